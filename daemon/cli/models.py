@@ -144,6 +144,15 @@ def pull_models(
 @models_app.command("make")
 def make_models(
     folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="Folder of the new pack.")],
+    ocr: Annotated[
+        Path | None,
+        typer.Option(
+            "--ocr",
+            metavar="PATH",
+            help="PP-OCR's text detector, text recognizer or both: an ONNX file, or a folder of ONNX files or of transformers "
+            "models; or a page reader's folder.",
+        ),
+    ] = None,
     yolo: Annotated[
         Path | None,
         typer.Option(
@@ -184,17 +193,19 @@ def make_models(
 
     Converts weights to safetensors, tries each stage on two test images, and
     records the digest of every file. The pack has the stages whose options
-    you use.
+    you use. Without --ocr, OCR has the weights that come with the program.
 
     Examples:
       visiond models make my-pack --yolo best.pt --allow-pickle
       visiond models make my-pack --clip clip-folder --blip blip-folder
+      visiond models make my-pack --ocr ocr-folder
     """
     from daemon.cli.making import explain_use, make_pack
 
-    sources = {stage: path for stage, path in (("yolo", yolo), ("clip", clip), ("blip", blip)) if path}
+    named = {"ocr": ocr, "yolo": yolo, "clip": clip, "blip": blip}
+    sources = {stage: path for stage, path in named.items() if path}
     if not sources:
-        raise typer.BadParameter("use at least one of --yolo, --clip and --blip")
+        raise typer.BadParameter("use at least one of --ocr, --yolo, --clip and --blip")
     manifest = make_pack(
         folder,
         sources,

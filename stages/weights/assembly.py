@@ -22,6 +22,7 @@ from stages.manifest import (
     read_manifest,
     write_manifest,
 )
+from stages.ocr import files as ocr
 from stages.weights.hub import SCENES, choose_support
 from stages.yolo.descriptor import FILES as YOLO_FILES
 
@@ -35,7 +36,7 @@ def assemble(
     labels: Path | None = None,
     allow_pickle: bool = False,
 ) -> Manifest:
-    """Fill a new folder with a pack. sources: stage → YOLO's file, or a folder as transformers saves it.
+    """Fill a new folder with a pack. sources: stage → YOLO's or PP-OCR's file, or a folder as transformers saves it.
     labels: CLIP's, one on each line. progress: called with a sentence about what is being done.
 
     Raises PackError if a source is not what its stage takes, or is a pickle that may not be read; OSError.
@@ -46,7 +47,9 @@ def assemble(
     origins: dict[str, str] = {}
     for stage, source in sources.items():
         backend = registry.find_backend(stage, backends[stage])
-        if backend.models:
+        if stage == "ocr" and backend.roles:
+            files = add_networks(source, folder, progress)
+        elif backend.models:
             add_transformers(backend.models, source, folder / stage, progress)
             files = {"model": stage}
         else:
@@ -94,6 +97,9 @@ def choose_backend(stage: str, source: Path, *, allow_pickle: bool) -> str:
     if stage == "yolo" and not source.is_dir():
         check_yolo(source, allow_pickle=allow_pickle)
         return next(iter(backends))
+    if stage == "ocr" and (networks := find_networks(source)):
+        backends["ppocr"].check(networks, allow_pickle=allow_pickle)
+        return "ppocr"
     check_folder(stage, source)
     known = {name: backend.models for name, backend in backends.items() if backend.models}
     found = [name for name, models in known.items() if recognition.find_model(source, models)]
@@ -123,6 +129,21 @@ def check_folder(stage: str, source: Path) -> None:
         )
 
 
+def find_networks(source: Path) -> dict[str, Path]:
+    """The networks of PP-OCR in a folder or an ONNX file, by role; {} for a folder of another model, such as a page
+    reader. Raises PackError."""
+    found = ocr.find(source) if source.exists() else {}
+    if not found and not (source / "config.json").is_file():
+        damage = ocr.describe_damage(source) if source.is_dir() else ""
+        raise PackError(
+            damage
+            or f"--ocr {source} must be a text detector or a text recognizer of PP-OCR: an ONNX file, or a folder with the "
+            "files of one, or with both in det/ and rec/; or the folder of a page reader."
+        )
+    place = source if source.is_dir() else source.parent
+    return {role: place / name for role, name in found.items()}
+
+
 def yolo_files(source: Path) -> dict[str, Path]:
     return {"weights": source, "config": source.with_name(YOLO_FILES["config"])}
 
@@ -140,6 +161,24 @@ def add_yolo(source: Path, folder: Path, progress: Callable[[str], None]) -> dic
     for role, file in yolo_files(source).items():
         shutil.copyfile(file, folder / YOLO_FILES[role])
     return {}
+
+
+def add_networks(source: Path, folder: Path, progress: Callable[[str], None]) -> dict[str, str]:
+    """Put PP-OCR's networks into the folder. Returns their places by role, and that of the dictionary if it is a
+    separate file."""
+    files = {}
+    (folder / "ocr").mkdir()
+    for role, file in find_networks(source).items():
+        place = Path("ocr", "rec" if role == "dict" else role)
+        if file.is_dir():
+            models = [model for model in ocr.MODELS if model.role == role]
+            add_transformers(models, file, folder / place, progress)
+            files[role] = place.as_posix()
+        else:
+            (folder / place).mkdir(exist_ok=True)
+            shutil.copyfile(file, folder / place / file.name)
+            files[role] = (place / file.name).as_posix()
+    return files
 
 
 def add_transformers(

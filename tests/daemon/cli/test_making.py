@@ -14,10 +14,13 @@ from daemon.cli import making
 from daemon.errors import ModelsUnusable, NotWritable
 from daemon.workers.tryout import Tryout
 from stages.manifest import MANIFEST
+from stages.ocr.onnxfile import weight_files
 from stages.weights.packs import MINI, open_pack, resolve_all, verify
 from stages.yolo.network import load_network
 from tests.daemon_process import Place
 from tests.stages import captioners, checkpoints
+from tests.stages.ocr.textnets import RECOGNIZERS
+from tests.stages.readers import READERS
 
 
 def save_checkpoint(folder: Path) -> Path:
@@ -82,6 +85,39 @@ def test_a_pack_of_some_stages_reports_what_else_is_needed(tmp_path: Path) -> No
     )
     assert 'or name other weights, for example `model = "/path"` under [stages.clip]' in told
     assert open_pack(tmp_path / "mine", tmp_path / "models").manifest.stages.keys() == {"yolo"}
+
+
+@pytest.mark.usefixtures("well")
+def test_networks_of_ocr_are_taken_from_onnx_files_and_folders_of_transformers(tmp_path: Path) -> None:
+    RECOGNIZERS["pp_ocrv5_mobile_rec"](tmp_path / "own" / "rec")
+    (tmp_path / "own" / "det").mkdir()
+    shutil.copy(weight_files()["det"], tmp_path / "own" / "det" / "a.onnx")
+    told = make(tmp_path / "mine", ocr=tmp_path / "own", yolo=MINI / "yolo.safetensors")
+    assert told[0].startswith(f"{tmp_path / 'mine'} contains ocr and yolo. To use it")
+    pack = open_pack(tmp_path / "mine", tmp_path / "models")
+    verify(pack)
+    [spec] = resolve_all(pack, ["ocr"], {})
+    folder = pack.folder / "ocr"
+    assert spec.files == {"det": str(folder / "det" / "a.onnx"), "rec": str(folder / "rec")}
+    make(tmp_path / "one", ocr=tmp_path / "own" / "det" / "a.onnx")
+    [spec] = resolve_all(open_pack(tmp_path / "one", tmp_path / "models"), ["ocr"], {})
+    assert spec.files == {
+        "det": str(tmp_path / "one" / "ocr" / "det" / "a.onnx"),
+        "rec": str(weight_files()["rec"]),
+    }
+
+
+@pytest.mark.usefixtures("well")
+def test_a_page_reader_is_taken_for_ocr_and_anything_else_is_refused(tmp_path: Path) -> None:
+    READERS["lighton_ocr"](tmp_path / "reader")
+    make(tmp_path / "mine", ocr=tmp_path / "reader")
+    assert open_pack(tmp_path / "mine", tmp_path / "models").manifest.stages["ocr"].backend == "reader"
+    for source, message in (
+        ("nowhere", "must be a text detector or"),
+        ("mine/ocr/model.safetensors", "must be a"),
+    ):
+        with pytest.raises(ModelsUnusable, match=f"--ocr {tmp_path / source} {message}"):
+            make(tmp_path / "other", ocr=tmp_path / source)
 
 
 def test_a_folder_of_a_transformers_detector_is_taken_with_its_classes_as_tags(tmp_path: Path) -> None:
