@@ -127,6 +127,7 @@ def find_status(config: Config) -> Snapshot:
             if behind or name in config.output.sinks
         ]
         looks = describe_looks(config, reader)
+        outdated = reader.count_outdated(every_stage=config.pipeline.mode == "full")
     return Snapshot(
         running=False,
         pending=counts[JobStatus.PENDING],
@@ -138,6 +139,7 @@ def find_status(config: Config) -> Snapshot:
         sinks=sinks,
         second_looks=looks,
         upkeep=read_diary(config.state.path),
+        outdated=outdated,
         notices={model.stage: model.notice for model in newest.models if model.notice} if newest else {},
     )
 

@@ -164,3 +164,10 @@ def reason_of(failure: Failure | None) -> tuple[str | None, str | None]:
         if failure
         else (None, None)
     )
+
+
+class Outdated(msgspec.Struct, frozen=True):
+    """How many files are DONE by a model that is not current any more. at_least: not all were counted."""
+
+    files: int
+    at_least: bool = False

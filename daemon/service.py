@@ -9,7 +9,7 @@ import signal
 import threading
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterable
 from functools import partial
 
 import anyio
@@ -30,13 +30,13 @@ from daemon.hints import command, quantity
 from daemon.inbox.names import check_names
 from daemon.inbox.walk import count_unread
 from daemon.inbox.watcher import Watcher
-from daemon.jobs import JobStatus
+from daemon.jobs import JobStatus, Outdated
 from daemon.layout import Layout, digest_settings, judge_of
 from daemon.ledger import looks
 from daemon.ledger.files import describe_lost_ledger
 from daemon.ledger.ledger import Ledger
 from daemon.ledger.records import Reader
-from daemon.looks.planning import lay_out
+from daemon.looks.planning import Plan, lay_out
 from daemon.looks.running import open_looks
 from daemon.monitoring.counts import Counts
 from daemon.monitoring.metrics import Metrics
@@ -87,7 +87,6 @@ class Service:
         self.loaded = False  # whether the models are
         self.stopped_by = 0  # the signal
         self.pipeline: Pipeline | None = None  # set once it is open
-        self.outdated = 0  # files that were DONE at the start, by other models than the configured ones
         self._layouts: list[Layout] = []  # of first and second looks; set once it is open
         self.looks_left = 0  # images that still waited for a second look at the end
         self.url = ""  # of the pages, set once they are served
@@ -121,17 +120,11 @@ class Service:
                         part.stop()
                     tasks.cancel_scope.cancel()
             if self.show:
-                self.show(status.snapshot())
+                self.show(await status.snapshot_with_outdated(at_end=True))
             if not self.once:
                 warn_of_sinks(pipeline)
                 log.info(
                     "stopped", ended=self.counts.ended.total(), pending=self.counts.of(JobStatus.PENDING)
-                )
-            if self.outdated and not self.counts.ended.total():
-                log.warning(
-                    "files were processed by other models",
-                    files=self.outdated,
-                    fix=command("redo", "--stale"),
                 )
             if self.once:
                 self._check_complete(pipeline)
@@ -173,10 +166,7 @@ class Service:
             layout, plans = await to_thread.run_sync(lay_out, config)
             self._layouts = [layout, *(plan.layout for plan in plans)]
             announce(layout)
-            for plan in plans:
-                log.info(plan.segment.name, what=plan.describe())
-                if words := describe_words(plan.spec, plan.name):
-                    log.warning(words)
+            announce_looks(plans)
             if warning := await to_thread.run_sync(describe_lost_ledger, config):
                 log.warning(warning)
             ledger = Ledger(config.state.path / LEDGER, metrics.commit_seconds.observe)
@@ -195,9 +185,9 @@ class Service:
             reader = Reader(ledger.path)
             stack.callback(reader.close)
             await to_thread.run_sync(check_names, config, reader)
-            self.outdated = (
-                await to_thread.run_sync(reader.count_made_by_others, layout.models()) if self.once else 0
-            )
+            count_outdated = partial(reader.count_outdated, every_stage=config.pipeline.mode == "full")
+            if not self.once:  # its summary says so at the end
+                warn_of_outdated(await to_thread.run_sync(count_outdated))
             inboxes = dict(zip(numbers, config.inbox, strict=True))
             bins = await to_thread.run_sync(reader.bins) if config.output.bins in ("link", "copy") else ()
             destinations = {number: Destination.of(inbox, config, bins) for number, inbox in inboxes.items()}
@@ -223,7 +213,7 @@ class Service:
             self.counts.begin(await to_thread.run_sync(reader.counts))
             upkeep = Upkeep(config, ledger, metrics, lambda: not pipeline.in_flight, self.counts.pruned)
             settings = await to_thread.run_sync(digest_settings, config, layout.specs)
-            status = Status(pipeline, ledger, metrics, layout.notices(), upkeep, settings)
+            status = Status(pipeline, ledger, metrics, layout.notices(), upkeep, settings, count_outdated)
             control = config.state.path / CONTROL
             async with serve(
                 config, status, metrics, ledger, control, pages_matter=not self.once
@@ -371,3 +361,22 @@ def announce(layout: Layout) -> None:
         log.info("a library has a license with conditions", library=library, license=license_)
     for problem in PROBLEMS.values():
         log.warning(problem)
+
+
+def announce_looks(plans: Iterable[Plan]) -> None:
+    """Log what each second look does."""
+    for plan in plans:
+        log.info(plan.segment.name, what=plan.describe())
+        if words := describe_words(plan.spec, plan.name):
+            log.warning(words)
+
+
+def warn_of_outdated(outdated: Outdated) -> None:
+    """Log how many files have results that this configuration would not make."""
+    if outdated.files:
+        log.warning(
+            "files have results of earlier models or options",
+            files=outdated.files,
+            at_least=outdated.at_least,
+            fix=command("redo", "--stale"),
+        )

@@ -249,6 +249,8 @@ def print_outcomes(outcomes: Counter[JobStatus], progress: Progress, config: Con
         f"{', '.join(ends)} in {seconds:.1f} s, {rate:,.1f} images/s; results are in {printable(config.output.results)}"
     )
     print_notices(progress.notices.items())
+    if progress.outdated:
+        console.print(printable(progress.outdated))
     if outcomes[JobStatus.FAILED]:
         print_failed_hint()
 

@@ -147,10 +147,7 @@ def make_models(
     ocr: Annotated[
         Path | None,
         typer.Option(
-            "--ocr",
-            metavar="PATH",
-            help="PP-OCR's text detector, text recognizer or both: an ONNX file, or a folder of ONNX files or of transformers "
-            "models; or a page reader's folder.",
+            "--ocr", metavar="PATH", help="PP-OCR's ONNX file or folder, or a page reader's folder."
         ),
     ] = None,
     yolo: Annotated[

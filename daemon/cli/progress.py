@@ -35,6 +35,7 @@ class Progress:
         self._shown = shown
         self._loading = ""  # the last line about it
         self.notices: dict[str, str] = {}  # of the daemon's stages, from its last snapshot
+        self.outdated = ""  # a sentence about results of earlier models, from its last snapshot
 
     def __enter__(self) -> Progress:
         if self._bar:
@@ -70,6 +71,7 @@ class Progress:
     def show(self, snapshot: Snapshot) -> None:
         """Show the daemon's progress since it started."""
         ended, self.notices = snapshot.ended_in_this_run, snapshot.notices
+        self.outdated = snapshot.outdated_sentence()
         if snapshot.loading:
             self._show_loading(snapshot.left_in_this_run, snapshot.loading_sentence())
         else:

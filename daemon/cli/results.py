@@ -65,6 +65,8 @@ def status(config: ConfigOption = None, as_json: JsonOption = False) -> None:
     console.print(snapshot.sentence())
     if snapshot.failed:
         print_failed_hint()
+    if outdated := snapshot.outdated_sentence():
+        console.print(printable(outdated))
     if snapshot.unread:
         print_unread(snapshot)
     for line in list_notices(snapshot.notices.items()):

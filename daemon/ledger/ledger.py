@@ -92,9 +92,10 @@ class Ledger:
                 numbers.append(number)
             for model in [*others, *present]:
                 connection.execute(SQL["add_model"], (model.stage, model.fingerprint, model.notice))
+            connection.execute(SQL["forget_current"])
             for model in present:
                 key = (model.stage, model.fingerprint)
-                self._model_ids[model.stage] = connection.execute(SQL["model_id"], key).fetchone()[0]
+                [[self._model_ids[model.stage]]] = connection.execute(SQL["make_current"], key).fetchall()
             self.models = {row[0]: Model(*row[1:]) for row in connection.execute(SQL["models"])}
             self._configured = msgspec.json.encode(numbers).decode()
             self._cursors = {row[0]: 0 for row in connection.execute(SQL["priorities"])}

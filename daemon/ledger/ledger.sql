@@ -39,6 +39,7 @@ CREATE TABLE model (
     stage TEXT NOT NULL,
     fingerprint TEXT NOT NULL,
     notice TEXT NOT NULL,                 -- shown with its results, for example that its weights are random
+    is_current INTEGER NOT NULL DEFAULT 0,  -- 1: the last start ran it for first results
     UNIQUE (stage, fingerprint)
 );
 CREATE TABLE content (                    -- what the bytes are, under any file name
@@ -114,6 +115,7 @@ CREATE UNIQUE INDEX version ON image (inbox, path, mtime_ns, ctime_ns, size, ino
 CREATE INDEX fresh ON image (priority, id) WHERE status = 0 AND not_before = 0;
 CREATE INDEX again ON image (not_before) WHERE status = 0 AND not_before > 0;
 CREATE INDEX owed ON image (id) WHERE emitted = 0 AND status IN (1, 2);
+CREATE INDEX made ON image (models) WHERE status = 1 AND models IS NOT NULL;  -- no other query has this condition
 CREATE INDEX outbox_image ON outbox (image);
 CREATE INDEX waiting ON look (name, not_before, image) WHERE not_before IS NOT NULL;
 
@@ -129,6 +131,12 @@ ON CONFLICT DO UPDATE SET notice = excluded.notice;
 
 -- name: model_id
 SELECT id FROM model WHERE stage = ? AND fingerprint = ?;
+
+-- name: forget_current
+UPDATE model SET is_current = 0 WHERE is_current;
+
+-- name: make_current
+UPDATE model SET is_current = 1 WHERE stage = ? AND fingerprint = ? RETURNING id;
 
 -- name: set_priority
 UPDATE image SET priority = :priority WHERE status = 0 AND inbox = :inbox AND priority <> :priority;
@@ -465,8 +473,18 @@ SELECT id FROM image WHERE status = 2 AND :is_newest ORDER BY id;
 SELECT image.*, inbox.path AS inbox_path FROM image JOIN inbox ON inbox.id = image.inbox
 WHERE status = 1 AND emitted = 1 AND image.id > ? AND :is_newest ORDER BY image.id LIMIT ?;
 
--- name: model_sets
-SELECT models, COUNT(*) AS images FROM image WHERE status = 1 AND :is_newest GROUP BY models;
+-- name: current_models
+SELECT id FROM model WHERE is_current;
+
+-- name: next_models
+-- The next set of models that made some result, in the order of its text.
+SELECT models FROM image INDEXED BY made WHERE status = 1 AND models > ? ORDER BY models LIMIT 1;
+
+-- name: count_made
+-- Of the last `:limit` versions with results of these models: their number, and how many are the newest of their file.
+SELECT COUNT(*), COALESCE(SUM(:is_newest), 0) FROM (
+    SELECT id, inbox, path FROM image INDEXED BY made WHERE status = 1 AND models = :models ORDER BY id DESC LIMIT :limit
+) AS image;
 
 -- name: models
 SELECT id, stage, fingerprint, notice FROM model;

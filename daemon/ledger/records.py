@@ -16,14 +16,24 @@ import msgspec
 
 from daemon.errors import LedgerDamaged
 from daemon.hints import command
-from daemon.jobs import JobStatus, Version
+from daemon.jobs import JobStatus, Outdated, Version
 from daemon.ledger import checksums, identity, looks, outbox
 from daemon.ledger.reading import Connections
 from daemon.ledger.record import UNKNOWN, Look, Model, Record
-from daemon.ledger.schema import WITH_CHECKSUMS, WITH_OUTBOX, damaged, explain, newest, read_version
+from daemon.ledger.schema import (
+    WITH_CHECKSUMS,
+    WITH_CURRENT,
+    WITH_OUTBOX,
+    damaged,
+    explain,
+    newest,
+    read_version,
+)
 from daemon.ledger.soundness import find_altered_tables
 from daemon.ledger.statements import SQL, run_rows
 from daemon.ledger.stored import GoOn, Key, Stored, find_damaged, find_fault_in_file, read_stored
+
+MOST_OUTDATED = 100_000  # versions; they take 0.4 s on a slow core
 
 
 class Reader:
@@ -114,14 +124,23 @@ class Reader:
         thousands are read at once."""
         return self._walk("newest_done", 256 if with_results else 4096, with_results=with_results)
 
-    def count_made_by_others(self, present: Iterable[Model]) -> int:
-        """How many files are DONE by another model than the current one in at least one stage."""
-        keys = {(model.stage, model.fingerprint) for model in present}
-        others = {
-            number for number, model in self.models.items() if (model.stage, model.fingerprint) not in keys
-        }
-        sets = self._rows("model_sets") if others else []
-        return sum(row["images"] for row in sets if others.intersection(msgspec.json.decode(row["models"])))
+    def count_outdated(self, *, every_stage: bool, most: int = MOST_OUTDATED) -> Outdated:
+        """How many files are DONE by another model than the current one in at least one stage, as of the last start.
+        every_stage: or lack the result of a stage. Looks at no more than `most` versions of such files: with the index,
+        that takes a fraction of a second."""
+        with self._connections.lend() as connection:
+            if read_version(self.path, connection) < WITH_CURRENT:
+                return Outdated(0)
+            current = {row[0] for row in connection.execute(SQL["current_models"])}
+            files, left, made = 0, most, ""
+            while left and current and (row := connection.execute(SQL["next_models"], (made,)).fetchone()):
+                made = row[0]
+                used = set(msgspec.json.decode(made))
+                if used != current and (every_stage or not used <= current):
+                    wanted = {"models": made, "limit": left}
+                    looked, newest = connection.execute(SQL["count_made"], wanted).fetchone()
+                    files, left = files + newest, left - looked
+            return Outdated(files, at_least=not left)
 
     def find_number(self, number: int) -> Record | None:
         return next(iter(self.assemble(self._rows("find_by_id", number))), None)

@@ -55,10 +55,15 @@ MIGRATIONS = [
     ) WITHOUT ROWID;
     CREATE INDEX waiting ON look (name, not_before, image) WHERE not_before IS NOT NULL;
     """,
+    """
+    ALTER TABLE model ADD COLUMN is_current INTEGER NOT NULL DEFAULT 0;
+    CREATE INDEX made ON image (models) WHERE status = 1 AND models IS NOT NULL;
+    """,
 ]
 WITH_CHECKSUMS = 3  # the first schema with checksums and an id
 WITH_OUTBOX = 4  # the first schema with tables for sinks
 WITH_LOOKS = 5  # the first schema with second looks
+WITH_CURRENT = 6  # the first schema that knows which models are current
 # Views through which an older ledger is read as if it had the columns that were added later.
 ADDED = {"content": "1 AS pages, NULL AS checksum", "result": "NULL AS checksum", "image": "NULL AS checksum"}
 OLDER = "".join(

@@ -7,6 +7,9 @@ from datetime import timedelta
 
 import msgspec
 
+from daemon.hints import command
+from daemon.jobs import Outdated
+
 TASKS = ("verify", "backup", "prune", "vacuum")  # of upkeep, in the order in which they run
 
 
@@ -131,6 +134,9 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
     settings_digest: str = ""  # of the models, thresholds and rule that the daemon was started with
     uptime_seconds: float = 0.0
     upkeep: list[Chore] = []  # tasks that are enabled or have run before
+    outdated: Outdated | None = (
+        None  # files with results of other models than the current ones; None: not counted
+    )
 
     @property
     def loading(self) -> bool:
@@ -155,6 +161,16 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
         """How many images wait for second looks; empty if none do."""
         waiting = sum(look.waiting for look in self.second_looks)
         return f"{waiting:,} second look{'s' * (waiting != 1)} to do" if waiting else ""
+
+    def outdated_sentence(self) -> str:
+        """How many files have results of models that are not used any more, and what to type; empty if none have."""
+        if not self.outdated or not self.outdated.files:
+            return ""
+        files = self.outdated.files
+        count = f"{'at least ' * self.outdated.at_least}{files:,} file{'s' * (files != 1)}"
+        have = "has results" if files == 1 else "have results"
+        redo = f"`{command('redo', '--stale')}` queues those again whose files are still there."
+        return f"{count} {have} of earlier models or options: {redo}"
 
     def _count_ready(self) -> str:
         return (

@@ -182,10 +182,10 @@ class Pages:
 
     async def status(self, _request: Request) -> Response:
         """Without the names of folders in an inbox, which readers of the pages should not see."""
-        return _json(msgspec.structs.replace(self._status.snapshot(), unread=[]))
+        return _json(msgspec.structs.replace(await self._status.snapshot_with_outdated(), unread=[]))
 
     async def status_with_names(self, _request: Request) -> Response:
-        return _json(self._status.snapshot())
+        return _json(await self._status.snapshot_with_outdated())
 
     async def put_back(self, request: Request) -> Response:
         """Queue at most PUT_BACK_IMAGES images of one status again. Anything else is refused with a sentence."""

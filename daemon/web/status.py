@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
+import sqlite3
 import time
 from collections import deque
+from collections.abc import Callable
 from functools import partial
 
 import anyio
+from anyio import to_thread
 
+from daemon.errors import VisiondError
 from daemon.hints import quantity
 from daemon.inbox.walk import SHOWN, count_unread
-from daemon.jobs import JobStatus
+from daemon.jobs import JobStatus, Outdated
 from daemon.ledger.ledger import Ledger
 from daemon.monitoring.metrics import Metrics
 from daemon.monitoring.snapshot import LaneState, Snapshot, WorkerState
@@ -18,6 +23,7 @@ from daemon.pipeline import Pipeline
 from daemon.upkeep.schedule import Upkeep
 
 RATE_SECONDS = 30.0  # over which the rate is measured
+OUTDATED_SECONDS = 5.0  # for which the number of files with results of earlier models is not counted again
 ASK_SECONDS = 0.5  # a scrape's wait for the ledger, whose thread may be busy with VACUUM
 
 
@@ -32,8 +38,12 @@ class Status:
         notices: dict[str, str] | None = None,
         upkeep: Upkeep | None = None,
         settings_digest: str = "",
+        count_outdated: Callable[[], Outdated | None] = lambda: None,
     ) -> None:
-        """notices: by stage."""
+        """notices: by stage. count_outdated: takes a fraction of a second; called in a thread."""
+        self._count_outdated = count_outdated
+        self._outdated: Outdated | None = None
+        self._count_again_at = 0.0
         self._settings_digest = settings_digest
         self._pipeline = pipeline
         self._ledger = ledger
@@ -91,7 +101,19 @@ class Status:
             settings_digest=self._settings_digest,
             uptime_seconds=round(time.monotonic() - self._started, 1),
             upkeep=self.upkeep.chores() if self.upkeep else [],
+            outdated=self._outdated,
         )
+
+    async def snapshot_with_outdated(self, *, at_end: bool = False) -> Snapshot:
+        """The snapshot, with the number of files that have results of earlier models, as of the last few seconds or,
+        at the end of a run, as of now."""
+        if at_end or time.monotonic() >= self._count_again_at:
+            self._count_again_at = time.monotonic() + OUTDATED_SECONDS
+            with contextlib.suppress(
+                VisiondError, sqlite3.Error
+            ):  # what damages the ledger is reported elsewhere
+                self._outdated = await to_thread.run_sync(self._count_outdated)
+        return self.snapshot()
 
     async def refresh(self) -> None:
         """Update the gauges that are not updated by events. Called before a scrape."""
@@ -133,6 +155,7 @@ class Status:
 
     def put_back(self, status: JobStatus, images: int) -> None:
         """Count images of this status that are PENDING again."""
+        self._count_again_at = 0.0
         self._counts.put_back(status, images)
         self._pipeline.wake()
 

@@ -1726,7 +1726,7 @@ PAGES = [
         "pages-names",
         "the pages name no file",
         "daemon/web/app.py",
-        "msgspec.structs.replace(self._status.snapshot(), unread=[])",
+        "msgspec.structs.replace(await self._status.snapshot_with_outdated(), unread=[])",
         "self._status.snapshot()",
         ("faults/test_unread.py::test_unread_folders_are_named_everywhere_and_read_once_they_can_be",),
     ),

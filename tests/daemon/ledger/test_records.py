@@ -12,7 +12,7 @@ import msgspec
 import pytest
 
 from daemon.errors import LedgerDamaged, LedgerUnusable
-from daemon.jobs import JobStatus, Placed
+from daemon.jobs import JobStatus, Outdated, Placed
 from daemon.ledger.ledger import Ledger
 from daemon.ledger.record import BUILT_IN_KEYS, Model, Record
 from daemon.ledger.records import Reader
@@ -435,3 +435,36 @@ async def test_a_check_ends_early_when_it_is_stopped(ledger: Ledger) -> None:
         connection.execute("UPDATE result SET seconds = 0.5")
     with contextlib.closing(Reader(ledger.path)) as reader:
         reader.check(lambda: False)
+
+
+NEW = [Model(model.stage, f"{model.stage}-2", "") for model in MODELS]
+
+
+@pytest.mark.parametrize(
+    ("present", "outdated", "with_every_stage"),
+    [
+        (MODELS, 0, 0),
+        ([*MODELS[:3], NEW[3]], 2, 2),
+        (MODELS[:3], 2, 2),
+        ([*MODELS, Model("quality", "1", "")], 0, 2),
+    ],
+)
+async def test_files_with_results_of_models_that_are_not_current_are_counted(
+    ledger: Ledger, inbox: Path, present: list[Model], outdated: int, with_every_stage: int
+) -> None:
+    jobs = await admit(ledger, b"a.jpg", b"b.jpg", b"c.jpg", b"d.jpg")
+    await complete(ledger, *map(done, jobs[:3]), failed(jobs[3]))
+    await ledger.admit([make_file(b"c.jpg", inode=9)])  # which replaces one of them
+    await ledger.register([(inbox, 0)], present)
+    with contextlib.closing(Reader(ledger.path)) as reader:
+        assert reader.count_outdated(every_stage=False) == Outdated(outdated)
+        assert reader.count_outdated(every_stage=True) == Outdated(with_every_stage)
+
+
+async def test_of_many_results_of_earlier_models_only_some_are_counted(ledger: Ledger, inbox: Path) -> None:
+    await complete(ledger, *map(done, await admit(ledger, b"a.jpg", b"b.jpg", b"c.jpg")))
+    await ledger.register([(inbox, 0)], NEW)
+    await complete(ledger, *map(done, await admit(ledger, b"d.jpg")))
+    with contextlib.closing(Reader(ledger.path)) as reader:
+        found = [reader.count_outdated(every_stage=True, most=most) for most in (2, 4)]
+    assert found == [Outdated(2, at_least=True), Outdated(3)]

@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 from daemon.errors import IdentityDamaged, LedgerDamaged, LedgerTooNew, LedgerUnusable
-from daemon.jobs import Admitted
+from daemon.jobs import Admitted, Outdated
 from daemon.ledger import identity, schema, soundness
 from daemon.ledger.ledger import Ledger
 from daemon.ledger.records import Reader
@@ -76,6 +76,9 @@ def test_an_older_ledger_is_read_without_being_changed(older: Path) -> None:
         reader.check()
         assert [record.damage for record in reader.newest(None, 9)] == ["", ""]
         assert [record.bin for record in reader.finished()] == ["C"]
+        assert reader.count_outdated(every_stage=True) == Outdated(0), (
+            "it does not know which models are current"
+        )
     assert older.read_bytes() == before
 
 

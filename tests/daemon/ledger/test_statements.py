@@ -96,6 +96,18 @@ def test_repeated_queries_do_not_read_finished_images(name: str, index: str) -> 
 
 
 @pytest.mark.parametrize(
+    ("name", "parameters"), [("next_models", ("",)), ("count_made", {"models": "", "limit": 7})]
+)
+def test_only_results_of_the_models_in_question_are_counted(name: str, parameters: Any) -> None:
+    with contextlib.closing(sqlite3.connect(":memory:")) as connection:
+        connection.executescript(SQL["schema"])
+        plan = connection.execute(f"EXPLAIN QUERY PLAN {SQL[name]}", parameters).fetchall()
+    steps = [step[3] for step in plan]
+    assert any(step.startswith("SEARCH image USING") and "INDEX made (models" in step for step in steps)
+    assert not any("B-TREE" in step or step.startswith("SCAN newer") for step in steps)
+
+
+@pytest.mark.parametrize(
     ("name", "parameters", "first"),
     [("supersede", {"last": 7, "now": 7}, 2), ("failures_replaced", (7,), 0)],
 )

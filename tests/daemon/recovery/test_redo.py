@@ -78,7 +78,11 @@ def test_a_changed_model_is_reported_and_only_its_stage_runs_again(tmp_path: Pat
     place.configure({"stages": others | {"clip": {"dtype": "float16"}}})
     idle = place.run_once()
     assert idle.stdout.startswith("0 done")
-    assert "visiond redo --stale" in idle.stderr
+    told = "6 files have results of earlier models or options: "
+    told += "`visiond redo --stale` queues those again whose files are still there."
+    assert told in idle.stdout.splitlines()
+    assert told in place.command("status").stdout.splitlines()
+    assert json.loads(place.command("status", "--json").stdout)["outdated"] == {"files": 6, "at_least": False}
     assert redo(place, "--stale") == ("6 images pending again\n", "")
     assert place.run_once().stdout.startswith("6 done")
     after = [place.sidecar(f"{number:05d}.ppm")["models"] for number in range(6)]
@@ -86,8 +90,22 @@ def test_a_changed_model_is_reported_and_only_its_stage_runs_again(tmp_path: Pat
         {stage for stage in STAGES if old[stage] != new[stage]}
         for old, new in zip(before, after, strict=True)
     ] == [{"clip"}] * 6
-    assert "visiond redo" not in place.run_once().stderr
+    for command in (("run", "--once"), ("status",)):
+        done = place.command(*command)
+        assert "visiond redo" not in done.stdout + done.stderr
     place.assert_kept(DONE=6)
+
+
+def test_a_daemon_counts_the_results_of_earlier_models_until_they_are_queued_again(tmp_path: Path) -> None:
+    place = annotated(tmp_path, 2, http={"listen": "127.0.0.1:0"})
+    place.configure({"stages": {"clip": {"dtype": "float16"}}})
+    with Daemon(place) as daemon:
+        daemon.wait_event("files have results of earlier models or options", files=2)
+        assert json.loads(daemon.fetch("/api/status")[1])["outdated"] == {"files": 2, "at_least": False}
+        assert "2 files have results of earlier models" in place.command("status").stdout
+        assert redo(place, "--stale") == ("2 images pending again\n", "")
+        assert "earlier models" not in place.command("status").stdout
+        assert daemon.stop() == 0
 
 
 def test_images_whose_file_is_gone_or_replaced_stay_as_they_are_and_are_counted(tmp_path: Path) -> None:

@@ -492,7 +492,8 @@ def test_a_sink_on_an_older_ledger_gets_no_record_that_was_published_before(tmp_
     assert place.run_once().returncode == 0
     with contextlib.closing(sqlite3.connect(place.site.ledger)) as connection:
         connection.executescript(
-            "DROP TABLE look; DROP TABLE sink; DROP TABLE outbox; PRAGMA user_version = 3;"
+            "DROP INDEX made; ALTER TABLE model DROP COLUMN is_current; DROP TABLE look; DROP TABLE sink; DROP TABLE outbox; "
+            "PRAGMA user_version = 3;"
         )
     assert "3 done" in place.command("status").stdout
     place.configure({"output": {"sinks": ["jsonl"]}})
