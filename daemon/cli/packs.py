@@ -59,7 +59,8 @@ def license_of(pack: Pack) -> str:
     """Of the weights if it is known, and of the libraries that run them if they have conditions."""
     weights, found = pack.manifest.license, []
     for stage, entry in pack.manifest.stages.items():
-        library = registry.find_backend(stage, entry.backend).license
+        files = {role: pack.folder / file for role, file in entry.files.items()}
+        library = registry.find_backend(stage, entry.backend).find_license(files)
         if library and library != weights:
             found.append(f"{entry.backend}: {library}")
     return ", ".join(filter(None, (weights, *dict.fromkeys(found))))
