@@ -21,8 +21,9 @@ import itertools
 import tempfile
 import time
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -81,28 +82,29 @@ def main() -> None:
     print(HEAD, flush=True)
     with contextlib.nullcontext() if gpus else emulate_recordings():
         for name in given.models.split(","):
-            spec = describe_tiny(name) if given.tiny else describe_model(name, given.folder)
-            exact = compare_in_float32(spec, bench)
+            make = describe_tiny(name) if given.tiny else describe_model(name, given.folder)
+            spec, exact = make(bench.dtype), compare_in_float32(make("float32"), bench)
             for size in map(int, given.batches.split(",")):
                 print(describe_rates(name, spec, size, bench, exact), flush=True)
 
 
-def describe_model(name: str, folder: Path) -> StageSpec:
+def describe_model(name: str, folder: Path) -> Callable[[str], StageSpec]:
+    """A model of the published size: its spec for a dtype."""
     [stage] = [stage for stage, models in ARCHITECTURES.items() if name in models]
-    return describe(stage, make_model(stage, name, folder / name), folder, "float32")
+    return partial(describe, stage, make_model(stage, name, folder / name), folder)
 
 
-def describe_tiny(kind: str) -> StageSpec:
+def describe_tiny(kind: str) -> Callable[[str], StageSpec]:
     folder = Path(tempfile.mkdtemp(prefix="tiny-"))
     makers = {**captioners.CAPTIONERS, **readers.READERS}
     stage = "ocr" if kind in readers.READERS else "blip"
-    return describe(stage, make_once(folder / kind, makers[kind]), folder, "float32")
+    return partial(describe, stage, make_once(folder / kind, makers[kind]), folder)
 
 
 def describe_rates(name: str, spec: StageSpec, size: int, bench: Bench, exact: str) -> str:
     """A line of the table."""
     try:
-        stage = load(spec, bench.dtype, size, bench.device)
+        stage = load(spec, size, bench.device)
         batch = list(itertools.islice(itertools.cycle(bench.images), size))
         stage.release_steps()
         growing, expected = time_stage(stage, batch, bench.seconds), write(stage, batch)
@@ -125,7 +127,7 @@ def describe_rates(name: str, spec: StageSpec, size: int, bench: Bench, exact: s
 
 def compare_in_float32(spec: StageSpec, bench: Bench) -> str:
     """How many of three texts are the same with recorded steps as without them."""
-    stage = load(spec, "float32", 4, bench.device)
+    stage = load(spec, 4, bench.device)
     if not stage.steps:
         return "no recorded steps"
     recorded = write(stage, bench.images[:3])
@@ -133,11 +135,11 @@ def compare_in_float32(spec: StageSpec, bench: Bench) -> str:
     return f"{count_equal(write(stage, bench.images[:3]), recorded)} of 3"
 
 
-def load(spec: StageSpec, dtype: str, size: int, device: str) -> LanguageStage:
+def load(spec: StageSpec, size: int, device: str) -> LanguageStage:
     gc.collect()  # the model before
     if torch.cuda.is_available():
         torch.cuda.empty_cache()
-    stage = registry.build(msgspec.structs.replace(spec, dtype=dtype, batch_size=size), device)
+    stage = registry.build(msgspec.structs.replace(spec, batch_size=size), device)
     assert isinstance(stage, LanguageStage), f"the backend {spec.backend} does not use transformers' generate"
     stage.load()
     return stage

@@ -25,7 +25,7 @@ from stages.resizing.lanczos import make_exact
 
 CACHE_SHARE = (
     1 / 3
-)  # of the device's free memory, for keys and values; the rest is for batches and other stages
+)  # of the device's free memory, for keys and values; batches and other stages have the rest
 LARGE_SIZE = 1536, 1536  # images up to this height and width have recorded steps, if there is memory
 
 
@@ -66,15 +66,25 @@ class LanguageStage(VisionStage[Tensor]):
     def prepare_inputs(self, pixels: Sequence[Tensor]) -> Mapping[str, Any]:
         """What the model's `generate` gets for a batch of images: input_ids, [images, tokens], and more. By default,
         the question about each image."""
-        return self.prepare(  # type: ignore[no-any-return]
+        try:
+            inputs = self._prepare(pixels)
+        except RuntimeError as error:
+            if "shared memory" not in str(error):
+                raise
+            # On a GPU torch cannot resize an image to about a fortieth of its size or less.
+            inputs = self._prepare([image.cpu() for image in pixels])
+        return inputs.to(self.device, dtype_of(self.spec))  # type: ignore[no-any-return]
+
+    def _prepare(self, pixels: Sequence[Tensor]) -> Any:
+        return self.prepare(
             images=[[image] for image in pixels],
             text=[self.question] * len(pixels),
             padding=True,
             padding_side="left",  # so that the first new token of all texts is at the same place
             input_data_format="channels_first",
-            device=self.device,
+            device=pixels[0].device,
             return_tensors="pt",
-        ).to(self.device, dtype_of(self.spec))
+        )
 
     def generate(self, inputs: Mapping[str, Any]) -> Tensor:
         """New tokens on the host, [images, tokens]."""
