@@ -80,7 +80,7 @@ gpu-tune: $(STAMP)  ## check the predictions of `visiond tune` against real runs
 
 lock: $(STAMP)  ## resolve the dependencies and write requirements.lock
 	$(BIN)/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --group dev --extra heic --extra parquet \
-	  --extra small --extra train --no-emit-index-url --no-annotate --no-header --upgrade pyproject.toml -o requirements.lock
+	  --extra small --extra train --extra ultralytics --no-emit-index-url --no-annotate --no-header --upgrade pyproject.toml -o requirements.lock
 
 audit: $(STAMP)  ## list known vulnerabilities of the locked packages; needs a network, and fails if it cannot check a package
 	$(BIN)/uv tool run $(AUDIT) --requirement requirements.lock --require-hashes --disable-pip --strict

@@ -13,7 +13,8 @@ import torch
 import transformers
 from transformers.models.smolvlm import processing_smolvlm
 
-from stages.yolo.network import build_network, read_structure, save_network
+from stages.yolo.library import build, read_structure
+from stages.yolo.weights import save_network
 from tests.stages import captioners, checkpoints, readers
 
 COCO_CLASSES = 80
@@ -50,7 +51,7 @@ def make_yolo(name: str) -> Callable[[Path], None]:
         structure = read_structure(f"{name}.yaml") | {"nc": COCO_CLASSES}
         names = [f"class {number}" for number in range(COCO_CLASSES)]
         config = {"model": structure, "nc": len(names), "names": names, "imgsz": 640}
-        save_network(build_network(config), config, folder)
+        save_network(build(config).state_dict(), config, folder)
 
     return make
 

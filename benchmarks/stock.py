@@ -23,7 +23,8 @@ from stages.blip.florence import TASKS
 from stages.devices import dtype_of, pixels_of, synchronize
 from stages.pretrained.language import ask
 from stages.training.score import read_batches
-from stages.yolo.network import load_network
+from stages.yolo.library import make_predictor
+from stages.yolo.weights import read_weights
 
 Call = Callable[[Sequence[Tensor]], object]
 REHEARSALS = 2
@@ -48,11 +49,8 @@ def main() -> None:
 
 
 def detect_with_ultralytics(order: Order) -> Call:
-    from ultralytics import YOLO
-
-    network, config = load_network(order.spec.files)
-    detector = YOLO("yolov8n.yaml", verbose=False)
-    detector.model = network
+    state, config = read_weights(order.spec.files)
+    detector = make_predictor(state, config)
     half = dtype_of(order.spec) != torch.float32
     options = {"imgsz": config["imgsz"], "device": order.device, "verbose": False, "half": half}
 

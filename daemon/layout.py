@@ -46,7 +46,7 @@ from stages.base import StageSpec
 from stages.binning import load_rule
 from stages.descriptor import SHARES
 from stages.manifest import Manifest, NotPulled, PackError, PackErrors, list_files
-from stages.registry import UnknownName, check_options, find_backend
+from stages.registry import UnknownName, check_options, find_backend, find_license
 from stages.weights import packs
 
 CPU_BATCH = 8
@@ -105,8 +105,8 @@ class Layout:
 
     def licenses(self) -> dict[str, str]:
         """By backend, the license of each library in use that asks something of those who use it."""
-        backends = {spec.backend: find_backend(spec.name, spec.backend) for spec in self.specs.values()}
-        return {name: backend.license for name, backend in backends.items() if backend.license}
+        found = {spec.backend: find_license(spec) for spec in self.specs.values()}
+        return {backend: license_ for backend, license_ in found.items() if license_}
 
     def devices(self) -> list[str]:
         """Each device once."""

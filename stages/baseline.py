@@ -2,7 +2,7 @@
 
 float32, batches of one; every stage opens the file again and uses its library's own functions: ultralytics'
 predict, transformers' processors and generate. OCR is the plain network of stages/ocr/stage.py, because
-rapidocr has no GPU runtime.
+rapidocr has no GPU runtime. So is YOLO where ultralytics is not installed.
 
 It runs in a separate process, because it loads torch: it reads a Task from standard input,
 and the last line of its standard output has the seconds of each stage.
@@ -23,11 +23,13 @@ import torch
 import torch.nn.functional as F
 from transformers import BlipForConditionalGeneration, BlipImageProcessor, CLIPImageProcessor, CLIPModel
 
-from stages.base import Image, StageSpec
+from stages.base import Image, Stage, StageSpec
 from stages.clip.embeddings import TextTower
 from stages.ocr.stage import OcrStage
 from stages.pretrained.checkpoints import load_model, load_tokenizer
-from stages.yolo.network import load_network
+from stages.yolo.stage import YoloStage
+from stages.yolo.structure import has_library
+from stages.yolo.weights import read_weights
 
 
 class Task(msgspec.Struct, frozen=True):
@@ -45,19 +47,18 @@ class OneAtATime:
         specs = {
             spec.name: msgspec.structs.replace(spec, dtype="float32", batch_size=1) for spec in task.stages
         }
-        self._load_yolo(specs["yolo"].files)
+        self._load_yolo(specs["yolo"])
         self._load_clip(specs["clip"].files)
         self._load_blip(specs["blip"].files)
-        self.reader = OcrStage(specs["ocr"], self.device)
-        self.reader.load()
+        self.reader = load_stage(OcrStage(specs["ocr"], self.device))
         torch.backends.cudnn.allow_tf32 = True  # torch's default; the stage turns it off
 
     def ocr(self, path: str) -> Any:
-        pixels = torch.from_numpy(np.array(open_image(path))).permute(2, 0, 1).contiguous().to(self.device)
-        height, width = pixels.shape[1:]
-        return self.reader.run([Image(memoryview(b""), width, height, pixels)])
+        return self.reader.run([self._read(path)])
 
     def yolo(self, path: str) -> Any:
+        if isinstance(self.detector, YoloStage):
+            return self.detector.run([self._read(path)])
         return self.detector.predict(path, imgsz=self.size, device=self.device, verbose=False)[0].boxes.cpu()
 
     def clip(self, path: str) -> Any:
@@ -84,13 +85,20 @@ class OneAtATime:
         captions = self.blip_tokenizer.batch_decode(tokens, skip_special_tokens=True)
         return captions, (self.tower.embed(self.tower.tokenize(captions)) @ self.embedding.T).cpu()
 
-    def _load_yolo(self, files: dict[str, str]) -> None:
-        from ultralytics import YOLO  # after stages.yolo.network, which keeps it off the network
+    def _read(self, path: str) -> Image:
+        pixels = torch.from_numpy(np.array(open_image(path))).permute(2, 0, 1).contiguous().to(self.device)
+        height, width = pixels.shape[1:]
+        return Image(memoryview(b""), width, height, pixels)
 
-        network, config = load_network(files)
+    def _load_yolo(self, spec: StageSpec) -> None:
+        if not has_library():
+            self.detector: Any = load_stage(YoloStage(spec, self.device))
+            return
+        from stages.yolo import library
+
+        state, config = read_weights(spec.files)
         self.size, self.names = config["imgsz"], config["names"]
-        self.detector = YOLO("yolov8n.yaml", verbose=False)
-        self.detector.model = network
+        self.detector = library.make_predictor(state, config)
 
     def _load_clip(self, files: dict[str, str]) -> None:
         self.clip_model = load_model(CLIPModel, files["model"], torch.float32, self.device)
@@ -103,6 +111,11 @@ class OneAtATime:
         self.blip_model = load_model(BlipForConditionalGeneration, files["model"], torch.float32, self.device)
         self.blip_processor = BlipImageProcessor.from_pretrained(files["model"], local_files_only=True)
         self.blip_tokenizer = load_tokenizer(files["model"])
+
+
+def load_stage(stage: Stage) -> Stage:
+    stage.load()
+    return stage
 
 
 def open_image(path: str) -> PIL.Image.Image:

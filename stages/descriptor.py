@@ -30,6 +30,10 @@ def find_nothing(path: Path) -> dict[str, str]:
     return {}
 
 
+def find_no_license(files: Files) -> str:
+    return ""
+
+
 def check_nothing(files: Files, *, allow_pickle: bool) -> None:
     return
 
@@ -79,7 +83,8 @@ class Backend:
         configured pack; an option of the same name replaces them.
     small: the dtypes of smaller weights that it can have: some of int8, float8 and int4.
     can_spread: whether the layers of its model can lie on several devices, as StageSpec.spread names them.
-    license: of the library that it uses, if that asks something of those who offer its answers as a service.
+    find_license: returns the license of the library that it needs for a model's files, if that library asks something
+        of those who offer its answers as a service; else "".
     half: the half precision with which its answers are good enough on a GPU, if not that of the stage.
     """
 
@@ -97,7 +102,7 @@ class Backend:
     vocabulary: tuple[str, ...] = ()
     small: tuple[str, ...] = ()
     can_spread: bool = False
-    license: str = ""
+    find_license: Callable[[Files], str] = find_no_license
     half: Literal["float16", "bfloat16"] | None = None
 
 

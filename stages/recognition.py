@@ -1,16 +1,13 @@
-"""Identifies a checkpoint's model from its files alone. Imports no torch, and runs no code of a pickle.
+"""Identifies a transformers model from its files alone. Imports no torch, and runs no code of a pickle.
 
-A model of another class can load without an error and give nonsense answers: YOLO's own loader also builds
-RT-DETR, and BLIP for questions has every weight of a captioner. So each model is identified here before any
-is loaded.
+A model of another class can load without an error and give nonsense answers: BLIP for questions has every weight
+of a captioner. So each model is identified here before any is loaded; YOLO's files in stages/yolo/recognition.py.
 """
 
 from __future__ import annotations
 
-import pickletools
 import struct
-import zipfile
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +17,6 @@ from stages.descriptor import Backend, Files, Model
 from stages.manifest import PackError
 
 LONGEST_HEADER = 100_000_000  # bytes; the limit of the format
-LONGEST_PICKLE = 64 << 20  # bytes that are searched; a model has about 100 kB
 PICKLE = "pytorch_model.bin"
 
 # What a transformers model needs in addition to its config.json: one file of each.
@@ -55,21 +51,6 @@ OTHER_CLASSES = {
     "Siglip2ForImageClassification": "SigLIP 2 for classes",
     "Mistral3ForConditionalGeneration": "Mistral 3",
 }
-YOLO_TAKEN = "visiond takes YOLO detection models (DetectionModel with a Detect head)"
-YOLO_CLASSES = {
-    "PoseModel": "a YOLO pose model",
-    "OBBModel": "a YOLO model of oriented boxes",
-    "SegmentationModel": "a YOLO segmentation model",
-    "SemanticSegmentationModel": "a YOLO segmentation model",
-    "ClassificationModel": "a YOLO classification model",
-    "DepthModel": "a YOLO depth model",
-    "WorldModel": "a YOLO-World model",
-    "YOLOEModel": "a YOLOE model",
-    "YOLOESegModel": "a YOLOE segmentation model",
-    "RTDETRDetectionModel": "an RT-DETR model",
-}
-YOLO_MODELS = {"DetectionModel", "YOLOv10DetectionModel"}
-YOLO_HEADS = {"Detect", "v10Detect"}
 
 
 def make_backend(
@@ -197,81 +178,3 @@ def read_header(file: Path) -> dict[str, Any]:
             f"{damaged}: it has {size:,} bytes, but its header says {8 + length + end:,}. Copy it again."
         )
     return tensors
-
-
-def check_yolo(files: Mapping[str, Path], *, allow_pickle: bool = True) -> None:
-    """Raises PackError if files are not those of a YOLO detection model, or may not be read.
-    files: as for load_network."""
-    weights = files["weights"]
-    if weights.suffix == ".pt":
-        check_checkpoint(weights)
-        if not allow_pickle:
-            raise PackError(explain_pickle(weights))
-        return
-    read_header(weights)
-    config = read_config(files["config"])
-    if missing := [key for key in ("model", "nc", "names", "imgsz") if key not in config]:
-        raise PackError(
-            f"{files['config']} has no {', '.join(missing)} of the model; `visiond models make` writes it."
-        )
-    try:
-        head = str(config["model"]["head"][-1][2]) if isinstance(config["model"], dict) else ""
-    except (LookupError, TypeError):
-        raise PackError(
-            f"{files['config']}: its model has no head; `visiond models make` writes it."
-        ) from None
-    if head and head not in YOLO_HEADS:
-        raise PackError(
-            f"by its {files['config'].name}, {weights} is a YOLO model with a {head} head; {YOLO_TAKEN}."
-        )
-
-
-def explain_pickle(weights: str | Path) -> str:
-    return (
-        f"{weights} is a pickle, which can run code when it is read. If you trust it, convert it to safetensors once with "
-        f"`visiond models make FOLDER --yolo {weights} --allow-pickle`, or set allow_pickle = true under [stages.yolo.options]."
-    )
-
-
-def check_checkpoint(file: Path) -> None:
-    """Raises PackError if a .pt file names another class than YOLO's detection model.
-    A file that is not a torch archive is left to the loader."""
-    classes = list_classes(file)
-    models = [name for module, name in classes if module == "ultralytics.nn.tasks"]
-    if other := [name for name in models if name not in YOLO_MODELS]:
-        raise PackError(
-            f"{file} is {YOLO_CLASSES.get(other[0], 'an ultralytics model')} ({other[0]}); {YOLO_TAKEN}."
-        )
-    heads = [name for module, name in classes if module == "ultralytics.nn.modules.head"]
-    if other := [name for name in heads if name not in YOLO_HEADS]:
-        raise PackError(f"{file} is a YOLO model with a {other[0]} head; {YOLO_TAKEN}.")
-    if classes and not models:
-        raise PackError(
-            f"{file} does not contain an ultralytics model, but {'.'.join(classes[0])}; {YOLO_TAKEN}."
-        )
-
-
-def list_classes(file: Path) -> list[tuple[str, str]]:
-    """Module and name of each class in a torch archive, in order. They are read as text;
-    nothing is imported or run."""
-    try:
-        with file.open("rb") as opened:
-            if opened.read(2) != b"PK":
-                return []
-        with zipfile.ZipFile(file) as archive:
-            entry = next((entry for entry in archive.infolist() if entry.filename.endswith("data.pkl")), None)
-            if entry is None:
-                raise PackError(f"{file} is not a torch checkpoint; {YOLO_TAKEN}.")
-            if entry.file_size > LONGEST_PICKLE:
-                return []
-            operations = pickletools.genops(archive.read(entry))
-            named = [
-                argument.split(" ", 1)
-                for code, argument, _ in operations
-                if code.name == "GLOBAL" and argument
-            ]
-    except OSError as error:
-        raise PackError(f"{file} cannot be read: {error.strerror or error}.") from error
-    except (zipfile.BadZipFile, ValueError) as error:
-        raise PackError(f"{file} is cut short or damaged: {error}. Copy it again.") from error
-    return list(dict.fromkeys((module, name) for module, name in named))

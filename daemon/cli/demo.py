@@ -3,7 +3,7 @@ and print a table of the results."""
 
 from __future__ import annotations
 
-import importlib.util
+import os
 import shutil
 from collections import Counter
 from pathlib import Path
@@ -65,25 +65,26 @@ def run_demo(folder: Path, count: int) -> None:
     with control.open_reader(config) as reader:
         records = list(reader.newest(JobStatus.DONE, ROWS))
     print_records(records)
+    example = inbox / (os.fsdecode(records[0].path) if records else "IMAGE")
     console.print()
     print_outcomes(outcomes, progress, config)
     console.print(
         f"Images by bin: {config.output.bins_folder}\n"
-        f"Try next:  {printable(command('show', inbox / 'bus.jpg'))}\n"
+        f"Try next:  {printable(command('show', example))}\n"
         f"           {printable(command('export', folder / 'results.csv'))}\n"
         f"           {printable(command('run'))}      then drop images into {inbox}"
     )
 
 
 def drop_images(folder: Path, count: int) -> int:
-    """Put synthetic scenes and ultralytics' two photographs into the inbox, each by rename.
+    """Put synthetic scenes and photographs of installed packages into the inbox, each by rename.
     Returns how many are new."""
+    from stages.scenes.strange import find_photographs  # it imports cv2
+
     samples = folder / "samples"
     if not (samples / TRUTH).exists():
         generator.write_samples(samples, count, SEED)
-    spec = importlib.util.find_spec("ultralytics")
-    assets = [Path(root) / "assets" for root in (spec.submodule_search_locations or [])] if spec else []
-    photographs = [asset / name for asset in assets for name in ("bus.jpg", "zidane.jpg")]
+    photographs = find_photographs()[:2]
     images = [path for path in sorted(samples.iterdir()) if path.name != TRUTH]
     missing = [source for source in (*images, *photographs) if not (folder / "inbox" / source.name).exists()]
     for source in missing:

@@ -37,6 +37,10 @@ class Listed:
         return list(self.pack.manifest.stages) if self.pack else []
 
     @property
+    def license(self) -> str:
+        return license_of(self.pack) if self.pack and not self.problem else ""
+
+    @property
     def note(self) -> str:
         return "cannot be used: see below" if self.problem else self.pack.notice if self.pack else ""
 
@@ -110,7 +114,8 @@ def license_of(pack: Pack) -> str:
     """Of the weights if it is known, and of the libraries that run them if they have conditions."""
     weights, found = pack.manifest.license, []
     for stage, entry in pack.manifest.stages.items():
-        library = registry.find_backend(stage, entry.backend).license
+        files = {role: pack.folder / file for role, file in entry.files.items()}
+        library = registry.find_backend(stage, entry.backend).find_license(files)
         if library and library != weights:
             found.append(f"{entry.backend}: {library}")
     return ", ".join(filter(None, (weights, *dict.fromkeys(found))))
@@ -147,7 +152,7 @@ def print_packs(config: Config, stages: Sequence[str] | None) -> list[str]:
                 listed.pack.size_bytes >> 20 if listed.pack else "-",
                 ", ".join(listed.stages) or "-",
                 ", ".join(listed.used) or "-",
-                (license_of(listed.pack) if listed.pack else "") or "-",
+                listed.license or "-",
                 listed.note,
             )
             for listed in choose_packs(shelf, stages)
@@ -167,7 +172,7 @@ def print_packs_json(config: Config, stages: Sequence[str] | None) -> list[str]:
             "stages": listed.stages,
             "used_for": listed.used,
             "notice": listed.pack.notice if listed.pack else "",
-            "license": license_of(listed.pack) if listed.pack else "",
+            "license": listed.license,
             "revision": listed.pack.manifest.revision if listed.pack else {},
             "problem": listed.problem,
         }

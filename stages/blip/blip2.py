@@ -35,11 +35,10 @@ class Blip2Stage(GenerateStage):
         )
         ids = [config.image_token_index] * config.num_query_tokens + words
         self.prompt = torch.tensor([ids], device=self.device)
-        self.before = 1 if config.is_encoder_decoder else len(ids)
-        self.check_length(self.before)
+        self.check_length(1 if config.is_encoder_decoder else len(ids))
         with hold_device(self.lock):
             self.warm_up()
+            self.record_steps()
 
-    def forward(self, pixels: Sequence[Tensor]) -> Tensor:
-        prompt = self.prompt.expand(len(pixels), -1)
-        return self.generate({"pixel_values": self.prepare(pixels), "input_ids": prompt}, self.before)
+    def prepare_inputs(self, pixels: Sequence[Tensor]) -> dict[str, Tensor]:
+        return {"pixel_values": self.prepare(pixels), "input_ids": self.prompt.expand(len(pixels), -1)}

@@ -12,6 +12,7 @@ do_sample=False and num_beams=1. The GPU never waits for Python:
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -20,6 +21,7 @@ from torch import Tensor, nn
 from transformers import BlipConfig, BlipForConditionalGeneration
 
 from stages.blip.vision import add_norm
+from stages.pretrained.recording import CudaRecorder
 
 STEPS_BETWEEN_CHECKS = 4  # of whether all captions have ended, on a GPU; each check waits for the GPU
 KEYS_ALIGNED_TO = 8  # the attention kernels need this of a mask's last dimension
@@ -157,18 +159,18 @@ class GraphedStep:
     def __init__(
         self, step: Callable[[int], None], rewind: Callable[[], object], most: int, device: torch.device
     ) -> None:
-        """rewind: resets the position before each of the trial runs that a capture needs.
+        """rewind: resets the position before each of the trial runs that a recording needs.
         most: the largest batch."""
         self.step, self.rewind, self.most, self.device = step, rewind, most, device
-        self.graphs: dict[int, torch.cuda.CUDAGraph] = {}
+        self.recorded: dict[int, Callable[[], None]] = {}
 
     def size_for(self, images: int) -> int:
         """The batch size to which `images` are filled up."""
-        return min((size for size in self.graphs if size >= images), default=images)
+        return min((size for size in self.recorded if size >= images), default=images)
 
     def __call__(self, batch: int) -> None:
-        if batch in self.graphs:
-            self.graphs[batch].replay()
+        if batch in self.recorded:
+            self.recorded[batch]()
         else:
             self.step(batch)
 
@@ -180,25 +182,10 @@ class GraphedStep:
         """
         if self.device.type != "cuda":
             return
-        pool = torch.cuda.graph_pool_handle()
+        recorder = CudaRecorder(self.device)
         sizes = {self.most} | {1 << power for power in range(self.most.bit_length())}
         for size in sorted(sizes, reverse=True):
-            self._try_out(size)
-            graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local"):
-                self.step(size)
-            self.graphs[size] = graph
-        self.rewind()
-
-    def _try_out(self, size: int) -> None:
-        """Run outside a graph first: libraries initialize themselves on first use, which cannot be recorded."""
-        stream = torch.cuda.Stream(self.device)  # type: ignore[no-untyped-call]
-        stream.wait_stream(torch.cuda.current_stream(self.device))
-        with torch.cuda.stream(stream):
-            for _ in range(2):
-                self.rewind()
-                self.step(size)
-        torch.cuda.current_stream(self.device).wait_stream(stream)
+            self.recorded[size] = recorder.record(partial(self.step, size), self.rewind)
 
 
 def add_and_norm(output: Any, update: Tensor, hidden: Tensor) -> Tensor:

@@ -6,10 +6,7 @@ The processor resizes and cuts the images on the device.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
-
-from torch import Tensor
 
 from stages.base import StageSpec
 from stages.blip.descriptor import CHAT, ChatOptions
@@ -33,6 +30,4 @@ class ChatStage(GenerateStage):
         self.question = ask(self.prepare, options.prompt, self.spec.files["model"])
         with hold_device(self.lock):
             self.warm_up()
-
-    def forward(self, pixels: Sequence[Tensor]) -> Tensor:
-        return self.answer(self.question, pixels)
+            self.record_steps()

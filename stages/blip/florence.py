@@ -39,6 +39,5 @@ class FlorenceStage(GenerateStage):
         with hold_device(self.lock):
             self.warm_up()
 
-    def forward(self, pixels: Sequence[Tensor]) -> Tensor:
-        prompt = self.prompt.expand(len(pixels), -1)
-        return self.generate({"pixel_values": self.prepare(pixels), "input_ids": prompt}, before=1)
+    def prepare_inputs(self, pixels: Sequence[Tensor]) -> dict[str, Tensor]:
+        return {"pixel_values": self.prepare(pixels), "input_ids": self.prompt.expand(len(pixels), -1)}

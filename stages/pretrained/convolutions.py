@@ -1,16 +1,17 @@
-"""Folds the batch norms of transformers' networks into their convolutions, which takes less time and rounds less."""
+"""Folds the batch norms of networks into their convolutions, which takes less time and rounds less."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from typing import Any
 
+import torch
 from torch import nn
 from torch.nn.utils.fusion import fuse_conv_bn_weights
 
 FROZEN_EPS = 1e-5  # of transformers' frozen batch norms
-# Of a convolution and of the norm behind it, in transformers' modules.
-NAMES = (("convolution", "normalization"), ("convolution", "norm"), ("conv", "norm"))
+# Of a convolution and of the norm behind it: in transformers' modules, and in YOLO's.
+NAMES = (("convolution", "normalization"), ("convolution", "norm"), ("conv", "norm"), ("conv", "bn"))
 
 
 def fold_norms(network: nn.Module) -> None:
@@ -42,16 +43,17 @@ def is_batch_norm(module: nn.Module) -> bool:
 
 def fold(convolution: Any, norm: Any) -> None:
     """Computes in float32 even if the weights are in half precision."""
+    dtype = convolution.weight.dtype
+    exact = torch.promote_types(dtype, torch.float32)
     weight, bias = fuse_conv_bn_weights(
-        convolution.weight.float(),
-        None if convolution.bias is None else convolution.bias.float(),
-        norm.running_mean.float(),
-        norm.running_var.float(),
+        convolution.weight.to(exact),
+        None if convolution.bias is None else convolution.bias.to(exact),
+        norm.running_mean.to(exact),
+        norm.running_var.to(exact),
         getattr(norm, "eps", FROZEN_EPS),
-        norm.weight.float(),
-        norm.bias.float(),
+        norm.weight.to(exact),
+        norm.bias.to(exact),
         transpose=isinstance(convolution, nn.ConvTranspose2d),
     )
-    dtype = convolution.weight.dtype
     convolution.weight = nn.Parameter(weight.detach().to(dtype), requires_grad=False)
     convolution.bias = nn.Parameter(bias.detach().to(dtype), requires_grad=False)

@@ -1,21 +1,32 @@
 """What the stages of models that write text about images share: limits, greedy generation by transformers' own
-`generate` for a whole batch at once, and questions in the form of a model's own chat template.
+`generate` for a whole batch at once, with recorded steps on a GPU, and questions in the form of a model's own chat
+template.
 """
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
+import torch
 from torch import Tensor
 from transformers import AutoImageProcessor, AutoProcessor
 from transformers.models.smolvlm import processing_smolvlm
 
-from stages.base import StageUnusable
-from stages.devices import dtype_of
+from stages.base import OutOfMemory, StageUnusable
+from stages.devices import device_errors, dtype_of, synchronize
 from stages.pretrained.checkpoints import first_line, load_part
-from stages.pretrained.vision import VisionStage
+from stages.pretrained.recording import CudaRecorder, Recorder
+from stages.pretrained.spreading import measure_free
+from stages.pretrained.steps import DRY_RUN_TOKENS, RecordedSteps, is_steady
+from stages.pretrained.vision import BLANK_SIZE, VisionStage
 from stages.resizing.lanczos import make_exact
+
+CACHE_SHARE = (
+    1 / 3
+)  # of the device's free memory, for keys and values; batches and other stages have the rest
+LARGE_SIZE = 1536, 1536  # images up to this height and width have recorded steps, if there is memory
 
 
 class LanguageStage(VisionStage[Tensor]):
@@ -25,6 +36,8 @@ class LanguageStage(VisionStage[Tensor]):
     text_name: ClassVar[str] = "text"  # what the model writes, in errors
     limits: dict[str, int]  # of new tokens, as `generate` names them
     model: Any
+    question: str  # about each image, of a model with a chat template
+    steps: RecordedSteps | None = None  # of `generate`, if they are recorded
 
     def check_length(self, before: int) -> None:
         """before: the tokens before the first new one. Raises StageUnusable if the model has too few positions: a
@@ -37,23 +50,106 @@ class LanguageStage(VisionStage[Tensor]):
                 f"{positions} positions; lower max_new_tokens."
             )
 
-    def generate(self, inputs: Mapping[str, Any], before: int) -> Tensor:
-        """New tokens on the host, [images, tokens]. before: the number of tokens that `generate` repeats first."""
-        tokens: Tensor = self.model.generate(**inputs, **self.limits, do_sample=False, num_beams=1)
-        return tokens[:, before:].cpu()
+    def forward(self, pixels: Sequence[Tensor]) -> Tensor:
+        """Raises OutOfMemory. Then there are no recorded steps any more, so that a smaller batch has their memory."""
+        try:
+            with device_errors():
+                return self.generate(self.prepare_inputs(pixels))
+        except OutOfMemory as error:
+            if not self.steps:
+                raise
+            problem = first_line(error)
+        # Outside of `except`: an error keeps the calls that failed, and these keep the cache.
+        self.release_steps(problem)
+        raise OutOfMemory(problem)
 
-    def answer(self, question: str, pixels: Sequence[Tensor]) -> Tensor:
-        """New tokens on the host: the model's answers to one question about each image."""
-        inputs = self.prepare(
+    def prepare_inputs(self, pixels: Sequence[Tensor]) -> Mapping[str, Any]:
+        """What the model's `generate` gets for a batch of images: input_ids, [images, tokens], and more. By default,
+        the question about each image."""
+        try:
+            inputs = self._prepare(pixels)
+        except RuntimeError as error:
+            if "shared memory" not in str(error):
+                raise
+            # On a GPU torch cannot resize an image to about a fortieth of its size or less.
+            inputs = self._prepare([image.cpu() for image in pixels])
+        return inputs.to(self.device, dtype_of(self.spec))  # type: ignore[no-any-return]
+
+    def _prepare(self, pixels: Sequence[Tensor]) -> Any:
+        return self.prepare(
             images=[[image] for image in pixels],
-            text=[question] * len(pixels),
+            text=[self.question] * len(pixels),
             padding=True,
             padding_side="left",  # so that the first new token of all texts is at the same place
             input_data_format="channels_first",
-            device=self.device,
+            device=pixels[0].device,
             return_tensors="pt",
-        ).to(self.device, dtype_of(self.spec))
-        return self.generate(inputs, before=inputs["input_ids"].shape[1])
+        )
+
+    def generate(self, inputs: Mapping[str, Any]) -> Tensor:
+        """New tokens on the host, [images, tokens]."""
+        texts, prompt = inputs["input_ids"].shape
+        cache = self.steps.begin(texts, prompt, self.limits["max_new_tokens"]) if self.steps else None
+        return self._generate(inputs, cache, **self.limits)
+
+    def record_steps(self) -> None:
+        """Record the steps of `generate` if that is possible on this device with this model; else nothing changes.
+        Call it at the end of load, while the device is held. Raises DeviceLost."""
+        recorder = choose_recorder(self.device)
+        if not recorder or not is_steady(self.model):
+            return
+        self.steps = RecordedSteps(self.model, self.spec.batch_size)
+        try:
+            self._record_steps(self.steps, recorder)
+            return
+        except Exception as error:  # noqa: BLE001 - whatever cannot be recorded can be computed as before
+            problem = first_line(error)
+        with device_errors():
+            synchronize(self.device)
+        self.release_steps(problem)
+
+    def release_steps(self, problem: str = "") -> None:
+        """Give back all memory of the recorded steps, and go on without them. problem: why, for the log."""
+        if self.steps:
+            self.steps.release()
+        self.steps = None
+        if self.device.startswith("cuda"):
+            torch.cuda.empty_cache()  # other processes may need it
+        if problem:
+            warnings.warn(
+                f"{self.name}: the steps of the model are not recorded as CUDA graphs until visiond is restarted, so each "
+                f"{self.text_name} takes longer: {problem}",
+                RuntimeWarning,
+                stacklevel=3,
+            )
+
+    def _record_steps(self, steps: RecordedSteps, recorder: Recorder) -> None:
+        small, large = (
+            self.prepare_inputs([torch.zeros(3, *size, dtype=torch.uint8, device=self.device)])
+            for size in (BLANK_SIZE, LARGE_SIZE)
+        )
+        prompts = [inputs["input_ids"].shape[1] for inputs in (small, large)]
+        dry_run = {"max_new_tokens": DRY_RUN_TOKENS, "min_new_tokens": DRY_RUN_TOKENS}
+        steps.record(
+            recorder,
+            lambda cache: self._generate(small, cache, **dry_run),
+            prompt=prompts[0],
+            # Not always the large one's: some models cut images of other proportions into more tiles.
+            longest=max(prompts) + self.limits["max_new_tokens"],
+            budget=int(CACHE_SHARE * measure_free([self.device])[0]),
+        )
+
+    def _generate(self, inputs: Mapping[str, Any], cache: Any, **limits: int) -> Tensor:
+        """As `generate`. cache: transformers' own if None."""
+        options = {"past_key_values": cache} if cache is not None else {}
+        tokens: Tensor = self.model.generate(**inputs, **limits, **options, do_sample=False, num_beams=1)
+        # What `generate` repeats first: the prompt, or the token with which a decoder starts that has an encoder.
+        before = 1 if self.model.config.is_encoder_decoder else inputs["input_ids"].shape[1]
+        return tokens[:, before:].cpu()
+
+
+def choose_recorder(device: str) -> Recorder | None:
+    return CudaRecorder(device) if device.startswith("cuda") else None
 
 
 def load_processor(folder: str, kind: Any = AutoProcessor) -> Any:

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import transformers
-from torch import Tensor
 
 from stages.base import Image, ImageError, Result, StageSpec
 from stages.devices import hold_device
@@ -50,14 +49,12 @@ class ReaderStage(LanguageStage):
         self.ends = list_ends(self.model.generation_config.eos_token_id)
         with hold_device(self.lock):
             self.warm_up()
+            self.record_steps()
 
     def warm_up(self) -> None:
         limits, self.limits = self.limits, {"max_new_tokens": WARM_UP_TOKENS}
         super().warm_up()
         self.limits = limits
-
-    def forward(self, pixels: Sequence[Tensor]) -> Tensor:
-        return self.answer(self.question, pixels)
 
     def run(self, images: Sequence[Image]) -> list[Result | ImageError]:
         return [self._read(row) for _, tokens in self.forward_batches(images) for row in tokens.tolist()]

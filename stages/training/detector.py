@@ -28,7 +28,8 @@ from stages.training.log import cut_log
 from stages.training.trainer import LOG
 
 # Before ultralytics: it stops ultralytics from using the network and changing the process.
-from stages.yolo import network as yolonet
+from stages.yolo import library
+from stages.yolo.weights import read_weights
 
 # isort: split
 from ultralytics.models.yolo.detect import DetectionTrainer, DetectionValidator
@@ -46,7 +47,7 @@ class Trainer(DetectionTrainer):  # type: ignore[misc]
     def get_model(
         self, cfg: object = None, weights: torch.nn.Module | None = None, verbose: bool = True
     ) -> torch.nn.Module:
-        network = yolonet.build_network(self.config)
+        network = library.build(self.config)
         if weights:
             network.load(weights)
         return network  # type: ignore[no-any-return]
@@ -150,7 +151,9 @@ def list_settings(job: DetectorJob, folder: Path, edge: int, *, resumed: bool) -
 def validate_detector(weights: Path, dataset: Path, workdir: Path) -> dict[str, float]:
     """mAP50 and mAP50-95 of a pack's detector. weights: the folder of yolo.safetensors. dataset: a data.yaml."""
     files = {"weights": str(weights / "yolo.safetensors"), "config": str(weights / "yolo.json")}
-    network, config = yolonet.load_network(files)
+    state, config = read_weights(files)
+    network = library.build(config)
+    network.load_state_dict(state)
     network.names = dict(enumerate(config["names"]))
     settings = {
         "data": str(dataset),

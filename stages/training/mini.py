@@ -31,7 +31,8 @@ from transformers import (
 from stages.manifest import MANIFEST, Manifest, StageEntry, digest_folder, list_files, write_manifest
 from stages.scenes.shapes import LABELS
 from stages.scenes.truth import TAGS, VOCABULARY
-from stages.yolo.network import build_network, halve, read_structure, save_network
+from stages.yolo.structure import Size, describe
+from stages.yolo.weights import build_network, halve, save_network
 
 BLANK_NOTICE = "random weights: answers mean nothing"
 
@@ -122,13 +123,8 @@ def make_models(seed: int, vocabulary: Vocabulary, sizes: Sizes) -> Models:
 
 def make_yolo(vocabulary: Vocabulary, sizes: Sizes) -> tuple[nn.Module, dict[str, Any]]:
     """yolov8n with narrower layers, and the config to build it again."""
-    structure = read_structure("yolov8n.yaml")
-    structure |= {
-        "scales": {"n": [0.33, sizes.yolo_width, 1024]},
-        "scale": "n",
-        "nc": len(vocabulary.classes),
-    }
     names = list(vocabulary.classes)
+    structure = describe(Size(0.33, sizes.yolo_width, 1024), len(names))
     config = {"model": structure, "nc": len(names), "names": names, "imgsz": sizes.yolo_size}
     return build_network(config), config
 
@@ -222,7 +218,7 @@ def save_models(models: Models, folder: Path, manifest: Manifest) -> Manifest:
 
     Of `manifest`, stages and digests are filled in here.
     """
-    save_network(models.yolo, models.yolo_config, folder)
+    save_network(models.yolo.state_dict(), models.yolo_config, folder)
     for name, network, tokenizer, processor in (
         # A caption describes the whole image, so nothing is cropped for CLIP either.
         (

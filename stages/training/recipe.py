@@ -31,6 +31,7 @@ from stages.training.job import FINAL, DetectorJob, Job, forget_training
 from stages.training.log import read_log
 from stages.training.options import KINDS, Options, check_place, parse_options
 from stages.training.trainer import LOG, Settings
+from stages.yolo.structure import has_library
 
 NOTICE = "mini pack: a demonstration that knows only the toy scenes of `visiond samples`"
 DESCRIPTION = "Small models trained on synthetic scenes by `visiond train mini`."
@@ -58,6 +59,8 @@ def train_mini(options: Options, say: Say = print) -> dict[str, Any]:
 def make_pack(options: Options, say: Say, lock: int) -> dict[str, Any]:
     from stages.training.familiarity import COUNT, add_familiarity
 
+    if not has_library():
+        raise PackError("training and scoring use ultralytics: pip install 'visiond[train]'.")
     started = time.monotonic()
     restore_folder(options.out)
     known = read_card(options.out).trainings if set(options.only) != set(KINDS) else {}
@@ -223,7 +226,7 @@ def pack_models(options: Options) -> None:
     from stages.pretrained.checkpoints import load_model
     from stages.training import mini
     from stages.training.detector import LAST
-    from stages.yolo import network as yolonet
+    from stages.yolo import library, weights
 
     def find(kind: str) -> str:
         return str(options.workdir / kind / FINAL if kind in options.only else options.out / kind)
@@ -232,10 +235,10 @@ def pack_models(options: Options) -> None:
     models.clip = load_model(CLIPModel, find("clip"), torch.float32, "cpu")
     models.blip = load_model(BlipForConditionalGeneration, find("blip"), torch.float32, "cpu")
     if "yolo" in options.only:
-        state, _ = yolonet.read_checkpoint(options.workdir / "yolo" / LAST)
+        state, _ = library.read_checkpoint(options.workdir / "yolo" / LAST)
         models.yolo.load_state_dict(state)
     else:
-        models.yolo, _ = yolonet.load_network(
+        models.yolo, _ = weights.load_network(
             {role: str(options.out / file) for role, file in mini.YOLO_FILES.items()}
         )
     part = options.out.with_name(f".{options.out.name}.part")

@@ -24,6 +24,7 @@ from stages.manifest import (
 )
 from stages.ocr import files as ocr
 from stages.weights.hub import SCENES, choose_support
+from stages.yolo import recognition as yolo_recognition
 from stages.yolo.descriptor import FILES as YOLO_FILES
 
 
@@ -119,7 +120,7 @@ def check_yolo(source: Path, *, allow_pickle: bool) -> None:
             f"--yolo {source} must be a file: .pt, or .safetensors with a yolo.json beside it; or a folder as "
             "transformers saves a model."
         )
-    recognition.check_yolo(yolo_files(source), allow_pickle=allow_pickle)
+    yolo_recognition.check(yolo_files(source), allow_pickle=allow_pickle)
 
 
 def check_folder(stage: str, source: Path) -> None:
@@ -153,7 +154,7 @@ def add_yolo(source: Path, folder: Path, progress: Callable[[str], None]) -> dic
     and digest of the file that they were converted from."""
     if source.suffix == ".pt":
         progress(f"converting {source} to safetensors")
-        from stages.yolo.network import convert_checkpoint
+        from stages.yolo.weights import convert_checkpoint
 
         with loader_errors():
             convert_checkpoint(source, folder)

@@ -25,6 +25,7 @@ from stages.manifest import (
     read_manifest,
     write_manifest,
 )
+from stages.yolo.recognition import check_library
 
 # Stage → repository.
 SOURCES = {
@@ -189,6 +190,7 @@ def pull(folder: Path, progress: Callable[[str], None], hub: Hub | None = None) 
     if (folder / MANIFEST).is_file():
         progress(f"{folder} already exists; delete it to pull it again.")
         return read_manifest(folder / MANIFEST)
+    check_library(YOLO_WEIGHTS)
     # Kept after a failure, so that the next try can continue.
     partial = folder.with_name(f".{folder.name}.partial")
     partial.mkdir(parents=True, exist_ok=True)
@@ -246,7 +248,7 @@ def convert(folder: Path, progress: Callable[[str], None]) -> None:
     from transformers import BlipForConditionalGeneration, CLIPModel
 
     from stages.pretrained.checkpoints import convert_pickle
-    from stages.yolo.network import convert_checkpoint
+    from stages.yolo.weights import convert_checkpoint
 
     for stage, kind in (("clip", CLIPModel), ("blip", BlipForConditionalGeneration)):
         if (folder / stage / PICKLE).is_file():

@@ -32,6 +32,7 @@ from stages.weights import assembly, catalog
 from stages.weights.catalog import ULTRALYTICS
 from stages.weights.hub import Hub, HuggingFaceHub, Listing, choose_support
 from stages.weights.names import Reference
+from stages.yolo import recognition as yolo_recognition
 from stages.yolo.descriptor import FILES as YOLO_FILES
 
 CONFIG = "config.json"
@@ -187,8 +188,9 @@ def plan_checkpoint(reference: Reference, listing: Listing, *, allow_pickle: boo
         raise PackError(f"there is no file {name} on the model hub; {list_checkpoints(listing)}.")
     for end, what in TASKS.items():
         if end in reference.file:
-            raise PackError(f"{name} is {what}; {recognition.YOLO_TAKEN}.")
+            raise PackError(f"{name} is {what}; {yolo_recognition.TAKEN}.")
     check_pickle(name, allow_pickle=allow_pickle)
+    yolo_recognition.check_library(name)
     return Order([reference.file], "yolo", StageEntry(ULTRALYTICS, dict(YOLO_FILES)))
 
 
@@ -196,7 +198,7 @@ def finish(order: Order, folder: Path, progress: Print) -> None:
     """Check the files that were downloaded, and convert a pickle to safetensors."""
     if order.model is None:
         checkpoint = folder / order.files[0]
-        recognition.check_checkpoint(checkpoint)
+        yolo_recognition.check_checkpoint(checkpoint)
         assembly.add_yolo(checkpoint, folder, progress)
         checkpoint.unlink()
         return

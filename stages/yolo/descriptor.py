@@ -9,10 +9,11 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
-from stages import recognition
-from stages.descriptor import Backend, Descriptor, Files, Model
+from stages.descriptor import Backend, Descriptor, Model
 from stages.invented import LABELS
 from stages.options import Count, Fraction
+from stages.recognition import make_backend
+from stages.yolo import recognition
 
 FILES = {"weights": "yolo.safetensors", "config": "yolo.json"}  # by role, in a pack
 DETECTORS = tuple(
@@ -110,10 +111,6 @@ def find(path: Path) -> dict[str, str]:
     return {}
 
 
-def check(files: Files, *, allow_pickle: bool) -> None:
-    recognition.check_yolo(files, allow_pickle=allow_pickle)
-
-
 @lru_cache(maxsize=4096)
 def fake(variant: int, width: int, height: int, earlier: frozenset[str]) -> Objects:
     """0 to 6 objects on the image's diagonal, each with a tenth of its width and height."""
@@ -142,11 +139,11 @@ YOLO = Descriptor(
             silent=frozenset({"allow_pickle"}),
             version=2,
             find=find,
-            check=check,
-            license="AGPL-3.0",
+            check=recognition.check,
+            find_license=recognition.find_license,
         ),
-        "transformers": recognition.make_backend("stages.yolo.detr:DetrStage", DetrOptions, DETECTORS),
-        "owlv2": recognition.make_backend("stages.yolo.owlv2:Owlv2Stage", Owlv2Options, OPEN_VOCABULARY),
+        "transformers": make_backend("stages.yolo.detr:DetrStage", DetrOptions, DETECTORS),
+        "owlv2": make_backend("stages.yolo.owlv2:Owlv2Stage", Owlv2Options, OPEN_VOCABULARY),
     },
     half="float16",  # bfloat16 loses some objects
     cost=0.08,

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from stages.devices import has_kernels_for
@@ -51,6 +52,13 @@ class Letterbox:
     def place(self, canvas: Tensor, image: Tensor) -> None:
         """Copy an image of image_height × image_width to its place. Both are [..., height, width]."""
         canvas[..., self.top : self.top + self.image_height, self.left : self.left + self.image_width] = image
+
+    def unplace(self, corners: NDArray[np.float64], height: int, width: int) -> NDArray[np.float64]:
+        """Corners x0, y0, x1, y1 on the canvas, [boxes, 4], to pixels of the image of height × width, cut off at its
+        edges."""
+        scale = np.tile((width / self.image_width, height / self.image_height), 2)
+        moved: NDArray[np.float64] = (corners - np.tile((self.left, self.top), 2)) * scale
+        return moved.clip(0, np.tile((width, height), 2))
 
 
 def fill_canvases(

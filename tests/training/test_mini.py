@@ -10,7 +10,8 @@ from stages.manifest import digest_folder, read_manifest
 from stages.pretrained.checkpoints import load_model, load_tokenizer
 from stages.scenes.generator import make_scene
 from stages.training.mini import BLANK_NOTICE, Sizes, Vocabulary, layers, make_blank_pack
-from stages.yolo.network import load_network
+from stages.yolo.weights import load_network
+from tests.stages.yolo.detectors import files_in
 
 TINY = Sizes(
     yolo_size=64,
@@ -50,11 +51,9 @@ def test_a_blank_pack_says_that_it_is_blank(blank: Path) -> None:
 
 def test_the_models_are_those_of_the_sizes_and_names(blank: Path) -> None:
     vocabulary = Vocabulary.of_scenes()
-    network, config = load_network(
-        {"weights": str(blank / "yolo.safetensors"), "config": str(blank / "yolo.json")}
-    )
+    network, config = load_network(files_in(blank))
     assert tuple(config["names"]) == vocabulary.classes
-    assert network.model[-1].nc == len(vocabulary.classes)
+    assert network(torch.zeros(1, 3, 64, 64)).shape[1] == 4 + len(vocabulary.classes)
     clip = load_model(CLIPModel, str(blank / "clip"), torch.float32, "cpu")
     assert clip.config.projection_dim == TINY.embedding
     assert (blank / "labels.txt").read_text().splitlines() == list(vocabulary.labels)

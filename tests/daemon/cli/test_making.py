@@ -16,21 +16,16 @@ from daemon.workers.tryout import Tryout
 from stages.manifest import MANIFEST
 from stages.ocr.onnxfile import weight_files
 from stages.weights.packs import MINI, open_pack, resolve_all, verify
-from stages.yolo.network import load_network
 from tests.daemon_process import Place
 from tests.stages import captioners, checkpoints
 from tests.stages.ocr.textnets import RECOGNIZERS
 from tests.stages.readers import READERS
+from tests.stages.yolo.detectors import files_in, write_checkpoint
 
 
 def save_checkpoint(folder: Path) -> Path:
     """The mini pack's YOLO, as ultralytics' trainer saves it."""
-    model, config = load_network(
-        {"weights": str(MINI / "yolo.safetensors"), "config": str(MINI / "yolo.json")}
-    )
-    model.names = dict(enumerate(config["names"]))
-    torch.save({"model": model.half(), "ema": None, "train_args": {"imgsz": 320}}, folder / "best.pt")
-    return folder / "best.pt"
+    return write_checkpoint(folder, files_in(MINI))
 
 
 def test_a_pack_is_made_tried_pinned_and_used(tmp_path: Path) -> None:

@@ -16,6 +16,8 @@ from daemon.config.loading import load
 from daemon.errors import ModelsUnusable
 from daemon.layout import resolve_models
 from stages.weights.packs import MINI, open_pack, verify
+from stages.yolo import library
+from stages.yolo.weights import save_network
 from tests.daemon_process import Place
 from tests.stages import checkpoints
 from tests.stages.weights.hubs import serve
@@ -69,7 +71,7 @@ def test_a_model_is_pulled_checked_and_used_by_its_name(hub: Path, place: Place,
         ["clip"],
         "Apache-2.0",
     )
-    assert (mini["name"], mini["license"]) == ("mini", "ultralytics: AGPL-3.0")
+    assert (mini["name"], mini["license"]) == ("mini", "")
     assert [row["name"] for row in list_rows(place, "--catalog") if row["here"]] == ["siglip2-b16-224"]
 
 
@@ -234,8 +236,10 @@ def test_a_path_is_relative_to_the_folder_of_the_configuration_also_if_it_looks_
 
 def test_the_start_and_check_name_the_license_of_ultralytics_only_where_it_runs(place: Place) -> None:
     place.drop_many(range(1))
-    run = place.run_once()
-    assert '"license": "AGPL-3.0"' in run.stderr
-    assert "ultralytics is in use, which is under AGPL-3.0" in place.command("check", "--quick").stdout
-    place.configure({"stages": {"yolo": {"backend": "fake"}}})
     assert "AGPL" not in place.run_once().stderr + place.command("check", "--quick").stdout
+    config = {"model": "yolo26n.yaml", "nc": 80, "names": [str(number) for number in range(80)], "imgsz": 64}
+    save_network(library.build(config).state_dict(), config, place.folder / "yolo26n")
+    place.configure({"stages": {"yolo": {"model": str(place.folder / "yolo26n/yolo.safetensors")}}})
+    place.drop_many(range(1, 2))
+    assert '"license": "AGPL-3.0"' in place.run_once().stderr
+    assert "ultralytics is in use, which is under AGPL-3.0" in place.command("check", "--quick").stdout

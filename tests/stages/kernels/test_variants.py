@@ -100,7 +100,7 @@ speed_up_convolutions(stage.model)
 for sizes in SIZES:
     for size in set(sizes):
         alike = [each for each in sizes if each == size]
-        same(lambda: stage._forward(pictures(alike), [Letterbox.fit(*each, stage.size, stage.stride) for each in alike]))
+        same(lambda: stage._forward(pictures(alike), [Letterbox.fit(*each, stage.size, stage.model.stride) for each in alike]))
 """,
     "clip": """
 stage = registry.build(spec, "cpu")

@@ -42,7 +42,7 @@ def test_every_fact_has_a_source() -> None:
 
 def test_models_of_ultralytics_are_under_its_license() -> None:
     licenses = {entry.license for entry in CATALOG.values() if entry.type == ULTRALYTICS}
-    assert licenses == {"AGPL-3.0"} == {registry.find_backend("yolo", ULTRALYTICS).license}
+    assert licenses == {"AGPL-3.0"} == {registry.find_backend("yolo", ULTRALYTICS).find_license({})}
 
 
 @pytest.mark.parametrize(

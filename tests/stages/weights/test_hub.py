@@ -21,7 +21,7 @@ from stages.weights.packs import Pack, list_packs, open_pack, pull_standard, res
 from stages.yolo.stage import YoloStage
 from tests.stages.pictures import draw_image
 from tests.stages.weights.hubs import FolderHub
-from tests.stages.yolo.test_stage import write_checkpoint
+from tests.stages.yolo.detectors import files_in, write_checkpoint
 
 
 @pytest.fixture
@@ -36,7 +36,9 @@ def hub(tmp_path: Path, blank_pack: Pack) -> FolderHub:
         torch.save(weights, folder / "pytorch_model.bin")
         (folder / "README.md").write_text("not wanted")
     (root / SOURCES["yolo"]).mkdir(parents=True)
-    write_checkpoint(root / SOURCES["yolo"], blank_pack).rename(root / SOURCES["yolo"] / "yolov8n.pt")
+    write_checkpoint(root / SOURCES["yolo"], files_in(blank_pack.folder)).rename(
+        root / SOURCES["yolo"] / "yolov8n.pt"
+    )
     return FolderHub(root)
 
 

@@ -18,12 +18,22 @@ from stages.clip.descriptor import Clip
 from stages.manifest import MANIFEST, PackError
 from stages.ocr.descriptor import bundled_weights
 from stages.registry import UnknownName, build
-from stages.weights.packs import Pack, list_packs, open_pack, pull_model, resolve, resolve_all, verify
+from stages.weights.packs import (
+    Pack,
+    list_packs,
+    open_pack,
+    pull_model,
+    pull_standard,
+    resolve,
+    resolve_all,
+    verify,
+)
+from stages.yolo import structure
 from tests.stages import checkpoints, readers
 from tests.stages.ocr import textnets
 from tests.stages.pictures import draw_image
 from tests.stages.weights.hubs import FolderHub
-from tests.stages.yolo.test_stage import write_checkpoint
+from tests.stages.yolo.detectors import files_in, write_checkpoint
 
 SIGLIP2 = "google/siglip2-base-patch16-224"
 
@@ -303,7 +313,7 @@ def test_a_pickle_is_downloaded_only_where_that_is_allowed(hub: FolderHub, model
 def test_a_file_of_ultralytics_is_converted_once(hub: FolderHub, models: Path, blank_pack: Pack) -> None:
     folder = hub.root / "Ultralytics/YOLO26"
     folder.mkdir(parents=True)
-    write_checkpoint(folder, blank_pack).rename(folder / "yolo26n.pt")
+    write_checkpoint(folder, files_in(blank_pack.folder)).rename(folder / "yolo26n.pt")
     with pytest.raises(PackError, match=r"Ultralytics/YOLO26/yolo26n\.pt is a pickle.*--allow-pickle"):
         pull("yolo26n", models, hub)
     pack = pull("yolo26n", models, hub, allow_pickle=True)
@@ -350,3 +360,18 @@ def test_the_files_of_another_commit_are_not_kept(hub: FolderHub, models: Path) 
     (partial / "vocab.json").write_text("of the older commit")
     assert "vocab.json" not in pull("me/clip", models, hub).manifest.digests
     assert not partial.exists()
+
+
+@pytest.mark.parametrize("name", ["yolo26n", ""])
+def test_a_checkpoint_of_ultralytics_is_not_downloaded_without_it(
+    monkeypatch: pytest.MonkeyPatch, hub: FolderHub, models: Path, blank_pack: Pack, name: str
+) -> None:
+    folder = hub.root / "Ultralytics/YOLO26"
+    folder.mkdir(parents=True)
+    write_checkpoint(folder, files_in(blank_pack.folder)).rename(folder / "yolo26n.pt")
+    monkeypatch.setattr(
+        structure.importlib.util, "find_spec", lambda name: None
+    )  # as if it were not installed
+    with pytest.raises(PackError, match=r"n\.pt can only be read by ultralytics.*pip install"):
+        pull(name, models, hub, allow_pickle=True) if name else pull_standard(models, print, hub)
+    assert not list(models.rglob("*.pt"))

@@ -1,0 +1,139 @@
+"""Identifies YOLO's files without loading them. Imports no torch, and runs no code of a pickle.
+
+ultralytics' own loader also builds RT-DETR and others, with an error or with nonsense answers later.
+"""
+
+from __future__ import annotations
+
+import pickletools
+import zipfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from stages.manifest import PackError
+from stages.recognition import read_config, read_header
+from stages.yolo.structure import has_library, list_layers, needs_library
+
+LONGEST_PICKLE = 64 << 20  # bytes that are searched; a model has about 100 kB
+TAKEN = "visiond takes YOLO detection models (DetectionModel with a Detect head)"
+CLASSES = {
+    "PoseModel": "a YOLO pose model",
+    "OBBModel": "a YOLO model of oriented boxes",
+    "SegmentationModel": "a YOLO segmentation model",
+    "SemanticSegmentationModel": "a YOLO segmentation model",
+    "ClassificationModel": "a YOLO classification model",
+    "DepthModel": "a YOLO depth model",
+    "WorldModel": "a YOLO-World model",
+    "YOLOEModel": "a YOLOE model",
+    "YOLOESegModel": "a YOLOE segmentation model",
+    "RTDETRDetectionModel": "an RT-DETR model",
+}
+MODELS = {"DetectionModel", "YOLOv10DetectionModel"}
+HEADS = {"Detect", "v10Detect"}
+
+
+def check(files: Mapping[str, Path], *, allow_pickle: bool = True) -> None:
+    """Raises PackError if files are not those of a YOLO detection model, or may not be read.
+    files: as for load_network."""
+    weights = files["weights"]
+    if weights.suffix == ".pt":
+        check_checkpoint(weights)
+        if not allow_pickle:
+            raise PackError(explain_pickle(weights))
+        check_library(weights)
+        return
+    read_header(weights)
+    config = read_config(files["config"])
+    if missing := [key for key in ("model", "nc", "names", "imgsz") if key not in config]:
+        raise PackError(
+            f"{files['config']} has no {', '.join(missing)} of the model; `visiond models make` writes it."
+        )
+    try:
+        head = str(config["model"]["head"][-1][2]) if isinstance(config["model"], dict) else ""
+    except (LookupError, TypeError):
+        raise PackError(
+            f"{files['config']}: its model has no head; `visiond models make` writes it."
+        ) from None
+    if head and head not in HEADS:
+        raise PackError(
+            f"by its {files['config'].name}, {weights} is a YOLO model with a {head} head; {TAKEN}."
+        )
+    if needs_library(config["model"]):
+        check_library(weights, list_layers(config["model"]))
+
+
+def find_license(files: Mapping[str, Path]) -> str:
+    """Of ultralytics, if a model of these files needs it. files: as for load_network."""
+    if "config" not in files:
+        return "AGPL-3.0"
+    try:
+        model = read_config(files["config"]).get("model")
+    except PackError:
+        return ""  # no library can use it
+    return "AGPL-3.0" if needs_library(model) else ""
+
+
+def check_library(weights: str | Path, layers: Sequence[str] = ()) -> None:
+    """Raises PackError if ultralytics is not installed. weights, layers: as for explain_library."""
+    if not has_library():
+        raise PackError(explain_library(weights, layers))
+
+
+def explain_library(weights: str | Path, layers: Sequence[str] = ()) -> str:
+    """Why ultralytics is needed. layers: those that only it has."""
+    why = (
+        f"has layers that only ultralytics has ({', '.join(layers)})"
+        if layers
+        else "can only be read by ultralytics"
+    )
+    return (
+        f"{weights} {why}, which is not installed: pip install 'visiond[ultralytics]' (AGPL-3.0), then restart visiond; "
+        "or take a detector that needs no extra: visiond models list --stage yolo."
+    )
+
+
+def explain_pickle(weights: str | Path) -> str:
+    return (
+        f"{weights} is a pickle, which can run code when it is read. If you trust it, convert it to safetensors once with "
+        f"`visiond models make FOLDER --yolo {weights} --allow-pickle`, or set allow_pickle = true under [stages.yolo.options]."
+    )
+
+
+def check_checkpoint(file: Path) -> None:
+    """Raises PackError if a .pt file names another class than YOLO's detection model.
+    A file that is not a torch archive is left to the loader."""
+    classes = list_classes(file)
+    models = [name for module, name in classes if module == "ultralytics.nn.tasks"]
+    if other := [name for name in models if name not in MODELS]:
+        raise PackError(f"{file} is {CLASSES.get(other[0], 'an ultralytics model')} ({other[0]}); {TAKEN}.")
+    heads = [name for module, name in classes if module == "ultralytics.nn.modules.head"]
+    if other := [name for name in heads if name not in HEADS]:
+        raise PackError(f"{file} is a YOLO model with a {other[0]} head; {TAKEN}.")
+    if classes and not models:
+        raise PackError(f"{file} does not contain an ultralytics model, but {'.'.join(classes[0])}; {TAKEN}.")
+
+
+def list_classes(file: Path) -> list[tuple[str, str]]:
+    """Module and name of each class in a torch archive, in order. They are read as text;
+    nothing is imported or run."""
+    try:
+        with file.open("rb") as opened:
+            if opened.read(2) != b"PK":
+                return []
+        with zipfile.ZipFile(file) as archive:
+            entry = next((entry for entry in archive.infolist() if entry.filename.endswith("data.pkl")), None)
+            if entry is None:
+                raise PackError(f"{file} is not a torch checkpoint; {TAKEN}.")
+            if entry.file_size > LONGEST_PICKLE:
+                return []
+            operations = pickletools.genops(archive.read(entry))
+            named = [
+                argument.split(" ", 1)
+                for code, argument, _ in operations
+                if code.name == "GLOBAL" and argument
+            ]
+    except OSError as error:
+        raise PackError(f"{file} cannot be read: {error.strerror or error}.") from error
+    except (zipfile.BadZipFile, ValueError) as error:
+        raise PackError(f"{file} is cut short or damaged: {error}. Copy it again.") from error
+    return list(dict.fromkeys((module, name) for module, name in named))

@@ -1,0 +1,34 @@
+from __future__ import annotations
+
+import cv2
+import PIL.Image
+import torch
+
+from stages.weights.packs import Pack, resolve
+from stages.yolo import library
+from stages.yolo.library import decode_in_float32
+from stages.yolo.weights import read_weights
+
+
+def test_importing_ultralytics_leaves_the_process_as_it_was() -> None:
+    assert PIL.Image.open.__module__ == "PIL.Image"
+    assert torch.save.__module__ == "torch.serialization"
+    assert cv2.getNumThreads() > 0
+
+
+def test_half_precision_finds_boxes_to_the_pixel(blank_pack: Pack) -> None:
+    _, config = read_weights(resolve(blank_pack, "yolo").files)
+    model = library.build(config)
+    torch.manual_seed(0)
+    features = [torch.zeros(1, 8, size, size) for size in (80, 40, 20)]
+    anchors = sum(feature.shape[2] ** 2 for feature in features)
+    boxes, scores = (
+        torch.randn(1, 64, anchors).bfloat16(),
+        torch.randn(1, config["nc"], anchors).bfloat16(),
+    )
+    exact = model.model[-1]._inference({"boxes": boxes.float(), "scores": scores.float(), "feats": features})
+    head = model.to(torch.bfloat16).model[-1]
+    raw = {"boxes": boxes, "scores": scores, "feats": [feature.bfloat16() for feature in features]}
+    assert (head._inference(raw).float() - exact).abs().max() > 1
+    decode_in_float32(head)
+    assert torch.allclose(head._inference(raw), exact, atol=1e-3)
