@@ -11,8 +11,8 @@ from typing import Any
 
 import torch
 import transformers
-from transformers.models.smolvlm import processing_smolvlm
 
+from stages.pretrained.language import do_without_num2words
 from stages.yolo.library import build, read_structure
 from stages.yolo.weights import save_network
 from tests.stages import captioners, checkpoints, readers
@@ -160,7 +160,7 @@ def make_florence(folder: Path) -> None:
 
 def make_smolvlm(folder: Path) -> None:
     """SmolVLM2 500M: an image is up to 4 × 4 tiles of 512 pixels, and the whole."""
-    processing_smolvlm.num2words = processing_smolvlm.num2words or str  # it is for videos
+    do_without_num2words()
     places = [f"<row_{row}_col_{column}>" for row in range(1, 5) for column in range(1, 5)]
     marks = ["<fake_token_around_image>", "<global-img>", "<end_of_utterance>", "<|im_start|>", *places]
     tokenizer = captioners.make_tokenizer(["<image>", *marks])

@@ -6,7 +6,6 @@ It reads an Order from standard input; the last line of its standard output is a
 from __future__ import annotations
 
 import sys
-import time
 from collections.abc import Callable, Sequence
 from itertools import cycle, islice
 from pathlib import Path
@@ -16,18 +15,17 @@ import msgspec
 import torch
 import transformers
 from torch import Tensor
-from transformers.models.smolvlm import processing_smolvlm
 
+from daemon.bench.alone import time_calls
 from daemon.bench.models import Measurement, Order, Rate
 from stages.blip.florence import TASKS
 from stages.devices import dtype_of, pixels_of, synchronize
-from stages.pretrained.language import ask
+from stages.pretrained.language import ask, do_without_num2words
 from stages.training.score import read_batches
 from stages.yolo.library import make_predictor
 from stages.yolo.weights import read_weights
 
 Call = Callable[[Sequence[Tensor]], object]
-REHEARSALS = 2
 
 
 def main() -> None:
@@ -36,16 +34,14 @@ def main() -> None:
     [images] = read_batches(list(map(Path, order.images)), len(order.images), "cpu")
     batch = list(islice(cycle(pixels_of(images)), size))
     call = choose(order)
-    with torch.inference_mode():
-        for _ in range(REHEARSALS):
-            call(batch)
+
+    def run() -> None:
+        call(batch)
         synchronize(order.device)
-        started, calls, spent = time.perf_counter(), 0, 0.0
-        while spent < order.seconds:
-            call(batch)
-            synchronize(order.device)
-            calls, spent = calls + 1, time.perf_counter() - started
-    print(msgspec.json.encode(Measurement([Rate(size, calls * size / spent)])).decode())
+
+    with torch.inference_mode():
+        rate = size / time_calls(run, order.seconds)
+    print(msgspec.json.encode(Measurement([Rate(size, rate)])).decode())
 
 
 def detect_with_ultralytics(order: Order) -> Call:
@@ -89,7 +85,7 @@ def embed(order: Order) -> Call:
 
 def write(order: Order) -> Call:
     model = load(transformers.AutoModelForImageTextToText, order)
-    processing_smolvlm.num2words = processing_smolvlm.num2words or str  # it is for videos
+    do_without_num2words()
     processor = transformers.AutoProcessor.from_pretrained(folder_of(order))
     tokens = order.spec.options.get("force_tokens")
     limits = {"min_new_tokens": tokens, "max_new_tokens": tokens} if tokens else dict(order.spec.options)

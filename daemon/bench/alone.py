@@ -11,7 +11,7 @@ import gc
 import itertools
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import msgspec
@@ -58,13 +58,18 @@ def measure(order: Order) -> Measurement:
 
 def time_stage(stage: Stage, images: Sequence[Image], seconds: float) -> float:
     """Images per second. Raises ImageError if the stage cannot do one of them."""
+    return len(images) / time_calls(lambda: run(stage, images), seconds)
+
+
+def time_calls(call: Callable[[], object], seconds: float) -> float:
+    """Seconds for each call, on average over at least this time, after some rehearsals."""
     for _ in range(REHEARSALS):
-        run(stage, images)
+        call()
     started, calls, spent = time.perf_counter(), 0, 0.0
     while spent < seconds:
-        run(stage, images)
+        call()
         calls, spent = calls + 1, time.perf_counter() - started
-    return calls * len(images) / spent
+    return spent / calls
 
 
 def run(stage: Stage, images: Sequence[Image]) -> None:

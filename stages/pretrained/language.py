@@ -154,8 +154,7 @@ def choose_recorder(device: str) -> Recorder | None:
 
 def load_processor(folder: str, kind: Any = AutoProcessor) -> Any:
     """A model's processor for images and text, which works on any device. kind: its class. Raises StageUnusable."""
-    # SmolVLM's processor refuses to start without the package num2words, which only videos need.
-    processing_smolvlm.num2words = processing_smolvlm.num2words or str
+    do_without_num2words()
     processor = load_part("processor", kind, folder, trust_remote_code=False)
     if processor.image_processor.backend == "pil":  # it takes images on the host only
         processor.image_processor = load_part(
@@ -163,6 +162,11 @@ def load_processor(folder: str, kind: Any = AutoProcessor) -> Any:
         )
     make_exact(processor.image_processor)
     return processor
+
+
+def do_without_num2words() -> None:
+    """Let SmolVLM's processor start without the package num2words, which only videos need."""
+    processing_smolvlm.num2words = processing_smolvlm.num2words or str
 
 
 def load_chat_processor(folder: str, kind: Any = AutoProcessor) -> Any:

@@ -9,8 +9,8 @@ from typing import Any
 import transformers
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerFast
-from transformers.models.smolvlm import processing_smolvlm
 
+from stages.pretrained.language import do_without_num2words
 from tests.stages.checkpoints import draw_weights, make_model
 
 PAD, START, END, UNKNOWN = "<pad>", "<s>", "</s>", "<unk>"
@@ -104,7 +104,7 @@ def make_tiled(name: str) -> Callable[[Path], None]:
             size={"longest_edge": 64}, max_image_size={"longest_edge": 32}
         )
         videos = [transformers.SmolVLMVideoProcessor()] if name == "SmolVLM" else []
-        processing_smolvlm.num2words = processing_smolvlm.num2words or str  # it is for videos
+        do_without_num2words()
         kind = getattr(transformers, f"{name}Processor")
         processor = kind(images, tokenizer, *videos, image_seq_len=4, chat_template=SMOL_TEMPLATE)
         save(folder, make_captioner(name, config), processor)
