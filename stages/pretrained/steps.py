@@ -170,7 +170,6 @@ class RecordedSteps:
             held = {**repeat(inputs, size), CACHE: memory.make_cache(shape)}
             replay = recorder.record(partial(self._write_logits, held, size), rewind)
             self.recordings[shape] = Recording(*divide(held), replay)
-        rewind()
 
     def _write_logits(self, inputs: Mapping[str, Any], texts: int) -> None:
         self.logits[:texts].copy_(self.writer(**inputs).logits[:, -1:])

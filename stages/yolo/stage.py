@@ -79,8 +79,8 @@ class YoloStage(Stage):
                 pixels = pixels_of([images[place] for place in batch])
                 with hold_device(self.lock):
                     candidates = self._forward(pixels, [boxes[place] for place in batch])
-                for place, candidate in zip(batch, candidates, strict=True):
-                    results[place] = self._describe(candidate, boxes[place], images[place])
+                for place, found in zip(batch, self._suppress(candidates), strict=True):
+                    results[place] = self._describe(found, boxes[place], images[place])
         for place, unknown in enumerate(self.familiarity.find_unfamiliar(images)):
             if unknown:
                 results[place] = describe([], [], [], images[place])
@@ -93,13 +93,14 @@ class YoloStage(Stage):
             predictions if self.model.is_end_to_end else keep_confident(predictions, self.options.conf)
         ).cpu()
 
-    def _describe(self, candidates: Tensor, box: Letterbox, image: Image) -> Objects:
-        conf, iou, most = self.options.conf, self.options.iou, self.options.max_det
-        found = (
-            choose(candidates, conf, most)
-            if self.model.is_end_to_end
-            else suppress(candidates, conf, iou, most)
-        )
+    def _suppress(self, candidates: Tensor) -> list[Tensor]:
+        """Of each image [boxes, 6]: corners on the canvas, score, class; the highest score first."""
+        conf, most = self.options.conf, self.options.max_det
+        if self.model.is_end_to_end:
+            return choose(candidates, conf, most)
+        return suppress(candidates, conf, self.options.iou, most)
+
+    def _describe(self, found: Tensor, box: Letterbox, image: Image) -> Objects:
         rows = found.numpy().astype(np.float64)
         corners = box.unplace(rows[:, :4], image.height, image.width).tolist()
         labels = [self.names[number] for number in rows[:, 5].astype(int).tolist()]

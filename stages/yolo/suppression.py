@@ -17,25 +17,29 @@ def keep_confident(predictions: Tensor, confidence: float) -> Tensor:
     """
     scores = predictions[:, 4:].amax(dim=1)
     most = int((scores > confidence).sum(dim=1).max())
-    kept = scores.topk(min(most, scores.shape[1]), dim=1).indices
+    kept = scores.topk(most, dim=1).indices
     return predictions.gather(2, kept[:, None].expand(-1, predictions.shape[1], -1))
 
 
-def suppress(prediction: Tensor, confidence: float, overlap: float, most: int) -> Tensor:
-    """The best boxes of an image: [boxes, 6], corners, score and class, the highest score first.
+def suppress(predictions: Tensor, confidence: float, overlap: float, most: int) -> list[Tensor]:
+    """The best boxes of each image: [boxes, 6], corners, score and class, the highest score first.
 
-    prediction: [4 + classes, anchors], center and sides, and the score of each class. Of two boxes of a class that
-    overlap by more (intersection over union) the better one stays.
+    predictions: [images, 4 + classes, anchors], center and sides, and the score of each class. Of two boxes of a class
+    that overlap by more (intersection over union) the better one stays.
     """
-    scores, classes = prediction[4:].max(dim=0)
-    sure = scores > confidence
-    centers, sides = prediction[:4, sure].T.chunk(2, dim=1)
-    corners = torch.cat((centers - sides / 2, centers + sides / 2), dim=1)
-    scores, classes = scores[sure], classes[sure].float()
-    kept = nms(corners + classes[:, None] * APART, scores, overlap)[:most]
-    return torch.cat((corners[kept], scores[kept, None], classes[kept, None]), dim=1)
+    scores, classes = predictions[:, 4:].max(dim=1, keepdim=True)
+    centers, halves = predictions[:, :2], predictions[:, 2:4] / 2
+    boxes = torch.cat((centers - halves, centers + halves, scores, classes), dim=1).transpose(1, 2)
+    places = boxes[..., :4] + boxes[..., 5:] * APART
+    found = []
+    for rows, apart, sure in zip(boxes, places, scores[:, 0] > confidence, strict=True):
+        kept = sure.nonzero()[:, 0]
+        if len(kept) > 1:
+            kept = kept[nms(apart[kept], rows[kept, 4], overlap)]
+        found.append(rows[kept[:most]])
+    return found
 
 
-def choose(prediction: Tensor, confidence: float, most: int) -> Tensor:
-    """As suppress, for a network that is end to end. prediction: [objects, 6], the highest score first."""
-    return prediction[prediction[:, 4] > confidence][:most]
+def choose(predictions: Tensor, confidence: float, most: int) -> list[Tensor]:
+    """As suppress, for a network that is end to end. predictions: [images, objects, 6], the highest score first."""
+    return [rows[rows[:, 4] > confidence][:most] for rows in predictions]

@@ -307,7 +307,7 @@ def test_a_model_with_dynamic_frequencies_has_no_recorded_steps(make_stage: Make
 
 def test_a_model_with_a_sliding_window_has_no_recorded_steps(make_stage: Make) -> None:
     model = make_stage("blip", "internvl").model
-    text = model.config.get_text_config(steps=True)
+    text = model.config.get_text_config(decoder=True)
     text.layer_types, text.sliding_window = ["sliding_attention"] * text.num_hidden_layers, 8
     assert not is_steady(model)
 

@@ -28,20 +28,20 @@ def test_the_boxes_that_stay_are_those_of_ultralytics(
     if predictions.shape[-1] == 6:  # which ultralytics takes for end to end
         predictions = torch.cat((predictions, predictions[..., :1]), dim=2)
     theirs = non_max_suppression(predictions.clone(), confidence, 0.7, max_det=most, max_time_img=inf)
-    ours = [suppress(kept, confidence, 0.7, most) for kept in keep_confident(predictions, confidence)]
+    ours = suppress(keep_confident(predictions, confidence), confidence, 0.7, most)
     for found, expected in zip(ours, theirs, strict=True):
         assert torch.allclose(found, expected)
 
 
 def test_nothing_above_the_threshold_gives_no_boxes() -> None:
     predictions = draw_predictions(2, 3, 10) * 0.1
-    assert [len(suppress(kept, 0.5, 0.7, 9)) for kept in keep_confident(predictions, 0.5)] == [0, 0]
+    assert [len(found) for found in suppress(keep_confident(predictions, 0.5), 0.5, 0.7, 9)] == [0, 0]
 
 
 def test_end_to_end_predictions_are_only_cut() -> None:
     rows = torch.tensor([[0, 0, 9, 9, score, 1] for score in (0.9, 0.6, 0.3)])
-    assert choose(rows, 0.5, 300).tolist() == rows[:2].tolist()
-    assert choose(rows, 0.1, 1).tolist() == rows[:1].tolist()
+    assert [found.tolist() for found in choose(rows[None], 0.5, 300)] == [rows[:2].tolist()]
+    assert [found.tolist() for found in choose(rows[None], 0.1, 1)] == [rows[:1].tolist()]
 
 
 @pytest.mark.parametrize("size", [(1080, 810), (720, 1280), (641, 639), (32, 32), (7, 5), (1, 3000)])
