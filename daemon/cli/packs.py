@@ -224,7 +224,7 @@ def describe_rate(entry: Entry) -> tuple[str, str]:
     """The rate of a model and its GPU memory in GB; "-" if not measured."""
     if not (rate := RATES.get(entry.name)):
         return "-", "-"
-    memory = "-" if rate.memory_bytes is None else f"{rate.memory_bytes / 1e9:g}"
+    memory = f"{rate.memory_bytes / 1e9:g}"
     return f"{rate.images_per_second:,g}", memory
 
 
