@@ -124,7 +124,7 @@ def make_models(seed: int, vocabulary: Vocabulary, sizes: Sizes) -> Models:
 def make_yolo(vocabulary: Vocabulary, sizes: Sizes) -> tuple[nn.Module, dict[str, Any]]:
     """yolov8n with narrower layers, and the config to build it again."""
     names = list(vocabulary.classes)
-    structure = describe(Size(0.33, sizes.yolo_width, 1024), len(names))
+    structure = describe(Size(0.33, sizes.yolo_width), len(names))
     config = {"model": structure, "nc": len(names), "names": names, "imgsz": sizes.yolo_size}
     return build_network(config), config
 

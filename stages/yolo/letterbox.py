@@ -56,8 +56,13 @@ class Letterbox:
     def unplace(self, corners: NDArray[np.float64], height: int, width: int) -> NDArray[np.float64]:
         """Corners x0, y0, x1, y1 on the canvas, [boxes, 4], to pixels of the image of height × width, cut off at its
         edges."""
-        scale = np.tile((width / self.image_width, height / self.image_height), 2)
-        moved: NDArray[np.float64] = (corners - np.tile((self.left, self.top), 2)) * scale
+        # As ultralytics' scale_boxes: it takes the scale from the canvas. Where the shorter side was rounded to a
+        # multiple of the stride, this moves boxes by up to 6 pixels of a large image, but answers are to be equal.
+        scale = min(self.height / height, self.width / width)
+        image_height, image_width = max(round(height * scale), 1), max(round(width * scale), 1)
+        left, top = round((self.width - image_width) / 2 - 0.1), round((self.height - image_height) / 2 - 0.1)
+        scales = np.tile((image_width / width, image_height / height), 2)
+        moved: NDArray[np.float64] = (corners - np.tile((left, top), 2)) / scales
         return moved.clip(0, np.tile((width, height), 2))
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from abc import abstractmethod
+from abc import ABC, abstractmethod
 from typing import Any
 
 import torch
@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 
-class YoloNetwork(nn.Module):
+class YoloNetwork(nn.Module, ABC):
     """A detector.
 
     stride: the pixels of a cell of its coarsest feature map; the sides of a canvas are multiples of it.

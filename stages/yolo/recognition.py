@@ -1,6 +1,6 @@
 """Identifies YOLO's files without loading them. Imports no torch, and runs no code of a pickle.
 
-ultralytics' own loader also builds RT-DETR and others, with an error or with nonsense answers later.
+ultralytics' own loader also builds RT-DETR and others, which later fail or give nonsense.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ def explain_library(weights: str | Path, layers: Sequence[str] = ()) -> str:
     )
     return (
         f"{weights} {why}, which is not installed: pip install 'visiond[ultralytics]' (AGPL-3.0), then restart visiond; "
-        "or take a detector that needs no extra: visiond models list --stage yolo."
+        "or choose a detector without it; `visiond models list --stage yolo` shows them."
     )
 
 

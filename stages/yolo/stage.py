@@ -29,7 +29,7 @@ from stages.yolo.descriptor import Objects, YoloOptions
 from stages.yolo.letterbox import Letterbox, fill_canvases, fill_with_kernel
 from stages.yolo.network import convolutions_with_silu, speed_up_convolutions
 from stages.yolo.objects import describe
-from stages.yolo.suppression import choose, keep_confident, suppress
+from stages.yolo.suppression import keep_confident, select, suppress
 from stages.yolo.weights import load_network
 
 
@@ -97,7 +97,7 @@ class YoloStage(Stage):
         """Of each image [boxes, 6]: corners on the canvas, score, class; the highest score first."""
         conf, most = self.options.conf, self.options.max_det
         if self.model.is_end_to_end:
-            return choose(candidates, conf, most)
+            return select(candidates, conf, most)
         return suppress(candidates, conf, self.options.iou, most)
 
     def _describe(self, found: Tensor, box: Letterbox, image: Image) -> Objects:

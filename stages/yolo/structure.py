@@ -12,43 +12,48 @@ from typing import Any
 
 # Rows as in a YAML of ultralytics: sources (-1 is the layer before), repeats, kind, arguments (channels first).
 Row = list[Any]
-KEYS = {"backbone", "head", "nc", "scales", "scale", "ch"}
+# Of a structure, as ultralytics' trainer writes it today and as it did in its version 8.0.
+KEYS = {"backbone", "head", "nc", "scales", "scale", "depth_multiple", "width_multiple"}
+# What else it writes, with the only values that YOLOv8 for detection has.
+CONSTANTS = {"ch": 3, "channels": 3, "task": "detect"}
+LIMITS = (1024, 768, 512)  # of the channels, in the published sizes
 UPSAMPLE: Row = [-1, 1, "nn.Upsample", ["None", 2, "nearest"]]
 
 
 @dataclass(frozen=True, slots=True)
 class Size:
-    """depth: factor of the repeats. width: factor of the channels, which are at most `most` before."""
+    """depth: factor of the repeats. width: factor of the channels. max_channels: limit of the channels before that
+    factor."""
 
     depth: float
     width: float
-    most: int
+    max_channels: int = 1024
 
 
 # As published (https://docs.ultralytics.com/models/yolov8).
 SIZES = {
-    "n": Size(0.33, 0.25, 1024),
-    "s": Size(0.33, 0.5, 1024),
+    "n": Size(0.33, 0.25),
+    "s": Size(0.33, 0.5),
     "m": Size(0.67, 0.75, 768),
     "l": Size(1.0, 1.0, 512),
     "x": Size(1.0, 1.25, 512),
 }
 
 
-def list_backbone() -> list[Row]:
+def list_backbone(deepest: int = 1024) -> list[Row]:
+    """deepest: channels of the last layers."""
     rows: list[Row] = [[-1, 1, "Conv", [64, 3, 2]]]
-    for channels, repeats in ((128, 3), (256, 6), (512, 6), (1024, 3)):
+    for channels, repeats in ((128, 3), (256, 6), (512, 6), (deepest, 3)):
         rows += [[-1, 1, "Conv", [channels, 3, 2]], [-1, repeats, "C2f", [channels, True]]]
-    return [*rows, [-1, 1, "SPPF", [1024, 5]]]
+    return [*rows, [-1, 1, "SPPF", [deepest, 5]]]
 
 
-def list_head() -> list[Row]:
+def list_head(deepest: int = 1024) -> list[Row]:
     rows: list[Row] = []
     for beside, channels in ((6, 512), (4, 256)):
         rows += [UPSAMPLE, [[-1, beside], 1, "Concat", [1]], [-1, 3, "C2f", [channels]]]
-    for beside, channels in ((12, 512), (9, 1024)):
-        rows += [[-1, 1, "Conv", [channels // 2, 3, 2]], [[-1, beside], 1, "Concat", [1]]]
-        rows.append([-1, 3, "C2f", [channels]])
+    for beside, channels, made in ((12, 256, 512), (9, 512, deepest)):
+        rows += [[-1, 1, "Conv", [channels, 3, 2]], [[-1, beside], 1, "Concat", [1]], [-1, 3, "C2f", [made]]]
     return [*rows, [[15, 18, 21], 1, "Detect", ["nc"]]]
 
 
@@ -56,7 +61,7 @@ def describe(size: Size, classes: int) -> dict[str, Any]:
     """YOLOv8 of a size, for a yolo.json."""
     return {
         "nc": classes,
-        "scales": {"n": [size.depth, size.width, size.most]},
+        "scales": {"n": [size.depth, size.width, size.max_channels]},
         "backbone": list_backbone(),
         "head": list_head(),
         "scale": "n",
@@ -71,14 +76,28 @@ def find_size(model: object) -> Size | None:
     if isinstance(model, str):
         named = re.fullmatch(r"yolov8([nsmlx]?)\.yaml", model)
         return SIZES[named[1] or "n"] if named else None
-    if not isinstance(model, Mapping) or not model.keys() <= KEYS or model.get("ch", 3) != 3:
+    if not isinstance(model, Mapping) or not model.keys() <= KEYS | CONSTANTS.keys():
+        return None
+    if any(model.get(key, value) != value for key, value in CONSTANTS.items()):
         return None
     rows = [UPSAMPLE if row == [*UPSAMPLE[:3], [None, 2, "nearest"]] else row for row in list_rows(model)]
-    scales = model.get("scales") or {"n": None}
-    match scales.get(model.get("scale") or next(iter(scales))), rows == [*list_backbone(), *list_head()]:
-        case [float() | int() as depth, float() | int() as width, int() as most], True:
-            return Size(depth, width, most)
+    limits = [limit for limit in LIMITS if rows == [*list_backbone(limit), *list_head(limit)]]
+    match limits, find_factors(model):
+        case [1024], [float() | int() as depth, float() | int() as width, int() as limit]:
+            return Size(depth, width, limit)
+        case [limit], [float() | int() as depth, float() | int() as width]:
+            return Size(depth, width, limit)
     return None
+
+
+def find_factors(model: Mapping[str, Any]) -> object:
+    """Depth and width; and the limit of the channels, which the rows of version 8.0 have already."""
+    if "scales" not in model:
+        return [model.get("depth_multiple"), model.get("width_multiple")]
+    scales, scale = model["scales"], model.get("scale")
+    if not isinstance(scales, Mapping) or not scales:
+        return None
+    return scales.get(str(scale)) if scale else next(iter(scales.values()))  # as ultralytics
 
 
 def list_rows(model: object) -> list[Row]:
@@ -90,7 +109,8 @@ def list_rows(model: object) -> list[Row]:
 def list_layers(model: object) -> list[str]:
     """The kinds of layers that YOLOv8 does not have."""
     ours = {row[2] for row in (*list_backbone(), *list_head())}
-    return sorted({str(row[2]) for row in list_rows(model)} - ours)
+    kinds = {str(row[2]) for row in list_rows(model) if isinstance(row, list) and len(row) > 2}
+    return sorted(kinds - ours)
 
 
 def needs_library(model: object) -> bool:
@@ -99,4 +119,5 @@ def needs_library(model: object) -> bool:
 
 
 def has_library() -> bool:
-    return importlib.util.find_spec("ultralytics") is not None
+    spec = importlib.util.find_spec("ultralytics")
+    return spec is not None and spec.origin is not None  # not only a folder that pip left behind

@@ -25,7 +25,7 @@ def suppress(predictions: Tensor, confidence: float, overlap: float, most: int) 
     """The best boxes of each image: [boxes, 6], corners, score and class, the highest score first.
 
     predictions: [images, 4 + classes, anchors], center and sides, and the score of each class. Of two boxes of a class
-    that overlap by more (intersection over union) the better one stays.
+    that overlap by more (intersection over union) the one with the higher score stays.
     """
     scores, classes = predictions[:, 4:].max(dim=1, keepdim=True)
     centers, halves = predictions[:, :2], predictions[:, 2:4] / 2
@@ -40,6 +40,6 @@ def suppress(predictions: Tensor, confidence: float, overlap: float, most: int) 
     return found
 
 
-def choose(predictions: Tensor, confidence: float, most: int) -> list[Tensor]:
+def select(predictions: Tensor, confidence: float, most: int) -> list[Tensor]:
     """As suppress, for a network that is end to end. predictions: [images, objects, 6], the highest score first."""
     return [rows[rows[:, 4] > confidence][:most] for rows in predictions]

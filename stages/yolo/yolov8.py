@@ -19,7 +19,7 @@ from stages.yolo.structure import Size, list_backbone, list_head
 BINS = 16  # of the distribution of a box's side, in cells of the feature map
 EPS = 1e-3  # of the batch norms that weights were trained with
 WIDENED = ("Conv", "C2f", "SPPF")  # layers whose channels the width multiplies
-OBJECTS = 5  # in an image of 640 pixels before training, for the biases of scores
+OBJECTS = 5  # that an untrained network expects in an image of 640 pixels; sets the biases of the scores
 
 
 class Shape(NamedTuple):
@@ -40,23 +40,25 @@ class YoloV8(YoloNetwork):
             self.sources.append([sources] if isinstance(sources, int) else sources)
             inputs = [shapes[source] if shapes else Shape(3, 1) for source in self.sources[-1]]
             (channels, stride), count = inputs[0], max(round(repeats * size.depth), 1)
-            made = round_up(min(arguments[0], size.most) * size.width) if kind in WIDENED else channels
+            out_channels = (
+                round_up(min(arguments[0], size.max_channels) * size.width) if kind in WIDENED else channels
+            )
             layer: nn.Module
             match kind:
                 case "Conv":
-                    layer, stride = Conv(channels, made, kernel=3, stride=2), stride * 2
+                    layer, stride = Conv(channels, out_channels, kernel=3, stride=2), stride * 2
                 case "C2f":
-                    layer = C2f(channels, made, count, shortcut=True in arguments)
+                    layer = C2f(channels, out_channels, count, shortcut=True in arguments)
                 case "SPPF":
-                    layer = SPPF(channels, made)
+                    layer = SPPF(channels, out_channels)
                 case "nn.Upsample":
                     layer, stride = nn.Upsample(scale_factor=2, mode="nearest"), stride // 2
                 case "Concat":
-                    layer, made = Concat(), sum(shape.channels for shape in inputs)
+                    layer, out_channels = Concat(), sum(shape.channels for shape in inputs)
                 case _:
                     layer = Detect(inputs, classes)
             self.model.append(layer)
-            shapes.append(Shape(made, stride))
+            shapes.append(Shape(out_channels, stride))
         self.stride = max(shape.stride for shape in shapes)
         for module in self.modules():
             if isinstance(module, nn.BatchNorm2d):
@@ -81,10 +83,10 @@ def round_up(channels: float) -> int:
 class Conv(nn.Module):
     """A convolution that keeps the size (divided by the stride), a batch norm, and SiLU."""
 
-    def __init__(self, channels: int, made: int, *, kernel: int = 1, stride: int = 1) -> None:
+    def __init__(self, channels: int, out_channels: int, *, kernel: int = 1, stride: int = 1) -> None:
         super().__init__()
-        self.conv = nn.Conv2d(channels, made, kernel, stride, kernel // 2, bias=False)
-        self.bn = nn.BatchNorm2d(made)
+        self.conv = nn.Conv2d(channels, out_channels, kernel, stride, kernel // 2, bias=False)
+        self.bn = nn.BatchNorm2d(out_channels)
         self.act = nn.SiLU()
 
     def forward(self, pixels: Tensor) -> Tensor:
@@ -105,14 +107,14 @@ class Bottleneck(nn.Module):
 
 
 class C2f(nn.Module):
-    """A cross-stage partial block: half of the channels goes through `count` bottlenecks, and the outputs of all of them
+    """A cross-stage partial block: half of the channels go through `count` bottlenecks, and the outputs of all of them
     are used."""
 
-    def __init__(self, channels: int, made: int, count: int, *, shortcut: bool) -> None:
+    def __init__(self, channels: int, out_channels: int, count: int, *, shortcut: bool) -> None:
         super().__init__()
-        half = made // 2
+        half = out_channels // 2
         self.cv1 = Conv(channels, 2 * half)
-        self.cv2 = Conv((2 + count) * half, made)
+        self.cv2 = Conv((2 + count) * half, out_channels)
         self.m = nn.ModuleList(Bottleneck(half, shortcut=shortcut) for _ in range(count))
 
     def forward(self, pixels: Tensor) -> Tensor:
@@ -126,10 +128,10 @@ class C2f(nn.Module):
 class SPPF(nn.Module):
     """Spatial pyramid pooling: the largest values in windows of 1, 5, 9 and 13 cells."""
 
-    def __init__(self, channels: int, made: int) -> None:
+    def __init__(self, channels: int, out_channels: int) -> None:
         super().__init__()
         self.cv1 = Conv(channels, channels // 2)
-        self.cv2 = Conv(channels // 2 * 4, made)
+        self.cv2 = Conv(channels // 2 * 4, out_channels)
         self.m = nn.MaxPool2d(5, stride=1, padding=2)
 
     def forward(self, pixels: Tensor) -> Tensor:
@@ -168,12 +170,15 @@ class Detect(nn.Module):
     def __init__(self, inputs: Sequence[Shape], classes: int) -> None:
         super().__init__()
         first, self.strides = inputs[0].channels, [shape.stride for shape in inputs]
-        for_boxes, for_scores = max(16, first // 4, BINS * 4), max(first, min(classes, 100))
-        self.cv2 = nn.ModuleList(make_branch(shape.channels, for_boxes, 4 * BINS) for shape in inputs)
+        box_channels, score_channels = max(16, first // 4, BINS * 4), max(first, min(classes, 100))
+        self.cv2 = nn.ModuleList(make_branch(shape.channels, box_channels, 4 * BINS) for shape in inputs)
         self.cv3 = nn.ModuleList(
             # So that training begins with few objects
             make_branch(
-                shape.channels, for_scores, classes, bias=log(OBJECTS / classes / (640 / shape.stride) ** 2)
+                shape.channels,
+                score_channels,
+                classes,
+                bias=log(OBJECTS / classes / (640 / shape.stride) ** 2),
             )
             for shape in inputs
         )
@@ -208,7 +213,7 @@ class Detect(nn.Module):
         return self.anchors[key]
 
 
-def make_branch(channels: int, hidden: int, made: int, *, bias: float = 1.0) -> nn.Sequential:
-    last = nn.Conv2d(hidden, made, 1)
+def make_branch(channels: int, hidden: int, out_channels: int, *, bias: float = 1.0) -> nn.Sequential:
+    last = nn.Conv2d(hidden, out_channels, 1)
     nn.init.constant_(last.bias, bias)  # type: ignore[arg-type]
     return nn.Sequential(Conv(channels, hidden, kernel=3), Conv(hidden, hidden, kernel=3), last)

@@ -1,7 +1,10 @@
 from __future__ import annotations
 
+from pathlib import Path
+
 import cv2
 import PIL.Image
+import pytest
 import torch
 
 from stages.weights.packs import Pack, resolve
@@ -32,3 +35,12 @@ def test_half_precision_finds_boxes_to_the_pixel(blank_pack: Pack) -> None:
     assert (head._inference(raw).float() - exact).abs().max() > 1
     decode_in_float32(head)
     assert torch.allclose(head._inference(raw), exact, atol=1e-3)
+
+
+def test_code_in_a_config_does_not_run(tmp_path: Path) -> None:
+    structure = library.read_structure("yolo11n.yaml") | {
+        "activation": f"__import__('pathlib').Path({str(tmp_path / 'bomb')!r}).touch()"
+    }
+    with pytest.raises(TypeError, match="restricted"):
+        library.build({"model": structure, "nc": 2})
+    assert not (tmp_path / "bomb").exists()

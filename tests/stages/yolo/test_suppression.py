@@ -9,7 +9,7 @@ from ultralytics.utils.nms import non_max_suppression
 from ultralytics.utils.ops import scale_boxes
 
 from stages.yolo.letterbox import Letterbox
-from stages.yolo.suppression import choose, keep_confident, suppress
+from stages.yolo.suppression import keep_confident, select, suppress
 
 
 def draw_predictions(images: int, classes: int, anchors: int) -> torch.Tensor:
@@ -40,13 +40,22 @@ def test_nothing_above_the_threshold_gives_no_boxes() -> None:
 
 def test_end_to_end_predictions_are_only_cut() -> None:
     rows = torch.tensor([[0, 0, 9, 9, score, 1] for score in (0.9, 0.6, 0.3)])
-    assert [found.tolist() for found in choose(rows[None], 0.5, 300)] == [rows[:2].tolist()]
-    assert [found.tolist() for found in choose(rows[None], 0.1, 1)] == [rows[:1].tolist()]
+    assert [found.tolist() for found in select(rows[None], 0.5, 300)] == [rows[:2].tolist()]
+    assert [found.tolist() for found in select(rows[None], 0.1, 1)] == [rows[:1].tolist()]
 
 
-@pytest.mark.parametrize("size", [(1080, 810), (720, 1280), (641, 639), (32, 32), (7, 5), (1, 3000)])
-def test_boxes_come_back_to_the_image_as_those_of_ultralytics(size: tuple[int, int]) -> None:
-    box = Letterbox.fit(*size, 640, 32)
-    corners = np.random.default_rng(0).uniform(-20, 660, (50, 4))
-    expected = scale_boxes(box.canvas, corners.copy(), size)
-    assert np.allclose(box.unplace(corners, *size), expected)
+def test_boxes_come_back_to_the_image_as_those_of_ultralytics() -> None:
+    rng = np.random.default_rng(0)
+    sizes = [
+        (1080, 810),
+        (1400, 701),
+        (3047, 1221),
+        (7, 5),
+        (1, 3000),
+        *rng.integers(1, 4000, (300, 2)).tolist(),
+    ]
+    for size in sizes:
+        box = Letterbox.fit(*size, 640, 32)
+        corners = rng.uniform(0, 1, (20, 4)) * np.tile((box.width, box.height), 2)
+        expected = scale_boxes(box.canvas, corners.copy(), size)
+        assert np.allclose(box.unplace(corners, *size), expected), size

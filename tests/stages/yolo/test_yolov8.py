@@ -18,7 +18,7 @@ from tests.stages.yolo.detectors import make_sure_of_itself, read_asset
 def test_its_predictions_are_those_of_ultralytics(letter: str) -> None:
     """In each published size, with a quarter of the channels."""
     published = SIZES[letter]
-    size = Size(published.depth, published.width / 4, published.most)
+    size = Size(published.depth, published.width / 4, published.max_channels)
     torch.manual_seed(0)
     theirs = library.build({"model": describe(size, 7), "nc": 7})
     photo = read_asset("bus.jpg")
@@ -37,9 +37,9 @@ def test_its_predictions_are_those_of_ultralytics(letter: str) -> None:
 
 def test_half_precision_moves_no_box_by_a_pixel() -> None:
     torch.manual_seed(0)
-    network = YoloV8(Size(0.33, 0.125, 1024), 3)
+    network = YoloV8(Size(0.33, 0.125), 3)
     sides = [torch.randn(1, 64, cells, cells).bfloat16() for cells in (80, 40, 20)]
-    exact, half = network.model[-1], YoloV8(Size(0.33, 0.125, 1024), 3).bfloat16().model[-1]
+    exact, half = network.model[-1], YoloV8(Size(0.33, 0.125), 3).bfloat16().model[-1]
     boxes = []
     for head, dtype in ((exact, torch.float32), (half, torch.bfloat16)):
         for number, given in enumerate(sides):
