@@ -96,7 +96,8 @@ class RecordedSteps:
         write: generates DRY_RUN_TOKENS tokens about one small image, with the cache that it gets.
         prompt: tokens of that image's prompt. longest: tokens of the longest text that is to have recorded steps.
         budget: most bytes of the memory.
-        Raises OutOfMemory if the budget is too small, and the errors of torch.
+        Raises OutOfMemory if the budget is too small, RuntimeError if `generate` does not call `step`, and the errors
+        of torch.
         """
         least = align(prompt + DRY_RUN_TOKENS)
         write(used := StaticCache(config=self.config, max_cache_len=least))
@@ -113,6 +114,11 @@ class RecordedSteps:
             self.memory.clear(self.sizes[-1])
             write(self._start(self.memory, Shape(1, length), prompt))
         self.recorder = None
+        if len(self.recordings) != len(self.sizes) * len(self.lengths):
+            raise RuntimeError(
+                "transformers compiles no steps of this model: disable_compile is set in its generation_config.json, or its "
+                "quantized weights do not allow it"
+            )
 
     def release(self) -> None:
         """Give all memory back. From now on the model generates as before."""

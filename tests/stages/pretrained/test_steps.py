@@ -29,7 +29,6 @@ from tests.stages.emulation import CannotRecord, EmulatedRecorder, emulate_recor
 from tests.stages.pictures import draw_image
 
 Make = Callable[..., LanguageStage]
-Record = Callable[[LanguageStage], EmulatedRecorder]
 pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
 NEW_TOKENS, BATCH = 20, 6
 KINDS = [
@@ -238,6 +237,22 @@ def test_a_recording_that_fails_leaves_nothing_behind(
     )
     assert memories
     assert {memory() for memory in memories} == {None}
+
+
+def test_a_model_that_transformers_would_not_compile_writes_long_texts(
+    make_stage: Make, recorder: EmulatedRecorder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = make_stage("blip", "qwen3_vl")
+    pixels = draw(made, SIZES)
+    expected = write(made, pixels)
+    made.release_steps()
+    monkeypatch.setattr(made.model.generation_config, "disable_compile", True)
+    records = recorder.records
+    with pytest.warns(RuntimeWarning, match="disable_compile") as caught, hold_device(made.lock):
+        made.record_steps()
+    assert len(caught) == 1
+    assert (made.steps, recorder.records) == (None, records)
+    assert write(made, pixels) == expected
 
 
 def test_too_little_memory_for_the_shortest_cache_is_said(
