@@ -118,8 +118,8 @@ class LanguageStage(VisionStage[Tensor]):
             torch.cuda.reset_peak_memory_stats(self.device)
         if problem:
             warnings.warn(
-                f"{self.name}: the steps of the model are not recorded as CUDA graphs until visiond is restarted, so each "
-                f"{self.text_name} takes longer: {problem}",
+                f"{self.name}: the steps of the model cannot be recorded as CUDA graphs, so "
+                f"{self.text_name}s take longer until visiond is restarted: {problem}",
                 RuntimeWarning,
                 stacklevel=3,
             )

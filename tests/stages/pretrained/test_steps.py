@@ -224,7 +224,7 @@ def test_a_recording_that_fails_leaves_nothing_behind(
     monkeypatch.setattr(keyvalues.CacheMemory, "make_cache", note)
     monkeypatch.setattr(recorder, "record", fail(error, "no way"))
     expect_no_steps(
-        lambda: make_stage("blip", "qwen3_vl"), "blip: the steps of the model are not recorded .*: no way"
+        lambda: make_stage("blip", "qwen3_vl"), "blip: the steps of the model cannot be recorded .*: no way"
     )
     assert memories
     assert {memory() for memory in memories} == {None}
