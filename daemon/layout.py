@@ -168,15 +168,15 @@ class Layout:
         """The setup of a segment's worker of this number, and its environment variables."""
         settings = self.config.pipeline
         device, first = segment.devices[number], segment.first_devices[number]
-        share = self.cores.share(
-            first, [other for each in self.placement.segments for other in each.first_devices]
-        )
-        spread = name_members(device)
+        beside = [other for each in self.placement.segments for other in each.first_devices]
+        share, spread = self.cores.share(first, beside), name_members(device)
+        workers = beside.count(first)
+        specs = [msgspec.structs.replace(self.specs[stage], workers=workers) for stage in segment.stages]
         seen_as, environment = address_device(device, self.gpus, max(LEAST_CPU_THREADS, share))
         setup = Setup(
             name=f"{segment.name}/{number}",
             device=seen_as,
-            stages=[spread_over(spread, self.specs[stage]) for stage in segment.stages],
+            stages=[spread_over(spread, spec) for spec in specs],
             slab_bytes=slab_bytes,
             threads=settings.threads_per_worker,
             decoders=settings.decoders_per_worker or max(1, share),

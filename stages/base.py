@@ -90,6 +90,7 @@ class StageSpec(msgspec.Struct, frozen=True):
     notice: str = ""  # about its weights, to be shown with its answers
     # Torch devices over which the model's layers are spread, the worker's own first; empty: all of it is there.
     spread: list[str] = []
+    workers: int = 1  # that share the memory of its device, with its own
 
 
 @dataclass(slots=True)

@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from transformers import BlipConfig, BlipForConditionalGeneration
 
 from stages.blip.vision import add_norm
+from stages.pretrained.keyvalues import plan_sizes
 from stages.pretrained.recording import CudaRecorder
 
 STEPS_BETWEEN_CHECKS = 4  # of whether all captions have ended, on a GPU; each check waits for the GPU
@@ -183,8 +184,7 @@ class GraphedStep:
         if self.device.type != "cuda":
             return
         recorder = CudaRecorder(self.device)
-        sizes = {self.most} | {1 << power for power in range(self.most.bit_length())}
-        for size in sorted(sizes, reverse=True):
+        for size in reversed(plan_sizes(self.most)):
             self.recorded[size] = recorder.record(partial(self.step, size), self.rewind)
 
 

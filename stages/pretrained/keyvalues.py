@@ -13,9 +13,8 @@ from typing import Any, NamedTuple
 from torch import Tensor
 from transformers import StaticCache
 
-LENGTHS_ALIGNED_TO = (
-    128  # so that prompts of similar lengths share a recording, and attention kernels run fast
-)
+# So that prompts of similar lengths share a recording, and attention kernels run fast.
+LENGTHS_ALIGNED_TO = 128
 
 
 class Shape(NamedTuple):
@@ -27,20 +26,20 @@ class Shape(NamedTuple):
 
 @dataclass(frozen=True)
 class LayerMemory:
-    """keys, values: [texts, heads, length, head size]. filled: int64 [], the number of tokens of each text that are
-    there."""
+    """keys, values: [texts, heads, length, head size]. cached_tokens: int64 [], the number of tokens of each text
+    that are there."""
 
     keys: Tensor
     values: Tensor
-    filled: Tensor
+    cached_tokens: Tensor
 
 
 class CacheMemory:
     """Caches of any smaller shape are views of it, so only one of them is in use at a time."""
 
     def __init__(self, used: StaticCache, config: Any, shape: Shape) -> None:
-        """used: a cache that the model has written to; it shows the form of each layer. config: of the language model.
-        Raises torch.OutOfMemoryError."""
+        """used: a cache that the model has written to; it shows the shape of each layer. config: of the language
+        model. Raises torch.OutOfMemoryError."""
         self.config = config
         self.layers = [
             LayerMemory(
@@ -66,14 +65,14 @@ class CacheMemory:
         for layer, memory in zip(cache.layers, self.layers, strict=True):
             layer.keys = memory.keys[: shape.texts, :, : shape.length]
             layer.values = memory.values[: shape.texts, :, : shape.length]
-            layer.cumulative_length = memory.filled
+            layer.cumulative_length = memory.cached_tokens
             layer.max_cache_len = shape.length
             layer.dtype, layer.device = layer.keys.dtype, layer.keys.device
             layer.is_initialized = True
 
     def clear(self, texts: int) -> None:
-        """Remove the texts of the batch before. An infinite value among their keys or values would otherwise make NaN of
-        every later text, although the mask excludes it."""
+        """Remove the texts of the batch before. An infinite value among their keys or values would otherwise turn
+        every later text into NaN, although the mask excludes it."""
         for part in self.parts:
             part[:texts].zero_()
         self.fill(0)
@@ -81,7 +80,7 @@ class CacheMemory:
     def fill(self, tokens: int) -> None:
         """Set how many tokens of each text are there."""
         for memory in self.layers:
-            memory.filled.fill_(tokens)
+            memory.cached_tokens.fill_(tokens)
 
 
 def allocate(part: Tensor, shape: Shape) -> Tensor:

@@ -23,9 +23,8 @@ from stages.pretrained.steps import DRY_RUN_TOKENS, RecordedSteps, is_steady
 from stages.pretrained.vision import BLANK_SIZE, VisionStage
 from stages.resizing.lanczos import make_exact
 
-CACHE_SHARE = (
-    1 / 3
-)  # of the device's free memory, for keys and values; batches and other stages have the rest
+# Of the device's free memory, for the keys and values of all its workers; batches and other stages have the rest.
+CACHE_SHARE = 1 / 3
 LARGE_SIZE = 1536, 1536  # images up to this height and width have recorded steps, if there is memory
 
 
@@ -115,10 +114,12 @@ class LanguageStage(VisionStage[Tensor]):
         self.steps = None
         if self.device.startswith("cuda"):
             torch.cuda.empty_cache()  # other processes may need it
+            # Before the daemon starts such a worker again, as much as its peak must be free; now it needs less.
+            torch.cuda.reset_peak_memory_stats(self.device)
         if problem:
             warnings.warn(
-                f"{self.name}: the steps of the model are not recorded as CUDA graphs until visiond is restarted, so each "
-                f"{self.text_name} takes longer: {problem}",
+                f"{self.name}: the steps of the model cannot be recorded as CUDA graphs, so "
+                f"{self.text_name}s take longer until visiond is restarted: {problem}",
                 RuntimeWarning,
                 stacklevel=3,
             )
@@ -136,7 +137,7 @@ class LanguageStage(VisionStage[Tensor]):
             prompt=prompts[0],
             # Not always the large one's: some models cut images of other proportions into more tiles.
             longest=max(prompts) + self.limits["max_new_tokens"],
-            budget=int(CACHE_SHARE * measure_free([self.device])[0]),
+            budget=int(CACHE_SHARE * measure_free([self.device])[0] / self.spec.workers),
         )
 
     def _generate(self, inputs: Mapping[str, Any], cache: Any, **limits: int) -> Tensor:

@@ -69,8 +69,10 @@ class RecordedSteps:
 
     def __init__(self, model: Any, most_texts: int) -> None:
         """model: one that is_steady. most_texts: of a batch."""
-        # BLIP-2 lets its language model generate; all others do it themselves.
-        self.writer = model.language_model if isinstance(model, Blip2ForConditionalGeneration) else model
+        # Whose `generate` is used: BLIP-2 lets its language model do it, all others do it themselves.
+        self.language_model = (
+            model.language_model if isinstance(model, Blip2ForConditionalGeneration) else model
+        )
         self.config = model.config.get_text_config(decoder=True)
         self.sizes = plan_sizes(most_texts)
         self.lengths: list[int] = []
@@ -80,26 +82,27 @@ class RecordedSteps:
         self.recorder: Recorder | None = None  # only while steps are recorded
         # Of the batch in work: its cache, the shape of that cache, and how many tokens of each text are in it.
         self.cache: StaticCache | None = None
-        self.shape, self.filled = Shape(0, 0), 0
-        self.writer.get_compiled_call = lambda _: self.step
+        self.shape, self.cached_tokens = Shape(0, 0), 0
+        self.language_model.get_compiled_call = lambda _: self.step
 
     def record(
         self,
         recorder: Recorder,
-        write: Callable[[StaticCache], object],
+        generate: Callable[[StaticCache], object],
         prompt: int,
         longest: int,
         budget: int,
     ) -> None:
         """Make the memory and record all steps. If it fails, call `release`.
 
-        write: generates DRY_RUN_TOKENS tokens about one small image, with the cache that it gets.
+        generate: generates DRY_RUN_TOKENS tokens about one small image, with the cache that it gets.
         prompt: tokens of that image's prompt. longest: tokens of the longest text that is to have recorded steps.
         budget: most bytes of the memory.
-        Raises OutOfMemory if the budget is too small, and the errors of torch.
+        Raises OutOfMemory if the budget is too small, RuntimeError if `generate` does not call `step`, and the
+        errors of torch.
         """
         least = align(prompt + DRY_RUN_TOKENS)
-        write(used := StaticCache(config=self.config, max_cache_len=least))
+        generate(used := StaticCache(config=self.config, max_cache_len=least))
         needed = self.sizes[-1] * bytes_per_token(used)
         self.lengths = plan_lengths(least, longest, budget // needed)
         if not self.lengths:
@@ -109,14 +112,19 @@ class RecordedSteps:
             )
         self.memory = CacheMemory(used, self.config, Shape(self.sizes[-1], self.lengths[-1]))
         self.recorder = recorder
-        for length in reversed(self.lengths):  # what the longest needs in between is enough for all others
+        for length in reversed(self.lengths):  # the temporary memory of the longest is enough for all others
             self.memory.clear(self.sizes[-1])
-            write(self._start(self.memory, Shape(1, length), prompt))
+            generate(self._start(self.memory, Shape(1, length), prompt))
         self.recorder = None
+        if len(self.recordings) != len(self.sizes) * len(self.lengths):
+            raise RuntimeError(
+                "transformers compiles no steps of this model: disable_compile is set in its generation_config.json, "
+                "or its quantized weights do not allow it"
+            )
 
     def release(self) -> None:
         """Give all memory back. From now on the model generates as before."""
-        vars(self.writer).pop("get_compiled_call", None)
+        vars(self.language_model).pop("get_compiled_call", None)
         self.lengths, self.recordings = [], {}
         self.memory = self.logits = self.cache = self.recorder = None
 
@@ -134,7 +142,7 @@ class RecordedSteps:
         """What `generate` calls for each token but the first, instead of the model. The logits are valid until the
         next call."""
         if self.memory is None or self.cache is None or inputs.get(CACHE) is not self.cache:
-            return self.writer(**inputs)
+            return self.language_model(**inputs)
         if self.recorder:
             self._record_sizes(self.memory, inputs, self.recorder)
         recording = self.recordings.get(Shape(self._find_size(self.shape.texts), self.shape.length))
@@ -144,15 +152,15 @@ class RecordedSteps:
                 logits=self.logits[: self.shape.texts], past_key_values=self.cache
             )
         else:
-            outputs = self.writer(**inputs)
-        self.filled += 1
-        if self.filled == self.shape.length != self.lengths[-1]:
-            self.shape = Shape(self.shape.texts, self.lengths[self.lengths.index(self.filled) + 1])
+            outputs = self.language_model(**inputs)
+        self.cached_tokens += 1
+        if self.cached_tokens == self.shape.length != self.lengths[-1]:
+            self.shape = Shape(self.shape.texts, self.lengths[self.lengths.index(self.cached_tokens) + 1])
             self.memory.resize(self.cache, self.shape)
         return outputs
 
     def _start(self, memory: CacheMemory, shape: Shape, prompt: int) -> StaticCache:
-        self.cache, self.shape, self.filled = memory.make_cache(shape), shape, prompt
+        self.cache, self.shape, self.cached_tokens = memory.make_cache(shape), shape, prompt
         return self.cache
 
     def _find_size(self, texts: int) -> int:
@@ -161,9 +169,9 @@ class RecordedSteps:
 
     def _record_sizes(self, memory: CacheMemory, inputs: Mapping[str, Any], recorder: Recorder) -> None:
         """Record the step of each number of texts at the length of the cache in work. inputs: of one text."""
-        rewind = partial(memory.fill, self.filled)
+        rewind = partial(memory.fill, self.cached_tokens)
         if self.logits is None:
-            logits = self.writer(**inputs).logits[:, -1:]
+            logits = self.language_model(**inputs).logits[:, -1:]
             self.logits = logits.new_zeros(self.sizes[-1], *logits.shape[1:])
         for size in reversed(self.sizes):
             shape = Shape(size, self.shape.length)
@@ -172,13 +180,13 @@ class RecordedSteps:
             self.recordings[shape] = Recording(*divide(held), replay)
 
     def _write_logits(self, inputs: Mapping[str, Any], texts: int) -> None:
-        self.logits[:texts].copy_(self.writer(**inputs).logits[:, -1:])
+        self.logits[:texts].copy_(self.language_model(**inputs).logits[:, -1:])
 
 
 def is_steady(model: Any) -> bool:
     """Whether each step of a model runs the same kernels on the same memory. Not if the model lies on several devices,
-    has the output of an encoder beside its cache, keeps only the newest tokens, or computes its frequencies of
-    positions again for longer texts: for that it copies the length to the host."""
+    has the output of an encoder beside its cache, uses a sliding window, or recomputes its rotary frequencies for
+    longer texts, which copies the length to the host."""
     several = len({*getattr(model, "hf_device_map", {}).values()}) > 1
     if several or model.config.is_encoder_decoder:
         return False

@@ -165,6 +165,23 @@ def test_a_worker_gets_the_whole_group(tmp_path: Path, monkeypatch: pytest.Monke
     assert [*made._open_servers(segment)] == ["cuda:3"]  # the workers of a group take turns
 
 
+def test_a_stage_knows_with_how_many_workers_it_shares_its_device(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tables = [
+        {"stages": ["ocr", "yolo"], "devices": ["cuda:0", "cuda:1"], "workers_per_device": 2},
+        {"stages": ["clip", "blip"], "devices": ["cuda:1"]},
+    ]
+    made = layout_of(tmp_path, tables, monkeypatch)
+    found = {
+        (segment.name, device, spec.workers)
+        for segment in made.placement.segments
+        for number, device in enumerate(segment.devices)
+        for spec in made.set_up(segment, number, 0)[0].stages
+    }
+    assert found == {("ocr+yolo", "cuda:0", 2), ("ocr+yolo", "cuda:1", 3), ("clip+blip", "cuda:1", 3)}
+
+
 def test_stages_that_cannot_be_spread_are_on_the_first_device() -> None:
     ocr = StageSpec("ocr", "ppocr")
     assert layout.spread_over(["cuda:0", "cuda:1"], ocr) is ocr

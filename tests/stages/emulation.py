@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -12,11 +13,9 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
-from transformers import StaticCache
-from transformers.generation import GenerationMixin
+from transformers.generation import CompileConfig, GenerationMixin
 
 from stages.pretrained import language
-from stages.pretrained.steps import CACHE
 
 TO_HOST = {torch.ops.aten._local_scalar_dense.default, torch.ops.aten.nonzero.default}
 
@@ -27,7 +26,7 @@ class CannotRecord(RuntimeError):
 
 @dataclass(frozen=True)
 class Operation:
-    """An operation with the very tensors and numbers that it was called with. made: results in memory of their own,
+    """An operation with the same tensors and numbers that it was called with. made: results in memory of their own,
     which it writes again; later operations read them there."""
 
     function: Any
@@ -98,11 +97,16 @@ def place_of(tensor: Tensor) -> int:
 def emulate_recordings() -> Iterator[EmulatedRecorder]:
     """Stages on the CPU record their steps, and transformers uses the recordings."""
     recorder = EmulatedRecorder()
+    decide = GenerationMixin._valid_auto_compile_criteria
 
-    def is_recorded(_: Any, inputs: dict[str, Any], __: Any) -> bool:
-        return isinstance(inputs.get(CACHE), StaticCache)
+    def decide_as_on_a_gpu(model: Any, inputs: dict[str, Any], config: Any) -> bool:
+        as_on_a_gpu = copy.copy(config)
+        as_on_a_gpu.compile_config = CompileConfig()
+        as_on_a_gpu.compile_config._compile_all_devices = True
+        return decide(model, inputs, as_on_a_gpu)
 
     with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TOKENIZERS_PARALLELISM", "0")  # transformers sets it; this puts it back
         patch.setattr(language, "choose_recorder", lambda _: recorder)
-        patch.setattr(GenerationMixin, "_valid_auto_compile_criteria", is_recorded)
+        patch.setattr(GenerationMixin, "_valid_auto_compile_criteria", decide_as_on_a_gpu)
         yield recorder

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 import torch
 from torch import Tensor
@@ -19,7 +20,6 @@ from stages.blip.descriptor import BLIP2, FLORENCE
 from stages.devices import hold_device, pixels_of
 from stages.pretrained import keyvalues, language
 from stages.pretrained.checkpoints import load_known
-from stages.pretrained.keyvalues import plan_lengths, plan_sizes
 from stages.pretrained.language import LanguageStage
 from stages.pretrained.steps import RecordedSteps, is_steady
 from stages.registry import STAGES
@@ -29,7 +29,6 @@ from tests.stages.emulation import CannotRecord, EmulatedRecorder, emulate_recor
 from tests.stages.pictures import draw_image
 
 Make = Callable[..., LanguageStage]
-Record = Callable[[LanguageStage], EmulatedRecorder]
 pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
 NEW_TOKENS, BATCH = 20, 6
 KINDS = [
@@ -191,15 +190,6 @@ def test_what_a_batch_leaves_in_the_cache_changes_no_later_text(
     assert write(made, pixels) == expected
 
 
-def test_sizes_and_lengths() -> None:
-    assert plan_sizes(96) == [1, 2, 4, 8, 16, 32, 64, 96]
-    assert plan_sizes(1) == [1]
-    assert plan_lengths(24, 100, most=1000) == [24, 48, 96, 104]
-    assert plan_lengths(24, 100, most=55) == [24, 48]
-    assert plan_lengths(24, 10, most=1000) == [24], "a large image may have the shorter prompt"
-    assert plan_lengths(24, 100, most=23) == []
-
-
 def fail(kind: type[Exception], text: str) -> Callable[..., Any]:
     """Each call raises an error of its own: one error would keep the calls that it has ended, and their memory."""
 
@@ -234,10 +224,26 @@ def test_a_recording_that_fails_leaves_nothing_behind(
     monkeypatch.setattr(keyvalues.CacheMemory, "make_cache", note)
     monkeypatch.setattr(recorder, "record", fail(error, "no way"))
     expect_no_steps(
-        lambda: make_stage("blip", "qwen3_vl"), "blip: the steps of the model are not recorded .*: no way"
+        lambda: make_stage("blip", "qwen3_vl"), "blip: the steps of the model cannot be recorded .*: no way"
     )
     assert memories
     assert {memory() for memory in memories} == {None}
+
+
+def test_a_model_that_transformers_would_not_compile_writes_long_texts(
+    make_stage: Make, recorder: EmulatedRecorder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = make_stage("blip", "qwen3_vl")
+    pixels = draw(made, SIZES)
+    expected = write(made, pixels)
+    made.release_steps()
+    monkeypatch.setattr(made.model.generation_config, "disable_compile", True)
+    records = recorder.records
+    with pytest.warns(RuntimeWarning, match="disable_compile") as caught, hold_device(made.lock):
+        made.record_steps()
+    assert len(caught) == 1
+    assert (made.steps, recorder.records) == (None, records)
+    assert write(made, pixels) == expected
 
 
 def test_too_little_memory_for_the_shortest_cache_is_said(
@@ -258,6 +264,34 @@ def test_the_longest_cache_has_a_share_of_the_free_memory(
     monkeypatch.setattr(language, "measure_free", lambda _: [free])
     less = steps_of(make_stage("blip", "qwen3_vl"))
     assert less.lengths[-1] == int(0.75 * whole.lengths[-1]) // 8 * 8
+
+
+def test_workers_of_a_device_divide_that_share(
+    make_stage: Make, recorder: EmulatedRecorder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = make_stage("blip", "qwen3_vl")
+    memory = steps_of(made).memory
+    assert memory
+    size = sum(part.nbytes for part in memory.parts)
+    most = steps_of(made).lengths[-1]
+    monkeypatch.setattr(language, "measure_free", lambda _: [int(1.5 * size / language.CACHE_SHARE)])
+    made.spec = msgspec.structs.replace(made.spec, workers=2)
+    made.release_steps()
+    with hold_device(made.lock):
+        made.record_steps()
+    assert steps_of(made).lengths[-1] == int(0.75 * most) // 8 * 8
+
+
+def test_released_memory_is_no_part_of_the_reported_peak(
+    make_stage: Make, recorder: EmulatedRecorder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = make_stage("blip", "qwen3_vl")
+    calls: list[str] = []
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: calls.append("free"))
+    monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", calls.append)
+    monkeypatch.setattr(made, "device", "cuda:0")
+    made.release_steps()
+    assert calls == ["free", "cuda:0"]
 
 
 def test_a_lost_device_ends_the_loading(
@@ -353,5 +387,7 @@ def test_a_gpu_gets_the_memory_back(make_stage: Make) -> None:
     assert memory
     size = sum(part.nbytes for part in memory.parts)
     del memory
+    peak = torch.cuda.max_memory_reserved()
     made.release_steps()
     assert before - torch.cuda.memory_allocated() >= size
+    assert peak - torch.cuda.max_memory_reserved() >= size
