@@ -259,10 +259,10 @@ class Service:
         interval = min(longest, (self.notifier.watchdog_seconds or longest) / 3)
         while True:
             snapshot = status.snapshot()
-            if self._is_stalled(pipeline, status):
-                self.metrics.watchdog_missed.inc()
-            else:
+            if not self._is_stalled(pipeline, status):
                 self.notifier.alive()
+            else:
+                self.metrics.watchdog_missed.inc()
             self.notifier.status(snapshot.sentence())
             if self.show:
                 self.show(snapshot)

@@ -15,6 +15,7 @@ from anyio import to_thread
 from daemon.config.loading import Config
 
 FRESH_SECONDS = 1.0  # between two looks
+WAIT_SECONDS = 0.5  # for an answer; a later one counts for the next look
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,11 +59,12 @@ class Disks:
         self._looked_at = -FRESH_SECONDS
 
     async def look(self) -> None:
-        """Update the rooms, at most once a second. It may be cancelled."""
+        """Update the rooms, at most once a second."""
         if (now := time.monotonic()) - self._looked_at < FRESH_SECONDS:
             return
         self._looked_at = now
         async with anyio.create_task_group() as tasks:
+            tasks.cancel_scope.deadline = anyio.current_time() + WAIT_SECONDS
             for name in self._folders.keys() - self._asked:
                 ask = partial(self._ask, name)
                 tasks.start_soon(

@@ -123,8 +123,7 @@ class Status:
         """Update the gauges that are not updated by events. Called before a scrape."""
         with anyio.move_on_after(ASK_SECONDS):  # otherwise the last known value is reported
             self._oldest = await self._ledger.oldest_pending()
-        with anyio.move_on_after(ASK_SECONDS):
-            await self.disks.look()
+        await self.disks.look()
         self._metrics.measured(dict(self.disks.rooms))
         oldest = self._oldest
         # The clock may have been set back.
