@@ -85,11 +85,12 @@ lock: $(STAMP)  ## resolve the dependencies and write requirements.lock
 audit: $(STAMP)  ## list known vulnerabilities of the locked packages; needs a network, and fails if it cannot check a package
 	$(BIN)/uv tool run $(AUDIT) --requirement requirements.lock --require-hashes --disable-pip --strict
 
-docs: $(STAMP)  ## generate the configuration reference, daemon.toml, the sidecar schema and the dashboard
+docs: $(STAMP)  ## generate the configuration reference, daemon.toml, the sidecar schema, the dashboard and the list of metrics
 	$(BIN)/python -m daemon.config.reference > docs/configuration.md
 	$(BIN)/python -m daemon.config.reference --toml > daemon.toml
 	$(BIN)/python -m daemon.sidecar > docs/sidecar.schema.json
 	$(BIN)/python deploy/grafana/dashboard.py > deploy/grafana/visiond.json
+	$(BIN)/python deploy/prometheus/reference.py > docs/metrics.md
 
 picture: $(STAMP)  ## draw the README's picture, docs/example.png, from a run of the demo
 	$(BIN)/visiond demo

@@ -39,6 +39,7 @@ from daemon.ledger.records import Reader
 from daemon.looks.planning import Plan, lay_out
 from daemon.looks.running import open_looks
 from daemon.monitoring.counts import Counts
+from daemon.monitoring.disks import Disks, list_written_folders
 from daemon.monitoring.metrics import Metrics
 from daemon.monitoring.notices import list_notices
 from daemon.monitoring.snapshot import Snapshot
@@ -214,6 +215,7 @@ class Service:
             upkeep = Upkeep(config, ledger, metrics, lambda: not pipeline.in_flight, self.counts.pruned)
             settings = await to_thread.run_sync(digest_settings, config, layout.specs)
             status = Status(pipeline, ledger, metrics, layout.notices(), upkeep, settings, count_outdated)
+            status.disks = Disks(list_written_folders(config))
             control = config.state.path / CONTROL
             async with serve(
                 config, status, metrics, ledger, control, pages_matter=not self.once
@@ -259,6 +261,8 @@ class Service:
             snapshot = status.snapshot()
             if not self._is_stalled(pipeline, status):
                 self.notifier.alive()
+            else:
+                self.metrics.watchdog_missed.inc()
             self.notifier.status(snapshot.sentence())
             if self.show:
                 self.show(snapshot)

@@ -25,6 +25,7 @@ from daemon.inbox.walk import count_unread, find_unread
 from daemon.layout import open_slab, size_slab
 from daemon.ledger.files import describe_lost_ledger
 from daemon.looks.planning import lay_out
+from daemon.monitoring.disks import list_written_folders
 from daemon.monitoring.notices import list_notices
 from daemon.results.destinations import Destination
 from daemon.results.sinks import open_sinks
@@ -134,15 +135,7 @@ def _what_moves(config: Config, inbox: Inbox) -> str:
 
 
 def _folders(config: Config) -> Iterator[Finding]:
-    output = config.output
-    folders = {
-        "output.results": output.results,
-        "output.failed": output.failed,
-        "state.path": config.state.path,
-    }
-    folders |= {"output.bins_folder": output.bins_folder} if output.bins != "none" else {}
-    folders |= {"output.done": output.done} if any(i.on_success == "move" for i in config.inbox) else {}
-    for key, folder in folders.items():
+    for key, folder in list_written_folders(config).items():
         try:
             there = next(path for path in (folder, *folder.parents) if path.exists())
             with tempfile.TemporaryFile(dir=there):

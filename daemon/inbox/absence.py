@@ -75,6 +75,9 @@ class Absences:
         """The inboxes that have been tried often enough for `run --once` to end."""
         return {inbox for inbox, absence in self._absent.items() if absence.tries >= TRIES}
 
+    def away(self) -> set[int]:
+        return set(self._absent)
+
     def held_back(self) -> list[str]:
         return [
             f"images of inbox {os.fsdecode(self._roots[inbox])} cannot be read: {absence.why}; they wait"

@@ -93,6 +93,14 @@ class Watcher:
         """Why files of some inboxes are not found; empty if all are."""
         return [problem for folder in self._folders if (problem := folder.problem())]
 
+    def labels(self) -> dict[int, str]:
+        """The name of each inbox in the metrics, by its number."""
+        return {folder.number: folder.label for folder in self._folders}
+
+    def away(self) -> set[int]:
+        """The inboxes whose files are not found."""
+        return {folder.number for folder in self._folders if folder.problem()}
+
     def unread(self) -> list[Unread]:
         """The folders that cannot be read, for each inbox that has some."""
         return [folder.unread for folder in self._folders if len(folder.unread)]
@@ -170,7 +178,7 @@ class Watcher:
         while (found := await folder.in_thread(next, chunks, None)) is not None:
             files = await self._retry.in_thread("ledger", self._unknown, folder, found)
             whole = self._whole(folder, [(file, False) for file in files])
-            if whole and not first and not subtree:
+            if whole and not (first or subtree or folder.polls):
                 self._metrics.reconcile_found.inc(len(whole))
             if whole:
                 await self._admit(whole)

@@ -23,6 +23,7 @@ from daemon.jobs import Admitted, Ending, Job, JobStatus
 from daemon.messages import Reply
 from daemon.monitoring import notices
 from daemon.monitoring.counts import Counts
+from daemon.monitoring.disks import Room
 from daemon.monitoring.distribution import Distribution
 from daemon.monitoring.samples import Sum, add
 from daemon.monitoring.snapshot import TASKS, LookState, SinkState
@@ -82,16 +83,6 @@ class Metrics:
         )
         self.last_success = gauge("visiond_last_success_timestamp_seconds", "When an image last became DONE.")
 
-        self.scan_seconds = histogram(
-            "visiond_scan_duration_seconds", "Duration of a scan of an inbox.", buckets=LONG_SECONDS
-        )
-        self.reconcile_found = counter(
-            "visiond_reconcile_found", "Files found by a later scan, which events had missed."
-        )
-        self.watch_overflows = counter("visiond_watch_overflows", "Overflows of the kernel's event queue.")
-        self.unread_folders = gauge(
-            "visiond_unread_folders", "Folders in an inbox that cannot be read.", ["inbox"]
-        )
         self.slab_used = gauge("visiond_slab_used_bytes", "Bytes of images in flight.")
         self.slab_size = gauge(
             "visiond_slab_size_bytes", "Size of the slab: the budget for images in flight."
@@ -109,12 +100,41 @@ class Metrics:
             "visiond_ledger_commit_seconds", "Duration of a transaction of the ledger."
         )
         self.paused = gauge("visiond_paused", "1 while results cannot be written.")
+        self._open_inboxes_and_disks()
         self._open_upkeep_and_sinks()
         self._open_looks()
         self._open_workers()
         self._begin_at_zero()
         registry.register(_Process())
         registry.register(_Gpus())
+
+    def _open_inboxes_and_disks(self) -> None:
+        counter, gauge = partial(Counter, registry=self.registry), partial(Gauge, registry=self.registry)
+        self.scan_seconds = Histogram(
+            "visiond_scan_duration_seconds",
+            "Duration of a scan of an inbox.",
+            buckets=LONG_SECONDS,
+            registry=self.registry,
+        )
+        self.reconcile_found = counter(
+            "visiond_reconcile_found",
+            "Files found by a later scan, which events had missed. Inboxes without events do not count.",
+        )
+        self.watch_overflows = counter("visiond_watch_overflows", "Overflows of the kernel's event queue.")
+        self.unread_folders = gauge(
+            "visiond_unread_folders", "Folders in an inbox that cannot be read.", ["inbox"]
+        )
+        self.inbox_away = gauge(
+            "visiond_inbox_away", "1 while an inbox cannot be read or does not answer.", ["inbox"]
+        )
+        self._measured: set[str] = set()  # folders whose disk has answered
+        self.disk_free = gauge(
+            "visiond_disk_free_bytes", "Room on the disk of a folder that the daemon writes to.", ["folder"]
+        )
+        self.disk_size = gauge("visiond_disk_size_bytes", "Size of the disk of that folder.", ["folder"])
+        self.watchdog_missed = counter(
+            "visiond_watchdog_missed", "Times that the watchdog was not fed because no image came through."
+        )
 
     def _open_upkeep_and_sinks(self) -> None:
         counter, gauge = partial(Counter, registry=self.registry), partial(Gauge, registry=self.registry)
@@ -145,6 +165,9 @@ class Metrics:
     def _open_workers(self) -> None:
         counter, gauge = partial(Counter, registry=self.registry), partial(Gauge, registry=self.registry)
         self.workers = gauge("visiond_workers", "Workers by state.", ["segment", "state"])
+        self.workers_short = gauge(
+            "visiond_workers_short_of_memory", "Workers that wait for memory of their GPU.", ["segment"]
+        )
         self.workers_sharing = gauge(
             "visiond_workers_sharing", "Workers that share their GPU by MPS.", ["segment"]
         )
@@ -192,6 +215,16 @@ class Metrics:
         """of_stages: notice by stage."""
         for stage, notice in of_stages.items():
             self.stage_notice.labels(stage, notices.kind_of(notice)).set(1)
+
+    def measured(self, rooms: Mapping[str, Room]) -> None:
+        """rooms: on the disk of each folder. A folder that does not answer has no series."""
+        for folder, room in rooms.items():
+            self.disk_free.labels(folder).set(room.free_bytes)
+            self.disk_size.labels(folder).set(room.size_bytes)
+        for folder in self._measured - rooms.keys():
+            self.disk_free.remove(folder)
+            self.disk_size.remove(folder)
+        self._measured = set(rooms)
 
     def follow_sink(self, name: str, state: Callable[[], SinkState]) -> None:
         """state: asked at each scrape."""

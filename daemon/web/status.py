@@ -17,6 +17,7 @@ from daemon.hints import quantity
 from daemon.inbox.walk import SHOWN, count_unread
 from daemon.jobs import JobStatus, Outdated
 from daemon.ledger.ledger import Ledger
+from daemon.monitoring.disks import Disks
 from daemon.monitoring.metrics import Metrics
 from daemon.monitoring.snapshot import LaneState, Snapshot, WorkerState
 from daemon.pipeline import Pipeline
@@ -54,6 +55,7 @@ class Status:
         metrics.noticed(self._notices)
         self._started = time.monotonic()
         self._samples: deque[tuple[float, int]] = deque()
+        self.disks = Disks({})
         self._oldest: float | None = None  # when the longest-waiting image was seen, in Unix seconds
         metrics.in_flight.set_function(lambda: pipeline.unfinished)
         metrics.paused.set_function(lambda: float(bool(pipeline.blocked())))
@@ -63,6 +65,8 @@ class Status:
             metrics.follow_sink(delivery.name, delivery.state)
         for look in pipeline.looks:
             metrics.follow_look(look.desk.name, look.state)
+        for number, label in pipeline.watcher.labels().items():
+            metrics.inbox_away.labels(label).set_function(partial(self._is_away, number))
         for name in self._lanes():
             metrics.queue_depth.labels(name).set_function(partial(self._queued, name))
 
@@ -119,6 +123,8 @@ class Status:
         """Update the gauges that are not updated by events. Called before a scrape."""
         with anyio.move_on_after(ASK_SECONDS):  # otherwise the last known value is reported
             self._oldest = await self._ledger.oldest_pending()
+        await self.disks.look()
+        self._metrics.measured(dict(self.disks.rooms))
         oldest = self._oldest
         # The clock may have been set back.
         self._metrics.oldest_pending.set(max(0.0, time.time() - oldest) if oldest else 0.0)
@@ -127,6 +133,7 @@ class Status:
             states = [worker.state for worker in workers]
             for state in ("loading", "ready", "silent", "waiting", "closed"):
                 self._metrics.workers.labels(name, state).set(states.count(state))
+            self._metrics.workers_short.labels(name).set(sum(worker.short_of_memory for worker in workers))
             self._metrics.workers_sharing.labels(name).set(sum(worker.shared for worker in workers))
         for station in self._pipeline.stations:
             station.measure()
@@ -205,6 +212,9 @@ class Status:
         for lane in [lane for state in self._pipeline.states() for lane in state.lanes]:
             lanes.setdefault(lane.name, []).append(lane)
         return lanes
+
+    def _is_away(self, inbox: int) -> bool:
+        return inbox in self._pipeline.watcher.away() or inbox in self._pipeline.absences.away()
 
     def _queued(self, name: str) -> int:
         return sum(lane.queued for lane in self._lanes()[name])

@@ -114,6 +114,8 @@ ROWS: dict[str, list[Panel]] = {
         Panel("Workers lost", "Since the daemon started, by reason: died, timeout, load (before it was ready), or sharing"
               " (another worker was lost that shared its GPU).", "short",
               {"{{device}} {{reason}}": "sum by (device, reason) (visiond_worker_restarts_total{M})"}, width=6),
+        Panel("Workers short of memory", "They wait until other programs free memory of their GPU.", "short",
+              {"{{instance}} {{segment}}": "visiond_workers_short_of_memory{M}"}, width=6),
         Panel("Workers that share a GPU", "By MPS. The first lost worker ends the sharing until the next start.",
               "short", {"{{segment}}": "sum by (segment) (visiond_workers_sharing{M})"}, width=6),
         Panel("Model load", "Time that a stage's model last took to load.", "s",
@@ -130,7 +132,13 @@ ROWS: dict[str, list[Panel]] = {
               {"found {{instance}}": "visiond_reconcile_found_total{M}",
                "overflows {{instance}}": "visiond_watch_overflows_total{M}"}, width=6),
         Panel("Folders that cannot be read", "They are skipped with all files in them; `visiond status` lists them.", "short",
-              {"{{instance}} {{inbox}}": "visiond_unread_folders{M}"}, width=24),
+              {"{{instance}} {{inbox}}": "visiond_unread_folders{M}"}, width=6),
+        Panel("Inboxes away", "1: the inbox cannot be read or does not answer; its images wait, and no other ones.", "short",
+              {"{{instance}} {{inbox}}": "visiond_inbox_away{M}"}, width=6),
+        Panel("Disk space left", "Share of the disk that is free, for each folder that the daemon writes to.", "percentunit",
+              {"{{instance}} {{folder}}": "visiond_disk_free_bytes{M} / visiond_disk_size_bytes{M}"}, width=6),
+        Panel("Watchdog not fed", "Times since the daemon started: images were in flight, and none came through.", "short",
+              {"{{instance}}": "visiond_watchdog_missed_total{M}"}, width=6),
     ],
     "Processes": [
         Panel("Memory", "Resident memory of the daemon and of each worker.", "bytes",

@@ -17,6 +17,7 @@ from daemon.config.sections import Http, PipelineSection
 from daemon.jobs import Admitted
 from daemon.ledger.ledger import Ledger
 from daemon.messages import Beat, Outcome, Reply, Setup, StageRun
+from daemon.monitoring.disks import Disks
 from daemon.monitoring.metrics import Metrics
 from daemon.monitoring.snapshot import SinkState
 from daemon.stations.station import Station
@@ -62,6 +63,7 @@ async def report_everything(metrics: Metrics, path: Path) -> None:
         metrics.finished([ending])
     metrics.scan_seconds.observe(0.1)
     metrics.reconcile_found.inc()
+    metrics.watchdog_missed.inc()
     metrics.watch_overflows.inc()
     metrics.unread_folders.labels("1").set(1)
     slab, ledger = Slab(1 << 20), Ledger(path, metrics.commit_seconds.observe)
@@ -78,11 +80,15 @@ async def report_everything(metrics: Metrics, path: Path) -> None:
             looks=[],
             unfinished=0,
             blocked=list,
+            watcher=SimpleNamespace(labels=lambda: {1: "1"}, away=set),
+            absences=SimpleNamespace(away=set),
             stations=[station],
             states=lambda: [station.state()],
             outbox=outbox,
         )
-        await Status(pipeline, ledger, metrics).refresh()
+        status = Status(pipeline, ledger, metrics)
+        status.disks = Disks({"state.path": path})
+        await status.refresh()
     finally:
         ledger.close()
         slab.close()

@@ -2,67 +2,23 @@
 
 from __future__ import annotations
 
-import contextlib
-import json
 import os
-import shutil
+import re
 import signal
-import subprocess
-import urllib.error
-import urllib.parse
-import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from tests.daemon_process import PATIENCE, Daemon, Place, free_port, picture, wait_for
-from tests.deploy.queries import FOLDER, Query, queries
+from tests.daemon_process import Daemon, Place, free_port, picture, wait_for
+from tests.deploy.prometheus import Prometheus, needs_prometheus, started
+from tests.deploy.queries import Query, queries
+from tests.deploy.rules import Rule, rules
 
-CONFIG = FOLDER.parent / "prometheus" / "prometheus.yml"
-PROMETHEUS = shutil.which("prometheus") or ""
 FAULTS = {"STUMBLE": "transient", "CRASH": "exit", "CROWD": "oom"}
 NEEDS_A_GPU = {"GPU memory", "GPU utilization"}
 
-pytestmark = pytest.mark.skipif(
-    not PROMETHEUS, reason="there is no prometheus on this machine (Debian: apt install prometheus)"
-)
-
-
-class Prometheus:
-    """A running Prometheus, queried over HTTP."""
-
-    def __init__(self, port: int) -> None:
-        self._url = f"http://127.0.0.1:{port}"
-
-    def is_ready(self) -> bool:
-        try:
-            with urllib.request.urlopen(f"{self._url}/-/ready", timeout=PATIENCE):
-                return True
-        except urllib.error.HTTPError as error:  # 503
-            error.close()
-        except urllib.error.URLError:  # it does not listen yet
-            pass
-        return False
-
-    def ask(self, query: str) -> list[dict[str, Any]]:
-        """The samples that answer a query. Raises AssertionError for an invalid query."""
-        question = urllib.parse.urlencode({"query": query})
-        try:
-            with urllib.request.urlopen(f"{self._url}/api/v1/query?{question}", timeout=PATIENCE) as answer:
-                samples: list[dict[str, Any]] = json.load(answer)["data"]["result"]
-                return samples
-        except urllib.error.HTTPError as error:
-            with error:
-                raise AssertionError(f"{query}: {error.read().decode()}") from None
-
-    def value(self, query: str) -> float:
-        """The sum of the answer's numbers; 0 when there is none."""
-        return sum(float(sample["value"][1]) for sample in self.ask(query))
-
-    def wait_for(self, query: str, least: float) -> None:
-        wait_for(lambda: self.value(query) >= least, f"{query} ≥ {least:g}")
+pytestmark = needs_prometheus
 
 
 @pytest.fixture(scope="module")
@@ -70,10 +26,11 @@ def prometheus(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Prometheus]
     """A Prometheus that has scraped a daemon with good images, bad images,
     and every fault of the fake stages."""
     folder = tmp_path_factory.mktemp("scraped")
-    port, own_port = free_port(), free_port()
+    port = free_port()
     faulty = {"ocr": {"options": {"fail": FAULTS}}}
-    place = Place(folder, {"http": {"listen": f"127.0.0.1:{port}"}, "stages": faulty})
-    with Daemon(place) as daemon, started(folder, port, own_port) as prometheus:
+    settings = {"http": {"listen": f"127.0.0.1:{port}"}, "stages": faulty, "output": {"sinks": ["jsonl"]}}
+    place = Place(folder, settings)
+    with Daemon(place) as daemon, started(folder, port) as prometheus:
         place.drop_many(range(20))
         place.drop("notes.txt", b"no image")
         for fault in FAULTS:
@@ -84,32 +41,6 @@ def prometheus(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Prometheus]
         place.drop_many(range(20, 40))  # what has a rate has two scrapes by then
         prometheus.wait_for('sum(visiond_images_total{outcome="done"})', 41)
         yield prometheus
-
-
-@contextlib.contextmanager
-def started(folder: Path, port: int, own_port: int) -> Iterator[Prometheus]:
-    """Prometheus with the configuration of this project, except for the port and shorter intervals."""
-    config = folder / "prometheus.yml"
-    config.write_text(
-        CONFIG.read_text().replace(":9464", f":{port}").replace("15s", "1s").replace("10s", "1s")
-    )
-    assert f'"127.0.0.1:{port}"' in config.read_text()
-    options = {
-        "config.file": config,
-        "storage.tsdb.path": folder / "tsdb",
-        "web.listen-address": f"127.0.0.1:{own_port}",
-    }
-    with (folder / "prometheus.log").open("wb") as log:
-        process = subprocess.Popen(
-            [PROMETHEUS, *(f"--{name}={value}" for name, value in options.items())], stdout=log, stderr=log
-        )
-        prometheus = Prometheus(own_port)
-        try:
-            wait_for(prometheus.is_ready, "Prometheus")
-            yield prometheus
-        finally:
-            process.terminate()
-            process.wait(PATIENCE)
 
 
 def filled(query: Query) -> str:
@@ -126,10 +57,20 @@ def test_a_query_is_understood_and_answered(query: Query, prometheus: Prometheus
         wait_for(lambda: prometheus.ask(text), f"an answer to {text}")
 
 
+@pytest.mark.parametrize("rule", list(rules()), ids=lambda rule: rule.name)
+def test_a_rule_asks_for_series_and_labels_that_a_scrape_has(rule: Rule, prometheus: Prometheus) -> None:
+    for selector in rule.selectors:
+        found = wait_for(lambda selector=selector: prometheus.ask(selector), f"series of {selector}")
+        labels = found[0]["metric"].keys()
+        shown = set(re.findall(r"\$labels\.(\w+)", str(rule.document.get("annotations", ""))))
+        assert rule.grouped <= labels
+        assert shown <= (rule.grouped or labels)
+
+
 def test_a_worker_that_dies_once_and_an_image_that_fails_once_are_an_increase(tmp_path: Path) -> None:
     port = free_port()
     place = Place(tmp_path, {"http": {"listen": f"127.0.0.1:{port}"}})
-    with Daemon(place) as daemon, started(tmp_path, port, free_port()) as prometheus:
+    with Daemon(place) as daemon, started(tmp_path, port) as prometheus:
         wait_for(lambda: prometheus.ask("visiond_build_info"), "a scrape")  # earlier events are not visible
         (worker,) = daemon.workers()
         os.kill(worker, signal.SIGKILL)

@@ -2103,4 +2103,48 @@ LOOKS = [
     ),
 ]
 
-MUTANTS = [*DISK, *SOURCES, *STATES, *PROCESSES, *LEDGERS, *SINKS, *STATIONS, *PAGES, *TUNING, *GPUS, *LOOKS]
+# What alerts are about
+
+ALERTS = [
+    Mutant(
+        "alert-watchdog",
+        "a daemon that does not feed its watchdog counts that",
+        "daemon/service.py",
+        "self.metrics.watchdog_missed.inc()",
+        "pass",
+        ("faults/test_alerts.py::test_a_fault_makes_exactly_its_alert_fire",),
+        within="Service._report",
+    ),
+    Mutant(
+        "alert-inbox-away",
+        "an inbox that cannot be read is in the metrics",
+        "daemon/web/status.py",
+        "return inbox in self._pipeline.watcher.away() or inbox in self._pipeline.absences.away()",
+        "return False",
+        ("faults/test_alerts.py::test_a_fault_makes_exactly_its_alert_fire",),
+        within="Status._is_away",
+    ),
+    Mutant(
+        "alert-sink-behind",
+        "a sink that takes no records is in the metrics",
+        "daemon/monitoring/metrics.py",
+        "state().behind",
+        "0",
+        ("faults/test_alerts.py::test_a_fault_makes_exactly_its_alert_fire",),
+        within="Metrics.follow_sink",
+    ),
+    Mutant(
+        "alert-disk-low",
+        "a scrape has the room on the disks of now",
+        "daemon/web/status.py",
+        "self._metrics.measured(dict(self.disks.rooms))",
+        "pass",
+        ("daemon/monitoring/test_disks.py::test_a_scrape_has_the_room_of_each_folder",),
+        within="Status.refresh",
+    ),
+]
+
+MUTANTS = [
+    *(*DISK, *SOURCES, *STATES, *PROCESSES, *LEDGERS, *SINKS),
+    *(*STATIONS, *PAGES, *TUNING, *GPUS, *LOOKS, *ALERTS),
+]

@@ -269,6 +269,17 @@ def test_an_irregular_file_is_counted_and_listed_once_however_often_it_is_seen(t
     assert (listed["source"]["path"], listed["reason"]) == ("fifo.jpg", "not-regular")
 
 
+@pytest.mark.parametrize(("by", "missed"), [("poll", 0), ("inotify", 1)])
+async def test_files_count_as_missed_only_where_events_should_have_shown_them(
+    by: str, missed: int, watch: Watch, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Watcher, "_take_event", lambda *event: None)
+    async with watch(rescan_seconds=0.1, watch=by, settle_seconds=0) as found:
+        found.write("a.jpg")
+        await found.until(["a.jpg"])
+        assert found.metrics.value("visiond_reconcile_found_total") == missed
+
+
 async def test_an_overflow_of_the_kernels_queue_loses_no_file(watch: Watch) -> None:
     names = [f"{number}.jpg" for number in range(MANY)]
     async with watch() as found:

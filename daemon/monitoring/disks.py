@@ -1,0 +1,82 @@
+"""Room on the disks that the daemon writes to."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+import anyio
+from anyio import to_thread
+
+from daemon.config.loading import Config
+
+FRESH_SECONDS = 1.0  # between two looks
+WAIT_SECONDS = 0.5  # for an answer; a later one counts for the next look
+
+
+@dataclass(frozen=True, slots=True)
+class Room:
+    free_bytes: int  # for programs that do not run as root
+    size_bytes: int
+
+    @classmethod
+    def of(cls, folder: Path) -> Room:
+        """The room in the file system of a folder that may not exist yet. Raises OSError."""
+        there = next(path for path in (folder, *folder.parents) if path.exists())
+        found = os.statvfs(there)
+        return cls(found.f_bavail * found.f_frsize, found.f_blocks * found.f_frsize)
+
+
+def list_written_folders(config: Config) -> dict[str, Path]:
+    """The folders that the daemon writes to, by their keys in the configuration."""
+    output = config.output
+    folders = {
+        "output.results": output.results,
+        "output.failed": output.failed,
+        "state.path": config.state.path,
+    }
+    if output.bins != "none":
+        folders["output.bins_folder"] = output.bins_folder
+    if any(inbox.on_success == "move" for inbox in config.inbox):
+        folders["output.done"] = output.done
+    return folders
+
+
+class Disks:
+    """The room in each folder, as of the last time that it answered. Each is asked in its own thread, and not
+    again before it has answered: a dead mount delays nothing and uses one thread."""
+
+    def __init__(self, folders: Mapping[str, Path]) -> None:
+        """folders: by the names that `rooms` gives them."""
+        self.rooms: dict[str, Room] = {}
+        self._folders = folders
+        self._asked: set[str] = set()  # that have not answered yet
+        self._threads = anyio.CapacityLimiter(max(1, len(folders)))
+        self._looked_at = -FRESH_SECONDS
+
+    async def look(self) -> None:
+        """Update the rooms, at most once a second."""
+        if (now := time.monotonic()) - self._looked_at < FRESH_SECONDS:
+            return
+        self._looked_at = now
+        async with anyio.create_task_group() as tasks:
+            tasks.cancel_scope.deadline = anyio.current_time() + WAIT_SECONDS
+            for name in self._folders.keys() - self._asked:
+                ask = partial(self._ask, name)
+                tasks.start_soon(
+                    partial(to_thread.run_sync, ask, abandon_on_cancel=True, limiter=self._threads)
+                )
+
+    def _ask(self, name: str) -> None:
+        """Runs in a thread."""
+        self._asked.add(name)
+        try:
+            self.rooms[name] = Room.of(self._folders[name])
+        except OSError:
+            self.rooms.pop(name, None)  # no figure is better than an old one
+        finally:
+            self._asked.discard(name)
