@@ -26,6 +26,7 @@ from daemon.ledger.schema import (
     WITH_OUTBOX,
     damaged,
     explain,
+    ledger_of,
     newest,
     read_version,
 )
@@ -33,7 +34,7 @@ from daemon.ledger.soundness import find_altered_tables
 from daemon.ledger.statements import SQL, run_rows
 from daemon.ledger.stored import GoOn, Key, Stored, find_damaged, find_fault_in_file, read_stored
 
-MOST_OUTDATED = 100_000  # versions; they take 0.4 s on a slow core
+MOST_OUTDATED = 100_000  # most versions to look at; 100,000 take 0.4 s on a slow core
 
 
 class Reader:
@@ -135,7 +136,10 @@ class Reader:
             files, left, made = 0, most, ""
             while left and current and (row := connection.execute(SQL["next_models"], (made,)).fetchone()):
                 made = row[0]
-                used = set(msgspec.json.decode(made))
+                try:
+                    used = set(msgspec.json.decode(made, type=list[int]))
+                except msgspec.MsgspecError:  # a damaged row, which `verify` names; sorted, the next may be the same
+                    return Outdated(files, at_least=True)
                 if used != current and (every_stage or not used <= current):
                     wanted = {"models": made, "limit": left}
                     looked, newest = connection.execute(SQL["count_made"], wanted).fetchone()
@@ -355,11 +359,6 @@ def _find_damaged_look(record: Record, ended: Mapping[str, looks.Ended]) -> str:
         if not is_whole or (look.output is None and not look.reason):
             return f"the second look {name}"
     return ""
-
-
-def ledger_of(connection: sqlite3.Connection) -> Path:
-    """The file of a connection."""
-    return Path(connection.execute("PRAGMA database_list").fetchone()["file"])
 
 
 def _name_only(row: sqlite3.Row, damage: str) -> Record:

@@ -461,6 +461,19 @@ async def test_files_with_results_of_models_that_are_not_current_are_counted(
         assert reader.count_outdated(every_stage=True) == Outdated(with_every_stage)
 
 
+@pytest.mark.parametrize("damage", ["'[1,2,3,4'", "'7'", "CAST(x'5B312CFF5D' AS TEXT)"])
+async def test_a_damaged_list_of_models_ends_the_count_of_outdated_files(
+    ledger: Ledger, inbox: Path, damage: str
+) -> None:
+    await complete(ledger, *map(done, await admit(ledger, b"a.jpg", b"b.jpg")))
+    await ledger.register([(inbox, 0)], NEW)
+    with contextlib.closing(sqlite3.connect(ledger.path)) as connection, connection:
+        connection.execute(f"UPDATE image SET models = {damage} WHERE id = 2")
+    with contextlib.closing(Reader(ledger.path)) as reader:
+        found = reader.count_outdated(every_stage=True)
+    assert found.at_least and found.files <= 1
+
+
 async def test_of_many_results_of_earlier_models_only_some_are_counted(ledger: Ledger, inbox: Path) -> None:
     await complete(ledger, *map(done, await admit(ledger, b"a.jpg", b"b.jpg", b"c.jpg")))
     await ledger.register([(inbox, 0)], NEW)
