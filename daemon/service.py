@@ -373,9 +373,9 @@ def announce_looks(plans: Iterable[Plan]) -> None:
 
 def warn_of_outdated(outdated: Outdated) -> None:
     """Log how many files have results that this configuration would not make."""
-    if outdated.files:
+    if outdated != Outdated(0):
         log.warning(
-            "files have results of earlier models or options",
+            f"{'files' if outdated.files else 'some files may'} have results of earlier models or options",
             files=outdated.files,
             at_least=outdated.at_least,
             fix=command("redo", "--stale"),

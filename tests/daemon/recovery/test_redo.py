@@ -78,8 +78,8 @@ def test_a_changed_model_is_reported_and_only_its_stage_runs_again(tmp_path: Pat
     place.configure({"stages": others | {"clip": {"dtype": "float16"}}})
     idle = place.run_once()
     assert idle.stdout.startswith("0 done")
-    told = "6 files have results of earlier models or options: "
-    told += "`visiond redo --stale` queues those again whose files are still there."
+    told = "6 files have results of earlier models or options. "
+    told += "To process those whose files still exist again: `visiond redo --stale`"
     assert told in idle.stdout.splitlines()
     assert told in place.command("status").stdout.splitlines()
     assert json.loads(place.command("status", "--json").stdout)["outdated"] == {"files": 6, "at_least": False}
