@@ -185,7 +185,8 @@ class Service:
             reader = Reader(ledger.path)
             stack.callback(reader.close)
             await to_thread.run_sync(check_names, config, reader)
-            count_outdated = partial(reader.count_outdated, every_stage=config.pipeline.mode == "full")
+            every_stage = config.pipeline.mode == "full"
+            count_outdated = partial(reader.count_outdated, config.kept_inboxes, every_stage=every_stage)
             if not self.once:  # its summary says so at the end
                 warn_of_outdated(await to_thread.run_sync(count_outdated))
             inboxes = dict(zip(numbers, config.inbox, strict=True))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import sqlite3
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from operator import attrgetter
@@ -125,10 +125,13 @@ class Reader:
         thousands are read at once."""
         return self._walk("newest_done", 256 if with_results else 4096, with_results=with_results)
 
-    def count_outdated(self, *, every_stage: bool, most: int = MOST_OUTDATED) -> Outdated:
-        """How many files are DONE by another model than the current one in at least one stage, as of the last start.
-        every_stage: or lack the result of a stage. Looks at no more than `most` versions of such files: with the index,
-        that takes a fraction of a second."""
+    def count_outdated(
+        self, inboxes: Collection[bytes], *, every_stage: bool, most: int = MOST_OUTDATED
+    ) -> Outdated:
+        """How many files of these inboxes are DONE by another model than the current one in at least one stage, as of the
+        last start. every_stage: or lack the result of a stage. Looks at no more than `most` versions with such results:
+        with the index, that takes a fraction of a second."""
+        numbers = str([number for number, path in self.inboxes().items() if path in inboxes])  # as JSON
         with self._connections.lend() as connection:
             if read_version(self.path, connection) < WITH_CURRENT:
                 return Outdated(0)
@@ -138,10 +141,10 @@ class Reader:
                 made = row[0]
                 try:
                     used = set(msgspec.json.decode(made, type=list[int]))
-                except msgspec.MsgspecError:  # a damaged row, which `verify` names; sorted, the next may be the same
+                except msgspec.MsgspecError:  # a damaged row: the next may be the same one for ever
                     return Outdated(files, at_least=True)
                 if used != current and (every_stage or not used <= current):
-                    wanted = {"models": made, "limit": left}
+                    wanted = {"models": made, "limit": left, "inboxes": numbers}
                     looked, newest = connection.execute(SQL["count_made"], wanted).fetchone()
                     files, left = files + newest, left - looked
             return Outdated(files, at_least=not left)

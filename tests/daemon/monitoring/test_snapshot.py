@@ -71,7 +71,8 @@ def test_files_with_results_of_earlier_models_are_reported_even_if_none_was_coun
     outdated: Outdated, said: str
 ) -> None:
     sentence = msgspec.structs.replace(snapshot(), outdated=outdated).outdated_sentence()
-    assert sentence.startswith(said) and "`visiond redo --stale`" in sentence
+    assert sentence.startswith(said)
+    assert "`visiond redo --stale`" in sentence
     with capture_logs() as logs:
         warn_of_outdated(outdated)
     assert "have results of earlier models or options" in logs[0]["event"]
