@@ -60,7 +60,11 @@ class Config(msgspec.Struct):
 def check(files: Mapping[str, Path], *, allow_pickle: bool = True) -> None:
     """Raises PackError if files are not those of a YOLO detection model, or may not be read.
     files: as for load_network."""
-    weights = files["weights"]
+    weights = files.get("weights", Path())
+    if "weights" not in files or (weights.suffix != ".pt" and "config" not in files):
+        raise PackError(
+            f"a YOLO model needs files for weights and config; the pack's manifest names {', '.join(files) or 'none'}."
+        )
     if weights.suffix == ".pt":
         check_checkpoint(weights)
         if not allow_pickle:
