@@ -186,7 +186,7 @@ def test_a_folder_that_was_copied_counts_as_the_model_of_its_name(place: Place) 
     [copied] = [row for row in list_rows(place, "--catalog") if row["here"]]
     assert (copied["here"], str(copied["folder"]).endswith("openai--clip-vit-base-patch32")) == (True, True)
     place.configure({"stages": {"clip": {"backend": "", "model": "clip-b32"}}})
-    words = "clip: the tags are still the words of the demonstration pack mini"
+    words = "clip: the model uses the tags of the demonstration pack mini"
     assert f"warning models: {words}" in place.command("check", "--quick").stdout
     place.drop_many(range(1))
     done = place.run_once()
