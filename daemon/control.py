@@ -127,7 +127,7 @@ def find_status(config: Config) -> Snapshot:
             if behind or name in config.output.sinks
         ]
         looks = describe_looks(config, reader)
-        outdated = reader.count_outdated(every_stage=config.pipeline.mode == "full")
+        outdated = reader.count_outdated(config.kept_inboxes, every_stage=config.pipeline.mode == "full")
     return Snapshot(
         running=False,
         pending=counts[JobStatus.PENDING],

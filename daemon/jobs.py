@@ -167,7 +167,8 @@ def reason_of(failure: Failure | None) -> tuple[str | None, str | None]:
 
 
 class Outdated(msgspec.Struct, frozen=True):
-    """How many files are DONE by a model that is not current any more. at_least: not all were counted."""
+    """How many files are DONE by a model that is not current any more.
+    at_least: not all were counted; then 0 files may be some."""
 
     files: int
     at_least: bool = False

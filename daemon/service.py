@@ -186,7 +186,8 @@ class Service:
             reader = Reader(ledger.path)
             stack.callback(reader.close)
             await to_thread.run_sync(check_names, config, reader)
-            count_outdated = partial(reader.count_outdated, every_stage=config.pipeline.mode == "full")
+            every_stage = config.pipeline.mode == "full"
+            count_outdated = partial(reader.count_outdated, config.kept_inboxes, every_stage=every_stage)
             if not self.once:  # its summary says so at the end
                 warn_of_outdated(await to_thread.run_sync(count_outdated))
             inboxes = dict(zip(numbers, config.inbox, strict=True))
@@ -216,9 +217,8 @@ class Service:
             settings = await to_thread.run_sync(digest_settings, config, layout.specs)
             status = Status(pipeline, ledger, metrics, layout.notices(), upkeep, settings, count_outdated)
             status.disks = Disks(list_written_folders(config))
-            control = config.state.path / CONTROL
             async with serve(
-                config, status, metrics, ledger, control, pages_matter=not self.once
+                config, status, metrics, ledger, config.state.path / CONTROL, pages_matter=not self.once
             ) as self.url:
                 yield pipeline, status
 
@@ -377,9 +377,9 @@ def announce_looks(plans: Iterable[Plan]) -> None:
 
 def warn_of_outdated(outdated: Outdated) -> None:
     """Log how many files have results that this configuration would not make."""
-    if outdated.files:
+    if outdated != Outdated(0):
         log.warning(
-            "files have results of earlier models or options",
+            f"{'files' if outdated.files else 'some files may'} have results of earlier models or options",
             files=outdated.files,
             at_least=outdated.at_least,
             fix=command("redo", "--stale"),

@@ -13,7 +13,7 @@ from daemon.errors import ModelsUnusable, NotWritable
 from daemon.hints import quantity
 from daemon.layout import pack_errors
 from stages import registry
-from stages.manifest import PackError
+from stages.manifest import MANIFEST, PackError
 from stages.weights import catalog, names, packs
 from stages.weights.families import Entry
 from stages.weights.layouts import plugin_errors
@@ -74,30 +74,37 @@ def list_shelf(config: Config) -> Shelf:
 
 
 def open_listed(config: Config, name: str) -> Listed:
-    """Weights by name or path, with what is wrong with them."""
+    """Weights by name or path, with what is wrong with them, as far as the headers of their files show:
+    `visiond models verify` reads all of them."""
+    pack, problem = None, ""
     try:
         with pack_errors():
             pack = packs.open_pack(name, config.models.folder, record=False, base=config.folder)
+            check_headers(pack)
     except ModelsUnusable as error:
-        folder = packs.find_packs(config.models.folder).get(name, config.folder / Path(name).expanduser())
-        return Listed(folder.name, folder.absolute(), None, [], str(error))
-    return Listed(pack.name, pack.folder, pack, [], find_damage(pack))
+        problem = str(error)
+    except Exception as error:  # noqa: BLE001 - anything may be wrong in one pack's files; the others are listed
+        problem = f"{pack.folder if pack else name} cannot be used: {type(error).__name__}: {error}."
+    if pack:
+        return Listed(pack.name, pack.folder, pack, [], problem)
+    folder = packs.find_packs(config.models.folder).get(name, config.folder / Path(name).expanduser())
+    return Listed(folder.name, folder.absolute(), None, [], problem)
 
 
-def find_damage(pack: Pack) -> str:
-    """What is wrong with a pack, as far as the headers of its files show: `visiond models verify` reads all of them."""
-    try:
-        with pack_errors():
-            for stage, entry in pack.manifest.stages.items():
-                files = {role: pack.folder / file for role, file in entry.files.items()}
-                for file in files.values():
-                    if not file.exists():
-                        raise PackError(f"{file} is missing. Copy or pull the pack again.")
-                with plugin_errors(stage, pack.folder):
-                    registry.find_backend(stage, entry.backend).check(files, allow_pickle=True)
-    except ModelsUnusable as error:
-        return str(error)
-    return ""
+def check_headers(pack: Pack) -> None:
+    """Raises PackError for what is wrong with a pack, as far as the headers of its files show; and whatever a
+    backend's check raises for a manifest that names other files than the backend takes."""
+    for stage, entry in pack.manifest.stages.items():
+        files = {role: pack.folder / file for role, file in entry.files.items()}
+        for file in files.values():
+            if not file.exists():
+                raise PackError(f"{file} is missing. Copy or pull the pack again.")
+        try:
+            backend = registry.find_backend(stage, entry.backend)
+        except registry.UnknownName as error:
+            raise PackError(f"{pack.folder / MANIFEST} cannot be used: {error}") from error
+        with plugin_errors(stage, pack.folder):
+            backend.check(files, allow_pickle=True)
 
 
 def name_weights(config: Config) -> dict[str, list[str]]:

@@ -63,6 +63,11 @@ class Config(Section):
         """The configured stages, in the order in which they run."""
         return [name for name in ORDER if name in self.pipeline.stages]
 
+    @property
+    def kept_inboxes(self) -> list[bytes]:
+        """The paths of the inboxes whose images can be processed again: visiond deletes none of them."""
+        return [os.fsencode(inbox.path) for inbox in self.inbox if inbox.on_success != "delete"]
+
 
 def load(path: Path | None, *, warn: Callable[[str], None] | None = None) -> Config:
     """Read and check a configuration. None: the defaults, in the current folder.

@@ -39,7 +39,7 @@ CREATE TABLE model (
     stage TEXT NOT NULL,
     fingerprint TEXT NOT NULL,
     notice TEXT NOT NULL,                 -- shown with its results, for example that its weights are random
-    is_current INTEGER NOT NULL DEFAULT 0,  -- 1: the last start ran it for first results
+    is_current INTEGER NOT NULL DEFAULT 0,  -- 1: the last start used it as the current model of its stage
     UNIQUE (stage, fingerprint)
 );
 CREATE TABLE content (                    -- what the bytes are, under any file name
@@ -481,8 +481,9 @@ SELECT id FROM model WHERE is_current;
 SELECT models FROM image INDEXED BY made WHERE status = 1 AND models > ? ORDER BY models LIMIT 1;
 
 -- name: count_made
--- Of the last `:limit` versions with results of these models: their number, and how many are the newest of their file.
-SELECT COUNT(*), COALESCE(SUM(:is_newest), 0) FROM (
+-- Of the last `:limit` versions with results of these models: their number, and how many are the newest of their file, in one of
+-- these inboxes.
+SELECT COUNT(*), COALESCE(SUM(inbox IN (SELECT value FROM json_each(:inboxes)) AND :is_newest), 0) FROM (
     SELECT id, inbox, path FROM image INDEXED BY made WHERE status = 1 AND models = :models ORDER BY id DESC LIMIT :limit
 ) AS image;
 

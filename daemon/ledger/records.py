@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import sqlite3
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from operator import attrgetter
@@ -26,6 +26,7 @@ from daemon.ledger.schema import (
     WITH_OUTBOX,
     damaged,
     explain,
+    ledger_of,
     newest,
     read_version,
 )
@@ -33,7 +34,7 @@ from daemon.ledger.soundness import find_altered_tables
 from daemon.ledger.statements import SQL, run_rows
 from daemon.ledger.stored import GoOn, Key, Stored, find_damaged, find_fault_in_file, read_stored
 
-MOST_OUTDATED = 100_000  # versions; they take 0.4 s on a slow core
+MOST_OUTDATED = 100_000  # most versions to look at; 100,000 take 0.4 s on a slow core
 
 
 class Reader:
@@ -124,10 +125,13 @@ class Reader:
         thousands are read at once."""
         return self._walk("newest_done", 256 if with_results else 4096, with_results=with_results)
 
-    def count_outdated(self, *, every_stage: bool, most: int = MOST_OUTDATED) -> Outdated:
-        """How many files are DONE by another model than the current one in at least one stage, as of the last start.
-        every_stage: or lack the result of a stage. Looks at no more than `most` versions of such files: with the index,
-        that takes a fraction of a second."""
+    def count_outdated(
+        self, inboxes: Collection[bytes], *, every_stage: bool, most: int = MOST_OUTDATED
+    ) -> Outdated:
+        """How many files of these inboxes are DONE by another model than the current one in at least one stage, as of the
+        last start. every_stage: or lack the result of a stage. Looks at no more than `most` versions with such results:
+        with the index, that takes a fraction of a second."""
+        numbers = str([number for number, path in self.inboxes().items() if path in inboxes])  # as JSON
         with self._connections.lend() as connection:
             if read_version(self.path, connection) < WITH_CURRENT:
                 return Outdated(0)
@@ -135,9 +139,12 @@ class Reader:
             files, left, made = 0, most, ""
             while left and current and (row := connection.execute(SQL["next_models"], (made,)).fetchone()):
                 made = row[0]
-                used = set(msgspec.json.decode(made))
+                try:
+                    used = set(msgspec.json.decode(made, type=list[int]))
+                except msgspec.MsgspecError:  # a damaged row: the next may be the same one for ever
+                    return Outdated(files, at_least=True)
                 if used != current and (every_stage or not used <= current):
-                    wanted = {"models": made, "limit": left}
+                    wanted = {"models": made, "limit": left, "inboxes": numbers}
                     looked, newest = connection.execute(SQL["count_made"], wanted).fetchone()
                     files, left = files + newest, left - looked
             return Outdated(files, at_least=not left)
@@ -355,11 +362,6 @@ def _find_damaged_look(record: Record, ended: Mapping[str, looks.Ended]) -> str:
         if not is_whole or (look.output is None and not look.reason):
             return f"the second look {name}"
     return ""
-
-
-def ledger_of(connection: sqlite3.Connection) -> Path:
-    """The file of a connection."""
-    return Path(connection.execute("PRAGMA database_list").fetchone()["file"])
 
 
 def _name_only(row: sqlite3.Row, damage: str) -> Record:

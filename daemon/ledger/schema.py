@@ -216,6 +216,11 @@ def unusable(path: Path, error: Exception) -> LedgerUnusable:
     return LedgerUnusable(f"{path} cannot be used: {cause}. Check its permissions and the room on its disk.")
 
 
+def ledger_of(connection: sqlite3.Connection) -> Path:
+    """The file of a connection."""
+    return Path(connection.execute("PRAGMA database_list").fetchone()["file"])
+
+
 def damaged(path: Path, found: object) -> LedgerDamaged:
     return LedgerDamaged(
         f"{path} cannot be used: {found}. Stop the daemon and restore a backup, or run `{command('repair')}`: "

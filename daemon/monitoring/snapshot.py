@@ -134,9 +134,8 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
     settings_digest: str = ""  # of the models, thresholds and rule that the daemon was started with
     uptime_seconds: float = 0.0
     upkeep: list[Chore] = []  # tasks that are enabled or have run before
-    outdated: Outdated | None = (
-        None  # files with results of other models than the current ones; None: not counted
-    )
+    # files with results of other models than the current ones; None: not counted yet
+    outdated: Outdated | None = None
 
     @property
     def loading(self) -> bool:
@@ -164,13 +163,13 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
 
     def outdated_sentence(self) -> str:
         """How many files have results of models that are not used any more, and what to type; empty if none have."""
-        if not self.outdated or not self.outdated.files:
+        if not self.outdated or self.outdated == Outdated(0):
             return ""
         files = self.outdated.files
         count = f"{'at least ' * self.outdated.at_least}{files:,} file{'s' * (files != 1)}"
-        have = "has results" if files == 1 else "have results"
-        redo = f"`{command('redo', '--stale')}` queues those again whose files are still there."
-        return f"{count} {have} of earlier models or options: {redo}"
+        have = f"{count} {'has' if files == 1 else 'have'}" if files else "some files may have"
+        redo = f"To process those whose files still exist again: `{command('redo', '--stale')}`"
+        return f"{have} results of earlier models or options. {redo}"
 
     def _count_ready(self) -> str:
         return (

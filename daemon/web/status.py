@@ -113,9 +113,8 @@ class Status:
         at the end of a run, as of now."""
         if at_end or time.monotonic() >= self._count_again_at:
             self._count_again_at = time.monotonic() + OUTDATED_SECONDS
-            with contextlib.suppress(
-                VisiondError, sqlite3.Error
-            ):  # what damages the ledger is reported elsewhere
+            # a damaged ledger is reported elsewhere
+            with contextlib.suppress(VisiondError, sqlite3.Error):
                 self._outdated = await to_thread.run_sync(self._count_outdated)
         return self.snapshot()
 

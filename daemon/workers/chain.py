@@ -22,7 +22,18 @@ import msgspec
 
 from daemon.messages import Batch, Item, Loaded, Outcome, Output, Reply, Setup, StageRun
 from stages import registry
-from stages.base import DeviceLost, Header, Image, ImageError, Limits, OutOfMemory, Reason, Result, Stage
+from stages.base import (
+    DeviceLost,
+    Header,
+    Image,
+    ImageError,
+    Limits,
+    OutOfMemory,
+    Reason,
+    Result,
+    Stage,
+    StageSpec,
+)
 from stages.binning import is_decided
 from stages.decoding.images import decode, inspect
 
@@ -208,11 +219,8 @@ class Chain:
             registry.decode(stage.name, payload)
         except (msgspec.DecodeError, TypeError, ValueError) as error:
             what = f"{stage.name} returned a result that cannot be stored: {error}"
-            if "Expected `float`, got `null`" in what:  # how JSON writes NaN
-                what += (
-                    f". That value is NaN or infinite: its weights are damaged, or too large for {stage.spec.dtype}; set "
-                    f'dtype = "float32" under [stages.{stage.name}], or take another model'
-                )
+            if isinstance(error, msgspec.DecodeError) and has_nan(msgspec.to_builtins(answer)):
+                what += f". {explain_nan(stage.spec)}"
             entry.error = ImageError(Reason.STAGE, what)
             return
         image.results[stage.name] = answer
@@ -261,6 +269,22 @@ class Chain:
                 return [ImageError(Reason.STAGE, f"{what}: {type(error).__name__}: {error}", transient=True)]
         half = len(items) // 2
         return self._try(what, run, items[:half], tally) + self._try(what, run, items[half:], tally)
+
+
+def has_nan(answer: object) -> bool:
+    """Whether an answer, as builtin types, has a float that is NaN or infinite, which JSON writes as null."""
+    if isinstance(answer, float):
+        return not math.isfinite(answer)
+    parts = answer.values() if isinstance(answer, dict) else answer if isinstance(answer, list) else ()
+    return any(map(has_nan, parts))
+
+
+def explain_nan(spec: StageSpec) -> str:
+    what = "A value is NaN or infinite: the model's weights are damaged"
+    if spec.dtype == "float32":
+        return f"{what}. Copy them again, or take another model"
+    fix = f'Set dtype = "float32" under [stages.{spec.name}], or take another model'
+    return f"{what}, or too large for {spec.dtype}. {fix}"
 
 
 @cache

@@ -40,8 +40,9 @@ class Tryout(msgspec.Struct, frozen=True):
     @property
     def summary(self) -> str:
         libraries = f"{self.import_seconds:.1f}"
-        after = "" if libraries == "0.0" else f", after {libraries} s for importing libraries,"
-        return f"loads in {self.load_seconds:.1f} s{after} and processes two test images in {self.run_seconds:.1f} s"
+        before, then = ("", "") if libraries == "0.0" else (f"imports its libraries in {libraries} s, ", ",")
+        loads = f"{before}loads in {self.load_seconds:.1f} s{then}"
+        return f"{loads} and processes two test images in {self.run_seconds:.1f} s"
 
 
 class Order(msgspec.Struct, frozen=True):

@@ -49,8 +49,8 @@ NAMES = {"det": "text detector", "rec": "text recognizer"}
 
 def find(path: Path) -> dict[str, str]:
     """The networks in a folder, or in an ONNX file, by role: "det", "rec", and "dict" for the dictionary of a
-    recognizer in an ONNX file that lacks it. Raises PackError if there are two of one role, or a file is damaged: the
-    rapidocr package's would be used instead, without a word."""
+    recognizer in an ONNX file that lacks it. Raises PackError if there are two of one role, or if one is missing and an
+    ONNX file is damaged: otherwise rapidocr's file would silently replace it."""
     if path.is_file():
         if path.suffix != ".onnx":
             return {}
@@ -58,20 +58,24 @@ def find(path: Path) -> dict[str, str]:
             raise PackError(f"{path} is not a text detector or a text recognizer of PP-OCR.")
         return found
     found = {}
+    damage: dict[Path, PackError] = {}
     for place in PLACES:
-        for role, name in find_in(path / place):
+        for role, name in find_in(path / place, damage):
             file = (Path(place) / name).as_posix()
             if role in found:
                 raise PackError(
                     f"{path} has two {NAMES[role]}s, {found[role]} and {file}; remove one, or name the file itself."
                 )
             found[role] = file
-    if found and (damage := describe_damage(path)):
-        raise PackError(damage)
+    # In a folder of any other name, a file that cannot be read may be of another stage.
+    ours = [error for folder, error in damage.items() if found or folder.name in ("ocr", *NAMES)]
+    if ours and NAMES.keys() - found.keys():
+        raise ours[0]
     return found
 
 
-def find_in(folder: Path) -> Iterator[tuple[str, str]]:
+def find_in(folder: Path, damage: dict[Path, PackError]) -> Iterator[tuple[str, str]]:
+    """Role and name of each network in a folder. damage: gets the folder, if an ONNX file cannot be read."""
     if (folder / "config.json").is_file():
         if role := ROLES.get(recognition.name_model(folder)[0]):
             yield role, "."
@@ -79,9 +83,8 @@ def find_in(folder: Path) -> Iterator[tuple[str, str]]:
     for file in sorted(folder.glob("*.onnx")):
         try:
             yield from find_in_file(file)
-        except PackError:
-            if folder.name in ("ocr", *NAMES):  # elsewhere it may be of another stage
-                raise
+        except PackError as error:
+            damage.setdefault(folder, error)
 
 
 def describe_damage(folder: Path) -> str:

@@ -88,7 +88,7 @@ def read_onnx(path: Path | str) -> OnnxFile:
     except Exception as error:  # the type of protobuf's error depends on its version
         raise WeightsError(f"{path} is cut short or damaged: it is not an ONNX file. {fix}.") from error
     if not model.graph.node:
-        raise WeightsError(f"{path} is cut short or damaged: as an ONNX file it has no operations. {fix}.")
+        raise WeightsError(f"{path} is cut short or damaged: it contains no operations. {fix}.")
     metadata = {entry.key: entry.value for entry in model.metadata_props}
     return OnnxFile(list(walk_layers(model.graph)), metadata, model.graph)
 

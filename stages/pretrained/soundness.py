@@ -1,4 +1,4 @@
-"""Refuses weights with which a network would load but answer nonsense, or fail with the words of a library."""
+"""Refuses weights with which a network would load but answer nonsense, or fail with a library's own error."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ def refuse_nan(network: nn.Module, source: str | Path) -> None:
     for name, tensor in network.state_dict().items():
         if tensor.is_floating_point() and tensor.numel() and tensor.amin().isnan():  # NaN if any value is
             raise StageUnusable(
-                f"{source} has weights that are not numbers (NaN), {name} first, so all its answers would be wrong. "
-                "Perhaps its training failed: take an earlier checkpoint, or copy it again."
+                f"{source} has weights that are not numbers (NaN), {name} first, so its results would be wrong. "
+                "Copy the file again; if that does not help, use an earlier checkpoint."
             )
 
 

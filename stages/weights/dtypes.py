@@ -24,7 +24,7 @@ def choose_dtype(stage: str, backend: str, files: Mapping[str, Path], wanted: st
         model = found[0] if found else f"the model of the backend {backend}"
         taken = ", ".join(f'"{dtype}"' for dtype in (*kind.small, *LARGE))
         raise PackError(
-            f'stages.{stage}.dtype: {model} cannot have weights in "{wanted}". It takes {taken} and "auto". '
-            f'Write dtype = "auto" under [stages.{stage}].'
+            f'stages.{stage}.dtype: {model} does not support dtype "{wanted}". It supports {taken} and "auto". '
+            f'Set dtype = "auto" under [stages.{stage}].'
         )
     return wanted

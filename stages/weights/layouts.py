@@ -152,7 +152,7 @@ def describe_words(spec: StageSpec, look: str = "") -> str:
         pack = read_manifest(words.parent / MANIFEST) if (words.parent / MANIFEST).is_file() else None
         if pack and "demonstration" in pack.notice_of(spec.name):
             return (
-                f"{spec.name}: the tags are still the words of the demonstration pack {pack.name} ({words}), which are "
-                f'unlikely to suit your images. Write your own {place}, for example {role} = ["invoice", "street"].'
+                f"{spec.name}: the model uses the tags of the demonstration pack {pack.name} ({words}), which probably do "
+                f'not fit your images. Set your own {place}, for example {role} = ["invoice", "street"].'
             )
     return ""

@@ -9,6 +9,10 @@ import pickletools
 import zipfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Annotated, Any
+
+import msgspec
+from msgspec import Meta
 
 from stages.manifest import PackError
 from stages.recognition import read_config, read_header
@@ -31,11 +35,36 @@ CLASSES = {
 MODELS = {"DetectionModel", "YOLOv10DetectionModel"}
 HEADS = {"Detect", "v10Detect"}
 
+Positive = Annotated[float, Meta(gt=0)]
+Row = tuple[int | list[int], int, str, list[Any]]  # as in stages/yolo/structure.py
+
+
+class Structure(msgspec.Struct):
+    """What every YAML of ultralytics has, and what it may have."""
+
+    backbone: list[Row]
+    head: Annotated[list[Row], Meta(min_length=1)]
+    scales: dict[str, tuple[Positive, Positive, Positive]] | None = None
+    scale: str | None = None
+
+
+class Config(msgspec.Struct):
+    """A yolo.json. Other keys do no harm."""
+
+    model: str | Structure
+    nc: Annotated[int, Meta(ge=1)]
+    names: list[Any]
+    imgsz: Annotated[int, Meta(ge=32)]
+
 
 def check(files: Mapping[str, Path], *, allow_pickle: bool = True) -> None:
     """Raises PackError if files are not those of a YOLO detection model, or may not be read.
     files: as for load_network."""
-    weights = files["weights"]
+    weights = files.get("weights", Path())
+    if "weights" not in files or (weights.suffix != ".pt" and "config" not in files):
+        raise PackError(
+            f"a YOLO model needs files for weights and config; the pack's manifest names {', '.join(files) or 'none'}."
+        )
     if weights.suffix == ".pt":
         check_checkpoint(weights)
         if not allow_pickle:
@@ -49,11 +78,16 @@ def check(files: Mapping[str, Path], *, allow_pickle: bool = True) -> None:
             f"{files['config']} has no {', '.join(missing)} of the model; `visiond models make` writes it."
         )
     try:
-        head = str(config["model"]["head"][-1][2]) if isinstance(config["model"], dict) else ""
-    except (LookupError, TypeError):
+        checked = msgspec.convert(config, Config)
+    except msgspec.ValidationError as error:
         raise PackError(
-            f"{files['config']}: its model has no head; `visiond models make` writes it."
-        ) from None
+            f"{files['config']} does not describe a YOLO model: {error}. Copy it again; `visiond models make` writes it."
+        ) from error
+    if len(checked.names) != checked.nc:
+        raise PackError(
+            f"{files['config']} has {len(checked.names)} names for {checked.nc} classes (nc). Copy it again."
+        )
+    head = "" if isinstance(checked.model, str) else checked.model.head[-1][2]
     if head and head not in HEADS:
         raise PackError(
             f"by its {files['config'].name}, {weights} is a YOLO model with a {head} head; {TAKEN}."

@@ -6,7 +6,7 @@ import contextlib
 import json
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -146,12 +146,47 @@ def test_the_list_shows_what_is_here_and_below_it_what_can_be_pulled(place: Plac
     assert (refused.returncode, 'did you mean "clip"' in refused.stderr) == (os.EX_USAGE, True)
 
 
+def break_row(folder: Path, backend: str) -> None:
+    config = json.loads((folder / "yolo.json").read_text())
+    config["model"]["backbone"].append([1])
+    (folder / "yolo.json").write_text(json.dumps(config))
+
+
+def drop_files(folder: Path, backend: str) -> None:
+    manifest = json.loads((folder / "manifest.json").read_text())
+    manifest["stages"]["yolo"] = {"backend": backend}
+    (folder / "manifest.json").write_text(json.dumps(manifest))
+
+
+@pytest.mark.parametrize(
+    ("damage", "backend", "said"),
+    [
+        (break_row, "", "yolo.json does not describe a YOLO model"),
+        (drop_files, "ultralytics", "needs files for weights and config"),
+        (drop_files, "transformers", "KeyError: 'model'"),
+        (drop_files, "nope", 'manifest.json cannot be used: there is no backend for yolo called "nope"'),
+    ],
+)
+def test_a_damaged_pack_is_marked_and_the_others_are_listed(
+    place: Place, damage: Callable[[Path, str], None], backend: str, said: str
+) -> None:
+    for name in ("mine", "other"):
+        shutil.copytree(MINI, place.folder / "models" / name)
+    damage(place.folder / "models" / "mine", backend)
+    listed = place.command("models", "list", "--json")
+    assert listed.returncode == 0, listed.stderr
+    problems = {Path(row["folder"]).name: row["problem"] for row in json.loads(listed.stdout)}
+    assert said in problems["mine"]
+    assert problems["other"] == ""
+    assert said in listed.stderr
+
+
 def test_a_folder_that_was_copied_counts_as_the_model_of_its_name(place: Place) -> None:
     shutil.copytree(MINI / "clip", place.folder / "models" / "openai--clip-vit-base-patch32")
     [copied] = [row for row in list_rows(place, "--catalog") if row["here"]]
     assert (copied["here"], str(copied["folder"]).endswith("openai--clip-vit-base-patch32")) == (True, True)
     place.configure({"stages": {"clip": {"backend": "", "model": "clip-b32"}}})
-    words = "clip: the tags are still the words of the demonstration pack mini"
+    words = "clip: the model uses the tags of the demonstration pack mini"
     assert f"warning models: {words}" in place.command("check", "--quick").stdout
     place.drop_many(range(1))
     done = place.run_once()

@@ -125,7 +125,9 @@ def test_importing_the_libraries_of_a_stage_is_not_counted_as_loading_its_model(
     setup = Setup("w", "cpu", [spec], 0, 1, 1, Limits(), None, ["ocr"])
     tried = [try_stage(setup, spec, draw_images(setup.limits), [{}, {}]) for _ in range(2)]
     assert [trial.import_seconds >= 0.3 > trial.load_seconds for trial in tried] == [True, False]
-    assert ["for importing libraries, and" in trial.summary for trial in tried] == [True, False]
+    assert [
+        "imports its libraries in 0.3 s, loads in 0.0 s, and processes" in trial.summary for trial in tried
+    ] == [True, False]
 
 
 @pytest.mark.parametrize("pixels", [1, 10_000, 100_000_000])

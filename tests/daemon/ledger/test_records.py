@@ -457,8 +457,22 @@ async def test_files_with_results_of_models_that_are_not_current_are_counted(
     await ledger.admit([make_file(b"c.jpg", inode=9)])  # which replaces one of them
     await ledger.register([(inbox, 0)], present)
     with contextlib.closing(Reader(ledger.path)) as reader:
-        assert reader.count_outdated(every_stage=False) == Outdated(outdated)
-        assert reader.count_outdated(every_stage=True) == Outdated(with_every_stage)
+        assert reader.count_outdated([os.fsencode(inbox)], every_stage=False) == Outdated(outdated)
+        assert reader.count_outdated([os.fsencode(inbox)], every_stage=True) == Outdated(with_every_stage)
+
+
+@pytest.mark.parametrize("damage", ["'[1,2,3,4'", "'7'", "CAST(x'5B312CFF5D' AS TEXT)"])
+async def test_a_damaged_list_of_models_ends_the_count_of_outdated_files(
+    ledger: Ledger, inbox: Path, damage: str
+) -> None:
+    await complete(ledger, *map(done, await admit(ledger, b"a.jpg", b"b.jpg")))
+    await ledger.register([(inbox, 0)], NEW)
+    with contextlib.closing(sqlite3.connect(ledger.path)) as connection, connection:
+        connection.execute(f"UPDATE image SET models = {damage} WHERE id = 2")
+    with contextlib.closing(Reader(ledger.path)) as reader:
+        found = reader.count_outdated([os.fsencode(inbox)], every_stage=True)
+    assert found.at_least
+    assert found.files <= 1
 
 
 async def test_of_many_results_of_earlier_models_only_some_are_counted(ledger: Ledger, inbox: Path) -> None:
@@ -466,5 +480,5 @@ async def test_of_many_results_of_earlier_models_only_some_are_counted(ledger: L
     await ledger.register([(inbox, 0)], NEW)
     await complete(ledger, *map(done, await admit(ledger, b"d.jpg")))
     with contextlib.closing(Reader(ledger.path)) as reader:
-        found = [reader.count_outdated(every_stage=True, most=most) for most in (2, 4)]
+        found = [reader.count_outdated([os.fsencode(inbox)], every_stage=True, most=most) for most in (2, 4)]
     assert found == [Outdated(2, at_least=True), Outdated(3)]

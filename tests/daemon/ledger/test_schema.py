@@ -76,7 +76,7 @@ def test_an_older_ledger_is_read_without_being_changed(older: Path) -> None:
         reader.check()
         assert [record.damage for record in reader.newest(None, 9)] == ["", ""]
         assert [record.bin for record in reader.finished()] == ["C"]
-        assert reader.count_outdated(every_stage=True) == Outdated(0), (
+        assert reader.count_outdated([b"/srv/inbox"], every_stage=True) == Outdated(0), (
             "it does not know which models are current"
         )
     assert older.read_bytes() == before

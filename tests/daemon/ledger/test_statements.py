@@ -96,7 +96,8 @@ def test_repeated_queries_do_not_read_finished_images(name: str, index: str) -> 
 
 
 @pytest.mark.parametrize(
-    ("name", "parameters"), [("next_models", ("",)), ("count_made", {"models": "", "limit": 7})]
+    ("name", "parameters"),
+    [("next_models", ("",)), ("count_made", {"models": "", "limit": 7, "inboxes": "[]"})],
 )
 def test_only_results_of_the_models_in_question_are_counted(name: str, parameters: Any) -> None:
     with contextlib.closing(sqlite3.connect(":memory:")) as connection:

@@ -2,9 +2,12 @@ from __future__ import annotations
 
 import msgspec
 import pytest
+from structlog.testing import capture_logs
 
 from daemon.cli.progress import Progress
+from daemon.jobs import Outdated
 from daemon.monitoring.snapshot import LookState, Snapshot, WorkerState
+from daemon.service import warn_of_outdated
 
 STAGES = ["ocr", "yolo", "clip", "blip"]
 
@@ -54,6 +57,25 @@ def test_without_a_terminal_each_step_of_the_loading_is_a_line_once(
         "loading models: ocr, yolo, clip, blip to go",
         "loading models: ocr loaded; yolo, clip, blip to go",
     ]
+
+
+@pytest.mark.parametrize(
+    ("outdated", "said"),
+    [
+        (Outdated(1), "1 file has results of earlier models or options."),
+        (Outdated(2, at_least=True), "at least 2 files have results of earlier models or options."),
+        (Outdated(0, at_least=True), "some files may have results of earlier models or options."),
+    ],
+)
+def test_files_with_results_of_earlier_models_are_reported_even_if_none_was_counted(
+    outdated: Outdated, said: str
+) -> None:
+    sentence = msgspec.structs.replace(snapshot(), outdated=outdated).outdated_sentence()
+    assert sentence.startswith(said)
+    assert "`visiond redo --stale`" in sentence
+    with capture_logs() as logs:
+        warn_of_outdated(outdated)
+    assert "have results of earlier models or options" in logs[0]["event"]
 
 
 def test_images_that_wait_for_second_looks_are_counted() -> None:

@@ -78,8 +78,8 @@ def test_a_changed_model_is_reported_and_only_its_stage_runs_again(tmp_path: Pat
     place.configure({"stages": others | {"clip": {"dtype": "float16"}}})
     idle = place.run_once()
     assert idle.stdout.startswith("0 done")
-    told = "6 files have results of earlier models or options: "
-    told += "`visiond redo --stale` queues those again whose files are still there."
+    told = "6 files have results of earlier models or options. "
+    told += "To process those whose files still exist again: `visiond redo --stale`"
     assert told in idle.stdout.splitlines()
     assert told in place.command("status").stdout.splitlines()
     assert json.loads(place.command("status", "--json").stdout)["outdated"] == {"files": 6, "at_least": False}
@@ -106,6 +106,20 @@ def test_a_daemon_counts_the_results_of_earlier_models_until_they_are_queued_aga
         assert redo(place, "--stale") == ("2 images pending again\n", "")
         assert "earlier models" not in place.command("status").stdout
         assert daemon.stop() == 0
+
+
+def test_images_that_were_deleted_when_they_were_done_are_not_outdated(tmp_path: Path) -> None:
+    tables = [{"name": name, "on_success": name, "settle_seconds": 0.1} for name in ("delete", "keep")]
+    place = Place(tmp_path, {"inbox": tables})
+    for number, table in enumerate(tables):
+        place.drop_many(range(2 + number), table["name"])
+    assert place.run_once().returncode == 0
+    place.configure({"stages": {"clip": {"dtype": "float16"}}})
+    assert "3 files have results of earlier models" in place.run_once().stdout
+    place.settings["inbox"].pop()
+    place.configure()
+    for command in (("run", "--once"), ("status",)):
+        assert "earlier models" not in place.command(*command).stdout
 
 
 def test_images_whose_file_is_gone_or_replaced_stay_as_they_are_and_are_counted(tmp_path: Path) -> None:

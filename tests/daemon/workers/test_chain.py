@@ -6,6 +6,7 @@ import itertools
 import math
 import sys
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -146,7 +147,7 @@ def test_the_page_to_rehearse_on_is_no_larger_than_an_image_may_be(most: int, si
         ),
         (
             lambda images: [Ocr([], 0, math.nan)] * len(images),
-            "ocr returned a result that cannot be stored: Expected `float`, got `null` - at `$.area_ratio`. That value is NaN",
+            "ocr returned a result that cannot be stored: Expected `float`, got `null` - at `$.area_ratio`. A value is NaN",
         ),
     ],
 )
@@ -158,6 +159,31 @@ def test_a_stage_that_answers_wrongly_is_named_and_the_worker_lives(
     for outcome in chain.run(batch).outcomes:
         assert outcome.reason == Reason.STAGE
         assert outcome.detail.startswith(told)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "value", "advice"),
+    [
+        (
+            "float16",
+            math.inf,
+            ', or too large for float16. Set dtype = "float32" under [stages.ocr], or take',
+        ),
+        ("float32", math.nan, ". Copy them again, or take another model"),
+        ("float16", None, ""),
+    ],
+)
+def test_a_value_that_is_not_a_number_is_explained_and_a_missing_one_is_not(
+    monkeypatch: pytest.MonkeyPatch, dtype: str, value: Any, advice: str
+) -> None:
+    chain, batch = open_chain(1, oom_above=1)
+    stage = chain._stages[0]
+    monkeypatch.setattr(stage, "spec", msgspec.structs.replace(stage.spec, dtype=dtype))
+    monkeypatch.setattr(stage, "run", lambda images: [Ocr([], 0, value)] * len(images))
+    [outcome] = chain.run(batch).outcomes
+    assert "got `null` - at `$.area_ratio`" in outcome.detail
+    assert ("the model's weights are damaged" in outcome.detail) == bool(advice)
+    assert advice in outcome.detail
 
 
 def test_an_earlier_result_of_another_type_is_treated_as_missing() -> None:

@@ -135,6 +135,31 @@ def test_a_cut_onnx_file_is_named_and_never_replaced_without_a_word(tmp_path: Pa
         spec_of(folder, tmp_path / "models")
 
 
+POINTER = "version https://git-lfs.github.com/spec/v1\noid sha256:aa\nsize 1\n"
+
+
+def test_a_damaged_onnx_file_that_no_role_needs_is_left_alone(
+    checkpoint: Callable[[str, str], Path], tmp_path: Path
+) -> None:
+    folder = checkpoint("pp_ocrv5_mobile_rec", ".")
+    (folder / "inference.onnx").write_text(POINTER)
+    assert files.find(folder) == {"rec": "."}
+    for role in ("det", "rec"):
+        copy(WHEEL[role], tmp_path / "both" / role / "a.onnx")
+        (tmp_path / "both" / role / "b.onnx").write_text(POINTER)
+    assert files.find(tmp_path / "both") == {"det": "det/a.onnx", "rec": "rec/a.onnx"}
+
+
+def test_each_onnx_file_of_a_folder_is_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    copy(WHEEL["det"], tmp_path / "a.onnx")
+    copy(WHEEL["rec"], tmp_path / "b.onnx")
+    read: list[str] = []
+    load = onnx.load
+    monkeypatch.setattr(onnx, "load", lambda path: [read.append(Path(path).name), load(path)][1])
+    assert files.find(tmp_path) == {"det": "a.onnx", "rec": "b.onnx"}
+    assert read == ["a.onnx", "b.onnx"]
+
+
 def test_an_onnx_file_of_another_stage_is_left_alone(tmp_path: Path) -> None:
     (tmp_path / "yolo.onnx").write_bytes(b"not ONNX")
     assert files.find(tmp_path) == {}

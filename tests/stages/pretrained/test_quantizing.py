@@ -162,15 +162,19 @@ def test_a_cpu_is_refused_where_it_has_no_kernels(dtype: str, make_folder: Make)
         (
             "yolo",
             "int8",
-            'stages.yolo.dtype: the model of the backend ultralytics cannot have weights in "int8". It takes "float32", '
-            '"float16", "bfloat16", "half" and "auto". Write dtype = "auto" under [stages.yolo].',
+            'stages.yolo.dtype: the model of the backend ultralytics does not support dtype "int8". It supports "float32", '
+            '"float16", "bfloat16", "half" and "auto". Set dtype = "auto" under [stages.yolo].',
         ),
         (
             "blip",
             "int8",
-            '(BlipForConditionalGeneration) cannot have weights in "int8". It takes "float32", ',
+            '(BlipForConditionalGeneration) does not support dtype "int8". It supports "float32", ',
         ),
-        ("clip", "int4", '(CLIPModel) cannot have weights in "int4". It takes "int8", "float8", "float32", '),
+        (
+            "clip",
+            "int4",
+            '(CLIPModel) does not support dtype "int4". It supports "int8", "float8", "float32", ',
+        ),
     ],
 )
 def test_smaller_weights_of_a_model_that_has_none_are_refused_with_the_dtypes_that_it_takes(

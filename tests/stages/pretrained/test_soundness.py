@@ -51,7 +51,7 @@ def test_a_model_with_a_weight_that_is_nan_is_refused_by_name(stage: str, tmp_pa
     file = spoil(stage, tmp_path / "own")
     spec = resolve(open_pack("mini", tmp_path), stage, {"model": str(tmp_path / "own"), "batch_size": 1})
     with pytest.raises(
-        StageUnusable, match=r"has weights that are not numbers \(NaN\), .* first.*take an earlier"
+        StageUnusable, match=r"has weights that are not numbers \(NaN\), .* first.*use an earlier"
     ) as refused:
         registry.build(spec, "cpu").load()
     assert str(refused.value).startswith((str(file), str(file.parent)))

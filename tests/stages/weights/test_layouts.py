@@ -24,7 +24,7 @@ def test_an_own_model_with_the_words_of_the_demonstration_pack_is_told_what_to_w
     own: Path, tmp_path: Path
 ) -> None:
     warning = warn(tmp_path, {"model": str(own)})
-    assert warning.startswith("clip: the tags are still the words of the demonstration pack mini (")
+    assert warning.startswith("clip: the model uses the tags of the demonstration pack mini (")
     assert 'under [stages.clip.options], for example labels = ["invoice", "street"].' in warning
     assert "in the options of [[second_look]] big, for" in warn(tmp_path, {"model": str(own)}, "big")
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -87,6 +88,37 @@ def test_a_checkpoint_that_is_cut_short_or_of_another_library_is_refused_by_name
         PackError, match=r"does not contain an ultralytics model, but torch\.nn\.modules\.linear\.Linear"
     ):
         open_pack(file, tmp_path / "models")
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"nc": 0}, r"Expected `int` >= 1 - at `\$\.nc`"),
+        ({"nc": "16"}, r"Expected `int`, got `str` - at `\$\.nc`"),
+        ({"imgsz": "x"}, r"Expected `int`, got `str` - at `\$\.imgsz`"),
+        ({"names": ["cat"]}, r"has 1 names for 16 classes"),
+        ({"model": 3}, r"got `int` - at `\$\.model`"),
+        ({"model": {"head": []}}, r"length >= 1 - at `\$\.model\.head`"),
+        ({"model": {"scales": [1]}}, r"got `array` - at `\$\.model\.scales`"),
+        ({"model": {"scales": {"n": [0.33, 0, 1024]}}}, r"> 0\.0 - at `\$\.model\.scales"),
+        ({"model": {"scale": ["n"]}}, r"got `array` - at `\$\.model\.scale`"),
+        ({"model": {"backbone": [[1]]}}, r"length 4"),
+        ({"model": {"backbone": [3]}}, r"Expected `array`, got `int` - at `\$\.model\.backbone"),
+        ({"model": {"backbone": [[-1, 1, ["x"], []]]}}, r"Expected `str`, got `array`"),
+    ],
+    ids=str,
+)
+def test_a_config_that_describes_no_network_is_refused_with_the_place(
+    tmp_path: Path, blank_pack: Pack, change: dict[str, Any], said: str
+) -> None:
+    for name in ("yolo.safetensors", "yolo.json"):
+        shutil.copy(blank_pack.folder / name, tmp_path)
+    config = json.loads((tmp_path / "yolo.json").read_text())
+    whole = isinstance(change.get("model"), dict)
+    config = config | ({"model": config["model"] | change["model"]} if whole else change)
+    (tmp_path / "yolo.json").write_text(json.dumps(config))
+    with pytest.raises(PackError, match=said):
+        open_pack(tmp_path, tmp_path / "models")
 
 
 def test_a_config_with_another_head_is_refused(tmp_path: Path, blank_pack: Pack) -> None:
