@@ -408,8 +408,8 @@ ROWS = [
     Row("39", "kill -9 the daemon or its process group, three stations", KILLED, kill_daemons_with_stations,
         {"kills": 100, "files": 5_000}, {"kills": 2, "files": 200}),
     Row("40", "kill -9 a random worker, three stations", KILLED, kill_workers_of_stations, {"kills": 100, "files": 10_000}),
-    Row("41", "each fault that an alert is about", "exactly its alert fires; none in two hours of work", drive_alerts,
-        {"linger_seconds": 12, "hours": 2}),
+    Row("41", "each fault that an alert is about", "exactly its alert fires; none in two hours of work (120 times faster)",
+        drive_alerts, {"linger_seconds": 12, "hours": 2}),
     Row("mix", "bad inputs among good images", "each in its state, no worker lost", mix_inputs, {"copies": 20, "good": 2_000}),
     Row("fuzz", "mutated images", "each DONE or its own fault, no worker lost", fuzz, {"files": 20_000}, {"files": 300}),
 ]  # fmt: skip
