@@ -84,7 +84,7 @@ def test_show_and_export_have_its_figures(place: Place, site: Path) -> None:
 def test_check_names_it_and_the_reference_has_its_keys(place: Place, site: Path) -> None:
     checked = run(place, site, "check").stdout
     assert "plug-in visiond-quality 1.0.0: stage quality is installed and in use." in checked
-    assert "stage quality on cpu: loads in" in checked
+    assert "stage quality on cpu: imports its libraries in" in checked
     command = [sys.executable, "-P", "-m", "daemon.config.reference"]
     reference = subprocess.run(
         command, env={**os.environ, "PYTHONPATH": str(site)}, capture_output=True, text=True, check=True

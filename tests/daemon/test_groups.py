@@ -256,7 +256,7 @@ def test_a_spread_model_writes_sidecars(tmp_path: Path) -> None:
     place = Place(tmp_path, settings)
     place.drop("one.ppm", picture(1))
     checked = place.command("check")
-    assert "stage blip on cpu:0+cpu:1: loads in" in checked.stdout, checked.stdout
+    assert "stage blip on cpu:0+cpu:1: imports its libraries in" in checked.stdout, checked.stdout
     ran = place.run_once()
     assert ran.returncode == os.EX_OK, ran.stderr
     [ready] = [line for line in ran.stderr.splitlines() if '"worker ready"' in line]
