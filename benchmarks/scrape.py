@@ -22,6 +22,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import psutil
+
 from benchmarks.backlog import ask_until
 from benchmarks.overhead import FAKES, make_files
 from daemon.control import ask
@@ -84,8 +86,8 @@ def scrape(port: int) -> bytes:
 
 
 def cpu_seconds(pid: int) -> float:
-    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+    times = psutil.Process(pid).cpu_times()
+    return times.user + times.system
 
 
 def measure(pid: int, port: int, scrapes: int, pause_seconds: float) -> Cost:

@@ -172,3 +172,7 @@ class Outdated(msgspec.Struct, frozen=True):
 
     files: int
     at_least: bool = False
+
+    def __bool__(self) -> bool:
+        """Whether there may be any."""
+        return self.files > 0 or self.at_least

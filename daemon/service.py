@@ -377,7 +377,7 @@ def announce_looks(plans: Iterable[Plan]) -> None:
 
 def warn_of_outdated(outdated: Outdated) -> None:
     """Log how many files have results that this configuration would not make."""
-    if outdated != Outdated(0):
+    if outdated:
         log.warning(
             f"{'files' if outdated.files else 'some files may'} have results of earlier models or options",
             files=outdated.files,

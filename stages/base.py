@@ -11,6 +11,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import msgspec
@@ -91,6 +92,11 @@ class StageSpec(msgspec.Struct, frozen=True):
     # Torch devices over which the model's layers are spread, the worker's own first; empty: all of it is there.
     spread: list[str] = []
     workers: int = 1  # that share the memory of its device, with its own
+
+    @property
+    def paths(self) -> dict[str, Path]:
+        """The files, as paths."""
+        return {role: Path(file) for role, file in self.files.items()}
 
 
 @dataclass(slots=True)

@@ -9,7 +9,6 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable
 from importlib import import_module
-from pathlib import Path
 
 import msgspec
 
@@ -70,8 +69,7 @@ def find_backend(stage: str, backend: str) -> Backend:
 
 def find_license(spec: StageSpec) -> str:
     """Of the library that the stage's model needs, if that library asks something of those who use it; else ""."""
-    files = {role: Path(file) for role, file in spec.files.items()}
-    return find_backend(spec.name, spec.backend).find_license(files)
+    return find_backend(spec.name, spec.backend).find_license(spec.paths)
 
 
 def sort_stages(names: Iterable[str]) -> list[str]:

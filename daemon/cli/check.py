@@ -25,7 +25,7 @@ from daemon.inbox.walk import count_unread, find_unread
 from daemon.layout import open_slab, size_slab
 from daemon.ledger.files import describe_lost_ledger
 from daemon.looks.planning import lay_out
-from daemon.monitoring.disks import list_written_folders
+from daemon.monitoring.disks import find_existing, list_written_folders
 from daemon.monitoring.notices import list_notices
 from daemon.results.destinations import Destination
 from daemon.results.sinks import open_sinks
@@ -137,7 +137,7 @@ def _what_moves(config: Config, inbox: Inbox) -> str:
 def _folders(config: Config) -> Iterator[Finding]:
     for key, folder in list_written_folders(config).items():
         try:
-            there = next(path for path in (folder, *folder.parents) if path.exists())
+            there = find_existing(folder)
             with tempfile.TemporaryFile(dir=there):
                 pass
         except OSError as error:

@@ -95,7 +95,7 @@ def check_headers(pack: Pack) -> None:
     """Raises PackError for what is wrong with a pack, as far as the headers of its files show; and whatever a
     backend's check raises for a manifest that names other files than the backend takes."""
     for stage, entry in pack.manifest.stages.items():
-        files = {role: pack.folder / file for role, file in entry.files.items()}
+        files = pack.files_of(entry)
         for file in files.values():
             if not file.exists():
                 raise PackError(f"{file} is missing. Copy or pull the pack again.")
@@ -121,8 +121,7 @@ def license_of(pack: Pack) -> str:
     """Of the weights if it is known, and of the libraries that run them if they have conditions."""
     weights, found = pack.manifest.license, []
     for stage, entry in pack.manifest.stages.items():
-        files = {role: pack.folder / file for role, file in entry.files.items()}
-        library = registry.find_backend(stage, entry.backend).find_license(files)
+        library = registry.find_backend(stage, entry.backend).find_license(pack.files_of(entry))
         if library and library != weights:
             found.append(f"{entry.backend}: {library}")
     return ", ".join(filter(None, (weights, *dict.fromkeys(found))))

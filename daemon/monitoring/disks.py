@@ -26,9 +26,13 @@ class Room:
     @classmethod
     def of(cls, folder: Path) -> Room:
         """The room in the file system of a folder that may not exist yet. Raises OSError."""
-        there = next(path for path in (folder, *folder.parents) if path.exists())
-        found = os.statvfs(there)
+        found = os.statvfs(find_existing(folder))
         return cls(found.f_bavail * found.f_frsize, found.f_blocks * found.f_frsize)
+
+
+def find_existing(folder: Path) -> Path:
+    """The folder, or the nearest of those above it that exists. Raises OSError."""
+    return next(path for path in (folder, *folder.parents) if path.exists())
 
 
 def list_written_folders(config: Config) -> dict[str, Path]:

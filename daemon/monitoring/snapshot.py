@@ -163,7 +163,7 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
 
     def outdated_sentence(self) -> str:
         """How many files have results of models that are not used any more, and what to type; empty if none have."""
-        if not self.outdated or self.outdated == Outdated(0):
+        if not self.outdated:
             return ""
         files = self.outdated.files
         count = f"{'at least ' * self.outdated.at_least}{files:,} file{'s' * (files != 1)}"

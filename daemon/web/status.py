@@ -65,8 +65,6 @@ class Status:
             metrics.follow_sink(delivery.name, delivery.state)
         for look in pipeline.looks:
             metrics.follow_look(look.desk.name, look.state)
-        for number, label in pipeline.watcher.labels().items():
-            metrics.inbox_away.labels(label).set_function(partial(self._is_away, number))
         for name in self._lanes():
             metrics.queue_depth.labels(name).set_function(partial(self._queued, name))
 
@@ -124,6 +122,9 @@ class Status:
             self._oldest = await self._ledger.oldest_pending()
         await self.disks.look()
         self._metrics.measured(dict(self.disks.rooms))
+        away = self._pipeline.watcher.away() | self._pipeline.absences.away()
+        for number, label in self._pipeline.watcher.labels().items():
+            self._metrics.inbox_away.labels(label).set(number in away)
         oldest = self._oldest
         # The clock may have been set back.
         self._metrics.oldest_pending.set(max(0.0, time.time() - oldest) if oldest else 0.0)
@@ -211,9 +212,6 @@ class Status:
         for lane in [lane for state in self._pipeline.states() for lane in state.lanes]:
             lanes.setdefault(lane.name, []).append(lane)
         return lanes
-
-    def _is_away(self, inbox: int) -> bool:
-        return inbox in self._pipeline.watcher.away() or inbox in self._pipeline.absences.away()
 
     def _queued(self, name: str) -> int:
         return sum(lane.queued for lane in self._lanes()[name])

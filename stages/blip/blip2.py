@@ -7,19 +7,16 @@ these.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import torch
-from torch import Tensor
 
 from stages.blip.descriptor import BLIP2, Blip2Options
-from stages.blip.generation import GenerateStage
+from stages.blip.generation import PromptStage
 from stages.devices import hold_device
 from stages.options import read_options
 from stages.pretrained.vision import speed_up_patches
 
 
-class Blip2Stage(GenerateStage):
+class Blip2Stage(PromptStage):
     models = BLIP2
 
     def load(self) -> None:
@@ -39,6 +36,3 @@ class Blip2Stage(GenerateStage):
         with hold_device(self.lock):
             self.warm_up()
             self.record_steps()
-
-    def prepare_inputs(self, pixels: Sequence[Tensor]) -> dict[str, Tensor]:
-        return {"pixel_values": self.prepare(pixels), "input_ids": self.prompt.expand(len(pixels), -1)}

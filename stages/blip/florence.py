@@ -6,14 +6,11 @@ transformers' Florence2ForConditionalGeneration with its processor, with whose t
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import torch
-from torch import Tensor
 from transformers import AutoProcessor
 
 from stages.blip.descriptor import FLORENCE, FlorenceOptions
-from stages.blip.generation import GenerateStage
+from stages.blip.generation import PromptStage
 from stages.devices import hold_device
 from stages.options import read_options
 from stages.pretrained.checkpoints import load_part
@@ -25,7 +22,7 @@ TASKS = {
 }
 
 
-class FlorenceStage(GenerateStage):
+class FlorenceStage(PromptStage):
     models = FLORENCE
 
     def load(self) -> None:
@@ -38,6 +35,3 @@ class FlorenceStage(GenerateStage):
         self.prompt = asked["input_ids"].to(self.device)  # the same for all images
         with hold_device(self.lock):
             self.warm_up()
-
-    def prepare_inputs(self, pixels: Sequence[Tensor]) -> dict[str, Tensor]:
-        return {"pixel_values": self.prepare(pixels), "input_ids": self.prompt.expand(len(pixels), -1)}

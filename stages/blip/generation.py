@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+from torch import Tensor
+
 from stages.blip.captions import CaptionStage
 from stages.pretrained.checkpoints import load_tokenizer
 from stages.pretrained.language import LanguageStage
@@ -18,3 +22,12 @@ class GenerateStage(LanguageStage, CaptionStage):
         self.limits = {"max_new_tokens": force_tokens or max_new_tokens}
         if force_tokens:
             self.limits["min_new_tokens"] = force_tokens
+
+
+class PromptStage(GenerateStage):
+    """A captioner with the same prompt for all images."""
+
+    prompt: Tensor  # token ids, [1, tokens]
+
+    def prepare_inputs(self, pixels: Sequence[Tensor]) -> dict[str, Tensor]:
+        return {"pixel_values": self.prepare(pixels), "input_ids": self.prompt.expand(len(pixels), -1)}

@@ -88,13 +88,10 @@ def find_in(folder: Path, damage: dict[Path, PackError]) -> Iterator[tuple[str, 
 
 
 def describe_damage(folder: Path) -> str:
-    """What is wrong with the first ONNX file of a folder that cannot be read; "" if there is none."""
-    for file in sorted(folder.glob("*.onnx")):
-        try:
-            list(find_in_file(file))
-        except PackError as error:
-            return str(error)
-    return ""
+    """What is wrong with the first ONNX file of a folder without a config.json that cannot be read; "" if there is none."""
+    damage: dict[Path, PackError] = {}
+    list(find_in(folder, damage))
+    return str(damage.get(folder, ""))
 
 
 def find_in_file(file: Path) -> Iterator[tuple[str, str]]:

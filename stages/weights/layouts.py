@@ -124,7 +124,7 @@ def describe_families(backends: Mapping[str, Backend]) -> str:
 def describe_weights(spec: StageSpec) -> str:
     """How the weights of a stage were recognized: "D-FINE (DFineForObjectDetection), backend transformers, float32"."""
     backend = registry.find_backend(spec.name, spec.backend)
-    found = name_models(backend, {role: Path(file) for role, file in spec.files.items()})
+    found = name_models(backend, spec.paths)
     return ", ".join([*found, f"backend {spec.backend}", spec.dtype])
 
 

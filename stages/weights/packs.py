@@ -69,12 +69,14 @@ class Pack:
             sorted({entry.notice for entry in self.manifest.stages.values()} - {""})
         )
 
+    def files_of(self, entry: StageEntry) -> dict[str, Path]:
+        """The files of a stage by role, absolute."""
+        return {role: self.folder / file for role, file in entry.files.items()}
+
     @property
     def size_bytes(self) -> int:
         """Of the files that stages may read; in a folder without a manifest, of those that were recognized."""
-        named = [
-            self.folder / file for entry in self.manifest.stages.values() for file in entry.files.values()
-        ]
+        named = [file for entry in self.manifest.stages.values() for file in self.files_of(entry).values()]
         places = named if self.plain else [self.folder]
         return sum(file.stat().st_size for file in {file for place in places for file in list_files(place)})
 
@@ -243,7 +245,7 @@ def resolve(
         if other != stage:  # it would be ignored without a word
             raise PackError(f"{wanted['model']} is a model for the stage {other}, not for {stage}.")
     options = {**entry.options, **wanted.get("options", {})}
-    paths = {role: pack.folder / file for role, file in entry.files.items()} | dict(files or {})
+    paths = pack.files_of(entry) | dict(files or {})
     if backend.bundled and (missing := [role for role in backend.roles if role not in paths]):
         bundled = backend.bundled()
         paths |= {role: Path(bundled[role]) for role in missing}

@@ -2119,10 +2119,10 @@ ALERTS = [
         "alert-inbox-away",
         "an inbox that cannot be read is in the metrics",
         "daemon/web/status.py",
-        "return inbox in self._pipeline.watcher.away() or inbox in self._pipeline.absences.away()",
-        "return False",
+        "set(number in away)",
+        "set(False)",
         ("faults/test_alerts.py::test_a_fault_makes_exactly_its_alert_fire",),
-        within="Status._is_away",
+        within="Status.refresh",
     ),
     Mutant(
         "alert-sink-behind",
