@@ -35,6 +35,7 @@ from daemon.cli.prune import prune
 from daemon.cli.recovery import backup, repair, verify
 from daemon.cli.results import export, list_images, show, status
 from daemon.cli.run import run
+from daemon.cli.search import search
 from daemon.cli.tuning import plan, tune
 from daemon.errors import ConfigError, VisiondError
 from daemon.hints import quantity
@@ -292,7 +293,7 @@ def demo(
 
 PANELS: dict[str, tuple[Callable[..., None], ...]] = {
     "Process images": (run, check, retry, redo),
-    "Look at results": (status, list_images, show, export),
+    "Look at results": (status, list_images, search, show, export),
     "Maintain the ledger": (backup, verify, repair, prune),
     "Models and GPUs": (gpus, plan, tune, warm),
     "Try it out": (demo, samples, bench),

@@ -20,9 +20,9 @@ import msgspec
 import structlog
 
 from daemon.jobs import Admitted, Change, Ending, File, Job, JobStatus, Placed, reason_of
-from daemon.ledger import identity, looks, outbox
+from daemon.ledger import identity, looks, publications
+from daemon.ledger.joining import assemble
 from daemon.ledger.record import BUILT_IN_KEYS, Model, Record
-from daemon.ledger.records import assemble
 from daemon.ledger.rows import content_row, end_row, file_row, job_of, result_row
 from daemon.ledger.statements import SQL, run_rows
 from daemon.ledger.stored import Key, Stored, read_stored
@@ -96,6 +96,7 @@ class Ledger:
             for model in present:
                 key = (model.stage, model.fingerprint)
                 [[self._model_ids[model.stage]]] = connection.execute(SQL["make_current"], key).fetchall()
+            connection.execute(SQL["note_start"])
             self.models = {row[0]: Model(*row[1:]) for row in connection.execute(SQL["models"])}
             self._configured = msgspec.json.encode(numbers).decode()
             self._cursors = {row[0]: 0 for row in connection.execute(SQL["priorities"])}
@@ -298,12 +299,11 @@ class Ledger:
         return Record.of(ending, self._inbox_paths[ending.job.inbox], models)
 
     async def mark_emitted(
-        self, placed: Sequence[Placed], *, superseding: bool = False, for_sinks: Sequence[int] = ()
+        self, placed: Sequence[Placed], *, superseding: bool = False, held: Sequence[int] = ()
     ) -> dict[int, int]:
-        """Mark images as published: their sidecars, bins and sources are as they should be. superseding: mark
-        earlier versions of the same files too, whose sources could not leave the inbox. for_sinks: images
-        whose records go into the outbox, except those whose present result an earlier run has put there;
-        returns these images by their sequence numbers in it."""
+        """Mark images as published. superseding: mark earlier versions of the same files too, whose sources could not
+        leave the inbox. held: images that are published except for their sources; they are not marked. Returns
+        the images by the number of their publication, except those whose present result has a number already."""
         rows = [
             (p.id, p.location, *((p.version.inode, p.version.ctime_ns) if p.version else (None,) * 2))
             for p in placed
@@ -313,7 +313,8 @@ class Ledger:
             run_rows(connection, "placed", [row for row in rows if row[1]])
             for statement in ("emitted", "superseded") if superseding else ("emitted",):
                 run_rows(connection, statement, [(p.id,) for p in placed])
-            return outbox.enqueue(connection, for_sinks, [p.id for p in placed]) if for_sinks else {}
+            images = [p.id for p in placed]
+            return publications.add(connection, [*images, *held], images)
 
         return await self._ask(work)
 
@@ -372,8 +373,7 @@ class Ledger:
         return await self._ask(work)
 
     async def _ask_soon(self, work: Callable[[sqlite3.Connection], T]) -> T:
-        """Make a request that must not wait until the file has been shrunk,
-        as an image or a person waits for it."""
+        """Make a request that must not wait until the file is shrunk, as an image or a person waits for it."""
         self.awaited += 1
         try:
             return await self._ask(work)

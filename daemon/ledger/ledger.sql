@@ -85,13 +85,17 @@ CREATE TABLE image (                      -- a version of a file
     deaths INTEGER NOT NULL DEFAULT 0,    -- workers that died on it alone
     checksum INTEGER                      -- of how it ended: records.Record.checksum
 );
-CREATE TABLE outbox (                     -- published records that a sink does not have yet
-    sequence INTEGER PRIMARY KEY AUTOINCREMENT,  -- the order in which sinks get them; no number is used twice
-    image INTEGER NOT NULL REFERENCES image (id)  -- indexed, as pruning asks for it
+CREATE TABLE publication (                -- the last time that each image's record was published
+    number INTEGER PRIMARY KEY AUTOINCREMENT,  -- ascending; an image that is published again gets a new one
+    image INTEGER NOT NULL UNIQUE REFERENCES image (id)
 );
-CREATE TABLE sink (                       -- an additional output, which follows the outbox
+CREATE TABLE start (                      -- each start of the daemon: what has copied numbers sees here that a backup was restored
+    token TEXT NOT NULL,
+    number INTEGER NOT NULL               -- the highest of `publication` at that time
+);
+CREATE TABLE sink (                       -- an additional output, which follows the publications
     name TEXT PRIMARY KEY,
-    place INTEGER NOT NULL,               -- outbox.sequence of the last record that it has
+    place INTEGER NOT NULL,               -- publication.number of the last record that it has
     succeeded_at REAL                     -- Unix seconds: when it last took records; NULL: never
 ) WITHOUT ROWID;
 CREATE TABLE look (                       -- a second look that an image waits for, or has had
@@ -116,7 +120,6 @@ CREATE INDEX fresh ON image (priority, id) WHERE status = 0 AND not_before = 0;
 CREATE INDEX again ON image (not_before) WHERE status = 0 AND not_before > 0;
 CREATE INDEX owed ON image (id) WHERE emitted = 0 AND status IN (1, 2);
 CREATE INDEX made ON image (models) WHERE status = 1 AND models IS NOT NULL;  -- no other query has this condition
-CREATE INDEX outbox_image ON outbox (image);
 CREATE INDEX waiting ON look (name, not_before, image) WHERE not_before IS NOT NULL;
 
 -- name: add_inbox
@@ -244,25 +247,59 @@ UPDATE image SET emitted = 1 WHERE id IN (
     WHERE newer.id IN (:rows) AND older.id < newer.id AND older.emitted = 0 AND older.status IN (1, 2)
 );
 
--- name: enqueue
--- All but those of `note_held`.
-INSERT INTO outbox (image) SELECT id FROM image WHERE id IN (:rows) AND not_before IS NOT finished_at ORDER BY id
-RETURNING sequence, image;
+-- name: number_publications
+-- All but those of `note_held`. The earlier number of an image goes.
+INSERT OR REPLACE INTO publication (image)
+SELECT id FROM image WHERE id IN (:rows) AND not_before IS NOT finished_at ORDER BY id RETURNING number, image;
+
+-- name: number_all_published
+-- In a ledger that was made from sidecars.
+INSERT INTO publication (image) SELECT id FROM image WHERE status IN (1, 2) AND emitted = 1 ORDER BY id;
 
 -- name: note_held
--- Their records have entered the outbox, but their sources cannot leave the inbox yet: the next start publishes them again.
-UPDATE image SET not_before = finished_at WHERE emitted = 0 AND finished_at IS NOT NULL AND id IN (:rows);
+-- Their records have been published, but their sources cannot leave the inbox yet: the next start publishes them again.
+UPDATE image SET not_before = finished_at
+WHERE emitted = 0 AND finished_at IS NOT NULL AND not_before IS NOT finished_at AND id IN (:rows);
 
--- name: last_sequence
--- The highest sequence number ever used.
-SELECT COALESCE(MAX(seq), 0) FROM sqlite_sequence WHERE name = 'outbox';
+-- name: last_publication
+-- The highest number ever used. Before schema 7 the table had another name.
+SELECT COALESCE(MAX(seq), 0) FROM sqlite_sequence WHERE name IN ('publication', 'outbox');
 
--- name: undelivered
+-- name: note_start
+INSERT INTO start (token, number) SELECT lower(hex(randomblob(8))), COALESCE(MAX(seq), 0)
+FROM sqlite_sequence WHERE name = 'publication';
+
+-- name: starts
+SELECT rowid, token, number FROM start WHERE rowid >= ? ORDER BY rowid;
+
+-- name: publications
 -- An image that waits for a new result still has the one that was published.
-SELECT outbox.sequence, iif(image.status = 0 AND image.finished_at IS NOT NULL, 1, image.status) AS status, image.*,
+SELECT publication.number, iif(image.status = 0 AND image.finished_at IS NOT NULL, 1, image.status) AS status, image.*,
     inbox.path AS inbox_path
-FROM outbox JOIN image ON image.id = outbox.image JOIN inbox ON inbox.id = image.inbox
-WHERE outbox.sequence > ? ORDER BY outbox.sequence LIMIT ?;
+FROM publication JOIN image ON image.id = publication.image JOIN inbox ON inbox.id = image.inbox
+WHERE publication.number > ? ORDER BY publication.number LIMIT ?;
+
+-- name: as_published
+SELECT iif(image.status = 0 AND image.finished_at IS NOT NULL, 1, image.status) AS status, image.*, inbox.path AS inbox_path
+FROM image JOIN inbox ON inbox.id = image.inbox WHERE image.id IN (:rows);
+
+-- name: shown
+-- Of these publications, those of images that are as they were published, and have no newer version in their place.
+SELECT publication.number, publication.image FROM publication JOIN image ON image.id = publication.image
+WHERE publication.number IN (:rows) AND (image.status IN (1, 2) OR image.status = 0 AND image.finished_at IS NOT NULL)
+AND (image.location IS NOT NULL OR :is_newest);
+
+-- name: shown_before
+-- The same of all, newest first.
+SELECT publication.number, publication.image FROM publication CROSS JOIN image ON image.id = publication.image
+WHERE publication.number < ? AND (image.status IN (1, 2) OR image.status = 0 AND image.finished_at IS NOT NULL)
+AND (image.location IS NOT NULL OR :is_newest) ORDER BY publication.number DESC LIMIT ?;
+
+-- name: number_of
+SELECT number FROM publication WHERE image = ?;
+
+-- name: count_publications
+SELECT COUNT(*) FROM publication;
 
 -- name: sinks
 SELECT name, place, succeeded_at FROM sink;
@@ -275,10 +312,6 @@ DELETE FROM sink WHERE name NOT IN (SELECT value FROM json_each(?)) RETURNING na
 
 -- name: move_place
 UPDATE sink SET place = ?, succeeded_at = ? WHERE name = ?;
-
--- name: drop_delivered
--- Records that every sink has. Without sinks, all.
-DELETE FROM outbox WHERE sequence <= COALESCE((SELECT MIN(place) FROM sink), 9223372036854775807);
 
 -- name: placed
 -- Two versions of a file that was moved once would get equal values: the first one keeps them.
@@ -523,8 +556,12 @@ WHERE id > :after AND :is_spare ORDER BY id LIMIT :limit;
 
 -- name: prune
 -- A sink may still wait for its record.
-DELETE FROM image WHERE NOT EXISTS (SELECT 1 FROM outbox WHERE outbox.image = image.id)
-    AND id IN (SELECT value FROM json_each(:ids)) AND :is_spare RETURNING id, status;
+DELETE FROM image WHERE NOT EXISTS (
+    SELECT 1 FROM publication WHERE publication.image = image.id AND number > (SELECT MIN(place) FROM sink)
+) AND id IN (SELECT value FROM json_each(:ids)) AND :is_spare RETURNING id, status;
+
+-- name: drop_pruned_publications
+DELETE FROM publication WHERE image IN (SELECT value FROM json_each(?));
 
 -- name: unreferenced
 -- Bytes that no version has once the spare ones are removed.

@@ -1,4 +1,4 @@
-"""Connections that read the ledger, lent to one thread at a time.
+"""Connections that read the ledger, lent to one thread at a time; and how long work on them is stopped.
 
 SQLite crashes the process if a connection is closed, or used by another thread, while a thread runs a
 statement on it. So a connection that is lent is only closed by its borrower: when that is done, if the others
@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import sqlite3
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from daemon.ledger.schema import (
@@ -22,6 +22,10 @@ from daemon.ledger.schema import (
     read_version,
     set_factories,
 )
+
+STEPS = 20_000  # of SQLite between two checks whether to stop: some milliseconds
+
+Stop = Callable[[], bool]  # whether to stop
 
 
 class ReaderClosed(Exception):
@@ -85,3 +89,21 @@ class Connections:
         except sqlite3.DatabaseError as error:
             raise explain(self._path, error) from error
         return connection
+
+
+class Stopped(Exception):
+    """It was stopped before it was done."""
+
+
+@contextlib.contextmanager
+def stopping(connection: sqlite3.Connection, stop: Stop) -> Iterator[None]:
+    """Within the context, work on this connection ends early with Stopped as soon as `stop` returns true."""
+    connection.set_progress_handler(stop, STEPS)
+    try:
+        yield
+    except sqlite3.OperationalError as error:
+        if error.sqlite_errorcode == sqlite3.SQLITE_INTERRUPT:
+            raise Stopped from error
+        raise
+    finally:
+        connection.set_progress_handler(None, 0)

@@ -5,10 +5,8 @@ from __future__ import annotations
 import contextlib
 import os
 import sqlite3
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import replace
-from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -17,22 +15,22 @@ import msgspec
 from daemon.errors import LedgerDamaged
 from daemon.hints import command
 from daemon.jobs import JobStatus, Outdated, Version
-from daemon.ledger import checksums, identity, looks, outbox
+from daemon.ledger import identity, looks, publications
+from daemon.ledger.joining import assemble
 from daemon.ledger.reading import Connections
-from daemon.ledger.record import UNKNOWN, Look, Model, Record
+from daemon.ledger.record import UNKNOWN, Model, Record
 from daemon.ledger.schema import (
     WITH_CHECKSUMS,
     WITH_CURRENT,
     WITH_OUTBOX,
     damaged,
     explain,
-    ledger_of,
     newest,
     read_version,
 )
 from daemon.ledger.soundness import find_altered_tables
 from daemon.ledger.statements import SQL, run_rows
-from daemon.ledger.stored import GoOn, Key, Stored, find_damaged, find_fault_in_file, read_stored
+from daemon.ledger.stored import GoOn, find_damaged, find_fault_in_file
 
 MOST_OUTDATED = 100_000  # most versions to look at; 100,000 take 0.4 s on a slow core
 
@@ -152,6 +150,14 @@ class Reader:
     def find_number(self, number: int) -> Record | None:
         return next(iter(self.assemble(self._rows("find_by_id", number))), None)
 
+    def find_numbers(self, numbers: Sequence[int]) -> list[Record]:
+        """The images with these numbers, in this order, as they were last published; without those that are gone."""
+        with self._connections.lend() as connection:
+            rows = {
+                row["id"]: row for row in run_rows(connection, "as_published", [(each,) for each in numbers])
+            }
+        return self.assemble([rows[each] for each in numbers if each in rows], tolerant=True)
+
     def finished(self, bin_name: str = "", chunk: int = 256) -> Iterator[Record]:
         """Every file whose newest version is DONE, and every image that was moved; oldest first,
         a few in memory at a time."""
@@ -196,22 +202,23 @@ class Reader:
         """Every image that has ended and may not be published yet."""
         return self._walk("owed", 256)
 
-    def undelivered(self, after: int, limit: int) -> tuple[list[Record], int]:
-        """Records of the outbox that follow a sequence number, and the sequence number of the last one that
-        was read, or the given one if there is none. An image that was replaced since and has no result has no
+    def published_after(self, number: int, limit: int) -> tuple[dict[int, Record], int]:
+        """By number, the records that were published after this number, in their order, and the highest number that was
+        read, or the given one if there is none. An image that was replaced since and has no result has no
         record. One that cannot be read has a record with only its name and `damage`."""
-        rows = self._rows("undelivered", after, limit)
+        rows = self._rows("publications", number, limit)
         ended = [row for row in rows if row["status"] in (JobStatus.DONE, JobStatus.FAILED)]
-        return self.assemble(ended, tolerant=True), rows[-1]["sequence"] if rows else after
+        records = self.assemble(ended, tolerant=True)
+        found = {row["number"]: record for row, record in zip(ended, records, strict=True)}
+        return found, rows[-1]["number"] if rows else number
 
     def sinks(self) -> dict[str, tuple[int, float | None]]:
         """By sink, how many records it does not have yet, and when it last took some, in Unix seconds."""
         with self._connections.lend() as connection:
             if read_version(self.path, connection) < WITH_OUTBOX:
                 return {}
-            last = connection.execute(SQL["last_sequence"]).fetchone()[0]
-            places = outbox.read_places(connection)
-        return {name: (last - place.sequence, place.succeeded_at) for name, place in places.items()}
+            last, places = publications.read_last(connection), publications.read_places(connection)
+        return {name: (last - place.number, place.succeeded_at) for name, place in places.items()}
 
     def count_looks(self, name: str) -> looks.Tally:
         """How many images wait for the second look of this name, or have had it."""
@@ -295,106 +302,3 @@ class Reader:
     def _rows(self, statement: str, *parameters: Any) -> list[sqlite3.Row]:
         with self._connections.lend() as connection:
             return connection.execute(SQL[statement], parameters).fetchall()
-
-
-def assemble(
-    connection: sqlite3.Connection,
-    rows: list[sqlite3.Row],
-    models: dict[int, Model],
-    *,
-    with_results: bool = True,
-    tolerant: bool = False,
-) -> Iterator[Record]:
-    """Join rows of `image` in memory with their contents and results.
-
-    tolerant: a row that cannot be read, or has no sidecar, becomes a record with nothing but its name and
-    `damage`. Otherwise raises LedgerDamaged when a row cannot be read.
-    """
-    stored = read_stored(
-        connection, {row["digest"] for row in rows if row["digest"] and with_results}, models
-    )
-    done = [row["id"] for row in rows if row["status"] == JobStatus.DONE]
-    ended = looks.read_ended(connection, done) if with_results else {}
-    for row in rows:
-        try:
-            record = _join(row, stored, models)
-            if found := ended.get(record.id):
-                record.looks = {name: _look_of(record, one, stored, models) for name, one in found.items()}
-            if tolerant:
-                _ = record.sidecar
-        except (ValueError, TypeError, KeyError, AttributeError, OverflowError, OSError) as error:
-            # For example after a flipped bit.
-            fault = f"cannot be read ({type(error).__name__}: {error})"
-            if tolerant:
-                yield _name_only(row, damage=f"its row {fault}")
-                continue
-            raise damaged(ledger_of(connection), f"image {row['id']} {fault}") from error
-        damage = _find_damage(record, row["checksum"], stored) if with_results else ""
-        damage = damage or _find_damaged_look(record, ended.get(record.id, {}))
-        yield replace(record, damage=damage) if damage else record
-
-
-def _find_damage(record: Record, checksum: int | None, stored: Stored) -> str:
-    """Which parts of an image that has ended are damaged or missing; empty if none are."""
-    if record.status not in (JobStatus.DONE, JobStatus.FAILED):
-        return ""
-    is_done = record.status is JobStatus.DONE
-    found = [f"the result of {model.stage}" for model in record.models if model.stage not in record.outputs]
-    if (is_done and record.digest not in stored.contents) or Key(record.digest, None) in stored.damaged:
-        found.append("its format and size")
-    # An attempt that could not read the file left the digest of an earlier attempt.
-    versions = [record] if is_done else [record, replace(record, digest=b"")]
-    if not any(checksums.holds(checksum, attrgetter("checksum"), version) for version in versions):
-        found.append("its row")
-    return ", ".join(found)
-
-
-def _look_of(record: Record, ended: looks.Ended, stored: Stored, models: Mapping[int, Model]) -> Look:
-    output = None if ended.reason else stored.results.get(record.digest, {}).get(ended.model)
-    return Look(models[ended.model], output, ended.reason, ended.detail)
-
-
-def _find_damaged_look(record: Record, ended: Mapping[str, looks.Ended]) -> str:
-    """Which second look is damaged or has lost its result; empty if none."""
-    for name, look in record.looks.items():
-        fields = (record.id, name, look.model, look.reason, look.detail)
-        is_whole = checksums.holds(ended[name].checksum, checksums.of_look, *fields)
-        if not is_whole or (look.output is None and not look.reason):
-            return f"the second look {name}"
-    return ""
-
-
-def _name_only(row: sqlite3.Row, damage: str) -> Record:
-    """A record of a row that cannot be read: number and path of the image, as far as they are known."""
-    bare = dict.fromkeys(row.keys()) | {key: row[key] for key in ("id", "inbox", "status")}
-    bare |= {key: row[key] if isinstance(row[key], bytes) else b"" for key in ("inbox_path", "path")}
-    return replace(_join(bare | {"models": "[]"}, Stored({}, {}, set()), {}), damage=damage)
-
-
-def _join(row: sqlite3.Row | Mapping[str, Any], stored: Stored, models: dict[int, Model]) -> Record:
-    used = msgspec.json.decode(row["models"], type=list[int]) if row["status"] == JobStatus.DONE else []
-    outputs = stored.results.get(row["digest"], {})
-    format, width, height, pages = stored.contents.get(row["digest"], ("", 0, 0, 1))
-    return Record(
-        id=row["id"],
-        inbox=row["inbox"],
-        inbox_path=row["inbox_path"],
-        path=row["path"],
-        location=row["location"] or os.path.join(row["inbox_path"], row["path"]),
-        version=Version(row["inode"], row["size"], row["mtime_ns"], row["ctime_ns"]),
-        status=JobStatus(row["status"]),
-        attempts=row["attempts"],
-        seen_at=row["seen_at"],
-        finished_at=row["finished_at"],
-        digest=row["digest"] or b"",
-        format=format,
-        width=width,
-        height=height,
-        outputs={models[model].stage: outputs[model] for model in used if model in outputs},
-        models=[models[model] for model in used],
-        bin=row["bin"] or "",
-        criteria=row["criteria"] or b"{}",
-        reason=row["reason"] or "",
-        detail=row["detail"] or "",
-        pages=pages,
-    )

@@ -59,11 +59,32 @@ MIGRATIONS = [
     ALTER TABLE model ADD COLUMN is_current INTEGER NOT NULL DEFAULT 0;
     CREATE INDEX made ON image (models) WHERE status = 1 AND models IS NOT NULL;
     """,
+    # What sinks do not have yet keeps its order behind all that was published before: the places move with it.
+    """
+    CREATE TABLE publication (
+        number INTEGER PRIMARY KEY AUTOINCREMENT,
+        image INTEGER NOT NULL UNIQUE REFERENCES image (id)
+    );
+    CREATE TABLE start (token TEXT NOT NULL, number INTEGER NOT NULL);
+    INSERT INTO publication (image) SELECT id FROM image
+    WHERE (status IN (1, 2) AND emitted = 1 OR status = 0 AND finished_at IS NOT NULL)
+    AND NOT EXISTS (SELECT 1 FROM outbox WHERE outbox.image = image.id) ORDER BY id;
+    CREATE TEMP TABLE earlier AS SELECT
+        COALESCE((SELECT seq FROM sqlite_sequence WHERE name = 'publication'), 0) AS numbers,
+        COALESCE((SELECT seq FROM sqlite_sequence WHERE name = 'outbox'), 0) AS sequences;
+    INSERT OR REPLACE INTO publication (number, image) SELECT sequence + numbers, image FROM outbox, earlier ORDER BY sequence;
+    UPDATE sink SET place = place + (SELECT numbers FROM earlier);
+    DROP TABLE outbox;
+    DELETE FROM sqlite_sequence WHERE name = 'publication';
+    INSERT INTO sqlite_sequence (name, seq) SELECT 'publication', numbers + sequences FROM earlier;
+    DROP TABLE earlier;
+    """,
 ]
 WITH_CHECKSUMS = 3  # the first schema with checksums and an id
 WITH_OUTBOX = 4  # the first schema with tables for sinks
 WITH_LOOKS = 5  # the first schema with second looks
 WITH_CURRENT = 6  # the first schema that knows which models are current
+WITH_NUMBERS = 7  # the first schema that numbers publications
 # Views through which an older ledger is read as if it had the columns that were added later.
 ADDED = {"content": "1 AS pages, NULL AS checksum", "result": "NULL AS checksum", "image": "NULL AS checksum"}
 OLDER = "".join(

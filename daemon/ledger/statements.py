@@ -11,16 +11,18 @@ from typing import Any
 _CHUNKS = (256, 128, 64, 32, 16, 8, 4, 2, 1)  # few sizes: the connection keeps the prepared statements
 
 
-def _parse(text: str) -> dict[str, str]:
+def read_statements(folder: str, file: str, conditions: Sequence[str] = ()) -> dict[str, str]:
+    """The statements of a file by name. folder: of a package. conditions: statements that stand in others."""
+    text = resources.files(folder).joinpath(file).read_text()
     parts = re.split(r"^-- name: (\w+)\n", text, flags=re.MULTILINE)
     statements = {name: body.strip() for name, body in zip(parts[1::2], parts[2::2], strict=True)}
-    for condition in ("is_newest", "is_spare"):
+    for condition in conditions:
         text = statements.pop(condition)
         statements = {name: body.replace(f":{condition}", text) for name, body in statements.items()}
     return statements
 
 
-SQL = _parse(resources.files("daemon.ledger").joinpath("ledger.sql").read_text())
+SQL = read_statements("daemon.ledger", "ledger.sql", ("is_newest", "is_spare"))
 
 
 def run_rows(

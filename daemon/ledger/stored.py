@@ -9,8 +9,8 @@ from typing import NamedTuple
 
 from daemon.ledger import checksums
 from daemon.ledger.checksums import Named
+from daemon.ledger.reading import Stopped, stopping
 from daemon.ledger.statements import SQL, run_rows
-from daemon.ledger.stopping import Stopped, stopping
 from daemon.messages import Output
 
 CHUNK = 1024  # rows in memory at a time

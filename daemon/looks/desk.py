@@ -22,9 +22,9 @@ from anyio import to_thread
 from daemon.errors import VisiondError
 from daemon.jobs import Ending, Failure, Job, JobStatus
 from daemon.ledger import looks
+from daemon.ledger.joining import assemble
 from daemon.ledger.ledger import Ledger
 from daemon.ledger.record import Model, Record
-from daemon.ledger.records import assemble
 from daemon.ledger.statements import SQL, run_rows
 from daemon.ledger.stored import Key
 from daemon.looks.budget import Budget

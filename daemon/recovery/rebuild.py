@@ -83,6 +83,7 @@ def rebuild(config: Config) -> Iterator[Finding]:
             if others and not restored:
                 _remove(fresh)
                 raise _moved(destination, others)
+        connection.execute(SQL["number_all_published"])
         present = _follow(path, connection)
     kept = f"{path}.damaged-{time.strftime('%Y%m%dT%H%M%S')}"
     for suffix in DATABASE:
@@ -241,7 +242,7 @@ def _locate(record: Record, destination: Destination) -> Record:
 
 
 def write(connection: sqlite3.Connection, records: Sequence[Record]) -> set[int]:
-    """Write records into the ledger, the opposite of `records.assemble`; returns the ids that were added."""
+    """Write records into the ledger, the opposite of `joining.assemble`; returns the ids that were added."""
     connection.execute("BEGIN")
     numbers: dict[Model, int] = {}
     used = {model for record in records for model in record.models}

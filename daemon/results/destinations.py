@@ -56,12 +56,13 @@ class Publication:
 
     held: inboxes with sources that cannot leave, and why; their images have to be published again.
     folders: those in which files were added or removed.
-    records: all of these images, those that are held too.
+    images: all of these, those that are held too. records: of these images, if there is a sink.
     """
 
     placed: list[Placed]
     held: dict[int, str]
     folders: set[bytes]
+    images: list[int]
     records: list[Record]
 
 
@@ -243,7 +244,7 @@ def open_destinations(config: Config) -> dict[bytes, Destination]:
 
 def publish_records(records: Sequence[Record], destinations: Mapping[int, Destination]) -> Publication:
     """Publish each record; records of inboxes that are no longer configured wait. Runs in a thread."""
-    published = Publication([], {}, set(), [])
+    published = Publication([], {}, set(), [], [])
     for record in records:
         if destination := destinations.get(record.inbox):
             try:
@@ -253,6 +254,7 @@ def publish_records(records: Sequence[Record], destinations: Mapping[int, Destin
             else:
                 published.placed.append(placed)
                 published.folders.update(destination.folders_of(record, placed))
+            published.images.append(record.id)
             published.records.append(record)
     return published
 
@@ -260,12 +262,13 @@ def publish_records(records: Sequence[Record], destinations: Mapping[int, Destin
 def publish_sidecars(records: Sequence[Record], destinations: Mapping[int, Destination]) -> Publication:
     """Write only the sidecars of images that were published before: users may have emptied the bins. Runs in a
     thread."""
-    published = Publication([], {}, set(), [])
+    published = Publication([], {}, set(), [], [])
     for record in records:
         if destination := destinations.get(record.inbox):
             path = write_sidecar(record, *destination.paths_of(record))
             published.placed.append(Placed(record.id))
             published.folders.add(os.path.dirname(path))
+            published.images.append(record.id)
             published.records.append(record)
     return published
 

@@ -1,4 +1,4 @@
-"""Takes published records to the sinks. Each sink follows the ledger's outbox by itself: it has its own
+"""Takes published records to the sinks. Each sink follows the ledger's publications by itself: it has its own
 place there and its own retries, and no sink waits for another one, nor does anything else wait for a sink.
 """
 
@@ -16,9 +16,9 @@ import structlog
 from anyio import to_thread
 
 from daemon.jobs import Change
-from daemon.ledger import outbox
+from daemon.ledger import publications
 from daemon.ledger.ledger import Ledger
-from daemon.ledger.outbox import Place
+from daemon.ledger.publications import Place
 from daemon.ledger.record import Record
 from daemon.ledger.records import Reader
 from daemon.monitoring.snapshot import SinkState, describe_behind
@@ -40,39 +40,39 @@ RECENT_BYTES = 16 << 20  # of their results; their sidecars may take as much aga
 
 
 class Recent:
-    """The last records that entered the outbox, so that a sink that keeps up needs no reading of the ledger:
+    """The last records that were published, so that a sink that keeps up needs no reading of the ledger:
     at most RECENT, with at most RECENT_BYTES."""
 
     def __init__(self) -> None:
-        # Without gaps in the sequence numbers.
+        # Without gaps in the numbers.
         self._records: deque[tuple[int, Record]] = deque()
         self._sizes: deque[int] = deque()  # of each, in bytes
         self._bytes = 0
 
     def add(self, records: Mapping[int, Record]) -> None:
-        """records: by sequence number."""
-        for sequence, record in sorted(records.items()):
-            if self._records and self._records[-1][0] != sequence - 1:
+        """records: by number."""
+        for number, record in sorted(records.items()):
+            if self._records and self._records[-1][0] != number - 1:
                 self._records.clear()
                 self._sizes.clear()
                 self._bytes = 0
-            self._records.append((sequence, record))
+            self._records.append((number, record))
             self._sizes.append(size := record.result_bytes)
             self._bytes += size
             while len(self._records) > RECENT or self._bytes > RECENT_BYTES:
                 self._records.popleft()
                 self._bytes -= self._sizes.popleft()
 
-    def after(self, sequence: int) -> list[tuple[int, Record]]:
-        """The next records and their sequence numbers, at most GROUP;
+    def after(self, number: int) -> list[tuple[int, Record]]:
+        """The next records and their numbers, at most GROUP;
         none if the first of them is no longer here."""
-        if not self._records or (start := sequence + 1 - self._records[0][0]) < 0:
+        if not self._records or (start := number + 1 - self._records[0][0]) < 0:
             return []
         return list(itertools.islice(self._records, start, start + GROUP))
 
 
 class Delivery:
-    """One sink and its place in the outbox."""
+    """One sink and its place among the publications."""
 
     def __init__(
         self,
@@ -87,16 +87,16 @@ class Delivery:
         """note_changes: called with what became of images whose results are damaged."""
         self.name = name
         self.place = place
-        self.last = place.sequence  # the highest sequence number in the outbox
-        self._started_at = place.sequence
-        self._earlier = 0  # the last sequence number of earlier runs, until the sink has it
+        self.last = place.number  # the highest number of a publication
+        self._started_at = place.number
+        self._earlier = 0  # the last number of earlier runs, until the sink has it
         self._sink = sink
         self._recent = recent
         self._ledger = ledger
         self._reader = reader
         self._note_changes = note_changes
         # What the sink has taken; the place in the ledger may still be behind it.
-        self._accepted = place.sequence
+        self._accepted = place.number
         self._failure = ""  # why the last try failed
         self._called_at = math.inf  # monotonic seconds
         self._wake = anyio.Event()
@@ -107,7 +107,7 @@ class Delivery:
     @property
     def behind(self) -> int:
         """How many records the sink does not have yet."""
-        return self.last - self.place.sequence
+        return self.last - self.place.number
 
     def problem(self) -> str:
         """Why the sink does not take records now, in a sentence; otherwise empty."""
@@ -122,12 +122,12 @@ class Delivery:
         )
 
     def note_earlier(self, last: int) -> None:
-        """Note that earlier runs left records up to this sequence number."""
+        """Note that earlier runs left records up to this number."""
         self._earlier = last if last > self._started_at else 0
         self.note_last(last)
 
     def note_last(self, last: int) -> None:
-        """Note that there are records up to this sequence number."""
+        """Note that there are records up to this number."""
         self.last = max(self.last, last)
         if not self._failure:  # else it is tried again when its pause is over
             self._wake.set()
@@ -153,7 +153,7 @@ class Delivery:
                 if self._failure:
                     log.info("sink accepts records again", sink=self.name, after=self._failure)
                     self._failure = ""
-                if self._earlier and self.place.sequence >= self._earlier:
+                if self._earlier and self.place.number >= self._earlier:
                     log.info(
                         "sink has received what earlier runs could not deliver",
                         sink=self.name,
@@ -169,8 +169,8 @@ class Delivery:
         self._is_finishing = True
         self._wake.set()
         place = -1
-        while not self._ended.is_set() and self.place.sequence != place:
-            place = self.place.sequence
+        while not self._ended.is_set() and self.place.number != place:
+            place = self.place.number
             with anyio.move_on_after(SILENT_SECONDS):
                 await self._ended.wait()
 
@@ -188,21 +188,21 @@ class Delivery:
     async def _deliver(self) -> None:
         """Give the sink its next records, then move its place:
         a crash in between repeats records and drops none."""
-        records, sequence = await self._next_records()
+        records, number = await self._next_records()
         if records:
             await self._append(records)
-        self._accepted = sequence
-        self.place = await self._ledger.run(partial(outbox.move, name=self.name, sequence=self._accepted))
+        self._accepted = number
+        self.place = await self._ledger.run(partial(publications.move, name=self.name, number=self._accepted))
 
     async def _next_records(self) -> tuple[list[Record], int]:
-        """At most GROUP, and the sequence number up to which there are no others."""
+        """At most GROUP, and the number up to which there are no others."""
         if recent := self._recent.after(self._accepted):
             return [record for _, record in recent], recent[-1][0]
         last = self.last
-        records, sequence = await to_thread.run_sync(self._reader.undelivered, self._accepted, GROUP)
-        sound, changes = await leave_out_damaged(self._ledger, records)
+        found, number = await to_thread.run_sync(self._reader.published_after, self._accepted, GROUP)
+        sound, changes = await leave_out_damaged(self._ledger, list(found.values()))
         self._note_changes(changes)
-        return sound, sequence if sequence > self._accepted else last
+        return sound, number if number > self._accepted else last
 
     async def _append(self, records: Sequence[Record]) -> None:
         self._called_at = time.monotonic()
@@ -238,7 +238,7 @@ class Outbox:
     ) -> Outbox:
         """Go on from each sink's place in the ledger; a new
         sink gets the records that are published from now on."""
-        opened = await ledger.run(partial(outbox.follow, names=sinks.keys()))
+        opened = await ledger.run(partial(publications.open_sinks, names=sinks.keys()))
         for name, records in opened.dropped.items():
             if records:
                 log.warning(
@@ -256,7 +256,7 @@ class Outbox:
         return cls(deliveries, recent)
 
     def add(self, records: Mapping[int, Record]) -> None:
-        """Note that these records are in the outbox. records: by sequence number."""
+        """Note that these records are published. records: by number."""
         self._recent.add(records)
         for delivery in self.deliveries:
             delivery.note_last(max(records))

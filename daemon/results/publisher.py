@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from functools import partial
 
 import anyio
@@ -51,7 +50,7 @@ class Publisher:
         self._publishing: set[tuple[int, bytes]] = set()  # inbox and path
         self._held: dict[int, str] = {}  # inboxes that sources cannot leave, and why
         self._held_of_late: set[int] = set()
-        # Inboxes of which not all that a crash left behind is in the outbox yet.
+        # Inboxes of which not all that a crash left behind is published yet.
         self._recovering: set[int] = set()
 
     def held_back(self) -> list[str]:
@@ -63,7 +62,7 @@ class Publisher:
         return (inbox, path) in self._publishing
 
     def expect(self, inboxes: set[int]) -> None:
-        """Images of these inboxes are owed, and not in the outbox yet: `publish_owed` follows."""
+        """Images of these inboxes are owed: `publish_owed` follows."""
         self._recovering |= inboxes
 
     def note(self, publication: Publication) -> None:
@@ -81,14 +80,17 @@ class Publisher:
         folders = set[bytes]().union(*(publication.folders for publication in publications))
         await self._retry("results", self._sync, folders)
         placed = [placed for publication in publications for placed in publication.placed]
-        records = {record.id: record for publication in publications for record in publication.records}
-        mark = partial(self._ledger.mark_emitted, superseding=bool(self._held), for_sinks=list(records))
-        if added := await self._retry("ledger", mark, placed):
-            self._outbox.add({sequence: records[image] for sequence, image in added.items()})
+        held = {image for publication in publications for image in publication.images}
+        held.difference_update(each.id for each in placed)
+        mark = partial(self._ledger.mark_emitted, superseding=bool(self._held), held=sorted(held))
+        added = await self._retry("ledger", mark, placed)
+        if added and self._outbox.deliveries:
+            records = {record.id: record for publication in publications for record in publication.records}
+            self._outbox.add({number: records[image] for number, image in added.items()})
 
     async def publish_owed(self, inboxes: set[int], *, again: bool = False) -> None:
         """Publish the images of these inboxes that have ended and are not in work.
-        again: they are in the outbox already."""
+        again: they are held, and have been published except for their sources."""
         self._held_of_late -= inboxes
         if not again:
             self._recovering |= inboxes
@@ -107,7 +109,7 @@ class Publisher:
                 try:
                     sound, changes = await self._retry("ledger", leave_out_damaged, self._ledger, free)
                     self._note_changes(changes)
-                    publication = await self._publish(sound, again=again)
+                    publication = await self._publish(sound)
                 finally:
                     self._publishing = set()
             await self.confirm([publication])
@@ -126,10 +128,10 @@ class Publisher:
             await self.try_again()
             await anyio.sleep(PAUSE_SECONDS + 10 * (time.monotonic() - started))
 
-    async def _publish(self, records: Sequence[Record], *, again: bool = False) -> Publication:
+    async def _publish(self, records: Sequence[Record]) -> Publication:
         publication = await self._retry.in_thread("results", publish_records, records, self._destinations)
         self.note(publication)
-        return replace(publication, records=[]) if again else publication
+        return publication
 
     async def _sync(self, folders: set[bytes]) -> None:
         try:

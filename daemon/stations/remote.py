@@ -275,8 +275,10 @@ class RemoteStation:
             self._ended.discard(number)
         self._losses = 0
         ended, coordinator = set(call.ended), self._of_pipeline()
-        records = coordinator.records_of(published_of(endings, ended)) if coordinator.has_sinks else []
-        publication = Publication(call.placed, call.held, set(call.folders), records)
+        published = published_of(endings, ended)
+        records = coordinator.records_of(published) if coordinator.has_sinks else []
+        images = [ending.job.id for ending in published]
+        publication = Publication(call.placed, call.held, set(call.folders), images, records)
         await coordinator.note_published(Published(endings, ended, publication))
         self._send(wire.Done(call.number))
 

@@ -11,8 +11,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, TypeVar
 
+from daemon.ledger.reading import Stop, stopping
 from daemon.ledger.schema import trouble_named
-from daemon.ledger.stopping import Stop, stopping
 
 T = TypeVar("T")
 

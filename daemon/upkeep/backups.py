@@ -12,8 +12,8 @@ from pathlib import Path
 
 from daemon.errors import NotWritable
 from daemon.ledger.files import written_whole
+from daemon.ledger.reading import Stop, Stopped, stopping
 from daemon.ledger.schema import damaged
-from daemon.ledger.stopping import Stop, Stopped, stopping
 from daemon.upkeep.background import opened_for_reading
 
 PAGES = 256  # copied at once: a megabyte

@@ -18,8 +18,8 @@ import msgspec
 
 from daemon.jobs import JobStatus
 from daemon.ledger.ledger import Ledger
+from daemon.ledger.reading import Stop
 from daemon.ledger.statements import SQL, run_rows
-from daemon.ledger.stopping import Stop
 from daemon.upkeep.background import opened_for_reading, run_in_background
 
 T = TypeVar("T")
@@ -121,7 +121,8 @@ def _prune(connection: sqlite3.Connection, ids: list[int], before: float) -> lis
     parameters = {"ids": msgspec.json.encode(ids).decode(), "before": before}
     removed = [tuple(row) for row in connection.execute(SQL["prune"], parameters).fetchall()]
     gone = msgspec.json.encode([number for number, _ in removed]).decode()
-    connection.execute(SQL["drop_pruned_looks"], (gone,))
+    for statement in ("drop_pruned_looks", "drop_pruned_publications"):
+        connection.execute(SQL[statement], (gone,))
     return removed
 
 

@@ -26,9 +26,9 @@ from daemon.config.loading import Config
 from daemon.errors import NotWritable
 from daemon.jobs import JobStatus
 from daemon.ledger.ledger import Ledger
+from daemon.ledger.reading import Stop, Stopped, stopping
 from daemon.ledger.records import Reader
 from daemon.ledger.schema import trouble_named
-from daemon.ledger.stopping import Stop, Stopped, stopping
 from daemon.ledger.writer import Alone
 from daemon.monitoring.diary import read_diary, write_diary
 from daemon.monitoring.metrics import Metrics

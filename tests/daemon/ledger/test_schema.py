@@ -279,3 +279,41 @@ def test_a_ledger_whose_list_of_tables_is_on_further_pages_is_not_blank(
     file = tmp_path / "ledger.sqlite"
     file.write_bytes(soundness.MAGIC.ljust(soundness.HEADER_BYTES, b"\0") + page.ljust(3996, b"\0"))
     assert soundness.is_blank(file) is blank
+
+
+def test_what_a_sink_of_an_older_ledger_does_not_have_comes_after_all_that_was_published(
+    tmp_path: Path,
+) -> None:
+    path = _with_outbox(tmp_path, waiting=[5, 2, 5], delivered=40)
+    with closing(schema.connect(path)) as connection:
+        numbers = connection.execute("SELECT image FROM publication ORDER BY number").fetchall()
+        behind = connection.execute(
+            "SELECT image FROM publication, sink WHERE number > place ORDER BY number"
+        )
+        assert [row[0] for row in numbers] == [1, 3, 4, 2, 5]
+        assert [row[0] for row in behind.fetchall()] == [2, 5]
+        connection.execute("INSERT INTO publication (image) VALUES (6)")
+        assert (
+            connection.execute("SELECT number - place FROM publication, sink WHERE image = 6").fetchone()[0]
+            == 4
+        )
+
+
+def _with_outbox(tmp_path: Path, *, waiting: list[int], delivered: int) -> Path:
+    """A ledger of schema 6 with images 1 to 5, which are published, and an outbox from which
+    this many records have left."""
+    path = tmp_path / "state" / "ledger.sqlite"
+    with closing(schema.connect(path)) as connection:
+        connection.executescript(
+            "DROP TABLE publication; DROP TABLE start; "
+            "CREATE TABLE outbox (sequence INTEGER PRIMARY KEY AUTOINCREMENT, image INTEGER NOT NULL "
+            "REFERENCES image (id)); CREATE INDEX outbox_image ON outbox (image); PRAGMA user_version = 6; "
+            f"INSERT INTO outbox VALUES ({delivered}, 1); DELETE FROM outbox; INSERT INTO sink VALUES ('x', {delivered}, 0);"
+        )
+        connection.executemany("INSERT INTO outbox (image) VALUES (?)", [(image,) for image in waiting])
+        connection.executemany(
+            "INSERT INTO image (id, inbox, path, device, inode, size, mtime_ns, ctime_ns, priority, status, seen_at, emitted) "
+            "VALUES (?, 1, ?, 0, 1, 1, 1, 1, 0, 1, 0, 1)",
+            [(image, b"%d.jpg" % image) for image in range(1, 6)],
+        )
+    return path

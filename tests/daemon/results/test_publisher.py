@@ -57,7 +57,7 @@ def refuse(*_: Any) -> None:
     raise OSError(errno.EROFS, "Read-only file system")
 
 
-async def test_an_image_that_is_held_leaves_later_and_is_in_the_outbox_once(
+async def test_an_image_that_is_held_leaves_later_and_is_published_once(
     ledger: Ledger, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     destinations = {1: open_destination(tmp_path, on_success="delete")}
@@ -81,7 +81,7 @@ async def test_an_image_that_is_held_leaves_later_and_is_in_the_outbox_once(
     assert publisher.held_back() == []
     assert await ledger.owed(0, 10) == []
     assert not list((tmp_path / "inbox").iterdir())
-    assert opened.undelivered(0, 10)[1] == 1
+    assert opened.published_after(0, 10)[1] == 1
     opened.close()
 
 
@@ -109,14 +109,14 @@ async def test_an_image_that_is_held_through_restarts_goes_to_a_sink_once_and_it
     await publisher.publish_owed({1})
     assert (tmp_path / "done" / "a.jpg").exists()
     assert await ledger.owed(0, 10) == []
-    assert opened.undelivered(0, 10)[1] == 1
+    assert opened.published_after(0, 10)[1] == 1
 
     assert await ledger.put_back(JobStatus.DONE, [job.id]) == 1
     [again] = await ledger.next_jobs(1, ())
     first = done(again, data=b"image")
     await ledger.end([Ending(again, first.status, first.at + 1, 1, first.bin, first.criteria)])
     await publisher.publish_owed({1})
-    assert opened.undelivered(0, 10)[1] == 2
+    assert opened.published_after(0, 10)[1] == 2
     opened.close()
 
 
@@ -175,7 +175,7 @@ async def test_a_file_whose_earlier_version_is_being_published_is_busy(
     assert not publisher.is_busy(1, b"a.jpg")
 
 
-async def test_held_images_are_not_tried_again_before_all_that_a_crash_left_behind_is_in_the_outbox(
+async def test_held_images_are_not_tried_again_before_all_that_a_crash_left_behind_is_published(
     ledger: Ledger, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     publisher = Publisher(
@@ -185,7 +185,7 @@ async def test_held_images_are_not_tried_again_before_all_that_a_crash_left_behi
     asked: list[set[int]] = []
 
     def publish_and_try_again(*arguments: Any) -> Publication:
-        publisher.note(Publication([], {1: "a full disk"}, set(), []))
+        publisher.note(Publication([], {1: "a full disk"}, set(), [], []))
         asked.append(publisher._held.keys() - publisher._recovering)
         return publish_records(*arguments)
 

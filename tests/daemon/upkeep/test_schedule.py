@@ -19,8 +19,8 @@ from daemon.config.loading import parse
 from daemon.errors import ConfigError, LedgerDamaged
 from daemon.jobs import JobStatus
 from daemon.ledger.ledger import Ledger
+from daemon.ledger.reading import Stopped
 from daemon.ledger.records import Reader
-from daemon.ledger.stopping import Stopped
 from daemon.ledger.writer import Alone
 from daemon.monitoring.diary import DIARY, read_diary
 from daemon.monitoring.metrics import Metrics

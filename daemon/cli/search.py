@@ -1,0 +1,90 @@
+"""The command `visiond search`."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from daemon.cli.display import errors, print_json, print_listing, print_notices, printable
+from daemon.cli.options import ConfigOption, JsonOption, flag, option, read_config
+from daemon.ledger.soundness import MOST
+
+if TYPE_CHECKING:
+    from daemon.ledger.record import Record
+
+
+def search(
+    words: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="WORDS", help="What to look for; see below.", show_default=False),
+    ] = None,
+    by: Annotated[
+        str,
+        option("--by", metavar="WAY", help="words, meaning, or both."),
+    ] = "both",
+    bin: Annotated[str, option("--bin", metavar="BIN", help="Only images of this bin.")] = "",
+    newest: Annotated[bool, flag("--newest", help="The newest first, not the best. Only by words.")] = False,
+    limit: Annotated[
+        int, typer.Option("--limit", "-n", metavar="N", min=1, max=MOST, help="Show at most N images.")
+    ] = 20,
+    config: ConfigOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Find images by the words on them, and by what they show.
+
+    Words are looked for in text, captions, tags, objects and names. By
+    meaning, all of the words are one sentence, which is compared with the
+    images themselves. The first search makes an index, which takes some
+    minutes for a million images; later ones only add what is new.
+
+    "red car" in quotes are words one after another, invo* a beginning,
+    -draft excludes a word. text:, caption:, tags:, objects: and name: look
+    in one place. Filters: bin:A, tag:dog, object:car, state:failed,
+    inbox:/srv/in, after:2026-11-01, before:2026-12-01.
+
+    Examples:
+      visiond search two red cars
+      visiond search "two red cars" --bin B --json
+      visiond search 'invoice -draft after:2026-11-01' --by words
+    """
+    from daemon import control
+    from daemon.cli.progress import Progress
+    from daemon.search.opening import open_searcher
+    from daemon.search.query import parse
+    from daemon.search.searcher import NEWEST, By
+
+    try:
+        way = By(by)
+    except ValueError:
+        raise typer.BadParameter("it is words, meaning or both.", param_hint="--by") from None
+    query = parse(" ".join(words or [])).narrowed(bin=[bin] if bin else [])
+    settings = read_config(config, needs_stages=False)
+    with control.open_reader(settings) as reader:
+        with Progress("images") as progress, open_searcher(settings, reader, progress.step) as searcher:
+            if newest or not query.sentence:
+                found = searcher.newest(query, NEWEST, limit)
+            else:
+                found = searcher.best(query, way, limit=limit)
+        scores = {hit.image: hit.score for hit in found.hits}
+        records = reader.find_numbers(list(scores))
+    if found.problem:
+        errors.print(f"[yellow]By words only: {printable(found.problem)}[/yellow]")
+    _print(records, scores, as_json=as_json)
+
+
+def _print(records: list[Record], scores: dict[int, float | None], *, as_json: bool) -> None:
+    """scores: the cosine of each image that was found by its meaning."""
+    if as_json:
+        found = [({"score": scores[record.id]} | record.document(), record.location) for record in records]
+        print_json([document | {"location": place.decode(errors="replace")} for document, place in found])
+        return
+    nearness = {number: "-" if score is None else f"{score:.3f}" for number, score in scores.items()}
+    print_listing(
+        ("id", "nearness", "file", "bin or reason"),
+        ((r.id, nearness[r.id], os.fsdecode(r.location), r.summary) for r in records),
+    )
+    print_notices((model.stage, model.notice) for record in records for model in record.models)
+    if not records:
+        errors.print("No image fits.")

@@ -1,0 +1,93 @@
+"""The tables of what was published: which images, in which order, and how far each sink has come.
+
+The transaction that marks an image as published also gives it the next number. An image that is published again, after a
+redo or a second look, gets a new number, and the old one goes: who reads on from a number sees the last state of every
+image that has changed since, once. So sinks, the search index and listeners keep one number each, and nothing else.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+import time
+from collections.abc import Collection, Sequence
+from typing import NamedTuple
+
+import msgspec
+
+from daemon.ledger.statements import SQL, run_rows
+
+
+class Place(NamedTuple):
+    """How far a sink has come."""
+
+    number: int  # of the last record that it has
+    succeeded_at: float | None = None  # Unix seconds
+
+
+class Opened(NamedTuple):
+    """The publications at the start of a daemon. dropped: the sinks that are no longer configured,
+    with how many records each never got."""
+
+    last: int  # the highest number so far
+    places: dict[str, Place]
+    dropped: dict[str, int]
+
+
+class Start(NamedTuple):
+    """A start of the daemon. A backup that is restored lacks the last starts, or has another one in their place."""
+
+    id: int  # ascending
+    token: str  # random
+    number: int  # the highest number of a publication at that time
+
+
+def open_sinks(connection: sqlite3.Connection, names: Collection[str]) -> Opened:
+    """Let these sinks follow the publications, and no others. A
+    new one gets the records that are published from now on."""
+    last = read_last(connection)
+    gone = connection.execute(SQL["drop_sinks"], (msgspec.json.encode(list(names)).decode(),)).fetchall()
+    for name in names:
+        connection.execute(SQL["add_sink"], (name, last))
+    return Opened(last, read_places(connection), {name: last - place for name, place in gone})
+
+
+def read_last(connection: sqlite3.Connection) -> int:
+    """The highest number that was ever given."""
+    last: int = connection.execute(SQL["last_publication"]).fetchone()[0]
+    return last
+
+
+def read_places(connection: sqlite3.Connection) -> dict[str, Place]:
+    """By sink."""
+    return {name: Place(*place) for name, *place in connection.execute(SQL["sinks"])}
+
+
+def read_starts(connection: sqlite3.Connection, since: int) -> list[Start]:
+    """The starts from the one with this id on, oldest first."""
+    return [Start(*row) for row in connection.execute(SQL["starts"], (since,))]
+
+
+def add(connection: sqlite3.Connection, images: Sequence[int], placed: Sequence[int]) -> dict[int, int]:
+    """Number the images; returns them by number. One that is not placed cannot leave its
+    inbox yet: it is numbered now, and not again when it leaves."""
+    added = dict(map(tuple, run_rows(connection, "number_publications", [(image,) for image in images])))
+    if held := set(images).difference(placed):
+        run_rows(connection, "note_held", [(image,) for image in held])
+    return added
+
+
+def move(connection: sqlite3.Connection, name: str, number: int) -> Place:
+    """Note that a sink has all records up to this number."""
+    place = Place(number, time.time())
+    connection.execute(SQL["move_place"], (*place, name))
+    return place
+
+
+def read_shown(connection: sqlite3.Connection, numbers: Sequence[int]) -> dict[int, int]:
+    """By number, the images that are still as this publication had them, and are not replaced by a newer version."""
+    return dict(map(tuple, run_rows(connection, "shown", [(number,) for number in numbers])))
+
+
+def read_shown_before(connection: sqlite3.Connection, number: int, limit: int) -> dict[int, int]:
+    """The same for the last publications before a number, newest first."""
+    return dict(map(tuple, connection.execute(SQL["shown_before"], (number, limit)).fetchall()))

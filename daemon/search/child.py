@@ -1,0 +1,103 @@
+"""The process that embeds sentences and compares them with all images: `python -m daemon.search.child`.
+It reads a StageSpec, and then questions, from standard input, and ends when that is closed."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+import numpy as np
+
+from daemon.search.matrix import Rows, open_rows
+from daemon.search.tower import Answer, Ask, receive, send
+from stages.base import StageSpec
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+NICE = 10  # images come first
+THREADS = 8  # more are not faster: memory is the limit
+
+
+def main() -> None:
+    os.nice(NICE)
+    answers = os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)  # whatever a library prints goes to the log
+    spec = msgspec.msgpack.decode(receive(sys.stdin.buffer), type=StageSpec)
+    import torch
+
+    torch.set_num_threads(min(THREADS, torch.get_num_threads()))
+    comparer = Comparer(spec)
+    with contextlib.suppress(EOFError):  # the parent has closed it
+        while True:
+            question = msgspec.msgpack.decode(receive(sys.stdin.buffer), type=Ask)
+            send(answers, msgspec.msgpack.encode(comparer.answer(question)))
+
+
+class Comparer:
+    """The text tower, loaded when a sentence is first asked for, and the matrix of the last question."""
+
+    def __init__(self, spec: StageSpec) -> None:
+        self._spec = spec
+        self._tower: Any = None
+        self._rows: tuple[tuple[str, int], Rows] | None = None
+
+    def answer(self, question: Ask) -> Answer:
+        try:
+            return self._find(question)
+        except Exception as error:  # noqa: BLE001 - of a model's files, or of the matrix: whoever asked reads it
+            return Answer(problem=f"sentences cannot be compared with images: {error}")
+
+    def _find(self, question: Ask) -> Answer:
+        from stages.clip.nearest import find_nearest
+
+        rows = self._open(question)
+        query = self._embed(question.text) if question.text else _row_of(rows, question.like)
+        if query is None:
+            return Answer()
+        allowed = None
+        if question.allowed is not None:
+            wanted = np.frombuffer(question.allowed, np.int64)
+            allowed = np.flatnonzero(np.isin(rows.numbers, wanted, assume_unique=True))
+        found = find_nearest(query, rows.values, rows.scales, rows.exact, question.count, allowed)
+        return Answer(rows.numbers[found.places].tolist(), found.scores.tolist())
+
+    def _open(self, question: Ask) -> Rows:
+        key = (question.folder, question.rows)
+        if self._rows is None or self._rows[0] != key:
+            self._rows = key, open_rows(Path(question.folder), question.rows, question.dim)
+        return self._rows[1]
+
+    def _embed(self, text: str) -> Tensor:
+        if self._tower is None:
+            import torch
+
+            from stages.clip.descriptor import TOWERS
+            from stages.clip.embeddings import TextTower
+            from stages.pretrained.checkpoints import load_known
+
+            folder = self._spec.files["model"]
+            self._tower = TextTower(load_known(TOWERS, folder, torch.float32, "cpu"), folder)
+        import torch
+
+        with torch.inference_mode():
+            embedded: Tensor = self._tower.embed_texts([text])[0]
+        return embedded
+
+
+def _row_of(rows: Rows, number: int) -> Tensor | None:
+    """The exact embedding of a publication; None if it has none."""
+    import torch
+
+    place = int(np.searchsorted(rows.numbers, number))
+    if place == len(rows.numbers) or rows.numbers[place] != number:
+        return None
+    return torch.from_numpy(rows.exact[place].astype(np.float32))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,129 @@
+"""What the search knows of an image: its words, by field, and its marks, which filters ask for."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import os
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import Any
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from daemon.jobs import JobStatus
+from daemon.ledger.record import Record
+
+LEAST_SCORE = 0.1  # of a tag that counts besides the most probable one
+MOST_WORDS = 100_000  # characters of each field that are indexed
+FIELDS = ("text", "caption", "tags", "objects", "name")
+
+# Scripts that are written without spaces: Han, Hiragana, Katakana, Hangul, Thai, Lao, Khmer, Myanmar.
+UNSPACED = re.compile(
+    "([\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u9fff\uac00-\ud7af\uf900-\ufaff\U00020000-\U0003ffff])"
+)
+
+
+@dataclass
+class Entry:
+    """One image. fields: its words. marks: what filters ask for, as in `mark`. embedding: of unit length, or None.
+    maker: the fingerprint of the model that made the embedding."""
+
+    number: int
+    fields: dict[str, str] = field(default_factory=lambda: dict.fromkeys(FIELDS, ""))
+    marks: set[str] = field(default_factory=set)
+    embedding: NDArray[np.float16] | None = None
+    maker: str = ""
+
+
+def make_entry(number: int, record: Record) -> Entry:
+    """record: DONE or FAILED. number: of its publication."""
+    entry = Entry(number)
+    path = os.fsdecode(record.path).encode(errors="replace").decode()
+    entry.fields["name"] = path
+    entry.marks = {mark("state", record.status.name.lower()), mark("inbox", os.fsdecode(record.inbox_path))}
+    if record.finished_at:
+        entry.marks |= days_of(record.finished_at)
+    if record.status is JobStatus.FAILED:
+        entry.fields["text"] = f"{record.reason} {record.detail}"
+        entry.marks.add(mark("reason", record.reason))
+        return entry
+    entry.marks.add(mark("bin", record.bin))
+    for model, output in record.answers():
+        read = READERS.get(model.stage, _read_other)
+        try:
+            read(entry, msgspec.json.decode(output.payload))
+        except (msgspec.DecodeError, ValueError, TypeError, KeyError, AttributeError):
+            continue  # of an older version of a plug-in, say: the rest of the image can be found
+        if model.stage == "clip":
+            entry.maker = entry.maker or model.fingerprint
+    entry.fields = {name: separate(words[:MOST_WORDS]) for name, words in entry.fields.items()}
+    return entry
+
+
+def _read_ocr(entry: Entry, answer: Mapping[str, Any]) -> None:
+    _add(entry, "text", "\n".join(line["text"] for line in answer["lines"]))
+
+
+def _read_yolo(entry: Entry, answer: Mapping[str, Any]) -> None:
+    labels = {detection["label"] for detection in answer["detections"]}
+    _add(entry, "objects", "\n".join(sorted(labels)))
+    entry.marks |= {mark("object", label) for label in labels}
+
+
+def _read_clip(entry: Entry, answer: Mapping[str, Any]) -> None:
+    tags = answer["tags"]
+    labels = {tag["label"] for place, tag in enumerate(tags) if place == 0 or tag["score"] >= LEAST_SCORE}
+    _add(entry, "tags", "\n".join(sorted(labels)))
+    entry.marks |= {mark("tag", label) for label in labels}
+    if entry.embedding is None:  # that of a second look is of another model
+        raw, dtype = base64.b64decode(answer["embedding"]["base64"]), answer["embedding"]["dtype"]
+        entry.embedding = np.frombuffer(raw, dtype="<f2" if dtype == "float16" else "<f4").astype(np.float16)
+
+
+def _read_blip(entry: Entry, answer: Mapping[str, Any]) -> None:
+    _add(entry, "caption", answer["text"])
+
+
+def _read_other(entry: Entry, answer: Mapping[str, Any]) -> None:
+    """Every text of a plug-in's result."""
+    _add(entry, "text", "\n".join(_texts_in(answer)))
+
+
+READERS = {"ocr": _read_ocr, "yolo": _read_yolo, "clip": _read_clip, "blip": _read_blip}
+
+
+def _texts_in(value: object) -> Iterator[str]:
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, dict):
+        for each in value.values():
+            yield from _texts_in(each)
+    elif isinstance(value, list):
+        for each in value:
+            yield from _texts_in(each)
+
+
+def _add(entry: Entry, name: str, words: str) -> None:
+    entry.fields[name] = f"{entry.fields[name]}\n{words}".strip()
+
+
+def separate(text: str) -> str:
+    """The text with spaces around each character of a script without spaces between words: each such
+    character is a word of its own, so that every part of a sentence can be found."""
+    return UNSPACED.sub(r" \1 ", text)
+
+
+def mark(kind: str, value: str) -> str:
+    """One word of the index for a value that a filter can ask for, whatever characters it has."""
+    return "m" + hashlib.blake2b(f"{kind}={value}".encode(), digest_size=10).hexdigest()
+
+
+def days_of(seconds: float) -> set[str]:
+    """Marks of the year, the month and the day, in UTC. seconds: since 1970."""
+    day = datetime.fromtimestamp(seconds, UTC).date().isoformat()
+    return {mark("date", day[:length]) for length in (4, 7, 10)}

@@ -1,0 +1,47 @@
+"""Opens the search of a configuration: its index, brought up to date, and the model that understands sentences."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+
+import structlog
+
+from daemon.config.loading import Config
+from daemon.errors import VisiondError
+from daemon.ledger.records import Reader
+from daemon.search.index import check_ledger
+from daemon.search.searcher import Searcher
+from stages.base import StageSpec
+
+log = structlog.get_logger()
+
+EMBEDDER = "clip"  # the stage whose embeddings are compared
+
+
+@contextlib.contextmanager
+def open_searcher(
+    config: Config, reader: Reader, note: Callable[[int, int], object] = lambda place, last: None
+) -> Iterator[Searcher]:
+    """note: called while the index is brought up to date, with how far it is and with the last number.
+    Raises SearchUnusable."""
+    check_ledger(reader)
+    with contextlib.closing(Searcher(config.state.path, reader, find_embedder(config))) as searcher:
+        searcher.catch_up(note)
+        yield searcher
+
+
+def find_embedder(config: Config) -> StageSpec | None:
+    """The stage that makes embeddings, with its files; None if it is off, a fake, or its model is not here."""
+    if EMBEDDER not in config.stage_names:
+        return None
+    from daemon.layout import choose_dtypes, resolve_models
+    from daemon.system.gpus import list_gpus
+
+    gpus = list_gpus()
+    try:
+        spec = resolve_models(choose_dtypes(config, gpus), gpus)[EMBEDDER]
+    except VisiondError as error:
+        log.warning("images can be searched for by words only", why=str(error))
+        return None
+    return spec if "model" in spec.files else None

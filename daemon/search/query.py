@@ -1,0 +1,162 @@
+"""What users type into the search box, and what the index is asked for it.
+
+two red cars          all three words, in any field
+"red car"             these words one after another
+invo*                 words that begin so
+-draft                images without this word
+text:total            in one field: text, caption, tags, objects or name
+bin:A state:failed    a filter: bin, tag, object, inbox, state, reason
+after:2026-11-01      finished on that day (UTC) or later; before: is the day after the last one
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field, replace
+from datetime import UTC, date, datetime, timedelta
+
+from daemon.errors import VisiondError
+from daemon.search.entries import FIELDS, mark, separate
+
+FILTERS = ("bin", "tag", "object", "inbox", "state", "reason")
+DATES = ("after", "before")
+STATES = ("done", "failed")
+FIRST_DAY = date(2020, 1, 1)  # before there was a visiond
+TERM = re.compile(r'(-?)(?:([a-z]+):)?(?:"([^"]*)"?|(\S+))')
+WORD = re.compile(r"\w", re.UNICODE)
+
+
+class QueryError(VisiondError):
+    """The search cannot be understood; the message says why and what to type."""
+
+
+@dataclass(frozen=True, slots=True)
+class Term:
+    """Words that must, or must not, stand one after another. field: in this field only."""
+
+    words: str
+    field: str = ""
+    prefix: bool = False
+    excluded: bool = False
+
+    def expression(self) -> str:
+        """In FTS5's language."""
+        quoted = '"' + separate(self.words).replace('"', '""') + '"' + " *" * self.prefix
+        return f"{self.field} : {quoted}" if self.field else f"{{{' '.join(FIELDS)}}} : {quoted}"
+
+
+@dataclass(frozen=True, slots=True)
+class Query:
+    """filters: by kind, values of which an image has at least one. after, before: days, the second not included."""
+
+    terms: tuple[Term, ...] = ()
+    filters: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    after: date | None = None
+    before: date | None = None
+
+    @property
+    def sentence(self) -> str:
+        """The words that are looked for in any field, as a text tower would read them."""
+        return " ".join(term.words for term in self.terms if not (term.excluded or term.field))
+
+    @property
+    def is_empty(self) -> bool:
+        return not (self.terms or self.filters or self.after or self.before)
+
+    def narrowed(self, **filters: Iterable[str]) -> Query:
+        """With these filters too."""
+        wanted = {kind: tuple(values) for kind, values in filters.items()}
+        return replace(
+            self, filters=self.filters | {kind: values for kind, values in wanted.items() if values}
+        )
+
+    def without_words(self) -> Query:
+        """Only the filters, and the words that are excluded or looked for in one field."""
+        return replace(self, terms=tuple(term for term in self.terms if term.excluded or term.field))
+
+    def expression(self) -> str:
+        """In FTS5's language; empty for every image."""
+        parts = [term.expression() for term in self.terms if not term.excluded]
+        for kind, values in sorted(self.filters.items()):
+            parts.append(_one_of(mark(kind, value) for value in values))
+        if self.after or self.before:
+            parts.append(_one_of(_spans(self.after or FIRST_DAY, self.before or _tomorrow())))
+        excluded = [term.expression() for term in self.terms if term.excluded]
+        if excluded and not parts:
+            parts = [_one_of(mark("state", state) for state in STATES)]
+        wanted = " AND ".join(f"({part})" for part in parts)
+        return f"({wanted}) NOT ({' OR '.join(f'({part})' for part in excluded)})" if excluded else wanted
+
+
+def parse(text: str) -> Query:
+    """Raises QueryError."""
+    terms: list[Term] = []
+    filters: dict[str, tuple[str, ...]] = {}
+    days: dict[str, date] = {}
+    for minus, name, phrase, word in TERM.findall(text):
+        value = phrase or word
+        if name in FILTERS and not minus:
+            filters[name] = (*filters.get(name, ()), value)
+        elif name in DATES and not minus:
+            days[name] = _read_day(name, value)
+        elif name in (*FILTERS, *DATES):
+            raise QueryError(f"-{name}: cannot be excluded; only words can, for example -draft.")
+        else:
+            if name and name not in FIELDS:
+                near = difflib.get_close_matches(name, (*FIELDS, *FILTERS, *DATES), n=1, cutoff=0.5)
+                raise QueryError(
+                    f"there is no {name}:. {f'Do you mean {near[0]}:? ' if near else ''}"
+                    f'To search for the words themselves, quote them: "{name}:{value}".'
+                )
+            prefix = not phrase and value.endswith("*")
+            words = value.rstrip("*") if prefix else value
+            if WORD.search(words):  # else it is only punctuation, which is not in the index
+                terms.append(Term(words, name, prefix, bool(minus)))
+    for state in filters.get("state", ()):
+        if state not in STATES:
+            raise QueryError(f"state:{state} cannot be searched for; only state:done and state:failed are.")
+    return Query(tuple(terms), filters, days.get("after"), days.get("before"))
+
+
+def _read_day(name: str, value: str) -> date:
+    try:
+        return date.fromisoformat(value)
+    except ValueError:
+        raise QueryError(f"{name}:{value} is no day; write it as {name}:2026-11-23.") from None
+
+
+def _tomorrow() -> date:
+    return datetime.now(UTC).date() + timedelta(
+        days=2
+    )  # this clock may be behind that of the images' machine
+
+
+def _one_of(marks: Iterable[str]) -> str:
+    return "marks : (" + " OR ".join(marks) + ")"
+
+
+def _spans(first: date, end: date) -> Iterator[str]:
+    """Marks of the years, months and days that make up a time, few of them. end: not included."""
+    if first >= end:
+        yield mark("date", "none")
+    while first < end:
+        for length, following in (
+            (4, _next_year(first)),
+            (7, _next_month(first)),
+            (10, first + timedelta(days=1)),
+        ):
+            is_whole = first.isoformat()[length:] in ("", "-01", "-01-01")
+            if is_whole and following <= end:
+                yield mark("date", first.isoformat()[:length])
+                first = following
+                break
+
+
+def _next_year(day: date) -> date:
+    return date(day.year + 1, 1, 1)
+
+
+def _next_month(day: date) -> date:
+    return date(day.year + day.month // 12, day.month % 12 + 1, 1)

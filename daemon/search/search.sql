@@ -1,0 +1,55 @@
+-- The search index: words and marks of each publication, and how far it has come. `entry` has no content of its own: it is
+-- made from the ledger, and the ledger tells which of its rows are still shown.
+
+-- name: schema
+CREATE VIRTUAL TABLE entry USING fts5 (
+    text, caption, tags, objects, name, marks,
+    content = '', tokenize = 'unicode61 remove_diacritics 2', prefix = '2 3'
+);
+CREATE TABLE about (                      -- one row
+    ledger TEXT NOT NULL,                 -- its id
+    start INTEGER NOT NULL,               -- the last start of the daemon that the index has seen
+    token TEXT NOT NULL,                  -- of that start
+    place INTEGER NOT NULL,               -- the last publication that it has
+    entries INTEGER NOT NULL              -- how many it has, also those that are no longer shown
+);
+CREATE TABLE matrix (                     -- the embeddings of one model, in files of a folder
+    maker TEXT PRIMARY KEY,               -- the model's fingerprint
+    dim INTEGER NOT NULL,
+    rows INTEGER NOT NULL                 -- that are complete; what the files have behind them is not valid
+) WITHOUT ROWID;
+INSERT INTO about VALUES ('', 0, '', 0, 0);
+
+-- name: about
+SELECT ledger, start, token, place, entries FROM about;
+
+-- name: note
+UPDATE about SET ledger = ?, start = ?, token = ?, place = ?, entries = ?;
+
+-- name: add
+INSERT INTO entry (rowid, text, caption, tags, objects, name, marks) VALUES (?, ?, ?, ?, ?, ?, ?);
+
+-- name: newest
+SELECT rowid FROM entry WHERE entry MATCH ? AND rowid < ? ORDER BY rowid DESC LIMIT ?;
+
+-- name: best
+SELECT rowid FROM entry WHERE entry MATCH ? ORDER BY bm25(entry, 1, 1, 1, 1, 1, 0) LIMIT ?;
+
+-- name: count
+SELECT COUNT(*) FROM (SELECT 1 FROM entry WHERE entry MATCH ? LIMIT ?);
+
+-- name: matching
+SELECT rowid FROM entry WHERE entry MATCH ? ORDER BY rowid;
+
+-- name: matrices
+SELECT maker, dim, rows FROM matrix;
+
+-- name: matrix
+SELECT dim, rows FROM matrix WHERE maker = ?;
+
+-- name: note_matrix
+INSERT INTO matrix (maker, dim, rows) VALUES (?, ?, ?)
+ON CONFLICT DO UPDATE SET dim = excluded.dim, rows = excluded.rows;
+
+-- name: drop_matrices
+DELETE FROM matrix;

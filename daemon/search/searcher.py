@@ -1,0 +1,162 @@
+"""Both searches together: what users ask for, and the images that the ledger still shows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from pathlib import Path
+
+from daemon.ledger import publications
+from daemon.ledger.records import Reader
+from daemon.search.index import Index, SearchUnusable
+from daemon.search.query import Query
+from daemon.search.tower import Ask, Tower
+from daemon.state import SEARCH
+from stages.base import StageSpec
+
+BEST = 200  # images of a search by meaning, or by both; by words there is no limit
+MOST_COUNTED = 10_000
+RANK = 60  # of Cormack, Clarke and Büttcher, "Reciprocal Rank Fusion", 2009
+NEWEST = 1 << 62
+
+
+class By(StrEnum):
+    words = "words"
+    meaning = "meaning"
+    both = "both"
+
+
+@dataclass(frozen=True, slots=True)
+class Hit:
+    """number: of the publication. score: the cosine, if it was found by its meaning."""
+
+    number: int
+    image: int
+    score: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """hits: newest first, or best first. following: the cursor of what comes after them; 0 if nothing does.
+    problem: why the search by meaning had no part in it; empty if it had, or was not asked for."""
+
+    hits: list[Hit] = field(default_factory=list)
+    following: int = 0
+    problem: str = ""
+
+
+class Searcher:
+    """Any thread may use it."""
+
+    def __init__(self, state: Path, reader: Reader, spec: StageSpec | None) -> None:
+        """state: the folder with the ledger. spec: of the stage that makes embeddings; None if there is none whose
+        text tower is here. Raises SearchUnusable."""
+        self.index = Index(state / SEARCH)
+        self._reader = reader
+        self._tower = Tower(spec) if spec else None
+
+    def close(self) -> None:
+        if self._tower:
+            self._tower.close()
+        self.index.close()
+
+    def catch_up(self, note: Callable[[int, int], object] = lambda place, last: None) -> int:
+        """Add what was published since; returns how many images. note: called with how far it is and with the last
+        number. Raises SearchUnusable."""
+        with self._reader.lend() as ledger:
+            last = publications.read_last(ledger)
+
+        def go_on(place: int) -> bool:
+            note(place, last)
+            return True
+
+        return self.index.catch_up(self._reader, go_on)
+
+    def newest(self, query: Query, before: int = NEWEST, limit: int = 50) -> Found:
+        """Images that fit all of the query, newest first. before: the cursor of an earlier answer."""
+        hits: list[Hit] = []
+        while len(hits) < limit:
+            wanted = limit - len(hits)
+            if query.is_empty:
+                with self._reader.lend() as ledger:
+                    shown = publications.read_shown_before(ledger, before, wanted)
+                hits += [Hit(*each) for each in shown.items()]
+                return Found(hits, min(shown) if len(shown) == wanted else 0)
+            numbers = self.index.newest(query, before, wanted)
+            hits += self._shown(numbers)
+            if len(numbers) < wanted:
+                return Found(hits)
+            before = numbers[-1]
+        return Found(hits, before)
+
+    def best(self, query: Query, by: By = By.both, skip: int = 0, limit: int = 50) -> Found:
+        """Images that fit best, best first. skip: the cursor of an earlier answer."""
+        words = self.index.best(query, BEST) if by is not By.meaning else []
+        scores: dict[int, float] = {}
+        problem = ""
+        if by is not By.words and query.sentence:
+            try:
+                scores = self._mean(query)
+            except SearchUnusable as error:
+                if by is By.meaning:
+                    raise
+                problem = str(error)
+        hits = self._shown(_merge(words, list(scores)), scores)[:BEST]
+        following = skip + limit if skip + limit < len(hits) else 0
+        return Found(hits[skip : skip + limit], following, problem)
+
+    def like(self, number: int, limit: int = 24) -> Found:
+        """Images whose embeddings are nearest to that of a publication, without itself. Raises SearchUnusable."""
+        folder, rows, dim = self._matrix()
+        answer = self._need_tower().ask(Ask(str(folder), rows, dim, 2 * limit, like=number))
+        scores = dict(zip(answer.numbers, answer.scores, strict=True))
+        scores.pop(number, None)
+        return Found(self._shown(list(scores), scores)[:limit])
+
+    def count(self, query: Query) -> tuple[int, bool]:
+        """How many images fit, about, and whether there are more than that."""
+        found = self.index.count(query, MOST_COUNTED + 1)
+        return min(found, MOST_COUNTED), found > MOST_COUNTED
+
+    def _mean(self, query: Query) -> dict[int, float]:
+        """By publication, the cosine with the query's words; the nearest first."""
+        folder, rows, dim = self._matrix()
+        rest, allowed = query.without_words(), None
+        if not rest.is_empty:
+            allowed = self.index.matching(rest).tobytes()
+        question = Ask(str(folder), rows, dim, 2 * BEST, text=query.sentence, allowed=allowed)
+        answer = self._need_tower().ask(question)
+        return dict(zip(answer.numbers, answer.scores, strict=True))
+
+    def _matrix(self) -> tuple[Path, int, int]:
+        found = self.index.matrix(self._need_tower().spec.fingerprint)
+        if found is None:
+            raise SearchUnusable(
+                "no image has an embedding of the model that is configured for the stage clip; search by words, or "
+                "bring the results up to date with `visiond redo --stale`."
+            )
+        return found
+
+    def _need_tower(self) -> Tower:
+        if self._tower is None:
+            raise SearchUnusable(
+                "the configured stages make no embeddings that sentences can be compared with; search by words."
+            )
+        return self._tower
+
+    def _shown(self, numbers: Sequence[int], scores: dict[int, float] | None = None) -> list[Hit]:
+        """Those that the ledger still shows, in the same order."""
+        with self._reader.lend() as ledger:
+            shown = publications.read_shown(ledger, numbers)
+        known = scores or {}
+        return [Hit(number, shown[number], known.get(number)) for number in numbers if number in shown]
+
+
+def _merge(*rankings: Iterable[int]) -> list[int]:
+    """What is high in one of the rankings, or in several, first."""
+    points: dict[int, float] = {}
+    for ranking in rankings:
+        for place, number in enumerate(ranking):
+            points[number] = points.get(number, 0.0) + 1 / (RANK + 1 + place)
+    return sorted(points, key=lambda number: (-points[number], -number))

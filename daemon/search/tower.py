@@ -1,0 +1,119 @@
+"""Compares a sentence, or an image, with the embeddings of all images. A child process does it, on the CPU: it is
+started when first asked, and this process never imports torch."""
+
+from __future__ import annotations
+
+import subprocess
+import threading
+from typing import IO
+
+import msgspec
+
+from daemon.search.index import SearchUnusable
+from stages import processes
+from stages.base import StageSpec
+
+LENGTH_BYTES = 4  # before each message
+
+
+class Ask(msgspec.Struct, frozen=True):
+    """text: to be embedded; empty: take the embedding of the publication `like`. folder, rows, dim: of the matrix.
+    allowed: int64 numbers of the only publications that count, ascending."""
+
+    folder: str
+    rows: int
+    dim: int
+    count: int
+    text: str = ""
+    like: int = 0
+    allowed: bytes | None = None
+
+
+class Answer(msgspec.Struct, frozen=True):
+    """Numbers of publications and their cosines, the nearest first; or why there are none."""
+
+    numbers: list[int] = []
+    scores: list[float] = []
+    problem: str = ""
+
+
+class Tower:
+    """The child process, and one question at a time. Any thread may ask."""
+
+    def __init__(self, spec: StageSpec) -> None:
+        """spec: of the stage that made the embeddings."""
+        self.spec = spec
+        self._lock = threading.Lock()
+        self._child: subprocess.Popen[bytes] | None = None
+
+    def ask(self, question: Ask) -> Answer:
+        """Blocks: some seconds for the first question. Raises SearchUnusable."""
+        with self._lock:
+            try:
+                answer = self._exchange(question)
+            except (OSError, EOFError, msgspec.DecodeError):
+                self._end()  # it was killed, perhaps as memory was short: another try
+                try:
+                    answer = self._exchange(question)
+                except (OSError, EOFError, msgspec.DecodeError) as error:
+                    status = self._end()
+                    raise SearchUnusable(
+                        f"the process that compares sentences with images {processes.describe_end(status)}; "
+                        "its output is above, or in the daemon's log."
+                    ) from error
+        if answer.problem:
+            raise SearchUnusable(answer.problem)
+        return answer
+
+    def close(self) -> None:
+        with self._lock:
+            self._end()
+
+    def _exchange(self, question: Ask) -> Answer:
+        child = self._child or self._start()
+        assert child.stdin
+        assert child.stdout
+        send(child.stdin, msgspec.msgpack.encode(question))
+        return msgspec.msgpack.decode(receive(child.stdout), type=Answer)
+
+    def _start(self) -> subprocess.Popen[bytes]:
+        self._child = subprocess.Popen(
+            processes.python("-m", "daemon.search.child"),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            env=processes.environment({"CUDA_VISIBLE_DEVICES": ""}),
+        )
+        assert self._child.stdin
+        send(self._child.stdin, msgspec.msgpack.encode(self.spec))
+        return self._child
+
+    def _end(self) -> int | None:
+        child, self._child = self._child, None
+        if child is None:
+            return None
+        child.kill()
+        for pipe in (child.stdin, child.stdout):
+            if pipe:
+                try:
+                    pipe.close()
+                except BrokenPipeError:  # of what it has not read
+                    continue
+        return child.wait()
+
+
+def send(pipe: IO[bytes], message: bytes) -> None:
+    pipe.write(len(message).to_bytes(LENGTH_BYTES, "little") + message)
+    pipe.flush()
+
+
+def receive(pipe: IO[bytes]) -> bytes:
+    """Raises EOFError if the other side is gone."""
+    size = int.from_bytes(_read(pipe, LENGTH_BYTES), "little")
+    return _read(pipe, size)
+
+
+def _read(pipe: IO[bytes], size: int) -> bytes:
+    data = pipe.read(size)
+    if len(data) < size:
+        raise EOFError
+    return data

@@ -1,0 +1,78 @@
+"""The images nearest to a vector, exactly: every row of a matrix of int8 is compared, and the best again in float16."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+ROWS_AT_ONCE = 1 << 18  # of which the scores are in memory
+CANDIDATES = 1000  # the least number of rows that are compared exactly
+ROUNDING = 2.0**-8  # of bfloat16, relative
+SIGMAS = 6.0  # of the error of a score that comes from rounding to int8
+
+
+class Nearest(NamedTuple):
+    """Places of rows, the nearest first, and their cosines."""
+
+    places: NDArray[np.int64]
+    scores: NDArray[np.float32]
+
+
+def find_nearest(
+    query: Tensor,
+    values: NDArray[np.int8],
+    scales: NDArray[np.float32],
+    exact: NDArray[np.float16],
+    count: int,
+    allowed: NDArray[np.int64] | None = None,
+) -> Nearest:
+    """query: of unit length, float32 [dim]. values times scales, and exact: the same unit vectors, [rows, dim].
+    allowed: places of the only rows that count, ascending. Raises ValueError if the dims differ."""
+    if query.shape != values.shape[1:]:
+        raise ValueError(f"the text has {len(query)} values, the images have {values.shape[1]}")
+    rough = estimate(query, values, scales)
+    if allowed is not None:
+        kept = torch.full_like(rough, -torch.inf)
+        kept[allowed] = rough[allowed]
+        rough = kept
+    most = len(values) if allowed is None else len(allowed)
+    wanted = min(max(CANDIDATES, 4 * count), most)
+    while True:
+        top = rough.topk(wanted)
+        places = np.sort(top.indices.numpy())
+        scores = torch.from_numpy(exact[places].astype(np.float32)) @ query
+        best = scores.topk(min(count, wanted))
+        if wanted == most or not count:
+            break
+        # No row that was left out can be better than the last of the best, as far as rounding goes.
+        error = SIGMAS * float(scales.max()) / 12**0.5 + ROUNDING * abs(float(top.values[-1]))
+        if float(top.values[-1]) + error < float(best.values[-1]) or wanted >= 64 * CANDIDATES:
+            break
+        wanted = min(4 * wanted, most)
+    return Nearest(places[best.indices.numpy()], best.values.numpy())
+
+
+def estimate(query: Tensor, values: NDArray[np.int8], scales: NDArray[np.float32]) -> Tensor:
+    """The cosine with each row, about, [rows]."""
+    parts = [
+        _multiply(query, torch.from_numpy(values[part]), torch.from_numpy(scales[part]))
+        for part in _parts(len(values))
+    ]
+    return torch.cat(parts) if parts else torch.empty(0)
+
+
+def _parts(rows: int) -> Iterator[slice]:
+    for start in range(0, rows, ROWS_AT_ONCE):
+        yield slice(start, min(start + ROWS_AT_ONCE, rows))
+
+
+def _multiply(query: Tensor, values: Tensor, scales: Tensor) -> Tensor:
+    """torch's product with weights of int8 reads each value once, which is all the time that it takes."""
+    half = query.to(torch.bfloat16)[None]
+    product: Tensor = torch._weight_int8pack_mm(half, values, scales.to(torch.bfloat16))
+    return product[0].float()

@@ -1,0 +1,146 @@
+"""The index of words, made from real ledgers."""
+
+from __future__ import annotations
+
+import shutil
+import sqlite3
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from daemon.search import index
+from daemon.search.index import Index, SearchUnusable, check_ledger
+from daemon.search.query import parse
+from daemon.search.searcher import By, Searcher
+from tests.daemon.search.place import Place
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Iterator[Place]:
+    with closing(Place(tmp_path)) as opened:
+        yield opened
+
+
+def test_images_are_found_by_all_words_on_them_newest_first(place: Place) -> None:
+    place.add("a.jpg", "Invoice 17\nCafé")
+    place.add("b.jpg", "an INVOICE, total")
+    assert place.find("invoice") == [2, 1]
+    assert place.find("invoice cafe") == [1]
+    assert place.find("invoice -total") == [1]
+    assert place.find('"17 invoice"') == []
+    assert place.find("inv*") == [2, 1]
+    assert place.find("caption:invoice") == []
+    assert place.find("name:b.jpg") == [2]
+
+
+def test_a_part_of_a_sentence_without_spaces_is_found(place: Place) -> None:
+    place.add("a.jpg", "电子发票金额")
+    place.add("b.jpg", "票发")
+    assert place.find("发票") == [1]
+
+
+def test_filters_ask_for_bins_tags_objects_states_and_days(place: Place) -> None:
+    tags = [{"label": "sports car", "score": 0.9}, {"label": "dog", "score": 0.01}]
+    clip = {"embedding": {"dim": 2, "dtype": "float16", "base64": "AAAAPA=="}, "tags": tags}
+    place.add("a.jpg", "x", clip=clip)
+    place.add("b.jpg")
+    assert place.find("tag:dog") == []
+    assert place.find('tag:"sports car"') == [1]
+    assert place.find("inbox:/srv/inbox") == [2, 1]
+    assert place.find("state:failed") == [2]
+    assert place.find("before:2020-01-01") == []
+    assert place.find(f"bin:{place.reader.find_numbers([1])[0].bin}") == [1]
+
+
+def test_only_the_present_result_of_the_present_version_is_found(place: Place) -> None:
+    place.add("a.jpg", "first")
+    place.add("b.jpg", "other")
+    assert place.find("first") == [1]
+    place.add("a.jpg", "second", size=4)
+    assert place.find("first") == []
+    place.put_back(2)
+    assert place.find("other") == [2], "an image that waits for a new result still has its old one"
+    place.annotate("the same bytes have the same text")
+    assert place.find("other") == [2]
+    assert place.find("") == [2, 3]
+
+
+def test_a_page_goes_on_where_the_last_one_ended_although_images_came_since(place: Place) -> None:
+    for number in range(5):
+        place.add(f"{number}.jpg", "word")
+    place.search.catch_up()
+    for text in ("word", ""):
+        first = place.search.newest(parse(text), limit=2)
+        place.add(f"{text}new.jpg", "word")
+        place.search.catch_up()
+        rest = place.search.newest(parse(text), first.following, 9)
+        assert [hit.image for hit in (*first.hits, *rest.hits)][-4:] == [4, 3, 2, 1]
+        assert rest.following == 0
+
+
+def test_the_index_is_made_again_after_a_backup_was_restored(place: Place, tmp_path: Path) -> None:
+    place.add("a.jpg", "before")
+    (tmp_path / "copy").mkdir()
+    place.reader.back_up(tmp_path / "copy" / "ledger.sqlite")
+    place.add("b.jpg", "lost")
+    place.search.catch_up()
+    shutil.copytree(tmp_path / "search", tmp_path / "copy" / "search")
+    with closing(Place(tmp_path / "copy")) as restored:
+        assert (restored.find("lost"), restored.find("before")) == ([], [1])
+        restored.add("c.jpg", "after")
+        assert restored.find("after") == [2]
+
+
+def test_an_index_that_is_damaged_is_made_again(place: Place, tmp_path: Path) -> None:
+    place.add("a.jpg", "word")
+    place.find("word")
+    place.search.close()
+    for file in (tmp_path / "search").glob("index.sqlite*"):
+        file.write_bytes(b"no database at all" * 100)
+    place.search = Searcher(tmp_path, place.reader, None)
+    assert place.find("word") == [1]
+
+
+def test_two_processes_may_bring_the_index_up_to_date(place: Place, tmp_path: Path) -> None:
+    other = Index(tmp_path / "search")
+    for number in range(3):
+        place.add(f"{number}.jpg", "word")
+        (other if number % 2 else place.search.index).catch_up(place.reader)
+    other.close()
+    assert place.find("word") == [3, 2, 1]
+    assert place.search.index.about().entries == 3
+
+
+def test_after_a_redo_of_all_images_the_index_drops_what_is_no_longer_shown(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(index, "MOST_STALE", 1)
+    place.add("a.jpg", "word")
+    place.find("word")
+    for _ in range(4):
+        place.put_back(1)
+        place.annotate("word")
+        place.search.index.catch_up(place.reader)
+    assert place.search.index.about().entries == 5
+    place.search.index._looked = False
+    assert place.find("word") == [1]
+    assert place.search.index.about().entries == 1
+
+
+def test_an_older_ledger_is_refused_with_what_to_do(place: Place) -> None:
+    with closing(sqlite3.connect(place.ledger.path)) as connection:
+        connection.execute("PRAGMA user_version = 6")
+    with pytest.raises(SearchUnusable, match="Start the daemon once"):
+        check_ledger(place.reader)
+
+
+def test_without_a_text_tower_the_words_alone_answer_and_say_so(place: Place) -> None:
+    place.add("a.jpg", "word")
+    place.search.catch_up()
+    found = place.search.best(parse("word"))
+    assert [hit.image for hit in found.hits] == [1]
+    assert "search by words" in found.problem
+    with pytest.raises(SearchUnusable, match="search by words"):
+        place.search.best(parse("word"), By.meaning)

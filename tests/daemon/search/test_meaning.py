@@ -1,0 +1,90 @@
+"""The search by meaning, with the text tower of the mini pack in its real process."""
+
+from __future__ import annotations
+
+import base64
+import os
+import signal
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from daemon.search.index import SearchUnusable
+from daemon.search.query import parse
+from daemon.search.searcher import By, Hit
+from daemon.search.tower import Tower
+from stages.base import StageSpec
+from stages.clip.descriptor import TOWERS
+from stages.clip.embeddings import TextTower
+from stages.pretrained.checkpoints import load_known
+from stages.weights.packs import MINI
+from tests.daemon.search.place import Place
+
+SPEC = StageSpec("clip", "transformers", {"model": str(MINI / "clip")}, "clip-1")
+SENTENCES = ("a red circle", "a page of text", "two blue squares")
+
+
+@pytest.fixture(scope="module")
+def embedded() -> list[Any]:
+    """The sentences' own embeddings, as if they were those of three images."""
+    folder = SPEC.files["model"]
+    with torch.inference_mode():
+        vectors = TextTower(load_known(TOWERS, folder, torch.float32, "cpu"), folder).embed_texts(SENTENCES)
+    encoded = [base64.b64encode(each.numpy().astype("<f2").tobytes()).decode() for each in vectors]
+    return [{"dim": vectors.shape[1], "dtype": "float16", "base64": each} for each in encoded]
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory, embedded: list[Any]) -> Iterator[Place]:
+    with closing(Place(tmp_path_factory.mktemp("state"), SPEC)) as opened:
+        for number, embedding in enumerate(embedded):
+            opened.add(f"{number}.jpg", f"number{number}", clip={"embedding": embedding, "tags": []})
+        opened.search.catch_up()
+        yield opened
+
+
+def test_a_sentence_finds_the_image_that_shows_it(place: Place) -> None:
+    for image, sentence in enumerate(SENTENCES, 1):
+        best = place.search.best(parse(sentence), By.meaning).hits[0]
+        assert (best.image, best.score) == (image, pytest.approx(1, abs=1e-3))
+
+
+def test_filters_and_words_in_one_field_narrow_what_a_sentence_finds(place: Place) -> None:
+    found = place.search.best(parse(f"{SENTENCES[0]} text:number1"), By.meaning).hits
+    assert [hit.image for hit in found] == [2]
+
+
+def test_an_image_that_both_searches_find_comes_first(place: Place) -> None:
+    assert place.search.best(parse("number2")).hits[0].image == 3
+
+
+def test_more_like_an_image_leaves_itself_out(place: Place) -> None:
+    found = place.search.like(1).hits
+    assert sorted(hit.image for hit in found) == [2, 3]
+    assert found == sorted(found, key=lambda hit: -(hit.score or 0))
+    assert place.search.like(77).hits == list[Hit]()
+
+
+def test_a_process_that_was_killed_is_started_again(place: Place) -> None:
+    tower = place.search._tower
+    assert tower is not None
+    place.search.like(1)
+    assert tower._child is not None
+    os.kill(tower._child.pid, signal.SIGKILL)
+    assert place.search.like(1).hits
+
+
+def test_a_model_that_is_away_is_named(tmp_path: Path, place: Place) -> None:
+    away = StageSpec("clip", "transformers", {"model": str(tmp_path)}, "clip-1")
+    tower, kept = Tower(away), place.search._tower
+    place.search._tower = tower
+    try:
+        with pytest.raises(SearchUnusable, match="sentences cannot be compared with images"):
+            place.search.best(parse("a circle"), By.meaning)
+    finally:
+        tower.close()
+        place.search._tower = kept
