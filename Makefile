@@ -41,8 +41,8 @@ $(STAMP): requirements.lock pyproject.toml
 	$(BIN)/uv pip install --quiet --python $(BIN)/python --no-deps --no-build-isolation --editable .
 	touch $@
 
-demo: $(STAMP)  ## process sample images and two photographs, and print a table of the results
-	$(BIN)/visiond demo
+demo: $(STAMP)  ## process sample images and two photographs, and print a table; KEEP=1: then serve the page
+	$(BIN)/visiond demo$(if $(KEEP), --keep)
 
 test: lint types  ## run ruff, mypy and all tests, three test files at a time (most tests wait for processes)
 	@OMP_WAIT_POLICY=PASSIVE timeout -s ABRT -k 30 $(TEST_SECONDS) $(BIN)/python -m pytest --numprocesses 3; \

@@ -57,6 +57,7 @@ from daemon.system.systemd import Notifier
 from daemon.upkeep.guard import OpenFiles, guard
 from daemon.upkeep.schedule import Upkeep
 from daemon.web.app import serve
+from daemon.web.keeper import keep_page
 from daemon.web.status import Status
 from daemon.workers.kernels import compile_for_workers
 from stages.registry import PROBLEMS
@@ -105,6 +106,8 @@ class Service:
                     tasks.start_soon(self._obey, orders, pipeline, status)
                     tasks.start_soon(self._load_models, tasks, pipeline)
                     tasks.start_soon(self._report, pipeline, status)
+                    if not self.once:
+                        tasks.start_soon(keep_page, self.config)
                     files = OpenFiles(pipeline.ledger.path)
                     tasks.start_soon(guard, files, pipeline.ledger, self.config.pipeline.rescan_seconds)
                     if status.upkeep:

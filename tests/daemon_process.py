@@ -53,6 +53,7 @@ DEFAULTS: dict[str, Any] = {
         "workers_per_device": 1,
     },
     "http": {"listen": ""},
+    "page": {"listen": ""},
     "log": {"format": "json"},
     "stages": {name: {"backend": "fake"} for name in STAGES},
 }

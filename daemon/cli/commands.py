@@ -29,13 +29,13 @@ from daemon.cli.display import (
     printable,
     standard_output,
 )
+from daemon.cli.looking import page, search
 from daemon.cli.models import models_app, train_app, warm
 from daemon.cli.options import IMAGE_HELP, ConfigOption, JsonOption, find_config, flag, read_config
 from daemon.cli.prune import prune
 from daemon.cli.recovery import backup, repair, verify
 from daemon.cli.results import export, list_images, show, status
 from daemon.cli.run import run
-from daemon.cli.search import search
 from daemon.cli.tuning import plan, tune
 from daemon.errors import ConfigError, VisiondError
 from daemon.hints import quantity
@@ -277,23 +277,24 @@ def demo(
     count: Annotated[
         int, typer.Option("--count", "-n", metavar="N", min=1, help="Number of sample images.")
     ] = 24,
+    keep: Annotated[bool, flag("--keep", help="Then serve the page with the results, until Ctrl-C.")] = False,
 ) -> None:
     """Process sample images and two photographs, and print a table of the results.
 
     Uses the mini pack, the small models inside the package.
 
     Examples:
-      visiond demo
+      visiond demo --keep
       visiond demo /tmp/demo --count 6
     """
     from daemon.cli.demo import run_demo
 
-    run_demo(folder, count)
+    run_demo(folder, count, keep=keep)
 
 
 PANELS: dict[str, tuple[Callable[..., None], ...]] = {
     "Process images": (run, check, retry, redo),
-    "Look at results": (status, list_images, search, show, export),
+    "Look at results": (status, list_images, search, page, show, export),
     "Maintain the ledger": (backup, verify, repair, prune),
     "Models and GPUs": (gpus, plan, tune, warm),
     "Try it out": (demo, samples, bench),

@@ -14,6 +14,7 @@ from rich.table import Table
 
 from daemon import control
 from daemon.cli.display import console, print_outcomes, printable
+from daemon.cli.looking import serve_page
 from daemon.cli.options import read_config
 from daemon.cli.progress import Progress
 from daemon.hints import command, quantity
@@ -45,8 +46,9 @@ level = "info"
 """
 
 
-def run_demo(folder: Path, count: int) -> None:
-    """Fill `folder`/inbox, process it once, print the table. Images with a result are not processed again."""
+def run_demo(folder: Path, count: int, *, keep: bool = False) -> None:
+    """Fill `folder`/inbox, process it once, print the table. Images with a result are not processed again.
+    keep: then serve the page until Ctrl-C."""
     folder = folder.absolute()  # so that the printed commands work in any folder
     inbox = folder / "inbox"
     config_file = folder / "daemon.toml"
@@ -72,8 +74,11 @@ def run_demo(folder: Path, count: int) -> None:
         f"Images by bin: {config.output.bins_folder}\n"
         f"Try next:  {printable(command('show', example))}\n"
         f"           {printable(command('export', folder / 'results.csv'))}\n"
-        f"           {printable(command('run'))}      then drop images into {inbox}"
+        f"           {printable(command('run'))}      then drop images into {inbox}\n"
+        f"           {printable(command('page'))}     and look at them at http://{config.page.listen}"
     )
+    if keep:
+        serve_page(config)
 
 
 def drop_images(folder: Path, count: int) -> int:

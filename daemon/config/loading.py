@@ -23,6 +23,7 @@ from daemon.config.sections import (
     Inbox,
     Log,
     OutputSection,
+    PageSection,
     PipelineSection,
     Section,
     StateSection,
@@ -50,6 +51,7 @@ class Config(Section):
         [], description="A [[second_look]] table for each additional model."
     )
     http: Http = Http()
+    page: PageSection = PageSection()
     log: Log = Log()
     _folder: Path = PrivateAttr(Path())
 

@@ -343,6 +343,18 @@ class Http(Section):
             return self.host == "localhost"
 
 
+class PageSection(Section):
+    listen: Annotated[str, AfterValidator(check_address)] = Field(
+        "127.0.0.1:9465",
+        description="Address of the page with images, search and results. Empty: no page. Port 0: any free port; the log line "
+        "`page` names it. The token and the certificate are those of [http].",
+    )
+    pictures_bytes: ByteCount = Field(
+        1 << 30,
+        description="Most disk space for small pictures of images, which are kept in the state folder.",
+    )
+
+
 class Log(Section):
     level: Literal["debug", "info", "warning", "error"] = Field(
         "info", description="Lowest level that is logged."

@@ -280,7 +280,7 @@ FROM publication JOIN image ON image.id = publication.image JOIN inbox ON inbox.
 WHERE publication.number > ? ORDER BY publication.number LIMIT ?;
 
 -- name: as_published
-SELECT iif(image.status = 0 AND image.finished_at IS NOT NULL, 1, image.status) AS status, image.*, inbox.path AS inbox_path
+SELECT iif(image.finished_at IS NOT NULL AND image.status = 0, 1, image.status) AS status, image.*, inbox.path AS inbox_path
 FROM image JOIN inbox ON inbox.id = image.inbox WHERE image.id IN (:rows);
 
 -- name: shown

@@ -83,6 +83,12 @@ def move(connection: sqlite3.Connection, name: str, number: int) -> Place:
     return place
 
 
+def number_of(connection: sqlite3.Connection, image: int) -> int:
+    """Of an image's last publication; 0 if it has none."""
+    row = connection.execute(SQL["number_of"], (image,)).fetchone()
+    return row[0] if row else 0
+
+
 def read_shown(connection: sqlite3.Connection, numbers: Sequence[int]) -> dict[int, int]:
     """By number, the images that are still as this publication had them, and are not replaced by a newer version."""
     return dict(map(tuple, run_rows(connection, "shown", [(number,) for number in numbers])))

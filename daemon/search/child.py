@@ -55,8 +55,11 @@ class Comparer:
     def _find(self, question: Ask) -> Answer:
         from stages.clip.nearest import find_nearest
 
+        query = self._embed(question.text) if question.text else None
+        if not question.rows:  # it was only to load the model
+            return Answer()
         rows = self._open(question)
-        query = self._embed(question.text) if question.text else _row_of(rows, question.like)
+        query = _row_of(rows, question.like) if query is None else query
         if query is None:
             return Answer()
         allowed = None

@@ -39,11 +39,13 @@ class Hit:
 @dataclass(frozen=True, slots=True)
 class Found:
     """hits: newest first, or best first. following: the cursor of what comes after them; 0 if nothing does.
-    problem: why the search by meaning had no part in it; empty if it had, or was not asked for."""
+    problem: why the search by meaning had no part in it; empty if it had, or was not asked for. is_warming: its model
+    is being loaded, so that it will have a part in the next answer."""
 
     hits: list[Hit] = field(default_factory=list)
     following: int = 0
     problem: str = ""
+    is_warming: bool = False
 
 
 class Searcher:
@@ -90,12 +92,17 @@ class Searcher:
             before = numbers[-1]
         return Found(hits, before)
 
-    def best(self, query: Query, by: By = By.both, skip: int = 0, limit: int = 50) -> Found:
-        """Images that fit best, best first. skip: the cursor of an earlier answer."""
+    def best(
+        self, query: Query, by: By = By.both, skip: int = 0, limit: int = 50, *, wait: bool = True
+    ) -> Found:
+        """Images that fit best, best first. skip: the cursor of an earlier answer. wait: for the model to be loaded,
+        some seconds; otherwise the words alone answer until then. Raises SearchUnusable."""
         words = self.index.best(query, BEST) if by is not By.meaning else []
         scores: dict[int, float] = {}
         problem = ""
-        if by is not By.words and query.sentence:
+        if is_warming := self._is_warming(wait=wait) and by is not By.words:
+            problem = "The model that understands sentences is being loaded; until then, words alone are looked for."
+        elif by is not By.words and query.sentence:
             try:
                 scores = self._mean(query)
             except SearchUnusable as error:
@@ -104,10 +111,19 @@ class Searcher:
                 problem = str(error)
         hits = self._shown(_merge(words, list(scores)), scores)[:BEST]
         following = skip + limit if skip + limit < len(hits) else 0
-        return Found(hits[skip : skip + limit], following, problem)
+        return Found(hits[skip : skip + limit], following, problem, is_warming)
 
-    def like(self, number: int, limit: int = 24) -> Found:
-        """Images whose embeddings are nearest to that of a publication, without itself. Raises SearchUnusable."""
+    def _is_warming(self, *, wait: bool) -> bool:
+        """Whether the text tower cannot answer yet; then it is started."""
+        if wait or self._tower is None or self._tower.is_warm:
+            return False
+        self._tower.warm_up()
+        return True
+
+    def like(self, image: int, limit: int = 24) -> Found:
+        """The images that are nearest to this one, without itself. Raises SearchUnusable."""
+        with self._reader.lend() as ledger:
+            number = publications.number_of(ledger, image)
         folder, rows, dim = self._matrix()
         answer = self._need_tower().ask(Ask(str(folder), rows, dim, 2 * limit, like=number))
         scores = dict(zip(answer.numbers, answer.scores, strict=True))

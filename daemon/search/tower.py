@@ -3,6 +3,7 @@ started when first asked, and this process never imports torch."""
 
 from __future__ import annotations
 
+import contextlib
 import subprocess
 import threading
 from typing import IO
@@ -45,6 +46,8 @@ class Tower:
         self.spec = spec
         self._lock = threading.Lock()
         self._child: subprocess.Popen[bytes] | None = None
+        self.is_warm = False  # whether it has loaded its model, or failed to
+        self._warming = False
 
     def ask(self, question: Ask) -> Answer:
         """Blocks: some seconds for the first question. Raises SearchUnusable."""
@@ -63,7 +66,21 @@ class Tower:
                     ) from error
         if answer.problem:
             raise SearchUnusable(answer.problem)
+        self.is_warm = self.is_warm or bool(question.text)
         return answer
+
+    def warm_up(self) -> None:
+        """Load the model, in the background. Errors show at the next question."""
+        if not self._warming:
+            self._warming = True
+            threading.Thread(target=self._load, name="tower", daemon=True).start()
+
+    def _load(self) -> None:
+        try:
+            with contextlib.suppress(SearchUnusable):
+                self.ask(Ask("", 0, 0, 0, text=" "))
+        finally:
+            self.is_warm, self._warming = True, False
 
     def close(self) -> None:
         with self._lock:
@@ -91,6 +108,7 @@ class Tower:
         child, self._child = self._child, None
         if child is None:
             return None
+        self.is_warm = False
         child.kill()
         for pipe in (child.stdin, child.stdout):
             if pipe:

@@ -1,4 +1,4 @@
-"""Passes what a station logs on to the daemon's log. If several processes wrote to one pipe, long lines would be
+"""Passes what a station, or the page, logs on to the daemon's log. If several processes wrote to one pipe, long lines would be
 torn, and they would write over a progress bar."""
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ class Relayed(Printed):
     """Reads what a station prints. Its events, which are JSON, become events here; anything else, for example
     the interpreter's own traceback, becomes an event as for a worker."""
 
-    def __init__(self, name: str) -> None:
-        super().__init__(name, "station")
+    def __init__(self, name: str, kind: str = "station") -> None:
+        super().__init__(name, kind)
         self._begun = b""  # a line
 
     def data_received(self, data: bytes) -> None:
@@ -47,7 +47,7 @@ class Relayed(Printed):
         """It gets a new time stamp, because it is written in the order of arrival."""
         level, event = LEVELS[details.pop("level").upper()], details.pop("event")
         details.pop("timestamp", None)
-        log.log(level, event, **{"station": self.name, **details})
+        log.log(level, event, **{self.kind: self.name, **details})
 
 
 def decode_event(line: bytes) -> dict[str, Any] | None:

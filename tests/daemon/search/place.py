@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -66,7 +67,9 @@ class Place:
         return [hit.image for hit in self.search.newest(parse(text), **options).hits]
 
     def _run(self, work: Any) -> Any:
-        return asyncio.run(work)
+        """In a thread of its own: a test with a browser has an event loop already."""
+        with ThreadPoolExecutor(1) as thread:
+            return thread.submit(asyncio.run, work).result()
 
 
 def page(text: str) -> Answers:

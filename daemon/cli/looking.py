@@ -1,18 +1,22 @@
-"""The command `visiond search`."""
+"""The commands that look for images: `visiond search` and `visiond page`."""
 
 from __future__ import annotations
 
+import contextlib
 import os
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from daemon.cli.display import errors, print_json, print_listing, print_notices, printable
+from daemon.cli.display import console, errors, print_json, print_listing, print_notices, printable
 from daemon.cli.options import ConfigOption, JsonOption, flag, option, read_config
 from daemon.ledger.soundness import MOST
 
 if TYPE_CHECKING:
+    from daemon.config.loading import Config
     from daemon.ledger.record import Record
+
+ANY_PORT = "127.0.0.1:0"
 
 
 def search(
@@ -88,3 +92,39 @@ def _print(records: list[Record], scores: dict[int, float | None], *, as_json: b
     print_notices((model.stage, model.notice) for record in records for model in record.models)
     if not records:
         errors.print("No image fits.")
+
+
+def page(
+    listen: Annotated[
+        str, option("--listen", metavar="HOST:PORT", help="Another address than [page] listen.")
+    ] = "",
+    config: ConfigOption = None,
+) -> None:
+    """Serve the page with images, search and results, until Ctrl-C.
+
+    A running daemon serves it already, at the address of its log line
+    `page`. This is for a ledger whose daemon is not running.
+
+    Examples:
+      visiond page
+      visiond page --listen 127.0.0.1:8000
+    """
+    settings = read_config(config, needs_stages=False)
+    chosen = settings.page.model_copy(update={"listen": listen or settings.page.listen or ANY_PORT})
+    serve_page(settings.model_copy(update={"page": chosen}))
+
+
+def serve_page(config: Config) -> None:
+    """Until Ctrl-C. Raises ConfigError if its address is in use."""
+    import anyio
+
+    from daemon.page.process import address_of, serve
+    from daemon.state import closed_to_others
+    from daemon.web.app import listen
+
+    http = address_of(config)
+    with listen(http) as listener, closed_to_others(), contextlib.suppress(KeyboardInterrupt):
+        scheme = "https" if http.tls_certificate else "http"
+        address = f"{scheme}://{http.listen.rpartition(':')[0]}:{listener.getsockname()[1]}"
+        console.print(f"{printable(address)}      Ctrl-C ends it")
+        anyio.run(serve, config, listener, backend_options={"use_uvloop": True})

@@ -1,0 +1,298 @@
+"""The page's addresses, and what each shows. Work that may block runs in threads."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, TypeVar
+from urllib.parse import urlencode
+
+import msgspec
+from anyio import to_thread
+from jinja2 import Environment, PackageLoader, StrictUndefined
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import RedirectResponse, Response
+from starlette.routing import Mount, Route
+from starlette.staticfiles import StaticFiles
+
+from daemon import __version__, control
+from daemon.config.loading import Config
+from daemon.errors import NotRunning, VisiondError
+from daemon.jobs import JobStatus
+from daemon.ledger.record import Record
+from daemon.ledger.records import Reader
+from daemon.monitoring.notices import list_notices
+from daemon.monitoring.snapshot import Snapshot
+from daemon.page.guard import read_form
+from daemon.page.pictures import NoPicture, Pictures
+from daemon.page.views import view_of
+from daemon.search.query import Query, QueryError, parse
+from daemon.search.searcher import NEWEST, By, Found, Searcher
+from daemon.state import CONTROL, PAGE_TOKEN
+
+T = TypeVar("T")
+
+SHOWN = 48  # images at once
+THUMBNAIL, PICTURE = 320, 1600  # pixels of the longer side
+WEEK = "private, max-age=604800, immutable"  # for addresses that name the content
+NO_PICTURE = Path(__file__).with_name("static") / "no-picture.svg"
+STATIC = Path(__file__).with_name("static")
+
+
+class Page:
+    """The handlers of all addresses."""
+
+    def __init__(self, config: Config, reader: Reader, searcher: Searcher, pictures: Pictures) -> None:
+        self._config = config
+        self._reader = reader
+        self._searcher = searcher
+        self._pictures = pictures
+        self._templates = Environment(
+            loader=PackageLoader("daemon.page"),
+            autoescape=True,
+            trim_blocks=True,
+            lstrip_blocks=True,
+            undefined=StrictUndefined,
+        )
+        self._templates.globals |= {"version": __version__, "url": address}
+        self._templates.filters["short"] = shorten
+
+    def application(self) -> Starlette:
+        routes = [
+            Route("/", self.gallery),
+            Route("/images/{id:int}", self.image),
+            Route("/images/{id:int}/like", self.like),
+            Route("/images/{id:int}/result.json", self.result),
+            Route("/images/{id:int}/again", self.again, methods=["POST"]),
+            Route("/pictures/{id:int}/{digest}/{size}", self.picture),
+            Route("/retry", self.retry, methods=["POST"]),
+            Route("/live", self.live),
+            Route("/state", self.state),
+            Route("/settings", self.settings),
+            Route("/login", self.login),
+            Mount("/static", StaticFiles(directory=STATIC)),
+        ]
+        errors = {VisiondError: self.explain, HTTPException: self.explain}
+        return Starlette(routes=routes, exception_handlers=errors)
+
+    # Looking
+
+    async def gallery(self, request: Request) -> Response:
+        """All images that fit, newest or best first. htmx asks for what follows, without the rest of the page."""
+        asked = Asked.of(request)
+        problem, found = "", Found()
+        try:
+            found = await _in_thread(lambda: self._find(asked))
+        except QueryError as error:
+            problem = str(error)
+        hits = {hit.image: hit.score for hit in found.hits}
+        records = await _in_thread(lambda: self._reader.find_numbers(list(hits)))
+        values = {
+            "asked": asked,
+            "views": [view_of(record, hits[record.id]) for record in records],
+            "following": address("/", **asked.values() | {"cursor": found.following})
+            if found.following
+            else "",
+            "warming": address("/", **asked.values()) if found.is_warming else "",
+            "newest": 0 if asked.cursor else self._searcher.index.about().place,
+            "problem": problem or found.problem,
+        }
+        if request.headers.get("hx-request"):
+            return self._show(request, "cards.html", values)
+        bins, inboxes = await _in_thread(lambda: (self._reader.bins(), self._reader.inboxes()))
+        names = [os.fsdecode(path) for path in inboxes.values()]
+        return self._show(
+            request, "gallery.html", values | {"bins": sorted(filter(None, bins)), "inboxes": names}
+        )
+
+    def _find(self, asked: Asked) -> Found:
+        self._searcher.catch_up()
+        query = asked.query()
+        if query.sentence and asked.by != "newest":
+            return self._searcher.best(query, By(asked.by), asked.cursor, SHOWN, wait=False)
+        return self._searcher.newest(query, asked.cursor or NEWEST, SHOWN)
+
+    async def image(self, request: Request) -> Response:
+        record = await self._record(request)
+        is_done = record.status is JobStatus.DONE
+        document: dict[str, Any] = msgspec.json.decode(record.sidecar) if is_done else {}
+        criteria: dict[str, Any] = document.get("bin", {}).get("criteria", {})
+        values = {
+            "view": view_of(record),
+            "record": record,
+            "location": os.fsdecode(record.location).encode(errors="replace").decode(),
+            "document": document,
+            "criteria": criteria,
+            "notices": list_notices((model.stage, model.notice) for model in record.models),
+            "raw": msgspec.json.format(record.sidecar, indent=2).decode(errors="replace"),
+        }
+        return self._show(request, "image.html", values)
+
+    async def like(self, request: Request) -> Response:
+        number = request.path_params["id"]
+        problem, found = "", Found()
+        try:
+            found = await _in_thread(lambda: self._like(number))
+        except VisiondError as error:
+            problem = str(error)
+        hits = {hit.image: hit.score for hit in found.hits}
+        records = await _in_thread(lambda: self._reader.find_numbers(list(hits)))
+        views = [view_of(record, hits[record.id]) for record in records]
+        values = {"views": views, "following": "", "problem": problem, "warming": ""}
+        return self._show(request, "cards.html", values)
+
+    def _like(self, image: int) -> Found:
+        self._searcher.catch_up()
+        return self._searcher.like(image)
+
+    async def result(self, request: Request) -> Response:
+        return Response((await self._record(request)).sidecar, media_type="application/json")
+
+    async def picture(self, request: Request) -> Response:
+        """A thumbnail, or a picture for the image's own page. The digest in the address lets browsers keep it."""
+        record = await self._record(request)
+        side = {"small": THUMBNAIL, "large": PICTURE}.get(request.path_params["size"])
+        if side is None:
+            raise HTTPException(404)
+        try:
+            content = await _in_thread(lambda: self._pictures.get(record, side))
+        except NoPicture:
+            return Response(NO_PICTURE.read_bytes(), media_type="image/svg+xml")
+        return Response(content, headers={"cache-control": WEEK}, media_type="image/webp")
+
+    async def live(self, request: Request) -> Response:
+        """The line on top of each page, again every two seconds. `newest`: the last publication when the gallery was shown."""
+        seen = int(request.query_params.get("newest", "0") or 0)
+        snapshot = await self._snapshot()
+        fresh = 0
+        if seen:
+            found = await _in_thread(lambda: self._searcher.newest(Query(), NEWEST, SHOWN))
+            fresh = sum(hit.number > seen for hit in found.hits)
+        return self._show(request, "live.html", {"snapshot": snapshot, "fresh": fresh, "most": SHOWN})
+
+    async def state(self, request: Request) -> Response:
+        snapshot = await self._snapshot()
+        template = "workers.html" if request.headers.get("hx-request") else "state.html"
+        return self._show(
+            request, template, {"snapshot": snapshot, "notices": list_notices(snapshot.notices.items())}
+        )
+
+    async def settings(self, request: Request) -> Response:
+        """Every key of the configuration; secrets are in files of their own, of which only the name is shown."""
+        sections = self._config.model_dump(mode="json")
+        return self._show(request, "settings.html", {"sections": sections, "folder": self._config.folder})
+
+    async def login(self, request: Request) -> Response:
+        values = {"wrong": "wrong" in request.query_params, "file": token_file(self._config)}
+        return self._show(request, "login.html", values)
+
+    # Changing
+
+    async def again(self, request: Request) -> Response:
+        record = await self._record(request)
+        await _in_thread(lambda: control.put_back(self._config, record.status, [record.id]))
+        return RedirectResponse(f"/images/{record.id}", 303)
+
+    async def retry(self, request: Request) -> Response:
+        """Failed images back to pending: those that are ticked, or all."""
+        form = await read_form(request)
+        ids = [int(each) for each in form.get("id", []) if each.isdecimal()]
+        if "all" in form:
+            ids = await _in_thread(self._reader.failed_ids)
+        count = await _in_thread(lambda: control.put_back(self._config, JobStatus.FAILED, ids))
+        return RedirectResponse(address("/", q="state:failed", queued=count), 303)
+
+    # What they share
+
+    async def _record(self, request: Request) -> Record:
+        number = request.path_params["id"]
+        found = await _in_thread(lambda: self._reader.find_numbers([number]))
+        if not found:
+            raise HTTPException(404, f"There is no image {number}.")
+        return found[0]
+
+    async def _snapshot(self) -> Snapshot:
+        """Of the running daemon; without one, as the ledger shows."""
+
+        def ask() -> Snapshot:
+            try:
+                return msgspec.convert(
+                    control.ask(self._config.state.path / CONTROL, "GET", "/api/status"), Snapshot
+                )
+            except NotRunning:
+                return control.find_status(self._config)
+
+        return await _in_thread(ask)
+
+    def _show(self, request: Request, template: str, values: Mapping[str, object]) -> Response:
+        shared = {
+            "may_change": request.state.may_change,
+            "path": request.url.path,
+            "queued": request.query_params.get("queued", ""),
+        }
+        content = self._templates.get_template(template).render(shared | dict(values))
+        return Response(content, media_type="text/html; charset=utf-8", headers={"vary": "HX-Request"})
+
+    async def explain(self, request: Request, error: Exception) -> Response:
+        status = error.status_code if isinstance(error, HTTPException) else 503
+        sentence = error.detail if isinstance(error, HTTPException) else str(error)
+        response = self._show(request, "error.html", {"sentence": sentence})
+        response.status_code = status
+        return response
+
+
+class Asked(msgspec.Struct, frozen=True):
+    """What a gallery shows: the search box, and the choices beside it."""
+
+    q: str = ""
+    by: str = "both"
+    bin: str = ""
+    inbox: str = ""
+    state: str = ""
+    after: str = ""
+    before: str = ""
+    cursor: int = 0
+
+    @classmethod
+    def of(cls, request: Request) -> Asked:
+        given = {name: value for name, value in request.query_params.items() if name in cls.__struct_fields__}
+        try:
+            asked = msgspec.convert(given, cls, strict=False)
+        except msgspec.ValidationError as error:
+            raise QueryError(f"the address has a value that cannot be used: {error}") from error
+        return asked if asked.by in (*By, "newest") else msgspec.structs.replace(asked, by="both")
+
+    def query(self) -> Query:
+        """Raises QueryError."""
+        days = " ".join(f"{name}:{value}" for name in ("after", "before") if (value := getattr(self, name)))
+        choices = {name: [value] for name in ("bin", "inbox", "state") if (value := getattr(self, name))}
+        return parse(f"{self.q} {days}").narrowed(**choices)
+
+    def values(self) -> dict[str, object]:
+        """Those that are not as by default, for an address."""
+        return {
+            name: value for name, value in msgspec.structs.asdict(self).items() if value and value != "both"
+        }
+
+
+def address(path: str, **values: object) -> str:
+    """With the values that are not empty as its query."""
+    given = {name: str(value) for name, value in values.items() if value not in ("", 0, None)}
+    return f"{path}?{urlencode(given)}" if given else path
+
+
+def shorten(value: object) -> str:
+    """A number with few digits; a dash for nothing."""
+    return "–" if value is None else f"{value:.4g}" if isinstance(value, float) else str(value)
+
+
+def token_file(config: Config) -> Path:
+    """The file with the token that changes need."""
+    return Path(config.http.token_file) if config.http.token_file else config.state.path / PAGE_TOKEN
+
+
+async def _in_thread(work: Callable[[], T]) -> T:
+    return await to_thread.run_sync(work)

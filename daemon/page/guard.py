@@ -1,0 +1,146 @@
+"""Who may read the page and who may change something; and what a browser is allowed to do with an answer.
+
+Reading needs nothing where only this machine can reach the page, otherwise the token. Every change needs the token. A browser
+gets a cookie for it; programs send `Authorization: Bearer TOKEN`. A change by cookie must come from the page itself.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import os
+import secrets
+from pathlib import Path
+from urllib.parse import parse_qs, urlsplit
+
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import RedirectResponse, Response
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+COOKIE = "visiond"
+COOKIE_SECONDS = 30 * 86400
+FORM_BYTES = 1 << 20
+OPEN_PATHS = ("/login", "/static/")  # that need no token anywhere
+POLICY = (
+    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; form-action 'self'; "
+    "base-uri 'none'; frame-ancestors 'none'"
+)
+HEADERS = {
+    "content-security-policy": POLICY,
+    "x-content-type-options": "nosniff",
+    "referrer-policy": "no-referrer",
+    "cross-origin-resource-policy": "same-origin",
+    "cross-origin-opener-policy": "same-origin",
+}
+
+
+class Guard:
+    """Answers 401 or 403 instead of the page where somebody may not see or change it."""
+
+    def __init__(self, app: ASGIApp, token: bytes, *, reading_is_free: bool, is_secure: bool) -> None:
+        """is_secure: the page is served by HTTPS."""
+        self._app = app
+        self._token = token
+        self._cookie = hmac.digest(token, b"cookie of the page", hashlib.sha256).hex()
+        self._reading_is_free = reading_is_free
+        self._is_secure = is_secure
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+
+        async def send_guarded(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                headers = MutableHeaders(scope=message)
+                for name, value in HEADERS.items():
+                    headers.setdefault(name, value)
+                headers.setdefault("cache-control", "no-store")
+            await send(message)
+
+        request = Request(scope, receive)
+        request.state.may_change = self._has_token(request)
+        answer: ASGIApp = self._refuse(request) or self._app
+        if request.url.path == "/login" and request.method == "POST" and is_from_page(request.headers):
+            try:
+                answer = await self._log_in(request)
+            except HTTPException as error:
+                answer = _say(error.detail, error.status_code)
+        await answer(scope, receive, send_guarded)
+
+    def _refuse(self, request: Request) -> Response | None:
+        path, changes = request.url.path, request.method not in ("GET", "HEAD")
+        if (
+            any(path == each or (each.endswith("/") and path.startswith(each)) for each in OPEN_PATHS)
+            and not changes
+        ):
+            return None
+        if changes and not (is_from_page(request.headers) or _bearer(request.headers)):
+            return _say("This request does not come from the page itself.", 403)
+        if request.state.may_change or (self._reading_is_free and not changes):
+            return None
+        if changes or "text/html" not in request.headers.get("accept", ""):
+            return _say("This needs the token. Log in at /login, or send: Authorization: Bearer TOKEN", 401)
+        return RedirectResponse("/login", 303)
+
+    def _has_token(self, request: Request) -> bool:
+        cookie, bearer = request.cookies.get(COOKIE, ""), _bearer(request.headers)
+        by_cookie = hmac.compare_digest(cookie.encode(), self._cookie.encode())
+        return by_cookie or (
+            bool(bearer) and hmac.compare_digest(bearer, self._token)
+        )  # compare_digest takes constant time
+
+    async def _log_in(self, request: Request) -> Response:
+        form = await read_form(request)
+        given = form.get("token", [""])[0].strip().encode()
+        if not hmac.compare_digest(given, self._token):
+            return RedirectResponse("/login?wrong=1", 303)
+        response = RedirectResponse("/", 303)
+        response.set_cookie(
+            COOKIE, self._cookie, COOKIE_SECONDS, httponly=True, samesite="strict", secure=self._is_secure
+        )
+        return response
+
+
+def is_from_page(headers: Headers) -> bool:
+    """Whether a browser says that one of our pages sent it: other sites cannot forge this header."""
+    origin = headers.get("origin", "")
+    if origin and origin != "null":
+        return urlsplit(origin).netloc == headers.get("host", "")
+    return headers.get("sec-fetch-site", "") == "same-origin"
+
+
+async def read_form(request: Request) -> dict[str, list[str]]:
+    """The fields of a form that a browser sent. Raises HTTPException if it is too large or not text."""
+    body = bytearray()
+    async for part in request.stream():
+        body += part
+        if len(body) > FORM_BYTES:
+            raise HTTPException(413, "The form is too large.")
+    try:
+        return parse_qs(body.decode(), strict_parsing=False)
+    except ValueError as error:
+        raise HTTPException(400, "The form cannot be read.") from error
+
+
+def _bearer(headers: Headers) -> bytes:
+    scheme, _, token = headers.get("authorization", "").partition(" ")
+    return token.strip().encode() if scheme.lower() == "bearer" else b""
+
+
+def _say(sentence: str, status: int) -> Response:
+    headers = {"www-authenticate": "Bearer"} if status == 401 else None
+    return Response(f"{sentence}\n", status, headers, media_type="text/plain; charset=utf-8")
+
+
+def own_token(file: Path) -> bytes:
+    """The token in a file, made if there is none; only its owner may read it. Raises OSError."""
+    try:
+        fd = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    except FileExistsError:
+        return file.read_bytes().strip()
+    with open(fd, "w") as opened:
+        opened.write(secrets.token_hex(16) + "\n")
+    return file.read_bytes().strip()

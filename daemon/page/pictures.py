@@ -1,0 +1,142 @@
+"""Small pictures of images. Files are decoded in disposable processes, as the daemon does it, and are never sent as they are:
+whatever a file holds, a browser gets pixels that were encoded here."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import os
+import threading
+from pathlib import Path
+
+from PIL import Image as Picture
+
+from daemon.ledger.record import Record
+from daemon.system.beneath import READ, open_beneath
+from stages.base import ImageError, Limits
+from stages.decoding.decoder import Decoders
+from stages.decoding.images import inspect
+
+DECODERS = 2
+MOST_BYTES = 1 << 29  # of a file
+QUALITY = 80  # of WebP
+SUFFIX = ".webp"
+KEPT = 0.9  # of the bound, after the oldest were removed
+
+
+class NoPicture(Exception):
+    """There is no picture; the message says why, in a few words."""
+
+
+class Pictures:
+    """Decodes, shrinks and keeps pictures. Any thread may use it."""
+
+    def __init__(self, folder: Path, most_bytes: int, limits: Limits) -> None:
+        """folder: of the kept pictures. most_bytes: that they may have together."""
+        self._cache = Cache(folder, most_bytes)
+        self._limits = limits
+        self._decoders = Decoders(DECODERS, limits)
+
+    def close(self) -> None:
+        self._decoders.close()
+
+    def get(self, record: Record, side: int) -> bytes:
+        """As WebP, at most `side` pixels wide and high. Raises NoPicture."""
+        name = f"{record.digest.hex()}-{side}" if record.digest else ""
+        if name and (kept := self._cache.get(name)):
+            return kept
+        content = self._make(record, side)
+        if name:
+            self._cache.put(name, content)
+        return content
+
+    def _make(self, record: Record, side: int) -> bytes:
+        data = memoryview(read_source(record))
+        try:
+            header = inspect(data, self._limits)
+        except ImageError as error:
+            raise NoPicture(error.detail) from error
+        [pixels] = self._decoders.decode_all([(data, header)])
+        if isinstance(pixels, ImageError):
+            raise NoPicture(pixels.detail)
+        picture = Picture.fromarray(pixels)
+        picture.thumbnail((side, side), Picture.Resampling.BICUBIC, reducing_gap=2.0)
+        out = io.BytesIO()
+        picture.save(out, "WEBP", quality=QUALITY, method=2)
+        return out.getvalue()
+
+
+def read_source(record: Record) -> bytes:
+    """The bytes of an image's file, if it is still the version that has the result. Raises NoPicture."""
+    try:
+        folder, path = record.inbox_path, record.path
+        fd = os.open(record.location, READ) if record.has_moved else open_beneath(folder, path)
+        with open(fd, "rb") as file:
+            if not record.version.is_of(os.fstat(fd), moved=record.has_moved):
+                raise NoPicture("the file has changed since")
+            if record.version.size > MOST_BYTES:
+                raise NoPicture("the file is too large to be shown")
+            return file.read(record.version.size)
+    except FileNotFoundError:
+        raise NoPicture("the file is no longer there") from None
+    except OSError as error:
+        raise NoPicture(f"the file cannot be read: {error.strerror}") from error
+
+
+class Cache:
+    """Files of a folder, of which the longest unused go when there are too many."""
+
+    def __init__(self, folder: Path, most_bytes: int) -> None:
+        self._folder = folder
+        self._most = most_bytes
+        self._lock = threading.Lock()
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self._bytes = sum(size for _, size, _ in self._list())
+
+    def get(self, name: str) -> bytes | None:
+        path = self._path(name)
+        try:
+            content = path.read_bytes()
+            os.utime(path)
+        except OSError:
+            return None
+        return content
+
+    def put(self, name: str, content: bytes) -> None:
+        """Keep it, unless the disk does not take it."""
+        path = self._path(name)
+        temporary = path.with_name(f".{path.name}.{threading.get_ident()}")
+        try:
+            path.parent.mkdir(mode=0o700, exist_ok=True)
+            temporary.write_bytes(content)
+            temporary.replace(path)
+        except OSError:
+            with contextlib.suppress(OSError):
+                temporary.unlink()
+            return
+        with self._lock:
+            self._bytes += len(content)
+            if self._bytes > self._most:
+                self._remove_oldest()
+
+    def _remove_oldest(self) -> None:
+        found = sorted(self._list())
+        self._bytes = sum(size for _, size, _ in found)
+        for _, size, path in found:
+            if self._bytes <= KEPT * self._most:
+                break
+            with contextlib.suppress(OSError):
+                path.unlink()
+            self._bytes -= size
+
+    def _list(self) -> list[tuple[float, int, Path]]:
+        """When each file was last used, its size, and the file."""
+        found = []
+        for path in self._folder.glob(f"*/*{SUFFIX}"):
+            with contextlib.suppress(OSError):
+                status = path.stat()
+                found.append((status.st_mtime, status.st_size, path))
+        return found
+
+    def _path(self, name: str) -> Path:
+        return self._folder / name[:2] / f"{name}{SUFFIX}"

@@ -1,0 +1,144 @@
+"""The process that serves the page: `python -m daemon.page.process SOCKET_FD LISTENER_FD PARENT_PID`, started by the daemon; or
+`visiond page`, by itself."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import anyio
+import msgspec
+import structlog
+import uvicorn
+from starlette.middleware import Middleware
+from starlette.middleware.trustedhost import TrustedHostMiddleware
+
+from daemon.config.loading import Config, parse
+from daemon.config.sections import Http
+from daemon.control import open_reader
+from daemon.page.app import Page, token_file
+from daemon.page.guard import Guard, own_token
+from daemon.page.pictures import Pictures
+from daemon.search.index import check_ledger
+from daemon.search.opening import find_embedder
+from daemon.search.searcher import Searcher
+from daemon.state import PICTURES, closed_to_others
+from daemon.system.lines import written_aside
+from daemon.system.log import set_up
+from daemon.system.stray import catch
+from daemon.web.app import LOOPBACK_NAMES, load_certificate, read_token
+from stages.base import Limits
+from stages.processes import die_with
+
+log = structlog.get_logger()
+
+NICE = 5  # images come first
+MOST_CONNECTIONS = 512
+KEEP_SECONDS = 30
+CATCH_UP_SECONDS = 1.0
+
+
+class Order(msgspec.Struct, frozen=True):
+    """The daemon's configuration, as it was parsed."""
+
+    config: dict[str, Any]
+    folder: str
+
+    @classmethod
+    def of(cls, config: Config) -> Order:
+        return cls(config.model_dump(mode="json", exclude_unset=True), str(config.folder))
+
+    def read(self) -> Config:
+        return parse(self.config, Path(self.folder))
+
+
+@contextlib.contextmanager
+def opened(config: Config) -> Iterator[tuple[Page, Searcher]]:
+    """Raises NothingFound without a ledger, SearchUnusable."""
+    pipeline = config.pipeline
+    limits = Limits(
+        pipeline.max_pixels, pipeline.max_aspect_ratio, pipeline.decode_seconds, pipeline.decode_bytes
+    )
+    with contextlib.ExitStack() as stack:
+        reader = stack.enter_context(open_reader(config))
+        check_ledger(reader)
+        searcher = stack.enter_context(
+            contextlib.closing(Searcher(config.state.path, reader, find_embedder(config)))
+        )
+        pictures = Pictures(config.state.path / PICTURES, config.page.pictures_bytes, limits)
+        stack.callback(pictures.close)
+        yield Page(config, reader, searcher, pictures), searcher
+
+
+async def serve(config: Config, listener: socket.socket) -> None:
+    """Until SIGTERM or SIGINT. Raises VisiondError."""
+    http = address_of(config)
+    token = read_token(config.http) if config.http.token_file else own_token(token_file(config))
+    with opened(config) as (page, searcher):
+        guards = [
+            Middleware(
+                Guard, token=token, reading_is_free=http.is_loopback, is_secure=bool(http.tls_certificate)
+            )
+        ]
+        if http.is_loopback:  # against DNS rebinding
+            guards.insert(0, Middleware(TrustedHostMiddleware, allowed_hosts=[*LOOPBACK_NAMES, http.host]))
+        application = page.application()
+        application.user_middleware = guards
+        options: dict[str, Any] = {
+            "log_config": None,
+            "access_log": False,
+            "server_header": False,
+            "lifespan": "off",
+        }
+        settings = uvicorn.Config(
+            application, limit_concurrency=MOST_CONNECTIONS, timeout_keep_alive=KEEP_SECONDS, **options
+        )
+        if http.tls_certificate:
+            settings.ssl_keyfile = None
+        server = uvicorn.Server(settings)
+        if http.tls_certificate:
+            settings.load()
+            settings.ssl = load_certificate(config.http)
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(_follow, searcher)
+            await server.serve([listener])
+            tasks.cancel_scope.cancel()
+
+
+async def _follow(searcher: Searcher) -> None:
+    """Keep the index up to date, so that a search finds it so."""
+    while True:
+        await anyio.to_thread.run_sync(searcher.catch_up, abandon_on_cancel=True)
+        await anyio.sleep(CATCH_UP_SECONDS)
+
+
+def address_of(config: Config) -> Http:
+    """Where the page is: its own address, with the token and certificate of the other pages."""
+    return config.http.model_copy(update={"listen": config.page.listen})
+
+
+def main() -> None:
+    connection, listening, parent = map(int, sys.argv[1:])
+    die_with(parent)
+    for number in (signal.SIGINT, signal.SIGHUP):
+        signal.signal(
+            number, signal.SIG_IGN
+        )  # a terminal sends them to the whole group, but only the daemon obeys
+    os.nice(NICE)
+    with written_aside():
+        set_up(format="json")
+        catch()
+        with socket.socket(fileno=connection) as ours, ours.makefile("rb") as given:
+            config = msgspec.msgpack.decode(given.read(), type=Order).read()
+        with closed_to_others(), contextlib.suppress(KeyboardInterrupt):
+            anyio.run(serve, config, socket.socket(fileno=listening), backend_options={"use_uvloop": True})
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,98 @@
+"""What the templates show of an image: plain values, in the image's own pixels. Templates escape all of it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+
+from daemon.jobs import JobStatus
+from daemon.ledger.record import Record
+
+SHORT_TEXT = 160  # characters on a card
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """points: of a polygon, as SVG writes them. x, y: where its label begins."""
+
+    points: str
+    label: str
+    kind: str  # "text" or "object"
+    x: float
+    y: float
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """An image and its results. score: the cosine, if it was found by its meaning."""
+
+    id: int
+    name: str
+    folder: str
+    state: str
+    bin: str
+    reason: str
+    detail: str
+    width: int
+    height: int
+    digest: str
+    score: float | None = None
+    caption: str = ""
+    text: str = ""
+    tags: list[tuple[str, float]] = field(default_factory=list)
+    objects: list[tuple[str, int]] = field(default_factory=list)
+    shapes: list[Shape] = field(default_factory=list)
+
+    @property
+    def short_text(self) -> str:
+        return self.text if len(self.text) <= SHORT_TEXT else f"{self.text[: SHORT_TEXT - 1]}…"
+
+    @property
+    def alt(self) -> str:
+        """What the picture shows, for those who do not see it."""
+        return self.caption or self.name
+
+
+def view_of(record: Record, score: float | None = None) -> View:
+    """record: DONE or FAILED."""
+    document: dict[str, Any] = msgspec.json.decode(record.sidecar) if record.status is JobStatus.DONE else {}
+    ocr, objects = document.get("ocr") or {}, document.get("objects") or {}
+    clip, caption = document.get("clip") or {}, document.get("caption") or {}
+    labels = [found["label"] for found in objects.get("detections", ())]
+    folder, name = os.path.split(os.fsdecode(record.path))
+    return View(
+        id=record.id,
+        name=name.encode(errors="replace").decode(),
+        folder=os.path.join(os.fsdecode(record.inbox_path), folder).encode(errors="replace").decode(),
+        state=record.status.name.lower(),
+        bin=record.bin,
+        reason=record.damage or record.reason,
+        detail=record.detail,
+        width=record.width or 4,
+        height=record.height or 3,
+        digest=record.digest.hex()[:16],
+        score=score,
+        caption=caption.get("text") or "",
+        text=" ".join(line["text"] for line in ocr.get("lines", ())),
+        tags=[(tag["label"], tag["score"]) for tag in clip.get("tags", ())],
+        objects=[(label, labels.count(label)) for label in dict.fromkeys(labels)],
+        shapes=[*_texts(ocr.get("lines", ())), *_objects(objects.get("detections", ()))],
+    )
+
+
+def _texts(lines: Sequence[dict[str, Any]]) -> Iterator[Shape]:
+    for line in lines:
+        if box := line.get("box"):
+            points = " ".join(f"{x:g},{y:g}" for x, y in box)
+            yield Shape(points, line["text"], "text", min(x for x, _ in box), min(y for _, y in box))
+
+
+def _objects(detections: Sequence[dict[str, Any]]) -> Iterator[Shape]:
+    for found in detections:
+        x0, y0, x1, y1 = found["box"]
+        points = f"{x0:g},{y0:g} {x1:g},{y0:g} {x1:g},{y1:g} {x0:g},{y1:g}"
+        yield Shape(points, f"{found['label']} {found['score']:.0%}", "object", x0, y0)

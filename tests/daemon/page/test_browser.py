@@ -1,0 +1,107 @@
+"""The page's main ways in a real browser. Without Chromium on this machine these tests are skipped."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from contextlib import closing
+
+import pytest
+from playwright.sync_api import Browser, expect, sync_playwright
+from playwright.sync_api import Page as Tab
+
+from tests.daemon.page.site import Site
+
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+pytestmark = pytest.mark.skipif(
+    not CHROMIUM, reason="there is no Chromium on this machine (Debian: apt install chromium)"
+)
+NARROW = {"width": 360, "height": 740}
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
+    folder = tmp_path_factory.mktemp("site")
+    with closing(Site(folder)) as opened:
+        for number in range(60):
+            opened.place.add(f"{number}.jpg", f"word number{number}")
+        opened.place.add("bad.jpg")
+        yield opened
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    with sync_playwright() as playwright:
+        opened = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        yield opened
+        opened.close()
+
+
+@pytest.fixture
+def tab(browser: Browser, site: Site) -> Iterator[Tab]:
+    """Fails at its end if a script failed, or the policy refused something."""
+    context = browser.new_context(base_url=site.origin)
+    tab, errors = context.new_page(), list[str]()
+    tab.on("pageerror", lambda error: errors.append(str(error)))
+    tab.on("console", lambda message: errors.append(message.text) if message.type == "error" else None)
+    yield tab
+    context.close()
+    assert errors == []
+
+
+def test_scrolling_shows_the_rest_and_a_click_one_image(tab: Tab) -> None:
+    tab.goto("/")
+    expect(tab.locator(".card")).to_have_count(48)
+    tab.keyboard.press("End")
+    expect(tab.locator(".card")).to_have_count(61)
+    tab.locator(".card .name a").last.click()
+    expect(tab.locator("h1")).to_contain_text("0.jpg")
+    expect(tab.locator(".lines")).to_contain_text("number0")
+
+
+def test_the_keyboard_searches_and_shows_boxes(tab: Tab) -> None:
+    tab.goto("/")
+    tab.keyboard.press("b")
+    expect(tab.locator(".card .overlay").first).to_be_visible()
+    tab.keyboard.press("/")
+    tab.keyboard.type("number7")
+    tab.keyboard.press("Enter")
+    expect(tab.locator(".card")).to_have_count(1)
+    expect(tab.locator(".card .overlay").first).to_be_visible()
+
+
+def test_a_filter_applies_when_it_is_chosen(tab: Tab) -> None:
+    tab.goto("/?q=word&by=newest")
+    tab.get_by_label("State").select_option("failed")
+    expect(tab.get_by_text("No image fits.")).to_be_visible()
+
+
+def test_what_is_new_is_told_while_one_looks(tab: Tab, site: Site) -> None:
+    tab.goto("/")
+    expect(tab.locator(".live")).to_contain_text("done")
+    site.place.add("new.jpg", "fresh")
+    tab.locator(".live .fresh").click()
+    expect(tab.locator(".card .name").first).to_contain_text("new.jpg")
+
+
+def test_whoever_has_the_token_retries_a_failed_image(tab: Tab, site: Site) -> None:
+    tab.goto("/?q=state:failed")
+    tab.get_by_role("link", name="Log in").first.click()
+    tab.get_by_label("Token").fill((site.place.state / "page.token").read_text().strip())
+    tab.get_by_role("button", name="Log in").click()
+    tab.get_by_role("link", name="Failed", exact=True).click()
+    tab.get_by_label("truncated").check()
+    tab.get_by_role("button", name="Retry the ticked ones").click()
+    expect(tab.get_by_text("1 queued again.")).to_be_visible()
+    expect(tab.get_by_text("No image fits.")).to_be_visible()
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_nothing_is_wider_than_a_phone(browser: Browser, site: Site, scheme: str) -> None:
+    with closing(browser.new_context(base_url=site.origin, color_scheme=scheme, viewport=NARROW)) as context:  # type: ignore[arg-type]
+        tab = context.new_page()
+        for path in ("/", "/images/1", "/state", "/settings", "/login"):
+            tab.goto(path)
+            assert tab.evaluate("document.documentElement.scrollWidth") <= 360, path
+        ground = tab.evaluate("getComputedStyle(document.body).backgroundColor")
+        assert (ground == "rgb(22, 24, 27)") == (scheme == "dark")

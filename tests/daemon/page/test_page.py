@@ -1,0 +1,113 @@
+"""The page in its real process, over a real ledger, asked as a browser asks."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from contextlib import closing
+from urllib.parse import quote
+
+import pytest
+
+from daemon.jobs import JobStatus
+from tests.daemon.page.site import Site
+
+EVIL = "<script>alert('x')</script>\"&.jpg"
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
+    with closing(Site(tmp_path_factory.mktemp("page"))) as opened:
+        for number in range(60):
+            opened.place.add(f"{number}.jpg", f"word number{number}")
+        opened.place.add(EVIL, "<b>bold</b>", size=9)
+        opened.place.add("bad.jpg")
+        yield opened
+
+
+def test_the_newest_images_come_first_and_more_follow(site: Site) -> None:
+    first = site.read("/")
+    assert first.count('<article class="card">') == 48
+    [following] = re.findall(r'hx-get="(/\?cursor=\d+)"', first)
+    rest = site.read(following, HX_Request="true")
+    assert rest.count('<article class="card">') == 62 - 48
+    assert "<html" not in rest
+    assert "cursor=" not in rest
+
+
+def test_words_and_filters_choose(site: Site) -> None:
+    assert '/images/8"' in site.read("/?q=number7")
+    assert site.read("/?q=number7").count('<article class="card">') == 1
+    assert "No image fits." in site.read("/?q=number7&state=failed")
+    assert "there is no foo:" in site.read("/?q=foo:bar")
+    assert site.read("/?q=state:failed").count('<article class="card">') == 1
+
+
+def test_names_and_texts_never_become_markup(site: Site) -> None:
+    for path in ("/", "/images/61", f"/?q={quote('<script>')}", f"/?bin={quote(EVIL)}"):
+        content = site.read(path)
+        assert "<script>alert" not in content
+        assert "<b>bold" not in content
+        assert not re.search(r"<script(?! src=\"/static/)", content)
+
+
+def test_every_answer_allows_a_browser_only_what_the_page_needs(site: Site) -> None:
+    for path in ("/", "/login", "/static/page.css", "/images/999", "/pictures/1/x/small"):
+        headers = site.ask(path)[2]
+        assert "default-src 'none'" in headers["content-security-policy"]
+        assert "unsafe" not in headers["content-security-policy"]
+        assert headers["x-content-type-options"] == "nosniff"
+
+
+def test_an_image_shows_all_that_is_known_of_it(site: Site) -> None:
+    content = site.read("/images/8")
+    for words in ("number7", "Why bin", "Time of each stage", "result.json"):
+        assert words in content
+    assert json.loads(site.read("/images/8/result.json"))["id"] == 8
+    assert site.ask("/images/999")[0] == 404
+
+
+def test_an_image_whose_file_is_gone_has_a_placeholder(site: Site) -> None:
+    status, _, headers = site.ask("/pictures/1/x/small")
+    assert (status, headers["content-type"]) == (200, "image/svg+xml")
+
+
+def test_other_names_for_this_machine_are_refused(site: Site) -> None:
+    """A site of someone else's whose name leads to this machine must not read the page."""
+    assert site.ask("/", Host="evil.example")[0] == 400
+
+
+def test_a_change_needs_the_token_and_the_page_itself(site: Site) -> None:
+    cookie, evil = site.log_in(), "http://evil.example"
+    site.place.add("failed.jpg")
+    [image] = site.place.find("state:failed name:failed.jpg")
+    path = f"/images/{image}/again"
+    assert site.ask(path, "POST", "", Origin=site.origin)[0] == 401
+    assert site.ask(path, "POST", "", Cookie=cookie, Origin=evil)[0] == 403
+    assert site.ask(path, "POST", "", Cookie=cookie)[0] == 403
+    assert site.ask(path, "POST", "", Cookie="visiond=wrong", Origin=site.origin)[0] == 401
+    assert site.ask("/login", "POST", "token=wrong", Origin=site.origin)[2]["location"] == "/login?wrong=1"
+    assert site.place.reader.find_numbers([image])[0].status is JobStatus.FAILED
+    assert "<button>Retry</button>" in site.read(f"/images/{image}", Cookie=cookie)
+    assert "Retry the ticked" not in site.read("/?q=state:failed")
+
+
+def test_failed_images_are_tried_again(site: Site) -> None:
+    site.place.add("again.jpg")
+    [image] = site.place.find("state:failed name:again.jpg")
+    status, _, headers = site.ask("/retry", "POST", f"id={image}", Cookie=site.log_in(), Origin=site.origin)
+    assert (status, headers["location"]) == (303, "/?q=state%3Afailed&queued=1")
+    assert site.place.find("name:again.jpg") == []
+
+
+def test_programs_send_the_token_themselves(site: Site) -> None:
+    token = (site.place.state / "page.token").read_text().strip()
+    assert site.ask("/images/8/again", "POST", "", Authorization=f"Bearer {token}x")[0] == 401
+    assert site.ask("/images/8/again", "POST", "", Authorization=f"Bearer {token}")[0] == 303
+
+
+def test_the_state_and_the_settings_are_shown(site: Site) -> None:
+    assert "No daemon is running" in site.read("/live")
+    assert "done" in site.read("/state")
+    assert "max_attempts" in site.read("/settings")

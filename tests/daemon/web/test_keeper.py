@@ -1,0 +1,51 @@
+"""The page's process beside a real daemon."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import urllib.request
+from pathlib import Path
+
+from tests.daemon_process import Daemon, Place, free_port, wait_for
+
+
+def page_process(daemon: int) -> int:
+    """Its process id; 0 if there is none."""
+    children = Path(f"/proc/{daemon}/task/{daemon}/children").read_text().split()
+    for child in children:
+        if b"daemon.page.process" in Path(f"/proc/{child}/cmdline").read_bytes():
+            return int(child)
+    return 0
+
+
+def read(port: int, path: str = "/") -> str:
+    """Waits while the process is being started: the daemon keeps its socket open."""
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}{path}", timeout=60) as answer:
+        content: str = answer.read().decode()
+    return content
+
+
+def test_a_page_that_dies_comes_back_and_the_work_goes_on(tmp_path: Path) -> None:
+    port = free_port()
+    place = Place(tmp_path, {"page": {"listen": f"127.0.0.1:{port}"}})
+    with Daemon(place) as daemon:
+        place.drop_many(range(3))
+        wait_for(lambda: "3 done" in read(port, "/live"), "the images")
+        assert read(port).count('class="card"') == 3
+        first = wait_for(lambda: page_process(daemon.process.pid), "the page")
+        os.kill(first, signal.SIGKILL)
+        place.drop_many(range(3, 4))
+        assert read(port).count("class=") > 3, "a request that comes meanwhile waits for the next process"
+        second = wait_for(lambda: page_process(daemon.process.pid), "the next process")
+        assert second != first
+
+
+def test_a_page_whose_address_is_in_use_holds_nothing_up(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        place = Place(tmp_path, {"page": {"listen": f"127.0.0.1:{taken.getsockname()[1]}"}})
+        with Daemon(place) as daemon:
+            place.drop_many(range(1))
+            daemon.wait_idle(1)
+            assert "page.listen: cannot listen" in daemon.wait_event("there is no page")["why"]
