@@ -29,7 +29,7 @@ from daemon.cli.display import (
     printable,
     standard_output,
 )
-from daemon.cli.looking import page, search
+from daemon.cli.looking import follow, page, search
 from daemon.cli.models import models_app, train_app, warm
 from daemon.cli.options import IMAGE_HELP, ConfigOption, JsonOption, find_config, flag, read_config
 from daemon.cli.prune import prune
@@ -294,7 +294,7 @@ def demo(
 
 PANELS: dict[str, tuple[Callable[..., None], ...]] = {
     "Process images": (run, check, retry, redo),
-    "Look at results": (status, list_images, search, page, show, export),
+    "Look at results": (status, list_images, search, page, follow, show, export),
     "Maintain the ledger": (backup, verify, repair, prune),
     "Models and GPUs": (gpus, plan, tune, warm),
     "Try it out": (demo, samples, bench),

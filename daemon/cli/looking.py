@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import time
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
     from daemon.ledger.record import Record
 
 ANY_PORT = "127.0.0.1:0"
+FOLLOW_SECONDS = 0.5
 
 
 def search(
@@ -128,3 +130,46 @@ def serve_page(config: Config) -> None:
         address = f"{scheme}://{http.listen.rpartition(':')[0]}:{listener.getsockname()[1]}"
         console.print(f"{printable(address)}      Ctrl-C ends it")
         anyio.run(serve, config, listener, backend_options={"use_uvloop": True})
+
+
+def follow(
+    after: Annotated[
+        int | None,
+        typer.Option(
+            "--after",
+            metavar="NUMBER",
+            min=0,
+            help="Begin behind this number. Default: now.",
+            show_default=False,
+        ),
+    ] = None,
+    full: Annotated[bool, flag("--full", help="Print all that the sidecar has.")] = False,
+    config: ConfigOption = None,
+) -> None:
+    """Print a line of JSON for each image that is done or has failed.
+
+    Goes on until Ctrl-C. Each line has a `number`; --after with the last
+    one that you have seen goes on behind it, whether visiond or you were
+    away. 0 begins with the first image.
+
+    Examples:
+      visiond follow
+      visiond follow --after 0 --full > everything.jsonl
+    """
+    import sys
+
+    from daemon import control
+    from daemon.search.following import encode_events, read_last
+
+    with (
+        control.open_reader(read_config(config, needs_stages=False)) as reader,
+        contextlib.suppress(KeyboardInterrupt),
+    ):
+        place = read_last(reader) if after is None else after
+        while True:
+            lines, following = encode_events(reader, place, full=full)
+            sys.stdout.buffer.writelines(line + b"\n" for _, line in lines)
+            sys.stdout.buffer.flush()
+            if following == place:
+                time.sleep(FOLLOW_SECONDS)
+            place = following

@@ -94,6 +94,19 @@ class Inbox(Section):
     )
 
 
+class WebhookSection(Section):
+    url: str = Field("", description='Where the sink webhook posts records, for example "https://host/path".')
+    secret_file: str = Field(
+        "",
+        description="File with the secret that signs each request (Standard Webhooks): text, or base64 behind whsec_. Empty: "
+        "requests are not signed.",
+    )
+    content: Literal["summary", "record"] = Field(
+        "summary",
+        description="summary: number, state, path, bin or reason of each image; record: everything that its sidecar has.",
+    )
+
+
 class OutputSection(Section):
     results: Path = Field(Path("results"), description="Folder for sidecars: <path in the inbox>.json.")
     failed: Path = Field(
@@ -106,11 +119,13 @@ class OutputSection(Section):
         "none",
         description="What goes into a bin: a symbolic link to the image's absolute path, a copy, or the image itself.",
     )
-    sinks: list[Literal["jsonl"]] = Field(
+    sinks: list[Literal["jsonl", "webhook"]] = Field(
         [],
         description="More outputs. jsonl: append each new record that is DONE to <results>.jsonl, at least once per id; a redo "
-        "appends another line. A sink that fails delays nothing else.",
+        "appends another line. webhook: post each record that is DONE or FAILED to [output.webhook] url, up to 128 in a "
+        "request. A sink that fails delays nothing else.",
     )
+    webhook: WebhookSection = WebhookSection()
 
     @property
     def jsonl_file(self) -> Path:

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 from urllib.parse import urlencode
 
+import anyio
 import msgspec
 from anyio import to_thread
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
-from starlette.responses import RedirectResponse, Response
+from starlette.responses import RedirectResponse, Response, StreamingResponse
 from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 
@@ -29,12 +31,14 @@ from daemon.monitoring.snapshot import Snapshot
 from daemon.page.guard import read_form
 from daemon.page.pictures import NoPicture, Pictures
 from daemon.page.views import view_of
+from daemon.search.following import encode_events, read_last
 from daemon.search.query import Query, QueryError, parse
 from daemon.search.searcher import NEWEST, By, Found, Searcher
 from daemon.state import CONTROL, PAGE_TOKEN
 
 T = TypeVar("T")
 
+EVENT_SECONDS = 0.5
 SHOWN = 48  # images at once
 THUMBNAIL, PICTURE = 320, 1600  # pixels of the longer side
 WEEK = "private, max-age=604800, immutable"  # for addresses that name the content
@@ -71,6 +75,7 @@ class Page:
             Route("/retry", self.retry, methods=["POST"]),
             Route("/live", self.live),
             Route("/state", self.state),
+            Route("/events", self.events),
             Route("/settings", self.settings),
             Route("/login", self.login),
             Mount("/static", StaticFiles(directory=STATIC)),
@@ -172,6 +177,23 @@ class Page:
             found = await _in_thread(lambda: self._searcher.newest(Query(), NEWEST, SHOWN))
             fresh = sum(hit.number > seen for hit in found.hits)
         return self._show(request, "live.html", {"snapshot": snapshot, "fresh": fresh, "most": SHOWN})
+
+    async def events(self, request: Request) -> Response:
+        """Server-sent events: each image that is published after a number, or after the last one that was received."""
+        given = request.headers.get("last-event-id") or request.query_params.get("after", "")
+        place = int(given) if given.isdecimal() else await _in_thread(lambda: read_last(self._reader))
+
+        async def stream(place: int) -> AsyncIterator[bytes]:
+            yield b": visiond\n\n"
+            while True:
+                events, following = await _in_thread(partial(encode_events, self._reader, place))
+                for number, line in events:
+                    yield b"id: %d\ndata: %b\n\n" % (number, line)
+                if following == place:
+                    await anyio.sleep(EVENT_SECONDS)
+                place = following
+
+        return StreamingResponse(stream(place), media_type="text/event-stream")
 
     async def state(self, request: Request) -> Response:
         snapshot = await self._snapshot()

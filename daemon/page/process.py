@@ -97,7 +97,11 @@ async def serve(config: Config, listener: socket.socket) -> None:
             "lifespan": "off",
         }
         settings = uvicorn.Config(
-            application, limit_concurrency=MOST_CONNECTIONS, timeout_keep_alive=KEEP_SECONDS, **options
+            application,
+            limit_concurrency=MOST_CONNECTIONS,
+            timeout_keep_alive=KEEP_SECONDS,
+            timeout_graceful_shutdown=1,
+            **options,
         )
         if http.tls_certificate:
             settings.ssl_keyfile = None

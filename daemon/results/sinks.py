@@ -17,6 +17,7 @@ from daemon.config.sections import OutputSection
 from daemon.jobs import JobStatus
 from daemon.ledger.files import sync_folder
 from daemon.ledger.record import Record
+from daemon.results.webhook import WebhookSink
 
 
 class Sink(Protocol):
@@ -73,6 +74,7 @@ class JsonlSink:
 
 SINKS: Mapping[str, Callable[[OutputSection], Sink]] = {  # by their names in output.sinks
     "jsonl": lambda output: JsonlSink(output.jsonl_file),
+    "webhook": lambda output: WebhookSink(output.webhook),
 }
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import http.client
 import json
 import re
 from collections.abc import Iterator
@@ -105,6 +106,16 @@ def test_programs_send_the_token_themselves(site: Site) -> None:
     token = (site.place.state / "page.token").read_text().strip()
     assert site.ask("/images/8/again", "POST", "", Authorization=f"Bearer {token}x")[0] == 401
     assert site.ask("/images/8/again", "POST", "", Authorization=f"Bearer {token}")[0] == 303
+
+
+def test_events_go_on_behind_a_number(site: Site) -> None:
+    with closing(http.client.HTTPConnection("127.0.0.1", site.port, timeout=60)) as connection:
+        connection.request("GET", "/events?after=0", headers={"Last-Event-ID": "57"})
+        answer = connection.getresponse()
+        assert answer.readline().startswith(b":")
+        lines = [answer.readline().decode() for _ in range(4)]
+    assert lines[1] == "id: 58\n"
+    assert json.loads(lines[2].removeprefix("data: "))["path"] == "57.jpg"
 
 
 def test_the_state_and_the_settings_are_shown(site: Site) -> None:

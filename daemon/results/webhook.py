@@ -1,0 +1,112 @@
+"""A sink that posts finished records to an HTTP address, signed as Standard Webhooks (standardwebhooks.com) describes it."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import hmac
+import os
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Sequence
+from email.message import Message
+from pathlib import Path
+from typing import IO, Any
+
+import msgspec
+from anyio import to_thread
+
+from daemon import __version__
+from daemon.config.sections import WebhookSection
+from daemon.jobs import JobStatus
+from daemon.ledger.record import Record
+from daemon.sidecar import timestamp
+
+ANSWER_SECONDS = 20.0  # for the receiver's answer
+PREFIX = "whsec_"  # of a secret in base64
+
+
+class Refused(OSError):
+    """The receiver did not take the records."""
+
+
+class WebhookSink:
+    """Records that are DONE or FAILED, in the order of their publication, at most 128 in a request."""
+
+    def __init__(self, settings: WebhookSection) -> None:
+        self._settings = settings
+        # A redirect could lead the signed content to another host.
+        self._opener = urllib.request.build_opener(_NoRedirects())
+
+    def problem(self) -> str:
+        if not self._settings.url:
+            return "[output.webhook] url is not set"
+        try:
+            self._secret()
+        except (OSError, ValueError) as error:
+            return f"[output.webhook] secret_file {self._settings.secret_file} cannot be used: {error}"
+        return ""
+
+    async def append(self, records: Sequence[Record]) -> None:
+        """Raises OSError if the receiver does not answer with a status from 200 to 299."""
+        body = msgspec.json.encode({"records": [self._describe(record) for record in records]})
+        await to_thread.run_sync(self._post, body, abandon_on_cancel=True)
+
+    def _describe(self, record: Record) -> Any:
+        if self._settings.content == "record":
+            return msgspec.Raw(record.sidecar)
+        return describe(record)
+
+    def _post(self, body: bytes) -> None:
+        request = urllib.request.Request(self._settings.url, body, self._headers(body), method="POST")
+        try:
+            with self._opener.open(request, timeout=ANSWER_SECONDS) as answer:
+                answer.read(1 << 16)
+        except urllib.error.HTTPError as error:
+            with error:
+                raise Refused(f"{self._settings.url} answers {error.code} {error.reason}") from error
+        except urllib.error.URLError as error:
+            raise Refused(f"{self._settings.url} does not answer: {error.reason}") from error
+
+    def _headers(self, body: bytes) -> dict[str, str]:
+        """The same records have the same id, so that a receiver knows a repetition."""
+        headers = {"content-type": "application/json", "user-agent": f"visiond/{__version__}"}
+        number, moment = f"msg_{hashlib.blake2b(body, digest_size=16).hexdigest()}", str(int(time.time()))
+        headers |= {"webhook-id": number, "webhook-timestamp": moment}
+        if secret := self._secret():
+            signed = hmac.digest(secret, f"{number}.{moment}.".encode() + body, hashlib.sha256)
+            headers["webhook-signature"] = f"v1,{base64.b64encode(signed).decode()}"
+        return headers
+
+    def _secret(self) -> bytes:
+        """Read for each request, so that it can be changed. Raises OSError, ValueError."""
+        if not self._settings.secret_file:
+            return b""
+        text = Path(self._settings.secret_file).read_text().strip()
+        if not text:
+            raise ValueError("it is empty; make a secret with: openssl rand -hex 32")
+        return base64.b64decode(text.removeprefix(PREFIX)) if text.startswith(PREFIX) else text.encode()
+
+
+class _NoRedirects(urllib.request.HTTPRedirectHandler):
+    def redirect_request(
+        self, req: urllib.request.Request, fp: IO[bytes], code: int, msg: str, headers: Message, newurl: str
+    ) -> None:
+        return None
+
+
+def describe(record: Record) -> dict[str, object]:
+    """What happened to an image, in a few values: for webhooks and `visiond follow`."""
+    described: dict[str, object] = {
+        "id": record.id,
+        "status": record.status.name,
+        "inbox": os.fsencode(record.inbox_path).decode(errors="replace"),
+        "path": record.path.decode(errors="replace"),
+        "location": record.location.decode(errors="replace"),
+        "digest": f"sha256:{record.digest.hex()}" if record.digest else "",
+        "finished_at": timestamp(record.finished_at) if record.finished_at else None,
+    }
+    if record.status is JobStatus.DONE:
+        return described | {"bin": record.bin}
+    return described | {"reason": record.reason, "detail": record.detail}

@@ -1,0 +1,116 @@
+"""The sink webhook, with a real receiver."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import hmac
+import json
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from daemon.config.sections import WebhookSection
+from daemon.results.webhook import Refused, WebhookSink
+from tests.daemon_process import Place
+from tests.makers import make_record
+
+pytestmark = pytest.mark.anyio
+
+
+class Receiver(ThreadingHTTPServer):
+    """Takes requests, or answers with `status`."""
+
+    def __init__(self) -> None:
+        super().__init__(("127.0.0.1", 0), Handler)
+        self.status = 204
+        self.got: list[tuple[dict[str, str], bytes]] = []
+        self.url = f"http://127.0.0.1:{self.server_port}/hook"
+
+    @property
+    def records(self) -> list[dict[str, Any]]:
+        return [record for _, body in self.got for record in json.loads(body)["records"]]
+
+
+class Handler(BaseHTTPRequestHandler):
+    server: Receiver
+
+    def do_POST(self) -> None:
+        body = self.rfile.read(int(self.headers["content-length"]))
+        if self.server.status < 300:
+            self.server.got.append((dict(self.headers.items()), body))
+        self.send_response(self.server.status)
+        self.send_header("Location", "http://127.0.0.1:1/")
+        self.send_header("Content-Length", "0")
+        self.end_headers()
+
+    do_GET = do_POST
+
+    def log_message(self, format: str, *args: object) -> None:
+        """Print nothing."""
+
+
+@pytest.fixture
+def receiver() -> Iterator[Receiver]:
+    with Receiver() as opened:
+        thread = threading.Thread(target=opened.serve_forever, kwargs={"poll_interval": 0.01})
+        thread.start()
+        yield opened
+        opened.shutdown()
+        thread.join()
+
+
+@pytest.mark.parametrize("secret", ["plain", f"whsec_{base64.b64encode(b'plain').decode()}"])
+async def test_requests_are_signed_and_repetitions_have_the_same_id(
+    receiver: Receiver, tmp_path: Path, secret: str
+) -> None:
+    (tmp_path / "secret").write_text(f"{secret}\n")
+    sink = WebhookSink(WebhookSection(url=receiver.url, secret_file=str(tmp_path / "secret")))
+    record = make_record(tmp_path)
+    for _ in range(2):
+        await sink.append([record])
+    (first, body), (second, _) = receiver.got
+    headers = {name.lower(): value for name, value in first.items()}
+    content = f"{headers['webhook-id']}.{headers['webhook-timestamp']}.".encode() + body
+    signed = base64.b64encode(hmac.digest(b"plain", content, hashlib.sha256)).decode()
+    assert headers["webhook-signature"] == f"v1,{signed}"
+    assert headers["webhook-id"] in second.values()
+    assert receiver.records[0]["bin"] == record.bin
+
+
+async def test_whole_records_are_what_sidecars_have(receiver: Receiver, tmp_path: Path) -> None:
+    record = make_record(tmp_path)
+    await WebhookSink(WebhookSection(url=receiver.url, content="record")).append([record])
+    assert receiver.records == [json.loads(record.sidecar)]
+
+
+@pytest.mark.parametrize("status", [500, 302, 410])
+async def test_only_a_status_from_200_to_299_counts(receiver: Receiver, tmp_path: Path, status: int) -> None:
+    receiver.status = status
+    with pytest.raises(Refused, match=str(status)):
+        await WebhookSink(WebhookSection(url=receiver.url)).append([make_record(tmp_path)])
+
+
+async def test_a_receiver_that_is_away_is_named(tmp_path: Path) -> None:
+    with pytest.raises(Refused, match="does not answer"):
+        await WebhookSink(WebhookSection(url="http://127.0.0.1:9/x")).append([make_record(tmp_path)])
+
+
+def test_what_is_missing_is_told_before_the_start(tmp_path: Path) -> None:
+    assert "url is not set" in WebhookSink(WebhookSection()).problem()
+    settings = WebhookSection(url="http://127.0.0.1:9/x", secret_file=str(tmp_path / "none"))
+    assert "cannot be used" in WebhookSink(settings).problem()
+    (tmp_path / "none").write_text("\n")
+    assert "openssl rand" in WebhookSink(settings).problem()
+
+
+def test_a_run_posts_every_image_once(receiver: Receiver, tmp_path: Path) -> None:
+    place = Place(tmp_path, {"output": {"sinks": ["webhook"], "webhook": {"url": receiver.url}}})
+    place.drop_many(range(5))
+    place.drop("bad.jpg", b"no picture")
+    assert place.run_once().returncode == 1
+    assert sorted(record["status"] for record in receiver.records) == ["DONE"] * 5 + ["FAILED"]
