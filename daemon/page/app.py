@@ -146,7 +146,7 @@ class Page:
         hits = {hit.image: hit.score for hit in found.hits}
         records = await _in_thread(lambda: self._reader.find_numbers(list(hits)))
         views = [view_of(record, hits[record.id]) for record in records]
-        values = {"views": views, "following": "", "problem": problem, "warming": ""}
+        values = {"views": views, "following": "", "problem": problem, "warming": "", "behind": 0}
         return self._show(request, "cards.html", values)
 
     def _like(self, image: int) -> Found:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -57,6 +58,7 @@ class Searcher:
         self.index = Index(state / SEARCH)
         self._reader = reader
         self._tower = Tower(spec) if spec else None
+        self._catching_up = threading.Lock()
 
     def close(self) -> None:
         if self._tower:
@@ -64,16 +66,28 @@ class Searcher:
         self.index.close()
 
     def catch_up(self, note: Callable[[int, int], object] = lambda place, last: None) -> int:
-        """Add what was published since; returns how many images. note: called with how far it is and with the last
-        number. Raises SearchUnusable."""
+        """Add what was published since; returns how many images. If another thread does that already, returns at
+        once. note: called with how far it is and with the last number. Raises SearchUnusable."""
+        if not self._catching_up.acquire(blocking=False):
+            return 0
+        try:
+            last = self._last()
+
+            def go_on(place: int) -> bool:
+                note(place, last)
+                return True
+
+            return self.index.catch_up(self._reader, go_on)
+        finally:
+            self._catching_up.release()
+
+    def behind(self) -> int:
+        """How many publications the index does not have yet, about."""
+        return max(0, self._last() - self.index.about().place)
+
+    def _last(self) -> int:
         with self._reader.lend() as ledger:
-            last = publications.read_last(ledger)
-
-        def go_on(place: int) -> bool:
-            note(place, last)
-            return True
-
-        return self.index.catch_up(self._reader, go_on)
+            return publications.read_last(ledger)
 
     def newest(self, query: Query, before: int = NEWEST, limit: int = 50) -> Found:
         """Images that fit all of the query, newest first. before: the cursor of an earlier answer."""

@@ -1592,6 +1592,69 @@ SINKS = [
     ),
 ]
 
+# The search and the page
+
+SEARCH = [
+    Mutant(
+        "search-restored",
+        "the search index is made again after a backup was restored",
+        "daemon/search/index.py",
+        "return all(start.number >= about.place for start in starts)",
+        "return True",
+        ("daemon/search/test_index.py::test_the_index_is_made_again_after_a_backup_was_restored",),
+    ),
+    Mutant(
+        "search-stale",
+        "the search finds only the present result of the present version",
+        "daemon/search/searcher.py",
+        "for number in numbers if number in shown]",
+        "for number in numbers] if (shown := dict.fromkeys(numbers, 1) | shown) else []",
+        ("daemon/search/test_index.py::test_only_the_present_result_of_the_present_version_is_found",),
+    ),
+    Mutant(
+        "search-exact",
+        "the search by meaning finds the ten nearest images also where many are nearly as near",
+        "stages/clip/nearest.py",
+        "float(top.values[-1]) + error < float(best.values[-1])",
+        "True",
+        ("stages/clip/test_nearest.py::test_the_best_are_those_of_a_comparison_with_all_in_full_precision",),
+    ),
+    Mutant(
+        "page-token",
+        "a change by the page needs the token",
+        "daemon/page/guard.py",
+        "if request.state.may_change or (self._reading_is_free and not changes):",
+        "if self._reading_is_free:",
+        ("daemon/page/test_page.py::test_a_change_needs_the_token_and_the_page_itself",),
+    ),
+    Mutant(
+        "page-forged",
+        "a change by cookie comes from the page itself",
+        "daemon/page/guard.py",
+        "if changes and not (is_from_page(request.headers) or _bearer(request.headers)):",
+        "if False:",
+        ("daemon/page/test_page.py::test_a_change_needs_the_token_and_the_page_itself",),
+    ),
+    Mutant(
+        "page-markup",
+        "a file's name or text never becomes markup",
+        "daemon/page/app.py",
+        "autoescape=True",
+        "autoescape=False",
+        ("daemon/page/test_page.py::test_names_and_texts_never_become_markup",),
+    ),
+    Mutant(
+        "page-picture",
+        "the page shows no other version of a file with a result",
+        "daemon/page/pictures.py",
+        "if not record.version.is_of(os.fstat(fd), moved=record.has_moved):",
+        "if False:",
+        (
+            "daemon/page/test_pictures.py::test_a_file_that_has_changed_since_is_not_shown_with_the_old_result",
+        ),
+    ),
+]
+
 # What other users may see and do
 
 PAGES = [
@@ -2126,6 +2189,6 @@ ALERTS = [
 ]
 
 MUTANTS = [
-    *(*DISK, *SOURCES, *STATES, *PROCESSES, *LEDGERS, *SINKS),
+    *(*DISK, *SOURCES, *STATES, *PROCESSES, *LEDGERS, *SINKS, *SEARCH),
     *(*STATIONS, *PAGES, *TUNING, *GPUS, *LOOKS, *ALERTS),
 ]
