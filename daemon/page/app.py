@@ -95,8 +95,10 @@ class Page:
             problem = str(error)
         hits = {hit.image: hit.score for hit in found.hits}
         records = await _in_thread(lambda: self._reader.find_numbers(list(hits)))
+        behind = await _in_thread(self._searcher.behind)
         values = {
             "asked": asked,
+            "behind": behind if behind > SHOWN else 0,
             "views": [view_of(record, hits[record.id]) for record in records],
             "following": address("/", **asked.values() | {"cursor": found.following})
             if found.following
