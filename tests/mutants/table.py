@@ -761,7 +761,7 @@ PROCESSES = [
         "ledger-watched",
         "a ledger that is deleted or replaced under the daemon ends it",
         "daemon/service.py",
-        "tasks.start_soon(guard, files, pipeline.ledger, self.config.pipeline.rescan_seconds)",
+        "tasks.start_soon(guard, files, pipeline.ledger, self._rescan_seconds)",
         "pass",
         (
             "faults/test_ledger_damage.py::test_a_running_daemon_notices_that_its_ledger_was_deleted_replaced_or_emptied",
@@ -1618,9 +1618,17 @@ PAGES = [
         "token",
         "without the token nothing is answered",
         "daemon/web/app.py",
-        "hmac.compare_digest(token.strip(), self._token)",
+        "hmac.compare_digest(token.strip(), wanted)",
         "True",
         ("faults/test_http.py::test_without_the_token_no_page_is_shown",),
+    ),
+    Mutant(
+        "reload-refused",
+        "a token that cannot be used is refused before anything else changes",
+        "daemon/config/reloading.py",
+        "first(config)",
+        "others.append(first)",
+        ("daemon/config/test_reloading.py::test_when_a_part_refuses_nothing_changes",),
     ),
     Mutant(
         "token-file-rights",
