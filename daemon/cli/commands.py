@@ -29,6 +29,7 @@ from daemon.cli.display import (
     printable,
     standard_output,
 )
+from daemon.cli.install import install, uninstall
 from daemon.cli.models import models_app, train_app, warm
 from daemon.cli.options import IMAGE_HELP, ConfigOption, JsonOption, find_config, flag, read_config
 from daemon.cli.prune import prune
@@ -321,6 +322,7 @@ PANELS: dict[str, tuple[Callable[..., None], ...]] = {
     "Maintain the ledger": (backup, verify, repair, prune),
     "Models and GPUs": (gpus, plan, tune, warm),
     "Try it out": (demo, samples, bench),
+    "Install it as a service": (install, uninstall),
 }
 for panel, commands in PANELS.items():
     for command in commands:

@@ -1750,8 +1750,8 @@ PAGES = [
         "tls-spoken",
         "with a certificate, nothing is answered without TLS",
         "daemon/web/app.py",
-        "Server(pages.public(http), listener, tls)",
-        "Server(pages.public(http), listener)",
+        "Server(pages.public(http, credentials), listener, credentials.tls)",
+        "Server(pages.public(http, credentials), listener)",
         ("faults/test_http.py::test_a_server_with_https_answers_no_plain_http",),
     ),
     Mutant(
