@@ -26,7 +26,7 @@ define CHECK_PYTHON
 endef
 
 .DEFAULT_GOAL := help
-.PHONY: help setup install demo test lint types faults mutants bench gpu-test gpu-bench gpu-models gpu-tune lock audit docs picture clean
+.PHONY: help setup install install-test wheel deb demo test lint types faults mutants bench gpu-test gpu-bench gpu-models gpu-tune lock audit docs picture clean
 
 help:  ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' Makefile
@@ -44,6 +44,16 @@ $(STAMP): requirements.lock pyproject.toml
 install:  ## install visiond as a system service, as root (INSTALL="--upgrade" for options; `visiond install --help`)
 	@$(CHECK_PYTHON)
 	@$(PYTHON) -m daemon.installing install $(INSTALL)
+
+wheel: $(STAMP)  ## make the wheel, in dist/
+	rm -f dist/visiond-*.whl
+	$(BIN)/uv build --quiet --wheel --no-build-isolation --out-dir dist .
+
+deb: wheel  ## make the Debian package, in dist/
+	$(BIN)/python deploy/debian/build.py dist/visiond-*.whl dist
+
+install-test: wheel  ## install the wheel with all packages into a throwaway tree, use it, remove it (two minutes, 7 GB of disk)
+	$(BIN)/python -m tests.deploy.complete dist/visiond-*.whl
 
 demo: $(STAMP)  ## process sample images and two photographs, and print a table of the results
 	$(BIN)/visiond demo

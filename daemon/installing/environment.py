@@ -43,6 +43,16 @@ def _list_pythons() -> Iterator[str]:
             yield f"{folder}/python3.{minor}"
 
 
+def _find_uv() -> Path | None:
+    """uv, if it is installed for the Python that runs this."""
+    try:
+        from uv import find_uv_bin
+
+        return Path(find_uv_bin())
+    except (ImportError, FileNotFoundError):
+        return None
+
+
 class Environment:
     """The environment for one version of visiond."""
 
@@ -67,13 +77,12 @@ class Environment:
         """Raises StepFailed, CalledProcessError, OSError."""
         python = find_python(self._places, self._wanted)
         self.folder.parent.mkdir(parents=True, exist_ok=True)
-        beside = Path(sys.prefix, "bin", "uv")  # this Python
-        has_uv = beside.is_file() and sys.prefix != sys.base_prefix
+        uv = _find_uv()
         # Not with --clear if it is in use: a daemon may run from it.
-        options = [*([] if self.is_in_use() else ["--clear"]), *(["--without-pip"] if has_uv else [])]
+        options = [*([] if self.is_in_use() else ["--clear"]), *(["--without-pip"] if uv else [])]
         run(python, "-m", "venv", *options, self.folder)
         lock = _write(self.folder / "requirements.lock", self._source.lock)
-        uv = beside if has_uv else self._add_uv(lock)
+        uv = uv or self._add_uv(lock)
         # What the user has set comes last, so it wins.
         environ = {"UV_CACHE_DIR": str(self._places.packages), "UV_LINK_MODE": "hardlink", **os.environ}
         # Bytecode, as the service may not write it: otherwise each process compiles everything again.

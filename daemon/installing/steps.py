@@ -70,7 +70,7 @@ def _report(steps: Sequence[Step], failed: int, reason: str, again: str) -> str:
     lines = [
         f"{steps[failed].what}: {reason}",
         f"Done: {names(steps[:failed])}.",
-        f"Not done: {names(steps[failed:])}.",
+        f"Not done: {names([step for step in steps[failed:] if not step.is_there()])}.",
     ]
     if steps[failed].by_hand:
         lines += [

@@ -70,7 +70,7 @@ def _save_ledgers(places: Places, units: Sequence[str], new: Path, before: Path)
 
 
 def _schema_of(environment: Path) -> str:
-    return run(environment / "bin" / "python", "-P", "-c", SCHEMA)
+    return run(environment / "bin" / "python", "-I", "-c", SCHEMA)
 
 
 def _state_of(config: Path) -> Path:

@@ -10,7 +10,7 @@ import shutil
 import subprocess
 import sys
 import sysconfig
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import pytest
@@ -52,13 +52,25 @@ class Machine:
     def __init__(self, process: int) -> None:
         self._process = process
 
+    def run(
+        self, *command: str, environment: Mapping[str, str] | None = None
+    ) -> subprocess.CompletedProcess[str]:
+        """Run a command in there."""
+        return subprocess.run(
+            ["nsenter", "-t", str(self._process), "-m", "-p", "-C", *command],
+            capture_output=True,
+            text=True,
+            timeout=2 * PATIENCE,
+            check=False,
+            env=environment,
+        )
+
     def systemctl(self, *arguments: str) -> str:
-        command = ["nsenter", "-t", str(self._process), "-m", "-p", "-C", "systemctl", *arguments]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=2 * PATIENCE, check=False)
+        done = self.run("systemctl", *arguments)
         return (done.stdout + done.stderr).strip()
 
-    def property(self, name: str) -> str:
-        return self.systemctl("show", "--value", "-p", name, "visiond")
+    def property(self, name: str, unit: str = "visiond") -> str:
+        return self.systemctl("show", "--value", "-p", name, unit)
 
 
 @contextlib.contextmanager

@@ -16,13 +16,16 @@ def main():
 """
 
 
-def make_wheel(folder: Path, version: str, *, program: str = "", status: int = 0) -> Path:
+def make_wheel(folder: Path, version: str, *, program: str = "", status: int = 0, schema: int = 1) -> Path:
     """A visiond of this version, whose command prints its version and ends with this status.
-    program: the command, in place of that."""
+    program: the command, in place of that. schema: of its ledger."""
     wheel = folder / f"visiond-{version}-py3-none-any.whl"
     about = f"visiond-{version}.dist-info"
     contents = {
         "standin.py": program or PROGRAM.format(version=version, status=status),
+        "daemon/__init__.py": "",
+        "daemon/ledger/__init__.py": "",
+        "daemon/ledger/schema.py": f"def newest():\n    return {schema}\n",
         f"{about}/METADATA": f"Metadata-Version: 2.1\nName: visiond\nVersion: {version}\n",
         f"{about}/WHEEL": "Wheel-Version: 1.0\nGenerator: test\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
         f"{about}/entry_points.txt": "[console_scripts]\nvisiond = standin:main\n",

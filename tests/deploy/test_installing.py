@@ -16,8 +16,8 @@ from daemon.cli.commands import app
 from daemon.errors import WrongArgument
 from daemon.installing import source
 from daemon.installing.__main__ import parser
-from daemon.installing.environment import go_back, in_use, switch
-from daemon.installing.parts import free_port
+from daemon.installing.environment import Environment, go_back, in_use, switch
+from daemon.installing.parts import Parts, free_port
 from daemon.installing.places import Places
 from daemon.installing.steps import Step, StepFailed, carry_out
 from daemon.installing.units import template_of
@@ -130,6 +130,21 @@ def test_several_daemons_have_configurations_folders_and_ports_of_their_own(tmp_
     for name in ("Scans", "../x", "a b", "daemon"):
         with pytest.raises(WrongArgument):
             Places(tmp_path, name)
+
+
+def test_an_existing_configuration_is_never_written(tmp_path: Path) -> None:
+    """Not even if somebody writes it after the step has looked for it."""
+    places = Places(tmp_path)
+    found = source.find_source(make_wheel(tmp_path, "0.0.1"), tmp_path)
+    [step] = [
+        s for s in Parts(places, found, Environment(places, found, "")).first() if "daemon.toml" in s.what
+    ]
+    places.config.parent.mkdir(parents=True)
+    places.config.write_text("mine")
+    assert step.is_there()
+    with pytest.raises(FileExistsError):
+        step.make()
+    assert places.config.read_text() == "mine"
 
 
 def test_the_template_unit_is_made_from_the_unit() -> None:

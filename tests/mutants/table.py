@@ -2152,7 +2152,55 @@ ALERTS = [
     ),
 ]
 
+# The installation
+
+INSTALLED = "deploy/test_installed_service.py::test_systemd_runs_what_is_installed_upgraded_and_brought_back"
+TREE = "deploy/test_installing.py::test_install_upgrade_and_uninstall_in_a_throwaway_tree"
+INSTALLATION = [
+    Mutant(
+        "upgrade-tried",
+        "a version that does not work is never switched to",
+        "daemon/installing/parts.py",
+        'yield Step("a trial of the new environment", self._environment.is_in_use, self._try)',
+        "pass",
+        (TREE,),
+    ),
+    Mutant(
+        "upgrade-undone",
+        "if a new version does not become ready, the old one runs again",
+        "daemon/installing/upgrade.py",
+        "go_back(places, before)",
+        "pass",
+        (INSTALLED,),
+    ),
+    Mutant(
+        "upgrade-ledger",
+        "going back restores the ledgers that the new version has migrated",
+        "daemon/installing/upgrade.py",
+        "_restore(ledger, copy)",
+        "pass",
+        (INSTALLED,),
+        within="upgrade",
+    ),
+    Mutant(
+        "install-keeps-configuration",
+        "an installation leaves the configuration as it is",
+        "daemon/installing/parts.py",
+        'places.config.open("x")',
+        'places.config.open("w")',
+        ("deploy/test_installing.py::test_an_existing_configuration_is_never_written",),
+    ),
+    Mutant(
+        "uninstall-keeps-images",
+        "an uninstallation keeps images and results",
+        "daemon/installing/plan.py",
+        "files += [places.accounts, places.command, places.program, places.environments]",
+        "files += [places.accounts, places.command, places.program, places.environments, places.images]",
+        (TREE,),
+    ),
+]
+
 MUTANTS = [
-    *(*DISK, *SOURCES, *STATES, *PROCESSES, *LEDGERS, *SINKS),
+    *(*DISK, *SOURCES, *STATES, *PROCESSES, *LEDGERS, *SINKS, *INSTALLATION),
     *(*STATIONS, *PAGES, *TUNING, *GPUS, *LOOKS, *ALERTS),
 ]
