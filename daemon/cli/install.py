@@ -44,9 +44,9 @@ def install(
     does the same.
 
     Examples:
-      sudo visiond install
-      sudo visiond install --upgrade
-      sudo visiond install --name scans
+      visiond install
+      visiond install --upgrade
+      visiond install --name scans
       visiond install --root /tmp/tree --dry-run
     """
     from daemon.installing import plan
@@ -61,8 +61,8 @@ def uninstall(root: RootOption = Path("/"), name: NameOption = "", dry_run: DryO
     they are. With --name only that daemon stops, and the program stays.
 
     Examples:
-      sudo visiond uninstall
-      sudo visiond uninstall --name scans
+      visiond uninstall
+      visiond uninstall --name scans
     """
     from daemon.installing import plan
 

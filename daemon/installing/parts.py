@@ -17,6 +17,7 @@ from daemon.installing.places import ACCOUNT, PORT, Places, name_of
 from daemon.installing.source import Source
 from daemon.installing.steps import Step, StepFailed
 
+COMMAND = "/opt/visiond/bin/visiond"  # on the installed machine
 UNITS = ("visiond.service", "visiond@.service")
 USERADD = (*("--system", "--user-group", "--home-dir", "/var/lib/visiond"), *("--shell", "/usr/sbin/nologin"))
 # The folders of images: with the setgid bit, new files and folders inherit the group.
@@ -45,6 +46,7 @@ class Parts:
             self._environment.is_complete,
             self._environment.make,
             [f"df -h {places.environments}"],
+            is_slow=True,
         )
         yield Step(f"the configuration {places.config}", places.config.exists, self._write_config)
         yield Step(
@@ -58,7 +60,8 @@ class Parts:
             self._write_units,
         )
         yield Step(f"the command {places.command}", self._has_command, self._link_command)
-        yield Step("a trial of the new environment", self._environment.is_in_use, self._try)
+        trial = "a trial of the new environment"
+        yield Step(trial, self._environment.is_in_use, self._try, is_slow=True)
 
     def last(self, *, start: bool) -> Iterator[Step]:
         """Put it to use."""
@@ -86,6 +89,7 @@ class Parts:
                 lambda: service.is_active(unit),
                 lambda: service.start(unit),
                 [f"systemctl start {unit}", f"journalctl -u {unit} -n 50 -o cat"],
+                is_slow=True,
             )
 
     # Files
@@ -121,7 +125,7 @@ class Parts:
 
     def _link_command(self) -> None:
         self._places.command.parent.mkdir(parents=True, exist_ok=True)
-        self._places.command.symlink_to("/opt/visiond/bin/visiond")
+        self._places.command.symlink_to(COMMAND)
 
     # Account and folders
 

@@ -13,7 +13,7 @@ from daemon.hints import command
 from daemon.installing import service
 from daemon.installing.commands import run
 from daemon.installing.environment import Environment, in_use, remove_others
-from daemon.installing.parts import UNITS, Parts
+from daemon.installing.parts import COMMAND, UNITS, Parts
 from daemon.installing.places import ACCOUNT, Places, name_of
 from daemon.installing.source import find_source
 from daemon.installing.steps import Step, StepFailed, carry_out, say
@@ -84,8 +84,8 @@ def uninstall(wish: Wish) -> None:
     steps += [_remove(_wanted(places, unit), f"no start of {unit} at boot") for unit in units]
     if not places.name:
         files = [places.units / name for name in UNITS]
-        files += [places.accounts, places.command, places.program, places.environments]
-        steps += [_remove(path, f"no {path}") for path in files]
+        files += [places.accounts, places.program, places.environments]
+        steps += [_remove(path, f"no {path}") for path in [*_list_own_command(places), *files]]
     if booted:
         steps.append(
             Step("systemd reads the units again", lambda: False, lambda: run("systemctl", "daemon-reload"))
@@ -109,14 +109,14 @@ def _want_root(wish: Wish) -> None:
 def _known_units(places: Places) -> Iterator[str]:
     """The units of this tree: the first daemon's, and those that start at boot or run."""
     yield Places(places.root).unit
-    yield from (path.name for path in _wanted(places, "").parent.glob("visiond@*.service"))
+    yield from (path.name for path in _wanted(places, "visiond").parent.glob("visiond@*.service"))
     if service.is_booted(places):
         yield from (unit for unit in service.active_units() if "@" in unit)
 
 
 def _wanted(places: Places, unit: str) -> Path:
     """The link by which systemd starts a unit at boot."""
-    return places.units / "multi-user.target.wants" / (unit or "none")
+    return places.units / "multi-user.target.wants" / unit
 
 
 def _stop(unit: str) -> Step:
@@ -128,6 +128,12 @@ def _stop(unit: str) -> Step:
     )
 
 
+def _list_own_command(places: Places) -> list[Path]:
+    """The link to the command, unless it is somebody else's."""
+    is_ours = places.command.is_symlink() and os.readlink(places.command) == COMMAND
+    return [places.command] if is_ours else []
+
+
 def _remove(path: Path, what: str) -> Step:
     def remove() -> None:
         if path.is_dir() and not path.is_symlink():
@@ -135,7 +141,7 @@ def _remove(path: Path, what: str) -> Step:
         else:
             path.unlink()
 
-    return Step(what, lambda: not os.path.lexists(path), remove, [f"rm -rf {path}"])
+    return Step(what, lambda: not os.path.lexists(path), remove, [f"rm -rf {path}"], is_slow=path.is_dir())
 
 
 def _list_data(places: Places) -> list[Path]:

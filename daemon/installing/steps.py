@@ -22,12 +22,13 @@ class StepFailed(VisiondError):
 @dataclass(frozen=True)
 class Step:
     """what: a noun, such as "the account visiond". make: raises StepFailed, OSError or CalledProcessError.
-    by_hand: commands that do the same, or that help when it fails."""
+    by_hand: commands that do the same, or that help when it fails. is_slow: people wait for it."""
 
     what: str
     is_there: Callable[[], bool]
     make: Callable[[], object]
     by_hand: Sequence[str] = ()
+    is_slow: bool = False
 
 
 def carry_out(steps: Sequence[Step], *, dry_run: bool = False, again: str = "") -> None:
@@ -35,12 +36,13 @@ def carry_out(steps: Sequence[Step], *, dry_run: bool = False, again: str = "") 
     Raises StepFailed with what is done, what is not, and what to type."""
     for number, step in enumerate(steps):
         if step.is_there():
-            say(f"is there  {step.what}")
+            say(f"is so     {step.what}")
             continue
         if dry_run:
             say(f"to do     {step.what}", *step.by_hand)
             continue
-        say(f"…         {step.what}")
+        if step.is_slow:
+            say(f"…         {step.what}")
         started = time.monotonic()
         try:
             step.make()

@@ -76,7 +76,7 @@ def test_install_upgrade_and_uninstall_in_a_throwaway_tree(tmp_path: Path) -> No
     config.write_text('[log]\nlevel = "debug"\n')
     before = listing(tree)
     again = command("install", *options, first)
-    assert [line.split("  ")[0] for line in again.stdout.splitlines()[1:9]] == ["is there"] * 8
+    assert [line.split("  ")[0] for line in again.stdout.splitlines()[1:9]] == ["is so"] * 8
     assert (listing(tree), config.read_text()) == (before, '[log]\nlevel = "debug"\n')
 
     # another version only replaces it if that is asked for, and works
