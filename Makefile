@@ -29,7 +29,7 @@ endef
 .PHONY: help setup install install-test wheel deb demo test lint types faults mutants bench gpu-test gpu-bench gpu-models gpu-tune lock audit docs picture clean
 
 help:  ## show this list
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' Makefile
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' Makefile
 
 setup: $(STAMP)  ## install everything into .venv
 
@@ -43,7 +43,7 @@ $(STAMP): requirements.lock pyproject.toml
 
 install:  ## install visiond as a system service, as root (INSTALL="--upgrade" for options; `visiond install --help`)
 	@$(CHECK_PYTHON)
-	@$(PYTHON) -m daemon.installing install $(INSTALL)
+	@PYTHONDONTWRITEBYTECODE=1 $(PYTHON) -m daemon.installing install $(INSTALL)
 
 wheel: $(STAMP)  ## make the wheel, in dist/
 	rm -f dist/visiond-*.whl
