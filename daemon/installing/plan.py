@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import tempfile
@@ -18,6 +19,7 @@ from daemon.installing.places import ACCOUNT, Places, name_of
 from daemon.installing.source import find_source
 from daemon.installing.steps import Step, StepFailed, carry_out, say
 from daemon.installing.upgrade import upgrade
+from stages.processes import locked_folder
 
 
 @dataclass(frozen=True)
@@ -35,7 +37,7 @@ class Wish:
 
     @property
     def places(self) -> Places:
-        return Places(self.root.absolute(), self.name)
+        return Places(self.root.resolve(), self.name)
 
     def command(self, *words: str) -> str:
         """A command for the same tree and daemon."""
@@ -49,7 +51,7 @@ def install(wish: Wish) -> None:
     """Raises StepFailed, WrongArgument."""
     places = wish.places
     _want_root(wish)
-    with tempfile.TemporaryDirectory(prefix="visiond-install-") as scratch:
+    with _alone(wish), tempfile.TemporaryDirectory(prefix="visiond-install-") as scratch:
         source = find_source(wish.wheel, Path(scratch))
         environment = Environment(places, source, wish.python)
         parts, before = Parts(places, source, environment), in_use(places)
@@ -68,9 +70,9 @@ def install(wish: Wish) -> None:
             return
         if before and is_other:
             upgrade(places, environment.folder, before)
+            remove_others(places, environment.folder, before)
         carry_out([*parts.last(start=wish.start)], again=again)
-        remove_others(places, environment.folder, before)
-    _say_what_now(places, start=wish.start)
+    _say_what_now(wish)
 
 
 def uninstall(wish: Wish) -> None:
@@ -90,7 +92,8 @@ def uninstall(wish: Wish) -> None:
         steps.append(
             Step("systemd reads the units again", lambda: False, lambda: run("systemctl", "daemon-reload"))
         )
-    carry_out(steps, dry_run=wish.dry_run, again=wish.command("uninstall"))
+    with _alone(wish):
+        carry_out(steps, dry_run=wish.dry_run, again=wish.command("uninstall"))
     kept = [path for unit in units for path in _list_data(Places(places.root, name_of(unit)))]
     say(
         "These stay:",
@@ -104,6 +107,21 @@ def uninstall(wish: Wish) -> None:
 def _want_root(wish: Wish) -> None:
     if wish.places.is_system and os.geteuid() and not wish.dry_run:
         raise StepFailed("only root can do this; use sudo, or --root FOLDER for a tree of your own")
+
+
+@contextlib.contextmanager
+def _alone(wish: Wish) -> Iterator[None]:
+    """Nobody else installs into this tree meanwhile. Raises StepFailed."""
+    environments = wish.places.environments
+    if wish.dry_run:
+        yield
+        return
+    environments.mkdir(parents=True, exist_ok=True)
+    try:
+        with locked_folder(environments):
+            yield
+    except BlockingIOError as error:
+        raise StepFailed(f"another installation works in {environments}; wait until it has ended") from error
 
 
 def _known_units(places: Places) -> Iterator[str]:
@@ -151,8 +169,9 @@ def _list_data(places: Places) -> list[Path]:
     return [path for path in data if path.exists()]
 
 
-def _say_what_now(places: Places, *, start: bool) -> None:
-    if service.is_booted(places) and start:
+def _say_what_now(wish: Wish) -> None:
+    places = wish.places
+    if service.is_booted(places) and wish.start:
         then = f"systemctl status {places.unit}"
     elif places.is_system:
         then = f"/opt/visiond/bin/visiond run --config {places.config}   # as the user {ACCOUNT}"
@@ -163,5 +182,5 @@ def _say_what_now(places: Places, *, start: bool) -> None:
         f"drop images into {places.images / 'inbox'} (users join the group {ACCOUNT}: usermod -aG {ACCOUNT} alice)",
         f"settings:       {places.config}",
         f"see it work:    {then}",
-        "to remove it:   visiond uninstall",
+        f"to remove it:   {wish.command('uninstall')}",
     )

@@ -46,7 +46,7 @@ def carry_out(steps: Sequence[Step], *, dry_run: bool = False, again: str = "") 
         started = time.monotonic()
         try:
             step.make()
-        except (OSError, subprocess.SubprocessError, StepFailed) as error:
+        except (OSError, subprocess.SubprocessError, StepFailed, KeyboardInterrupt) as error:
             raise StepFailed(_report(steps, number, _reason(error), again)) from error
         seconds = time.monotonic() - started
         say(f"done      {step.what}" + (f", in {seconds:.0f} s" if seconds > QUICK_SECONDS else ""))
@@ -57,12 +57,12 @@ def say(*lines: str) -> None:
     print(*lines, sep="\n          ", flush=True)
 
 
-def _reason(error: Exception) -> str:
+def _reason(error: BaseException) -> str:
     if isinstance(error, subprocess.CalledProcessError):
         said = [line for line in f"{error.stdout or ''}{error.stderr or ''}".splitlines() if line.strip()]
         command = " ".join(map(str, error.cmd))
         return "\n".join([f"`{command}` ended with status {error.returncode}:", *said[-12:]])
-    return str(error)
+    return str(error) or "interrupted"
 
 
 def _report(steps: Sequence[Step], failed: int, reason: str, again: str) -> str:

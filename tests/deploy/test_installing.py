@@ -21,6 +21,7 @@ from daemon.installing.parts import Parts, free_port
 from daemon.installing.places import Places
 from daemon.installing.steps import Step, StepFailed, carry_out
 from daemon.installing.units import template_of
+from stages.processes import locked_folder
 from tests.daemon_process import PATIENCE
 from tests.deploy.standin import make_wheel
 
@@ -93,6 +94,8 @@ def test_install_upgrade_and_uninstall_in_a_throwaway_tree(tmp_path: Path) -> No
     assert program_says(tree) == "visiond 0.0.2 --version\n"
     names = [name.partition("-")[0] for name in os.listdir(tree / "opt/visiond-environments")]
     assert sorted(names) == ["0.0.1", "0.0.2", "cache"], "the one before stays, the others go"
+    with locked_folder(tree / "opt/visiond-environments"):
+        assert "another installation works" in command("install", *options, second).stderr
 
     # gone, but not the data
     (images / "inbox" / "a.jpg").touch()
