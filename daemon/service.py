@@ -111,7 +111,7 @@ class Service:
             self.pipeline = pipeline
             with signals.listening() as orders:
                 async with anyio.create_task_group() as tasks:
-                    tasks.start_soon(self._obey, orders, pipeline, status)
+                    tasks.start_soon(self._obey, tasks, orders, pipeline, status)
                     tasks.start_soon(self._load_models, tasks, pipeline)
                     tasks.start_soon(self._report, pipeline, status)
                     files = OpenFiles(pipeline.ledger.path)
@@ -267,12 +267,18 @@ class Service:
         workers = sum(len(lane.workers) for state in pipeline.states() for lane in state.lanes)
         log.info("ready", workers=workers, once=self.once, pages=self.url)
 
-    async def _obey(self, orders: asyncio.Queue[signal.Signals], pipeline: Pipeline, status: Status) -> None:
+    async def _obey(
+        self,
+        tasks: anyio.abc.TaskGroup,
+        orders: asyncio.Queue[signal.Signals],
+        pipeline: Pipeline,
+        status: Status,
+    ) -> None:
         """The first signal drains. The second one, or the end of drain_seconds, stops at once.
         A SIGHUP does not drain but reloads, unless it comes from a terminal."""
         while (order := await orders.get()) == signal.SIGHUP and signals.is_reload(once=self.once):
             assert status.reloading is not None
-            await status.reloading.reload()
+            tasks.start_soon(status.reloading.reload)  # the file's disk may hang, and a stop must not wait
         self.stopped_by = order
         log.info("draining", signal=order.name, in_flight=len(pipeline.in_flight))
         self.notifier.stopping()

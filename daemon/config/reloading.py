@@ -68,7 +68,8 @@ class Reloading:
         """Never raises: a configuration with problems changes nothing."""
         async with self._one_at_a_time:
             try:
-                config, done = take_over(self.config, await to_thread.run_sync(self._read))
+                found = await to_thread.run_sync(self._read, abandon_on_cancel=True)
+                config, done = take_over(self.config, found)
                 first, *others = self._parts
                 first(config)
             except ConfigError as error:

@@ -120,6 +120,17 @@ def test_a_sighup_changes_what_can_change_names_the_rest_and_refuses_errors(tmp_
     place.assert_kept(DONE=2)
 
 
+def test_a_configuration_that_cannot_be_read_to_its_end_delays_no_stop(tmp_path: Path) -> None:
+    place = Place(tmp_path)
+    with Daemon(place) as daemon:
+        place.config.unlink()
+        os.mkfifo(place.config)
+        daemon.signal(signal.SIGHUP)
+        writer = os.open(place.config, os.O_WRONLY)  # returns when the daemon has opened it, and waits
+        assert daemon.stop(20.0) == 0
+        os.close(writer)
+
+
 def test_the_stations_log_at_the_new_level_too(tmp_path: Path) -> None:
     place = Place(tmp_path, {"pipeline": {"stations": 2, "workers_per_device": 2}, "log": {"level": "error"}})
     with Daemon(place) as daemon:
