@@ -25,9 +25,12 @@ TARGETS = ("basic", "sysinit", "shutdown", "network", "remote-fs", "multi-user",
 BOOT = """
 set -e
 umount -R /sys/fs/cgroup && mount -t cgroup2 cgroup2 /sys/fs/cgroup
-for folder in /run /opt /srv /var/lib; do mount -t tmpfs tmpfs $folder; done
-mkdir -p /run/upper /run/work /opt/python /opt/packages /opt/source /opt/visiond/bin /srv/visiond
-mount -t overlay overlay -o lowerdir=/etc,upperdir=/run/upper,workdir=/run/work /etc
+for folder in /run /opt /srv /var/lib /var/cache /var/tmp; do mount -t tmpfs tmpfs $folder; done
+mkdir -p /opt/python /opt/packages /opt/source /opt/visiond/bin /srv/visiond
+for folder in /etc /usr/local/bin; do
+    mkdir -p /run/upper$folder /run/work$folder
+    mount -t overlay overlay -o lowerdir=$folder,upperdir=/run/upper$folder,workdir=/run/work$folder $folder
+done
 mount --bind {prefix} /opt/python
 mount --bind {packages} /opt/packages
 mount --bind {source} /opt/source
