@@ -6,7 +6,7 @@ LEAST_PYTHON := 3.11
 TEST_SECONDS := 3600
 BIN := .venv/bin
 STAMP := .venv/.installed
-UV := 0.13.8
+UV := 0.13.9
 AUDIT := pip-audit@2.10.1
 
 # Keep bytecode even if the environment disables it: otherwise each of the tests' thousand processes compiles everything that it
@@ -26,10 +26,10 @@ define CHECK_PYTHON
 endef
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test lint types faults mutants bench gpu-test gpu-bench gpu-models gpu-tune lock audit docs picture clean
+.PHONY: help setup install install-test wheel deb demo test lint types faults mutants bench gpu-test gpu-bench gpu-models gpu-tune lock audit docs picture clean
 
 help:  ## show this list
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' Makefile
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' Makefile
 
 setup: $(STAMP)  ## install everything into .venv
 
@@ -40,6 +40,20 @@ $(STAMP): requirements.lock pyproject.toml
 	$(BIN)/uv pip install --quiet --python $(BIN)/python --require-hashes --requirements requirements.lock
 	$(BIN)/uv pip install --quiet --python $(BIN)/python --no-deps --no-build-isolation --editable .
 	touch $@
+
+install:  ## install visiond as a system service, as root (INSTALL="--upgrade" for options; `visiond install --help`)
+	@$(CHECK_PYTHON)
+	@PYTHONDONTWRITEBYTECODE=1 $(PYTHON) -m daemon.installing install $(INSTALL)
+
+wheel: $(STAMP)  ## make the wheel, in dist/
+	rm -f dist/visiond-*.whl
+	$(BIN)/uv build --quiet --wheel --no-build-isolation --out-dir dist .
+
+deb: wheel  ## make the Debian package, in dist/
+	$(BIN)/python deploy/debian/build.py dist/visiond-*.whl dist
+
+install-test: wheel  ## install the wheel with all packages into a throwaway tree, use it, remove it (two minutes, 7 GB of disk)
+	$(BIN)/python -m tests.deploy.complete dist/visiond-*.whl
 
 demo: $(STAMP)  ## process sample images and two photographs, and print a table; KEEP=1: then serve the page
 	$(BIN)/visiond demo$(if $(KEEP), --keep)
@@ -91,6 +105,7 @@ docs: $(STAMP)  ## generate the configuration reference, daemon.toml, the sideca
 	$(BIN)/python -m daemon.sidecar > docs/sidecar.schema.json
 	$(BIN)/python deploy/grafana/dashboard.py > deploy/grafana/visiond.json
 	$(BIN)/python deploy/prometheus/reference.py > docs/metrics.md
+	$(BIN)/python -m daemon.installing.units deploy/systemd/visiond.service > deploy/systemd/visiond@.service
 
 picture: $(STAMP)  ## draw the README's picture, docs/example.png, from a run of the demo
 	$(BIN)/visiond demo

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from daemon.config.loading import Config
+from daemon.config.reloading import Reloaded
 from daemon.errors import (
     LedgerDamaged,
     LedgerUnusable,
@@ -49,10 +50,15 @@ CHUNK = 10_000  # images named in one request
 
 
 def run(
-    config: Config, *, once: bool = False, limit: int = 0, show: Callable[[Snapshot], None] | None = None
+    config: Config,
+    *,
+    once: bool = False,
+    limit: int = 0,
+    show: Callable[[Snapshot], None] | None = None,
+    read: Callable[[], Config] | None = None,
 ) -> Counter[JobStatus]:
-    """Run the daemon; returns the number of images by status, PENDING included. Raises VisiondError;
-    AlreadyRunning before it does anything."""
+    """Run the daemon; returns the number of images by status, PENDING included. read: reads the configuration
+    again, for a reload. Raises VisiondError; AlreadyRunning before it does anything."""
     from daemon.inbox.absence import check_inboxes
 
     is_first = not config.state.path.exists()
@@ -77,7 +83,9 @@ def run(
             catch()
             if not is_first:
                 check_inboxes(config)
-            work = partial(run_service, config, once=once, limit=limit, show=show, ends_process=True)
+            work = partial(
+                run_service, config, once=once, limit=limit, show=show, ends_process=True, read=read
+            )
             with lock_outputs(config):
                 return anyio.run(work, backend_options={"use_uvloop": True})
 
@@ -260,6 +268,11 @@ def prune(config: Config, before: float) -> Amounts:
 
         with lock_state(config.state.path), contextlib.closing(Ledger(config.state.path / LEDGER)) as ledger:
             return anyio.run(pruning.prune, ledger, before)
+
+
+def reload(config: Config) -> Reloaded:
+    """Let the running daemon read its configuration again. Raises NotRunning."""
+    return msgspec.convert(ask(config.state.path / CONTROL, "POST", "/reload"), Reloaded)
 
 
 def ask(control: Path, method: str, path: str, body: object = None) -> Any:

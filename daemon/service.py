@@ -9,7 +9,7 @@ import signal
 import threading
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import AsyncIterator, Callable
 from functools import partial
 
 import anyio
@@ -17,6 +17,7 @@ import structlog
 from anyio import to_thread
 
 from daemon.config.loading import Config
+from daemon.config.reloading import Apply, Reloading
 from daemon.errors import (
     InboxUnreadable,
     InboxUnwritable,
@@ -30,38 +31,37 @@ from daemon.hints import command, quantity
 from daemon.inbox.names import check_names
 from daemon.inbox.walk import count_unread
 from daemon.inbox.watcher import Watcher
-from daemon.jobs import JobStatus, Outdated
+from daemon.jobs import JobStatus
 from daemon.layout import Layout, digest_settings, judge_of
 from daemon.ledger import looks
 from daemon.ledger.files import describe_lost_ledger
 from daemon.ledger.ledger import Ledger
 from daemon.ledger.records import Reader
-from daemon.looks.planning import Plan, lay_out
+from daemon.looks.announcing import announce, warn_of_outdated
+from daemon.looks.planning import lay_out
 from daemon.looks.running import open_looks
 from daemon.monitoring.counts import Counts
 from daemon.monitoring.disks import Disks, list_written_folders
 from daemon.monitoring.metrics import Metrics
-from daemon.monitoring.notices import list_notices
 from daemon.monitoring.snapshot import Snapshot
 from daemon.pipeline import Pipeline
 from daemon.results.destinations import Destination
 from daemon.results.judge import LONGEST_PAUSE_SECONDS
 from daemon.results.outbox import Outbox
 from daemon.results.sinks import open_sinks
-from daemon.state import CONTROL, KERNELS, LEDGER
+from daemon.state import KERNELS, LEDGER
 from daemon.stations.opening import open_stations
 from daemon.system import lines, signals
 from daemon.system.children import END_SECONDS, descendants, is_ending
+from daemon.system.log import set_up as set_up_log
 from daemon.system.retry import Hurried, Retry
 from daemon.system.systemd import Notifier
 from daemon.upkeep.guard import OpenFiles, guard
 from daemon.upkeep.schedule import Upkeep
-from daemon.web.app import serve
+from daemon.web.app import Credentials, serve
 from daemon.web.keeper import keep_page
 from daemon.web.status import Status
 from daemon.workers.kernels import compile_for_workers
-from stages.registry import PROBLEMS
-from stages.weights.layouts import describe_words
 
 log = structlog.get_logger()
 
@@ -80,12 +80,21 @@ class Service:
     """One run of the daemon, in a state folder that it has locked."""
 
     def __init__(
-        self, config: Config, *, once: bool = False, limit: int = 0, show: Show | None = None
+        self,
+        config: Config,
+        *,
+        once: bool = False,
+        limit: int = 0,
+        show: Show | None = None,
+        read: Callable[[], Config] | None = None,
     ) -> None:
+        """read: reads the configuration again; raises ConfigError."""
         self.config = config
         self.once = once
         self.limit = limit  # images, with once; 0: all
         self.show = show
+        self._read = read or (lambda: config)
+        self._credentials = Credentials()
         self.loaded = False  # whether the models are
         self.stopped_by = 0  # the signal
         self.pipeline: Pipeline | None = None  # set once it is open
@@ -97,19 +106,19 @@ class Service:
         self.notifier = Notifier()
 
     async def run(self) -> None:
-        """Start up, work until SIGTERM, SIGINT or SIGHUP (with once: until all is done), shut down.
+        """Start up, work until a signal to stop (with once: until all is done), shut down.
         Raises VisiondError."""
         async with self._open() as (pipeline, status):
             self.pipeline = pipeline
             with signals.listening() as orders:
                 async with anyio.create_task_group() as tasks:
-                    tasks.start_soon(self._obey, orders, pipeline, status)
+                    tasks.start_soon(self._obey, tasks, orders, pipeline, status)
                     tasks.start_soon(self._load_models, tasks, pipeline)
                     tasks.start_soon(self._report, pipeline, status)
                     if not self.once:
                         tasks.start_soon(keep_page, self.config)
                     files = OpenFiles(pipeline.ledger.path)
-                    tasks.start_soon(guard, files, pipeline.ledger, self.config.pipeline.rescan_seconds)
+                    tasks.start_soon(guard, files, pipeline.ledger, self._rescan_seconds)
                     if status.upkeep:
                         tasks.start_soon(partial(status.upkeep.run, scheduled=not self.once))
                     # It admits and reads files while the models load.
@@ -169,8 +178,7 @@ class Service:
         with contextlib.ExitStack() as stack:
             layout, plans = await to_thread.run_sync(lay_out, config)
             self._layouts = [layout, *(plan.layout for plan in plans)]
-            announce(layout)
-            announce_looks(plans)
+            announce(layout, plans)
             if warning := await to_thread.run_sync(describe_lost_ledger, config):
                 log.warning(warning)
             ledger = Ledger(config.state.path / LEDGER, metrics.commit_seconds.observe)
@@ -220,10 +228,33 @@ class Service:
             settings = await to_thread.run_sync(digest_settings, config, layout.specs)
             status = Status(pipeline, ledger, metrics, layout.notices(), upkeep, settings, count_outdated)
             status.disks = Disks(list_written_folders(config))
+            status.reloading = Reloading(config, self._read, self._list_parts(pipeline, upkeep))
             async with serve(
-                config, status, metrics, ledger, config.state.path / CONTROL, pages_matter=not self.once
+                config, status, metrics, ledger, self._credentials, pages_matter=not self.once
             ) as self.url:
                 yield pipeline, status
+
+    def _rescan_seconds(self) -> float:
+        return self.config.pipeline.rescan_seconds
+
+    def _list_parts(self, pipeline: Pipeline, upkeep: Upkeep) -> list[Apply]:
+        """What gets the new settings after a reload."""
+
+        def read_credentials(config: Config) -> None:
+            if config.http.listen:
+                self._credentials.read(config.http)
+
+        def apply(config: Config) -> None:
+            self.config = config
+            set_up_log(config.log.level, config.log.format)
+            for station in pipeline.stations:
+                station.log_at(config.log.level)
+            for look in pipeline.looks:
+                [rate] = [t.images_per_second for t in config.second_look if t.name == look.desk.name]
+                look.desk.limit(rate)
+            pipeline.watcher.configure(config.inbox, config.pipeline.rescan_seconds)
+
+        return [read_credentials, apply, upkeep.configure]
 
     async def _load_models(self, tasks: anyio.abc.TaskGroup, pipeline: Pipeline) -> None:
         """Start all workers at once, and report READY when all have loaded their models."""
@@ -239,9 +270,18 @@ class Service:
         workers = sum(len(lane.workers) for state in pipeline.states() for lane in state.lanes)
         log.info("ready", workers=workers, once=self.once, pages=self.url)
 
-    async def _obey(self, orders: asyncio.Queue[signal.Signals], pipeline: Pipeline, status: Status) -> None:
-        """The first signal drains. The second one, or the end of drain_seconds, stops at once."""
-        order = await orders.get()
+    async def _obey(
+        self,
+        tasks: anyio.abc.TaskGroup,
+        orders: asyncio.Queue[signal.Signals],
+        pipeline: Pipeline,
+        status: Status,
+    ) -> None:
+        """The first signal drains. The second one, or the end of drain_seconds, stops at once.
+        A SIGHUP does not drain but reloads, unless it comes from a terminal."""
+        while (order := await orders.get()) == signal.SIGHUP and signals.is_reload(once=self.once):
+            assert status.reloading is not None
+            tasks.start_soon(status.reloading.reload)  # the file's disk may hang, and a stop must not wait
         self.stopped_by = order
         log.info("draining", signal=order.name, in_flight=len(pipeline.in_flight))
         self.notifier.stopping()
@@ -310,14 +350,16 @@ async def run_service(
     limit: int = 0,
     show: Show | None = None,
     ends_process: bool = False,
+    read: Callable[[], Config] | None = None,
 ) -> Counter[JobStatus]:
     """Run the daemon. Returns the number of images that reached each state in this run,
     and of those that are PENDING.
 
     ends_process: after an error the process ends soon, even if a thread of it hangs, as one of a sink on
-    a dead mount. Raises VisiondError; errors are taken out of the groups that task groups put them in.
+    a dead mount. read: reads the configuration again.
+    Raises VisiondError; errors are taken out of the groups that task groups put them in.
     """
-    service = Service(config, once=once, limit=limit, show=show)
+    service = Service(config, once=once, limit=limit, show=show, read=read)
     try:
         await _run_to_its_end(service)
     except Exception as error:
@@ -352,38 +394,3 @@ def warn_of_sinks(pipeline: Pipeline) -> None:
     """Log which sinks lack records at the end."""
     for problem in pipeline.outbox.problems():
         log.warning("stopped before a sink had all records; the next start delivers the rest", why=problem)
-
-
-def announce(layout: Layout) -> None:
-    """Log what runs where, and what a user should know about the models and plug-ins."""
-    segments = [list(segment.stages) for segment in layout.placement.segments]
-    log.info("placement", segments=segments, why=layout.placement.why)
-    if near := layout.cores.describe():
-        log.info("workers run on the cores of their GPU's NUMA node", cores=near)
-    for line in list_notices(layout.notices().items()):
-        log.warning("models have a notice", notice=line)
-    for words in filter(None, map(describe_words, layout.specs.values())):
-        log.warning(words)
-    for library, license_ in layout.licenses().items():
-        log.info("a library has a license with conditions", library=library, license=license_)
-    for problem in PROBLEMS.values():
-        log.warning(problem)
-
-
-def announce_looks(plans: Iterable[Plan]) -> None:
-    """Log what each second look does."""
-    for plan in plans:
-        log.info(plan.segment.name, what=plan.describe())
-        if words := describe_words(plan.spec, plan.name):
-            log.warning(words)
-
-
-def warn_of_outdated(outdated: Outdated) -> None:
-    """Log how many files have results that this configuration would not make."""
-    if outdated:
-        log.warning(
-            f"{'files' if outdated.files else 'some files may'} have results of earlier models or options",
-            files=outdated.files,
-            at_least=outdated.at_least,
-            fix=command("redo", "--stale"),
-        )

@@ -377,6 +377,19 @@ def with_pauses(folder: Path, seconds: Mapping[str, float]) -> dict[str, str]:
     return {"PYTHONPATH": str(site)}
 
 
+# A command that replaces itself by its arguments, with a terminal of its own as the controlling one.
+ON_A_TERMINAL = [
+    sys.executable,
+    "-c",
+    "import fcntl, os, sys, termios\n"
+    "os.getsid(0) == os.getpid() or os.setsid()\n"
+    "ours, its = os.openpty()\n"
+    "os.set_inheritable(ours, True)\n"
+    "fcntl.ioctl(its, termios.TIOCSCTTY, 0)\n"
+    "os.execvp(sys.argv[1], sys.argv[1:])",
+]
+
+
 class Daemon:
     """`visiond run` at a place, from its start to its end. At
     the end of the context none of its processes may be left."""

@@ -29,6 +29,7 @@ from daemon.cli.display import (
     printable,
     standard_output,
 )
+from daemon.cli.install import install, uninstall
 from daemon.cli.looking import follow, page, search
 from daemon.cli.models import models_app, train_app, warm
 from daemon.cli.options import IMAGE_HELP, ConfigOption, JsonOption, find_config, flag, read_config
@@ -157,6 +158,31 @@ def redo(
     daemon = control.find_snapshot(settings) if stale and choice.ids else None
     if daemon and daemon.settings_digest not in ("", choice.settings_digest):
         print_older_settings()
+
+
+def reload(config: ConfigOption = None, as_json: JsonOption = False) -> None:
+    """Let the running daemon read its configuration again.
+
+    What can change live changes at once; the other changed settings are listed
+    and wait for a restart. A configuration with problems changes nothing, and
+    exits with 78. `systemctl reload visiond` does the same.
+
+    Examples:
+      visiond reload
+      visiond reload --config /etc/visiond/daemon.toml
+    """
+    from daemon import control
+
+    settings = read_config(config)  # its problems are found here, before the daemon is asked
+    done = control.reload(settings)
+    if done.problems:
+        raise ConfigError(done.problems)
+    if as_json:
+        print_json(done)
+    else:
+        print(f"Changed: {', '.join(done.changed) or 'nothing'}.")
+        if done.waiting:
+            print(f"Restart the daemon for these: {', '.join(done.waiting)}.")
 
 
 def gpus(as_json: JsonOption = False) -> None:
@@ -293,11 +319,12 @@ def demo(
 
 
 PANELS: dict[str, tuple[Callable[..., None], ...]] = {
-    "Process images": (run, check, retry, redo),
+    "Process images": (run, reload, check, retry, redo),
     "Look at results": (status, list_images, search, page, follow, show, export),
     "Maintain the ledger": (backup, verify, repair, prune),
     "Models and GPUs": (gpus, plan, tune, warm),
     "Try it out": (demo, samples, bench),
+    "Install it as a service": (install, uninstall),
 }
 for panel, commands in PANELS.items():
     for command in commands:

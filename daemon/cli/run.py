@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Annotated
 
 import typer
@@ -35,7 +36,8 @@ def run(
 
     On SIGTERM, Ctrl-C or a closed terminal it finishes the images in flight
     and stops. `run --once` then exits with 128 + the signal's number (130 for
-    Ctrl-C, 143 for SIGTERM) if images are left.
+    Ctrl-C, 143 for SIGTERM) if images are left. Without a terminal, as under
+    systemd, SIGHUP is a reload: see `visiond reload`.
 
     Examples:
       visiond run
@@ -52,7 +54,11 @@ def run(
     with Progress("images", shown=once) as progress:
         try:
             outcomes = control.run(
-                settings, once=once, limit=limit or 0, show=progress.show if once else None
+                settings,
+                once=once,
+                limit=limit or 0,
+                show=progress.show if once else None,
+                read=partial(read_config, config),
             )
         except Incomplete as error:
             outcomes, shortfall = error.outcomes, error

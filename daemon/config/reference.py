@@ -16,6 +16,7 @@ from typing import Any
 import msgspec
 
 from daemon.config.loading import Config
+from daemon.config.reloading import is_live
 from stages.registry import STAGES
 
 WIDTH = 110
@@ -148,6 +149,8 @@ def write_markdown() -> str:
         "visiond reads the file that `--config` or `VISIOND_CONFIG` names, or else `daemon.toml` in the current folder.\n"
         "Every key is optional. Relative paths are relative to the file's folder. A size is a number of bytes or text\n"
         'such as `"256 MiB"`. An unknown key is refused; `visiond check` lists all problems.',
+        "A key with ↻ can change while the daemon works: `systemctl reload visiond` or `visiond reload` reads the file again.\n"
+        "The others change at the next start.",
     ]
     for table in list_tables():
         parts += _markdown_table(table, "##")
@@ -158,8 +161,10 @@ def write_markdown() -> str:
 
 
 def _markdown_table(table: Table, mark: str) -> list[str]:
+    path = table.headers[0].strip("[]")
     rows = [
-        f"| `{key.name}` | {_escape(key.kind)} | {_code(key.default)} | {_escape(key.meaning)} |"
+        f"| `{key.name}`{' ↻' * is_live(path, key.name)} | {_escape(key.kind)} | {_code(key.default)} "
+        f"| {_escape(key.meaning)} |"
         for key in table.keys
     ]
     heading = f"{mark} " + ", ".join(f"`{header}`" for header in table.headers)

@@ -88,6 +88,14 @@ class Folder:
         waited = time.monotonic() - min(self.calls, default=time.monotonic())
         return waited if waited > (SILENT_SECONDS if self.has_answered else ANSWER_SECONDS) else 0.0
 
+    def configure(self, inbox: Inbox) -> None:
+        """Use these settings from now on. If other names are ignored than before, scan it for them."""
+        is_scan_wanted = inbox.ignore != self.settings.ignore
+        self.settings, self.ignored = inbox, compile_ignored(inbox.ignore)
+        if is_scan_wanted:
+            self.wanted.add(b"")
+        self.wake.set()  # the next scan may be due earlier
+
     def want_scan(self, subtree: bytes = b"") -> None:
         self.wanted.add(subtree)
         self.wake.set()

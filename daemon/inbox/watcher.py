@@ -11,7 +11,7 @@ import errno
 import os
 import stat
 import time
-from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping, Sequence
 from functools import partial
 from typing import TypeVar
 
@@ -88,6 +88,13 @@ class Watcher:
         finally:
             if self._inotify:
                 self._inotify.close()
+
+    def configure(self, inboxes: Sequence[Inbox], rescan_seconds: float) -> None:
+        """Use these settings of the inboxes from now on: what to ignore, and when files and scans are due.
+        inboxes: the same folders in the same order."""
+        self._rescan_seconds = rescan_seconds
+        for folder, inbox in zip(self._folders, inboxes, strict=True):
+            folder.configure(inbox)
 
     def held_back(self) -> list[str]:
         """Why files of some inboxes are not found; empty if all are."""

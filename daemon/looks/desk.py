@@ -120,6 +120,12 @@ class Desk:
         self._changed = anyio.Event()
         self._stopped = False
 
+    def limit(self, rate: float) -> None:
+        """From now on at most this many images/s; 0: no limit."""
+        if rate != self._budget.rate:
+            self._budget = Budget(rate)
+            self.wake()
+
     def wake(self) -> None:
         """More images may wait for the look."""
         self._changed.set()

@@ -10,6 +10,7 @@ import hashlib
 import hmac
 import os
 import secrets
+from collections.abc import Callable
 from pathlib import Path
 from urllib.parse import parse_qs, urlsplit
 
@@ -39,11 +40,13 @@ HEADERS = {
 class Guard:
     """Answers 401 or 403 instead of the page where somebody may not see or change it."""
 
-    def __init__(self, app: ASGIApp, token: bytes, *, reading_is_free: bool, is_secure: bool) -> None:
-        """is_secure: the page is served by HTTPS."""
+    def __init__(
+        self, app: ASGIApp, read_token: Callable[[], bytes], *, reading_is_free: bool, is_secure: bool
+    ) -> None:
+        """read_token: called for each request that has one, as the token may be exchanged. is_secure: the page
+        is served by HTTPS."""
         self._app = app
-        self._token = token
-        self._cookie = hmac.digest(token, b"cookie of the page", hashlib.sha256).hex()
+        self._read_token = read_token
         self._reading_is_free = reading_is_free
         self._is_secure = is_secure
 
@@ -87,21 +90,28 @@ class Guard:
 
     def _has_token(self, request: Request) -> bool:
         cookie, bearer = request.cookies.get(COOKIE, ""), _bearer(request.headers)
-        by_cookie = hmac.compare_digest(cookie.encode(), self._cookie.encode())
-        return by_cookie or (
-            bool(bearer) and hmac.compare_digest(bearer, self._token)
-        )  # compare_digest takes constant time
+        if not cookie and not bearer:
+            return False
+        token = self._read_token()
+        # compare_digest takes constant time
+        by_cookie = hmac.compare_digest(cookie.encode(), cookie_of(token).encode())
+        return by_cookie or (bool(bearer) and hmac.compare_digest(bearer, token))
 
     async def _log_in(self, request: Request) -> Response:
         form = await read_form(request)
         given = form.get("token", [""])[0].strip().encode()
-        if not hmac.compare_digest(given, self._token):
+        if not hmac.compare_digest(given, token := self._read_token()):
             return RedirectResponse("/login?wrong=1", 303)
         response = RedirectResponse("/", 303)
         response.set_cookie(
-            COOKIE, self._cookie, COOKIE_SECONDS, httponly=True, samesite="strict", secure=self._is_secure
+            COOKIE, cookie_of(token), COOKIE_SECONDS, httponly=True, samesite="strict", secure=self._is_secure
         )
         return response
+
+
+def cookie_of(token: bytes) -> str:
+    """What a browser keeps instead of the token itself."""
+    return hmac.digest(token, b"cookie of the page", hashlib.sha256).hex()
 
 
 def is_from_page(headers: Headers) -> bool:

@@ -9,6 +9,7 @@ import signal
 import socket
 import sys
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -79,11 +80,14 @@ def opened(config: Config) -> Iterator[tuple[Page, Searcher]]:
 async def serve(config: Config, listener: socket.socket) -> None:
     """Until SIGTERM or SIGINT. Raises VisiondError."""
     http = address_of(config)
-    token = read_token(config.http) if config.http.token_file else own_token(token_file(config))
+    read = (
+        partial(read_token, config.http) if config.http.token_file else partial(own_token, token_file(config))
+    )
+    read()  # a token that cannot be read, or not be made, is told now
     with opened(config) as (page, searcher):
         guards = [
             Middleware(
-                Guard, token=token, reading_is_free=http.is_loopback, is_secure=bool(http.tls_certificate)
+                Guard, read_token=read, reading_is_free=http.is_loopback, is_secure=bool(http.tls_certificate)
             )
         ]
         if http.is_loopback:  # against DNS rebinding

@@ -57,6 +57,8 @@ class RemoteCoordinator:
         """Take messages until the daemon says stop or is gone."""
         while True:
             match message := wire.decode_to_station(await wire.receive(self._reader)):
+                case wire.LogLevel(level):
+                    set_up(level, "json")
                 case wire.Drain():
                     station.drain()
                 case wire.Stop():

@@ -84,6 +84,13 @@ class RemoteStation:
         self._begun.set()
         await anyio.sleep_forever()
 
+    def log_at(self, level: str) -> None:
+        """The lowest level that it logs from now on, and after it was replaced."""
+        config = msgspec.json.decode(self._setup.config)
+        config["log"]["level"] = level
+        self._setup = msgspec.structs.replace(self._setup, config=msgspec.json.encode(config))
+        self._send(wire.LogLevel(level))
+
     def drain(self) -> None:
         self._draining = True
         self._send(wire.Drain())

@@ -121,6 +121,9 @@ class Station:
             tasks.start_soon(self._publish)
             await self._feed()
 
+    def log_at(self, level: str) -> None:
+        """The log of its process is the daemon's."""
+
     def drain(self) -> None:
         """Let go of the jobs that wait for a worker; the coordinator hands out no more."""
         self._draining = self.retry.hurried = True

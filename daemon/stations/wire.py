@@ -206,6 +206,12 @@ class Ended(msgspec.Struct, tag="ended", frozen=True):
     changed: list[Verdict]
 
 
+class LogLevel(msgspec.Struct, tag="log_level", frozen=True):
+    """The lowest level that is logged from now on."""
+
+    level: str
+
+
 class Drain(msgspec.Struct, tag="drain", frozen=True):
     """Let go of the jobs that wait for a worker."""
 
@@ -217,7 +223,7 @@ class Stop(msgspec.Struct, tag="stop", frozen=True):
 Call = NextJobs | NoteRead | Keep | Blame | End | NotePublished
 Answer = Jobs | Known | Done | Ended
 FromStation = Call | LetGo | Staffed | Report | Farewell
-ToStation = Setup | Answer | Drain | Stop
+ToStation = Setup | Answer | LogLevel | Drain | Stop
 
 decode_from_station: Callable[[bytes], FromStation] = msgspec.msgpack.Decoder(FromStation).decode
 decode_to_station: Callable[[bytes], ToStation] = msgspec.msgpack.Decoder(ToStation).decode

@@ -1,4 +1,7 @@
-"""Signals that ask the daemon to stop, handled from the first line of `visiond run` to its last.
+"""Signals that ask the daemon to stop or to reload, handled from the first line of `visiond run` to its last.
+
+SIGHUP from a terminal means that it was closed: the daemon stops. A daemon without a terminal, as systemd starts it,
+takes SIGHUP as a reload, and remembers one that comes too early. The others stop it.
 
 Before there is work in flight they end the process at once. While `listening` they are passed to the service.
 After that they change nothing, as the shutdown has begun. A signal that was ignored at the start stays
@@ -19,7 +22,22 @@ if TYPE_CHECKING:
     import asyncio
 
 ORDERS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+TERMINAL = "/dev/tty"  # of this process; it can only be opened if there is one
 SHELL_OFFSET = 128  # added by a shell to the number of the signal that ended a program
+
+
+_early: list[signal.Signals] = []  # reloads from before `listening`
+
+
+def is_reload(*, once: bool) -> bool:
+    """Whether SIGHUP is a reload: nobody can have closed a terminal, and the daemon is not run for one pass."""
+    if once:
+        return False
+    try:
+        os.close(os.open(TERMINAL, os.O_RDWR | os.O_NOCTTY | os.O_CLOEXEC))
+    except OSError:
+        return True
+    return False
 
 
 def leave_at_once(*, once: bool) -> None:
@@ -32,8 +50,13 @@ def leave_at_once(*, once: bool) -> None:
             drain()
         os._exit(SHELL_OFFSET + number if once else os.EX_OK)
 
+    def note(number: int, _frame: FrameType | None) -> None:
+        _early[:] = [signal.Signals(number)]
+
     for order in _obeyed():
         signal.signal(order, leave)
+    if signal.SIGHUP in _obeyed() and is_reload(once=once):
+        signal.signal(signal.SIGHUP, note)
 
 
 @contextlib.contextmanager
@@ -48,6 +71,8 @@ def listening() -> Iterator[asyncio.Queue[signal.Signals]]:
         loop.call_soon_threadsafe(orders.put_nowait, signal.Signals(number))
 
     handlers = {order: signal.signal(order, take) for order in _obeyed()}
+    while _early:
+        orders.put_nowait(_early.pop())
     try:
         yield orders
     finally:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+from collections.abc import Callable
 from pathlib import Path
 
 import anyio
@@ -48,11 +49,11 @@ class OpenFiles:
         )
 
 
-async def guard(files: OpenFiles, ledger: Ledger, interval_seconds: float) -> None:
-    """Check at this interval, and note how many images the ledger has numbered. Raises LedgerDamaged."""
+async def guard(files: OpenFiles, ledger: Ledger, interval_seconds: Callable[[], float]) -> None:
+    """Check at this interval, which may change, and note how many images the ledger has numbered. Raises LedgerDamaged."""
     noted = await ledger.identity()
     while True:
-        await anyio.sleep(interval_seconds)
+        await anyio.sleep(interval_seconds())
         with contextlib.suppress(OSError):
             # A disk that fails now may work at the next check; the pipeline reports it.
             await to_thread.run_sync(files.check, abandon_on_cancel=True)

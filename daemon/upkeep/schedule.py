@@ -69,19 +69,13 @@ class Upkeep:
         forget: Callable[[JobStatus], None],
         clock: Callable[[], float] = time.time,
     ) -> None:
-        self._settings = config.upkeep
         self._folder = config.state.path
         self._ledger = ledger
         self._metrics = metrics
         self._is_idle = is_idle
         self._forget = forget
         self._clock = clock
-        upkeep = config.upkeep
-        backup_days = upkeep.backup_days if upkeep.backup_folder else 0.0
-        days = dict(
-            zip(TASKS, (upkeep.verify_days, backup_days, upkeep.prune_days, upkeep.vacuum_days), strict=True)
-        )
-        self._interval_seconds = {task: DAY_SECONDS * count for task, count in days.items()}
+        self.configure(config)
         self._work: dict[str, Callable[[], Awaitable[str]]] = {
             "verify": self._verify,
             "backup": self._back_up,
@@ -96,6 +90,13 @@ class Upkeep:
         self._before = 0.0
         self._one_at_a_time = anyio.Lock()  # of two at once, neither would know which bytes came again
         self._leaving = False
+
+    def configure(self, config: Config) -> None:
+        """Use these settings from now on. A task that is running goes on."""
+        upkeep = self._settings = config.upkeep
+        backup_days = upkeep.backup_days if upkeep.backup_folder else 0.0
+        days = (upkeep.verify_days, backup_days, upkeep.prune_days, upkeep.vacuum_days)
+        self._interval_seconds = {t: DAY_SECONDS * count for t, count in zip(TASKS, days, strict=True)}
 
     def chores(self) -> list[Chore]:
         """Each task that is on, or that ran before."""

@@ -39,7 +39,7 @@ from daemon.ledger.ledger import Ledger
 from daemon.ledger.soundness import MOST
 from daemon.monitoring.metrics import Metrics
 from daemon.monitoring.notices import list_notices
-from daemon.state import socket_address
+from daemon.state import CONTROL, socket_address
 from daemon.web.connections import Server
 from daemon.web.status import Status
 
@@ -75,13 +75,13 @@ async def serve(
     status: Status,
     metrics: Metrics,
     ledger: Ledger,
-    control: Path,
+    credentials: Credentials,
     *,
     pages_matter: bool = True,
 ) -> AsyncIterator[str]:
     """Serve while the context is open. Yields the URL of the pages, or "" without pages. Raises
     ConfigError if the token or the certificate is unusable or, with pages_matter, the address is in use."""
-    pages, http = Pages(status, metrics, ledger), config.http
+    pages, http, control = Pages(status, metrics, ledger), config.http, config.state.path / CONTROL
     with contextlib.ExitStack() as sockets:  # a server that is stopped before it starts closes no socket
         servers = [Server(pages.control(), sockets.enter_context(_listen_control(control)))]
         url = ""
@@ -95,11 +95,9 @@ async def serve(
         if listener:
             for risk in risks(http):
                 log.warning("HTTP is open to the network", risk=risk)
-            tls = load_certificate(http) if http.tls_certificate else None
-            servers.append(Server(pages.public(http), listener, tls))
-            url = (
-                f"{'https' if tls else 'http'}://{http.listen.rpartition(':')[0]}:{listener.getsockname()[1]}"
-            )
+            credentials.read(http)
+            servers.append(Server(pages.public(http, credentials), listener, credentials.tls))
+            url = f"{'https' if credentials.tls else 'http'}://{http.listen.rpartition(':')[0]}:{listener.getsockname()[1]}"
         async with anyio.create_task_group() as tasks:
             for server in servers:
                 tasks.start_soon(server.serve, [])
@@ -120,19 +118,19 @@ class Pages:
         self._metrics = metrics
         self._ledger = ledger
 
-    def public(self, http: Http) -> Starlette:
+    def public(self, http: Http, credentials: Credentials) -> Starlette:
         """The read-only pages. On a loopback address they answer only to its names, against DNS rebinding."""
-        guards = []
+        guards = [Middleware(RequireToken, credentials=credentials)]
         if http.is_loopback:
-            guards.append(Middleware(TrustedHostMiddleware, allowed_hosts=[*LOOPBACK_NAMES, http.host]))
-        if http.token_file:
-            guards.append(Middleware(RequireToken, token=read_token(http)))
+            allowed = [*LOOPBACK_NAMES, http.host]
+            guards.insert(0, Middleware(TrustedHostMiddleware, allowed_hosts=allowed))
         return Starlette(routes=self._reading(), middleware=guards)
 
     def control(self) -> Starlette:
         changing = [
             Route("/put-back/{status}", self.put_back, methods=["POST"]),
             Route("/prune", self.prune, methods=["GET", "POST"]),
+            Route("/reload", self.reload, methods=["POST"]),
         ]
         return Starlette(routes=[Route("/api/status", self.status_with_names), *self._reading(), *changing])
 
@@ -228,18 +226,43 @@ class Pages:
             upkeep.prune_soon(msgspec.json.decode(await request.body(), type=float))
         return _json(upkeep.pruning)
 
+    async def reload(self, _request: Request) -> Response:
+        """Read the configuration again; answers with what has changed."""
+        assert self._status.reloading is not None
+        return _json(await self._status.reloading.reload())
+
+
+class Credentials:
+    """The token and the certificate of the pages."""
+
+    def __init__(self) -> None:
+        self.token = b""  # empty: none is needed
+        self.tls: ssl.SSLContext | None = None
+
+    def read(self, http: Http) -> None:
+        """Read the files, also again: new connections use what is in them then.
+        Raises ConfigError, and changes nothing."""
+        token = read_token(http) if http.token_file else b""
+        tls = load_certificate(http) if http.tls_certificate else None
+        if self.tls and tls:
+            self.tls.load_cert_chain(http.tls_certificate, http.tls_key or None)
+        else:
+            self.tls = tls
+        self.token = token
+
 
 class RequireToken:
-    """Answers 401 to requests without the token (RFC 6750)."""
+    """Answers 401 to requests without the token, if there is one (RFC 6750)."""
 
-    def __init__(self, app: ASGIApp, token: bytes) -> None:
+    def __init__(self, app: ASGIApp, credentials: Credentials) -> None:
         self._app = app
-        self._token = token
+        self._credentials = credentials
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         scheme, _, token = dict(scope["headers"]).get(b"authorization", b"").partition(b" ")
+        wanted = self._credentials.token
         # compare_digest takes constant time.
-        if scheme.lower() == b"bearer" and hmac.compare_digest(token.strip(), self._token):
+        if not wanted or (scheme.lower() == b"bearer" and hmac.compare_digest(token.strip(), wanted)):
             await self._app(scope, receive, send)
         else:
             await Response(

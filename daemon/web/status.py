@@ -12,6 +12,7 @@ from functools import partial
 import anyio
 from anyio import to_thread
 
+from daemon.config.reloading import Reloading
 from daemon.errors import VisiondError
 from daemon.hints import quantity
 from daemon.inbox.walk import SHOWN, count_unread
@@ -51,6 +52,7 @@ class Status:
         self._metrics = metrics
         self._counts = metrics.counts
         self.upkeep = upkeep
+        self.reloading: Reloading | None = None  # set by the service
         self._notices = notices or {}
         metrics.noticed(self._notices)
         self._started = time.monotonic()

@@ -10,7 +10,7 @@ import shutil
 import subprocess
 import sys
 import sysconfig
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import pytest
@@ -25,9 +25,12 @@ TARGETS = ("basic", "sysinit", "shutdown", "network", "remote-fs", "multi-user",
 BOOT = """
 set -e
 umount -R /sys/fs/cgroup && mount -t cgroup2 cgroup2 /sys/fs/cgroup
-for folder in /run /opt /srv /var/lib; do mount -t tmpfs tmpfs $folder; done
-mkdir -p /run/upper /run/work /opt/python /opt/packages /opt/source /opt/visiond/bin /srv/visiond
-mount -t overlay overlay -o lowerdir=/etc,upperdir=/run/upper,workdir=/run/work /etc
+for folder in /run /opt /srv /var/lib /var/cache /var/tmp; do mount -t tmpfs tmpfs $folder; done
+mkdir -p /opt/python /opt/packages /opt/source /opt/visiond/bin /srv/visiond
+for folder in /etc /usr/local/bin; do
+    mkdir -p /run/upper$folder /run/work$folder
+    mount -t overlay overlay -o lowerdir=$folder,upperdir=/run/upper$folder,workdir=/run/work$folder $folder
+done
 mount --bind {prefix} /opt/python
 mount --bind {packages} /opt/packages
 mount --bind {source} /opt/source
@@ -52,13 +55,25 @@ class Machine:
     def __init__(self, process: int) -> None:
         self._process = process
 
+    def run(
+        self, *command: str, environment: Mapping[str, str] | None = None
+    ) -> subprocess.CompletedProcess[str]:
+        """Run a command in there."""
+        return subprocess.run(
+            ["nsenter", "-t", str(self._process), "-m", "-p", "-C", *command],
+            capture_output=True,
+            text=True,
+            timeout=2 * PATIENCE,
+            check=False,
+            env=environment,
+        )
+
     def systemctl(self, *arguments: str) -> str:
-        command = ["nsenter", "-t", str(self._process), "-m", "-p", "-C", "systemctl", *arguments]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=2 * PATIENCE, check=False)
+        done = self.run("systemctl", *arguments)
         return (done.stdout + done.stderr).strip()
 
-    def property(self, name: str) -> str:
-        return self.systemctl("show", "--value", "-p", name, "visiond")
+    def property(self, name: str, unit: str = "visiond") -> str:
+        return self.systemctl("show", "--value", "-p", name, unit)
 
 
 @contextlib.contextmanager

@@ -1,4 +1,4 @@
-"""The installed unit under a systemd that the test boots: start, watchdog, restart, stop."""
+"""The installed unit under a systemd that the test boots: start, watchdog, reload, restart, stop."""
 
 from __future__ import annotations
 
@@ -14,15 +14,18 @@ DROP_IN = f"""
 [Service]
 ExecStart=
 ExecStart=/opt/visiond/bin/visiond run --config /srv/visiond/daemon.toml
+ExecReload=
+ExecReload=/opt/visiond/bin/visiond reload --config /srv/visiond/daemon.toml
 StandardError=file:/srv/visiond/log
 WatchdogSec={WATCHDOG_SECONDS}
 RestartSec=1
 """
 
 
-def test_systemd_starts_it_restarts_it_when_it_hangs_or_dies_and_stops_it(tmp_path: Path) -> None:
+def test_systemd_starts_it_reloads_it_restarts_it_when_it_hangs_or_dies_and_stops_it(tmp_path: Path) -> None:
     place, units = Place(tmp_path / "place"), tmp_path / "units"
     (units / "visiond.service.d").mkdir(parents=True)
+    place.configure({"log": {"level": "info"}})
     (units / UNIT.name).write_text(UNIT.read_text())
     (units / "visiond.service.d" / "test.conf").write_text(DROP_IN)
     with booted(place.folder, units) as machine:
@@ -49,6 +52,14 @@ def test_systemd_starts_it_restarts_it_when_it_hangs_or_dies_and_stops_it(tmp_pa
         wait_for(lambda: machine.property("StatusText").startswith("1 done"), "the status text")
         restart_after("SIGSTOP", WATCHDOG_SECONDS + 5)  # it is alive and silent: only the watchdog notices
         process(2)
+        whole = place.config.read_text()
+        place.config.write_text(whole.replace('"level" = "info"', '"level" = "debug"'))
+        assert machine.systemctl("reload", "visiond") == ""
+        wait_for(lambda: '"changed": ["log.level"]' in (place.folder / "log").read_text(), "the reload")
+        place.config.write_text("broken")
+        assert "Job for visiond.service failed" in machine.systemctl("reload", "visiond")
+        assert machine.property("ActiveState") == "active"
+        place.config.write_text(whole)
         restart_after("SIGKILL", 5)
         process(3)
         assert machine.systemctl("stop", "visiond") == ""

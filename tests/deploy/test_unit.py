@@ -168,6 +168,16 @@ def test_systemd_finds_no_fault_with_the_unit_and_the_drop_ins(tmp_path: Path) -
 
 
 @needs_analyze
+def test_systemd_finds_no_fault_with_the_template_unit(tmp_path: Path) -> None:
+    unit = tmp_path / "visiond@scans.service"
+    template = (FOLDER / "visiond@.service").read_text()
+    unit.write_text(template.replace("/opt/visiond/bin/visiond", sys.executable))
+    verdict = analyze("verify", "--man=no", str(unit))
+    complaints = [line for line in verdict.stderr.splitlines() if "visiond" in line]
+    assert (verdict.returncode, complaints) == (0, [])
+
+
+@needs_analyze
 @pytest.mark.parametrize(
     ("drop_ins", "tenths"), [([], 15), (["sealed.conf"], 5)], ids=["with loopback", "sealed"]
 )

@@ -21,7 +21,17 @@ from daemon.errors import Unfinished
 from daemon.monitoring.snapshot import Snapshot
 from daemon.service import run_service
 from daemon.state import lock_state
-from tests.daemon_process import PATIENCE, SLACK_SECONDS, Daemon, Notice, Place, counts_of, picture, wait_for
+from tests.daemon_process import (
+    ON_A_TERMINAL,
+    PATIENCE,
+    SLACK_SECONDS,
+    Daemon,
+    Notice,
+    Place,
+    counts_of,
+    picture,
+    wait_for,
+)
 from tests.faults.kill import Readings
 from tests.faults.syscalls import Call, Supervisor
 
@@ -173,7 +183,7 @@ def test_closing_the_terminal_drains_the_daemon_although_the_signal_comes_twice_
 ) -> None:
     place = Place(tmp_path, {"stages": {"blip": {"options": {"latency_seconds": 1.0}}}})
     place.drop_many(range(200))
-    with Daemon(place, *once) as daemon:
+    with Daemon(place, *once, prefix=ON_A_TERMINAL) as daemon:
         daemon.wait_until(lambda status: status["in_flight"], "images in hand")
         os.killpg(daemon.process.pid, signal.SIGHUP)
         daemon.wait_event("draining", signal="SIGHUP")

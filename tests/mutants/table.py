@@ -761,7 +761,7 @@ PROCESSES = [
         "ledger-watched",
         "a ledger that is deleted or replaced under the daemon ends it",
         "daemon/service.py",
-        "tasks.start_soon(guard, files, pipeline.ledger, self.config.pipeline.rescan_seconds)",
+        "tasks.start_soon(guard, files, pipeline.ledger, self._rescan_seconds)",
         "pass",
         (
             "faults/test_ledger_damage.py::test_a_running_daemon_notices_that_its_ledger_was_deleted_replaced_or_emptied",
@@ -1662,9 +1662,17 @@ PAGES = [
         "token",
         "without the token nothing is answered",
         "daemon/web/app.py",
-        "hmac.compare_digest(token.strip(), self._token)",
+        "hmac.compare_digest(token.strip(), wanted)",
         "True",
         ("faults/test_http.py::test_without_the_token_no_page_is_shown",),
+    ),
+    Mutant(
+        "reload-refused",
+        "a token that cannot be used is refused before anything else changes",
+        "daemon/config/reloading.py",
+        "first(config)",
+        "others.append(first)",
+        ("daemon/config/test_reloading.py::test_when_a_part_refuses_nothing_changes",),
     ),
     Mutant(
         "token-file-rights",
@@ -1786,8 +1794,8 @@ PAGES = [
         "tls-spoken",
         "with a certificate, nothing is answered without TLS",
         "daemon/web/app.py",
-        "Server(pages.public(http), listener, tls)",
-        "Server(pages.public(http), listener)",
+        "Server(pages.public(http, credentials), listener, credentials.tls)",
+        "Server(pages.public(http, credentials), listener)",
         ("faults/test_http.py::test_a_server_with_https_answers_no_plain_http",),
     ),
     Mutant(
@@ -2188,7 +2196,55 @@ ALERTS = [
     ),
 ]
 
+# The installation
+
+INSTALLED = "deploy/test_installed_service.py::test_systemd_runs_what_is_installed_upgraded_and_brought_back"
+TREE = "deploy/test_installing.py::test_install_upgrade_and_uninstall_in_a_throwaway_tree"
+INSTALLATION = [
+    Mutant(
+        "upgrade-tried",
+        "a version that does not work is never switched to",
+        "daemon/installing/parts.py",
+        "yield Step(trial, self._environment.is_in_use, self._try, is_slow=True)",
+        "pass",
+        (TREE,),
+    ),
+    Mutant(
+        "upgrade-undone",
+        "if a new version does not become ready, the old one runs again",
+        "daemon/installing/upgrade.py",
+        "go_back(places, before)",
+        "pass",
+        (INSTALLED,),
+    ),
+    Mutant(
+        "upgrade-ledger",
+        "going back restores the ledgers that the new version has migrated",
+        "daemon/installing/upgrade.py",
+        "_restore(ledger, copy)",
+        "pass",
+        (INSTALLED,),
+        within="upgrade",
+    ),
+    Mutant(
+        "install-keeps-configuration",
+        "an installation leaves the configuration as it is",
+        "daemon/installing/parts.py",
+        'places.config.open("x")',
+        'places.config.open("w")',
+        ("deploy/test_installing.py::test_an_existing_configuration_is_never_written",),
+    ),
+    Mutant(
+        "uninstall-keeps-images",
+        "an uninstallation keeps images and results",
+        "daemon/installing/plan.py",
+        "files += [places.accounts, places.program, places.environments]",
+        "files += [places.accounts, places.program, places.environments, places.images]",
+        (TREE,),
+    ),
+]
+
 MUTANTS = [
-    *(*DISK, *SOURCES, *STATES, *PROCESSES, *LEDGERS, *SINKS, *SEARCH),
+    *(*DISK, *SOURCES, *STATES, *PROCESSES, *LEDGERS, *SINKS, *SEARCH, *INSTALLATION),
     *(*STATIONS, *PAGES, *TUNING, *GPUS, *LOOKS, *ALERTS),
 ]

@@ -11,7 +11,7 @@ import anyio
 import pytest
 
 from daemon.system import signals
-from tests.daemon_process import PATIENCE
+from tests.daemon_process import ON_A_TERMINAL, PATIENCE
 
 pytestmark = pytest.mark.anyio
 
@@ -58,7 +58,17 @@ def run(then: str, *prefix: str, once: bool = False) -> subprocess.CompletedProc
 
 @pytest.mark.parametrize("name", ["SIGTERM", "SIGINT", "SIGHUP"])
 def test_before_the_work_a_signal_ends_the_daemon_with_success(name: str) -> None:
-    assert run(KILL.format(name=name)).returncode == 0
+    assert run(KILL.format(name=name), *ON_A_TERMINAL).returncode == 0
+
+
+def test_without_a_terminal_a_hangup_is_a_reload_also_if_it_comes_early() -> None:
+    early = KILL.format(name="SIGHUP").replace("time.sleep(30)", "print(signals.is_reload(once=False))")
+    ended = run(early + LISTEN.replace("os.kill(os.getpid(), signal.SIGTERM)\n        ", ""), "setsid", "-w")
+    assert ended.stdout == "True\nSIGHUP\nstill here\n"
+
+
+def test_for_run_once_a_hangup_is_never_a_reload() -> None:
+    assert run(KILL.format(name="SIGHUP"), "setsid", "-w", once=True).returncode == 128 + signal.SIGHUP
 
 
 def test_a_signal_may_come_while_the_module_of_the_log_is_imported() -> None:

@@ -1,0 +1,69 @@
+"""`visiond install` and `visiond uninstall`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from daemon.cli.options import flag
+
+RootOption = Annotated[
+    Path,
+    typer.Option("--root", metavar="FOLDER", help="Install into this tree, and touch nothing outside it."),
+]
+NameOption = Annotated[
+    str,
+    typer.Option("--name", metavar="NAME", help="Of one of several daemons: its unit is visiond@NAME."),
+]
+DryOption = Annotated[bool, flag("--dry-run", help="Print the steps, and change nothing.")]
+
+
+def install(
+    root: RootOption = Path("/"),
+    name: NameOption = "",
+    upgrade: Annotated[bool, flag("--upgrade", help="Replace the visiond that is installed.")] = False,
+    python: Annotated[
+        str,
+        typer.Option("--python", metavar="FILE", help="Interpreter for it. Default: this one, if it fits."),
+    ] = "",
+    wheel: Annotated[
+        Path | None, typer.Option("--wheel", metavar="FILE", help="Wheel to install. Default: this visiond.")
+    ] = None,
+    no_start: Annotated[bool, flag("--no-start", help="Do not enable and start the service.")] = False,
+    dry_run: DryOption = False,
+) -> None:
+    """Install this visiond as a system service.
+
+    Makes what is missing: user and group, a virtual environment with the locked
+    packages, configuration, folders for images, units; then starts the service.
+    Nothing that is there is overwritten, so it can be repeated. --upgrade makes
+    the new environment beside the old one, tries it, switches, restarts, and
+    goes back if it does not become ready. In a fresh checkout `make install`
+    does the same.
+
+    Examples:
+      visiond install
+      visiond install --upgrade
+      visiond install --name scans
+      visiond install --root /tmp/tree --dry-run
+    """
+    from daemon.installing import plan
+
+    plan.install(plan.Wish(root, name, python, wheel, upgrade=upgrade, start=not no_start, dry_run=dry_run))
+
+
+def uninstall(root: RootOption = Path("/"), name: NameOption = "", dry_run: DryOption = False) -> None:
+    """Remove the installed service, but no data.
+
+    Configuration, results, images, ledger and the account stay; it prints where
+    they are. With --name only that daemon stops, and the program stays.
+
+    Examples:
+      visiond uninstall
+      visiond uninstall --name scans
+    """
+    from daemon.installing import plan
+
+    plan.uninstall(plan.Wish(root, name, dry_run=dry_run))

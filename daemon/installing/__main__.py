@@ -1,0 +1,41 @@
+"""`python3 -m daemon.installing` is `visiond install` and `visiond uninstall` without visiond's packages."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+from daemon.errors import VisiondError
+from daemon.installing.plan import Wish, install, uninstall
+
+
+def parser() -> argparse.ArgumentParser:
+    """The same options as those of `visiond install` and `visiond uninstall`, which explain them."""
+    top = argparse.ArgumentParser(prog="python3 -m daemon.installing", description=__doc__)
+    commands = top.add_subparsers(dest="command", required=True)
+    for name in ("install", "uninstall"):
+        command = commands.add_parser(name, help=f"as `visiond {name}`")
+        command.add_argument("--root", type=Path, default=Path("/"), metavar="FOLDER")
+        command.add_argument("--name", default="", metavar="NAME")
+        command.add_argument("--dry-run", action="store_true")
+        if name == "install":
+            command.add_argument("--upgrade", action="store_true")
+            command.add_argument("--python", default="", metavar="FILE")
+            command.add_argument("--wheel", type=Path, default=None, metavar="FILE")
+            command.add_argument("--no-start", dest="start", action="store_false")
+    return top
+
+
+def main() -> None:
+    words = vars(parser().parse_args())
+    work = {"install": install, "uninstall": uninstall}[words.pop("command")]
+    try:
+        work(Wish(**words))
+    except VisiondError as error:
+        print(f"Error: {error}", file=sys.stderr)
+        sys.exit(error.exit_status)
+
+
+if __name__ == "__main__":
+    main()

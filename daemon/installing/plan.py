@@ -1,0 +1,186 @@
+"""`visiond install` and `visiond uninstall`."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from daemon.hints import command
+from daemon.installing import service
+from daemon.installing.commands import run
+from daemon.installing.environment import Environment, in_use, remove_others
+from daemon.installing.parts import COMMAND, UNITS, Parts
+from daemon.installing.places import ACCOUNT, Places, name_of
+from daemon.installing.source import find_source
+from daemon.installing.steps import Step, StepFailed, carry_out, say
+from daemon.installing.upgrade import upgrade
+from stages.processes import locked_folder
+
+
+@dataclass(frozen=True)
+class Wish:
+    """What an administrator asks for. wheel: install this one, not the visiond that runs.
+    python: the interpreter for the environment."""
+
+    root: Path = Path("/")
+    name: str = ""
+    python: str = ""
+    wheel: Path | None = None
+    upgrade: bool = False
+    start: bool = True
+    dry_run: bool = False
+
+    @property
+    def places(self) -> Places:
+        return Places(self.root.resolve(), self.name)
+
+    def command(self, *words: str) -> str:
+        """A command for the same tree and daemon."""
+        root = [] if self.places.is_system else ["--root", str(self.root)]
+        name = ["--name", self.name] if self.name else []
+        wheel = ["--wheel", str(self.wheel)] if self.wheel and words[0] == "install" else []
+        return command(*words, *root, *name, *wheel)
+
+
+def install(wish: Wish) -> None:
+    """Raises StepFailed, WrongArgument."""
+    places = wish.places
+    _want_root(wish)
+    with _alone(wish), tempfile.TemporaryDirectory(prefix="visiond-install-") as scratch:
+        source = find_source(wish.wheel, Path(scratch))
+        environment = Environment(places, source, wish.python)
+        parts, before = Parts(places, source, environment), in_use(places)
+        is_other = before is not None and not environment.is_in_use()
+        say(f"visiond {source.version} into {places.root}, as {places.unit}")
+        if before and is_other and not wish.upgrade:
+            again = wish.command("install", "--upgrade")
+            raise StepFailed(f"{before} is installed, which is another visiond. To replace it: {again}")
+        again = wish.command("install", *(["--upgrade"] if wish.upgrade else []))
+        carry_out([*parts.first()], dry_run=wish.dry_run, again=again)
+        if wish.dry_run:
+            if before and is_other:
+                say("then: restart what runs with the new environment; go back if it does not become ready")
+            carry_out([*parts.last(start=wish.start)], dry_run=True)
+            say("Nothing was changed (--dry-run).")
+            return
+        if before and is_other:
+            upgrade(places, environment.folder, before)
+            remove_others(places, environment.folder, before)
+        carry_out([*parts.last(start=wish.start)], again=again)
+    _say_what_now(wish)
+
+
+def uninstall(wish: Wish) -> None:
+    """Remove the program and its units; with a name, only that daemon's part. What is not made again by an
+    installation stays: configuration, state, images, account. Raises StepFailed."""
+    places = wish.places
+    _want_root(wish)
+    units = [places.unit] if places.name else sorted(_known_units(places))
+    booted = service.is_booted(places)
+    steps = [_stop(unit) for unit in units] if booted else []
+    steps += [_remove(_wanted(places, unit), f"no start of {unit} at boot") for unit in units]
+    if not places.name:
+        files = [places.units / name for name in UNITS]
+        files += [places.accounts, places.program, places.environments]
+        steps += [_remove(path, f"no {path}") for path in [*_list_own_command(places), *files]]
+    if booted:
+        steps.append(
+            Step("systemd reads the units again", lambda: False, lambda: run("systemctl", "daemon-reload"))
+        )
+    with _alone(wish):
+        carry_out(steps, dry_run=wish.dry_run, again=wish.command("uninstall"))
+    kept = [path for unit in units for path in _list_data(Places(places.root, name_of(unit)))]
+    say(
+        "These stay:",
+        *map(str, dict.fromkeys(kept)),
+        f"the user and the group {ACCOUNT}, to whom they belong",
+    )
+    if wish.dry_run:
+        say("Nothing was changed (--dry-run).")
+
+
+def _want_root(wish: Wish) -> None:
+    if wish.places.is_system and os.geteuid() and not wish.dry_run:
+        raise StepFailed("only root can do this; use sudo, or --root FOLDER for a tree of your own")
+
+
+@contextlib.contextmanager
+def _alone(wish: Wish) -> Iterator[None]:
+    """Nobody else installs into this tree meanwhile. Raises StepFailed."""
+    environments = wish.places.environments
+    if wish.dry_run:
+        yield
+        return
+    environments.mkdir(parents=True, exist_ok=True)
+    try:
+        with locked_folder(environments):
+            yield
+    except BlockingIOError as error:
+        raise StepFailed(f"another installation works in {environments}; wait until it has ended") from error
+
+
+def _known_units(places: Places) -> Iterator[str]:
+    """The units of this tree: the first daemon's, and those that start at boot or run."""
+    yield Places(places.root).unit
+    yield from (path.name for path in _wanted(places, "visiond").parent.glob("visiond@*.service"))
+    if service.is_booted(places):
+        yield from (unit for unit in service.active_units() if "@" in unit)
+
+
+def _wanted(places: Places, unit: str) -> Path:
+    """The link by which systemd starts a unit at boot."""
+    return places.units / "multi-user.target.wants" / unit
+
+
+def _stop(unit: str) -> Step:
+    return Step(
+        f"{unit} is stopped",
+        lambda: not service.is_active(unit),
+        lambda: service.stop(unit),
+        [f"systemctl stop {unit}"],
+    )
+
+
+def _list_own_command(places: Places) -> list[Path]:
+    """The link to the command, unless it is somebody else's."""
+    is_ours = places.command.is_symlink() and os.readlink(places.command) == COMMAND
+    return [places.command] if is_ours else []
+
+
+def _remove(path: Path, what: str) -> Step:
+    def remove() -> None:
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path)
+        else:
+            path.unlink()
+
+    return Step(what, lambda: not os.path.lexists(path), remove, [f"rm -rf {path}"], is_slow=path.is_dir())
+
+
+def _list_data(places: Places) -> list[Path]:
+    """What an uninstallation keeps."""
+    units = places.units / f"{places.unit}.d"
+    data = [places.config.parent, places.images, places.state, places.cache, units]
+    return [path for path in data if path.exists()]
+
+
+def _say_what_now(wish: Wish) -> None:
+    places = wish.places
+    if service.is_booted(places) and wish.start:
+        then = f"systemctl status {places.unit}"
+    elif places.is_system:
+        then = f"/opt/visiond/bin/visiond run --config {places.config}   # as the user {ACCOUNT}"
+    else:
+        then = f"{places.program}/bin/visiond --version"
+    say(
+        "Installed.",
+        f"drop images into {places.images / 'inbox'} (users join the group {ACCOUNT}: usermod -aG {ACCOUNT} alice)",
+        f"settings:       {places.config}",
+        f"see it work:    {then}",
+        f"to remove it:   {wish.command('uninstall')}",
+    )

@@ -1,0 +1,103 @@
+"""Replaces the environment that daemons run from, and goes back if the new one does not become ready."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import subprocess
+import tomllib
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from daemon.installing import service
+from daemon.installing.commands import as_account, run
+from daemon.installing.environment import go_back, switch
+from daemon.installing.places import ACCOUNT, Places, name_of
+from daemon.installing.steps import StepFailed, say
+
+SCHEMA = "from daemon.ledger.schema import newest; print(newest())"
+
+
+def upgrade(places: Places, new: Path, before: Path) -> None:
+    """Switch, and restart the daemons that run. Raises StepFailed after going back."""
+    units = service.active_units() if service.is_booted(places) else []
+    if units:
+        run("systemctl", "daemon-reload")
+    saved = _save_ledgers(places, units, new, before)
+    say(f"{places.program} → {new.name}")
+    switch(places, new)
+    try:
+        for unit in units:
+            say(f"{unit} restarts …")
+            service.start(unit)
+            say(f"{unit} is ready")
+    except (subprocess.SubprocessError, OSError, KeyboardInterrupt) as error:
+        say(f"{unit} did not become ready; going back to {before.name} …")
+        why = _last_words(unit)
+        service.stop(*units)
+        go_back(places, before)
+        for ledger, copy in saved:
+            _restore(ledger, copy)
+        again = [other for other in units if not _starts(other)]
+        state = (
+            f"{', '.join(again)} cannot be started with the old one either"
+            if again
+            else "the old one works again"
+        )
+        raise StepFailed(
+            "\n".join([f"{unit} did not become ready with {new.name}; {state}. The end of its log:", *why])
+        ) from error
+
+
+def _save_ledgers(places: Places, units: Sequence[str], new: Path, before: Path) -> list[tuple[Path, Path]]:
+    """If the new version migrates ledgers, which an old one refuses, stop the daemons and copy their ledgers.
+    Returns each ledger with its copy."""
+    saved: list[tuple[Path, Path]] = []
+    if not units or _schema_of(new) == _schema_of(before):
+        return saved
+    say("the new version changes the ledgers, so the daemons stop, and the ledgers are copied first …")
+    service.stop(*units)
+    for own in (Places(places.root, name_of(unit)) for unit in units):
+        ledger = _state_of(own.config) / "ledger.sqlite"
+        copy = ledger.with_name(f"before-{new.name}.sqlite")
+        if ledger.exists():
+            program = before / "bin" / "visiond"
+            as_account(ACCOUNT, own.state, program, "backup", "--force", "--config", own.config, copy)
+            say(f"{copy}")
+            saved.append((ledger, copy))
+    return saved
+
+
+def _schema_of(environment: Path) -> str:
+    return run(environment / "bin" / "python", "-I", "-c", SCHEMA)
+
+
+def _state_of(config: Path) -> Path:
+    return config.parent / str(tomllib.loads(config.read_text()).get("state", {}).get("path", "state"))
+
+
+def _restore(ledger: Path, copy: Path) -> None:
+    """As docs/operations.md says under Backup."""
+    owner = copy.stat()
+    for suffix in ("-wal", "-shm"):
+        ledger.with_name(ledger.name + suffix).unlink(missing_ok=True)
+    fresh = ledger.with_name("ledger.sqlite.restored")
+    shutil.copyfile(copy, fresh)
+    os.chown(fresh, owner.st_uid, owner.st_gid)
+    fresh.chmod(0o640)
+    fresh.replace(ledger)
+
+
+def _starts(unit: str) -> bool:
+    try:
+        service.start(unit)
+    except subprocess.SubprocessError:
+        return False
+    return True
+
+
+def _last_words(unit: str) -> Iterator[str]:
+    with contextlib.suppress(subprocess.SubprocessError, OSError):
+        return iter(run("journalctl", "-u", unit, "-n", "12", "-o", "cat", "--no-pager").splitlines())
+    return iter(())

@@ -1,0 +1,54 @@
+"""Makes the Debian package from a wheel, with dpkg-deb: `python deploy/debian/build.py WHEEL FOLDER`.
+
+Why not a virtual environment in the package (dh-virtualenv): with torch and the CUDA libraries it would have several
+gigabytes, most of them the same in each version. The wheel and its list of packages have nine megabytes.
+"""
+
+from __future__ import annotations
+
+import gzip
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+HERE = Path(__file__).parent
+ROOT = HERE.parents[1]
+
+
+def build(wheel: Path, folder: Path) -> Path:
+    """The package, in the folder. Raises CalledProcessError if dpkg-deb refuses it."""
+    version = debian_version(wheel.name.split("-")[1])
+    package = folder / f"visiond_{version}_all.deb"
+    with tempfile.TemporaryDirectory() as scratch:
+        tree = Path(scratch, "tree")
+        control, share, doc = tree / "DEBIAN", tree / "usr/share/visiond", tree / "usr/share/doc/visiond"
+        for made in (control, share, doc):
+            made.mkdir(parents=True)
+        (control / "control").write_text((HERE / "control").read_text().replace("@VERSION@", version))
+        for script in ("postinst", "prerm"):
+            shutil.copy(HERE / script, control / script)
+            (control / script).chmod(0o755)
+        shutil.copy(wheel, share)
+        for file in (
+            HERE / "copyright",
+            ROOT / "LICENSE",
+            ROOT / "README.md",
+            ROOT / "docs" / "operations.md",
+        ):
+            shutil.copy(file, doc)
+        (doc / "changelog.gz").write_bytes(gzip.compress((ROOT / "CHANGELOG.md").read_bytes(), mtime=0))
+        tree.chmod(0o755)
+        subprocess.run(["dpkg-deb", "--root-owner-group", "--build", tree, package], check=True)
+    return package
+
+
+def debian_version(version: str) -> str:
+    """Debian sorts 0.2.0~dev0 before 0.2.0."""
+    return re.sub(r"\.?(dev|a|b|rc)(\d+)$", r"~\1\2", version)
+
+
+if __name__ == "__main__":
+    print(build(Path(sys.argv[1]), Path(sys.argv[2])))

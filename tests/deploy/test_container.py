@@ -1,0 +1,84 @@
+"""Dockerfile and compose file agree with the rest of deploy/."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from daemon.config import loading as config
+from daemon.config.sections import PipelineSection
+from daemon.system import children
+
+ROOT = Path(__file__).parents[2]
+FOLDER = ROOT / "deploy" / "docker"
+COMPOSE: dict[str, Any] = yaml.safe_load((FOLDER / "compose.yaml").read_text())
+VISIOND = COMPOSE["services"]["visiond"]
+DOCKERFILE = (FOLDER / "Dockerfile").read_text()
+
+
+def test_prometheus_and_grafana_are_configured_as_without_containers() -> None:
+    def read(name: str) -> Any:
+        return yaml.safe_load((ROOT / "deploy" / name).read_text())
+
+    scrape = yaml.safe_load(
+        COMPOSE["configs"]["prometheus"]["content"].replace("visiond:9464", "127.0.0.1:9464")
+    )
+    assert scrape == read("prometheus/prometheus.yml")
+    source = COMPOSE["configs"]["datasource"]["content"].replace("//prometheus:", "//127.0.0.1:")
+    assert yaml.safe_load(source) == read("grafana/provisioning/datasources/prometheus.yml")
+    [provider] = read("grafana/provisioning/dashboards/visiond.yml")["providers"]
+    mounted = [volume.split(":")[1] for volume in COMPOSE["services"]["grafana"]["volumes"]]
+    assert f"{provider['options']['path']}/visiond.json" in mounted
+
+
+def test_everything_that_is_mounted_exists() -> None:
+    volumes = [v for service in COMPOSE["services"].values() for v in service["volumes"]]
+    files = [FOLDER / v.split(":")[0] for v in volumes if v.startswith(".")]
+    assert len(files) == 4
+    assert [file for file in files if not file.exists()] == []
+
+
+def test_a_stop_leaves_time_to_drain() -> None:
+    assert VISIOND["stop_signal"] == "SIGTERM"
+    assert (
+        int(VISIOND["stop_grace_period"].rstrip("s")) > PipelineSection().drain_seconds + children.END_SECONDS
+    )
+
+
+def test_nothing_is_published_beyond_this_machine_and_visiond_has_no_rights() -> None:
+    ports = [port for service in COMPOSE["services"].values() for port in service["ports"]]
+    assert all(port.startswith("127.0.0.1:") for port in ports)
+    assert (VISIOND["cap_drop"], VISIOND["read_only"]) == (["ALL"], True)
+    assert "USER visiond" in DOCKERFILE.splitlines()
+    [gpus] = VISIOND["deploy"]["resources"]["reservations"]["devices"]
+    assert gpus == {"driver": "nvidia", "count": "all", "capabilities": ["gpu"]}
+
+
+def test_the_configuration_fits_the_image() -> None:
+    settings = config.load(FOLDER / "daemon.toml")
+    volumes = re.search(r"^VOLUME (\[.*\])", DOCKERFILE, re.MULTILINE)
+    assert volumes
+    kept = [Path(path) for path in yaml.safe_load(volumes[1])]
+    output = settings.output
+    written = [output.results, output.failed, output.done, output.bins_folder, settings.state.path]
+    for folder in [*written, *(inbox.path for inbox in settings.inbox)]:
+        assert any(folder.is_relative_to(path) for path in kept), f"{folder} is lost with the container"
+    assert f"127.0.0.1:{settings.http.port}/healthz" in DOCKERFILE
+    assert f"127.0.0.1:{settings.http.port}:{settings.http.port}" in VISIOND["ports"]
+
+
+def test_the_image_gets_all_that_the_installer_reads() -> None:
+    kept = (FOLDER / "Dockerfile.dockerignore").read_text().splitlines()
+    needed = [
+        "daemon",
+        "stages",
+        "deploy/systemd",
+        "pyproject.toml",
+        "requirements.lock",
+        "README.md",
+        "LICENSE",
+    ]
+    assert [name for name in needed if f"!{name}" not in kept] == []

@@ -1,0 +1,43 @@
+"""The Debian package, made from a stand-in wheel."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from daemon.installing.__main__ import parser
+from tests.deploy.standin import make_wheel
+
+FOLDER = Path(__file__).parents[2] / "deploy" / "debian"
+spec = importlib.util.spec_from_file_location("build", FOLDER / "build.py")
+assert spec
+assert spec.loader
+packager = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(packager)
+
+needs_dpkg = pytest.mark.skipif(shutil.which("dpkg-deb") is None, reason="dpkg-deb makes and reads packages")
+
+
+@needs_dpkg
+def test_the_package_has_the_wheel_and_a_version_that_debian_sorts_rightly(tmp_path: Path) -> None:
+    package = packager.build(make_wheel(tmp_path, "0.2.0.dev3"), tmp_path)
+    fields = subprocess.check_output(["dpkg-deb", "--field", package, "Package", "Version"], text=True)
+    assert fields == "Package: visiond\nVersion: 0.2.0~dev3\n"
+    content = subprocess.check_output(["dpkg-deb", "--contents", package], text=True)
+    assert "./usr/share/visiond/visiond-0.2.0.dev3-py3-none-any.whl" in content
+    assert "root/root" in content
+    older = ["dpkg", "--compare-versions", "0.2.0~dev3", "lt", packager.debian_version("0.2.0")]
+    assert subprocess.run(older, check=False).returncode == 0
+
+
+@pytest.mark.parametrize("name", ["postinst", "prerm"])
+def test_the_scripts_give_the_installer_commands_that_it_takes(name: str) -> None:
+    script = FOLDER / name
+    subprocess.run(["sh", "-n", script], check=True)
+    [words] = re.findall(r"python3 -m daemon\.installing (.*)", script.read_text())
+    assert parser().parse_args(words.split()).command == words.split()[0]
