@@ -18,7 +18,7 @@ from pathlib import Path
 # What commands import when they are called, in addition to what the module of the commands imports itself.
 PRELOADED = [
     "daemon.cli.commands",
-    "daemon.cli.progress",
+    "daemon.terminal.progress",
     "daemon.service",
     "daemon.sidecar",
     "daemon.system.stray",

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 import msgspec
 import typer
 
-from daemon.cli.display import console, errors, print_table, printable
-from daemon.cli.options import option
 from daemon.hints import quantity
 from daemon.ledger.files import written_into
+from daemon.terminal.display import console, errors, print_table, printable
+from daemon.terminal.options import option
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

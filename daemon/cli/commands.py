@@ -17,7 +17,19 @@ import typer
 
 from daemon import __version__
 from daemon.cli.bench import bench
-from daemon.cli.display import (
+from daemon.cli.install import install, uninstall
+from daemon.cli.looking import follow, page, search
+from daemon.cli.models import models_app, train_app, warm
+from daemon.cli.prune import prune
+from daemon.cli.recovery import backup, repair, verify
+from daemon.cli.results import export, list_images, show, status
+from daemon.cli.run import run
+from daemon.cli.tuning import plan, tune
+from daemon.errors import ConfigError, VisiondError
+from daemon.hints import quantity
+from daemon.jobs import JobStatus
+from daemon.system.log import is_json
+from daemon.terminal.display import (
     console,
     errors,
     forgive_standard_error,
@@ -29,19 +41,7 @@ from daemon.cli.display import (
     printable,
     standard_output,
 )
-from daemon.cli.install import install, uninstall
-from daemon.cli.looking import follow, page, search
-from daemon.cli.models import models_app, train_app, warm
-from daemon.cli.options import IMAGE_HELP, ConfigOption, JsonOption, find_config, flag, read_config
-from daemon.cli.prune import prune
-from daemon.cli.recovery import backup, repair, verify
-from daemon.cli.results import export, list_images, show, status
-from daemon.cli.run import run
-from daemon.cli.tuning import plan, tune
-from daemon.errors import ConfigError, VisiondError
-from daemon.hints import quantity
-from daemon.jobs import JobStatus
-from daemon.system.log import is_json
+from daemon.terminal.options import IMAGE_HELP, ConfigOption, JsonOption, find_config, flag, read_config
 
 UUID_SHOWN = 12  # characters, which are enough to choose a GPU by
 
@@ -286,8 +286,8 @@ def samples(
       visiond samples inbox
       visiond samples inbox --count 100 --seed 1
     """
-    from daemon.cli.progress import Progress
     from daemon.ledger.files import written_into
+    from daemon.terminal.progress import Progress
     from stages.scenes import generator
 
     with written_into(folder), Progress("images", total=count) as progress:

@@ -13,14 +13,14 @@ import msgspec
 from rich.table import Table
 
 from daemon import control
-from daemon.cli.display import console, print_outcomes, printable
 from daemon.cli.looking import serve_page
-from daemon.cli.options import read_config
-from daemon.cli.progress import Progress
 from daemon.hints import command, quantity
 from daemon.jobs import JobStatus
 from daemon.ledger.files import written_into
 from daemon.ledger.record import Record
+from daemon.terminal.display import console, print_outcomes, printable
+from daemon.terminal.options import read_config
+from daemon.terminal.progress import Progress
 from stages.scenes import generator
 from stages.scenes.truth import TRUTH
 

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from daemon.cli.options import flag
+from daemon.terminal.options import flag
 
 RootOption = Annotated[
     Path,

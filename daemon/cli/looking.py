@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from daemon.cli.display import console, errors, print_json, print_listing, print_notices, printable
-from daemon.cli.options import ConfigOption, JsonOption, flag, option, read_config
 from daemon.ledger.soundness import MOST
+from daemon.terminal.display import console, errors, print_json, print_listing, print_notices, printable
+from daemon.terminal.options import ConfigOption, JsonOption, flag, option, read_config
 
 if TYPE_CHECKING:
     from daemon.config.loading import Config
@@ -56,10 +56,10 @@ def search(
       visiond search 'invoice -draft after:2026-11-01' --by words
     """
     from daemon import control
-    from daemon.cli.progress import Progress
     from daemon.search.opening import open_searcher
     from daemon.search.query import parse
     from daemon.search.searcher import NEWEST, By
+    from daemon.terminal.progress import Progress
 
     try:
         way = By(by)

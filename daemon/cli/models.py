@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Annotated
 import anyio
 import typer
 
-from daemon.cli.display import console, print_error, printable
-from daemon.cli.options import ConfigOption, flag, option, read_config
 from daemon.errors import MissingLibrary, VisiondError
 from daemon.hints import command, quantity
+from daemon.terminal.display import console, print_error, printable
+from daemon.terminal.options import ConfigOption, flag, option, read_config
 
 if TYPE_CHECKING:
     from daemon.config.loading import Config
@@ -281,9 +281,9 @@ def warm(
 
 async def compile_missing(folder: Path, missing: list[Want]) -> Step:
     """Compile, and show the progress. Raises KernelsMissing, NotWritable."""
-    from daemon.cli.progress import Progress
     from daemon.errors import KernelsMissing
     from daemon.ledger.files import written_into
+    from daemon.terminal.progress import Progress
     from daemon.workers.compiler import Step
     from daemon.workers.kernels import compiling
 

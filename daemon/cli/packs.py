@@ -7,11 +7,11 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from daemon.cli.display import print_json, print_table
 from daemon.config.loading import Config
 from daemon.errors import ModelsUnusable, NotWritable
 from daemon.hints import quantity
 from daemon.layout import pack_errors
+from daemon.terminal.display import print_json, print_table
 from stages import registry
 from stages.manifest import MANIFEST, PackError
 from stages.weights import catalog, names, packs

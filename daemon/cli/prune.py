@@ -8,10 +8,10 @@ from typing import Annotated
 
 import typer
 
-from daemon.cli.display import console, print_json, print_table
-from daemon.cli.options import ConfigOption, JsonOption, flag, read_config
 from daemon.errors import WrongArgument
 from daemon.hints import quantity
+from daemon.terminal.display import console, print_json, print_table
+from daemon.terminal.options import ConfigOption, JsonOption, flag, read_config
 
 UNITS = {"h": 3600.0, "d": 86_400.0, "w": 7 * 86_400.0, "y": 365 * 86_400.0}
 

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from daemon.cli.display import console, errors, print_json, printable
-from daemon.cli.options import ConfigOption, ForceOption, JsonOption, read_config
 from daemon.hints import quantity
+from daemon.terminal.display import console, errors, print_json, printable
+from daemon.terminal.options import ConfigOption, ForceOption, JsonOption, read_config
 
 if TYPE_CHECKING:
     from daemon.config.loading import Config
@@ -88,8 +88,8 @@ def _show(
 ) -> Counter[str]:
     """Print how many sidecars are of each kind, and name all that are not "whole". Returns the counts.
     done: what was done about a kind."""
-    from daemon.cli.progress import Progress
     from daemon.recovery import verify as recovery
+    from daemon.terminal.progress import Progress
 
     counts: Counter[str] = Counter()
     amiss: list[Finding] = []

@@ -10,7 +10,11 @@ from typing import Annotated
 
 import typer
 
-from daemon.cli.display import (
+from daemon.hints import quantity
+from daemon.jobs import JobStatus
+from daemon.ledger.soundness import MOST
+from daemon.monitoring.notices import list_notices
+from daemon.terminal.display import (
     console,
     errors,
     print_chores,
@@ -25,11 +29,7 @@ from daemon.cli.display import (
     printable,
     show_record,
 )
-from daemon.cli.options import IMAGE_HELP, ConfigOption, ForceOption, JsonOption, read_config
-from daemon.hints import quantity
-from daemon.jobs import JobStatus
-from daemon.ledger.soundness import MOST
-from daemon.monitoring.notices import list_notices
+from daemon.terminal.options import IMAGE_HELP, ConfigOption, ForceOption, JsonOption, read_config
 
 
 class Format(StrEnum):
@@ -192,9 +192,9 @@ def export(
       visiond export --ratio A=0.4,B=0.4,C=0.2 results.parquet
     """
     from daemon import control
-    from daemon.cli.progress import Progress
     from daemon.ledger.files import STDOUT
     from daemon.results.export import export_records, format_of, parse_ratio
+    from daemon.terminal.progress import Progress
 
     chosen = format.value if format else format_of(file)
     with control.open_reader(read_config(config, needs_stages=False)) as reader, Progress("rows") as progress:

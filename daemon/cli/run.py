@@ -7,10 +7,10 @@ from typing import Annotated
 
 import typer
 
-from daemon.cli.display import print_outcomes, print_trial
-from daemon.cli.options import ConfigOption, flag, read_config
 from daemon.errors import Incomplete, Unfinished
 from daemon.jobs import JobStatus
+from daemon.terminal.display import print_outcomes, print_trial
+from daemon.terminal.options import ConfigOption, flag, read_config
 
 
 def run(
@@ -45,7 +45,7 @@ def run(
       visiond run --config /etc/visiond/daemon.toml
     """
     from daemon import control
-    from daemon.cli.progress import Progress
+    from daemon.terminal.progress import Progress
 
     if not once and (limit or allow_failed):
         raise typer.BadParameter("--limit and --allow-failed can only be used with --once")

@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from daemon.cli.display import console, errors, print_json, print_table, printable
-from daemon.cli.options import ConfigOption, JsonOption, find_config, flag, option, read_config
 from daemon.errors import ConfigError, NotWritable
 from daemon.hints import command, quantity
+from daemon.terminal.display import console, errors, print_json, print_table, printable
+from daemon.terminal.options import ConfigOption, JsonOption, find_config, flag, option, read_config
 
 if TYPE_CHECKING:
     from daemon.config.loading import Config

@@ -32,7 +32,7 @@ from daemon.search.query import Query
 
 VERSION = 1  # of the entries and their tables; an index of another version is made again
 CHUNK = 512  # images in one transaction
-RANKED = 20_000  # most matches that are ranked; beyond these, the newest come first
+RANKED = 10_000  # most matches that are ranked; beyond these, the newest come first
 BUSY_SECONDS = 30.0  # wait for another process that writes
 MOST_STALE = 1000  # entries that are no longer shown and stay, besides as many as are shown
 

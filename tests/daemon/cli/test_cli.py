@@ -22,8 +22,8 @@ import pytest
 
 from daemon.cli import commands
 from daemon.cli.commands import app
-from daemon.cli.display import StandardError, show_record
 from daemon.messages import Output
+from daemon.terminal.display import StandardError, show_record
 from stages.weights.packs import MINI
 from tests.daemon_process import Daemon, Place, counts_of, picture
 from tests.makers import make_outputs, make_record

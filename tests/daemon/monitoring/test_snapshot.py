@@ -4,10 +4,10 @@ import msgspec
 import pytest
 from structlog.testing import capture_logs
 
-from daemon.cli.progress import Progress
 from daemon.jobs import Outdated
 from daemon.monitoring.snapshot import LookState, Snapshot, WorkerState
 from daemon.service import warn_of_outdated
+from daemon.terminal.progress import Progress
 
 STAGES = ["ocr", "yolo", "clip", "blip"]
 

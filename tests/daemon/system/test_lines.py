@@ -103,7 +103,7 @@ def test_the_end_waits_for_a_reader_only_as_long_as_promised(outlet: Outlet, out
 PROGRAM = """
 import sys, threading, warnings
 import structlog
-from daemon.cli.display import forgive_standard_error
+from daemon.terminal.display import forgive_standard_error
 from daemon.system.lines import written_aside
 from daemon.system.log import set_up
 forgive_standard_error()

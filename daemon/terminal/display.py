@@ -26,10 +26,10 @@ from stages.registry import BUILT_IN, sort_stages
 if TYPE_CHECKING:
     from _typeshed import ReadableBuffer
 
-    from daemon.cli.progress import Progress
     from daemon.config.loading import Config
     from daemon.ledger.record import Record
     from daemon.monitoring.snapshot import Chore, Snapshot
+    from daemon.terminal.progress import Progress
 
 MOST_OF_A_VALUE = 100  # characters
 ENDLESS = 10_000  # columns: a program that reads from a pipe wants whole lines

@@ -54,7 +54,7 @@ def read_config(path: Path | None, *, needs_stages: bool = True) -> Config:
 
 
 def _warn(sentence: str) -> None:
-    from daemon.cli.display import errors, printable
+    from daemon.terminal.display import errors, printable
 
     until_then = "Until then, commands that need it are refused, such as `run` and `redo`."
     errors.print(f"[yellow]Warning: {printable(sentence)} {until_then}[/yellow]")
