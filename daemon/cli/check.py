@@ -3,6 +3,7 @@ and how to fix what would not."""
 
 from __future__ import annotations
 
+import contextlib
 import os
 import resource
 import shutil
@@ -68,6 +69,7 @@ def examine(config: Config, file: Path | None, *, quick: bool = False) -> Iterat
         _sinks,
         _ledger,
         _http,
+        _page,
         _shared_memory,
         _limits,
         _gpus,
@@ -203,6 +205,23 @@ def _http(config: Config) -> Iterator[Finding]:
                 yield Finding("ok", f"http.{key}: {file} is usable.")
         except ConfigError as error:
             yield Finding("error", str(error))
+
+
+def _page(config: Config) -> Iterator[Finding]:
+    """An address that is in use holds nothing up, so it is only a warning."""
+    if not config.page.listen:
+        return
+    try:
+        listen(config.http.model_copy(update={"listen": config.page.listen}), "page").close()
+        yield Finding("ok", f"page.listen: {config.page.listen} is free.")
+    except ConfigError as error:
+        with contextlib.suppress(VisiondError):
+            ask(config.state.path / CONTROL, "GET", "/healthz")
+            yield Finding(
+                "ok", f"page.listen: {config.page.listen} is in use, perhaps by this daemon's page."
+            )
+            return
+        yield Finding("warning", str(error))
 
 
 def _shared_memory(config: Config) -> Iterator[Finding]:

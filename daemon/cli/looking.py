@@ -125,7 +125,7 @@ def serve_page(config: Config) -> None:
     from daemon.web.app import listen
 
     http = address_of(config)
-    with listen(http) as listener, closed_to_others(), contextlib.suppress(KeyboardInterrupt):
+    with listen(http, "page") as listener, closed_to_others(), contextlib.suppress(KeyboardInterrupt):
         scheme = "https" if http.tls_certificate else "http"
         address = f"{scheme}://{http.listen.rpartition(':')[0]}:{listener.getsockname()[1]}"
         console.print(f"{printable(address)}      Ctrl-C ends it")

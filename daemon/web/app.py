@@ -335,8 +335,8 @@ def _json(content: object, status: int = 200) -> Response:
     return Response(msgspec.json.encode(content), status, media_type="application/json")
 
 
-def listen(http: Http) -> socket.socket:
-    """A listening socket at the address of the pages. Raises ConfigError."""
+def listen(http: Http, section: str = "http") -> socket.socket:
+    """A listening socket at the address of a section of the configuration. Raises ConfigError."""
     try:
         return socket.create_server(
             (http.host, http.port), family=socket.AF_INET6 if ":" in http.host else socket.AF_INET
@@ -344,7 +344,9 @@ def listen(http: Http) -> socket.socket:
     except OSError as error:
         reason = os.strerror(error.errno) if error.errno else error  # its own text repeats the address
         raise ConfigError(
-            [f"http.listen: cannot listen on {http.listen}: {reason}. Set another address as [http] listen."]
+            [
+                f"{section}.listen: cannot listen on {http.listen}: {reason}. Set another address as [{section}] listen."
+            ]
         ) from error
 
 

@@ -30,11 +30,11 @@ async def keep_page(config: Config) -> None:
         return
     http = config.http.model_copy(update={"listen": config.page.listen})
     try:
-        listener = listen(http)
+        listener = listen(http, "page")
     except ConfigError as error:
         log.warning(
             "there is no page",
-            why=str(error).replace("http.listen", "page.listen").replace("[http]", "[page]"),
+            why=str(error),
         )
         return
     scheme = "https" if http.tls_certificate else "http"
