@@ -42,6 +42,7 @@ BOUNDS = {"minimum": "≥", "exclusiveMinimum": ">", "maximum": "≤", "exclusiv
 ABOUT = {
     "[[inbox]]": "A folder to watch. For more folders repeat the table, each with its own name.",
     "[output]": "Folders for results, failed images and moved images. None of them may be inside an inbox.",
+    "[output.webhook]": "The sink webhook, if output.sinks names it. docs/results.md describes what it posts.",
     "[state]": "The daemon's own files. They must be on a local disk.",
     "[upkeep]": "Scheduled maintenance of the ledger. One task runs at a time, and none delays incoming images.",
     "[pipeline]": "The stages, the devices that run them, and limits.",
@@ -74,6 +75,7 @@ A second model for some images, after their first results; docs/results.md expla
     devices = ["cuda:1"]
 """,
     "[http]": "The read-only pages: metrics, health and status.",
+    "[page]": "The page with images, search and results: a process of its own.",
     "[log]": "The log goes to standard error; with systemd, to the journal.",
 }
 
