@@ -167,7 +167,7 @@ def test_a_gpu_that_the_driver_lists_and_cuda_does_not_see_closes_its_seat_and_n
     """The workers are real ones: YOLO finds no device. Of all models its libraries are imported the fastest."""
     monkeypatch.setattr(pool, "QUICK_DEATHS", 1)
     monkeypatch.setattr(
-        layout, "list_gpus", lambda: [Gpu(0, "GPU-gone", "", 1 << 36, 1 << 36, 0, "9.0", None, ())]
+        layout, "list_gpus", lambda: [Gpu(0, "GPU-gone", "", 1 << 36, 1 << 36, 0, "7.5", None, ())]
     )
     # Otherwise the others may be done before.
     lend_when(lambda lending: any(seat.state == "closed" for seat in lending.seats))
