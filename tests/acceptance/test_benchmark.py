@@ -96,12 +96,12 @@ def test_the_picture_can_be_looked_at(folder: Path) -> None:
 
 
 def test_numbers_of_gpus_are_measured_one_after_another(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """0 is the CPU. One stage is enough here, and the same images one at a time are measured above."""
     monkeypatch.setattr(scaling, "time_one_at_a_time", lambda *_: Timings(1, 2.5, {}))
     bench(
-        folder=folder,
+        folder=tmp_path,
         count=COUNT,
         pack="mini",
         pipeline=['stages = ["clip"]'],
@@ -109,9 +109,9 @@ def test_numbers_of_gpus_are_measured_one_after_another(
         warm=1,
         sample=1,
         gpus="0",
-        json=folder / "gpus.json",
+        json=tmp_path / "gpus.json",
     )
-    [point] = json.loads((folder / "gpus.json").read_bytes())["points"]
+    [point] = json.loads((tmp_path / "gpus.json").read_bytes())["points"]
     assert (point["gpus"], point["placement"], point["images"], point["times"]) == (
         0,
         "replicated",
