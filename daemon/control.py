@@ -41,6 +41,7 @@ from daemon.monitoring.diary import read_diary
 from daemon.monitoring.snapshot import LookState, SinkState, Snapshot, describe_behind
 from daemon.state import CONTROL, LEDGER, lock_state, socket_address
 from daemon.system.log import set_up as set_up_log
+from stages.processes import importing
 
 if TYPE_CHECKING:
     from daemon.upkeep.pruning import Amounts
@@ -66,12 +67,13 @@ def run(
         set_up_log(config.log.level, config.log.format)
         check_inboxes(config)
     with lock_state(config.state.path), trouble_named(config.state.path / LEDGER):
-        import anyio
+        with importing():
+            import anyio
 
-        from daemon.results.folder_locks import lock_outputs
-        from daemon.service import run_service
-        from daemon.system.lines import written_aside
-        from daemon.system.stray import catch
+            from daemon.results.folder_locks import lock_outputs
+            from daemon.service import run_service
+            from daemon.system.lines import written_aside
+            from daemon.system.stray import catch
 
         most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
         # The soft limit is low only for the sake of programs that use select(2).

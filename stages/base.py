@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -121,7 +121,7 @@ class Image:
 class Stage(ABC):
     """A model. It is built and loaded once in a worker, and then called by several threads."""
 
-    reads_pixels: ClassVar[bool] = True
+    reads_pixels: bool = True
 
     def __init__(self, spec: StageSpec, device: str) -> None:
         """device: a torch device string ("cpu", "cuda:0"), or anything at all for fake stages. Images are on it,

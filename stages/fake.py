@@ -1,5 +1,5 @@
 """Fake stages without a model: deterministic answers in a few microseconds each, and faults on request.
-No torch."""
+No torch, unless one is to read pixels, which are then decoded as for a model."""
 
 from __future__ import annotations
 
@@ -38,11 +38,10 @@ NONE: frozenset[str] = frozenset()
 class FakeStage(Stage):
     """A fake of any stage of the registry."""
 
-    reads_pixels = False
-
     def __init__(self, spec: StageSpec, device: str) -> None:
         super().__init__(spec, device)
         self.options = read_options(spec, FakeOptions)
+        self.reads_pixels = self.options.reads_pixels
         self.faults = {marker.encode(): fault for marker, fault in self.options.fail.items()}
         self._uses = find_stage(spec.name).uses
 

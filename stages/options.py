@@ -103,7 +103,7 @@ class FakeOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     built. notice: like that of a pack. device_file: a file that is locked for the time of each forward pass, so
     that all workers together are no faster than one device. memory_folder: the memory of a fake GPU (fake.py)
     with memory_bytes, of which a stage takes load_bytes when it is loaded, and image_bytes for each image of a batch.
-    salt: changes all answers, as another model does.
+    salt: changes all answers, as another model does. reads_pixels: every image is decoded, as for a model.
     """
 
     load_seconds: float = 0.0
@@ -119,3 +119,4 @@ class FakeOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     load_bytes: int = 0
     image_bytes: int = 0
     salt: int = 0
+    reads_pixels: bool = False

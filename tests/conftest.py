@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import shutil
 import signal
@@ -22,6 +23,7 @@ from daemon.workers.worker import Worker
 from tests.daemon_process import GLANCE
 from tests.makers import MODELS, Commits
 
+gc.disable()  # while the tests are collected: what a module makes stays
 keep_memory()  # as in workers, whose stages the tests run
 # Under nohup the daemons of the tests would ignore it, as they should.
 signal.signal(signal.SIGHUP, signal.SIG_DFL)
@@ -33,6 +35,15 @@ if not Path("/dev/nvidiactl").exists():
 
 hypothesis.settings.register_profile("visiond", database=None, deadline=None)
 hypothesis.settings.load_profile("visiond")
+
+
+def pytest_collection_finish() -> None:
+    gc.freeze()  # and later collections pass over it
+    gc.enable()
+
+
+def pytest_unconfigure() -> None:
+    gc.unfreeze()  # or libraries report leaks at the end
 
 
 @pytest.fixture(scope="session")

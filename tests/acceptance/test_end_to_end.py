@@ -1,12 +1,15 @@
-"""End to end: unseen scenes are dropped into the inbox of a real daemon,
+"""End to end: unseen scenes are dropped into the inbox of a real daemon, which has no network,
 and its sidecars are compared with the truth."""
 
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from collections import Counter
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -27,19 +30,61 @@ settle_seconds = 0
 listen = ""
 """
 
+# Every Python process of the daemon reports that it started, and each IPv4 and IPv6 socket.
+HOOK = """
+import sys
+def note(word):
+    open(FILE, "a").write(f"{word}\\n")
+def observe(event, arguments):
+    if event == "socket.__new__" and arguments[1] in (2, 10):
+        note("socket")
+note("process")
+sys.addaudithook(observe)
+"""
+WITHOUT_NETWORK = ["unshare", "--user", "--map-root-user", "--net"]
+
 Answers = list[tuple[Truth, dict[str, Any]]]
 
 
+@dataclass(frozen=True)
+class Run:
+    answers: Answers  # each scene's truth with its sidecar
+    reports: Counter[str]  # of the hook
+    had_network: bool
+
+
 @pytest.fixture(scope="module")
-def answers(tmp_path_factory: pytest.TempPathFactory) -> Answers:
-    """Each scene's truth with its sidecar."""
+def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
     folder = tmp_path_factory.mktemp("scenes")
     write_samples(folder / "inbox", COUNT, UNSEEN)
     (folder / "daemon.toml").write_text(CONFIG)
+    (folder / "hook").mkdir()
+    (folder / "hook" / "sitecustomize.py").write_text(HOOK.replace("FILE", repr(str(folder / "reports"))))
+    prefix = [] if subprocess.run([*WITHOUT_NETWORK, "true"], check=False).returncode else WITHOUT_NETWORK
     command = [sys.executable, "-P", "-m", "daemon", "run", "--once", "--config", str(folder / "daemon.toml")]
-    subprocess.run(command, check=True, timeout=300)
+    environment = os.environ | {"PYTHONPATH": str(folder / "hook")}
+    subprocess.run([*prefix, *command], check=True, timeout=300, env=environment)
+    reports = Counter((folder / "reports").read_text().split())
     truths = read_truth(folder / "inbox" / TRUTH)
-    return [(truth, json.loads((folder / "results" / f"{truth.file}.json").read_bytes())) for truth in truths]
+    return Run([(truth, read_sidecar(folder, truth)) for truth in truths], reports, not prefix)
+
+
+def read_sidecar(folder: Path, truth: Truth) -> dict[str, Any]:
+    sidecar: dict[str, Any] = json.loads((folder / "results" / f"{truth.file}.json").read_bytes())
+    return sidecar
+
+
+@pytest.fixture(scope="module")
+def answers(run: Run) -> Answers:
+    return run.answers
+
+
+@pytest.mark.timeout(400)
+def test_no_process_opens_a_socket_to_a_network(run: Run) -> None:
+    if run.had_network:
+        pytest.skip("no network namespace may be made here")
+    assert run.reports["process"] >= 2, "the daemon and a worker"
+    assert run.reports["socket"] == 0
 
 
 def share(marks: list[bool]) -> float:

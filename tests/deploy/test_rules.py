@@ -42,14 +42,18 @@ def test_each_alert_fires_when_it_should_and_none_in_a_clean_hour() -> None:
 @needs_prometheus
 @pytest.mark.parametrize("alert", alerts(), ids=lambda alert: alert.name)
 def test_an_alert_that_never_fires_is_noticed(alert: Rule, tmp_path: Path) -> None:
-    """And so is one that fires for a daemon that only comes close."""
-    for number, threshold in enumerate(("> 1e12", "> -1e12")):
+    """And so is one that fires for a daemon that only comes close. Only this alert's own case is run."""
+    cases = yaml.safe_load(CASES.read_text())
+    cases |= {
+        "rule_files": ["visiond.yml"],
+        "tests": [case for case in cases["tests"] if case["name"] == alert.name],
+    }
+    (tmp_path / "alerts.yml").write_text(yaml.safe_dump(cases))
+    for expression in (f"({alert.expression.strip()}) > 1e12", spoil(alert)):
         document = yaml.safe_load(RULES.read_text())
         (rule,) = [r for group in document["groups"] for r in group["rules"] if r.get("alert") == alert.name]
-        rule["expr"] = f"({alert.expression.strip()}) {threshold}" if number == 0 else spoil(alert)
+        rule["expr"] = expression
         (tmp_path / "visiond.yml").write_text(yaml.safe_dump(document))
-        cases = CASES.read_text().replace("../../deploy/prometheus/rules/visiond.yml", "visiond.yml")
-        (tmp_path / "alerts.yml").write_text(cases)
         tested = promtool("test", "rules", tmp_path / "alerts.yml")
         assert tested.returncode != 0
         assert alert.name in tested.stdout + tested.stderr

@@ -15,10 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
-import pytest
-
-from tests.daemon.inbox.test_inputs import mix, name_of
-from tests.daemon_process import SLACK_SECONDS, Daemon, Place, counts_of, picture
+from tests.daemon.inbox.test_inputs import PIXELS, mix, name_of
+from tests.daemon_process import SLACK_SECONDS, Daemon, Place, picture
 from tests.faults import (
     alerts,
     clocks,
@@ -39,6 +37,7 @@ from tests.faults.clocks import HOUR, YEAR
 from tests.inputs import CATALOGUE, ODD, mutate
 
 RATE_KEPT = 0.95
+REAL = {"backend": ""}
 PYTEST_ROOT = Path(__file__).parent.parent
 
 
@@ -184,7 +183,7 @@ def grow(folder: Path, _chance: random.Random, sizes: Sizes) -> Figure:
 
 
 def mix_inputs(folder: Path, chance: random.Random, sizes: Sizes) -> Figure:
-    place = mix(folder, sizes["copies"], sizes["good"], chance)
+    place = mix(folder, sizes["copies"], sizes["good"], chance, REAL)
     run = place.run_once()
     verdict = place.judge()
     good = sum(path.startswith(b"good-") for _, path in verdict.results)
@@ -200,9 +199,9 @@ def mix_inputs(folder: Path, chance: random.Random, sizes: Sizes) -> Figure:
 
 
 def fuzz(folder: Path, chance: random.Random, sizes: Sizes) -> Figure:
-    """CLIP is real here, so that pixels are decoded."""
+    """CLIP is real, or a fake that reads pixels too, so that they are decoded."""
     pipeline = {"max_attempts": 1, "max_pixels": 4_000_000, "decode_seconds": 5}
-    place = Place(folder, {"pipeline": pipeline, "stages": {"clip": {"backend": ""}}})
+    place = Place(folder, {"pipeline": pipeline, "stages": {"clip": REAL if sizes["real"] else PIXELS}})
     originals = [item.make() for item in ODD]
     for number in range(sizes["files"]):
         place.drop(f"{number}.jpg", mutate(chance.choice(originals), chance))
@@ -237,26 +236,6 @@ def flip_anywhere(folder: Path, chance: random.Random, sizes: Sizes) -> Figure:
     outcomes, problems = damage.flip_anywhere(folder, chance, sizes["flips"])
     text = ", ".join(f"{count} {outcome}" for outcome, count in outcomes.most_common())
     return Figure("\n".join([f"{text}; {len(problems)} false or lost", *problems]), not problems)
-
-
-def start_without_network(folder: Path, _chance: random.Random, sizes: Sizes) -> Figure:
-    """Run the mini pack in a separate network namespace;
-    every Python process reports each IPv4 and IPv6 socket."""
-    hook = "import sys, os\ndef told(event, arguments):\n    if event == 'socket.__new__' and arguments[1] in (2, 10):\n"
-    hook += f"        open({str(folder / 'sockets')!r}, 'a').write('opened\\n')\nsys.addaudithook(told)\n"
-    (folder / "sitecustomize.py").write_text(hook)
-    place = Place(folder, {"stages": {name: {"backend": ""} for name in ("ocr", "yolo", "clip", "blip")}})
-    place.drop_many(range(sizes["files"]))
-    alone = ["unshare", "--user", "--map-root-user", "--net"]
-    if subprocess.run([*alone, "true"], capture_output=True, check=False).returncode:
-        pytest.skip("no network namespace may be made here")
-    run = place.run_once(prefix=[*alone, "env", f"PYTHONPATH={folder}"])
-    opened = len((folder / "sockets").read_text().splitlines()) if (folder / "sockets").exists() else 0
-    done = counts_of(place)["DONE"]
-    return Figure(
-        f"{done} images DONE, {opened} sockets opened{run.stderr[-300:] if run.returncode else ''}",
-        done > 0 and not opened,
-    )
 
 
 def start_among_traps(folder: Path, _chance: random.Random, sizes: Sizes) -> Figure:
@@ -371,7 +350,7 @@ ROWS = [
         by_tests(f"{FAULTS}test_recovery.py", "-k", "thousand_sidecars"), {}),
     Row("21", "weights altered or missing", "refused, file named", by_tests(f"{STAGES}weights/test_packs.py",
              "-k", "altered"), {}),
-    Row("22", "no network", "0 sockets opened", start_without_network, {"files": 1}, {"files": 1}),
+    Row("22", "no network", "0 sockets opened", by_tests("tests/acceptance/test_end_to_end.py", "-k", "socket"), {}),
     Row("23", "1,000 slow clients", "rate −2 % at most, /healthz p99 < 100 ms", beset,
         {"clients": 1_000, "windows": 10}, {"clients": 1_000, "windows": 1}),
     Row("23 TLS", "1,000 clients with half a handshake", "the same", beset_by_handshakes,
@@ -411,5 +390,6 @@ ROWS = [
     Row("41", "each fault that an alert is about", "exactly its alert fires; none in two hours of work (120 times faster)",
         drive_alerts, {"linger_seconds": 12, "hours": 2}),
     Row("mix", "bad inputs among good images", "each in its state, no worker lost", mix_inputs, {"copies": 20, "good": 2_000}),
-    Row("fuzz", "mutated images", "each DONE or its own fault, no worker lost", fuzz, {"files": 20_000}, {"files": 300}),
+    Row("fuzz", "mutated images", "each DONE or its own fault, no worker lost", fuzz,
+        {"files": 20_000, "real": 1}, {"files": 300, "real": 0}),
 ]  # fmt: skip

@@ -36,9 +36,13 @@ def kill_stations(folder: Path, kills: int, files: int, chance: random.Random) -
                 threading.Event().wait(chance.uniform(0, MOST_SECONDS))
                 os.kill(chance.choice(stations_of(place)), signal.SIGKILL)
                 losses = number + 1
-                wait_for(lambda n=losses: len(list(daemon.events("station lost"))) == n, "its loss")
+                wait_for(
+                    lambda n=losses: len(list(daemon.events("station lost", cause="killed by SIGKILL"))) == n,
+                    "its loss",
+                )
                 daemon.wait_until(all_ready, "its successor")
         daemon.wait_idle(files, 240)
+        wait_for(lambda: len(stations_of(place)) == STATIONS, "all stations again")
         lost = len(list(daemon.events("station lost")))
         assert daemon.stop() == 0
     seconds = time.monotonic() - started

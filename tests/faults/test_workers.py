@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 import signal
 import threading
 from collections.abc import Callable
@@ -20,6 +21,7 @@ from daemon.errors import NoWorkersLeft
 from daemon.service import run_service
 from daemon.system.gpus import Gpu
 from daemon.workers import pool
+from stages.weights.packs import MINI
 from tests.checker import Verdict
 from tests.daemon_process import (
     GLANCE,
@@ -162,17 +164,16 @@ def test_a_gpu_that_the_driver_lists_and_cuda_does_not_see_closes_its_seat_and_n
     lend_when: Callable[[Callable[[pool.Pool], object]], None],
     others: list[str],
 ) -> None:
-    """The workers are real ones: CLIP finds no device."""
-    monkeypatch.setattr(pool, "QUICK_DEATHS", 2)
-    monkeypatch.setattr(pool, "BACKOFF_SECONDS", 0.01)
+    """The workers are real ones: YOLO finds no device. Of all models its libraries are imported the fastest."""
+    monkeypatch.setattr(pool, "QUICK_DEATHS", 1)
     monkeypatch.setattr(
-        layout, "list_gpus", lambda: [Gpu(0, "GPU-gone", "", 1 << 36, 1 << 36, 0, "9.0", None, ())]
+        layout, "list_gpus", lambda: [Gpu(0, "GPU-gone", "", 1 << 36, 1 << 36, 0, "7.5", None, ())]
     )
     # Otherwise the others may be done before.
     lend_when(lambda lending: any(seat.state == "closed" for seat in lending.seats))
-    place = Place(
-        tmp_path, {"stages": {"clip": {"backend": ""}}, "pipeline": {"devices": ["cuda:0", *others]}}
-    )
+    weights = [shutil.copy(MINI / name, tmp_path / name) for name in ("yolo.safetensors", "yolo.json")]
+    yolo = {"backend": "", "model": str(weights[0])}
+    place = Place(tmp_path, {"stages": {"yolo": yolo}, "pipeline": {"devices": ["cuda:0", *others]}})
     place.drop_many(range(12))
     with contextlib.nullcontext() if others else pytest.raises(NoWorkersLeft, match="No worker is left"):
         anyio.run(lambda: run_service(parse(place.settings, tmp_path), once=True))

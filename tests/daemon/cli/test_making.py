@@ -13,9 +13,10 @@ import torch
 from daemon.cli import making
 from daemon.errors import ModelsUnusable, NotWritable
 from daemon.workers.tryout import Tryout
+from stages import registry
 from stages.manifest import MANIFEST
 from stages.ocr.onnxfile import weight_files
-from stages.weights.packs import MINI, open_pack, resolve_all, verify
+from stages.weights.packs import MINI, Pack, open_pack, resolve_all, verify
 from tests.daemon_process import Place
 from tests.stages import captioners, checkpoints
 from tests.stages.ocr.textnets import RECOGNIZERS
@@ -115,6 +116,13 @@ def test_a_page_reader_is_taken_for_ocr_and_anything_else_is_refused(tmp_path: P
             make(tmp_path / "other", ocr=tmp_path / source)
 
 
+def load(pack: Pack, *stages: str) -> None:
+    """As the trial does, but in this process, which has imported torch."""
+    for spec in resolve_all(pack, stages, {}):
+        registry.build(spec, "cpu").load()
+
+
+@pytest.mark.usefixtures("well")
 def test_a_folder_of_a_transformers_detector_is_taken_with_its_classes_as_tags(tmp_path: Path) -> None:
     checkpoints.DETECTORS["d_fine"](tmp_path / "detector")
     making.make_pack(
@@ -123,14 +131,17 @@ def test_a_folder_of_a_transformers_detector_is_taken_with_its_classes_as_tags(t
     pack = open_pack(tmp_path / "mine", tmp_path / "models")
     assert [pack.manifest.stages[stage].backend for stage in ("yolo", "clip")] == ["transformers"] * 2
     assert (pack.folder / "labels.txt").read_text().startswith("thing 0\nthing 1\n")
+    load(pack, "yolo", "clip")
 
 
+@pytest.mark.usefixtures("well")
 def test_a_folder_of_a_chat_model_is_taken_with_its_chat_template(tmp_path: Path) -> None:
     captioners.CAPTIONERS["qwen3_vl"](tmp_path / "captioner")
     making.make_pack(tmp_path / "mine", {"blip": tmp_path / "captioner"}, lambda _: None)
-    manifest = open_pack(tmp_path / "mine", tmp_path / "models").manifest
-    assert manifest.stages["blip"].backend == "chat"
-    assert "blip/chat_template.jinja" in manifest.digests
+    pack = open_pack(tmp_path / "mine", tmp_path / "models")
+    assert pack.manifest.stages["blip"].backend == "chat"
+    assert "blip/chat_template.jinja" in pack.manifest.digests
+    load(pack, "blip")
 
 
 def test_a_captioner_that_no_backend_takes_is_refused_with_all_that_are_taken(tmp_path: Path) -> None:

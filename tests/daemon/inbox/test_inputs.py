@@ -9,7 +9,9 @@ from __future__ import annotations
 import os
 import random
 import socket
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -20,6 +22,7 @@ from tests.inputs import BAD, CATALOGUE, ODD, Input, jpeg, png
 
 COPIES = 3  # of each input, at different places among the good images
 GOOD = 200
+PIXELS = {"options": {"reads_pixels": True}}  # of a fake stage
 
 NAMES = {
     "newline": b"new\nline.jpg",
@@ -52,16 +55,14 @@ def name_of(item: Input, copy: int) -> str:
 def mixed(tmp_path_factory: pytest.TempPathFactory) -> tuple[Place, Verdict]:
     """Every input of the catalogue a few times over, good images, odd names and things that are not files,
     in one run."""
-    place = mix(tmp_path_factory.mktemp("mixed"), COPIES, GOOD, random.Random(1))
+    place = mix(tmp_path_factory.mktemp("mixed"), COPIES, GOOD, random.Random(1), PIXELS)
     assert place.run_once().returncode == 1
     return place, place.judge()
 
 
-def mix(folder: Path, copies: int, good: int, chance: random.Random) -> Place:
-    """CLIP is real here: a stage that uses pixels needs everything decoded."""
-    place = Place(
-        folder, {"pipeline": {"slab_bytes": 8 << 20, "max_attempts": 1}, "stages": {"clip": {"backend": ""}}}
-    )
+def mix(folder: Path, copies: int, good: int, chance: random.Random, clip: Mapping[str, Any]) -> Place:
+    """clip: the settings of a stage that reads pixels, so that everything is decoded."""
+    place = Place(folder, {"pipeline": {"slab_bytes": 8 << 20, "max_attempts": 1}, "stages": {"clip": clip}})
     drops = [
         (name_of(item, copy).encode(), data)
         for item in CATALOGUE

@@ -100,7 +100,7 @@ def test_batch_mates_change_no_answer(kind: str, make_folder: Make, monkeypatch:
     padded width."""
     stage = build(rec=make_folder(kind))
     stage.options = msgspec.structs.replace(stage.options, text_score=0.0)
-    pages = [draw_page(seed) for seed in (0, 1, 3, 17)]
+    pages = [draw_page(seed) for seed in (1, 3, 6)]
     alone = [read(stage, page)[0] for page in pages]
     assert sum(answer.count for answer in alone) > 5
     assert_alike(read(stage, *pages), alone)
@@ -187,7 +187,7 @@ def copy_weights(ours: torch.nn.Module, theirs: torch.nn.Module) -> None:
 
 def test_a_checkpoint_with_real_weights_reads_what_the_onnx_file_reads(tmp_path: Path) -> None:
     save_small(tmp_path)
-    bundled, page = build(), draw_page(4)
+    bundled, page = build(), draw_page(3)
     ours, theirs = read(build(rec=tmp_path), page)[0], read(bundled, page)[0]
     assert len(theirs.lines) > 5
     assert_alike([ours], [theirs])
@@ -225,7 +225,7 @@ def test_a_right_to_left_script_is_read_in_logical_order(
     saved = json.loads(config.read_text())
     letters = ["blank", *(chr(ord("א") + place) for place in range(26)), *CHARACTERS[27:]]
     config.write_text(json.dumps(saved | {"character_list": letters}))
-    page = draw_page(0)
+    page = draw_page(1)
     stage = build(rec=tmp_path)
     stage.options = msgspec.structs.replace(stage.options, text_score=0.0)
     ordered = [line.text for line in read(stage, page)[0].lines]

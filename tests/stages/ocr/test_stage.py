@@ -144,7 +144,7 @@ def test_the_page_that_a_worker_warms_up_with_has_lines(stage: OcrStage) -> None
 
 
 def test_batch_mates_change_no_answer(stage: OcrStage, read_alone: Callable[[int], Ocr]) -> None:
-    seeds = [PAGES[place] for place in (0, 1, 4, 5, 6, 9)]
+    seeds = [PAGES[place] for place in (0, 1, 3, 5, 6, 9)]
     for together, alone in zip(read(stage, *map(draw_page, seeds)), map(read_alone, seeds), strict=True):
         assert [(line.text, line.box) for line in together.lines] == [
             (line.text, line.box) for line in alone.lines
@@ -297,7 +297,7 @@ def test_pages_of_all_orientations_do_not_affect_each_other(turning: OcrStage) -
 
 
 def test_orientation_does_not_change_how_an_upright_page_is_read(stage: OcrStage, turning: OcrStage) -> None:
-    pages = [draw_page(seed) for seed in (0, 3, 13)]
+    pages = [draw_page(seed) for seed in (1, 13)]
     assert read(turning, *pages) == read(stage, *pages)
 
 
