@@ -28,15 +28,15 @@ def test_patches_attend_to_those_of_their_image(lengths: list[int]) -> None:
     torch.testing.assert_close(ours, theirs.transpose(1, 2))
 
 
-def draw_texts(heights: list[int]) -> dict[str, Tensor]:
-    """Texts about images of 8 rows and fewer and 4 columns of patches, padded on the left."""
-    tokens, most = [height // 2 * 2 for height in heights], max(heights)
-    ids, types, mask = (torch.zeros(len(heights), most + 3, dtype=torch.long) for _ in range(3))
+def draw_texts(*sizes: tuple[int, int]) -> dict[str, Tensor]:
+    """Texts about images of these rows and columns of patches, padded on the left."""
+    tokens = [rows * columns // 4 for rows, columns in sizes]
+    ids, types, mask = (torch.zeros(len(sizes), max(tokens) + 3, dtype=torch.long) for _ in range(3))
     for row, count in enumerate(tokens):
         ids[row, -count - 3 :] = 7
         mask[row, -count - 3 :] = 1
         types[row, -count - 2 : -2] = 1
-    grids = torch.tensor([[1, height, 4] for height in heights])
+    grids = torch.tensor([[1, *size] for size in sizes])
     return {"input_ids": ids, "mm_token_type_ids": types, "image_grid_thw": grids, "attention_mask": mask}
 
 
@@ -46,7 +46,7 @@ def model() -> Any:
 
 
 def test_positions_are_those_of_the_model(model: Any) -> None:
-    texts = draw_texts([4, 8, 4, 2])
+    texts = draw_texts((4, 4), (8, 4), (4, 4), (2, 8))  # the last has as many tokens as the first
     expected = Qwen3VLModel.get_rope_index(model, **texts)
     packing.pack_images(model)
     assert isinstance(model, packing.RememberedPositions)
@@ -68,8 +68,8 @@ def test_positions_of_a_text_are_found_once(model: Any, monkeypatch: pytest.Monk
     become(model, packing.RememberedPositions)
     model.known = {}
     for _ in range(2):
-        model.get_rope_index(**draw_texts([8, 4, 8]))
+        model.get_rope_index(**draw_texts((8, 4), (4, 4), (8, 4)))
     assert calls == [1, 1]
     monkeypatch.setattr(packing, "TEXTS_KEPT", 2)
-    model.get_rope_index(**draw_texts([8, 4, 8, 2]))
+    model.get_rope_index(**draw_texts((8, 4), (4, 4), (8, 4), (2, 4)))
     assert len(model.known) <= 2
