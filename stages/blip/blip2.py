@@ -13,7 +13,6 @@ from stages.blip.descriptor import BLIP2, Blip2Options
 from stages.blip.generation import PromptStage
 from stages.devices import hold_device
 from stages.options import read_options
-from stages.pretrained.vision import speed_up_patches
 
 
 class Blip2Stage(PromptStage):
@@ -22,7 +21,6 @@ class Blip2Stage(PromptStage):
     def load(self) -> None:
         options = read_options(self.spec, Blip2Options)
         self.load_captioner(options.max_new_tokens, options.force_tokens)
-        speed_up_patches(self.model.vision_model)
         config = self.model.config
         # As Blip2Processor writes it; it leaves the images out if its folder does not name the number of queries.
         words = (

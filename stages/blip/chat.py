@@ -14,6 +14,7 @@ from stages.blip.generation import GenerateStage
 from stages.devices import hold_device
 from stages.options import read_options
 from stages.pretrained.language import ask, load_chat_processor
+from stages.pretrained.questions import Questions
 
 
 class ChatStage(GenerateStage):
@@ -27,7 +28,8 @@ class ChatStage(GenerateStage):
         options = read_options(self.spec, ChatOptions)
         self.load_captioner(options.max_new_tokens, options.force_tokens)
         self.check_length(0)
-        self.question = ask(self.prepare, options.prompt, self.spec.files["model"])
+        question = ask(self.prepare, options.prompt, self.spec.files["model"])
+        self.questions = Questions(self.prepare, question)
         with hold_device(self.lock):
             self.warm_up()
             self.record_steps()

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 import torch
 import transformers
 from safetensors import SafetensorError
-from transformers import AutoTokenizer, PreTrainedModel
+from transformers import AutoConfig, AutoTokenizer, PreTrainedModel
 from transformers.utils import logging
 
 from stages.base import StageUnusable
@@ -110,6 +110,21 @@ def load_known(
 ) -> Any:
     """A model of the class that the folder's config.json names, which must be one of these. The rest is as of
     load_model."""
+    kind, config = find_kind(models, folder)
+    return load_model(kind, folder, dtype, device, spread, small, config)
+
+
+def outline_known(models: Sequence[Known], folder: str) -> Any:
+    """The same model without weights, on the device "meta". Raises as load_known."""
+    kind, _ = find_kind(models, folder)
+    config = load_part("config.json", AutoConfig, folder, trust_remote_code=False)
+    with torch.device("meta"):
+        return kind(config)
+
+
+def find_kind(models: Sequence[Known], folder: str) -> tuple[type[PreTrainedModel], Mapping[str, Any]]:
+    """The class of the model in a folder, which must be one of these, and the content of its config.json.
+    Raises StageUnusable."""
     config = read_config(Path(folder) / "config.json")
     model_type = str(config.get("model_type"))
     names = {model.type: model.loaded_as or model.name for model in models}
@@ -117,7 +132,7 @@ def load_known(
         raise StageUnusable(
             f'{folder} holds a model of the type "{model_type}", not one of {", ".join(names)}; name another model.'
         )
-    return load_model(getattr(transformers, names[model_type]), folder, dtype, device, spread, small, config)
+    return getattr(transformers, names[model_type]), config
 
 
 def load_tokenizer(folder: str) -> Any:

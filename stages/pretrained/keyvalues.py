@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 from transformers import StaticCache
+from transformers.cache_utils import StaticLayer
 
 # So that prompts of similar lengths share a recording, and attention kernels run fast.
 LENGTHS_ALIGNED_TO = 128
@@ -32,6 +33,24 @@ class LayerMemory:
     keys: Tensor
     values: Tensor
     cached_tokens: Tensor
+
+
+class PromptedLayer(StaticLayer):  # type: ignore[misc]
+    """A layer whose prompt is written at once, as its first tokens: in half the time of writing each to its place."""
+
+    has_prompt = False
+
+    def update(
+        self, key_states: Tensor, value_states: Tensor, *arguments: Any, **options: Any
+    ) -> tuple[Tensor, Tensor]:
+        tokens = key_states.shape[-2]
+        if self.has_prompt or tokens == 1:
+            both: tuple[Tensor, Tensor] = super().update(key_states, value_states, *arguments, **options)
+            return both
+        self.has_prompt = True
+        self.keys[:, :, :tokens], self.values[:, :, :tokens] = key_states, value_states
+        self.cumulative_length.add_(tokens)
+        return self.keys, self.values
 
 
 class CacheMemory:
@@ -57,6 +76,7 @@ class CacheMemory:
 
     def make_cache(self, shape: Shape) -> StaticCache:
         cache = StaticCache(config=self.config, max_cache_len=shape.length)
+        cache.layers = [PromptedLayer(layer.max_cache_len) for layer in cache.layers]
         self.resize(cache, shape)
         return cache
 

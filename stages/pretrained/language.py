@@ -14,14 +14,17 @@ from torch import Tensor
 from transformers import AutoImageProcessor, AutoProcessor
 from transformers.models.smolvlm import processing_smolvlm
 
-from stages.base import OutOfMemory, StageUnusable
+from stages.base import OutOfMemory, StageSpec, StageUnusable
 from stages.devices import device_errors, dtype_of, synchronize
-from stages.pretrained.checkpoints import first_line, load_part
+from stages.pretrained import fusing
+from stages.pretrained.checkpoints import first_line, load_part, outline_known
+from stages.pretrained.packing import pack_images
+from stages.pretrained.questions import Questions
 from stages.pretrained.recording import CudaRecorder, Recorder
 from stages.pretrained.spreading import measure_free
 from stages.pretrained.steps import DRY_RUN_TOKENS, RecordedSteps, is_steady
 from stages.pretrained.vision import BLANK_SIZE, VisionStage
-from stages.resizing.lanczos import make_exact
+from stages.resizing.lanczos import make_exact, resize_by_lanczos, uses_lanczos
 
 # Of the device's free memory, for the keys and values of all its workers; batches and other stages have the rest.
 CACHE_SHARE = 1 / 3
@@ -35,8 +38,30 @@ class LanguageStage(VisionStage[Tensor]):
     text_name: ClassVar[str] = "text"  # what the model writes, in errors
     limits: dict[str, int]  # of new tokens, as `generate` names them
     model: Any
-    question: str  # about each image, of a model with a chat template
+    questions: Questions  # about each image, of a model with a chat template
     steps: RecordedSteps | None = None  # of `generate`, if they are recorded
+
+    @classmethod
+    def launch_kernels(cls, spec: StageSpec) -> None:
+        super().launch_kernels(spec)
+        if not spec.spread:
+            fusing.launch_kernels(outline_known(cls.models, spec.files["model"]), dtype_of(spec))
+
+    @classmethod
+    def launch_resize(cls, prepare: Any) -> None:
+        super().launch_resize(prepare)
+        if uses_lanczos(getattr(prepare, "image_processor", None)):
+            resize_by_lanczos(
+                torch.zeros(1, 3, *BLANK_SIZE, dtype=torch.uint8), *BLANK_SIZE, with_kernels=True
+            )
+
+    def load_vision_model(self) -> Any:
+        """As of VisionStage, and its parts become faster ones, if it is on one device: their kernels run on one."""
+        model = super().load_vision_model()
+        if not self.spec.spread:
+            fusing.speed_up(model)
+        pack_images(model)
+        return model
 
     def check_length(self, before: int) -> None:
         """before: the tokens before the first new one. Raises StageUnusable if the model has too few positions: a
@@ -66,24 +91,13 @@ class LanguageStage(VisionStage[Tensor]):
         """What the model's `generate` gets for a batch of images: input_ids, [images, tokens], and more. By default,
         the question about each image."""
         try:
-            inputs = self._prepare(pixels)
+            inputs = self.questions(pixels)
         except RuntimeError as error:
             if "shared memory" not in str(error):
                 raise
             # On a GPU torch cannot resize an image to about a fortieth of its size or less.
-            inputs = self._prepare([image.cpu() for image in pixels])
+            inputs = self.questions([image.cpu() for image in pixels])
         return inputs.to(self.device, dtype_of(self.spec))  # type: ignore[no-any-return]
-
-    def _prepare(self, pixels: Sequence[Tensor]) -> Any:
-        return self.prepare(
-            images=[[image] for image in pixels],
-            text=[self.question] * len(pixels),
-            padding=True,
-            padding_side="left",  # so that the first new token of all texts is at the same place
-            input_data_format="channels_first",
-            device=pixels[0].device,
-            return_tensors="pt",
-        )
 
     def generate(self, inputs: Mapping[str, Any]) -> Tensor:
         """New tokens on the host, [images, tokens]."""

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Protocol
 
 import torch
@@ -37,7 +39,10 @@ class CudaRecorder:
             self._try_out(work, rewind)
             rewind()
             graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(graph, pool=self.pool, capture_error_mode="thread_local"):
+            with (
+                without_collection(),
+                torch.cuda.graph(graph, pool=self.pool, capture_error_mode="thread_local"),
+            ):
                 work()
             rewind()
         return graph.replay
@@ -50,3 +55,16 @@ class CudaRecorder:
                 rewind()
                 work()
         current.wait_stream(self.stream)
+
+
+@contextmanager
+def without_collection() -> Iterator[None]:
+    """While a graph is recorded, Python must not collect garbage: the graphs of a model that is no longer used may be
+    among it, and CUDA ends a recording when another graph is destroyed."""
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_on:
+            gc.enable()

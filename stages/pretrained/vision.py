@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Iterator, Sequence
-from typing import Any, ClassVar, Generic, TypeVar
+from typing import Any, ClassVar, Generic, TypeGuard, TypeVar
 
 import torch
 import torch.nn.functional as F
@@ -32,7 +32,11 @@ class VisionStage(Stage, Generic[Output]):
 
     @classmethod
     def launch_kernels(cls, spec: StageSpec) -> None:
-        prepare = cls.load_processor(spec, "cpu")
+        cls.launch_resize(cls.load_processor(spec, "cpu"))
+
+    @classmethod
+    def launch_resize(cls, prepare: Any) -> None:
+        """Launch the kernels of the preprocessing, as launch_kernels."""
         if isinstance(prepare, ImageProcessor) and prepare.antialias:
             prepare.prepare_with_kernels([torch.zeros(3, *BLANK_SIZE, dtype=torch.uint8)])
 
@@ -75,25 +79,41 @@ class VisionStage(Stage, Generic[Output]):
 
 
 class Patches(nn.Module):
-    """The first layer of a vision tower as a matrix product:
-    it is a convolution whose windows do not overlap.
+    """The first layer of a vision tower as a matrix product: it is a convolution whose windows do not overlap.
 
-    cuDNN takes four times as long for it, and plans it again for every thread and batch size.
+    cuDNN takes at least four times as long for it, and plans it again for every thread and batch size. Its result also
+    has the channels before the pixels in memory, which makes all that follows slower.
     """
 
-    def __init__(self, convolution: nn.Conv2d) -> None:
+    def __init__(self, convolution: nn.Conv2d | nn.Conv3d) -> None:
         super().__init__()
         self.weight, self.bias = convolution.weight, convolution.bias
 
     def forward(self, pixels: Tensor) -> Tensor:
-        """pixels: [batch, channels, height, width]. Returns [batch, dim, rows, columns]."""
-        patch_height, patch_width = self.weight.shape[2:]
-        batch, channels, height, width = pixels.shape
+        """pixels: [batch, channels, (frames,) height, width]. Returns [batch, dim, (moments,) rows, columns]."""
+        window, size = self.weight.shape[2:], pixels.shape[2:]
+        counts = [length // side for length, side in zip(size, window, strict=True)]
+        for dim, (count, side) in enumerate(zip(counts, window, strict=True), 2):
+            pixels = pixels.narrow(dim, 0, count * side)  # as a convolution, which leaves the rest out
         tiles = pixels.reshape(
-            batch, channels, height // patch_height, patch_height, width // patch_width, patch_width
+            *pixels.shape[:2], *(each for pair in zip(counts, window, strict=True) for each in pair)
         )
-        patches = tiles.permute(0, 2, 4, 1, 3, 5).flatten(3)
-        return F.linear(patches, self.weight.flatten(1), self.bias).permute(0, 3, 1, 2)
+        places = range(2, tiles.ndim, 2)
+        patches = tiles.permute(0, *places, 1, *(place + 1 for place in places)).flatten(1 + len(counts))
+        return F.linear(patches, self.weight.flatten(1), self.bias).movedim(-1, 1)
+
+
+def is_patching(part: nn.Module) -> TypeGuard[nn.Conv2d | nn.Conv3d]:
+    """Whether a part of a model is such a convolution."""
+    return (
+        isinstance(part, nn.Conv2d | nn.Conv3d)
+        and part.kernel_size == part.stride
+        and max(part.kernel_size) > 1
+        and part.groups == 1
+        and not any((0,) if isinstance(part.padding, str) else part.padding)
+        and part.padding != "same"
+        and {*part.dilation} == {1}
+    )
 
 
 def speed_up_patches(vision: Any) -> None:

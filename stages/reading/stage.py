@@ -18,6 +18,7 @@ from stages.devices import hold_device
 from stages.ocr.descriptor import READERS, Ocr, ReaderOptions
 from stages.options import read_options
 from stages.pretrained.language import LanguageStage, ask, load_chat_processor, load_processor
+from stages.pretrained.questions import Questions
 from stages.reading.towers import read_in_parts
 from stages.recognition import name_model
 
@@ -45,7 +46,7 @@ class ReaderStage(LanguageStage):
         read_in_parts(self.model)
         self.limits = {"max_new_tokens": options.max_new_tokens}
         self.check_length(0)
-        self.question = self._ask(options.prompt)
+        self.questions = Questions(self.prepare, self._ask(options.prompt))
         self.ends = list_ends(self.model.generation_config.eos_token_id)
         with hold_device(self.lock):
             self.warm_up()

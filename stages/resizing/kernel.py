@@ -189,6 +189,46 @@ def resize_height_kernel(
     tl.store(out_ptr + offs, normalized.to(out_ptr.dtype.element_ty), mask=(offs_h < HEIGHT)[:, None] & mask)
 
 
+@triton.jit(do_not_specialize=["count", "height", "width"])
+def resize_height_to_bytes_kernel(
+    table_ptr,
+    x_ptr,
+    out_ptr,
+    count,
+    height,
+    width,
+    BLOCK_H: tl.constexpr,
+    BLOCK_W: tl.constexpr,
+    BLOCK_TAPS: tl.constexpr,
+):
+    """As resize_height_kernel, to bytes as they are, of any size. out: uint8 [count, 3, height, width]."""
+    image, channel = tl.program_id(1) // 3, tl.program_id(1) % 3
+    table_ptr += image
+    axis_ptr = tl.load(table_ptr + 8 * count).to(tl.pointer_type(tl.int32))
+    taps, shift = tl.load(table_ptr + 9 * count).to(tl.int32), tl.load(table_ptr + 10 * count).to(tl.int32)
+    tiles_w = tl.cdiv(width, BLOCK_W)
+    offs_h = tl.program_id(0) // tiles_w * BLOCK_H + tl.arange(0, BLOCK_H)
+    offs_w = tl.program_id(0) % tiles_w * BLOCK_W + tl.arange(0, BLOCK_W)
+    clamped_h, mask = tl.minimum(offs_h, height - 1), (offs_w < width)[None, :]
+    first_row = (
+        tl.load(table_ptr + 4 * count)
+        + channel * tl.load(table_ptr + 3 * count)
+        + tl.load(axis_ptr + clamped_h)
+    )
+    ptrs = x_ptr + first_row[:, None] * width + offs_w[None, :]
+    weight_ptrs = axis_ptr + height + clamped_h
+    acc = tl.zeros([BLOCK_H, BLOCK_W], dtype=tl.int32) + (1 << shift - 1)
+    for _ in range(0, taps, BLOCK_TAPS):
+        for tap in tl.static_range(BLOCK_TAPS):
+            weight = tl.load(weight_ptrs + tap * height)
+            acc += tl.load(ptrs + tap * width, mask=mask, other=0).to(tl.int32) * weight[:, None]
+        ptrs += BLOCK_TAPS * width
+        weight_ptrs += BLOCK_TAPS * height
+    values = tl.minimum(tl.maximum(acc >> shift, 0), 255).to(tl.uint8)
+    offs = (tl.program_id(1).to(tl.int64) * height + offs_h)[:, None] * width + offs_w[None, :]
+    tl.store(out_ptr + offs, values, mask=(offs_h < height)[:, None] & mask)
+
+
 @triton.jit
 def bilinear_tap(index, source_size, scale, WEIGHT_UNIT: tl.constexpr, CLAMP: tl.constexpr):
     """The first of the two inputs that a bilinear resize blends for an output, and both int32 weights;

@@ -18,8 +18,16 @@ from torch import Tensor
 from torchvision.transforms import InterpolationMode
 from transformers.utils import is_torchvision_greater_or_equal
 
-from stages.devices import split_batches
-from stages.resizing.resize import CACHED_AXES, PIXELS_AT_ONCE, Filter, Floats, prepare_axis, resize_in_torch
+from stages.devices import has_kernels_for, split_batches
+from stages.resizing.resize import (
+    CACHED_AXES,
+    PIXELS_AT_ONCE,
+    Filter,
+    Floats,
+    prepare_axis,
+    resize_in_torch,
+    resize_to_bytes_with_kernels,
+)
 
 ON_CPU = is_torchvision_greater_or_equal("0.27")  # whether torchvision has the filter there
 NAMES = (Resampling.LANCZOS, InterpolationMode.LANCZOS)
@@ -35,13 +43,15 @@ LANCZOS = Filter("lanczos", 3, lanczos)
 make_axis = lru_cache(CACHED_AXES)(prepare_axis)
 
 
-def resize_by_lanczos(images: Tensor, height: int, width: int) -> Tensor:
+def resize_by_lanczos(images: Tensor, height: int, width: int, *, with_kernels: bool | None = None) -> Tensor:
     """uint8 [images, 3, any height, any width] to uint8 [images, 3, height, width], in the integer arithmetic of
-    torchvision's filter."""
+    torchvision's filter. with_kernels: None for where there are kernels."""
     rows, columns = (
         make_axis(size, resized, 0, resized, str(images.device), LANCZOS)
         for size, resized in zip(images.shape[-2:], (height, width), strict=True)
     )
+    if has_kernels_for(images) if with_kernels is None else with_kernels:
+        return resize_to_bytes_with_kernels(list(images), [(rows, columns)] * len(images))
     largest = max(math.prod(images.shape[-2:]), height * width)
     parts = split_batches(range(len(images)), max(PIXELS_AT_ONCE // largest, 1))
     return torch.cat([resize_in_torch(images[part[0] : part[-1] + 1], rows, columns) for part in parts])
@@ -50,8 +60,12 @@ def resize_by_lanczos(images: Tensor, height: int, width: int) -> Tensor:
 def make_exact(processor: Any) -> None:
     """Make an image processor of transformers (its torchvision version) that uses Lanczos give the same pixels on every
     device."""
-    if processor.resample in NAMES:
+    if uses_lanczos(processor):
         processor.resize = with_lanczos(processor.resize)
+
+
+def uses_lanczos(processor: Any) -> bool:
+    return getattr(processor, "resample", None) in NAMES
 
 
 def with_lanczos(resize: Callable[..., Tensor]) -> Callable[..., Tensor]:

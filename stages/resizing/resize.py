@@ -172,21 +172,10 @@ def resize_with_kernels(
 ) -> Tensor:
     """uint8 [3, height, width] each, with the axes of its rows and columns, to [images, 3, height, width],
     normalized."""
-    from stages.resizing.kernel import resize_height_kernel, resize_width_kernel
+    from stages.resizing.kernel import resize_height_kernel
 
-    used = [crop(image.contiguous(), *pair) for image, pair in zip(pixels, axes, strict=True)]
-    count, (height, width) = len(used), (axis.table.shape[1] for axis in axes[0])
-    lines = np.array([image.shape[1] for image in used])
-    starts = 3 * (lines.cumsum() - lines)
-    entries = [
-        (image.data_ptr(), *image.stride()[:2], image.shape[1], start, *columns.entry, *rows.entry)
-        for image, start, (rows, columns) in zip(used, starts.tolist(), axes, strict=True)
-    ]
-    table = torch.from_numpy(np.ascontiguousarray(np.array(entries, dtype=np.int64).T)).to(mean.device)
-    resized = used[0].new_empty(3 * int(lines.sum()), width)
-    resize_width_kernel[count_tiles(int(lines.max()), width, WIDTH_TILE), 3 * count](
-        table, resized, count, width, **WIDTH_TILE, BLOCK_TAPS=BLOCK_TAPS
-    )
+    table, resized = resize_columns(pixels, axes)
+    count, (height, width) = len(pixels), (axis.table.shape[1] for axis in axes[0])
     out = resized.new_empty(count, 3, height, width, dtype=dtype)
     resize_height_kernel[count_tiles(height, width, HEIGHT_TILE), 3 * count](
         table,
@@ -201,6 +190,40 @@ def resize_with_kernels(
         BLOCK_TAPS=BLOCK_TAPS,
     )
     return out
+
+
+def resize_to_bytes_with_kernels(pixels: Sequence[Tensor], axes: Sequence[tuple[Axis, Axis]]) -> Tensor:
+    """As resize_with_kernels, to uint8. For images of any size, not only that of a model's input: its kernel is compiled
+    once, and a little slower."""
+    from stages.resizing.kernel import resize_height_to_bytes_kernel
+
+    table, resized = resize_columns(pixels, axes)
+    count, (height, width) = len(pixels), (axis.table.shape[1] for axis in axes[0])
+    out = resized.new_empty(count, 3, height, width)
+    resize_height_to_bytes_kernel[count_tiles(height, width, HEIGHT_TILE), 3 * count](
+        table, resized, out, count, height, width, **HEIGHT_TILE, BLOCK_TAPS=BLOCK_TAPS
+    )
+    return out
+
+
+def resize_columns(pixels: Sequence[Tensor], axes: Sequence[tuple[Axis, Axis]]) -> tuple[Tensor, Tensor]:
+    """The first pass of a resize, and the table that the second one needs, both as their kernels describe them."""
+    from stages.resizing.kernel import resize_width_kernel
+
+    used = [crop(image.contiguous(), *pair) for image, pair in zip(pixels, axes, strict=True)]
+    count, width = len(used), axes[0][1].table.shape[1]
+    lines = np.array([image.shape[1] for image in used])
+    starts = 3 * (lines.cumsum() - lines)
+    entries = [
+        (image.data_ptr(), *image.stride()[:2], image.shape[1], start, *columns.entry, *rows.entry)
+        for image, start, (rows, columns) in zip(used, starts.tolist(), axes, strict=True)
+    ]
+    table = torch.from_numpy(np.ascontiguousarray(np.array(entries, dtype=np.int64).T)).to(used[0].device)
+    resized = used[0].new_empty(3 * int(lines.sum()), width)
+    resize_width_kernel[count_tiles(int(lines.max()), width, WIDTH_TILE), 3 * count](
+        table, resized, count, width, **WIDTH_TILE, BLOCK_TAPS=BLOCK_TAPS
+    )
+    return table, resized
 
 
 def count_tiles(height: int, width: int, tile: dict[str, int]) -> int:

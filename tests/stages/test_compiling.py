@@ -12,7 +12,7 @@ from triton import compile
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 from triton.runtime.jit import JITFunction
-from stages.kernels import convolution, launch, pointwise
+from stages.kernels import convolution, language, launch, pointwise
 from stages.yolo import letterbox
 from stages.resizing import resize, kernel as resizekernel
 from stages.ocr import warp, warpkernel
@@ -35,7 +35,7 @@ class Compiling:
         return self.note
 
     def note(self, *arguments, **named):
-        options = {name: named.pop(name) for name in ("num_warps", "num_stages") if name in named}
+        options = {name: named.pop(name) for name in ("num_warps", "num_stages", "enable_fp_fusion") if name in named}
         given = dict(zip(self.kernel.arg_names, arguments)) | named
         constants = {p.name: given[p.name] for p in self.kernel.params if p.is_constexpr or given[p.name] is None}
         flags = {name: value for name, value in constants.items() if value is None or isinstance(value, bool)}
@@ -49,7 +49,7 @@ class Compiling:
         key = self.kernel.__name__, *widest, *sorted(flags.items(), key=str)
         calls[key] = max(calls.get(key, (0, None, None)), (size, source, options), key=lambda call: call[0])
 
-found = [(module, name) for module in (convolution, pointwise, warpkernel, resizekernel) for name in vars(module)
+found = [(module, name) for module in (convolution, language, pointwise, warpkernel, resizekernel) for name in vars(module)
          if name.endswith("_kernel") and isinstance(vars(module)[name], JITFunction)]
 for module, name in found:
     setattr(module, name, Compiling(getattr(module, name)))
@@ -66,6 +66,11 @@ launch.add_bias_silu(torch.zeros(1, 16, 8, 8, dtype=torch.bfloat16), hidden[0, :
 planes, axes = torch.zeros(3, 300, 400, dtype=torch.uint8), [2 * (resize.prepare_axis(300, 384, 0, 384),)]
 letterbox.fill_with_kernel([planes], [Letterbox.fit(300, 400, 640, 32)], torch.float16)
 resize.resize_with_kernels([planes], axes, torch.zeros(3), torch.ones(3), torch.bfloat16)
+resize.resize_to_bytes_with_kernels([planes], axes)
+language.rms_norm(hidden, hidden[0], 1e-6)
+language.layer_norm(hidden, hidden[0], hidden[0], 1e-6)
+language.rotate(hidden.view(1, 4, 6, 128), hidden[None, :, :128], hidden[None, :, :128])
+language.gate(hidden, hidden)
 target = GPUTarget("cuda", int(sys.argv[1]), 32)
 shared = [compile(source, target=target, options=options).metadata.shared for _, source, options in calls.values()]
 print(*sorted({name for _, name in found} - {key[0] for key in calls}), max(shared))

@@ -17,6 +17,8 @@ from daemon.cli.models import pretend_gpus
 from daemon.config.loading import parse
 from daemon.layout import resolve_models
 from stages.base import StageSpec
+from stages.weights.packs import open_pack, resolve
+from tests.stages import captioners
 
 # Imports what takes long, and none of our own modules: a program may change one before it imports the others.
 SERVER = """
@@ -109,7 +111,7 @@ for sizes in SIZES:
     same(lambda: stage.forward(pictures(sizes)))
 """,
 }
-PROGRAMS["blip"] = PROGRAMS["clip"]
+PROGRAMS |= dict.fromkeys(["blip", *(CHATS := ["smolvlm", "qwen3_vl"])], PROGRAMS["clip"])
 ALL = """
 import importlib, json, sys
 import msgspec
@@ -140,12 +142,15 @@ MODULES = [
 
 @pytest.fixture(scope="module")
 def specs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, StageSpec]:
-    """Of the mini pack, as on a GPU."""
-    config = parse({"models": {"pack": "mini"}}, tmp_path_factory.mktemp("config"))
-    return {
-        name: msgspec.structs.replace(spec, batch_size=3)
-        for name, spec in resolve_models(config, pretend_gpus("9.0")).items()
-    }
+    """Of the mini pack, and of chat models by their types, as on a GPU."""
+    place = tmp_path_factory.mktemp("config")
+    config = parse({"models": {"pack": "mini"}}, place)
+    specs = dict(resolve_models(config, pretend_gpus("9.0")))
+    for kind in CHATS:
+        captioners.CAPTIONERS[kind](place / kind)
+        settings = {"dtype": "bfloat16", "options": {"max_new_tokens": 2}}
+        specs[kind] = resolve(open_pack(place / kind, place / "none"), "blip", settings)
+    return {name: msgspec.structs.replace(spec, batch_size=3) for name, spec in specs.items()}
 
 
 Run = Callable[[str, object], str]

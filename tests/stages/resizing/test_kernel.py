@@ -9,7 +9,7 @@ from torch import Tensor
 from transformers import BlipImageProcessor, CLIPImageProcessor
 
 from stages.devices import pixels_of
-from stages.resizing import resize
+from stages.resizing import lanczos, resize
 from stages.resizing.resize import ImageProcessor
 from stages.yolo import letterbox
 from stages.yolo.letterbox import Letterbox, fill_canvases
@@ -33,7 +33,7 @@ def few_programs(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def with_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (letterbox, resize):
+    for module in (letterbox, lanczos, resize):
         monkeypatch.setattr(module, "has_kernels_for", lambda _: True)
 
 
@@ -71,3 +71,14 @@ def test_canvases_are_those_of_cv2(monkeypatch: pytest.MonkeyPatch, size: tuple[
     ours = fill_canvases([picture.to(DEVICE) for picture in pictures], boxes, torch.float16)
     assert ours.is_contiguous(memory_format=torch.channels_last)
     assert torch.equal(ours.cpu(), theirs)
+
+
+@pytest.mark.parametrize("resized", [(24, 20), (33, 130)])
+def test_lanczos_pixels_are_those_of_its_sums_in_torch(
+    monkeypatch: pytest.MonkeyPatch, resized: tuple[int, int]
+) -> None:
+    """Of three images at once, as an image processor gives them."""
+    images = torch.stack(pixels_of([draw_noise(48, 40, seed) for seed in range(3)]))
+    theirs = lanczos.resize_by_lanczos(images, *resized)
+    with_kernels(monkeypatch)
+    assert torch.equal(lanczos.resize_by_lanczos(images.to(DEVICE), *resized).cpu(), theirs)
