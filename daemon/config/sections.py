@@ -29,6 +29,7 @@ from daemon.config.values import (
     check_address,
     check_name,
     check_slab,
+    check_url,
     most_of,
 )
 from stages.base import Limits
@@ -95,7 +96,9 @@ class Inbox(Section):
 
 
 class WebhookSection(Section):
-    url: str = Field("", description='Where the sink webhook posts records, for example "https://host/path".')
+    url: Annotated[str, AfterValidator(check_url)] = Field(
+        "", description='Where the sink webhook posts records, for example "https://host/path".'
+    )
     secret_file: str = Field(
         "",
         description="File with the secret that signs each request (Standard Webhooks): text, or base64 behind whsec_. Empty: "

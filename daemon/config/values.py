@@ -52,6 +52,13 @@ def check_address(text: str) -> str:
     return text
 
 
+def check_url(text: str) -> str:
+    """Accept an address of HTTP, or ""."""
+    if text and not re.match(r"https?://[^/\s]+", text):
+        raise ValueError(f'"{text}" is no address of HTTP; write it as "https://host/path"')
+    return text
+
+
 def check_slab(count: int) -> int:
     if 0 != count < LEAST_SLAB_BYTES:
         raise ValueError("write 0 or at least 1 MiB; images larger than the slab are refused")

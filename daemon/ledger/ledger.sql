@@ -523,6 +523,9 @@ SELECT COUNT(*), COALESCE(SUM(inbox IN (SELECT value FROM json_each(:inboxes)) A
 -- name: models
 SELECT id, stage, fingerprint, notice FROM model;
 
+-- name: last_model
+SELECT COALESCE(MAX(id), 0) FROM model;
+
 -- name: has_results
 SELECT 1 FROM image WHERE inbox = ? AND status IN (1, 2) LIMIT 1;
 

@@ -46,11 +46,12 @@ class Reader:
             raise FileNotFoundError(path)
         self.path = path
         self._connections = Connections(path)
+        self.models: dict[int, Model] = {}
         try:
             with self._connections.lend() as connection:
                 if known and read_version(path, connection) >= WITH_CHECKSUMS:
                     identity.compare(path, known, identity.identity_of(connection))
-            self.models = {row["id"]: Model(*tuple(row)[1:]) for row in self._rows("models")}
+            self._read_models()
         except sqlite3.DatabaseError as error:
             self.close()
             raise explain(path, error) from error
@@ -296,8 +297,13 @@ class Reader:
         self, rows: Iterable[sqlite3.Row], *, with_results: bool = True, tolerant: bool = False
     ) -> list[Record]:
         with self._connections.lend() as connection:
+            if connection.execute(SQL["last_model"]).fetchone()[0] > max(self.models, default=0):
+                self._read_models()  # a daemon has started with others since
             options = {"with_results": with_results, "tolerant": tolerant}
             return list(assemble(connection, list(rows), self.models, **options))
+
+    def _read_models(self) -> None:
+        self.models = {row["id"]: Model(*tuple(row)[1:]) for row in self._rows("models")}
 
     def _rows(self, statement: str, *parameters: Any) -> list[sqlite3.Row]:
         with self._connections.lend() as connection:

@@ -67,7 +67,7 @@ MIGRATIONS = [
     );
     CREATE TABLE start (token TEXT NOT NULL, number INTEGER NOT NULL);
     INSERT INTO publication (image) SELECT id FROM image
-    WHERE (status IN (1, 2) AND emitted = 1 OR status = 0 AND finished_at IS NOT NULL)
+    WHERE (status IN (1, 2) AND (emitted = 1 OR not_before IS finished_at) OR status = 0 AND finished_at IS NOT NULL)
     AND NOT EXISTS (SELECT 1 FROM outbox WHERE outbox.image = image.id) ORDER BY id;
     CREATE TEMP TABLE earlier AS SELECT
         COALESCE((SELECT seq FROM sqlite_sequence WHERE name = 'publication'), 0) AS numbers,

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import os
 from collections.abc import AsyncIterator, Callable, Mapping
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Annotated, Any, TypeVar
 from urllib.parse import urlencode
 
 import anyio
@@ -26,19 +27,21 @@ from daemon.errors import NotRunning, VisiondError
 from daemon.jobs import JobStatus
 from daemon.ledger.record import Record
 from daemon.ledger.records import Reader
+from daemon.ledger.soundness import MOST
 from daemon.monitoring.notices import list_notices
 from daemon.monitoring.snapshot import Snapshot
 from daemon.page.guard import read_form
-from daemon.page.pictures import NoPicture, Pictures
-from daemon.page.views import view_of
+from daemon.page.pictures import DECODERS, NoPicture, Pictures
+from daemon.page.views import document_of, view_of
 from daemon.search.following import encode_events, read_last
-from daemon.search.query import Query, QueryError, parse
+from daemon.search.index import SearchUnusable
+from daemon.search.query import DATES, Query, QueryError, parse, read_day
 from daemon.search.searcher import NEWEST, By, Found, Searcher
 from daemon.state import CONTROL, PAGE_TOKEN
 
 T = TypeVar("T")
 
-EVENT_SECONDS = 0.5
+EVENT_SECONDS, KEEP_ALIVE_SECONDS = 0.5, 15.0
 SHOWN = 48  # images at once
 THUMBNAIL, PICTURE = 320, 1600  # pixels of the longer side
 WEEK = "private, max-age=604800, immutable"  # for addresses that name the content
@@ -54,6 +57,7 @@ class Page:
         self._reader = reader
         self._searcher = searcher
         self._pictures = pictures
+        self._few = anyio.CapacityLimiter(DECODERS)
         self._templates = Environment(
             loader=PackageLoader("daemon.page"),
             autoescape=True,
@@ -87,15 +91,17 @@ class Page:
 
     async def gallery(self, request: Request) -> Response:
         """All images that fit, newest or best first. htmx asks for what follows, without the rest of the page."""
-        asked = Asked.of(request)
-        problem, found = "", Found()
+        asked, problem, found = Asked(), "", Found()
         try:
-            found = await _in_thread(lambda: self._find(asked))
-        except QueryError as error:
+            asked = Asked.of(request)
+            found = await _in_thread(partial(self._find, asked))
+        except (QueryError, SearchUnusable) as error:
             problem = str(error)
         hits = {hit.image: hit.score for hit in found.hits}
         records = await _in_thread(lambda: self._reader.find_numbers(list(hits)))
-        behind = await _in_thread(self._searcher.behind)
+        behind, place = await _in_thread(
+            lambda: (self._searcher.behind(), self._searcher.index.about().place)
+        )
         values = {
             "asked": asked,
             "behind": behind if behind > SHOWN else 0,
@@ -104,7 +110,7 @@ class Page:
             if found.following
             else "",
             "warming": address("/", **asked.values()) if found.is_warming else "",
-            "newest": 0 if asked.cursor else self._searcher.index.about().place,
+            "newest": 0 if asked.cursor else place,
             "problem": problem or found.problem,
         }
         if request.headers.get("hx-request"):
@@ -124,8 +130,7 @@ class Page:
 
     async def image(self, request: Request) -> Response:
         record = await self._record(request)
-        is_done = record.status is JobStatus.DONE
-        document: dict[str, Any] = msgspec.json.decode(record.sidecar) if is_done else {}
+        document = document_of(record)
         criteria: dict[str, Any] = document.get("bin", {}).get("criteria", {})
         values = {
             "view": view_of(record),
@@ -134,12 +139,14 @@ class Page:
             "document": document,
             "criteria": criteria,
             "notices": list_notices((model.stage, model.notice) for model in record.models),
-            "raw": msgspec.json.format(record.sidecar, indent=2).decode(errors="replace"),
+            "raw": ""
+            if record.damage
+            else msgspec.json.format(record.sidecar, indent=2).decode(errors="replace"),
         }
         return self._show(request, "image.html", values)
 
     async def like(self, request: Request) -> Response:
-        number = request.path_params["id"]
+        number = min(request.path_params["id"], MOST)
         problem, found = "", Found()
         try:
             found = await _in_thread(lambda: self._like(number))
@@ -156,7 +163,10 @@ class Page:
         return self._searcher.like(image)
 
     async def result(self, request: Request) -> Response:
-        return Response((await self._record(request)).sidecar, media_type="application/json")
+        record = await self._record(request)
+        if record.damage:
+            raise HTTPException(503, f"{record.damage} of image {record.id} is damaged in the ledger.")
+        return Response(record.sidecar, media_type="application/json")
 
     async def picture(self, request: Request) -> Response:
         """A thumbnail, or a picture for the image's own page. The digest in the address lets browsers keep it."""
@@ -165,14 +175,16 @@ class Page:
         if side is None:
             raise HTTPException(404)
         try:
-            content = await _in_thread(lambda: self._pictures.get(record, side))
+            # Few at a time: each has a whole file in memory.
+            content = await to_thread.run_sync(self._pictures.get, record, side, limiter=self._few)
         except NoPicture:
             return Response(NO_PICTURE.read_bytes(), media_type="image/svg+xml")
         return Response(content, headers={"cache-control": WEEK}, media_type="image/webp")
 
     async def live(self, request: Request) -> Response:
         """The line on top of each page, again every two seconds. `newest`: the last publication when the gallery was shown."""
-        seen = int(request.query_params.get("newest", "0") or 0)
+        given = request.query_params.get("newest", "")
+        seen = int(given) if given.isdecimal() else 0
         snapshot = await self._snapshot()
         fresh = 0
         if seen:
@@ -183,16 +195,23 @@ class Page:
     async def events(self, request: Request) -> Response:
         """Server-sent events: each image that is published after a number, or after the last one that was received."""
         given = request.headers.get("last-event-id") or request.query_params.get("after", "")
-        place = int(given) if given.isdecimal() else await _in_thread(lambda: read_last(self._reader))
+        last = await _in_thread(partial(read_last, self._reader))
+        place = int(given) if given.isdecimal() else last
+        if place > last:
+            raise HTTPException(409, f"The last publication has the number {last}; begin with after=0.")
 
         async def stream(place: int) -> AsyncIterator[bytes]:
             yield b": visiond\n\n"
+            idle = 0.0
             while True:
                 events, following = await _in_thread(partial(encode_events, self._reader, place))
                 for number, line in events:
                     yield b"id: %d\ndata: %b\n\n" % (number, line)
                 if following == place:
                     await anyio.sleep(EVENT_SECONDS)
+                    if (idle := idle + EVENT_SECONDS) >= KEEP_ALIVE_SECONDS:
+                        yield b":\n\n"  # or something on the way cuts the connection
+                        idle = 0.0
                 place = following
 
         return StreamingResponse(stream(place), media_type="text/event-stream")
@@ -223,7 +242,7 @@ class Page:
     async def retry(self, request: Request) -> Response:
         """Failed images back to pending: those that are ticked, or all."""
         form = await read_form(request)
-        ids = [int(each) for each in form.get("id", []) if each.isdecimal()]
+        ids = [int(each) for each in form.get("id", []) if each.isdecimal() and int(each) <= MOST]
         if "all" in form:
             ids = await _in_thread(self._reader.failed_ids)
         count = await _in_thread(lambda: control.put_back(self._config, JobStatus.FAILED, ids))
@@ -233,7 +252,7 @@ class Page:
 
     async def _record(self, request: Request) -> Record:
         number = request.path_params["id"]
-        found = await _in_thread(lambda: self._reader.find_numbers([number]))
+        found = await _in_thread(lambda: self._reader.find_numbers([number])) if number <= MOST else []
         if not found:
             raise HTTPException(404, f"There is no image {number}.")
         return found[0]
@@ -278,7 +297,7 @@ class Asked(msgspec.Struct, frozen=True):
     state: str = ""
     after: str = ""
     before: str = ""
-    cursor: int = 0
+    cursor: Annotated[int, msgspec.Meta(ge=0, le=MOST)] = 0
 
     @classmethod
     def of(cls, request: Request) -> Asked:
@@ -291,9 +310,12 @@ class Asked(msgspec.Struct, frozen=True):
 
     def query(self) -> Query:
         """Raises QueryError."""
-        days = " ".join(f"{name}:{value}" for name in ("after", "before") if (value := getattr(self, name)))
         choices = {name: [value] for name in ("bin", "inbox", "state") if (value := getattr(self, name))}
-        return parse(f"{self.q} {days}").narrowed(**choices)
+        query = parse(self.q).narrowed(**choices)
+        after, before = (
+            read_day(name, getattr(self, name)) if getattr(self, name) else None for name in DATES
+        )
+        return replace(query, after=after or query.after, before=before or query.before)
 
     def values(self) -> dict[str, object]:
         """Those that are not as by default, for an address."""

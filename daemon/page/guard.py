@@ -6,6 +6,7 @@ gets a cookie for it; programs send `Authorization: Bearer TOKEN`. A change by c
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import hmac
 import os
@@ -20,6 +21,8 @@ from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from daemon.errors import ConfigError
+
 COOKIE = "visiond"
 COOKIE_SECONDS = 30 * 86400
 FORM_BYTES = 1 << 20
@@ -31,7 +34,7 @@ POLICY = (
 HEADERS = {
     "content-security-policy": POLICY,
     "x-content-type-options": "nosniff",
-    "referrer-policy": "no-referrer",
+    "referrer-policy": "same-origin",  # without it a browser hides where a form comes from
     "cross-origin-resource-policy": "same-origin",
     "cross-origin-opener-policy": "same-origin",
 }
@@ -146,11 +149,21 @@ def _say(sentence: str, status: int) -> Response:
 
 
 def own_token(file: Path) -> bytes:
-    """The token in a file, made if there is none; only its owner may read it. Raises OSError."""
-    try:
-        fd = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-    except FileExistsError:
-        return file.read_bytes().strip()
-    with open(fd, "w") as opened:
-        opened.write(secrets.token_hex(16) + "\n")
-    return file.read_bytes().strip()
+    """The token in a file, made if there is none; only its owner may read it. Raises OSError, ConfigError."""
+    if not file.exists():
+        partial = file.with_name(f".{file.name}.{os.getpid()}")
+        with open(
+            os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600), "w"
+        ) as opened:
+            opened.write(secrets.token_hex(16) + "\n")
+            opened.flush()
+            os.fsync(opened.fileno())
+        with contextlib.suppress(FileExistsError):  # another process was faster
+            os.link(partial, file)
+        partial.unlink()
+    token = file.read_bytes().strip()
+    if not token:
+        raise ConfigError(
+            [f"{file}, the token for changes by the page, is empty. Delete it: a new one is made."]
+        )
+    return token

@@ -7,6 +7,7 @@ import contextlib
 import io
 import os
 import threading
+import time
 from pathlib import Path
 
 from PIL import Image as Picture
@@ -19,6 +20,7 @@ from stages.decoding.images import inspect
 
 DECODERS = 2
 MOST_BYTES = 1 << 29  # of a file
+FAILURE_SECONDS, MOST_FAILURES = 300.0, 10_000
 QUALITY = 80  # of WebP
 SUFFIX = ".webp"
 KEPT = 0.9  # of the bound, after the oldest were removed
@@ -36,19 +38,33 @@ class Pictures:
         self._cache = Cache(folder, most_bytes)
         self._limits = limits
         self._decoders = Decoders(DECODERS, limits)
+        self._failures: dict[str, tuple[float, str]] = {}  # until when, and why
 
     def close(self) -> None:
         self._decoders.close()
 
     def get(self, record: Record, side: int) -> bytes:
         """As WebP, at most `side` pixels wide and high. Raises NoPicture."""
-        name = f"{record.digest.hex()}-{side}" if record.digest else ""
-        if name and (kept := self._cache.get(name)):
+        # Without a digest the file could not be read, or not be decoded.
+        name = f"{record.digest.hex() or record.id}-{side}"
+        if record.digest and (kept := self._cache.get(name)):
             return kept
-        content = self._make(record, side)
-        if name:
+        content = self._make_once(record, side, name)
+        if record.digest:
             self._cache.put(name, content)
         return content
+
+    def _make_once(self, record: Record, side: int, name: str) -> bytes:
+        """A file that cannot be shown is not tried again at each view."""
+        if (known := self._failures.get(name)) and time.monotonic() < known[0]:
+            raise NoPicture(known[1])
+        try:
+            return self._make(record, side)
+        except NoPicture as error:
+            if len(self._failures) >= MOST_FAILURES:
+                self._failures.clear()
+            self._failures[name] = time.monotonic() + FAILURE_SECONDS, str(error)
+            raise
 
     def _make(self, record: Record, side: int) -> bytes:
         data = memoryview(read_source(record))

@@ -8,7 +8,7 @@ import os
 import signal
 import socket
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -23,6 +23,7 @@ from starlette.middleware.trustedhost import TrustedHostMiddleware
 from daemon.config.loading import Config, parse
 from daemon.config.sections import Http
 from daemon.control import open_reader
+from daemon.errors import VisiondError
 from daemon.page.app import Page, token_file
 from daemon.page.guard import Guard, own_token
 from daemon.page.pictures import Pictures
@@ -42,7 +43,7 @@ log = structlog.get_logger()
 NICE = 5  # images come first
 MOST_CONNECTIONS = 512
 KEEP_SECONDS = 30
-CATCH_UP_SECONDS = 1.0
+CATCH_UP_SECONDS, TROUBLE_SECONDS = 1.0, 30.0
 
 
 class Order(msgspec.Struct, frozen=True):
@@ -77,8 +78,10 @@ def opened(config: Config) -> Iterator[tuple[Page, Searcher]]:
         yield Page(config, reader, searcher, pictures), searcher
 
 
-async def serve(config: Config, listener: socket.socket) -> None:
-    """Until SIGTERM or SIGINT. Raises VisiondError."""
+async def serve(
+    config: Config, listener: socket.socket, stop: Sequence[signal.Signals] = (signal.SIGTERM, signal.SIGINT)
+) -> None:
+    """Until one of these signals. Raises VisiondError."""
     http = address_of(config)
     read = (
         partial(read_token, config.http) if config.http.token_file else partial(own_token, token_file(config))
@@ -109,21 +112,44 @@ async def serve(config: Config, listener: socket.socket) -> None:
         )
         if http.tls_certificate:
             settings.ssl_keyfile = None
-        server = uvicorn.Server(settings)
+        server = _Server(settings)
         if http.tls_certificate:
             settings.load()
             settings.ssl = load_certificate(config.http)
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(_follow, searcher)
+            tasks.start_soon(_stop_at_signal, server, stop)
             await server.serve([listener])
             tasks.cancel_scope.cancel()
 
 
+class _Server(uvicorn.Server):
+    """Leaves signals to `serve`, so that all is closed at the end."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+
+async def _stop_at_signal(server: uvicorn.Server, numbers: Sequence[signal.Signals]) -> None:
+    with anyio.open_signal_receiver(*numbers) as received:
+        async for _ in received:
+            server.should_exit = True
+
+
 async def _follow(searcher: Searcher) -> None:
-    """Keep the index up to date, so that a search finds it so."""
+    """Keep the index up to date, so that a search finds it so. A problem is logged once, and tried again."""
+    last = ""
     while True:
-        await anyio.to_thread.run_sync(searcher.catch_up, abandon_on_cancel=True)
-        await anyio.sleep(CATCH_UP_SECONDS)
+        problem = ""
+        try:
+            await anyio.to_thread.run_sync(searcher.catch_up, abandon_on_cancel=True)
+        except VisiondError as error:
+            problem = str(error)
+        if problem and problem != last:
+            log.error("the search is not kept up to date", why=problem)
+        last = problem
+        await anyio.sleep(TROUBLE_SECONDS if problem else CATCH_UP_SECONDS)
 
 
 def address_of(config: Config) -> Http:
@@ -135,9 +161,7 @@ def main() -> None:
     connection, listening, parent = map(int, sys.argv[1:])
     die_with(parent)
     for number in (signal.SIGINT, signal.SIGHUP):
-        signal.signal(
-            number, signal.SIG_IGN
-        )  # a terminal sends them to the whole group, but only the daemon obeys
+        signal.signal(number, signal.SIG_IGN)
     os.nice(NICE)
     with written_aside():
         set_up(format="json")
@@ -145,7 +169,9 @@ def main() -> None:
         with socket.socket(fileno=connection) as ours, ours.makefile("rb") as given:
             config = msgspec.msgpack.decode(given.read(), type=Order).read()
         with closed_to_others(), contextlib.suppress(KeyboardInterrupt):
-            anyio.run(serve, config, socket.socket(fileno=listening), backend_options={"use_uvloop": True})
+            listener = socket.socket(fileno=listening)
+            # A terminal sends SIGINT to the whole group, but only the daemon obeys.
+            anyio.run(serve, config, listener, (signal.SIGTERM,), backend_options={"use_uvloop": True})
 
 
 if __name__ == "__main__":

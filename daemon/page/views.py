@@ -57,9 +57,15 @@ class View:
         return self.caption or self.name
 
 
+def document_of(record: Record) -> dict[str, Any]:
+    """What its sidecar has; nothing if it has no result, or its data is damaged."""
+    is_whole = record.status is JobStatus.DONE and not record.damage
+    return msgspec.json.decode(record.sidecar) if is_whole else {}
+
+
 def view_of(record: Record, score: float | None = None) -> View:
     """record: DONE or FAILED."""
-    document: dict[str, Any] = msgspec.json.decode(record.sidecar) if record.status is JobStatus.DONE else {}
+    document: dict[str, Any] = document_of(record)
     ocr, objects = document.get("ocr") or {}, document.get("objects") or {}
     clip, caption = document.get("clip") or {}, document.get("caption") or {}
     labels = [found["label"] for found in objects.get("detections", ())]

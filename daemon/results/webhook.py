@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import hmac
+import http
 import os
 import time
 import urllib.error
@@ -13,6 +14,7 @@ from collections.abc import Sequence
 from email.message import Message
 from pathlib import Path
 from typing import IO, Any
+from urllib.parse import urlsplit
 
 import msgspec
 from anyio import to_thread
@@ -23,12 +25,17 @@ from daemon.jobs import JobStatus
 from daemon.ledger.record import Record
 from daemon.sidecar import timestamp
 
-ANSWER_SECONDS = 20.0  # for the receiver's answer
+ANSWER_SECONDS = 20.0  # for each part of the receiver's answer
+REQUEST_BYTES = 512 << 10  # of records in one request; many receivers take up to 1 MiB
 PREFIX = "whsec_"  # of a secret in base64
 
 
 class Refused(OSError):
     """The receiver did not take the records."""
+
+
+class TooLarge(Refused):
+    """The request has too many bytes for the receiver."""
 
 
 class WebhookSink:
@@ -50,8 +57,23 @@ class WebhookSink:
 
     async def append(self, records: Sequence[Record]) -> None:
         """Raises OSError if the receiver does not answer with a status from 200 to 299."""
-        body = msgspec.json.encode({"records": [self._describe(record) for record in records]})
-        await to_thread.run_sync(self._post, body, abandon_on_cancel=True)
+        parts = [msgspec.Raw(msgspec.json.encode(self._describe(record))) for record in records]
+        await to_thread.run_sync(self._post_all, parts, abandon_on_cancel=True)
+
+    def _post_all(self, parts: Sequence[msgspec.Raw]) -> None:
+        """In several requests if one would be too large, or the receiver finds it so."""
+        size = sum(len(bytes(part)) for part in parts)
+        if size <= REQUEST_BYTES or len(parts) == 1:
+            try:
+                self._post(msgspec.json.encode({"records": list(parts)}))
+            except TooLarge:
+                if len(parts) == 1:
+                    raise
+            else:
+                return
+        half = len(parts) // 2
+        self._post_all(parts[:half])
+        self._post_all(parts[half:])
 
     def _describe(self, record: Record) -> Any:
         if self._settings.content == "record":
@@ -65,12 +87,19 @@ class WebhookSink:
                 answer.read(1 << 16)
         except urllib.error.HTTPError as error:
             with error:
-                raise Refused(f"{self._settings.url} answers {error.code} {error.reason}") from error
+                kind = TooLarge if error.code == http.HTTPStatus.REQUEST_ENTITY_TOO_LARGE else Refused
+                raise kind(f"{self._host} answers {error.code} {error.reason}") from error
         except urllib.error.URLError as error:
-            raise Refused(f"{self._settings.url} does not answer: {error.reason}") from error
+            raise Refused(f"{self._host} does not answer: {error.reason}") from error
+
+    @property
+    def _host(self) -> str:
+        """The rest of the address may be secret."""
+        address = urlsplit(self._settings.url)
+        return f"{address.scheme}://{address.netloc.rpartition('@')[2]}"
 
     def _headers(self, body: bytes) -> dict[str, str]:
-        """The same records have the same id, so that a receiver knows a repetition."""
+        """A request that is repeated as it was has the same id, so that a receiver knows it."""
         headers = {"content-type": "application/json", "user-agent": f"visiond/{__version__}"}
         number, moment = f"msg_{hashlib.blake2b(body, digest_size=16).hexdigest()}", str(int(time.time()))
         headers |= {"webhook-id": number, "webhook-timestamp": moment}

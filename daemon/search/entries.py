@@ -44,12 +44,12 @@ def make_entry(number: int, record: Record) -> Entry:
     """record: DONE or FAILED. number: of its publication."""
     entry = Entry(number)
     path = os.fsdecode(record.path).encode(errors="replace").decode()
-    entry.fields["name"] = path
+    entry.fields["name"] = separate(path)
     entry.marks = {mark("state", record.status.name.lower()), mark("inbox", os.fsdecode(record.inbox_path))}
     if record.finished_at:
         entry.marks |= days_of(record.finished_at)
     if record.status is JobStatus.FAILED:
-        entry.fields["text"] = f"{record.reason} {record.detail}"
+        entry.fields["text"] = separate(f"{record.reason} {record.detail}"[:MOST_WORDS])
         entry.marks.add(mark("reason", record.reason))
         return entry
     entry.marks.add(mark("bin", record.bin))
@@ -61,7 +61,7 @@ def make_entry(number: int, record: Record) -> Entry:
             continue  # of an older version of a plug-in, say: the rest of the image can be found
         if model.stage == "clip":
             entry.maker = entry.maker or model.fingerprint
-    entry.fields = {name: separate(words[:MOST_WORDS]) for name, words in entry.fields.items()}
+    entry.fields |= {name: separate(entry.fields[name][:MOST_WORDS]) for name in FIELDS if name != "name"}
     return entry
 
 
@@ -120,7 +120,7 @@ def separate(text: str) -> str:
 
 def mark(kind: str, value: str) -> str:
     """One word of the index for a value that a filter can ask for, whatever characters it has."""
-    return "m" + hashlib.blake2b(f"{kind}={value}".encode(), digest_size=10).hexdigest()
+    return "m" + hashlib.blake2b(f"{kind}={value}".encode(errors="replace"), digest_size=10).hexdigest()
 
 
 def days_of(seconds: float) -> set[str]:

@@ -12,6 +12,7 @@ import re
 import shutil
 import sqlite3
 import threading
+import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import groupby
 from pathlib import Path
@@ -34,6 +35,8 @@ VERSION = 1  # of the entries and their tables; an index of another version is m
 CHUNK = 512  # images in one transaction
 RANKED = 10_000  # most matches that are ranked; beyond these, the newest come first
 BUSY_SECONDS = 30.0  # wait for another process that writes
+LOOK_SECONDS = 600.0  # between two counts of entries that are no longer shown
+MOST_IDLE = 8  # connections
 MOST_STALE = 1000  # entries that are no longer shown and stay, besides as many as are shown
 
 SQL = read_statements("daemon.search", "search.sql")
@@ -59,41 +62,38 @@ class Index:
     def __init__(self, folder: Path) -> None:
         """folder: of the index; made if there is none. Raises SearchUnusable."""
         self.folder = folder
-        self._local = threading.local()
-        self._connections: list[sqlite3.Connection] = []
-        self._looked = False  # for entries that are no longer shown
-        with self._named():
-            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-            try:
-                self._prepare(self._connection())
-            except sqlite3.DatabaseError as error:
-                if isinstance(error, sqlite3.OperationalError):
-                    raise
-                self.close()  # it is damaged, and the ledger has all of it
-                self._remove()
-                self._prepare(self._connection())
+        self._file = folder / "index.sqlite"
+        self._idle: list[tuple[int, sqlite3.Connection]] = []  # each with the inode of its file
+        self._closed = False
+        self._lock = threading.Lock()  # of the two above
+        self._looked_at = (
+            -LOOK_SECONDS
+        )  # when entries that are no longer shown were counted, in monotonic seconds
+        with self._lend():
+            pass
 
     def close(self) -> None:
-        """No thread may be using it."""
-        for connection in self._connections:
+        """Connections that other threads use are closed when they are done."""
+        with self._lock:
+            self._closed = True
+            idle, self._idle = self._idle, []
+        for _, connection in idle:
             connection.close()
-        self._connections.clear()
-        self._local = threading.local()
 
     def catch_up(self, reader: Reader, go_on: Callable[[int], bool] = lambda place: True) -> int:
         """Add what was published since; returns how many images. Begins again when the ledger is another one, or
         an older one. go_on: called after each few hundred with the last number; false stops. Raises SearchUnusable."""
         added = 0
-        with self._named():
-            self._drop_stale(reader)
-            while (some := self._add_some(reader)) is not None:
-                added += some
-                if not go_on(self.about().place):
-                    break
+        self._drop_stale(reader)
+        while (some := self._add_some(reader)) is not None:
+            added += some
+            if not go_on(self.about().place):
+                break
         return added
 
     def about(self) -> About:
-        return About(*self._connection().execute(SQL["about"]).fetchone())
+        with self._lend() as connection:
+            return _about(connection)
 
     def newest(self, query: Query, before: int, limit: int) -> list[int]:
         """Entries that fit, newest first. before: only those with a lower number."""
@@ -115,44 +115,45 @@ class Index:
 
     def matrix(self, maker: str) -> tuple[Path, int, int] | None:
         """The folder, rows and dim of a model's embeddings; None if there are none."""
-        row = self._connection().execute(SQL["matrix"], (maker,)).fetchone()
+        with self._lend() as connection:
+            row = connection.execute(SQL["matrix"], (maker,)).fetchone()
         return (matrix.folder_of(self.folder, maker), row[1], row[0]) if row else None
 
-    def makers(self) -> dict[str, int]:
-        """Of the embeddings: how many there are of each model."""
-        return {row[0]: row[2] for row in self._connection().execute(SQL["matrices"])}
-
     def _numbers(self, statement: str, *parameters: object) -> list[int]:
-        with self._named():
-            return [row[0] for row in self._connection().execute(SQL[statement], parameters)]
+        with self._lend() as connection:
+            return [row[0] for row in connection.execute(SQL[statement], parameters)]
 
     def _add_some(self, reader: Reader) -> int | None:
         """Add one chunk; None if there was nothing to add."""
-        connection = self._connection()
-        with reader.lend() as ledger:
-            last = publications.read_last(ledger)
-            if self._is_current(about := self.about(), ledger, last) and about.place >= last:
+        with self._lend() as connection, reader.lend() as ledger:
+            if self._is_current(
+                about := _about(connection), ledger
+            ) and about.place >= publications.read_last(ledger):
                 return None
-        with _transaction(connection):
-            about = self.about()  # another process may have been faster
+        with self._lend() as connection, _transaction(connection):
+            about = _about(connection)  # another process may have been faster
             with reader.lend() as ledger:
-                if not self._is_current(about, ledger, last):
+                last = publications.read_last(ledger)
+                if not self._is_current(about, ledger):
                     about = self._begin_again(connection, identity.identity_of(ledger).ledger)
                 starts = publications.read_starts(ledger, about.start)
             found, place = reader.published_after(about.place, CHUNK)
             entries = [make_entry(number, record) for number, record in found.items() if not record.damage]
             connection.executemany(SQL["add"], [_row(entry) for entry in entries])
             self._add_embeddings(connection, entries)
+            place = max(place, about.place) if place > about.place else max(last, about.place)
             seen = [start for start in starts if start.number <= place]
             start, token = (seen[-1].id, seen[-1].token) if seen else (about.start, about.token)
-            place = max(place, about.place) if found or place > about.place else last
             connection.execute(SQL["note"], (about.ledger, start, token, place, about.entries + len(entries)))
         return len(entries)
 
-    def _is_current(self, about: About, ledger: sqlite3.Connection, last: int) -> bool:
+    def _is_current(self, about: About, ledger: sqlite3.Connection) -> bool:
         """Whether all that the index has is from this ledger as it is now: not from another one, nor from
         one that a backup has replaced since."""
-        if about.ledger != identity.identity_of(ledger).ledger or about.place > last:
+        # `about` was read first: what was published in between is behind it.
+        if about.ledger != identity.identity_of(ledger).ledger or about.place > publications.read_last(
+            ledger
+        ):
             return False
         starts = publications.read_starts(ledger, about.start)
         if about.start:
@@ -162,16 +163,16 @@ class Index:
         return all(start.number >= about.place for start in starts)
 
     def _drop_stale(self, reader: Reader) -> None:
-        """Begin again if most entries are no longer shown, as after a redo of all images. Looked at once."""
-        if self._looked:
+        """Begin again if most entries are no longer shown, as after a redo of all images. Looked at now and then."""
+        if time.monotonic() - self._looked_at < LOOK_SECONDS:
             return
-        self._looked, about = True, self.about()
+        self._looked_at, about = time.monotonic(), self.about()
         if about.entries > MOST_STALE:
             with reader.lend() as ledger:
                 shown = ledger.execute(LEDGER_SQL["count_publications"]).fetchone()[0]
             if about.entries > 2 * shown + MOST_STALE:
-                with _transaction(self._connection()):
-                    self._begin_again(self._connection(), about.ledger)
+                with self._lend() as connection, _transaction(connection):
+                    self._begin_again(connection, about.ledger)
 
     def _begin_again(self, connection: sqlite3.Connection, ledger: str) -> About:
         connection.execute("INSERT INTO entry (entry) VALUES ('delete-all')")
@@ -194,48 +195,92 @@ class Index:
             matrix.append(matrix.folder_of(self.folder, maker), rows, numbers, embeddings)
             connection.execute(SQL["note_matrix"], (maker, dim, rows + len(mine)))
 
-    def _prepare(self, connection: sqlite3.Connection) -> None:
-        version = connection.execute("PRAGMA user_version").fetchone()[0]
-        if version not in (0, VERSION):
-            raise sqlite3.DatabaseError("it is of another version")
-        with _transaction(connection):
-            if connection.execute("PRAGMA user_version").fetchone()[0] == 0:
-                for statement in _statements(SQL["schema"]):
-                    connection.execute(statement)
-                connection.execute(f"PRAGMA user_version = {VERSION}")
-        self.about()
-
-    def _connection(self) -> sqlite3.Connection:
-        """This thread's."""
-        found: sqlite3.Connection | None = getattr(self._local, "connection", None)
-        if found is None:
-            found = self._local.connection = sqlite3.connect(
-                self.folder / "index.sqlite",
-                isolation_level=None,
-                check_same_thread=False,
-                timeout=BUSY_SECONDS,
-            )
-            self._connections.append(found)
-            found.execute("PRAGMA journal_mode = WAL")
-            found.execute(
-                "PRAGMA synchronous = NORMAL"
-            )  # a power failure may lose the last commits, and no more
-            found.execute("PRAGMA cache_size = -32768")
-        return found
-
-    def _remove(self) -> None:
-        for path in self.folder.iterdir():
-            shutil.rmtree(path) if path.is_dir() else path.unlink()
-
     @contextlib.contextmanager
-    def _named(self) -> Iterator[None]:
-        """Turn errors of SQLite and of the disk into one that names the folder."""
+    def _lend(self) -> Iterator[sqlite3.Connection]:
+        """A connection for this thread only. A file that is damaged is removed, to be made again. Raises SearchUnusable:
+        errors of SQLite and of the disk, with the folder's name."""
         try:
-            yield
+            inode, connection = self._take() or self._open()
+            try:
+                yield connection
+            finally:
+                self._give_back(inode, connection)
         except (sqlite3.Error, OSError) as error:
+            if isinstance(error, sqlite3.DatabaseError) and not isinstance(error, sqlite3.OperationalError):
+                self._remove()
             raise SearchUnusable(
                 f"the search index {self.folder} cannot be used: {error}. It may be deleted: it is made again from the ledger."
             ) from error
+
+    def _take(self) -> tuple[int, sqlite3.Connection] | None:
+        inode = _inode_of(self._file)
+        while True:
+            with self._lock:
+                if self._closed:
+                    raise SearchUnusable("the search is being closed.")
+                if not self._idle:
+                    return None
+                known, connection = self._idle.pop()
+            if known == inode:
+                return known, connection
+            connection.close()  # somebody has deleted its file
+
+    def _give_back(self, inode: int, connection: sqlite3.Connection) -> None:
+        with self._lock:
+            if not self._closed and len(self._idle) < MOST_IDLE:
+                self._idle.append((inode, connection))
+                return
+        connection.close()
+
+    def _open(self) -> tuple[int, sqlite3.Connection]:
+        self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        try:
+            return self._connect()
+        except sqlite3.OperationalError:
+            raise
+        except sqlite3.DatabaseError:  # it is damaged, or of another version, and the ledger has all of it
+            self._remove()
+            return self._connect()
+
+    def _connect(self) -> tuple[int, sqlite3.Connection]:
+        with contextlib.ExitStack() as undo:
+            connection = sqlite3.connect(
+                self._file, isolation_level=None, check_same_thread=False, timeout=BUSY_SECONDS
+            )
+            undo.callback(connection.close)
+            connection.execute("PRAGMA journal_mode = WAL")
+            connection.execute(
+                "PRAGMA synchronous = NORMAL"
+            )  # a power failure may lose the last commits, and no more
+            connection.execute("PRAGMA cache_size = -16384")
+            version = connection.execute("PRAGMA user_version").fetchone()[0]
+            if version not in (0, VERSION):
+                raise sqlite3.DatabaseError("it is of another version")
+            if not version:
+                with _transaction(connection):
+                    if not connection.execute("PRAGMA user_version").fetchone()[0]:
+                        for statement in _statements(SQL["schema"]):
+                            connection.execute(statement)
+                        connection.execute(f"PRAGMA user_version = {VERSION}")
+            _about(connection)
+            undo.pop_all()
+        return _inode_of(self._file), connection
+
+    def _remove(self) -> None:
+        for path in self.folder.iterdir():
+            with contextlib.suppress(OSError):
+                shutil.rmtree(path) if path.is_dir() else path.unlink()
+
+
+def _about(connection: sqlite3.Connection) -> About:
+    return About(*connection.execute(SQL["about"]).fetchone())
+
+
+def _inode_of(file: Path) -> int:
+    try:
+        return file.stat().st_ino
+    except FileNotFoundError:
+        return 0
 
 
 def check_ledger(reader: Reader) -> None:

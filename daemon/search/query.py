@@ -14,7 +14,7 @@ from __future__ import annotations
 import difflib
 import re
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from datetime import UTC, date, datetime, timedelta
 
 from daemon.errors import VisiondError
@@ -23,9 +23,11 @@ from daemon.search.entries import FIELDS, mark, separate
 FILTERS = ("bin", "tag", "object", "inbox", "state", "reason")
 DATES = ("after", "before")
 STATES = ("done", "failed")
+MOST_TERMS = 64
+YEARS = range(2000, 2200)
 FIRST_DAY = date(2020, 1, 1)  # before there was a visiond
 TERM = re.compile(r'(-?)(?:([a-z]+):)?(?:"([^"]*)"?|(\S+))')
-WORD = re.compile(r"\w", re.UNICODE)
+WORD = re.compile(r"[^\W_]")  # what the index takes for a part of a word
 
 
 class QueryError(VisiondError):
@@ -49,10 +51,10 @@ class Term:
 
 @dataclass(frozen=True, slots=True)
 class Query:
-    """filters: by kind, values of which an image has at least one. after, before: days, the second not included."""
+    """filters: each a kind, and values of which an image has at least one. after, before: days, the second not included."""
 
     terms: tuple[Term, ...] = ()
-    filters: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    filters: tuple[tuple[str, tuple[str, ...]], ...] = ()
     after: date | None = None
     before: date | None = None
 
@@ -67,10 +69,8 @@ class Query:
 
     def narrowed(self, **filters: Iterable[str]) -> Query:
         """With these filters too."""
-        wanted = {kind: tuple(values) for kind, values in filters.items()}
-        return replace(
-            self, filters=self.filters | {kind: values for kind, values in wanted.items() if values}
-        )
+        wanted = [(kind, found) for kind, values in filters.items() if (found := tuple(values))]
+        return replace(self, filters=(*self.filters, *wanted))
 
     def without_words(self) -> Query:
         """Only the filters, and the words that are excluded or looked for in one field."""
@@ -79,7 +79,7 @@ class Query:
     def expression(self) -> str:
         """In FTS5's language; empty for every image."""
         parts = [term.expression() for term in self.terms if not term.excluded]
-        for kind, values in sorted(self.filters.items()):
+        for kind, values in self.filters:
             parts.append(_one_of(mark(kind, value) for value in values))
         if self.after or self.before:
             parts.append(_one_of(_spans(self.after or FIRST_DAY, self.before or _tomorrow())))
@@ -95,12 +95,12 @@ def parse(text: str) -> Query:
     terms: list[Term] = []
     filters: dict[str, tuple[str, ...]] = {}
     days: dict[str, date] = {}
-    for minus, name, phrase, word in TERM.findall(text):
+    for minus, name, phrase, word in TERM.findall(text.replace("\0", " ")):
         value = phrase or word
         if name in FILTERS and not minus:
             filters[name] = (*filters.get(name, ()), value)
         elif name in DATES and not minus:
-            days[name] = _read_day(name, value)
+            days[name] = read_day(name, value)
         elif name in (*FILTERS, *DATES):
             raise QueryError(f"-{name}: cannot be excluded; only words can, for example -draft.")
         else:
@@ -117,12 +117,18 @@ def parse(text: str) -> Query:
     for state in filters.get("state", ()):
         if state not in STATES:
             raise QueryError(f"state:{state} cannot be searched for; only state:done and state:failed are.")
-    return Query(tuple(terms), filters, days.get("after"), days.get("before"))
+    if len(terms) > MOST_TERMS:
+        raise QueryError(f"a search has at most {MOST_TERMS} words; this one has {len(terms)}.")
+    return Query(tuple(terms), tuple(filters.items()), days.get("after"), days.get("before"))
 
 
-def _read_day(name: str, value: str) -> date:
+def read_day(name: str, value: str) -> date:
+    """Raises QueryError."""
     try:
-        return date.fromisoformat(value)
+        day = date.fromisoformat(value)
+        if day.year not in YEARS:
+            raise ValueError(value)
+        return day
     except ValueError:
         raise QueryError(f"{name}:{value} is no day; write it as {name}:2026-11-23.") from None
 

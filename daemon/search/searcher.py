@@ -6,6 +6,7 @@ import threading
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
+from functools import partial
 from pathlib import Path
 
 from daemon.ledger import publications
@@ -17,7 +18,9 @@ from daemon.state import SEARCH
 from stages.base import StageSpec
 
 BEST = 200  # images of a search by meaning, or by both; by words there is no limit
+LEAST_READ = 256  # entries of the index at once, as many may be stale
 MOST_COUNTED = 10_000
+MOST_ASKED = 50_000  # answers, of which some may be stale
 RANK = 60  # of Cormack, Clarke and Büttcher, "Reciprocal Rank Fusion", 2009
 NEWEST = 1 << 62
 
@@ -59,8 +62,11 @@ class Searcher:
         self._reader = reader
         self._tower = Tower(spec) if spec else None
         self._catching_up = threading.Lock()
+        self._closing = threading.Event()
 
     def close(self) -> None:
+        """Work of other threads ends soon afterwards."""
+        self._closing.set()
         if self._tower:
             self._tower.close()
         self.index.close()
@@ -75,7 +81,7 @@ class Searcher:
 
             def go_on(place: int) -> bool:
                 note(place, last)
-                return True
+                return not self._closing.is_set()
 
             return self.index.catch_up(self._reader, go_on)
         finally:
@@ -99,9 +105,12 @@ class Searcher:
                     shown = publications.read_shown_before(ledger, before, wanted)
                 hits += [Hit(*each) for each in shown.items()]
                 return Found(hits, min(shown) if len(shown) == wanted else 0)
-            numbers = self.index.newest(query, before, wanted)
-            hits += self._shown(numbers)
-            if len(numbers) < wanted:
+            numbers = self.index.newest(query, before, max(wanted, LEAST_READ))
+            present = self._shown(numbers)
+            hits += present[:wanted]
+            if len(present) > wanted:
+                return Found(hits, hits[-1].number)
+            if len(numbers) < max(wanted, LEAST_READ):
                 return Found(hits)
             before = numbers[-1]
         return Found(hits, before)
@@ -111,11 +120,12 @@ class Searcher:
     ) -> Found:
         """Images that fit best, best first. skip: the cursor of an earlier answer. wait: for the model to be loaded,
         some seconds; otherwise the words alone answer until then. Raises SearchUnusable."""
-        words = self.index.best(query, BEST) if by is not By.meaning else []
+        words = self._enough(partial(self.index.best, query), BEST) if by is not By.meaning else []
         scores: dict[int, float] = {}
         problem = ""
         if is_warming := self._is_warming(wait=wait) and by is not By.words:
-            problem = "The model that understands sentences is being loaded; until then, words alone are looked for."
+            problem = "The model that understands sentences is being loaded."
+            problem += " Until then, words alone are looked for." if by is By.both else ""
         elif by is not By.words and query.sentence:
             try:
                 scores = self._mean(query)
@@ -126,6 +136,18 @@ class Searcher:
         hits = self._shown(_merge(words, list(scores)), scores)[:BEST]
         following = skip + limit if skip + limit < len(hits) else 0
         return Found(hits[skip : skip + limit], following, problem, is_warming)
+
+    def _enough(self, ask: Callable[[int], Sequence[int]], wanted: int) -> list[int]:
+        """The first answers that the ledger still shows. ask: for a number of answers; after a redo of all images most
+        may be stale."""
+        count = wanted
+        while True:
+            found = ask(count)
+            with self._reader.lend() as ledger:
+                shown = publications.read_shown(ledger, found)
+            if len(shown) >= wanted or len(found) < count or count >= MOST_ASKED:
+                return [number for number in found if number in shown][:wanted]
+            count *= 4
 
     def _is_warming(self, *, wait: bool) -> bool:
         """Whether the text tower cannot answer yet; then it is started."""
@@ -138,9 +160,7 @@ class Searcher:
         """The images that are nearest to this one, without itself. Raises SearchUnusable."""
         with self._reader.lend() as ledger:
             number = publications.number_of(ledger, image)
-        folder, rows, dim = self._matrix()
-        answer = self._need_tower().ask(Ask(str(folder), rows, dim, 2 * limit, like=number))
-        scores = dict(zip(answer.numbers, answer.scores, strict=True))
+        scores = self._nearest(limit + 1, like=number)
         scores.pop(number, None)
         return Found(self._shown(list(scores), scores)[:limit])
 
@@ -151,13 +171,25 @@ class Searcher:
 
     def _mean(self, query: Query) -> dict[int, float]:
         """By publication, the cosine with the query's words; the nearest first."""
-        folder, rows, dim = self._matrix()
         rest, allowed = query.without_words(), None
         if not rest.is_empty:
             allowed = self.index.matching(rest).tobytes()
-        question = Ask(str(folder), rows, dim, 2 * BEST, text=query.sentence, allowed=allowed)
-        answer = self._need_tower().ask(question)
-        return dict(zip(answer.numbers, answer.scores, strict=True))
+        return self._nearest(BEST, text=query.sentence, allowed=allowed)
+
+    def _nearest(
+        self, wanted: int, text: str = "", like: int = 0, allowed: bytes | None = None
+    ) -> dict[int, float]:
+        """The publications that are nearest and still shown, with their cosines."""
+        folder, rows, dim = self._matrix()
+        scores: dict[int, float] = {}
+
+        def ask(count: int) -> list[int]:
+            question = Ask(str(folder), rows, dim, count, text=text, like=like, allowed=allowed)
+            answer = self._need_tower().ask(question)
+            scores.update(zip(answer.numbers, answer.scores, strict=True))
+            return answer.numbers
+
+        return {number: scores[number] for number in self._enough(ask, wanted)}
 
     def _matrix(self) -> tuple[Path, int, int]:
         found = self.index.matrix(self._need_tower().spec.fingerprint)

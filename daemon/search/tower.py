@@ -14,6 +14,7 @@ from daemon.search.index import SearchUnusable
 from stages import processes
 from stages.base import StageSpec
 
+ANSWER_SECONDS = 180.0  # also for loading the model; then the process is killed
 LENGTH_BYTES = 4  # before each message
 
 
@@ -83,6 +84,9 @@ class Tower:
             self.is_warm, self._warming = True, False
 
     def close(self) -> None:
+        """A question that is being answered ends with an error."""
+        if child := self._child:
+            child.kill()
         with self._lock:
             self._end()
 
@@ -90,8 +94,13 @@ class Tower:
         child = self._child or self._start()
         assert child.stdin
         assert child.stdout
-        send(child.stdin, msgspec.msgpack.encode(question))
-        return msgspec.msgpack.decode(receive(child.stdout), type=Answer)
+        late = threading.Timer(ANSWER_SECONDS, child.kill)
+        late.start()
+        try:
+            send(child.stdin, msgspec.msgpack.encode(question))
+            return msgspec.msgpack.decode(receive(child.stdout), type=Answer)
+        finally:
+            late.cancel()
 
     def _start(self) -> subprocess.Popen[bytes]:
         self._child = subprocess.Popen(

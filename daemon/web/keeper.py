@@ -25,7 +25,14 @@ LASTING_SECONDS = 60.0  # a process that ran so long was not broken from the sta
 
 
 async def keep_page(config: Config) -> None:
-    """Serve the page until cancelled. If its address is in use, there is none."""
+    """Serve the page until cancelled. If its address is in use, there is none. Raises nothing."""
+    try:
+        await _keep(config)
+    except Exception as error:
+        log.error("there is no page", why=str(error), exc_info=True)
+
+
+async def _keep(config: Config) -> None:
     if not config.page.listen:
         return
     http = config.http.model_copy(update={"listen": config.page.listen})

@@ -5,12 +5,15 @@ const remembered = "visiond-boxes";
 function showBoxes(shown) {
   document.body.classList.toggle("with-boxes", shown);
   for (const box of document.querySelectorAll("#boxes")) box.checked = shown;
-  localStorage.setItem(remembered, shown ? "1" : "");
+  try {
+    localStorage.setItem(remembered, shown ? "1" : "");
+  } catch {
+    // this browser keeps nothing
+  }
 }
 
 document.addEventListener("change", (event) => {
   if (event.target.id === "boxes") showBoxes(event.target.checked);
-  else if (event.target.closest(".search fieldset")) event.target.form.requestSubmit();
 });
 
 document.addEventListener("keydown", (event) => {
@@ -25,4 +28,16 @@ document.addEventListener("keydown", (event) => {
   }
 });
 
-showBoxes(localStorage.getItem(remembered) === "1");
+// What has not changed is not exchanged, so that the keyboard's focus stays.
+const seen = new WeakMap();
+document.addEventListener("htmx:beforeSwap", (event) => {
+  const { target, serverResponse } = event.detail;
+  if (seen.get(target) === serverResponse) event.detail.shouldSwap = false;
+  seen.set(target, serverResponse);
+});
+
+try {
+  showBoxes(localStorage.getItem(remembered) === "1");
+} catch {
+  showBoxes(false);
+}

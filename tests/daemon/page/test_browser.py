@@ -70,9 +70,10 @@ def test_the_keyboard_searches_and_shows_boxes(tab: Tab) -> None:
     expect(tab.locator(".card .overlay").first).to_be_visible()
 
 
-def test_a_filter_applies_when_it_is_chosen(tab: Tab) -> None:
+def test_a_filter_narrows_the_search(tab: Tab) -> None:
     tab.goto("/?q=word&by=newest")
     tab.get_by_label("State").select_option("failed")
+    tab.get_by_role("button", name="Search").click()
     expect(tab.get_by_text("No image fits.")).to_be_visible()
 
 

@@ -74,6 +74,30 @@ def test_an_image_whose_file_is_gone_has_a_placeholder(site: Site) -> None:
     assert (status, headers["content-type"]) == (200, "image/svg+xml")
 
 
+def test_what_cannot_be_understood_is_explained_in_the_page(site: Site) -> None:
+    for query in (
+        "before=9999-12-31",
+        "q=a%00b",
+        "cursor=x",
+        f"cursor={10**20}",
+        "by=meaning&q=word",
+        f"q={'w+' * 99}",
+    ):
+        assert "<form" in site.read(f"/?{query}")
+    assert site.ask(f"/images/{10**20}")[0] == 404
+    assert site.ask(f"/events?after={10**20}")[0] == 409
+    assert site.ask("/live?newest=abc")[0] == 200
+    assert "truncated" in site.read("/?q=state:failed+%22bad&state=failed")
+
+
+def test_a_damaged_row_hides_no_other_image(site: Site) -> None:
+    [image] = site.place.find("name:9.jpg")
+    site.place.damage(image)
+    assert site.read("/?q=word").count('<article class="card">') == 48
+    assert site.ask(f"/images/{image}")[0] == 200
+    assert site.ask(f"/images/{image}/result.json")[0] == 503
+
+
 def test_other_names_for_this_machine_are_refused(site: Site) -> None:
     """A site of someone else's whose name leads to this machine must not read the page."""
     assert site.ask("/", Host="evil.example")[0] == 400

@@ -14,7 +14,10 @@ from typing import Any
 
 import pytest
 
+from daemon.config.loading import parse
 from daemon.config.sections import WebhookSection
+from daemon.errors import ConfigError
+from daemon.results import webhook
 from daemon.results.webhook import Refused, WebhookSink
 from tests.daemon_process import Place
 from tests.makers import make_record
@@ -27,7 +30,7 @@ class Receiver(ThreadingHTTPServer):
 
     def __init__(self) -> None:
         super().__init__(("127.0.0.1", 0), Handler)
-        self.status = 204
+        self.status, self.most_bytes = 204, 1 << 30
         self.got: list[tuple[dict[str, str], bytes]] = []
         self.url = f"http://127.0.0.1:{self.server_port}/hook"
 
@@ -41,9 +44,10 @@ class Handler(BaseHTTPRequestHandler):
 
     def do_POST(self) -> None:
         body = self.rfile.read(int(self.headers["content-length"]))
-        if self.server.status < 300:
+        status = self.server.status if len(body) <= self.server.most_bytes else 413
+        if status < 300:
             self.server.got.append((dict(self.headers.items()), body))
-        self.send_response(self.server.status)
+        self.send_response(status)
         self.send_header("Location", "http://127.0.0.1:1/")
         self.send_header("Content-Length", "0")
         self.end_headers()
@@ -95,9 +99,30 @@ async def test_only_a_status_from_200_to_299_counts(receiver: Receiver, tmp_path
         await WebhookSink(WebhookSection(url=receiver.url)).append([make_record(tmp_path)])
 
 
-async def test_a_receiver_that_is_away_is_named(tmp_path: Path) -> None:
-    with pytest.raises(Refused, match="does not answer"):
-        await WebhookSink(WebhookSection(url="http://127.0.0.1:9/x")).append([make_record(tmp_path)])
+async def test_a_receiver_that_is_away_is_named_without_what_may_be_secret(tmp_path: Path) -> None:
+    with pytest.raises(Refused, match="http://127.0.0.1:9 does not answer") as error:  # noqa: RUF043
+        await WebhookSink(WebhookSection(url="http://127.0.0.1:9/x?token=1")).append([make_record(tmp_path)])
+    assert "token" not in str(error.value)
+
+
+async def test_a_group_that_is_too_large_for_the_receiver_comes_in_parts(
+    receiver: Receiver, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    receiver.most_bytes = 900
+    records = [make_record(tmp_path, id=number) for number in range(1, 9)]
+    sink = WebhookSink(WebhookSection(url=receiver.url))
+    await sink.append(records)
+    assert [record["id"] for record in receiver.records] == list(range(1, 9))
+    assert max(len(body) for _, body in receiver.got) <= 900
+    receiver.got.clear()
+    monkeypatch.setattr(webhook, "REQUEST_BYTES", 1)
+    await sink.append(records)
+    assert len(receiver.got) == 8
+
+
+def test_only_addresses_of_http_are_taken(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="no address of HTTP"):
+        parse({"output": {"webhook": {"url": "file:///etc/hostname"}}}, tmp_path)
 
 
 def test_what_is_missing_is_told_before_the_start(tmp_path: Path) -> None:

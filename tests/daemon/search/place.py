@@ -12,6 +12,7 @@ import msgspec
 
 from daemon.jobs import JobStatus, Placed
 from daemon.ledger.ledger import Ledger
+from daemon.ledger.record import Model
 from daemon.ledger.records import Reader
 from daemon.messages import Output
 from daemon.search.query import parse
@@ -59,8 +60,18 @@ class Place:
         await self.ledger.end(endings)
         await self.ledger.mark_emitted([Placed(ending.job.id) for ending in endings])
 
+    def begin_with(self, fingerprint: str) -> None:
+        """The daemon starts again with another model for OCR."""
+        models = [Model("ocr", fingerprint, ""), *MODELS[1:]]
+        self._run(self.ledger.register([(Path("/srv/inbox"), 0)], models))
+
     def put_back(self, image: int) -> None:
         self._run(self.ledger.put_back(JobStatus.DONE, [image]))
+
+    def damage(self, image: int) -> None:
+        """Flip bits in its row."""
+        change = "UPDATE image SET criteria = x'ff' WHERE id = ?"
+        self._run(self.ledger.run(lambda connection: connection.execute(change, (image,))))
 
     def find(self, text: str, **options: Any) -> list[int]:
         self.search.catch_up()

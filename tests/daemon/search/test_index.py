@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from daemon.search import index
+from daemon.search import index, searcher
+from daemon.search.following import NumberUnknown, encode_events
 from daemon.search.index import Index, SearchUnusable, check_ledger
 from daemon.search.query import parse
 from daemon.search.searcher import By, Searcher
@@ -124,7 +125,7 @@ def test_after_a_redo_of_all_images_the_index_drops_what_is_no_longer_shown(
         place.annotate("word")
         place.search.index.catch_up(place.reader)
     assert place.search.index.about().entries == 5
-    place.search.index._looked = False
+    place.search.index._looked_at = -index.LOOK_SECONDS
     assert place.find("word") == [1]
     assert place.search.index.about().entries == 1
 
@@ -144,3 +145,42 @@ def test_without_a_text_tower_the_words_alone_answer_and_say_so(place: Place) ->
     assert "search by words" in found.problem
     with pytest.raises(SearchUnusable, match="search by words"):
         place.search.best(parse("word"), By.meaning)
+
+
+def test_the_best_images_are_found_although_most_of_the_index_is_stale(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(searcher, "BEST", 2)
+    place.add("a.jpg", "word")
+    place.search.catch_up()
+    for _ in range(9):
+        place.put_back(1)
+        place.annotate("word")
+        place.search.catch_up()
+    assert [hit.image for hit in place.search.best(parse("word"), By.words).hits] == [1]
+
+
+def test_an_index_that_somebody_deletes_is_made_again(place: Place, tmp_path: Path) -> None:
+    place.add("a.jpg", "word")
+    assert place.find("word") == [1]
+    shutil.rmtree(tmp_path / "search")
+    assert place.find("word") == [1]
+
+
+def test_images_of_a_model_that_came_later_are_found(place: Place) -> None:
+    place.find("")
+    place.begin_with("ocr-2")
+    place.add("a.jpg", "word")
+    assert place.find("word") == [1]
+
+
+def test_names_and_reasons_in_scripts_without_spaces_are_found(place: Place) -> None:
+    place.add("电子发票.jpg")
+    assert place.find("发票") == [1]
+
+
+def test_who_follows_behind_the_last_number_is_told(place: Place) -> None:
+    place.add("a.jpg", "word")
+    assert [number for number, _ in encode_events(place.reader, 0)[0]] == [1]
+    with pytest.raises(NumberUnknown, match="has the number 1, not 2"):
+        encode_events(place.reader, 2)

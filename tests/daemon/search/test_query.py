@@ -31,7 +31,7 @@ def test_words_become_terms(text: str, terms: tuple[Term, ...]) -> None:
 
 def test_values_of_one_filter_are_alternatives_and_filters_narrow() -> None:
     found = parse("car bin:A bin:B state:done after:2026-11-01")
-    assert found.filters == {"bin": ("A", "B"), "state": ("done",)}
+    assert found.filters == (("bin", ("A", "B")), ("state", ("done",)))
     assert found.after == date(2026, 11, 1)
     assert f"marks : ({mark('bin', 'A')} OR {mark('bin', 'B')})" in found.expression()
     assert found.sentence == "car"
