@@ -36,8 +36,10 @@ def write_table(
     schema = _schema(columns, size)
     with pyarrow.parquet.ParquetWriter(out, schema) as writer:
         while chunk := list(itertools.islice(rows, CHUNK)):
-            plain = pyarrow.Table.from_pylist([_cells(*row) for row in chunk], schema.remove(len(schema) - 1))
-            vectors = [_vector(document) for _, document in chunk]
+            plain = pyarrow.Table.from_pylist(
+                [cells_of(*row) for row in chunk], schema.remove(len(schema) - 1)
+            )
+            vectors = [vector_of(document) for _, document in chunk]
             writer.write_table(plain.append_column(schema.field("embedding"), _embeddings(vectors, size)))
 
 
@@ -56,7 +58,7 @@ def _schema(columns: Mapping[str, type], size: int) -> Any:
     )
 
 
-def _cells(row: dict[str, Any], document: dict[str, Any]) -> dict[str, Any]:
+def cells_of(row: dict[str, Any], document: dict[str, Any]) -> dict[str, Any]:
     """All columns except the embedding; null for a stage that did not run."""
     further = {
         "finished_at": datetime.fromisoformat(row["finished_at"]),
@@ -67,7 +69,7 @@ def _cells(row: dict[str, Any], document: dict[str, Any]) -> dict[str, Any]:
     return row | further
 
 
-def _vector(document: dict[str, Any]) -> Any:
+def vector_of(document: dict[str, Any]) -> Any:
     """The embedding in single precision, which every reader of Parquet knows; None without stage clip."""
     if "clip" not in document:
         return None
