@@ -17,6 +17,7 @@ import typer
 
 from daemon import __version__
 from daemon.cli.bench import bench
+from daemon.cli.cluster import ray_app
 from daemon.cli.display import (
     console,
     errors,
@@ -300,5 +301,6 @@ PANELS: dict[str, tuple[Callable[..., None], ...]] = {
 for panel, commands in PANELS.items():
     for command in commands:
         app.command("list" if command is list_images else None, rich_help_panel=panel)(command)
+app.add_typer(ray_app, name="ray", rich_help_panel="Process images")
 app.add_typer(models_app, name="models", rich_help_panel="Models and GPUs")
 app.add_typer(train_app, name="train", rich_help_panel="Models and GPUs")

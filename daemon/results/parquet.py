@@ -21,10 +21,15 @@ Row = tuple[dict[str, Any], dict[str, Any]]  # the columns of every export, and 
 
 
 def write_table(
-    out: BinaryIO, rows: Iterator[Row], columns: Mapping[str, type], sizes: Collection[int]
+    out: BinaryIO,
+    rows: Iterator[Row],
+    columns: Mapping[str, type],
+    sizes: Collection[int],
+    notes: Mapping[bytes, bytes] | None = None,
 ) -> None:
     """columns: those of every export, with their types. sizes: the lengths of the embeddings.
-    With one length they are lists of a fixed size, otherwise plain lists. Raises MissingLibrary."""
+    With one length they are lists of a fixed size, otherwise plain lists. notes: for the file's own metadata.
+    Raises MissingLibrary."""
     try:
         import pyarrow
         import pyarrow.parquet
@@ -33,7 +38,7 @@ def write_table(
             "Parquet needs pyarrow: pip install 'visiond[parquet]', or use --format jsonl."
         ) from error
     size = next(iter(sizes)) if len(sizes) == 1 else 0
-    schema = _schema(columns, size)
+    schema = _schema(columns, size).with_metadata(notes)
     with pyarrow.parquet.ParquetWriter(out, schema) as writer:
         while chunk := list(itertools.islice(rows, CHUNK)):
             plain = pyarrow.Table.from_pylist(

@@ -1,0 +1,172 @@
+"""Runs units on a fixed pool of actors, by Ray Data.
+
+What users of Ray Data complain of, and what is done about it here:
+- A bad row fails its block, or drops it (max_errored_blocks). Here a bad image is a row, and no block may fail.
+- A pool can wait for ever for an actor that died (ray #62746). Here a wave that makes no progress is given up, and
+  what is left is run by a new pool of as many actors as the cluster has room for.
+- A resume loads every id into every reader (ray #60200). Here the driver alone knows them: plans.py.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import os
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from daemon.config.loading import Config
+from daemon.errors import MissingLibrary, VisiondError
+from daemon.jobs import JobStatus
+from visiond.cluster.actor import Chain, ChainUnusable
+from visiond.cluster.planning import Unit
+
+if TYPE_CHECKING:
+    from visiond.cluster.running import Job
+
+THREADS = 2  # of an actor: one unit is annotated while the next is read
+STARTS = 3  # of actors in a row that may die before they have loaded their models
+SPARE_SECONDS = 60.0  # for Ray to start or replace an actor
+
+
+class WaveLost(Exception):
+    """The pool was lost, and what is left can be run again."""
+
+
+class Pool:
+    """A connection to a cluster, or a cluster of its own on this machine. As a context."""
+
+    def __init__(self, job: Job, output: str, root: str) -> None:
+        """output: a folder as a path that all machines have, or a URL. root: what names are relative to.
+        Raises MissingLibrary."""
+        try:
+            import ray
+            import ray.data
+        except ImportError as error:
+            raise MissingLibrary("`visiond ray` needs Ray: pip install 'visiond[ray]'.") from error
+        self._ray: Any = ray
+        self._job, self._output, self._root = job, output, root
+        self.chains = 0
+
+    def __enter__(self) -> Pool:
+        """Raises ClusterAway."""
+        # Ray puts the working directory on the search path of its workers, and it may be an inbox.
+        os.chdir("/")
+        os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+        local = self._job.address == "local"
+        try:
+            self._ray.init(
+                address=self._job.address,
+                include_dashboard=False if local else None,
+                logging_level=logging.ERROR,
+                log_to_driver=False,
+            )
+        except (ConnectionError, ValueError, RuntimeError) as error:
+            first = str(error).strip().splitlines()[0]
+            raise ClusterAway(f"There is no Ray cluster at {self._job.address}: {first}") from error
+        _quieten(self._ray)
+        self.chains = self._count_chains()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._ray.shutdown()
+
+    def store(self, table: Any) -> Any:
+        """A reference to a table in Ray's store, which spills to the disk."""
+        return self._ray.put(table)
+
+    def run(self, units: Sequence[Unit]) -> Iterator[tuple[str, Counter[JobStatus]]]:
+        """Run units, in any order; the name of each, and its images by state.
+        Raises WaveLost, ChainUnusable."""
+        ray = self._ray
+        self.chains = self._count_chains()
+        pool = ray.data.ActorPoolStrategy(
+            size=max(1, min(self.chains, len(units))),
+            max_concurrent_calls_per_actor=THREADS,
+            enable_true_multi_threading=True,
+            max_tasks_in_flight_per_actor=2 * THREADS,
+        )
+        try:
+            self._set_limits()
+            dataset = ray.data.from_arrow_refs([unit.table for unit in units]).map_batches(
+                Chain,
+                fn_constructor_args=(self._config(), self._output, self._root),
+                batch_size=None,
+                batch_format="pyarrow",
+                compute=pool,
+                **self._needs(),
+            )
+            for table in dataset.iter_batches(batch_size=None, batch_format="pyarrow", prefetch_batches=0):
+                for row in table.to_pylist():
+                    counts = msgspec.json.decode(row["counts"], type=dict[str, int])
+                    yield row["unit"], Counter({JobStatus[name]: count for name, count in counts.items()})
+        except Exception as error:
+            raise _explain(error) from error
+
+    @property
+    def _has_gpus(self) -> bool:
+        return bool(self._job.gpus_per_chain) and bool(self._ray.cluster_resources().get("GPU"))
+
+    def _count_chains(self) -> int:
+        """As many as are asked for and as the cluster has room for."""
+        total = self._ray.cluster_resources()
+        if self._has_gpus:
+            room = total["GPU"] / self._job.gpus_per_chain
+        else:
+            room = total.get("CPU", 1.0) / max(self._job.cpus_per_chain, 1e-3)
+        nodes = [node for node in self._ray.nodes() if node["Alive"] and node["Resources"].get("CPU")]
+        wanted = self._job.chains or (math.inf if self._has_gpus else len(nodes))
+        return max(1, int(min(room, wanted)))
+
+    def _needs(self) -> dict[str, float]:
+        gpus = {"num_gpus": self._job.gpus_per_chain} if self._has_gpus else {}
+        return {"num_cpus": self._job.cpus_per_chain} | gpus
+
+    def _config(self) -> bytes:
+        """The configuration for an actor, which sees no other GPUs than its own."""
+        config: Config = self._job.config
+        if not config.pipeline.segment:
+            devices = [] if self._has_gpus else ["cpu"]
+            pipeline = config.pipeline.model_copy(update={"devices": devices})
+            config = config.model_copy(update={"pipeline": pipeline, "second_look": []})
+        return config.model_dump_json().encode()
+
+    def _set_limits(self) -> None:
+        """For this process's datasets. A pool may load its models and run one long batch without any other sign."""
+        pipeline = self._job.config.pipeline
+        context = self._ray.data.DataContext.get_current()
+        context.max_errored_blocks = 0
+        context.max_consecutive_actor_init_deaths = STARTS
+        context.execution_no_progress_timeout_s = (
+            pipeline.load_timeout_seconds + pipeline.batch_timeout_seconds + SPARE_SECONDS
+        )
+        context.scheduling_strategy = "DEFAULT" if self._has_gpus else "SPREAD"
+        context.enable_progress_bars = context.print_on_execution_start = False
+
+
+class ClusterAway(VisiondError):
+    """There is no cluster at this address."""
+
+    exit_status = os.EX_UNAVAILABLE
+
+
+def _quieten(ray: Any) -> None:
+    """What Ray logs is for those who debug Ray. Its log files have it all."""
+    for name in ("ray", "ray.data"):
+        logging.getLogger(name).setLevel(logging.ERROR)
+
+
+def _explain(error: BaseException) -> Exception:
+    """An error of an actor's own is the user's to fix. All others are lost actors, nodes or objects."""
+    cause: BaseException | None = error
+    while cause:
+        if isinstance(cause, VisiondError):
+            return ChainUnusable(str(cause))
+        cause = getattr(cause, "cause", None) or cause.__cause__
+    return WaveLost(" ".join(str(error).split())[:300] or type(error).__name__)
