@@ -108,7 +108,7 @@ def run(
     )
     try:
         with Progress("images") as progress:
-            result = run_job(job, progress.step)
+            result = run_job(job, progress.step, progress.load)
     except KeyboardInterrupt:
         errors.print("Stopped. The same command with --resume does the rest.")
         raise typer.Exit(SHELL_OFFSET + signal.SIGINT) from None

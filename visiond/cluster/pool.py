@@ -9,6 +9,7 @@ What users of Ray Data complain of, and what is done about it here:
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import math
 import os
@@ -57,18 +58,20 @@ class Pool:
         # Ray puts the working directory on the search path of its workers, and it may be an inbox.
         os.chdir("/")
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+        os.environ.setdefault("RAY_BACKEND_LOG_LEVEL", "fatal")
         local = self._job.address == "local"
         try:
-            self._ray.init(
-                address=self._job.address,
-                include_dashboard=False if local else None,
-                logging_level=logging.ERROR,
-                log_to_driver=False,
-            )
+            with _silence():
+                self._ray.init(
+                    address=self._job.address,
+                    include_dashboard=False if local else None,
+                    logging_level=logging.ERROR,
+                    log_to_driver=False,
+                )
         except (ConnectionError, ValueError, RuntimeError) as error:
             first = str(error).strip().splitlines()[0]
             raise ClusterAway(f"There is no Ray cluster at {self._job.address}: {first}") from error
-        _quieten(self._ray)
+        _quieten()
         self.chains = self._count_chains()
         return self
 
@@ -146,7 +149,6 @@ class Pool:
         context.execution_no_progress_timeout_s = (
             pipeline.load_timeout_seconds + pipeline.batch_timeout_seconds + SPARE_SECONDS
         )
-        context.scheduling_strategy = "DEFAULT" if self._has_gpus else "SPREAD"
         context.enable_progress_bars = context.print_on_execution_start = False
 
 
@@ -156,10 +158,27 @@ class ClusterAway(VisiondError):
     exit_status = os.EX_UNAVAILABLE
 
 
-def _quieten(ray: Any) -> None:
-    """What Ray logs is for those who debug Ray. Its log files have it all."""
+@contextlib.contextmanager
+def _silence() -> Iterator[None]:
+    """Without standard error: Ray's own code logs there that it was asked to log less."""
+    kept, nowhere = os.dup(2), os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, 2)
+    try:
+        yield
+    finally:
+        os.dup2(kept, 2)
+        os.close(kept)
+        os.close(nowhere)
+
+
+def _quieten() -> None:
+    """What Ray prints is for those who debug Ray: pages about each lost actor. Its log files have it all."""
     for name in ("ray", "ray.data"):
         logging.getLogger(name).setLevel(logging.ERROR)
+    with contextlib.suppress(ImportError, AttributeError, KeyError):  # it has no public way
+        from ray._private.ray_logging import global_worker_stdstream_dispatcher
+
+        global_worker_stdstream_dispatcher.remove_handler("ray_print_logs")
 
 
 def _explain(error: BaseException) -> Exception:

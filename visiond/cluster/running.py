@@ -20,6 +20,7 @@ come back, what is left of it is run again with a new pool.
 
 from __future__ import annotations
 
+import itertools
 import os
 import queue
 import threading
@@ -47,6 +48,10 @@ ATTEMPTS = 3  # of a wave that loses its actors without finishing a single unit
 
 log = structlog.get_logger()
 Show = Callable[[int, int | None], None]
+
+
+def show_nothing(*_: object) -> None:
+    pass
 
 
 class ClusterLost(VisiondError):
@@ -84,8 +89,9 @@ class Job:
     column: str = ""
 
 
-def run(job: Job, show: Show = lambda done, total: None) -> Result:
+def run(job: Job, show: Show = show_nothing, load: Callable[[int, str], None] = show_nothing) -> Result:
     """Annotate all inputs. show: called with the images that are done, and with all once that number is known.
+    load: called with the images found so far and a sentence, before the first is done.
 
     Raises VisiondError; with --resume the next run goes on where this one ended.
     """
@@ -94,16 +100,20 @@ def run(job: Job, show: Show = lambda done, total: None) -> Result:
     listing = Listing(job.source, job.config, column=job.column)
     planner = Planner(plans, listing.inputs(), job.part_images)
     result = Result()
-    with Pool(job, output.url, listing.root) as pool:
-        began = time.monotonic()
-        ahead = _Ahead(planner, pool)
-        for wave in ahead.waves(pool.chains):
-            plans.write([unit for unit in wave if unit.fresh])
-            for counts in _finish(pool, wave, result):
-                result.outcomes += counts
-                result.parts += 1
-                show(result.outcomes.total(), planner.inputs if ahead.is_done else None)
-        result.seconds = time.monotonic() - began
+    units = planner.units()
+    if first := next(units, None):  # Ray takes seconds to start
+        load(planner.inputs, "starting Ray")
+        with Pool(job, output.url, listing.root) as pool:
+            load(planner.inputs, f"starting {quantity(pool.chains, 'actor')}")
+            began = time.monotonic()
+            ahead = _Ahead(itertools.chain([first], units), pool)
+            for wave in ahead.waves(pool.chains):
+                plans.write([unit for unit in wave if unit.fresh])
+                for counts in _finish(pool, wave, result):
+                    result.outcomes += counts
+                    result.parts += 1
+                    show(result.outcomes.total(), planner.inputs if ahead.is_done else None)
+            result.seconds = time.monotonic() - began
     result.finished_before, result.duplicates = planner.finished, planner.duplicates
     output.clean()
     if listing.unread:
@@ -137,15 +147,15 @@ def _finish(pool: Pool, wave: list[Unit], result: Result) -> Iterator[Counter[Jo
 class _Ahead:
     """Lists and plans in a thread, while earlier units run."""
 
-    def __init__(self, planner: Planner, pool: Pool) -> None:
+    def __init__(self, units: Iterator[Unit], pool: Pool) -> None:
         self.is_done = False
         self._units: queue.Queue[Unit | BaseException | None] = queue.Queue(MOST_UNITS)
-        self._planner, self._pool = planner, pool
+        self._planned, self._pool = units, pool
         threading.Thread(target=self._plan, name="listing", daemon=True).start()
 
     def _plan(self) -> None:
         try:
-            for unit in self._planner.units():
+            for unit in self._planned:
                 self._units.put(unit.stored(self._pool.store))
             self.is_done = True
             self._units.put(None)
