@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import io
-import os
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from typing import Any
@@ -27,39 +25,41 @@ from visiond.rows import COLUMNS, pair
 COUNTS = b"visiond.counts"  # in a part's own metadata: images by state
 
 
-class ChainUnusable(VisiondError):
-    """An actor cannot load or run the stages; another one could not either."""
-
-    exit_status = os.EX_CONFIG
-
-
-@contextlib.contextmanager
-def _reported() -> Iterator[None]:
-    """An error that can be passed to another process whatever it is made of."""
-    try:
-        yield
-    except VisiondError as error:
-        raise ChainUnusable(str(error)) from None
-
-
 class Chain:
     """One chain of stages. Threads of the actor share it: while one unit is annotated, the next is read."""
 
     def __init__(self, config: bytes, output: str, root: str) -> None:
-        """config: a Config as JSON. root: the folder or prefix of names. Raises VisiondError."""
-        with _reported():
-            self._annotator = Annotator(Config.model_validate(msgspec.json.decode(config)))
-            self._annotator.load()
+        """config: a Config as JSON. root: the folder or prefix of names."""
+        self._annotator = Annotator(Config.model_validate(msgspec.json.decode(config)))
         self._output, self._root = open_place(output), root
         self._threads = opened_threads()
+        # An error of a constructor reaches the driver as text among tracebacks, and Ray would try again.
+        self._problem = ""
+        try:
+            self._annotator.load()
+        except VisiondError as error:
+            self._problem = str(error)
 
     def __call__(self, table: Any) -> Any:
-        """table: a unit's inputs. Returns a table with a row for each unit: its name and its counts."""
+        """table: a unit's inputs. Returns a table with a row for each unit: its name, and its counts or the problem
+        that no other actor could solve either."""
         import pyarrow as pa
 
-        with _reported():
-            done = [(name, self._finish(name, ids, inputs)) for name, ids, inputs in from_table(table)]
-        return pa.table({"unit": [name for name, _ in done], "counts": [counts for _, counts in done]})
+        done = []
+        for name, ids, inputs in from_table(table):
+            try:
+                done.append((name, b"" if self._problem else self._finish(name, ids, inputs), self._problem))
+            except VisiondError as error:
+                done.append((name, b"", str(error)))
+        types = {"unit": pa.string(), "counts": pa.binary(), "problem": pa.string()}
+        return pa.Table.from_pylist(
+            [dict(zip(types, each, strict=True)) for each in done], pa.schema([*types.items()])
+        )
+
+    def close(self) -> None:
+        """End its workers. An actor is killed instead, and they end with it."""
+        self._annotator.close()
+        self._threads.shutdown()
 
     def _finish(self, name: str, ids: Ids, inputs: list[Input]) -> bytes:
         """Write the part, or find that it exists: then another actor has done the same. Returns its counts."""

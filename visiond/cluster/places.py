@@ -4,6 +4,7 @@ in the store's usual way, and are never logged."""
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import secrets
 from collections.abc import Iterator
@@ -163,10 +164,10 @@ def store_errors(what: str) -> Iterator[None]:
 
     try:
         yield
-    except (AlreadyExistsError, FileNotFoundError):
+    except AlreadyExistsError:
         raise
-    except NotFoundError as error:
-        raise FileNotFoundError(2, "it does not exist", what) from error
+    except (NotFoundError, FileNotFoundError):  # its text has the server's whole answer
+        raise FileNotFoundError(errno.ENOENT, "it does not exist", what) from None
     except (BaseError, OSError) as error:
         first = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise StoreFailed(f"{what}: {first}") from error

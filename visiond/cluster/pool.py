@@ -23,15 +23,20 @@ import msgspec
 from daemon.config.loading import Config
 from daemon.errors import MissingLibrary, VisiondError
 from daemon.jobs import JobStatus
-from visiond.cluster.actor import Chain, ChainUnusable
+from visiond.cluster.actor import Chain
 from visiond.cluster.planning import Unit
 
 if TYPE_CHECKING:
     from visiond.cluster.running import Job
 
 THREADS = 2  # of an actor: one unit is annotated while the next is read
-STARTS = 3  # of actors in a row that may die before they have loaded their models
 SPARE_SECONDS = 60.0  # for Ray to start or replace an actor
+
+
+class ChainUnusable(VisiondError):
+    """An actor cannot load or run the stages, or write its part; another one could not either."""
+
+    exit_status = os.EX_CONFIG
 
 
 class WaveLost(Exception):
@@ -107,10 +112,14 @@ class Pool:
             )
             for table in dataset.iter_batches(batch_size=None, batch_format="pyarrow", prefetch_batches=0):
                 for row in table.to_pylist():
+                    if row["problem"]:
+                        raise ChainUnusable(row["problem"])
                     counts = msgspec.json.decode(row["counts"], type=dict[str, int])
                     yield row["unit"], Counter({JobStatus[name]: count for name, count in counts.items()})
-        except Exception as error:
-            raise _explain(error) from error
+        except VisiondError:
+            raise
+        except Exception as error:  # Ray raises its own errors, and those of the actors inside them
+            raise WaveLost(" ".join(str(error).split())[:300] or type(error).__name__) from error
 
     @property
     def _has_gpus(self) -> bool:
@@ -145,7 +154,9 @@ class Pool:
         pipeline = self._job.config.pipeline
         context = self._ray.data.DataContext.get_current()
         context.max_errored_blocks = 0
-        context.max_consecutive_actor_init_deaths = STARTS
+        context.max_consecutive_actor_init_deaths = (
+            0  # running.py starts the pool again, unless a stage is unusable
+        )
         context.execution_no_progress_timeout_s = (
             pipeline.load_timeout_seconds + pipeline.batch_timeout_seconds + SPARE_SECONDS
         )
@@ -175,17 +186,8 @@ def _quieten() -> None:
     """What Ray prints is for those who debug Ray: pages about each lost actor. Its log files have it all."""
     for name in ("ray", "ray.data"):
         logging.getLogger(name).setLevel(logging.ERROR)
-    with contextlib.suppress(ImportError, AttributeError, KeyError):  # it has no public way
-        from ray._private.ray_logging import global_worker_stdstream_dispatcher
+    # There is no option for what a driver prints about nodes and actors that are gone. Without this name it is printed.
+    with contextlib.suppress(ImportError):
+        from ray._private import worker
 
-        global_worker_stdstream_dispatcher.remove_handler("ray_print_logs")
-
-
-def _explain(error: BaseException) -> Exception:
-    """An error of an actor's own is the user's to fix. All others are lost actors, nodes or objects."""
-    cause: BaseException | None = error
-    while cause:
-        if isinstance(cause, VisiondError):
-            return ChainUnusable(str(cause))
-        cause = getattr(cause, "cause", None) or cause.__cause__
-    return WaveLost(" ".join(str(error).split())[:300] or type(error).__name__)
+        worker.print_to_stdstream = lambda *_, **__: None
