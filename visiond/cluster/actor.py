@@ -15,9 +15,8 @@ from daemon.errors import VisiondError
 from daemon.ledger.record import Record
 from daemon.results.parquet import Row, write_table
 from visiond.cluster.fetching import Fetched, fetch, opened_threads
-from visiond.cluster.inputs import Input
 from visiond.cluster.places import open_place
-from visiond.cluster.planning import from_table
+from visiond.cluster.planning import Unit, from_table
 from visiond.cluster.plans import Ids, part_of
 from visiond.engine import Annotator
 from visiond.rows import COLUMNS, pair
@@ -46,11 +45,11 @@ class Chain:
         import pyarrow as pa
 
         done = []
-        for name, ids, inputs in from_table(table):
+        for unit in from_table(table):
             try:
-                done.append((name, b"" if self._problem else self._finish(name, ids, inputs), self._problem))
+                done.append((unit.name, b"" if self._problem else self._finish(unit), self._problem))
             except VisiondError as error:
-                done.append((name, b"", str(error)))
+                done.append((unit.name, b"", str(error)))
         types = {"unit": pa.string(), "counts": pa.binary(), "problem": pa.string()}
         return pa.Table.from_pylist(
             [dict(zip(types, each, strict=True)) for each in done], pa.schema([*types.items()])
@@ -61,15 +60,15 @@ class Chain:
         self._annotator.close()
         self._threads.shutdown()
 
-    def _finish(self, name: str, ids: Ids, inputs: list[Input]) -> bytes:
+    def _finish(self, unit: Unit) -> bytes:
         """Write the part, or find that it exists: then another actor has done the same. Returns its counts."""
-        part = part_of(name)
+        part = part_of(unit.name)
         if counts := self._find(part):
             return counts
         fetched: list[Fetched] = []
-        records = self._annotator.records(_noting(fetch(inputs, self._threads), fetched), self._root)
+        records = self._annotator.records(_noting(fetch(unit.inputs(), self._threads), fetched), self._root)
         counts = msgspec.json.encode(Counter(record.status.name for record in records))
-        self._output.write_whole(part, write_part(records, fetched, ids, counts))
+        self._output.write_whole(part, write_part(records, fetched, unit.ids, counts))
         return counts
 
     def _find(self, part: str) -> bytes:

@@ -3,32 +3,30 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, replace
+import zlib
+from collections.abc import Iterable, Iterator
 from itertools import islice
-from typing import Any
+from typing import Any, NamedTuple
 
+import msgspec
 import numpy as np
 
 from visiond.cluster.inputs import Input
 from visiond.cluster.plans import FINISHED, FRESH, Ids, Known, Plans, name_of
 
-LISTED = 4096  # inputs that are looked up together
-
-Store = Callable[[Any], Any]
+LISTED = 1 << 14  # inputs that are looked up together
 
 
-@dataclass(frozen=True)
-class Unit:
-    """ids: of its inputs, in their order. fresh: no plan has it yet. table: its inputs, or where these are stored."""
+class Unit(NamedTuple):
+    """ids: of its inputs, in their order. fresh: no plan has it yet. packed: its inputs."""
 
     name: str
     ids: Ids
     fresh: bool
-    table: Any
+    packed: bytes
 
-    def stored(self, store: Store) -> Unit:
-        return replace(self, table=store(self.table))
+    def inputs(self) -> list[Input]:
+        return msgspec.msgpack.decode(zlib.decompress(self.packed), type=list[Input])
 
 
 def id_of(each: Input) -> int:
@@ -54,12 +52,13 @@ class Planner:
         an earlier run that lack an input, because it is gone."""
         listed = iter(self._listed)
         while chunk := list(islice(listed, LISTED)):
-            ids = np.array([id_of(each) for each in chunk], np.uint64)
-            new = self._known.add(ids)
-            self.duplicates += len(chunk) - int(new.sum())
+            ids = np.fromiter(map(id_of, chunk), np.uint64, len(chunk))
             owners = self._plans.look_up(ids)
-            self.finished += int((new & (owners == FINISHED)).sum())
-            for place in np.flatnonzero(new & (owners != FINISHED)).tolist():
+            left = np.flatnonzero(owners != FINISHED)
+            self.finished += len(chunk) - len(left)
+            new = self._known.add(ids[left])
+            self.duplicates += len(left) - int(new.sum())
+            for place in left[new].tolist():
                 self.inputs += chunk[place].images
                 yield from self._take(int(ids[place]), chunk[place], int(owners[place]))
         for owner, members in self._begun.items():
@@ -83,26 +82,18 @@ class Planner:
     def _unit(self, members: list[tuple[int, Input]], name: str = "") -> Unit:
         """name: of a unit that is planned."""
         ids = np.array([number for number, _ in members], np.uint64)
-        unit = name or name_of(ids)
-        return Unit(unit, ids, not name, to_table(unit, ids, [each for _, each in members]))
+        packed = zlib.compress(msgspec.msgpack.encode([each for _, each in members]), 1)
+        return Unit(name or name_of(ids), ids, not name, packed)
 
 
-def to_table(unit: str, ids: Ids, members: list[Input]) -> Any:
-    """A table of Arrow with a row for each input: the fields of Input, its id, and the unit's name."""
+def to_table(unit: Unit) -> Any:
+    """A unit as a table of Arrow with one row, which is small: Ray need not store it apart."""
     import pyarrow as pa
 
-    columns = [list(column) for column in zip(*members, strict=True)]
-    text, number = pa.binary(), pa.int64()
-    types = (text, text, text, pa.string(), number, number, number, pa.string())
-    arrays = [pa.array(column, kind) for column, kind in zip(columns, types, strict=True)]
-    names = [pa.array([unit] * len(members), pa.string()), pa.array(ids, pa.uint64())]
-    return pa.table([*names, *arrays], names=["unit", "id", *Input._fields])
+    return pa.table({"unit": [unit.name], "ids": [unit.ids.tobytes()], "packed": [unit.packed]})
 
 
-def from_table(table: Any) -> Iterator[tuple[str, Ids, list[Input]]]:
-    """The units in a table, each with its name, ids and inputs. Ray Data passes one at a time; it may pass more."""
-    rows = table.to_pylist()
-    for name in dict.fromkeys(row["unit"] for row in rows):
-        own = [row for row in rows if row["unit"] == name]
-        members = [Input(**{field: row[field] for field in Input._fields}) for row in own]
-        yield name, np.array([row["id"] for row in own], np.uint64), members
+def from_table(table: Any) -> Iterator[Unit]:
+    """The units in a table. Ray Data passes one at a time; it may pass more."""
+    for row in table.to_pylist():
+        yield Unit(row["unit"], np.frombuffer(row["ids"], np.uint64), False, row["packed"])

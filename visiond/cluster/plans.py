@@ -146,13 +146,15 @@ class Known:
 
     def add(self, ids: Ids) -> NDArray[np.bool_]:
         """Add digests; returns which of them are new. The first of several equal ones is."""
-        new = np.zeros(len(ids), bool)
-        new[np.unique(ids, return_index=True)[1]] = True
+        single, first = np.unique(ids, return_index=True)
+        kept = np.ones(len(single), bool)
         for run in self._runs:
-            places = np.minimum(np.searchsorted(run, ids), len(run) - 1)
-            new &= run[places] != ids
-        if new.any():
-            self._runs.append(np.sort(ids[new]))
+            places = np.minimum(np.searchsorted(run, single), len(run) - 1)
+            kept &= run[places] != single
+        new = np.zeros(len(ids), bool)
+        new[first[kept]] = True
+        if kept.any():
+            self._runs.append(single[kept])
         while len(self._runs) > 1 and len(self._runs[-2]) <= 2 * len(self._runs[-1]):
             merged = np.concatenate([self._runs.pop(), self._runs.pop()])
             merged.sort(kind="stable")  # two sorted runs: one pass

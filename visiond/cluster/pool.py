@@ -15,6 +15,7 @@ import math
 import os
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from importlib.util import find_spec
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
@@ -24,7 +25,7 @@ from daemon.config.loading import Config
 from daemon.errors import MissingLibrary, VisiondError
 from daemon.jobs import JobStatus
 from visiond.cluster.actor import Chain
-from visiond.cluster.planning import Unit
+from visiond.cluster.planning import Unit, to_table
 
 if TYPE_CHECKING:
     from visiond.cluster.running import Job
@@ -43,23 +44,36 @@ class WaveLost(Exception):
     """The pool was lost, and what is left can be run again."""
 
 
+def check_installed() -> None:
+    """Raises MissingLibrary."""
+    if missing := [name for name in ("ray", "pyarrow", "obstore") if find_spec(name) is None]:
+        raise MissingLibrary(
+            f"`visiond ray` needs {' and '.join(missing)}. Install the extra ray: pip install 'visiond[ray]'."
+        )
+
+
 class Pool:
     """A connection to a cluster, or a cluster of its own on this machine. As a context."""
 
     def __init__(self, job: Job, output: str, root: str) -> None:
-        """output: a folder as a path that all machines have, or a URL. root: what names are relative to.
-        Raises MissingLibrary."""
-        try:
-            import ray
-            import ray.data
-        except ImportError as error:
-            raise MissingLibrary("`visiond ray` needs Ray: pip install 'visiond[ray]'.") from error
+        """output: a folder as a path that all machines have, or a URL. root: what names are relative to."""
+        import ray
+        import ray.data
+
         self._ray: Any = ray
         self._job, self._output, self._root = job, output, root
+        self._is_ours = not ray.is_initialized()
         self.chains = 0
 
     def __enter__(self) -> Pool:
-        """Raises ClusterAway."""
+        """Connect, if this process is not connected yet. Raises ClusterAway."""
+        if self._is_ours:
+            self._connect()
+        _quieten()
+        self.chains = self._count_chains()
+        return self
+
+    def _connect(self) -> None:
         # Ray puts the working directory on the search path of its workers, and it may be an inbox.
         os.chdir("/")
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
@@ -76,18 +90,12 @@ class Pool:
         except (ConnectionError, ValueError, RuntimeError) as error:
             first = str(error).strip().splitlines()[0]
             raise ClusterAway(f"There is no Ray cluster at {self._job.address}: {first}") from error
-        _quieten()
-        self.chains = self._count_chains()
-        return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._ray.shutdown()
-
-    def store(self, table: Any) -> Any:
-        """A reference to a table in Ray's store, which spills to the disk."""
-        return self._ray.put(table)
+        if self._is_ours:
+            self._ray.shutdown()
 
     def run(self, units: Sequence[Unit]) -> Iterator[tuple[str, Counter[JobStatus]]]:
         """Run units, in any order; the name of each, and its images by state.
@@ -102,7 +110,7 @@ class Pool:
         )
         try:
             self._set_limits()
-            dataset = ray.data.from_arrow_refs([unit.table for unit in units]).map_batches(
+            dataset = ray.data.from_arrow([to_table(unit) for unit in units]).map_batches(
                 Chain,
                 fn_constructor_args=(self._config(), self._output, self._root),
                 batch_size=None,

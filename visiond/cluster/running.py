@@ -40,7 +40,7 @@ from visiond.cluster.inputs import Listing
 from visiond.cluster.places import open_place
 from visiond.cluster.planning import Planner, Unit
 from visiond.cluster.plans import Plans
-from visiond.cluster.pool import Pool, WaveLost
+from visiond.cluster.pool import Pool, WaveLost, check_installed
 
 FIRST_SECONDS = 5.0  # of listing, before the first wave begins
 MOST_UNITS = 10_000  # that are listed ahead, and in a wave
@@ -95,6 +95,7 @@ def run(job: Job, show: Show = show_nothing, load: Callable[[int, str], None] = 
 
     Raises VisiondError; with --resume the next run goes on where this one ended.
     """
+    check_installed()
     output = open_place(job.output)
     plans = Plans.open(output, job.config, resume=job.resume)
     listing = Listing(job.source, job.config, column=job.column)
@@ -106,7 +107,7 @@ def run(job: Job, show: Show = show_nothing, load: Callable[[int, str], None] = 
         with Pool(job, output.url, listing.root) as pool:
             load(planner.inputs, f"starting {quantity(pool.chains, 'actor')}")
             began = time.monotonic()
-            ahead = _Ahead(itertools.chain([first], units), pool)
+            ahead = _Ahead(itertools.chain([first], units))
             for wave in ahead.waves(pool.chains):
                 plans.write([unit for unit in wave if unit.fresh])
                 for counts in _finish(pool, wave, result):
@@ -147,16 +148,16 @@ def _finish(pool: Pool, wave: list[Unit], result: Result) -> Iterator[Counter[Jo
 class _Ahead:
     """Lists and plans in a thread, while earlier units run."""
 
-    def __init__(self, units: Iterator[Unit], pool: Pool) -> None:
+    def __init__(self, units: Iterator[Unit]) -> None:
         self.is_done = False
         self._units: queue.Queue[Unit | BaseException | None] = queue.Queue(MOST_UNITS)
-        self._planned, self._pool = units, pool
+        self._planned = units
         threading.Thread(target=self._plan, name="listing", daemon=True).start()
 
     def _plan(self) -> None:
         try:
             for unit in self._planned:
-                self._units.put(unit.stored(self._pool.store))
+                self._units.put(unit)
             self.is_done = True
             self._units.put(None)
         except BaseException as error:  # noqa: BLE001 - `waves` raises it

@@ -18,7 +18,7 @@ from tests.inputs import CATALOGUE
 from visiond.cluster.actor import Chain
 from visiond.cluster.inputs import Listing
 from visiond.cluster.places import Folder
-from visiond.cluster.planning import Planner
+from visiond.cluster.planning import Planner, to_table
 from visiond.cluster.plans import Plans
 
 UNLIKE = {"id", "seconds", "finished_at"}  # they differ between any two runs
@@ -52,7 +52,9 @@ def chain(place: Place) -> Iterator[Callable[..., Chain]]:
 def units(place: Place, size: int) -> list[Any]:
     config = load(place.config)
     plans = Plans.open(Folder(str(place.folder / "rows")), config, resume=True)
-    return [unit.table for unit in Planner(plans, Listing(str(place.inbox()), config).inputs(), size).units()]
+    return [
+        to_table(unit) for unit in Planner(plans, Listing(str(place.inbox()), config).inputs(), size).units()
+    ]
 
 
 def rows_of(place: Place) -> list[dict[str, Any]]:

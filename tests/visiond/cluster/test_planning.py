@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from daemon.config.loading import parse
 from visiond.cluster.inputs import Input
 from visiond.cluster.places import Folder, Place
-from visiond.cluster.planning import Planner, Unit, from_table, id_of
+from visiond.cluster.planning import Planner, Unit, from_table, id_of, to_table
 from visiond.cluster.plans import FINISHED, FRESH, Known, OtherDriver, OutputTaken, Plans, part_of
 
 
@@ -41,7 +41,7 @@ def finish(folder: Path, units: Iterable[Unit]) -> None:
 
 
 def members(units: Iterable[Unit]) -> list[bytes]:
-    return [each.name for unit in units for _, _, group in from_table(unit.table) for each in group]
+    return [each.name for unit in units for kept in from_table(to_table(unit)) for each in kept.inputs()]
 
 
 def test_units_have_a_fixed_size_and_each_input_once(tmp_path: Path) -> None:
