@@ -24,7 +24,7 @@ from stages import processes
 from tests.daemon_process import PATIENCE, caption_of, picture
 
 NODES = 3
-PART_IMAGES = 100
+PART_IMAGES = 50
 SECONDS_PER_IMAGE = 0.002  # of the fake captioner, so that kills interrupt work
 LONGEST_RUN = 1200.0  # seconds, after which a run counts as hung
 CONFIG = """
@@ -170,7 +170,7 @@ def kill_cluster(folder: Path, kills: int, images: int, chance: random.Random) -
     """Kill after random numbers of parts; then let the last driver finish, and judge."""
     outcome, began = Outcome(), time.monotonic()
     site = Site(folder, images)
-    share = max(1, images // PART_IMAGES // (kills + 1))  # parts between two kills
+    share = max(1, images // PART_IMAGES // (2 * kills))  # parts between two kills
     driver = site.start()
     outcome.runs, started = 1, time.monotonic()
     try:

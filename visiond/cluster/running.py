@@ -13,8 +13,8 @@ that name. Whoever writes it, and however often, it is the same file with rows o
 out only after the plan that has it exists in OUTPUT, and a plan is created only if no other has its number. So a
 second driver, or an actor that outlives its driver, can repeat a unit, but never put an input into another one.
 
-Units are handed out in waves, because Ray Data takes a list and no stream: the first wave is what was listed in a
-few seconds, and each further one what was listed meanwhile. When a wave fails, because actors are lost and do not
+Units are handed out in waves, because Ray Data takes a list and no stream: the first wave is what is listed in five
+seconds, and each further one what was listed meanwhile. When a wave fails, because actors are lost and do not
 come back, what is left of it is run again with a new pool.
 """
 
@@ -108,7 +108,7 @@ def run(job: Job, show: Show = show_nothing, load: Callable[[int, str], None] = 
             load(planner.inputs, f"starting {quantity(pool.chains, 'actor')}")
             began = time.monotonic()
             ahead = _Ahead(itertools.chain([first], units))
-            for wave in ahead.waves(pool.chains):
+            for wave in ahead.waves():
                 plans.write([unit for unit in wave if unit.fresh])
                 for counts in _finish(pool, wave, result):
                     result.outcomes += counts
@@ -163,18 +163,17 @@ class _Ahead:
         except BaseException as error:  # noqa: BLE001 - `waves` raises it
             self._units.put(error)
 
-    def waves(self, chains: int) -> Iterator[list[Unit]]:
-        """What was listed since the last wave; at least a few units for each actor, or what FIRST_SECONDS give."""
-        ended = False
+    def waves(self) -> Iterator[list[Unit]]:
+        """What was listed since the last wave, and in some seconds more: a wave that is small costs as much to start
+        as a large one. These seconds double, so there are few waves also if the work is faster than the listing."""
+        patience, ended = FIRST_SECONDS, False
         while not ended:
             wave: list[Unit] = []
-            deadline = time.monotonic() + FIRST_SECONDS
+            deadline = time.monotonic() + patience
             while not ended and len(wave) < MOST_UNITS:
-                enough = len(wave) >= 8 * chains or time.monotonic() > deadline
+                left = max(0.0, deadline - time.monotonic()) if wave else None
                 try:
-                    unit = self._units.get(
-                        block=not (wave and enough), timeout=FIRST_SECONDS if wave else None
-                    )
+                    unit = self._units.get(timeout=left)
                 except queue.Empty:
                     break
                 if isinstance(unit, BaseException):
@@ -185,3 +184,4 @@ class _Ahead:
                     wave.append(unit)
             if wave:
                 yield wave
+            patience *= 2
