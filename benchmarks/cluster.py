@@ -1,7 +1,7 @@
 """The overhead of `visiond ray run`.
 
     python -m benchmarks.cluster plain  [--images 40000] [--rounds 3]
-    python -m benchmarks.cluster daemon [--images 300] [--rounds 3]
+    python -m benchmarks.cluster daemon [--images 100] [--rounds 3]
 
 plain: fake stages, beside a plain pipeline of Ray Data with the same class in its actor: read_binary_files,
 map_batches, write_parquet. Both are timed from the first call to the last file, with the start of the actors.
@@ -118,7 +118,7 @@ def measure_daemon(folder: Path, images: int, rounds: int) -> None:
 
     def ours(output: Path) -> float:
         output.mkdir()
-        call(output, "ray", "run", str(inbox), "rows", "--part-images", "50")
+        call(output, "ray", "run", str(inbox), "rows", "--part-images", "20")
         return rate_of(output / "rows")
 
     def theirs(output: Path) -> float:
@@ -152,7 +152,7 @@ def main() -> None:
         if options.what == "plain":
             measure_plain(Path(folder), options.images or 40_000, options.rounds)
         else:
-            measure_daemon(Path(folder), options.images or 300, options.rounds)
+            measure_daemon(Path(folder), options.images or 100, options.rounds)
 
 
 if __name__ == "__main__":
