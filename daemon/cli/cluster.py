@@ -51,15 +51,17 @@ def run(
             "--address",
             metavar="ADDR",
             envvar="RAY_ADDRESS",
+            show_default=False,
             help="Ray cluster; auto: the one that runs on this machine. Default: Ray is started here for this run.",
         ),
     ] = "local",
     chains: Annotated[
         int,
-        option(
+        typer.Option(
             "--chains",
             metavar="N",
             min=0,
+            show_default=False,
             help="Actors, each with all stages. Default: one for each GPU, or without GPUs for each machine.",
         ),
     ] = 0,
@@ -81,7 +83,7 @@ def run(
 
     Rows have the columns of `visiond export` with status, reason and detail;
     an image that failed is a row too. Exits with 0 if all succeeded, 1 if
-    some failed. Needs: pip install 'visiond[ray]'. docs/cluster.md shows how
+    some failed. Needs: pip install 'visiond\\[ray]'. docs/cluster.md shows how
     to use several machines.
 
     Examples:
