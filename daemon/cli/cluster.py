@@ -9,6 +9,7 @@ import typer
 
 from daemon.cli.display import console, errors, printable
 from daemon.cli.options import ConfigOption, flag, option, read_config
+from daemon.errors import InboxUnreadable
 from daemon.hints import quantity
 from daemon.jobs import JobStatus
 from daemon.system.signals import SHELL_OFFSET
@@ -115,6 +116,8 @@ def run(
         errors.print("Stopped. The same command with --resume does the rest.")
         raise typer.Exit(SHELL_OFFSET + signal.SIGINT) from None
     _print_result(result, printable(output))
+    if result.unread:
+        raise InboxUnreadable(result.unread, result.outcomes)
     raise typer.Exit(1 if result.outcomes[JobStatus.FAILED] and not allow_failed else 0)
 
 

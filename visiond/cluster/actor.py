@@ -33,26 +33,29 @@ class Chain:
         self._output, self._root = open_place(output), root
         self._threads = opened_threads()
         # An error of a constructor reaches the driver as text among tracebacks, and Ray would try again.
-        self._problem = ""
+        self._problem: VisiondError | None = None
         try:
             self._annotator.load()
         except VisiondError as error:
-            self._problem = str(error)
+            self._problem = error
 
     def __call__(self, table: Any) -> Any:
-        """table: a unit's inputs. Returns a table with a row for each unit: its name, and its counts or the problem
-        that no other actor could solve either."""
+        """table: a unit's inputs. Returns a table with a row for each unit: its name, and its counts, or the problem
+        that no other actor could solve either with its exit status."""
         import pyarrow as pa
 
-        done = []
+        rows = []
         for unit in from_table(table):
+            counts, problem = b"", self._problem
             try:
-                done.append((unit.name, b"" if self._problem else self._finish(unit), self._problem))
+                counts = b"" if problem else self._finish(unit)
             except VisiondError as error:
-                done.append((unit.name, b"", str(error)))
-        types = {"unit": pa.string(), "counts": pa.binary(), "problem": pa.string()}
+                problem = error
+            status = problem.exit_status if problem else 0
+            rows.append((unit.name, counts, str(problem or ""), status))
+        types = {"unit": pa.string(), "counts": pa.binary(), "problem": pa.string(), "status": pa.int64()}
         return pa.Table.from_pylist(
-            [dict(zip(types, each, strict=True)) for each in done], pa.schema([*types.items()])
+            [dict(zip(types, row, strict=True)) for row in rows], pa.schema([*types.items()])
         )
 
     def close(self) -> None:

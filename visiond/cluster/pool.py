@@ -37,7 +37,9 @@ SPARE_SECONDS = 60.0  # for Ray to start or replace an actor
 class ChainUnusable(VisiondError):
     """An actor cannot load or run the stages, or write its part; another one could not either."""
 
-    exit_status = os.EX_CONFIG
+    def __init__(self, problem: str, exit_status: int) -> None:
+        super().__init__(problem)
+        self.exit_status = exit_status
 
 
 class WaveLost(Exception):
@@ -121,7 +123,7 @@ class Pool:
             for table in dataset.iter_batches(batch_size=None, batch_format="pyarrow", prefetch_batches=0):
                 for row in table.to_pylist():
                     if row["problem"]:
-                        raise ChainUnusable(row["problem"])
+                        raise ChainUnusable(row["problem"], row["status"])
                     counts = msgspec.json.decode(row["counts"], type=dict[str, int])
                     yield row["unit"], Counter({JobStatus[name]: count for name, count in counts.items()})
         except VisiondError:

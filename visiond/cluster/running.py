@@ -32,7 +32,7 @@ from dataclasses import dataclass, field
 import structlog
 
 from daemon.config.loading import Config
-from daemon.errors import InboxUnreadable, VisiondError
+from daemon.errors import VisiondError
 from daemon.hints import quantity
 from daemon.inbox.walk import count_unread
 from daemon.jobs import JobStatus
@@ -69,6 +69,7 @@ class Result:
     finished_before: int = 0  # inputs that an earlier run has finished
     duplicates: int = 0  # inputs that were listed again
     restarts: int = 0  # of the pool
+    unread: str = ""  # a sentence about folders that could not be listed
     seconds: float = 0.0  # from the first wave's start
 
 
@@ -117,11 +118,8 @@ def run(job: Job, show: Show = show_nothing, load: Callable[[int, str], None] = 
             result.seconds = time.monotonic() - began
     result.finished_before, result.duplicates = planner.finished, planner.duplicates
     output.clean()
-    if listing.unread:
-        text = (
-            f"Not every file was found: {count_unread(listing.unread)}: {'; '.join(listing.unread.lines(3))}"
-        )
-        raise InboxUnreadable(text, result.outcomes)
+    if unread := listing.unread:
+        result.unread = f"Not every file was found: {count_unread(unread)}: {'; '.join(unread.lines(3))}"
     return result
 
 
