@@ -1,7 +1,7 @@
 """The overhead of `visiond ray run`.
 
     python -m benchmarks.cluster plain  [--images 40000] [--rounds 3]
-    python -m benchmarks.cluster daemon [--images 100] [--rounds 3]
+    python -m benchmarks.cluster daemon [--images 100] [--rounds 3] [--stages yolo clip]
 
 plain: fake stages, beside a plain pipeline of Ray Data with the same class in its actor: read_binary_files,
 map_batches, write_parquet. Both are timed from the first call to the last file, with the start of the actors.
@@ -30,6 +30,7 @@ from daemon.config.loading import Config, parse
 from stages import processes
 from tests.daemon_process import STAGES, picture
 from visiond.cluster import running
+from visiond.cluster.job import Job
 from visiond.engine import Annotator
 
 BATCH = 250  # images: of a plain batch, and of a part
@@ -61,7 +62,7 @@ def run_plain(config: Config, inbox: Path, output: Path) -> None:
 
 
 def run_ours(config: Config, inbox: Path, output: Path) -> None:
-    running.run(running.Job(str(inbox), str(output), config, chains=1, part_images=BATCH))
+    running.run(Job(str(inbox), str(output), config, chains=1, part_images=BATCH))
 
 
 def compare(
@@ -107,23 +108,28 @@ def measure_plain(folder: Path, images: int, rounds: int) -> None:
     compare(rounds, folder, timed(run_ours), timed(run_plain), "plain Ray Data")
 
 
-def measure_daemon(folder: Path, images: int, rounds: int) -> None:
+def measure_daemon(folder: Path, images: int, rounds: int, stages: list[str]) -> None:
     inbox = folder / "inbox"
     visiond = (sys.executable, "-P", "-m", "daemon")
 
     def call(where: Path, *words: str) -> None:
         subprocess.run([*visiond, *words], cwd=where, env=processes.environment(), check=True, stdout=2)
 
+    def write_config(output: Path) -> None:
+        named = f"[pipeline]\nstages = {stages}\n" if stages else ""
+        (output / "daemon.toml").write_text(f'[[inbox]]\npath = "{inbox}"\n[http]\nlisten = ""\n{named}')
+
     call(folder, "samples", str(inbox), "--count", str(images))
 
     def ours(output: Path) -> float:
         output.mkdir()
+        write_config(output)
         call(output, "ray", "run", str(inbox), "rows", "--part-images", "20")
         return rate_of(output / "rows")
 
     def theirs(output: Path) -> float:
         output.mkdir()
-        (output / "daemon.toml").write_text(f'[[inbox]]\npath = "{inbox}"\n[http]\nlisten = ""\n')
+        write_config(output)
         call(output, "run", "--once")
         call(output, "export", "rows.parquet")
         return rate_of(output / "rows.parquet")
@@ -146,13 +152,14 @@ def main() -> None:
     )
     parser.add_argument("what", choices=("plain", "daemon"))
     parser.add_argument("--images", type=int, default=0)
+    parser.add_argument("--stages", nargs="*", default=[], help="with daemon: these alone")
     parser.add_argument("--rounds", type=int, default=3)
     options = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="visiond-cluster-") as folder:
         if options.what == "plain":
             measure_plain(Path(folder), options.images or 40_000, options.rounds)
         else:
-            measure_daemon(Path(folder), options.images or 100, options.rounds)
+            measure_daemon(Path(folder), options.images or 100, options.rounds, options.stages)
 
 
 if __name__ == "__main__":

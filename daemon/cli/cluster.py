@@ -29,56 +29,64 @@ def ray() -> None:
     """Keeps `run` a command of its own: with one command Typer would drop its name."""
 
 
+SourceArgument = Annotated[
+    str,
+    typer.Argument(
+        metavar="INPUT",
+        help="Folder, pattern in quotes, s3:// gs:// az:// or http(s):// prefix, .tar, or a list: "
+        ".parquet or .jsonl with URLs or bytes.",
+    ),
+]
+OutputArgument = Annotated[
+    str, typer.Argument(metavar="OUTPUT", help="Folder or store prefix for the Parquet parts.")
+]
+ResumeOption = Annotated[bool, flag("--resume", help="Go on with what an earlier run wrote into OUTPUT.")]
+AddressOption = Annotated[
+    str,
+    typer.Option(
+        "--address",
+        metavar="ADDR",
+        envvar="RAY_ADDRESS",
+        show_default=False,
+        help="Ray cluster; auto: the one that runs on this machine. Default: Ray is started here for this run.",
+    ),
+]
+ChainsOption = Annotated[
+    int,
+    typer.Option(
+        "--chains",
+        metavar="N",
+        min=0,
+        show_default=False,
+        help="Actors, each with all stages. Default: one for each GPU, or without GPUs for each machine.",
+    ),
+]
+GpusOption = Annotated[
+    float, option("--gpus-per-chain", metavar="N", min=0, help="GPUs of an actor. 0: use the CPU.")
+]
+CpusOption = Annotated[
+    float, option("--cpus-per-chain", metavar="N", min=0, help="CPUs that Ray keeps for an actor.")
+]
+PartOption = Annotated[int, option("--part-images", metavar="N", min=1, help="Images in one Parquet part.")]
+ColumnOption = Annotated[
+    str, option("--column", metavar="NAME", help="Column of a list that has the URLs or the bytes.")
+]
+AllowFailedOption = Annotated[bool, flag("--allow-failed", help="Exit 0 even if some images failed.")]
+
+
 @ray_app.command()
 def run(
-    source: Annotated[
-        str,
-        typer.Argument(
-            metavar="INPUT",
-            help="Folder, pattern in quotes, s3:// gs:// az:// or http(s):// prefix, .tar, or a list: "
-            ".parquet or .jsonl with URLs or bytes.",
-        ),
-    ],
-    output: Annotated[
-        str, typer.Argument(metavar="OUTPUT", help="Folder or store prefix for the Parquet parts.")
-    ],
+    source: SourceArgument,
+    output: OutputArgument,
     config: ConfigOption = None,
-    resume: Annotated[
-        bool, flag("--resume", help="Go on with what an earlier run wrote into OUTPUT.")
-    ] = False,
-    address: Annotated[
-        str,
-        typer.Option(
-            "--address",
-            metavar="ADDR",
-            envvar="RAY_ADDRESS",
-            show_default=False,
-            help="Ray cluster; auto: the one that runs on this machine. Default: Ray is started here for this run.",
-        ),
-    ] = "local",
-    chains: Annotated[
-        int,
-        typer.Option(
-            "--chains",
-            metavar="N",
-            min=0,
-            show_default=False,
-            help="Actors, each with all stages. Default: one for each GPU, or without GPUs for each machine.",
-        ),
-    ] = 0,
-    gpus: Annotated[
-        float, option("--gpus-per-chain", metavar="N", min=0, help="GPUs of an actor. 0: use the CPU.")
-    ] = 1.0,
-    cpus: Annotated[
-        float, option("--cpus-per-chain", metavar="N", min=0, help="CPUs that Ray keeps for an actor.")
-    ] = 1.0,
-    part_images: Annotated[
-        int, option("--part-images", metavar="N", min=1, help="Images in one Parquet part.")
-    ] = 1000,
-    column: Annotated[
-        str, option("--column", metavar="NAME", help="Column of a list that has the URLs or the bytes.")
-    ] = "",
-    allow_failed: Annotated[bool, flag("--allow-failed", help="Exit 0 even if some images failed.")] = False,
+    resume: ResumeOption = False,
+    address: AddressOption = "local",
+    chains: ChainsOption = 0,
+    gpus: GpusOption = 1.0,
+    cpus: CpusOption = 1.0,
+    part_images: PartOption = 1000,
+    column: ColumnOption = "",
+    allow_failed: AllowFailedOption = False,
 ) -> None:
     """Annotate all images of INPUT and write a row for each into OUTPUT.
 
@@ -93,7 +101,7 @@ def run(
       visiond ray run 'shards/*.tar' results --resume
     """
     from daemon.cli.progress import Progress
-    from visiond.cluster.running import Job
+    from visiond.cluster.job import Job
     from visiond.cluster.running import run as run_job
 
     settings = read_config(config)

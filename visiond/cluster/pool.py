@@ -17,7 +17,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from importlib.util import find_spec
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 
@@ -25,10 +25,8 @@ from daemon.config.loading import Config
 from daemon.errors import MissingLibrary, VisiondError
 from daemon.jobs import JobStatus
 from visiond.cluster.actor import Chain
+from visiond.cluster.job import Job
 from visiond.cluster.planning import Unit, to_table
-
-if TYPE_CHECKING:
-    from visiond.cluster.running import Job
 
 THREADS = 2  # of an actor: one unit is annotated while the next is read
 SPARE_SECONDS = 60.0  # for Ray to start or replace an actor
@@ -81,6 +79,8 @@ class Pool:
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
         os.environ.setdefault("RAY_BACKEND_LOG_LEVEL", "fatal")
         local = self._job.address == "local"
+        if local:  # by default the processes of actors give way to all others on the machine
+            os.environ.setdefault("RAY_worker_niceness", "0")
         try:
             with _silence():
                 self._ray.init(

@@ -31,12 +31,12 @@ from dataclasses import dataclass, field
 
 import structlog
 
-from daemon.config.loading import Config
 from daemon.errors import VisiondError
 from daemon.hints import quantity
 from daemon.inbox.walk import count_unread
 from daemon.jobs import JobStatus
 from visiond.cluster.inputs import Listing
+from visiond.cluster.job import Job
 from visiond.cluster.places import open_place
 from visiond.cluster.planning import Planner, Unit
 from visiond.cluster.plans import Plans
@@ -71,23 +71,6 @@ class Result:
     restarts: int = 0  # of the pool
     unread: str = ""  # a sentence about folders that could not be listed
     seconds: float = 0.0  # from the first wave's start
-
-
-@dataclass(frozen=True)
-class Job:
-    """A run as its user ordered it. address: of a Ray cluster, or "local". chains: actors; 0: one for each GPU, or
-    without GPUs one for each machine. part_images: inputs of a unit."""
-
-    source: str
-    output: str
-    config: Config
-    resume: bool = False
-    address: str = "local"
-    chains: int = 0
-    gpus_per_chain: float = 1.0
-    cpus_per_chain: float = 1.0
-    part_images: int = 1000
-    column: str = ""
 
 
 def run(job: Job, show: Show = show_nothing, load: Callable[[int, str], None] = show_nothing) -> Result:
