@@ -26,7 +26,7 @@ define CHECK_PYTHON
 endef
 
 .DEFAULT_GOAL := help
-.PHONY: help setup install install-test wheel deb demo test lint types faults mutants bench gpu-test gpu-bench gpu-models gpu-tune lock audit docs picture clean
+.PHONY: help setup install install-test wheel deb demo test lint types faults mutants bench ray-setup ray-test gpu-test gpu-bench gpu-models gpu-tune lock audit docs picture clean
 
 help:  ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' Makefile
@@ -83,6 +83,13 @@ mutants: $(STAMP)  ## plant one bug at a time and run the test that must fail (1
 bench: $(STAMP)  ## measure the daemon's overhead with fake stages, compared with a bare loop
 	$(BIN)/python -m benchmarks.overhead
 
+# Ray and pandas are a quarter of a gigabyte that only `visiond ray` needs, so `make setup` leaves them out.
+ray-setup: $(STAMP)  ## add Ray to .venv, for `visiond ray`
+	$(BIN)/uv pip install --quiet --python $(BIN)/python --require-hashes --requirements requirements.ray.lock
+
+ray-test: ray-setup  ## run the tests of `visiond ray` and of the library (three minutes)
+	$(BIN)/python -m pytest tests/visiond
+
 gpu-test: $(STAMP)  ## run the tests that need a CUDA device
 	@$(BIN)/python -c 'import sys, torch; sys.exit(None if torch.cuda.is_available() else "torch finds no CUDA device")'
 	$(BIN)/python -m pytest -m gpu
@@ -96,9 +103,12 @@ gpu-models: $(STAMP)  ## measure models of published sizes, compared with the or
 gpu-tune: $(STAMP)  ## check the predictions of `visiond tune` against real runs (TUNE="--gpus 1 2" for options)
 	$(BIN)/python -m benchmarks.tuning $(TUNE)
 
-lock: $(STAMP)  ## resolve the dependencies and write requirements.lock
+lock: $(STAMP)  ## resolve the dependencies and write requirements.lock and requirements.ray.lock
 	$(BIN)/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --group dev --extra heic --extra parquet \
 	  --extra small --extra train --extra ultralytics --no-emit-index-url --no-annotate --no-header --upgrade pyproject.toml -o requirements.lock
+	$(BIN)/python -c 'import tomllib; print(*tomllib.load(open("pyproject.toml", "rb"))["project"]["optional-dependencies"]["ray"], sep="\n")' | \
+	  $(BIN)/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --constraints requirements.lock \
+	  --no-emit-index-url --no-annotate --no-header --upgrade - -o requirements.ray.lock
 
 audit: $(STAMP)  ## list known vulnerabilities of the locked packages; needs a network, and fails if it cannot check a package
 	$(BIN)/uv tool run $(AUDIT) --requirement requirements.lock --require-hashes --disable-pip --strict

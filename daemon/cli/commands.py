@@ -17,11 +17,11 @@ import typer
 
 from daemon import __version__
 from daemon.cli.bench import bench
+from daemon.cli.cluster import ray_app
 from daemon.cli.install import install, uninstall
 from daemon.cli.looking import follow, page, search
 from daemon.cli.models import models_app, train_app, warm
-from daemon.cli.prune import prune
-from daemon.cli.recovery import backup, repair, verify
+from daemon.cli.recovery import backup, prune, repair, verify
 from daemon.cli.results import export, list_images, show, status
 from daemon.cli.run import run
 from daemon.cli.tuning import plan, tune
@@ -329,5 +329,6 @@ PANELS: dict[str, tuple[Callable[..., None], ...]] = {
 for panel, commands in PANELS.items():
     for command in commands:
         app.command("list" if command is list_images else None, rich_help_panel=panel)(command)
+app.add_typer(ray_app, name="ray", rich_help_panel="Process images")
 app.add_typer(models_app, name="models", rich_help_panel="Models and GPUs")
 app.add_typer(train_app, name="train", rich_help_panel="Models and GPUs")

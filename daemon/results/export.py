@@ -183,16 +183,14 @@ def embedding_sizes(reader: Reader, bin_name: str = "") -> list[int]:
     return sorted({answer["embedding"]["dim"] for answer in answers})
 
 
-def row_of(record: Record) -> dict[str, Any]:
-    """A record as one flat row with the keys of COLUMNS; None for a stage that did not run."""
-    return _row(record, msgspec.json.decode(record.sidecar))
-
-
-def _row(record: Record, document: dict[str, Any]) -> dict[str, Any]:
+def row_of(record: Record, document: dict[str, Any] | None = None) -> dict[str, Any]:
+    """A record as one flat row with the keys of COLUMNS. None for a stage that did not run, and for everything that
+    is not known about an image that failed. document: its decoded sidecar, if the caller has it."""
+    document = document or msgspec.json.decode(record.sidecar)
     source, ocr, objects = document["source"], document.get("ocr", {}), document.get("objects", {})
     caption, tags = document.get("caption", {}), document.get("clip", {}).get("tags", [])
     # Only lines that count for the bin, fewer than OCR found.
-    measured = document["bin"]["criteria"].get("A", {})
+    measured = document.get("bin", {}).get("criteria", {}).get("A", {})
     text_boxes, text_area = (measured.get(name, {}).get("value") for name in ("text_boxes", "text_area"))
     return {
         "id": record.id,
@@ -200,13 +198,13 @@ def _row(record: Record, document: dict[str, Any]) -> dict[str, Any]:
         "path": source["path"],
         "path_base64": source.get("path_base64", ""),
         "location": record.location.decode(errors="replace"),
-        "bin": record.bin,
-        "format": record.format,
-        "width": record.width,
-        "height": record.height,
+        "bin": record.bin or None,
+        "format": record.format or None,
+        "width": record.width or None,
+        "height": record.height or None,
         "pages": record.pages,
         "bytes": source["bytes"],
-        "digest": source["digest"],
+        "digest": source.get("digest"),
         "text": ocr.get("text", "\n".join(line["text"] for line in ocr["lines"])) if ocr else None,
         "text_boxes": None if text_boxes is None else int(text_boxes),
         "text_area_ratio": text_area,
@@ -217,7 +215,7 @@ def _row(record: Record, document: dict[str, Any]) -> dict[str, Any]:
         "caption": caption.get("text"),
         "clip_similarity": caption.get("similarity"),
         "tags": [tag["label"] for tag in tags] if "clip" in document else None,
-        "seconds": round(sum(document["timings"].values()), 6),
+        "seconds": round(sum(document["timings"].values()), 6) if "timings" in document else None,
         "finished_at": document["finished_at"],
         "notice": document.get("notice", ""),
         **columns.read_cells(document),
@@ -266,4 +264,4 @@ def _write_jsonl(out: BinaryIO, records: Iterator[Record]) -> None:
 
 def _write_parquet(out: BinaryIO, records: Iterator[Record], sizes: list[int]) -> None:
     documents = ((record, msgspec.json.decode(record.sidecar)) for record in records)
-    write_table(out, ((_row(record, document), document) for record, document in documents), COLUMNS, sizes)
+    write_table(out, ((row_of(record, document), document) for record, document in documents), COLUMNS, sizes)

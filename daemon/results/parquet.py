@@ -21,10 +21,15 @@ Row = tuple[dict[str, Any], dict[str, Any]]  # the columns of every export, and 
 
 
 def write_table(
-    out: BinaryIO, rows: Iterator[Row], columns: Mapping[str, type], sizes: Collection[int]
+    out: BinaryIO,
+    rows: Iterator[Row],
+    columns: Mapping[str, type],
+    sizes: Collection[int],
+    notes: Mapping[bytes, bytes] | None = None,
 ) -> None:
     """columns: those of every export, with their types. sizes: the lengths of the embeddings.
-    With one length they are lists of a fixed size, otherwise plain lists. Raises MissingLibrary."""
+    With one length they are lists of a fixed size, otherwise plain lists. notes: for the file's own metadata.
+    Raises MissingLibrary."""
     try:
         import pyarrow
         import pyarrow.parquet
@@ -33,11 +38,13 @@ def write_table(
             "Parquet needs pyarrow: pip install 'visiond[parquet]', or use --format jsonl."
         ) from error
     size = next(iter(sizes)) if len(sizes) == 1 else 0
-    schema = _schema(columns, size)
+    schema = _schema(columns, size).with_metadata(notes)
     with pyarrow.parquet.ParquetWriter(out, schema) as writer:
         while chunk := list(itertools.islice(rows, CHUNK)):
-            plain = pyarrow.Table.from_pylist([_cells(*row) for row in chunk], schema.remove(len(schema) - 1))
-            vectors = [_vector(document) for _, document in chunk]
+            plain = pyarrow.Table.from_pylist(
+                [cells_of(*row) for row in chunk], schema.remove(len(schema) - 1)
+            )
+            vectors = [vector_of(document) for _, document in chunk]
             writer.write_table(plain.append_column(schema.field("embedding"), _embeddings(vectors, size)))
 
 
@@ -56,7 +63,7 @@ def _schema(columns: Mapping[str, type], size: int) -> Any:
     )
 
 
-def _cells(row: dict[str, Any], document: dict[str, Any]) -> dict[str, Any]:
+def cells_of(row: dict[str, Any], document: dict[str, Any]) -> dict[str, Any]:
     """All columns except the embedding; null for a stage that did not run."""
     further = {
         "finished_at": datetime.fromisoformat(row["finished_at"]),
@@ -67,7 +74,7 @@ def _cells(row: dict[str, Any], document: dict[str, Any]) -> dict[str, Any]:
     return row | further
 
 
-def _vector(document: dict[str, Any]) -> Any:
+def vector_of(document: dict[str, Any]) -> Any:
     """The embedding in single precision, which every reader of Parquet knows; None without stage clip."""
     if "clip" not in document:
         return None

@@ -97,8 +97,10 @@ class Station:
         destinations: Mapping[int, Destination],
         metrics: Metrics | LookMetrics,
         publish: Callable[[Sequence[Record], Mapping[int, Destination]], Publication] | None = None,
+        read: Callable[[Sequence[Job], Slab, Mapping[int, bytes]], None] | None = None,
     ) -> None:
-        """publish: writes results to files; None: `publish_records`."""
+        """publish: writes results to files; None: `publish_records`.
+        read: brings the bytes of jobs into the slab; None: `read_files`."""
         self.slab = slab
         self.lanes = list(lanes)
         self.retry = Retry()
@@ -107,6 +109,7 @@ class Station:
         self._roots = {inbox: destination.inbox for inbox, destination in destinations.items()}
         self._metrics = metrics
         self._write_results = publish or publish_records
+        self._read = read or read_files
         self._ended: asyncio.Queue[Job] = asyncio.Queue(4 * FINISH)
         self._durable: asyncio.Queue[tuple[list[Ending], set[int]]] = asyncio.Queue(2)
         self._draining = False
@@ -192,7 +195,7 @@ class Station:
     async def _take_up(self, jobs: list[Job]) -> None:
         """Read and digest the files, take over results that the ledger already has, and queue the rest."""
         await self.retry.in_thread(
-            "inbox", read_files, [job for job in jobs if job.extent], self.slab, self._roots
+            "inbox", self._read, [job for job in jobs if job.extent], self.slab, self._roots
         )
         await self._coordinator.note_read(jobs)
         for job in jobs:

@@ -27,6 +27,10 @@ EXITING = 0x4  # in a process's flags: PF_EXITING in linux/sched.h
 P = TypeVar("P", bound=Printed)
 
 
+class Parent(threading.Thread):
+    """A thread that may start children: it ends only when they have ended, or with its process."""
+
+
 class Child(NamedTuple, Generic[P]):
     process: anyio.abc.Process
     connection: socket.socket
@@ -37,7 +41,8 @@ async def start(module: str, printed: P, *fds: int, environment: Mapping[str, st
     """Start `python -m module SOCKET_FD FDS … PARENT_PID`, which is killed when this process ends.
     printed: reads what the child prints. Raises OSError."""
     # The kernel ends the child with the thread that started it (die_with), not with the process.
-    assert threading.current_thread() is threading.main_thread()
+    thread = threading.current_thread()
+    assert thread is threading.main_thread() or isinstance(thread, Parent)
     ours, theirs = socket.socketpair()
     arguments = [str(number) for number in (theirs.fileno(), *fds, os.getpid())]
     with theirs, contextlib.ExitStack() as undo:

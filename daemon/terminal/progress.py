@@ -73,13 +73,14 @@ class Progress:
         ended, self.notices = snapshot.ended_in_this_run, snapshot.notices
         self.outdated = snapshot.outdated_sentence()
         if snapshot.loading:
-            self._show_loading(snapshot.left_in_this_run, snapshot.loading_sentence())
+            self.load(snapshot.left_in_this_run, snapshot.loading_sentence())
         else:
             note = ", ".join(filter(None, (snapshot.some_loading(), snapshot.looks_sentence())))
             self.step(ended, ended + snapshot.left_in_this_run, note=note)
 
-    def _show_loading(self, waiting: int, sentence: str) -> None:
-        """In the bar, or as a line for each step: loading takes seconds to minutes."""
+    def load(self, waiting: int, sentence: str) -> None:
+        """Show what is still to happen before the first thing is done, in the bar, or as a line for each step: loading
+        takes seconds to minutes, which do not count for the rate."""
         if self._bar:
             self._bar.update(self._task, total=waiting or None, rate=sentence)
         elif self._shown and sentence != self._loading:

@@ -20,6 +20,7 @@ from tests.daemon_process import SLACK_SECONDS, Daemon, Place, picture
 from tests.faults import (
     alerts,
     clocks,
+    cluster,
     damage,
     failures,
     hang,
@@ -74,6 +75,11 @@ def kill_workers(folder: Path, chance: random.Random, sizes: Sizes) -> Figure:
     return Figure(
         str(outcome), outcome.kept and outcome.figures["of their rate kept by the others"] >= RATE_KEPT
     )
+
+
+def kill_cluster(folder: Path, chance: random.Random, sizes: Sizes) -> Figure:
+    outcome = cluster.kill_cluster(folder, sizes["kills"], sizes["images"], chance)
+    return Figure(str(outcome), outcome.kept)
 
 
 def kill_stations(folder: Path, chance: random.Random, sizes: Sizes) -> Figure:
@@ -389,6 +395,8 @@ ROWS = [
     Row("40", "kill -9 a random worker, three stations", KILLED, kill_workers_of_stations, {"kills": 100, "files": 10_000}),
     Row("41", "each fault that an alert is about", "exactly its alert fires; none in two hours of work (120 times faster)",
         drive_alerts, {"linger_seconds": 12, "hours": 2}),
+    Row("42", "kill -9 the driver, an actor or a node of a Ray cluster", "0 lost, 0 double, no hang", kill_cluster,
+        {"kills": 100, "images": 50_000}),
     Row("mix", "bad inputs among good images", "each in its state, no worker lost", mix_inputs, {"copies": 20, "good": 2_000}),
     Row("fuzz", "mutated images", "each DONE or its own fault, no worker lost", fuzz,
         {"files": 20_000, "real": 1}, {"files": 300, "real": 0}),

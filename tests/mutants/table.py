@@ -2244,7 +2244,71 @@ INSTALLATION = [
     ),
 ]
 
+# A cluster
+
+CLUSTER = [
+    Mutant(
+        "part-created-once",
+        "a part or plan that exists is never replaced",
+        "visiond/cluster/places.py",
+        "os.link(partial, file)",
+        "open(file, 'wb').write(data)",
+        (
+            "visiond/cluster/test_planning.py::test_a_file_is_created_once_and_leaves_nothing_when_it_exists",
+            "visiond/cluster/test_planning.py::test_a_second_driver_cannot_plan_into_the_same_output",
+        ),
+        within="Folder.write_whole",
+    ),
+    Mutant(
+        "plan-of-another-driver",
+        "two drivers cannot put one input into two parts",
+        "visiond/cluster/plans.py",
+        'not self.place.write_whole(f"{FOLDER}/plan-{self._next:05d}.npz", file.getvalue())',
+        "False",
+        ("visiond/cluster/test_planning.py::test_a_second_driver_cannot_plan_into_the_same_output",),
+        within="Plans.write",
+    ),
+    Mutant(
+        "unit-keeps-its-name",
+        "a unit is repeated under its own name, even if an input of it is gone",
+        "visiond/cluster/planning.py",
+        "name or name_of(ids)",
+        "name_of(ids)",
+        ("visiond/cluster/test_planning.py::test_a_unit_whose_input_is_gone_is_repeated_without_it",),
+        within="Planner._unit",
+    ),
+    Mutant(
+        "unit-is-repeated-as-planned",
+        "an input that was planned stays in its unit",
+        "visiond/cluster/planning.py",
+        "owner != FRESH",
+        "False",
+        (
+            "visiond/cluster/test_planning.py::test_a_later_run_repeats_units_that_are_not_finished_as_they_were",
+        ),
+        within="Planner._take",
+    ),
+    Mutant(
+        "listed-twice",
+        "an input that is listed twice gets one row",
+        "visiond/cluster/planning.py",
+        "left[new]",
+        "left",
+        ("visiond/cluster/test_planning.py::test_units_have_a_fixed_size_and_each_input_once",),
+        within="Planner.units",
+    ),
+    Mutant(
+        "call-given-up",
+        "a call that is given up leaves no bytes behind",
+        "visiond/calls.py",
+        "self._drop(job)",
+        "pass",
+        ("visiond/test_engine.py::test_a_call_whose_iterator_fails_leaves_nothing_behind",),
+        within="Calls._forget",
+    ),
+]
+
 MUTANTS = [
     *(*DISK, *SOURCES, *STATES, *PROCESSES, *LEDGERS, *SINKS, *SEARCH, *INSTALLATION),
-    *(*STATIONS, *PAGES, *TUNING, *GPUS, *LOOKS, *ALERTS),
+    *(*STATIONS, *PAGES, *TUNING, *GPUS, *LOOKS, *ALERTS, *CLUSTER),
 ]

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from daemon.cli.prune import parse_age
+from daemon.cli.recovery import parse_age
 from daemon.jobs import Ending, Job, JobStatus, Placed
 from daemon.ledger.ledger import Ledger
 from daemon.ledger.records import Reader

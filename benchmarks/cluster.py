@@ -1,0 +1,166 @@
+"""The overhead of `visiond ray run`.
+
+    python -m benchmarks.cluster plain  [--images 40000] [--rounds 3]
+    python -m benchmarks.cluster daemon [--images 100] [--rounds 3] [--stages yolo clip]
+
+plain: fake stages, beside a plain pipeline of Ray Data with the same class in its actor: read_binary_files,
+map_batches, write_parquet. Both are timed from the first call to the last file, with the start of the actors.
+daemon: the mini pack, beside `visiond run --once` on the same folder. Both rates are those between the first tenth
+and the last tenth of the images, by the time at which each was finished: the start of Ray or of the models is not in
+them. The two ways take turns, and the ratio of each round is printed: others may use this machine.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pyarrow
+import pyarrow.parquet
+
+from daemon.config.loading import Config, parse
+from stages import processes
+from tests.daemon_process import STAGES, picture
+from visiond.cluster import running
+from visiond.cluster.job import Job
+from visiond.engine import Annotator
+
+BATCH = 250  # images: of a plain batch, and of a part
+
+
+class Plain:
+    """What somebody would write without `visiond ray run`."""
+
+    def __init__(self, config: str) -> None:
+        self.annotator = Annotator(Config.model_validate_json(config))
+        self.annotator.load()
+
+    def __call__(self, table: Any) -> Any:
+        names, data = (table.column(name).to_pylist() for name in ("path", "bytes"))
+        return pyarrow.Table.from_pylist(self.annotator.annotate(zip(names, data, strict=True)))
+
+
+def run_plain(config: Config, inbox: Path, output: Path) -> None:
+    import ray.data
+
+    ray.data.read_binary_files(str(inbox), include_paths=True).map_batches(
+        Plain,
+        fn_constructor_args=(config.model_dump_json(),),
+        batch_size=BATCH,
+        batch_format="pyarrow",
+        compute=ray.data.ActorPoolStrategy(size=1),
+        num_cpus=1,
+    ).write_parquet(str(output))
+
+
+def run_ours(config: Config, inbox: Path, output: Path) -> None:
+    running.run(Job(str(inbox), str(output), config, chains=1, part_images=BATCH))
+
+
+def compare(
+    rounds: int, folder: Path, ours: Callable[[Path], float], theirs: Callable[[Path], float], name: str
+) -> None:
+    """Each takes a folder to write to, and returns images/s."""
+    ratios = []
+    for number in range(rounds):
+        rates = {}
+        for label, measure in ((name, theirs), ("visiond ray run", ours))[:: 1 if number % 2 else -1]:
+            rates[label] = measure(folder / f"{label.replace(' ', '-')}-{number}")
+        ratios.append(rates["visiond ray run"] / rates[name])
+        listed = ", ".join(f"{label} {rate:,.1f}/s" for label, rate in sorted(rates.items()))
+        print(f"round {number + 1}: {listed}, ratio {ratios[-1]:.2f}", flush=True)
+    print(f"ratio: median {statistics.median(ratios):.2f}, from {min(ratios):.2f} to {max(ratios):.2f}")
+
+
+def measure_plain(folder: Path, images: int, rounds: int) -> None:
+    import ray
+    import ray.data
+
+    inbox = folder / "inbox"
+    inbox.mkdir()
+    for number in range(images):
+        (inbox / f"{number:06d}.ppm").write_bytes(picture(number))
+    config = parse({"stages": {name: {"backend": "fake"} for name in STAGES}}, folder)
+    os.environ |= {"RAY_USAGE_STATS_ENABLED": "0", "PYTHONPATH": processes.environment()["PYTHONPATH"]}
+    ray.init(address="local", num_cpus=4, include_dashboard=False, logging_level="ERROR", log_to_driver=False)
+    ray.data.DataContext.get_current().enable_progress_bars = False
+
+    def timed(run: Callable[[Config, Path, Path], None]) -> Callable[[Path], float]:
+        def measure(output: Path) -> float:
+            began = time.perf_counter()
+            run(config, inbox, output)
+            seconds = time.perf_counter() - began
+            files = output.glob("*.parquet")
+            assert sum(pyarrow.parquet.read_metadata(file).num_rows for file in files) == images
+            return images / seconds
+
+        return measure
+
+    timed(run_ours)(folder / "first")  # Ray's own first start is in neither
+    compare(rounds, folder, timed(run_ours), timed(run_plain), "plain Ray Data")
+
+
+def measure_daemon(folder: Path, images: int, rounds: int, stages: list[str]) -> None:
+    inbox = folder / "inbox"
+    visiond = (sys.executable, "-P", "-m", "daemon")
+
+    def call(where: Path, *words: str) -> None:
+        subprocess.run([*visiond, *words], cwd=where, env=processes.environment(), check=True, stdout=2)
+
+    def write_config(output: Path) -> None:
+        named = f"[pipeline]\nstages = {stages}\n" if stages else ""
+        (output / "daemon.toml").write_text(f'[[inbox]]\npath = "{inbox}"\n[http]\nlisten = ""\n{named}')
+
+    call(folder, "samples", str(inbox), "--count", str(images))
+
+    def ours(output: Path) -> float:
+        output.mkdir()
+        write_config(output)
+        call(output, "ray", "run", str(inbox), "rows", "--part-images", "20")
+        return rate_of(output / "rows")
+
+    def theirs(output: Path) -> float:
+        output.mkdir()
+        write_config(output)
+        call(output, "run", "--once")
+        call(output, "export", "rows.parquet")
+        return rate_of(output / "rows.parquet")
+
+    compare(rounds, folder, ours, theirs, "the daemon")
+
+
+def rate_of(place: Path) -> float:
+    """Images/s between the first and the last tenth of the images, by their columns finished_at."""
+    files = sorted(place.glob("part-*.parquet")) if place.is_dir() else [place]
+    columns = [pyarrow.parquet.read_table(file, columns=["finished_at"]).column(0) for file in files]
+    times = sorted(moment.timestamp() for column in columns for moment in column.to_pylist())
+    first, last = len(times) // 10, len(times) * 9 // 10
+    return (last - first) / (times[last] - times[first])
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("what", choices=("plain", "daemon"))
+    parser.add_argument("--images", type=int, default=0)
+    parser.add_argument("--stages", nargs="*", default=[], help="with daemon: these alone")
+    parser.add_argument("--rounds", type=int, default=3)
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory(prefix="visiond-cluster-") as folder:
+        if options.what == "plain":
+            measure_plain(Path(folder), options.images or 40_000, options.rounds)
+        else:
+            measure_daemon(Path(folder), options.images or 100, options.rounds, options.stages)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,145 @@
+"""`visiond ray run`: the stages over all machines of a Ray cluster, or on this one."""
+
+from __future__ import annotations
+
+import signal
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from daemon.errors import InboxUnreadable
+from daemon.hints import quantity
+from daemon.jobs import JobStatus
+from daemon.system.signals import SHELL_OFFSET
+from daemon.terminal.display import console, errors, printable
+from daemon.terminal.options import ConfigOption, flag, option, read_config
+
+if TYPE_CHECKING:
+    from visiond.cluster import running
+
+ray_app = typer.Typer(
+    help="Process images on the machines of a Ray cluster, without a daemon.\n\n"
+    "Examples:\n  visiond ray run photos results",
+    no_args_is_help=True,
+)
+
+
+@ray_app.callback()
+def ray() -> None:
+    """Keeps `run` a command of its own: with one command Typer would drop its name."""
+
+
+SourceArgument = Annotated[
+    str,
+    typer.Argument(
+        metavar="INPUT",
+        help="Folder, pattern in quotes, s3:// gs:// az:// or http(s):// prefix, .tar, or a list: "
+        ".parquet or .jsonl with URLs or bytes.",
+    ),
+]
+OutputArgument = Annotated[
+    str, typer.Argument(metavar="OUTPUT", help="Folder or store prefix for the Parquet parts.")
+]
+ResumeOption = Annotated[bool, flag("--resume", help="Go on with what an earlier run wrote into OUTPUT.")]
+AddressOption = Annotated[
+    str,
+    typer.Option(
+        "--address",
+        metavar="ADDR",
+        envvar="RAY_ADDRESS",
+        show_default=False,
+        help="Ray cluster; auto: the one that runs on this machine. Default: Ray is started here for this run.",
+    ),
+]
+ChainsOption = Annotated[
+    int,
+    typer.Option(
+        "--chains",
+        metavar="N",
+        min=0,
+        show_default=False,
+        help="Actors, each with all stages. Default: one for each GPU, or without GPUs for each machine.",
+    ),
+]
+GpusOption = Annotated[
+    float, option("--gpus-per-chain", metavar="N", min=0, help="GPUs of an actor. 0: use the CPU.")
+]
+CpusOption = Annotated[
+    float, option("--cpus-per-chain", metavar="N", min=0, help="CPUs that Ray keeps for an actor.")
+]
+PartOption = Annotated[int, option("--part-images", metavar="N", min=1, help="Images in one Parquet part.")]
+ColumnOption = Annotated[
+    str, option("--column", metavar="NAME", help="Column of a list that has the URLs or the bytes.")
+]
+AllowFailedOption = Annotated[bool, flag("--allow-failed", help="Exit 0 even if some images failed.")]
+
+
+@ray_app.command()
+def run(
+    source: SourceArgument,
+    output: OutputArgument,
+    config: ConfigOption = None,
+    resume: ResumeOption = False,
+    address: AddressOption = "local",
+    chains: ChainsOption = 0,
+    gpus: GpusOption = 1.0,
+    cpus: CpusOption = 1.0,
+    part_images: PartOption = 1000,
+    column: ColumnOption = "",
+    allow_failed: AllowFailedOption = False,
+) -> None:
+    """Annotate all images of INPUT and write a row for each into OUTPUT.
+
+    Rows have the columns of `visiond export` with status, reason and detail;
+    an image that failed is a row too. Exits with 0 if all succeeded, 1 if
+    some failed. Needs: pip install 'visiond\\[ray]'. docs/cluster.md shows how
+    to use several machines.
+
+    Examples:
+      visiond ray run photos results
+      visiond ray run s3://bucket/photos s3://bucket/rows --address auto
+      visiond ray run 'shards/*.tar' results --resume
+    """
+    from daemon.terminal.progress import Progress
+    from visiond.cluster.job import Job
+    from visiond.cluster.running import run as run_job
+
+    settings = read_config(config)
+    job = Job(
+        source,
+        output,
+        settings,
+        resume=resume,
+        address=address,
+        chains=chains,
+        gpus_per_chain=gpus,
+        cpus_per_chain=cpus,
+        part_images=part_images,
+        column=column,
+    )
+    try:
+        with Progress("images") as progress:
+            result = run_job(job, progress.step, progress.load)
+    except KeyboardInterrupt:
+        errors.print("Stopped. The same command with --resume does the rest.")
+        raise typer.Exit(SHELL_OFFSET + signal.SIGINT) from None
+    _print_result(result, printable(output))
+    if result.unread:
+        raise InboxUnreadable(result.unread, result.outcomes)
+    raise typer.Exit(1 if result.outcomes[JobStatus.FAILED] and not allow_failed else 0)
+
+
+def _print_result(result: running.Result, output: str) -> None:
+    ends = [
+        f"{result.outcomes[status]:,} {status.name.lower()}"
+        for status in (JobStatus.DONE, JobStatus.FAILED, JobStatus.SKIPPED)
+    ]
+    rate = result.outcomes.total() / result.seconds if result.seconds else 0.0
+    parts = quantity(result.parts, "part")
+    console.print(
+        f"{', '.join(ends)} in {result.seconds:.1f} s, {rate:,.1f} images/s; {parts} written to {output}"
+    )
+    if result.finished_before:
+        console.print(f"{quantity(result.finished_before, 'input')} finished by an earlier run.")
+    if result.duplicates:
+        console.print(f"{quantity(result.duplicates, 'input')} listed twice and processed once.")

@@ -1,0 +1,111 @@
+"""What an actor writes, without Ray: the rows of a unit as one part."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet
+import pytest
+
+from daemon.config.loading import load
+from daemon.jobs import JobStatus
+from tests.daemon_process import Place, picture
+from tests.inputs import CATALOGUE
+from visiond.cluster.actor import Chain
+from visiond.cluster.inputs import Listing
+from visiond.cluster.places import Folder
+from visiond.cluster.planning import Planner, to_table
+from visiond.cluster.plans import Plans
+
+UNLIKE = {"id", "seconds", "finished_at"}  # they differ between any two runs
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Place:
+    """An inbox with good, bad and odd images."""
+    place = Place(tmp_path)
+    for number, each in enumerate(CATALOGUE):
+        place.drop(f"odd/{number}.jpg", each.make())
+    place.drop(b"not \xff utf-8.ppm", picture(1))
+    place.drop_many(range(20))
+    return place
+
+
+@pytest.fixture
+def chain(place: Place) -> Iterator[Callable[..., Chain]]:
+    made = []
+
+    def make() -> Chain:
+        config = load(place.config).model_dump_json().encode()
+        made.append(Chain(config, str(place.folder / "rows"), str(place.inbox())))
+        return made[-1]
+
+    yield make
+    for each in made:
+        each.close()
+
+
+def units(place: Place, size: int) -> list[Any]:
+    config = load(place.config)
+    plans = Plans.open(Folder(str(place.folder / "rows")), config, resume=True)
+    return [
+        to_table(unit) for unit in Planner(plans, Listing(str(place.inbox()), config).inputs(), size).units()
+    ]
+
+
+def rows_of(place: Place) -> list[dict[str, Any]]:
+    parts = sorted((place.folder / "rows").glob("part-*.parquet"))
+    return [row for part in parts for row in pyarrow.parquet.read_table(part).to_pylist()]
+
+
+def alike(row: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in row.items() if name not in UNLIKE}
+
+
+def key_of(row: dict[str, Any]) -> str:
+    return str(row["path_base64"] or row["path"])
+
+
+def test_rows_equal_those_of_the_daemon_file_for_file(place: Place, chain: Callable[..., Chain]) -> None:
+    annotate = chain()
+    counts = [json.loads(annotate(unit).column("counts")[0].as_py()) for unit in units(place, 30)]
+    ours = {key_of(row): row for row in rows_of(place)}
+    assert len(ours) == len(CATALOGUE) + 21
+    assert place.run_once().returncode == 1
+    assert place.command("export", "results.parquet").returncode == 0
+    theirs = {
+        key_of(row): row for row in pyarrow.parquet.read_table(place.folder / "results.parquet").to_pylist()
+    }
+    assert {key for key, row in ours.items() if row["status"] == "DONE"} == theirs.keys()
+    for key, row in theirs.items():
+        assert alike(row) == {name: value for name, value in ours[key].items() if name in alike(row)}
+    failed = place.rows(f"SELECT path, status, reason, detail FROM image WHERE status != {JobStatus.DONE:d}")
+    assert len(failed) == len(ours) - len(theirs)
+    for path, _, reason, detail in failed:
+        row = ours[os.fsdecode(path)]
+        assert (row["status"] != "DONE", row["reason"], row["detail"]) == (True, reason, detail)
+    assert sum(each.get("DONE", 0) for each in counts) == len(theirs)
+
+
+def test_a_part_is_written_once_and_its_counts_are_read_when_it_exists(
+    place: Place, chain: Callable[..., Chain]
+) -> None:
+    annotate = chain()
+    [unit] = units(place, 1000)
+    first = annotate(unit)
+    [part] = (place.folder / "rows").glob("part-*.parquet")
+    before = part.stat()
+    assert annotate(unit) == first
+    assert part.stat() == before
+    assert len({row["id"] for row in rows_of(place)}) == len(CATALOGUE) + 21
+
+
+def test_an_actor_that_cannot_load_its_models_says_why(place: Place, chain: Callable[..., Chain]) -> None:
+    place.configure({"stages": {"ocr": {"options": {"unusable": "no such weights"}}}})
+    annotate = chain()
+    assert annotate(units(place, 1000)[0]).column("problem").to_pylist() == ["no such weights"]
+    assert rows_of(place) == []

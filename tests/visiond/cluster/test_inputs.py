@@ -1,0 +1,141 @@
+"""What INPUT may be, and how the images in it are read."""
+
+from __future__ import annotations
+
+import base64
+import http.server
+import io
+import json
+import os
+import tarfile
+import threading
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+
+import pyarrow
+import pyarrow.parquet
+import pytest
+
+from daemon.config.loading import parse
+from daemon.errors import NothingFound, WrongArgument
+from tests.daemon_process import picture
+from visiond.cluster.fetching import fetch, opened_threads
+from visiond.cluster.inputs import Listing, compile_pattern
+
+
+def read(source: str | Path, folder: Path, column: str = "") -> dict[str, bytes | str]:
+    """What an actor gets, by name: the bytes, or the text of the error."""
+    listing = Listing(str(source), parse({}, folder), column=column)
+    with opened_threads() as threads:
+        return {
+            os.fsdecode(each.name): str(each.data) if isinstance(each.data, OSError) else each.data
+            for each in fetch(listing.inputs(), threads)
+        }
+
+
+@pytest.fixture
+def photos(tmp_path: Path) -> Path:
+    for number, name in enumerate(("a.ppm", "b.jpg", "sub/c.ppm", "sub/deep/d.ppm", ".hidden", "e.tmp")):
+        file = tmp_path / "photos" / name
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_bytes(picture(number))
+    (tmp_path / "photos" / "link.ppm").symlink_to("a.ppm")
+    return tmp_path / "photos"
+
+
+def test_a_folder_has_the_files_that_an_inbox_would_take(photos: Path, tmp_path: Path) -> None:
+    found = read(photos, tmp_path)
+    assert found.keys() == {"a.ppm", "b.jpg", "sub/c.ppm", "sub/deep/d.ppm"}
+    assert found["sub/c.ppm"] == picture(2)
+
+
+def test_a_pattern_has_the_files_that_match_it(photos: Path, tmp_path: Path) -> None:
+    assert read(photos / "*.ppm", tmp_path).keys() == {"a.ppm"}
+    assert read(f"{photos}/**/*.ppm", tmp_path).keys() == {"a.ppm", "sub/c.ppm", "sub/deep/d.ppm"}
+    assert read(f"{photos}/s?b/[a-c].ppm", tmp_path).keys() == {"s?b/[a-c].ppm".replace("s?b/[a-c]", "sub/c")}
+    assert compile_pattern("[!a].jpg").fullmatch(b"b.jpg")
+
+
+def test_a_single_file_is_an_input(photos: Path, tmp_path: Path) -> None:
+    assert read(photos / "b.jpg", tmp_path) == {"b.jpg": picture(1)}
+
+
+def test_what_does_not_exist_is_named(tmp_path: Path) -> None:
+    with pytest.raises(WrongArgument, match="There is no"):
+        read(tmp_path / "missing", tmp_path)
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(NothingFound, match="there is no file"):
+        read(tmp_path / "empty", tmp_path)
+
+
+def test_lines_name_files_beside_the_list_or_have_their_bytes(photos: Path, tmp_path: Path) -> None:
+    named = tmp_path / "named.jsonl"
+    named.write_text('{"url": "photos/a.ppm"}\n\n{"url": "photos/missing.ppm"}\n')
+    found = read(named, tmp_path)
+    assert found[str(photos / "a.ppm")] == picture(0)
+    assert "No such file" in str(found[str(photos / "missing.ppm")])
+    whole = tmp_path / "whole.jsonl"
+    lines = [{"name": f"{n}.ppm", "bytes": base64.b64encode(picture(n)).decode()} for n in range(3)]
+    whole.write_text("".join(json.dumps(line) + "\n" for line in [*lines, {"name": "bad", "bytes": "?"}]))
+    found = read(whole, tmp_path)
+    assert {name: found[name] for name in ("0.ppm", "1.ppm", "2.ppm")} == {
+        f"{n}.ppm": picture(n) for n in range(3)
+    }
+    assert "base64" in str(found["bad"])
+
+
+def test_parquet_names_files_or_has_their_bytes(photos: Path, tmp_path: Path) -> None:
+    table = pyarrow.table({"where": ["photos/a.ppm", None, "photos/b.jpg"]})
+    pyarrow.parquet.write_table(table, tmp_path / "named.parquet")
+    with pytest.raises(WrongArgument, match="--column"):
+        read(tmp_path / "named.parquet", tmp_path)
+    assert [*read(tmp_path / "named.parquet", tmp_path, "where").values()] == [picture(0), picture(1)]
+    rows = [{"image": {"bytes": picture(n), "path": f"{n}.ppm"}} for n in range(5)]
+    pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), tmp_path / "hf.parquet", row_group_size=2)
+    assert read(tmp_path / "hf.parquet", tmp_path) == {f"{n}.ppm": picture(n) for n in range(5)}
+
+
+def test_a_tar_has_its_images_and_one_that_is_cut_says_so(tmp_path: Path) -> None:
+    for shard in range(2):
+        with tarfile.open(tmp_path / f"shard-{shard}.tar", "w") as archive:
+            for name, data in ((f"{shard}.ppm", picture(shard)), (f"{shard}.json", b"{}")):
+                member = tarfile.TarInfo(name)
+                member.size = len(data)
+                archive.addfile(member, io.BytesIO(data))
+    expected = {f"shard-{n}.tar/{n}.ppm": picture(n) for n in range(2)}
+    assert read(f"{tmp_path}/*.tar", tmp_path) == expected
+    cut = (tmp_path / "shard-1.tar").read_bytes()[:600]
+    (tmp_path / "shard-1.tar").write_bytes(cut)
+    found = read(f"{tmp_path}/*.tar", tmp_path)
+    assert found["shard-0.tar/0.ppm"] == picture(0)
+    assert "the tar cannot be read to its end" in str(found["shard-1.tar"])
+
+
+@pytest.fixture
+def served(photos: Path) -> Iterator[str]:
+    pytest.importorskip("obstore", reason="obstore is not installed: make ray-setup")
+
+    class Quiet(http.server.SimpleHTTPRequestHandler):
+        def log_message(self, format: str, *args: object) -> None:
+            pass
+
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), partial(Quiet, directory=photos)) as server:
+        threading.Thread(target=server.serve_forever).start()
+        yield f"http://127.0.0.1:{server.server_port}"
+        server.shutdown()
+
+
+def test_a_web_server_is_listed_by_the_links_of_its_pages(served: str, photos: Path, tmp_path: Path) -> None:
+    (photos / "white space.ppm").write_bytes(picture(9))
+    found = read(f"{served}/", tmp_path)
+    assert found["sub/deep/d.ppm"] == picture(3)
+    assert found["white space.ppm"] == picture(9)
+    assert read(f"{served}/sub/", tmp_path).keys() == {"c.ppm", "deep/d.ppm"}
+
+
+def test_an_object_that_is_not_there_is_an_image_with_the_error(served: str, tmp_path: Path) -> None:
+    (tmp_path / "list.jsonl").write_text(f'{{"url": "{served}/a.ppm"}}\n{{"url": "{served}/gone.ppm"}}\n')
+    found = read(tmp_path / "list.jsonl", tmp_path)
+    assert found[f"{served}/a.ppm"] == picture(0)
+    assert "it does not exist" in str(found[f"{served}/gone.ppm"])

@@ -1,0 +1,138 @@
+"""Which inputs are handed out, in which units, and what a later run knows of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from daemon.config.loading import parse
+from visiond.cluster.inputs import Input
+from visiond.cluster.places import Folder, Place
+from visiond.cluster.planning import Planner, Unit, from_table, id_of, to_table
+from visiond.cluster.plans import FINISHED, FRESH, Known, OtherDriver, OutputTaken, Plans, part_of
+
+
+def inputs(numbers: Iterable[int], version: bytes = b"1") -> list[Input]:
+    return [Input(b"%d" % number, b"/in/%d" % number, version) for number in numbers]
+
+
+def open_plans(folder: Path, *, resume: bool = True, **settings: Any) -> Plans:
+    return Plans.open(Folder(str(folder)), parse(settings, folder), resume=resume)
+
+
+def plan(folder: Path, listed: Sequence[Input], size: int = 10) -> tuple[Planner, list[Unit]]:
+    """Form units as a driver does that is killed before any of them runs."""
+    plans = open_plans(folder)
+    planner = Planner(plans, listed, size)
+    units = list(planner.units())
+    plans.write([unit for unit in units if unit.fresh])
+    return planner, units
+
+
+def finish(folder: Path, units: Iterable[Unit]) -> None:
+    for unit in units:
+        assert Folder(str(folder)).write_whole(part_of(unit.name), b"rows")
+
+
+def members(units: Iterable[Unit]) -> list[bytes]:
+    return [each.name for unit in units for kept in from_table(to_table(unit)) for each in kept.inputs()]
+
+
+def test_units_have_a_fixed_size_and_each_input_once(tmp_path: Path) -> None:
+    planner, units = plan(tmp_path, inputs([*range(25), *range(5)]))
+    assert [len(unit.ids) for unit in units] == [10, 10, 5]
+    assert members(units) == [b"%d" % number for number in range(25)]
+    assert (planner.inputs, planner.duplicates, planner.finished) == (25, 5, 0)
+
+
+def test_an_input_with_many_images_fills_a_unit(tmp_path: Path) -> None:
+    tars = [Input(b"%d.tar" % n, b"/in/%d.tar" % n, kind="tar", images=1000) for n in range(3)]
+    _, units = plan(tmp_path, tars, size=1000)
+    assert [len(unit.ids) for unit in units] == [1, 1, 1]
+
+
+def test_a_later_run_repeats_units_that_are_not_finished_as_they_were(tmp_path: Path) -> None:
+    _, units = plan(tmp_path, inputs(range(30)))
+    finish(tmp_path, units[:1])
+    planner, again = plan(tmp_path, inputs(range(40)), size=7)
+    assert {unit.name for unit in again if not unit.fresh} == {unit.name for unit in units[1:]}
+    assert sorted(members(again), key=int) == [b"%d" % number for number in range(10, 40)]
+    assert planner.finished == 10
+
+
+def test_the_order_of_a_listing_does_not_matter(tmp_path: Path) -> None:
+    _, units = plan(tmp_path, inputs(range(30)))
+    _, again = plan(tmp_path, inputs(reversed(range(30))))
+    assert {unit.name for unit in again} == {unit.name for unit in units}
+    assert not any(unit.fresh for unit in again)
+
+
+def test_a_unit_whose_input_is_gone_is_repeated_without_it(tmp_path: Path) -> None:
+    _, units = plan(tmp_path, inputs(range(10)))
+    _, again = plan(tmp_path, inputs(range(9)))
+    assert [unit.name for unit in again] == [unit.name for unit in units]
+    assert len(members(again)) == 9
+
+
+def test_a_changed_file_is_another_input(tmp_path: Path) -> None:
+    _, units = plan(tmp_path, inputs(range(10)))
+    finish(tmp_path, units)
+    _, again = plan(tmp_path, inputs(range(10), b"2"))
+    assert [unit.fresh for unit in again] == [True]
+
+
+def test_a_second_driver_cannot_plan_into_the_same_output(tmp_path: Path) -> None:
+    first, second = open_plans(tmp_path), open_plans(tmp_path)
+    [unit] = Planner(first, inputs(range(3)), 10).units()
+    [other] = Planner(second, inputs(range(1, 4)), 10).units()
+    first.write([unit])
+    with pytest.raises(OtherDriver, match="--resume"):
+        second.write([other])
+
+
+def test_results_of_an_earlier_run_are_only_continued_when_asked_and_with_the_same_settings(
+    tmp_path: Path,
+) -> None:
+    plan(tmp_path, inputs(range(3)))
+    with pytest.raises(OutputTaken, match="--resume"):
+        open_plans(tmp_path, resume=False)
+    open_plans(tmp_path, pipeline={"queue_images": 7})
+    with pytest.raises(OutputTaken, match="other"):
+        open_plans(tmp_path, stages={"ocr": {"backend": "fake"}})
+
+
+def test_a_digest_is_found_among_many(tmp_path: Path) -> None:
+    _, units = plan(tmp_path, inputs(range(50)))
+    finish(tmp_path, units[:2])
+    plans = open_plans(tmp_path)
+    ids = np.array([id_of(each) for each in inputs([0, 19, 20, 49, 50])], np.uint64)
+    owners = plans.look_up(ids)
+    assert owners[:2].tolist() == [FINISHED, FINISHED]
+    assert [plans.units[number] for number in owners[2:4]] == [units[2].name, units[4].name]
+    assert owners[4] == FRESH
+
+
+@given(st.lists(st.lists(st.integers(0, 40), min_size=1, max_size=8), max_size=12))
+def test_known_digests_are_those_that_were_added(groups: list[list[int]]) -> None:
+    known, seen = Known(), set[int]()
+    for group in groups:
+        new = known.add(np.array(group, np.uint64))
+        expected = []
+        for number in group:
+            expected.append(number not in seen)
+            seen.add(number)
+        assert new.tolist() == expected
+
+
+def test_a_file_is_created_once_and_leaves_nothing_when_it_exists(tmp_path: Path) -> None:
+    place: Place = Folder(str(tmp_path))
+    assert place.write_whole("sub/file", b"first")
+    assert not place.write_whole("sub/file", b"second")
+    assert place.read("sub/file") == b"first"
+    assert [*place.names("sub")] == ["file"]

@@ -1,0 +1,58 @@
+"""`visiond ray run` with a real Ray on this machine. Skipped where Ray is not installed: `make ray-test` installs it."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pyarrow.parquet
+import pytest
+
+from tests.daemon_process import PATIENCE, Place, picture, wait_for
+
+pytest.importorskip("ray", reason="Ray is not installed: make ray-test")
+
+
+def run(place: Place, *options: str) -> subprocess.CompletedProcess[str]:
+    return place.command("ray", "run", place.inbox(), place.folder / "rows", *options, prefix=("env",))
+
+
+def paths_of(place: Place) -> list[str]:
+    parts = sorted((place.folder / "rows").glob("part-*.parquet"))
+    return sorted(
+        path for part in parts for path in pyarrow.parquet.read_table(part).column("path").to_pylist()
+    )
+
+
+def test_each_input_gets_one_row_also_when_the_driver_is_killed(tmp_path: Path) -> None:
+    options = {"latency_per_image_seconds": 0.01}
+    place = Place(tmp_path, {"stages": {"blip": {"options": options}}})
+    place.drop_many(range(300))
+    place.drop("broken.jpg", b"not an image")
+    words = ["ray", "run", str(place.inbox()), str(place.folder / "rows"), "--part-images", "20"]
+    with start(place, words) as driver:
+        wait_for(lambda: [*(place.folder / "rows").glob("part-*.parquet")], "a part", 2 * PATIENCE)
+        driver.kill()
+    done = run(place, "--resume", "--part-images", "50")
+    assert done.returncode == 1, done.stderr
+    assert paths_of(place) == sorted(["broken.jpg", *(f"{number:05d}.ppm" for number in range(300))])
+    assert "finished by an earlier run" in done.stdout
+    again = run(place, "--resume")
+    assert (again.returncode, "301 inputs finished by an earlier run" in again.stdout) == (0, True)
+    refused = run(place)
+    assert (refused.returncode, "--resume" in refused.stderr) == (64, True)
+
+
+def start(place: Place, words: list[str]) -> subprocess.Popen[bytes]:
+    command = [sys.executable, "-P", "-m", "daemon", *words]
+    environment = {**os.environ, "VISIOND_CONFIG": str(place.config)}
+    return subprocess.Popen(command, env=environment, cwd=place.folder, stderr=subprocess.DEVNULL)
+
+
+def test_models_that_cannot_be_built_end_the_run_with_the_reason(tmp_path: Path) -> None:
+    place = Place(tmp_path, {"stages": {"ocr": {"options": {"unusable": "no such weights"}}}})
+    place.drop("a.ppm", picture(1))
+    done = run(place)
+    assert (done.returncode, "no such weights" in done.stderr) == (78, True), done.stderr

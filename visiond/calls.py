@@ -1,0 +1,213 @@
+"""The coordinator of an Annotator's station: hands out the images of calls, and answers each call when all of its
+images are finished.
+
+It stands where the daemon has its pipeline and its ledger (see `Coordinator` in daemon/stations/station.py). Jobs
+are made from the names and bytes that a caller passes, and nothing is stored: an image that a crash interrupts is
+passed again by whoever called.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import heapq
+import itertools
+import os
+import threading
+import time
+from collections import deque
+from collections.abc import Iterable, Mapping, Sequence
+
+from daemon.jobs import Ending, Failure, Job, JobStatus, Version
+from daemon.ledger.record import Model, Record
+from daemon.results.destinations import Destination, Publication
+from daemon.stations.station import Published
+from daemon.system.clock import steady_seconds
+from daemon.workers.slab import Slab
+from stages.base import Reason
+
+FEED = 64  # jobs handed out together
+NOTHING = Publication([], {}, set(), [], [])
+
+Image = tuple[str | bytes, bytes | OSError]  # the name, and the bytes or why they could not be read
+
+
+class Call:
+    """The images of one call. Only `Calls` uses it; `wait` is for the thread that called."""
+
+    def __init__(self, root: bytes) -> None:
+        self.root = root
+        self.endings: dict[int, Ending] = {}  # by the place of the image in the call
+        self.left = 0  # images that are not finished
+
+
+class Calls:
+    """Takes images from threads, and gives them to a station as jobs.
+
+    held_bytes: a thread that passes more waits until enough of its images are finished. One image may be larger.
+    """
+
+    def __init__(self, models: Sequence[Model], held_bytes: int) -> None:
+        self.roots: dict[int, bytes] = {}  # the folder or prefix of names, by the number of an inbox
+        self.error: BaseException | None = None  # why no call can be answered any more
+        self._loop = asyncio.get_running_loop()
+        self._models = {model.stage: model for model in models}
+        self._most_bytes = held_bytes
+        self._numbers = itertools.count(1)
+        self._changed = threading.Condition()  # guards everything below
+        self._held_bytes = 0
+        self._data: dict[int, bytes | OSError] = {}  # by job
+        self._places: dict[int, tuple[Call, int]] = {}  # by job: its call, and its place there
+        self._fresh: deque[Job] = deque()
+        self._again: list[tuple[float, int, Job]] = []  # a heap: not before, number, job
+        self._offered = asyncio.Event()
+        self._woken = False
+
+    # The side of the threads that call.
+
+    def answer(self, images: Iterable[Image], root: bytes = b"") -> list[Record]:
+        """The records of these images, in their order. Blocks until all are finished.
+        Raises the error of the workers."""
+        call = Call(root)
+        inbox = self._number_of(root)
+        count = 0
+        try:
+            for count, (name, data) in enumerate(images, 1):
+                self._offer(call, count - 1, inbox, os.fsencode(name), data)
+            with self._changed:
+                self._changed.wait_for(lambda: self.error or not call.left)
+                if call.left and self.error:
+                    raise self.error
+        finally:
+            self._forget(call)
+        return [self._record(call.endings[place]) for place in range(count)]
+
+    def _offer(self, call: Call, place: int, inbox: int, name: bytes, data: bytes | OSError) -> None:
+        size = 0 if isinstance(data, OSError) else len(data)
+        with self._changed:
+            self._changed.wait_for(
+                lambda: self.error or not self._held_bytes or self._held_bytes + size <= self._most_bytes
+            )
+            if self.error:
+                raise self.error
+            job = Job(next(self._numbers), inbox, name, b"", Version(0, size, 0, 0), 0, time.time())
+            self._held_bytes += size
+            self._data[job.id], self._places[job.id] = data, (call, place)
+            call.left += 1
+            self._fresh.append(job)
+            if not self._woken:
+                self._woken = True
+                self._loop.call_soon_threadsafe(self._offered.set)
+
+    def _forget(self, call: Call) -> None:
+        """Drop what is left of a call that was given up: its images still run, but nobody waits for them."""
+        if call.left:
+            with self._changed:
+                for job in [job for job, (owner, _) in self._places.items() if owner is call]:
+                    self._drop(job)
+
+    def _drop(self, job: int) -> None:
+        data = self._data.pop(job)
+        self._held_bytes -= 0 if isinstance(data, OSError) else len(data)
+        del self._places[job]
+
+    def _number_of(self, root: bytes) -> int:
+        with self._changed:
+            number = next((number for number, known in self.roots.items() if known == root), len(self.roots))
+            self.roots[number] = root
+            return number
+
+    def _record(self, ending: Ending) -> Record:
+        models = [self._models[stage] for stage in ending.job.outputs]
+        return Record.of(ending, self.roots[ending.job.inbox], models)
+
+    def fail(self, error: BaseException) -> None:
+        """No image will be finished any more: every call raises this error."""
+        with self._changed:
+            self.error = error
+            self._changed.notify_all()
+
+    # The side of the station.
+
+    async def next_jobs(self) -> list[Job]:
+        """Wait for images of calls, or for one whose pause before another attempt is over."""
+        while True:
+            with self._changed:
+                now = steady_seconds()
+                while self._again and self._again[0][0] <= now:
+                    self._fresh.append(heapq.heappop(self._again)[2])
+                jobs = [self._fresh.popleft() for _ in range(min(FEED, len(self._fresh)))]
+                jobs = [job for job in jobs if job.id in self._places]
+                if jobs:
+                    return jobs
+                self._woken = False
+                self._offered.clear()
+                pause = self._again[0][0] - now if self._again else None
+            try:
+                await asyncio.wait_for(self._offered.wait(), pause)
+            except TimeoutError:
+                continue
+
+    def read(self, jobs: Sequence[Job], slab: Slab, roots: Mapping[int, bytes]) -> None:
+        """Copy each job's bytes into its extent, and set its digest or its failure. Runs in a thread."""
+        for job in jobs:
+            data = self._data.get(job.id)
+            if data is None:  # its call was given up
+                job.gone = True
+                continue
+            if isinstance(data, OSError):
+                job.failure = Failure(Reason.UNREADABLE, data.strerror or str(data) or type(data).__name__)
+                continue
+            assert job.extent is not None
+            slab.window(job.extent)[: len(data)] = data
+            job.digest = hashlib.sha256(data).digest()
+
+    async def note_read(self, jobs: Sequence[Job]) -> None:
+        """No results are known from before."""
+
+    async def keep(self, jobs: Sequence[Job]) -> None:
+        """Nothing is stored between segments."""
+
+    async def blame(self, job: Job) -> None:
+        """The job itself counts its deaths."""
+
+    async def end(self, endings: list[Ending]) -> set[int]:
+        """Answer the calls. A job that gets another attempt begins again after its pause."""
+        with self._changed:
+            for ending in endings:
+                job = ending.job
+                if job.id not in self._places:
+                    continue
+                if ending.status is JobStatus.PENDING:
+                    again = Job(
+                        job.id,
+                        job.inbox,
+                        job.path,
+                        b"",
+                        job.version,
+                        ending.attempts,
+                        job.seen_at,
+                        job.deaths,
+                    )
+                    heapq.heappush(self._again, (ending.not_before, job.id, again))
+                    self._offered.set()
+                    continue
+                call, place = self._places[job.id]
+                call.endings[place] = ending
+                call.left -= 1
+                self._drop(job.id)
+            self._changed.notify_all()
+        return set()
+
+    def records_of(self, endings: Sequence[Ending]) -> list[Record]:
+        return []
+
+    def publish(self, records: Sequence[Record], destinations: Mapping[int, Destination]) -> Publication:
+        """The rows go to the caller, and no file is written."""
+        return NOTHING
+
+    async def note_published(self, group: Published) -> None:
+        pass
+
+    def let_go(self, jobs: Sequence[Job]) -> None:
+        """The station is drained only when no call waits."""

@@ -1,0 +1,1 @@
+"""`visiond ray run`: the stages over many machines, by Ray Data. Read running.py first."""

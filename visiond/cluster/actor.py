@@ -1,0 +1,117 @@
+"""What an actor of Ray holds: an Annotator. It takes a unit of inputs and writes the part with their rows."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import msgspec
+
+from daemon.config.loading import Config
+from daemon.errors import VisiondError
+from daemon.ledger.record import Record
+from daemon.results.parquet import Row, write_table
+from visiond.cluster.fetching import Fetched, fetch, opened_threads
+from visiond.cluster.places import open_place
+from visiond.cluster.planning import Unit, from_table
+from visiond.cluster.plans import Ids, part_of
+from visiond.engine import Annotator
+from visiond.rows import COLUMNS, pair
+
+COUNTS = b"visiond.counts"  # in a part's own metadata: images by state
+
+
+class Chain:
+    """One chain of stages. Threads of the actor share it: while one unit is annotated, the next is read."""
+
+    def __init__(self, config: bytes, output: str, root: str) -> None:
+        """config: a Config as JSON. root: the folder or prefix of names."""
+        self._annotator = Annotator(Config.model_validate(msgspec.json.decode(config)))
+        self._output, self._root = open_place(output), root
+        self._threads = opened_threads()
+        # An error of a constructor reaches the driver as text among tracebacks, and Ray would try again.
+        self._problem: VisiondError | None = None
+        try:
+            self._annotator.load()
+        except VisiondError as error:
+            self._problem = error
+
+    def __call__(self, table: Any) -> Any:
+        """table: a unit's inputs. Returns a table with a row for each unit: its name, and its counts, or the problem
+        that no other actor could solve either with its exit status."""
+        import pyarrow as pa
+
+        rows = []
+        for unit in from_table(table):
+            counts, problem = b"", self._problem
+            try:
+                counts = b"" if problem else self._finish(unit)
+            except VisiondError as error:
+                problem = error
+            status = problem.exit_status if problem else 0
+            rows.append((unit.name, counts, str(problem or ""), status))
+        types = {"unit": pa.string(), "counts": pa.binary(), "problem": pa.string(), "status": pa.int64()}
+        return pa.Table.from_pylist(
+            [dict(zip(types, row, strict=True)) for row in rows], pa.schema([*types.items()])
+        )
+
+    def close(self) -> None:
+        """End its workers. An actor is killed instead, and they end with it."""
+        self._annotator.close()
+        self._threads.shutdown()
+
+    def _finish(self, unit: Unit) -> bytes:
+        """Write the part, or find that it exists: then another actor has done the same. Returns its counts."""
+        part = part_of(unit.name)
+        if counts := self._find(part):
+            return counts
+        fetched: list[Fetched] = []
+        records = self._annotator.records(_noting(fetch(unit.inputs(), self._threads), fetched), self._root)
+        counts = msgspec.json.encode(Counter(record.status.name for record in records))
+        self._output.write_whole(part, write_part(records, fetched, unit.ids, counts))
+        return counts
+
+    def _find(self, part: str) -> bytes:
+        """The counts in a part that exists; empty if it does not."""
+        import pyarrow.parquet
+
+        try:
+            data = self._output.read(part)
+        except FileNotFoundError:
+            return b""
+        counts: bytes = pyarrow.parquet.read_metadata(io.BytesIO(data)).metadata[COUNTS]
+        return counts
+
+
+def _noting(images: Iterable[Fetched], noted: list[Fetched]) -> Iterator[tuple[bytes, bytes | OSError]]:
+    """Pass images on, and note each without its bytes."""
+    for image in images:
+        noted.append(image._replace(data=b""))
+        yield image.name, image.data
+
+
+def write_part(records: list[Record], fetched: list[Fetched], ids: Ids, counts: bytes) -> bytes:
+    """The rows as a Parquet file. ids: of the unit's inputs."""
+    seen: Counter[bytes] = Counter()
+    numbers = []
+    for image in fetched:
+        seen[image.name] += 1
+        numbers.append(_number(int(ids[image.place]), image.name, seen[image.name]))
+    file = io.BytesIO()
+    write_table(file, _numbered(records, numbers), COLUMNS, (), {COUNTS: counts})
+    return file.getvalue()
+
+
+def _numbered(records: list[Record], numbers: list[int]) -> Iterator[Row]:
+    for number, (row, document) in zip(numbers, pair(records), strict=True):
+        row["id"] = number
+        yield row, document
+
+
+def _number(input_id: int, name: bytes, times: int) -> int:
+    """A number for a row, which is the same in each run: 63 bits, as columns of Parquet are signed."""
+    text = b"%d\0%s\0%d" % (input_id, name, times)
+    return int.from_bytes(hashlib.blake2b(text, digest_size=8).digest()) >> 1

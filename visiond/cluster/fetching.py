@@ -1,0 +1,119 @@
+"""Reads the images of a unit, in an actor: a few at a time and ahead of what is being annotated."""
+
+from __future__ import annotations
+
+import base64
+import os
+import tarfile
+from collections import deque
+from collections.abc import Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any, NamedTuple
+
+import msgspec
+
+from visiond.cluster.inputs import URL_COLUMNS, Input
+from visiond.cluster.places import open_object, read_object
+
+THREADS = 16  # that read from a store
+AHEAD_BYTES = 128 << 20  # that may be read and not taken yet
+
+
+class Fetched(NamedTuple):
+    """An image: its number among the inputs of its unit, its name, and its bytes or why there are none."""
+
+    place: int
+    name: bytes
+    data: bytes | OSError
+
+
+def fetch(inputs: Iterable[Input], threads: ThreadPoolExecutor) -> Iterator[Fetched]:
+    """The images of these inputs, in order. An input that cannot be read is one image with the error."""
+    waiting: deque[tuple[int, Input, Future[bytes] | None]] = deque()
+    listed, done = enumerate(inputs), False
+    while waiting or not done:
+        while not done and len(waiting) < 2 * THREADS and _held(waiting) < AHEAD_BYTES:
+            place, each = next(listed, (0, None))
+            if each is None:
+                done = True
+                break
+            single = each.kind in ("file", "line")
+            waiting.append((place, each, threads.submit(_read, each) if single else None))
+        if waiting:
+            yield from _take(*waiting.popleft())
+
+
+def _held(waiting: Iterable[tuple[int, Input, Future[bytes] | None]]) -> int:
+    """Bytes that were read and are not taken yet."""
+    done = [future for _, _, future in waiting if future and future.done()]
+    return sum(len(future.result()) for future in done if not future.exception())
+
+
+def _take(place: int, each: Input, future: Future[bytes] | None) -> Iterator[Fetched]:
+    try:
+        if future:
+            yield Fetched(place, each.name, future.result())
+        else:
+            for name, data in _read_rows(each) if each.kind == "rows" else _read_tar(each):
+                yield Fetched(place, name, data)
+    except OSError as error:
+        yield Fetched(place, each.name, error)
+
+
+def _read(each: Input) -> bytes:
+    """Raises OSError."""
+    data = read_object(os.fsdecode(each.at), each.offset, each.length)
+    if each.kind == "file":
+        return data
+    try:
+        return base64.b64decode(msgspec.json.decode(data)[each.column], validate=True)
+    except (msgspec.DecodeError, ValueError, TypeError, KeyError) as error:
+        raise OSError(f"the bytes are not base64: {error}") from error
+
+
+def _read_tar(each: Input) -> Iterator[tuple[bytes, bytes]]:
+    """Each file in a tar, from its start to its end. As in a WebDataset, the name says what is an image: other files
+    are skipped. Raises OSError."""
+    from daemon.results.judge import IMAGE_SUFFIXES
+
+    try:
+        with open_object(os.fsdecode(each.at)) as file, tarfile.open(fileobj=file, mode="r|*") as archive:
+            for member in archive:
+                name = os.fsencode(member.name)
+                if member.isfile() and os.path.splitext(name)[1].lower() in IMAGE_SUFFIXES:
+                    part = archive.extractfile(member)
+                    assert part
+                    yield each.name + b"/" + name, part.read()
+    except (tarfile.TarError, EOFError) as error:
+        raise OSError(f"the tar cannot be read to its end: {error}") from error
+
+
+def _read_rows(each: Input) -> Iterator[tuple[bytes, bytes | OSError]]:
+    """The images of a row group of Parquet. Raises OSError."""
+    import pyarrow
+    import pyarrow.parquet
+
+    try:
+        with open_object(os.fsdecode(each.at)) as file:
+            table = pyarrow.parquet.ParquetFile(file)
+            named = next(
+                (name for name in ("name", *URL_COLUMNS, "key") if name in table.schema_arrow.names), None
+            )
+            columns = [each.column, *([named] if named and named != each.column else [])]
+            rows = table.read_row_group(each.offset, columns=columns).to_pylist()
+    except pyarrow.ArrowException as error:
+        raise OSError(f"the Parquet file cannot be read: {error}") from error
+    for number, row in enumerate(rows):
+        yield _describe_row(each, number, row, row.get(named) if named else None)
+
+
+def _describe_row(each: Input, number: int, row: dict[str, Any], name: Any) -> tuple[bytes, bytes | OSError]:
+    value = row[each.column]
+    if isinstance(value, dict):  # Hugging Face's datasets: bytes, and perhaps a path
+        name, value = name or value.get("path"), value.get("bytes")
+    own = os.fsencode(str(name)) if name else b"%s/%d-%d" % (each.name, each.offset, number)
+    return own, value if value is not None else OSError("the row has no bytes")
+
+
+def opened_threads() -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(THREADS, "fetch")

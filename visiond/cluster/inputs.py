@@ -1,0 +1,263 @@
+"""Lists INPUT: a folder, a pattern, a prefix of a store, a list of URLs or bytes as Parquet or JSON lines, tars.
+
+The driver reads names only. A tar, or a row group of Parquet with bytes, is one input with many images: an actor
+reads them (fetching.py).
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator
+from html.parser import HTMLParser
+from typing import Any, NamedTuple
+from urllib.parse import quote, unquote, urljoin, urlsplit
+
+import msgspec
+
+from daemon.config.loading import Config
+from daemon.errors import MissingLibrary, NothingFound, WrongArgument
+from daemon.inbox.walk import Unread, Walk, compile_ignored
+from visiond.cluster.places import is_url, list_objects, open_object, read_object, split_url, store_errors
+
+URL_COLUMNS = ("url", "uri", "path", "location", "file")
+BYTES_COLUMNS = ("bytes", "image", "data", "content")
+TAR = (".tar", ".tar.gz", ".tgz")
+LISTS = (".parquet", ".jsonl", ".ndjson")
+WILD = re.compile(r"[*?\[]")
+
+
+class Input(NamedTuple):
+    """What makes a row, or for a tar or a row group many.
+
+    name: of the row, relative to the listing's root. at: the file or object with the bytes. kind: "file", "tar",
+    "rows" (the row group number `offset` of a Parquet file), or "line" (`length` bytes at `offset` of a file of JSON
+    lines). images: as far as the driver knows. column: with the bytes.
+    """
+
+    name: bytes
+    at: bytes
+    version: bytes = b""
+    kind: str = "file"
+    offset: int = 0
+    length: int = 0
+    images: int = 1
+    column: str = ""
+
+
+class Listing:
+    """The inputs of an INPUT, in an order that is nearly the same each time.
+
+    root: what names are relative to; empty for a list of URLs. unread: folders that could not be listed.
+    """
+
+    def __init__(self, source: str, config: Config, *, column: str = "") -> None:
+        """column: of a list, with the URLs or the bytes. Raises WrongArgument."""
+        self._ignored = compile_ignored(config.inbox[0].ignore)
+        self._column = column
+        self.source = source if is_url(source) else os.path.abspath(os.path.expanduser(source))
+        self.is_list = self.source.endswith(LISTS)
+        path = split_url(self.source)[1] if is_url(self.source) else self.source
+        self._wild = not self.is_list and bool(WILD.search(path))
+        # A name with such characters is a name, if there is a file of that name.
+        self._wild = self._wild and (is_url(self.source) or not os.path.exists(self.source))
+        self.root = self._find_root()
+        self.unread = Unread(os.fsencode(self.root), logs=False)
+        if not is_url(self.source) and not os.path.exists(self.root or self.source):
+            raise WrongArgument(f"There is no {self.root or self.source}; name a folder, a file or a URL.")
+
+    def _find_root(self) -> str:
+        if self.is_list:
+            return ""
+        if self._wild:
+            start = WILD.search(self.source)
+            assert start
+            return self.source[: start.start()].rpartition("/")[0]
+        if self.source.endswith(TAR) or (not is_url(self.source) and os.path.isfile(self.source)):
+            return self.source.rpartition("/")[0]
+        return self.source.rstrip("/")
+
+    def inputs(self) -> Iterator[Input]:
+        """Raises NothingFound, StoreFailed, WrongArgument."""
+        found = 0
+        for found, each in enumerate(self._inputs(), 1):  # noqa: B007 - the count is for after the loop
+            yield each
+        if not found and not self.unread:
+            raise NothingFound(f"{self.source}: there is no file.")
+
+    def _inputs(self) -> Iterator[Input]:
+        if self.is_list:
+            yield from _list_rows(self.source, self._column)
+            return
+        if self.root != self.source.rstrip("/") and not self._wild:  # a single file
+            name = os.fsencode(self.source[len(self.root) + 1 :])
+            yield self._input(unquote_to_bytes(name) if is_url(self.source) else name, _version(self.source))
+            return
+        matches = compile_pattern(self.source[len(self.root) + 1 :]) if self._wild else None
+        found = self._list_store() if is_url(self.root) else self._walk()
+        for name, version in found:
+            if matches is None or matches.fullmatch(name):
+                yield self._input(name, version)
+
+    def _input(self, name: bytes, version: bytes) -> Input:
+        # Only a pattern or a name asks for the images in a tar; in a folder a tar is a file like others.
+        is_tar = self.source.endswith(TAR) and name.endswith(tuple(map(str.encode, TAR)))
+        at = (
+            f"{self.root}/{quote(name)}".encode()
+            if is_url(self.root)
+            else os.path.join(os.fsencode(self.root), name)
+        )
+        return Input(name, at, version, "tar" if is_tar else "file", images=1000 if is_tar else 1)
+
+    def _walk(self) -> Iterator[tuple[bytes, bytes]]:
+        """The files that an inbox would take, in the order of the folders."""
+        for entry in Walk(os.fsencode(self.root), self._ignored, True, self.unread).files():
+            if entry and (entry[1].st_mode & 0o170000) == 0o100000:
+                status = entry[1]
+                yield entry[0], b"%d %d" % (status.st_size, status.st_mtime_ns)
+
+    def _list_store(self) -> Iterator[tuple[bytes, bytes]]:
+        root, prefix = split_url(self.root)
+        with store_errors(self.root):
+            if root.startswith("http"):
+                for url in list_pages(self.root + "/"):
+                    yield unquote_to_bytes(url[len(self.root) + 1 :].encode()), b""
+                return
+            for meta in list_objects(root, prefix):
+                name = meta["path"][len(prefix) :].lstrip("/").encode()
+                base = name.rpartition(b"/")[2]
+                if base and not self._ignored.fullmatch(base):
+                    yield name, b"%d %s" % (meta["size"], (meta["e_tag"] or meta["version"] or "").encode())
+
+
+def unquote_to_bytes(name: bytes) -> bytes:
+    return unquote(name.decode()).encode()
+
+
+def compile_pattern(pattern: str) -> re.Pattern[bytes]:
+    """A shell pattern of paths: * and ? stand for no slash, ** for any folders."""
+    parts = {"**/": "(?:.*/)?", "**": ".*", "*": "[^/]*", "?": "[^/]"}
+    found = re.split(r"(\*\*/|\*\*|\*|\?|\[[^]]+\])", pattern)
+    text = "".join(
+        parts.get(part) or (part.replace("[!", "[^") if number % 2 else re.escape(part))
+        for number, part in enumerate(found)
+    )
+    return re.compile(os.fsencode(text), re.DOTALL)
+
+
+def _version(file: str) -> bytes:
+    if is_url(file):
+        return b""
+    status = os.stat(file)
+    return b"%d %d" % (status.st_size, status.st_mtime_ns)
+
+
+class _Links(HTMLParser):
+    def __init__(self) -> None:
+        super().__init__()
+        self.found: list[str] = []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.found += [value for name, value in attrs if tag == "a" and name == "href" and value]
+
+
+def list_pages(url: str) -> Iterator[str]:
+    """The files that a web server's index pages link, below a URL that ends in a slash."""
+    pages, seen = [url], {url}
+    while pages:
+        page, links = pages.pop(), _Links()
+        links.feed(read_object(page).decode(errors="replace"))
+        for link in links.found:
+            target = urljoin(page, link)
+            if urlsplit(target).query or not target.startswith(url) or target in seen:
+                continue
+            seen.add(target)
+            if target.endswith("/"):
+                pages.append(target)
+            else:
+                yield target
+
+
+# Lists
+
+
+def _list_rows(file: str, column: str) -> Iterator[Input]:
+    if file.endswith(".parquet"):
+        yield from _list_parquet(file, column)
+    else:
+        yield from _list_lines(file, column)
+
+
+def _list_parquet(file: str, column: str) -> Iterator[Input]:
+    try:
+        import pyarrow
+        import pyarrow.parquet
+    except ImportError as error:
+        raise MissingLibrary(
+            "Parquet needs pyarrow, which the extra ray has: pip install 'visiond[ray]'."
+        ) from error
+    with _opened(file) as source:
+        table = pyarrow.parquet.ParquetFile(source)
+        types = {field.name: field.type for field in table.schema_arrow}
+        chosen = _choose(file, list(types), column)
+        kind = types[chosen]
+        is_struct = pyarrow.types.is_struct(kind)  # as Hugging Face's datasets write images
+        if is_struct or pyarrow.types.is_binary(kind) or pyarrow.types.is_large_binary(kind):
+            at, name, version = os.fsencode(file), os.fsencode(os.path.basename(file)), _version(file)
+            for group in range(table.num_row_groups):
+                rows = table.metadata.row_group(group).num_rows
+                yield Input(name, at, version, "rows", group, images=rows, column=chosen)
+            return
+        for batch in table.iter_batches(columns=[chosen]):
+            for value in batch.column(0).to_pylist():
+                if value is not None:
+                    yield _named(file, str(value))
+
+
+def _opened(file: str) -> Any:
+    try:
+        return open_object(file)
+    except OSError as error:
+        raise WrongArgument(f"{file} cannot be read: {error.strerror or error}.") from error
+
+
+def _list_lines(file: str, column: str) -> Iterator[Input]:
+    offset, chosen = 0, column
+    decode = msgspec.json.Decoder(dict[str, Any]).decode
+    at, version = os.fsencode(file), _version(file)
+    with _opened(file) as source:
+        for number, line in enumerate(source, 1):
+            if line.strip():
+                try:
+                    row = decode(line)
+                except msgspec.MsgspecError as error:
+                    raise WrongArgument(f"{file}, line {number}: {error}.") from error
+                chosen = chosen or _choose(file, list(row), "")
+                if chosen not in row:
+                    raise WrongArgument(f'{file}, line {number} has no "{chosen}".')
+                if chosen in URL_COLUMNS or (column and is_url(str(row[chosen]))):
+                    yield _named(file, str(row[chosen]))
+                else:
+                    name = str(row.get("name") or row.get("path") or f"{os.path.basename(file)}/{number}")
+                    yield Input(os.fsencode(name), at, version, "line", offset, len(line), column=chosen)
+            offset += len(line)
+
+
+def _choose(file: str, names: list[str], column: str) -> str:
+    """Raises WrongArgument."""
+    if column and column not in names:
+        raise WrongArgument(f'{file} has no column "{column}"; it has {", ".join(names)}.')
+    for name in (column, *BYTES_COLUMNS, *URL_COLUMNS):
+        if name and name in names:
+            return name
+    raise WrongArgument(
+        f"{file} has none of the columns {', '.join((*URL_COLUMNS, *BYTES_COLUMNS))}; name it with --column."
+    )
+
+
+def _named(file: str, value: str) -> Input:
+    """An input by its URL or path; a relative path is relative to the list's folder."""
+    if is_url(value):
+        return Input(value.encode(), value.encode())
+    place = os.path.join(os.path.dirname(file), value) if not is_url(file) else urljoin(file, value)
+    return Input(os.fsencode(place), os.fsencode(place))

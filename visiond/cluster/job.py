@@ -1,0 +1,24 @@
+"""What `visiond ray run` is asked to do."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from daemon.config.loading import Config
+
+
+@dataclass(frozen=True)
+class Job:
+    """A run as its user ordered it. address: of a Ray cluster, or "local". chains: actors; 0: one for each GPU, or
+    without GPUs one for each machine. part_images: inputs of a unit."""
+
+    source: str
+    output: str
+    config: Config
+    resume: bool = False
+    address: str = "local"
+    chains: int = 0
+    gpus_per_chain: float = 1.0
+    cpus_per_chain: float = 1.0
+    part_images: int = 1000
+    column: str = ""

@@ -1,0 +1,164 @@
+"""The stages of a configuration without the daemon: names and bytes in, rows out.
+
+    with Annotator("daemon.toml") as annotator:
+        rows = annotator.annotate([("a.jpg", data), ("b.jpg", more)])
+
+It is what an actor of Ray holds (visiond/cluster/), and what a notebook or a job of Spark may call. It has no inbox
+and no ledger, and writes no results. Everything between is the daemon's own: a station with its shared memory,
+queue, judge and worker processes. So an image that kills its worker is a row with the reason `poison`, and the
+process that holds the Annotator lives on.
+
+A thread of its own runs the station. When the process that holds it ends, in whatever way, the kernel ends the
+workers with that thread.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+from collections.abc import Iterable
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import anyio
+import structlog
+from anyio import from_thread
+
+from daemon.config.loading import Config, load
+from daemon.errors import VisiondError, leaves
+from daemon.layout import Layout, judge_of, open_slab
+from daemon.ledger.record import Record
+from daemon.monitoring.metrics import Metrics
+from daemon.state import KERNELS
+from daemon.stations.station import Station
+from daemon.system.children import END_SECONDS, Parent
+from daemon.system.log import set_up
+from daemon.workers.kernels import compile_for_workers
+from visiond.calls import Calls, Image
+from visiond.rows import row_of
+
+CLOSE_SECONDS = END_SECONDS + 5.0  # for the workers to end
+
+
+class NotLoaded(VisiondError):
+    """An Annotator was used before `load`, after `close`, or in a process that was forked."""
+
+
+class Annotator:
+    """Runs the stages on images. Threads may share one.
+
+    config: a file like daemon.toml, or a configuration that was read; None: daemon.toml's defaults. Of its sections
+    only [pipeline], [models], [stages], [binning] and the kernels in [state] path are used; second looks are not run.
+    """
+
+    def __init__(self, config: Config | str | os.PathLike[str] | None = None) -> None:
+        """Raises ConfigError."""
+        self.config = config if isinstance(config, Config) else load(Path(config) if config else None)
+        self._thread: Parent | None = None
+        self._process = 0
+        self._calls: Calls | None = None
+        self._portal: from_thread.BlockingPortal | None = None
+        self._closing = anyio.Event()
+        self._opened = threading.Event()
+        self._error: BaseException | None = None
+
+    def load(self) -> None:
+        """Start the workers, and wait until they have loaded their models. Nothing if that was done.
+        Raises ModelsUnusable, NoWorkersLeft, ConfigError."""
+        if self._thread:
+            self._check()
+            return
+        if not structlog.is_configured():
+            set_up("warning")
+        self._process, self._closing = os.getpid(), anyio.Event()
+        self._opened.clear()
+        self._thread = Parent(target=self._work, name="visiond-annotator", daemon=True)
+        self._thread.start()
+        self._opened.wait()
+        if self._error:
+            error = self._error
+            self.close()
+            raise error
+
+    def annotate(self, images: Iterable[Image], root: str | bytes = "") -> list[dict[str, Any]]:
+        """A row for each image, in their order: `visiond.rows.row_of` describes it. Blocks until all are finished.
+
+        images: names and bytes. In place of its bytes an image may have the OSError that reading it raised: it
+        becomes a row with the reason `unreadable`. An iterator is read as there is room for its bytes. root: the
+        folder or prefix that the names are relative to. Raises NotLoaded, NoWorkersLeft.
+        """
+        return [row_of(record) for record in self.records(images, root)]
+
+    def records(self, images: Iterable[Image], root: str | bytes = "") -> list[Record]:
+        """As `annotate`, with the daemon's record of each image."""
+        calls = self._check()
+        return calls.answer(images, os.fsencode(root))
+
+    def close(self) -> None:
+        """End the workers, and wait for that. Images that other threads still wait for are given up."""
+        thread, self._thread = self._thread, None
+        if thread and self._process == os.getpid():
+            with contextlib.suppress(RuntimeError):  # the station has ended by itself
+                if self._portal:
+                    self._portal.start_task_soon(self._closing.set)
+            thread.join(CLOSE_SECONDS)
+        self._calls = self._portal = self._error = None
+
+    def __enter__(self) -> Annotator:
+        self.load()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def __reduce__(self) -> tuple[type[Annotator], tuple[Config]]:
+        """A copy in another process has to load its own workers."""
+        return Annotator, (self.config,)
+
+    def _check(self) -> Calls:
+        if self._calls is None or not self._thread:
+            raise NotLoaded("This Annotator has no workers. Call load(), or use it as a context.")
+        if self._process != os.getpid():
+            raise NotLoaded("This Annotator belongs to another process. Make a new one after the fork.")
+        return self._calls
+
+    def _work(self) -> None:
+        """The thread: a station from its start to its end."""
+        try:
+            anyio.run(self._run)
+        except BaseExceptionGroup as group:
+            self._error = next(leaves(group))
+        except BaseException as error:  # noqa: BLE001 - the thread that calls raises it
+            self._error = error
+        if self._calls:
+            self._calls.fail(self._error or NotLoaded("The Annotator was closed."))
+        self._opened.set()
+
+    async def _run(self) -> None:
+        config = self.config
+        layout = Layout.of(config)
+        slab = open_slab(config, layout.gpus)
+        calls = Calls(layout.models(), slab.size)
+        metrics = Metrics()
+        judge = judge_of(config, calls.roots)
+        lanes = layout.open_lanes(slab, metrics)
+        station = Station(slab, lanes, judge, {}, metrics, publish=calls.publish, read=calls.read)
+        try:
+            async with from_thread.BlockingPortal() as self._portal, anyio.create_task_group() as tasks:
+                await tasks.start(compile_for_workers, config.state.path / KERNELS, layout.wanted_kernels())
+                await tasks.start(station.staff)
+                tasks.start_soon(station.run, calls)
+                if all(
+                    any(worker.state != "closed" for worker in lane.workers) for lane in station.state().lanes
+                ):
+                    self._calls = calls
+                    self._opened.set()  # otherwise `staff` is about to raise why
+                await self._closing.wait()
+                station.stop()
+                tasks.cancel_scope.cancel()
+        finally:
+            slab.close()
