@@ -73,12 +73,12 @@ def test_canvases_are_those_of_cv2(monkeypatch: pytest.MonkeyPatch, size: tuple[
     assert torch.equal(ours.cpu(), theirs)
 
 
-@pytest.mark.parametrize("resized", [(24, 20), (33, 130)])
+@pytest.mark.parametrize("resized", [(12, 10), (17, 65)])
 def test_lanczos_pixels_are_those_of_its_sums_in_torch(
     monkeypatch: pytest.MonkeyPatch, resized: tuple[int, int]
 ) -> None:
-    """Of three images at once, as an image processor gives them."""
-    images = torch.stack(pixels_of([draw_noise(48, 40, seed) for seed in range(3)]))
+    """Of two images at once, as an image processor gives them."""
+    images = torch.stack(pixels_of([draw_noise(24, 20, seed) for seed in range(2)]))
     theirs = lanczos.resize_by_lanczos(images, *resized)
     with_kernels(monkeypatch)
     assert torch.equal(lanczos.resize_by_lanczos(images.to(DEVICE), *resized).cpu(), theirs)
