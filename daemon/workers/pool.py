@@ -230,8 +230,9 @@ class Pool:
 
     async def _has_memory(self, seat: Seat, room: Room) -> bool:
         """Whether there is memory for a worker in this seat."""
+        free = await room.measure_free()
         peaks = [other.worker.beat.device_peak_bytes for other in self._fellows(seat) if other.worker]
-        need, free = need_for([seat.peak_bytes, *peaks], room.gpus), await room.measure_free()
+        need = need_for([seat.peak_bytes, *peaks], room.gpus)  # after the wait: as it is by now
         if free is None or free >= need:
             return True
         seat.last_cause = f"{need >> 20:,} MiB of the GPU's memory must be free for it; {free >> 20:,} are"
