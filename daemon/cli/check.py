@@ -212,7 +212,7 @@ def _page(config: Config) -> Iterator[Finding]:
     if not config.page.listen:
         return
     try:
-        listen(config.http.model_copy(update={"listen": config.page.listen}), "page").close()
+        listen(config.page_http, "page").close()
         yield Finding("ok", f"page.listen: {config.page.listen} is free.")
     except ConfigError as error:
         with contextlib.suppress(VisiondError):

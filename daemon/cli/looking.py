@@ -120,15 +120,13 @@ def serve_page(config: Config) -> None:
     """Until Ctrl-C. Raises ConfigError if its address is in use."""
     import anyio
 
-    from daemon.page.process import address_of, serve
+    from daemon.page.process import serve
     from daemon.state import closed_to_others
     from daemon.web.app import listen
 
-    http = address_of(config)
+    http = config.page_http
     with listen(http, "page") as listener, closed_to_others(), contextlib.suppress(KeyboardInterrupt):
-        scheme = "https" if http.tls_certificate else "http"
-        address = f"{scheme}://{http.listen.rpartition(':')[0]}:{listener.getsockname()[1]}"
-        console.print(f"{printable(address)}      Ctrl-C ends it")
+        console.print(f"{printable(http.url_at(listener.getsockname()[1]))}      Ctrl-C ends it")
         anyio.run(serve, config, listener, backend_options={"use_uvloop": True})
 
 

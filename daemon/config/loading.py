@@ -66,6 +66,11 @@ class Config(Section):
         return [name for name in ORDER if name in self.pipeline.stages]
 
     @property
+    def page_http(self) -> Http:
+        """Where the page is: its own address, with the token and the certificate of the other pages."""
+        return self.http.model_copy(update={"listen": self.page.listen})
+
+    @property
     def kept_inboxes(self) -> list[bytes]:
         """The paths of the inboxes whose images can be processed again: visiond deletes none of them."""
         return [os.fsencode(inbox.path) for inbox in self.inbox if inbox.on_success != "delete"]

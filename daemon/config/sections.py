@@ -352,6 +352,10 @@ class Http(Section):
     def port(self) -> int:
         return int(self.listen.rpartition(":")[2])
 
+    def url_at(self, port: int) -> str:
+        """port: the one that was taken, if any free one was asked for."""
+        return f"{'https' if self.tls_certificate else 'http'}://{self.listen.rpartition(':')[0]}:{port}"
+
     @property
     def is_loopback(self) -> bool:
         """Whether only this machine can reach the address."""

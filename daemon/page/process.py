@@ -10,8 +10,6 @@ import socket
 import sys
 from collections.abc import Iterator, Sequence
 from functools import partial
-from pathlib import Path
-from typing import Any
 
 import anyio
 import msgspec
@@ -20,8 +18,7 @@ import uvicorn
 from starlette.middleware import Middleware
 from starlette.middleware.trustedhost import TrustedHostMiddleware
 
-from daemon.config.loading import Config, parse
-from daemon.config.sections import Http
+from daemon.config.loading import Config
 from daemon.control import open_reader
 from daemon.errors import VisiondError
 from daemon.page.app import Page, token_file
@@ -35,6 +32,7 @@ from daemon.system.lines import written_aside
 from daemon.system.log import set_up
 from daemon.system.stray import catch
 from daemon.web.app import LOOPBACK_NAMES, load_certificate, read_token
+from daemon.web.keeper import Order
 from stages.base import Limits
 from stages.processes import die_with
 
@@ -44,20 +42,6 @@ NICE = 5  # images come first
 MOST_CONNECTIONS = 512
 KEEP_SECONDS = 30
 CATCH_UP_SECONDS, TROUBLE_SECONDS = 1.0, 30.0
-
-
-class Order(msgspec.Struct, frozen=True):
-    """The daemon's configuration, as it was parsed."""
-
-    config: dict[str, Any]
-    folder: str
-
-    @classmethod
-    def of(cls, config: Config) -> Order:
-        return cls(config.model_dump(mode="json", exclude_unset=True), str(config.folder))
-
-    def read(self) -> Config:
-        return parse(self.config, Path(self.folder))
 
 
 @contextlib.contextmanager
@@ -82,7 +66,7 @@ async def serve(
     config: Config, listener: socket.socket, stop: Sequence[signal.Signals] = (signal.SIGTERM, signal.SIGINT)
 ) -> None:
     """Until one of these signals. Raises VisiondError."""
-    http = address_of(config)
+    http = config.page_http
     read = (
         partial(read_token, config.http) if config.http.token_file else partial(own_token, token_file(config))
     )
@@ -97,25 +81,20 @@ async def serve(
             guards.insert(0, Middleware(TrustedHostMiddleware, allowed_hosts=[*LOOPBACK_NAMES, http.host]))
         application = page.application()
         application.user_middleware = guards
-        options: dict[str, Any] = {
-            "log_config": None,
-            "access_log": False,
-            "server_header": False,
-            "lifespan": "off",
-        }
         settings = uvicorn.Config(
             application,
+            log_config=None,
+            access_log=False,
+            server_header=False,
+            lifespan="off",
             limit_concurrency=MOST_CONNECTIONS,
             timeout_keep_alive=KEEP_SECONDS,
             timeout_graceful_shutdown=1,
-            **options,
         )
+        settings.load()
         if http.tls_certificate:
-            settings.ssl_keyfile = None
+            settings.ssl = load_certificate(http)
         server = _Server(settings)
-        if http.tls_certificate:
-            settings.load()
-            settings.ssl = load_certificate(config.http)
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(_follow, searcher)
             tasks.start_soon(_stop_at_signal, server, stop)
@@ -150,11 +129,6 @@ async def _follow(searcher: Searcher) -> None:
             log.error("the search is not kept up to date", why=problem)
         last = problem
         await anyio.sleep(TROUBLE_SECONDS if problem else CATCH_UP_SECONDS)
-
-
-def address_of(config: Config) -> Http:
-    """Where the page is: its own address, with the token and certificate of the other pages."""
-    return config.http.model_copy(update={"listen": config.page.listen})
 
 
 def main() -> None:

@@ -19,7 +19,6 @@ from stages.base import StageSpec
 
 BEST = 200  # images of a search by meaning, or by both; by words there is no limit
 LEAST_READ = 256  # entries of the index at once, as many may be stale
-MOST_COUNTED = 10_000
 MOST_ASKED = 50_000  # answers, of which some may be stale
 RANK = 60  # of Cormack, Clarke and Büttcher, "Reciprocal Rank Fusion", 2009
 NEWEST = 1 << 62
@@ -163,11 +162,6 @@ class Searcher:
         scores = self._nearest(limit + 1, like=number)
         scores.pop(number, None)
         return Found(self._shown(list(scores), scores)[:limit])
-
-    def count(self, query: Query) -> tuple[int, bool]:
-        """How many images fit, about, and whether there are more than that."""
-        found = self.index.count(query, MOST_COUNTED + 1)
-        return min(found, MOST_COUNTED), found > MOST_COUNTED
 
     def _mean(self, query: Query) -> dict[int, float]:
         """By publication, the cosine with the query's words; the nearest first."""

@@ -97,7 +97,7 @@ async def serve(
                 log.warning("HTTP is open to the network", risk=risk)
             credentials.read(http)
             servers.append(Server(pages.public(http, credentials), listener, credentials.tls))
-            url = f"{'https' if credentials.tls else 'http'}://{http.listen.rpartition(':')[0]}:{listener.getsockname()[1]}"
+            url = http.url_at(listener.getsockname()[1])
         async with anyio.create_task_group() as tasks:
             for server in servers:
                 tasks.start_soon(server.serve, [])

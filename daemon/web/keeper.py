@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import time
 from contextlib import suppress
+from pathlib import Path
+from typing import Any
 
 import anyio
 import msgspec
 import structlog
 from anyio import to_thread
 
-from daemon.config.loading import Config
+from daemon.config.loading import Config, parse
 from daemon.errors import ConfigError
 from daemon.stations.relay import Relayed
 from daemon.system import children
@@ -24,6 +26,20 @@ PAUSE_SECONDS, LONGEST_PAUSE_SECONDS = 1.0, 60.0  # before it is started again
 LASTING_SECONDS = 60.0  # a process that ran so long was not broken from the start
 
 
+class Order(msgspec.Struct, frozen=True):
+    """The daemon's configuration, as it was parsed, for the page's process."""
+
+    config: dict[str, Any]
+    folder: str
+
+    @classmethod
+    def of(cls, config: Config) -> Order:
+        return cls(config.model_dump(mode="json", exclude_unset=True), str(config.folder))
+
+    def read(self) -> Config:
+        return parse(self.config, Path(self.folder))
+
+
 async def keep_page(config: Config) -> None:
     """Serve the page until cancelled. If its address is in use, there is none. Raises nothing."""
     try:
@@ -35,23 +51,16 @@ async def keep_page(config: Config) -> None:
 async def _keep(config: Config) -> None:
     if not config.page.listen:
         return
-    http = config.http.model_copy(update={"listen": config.page.listen})
+    http = config.page_http
     try:
         listener = listen(http, "page")
     except ConfigError as error:
-        log.warning(
-            "there is no page",
-            why=str(error),
-        )
+        log.warning("there is no page", why=str(error))
         return
-    scheme = "https" if http.tls_certificate else "http"
-    host, port = http.listen.rpartition(":")[0], listener.getsockname()[1]
-    order = msgspec.msgpack.encode(
-        {"config": config.model_dump(mode="json", exclude_unset=True), "folder": str(config.folder)}
-    )
+    order = msgspec.msgpack.encode(Order.of(config))
     pause = PAUSE_SECONDS
     with listener:
-        log.info("page", address=f"{scheme}://{host}:{port}")
+        log.info("page", address=http.url_at(listener.getsockname()[1]))
         while True:
             started = time.monotonic()
             status = await _run(order, listener.fileno())
