@@ -40,17 +40,19 @@ class Task(msgspec.Struct, frozen=True):
 
 
 class OneAtATime:
-    """The four models. Each method takes a file and returns its answer on the host."""
+    """The models of the standard job. Each method takes a file and returns its answer on the host."""
 
     def __init__(self, task: Task) -> None:
         self.device, self.new_tokens = task.device, task.new_tokens
-        specs = {
-            spec.name: msgspec.structs.replace(spec, dtype="float32", batch_size=1) for spec in task.stages
+        self.tower: TextTower | None = None
+        loads = {
+            "ocr": self._load_ocr,
+            "yolo": self._load_yolo,
+            "clip": self._load_clip,
+            "blip": self._load_blip,
         }
-        self._load_yolo(specs["yolo"])
-        self._load_clip(specs["clip"].files)
-        self._load_blip(specs["blip"].files)
-        self.reader = load_stage(OcrStage(specs["ocr"], self.device))
+        for spec in task.stages:
+            loads[spec.name](msgspec.structs.replace(spec, dtype="float32", batch_size=1))
         torch.backends.cudnn.allow_tf32 = True  # torch's default; the stage turns it off
 
     def ocr(self, path: str) -> Any:
@@ -83,12 +85,17 @@ class OneAtATime:
             num_beams=1,
         )
         captions = self.blip_tokenizer.batch_decode(tokens, skip_special_tokens=True)
+        if not self.tower:
+            return captions
         return captions, (self.tower.embed(self.tower.tokenize(captions)) @ self.embedding.T).cpu()
 
     def _read(self, path: str) -> Image:
         pixels = torch.from_numpy(np.array(open_image(path))).permute(2, 0, 1).contiguous().to(self.device)
         height, width = pixels.shape[1:]
         return Image(memoryview(b""), width, height, pixels)
+
+    def _load_ocr(self, spec: StageSpec) -> None:
+        self.reader = load_stage(OcrStage(spec, self.device))
 
     def _load_yolo(self, spec: StageSpec) -> None:
         if not has_library():
@@ -100,14 +107,16 @@ class OneAtATime:
         self.size, self.names = config["imgsz"], config["names"]
         self.detector = library.make_predictor(state, config)
 
-    def _load_clip(self, files: dict[str, str]) -> None:
+    def _load_clip(self, spec: StageSpec) -> None:
+        files = spec.files
         self.clip_model = load_model(CLIPModel, files["model"], torch.float32, self.device)
         self.clip_processor = CLIPImageProcessor.from_pretrained(files["model"], local_files_only=True)
         self.tower = TextTower(self.clip_model, files["model"])
         texts = [f"a photo of a {label}" for label in Path(files["labels"]).read_text().splitlines()]
         self.labels = self.tower.embed_texts(texts)
 
-    def _load_blip(self, files: dict[str, str]) -> None:
+    def _load_blip(self, spec: StageSpec) -> None:
+        files = spec.files
         self.blip_model = load_model(BlipForConditionalGeneration, files["model"], torch.float32, self.device)
         self.blip_processor = BlipImageProcessor.from_pretrained(files["model"], local_files_only=True)
         self.blip_tokenizer = load_tokenizer(files["model"])
@@ -126,7 +135,8 @@ def run_task(task: Task) -> dict[str, float]:
     """The seconds of each stage for all images except the first."""
     with torch.inference_mode():
         models = OneAtATime(task)
-        stages = {"ocr": models.ocr, "yolo": models.yolo, "clip": models.clip, "blip": models.blip}
+        methods = {"ocr": models.ocr, "yolo": models.yolo, "clip": models.clip, "blip": models.blip}
+        stages = {spec.name: methods[spec.name] for spec in task.stages}
         for stage in stages.values():
             stage(task.images[0])
         spent = dict.fromkeys(stages, 0.0)
