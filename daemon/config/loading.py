@@ -161,6 +161,8 @@ def _anchor(config: Config, folder: Path) -> Config:
         return path if is_path else name
 
     backups = {"backup_folder": absolute(config.upkeep.backup_folder)} if config.upkeep.backup_folder else {}
+    secret = config.output.webhook.secret_file
+    secrets = {"secret_file": absolute(secret)} if secret else {}
     files = {name: getattr(config.http, name) for name in ("token_file", "tls_certificate", "tls_key")}
     stages = {
         name: section.model_copy(update={"model": located(section.model)})
@@ -172,7 +174,9 @@ def _anchor(config: Config, folder: Path) -> Config:
     return config.model_copy(
         update={
             "inbox": [anchored(inbox, "path") for inbox in config.inbox],
-            "output": anchored(config.output, "results", "failed", "done", "bins_folder"),
+            "output": anchored(config.output, "results", "failed", "done", "bins_folder").model_copy(
+                update={"webhook": config.output.webhook.model_copy(update=secrets)}
+            ),
             "state": anchored(config.state, "path"),
             "upkeep": config.upkeep.model_copy(update=backups),
             "models": anchored(config.models, "folder").model_copy(

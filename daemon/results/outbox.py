@@ -15,6 +15,7 @@ import anyio
 import structlog
 from anyio import to_thread
 
+from daemon.errors import VisiondError
 from daemon.jobs import Change
 from daemon.ledger import publications
 from daemon.ledger.ledger import Ledger
@@ -215,7 +216,7 @@ class Delivery:
         why = str(error) or type(error).__name__
         if not self._failure:
             event = "sink does not accept records; they are kept and tried again"
-            log.error(event, sink=self.name, why=why, exc_info=not isinstance(error, OSError))
+            log.error(event, sink=self.name, why=why, exc_info=not isinstance(error, OSError | VisiondError))
         self._failure = why
 
 

@@ -12,7 +12,6 @@ import urllib.error
 import urllib.request
 from collections.abc import Sequence
 from email.message import Message
-from pathlib import Path
 from typing import IO, Any
 from urllib.parse import urlsplit
 
@@ -20,14 +19,16 @@ import msgspec
 from anyio import to_thread
 
 from daemon import __version__
+from daemon.config.secrets import read_secret
 from daemon.config.sections import WebhookSection
+from daemon.errors import ConfigError
 from daemon.jobs import JobStatus
 from daemon.ledger.record import Record
 from daemon.sidecar import timestamp
 
 ANSWER_SECONDS = 20.0  # for each part of the receiver's answer
 REQUEST_BYTES = 512 << 10  # of records in one request; many receivers take up to 1 MiB
-PREFIX = "whsec_"  # of a secret in base64
+PREFIX = b"whsec_"  # of a secret in base64
 
 
 class Refused(OSError):
@@ -51,8 +52,8 @@ class WebhookSink:
             return "[output.webhook] url is not set"
         try:
             self._secret()
-        except (OSError, ValueError) as error:
-            return f"[output.webhook] secret_file {self._settings.secret_file} cannot be used: {error}"
+        except ConfigError as error:
+            return str(error).removesuffix(".")
         return ""
 
     async def append(self, records: Sequence[Record]) -> None:
@@ -109,13 +110,20 @@ class WebhookSink:
         return headers
 
     def _secret(self) -> bytes:
-        """Read for each request, so that it can be changed. Raises OSError, ValueError."""
-        if not self._settings.secret_file:
+        """Read for each request, so that it can be changed. Raises ConfigError."""
+        key, file = "output.webhook.secret_file", self._settings.secret_file
+        if not file:
             return b""
-        text = Path(self._settings.secret_file).read_text().strip()
+        text = read_secret(key, file).strip()
         if not text:
-            raise ValueError("it is empty; make a secret with: openssl rand -hex 32")
-        return base64.b64decode(text.removeprefix(PREFIX)) if text.startswith(PREFIX) else text.encode()
+            raise ConfigError([f"{key}: {file} is empty; make a secret with: openssl rand -hex 32 > {file}"])
+        if not text.startswith(PREFIX):
+            return text
+        try:
+            return base64.b64decode(text.removeprefix(PREFIX))
+        except ValueError as error:
+            problem = f"{key}: {file} begins with {PREFIX.decode()}, so the rest must be base64: {error}."
+            raise ConfigError([problem]) from error
 
 
 class _NoRedirects(urllib.request.HTTPRedirectHandler):

@@ -9,10 +9,8 @@ import contextlib
 import hmac
 import html
 import os
-import shlex
 import socket
 import ssl
-import stat
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Annotated
@@ -32,6 +30,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from daemon import __version__
 from daemon.config.loading import Config
+from daemon.config.secrets import read_secret
 from daemon.config.sections import Http
 from daemon.errors import ConfigError
 from daemon.jobs import JobStatus
@@ -280,22 +279,6 @@ def read_token(http: Http) -> bytes:
             ]
         )
     return token
-
-
-def read_secret(key: str, name: str) -> bytes:
-    """Read a file that other users must not be able to read; its group may, as with credentials from systemd.
-    Raises ConfigError."""
-    try:
-        with open(name, "rb") as file:
-            data, mode = file.read(), os.fstat(file.fileno()).st_mode
-    except OSError as error:
-        raise ConfigError([f"{key}: {name} cannot be read: {error.strerror}."]) from error
-    if mode & stat.S_IRWXO:
-        fix = shlex.join(["chmod", "o=", name])
-        raise ConfigError(
-            [f"{key}: every user can read or change {name}, but it must be secret; fix it with: {fix}"]
-        )
-    return data
 
 
 def load_certificate(http: Http) -> ssl.SSLContext:

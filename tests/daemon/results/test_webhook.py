@@ -72,7 +72,7 @@ def receiver() -> Iterator[Receiver]:
 async def test_requests_are_signed_and_repetitions_have_the_same_id(
     receiver: Receiver, tmp_path: Path, secret: str
 ) -> None:
-    (tmp_path / "secret").write_text(f"{secret}\n")
+    write_secret(tmp_path / "secret", f"{secret}\n")
     sink = WebhookSink(WebhookSection(url=receiver.url, secret_file=str(tmp_path / "secret")))
     record = make_record(tmp_path)
     for _ in range(2):
@@ -128,9 +128,24 @@ def test_only_addresses_of_http_are_taken(tmp_path: Path) -> None:
 def test_what_is_missing_is_told_before_the_start(tmp_path: Path) -> None:
     assert "url is not set" in WebhookSink(WebhookSection()).problem()
     settings = WebhookSection(url="http://127.0.0.1:9/x", secret_file=str(tmp_path / "none"))
-    assert "cannot be used" in WebhookSink(settings).problem()
-    (tmp_path / "none").write_text("\n")
+    assert "cannot be read" in WebhookSink(settings).problem()
+    write_secret(tmp_path / "none", "\n")
     assert "openssl rand" in WebhookSink(settings).problem()
+    write_secret(tmp_path / "none", "whsec_a")
+    assert "must be base64" in WebhookSink(settings).problem()
+
+
+def test_a_secret_that_every_user_can_read_is_refused(tmp_path: Path) -> None:
+    write_secret(tmp_path / "secret", "plain", mode=0o644)
+    config = parse(
+        {"output": {"webhook": {"url": "http://127.0.0.1:9/x", "secret_file": "secret"}}}, tmp_path
+    )
+    assert f"chmod o= {tmp_path}/secret" in WebhookSink(config.output.webhook).problem()
+
+
+def write_secret(file: Path, text: str, mode: int = 0o600) -> None:
+    file.write_text(text)
+    file.chmod(mode)
 
 
 def test_a_run_posts_every_image_once(receiver: Receiver, tmp_path: Path) -> None:

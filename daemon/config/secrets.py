@@ -1,0 +1,25 @@
+"""Files with tokens, keys and other secrets."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import stat
+
+from daemon.errors import ConfigError
+
+
+def read_secret(key: str, name: str) -> bytes:
+    """Read a file that other users must not be able to read; its group may, as with credentials from systemd.
+    Raises ConfigError."""
+    try:
+        with open(name, "rb") as file:
+            data, mode = file.read(), os.fstat(file.fileno()).st_mode
+    except OSError as error:
+        raise ConfigError([f"{key}: {name} cannot be read: {error.strerror}."]) from error
+    if mode & stat.S_IRWXO:
+        fix = shlex.join(["chmod", "o=", name])
+        raise ConfigError(
+            [f"{key}: every user can read or change {name}, but it must be secret; fix it with: {fix}"]
+        )
+    return data
