@@ -10,7 +10,7 @@ import socket
 import subprocess
 import threading
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, Literal
 
@@ -298,6 +298,34 @@ async def test_more_hints_than_there_is_room_for_lose_no_file(
         for name in names:
             found.write(name)
         await found.until(names)
+
+
+@pytest.mark.parametrize("reads", ["_walk", "_read_versions"], ids=["by a scan", "by an event"])
+async def test_a_file_that_has_grown_since_its_status_was_read_has_not_settled(
+    watch: Watch, inbox: Path, monkeypatch: pytest.MonkeyPatch, reads: str
+) -> None:
+    """However long it took until the status was used: the disk may be slow, and so may the ledger."""
+    file, read, left = inbox / "a.jpg", getattr(Watcher, reads), [b"data", b"more data"]
+
+    def read_slowly(*arguments: Any) -> Iterator[Any]:
+        is_first = bool(left) and (reads == "_walk" or b"a.jpg" in arguments[-1])
+        if is_first:
+            file.write_bytes(left.pop(0))
+        found = [*read(*arguments)]
+        if is_first:
+            file.write_bytes(left.pop(0))
+            grown_at = time.monotonic()
+            wait_for(lambda: time.monotonic() > grown_at + SETTLE_SECONDS, "the time in which files settle")
+        yield from found
+
+    slow = read_slowly if reads == "_walk" else lambda *arguments: [*read_slowly(*arguments)]
+    monkeypatch.setattr(Watcher, reads, slow)
+    async with watch(settle_seconds=SETTLE_SECONDS) as found:
+        if reads == "_read_versions":
+            file.touch()
+        await found.until(["a.jpg"])
+        await until(lambda: found.metrics.value("visiond_scan_duration_seconds_count") >= 1)
+    assert [file.version.size for file in found.files if file.path == b"a.jpg"] == [len(b"more data")]
 
 
 @pytest.fixture
