@@ -53,6 +53,7 @@ class Folder:
     wanted: set[bytes] = field(default_factory=set)  # sub-folders to scan now
     wake: anyio.Event = field(default_factory=anyio.Event)  # set when something is wanted
     hints: asyncio.Queue[Hint] = field(default_factory=lambda: asyncio.Queue(HINTS))
+    noticed: set[bytes] = field(default_factory=set)  # paths of events whose files are not admitted yet
     settling: Settling = field(default_factory=lambda: Settling(UNSETTLED))
     threads: anyio.CapacityLimiter = field(default_factory=lambda: anyio.CapacityLimiter(THREADS))
     # When each call that still runs in a thread began (monotonic).
@@ -103,6 +104,7 @@ class Folder:
     def push(self, hint: Hint) -> None:
         try:
             self.hints.put_nowait(hint)
+            self.noticed.add(hint.path)
         except asyncio.QueueFull:
             self.want_scan()
 

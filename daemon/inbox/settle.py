@@ -48,6 +48,9 @@ class Settling:
     def __len__(self) -> int:
         return len(self._waiting)
 
+    def __contains__(self, path: bytes) -> bool:
+        return path in self._waiting
+
     @property
     def has_room_again(self) -> bool:
         """Whether to scan again for files that did not fit. Some files may never settle,

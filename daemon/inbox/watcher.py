@@ -185,10 +185,12 @@ class Watcher:
         while (found := await folder.in_thread(next, chunks, None)) is not None:
             files = await self._retry.in_thread("ledger", self._unknown, folder, found)
             whole = self._whole(folder, [(file, False) for file in files], times)
-            if whole and not (first or subtree or folder.polls):
-                self._metrics.reconcile_found.inc(len(whole))
+            if not (first or subtree or folder.polls):
+                missed = [file for file in whole if file.path not in folder.noticed]
+                self._metrics.reconcile_found.inc(len(missed))
             if whole:
                 await self._admit(whole)
+                folder.noticed -= {file.path for file in whole}
             if len(folder.settling) and folder.hints.empty():
                 folder.push(Hint(b""))  # wakes `_follow`, as something has to settle
             times = _times()
@@ -311,6 +313,7 @@ class Watcher:
             folder.settling.forget(path)
         if whole := self._whole(folder, [(file, file.path in renamed) for file in files], times):
             await self._admit(whole)
+        folder.noticed -= {path for path in paths if path not in folder.settling}
         if folder.settling.overflowed:
             folder.wake.set()  # `_rescan` has to compute its next scan again
 

@@ -280,6 +280,27 @@ async def test_files_count_as_missed_only_where_events_should_have_shown_them(
         assert found.metrics.value("visiond_reconcile_found_total") == missed
 
 
+async def test_a_file_that_a_scan_finds_while_its_event_is_handled_does_not_count_as_missed(
+    watch: Watch, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read, is_found = Watcher._read_versions, threading.Event()
+
+    def read_late(*arguments: Any) -> list[File]:
+        assert is_found.wait(PATIENCE)
+        return read(*arguments)
+
+    async with watch(rescan_seconds=0.1) as found:
+        monkeypatch.setattr(Watcher, "_read_versions", read_late)
+        found.write("a.jpg")
+        await found.until(["a.jpg"])
+        is_found.set()
+        assert found.metrics.value("visiond_reconcile_found_total") == 0
+        monkeypatch.setattr(Watcher, "_take_event", lambda *event: None)
+        found.write("b.jpg")
+        await found.until(["a.jpg", "b.jpg"])
+        assert found.metrics.value("visiond_reconcile_found_total") == 1
+
+
 async def test_an_overflow_of_the_kernels_queue_loses_no_file(watch: Watch) -> None:
     names = [f"{number}.jpg" for number in range(MANY)]
     async with watch() as found:
