@@ -181,19 +181,20 @@ class Watcher:
         if not subtree:
             folder.unread.begin_scan()
             folder.settling.overflowed = False  # this walk finds again what did not fit
-        chunks, times = self._walk(folder, subtree), _times()
+        chunks, times, folder.handled = self._walk(folder, subtree), _times(), set()
         while (found := await folder.in_thread(next, chunks, None)) is not None:
             files = await self._retry.in_thread("ledger", self._unknown, folder, found)
             whole = self._whole(folder, [(file, False) for file in files], times)
             if not (first or subtree or folder.polls):
-                missed = [file for file in whole if file.path not in folder.noticed]
+                missed = [file for file in whole if not folder.was_noticed(file.path)]
                 self._metrics.reconcile_found.inc(len(missed))
             if whole:
                 await self._admit(whole)
-                folder.noticed -= {file.path for file in whole}
+                folder.forget_events({file.path for file in whole})
             if len(folder.settling) and folder.hints.empty():
                 folder.push(Hint(b""))  # wakes `_follow`, as something has to settle
-            times = _times()
+            times, folder.handled = _times(), set()
+        folder.handled = None
         if not subtree:
             folder.unread.end_scan()
             folder.scan_seconds = time.monotonic() - started
@@ -313,7 +314,7 @@ class Watcher:
             folder.settling.forget(path)
         if whole := self._whole(folder, [(file, file.path in renamed) for file in files], times):
             await self._admit(whole)
-        folder.noticed -= {path for path in paths if path not in folder.settling}
+        folder.forget_events({path for path in paths if path not in folder.settling})
         if folder.settling.overflowed:
             folder.wake.set()  # `_rescan` has to compute its next scan again
 
