@@ -253,6 +253,8 @@ class Pipeline:
                 return found
             self._admitted.clear()
             complete, answering = self._complete, self.answering()
+            # What is passed over now may be due by the time that the ledger has answered.
+            busy, resting = bool(self.in_flight), self.absences.resting()
             with anyio.CancelScope(shield=True):  # A station that asks may be lost meanwhile.
                 await self.recover(answering - self._recovered)
             lasting = self.absences.lasting() if complete else set()
@@ -263,9 +265,9 @@ class Pipeline:
             if jobs:
                 return jobs
             pause = await self.retry("ledger", self.ledger.seconds_to_next_try, asked_at, lasting)
-            nothing_waits = pause is None and not self.absences.resting() - lasting
+            nothing_waits = pause is None and not (resting | self.absences.resting()) - lasting
             waiting = {job.inbox for job in self._deferred} | {inbox for inbox, _ in self._owed}
-            in_hand = self.in_flight or waiting - lasting or losses != self._losses
+            in_hand = busy or self.in_flight or waiting - lasting or losses != self._losses
             if complete and not in_hand and (nothing_waits or (self.limit and self.limit.is_over)):
                 break
             with anyio.move_on_after(1.0 if pause is None else min(pause, 1.0)):

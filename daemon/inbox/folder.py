@@ -53,6 +53,10 @@ class Folder:
     wanted: set[bytes] = field(default_factory=set)  # sub-folders to scan now
     wake: anyio.Event = field(default_factory=anyio.Event)  # set when something is wanted
     hints: asyncio.Queue[Hint] = field(default_factory=lambda: asyncio.Queue(HINTS))
+    noticed: set[bytes] = field(default_factory=set)  # paths of events whose files are not admitted yet
+    handled: set[bytes] | None = (
+        None  # those admitted since a scan has read their folder; None without a scan
+    )
     settling: Settling = field(default_factory=lambda: Settling(UNSETTLED))
     threads: anyio.CapacityLimiter = field(default_factory=lambda: anyio.CapacityLimiter(THREADS))
     # When each call that still runs in a thread began (monotonic).
@@ -103,8 +107,19 @@ class Folder:
     def push(self, hint: Hint) -> None:
         try:
             self.hints.put_nowait(hint)
+            self.noticed.add(hint.path)
         except asyncio.QueueFull:
             self.want_scan()
+
+    def was_noticed(self, path: bytes) -> bool:
+        """Whether an event has named this file, which a scan has found too."""
+        return path in self.noticed or path in (self.handled or ())
+
+    def forget_events(self, paths: set[bytes]) -> None:
+        """These files are admitted or gone."""
+        self.noticed -= paths
+        if self.handled is not None:
+            self.handled |= paths
 
     def problem(self) -> str:
         """Why no files are found in it at present; else empty."""

@@ -181,16 +181,20 @@ class Watcher:
         if not subtree:
             folder.unread.begin_scan()
             folder.settling.overflowed = False  # this walk finds again what did not fit
-        chunks = self._walk(folder, subtree)
+        chunks, times, folder.handled = self._walk(folder, subtree), _times(), set()
         while (found := await folder.in_thread(next, chunks, None)) is not None:
             files = await self._retry.in_thread("ledger", self._unknown, folder, found)
-            whole = self._whole(folder, [(file, False) for file in files])
-            if whole and not (first or subtree or folder.polls):
-                self._metrics.reconcile_found.inc(len(whole))
+            whole = self._whole(folder, [(file, False) for file in files], times)
+            if not (first or subtree or folder.polls):
+                missed = [file for file in whole if not folder.was_noticed(file.path)]
+                self._metrics.reconcile_found.inc(len(missed))
             if whole:
                 await self._admit(whole)
+                folder.forget_events({file.path for file in whole})
             if len(folder.settling) and folder.hints.empty():
                 folder.push(Hint(b""))  # wakes `_follow`, as something has to settle
+            times, folder.handled = _times(), set()
+        folder.handled = None
         if not subtree:
             folder.unread.end_scan()
             folder.scan_seconds = time.monotonic() - started
@@ -303,12 +307,14 @@ class Watcher:
         paths = {hint.path for hint in hints}
         if not paths:
             return
+        times = _times()
         found = await folder.in_thread(self._read_versions, folder, paths)
         files = await self._retry.in_thread("ledger", self._unknown, folder, found)
         for path in paths - {file.path for file in files}:
             folder.settling.forget(path)
-        if whole := self._whole(folder, [(file, file.path in renamed) for file in files]):
+        if whole := self._whole(folder, [(file, file.path in renamed) for file in files], times):
             await self._admit(whole)
+        folder.forget_events({path for path in paths if path not in folder.settling})
         if folder.settling.overflowed:
             folder.wake.set()  # `_rescan` has to compute its next scan again
 
@@ -321,13 +327,21 @@ class Watcher:
         ]
         return [_file(folder.number, path, status) for path, status in found]
 
-    def _whole(self, folder: Folder, found: list[tuple[File, bool]]) -> list[File]:
-        now, clock = time.monotonic(), time.time()
+    def _whole(
+        self, folder: Folder, found: list[tuple[File, bool]], times: tuple[float, float]
+    ) -> list[File]:
+        """times: from before the files' status was read."""
+        settling, patience, read_by = folder.settling, folder.patience, time.monotonic()
         return [
             file
             for file, renamed in found
-            if folder.settling.is_whole(file, folder.patience, now, clock, renamed=renamed)
+            if settling.is_whole(file, patience, *times, renamed=renamed, read_by=read_by)
         ]
+
+
+def _times() -> tuple[float, float]:
+    """Monotonic and Unix seconds."""
+    return time.monotonic(), time.time()
 
 
 def _due(folder: Folder) -> list[Hint]:

@@ -597,6 +597,17 @@ STATES = [
         ),
     ),
     Mutant(
+        "ledger-locks",
+        "the daemon keeps its lock on the ledger, so that no other program deletes the -wal",
+        "daemon/ledger/soundness.py",
+        "if not path.stat().st_size:",
+        "if not path.read_bytes():",
+        (
+            "faults/test_ledger_damage.py::test_a_program_that_opens_the_ledger_of_a_running_daemon_and_closes_it_takes_nothing_away",
+        ),
+        within="is_blank",
+    ),
+    Mutant(
         "drain-lets-go",
         "a drain does not wait for images that no worker has begun",
         "daemon/stations/station.py",
@@ -1235,17 +1246,6 @@ LEDGERS = [
         'if source.inbox != destination.inbox.decode(errors="replace"):',
         "if False:",
         ("faults/test_recovery.py::test_a_sidecar_in_the_folder_of_another_inbox_is_left_out",),
-    ),
-    Mutant(
-        "blank-interior-page",
-        "a ledger whose list of tables is on further pages is not taken for an empty one",
-        "daemon/ledger/soundness.py",
-        "is_leaf = page_type == LEAF_PAGE",
-        "is_leaf = True",
-        (
-            "daemon/ledger/test_schema.py::test_a_ledger_whose_list_of_tables_is_on_further_pages_is_not_blank",
-        ),
-        within="is_blank",
     ),
     Mutant(
         "plug-ins-order",

@@ -23,7 +23,7 @@ from daemon.service import Service, run_service
 from daemon.stations import remote, wire
 from daemon.stations.station import Published
 from daemon.system.cores import Cores
-from tests.daemon_process import Daemon, Place, picture, wait_for
+from tests.daemon_process import Daemon, Place, picture, running, wait_for
 from tests.faults.stations import stations_of
 from tests.makers import done, make_job
 
@@ -168,7 +168,7 @@ def workers_of(station: int) -> list[str]:
 def children() -> list[int]:
     """Stations of this process."""
     own = Path(f"/proc/self/task/{threading.main_thread().native_id}/children").read_text().split()
-    return [int(p) for p in own if b"daemon.stations.child" in Path(f"/proc/{p}/cmdline").read_bytes()]
+    return running("daemon.stations.child", map(int, own))
 
 
 @pytest.mark.usefixtures("impatient")
