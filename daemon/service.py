@@ -133,7 +133,7 @@ class Service:
                         part.stop()
                     tasks.cancel_scope.cancel()
             if self.show:
-                self.show(await status.snapshot_with_outdated(at_end=True))
+                self.show(await status.complete_snapshot(at_end=True))
             if not self.once:
                 warn_of_sinks(pipeline)
                 log.info(

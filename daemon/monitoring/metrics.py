@@ -7,15 +7,15 @@ Label values come from closed sets only, never from a path or the text of an err
 from __future__ import annotations
 
 import collections
-import resource
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from enum import StrEnum
 from functools import partial
+from itertools import chain
 
 import msgspec
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Info, disable_created_metrics
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 
 from daemon import __version__
@@ -25,10 +25,9 @@ from daemon.monitoring import notices
 from daemon.monitoring.counts import Counts
 from daemon.monitoring.disks import Room
 from daemon.monitoring.distribution import Distribution
+from daemon.monitoring.machine import Gpus, Process
 from daemon.monitoring.samples import Sum, add
-from daemon.monitoring.snapshot import TASKS, LookState, SinkState
-from daemon.system import lines
-from daemon.system.gpus import list_gpus
+from daemon.monitoring.snapshot import TASKS, GpuState, LookState, SinkState, StageState
 from stages.base import Reason
 from stages.binning import BINS
 from stages.registry import ORDER
@@ -37,7 +36,6 @@ SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 1
 LONG_SECONDS = (0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300, 1800, 7200, 43200)
 BATCHES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
 SKIPPED_FOR = (Reason.NOT_AN_IMAGE, Reason.NOT_REGULAR, Reason.EMPTY, Reason.BYTES)
-GPU_SECONDS = 1.0  # minimum between two queries of the driver
 
 # The creation time of each series would double the number of series, and `rate` does not need it.
 disable_created_metrics()  # type: ignore[no-untyped-call]
@@ -105,8 +103,9 @@ class Metrics:
         self._open_looks()
         self._open_workers()
         self._begin_at_zero()
-        registry.register(_Process())
-        registry.register(_Gpus())
+        registry.register(Process())
+        self._gpus = Gpus()
+        registry.register(self._gpus)
 
     def _open_inboxes_and_disks(self) -> None:
         counter, gauge = partial(Counter, registry=self.registry), partial(Gauge, registry=self.registry)
@@ -309,6 +308,28 @@ class Metrics:
         """All metrics, with those of the stations in other processes added."""
         return add(self.registry.collect(), self.stations.total())
 
+    def stage_states(self) -> list[StageState]:
+        """What each stage has done since the start, in all stations."""
+        sums: collections.Counter[tuple[str, str]] = collections.Counter()
+        own = [self.stage_images, self.stage_seconds, self.reused]
+        for family in add(chain.from_iterable(each.collect() for each in own), self.stations.total()):
+            for sample in family.samples:
+                sums[sample.name, sample.labels["stage"]] += sample.value  # type: ignore[assignment]
+        return [
+            StageState(
+                stage,
+                int(images),
+                sums["visiond_stage_duration_seconds_sum", stage],
+                int(sums["visiond_reused_results_total", stage]),
+            )
+            for (name, stage), images in sums.items()
+            if name == "visiond_stage_images_total"
+        ]
+
+    def gpu_states(self) -> list[GpuState]:
+        """The GPUs now. Asks the driver, which may take a while: call it in a thread."""
+        return self._gpus.states()
+
     def value(self, name: str, **labels: str) -> float:
         """The current value of a sample; 0 if it has none yet."""
         found = (sample for family in self.collect() for sample in family.samples)
@@ -330,49 +351,3 @@ class LookMetrics:
     def replied(self, lane: str, device: str, reply: Reply) -> None:
         runs = [msgspec.structs.replace(run, stage=self._label) for run in reply.runs]
         self._metrics.replied(lane, device, msgspec.structs.replace(reply, runs=runs))
-
-
-class _Process(Collector):
-    """The daemon process, under the standard names of process metrics."""
-
-    def collect(self) -> Iterable[Metric]:
-        with open("/proc/self/statm") as file:
-            pages = int(file.read().split()[1])
-        usage = resource.getrusage(resource.RUSAGE_SELF)
-        yield GaugeMetricFamily("process_resident_memory_bytes", "Memory.", pages * resource.getpagesize())
-        yield CounterMetricFamily("process_cpu_seconds", "CPU time.", usage.ru_utime + usage.ru_stime)
-        yield CounterMetricFamily(
-            "visiond_log_lines_dropped",
-            "Log lines dropped because nobody read the log in time.",
-            lines.dropped(),
-        )
-
-
-class _Gpus(Collector):
-    """Memory and utilization of the GPUs, queried at a scrape, at most once a second."""
-
-    def __init__(self) -> None:
-        self._asked = -GPU_SECONDS
-        self._families: list[Metric] = []
-        self._peaks: dict[str, int] = {}
-
-    def collect(self) -> Iterable[Metric]:
-        if (now := time.monotonic()) - self._asked >= GPU_SECONDS:
-            self._asked = now
-            self._families = list(self._ask())
-        return self._families
-
-    def _ask(self) -> Iterable[Metric]:
-        labels = ["gpu", "uuid", "name"]
-        memory = GaugeMetricFamily("visiond_gpu_memory_bytes", "GPU memory.", labels=[*labels, "kind"])
-        utilisation = GaugeMetricFamily(
-            "visiond_gpu_utilization_ratio", "Share of time the GPU was busy.", labels=labels
-        )
-        for gpu in list_gpus():
-            label = [gpu.number, gpu.uuid, gpu.name]
-            peak = self._peaks[gpu.uuid] = max(gpu.used_bytes, self._peaks.get(gpu.uuid, 0))
-            for kind, value in (("total", gpu.total_bytes), ("used", gpu.used_bytes), ("peak", peak)):
-                memory.add_metric([*label, kind], value)
-            if gpu.utilisation is not None:
-                utilisation.add_metric(label, gpu.utilisation)
-        return memory, utilisation

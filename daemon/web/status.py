@@ -10,6 +10,7 @@ from collections.abc import Callable
 from functools import partial
 
 import anyio
+import msgspec
 from anyio import to_thread
 
 from daemon.config.reloading import Reloading
@@ -20,7 +21,7 @@ from daemon.jobs import JobStatus, Outdated
 from daemon.ledger.ledger import Ledger
 from daemon.monitoring.disks import Disks
 from daemon.monitoring.metrics import Metrics
-from daemon.monitoring.snapshot import LaneState, Snapshot, WorkerState
+from daemon.monitoring.snapshot import LaneState, SegmentState, Snapshot, WorkerState
 from daemon.pipeline import Pipeline
 from daemon.upkeep.schedule import Upkeep
 
@@ -101,6 +102,10 @@ class Status:
             sinks=[delivery.state() for delivery in pipeline.outbox.deliveries],
             second_looks=[look.state() for look in pipeline.looks],
             workers=workers + others,
+            segments=[
+                SegmentState(name, sum(lane.queued for lane in lanes))
+                for name, lanes in self._lanes().items()
+            ],
             notices=self._notices,
             settings_digest=self._settings_digest,
             uptime_seconds=round(time.monotonic() - self._started, 1),
@@ -108,15 +113,16 @@ class Status:
             outdated=self._outdated,
         )
 
-    async def snapshot_with_outdated(self, *, at_end: bool = False) -> Snapshot:
-        """The snapshot, with the number of files that have results of earlier models, as of the last few seconds or,
-        at the end of a run, as of now."""
+    async def complete_snapshot(self, *, at_end: bool = False) -> Snapshot:
+        """The snapshot, with what takes longer to find out: the GPUs, what each stage has done, and the number of files that
+        have results of earlier models, as of the last few seconds or, at the end of a run, as of now."""
         if at_end or time.monotonic() >= self._count_again_at:
             self._count_again_at = time.monotonic() + OUTDATED_SECONDS
             # a damaged ledger is reported elsewhere
             with contextlib.suppress(VisiondError, sqlite3.Error):
                 self._outdated = await to_thread.run_sync(self._count_outdated)
-        return self.snapshot()
+        gpus = await to_thread.run_sync(self._metrics.gpu_states)
+        return msgspec.structs.replace(self.snapshot(), gpus=gpus, stages=self._metrics.stage_states())
 
     async def refresh(self) -> None:
         """Update the gauges that are not updated by events. Called before a scrape."""

@@ -40,7 +40,7 @@ PROMETHEUS = FOLDER.parent / "prometheus" / "prometheus.yml"
 @pytest.fixture
 def samples(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> dict[str, list[dict[str, str]]]:
     """The samples of a daemon in which every event has happened once: name → the labels of each sample."""
-    monkeypatch.setattr("daemon.monitoring.metrics.list_gpus", lambda: [GPU])
+    monkeypatch.setattr("daemon.monitoring.machine.list_gpus", lambda: [GPU])
     metrics = Metrics()
     anyio.run(report_everything, metrics, tmp_path / "ledger.sqlite")
     found: dict[str, list[dict[str, str]]] = defaultdict(list)
