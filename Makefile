@@ -113,11 +113,11 @@ lock: $(STAMP)  ## resolve the dependencies and write requirements.lock and requ
 audit: $(STAMP)  ## list known vulnerabilities of the locked packages; needs a network, and fails if it cannot check a package
 	$(BIN)/uv tool run $(AUDIT) --requirement requirements.lock --require-hashes --disable-pip --strict
 
-docs: $(STAMP)  ## generate the configuration reference, daemon.toml, the sidecar schema, the dashboard and the list of metrics
+docs: $(STAMP)  ## generate the configuration reference, daemon.toml, the sidecar schema, Grafana's boards and the list of metrics
 	$(BIN)/python -m daemon.config.reference > docs/configuration.md
 	$(BIN)/python -m daemon.config.reference --toml > daemon.toml
 	$(BIN)/python -m daemon.sidecar > docs/sidecar.schema.json
-	$(BIN)/python deploy/grafana/dashboard.py > deploy/grafana/visiond.json
+	for board in visiond visiond-gpu visiond-inbox; do $(BIN)/python deploy/grafana/dashboard.py $$board > deploy/grafana/$$board.json || exit; done
 	$(BIN)/python deploy/prometheus/reference.py > docs/metrics.md
 	$(BIN)/python -m daemon.installing.units deploy/systemd/visiond.service > deploy/systemd/visiond@.service
 

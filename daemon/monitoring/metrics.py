@@ -23,8 +23,10 @@ from daemon.jobs import Admitted, Ending, Job, JobStatus
 from daemon.messages import Reply
 from daemon.monitoring import notices
 from daemon.monitoring.counts import Counts
+from daemon.monitoring.devices import DeviceMetrics
 from daemon.monitoring.disks import Room
 from daemon.monitoring.distribution import Distribution
+from daemon.monitoring.inboxes import InboxMetrics
 from daemon.monitoring.machine import Gpus, Process
 from daemon.monitoring.samples import Sum, add
 from daemon.monitoring.snapshot import TASKS, GpuState, LookState, SinkState, StageState
@@ -98,16 +100,18 @@ class Metrics:
             "visiond_ledger_commit_seconds", "Duration of a transaction of the ledger."
         )
         self.paused = gauge("visiond_paused", "1 while results cannot be written.")
-        self._open_inboxes_and_disks()
+        self._open_scans_and_disks()
+        self.inboxes = InboxMetrics(registry)
         self._open_upkeep_and_sinks()
         self._open_looks()
         self._open_workers()
+        self.devices = DeviceMetrics(registry)
         self._begin_at_zero()
         registry.register(Process())
         self._gpus = Gpus()
         registry.register(self._gpus)
 
-    def _open_inboxes_and_disks(self) -> None:
+    def _open_scans_and_disks(self) -> None:
         counter, gauge = partial(Counter, registry=self.registry), partial(Gauge, registry=self.registry)
         self.scan_seconds = Histogram(
             "visiond_scan_duration_seconds",
@@ -120,12 +124,6 @@ class Metrics:
             "Files found by a later scan, which events had missed. Inboxes without events do not count.",
         )
         self.watch_overflows = counter("visiond_watch_overflows", "Overflows of the kernel's event queue.")
-        self.unread_folders = gauge(
-            "visiond_unread_folders", "Folders in an inbox that cannot be read.", ["inbox"]
-        )
-        self.inbox_away = gauge(
-            "visiond_inbox_away", "1 while an inbox cannot be read or does not answer.", ["inbox"]
-        )
         self._measured: set[str] = set()  # folders whose disk has answered
         self.disk_free = gauge(
             "visiond_disk_free_bytes", "Room on the disk of a folder that the daemon writes to.", ["folder"]
@@ -239,6 +237,8 @@ class Metrics:
     def begin_segment(self, name: str, stages: Iterable[str], devices: Iterable[str]) -> None:
         """Create the series of this segment, its stages and its devices at 0."""
         self.batch_images.labels(name)
+        stages, devices = list(stages), list(devices)
+        self.devices.begin(stages, devices)
         for stage in stages:
             for metric in (self.reused, self.stage_seconds, self.stage_images):
                 metric.labels(stage)
@@ -249,8 +249,10 @@ class Metrics:
 
     # What the pipeline reports, one method for each event.
 
-    def admitted(self, admitted: Admitted) -> None:
+    def admitted(self, admitted: Admitted, inbox: int) -> None:
+        """What became of files of one inbox."""
         self.counts.admitted(admitted)
+        self.inboxes.admitted(admitted, inbox)
         for status, reason, count in (
             (JobStatus.SKIPPED, Reason.NOT_REGULAR.value, admitted.skipped),
             (JobStatus.GONE, "", admitted.replaced),
@@ -266,6 +268,7 @@ class Metrics:
 
     def replied(self, lane: str, device: str, reply: Reply) -> None:
         self.batch_images.labels(lane).observe(len(reply.outcomes))
+        self.devices.replied(device, reply)
         for run in reply.runs:
             self.stage_seconds.labels(run.stage).observe(run.seconds)
             self.stage_images.labels(run.stage).inc(run.images)
@@ -274,6 +277,7 @@ class Metrics:
 
     def finished(self, endings: Sequence[Ending]) -> None:
         """Count a group of images: a label is looked up once for all that share it."""
+        self.inboxes.finished(endings)
         now, last_success = time.monotonic(), 0.0
         reasons: collections.Counter[tuple[JobStatus, str]] = collections.Counter()
         bins: collections.Counter[str] = collections.Counter()
@@ -302,6 +306,7 @@ class Metrics:
             *(self.wait_seconds, self.reused, self.batch_images, self.stage_seconds, self.stage_images),
             *(self.out_of_memory, self.worker_restarts, self.model_load_seconds),
             *(self.worker_memory, self.worker_gpu_memory),
+            *self.devices.of_stations(),
         ]
 
     def collect(self) -> Iterable[Metric]:
@@ -339,9 +344,10 @@ class Metrics:
 class LookMetrics:
     """What the station of a second look reports. label: stands for the name of its stage."""
 
-    def __init__(self, metrics: Metrics, label: str) -> None:
+    def __init__(self, metrics: Metrics, label: str, devices: Iterable[str]) -> None:
         self._metrics, self._label = metrics, label
         self.worker_memory, self.worker_gpu_memory = metrics.worker_memory, metrics.worker_gpu_memory
+        metrics.devices.begin([label], devices)
         for metric in (metrics.stage_seconds, metrics.stage_images):
             metric.labels(label)
 
