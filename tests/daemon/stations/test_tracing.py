@@ -200,7 +200,7 @@ def test_each_attempt_has_a_trace_and_what_a_stop_leaves_has_none() -> None:
         sent.tracer.read([job, left])
         sent.tracer.publish([ending])
     sent.tracer.forget([left])
-    sent.tracer.publish([done(left)])
+    sent.tracer.publish([done(left), done(job)])  # nothing is known about them any more
     assert [image.attributes["visiond.outcome"] for image in sent.images()] == ["retried", "failed"]
 
 
