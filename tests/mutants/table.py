@@ -1319,6 +1319,17 @@ LEDGERS = [
         ("daemon/upkeep/test_schedule.py::test_a_backup_is_of_one_moment_though_images_come_all_the_time",),
     ),
     Mutant(
+        "backup-by-hand-moment",
+        "a backup that a user asks for is of one moment",
+        "daemon/ledger/records.py",
+        'connection.execute("BEGIN")',
+        "pass",
+        (
+            "daemon/ledger/test_publications.py::test_a_backup_is_of_one_moment_and_its_progress_ends_with_all",
+        ),
+        within="back_up",
+    ),
+    Mutant(
         "shrinking-stops",
         "a command does not wait until the ledger's file has been shrunk",
         "daemon/ledger/ledger.py",
