@@ -47,6 +47,7 @@ if TYPE_CHECKING:
     from daemon.upkeep.pruning import Amounts
 
 POLL_SECONDS = 0.1  # while the daemon carries out a request
+PATIENCE_SECONDS = 30.0  # for an answer of the daemon
 CHUNK = 10_000  # images named in one request
 
 
@@ -118,9 +119,10 @@ def find_snapshot(config: Config) -> Snapshot | None:
         return None
 
 
-def ask_status(config: Config) -> Snapshot:
+def ask_status(config: Config, patience_seconds: float = PATIENCE_SECONDS) -> Snapshot:
     """The snapshot of the running daemon. Raises NotRunning, NotAnswering."""
-    return msgspec.convert(ask(config.state.path / CONTROL, "GET", "/api/status"), Snapshot)
+    answer = ask(config.state.path / CONTROL, "GET", "/api/status", patience_seconds=patience_seconds)
+    return msgspec.convert(answer, Snapshot)
 
 
 def find_status(config: Config) -> Snapshot:
@@ -296,21 +298,38 @@ def reload(config: Config) -> Reloaded:
     return msgspec.convert(ask(config.state.path / CONTROL, "POST", "/reload"), Reloaded)
 
 
-def ask(control: Path, method: str, path: str, body: object = None) -> Any:
+def ask(
+    control: Path,
+    method: str,
+    path: str,
+    body: object = None,
+    *,
+    patience_seconds: float = PATIENCE_SECONDS,
+) -> Any:
     """Send a request to the running daemon by its control socket; returns the decoded JSON.
     Raises NotRunning, NotAnswering."""
-    return msgspec.json.decode(fetch(control, method, path, body))
+    return msgspec.json.decode(fetch(control, method, path, body, patience_seconds=patience_seconds))
 
 
-def fetch(control: Path, method: str, path: str, body: object = None) -> bytes:
+def fetch(
+    control: Path,
+    method: str,
+    path: str,
+    body: object = None,
+    *,
+    patience_seconds: float = PATIENCE_SECONDS,
+) -> bytes:
     """As `ask`, for pages that are not JSON."""
-    with contextlib.closing(http.client.HTTPConnection("localhost", timeout=30)) as connection:
+    with contextlib.closing(http.client.HTTPConnection("localhost")) as connection:
         connection.sock = socket.socket(socket.AF_UNIX)
+        connection.sock.settimeout(patience_seconds)
         try:
             with socket_address(control) as address:
                 connection.sock.connect(address)
         except PermissionError as error:
             raise NotPermitted(control) from error
+        except BlockingIOError as error:  # its queue of connections is full
+            raise NotAnswering("The daemon takes no more requests now. Try again in a minute.") from error
         except OSError as error:
             raise NotRunning(f"No daemon answers at {control}: {error.strerror}.") from error
         try:

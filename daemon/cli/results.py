@@ -32,6 +32,7 @@ from daemon.terminal.display import (
 )
 from daemon.terminal.options import IMAGE_HELP, ConfigOption, ForceOption, JsonOption, flag, read_config
 
+WATCH_PATIENCE_SECONDS = 3.0  # for an answer of the daemon, before `status --watch` says that there is none
 LEAST_SECONDS = 0.1  # between two looks of `status --watch`
 
 
@@ -85,7 +86,8 @@ def status(
     if watch:
         from daemon.terminal import watching
 
-        ask, read = partial(control.ask_status, settings), partial(control.read_status, settings)
+        ask = partial(control.ask_status, settings, WATCH_PATIENCE_SECONDS)
+        read = partial(control.read_status, settings)
         watching.watch(watching.Watcher(ask, read), every=every, as_json=as_json)
         return
     snapshot = control.find_status(settings)

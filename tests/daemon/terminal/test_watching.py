@@ -7,6 +7,7 @@ import pty
 import re
 import select
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -16,8 +17,11 @@ import msgspec
 import pytest
 from rich.console import Console
 
+from daemon.config.loading import load
+from daemon.control import ask_status
 from daemon.errors import NotAnswering, NotRunning
 from daemon.monitoring.snapshot import GpuState, SegmentState, Snapshot, StageState, WorkerState
+from daemon.state import CONTROL
 from daemon.terminal.watching import View, Watcher, line, picture
 from tests.daemon_process import Daemon, Place, wait_for
 
@@ -108,6 +112,19 @@ def test_a_daemon_that_is_busy_is_not_called_gone() -> None:
     assert (view.snapshot, answers.reads) == (NOW, 0)
     assert line(view).startswith("The daemon does not answer now")
     assert watcher.look().rates
+
+
+def test_a_daemon_that_does_not_answer_is_told_from_one_that_is_gone(tmp_path: Path) -> None:
+    config = load(Place(tmp_path).config)
+    config.state.path.mkdir()
+    with pytest.raises(NotRunning) as gone:
+        ask_status(config)
+    assert not isinstance(gone.value, NotAnswering)
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(config.state.path / CONTROL))
+        listener.listen()
+        with pytest.raises(NotAnswering):
+            ask_status(config, 0.05)
 
 
 def test_the_picture_has_rate_queue_stage_gpu_workers_and_the_time_to_go() -> None:
