@@ -105,7 +105,7 @@ gpu-tune: $(STAMP)  ## check the predictions of `visiond tune` against real runs
 
 lock: $(STAMP)  ## resolve the dependencies and write requirements.lock and requirements.ray.lock
 	$(BIN)/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --group dev --extra heic --extra parquet \
-	  --extra small --extra train --extra ultralytics --no-emit-index-url --no-annotate --no-header --upgrade pyproject.toml -o requirements.lock
+	  --extra small --extra traces --extra train --extra ultralytics --no-emit-index-url --no-annotate --no-header --upgrade pyproject.toml -o requirements.lock
 	$(BIN)/python -c 'import tomllib; print(*tomllib.load(open("pyproject.toml", "rb"))["project"]["optional-dependencies"]["ray"], sep="\n")' | \
 	  $(BIN)/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --constraints requirements.lock \
 	  --no-emit-index-url --no-annotate --no-header --upgrade - -o requirements.ray.lock
@@ -113,11 +113,11 @@ lock: $(STAMP)  ## resolve the dependencies and write requirements.lock and requ
 audit: $(STAMP)  ## list known vulnerabilities of the locked packages; needs a network, and fails if it cannot check a package
 	$(BIN)/uv tool run $(AUDIT) --requirement requirements.lock --require-hashes --disable-pip --strict
 
-docs: $(STAMP)  ## generate the configuration reference, daemon.toml, the sidecar schema, the dashboard and the list of metrics
+docs: $(STAMP)  ## generate the configuration reference, daemon.toml, the sidecar schema, Grafana's boards and the list of metrics
 	$(BIN)/python -m daemon.config.reference > docs/configuration.md
 	$(BIN)/python -m daemon.config.reference --toml > daemon.toml
 	$(BIN)/python -m daemon.sidecar > docs/sidecar.schema.json
-	$(BIN)/python deploy/grafana/dashboard.py > deploy/grafana/visiond.json
+	for board in visiond visiond-gpu visiond-inbox; do $(BIN)/python deploy/grafana/dashboard.py $$board > deploy/grafana/$$board.json || exit; done
 	$(BIN)/python deploy/prometheus/reference.py > docs/metrics.md
 	$(BIN)/python -m daemon.installing.units deploy/systemd/visiond.service > deploy/systemd/visiond@.service
 

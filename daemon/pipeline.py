@@ -206,10 +206,10 @@ class Pipeline:
         self._admitted.set()
 
     async def admit(self, files: list[File]) -> None:
-        """Write a row for each new version. A backlog of a million files is a million rows,
+        """Write a row for each new version of files of one inbox. A backlog of a million files is a million rows,
         not a million objects in memory."""
         admitted = await self.retry("ledger", self.ledger.admit, files)
-        self.metrics.admitted(admitted)
+        self.metrics.admitted(admitted, files[0].inbox if files else 0)
         if admitted.pending:
             self._admitted.set()
 

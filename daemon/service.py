@@ -42,6 +42,7 @@ from daemon.looks.planning import lay_out
 from daemon.looks.running import open_looks
 from daemon.monitoring.counts import Counts
 from daemon.monitoring.disks import Disks, list_written_folders
+from daemon.monitoring.inboxes import Count
 from daemon.monitoring.metrics import Metrics
 from daemon.monitoring.snapshot import Snapshot
 from daemon.pipeline import Pipeline
@@ -133,7 +134,7 @@ class Service:
                         part.stop()
                     tasks.cancel_scope.cancel()
             if self.show:
-                self.show(await status.snapshot_with_outdated(at_end=True))
+                self.show(await status.complete_snapshot(at_end=True))
             if not self.once:
                 warn_of_sinks(pipeline)
                 log.info(
@@ -194,8 +195,7 @@ class Service:
             if dropped := await ledger.run(partial(looks.begin, names=ledger.look_names, inboxes=numbers)):
                 log.warning("second looks that are no longer configured were dropped", images=dropped)
             await ledger.bound_waits(config.pipeline.retry_seconds, LONGEST_PAUSE_SECONDS)
-            reader = Reader(ledger.path)
-            stack.callback(reader.close)
+            reader = stack.enter_context(contextlib.closing(Reader(ledger.path)))
             await to_thread.run_sync(check_names, config, reader)
             every_stage = config.pipeline.mode == "full"
             count_outdated = partial(reader.count_outdated, config.kept_inboxes, every_stage=every_stage)
@@ -227,6 +227,7 @@ class Service:
             upkeep = Upkeep(config, ledger, metrics, lambda: not pipeline.in_flight, self.counts.pruned)
             settings = await to_thread.run_sync(digest_settings, config, layout.specs)
             status = Status(pipeline, ledger, metrics, layout.notices(), upkeep, settings, count_outdated)
+            status.waiting = Count(reader.count_waiting)
             status.disks = Disks(list_written_folders(config))
             status.reloading = Reloading(config, self._read, self._list_parts(pipeline, upkeep))
             async with serve(

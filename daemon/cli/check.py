@@ -31,6 +31,7 @@ from daemon.monitoring.notices import list_notices
 from daemon.results.destinations import Destination
 from daemon.results.sinks import open_sinks
 from daemon.state import CONTROL, LEDGER
+from daemon.stations.tracing import check_traces
 from daemon.system.gpus import list_gpus
 from daemon.system.host import Host
 from daemon.system.mounts import describe_missing, is_network_mount, is_there
@@ -70,6 +71,7 @@ def examine(config: Config, file: Path | None, *, quick: bool = False) -> Iterat
         _ledger,
         _http,
         _page,
+        _traces,
         _shared_memory,
         _limits,
         _gpus,
@@ -80,6 +82,17 @@ def examine(config: Config, file: Path | None, *, quick: bool = False) -> Iterat
     yield Finding("ok", source)
     for examination in examinations:
         yield from examination(config)
+
+
+def _traces(config: Config) -> Iterator[Finding]:
+    if not config.traces.sample:
+        return
+    try:
+        check_traces(config.traces)
+    except ConfigError as error:
+        yield Finding("error", " ".join(error.problems))
+    else:
+        yield Finding("ok", f"traces of {config.traces.sample:.2%} of the images are sent.")
 
 
 def _plugins(config: Config) -> Iterator[Finding]:

@@ -29,6 +29,7 @@ from daemon.config.sections import (
     StateSection,
     UpkeepSection,
 )
+from daemon.config.traces import TracesSection
 from daemon.errors import ConfigError
 from stages.registry import ORDER, UnknownName, find_backend
 from stages.weights import names
@@ -52,6 +53,7 @@ class Config(Section):
     )
     http: Http = Http()
     page: PageSection = PageSection()
+    traces: TracesSection = TracesSection()
     log: Log = Log()
     _folder: Path = PrivateAttr(Path())
 

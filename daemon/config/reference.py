@@ -76,6 +76,7 @@ A second model for some images, after their first results; docs/results.md expla
 """,
     "[http]": "The read-only pages: metrics, health and status.",
     "[page]": "The page with images, search and results: a process of its own.",
+    "[traces]": "Traces by OpenTelemetry: where the time of one image goes. docs/operations.md explains them.",
     "[log]": "The log goes to standard error; with systemd, to the journal.",
 }
 

@@ -64,8 +64,9 @@ class Watcher:
         self._metrics = metrics
         self._watched: dict[int, tuple[Folder, bytes]] = {}  # watch descriptor → folder
         self._inotify: Inotify | None = None
+        metrics.inboxes.begin(self.labels())
         for folder in self._folders:
-            metrics.unread_folders.labels(folder.label).set_function(folder.unread.__len__)
+            metrics.inboxes.unread_folders.labels(folder.label).set_function(folder.unread.__len__)
 
     async def run(
         self, admit: Admit, answered: Callable[[], None] = lambda: None, *, once: bool = False
@@ -188,6 +189,7 @@ class Watcher:
             if not (first or subtree or folder.polls):
                 missed = [file for file in whole if not folder.was_noticed(file.path)]
                 self._metrics.reconcile_found.inc(len(missed))
+                self._metrics.inboxes.found_late(folder.number, len(missed))
             if whole:
                 await self._admit(whole)
                 folder.forget_events({file.path for file in whole})
@@ -200,6 +202,7 @@ class Watcher:
             folder.scan_seconds = time.monotonic() - started
             folder.scanned_at = time.monotonic()
             self._metrics.scan_seconds.observe(folder.scan_seconds)
+            self._metrics.inboxes.scanned(folder.number, folder.scan_seconds)
 
     def _walk(self, folder: Folder, subtree: bytes) -> Iterator[list[File]]:
         """All files, in chunks. No chunk takes long; otherwise many folders without files would look

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 
 from daemon.config.loading import Config
@@ -40,8 +40,13 @@ def choose(records: Iterable[Record], config: Config) -> Choice:
     return choice
 
 
-def choose_stale(reader: Reader, config: Config) -> Choice:
-    """Choose the images whose models, bin or criteria would differ now. Raises ModelsUnusable, ConfigError."""
+def choose_stale(
+    reader: Reader,
+    config: Config,
+    track: Callable[[Iterable[Record]], Iterable[Record]] = lambda records: records,
+) -> Choice:
+    """Choose the images whose models, bin or criteria would differ now. track: gets all images, and returns the same ones.
+    Raises ModelsUnusable, ConfigError."""
     gpus = list_gpus()
     # The daemon's own workers may use the memory of its GPUs by now.
     selected = select_devices(config, gpus, by_memory=False)
@@ -51,9 +56,8 @@ def choose_stale(reader: Reader, config: Config) -> Choice:
         {name: spec.fingerprint for name, spec in resolve_looks(selected, gpus, specs).items()},
     )
     judge = judge_of(config, reader.inboxes())
-    stale = (
-        record for record in reader.newest_done(with_results=True) if _is_stale(record, wanted, judge, reader)
-    )
+    records = track(reader.newest_done(with_results=True))
+    stale = (record for record in records if _is_stale(record, wanted, judge, reader))
     return replace(choose(stale, config), settings_digest=digest_settings(config, specs))
 
 

@@ -25,6 +25,7 @@ from daemon.messages import Reply
 from daemon.monitoring.metrics import LookMetrics, Metrics
 from daemon.monitoring.snapshot import LaneState, StationState
 from daemon.results.destinations import Destination, Publication, publish_records
+from daemon.stations.tracing import Tracer
 from daemon.system.queues import drain
 from daemon.system.retry import Retry
 from daemon.workers.lane import Lane
@@ -98,9 +99,10 @@ class Station:
         metrics: Metrics | LookMetrics,
         publish: Callable[[Sequence[Record], Mapping[int, Destination]], Publication] | None = None,
         read: Callable[[Sequence[Job], Slab, Mapping[int, bytes]], None] | None = None,
+        tracer: Tracer | None = None,
     ) -> None:
         """publish: writes results to files; None: `publish_records`.
-        read: brings the bytes of jobs into the slab; None: `read_files`."""
+        read: brings the bytes of jobs into the slab; None: `read_files`. tracer: None if no image is traced."""
         self.slab = slab
         self.lanes = list(lanes)
         self.retry = Retry()
@@ -108,6 +110,7 @@ class Station:
         self._destinations = destinations
         self._roots = {inbox: destination.inbox for inbox, destination in destinations.items()}
         self._metrics = metrics
+        self._tracer = tracer
         self._write_results = publish or publish_records
         self._read = read or read_files
         self._ended: asyncio.Queue[Job] = asyncio.Queue(4 * FINISH)
@@ -198,6 +201,8 @@ class Station:
             "inbox", self._read, [job for job in jobs if job.extent], self.slab, self._roots
         )
         await self._coordinator.note_read(jobs)
+        if self._tracer:
+            self._tracer.read(jobs)
         for job in jobs:
             self._metrics.fed(job)
             await self._pass_on(job)
@@ -205,13 +210,22 @@ class Station:
     # 2. A worker runs each job through the stages of a segment,
     # in a batch with others: see daemon/workers/lane.py.
 
+    def begin(self, jobs: Sequence[Job]) -> None:
+        """A worker gets these as a batch."""
+        if self._tracer:
+            self._tracer.sent(jobs)
+
     async def try_again(self, lane: Lane, jobs: Sequence[Job], loss: WorkerLost) -> None:
         """A worker was lost with these images. If one of them may be the cause, each one runs alone."""
+        if self._tracer:
+            self._tracer.lost(jobs, loss.cause)
         for job in jobs:
             await self._queue(lane, job, suspect=loss.began)
 
     async def suspect(self, lane: Lane, job: Job, loss: WorkerLost) -> None:
         """A worker was lost while it had only this image."""
+        if self._tracer:
+            self._tracer.lost([job], loss.cause)
         job.deaths += loss.began
         await self._coordinator.blame(job)
         if job.deaths < SOLO_DEATHS:
@@ -226,6 +240,8 @@ class Station:
     async def advance(self, lane: Lane, device: str, jobs: Sequence[Job], reply: Reply) -> None:
         """Take over a worker's reply."""
         self._metrics.replied(lane.name, device, reply)
+        if self._tracer:
+            self._tracer.answered(lane.name, device, jobs, reply)
         for job, outcome in zip(jobs, reply.outcomes, strict=True):
             job.format, job.pages = outcome.format, outcome.pages
             job.width, job.height = outcome.width, outcome.height
@@ -260,6 +276,8 @@ class Station:
 
     def _let_go(self, job: Job) -> None:
         self._leave_slab(job)
+        if self._tracer:
+            self._tracer.forget([job])
         self._coordinator.let_go([job])
 
     def _leave_slab(self, job: Job) -> None:
@@ -281,7 +299,11 @@ class Station:
         while True:
             jobs = [await self._ended.get(), *drain(self._ended, FINISH - 1)]
             endings = await to_thread.run_sync(self._judge.endings, jobs)
+            if self._tracer:
+                self._tracer.pass_on("judge", jobs)
             ended = await self._coordinator.end(endings)
+            if self._tracer:
+                self._tracer.pass_on("commit", jobs)
             await self._durable.put((endings, ended))
 
     async def _publish(self) -> None:
@@ -293,4 +315,6 @@ class Station:
             publication = await self.retry.in_thread(
                 "results", self._write_results, records, self._destinations
             )
+            if self._tracer:
+                self._tracer.publish(endings)
             await self._coordinator.note_published(Published(endings, ended, publication))

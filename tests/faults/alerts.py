@@ -41,7 +41,7 @@ if "run" in sys.orig_argv:
     def list_card():
         used = count_used(FOLDER)
         return [Gpu(0, "GPU-fake", "card", TOTAL, TOTAL - used, used, "9.0", None, ())]
-    daemon.layout.list_gpus = daemon.monitoring.metrics.list_gpus = list_card
+    daemon.layout.list_gpus = daemon.monitoring.machine.list_gpus = list_card
     pool.FRESH_SECONDS, pool.REST_SECONDS, pool.LONGEST_REST_SECONDS = 0.05, 0.1, 0.2
     room.FIRST_PAUSE_SECONDS, room.LONGEST_PAUSE_SECONDS = 0.1, 0.2
 """

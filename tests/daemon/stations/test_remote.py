@@ -107,6 +107,8 @@ def test_metrics_and_status_count_the_work_of_all_stations(tmp_path: Path) -> No
             lambda: daemon.metric("visiond_stage_images_total", stage="blip") == 200, "the stations' counts"
         )
         assert daemon.metric("visiond_image_wait_seconds_count") == 200
+        assert daemon.metric("visiond_device_stage_images_total", device="cpu", stage="blip") == 200
+        assert daemon.metric("visiond_inbox_images_total", inbox="1", outcome="done") == 200
         assert daemon.metric("visiond_images_total", outcome="done", reason="") == 200
         names = sorted(worker["name"] for worker in daemon.status()["workers"])
         assert names == ["ocr+yolo+clip+blip/0", "ocr+yolo+clip+blip/1"]
