@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from contextlib import closing
 
 import pytest
+from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import Browser, expect, sync_playwright
 from playwright.sync_api import Page as Tab
 
@@ -124,3 +125,20 @@ def test_nothing_is_wider_than_a_phone(browser: Browser, site: Site, scheme: str
             assert tab.evaluate("document.documentElement.scrollWidth") <= 360, path
         ground = tab.evaluate("getComputedStyle(document.body).backgroundColor")
         assert (ground == "rgb(22, 24, 27)") == (scheme == "dark")
+
+
+def test_axe_finds_nothing_that_shuts_people_out(tab: Tab, site: Site) -> None:
+    site.place.add("broken.jpg")
+    tab.goto("/login")
+    tab.get_by_label("Token").fill((site.place.state / "page.token").read_text().strip())
+    tab.get_by_role("button", name="Log in").click()
+    for path in ("/login", "/?q=number7", "/?state=failed", "/images/1", "/state", "/settings"):
+        tab.goto(path)
+        expect(tab.locator(".live")).to_contain_text("waiting")
+        for scheme, rules in (
+            ("light", "wcag2a wcag2aa wcag21a wcag21aa wcag22aa best-practice"),
+            ("dark", "cat.color"),
+        ):
+            tab.emulate_media(color_scheme=scheme)  # type: ignore[arg-type]
+            found = Axe().run(tab, options={"runOnly": rules.split()})
+            assert found.violations_count == 0, f"{path}, {scheme}: {found.generate_report()}"
