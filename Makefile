@@ -121,9 +121,10 @@ docs: $(STAMP)  ## generate the configuration reference, daemon.toml, the sideca
 	$(BIN)/python deploy/prometheus/reference.py > docs/metrics.md
 	$(BIN)/python -m daemon.installing.units deploy/systemd/visiond.service > deploy/systemd/visiond@.service
 
-picture: $(STAMP)  ## draw the README's picture, docs/example.png, from a run of the demo
+picture: $(STAMP)  ## draw docs/example.png, and take the pictures of the page with Chromium, from a run of the demo
 	$(BIN)/visiond demo
 	$(BIN)/python docs/example.py demo docs/example.png
+	$(BIN)/python docs/page.py demo docs
 
 clean:  ## remove .venv and the demo
 	rm -rf .venv demo
