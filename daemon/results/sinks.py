@@ -1,5 +1,5 @@
 """Sinks: additional outputs of records. To add one, write a class like `Sink`, and name it in SINKS and in
-`OutputSection.sinks` (daemon/config/sections.py).
+`OutputSection.sinks` (daemon/config/output.py).
 
 `outbox.py` calls each sink with the records that it does not have yet, and tries again when it fails.
 """
@@ -13,7 +13,7 @@ from typing import Protocol
 
 from anyio import to_thread
 
-from daemon.config.sections import OutputSection
+from daemon.config.output import OutputSection
 from daemon.jobs import JobStatus
 from daemon.ledger.files import sync_folder
 from daemon.ledger.record import Record
