@@ -209,7 +209,7 @@ class Service:
             longest = {number: destination.longest_path for number, destination in destinations.items()}
             parts = (metrics, longest, retry, Markers(config.state.path / MARKERS))
             watcher = Watcher(inboxes, reader, config.pipeline.rescan_seconds, *parts)
-            outbox = await Outbox.open(ledger, reader, open_sinks(config.output), self.counts.changed)
+            outbox = await Outbox.open(ledger, reader, open_sinks(config), self.counts.changed)
             judge = judge_of(config, {number: each.inbox for number, each in destinations.items()})
             pipeline = Pipeline(
                 ledger,

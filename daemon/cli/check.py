@@ -170,7 +170,7 @@ def _folders(config: Config) -> Iterator[Finding]:
 
 
 def _sinks(config: Config) -> Iterator[Finding]:
-    for name, sink in open_sinks(config.output).items():
+    for name, sink in open_sinks(config).items():
         problem = sink.problem()
         yield Finding("error" if problem else "ok", f"sink {name}: {problem or 'can take records'}.")
 

@@ -241,6 +241,13 @@ def _misplaced_folders(config: Config) -> list[str]:
         problems.append(
             'output.bins: "move" already moves the source; set on_success = "keep" for every inbox.'
         )
+    uploads_images = "store" in config.output.sinks and config.output.store.images
+    moves = config.output.bins == "move" or any(inbox.on_success != "keep" for inbox in config.inbox)
+    if uploads_images and moves:
+        problems.append(
+            "output.store.images: the sink uploads images after they were published, so they must stay where they are; "
+            'set on_success = "keep" for every inbox, and output.bins to "none", "link" or "copy".'
+        )
     return problems
 
 

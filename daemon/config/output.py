@@ -9,6 +9,7 @@ from pydantic import AfterValidator, Field
 
 from daemon.config.sections import Section
 from daemon.config.values import check_url
+from daemon.stores.urls import check_bucket
 
 
 class WebhookSection(Section):
@@ -26,6 +27,19 @@ class WebhookSection(Section):
     )
 
 
+class StoreSection(Section):
+    url: Annotated[str, AfterValidator(check_bucket)] = Field(
+        "",
+        description='Prefix of an object store for the sink store, for example "s3://bucket/annotated" (also gs://, az://). '
+        "Credentials come from the environment.",
+    )
+    images: bool = Field(
+        False,
+        description="Whether to upload images too, each into its bin: <url>/bins/<bin>/<inbox>/<path>. The images must stay "
+        'in their inboxes: on_success = "keep", and bins not "move".',
+    )
+
+
 class OutputSection(Section):
     results: Path = Field(Path("results"), description="Folder for sidecars: <path in the inbox>.json.")
     failed: Path = Field(
@@ -38,13 +52,14 @@ class OutputSection(Section):
         "none",
         description="What goes into a bin: a symbolic link to the image's absolute path, a copy, or the image itself.",
     )
-    sinks: list[Literal["jsonl", "webhook"]] = Field(
+    sinks: list[Literal["jsonl", "webhook", "store"]] = Field(
         [],
         description="More outputs. jsonl: append each new record that is DONE to <results>.jsonl, at least once per id; a redo "
         "appends another line. webhook: post each record that is DONE or FAILED to [output.webhook] url, up to 128 in a "
-        "request. A sink that fails delays nothing else.",
+        "request. store: upload each sidecar to [output.store] url. A sink that fails delays nothing else.",
     )
     webhook: WebhookSection = WebhookSection()
+    store: StoreSection = StoreSection()
 
     @property
     def jsonl_file(self) -> Path:

@@ -94,8 +94,8 @@ def _explain(what: str, error: Exception) -> StoreFailed:
         )
     if cause := _SYSTEM.search(text):
         return StoreFailed(f"{what}: the store does not answer: {cause[1]}")
-    first = re.sub(r"\?\S*", "", text.splitlines()[0])
-    return StoreFailed(f"{what}: {first.rpartition(' - ')[2]}")
+    first = re.sub(r"\?\S*", "", text.splitlines()[0]).rpartition(" - ")[2]
+    return StoreFailed(f"{what}: {first.replace('HTTP error: ', 'the store does not answer: ')}")
 
 
 def find_trouble(url: str) -> str:
