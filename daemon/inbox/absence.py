@@ -68,6 +68,9 @@ class Absences:
             known, now = self._absent.get(inbox), time.monotonic()
             if known is None or known.is_tried or now >= known.until:  # else they belong to the last try
                 self._absent[inbox] = _Absence(why, now + REST_SECONDS, known.tries + 1 if known else 1)
+        for absence in [self._absent[inbox] for inbox in {job.inbox for job in jobs} & self._absent.keys()]:
+            if absence.is_tried:  # its images are gone, or to blame themselves: others are tried
+                absence.until, absence.is_tried = time.monotonic(), False
 
     def begin(self, inboxes: Collection[int]) -> None:
         """Images of these inboxes are handed out. If one is away, no more follow until they have been read: a store may

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import itertools
 import os
+import threading
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
@@ -22,11 +23,12 @@ from tests.daemon.stores.server import (
     CUT,
     EXPIRED,
     REFUSED,
+    Asked,
     Bucket,
     Fault,
     FaultyProxy,
 )
-from tests.daemon_process import Daemon, Place, picture, with_pauses
+from tests.daemon_process import PATIENCE, Daemon, Place, picture, with_pauses
 from tests.makers import make_job
 
 META = {"size": 3, "e_tag": '"x"', "version": None, "last_modified": datetime.now(UTC)}
@@ -236,6 +238,29 @@ def test_a_store_that_is_away_is_reported_once_and_holds_up_no_other_inbox(
     assert place.rows("SELECT MAX(attempts) FROM image") == [(1,)]
     kept = [file for file in tmp_path.rglob("*") if file.is_file() and b"only-for-tests" in file.read_bytes()]
     assert not kept
+
+
+def test_a_store_that_does_not_answer_holds_up_no_other_inbox(
+    tmp_path: Path, bucket: Bucket, proxy: FaultyProxy, prefix: str
+) -> None:
+    objects, answers = images(30), threading.Event()
+    put(bucket, prefix, objects)
+    place = make_place(tmp_path, prefix, {"name": "folder", "settle_seconds": 0})
+
+    def hang(asked: Asked) -> Fault:
+        if not asked.is_list:
+            answers.wait(PATIENCE)
+        return None
+
+    proxy.fault = hang
+    with Daemon(place, **proxy.environment) as daemon:
+        daemon.wait_until(lambda status: status["in_flight"] == len(objects), "requests")
+        place.drop_many(range(20), "folder")
+        daemon.wait_until(lambda status: status["done"] == 20, "the other inbox", PATIENCE / 4)
+        answers.set()
+        daemon.wait_until(lambda status: status["done"] == len(objects) + 20, "the objects")
+        assert daemon.stop() == 0
+    assert_kept(place, objects, "store")
 
 
 def test_an_object_that_cannot_be_read_fails_alone(
