@@ -53,12 +53,13 @@ class Absences:
 
     def note(self, jobs: Sequence[Job]) -> None:
         """Note whether these jobs could be read."""
-        for inbox in {job.inbox for job in jobs if job.digest} & self._absent.keys():
+        failed = {job.inbox: job.failure.detail for job in jobs if job.failure and job.failure.away}
+        some_read = {job.inbox for job in jobs if job.digest}
+        # If others of the group could not be read, as while a store throttles, it is not back yet.
+        for inbox in (some_read - failed.keys()) & self._absent.keys():
             log.info("inbox can be read again", path=os.fsdecode(self._roots[inbox]))
             del self._absent[inbox]
-        for inbox, why in {
-            job.inbox: job.failure.detail for job in jobs if job.failure and job.failure.away
-        }.items():
+        for inbox, why in failed.items():
             if inbox not in self._absent:
                 log.warning(
                     "images of an inbox cannot be read; they wait",
@@ -67,7 +68,8 @@ class Absences:
                 )
             known, now = self._absent.get(inbox), time.monotonic()
             if known is None or known.is_tried or now >= known.until:  # else they belong to the last try
-                self._absent[inbox] = _Absence(why, now + REST_SECONDS, known.tries + 1 if known else 1)
+                tries = known.tries + 1 if known and inbox not in some_read else 1
+                self._absent[inbox] = _Absence(why, now + REST_SECONDS, tries)
         for absence in [self._absent[inbox] for inbox in {job.inbox for job in jobs} & self._absent.keys()]:
             if absence.is_tried:  # its images are gone, or to blame themselves: others are tried
                 absence.until, absence.is_tried = time.monotonic(), False

@@ -90,17 +90,24 @@ class BucketOrigin:
     def _read(self, slab: Slab, group: _Group, job: Job) -> None:
         if group.away:  # the others would only wait for the same
             job.failure = group.away
-            return
+        elif error := self._try(job, slab):
+            away = error.status == 0 or error.status in BUSY or not self._answers()
+            # The store may have come back between the two requests.
+            if away or (error := self._try(job, slab)):
+                job.failure = Failure(Reason.UNREADABLE, str(error), transient=True, away=away)
+            if away:
+                group.away = job.failure
+
+    def _try(self, job: Job, slab: Slab) -> StoreFailed | None:
+        """Read an object, or find that it is gone; returns why neither is possible."""
         try:
             with store_errors(self._key(job.path)):
                 job.gone = not self._fetch(job, slab)
         except FileNotFoundError:
             job.gone = True
         except StoreFailed as error:
-            away = error.status == 0 or error.status in BUSY or not self._answers()
-            job.failure = Failure(Reason.UNREADABLE, str(error), transient=True, away=away)
-            if away:
-                group.away = job.failure
+            return error
+        return None
 
     def _fetch(self, job: Job, slab: Slab) -> bool:
         """Whether the object is there in this version."""
@@ -123,9 +130,9 @@ class BucketOrigin:
 
         with store_errors(self.url):
             answer = obstore.get(self._store, self._key(record.path))
-            if not is_version(record.version, answer.meta):
-                raise SourceChanged(errno.ESTALE, "the object has changed since", record.location)
-            return bytes(answer.bytes())
+            if is_version(record.version, answer.meta):
+                return bytes(answer.bytes())
+        raise SourceChanged(errno.ESTALE, "the object has changed since", record.location)
 
     def why_lost(self, record: Record) -> str:
         """One request for each object would take too long: an object that is gone keeps its result when it is read."""

@@ -17,6 +17,7 @@ from daemon.errors import ConfigError
 from daemon.hints import command
 from daemon.ledger.records import Reader
 from daemon.state import NAMES
+from daemon.stores.urls import is_url
 
 log = structlog.get_logger()
 
@@ -57,7 +58,9 @@ def find_left_out(config: Config, reader: Reader) -> list[str]:
     new = [os.fsdecode(path) for path in configured.difference(known)]
     moved_to = new[0] if len(new) == 1 else "NEW-FOLDER"
     return [
-        f"the ledger has results of the inbox {path}, which is not in this configuration: they stay as they are. If that "
+        f"the ledger has results of the inbox {path}, which is not in this configuration: they stay as they are."
+        if is_url(path)
+        else f"the ledger has results of the inbox {path}, which is not in this configuration: they stay as they are. If that "
         f"folder was moved or renamed, keep its old path in the configuration, and make that a link to the new one: "
         f"`{shlex.join(['ln', '-s', moved_to, path])}`. Under another path all its images count as new: each gets a second "
         "result, and lists and exports have it twice."

@@ -171,7 +171,9 @@ class Watcher:
         if folder.settling.overflowed:
             # By then there is room for the files that did not fit.
             interval = min(interval, folder.settings.settle_seconds)
-        return folder.scanned_at + max(interval, REST * folder.scan_seconds)
+        # A scan that failed may only have waited for an answer, and the rest of it should follow soon.
+        rest = 0.0 if folder.trouble else REST * folder.scan_seconds
+        return folder.scanned_at + max(interval, rest)
 
     async def _scan(self, folder: Folder, subtree: bytes) -> None:
         """Walk a folder and admit the files that the ledger does not know, in chunks."""

@@ -84,3 +84,15 @@ def test_while_an_inbox_is_tried_no_more_of_its_images_follow(
     absences.begin({1})
     absences.note([make_job(inbox=1, digest=b"read")])
     assert absences.away() == set()
+
+
+def test_an_inbox_of_which_some_images_can_be_read_is_not_back_and_not_given_up(
+    absences: Absences, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(absence, "REST_SECONDS", 0.0)
+    with capture_logs() as logs:
+        for _ in range(5):
+            absences.note([unread(1), make_job(inbox=1, digest=b"read")])
+    assert absences.away() == {1}
+    assert absences.lasting() == set()
+    assert [entry["event"] for entry in logs] == ["images of an inbox cannot be read; they wait"]

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import http.client
+import json
 import shutil
 import socket
 import subprocess
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from datetime import UTC, datetime, timedelta
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from importlib import metadata
 from pathlib import Path
@@ -30,6 +32,7 @@ BUSY = (503, "SlowDown")
 BROKEN = (500, "InternalError")
 EXPIRED = (400, "ExpiredToken")
 CUT = "cut"  # in the middle of the answer
+GRANT = "/credentials"
 REFUSED = "refused"  # without an answer
 
 Fault = tuple[int, str] | str | None
@@ -178,11 +181,21 @@ class FaultyProxy(ThreadingHTTPServer):
         self.fault: Callable[[Asked], Fault] = lambda asked: None
         self.asked: list[Asked] = []
         self.made: list[Fault] = []
+        self.grants = True  # whether it gives credentials
 
     @property
     def environment(self) -> dict[str, str]:
         """For a daemon whose stores are behind this proxy."""
         return CREDENTIALS | {"AWS_ENDPOINT_URL": f"http://127.0.0.1:{self.server_port}"}
+
+    def give_credentials(self, folder: Path) -> dict[str, str]:
+        """An environment for a daemon whose keys come from this server, as from that of a container, for two seconds each."""
+        token = folder / "token"
+        token.write_text("its own")
+        return {
+            "AWS_CONTAINER_CREDENTIALS_FULL_URI": f"http://127.0.0.1:{self.server_port}{GRANT}",
+            "AWS_CONTAINER_AUTHORIZATION_TOKEN_FILE": str(token),
+        }
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         """The client may be gone, as is the purpose of some tests."""
@@ -195,6 +208,9 @@ class _Handler(BaseHTTPRequestHandler):
     def _pass_on(self) -> None:
         body = self.rfile.read(int(self.headers.get("content-length") or 0))
         asked = Asked(self.command, self.path)
+        if asked.path == GRANT:
+            self._answer(200 if self.server.grants else 500, [], _credentials())
+            return
         self.server.asked.append(asked)
         if fault := self.server.fault(asked):
             self.server.made.append(fault)
@@ -233,6 +249,16 @@ class _Handler(BaseHTTPRequestHandler):
 
     def log_message(self, format: str, *args: object) -> None:
         """Print nothing."""
+
+
+def _credentials() -> bytes:
+    end = datetime.now(UTC) + timedelta(seconds=2)
+    keys = {"AccessKeyId": "AWS_ACCESS_KEY_ID", "SecretAccessKey": "AWS_SECRET_ACCESS_KEY"}
+    granted = {name: CREDENTIALS[key] for name, key in keys.items()} | {
+        "Token": "",
+        "Expiration": end.isoformat(),
+    }
+    return json.dumps(granted).encode()
 
 
 @contextlib.contextmanager

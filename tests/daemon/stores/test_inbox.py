@@ -15,6 +15,7 @@ import pytest
 from daemon.inbox.bucket import BucketOrigin, is_version, version_of
 from daemon.inbox.walk import Unread, Walk, compile_ignored
 from daemon.jobs import Job, JobStatus, Version
+from daemon.page.pictures import NoPicture, read_source
 from daemon.workers.slab import Slab
 from tests.daemon.stores.server import (
     BROKEN,
@@ -28,9 +29,10 @@ from tests.daemon.stores.server import (
     Fault,
     FaultyProxy,
 )
-from tests.daemon_process import PATIENCE, Daemon, Place, picture, with_pauses
-from tests.makers import make_job
+from tests.daemon_process import PATIENCE, Daemon, Place, picture, wait_for, with_pauses
+from tests.makers import make_job, make_record
 
+SHORT = {"daemon.inbox.absence.REST_SECONDS": 0.1, "daemon.stores.opening.RETRIES": 1}  # pauses
 META = {"size": 3, "e_tag": '"x"', "version": None, "last_modified": datetime.now(UTC)}
 IGNORED = compile_ignored([".*", "*.tmp"])
 
@@ -131,6 +133,25 @@ def test_an_object_that_was_replaced_or_deleted_after_the_listing_is_gone_and_th
     assert job.digest == hashlib.sha256(b"two").digest()
 
 
+def test_the_page_gets_an_object_only_in_the_version_that_has_the_result(
+    origin: BucketOrigin, bucket: Bucket, prefix: str, proxy: FaultyProxy, tmp_path: Path
+) -> None:
+    put(bucket, prefix, {"a.jpg": b"one"})
+    [version] = listed(origin)[0].values()
+    root = f"s3://{BUCKET}/{prefix}".encode()
+    record = make_record(tmp_path, inbox_path=root, location=root + b"/a.jpg", version=version)
+    assert read_source(record) == b"one"
+    put(bucket, prefix, {"a.jpg": b"two"})
+    with pytest.raises(NoPicture, match="the file has changed since"):
+        read_source(record)
+    bucket.delete(f"{prefix}/a.jpg")
+    with pytest.raises(NoPicture, match="the file is no longer there"):
+        read_source(record)
+    proxy.fault = lambda asked: (403, "AccessDenied")
+    with pytest.raises(NoPicture, match="the store answers 403 AccessDenied"):
+        read_source(record)
+
+
 def test_a_key_that_would_lead_out_of_the_results_folder_is_left_out(prefix: str) -> None:
     origin, unread = BucketOrigin("s3://bucket/in"), Unread(b"", logs=False)
     walk = Walk(b"", compile_ignored([]), True, unread, 20)
@@ -208,36 +229,42 @@ def test_throttling_errors_and_cuts_lose_and_double_nothing(
     assert_kept(place, objects)
 
 
-@pytest.mark.parametrize("fault", [REFUSED, BUSY, EXPIRED], ids=["away", "throttled", "credentials-expired"])
 def test_a_store_that_is_away_is_reported_once_and_holds_up_no_other_inbox(
-    tmp_path: Path, bucket: Bucket, proxy: FaultyProxy, prefix: str, fault: Fault
+    tmp_path: Path, bucket: Bucket, proxy: FaultyProxy, prefix: str
 ) -> None:
     objects = images(30)
     put(bucket, prefix, objects)
     place = make_place(tmp_path, prefix, {"name": "folder", "settle_seconds": 0})
-    proxy.fault = lambda asked: None if asked.is_list and not proxy.made else fault
-    environment = with_pauses(tmp_path, {"daemon.inbox.absence.REST_SECONDS": 0.1})
+    proxy.fault = lambda asked: None if asked.is_list else REFUSED
+    environment = with_pauses(tmp_path, SHORT)
     with Daemon(place, **proxy.environment, **environment) as daemon:
         daemon.wait_until(
             lambda status: status["pending"] == len(objects) and status["obstacles"], "the outage"
         )
-        place.drop_many(range(20), "folder")
-        status = daemon.wait_until(lambda status: status["done"] == 20, "the other inbox")
+        for number, fault in enumerate((BUSY, EXPIRED, REFUSED)):
+            made = len(proxy.made)
+            # Credentials that have expired refuse everything, and throttling perhaps only reading.
+            proxy.fault = lambda asked, fault=fault: None if asked.is_list and fault == BUSY else fault  # type: ignore[misc]
+            place.drop_many(range(10 * number, 10 * number + 10), "folder")
+            daemon.wait_until(
+                lambda status, ended=10 * (number + 1): status["done"] == ended, "the other inbox"
+            )
+            wait_for(lambda made=made: len(proxy.made) > made + 3, "further tries")
+        status = daemon.status()
         assert all(BUCKET in obstacle for obstacle in status["obstacles"])
+        assert status["failed"] == 0
         assert daemon.metric("visiond_inbox_away", inbox="store") == 1
         assert daemon.metric("visiond_inbox_away", inbox="folder") == 0
-        assert status["failed"] == 0
         assert len([*daemon.events("images of an inbox cannot be read; they wait")]) == 1
         proxy.fault = lambda asked: None
-        daemon.wait_until(lambda status: status["done"] == len(objects) + 20, "the objects")
-        daemon.wait_until(lambda status: not status["obstacles"], "the all-clear")
-        assert len([*daemon.events("image not done")]) == 0
-        assert "only-for-tests" not in daemon.log_text()
+        daemon.wait_until(lambda s: s["done"] == len(objects) + 30 and not s["obstacles"], "the objects")
+        assert not [*daemon.events("image not done")]
         assert daemon.stop() == 0
     assert_kept(place, objects, "store")
     assert place.rows("SELECT MAX(attempts) FROM image") == [(1,)]
-    kept = [file for file in tmp_path.rglob("*") if file.is_file() and b"only-for-tests" in file.read_bytes()]
-    assert not kept
+    assert not [
+        file for file in tmp_path.rglob("*") if file.is_file() and b"only-for-tests" in file.read_bytes()
+    ]
 
 
 def test_a_store_that_does_not_answer_holds_up_no_other_inbox(
@@ -261,6 +288,26 @@ def test_a_store_that_does_not_answer_holds_up_no_other_inbox(
         daemon.wait_until(lambda status: status["done"] == len(objects) + 20, "the objects")
         assert daemon.stop() == 0
     assert_kept(place, objects, "store")
+
+
+def test_credentials_of_a_container_are_renewed_and_waited_for(
+    tmp_path: Path, bucket: Bucket, proxy: FaultyProxy, prefix: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    objects = images(10)
+    put(bucket, prefix, objects)
+    place = make_place(tmp_path, prefix)
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.delenv(name)
+    with Daemon(place, **proxy.give_credentials(tmp_path), **with_pauses(tmp_path, SHORT)) as daemon:
+        daemon.wait_idle(len(objects))
+        proxy.grants = False
+        daemon.wait_until(lambda status: status["obstacles"], "the outage")
+        put(bucket, prefix, {"new.ppm": picture(77)})
+        proxy.grants = True
+        daemon.wait_idle(len(objects) + 1)
+        assert not daemon.status()["obstacles"]
+        assert daemon.stop() == 0
+    assert_kept(place, objects | {"new.ppm": picture(77)})
 
 
 def test_an_object_that_cannot_be_read_fails_alone(

@@ -18,7 +18,7 @@ from daemon.jobs import JobStatus
 from daemon.results.uploads import LONGEST_KEY, StoreSink, fit_key
 from daemon.stores.opening import StoreFailed
 from tests.daemon.stores.server import BROKEN, BUCKET, BUSY, CUT, REFUSED, Bucket, FaultyProxy
-from tests.daemon_process import Daemon, Place
+from tests.daemon_process import Daemon, Place, with_pauses
 from tests.makers import make_record
 
 pytestmark = pytest.mark.anyio
@@ -104,7 +104,11 @@ def test_an_outage_holds_up_nothing_and_loses_nothing(
     output = {"sinks": ["store"], "store": {"url": url, "images": True}}
     place = Place(tmp_path, {"inbox": [{"settle_seconds": 0.0}], "output": output})
     proxy.fault = lambda asked: REFUSED
-    with Daemon(place, **proxy.environment) as daemon:
+    environment = proxy.environment | with_pauses(
+        tmp_path,
+        {"daemon.results.outbox.PAUSE_SECONDS": 0.1, "daemon.results.outbox.LONGEST_PAUSE_SECONDS": 0.5},
+    )
+    with Daemon(place, **environment) as daemon:
         place.drop_many(range(40))
         daemon.wait_idle(40)
         status = daemon.wait_until(lambda status: status["sinks"][0]["problem"], "the outage")
@@ -114,7 +118,7 @@ def test_an_outage_holds_up_nothing_and_loses_nothing(
         daemon.kill()
     faults = itertools.cycle([BUSY, None, CUT, BROKEN, None, REFUSED, None, None])
     proxy.fault = lambda asked: next(faults)
-    with Daemon(place, **proxy.environment) as daemon:
+    with Daemon(place, **environment) as daemon:
         place.drop_many(range(40, 60))
         daemon.wait_until(lambda s: s["done"] == 60 and not s["sinks"][0]["behind"], "the uploads")
         assert "only-for-tests" not in daemon.log_text()
