@@ -14,6 +14,8 @@ import pytest
 from daemon.config.loading import parse
 from daemon.config.output import StoreSection
 from daemon.errors import ConfigError
+from daemon.inbox.origin import origin_of
+from daemon.inbox.walk import Unread, Walk, compile_ignored
 from daemon.jobs import JobStatus
 from daemon.results.uploads import LONGEST_KEY, StoreSink, fit_key
 from daemon.stores.opening import StoreFailed
@@ -57,6 +59,25 @@ async def test_an_image_is_in_the_bin_that_it_has_now_and_in_no_other(
     (inbox / "a.jpg").unlink()
     await make_sink(inbox, prefix, images=True).append(records[1:])
     assert len(bucket.names(f"{prefix}/results")) == 1
+
+
+async def test_an_object_of_another_store_is_uploaded_unless_it_has_changed(
+    proxy: FaultyProxy, bucket: Bucket, prefix: str, inbox: Path
+) -> None:
+    bucket.put({f"{prefix}/from/a.jpg": b"one"})
+    root = f"s3://{BUCKET}/{prefix}/from".encode()
+    origin = origin_of(root)
+    [version] = [
+        found[1] for found in origin.files(Walk(root, compile_ignored([]), True, Unread(root))) if found
+    ]
+    record = make_record(inbox, inbox_path=root, location=root + b"/a.jpg", version=version, bin="A")
+    sink = make_sink(inbox, f"{prefix}/to", images=True)
+    await sink.append([record])
+    assert bucket.get(f"{prefix}/to/bins/A/inbox-1/a.jpg") == b"one"
+    bucket.put({f"{prefix}/from/a.jpg": b"two"})
+    await sink.append([replace(record, id=8)])
+    assert bucket.get(f"{prefix}/to/bins/A/inbox-1/a.jpg") == b"one"
+    assert json.loads(bucket.get(f"{prefix}/to/results/inbox-1/a.jpg.json"))["id"] == 8
 
 
 @pytest.mark.parametrize("path", [b"a\nb.jpg", b"\xff.jpg", b"x" * LONGEST_KEY + b".jpg", b"a b%+#?.jpg"])
