@@ -1762,7 +1762,7 @@ PAGES = [
     Mutant(
         "token-file-rights",
         "a token that every user can read is refused",
-        "daemon/web/app.py",
+        "daemon/config/secrets.py",
         "if mode & stat.S_IRWXO:",
         "if False:",
         ("faults/test_http.py::test_a_token_or_certificate_that_is_of_no_use_is_refused",),
