@@ -212,7 +212,7 @@ def _misplaced_folders(config: Config) -> list[str]:
     for index, inbox in enumerate(config.inbox):
         problems += _misplaced_inbox(config, inbox, own)
         for other in config.inbox[index + 1 :]:
-            one, two = (each.place + "/" for each in (inbox, other))
+            one, two = (os.path.join(each.place, "") for each in (inbox, other))
             if one.startswith(two) or two.startswith(one):
                 problems.append(
                     f"inbox: one of {inbox.place} and {other.place} contains the other; keep one of them."
