@@ -88,10 +88,13 @@ def _start(folder: Path) -> tuple[subprocess.Popen[bytes], int]:
         "-volume.preStopSeconds=0",
     ]
     options += ["-ip=127.0.0.1", "-ip.bind=127.0.0.1", f"-dir={folder}", "-volume.max=30"]
+    # By default it makes seven files for the first objects, which takes seconds.
+    (folder / "master.toml").write_text("[master.volume_growth]\ncopy_1 = 1\n")
     with (folder / "log").open("wb") as log:
         server = subprocess.Popen(
             [program, "server", "-s3", "-filer", "-master.volumeSizeLimitMB=64", *options],
             env=environment(CREDENTIALS),
+            cwd=folder,
             stdout=log,
             stderr=log,
         )
