@@ -3,9 +3,12 @@ and never another version than the ledger's. visiond never moves or deletes an o
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import hashlib
 import os
+import threading
+import time
 from collections.abc import Collection, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -33,6 +36,9 @@ class BucketOrigin:
     def __init__(self, url: str) -> None:
         self.url = url
         self._bucket, self._prefix = split_url(url)
+        self._reads = 0  # that wait
+        self._heard_at = 0.0  # when one of them last got something, in monotonic seconds
+        self._counting = threading.Lock()
 
     @property
     def _store(self) -> Any:
@@ -101,7 +107,7 @@ class BucketOrigin:
     def _try(self, job: Job, slab: Slab) -> StoreFailed | None:
         """Read an object, or find that it is gone; returns why neither is possible."""
         try:
-            with store_errors(self._key(job.path)):
+            with store_errors(self._key(job.path)), self._waiting():
                 job.gone = not self._fetch(job, slab)
         except FileNotFoundError:
             job.gone = True
@@ -109,18 +115,35 @@ class BucketOrigin:
             return error
         return None
 
+    def silent_seconds(self) -> float:
+        return time.monotonic() - self._heard_at if self._reads else 0.0
+
+    @contextlib.contextmanager
+    def _waiting(self) -> Iterator[None]:
+        with self._counting:
+            if not self._reads:
+                self._heard_at = time.monotonic()
+            self._reads += 1
+        try:
+            yield
+        finally:
+            with self._counting:
+                self._reads -= 1
+
     def _fetch(self, job: Job, slab: Slab) -> bool:
         """Whether the object is there in this version."""
         import obstore
 
         assert job.extent is not None
         answer = obstore.get(self._store, self._key(job.path))
+        self._heard_at = time.monotonic()
         if not is_version(job.version, answer.meta):
             return False
         window, filled = slab.window(job.extent), 0
         for piece in answer.stream(min_chunk_size=PIECE_BYTES) if len(window) else ():
             window[filled : filled + len(piece)] = memoryview(piece)
             filled += len(piece)
+            self._heard_at = time.monotonic()
         if filled == len(window):
             job.digest = hashlib.sha256(window).digest()
         return filled == len(window)

@@ -74,6 +74,9 @@ class FolderOrigin:
         finally:
             os.close(fd)
 
+    def silent_seconds(self) -> float:
+        return 0.0
+
     def read_source(self, record: Record) -> bytes:
         fd = os.open(record.location, READ) if record.has_moved else open_beneath(self._root, record.path)
         with open(fd, "rb") as file:

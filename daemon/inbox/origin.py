@@ -45,6 +45,9 @@ class Origin(Protocol):
         """Read each job's image into its extent and set its digest; else its `failure`, or `gone` if it has changed since
         it was seen. Raises OSError if no file at all can be read for now; it may then be called again."""
 
+    def silent_seconds(self) -> float:
+        """How long no read has heard anything; 0 if none waits, or if that is not known."""
+
     def read_source(self, record: Record) -> bytes:
         """The bytes of an image that has ended. Raises OSError: FileNotFoundError, SourceChanged."""
 

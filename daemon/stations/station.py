@@ -8,6 +8,7 @@ for all GPUs of the machine.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -33,6 +34,7 @@ from daemon.workers.slab import Slab
 from stages.base import Reason, advise
 
 REMOTE_GROUPS = 4  # of jobs that are read from stores at once, beside the files of folders
+SILENT_SECONDS = 5.0  # after that a store whose groups are all waiting is away
 FINISH = 128  # jobs committed and published together
 SOLO_DEATHS = 2  # workers that must die on one image alone before it counts as the cause
 
@@ -189,9 +191,32 @@ class Station:
         """Take up the jobs. Those of a store are read beside the others, as it may answer late."""
         for inbox in {job.inbox for job in jobs} & self._remote:
             group = [job for job in jobs if job.inbox == inbox]
-            await self._reading.acquire()
-            reading.start_soon(self._take_up_remote, group)
+            if await self._find_room(inbox):
+                reading.start_soon(self._take_up_remote, group)
+            else:
+                await self._give_back(inbox, group)
         await self._take_up([job for job in jobs if job.inbox not in self._remote])
+
+    async def _find_room(self, inbox: int) -> bool:
+        """Wait until a group of this inbox can be read beside the others. False if its store does not answer:
+        other inboxes must not wait for it."""
+        while True:
+            with contextlib.suppress(anyio.WouldBlock):
+                self._reading.acquire_nowait()
+                return True
+            if origin_of(self._roots[inbox]).silent_seconds() > SILENT_SECONDS:
+                return False
+            with anyio.move_on_after(1.0):
+                await self._reading.acquire()
+                return True
+
+    async def _give_back(self, inbox: int, jobs: list[Job]) -> None:
+        """Report these jobs as those of an inbox that is away: they wait, and no attempt is counted."""
+        silent = origin_of(self._roots[inbox]).silent_seconds()
+        why = f"the store has not answered for {silent:.0f} s"
+        for job in jobs:
+            job.failure = job.failure or Failure(Reason.UNREADABLE, why, transient=True, away=True)
+        await self._note_read(jobs)
 
     async def _take_up_remote(self, jobs: list[Job]) -> None:
         try:
@@ -218,6 +243,9 @@ class Station:
         await self.retry.in_thread(
             "inbox", self._read, [job for job in jobs if job.extent], self.slab, self._roots
         )
+        await self._note_read(jobs)
+
+    async def _note_read(self, jobs: list[Job]) -> None:
         await self._coordinator.note_read(jobs)
         for job in jobs:
             self._metrics.fed(job)

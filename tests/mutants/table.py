@@ -1479,6 +1479,14 @@ STORES = [
         ("daemon/stores/test_inbox.py::test_a_store_that_does_not_answer_holds_up_no_other_inbox",),
     ),
     Mutant(
+        "store-silent",
+        "a store that does not answer is away before its requests end",
+        "daemon/stations/station.py",
+        "if origin_of(self._roots[inbox]).silent_seconds() > SILENT_SECONDS:",
+        "if False:",
+        ("daemon/stores/test_inbox.py::test_a_store_that_does_not_answer_holds_up_no_other_inbox",),
+    ),
+    Mutant(
         "store-trial",
         "while an inbox is away, one group of its images is tried at a time",
         "daemon/inbox/absence.py",

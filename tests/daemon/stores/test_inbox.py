@@ -270,7 +270,7 @@ def test_a_store_that_is_away_is_reported_once_and_holds_up_no_other_inbox(
 def test_a_store_that_does_not_answer_holds_up_no_other_inbox(
     tmp_path: Path, bucket: Bucket, proxy: FaultyProxy, prefix: str
 ) -> None:
-    objects, answers = images(30), threading.Event()
+    objects, answers = images(350), threading.Event()  # more than all groups that are read at once
     put(bucket, prefix, objects)
     place = make_place(tmp_path, prefix, {"name": "folder", "settle_seconds": 0})
 
@@ -280,14 +280,21 @@ def test_a_store_that_does_not_answer_holds_up_no_other_inbox(
         return None
 
     proxy.fault = hang
-    with Daemon(place, **proxy.environment) as daemon:
-        daemon.wait_until(lambda status: status["in_flight"] == len(objects), "requests")
+    with Daemon(
+        place, **proxy.environment, **with_pauses(tmp_path, {"daemon.stations.station.SILENT_SECONDS": 0.5})
+    ) as daemon:
+        daemon.wait_until(
+            lambda status: status["pending"] == len(objects) and status["obstacles"], "the outage"
+        )
+        [obstacle] = daemon.status()["obstacles"]
+        assert "the store has not answered for" in obstacle
         place.drop_many(range(20), "folder")
         daemon.wait_until(lambda status: status["done"] == 20, "the other inbox", PATIENCE / 4)
         answers.set()
         daemon.wait_until(lambda status: status["done"] == len(objects) + 20, "the objects")
         assert daemon.stop() == 0
     assert_kept(place, objects, "store")
+    assert place.rows("SELECT MAX(attempts) FROM image") == [(1,)]
 
 
 def test_credentials_of_a_container_are_renewed_and_waited_for(
