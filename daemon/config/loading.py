@@ -241,6 +241,7 @@ def _misplaced_folders(config: Config) -> list[str]:
         problems.append(
             'output.bins: "move" already moves the source; set on_success = "keep" for every inbox.'
         )
+    problems += _uploaded_into(config)
     uploads_images = "store" in config.output.sinks and config.output.store.images
     moves = config.output.bins == "move" or any(inbox.on_success != "keep" for inbox in config.inbox)
     if uploads_images and moves:
@@ -249,6 +250,17 @@ def _misplaced_folders(config: Config) -> list[str]:
             'set on_success = "keep" for every inbox, and output.bins to "none", "link" or "copy".'
         )
     return problems
+
+
+def _uploaded_into(config: Config) -> Iterator[str]:
+    """Inboxes that would find what the sink store uploads."""
+    uploads = [f"{config.output.store.url}/{part}/" for part in ("results", "bins")]
+    for inbox in config.inbox if "store" in config.output.sinks and config.output.store.url else ():
+        if any(f"{inbox.url}/".startswith(each) or each.startswith(f"{inbox.url}/") for each in uploads):
+            yield (
+                f"output.store.url: the inbox {inbox.url} would find what the sink store uploads to {config.output.store.url}; "
+                "choose another prefix."
+            )
 
 
 def _misplaced_inbox(config: Config, inbox: Inbox, own: Mapping[str, Path]) -> Iterator[str]:

@@ -43,6 +43,26 @@ def test_what_a_store_cannot_do_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    ("url", "is_refused"),
+    [
+        (URL, True),
+        (f"{URL}/out", True),
+        ("s3://bucket", False),
+        ("s3://bucket/out", False),
+        ("s3://other/in", False),
+    ],
+)
+def test_the_daemon_does_not_process_what_it_uploads(url: str, is_refused: bool, tmp_path: Path) -> None:
+    output = {"sinks": ["store"], "store": {"url": url}}
+    if is_refused:
+        assert "would find what the sink store uploads" in problems_of(tmp_path, {"url": URL}, output=output)
+    else:
+        parse({"inbox": [{"url": URL}], "output": output}, tmp_path)
+    inner = {"url": f"{url}/results/x"}
+    assert "would find what the sink store uploads" in problems_of(tmp_path, inner, output=output)
+
+
+@pytest.mark.parametrize(
     "url", ["s3://me:hidden@bucket/x", "s3://bucket/x?key=hidden", "https://hidden/x", "s3://"]
 )
 def test_a_url_that_may_have_a_secret_is_refused_and_not_repeated(url: str, tmp_path: Path) -> None:
