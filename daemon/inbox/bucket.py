@@ -139,14 +139,17 @@ class BucketOrigin:
         self._heard_at = time.monotonic()
         if not is_version(job.version, answer.meta):
             return False
-        window, filled = slab.window(job.extent), 0
-        for piece in answer.stream(min_chunk_size=PIECE_BYTES) if len(window) else ():
-            window[filled : filled + len(piece)] = memoryview(piece)
-            filled += len(piece)
-            self._heard_at = time.monotonic()
-        if filled == len(window):
-            job.digest = hashlib.sha256(window).digest()
-        return filled == len(window)
+        # An error keeps this frame until the garbage collection, and the slab cannot be closed while a window is open.
+        with slab.window(job.extent) as window:
+            filled = 0
+            for piece in answer.stream(min_chunk_size=PIECE_BYTES) if len(window) else ():
+                window[filled : filled + len(piece)] = memoryview(piece)
+                filled += len(piece)
+                self._heard_at = time.monotonic()
+            is_whole = filled == len(window)
+            if is_whole:
+                job.digest = hashlib.sha256(window).digest()
+        return is_whole
 
     def read_source(self, record: Record) -> bytes:
         import obstore

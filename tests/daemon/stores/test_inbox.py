@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import hashlib
 import itertools
 import os
@@ -131,6 +132,24 @@ def test_an_object_that_was_replaced_or_deleted_after_the_listing_is_gone_and_th
     assert again[b"new.jpg"] != found[b"new.jpg"]
     [job] = read(origin, slab, {b"new.jpg": again[b"new.jpg"]})
     assert job.digest == hashlib.sha256(b"two").digest()
+
+
+def test_a_read_that_fails_leaves_nothing_open(
+    origin: BucketOrigin, bucket: Bucket, prefix: str, proxy: FaultyProxy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Until the garbage collection, that is; else the slab could not be closed at the end."""
+    monkeypatch.setattr("daemon.stores.opening.LONGEST_BACKOFF_SECONDS", 0.1)
+    put(bucket, prefix, {"a.jpg": b"x" * 100_000})
+    found, _ = listed(origin)
+    proxy.fault = lambda asked: CUT if not asked.is_list else None
+    slab = Slab(1 << 20)
+    gc.disable()
+    try:
+        [job] = read(origin, slab, found)
+        assert job.failure
+        slab.close()
+    finally:
+        gc.enable()
 
 
 def test_the_page_gets_an_object_only_in_the_version_that_has_the_result(
