@@ -183,7 +183,7 @@ def find_cause(config: Config, sink: str) -> str:
     from daemon.results.sinks import open_sinks
     from daemon.system import mounts
 
-    opened = open_sinks(config.output)
+    opened = open_sinks(config)
     if sink not in opened:
         return "it is no longer in output.sinks, so the next start forgets it"
 

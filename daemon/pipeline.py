@@ -224,6 +224,7 @@ class Pipeline:
         async with self._handing_out:
             while found := await self._next_jobs():
                 if jobs := [job for job in found if self._take(job)]:
+                    self.absences.begin({job.inbox for job in jobs})
                     return jobs
             self._handed_out.set()
             return []

@@ -28,6 +28,7 @@ from daemon.errors import (
     leaves,
 )
 from daemon.hints import command, quantity
+from daemon.inbox.markers import Markers
 from daemon.inbox.names import check_names
 from daemon.inbox.walk import count_unread
 from daemon.inbox.watcher import Watcher
@@ -50,7 +51,7 @@ from daemon.results.destinations import Destination
 from daemon.results.judge import LONGEST_PAUSE_SECONDS
 from daemon.results.outbox import Outbox
 from daemon.results.sinks import open_sinks
-from daemon.state import KERNELS, LEDGER
+from daemon.state import KERNELS, LEDGER, MARKERS
 from daemon.stations.opening import open_stations
 from daemon.system import lines, signals
 from daemon.system.children import END_SECONDS, descendants, is_ending
@@ -187,7 +188,7 @@ class Service:
             if ledger.remark:
                 log.warning(ledger.remark)
             numbers = await ledger.register(
-                [(inbox.path, inbox.priority) for inbox in config.inbox],
+                [(inbox.root, inbox.priority) for inbox in config.inbox],
                 layout.models(),
                 [plan.model for plan in plans],
             )
@@ -206,11 +207,10 @@ class Service:
             destinations = {number: Destination.of(inbox, config, bins) for number, inbox in inboxes.items()}
             retry = Retry()
             longest = {number: destination.longest_path for number, destination in destinations.items()}
-            watcher = Watcher(inboxes, reader, config.pipeline.rescan_seconds, metrics, longest, retry)
-            outbox = await Outbox.open(ledger, reader, open_sinks(config.output), self.counts.changed)
-            judge = judge_of(
-                config, {number: destination.inbox for number, destination in destinations.items()}
-            )
+            parts = (metrics, longest, retry, Markers(config.state.path / MARKERS))
+            watcher = Watcher(inboxes, reader, config.pipeline.rescan_seconds, *parts)
+            outbox = await Outbox.open(ledger, reader, open_sinks(config), self.counts.changed)
+            judge = judge_of(config, {number: each.inbox for number, each in destinations.items()})
             pipeline = Pipeline(
                 ledger,
                 watcher,

@@ -129,7 +129,7 @@ class Place:
         self.dropped: dict[str, dict[bytes, list[str]]] = {}  # inbox's name → path → digests
         self.captions: dict[str, str] = {}  # what the fake captioner must say, by digest
         self._numbers = itertools.count()
-        for table in self.settings["inbox"]:
+        for table in [table for table in self.settings["inbox"] if "url" not in table]:
             table.setdefault("path", f"inbox-{table['name']}" if table.get("name") else "inbox")
             self.dropped[table.get("name", "")] = {}
             self.inbox(table.get("name", "")).mkdir(parents=True, exist_ok=True)

@@ -117,6 +117,13 @@ class Reader:
                 for row in self._rows("find_by_path", inbox, os.path.relpath(path, folder))
             ]
         yield [row for inbox, _ in inboxes for row in self._rows("find_by_path", inbox, given)]
+        roots = [(inbox, os.path.join(root, b"")) for inbox, root in inboxes]  # the whole URL of an object
+        yield [
+            row
+            for inbox, root in roots
+            if given.startswith(root)
+            for row in self._rows("find_by_path", inbox, given.removeprefix(root))
+        ]
         for path in absolute:
             yield self._rows("find_by_location", path)
         yield self._rows("find_by_end", b"/" + given, b"/" + given)

@@ -14,8 +14,9 @@ from xml.sax.saxutils import escape
 
 from PIL import Image as Picture
 
+from daemon.errors import SourceChanged
+from daemon.inbox.origin import origin_of
 from daemon.ledger.record import Record
-from daemon.system.beneath import READ, open_beneath
 from daemon.system.ownership import hand_over, make_folder
 from stages.base import ImageError, Limits
 from stages.decoding.decoder import Decoders
@@ -104,18 +105,15 @@ def draw_reason(reason: str) -> bytes:
 def read_source(record: Record) -> bytes:
     """The bytes of an image's file, if it is still the version that has the result. Raises NoPicture."""
     try:
-        folder, path = record.inbox_path, record.path
-        fd = os.open(record.location, READ) if record.has_moved else open_beneath(folder, path)
-        with open(fd, "rb") as file:
-            if not record.version.is_of(os.fstat(fd), moved=record.has_moved):
-                raise NoPicture("the file has changed since")
-            if record.version.size > MOST_BYTES:
-                raise NoPicture("the file is too large to be shown")
-            return file.read(record.version.size)
+        if record.version.size > MOST_BYTES:
+            raise NoPicture("the file is too large to be shown")
+        return origin_of(record.inbox_path).read_source(record)
     except FileNotFoundError:
         raise NoPicture("the file is no longer there") from None
+    except SourceChanged:
+        raise NoPicture("the file has changed since") from None
     except OSError as error:
-        raise NoPicture(f"the file cannot be read: {error.strerror}") from error
+        raise NoPicture(f"the file cannot be read: {error.strerror or error}") from error
 
 
 class Cache:

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 
 from daemon.config.loading import Config
 from daemon.devices import select_devices
+from daemon.inbox.origin import origin_of
 from daemon.jobs import Job
 from daemon.layout import digest_settings, judge_of, resolve_models
 from daemon.ledger.record import Record
@@ -113,9 +114,4 @@ def _why_left(record: Record, destination: Destination | None) -> str:
         os.path.join(destination.bins, b"")
     ):
         return f'their files are in a bin, and bins = "{destination.bins_mode}" moves no image'
-    try:
-        status = os.lstat(record.location)
-    except OSError:
-        return "their file is gone"
-    same = record.version.is_of(status, moved=record.has_moved)
-    return "" if same else "their file has changed since it was processed"
+    return origin_of(record.inbox_path).why_lost(record)

@@ -388,7 +388,7 @@ SOURCES = [
     Mutant(
         "read-check-before",
         "only the version in the ledger is read",
-        "daemon/inbox/intake.py",
+        "daemon/inbox/disk.py",
         "if not job.version.is_of(os.fstat(fd), moved=bool(job.location)):",
         "if False:",
         ("daemon/inbox/test_intake.py::test_a_file_that_is_another_by_now_is_gone",),
@@ -396,7 +396,7 @@ SOURCES = [
     Mutant(
         "read-check-after",
         "no result mixes two versions",
-        "daemon/inbox/intake.py",
+        "daemon/inbox/disk.py",
         "if filled < len(window) or not job.version.is_of(os.fstat(fd), moved=bool(job.location)):",
         "if filled < len(window):",
         ("daemon/inbox/test_intake.py::test_a_file_that_changes_while_it_is_read_is_gone",),
@@ -562,7 +562,7 @@ STATES = [
     Mutant(
         "reuse-digest",
         "an image is known by all of its bytes",
-        "daemon/inbox/intake.py",
+        "daemon/inbox/disk.py",
         "hashlib.sha256(window)",
         "hashlib.sha256(window[:-1])",
         ("daemon/inbox/test_intake.py::test_a_files_bytes_are_in_the_slab_with_their_digest",),
@@ -652,7 +652,7 @@ STATES = [
     Mutant(
         "away-inbox",
         "a mount that is away is distinguished from a file that cannot be read",
-        "daemon/inbox/intake.py",
+        "daemon/inbox/disk.py",
         "away = error.errno in AWAY or",
         "away = not error and",
         ("daemon/inbox/test_intake.py::test_only_an_error_that_may_pass_is_worth_another_try",),
@@ -660,8 +660,8 @@ STATES = [
     Mutant(
         "away-disk",
         "a disk that fails as a whole is distinguished from one sector",
-        "daemon/inbox/intake.py",
-        "and not _answers(roots[job.inbox])",
+        "daemon/inbox/disk.py",
+        "and not _has_answer(self._root)",
         "and False",
         ("daemon/inbox/test_intake.py::test_an_error_of_a_whole_disk_is_no_images_fault",),
     ),
@@ -1423,8 +1423,8 @@ LEDGERS = [
         "inbox-missing",
         "a missing inbox is refused and not created",
         "daemon/inbox/absence.py",
-        "if missing := [path for path, answer in there.items() if answer is False]:",
-        "if missing := [path for path, answer in there.items() if answer is None]:",
+        "if missing := [inbox.path for inbox, answer in there if answer is False]:",
+        "if missing := [inbox.path for inbox, answer in there if answer is None]:",
         ("faults/test_lifecycle.py::test_a_missing_inbox_is_named_with_78_and_not_created",),
         within="check_inboxes",
     ),
@@ -1441,6 +1441,99 @@ LEDGERS = [
 ]
 
 # Sinks: each gets every record, and none delays another or the work
+
+# Object stores
+
+STORES = [
+    Mutant(
+        "store-version",
+        "only the version of an object in the ledger is read",
+        "daemon/inbox/bucket.py",
+        "if not is_version(job.version, answer.meta):",
+        "if False:",
+        (
+            "daemon/stores/test_inbox.py::test_an_object_that_was_replaced_or_deleted_after_the_listing_is_gone_and_the_new_one_is_found",
+        ),
+    ),
+    Mutant(
+        "store-away",
+        "a store that is away fails no image",
+        "daemon/inbox/bucket.py",
+        "away = error.status == 0 or error.status in BUSY or not self._answers()",
+        "away = False",
+        (
+            "daemon/stores/test_inbox.py::test_a_store_that_is_away_is_reported_once_and_holds_up_no_other_inbox",
+        ),
+    ),
+    Mutant(
+        "store-object",
+        "an object that cannot be read is not taken for a store that is away",
+        "daemon/inbox/bucket.py",
+        "or not self._answers()",
+        "or True",
+        ("daemon/stores/test_inbox.py::test_an_object_that_cannot_be_read_fails_alone",),
+    ),
+    Mutant(
+        "store-path",
+        "no key leads out of the results folder",
+        "daemon/inbox/bucket.py",
+        'if not {b"", b".", b".."}.isdisjoint(parts):',
+        "if False:",
+        ("daemon/stores/test_inbox.py::test_a_key_that_would_lead_out_of_the_results_folder_is_left_out",),
+    ),
+    Mutant(
+        "store-beside",
+        "a store that answers late holds up no other inbox",
+        "daemon/stations/station.py",
+        "reading.start_soon(self._take_up_remote, group)",
+        "await self._take_up_remote(group)",
+        ("daemon/stores/test_inbox.py::test_a_store_that_does_not_answer_holds_up_no_other_inbox",),
+    ),
+    Mutant(
+        "store-silent",
+        "a store that does not answer is away before its requests end",
+        "daemon/stations/station.py",
+        "if origin_of(self._roots[inbox]).silent_seconds() > SILENT_SECONDS:",
+        "if False:",
+        ("daemon/stores/test_inbox.py::test_a_store_that_does_not_answer_holds_up_no_other_inbox",),
+    ),
+    Mutant(
+        "store-trial",
+        "while an inbox is away, one group of its images is tried at a time",
+        "daemon/inbox/absence.py",
+        "absence.until, absence.is_tried = time.monotonic() + TRY_SECONDS, True",
+        "absence.is_tried = True",
+        ("daemon/inbox/test_absence.py::test_while_an_inbox_is_tried_no_more_of_its_images_follow",),
+    ),
+    Mutant(
+        "store-marker",
+        "a scan that was stopped goes on where it was",
+        "daemon/inbox/bucket.py",
+        'after = self._key(walk.after) if walk.after else ""',
+        'after = ""',
+        (
+            "daemon/stores/test_inbox.py::test_a_scan_that_was_stopped_goes_on_where_it_was_also_after_a_restart",
+        ),
+    ),
+    Mutant(
+        "store-upload",
+        "a sink has a record only if it was uploaded",
+        "daemon/results/uploads.py",
+        "list(threads.map(self._upload, records))",
+        "threads.map(self._upload, records)",
+        (
+            "daemon/stores/test_uploads.py::test_a_sink_fails_if_anything_is_not_uploaded_and_names_no_credentials",
+        ),
+    ),
+    Mutant(
+        "store-bins",
+        "an image is in one bin of a store",
+        "daemon/results/uploads.py",
+        "            self._delete(left)\n",
+        "            pass\n",
+        ("daemon/stores/test_uploads.py::test_an_image_is_in_the_bin_that_it_has_now_and_in_no_other",),
+    ),
+]
 
 SINKS = [
     Mutant(
@@ -1657,7 +1750,7 @@ SEARCH = [
     Mutant(
         "page-picture",
         "the page shows no other version of a file with a result",
-        "daemon/page/pictures.py",
+        "daemon/inbox/disk.py",
         "if not record.version.is_of(os.fstat(fd), moved=record.has_moved):",
         "if False:",
         (
@@ -1688,7 +1781,7 @@ PAGES = [
     Mutant(
         "token-file-rights",
         "a token that every user can read is refused",
-        "daemon/web/app.py",
+        "daemon/config/secrets.py",
         "if mode & stat.S_IRWXO:",
         "if False:",
         ("faults/test_http.py::test_a_token_or_certificate_that_is_of_no_use_is_refused",),
@@ -2149,11 +2242,11 @@ LOOKS = [
     Mutant(
         "look-inbox-away",
         "second looks wait for an inbox that is not mounted",
-        "daemon/looks/desk.py",
+        "daemon/inbox/disk.py",
         "return [job for job in jobs if folders[job.id] in missing]",
         "return []",
         ("daemon/looks/test_second_looks.py::test_looks_wait_while_their_inbox_is_away",),
-        within="Desk._find_away",
+        within="FolderOrigin.hidden",
     ),
     Mutant(
         "look-only-sidecars",
@@ -2320,6 +2413,6 @@ CLUSTER = [
 ]
 
 MUTANTS = [
-    *(*DISK, *SOURCES, *STATES, *PROCESSES, *LEDGERS, *SINKS, *SEARCH, *INSTALLATION),
+    *(*DISK, *SOURCES, *STATES, *PROCESSES, *LEDGERS, *STORES, *SINKS, *SEARCH, *INSTALLATION),
     *(*STATIONS, *PAGES, *TUNING, *GPUS, *LOOKS, *ALERTS, *CLUSTER),
 ]

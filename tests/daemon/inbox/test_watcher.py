@@ -28,6 +28,7 @@ from daemon.ledger.ledger import Ledger
 from daemon.ledger.records import Reader
 from daemon.monitoring.metrics import Metrics
 from daemon.service import Service
+from daemon.system.mounts import ANSWER_SECONDS
 from tests.daemon_process import GLANCE, PATIENCE, Daemon, Place, picture, until, wait_for
 from tests.makers import MODELS, VERSION, admit, done, make_file
 
@@ -514,7 +515,7 @@ async def test_an_inbox_that_does_not_answer_delays_no_other_and_is_reported(
         return scan(path)
 
     monkeypatch.setattr(watching.os, "scandir", hang)
-    monkeypatch.setattr("daemon.inbox.folder.SILENT_SECONDS", 0.2)
+    monkeypatch.setattr("daemon.inbox.disk.FolderOrigin.answer_seconds", (ANSWER_SECONDS, 0.2))
     async with contextlib.AsyncExitStack() as stack:
         ledger = Ledger(tmp_path / "ledger.sqlite")
         stack.callback(ledger.close)
@@ -551,7 +552,7 @@ async def test_an_inbox_is_not_given_up_when_the_whole_machine_stood_still(
         return seconds or 0.0
 
     monkeypatch.setattr(watching.Folder, "silent_seconds", silent_seconds)
-    monkeypatch.setattr(watching, "is_network_mount", lambda _: not looked_again.wait(PATIENCE))
+    monkeypatch.setattr("daemon.inbox.disk.is_network_mount", lambda _: not looked_again.wait(PATIENCE))
     monkeypatch.setattr(watching, "ANSWER_SECONDS", 0.01)
     found = Found(inbox, ledger)
     found.write("a.jpg")
