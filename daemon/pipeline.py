@@ -1,7 +1,7 @@
 """Read this first: the life of an image, step by step. The coordinator, here, watches the inboxes, owns the
 ledger and hands out jobs. A station (stations/station.py) does the work on each image.
 
-    here 1     watch, admit   a file is complete: inbox/watcher.py; it gets a row in the ledger
+    here 1     watch, admit   a file is complete (inbox/watcher.py), or was in another (unpacking/): it gets a row
     here 2     next_jobs      a station asks for jobs
     station 1  _feed          their bytes come into shared memory, known results from the ledger
     station 2  lane, advance  a batch (workers/lane.py) runs through the stages of a worker (workers/chain.py)
@@ -45,6 +45,7 @@ from daemon.stations.station import Published, Station
 from daemon.system.clock import steady_seconds
 from daemon.system.queues import drain
 from daemon.system.retry import Retry
+from daemon.unpacking.unpacker import Unpacker
 
 log = structlog.get_logger()
 
@@ -74,6 +75,7 @@ class Pipeline:
         self.stations = list(stations)
         self.metrics = metrics
         self.looks: list[RunningLook] = []
+        self.unpacker: Unpacker | None = None
         self.in_flight: dict[int, Job] = {}
         self.retry = retry or Retry()
         self.outbox = outbox or Outbox()
@@ -116,6 +118,8 @@ class Pipeline:
                 tasks.start_soon(station.run, self)
             for look in self.looks:
                 tasks.start_soon(look.run)
+            if self.unpacker:
+                tasks.start_soon(self.unpacker.run)
             await self._handed_out.wait()
             while self.in_flight:
                 self._landed.clear()
@@ -139,8 +143,7 @@ class Pipeline:
                 await self._landed.wait()
 
     def held_back(self) -> list[str]:
-        """Why some images wait while the others go on: inboxes that cannot be read,
-        or sources that cannot be moved."""
+        """Why some images wait while others go on: an inbox cannot be read, or a source cannot be moved."""
         return self.watcher.held_back() + self.absences.held_back() + self.publisher.held_back()
 
     def drain(self, seconds: float = math.inf) -> None:
@@ -153,7 +156,7 @@ class Pipeline:
         self._watching.cancel()
         self._admitted.set()
         self.outbox.drain(seconds / 2)
-        for part in (*self.stations, *self.looks):
+        for part in (*self.stations, *self.looks, *filter(None, [self.unpacker])):
             part.drain()
 
     @property
@@ -171,7 +174,8 @@ class Pipeline:
     @property
     def progressed_at(self) -> float:
         """When a batch last began or ended, or an image was last finished. Monotonic seconds."""
-        return max([self._finished_at, *(state.progressed_at for state in self.states())])
+        unpacked_at = self.unpacker.progressed_at if self.unpacker else 0.0
+        return max([self._finished_at, unpacked_at, *(state.progressed_at for state in self.states())])
 
     def blocked(self) -> list[str]:
         """Why nothing can be read or written: for example, the disk is full."""
@@ -208,6 +212,8 @@ class Pipeline:
     async def admit(self, files: list[File]) -> None:
         """Write a row for each new version. A backlog of a million files is a million rows,
         not a million objects in memory."""
+        if self.unpacker:
+            files = await self.unpacker.sort(files)
         admitted = await self.retry("ledger", self.ledger.admit, files)
         self.metrics.admitted(admitted)
         if admitted.pending:
@@ -223,20 +229,21 @@ class Pipeline:
         """
         async with self._handing_out:
             while found := await self._next_jobs():
-                if jobs := [job for job in found if self._take(job)]:
+                if jobs := [job for job in found if self.take(job)]:
                     return jobs
             self._handed_out.set()
             return []
 
-    def _take(self, job: Job) -> bool:
-        if self._must_wait(job):
+    def take(self, job: Job) -> bool:
+        """It is in work from now on; False if it has to wait."""
+        if self.must_wait(job):
             self._deferred.append(job)
             return False
         self.in_flight[job.id] = job
         self.claims.jobs.add((job.inbox, job.path))
         return True
 
-    def _must_wait(self, job: Job) -> bool:
+    def must_wait(self, job: Job) -> bool:
         path = (job.inbox, job.path)
         return path in self._owed or self._is_busy(*path) or self.publisher.is_busy(*path)
 
@@ -248,7 +255,7 @@ class Pipeline:
         """Wait for the next jobs; an empty list when there will be no more.
         Files of an inbox that does not answer are neither read nor moved."""
         while not self._draining:
-            if not all(map(self._must_wait, self._deferred)):
+            if not all(map(self.must_wait, self._deferred)):
                 found, self._deferred = self._deferred, []
                 return found
             self._admitted.clear()
@@ -265,8 +272,9 @@ class Pipeline:
             pause = await self.retry("ledger", self.ledger.seconds_to_next_try, asked_at, lasting)
             nothing_waits = pause is None and not self.absences.resting() - lasting
             waiting = {job.inbox for job in self._deferred} | {inbox for inbox, _ in self._owed}
-            in_hand = self.in_flight or waiting - lasting or losses != self._losses
-            if complete and not in_hand and (nothing_waits or (self.limit and self.limit.is_over)):
+            in_hand = self.in_flight or waiting - lasting or losses != self._losses or self._admitted.is_set()
+            is_over = complete and not in_hand and (nothing_waits or (self.limit and self.limit.is_over))
+            if is_over and not (self.unpacker and await self.unpacker.has_more()):
                 break
             with anyio.move_on_after(1.0 if pause is None else min(pause, 1.0)):
                 await self._admitted.wait()
@@ -381,7 +389,7 @@ class Pipeline:
             self._finished |= ended
         self.metrics.finished(lasting)
         for ending in lasting:
-            if (failure := ending.failure) and not failure.away:  # reported once for its whole inbox
+            if (failure := ending.failure) and failure.is_logged:
                 log.warning(
                     "image failed" if ending.status is JobStatus.FAILED else "image not done",
                     inbox=os.fsdecode(self._roots[ending.job.inbox]),

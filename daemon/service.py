@@ -56,6 +56,7 @@ from daemon.system.children import END_SECONDS, descendants, is_ending
 from daemon.system.log import set_up as set_up_log
 from daemon.system.retry import Hurried, Retry
 from daemon.system.systemd import Notifier
+from daemon.unpacking.unpacker import open_unpacker
 from daemon.upkeep.guard import OpenFiles, guard
 from daemon.upkeep.schedule import Upkeep
 from daemon.web.app import Credentials, serve
@@ -189,6 +190,7 @@ class Service:
                 [(inbox.path, inbox.priority) for inbox in config.inbox],
                 layout.models(),
                 [plan.model for plan in plans],
+                [inbox.path for inbox in config.inbox if inbox.unpack],
             )
             ledger.look_names = [plan.name for plan in plans]
             if dropped := await ledger.run(partial(looks.begin, names=ledger.look_names, inboxes=numbers)):
@@ -222,6 +224,7 @@ class Service:
                 retry=retry,
                 reuse_results=config.pipeline.reuse_results,
             )
+            pipeline.unpacker = open_unpacker(pipeline, config, inboxes, destinations, judge)
             pipeline.looks = open_looks(stack, plans, pipeline, reader, judge, destinations, metrics)
             self.counts.begin(await to_thread.run_sync(reader.counts))
             upkeep = Upkeep(config, ledger, metrics, lambda: not pipeline.in_flight, self.counts.pruned)

@@ -29,6 +29,7 @@ from daemon.config.sections import (
     StateSection,
     UpkeepSection,
 )
+from daemon.config.unpacking import UnpackingSection
 from daemon.errors import ConfigError
 from stages.registry import ORDER, UnknownName, find_backend
 from stages.weights import names
@@ -46,6 +47,7 @@ class Config(Section):
     pipeline: PipelineSection = PipelineSection()
     models: ModelsSection = ModelsSection()
     stages: StageTables = StageTables()
+    unpacking: UnpackingSection = UnpackingSection()
     binning: BinningSection = BinningSection()
     second_look: list[SecondLook] = Field(
         [], description="A [[second_look]] table for each additional model."

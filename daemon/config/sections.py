@@ -23,6 +23,7 @@ from pydantic_core import PydanticCustomError
 from daemon.config.values import (
     OUT_OF_RANGE,
     ByteCount,
+    ContainerKind,
     Device,
     Place,
     Ratio,
@@ -87,6 +88,11 @@ class Inbox(Section):
     )
     on_success: Literal["keep", "move", "delete"] = Field(
         "keep", description="What to do with an image when its result is durable. move: into [output] done."
+    )
+    unpack: list[ContainerKind] = Field(
+        [],
+        description="Kinds of files whose contents become images of their own: what is in an archive, the pages of a document, "
+        "further pages of a TIFF, frames of a video. pdf and video need the extra documents.",
     )
     watch: Literal["auto", "inotify", "poll"] = Field(
         "auto",

@@ -142,7 +142,9 @@ UPDATE model SET is_current = 0 WHERE is_current;
 UPDATE model SET is_current = 1 WHERE stage = ? AND fingerprint = ? RETURNING id;
 
 -- name: set_priority
-UPDATE image SET priority = :priority WHERE status = 0 AND inbox = :inbox AND priority <> :priority;
+-- Files that wait to be unpacked have `:added` more; 0: they wait as images from now on.
+UPDATE image SET priority = :priority + iif(priority > :least, :added, 0)
+WHERE status = 0 AND inbox = :inbox AND priority <> :priority + iif(priority > :least, :added, 0);
 
 -- name: versions
 SELECT path, inode, size, mtime_ns, ctime_ns FROM image WHERE inbox = ? AND status <> 4 AND path IN (:rows);
@@ -185,7 +187,13 @@ ORDER BY id LIMIT ?;
 SELECT id, inbox, path, location, inode, size, mtime_ns, ctime_ns, attempts, seen_at, deaths,
     finished_at IS NOT NULL AS has_result FROM image
 WHERE status = 0 AND not_before > 0 AND not_before <= ? AND +inbox IN (SELECT value FROM json_each(?))
-ORDER BY not_before LIMIT ?;
+AND (+priority > ?) = ? ORDER BY not_before LIMIT ?;
+
+-- name: has_containers
+SELECT 1 FROM image WHERE status = 0 AND not_before = 0 AND priority > ? AND +inbox IN (SELECT value FROM json_each(?)) LIMIT 1;
+
+-- name: take_as_image
+UPDATE image SET priority = priority - :containers WHERE id = :id AND priority > :containers / 2;
 
 -- name: next_again
 -- `> 0` is needed: SQLite does not know the parameter when it chooses an index.
