@@ -26,7 +26,7 @@ define CHECK_PYTHON
 endef
 
 .DEFAULT_GOAL := help
-.PHONY: help setup install install-test wheel deb demo test lint types faults mutants bench ray-setup ray-test gpu-test gpu-bench gpu-models gpu-tune lock audit docs picture clean
+.PHONY: help setup install install-test wheel deb demo test lint types faults mutants bench ray-setup ray-test store-setup store-test gpu-test gpu-bench gpu-models gpu-tune lock audit docs picture clean
 
 help:  ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' Makefile
@@ -61,6 +61,7 @@ demo: $(STAMP)  ## process sample images and two photographs, and print a table;
 # mypy uses one core for half a minute, and so it runs beside the first tests. If it fails, it runs again at the end: its
 # errors are the last thing on the screen.
 test: lint  ## run ruff, mypy and all tests, three test files at a time (most tests wait for processes)
+	@$(MAKE) --silent store-setup || echo 'The object store could not be installed: its tests are skipped.' >&2
 	@$(BIN)/mypy & types=$$!; \
 	  OMP_WAIT_POLICY=PASSIVE timeout -s ABRT -k 30 $(TEST_SECONDS) $(BIN)/python -m pytest --numprocesses 3; \
 	  status=$$?; [ $$status != 124 ] || echo 'The tests took longer than $(TEST_SECONDS) s and were stopped. The tracebacks above show where they hung.' >&2; \
@@ -83,6 +84,13 @@ mutants: $(STAMP)  ## plant one bug at a time and run the test that must fail (1
 bench: $(STAMP)  ## measure the daemon's overhead with fake stages, compared with a bare loop
 	$(BIN)/python -m benchmarks.overhead
 
+# The server is half as large as Ray and only for tests, so `make setup` leaves it out.
+store-setup: $(STAMP)  ## add an object store to .venv, for the tests of s3:// inboxes and outputs
+	$(BIN)/uv pip install --quiet --python $(BIN)/python --require-hashes --requirements requirements.store-test.lock
+
+store-test: store-setup  ## run the tests with a real object store (a minute)
+	$(BIN)/python -m pytest tests/daemon/stores
+
 # Ray and pandas are a quarter of a gigabyte that only `visiond ray` needs, so `make setup` leaves them out.
 ray-setup: $(STAMP)  ## add Ray to .venv, for `visiond ray`
 	$(BIN)/uv pip install --quiet --python $(BIN)/python --require-hashes --requirements requirements.ray.lock
@@ -103,27 +111,30 @@ gpu-models: $(STAMP)  ## measure models of published sizes, compared with the or
 gpu-tune: $(STAMP)  ## check the predictions of `visiond tune` against real runs (TUNE="--gpus 1 2" for options)
 	$(BIN)/python -m benchmarks.tuning $(TUNE)
 
-lock: $(STAMP)  ## resolve the dependencies and write requirements.lock and requirements.ray.lock
+lock: $(STAMP)  ## resolve the dependencies and write requirements.lock and those of Ray and of the object store
 	$(BIN)/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --group dev --extra heic --extra parquet \
-	  --extra small --extra train --extra ultralytics --no-emit-index-url --no-annotate --no-header --upgrade pyproject.toml -o requirements.lock
+	  --extra small --extra stores --extra traces --extra train --extra ultralytics --no-emit-index-url --no-annotate --no-header --upgrade pyproject.toml -o requirements.lock
 	$(BIN)/python -c 'import tomllib; print(*tomllib.load(open("pyproject.toml", "rb"))["project"]["optional-dependencies"]["ray"], sep="\n")' | \
 	  $(BIN)/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --constraints requirements.lock \
 	  --no-emit-index-url --no-annotate --no-header --upgrade - -o requirements.ray.lock
+	$(BIN)/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --group store-test \
+	  --no-emit-index-url --no-annotate --no-header --upgrade -o requirements.store-test.lock
 
 audit: $(STAMP)  ## list known vulnerabilities of the locked packages; needs a network, and fails if it cannot check a package
 	$(BIN)/uv tool run $(AUDIT) --requirement requirements.lock --require-hashes --disable-pip --strict
 
-docs: $(STAMP)  ## generate the configuration reference, daemon.toml, the sidecar schema, the dashboard and the list of metrics
+docs: $(STAMP)  ## generate the configuration reference, daemon.toml, the sidecar schema, Grafana's boards and the list of metrics
 	$(BIN)/python -m daemon.config.reference > docs/configuration.md
 	$(BIN)/python -m daemon.config.reference --toml > daemon.toml
 	$(BIN)/python -m daemon.sidecar > docs/sidecar.schema.json
-	$(BIN)/python deploy/grafana/dashboard.py > deploy/grafana/visiond.json
+	for board in visiond visiond-gpu visiond-inbox; do $(BIN)/python deploy/grafana/dashboard.py $$board > deploy/grafana/$$board.json || exit; done
 	$(BIN)/python deploy/prometheus/reference.py > docs/metrics.md
 	$(BIN)/python -m daemon.installing.units deploy/systemd/visiond.service > deploy/systemd/visiond@.service
 
-picture: $(STAMP)  ## draw the README's picture, docs/example.png, from a run of the demo
+picture: $(STAMP)  ## draw docs/example.png, and take the pictures of the page with Chromium, from a run of the demo
 	$(BIN)/visiond demo
 	$(BIN)/python docs/example.py demo docs/example.png
+	$(BIN)/python docs/page.py demo docs
 
 clean:  ## remove .venv and the demo
 	rm -rf .venv demo

@@ -47,6 +47,7 @@ if TYPE_CHECKING:
     from daemon.upkeep.pruning import Amounts
 
 POLL_SECONDS = 0.1  # while the daemon carries out a request
+PATIENCE_SECONDS = 30.0  # for an answer of the daemon
 CHUNK = 10_000  # images named in one request
 
 
@@ -113,15 +114,24 @@ def open_reader(config: Config) -> Iterator[Reader]:
 def find_snapshot(config: Config) -> Snapshot | None:
     """The snapshot of the running daemon; None if no daemon answers."""
     try:
-        return msgspec.convert(ask(config.state.path / CONTROL, "GET", "/api/status"), Snapshot)
+        return ask_status(config)
     except NotRunning:
         return None
 
 
+def ask_status(config: Config, patience_seconds: float = PATIENCE_SECONDS) -> Snapshot:
+    """The snapshot of the running daemon. Raises NotRunning, NotAnswering."""
+    answer = ask(config.state.path / CONTROL, "GET", "/api/status", patience_seconds=patience_seconds)
+    return msgspec.convert(answer, Snapshot)
+
+
 def find_status(config: Config) -> Snapshot:
     """The snapshot of the running daemon or, if none is running, one with the counts of the ledger."""
-    if snapshot := find_snapshot(config):
-        return snapshot
+    return find_snapshot(config) or read_status(config)
+
+
+def read_status(config: Config) -> Snapshot:
+    """The state as the ledger shows it, without a daemon. Raises NothingFound, LedgerDamaged."""
     with open_reader(config) as reader:
         counts = reader.counts()
         newest = next(iter(reader.newest(JobStatus.DONE, 1)), None)
@@ -173,7 +183,7 @@ def find_cause(config: Config, sink: str) -> str:
     from daemon.results.sinks import open_sinks
     from daemon.system import mounts
 
-    opened = open_sinks(config.output)
+    opened = open_sinks(config)
     if sink not in opened:
         return "it is no longer in output.sinks, so the next start forgets it"
 
@@ -226,13 +236,20 @@ def find_ended(reader: Reader, name: str, status: JobStatus) -> Record:
     return record
 
 
-def put_back(config: Config, status: JobStatus, ids: list[int]) -> int:
+def put_back(
+    config: Config, status: JobStatus, ids: list[int], step: Callable[[int], None] = lambda done: None
+) -> int:
     """Set images of this status to PENDING: by the daemon, as only it may write its ledger,
-    or here if none is running."""
+    or here if none is running. step: called with the number of images that were named so far."""
     path = f"/put-back/{status.name}"
-    chunks = [ids[start : start + CHUNK] for start in range(0, len(ids), CHUNK)]
+
+    def chunks() -> Iterator[list[int]]:
+        for start in range(0, len(ids), CHUNK):
+            yield ids[start : start + CHUNK]
+            step(min(start + CHUNK, len(ids)))
+
     try:
-        return sum(ask(config.state.path / CONTROL, "POST", path, chunk)["images"] for chunk in chunks)
+        return sum(ask(config.state.path / CONTROL, "POST", path, chunk)["images"] for chunk in chunks())
     except NotAnswering:
         raise
     except NotRunning:
@@ -241,13 +258,16 @@ def put_back(config: Config, status: JobStatus, ids: list[int]) -> int:
         from daemon.ledger.ledger import Ledger
 
         with lock_state(config.state.path), contextlib.closing(Ledger(config.state.path / LEDGER)) as ledger:
-            return sum(anyio.run(ledger.put_back, status, chunk) for chunk in chunks)
+            return sum(anyio.run(ledger.put_back, status, chunk) for chunk in chunks())
 
 
-def prune(config: Config, before: float) -> Amounts:
+def prune(
+    config: Config, before: float, step: Callable[[Amounts, float], None] = lambda removed, share: None
+) -> Amounts:
     """Remove rows that nothing needs any more: by the daemon while it works, or here if none is running.
 
-    before: only rows that ended before, in Unix seconds. Raises NothingFound without a ledger, LedgerDamaged,
+    before: only rows that ended before, in Unix seconds. step: as of `pruning.prune`.
+    Raises NothingFound without a ledger, LedgerDamaged,
     LedgerUnusable.
     """
     from daemon.upkeep import pruning
@@ -260,6 +280,7 @@ def prune(config: Config, before: float) -> Amounts:
         while answer["running"]:
             time.sleep(POLL_SECONDS)
             answer = ask(control, "GET", "/prune")
+            step(msgspec.convert(answer["amounts"], pruning.Amounts), answer["share"])
         if answer["trouble"]:
             raise LedgerUnusable(answer["trouble"])
         return msgspec.convert(answer["amounts"], pruning.Amounts)
@@ -269,7 +290,7 @@ def prune(config: Config, before: float) -> Amounts:
         from daemon.ledger.ledger import Ledger
 
         with lock_state(config.state.path), contextlib.closing(Ledger(config.state.path / LEDGER)) as ledger:
-            return anyio.run(pruning.prune, ledger, before)
+            return anyio.run(partial(pruning.prune, ledger, before, step=step))
 
 
 def reload(config: Config) -> Reloaded:
@@ -277,21 +298,38 @@ def reload(config: Config) -> Reloaded:
     return msgspec.convert(ask(config.state.path / CONTROL, "POST", "/reload"), Reloaded)
 
 
-def ask(control: Path, method: str, path: str, body: object = None) -> Any:
+def ask(
+    control: Path,
+    method: str,
+    path: str,
+    body: object = None,
+    *,
+    patience_seconds: float = PATIENCE_SECONDS,
+) -> Any:
     """Send a request to the running daemon by its control socket; returns the decoded JSON.
     Raises NotRunning, NotAnswering."""
-    return msgspec.json.decode(fetch(control, method, path, body))
+    return msgspec.json.decode(fetch(control, method, path, body, patience_seconds=patience_seconds))
 
 
-def fetch(control: Path, method: str, path: str, body: object = None) -> bytes:
+def fetch(
+    control: Path,
+    method: str,
+    path: str,
+    body: object = None,
+    *,
+    patience_seconds: float = PATIENCE_SECONDS,
+) -> bytes:
     """As `ask`, for pages that are not JSON."""
-    with contextlib.closing(http.client.HTTPConnection("localhost", timeout=30)) as connection:
+    with contextlib.closing(http.client.HTTPConnection("localhost")) as connection:
         connection.sock = socket.socket(socket.AF_UNIX)
+        connection.sock.settimeout(patience_seconds)
         try:
             with socket_address(control) as address:
                 connection.sock.connect(address)
         except PermissionError as error:
             raise NotPermitted(control) from error
+        except BlockingIOError as error:  # its queue of connections is full
+            raise NotAnswering("The daemon takes no more requests now. Try again in a minute.") from error
         except OSError as error:
             raise NotRunning(f"No daemon answers at {control}: {error.strerror}.") from error
         try:

@@ -140,6 +140,10 @@ class NotPermitted(VisiondError):
         super().__init__(f"{path} belongs to another user; run this as the daemon's user or as root.")
 
 
+class SourceChanged(OSError):
+    """An image's file or object is not the version any more that has the result."""
+
+
 class Incomplete(VisiondError):
     """`run --once` has ended before everything was done. outcomes: images by status, PENDING included."""
 

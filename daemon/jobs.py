@@ -81,6 +81,13 @@ class Admitted(NamedTuple):
     returned: int = 0  # of those that are pending or skipped: versions that were GONE and are there again
 
 
+class Waiting(NamedTuple):
+    """The images of an inbox that are not finished, and when the first of them was seen, in Unix seconds."""
+
+    images: int
+    oldest: float | None
+
+
 class Change(NamedTuple):
     """What an image was, and what it is now."""
 

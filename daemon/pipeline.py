@@ -210,12 +210,12 @@ class Pipeline:
         self._admitted.set()
 
     async def admit(self, files: list[File]) -> None:
-        """Write a row for each new version. A backlog of a million files is a million rows,
+        """Write a row for each new version of files of one inbox. A backlog of a million files is a million rows,
         not a million objects in memory."""
         if self.unpacker:
             files = await self.unpacker.sort(files)
         admitted = await self.retry("ledger", self.ledger.admit, files)
-        self.metrics.admitted(admitted)
+        self.metrics.admitted(admitted, files[0].inbox if files else 0)
         if admitted.pending:
             self._admitted.set()
 
@@ -230,6 +230,7 @@ class Pipeline:
         async with self._handing_out:
             while found := await self._next_jobs():
                 if jobs := [job for job in found if self.take(job)]:
+                    self.absences.begin({job.inbox for job in jobs})
                     return jobs
             self._handed_out.set()
             return []
@@ -260,6 +261,8 @@ class Pipeline:
                 return found
             self._admitted.clear()
             complete, answering = self._complete, self.answering()
+            # What is passed over now may be due by the time that the ledger has answered.
+            busy, resting = bool(self.in_flight), self.absences.resting()
             with anyio.CancelScope(shield=True):  # A station that asks may be lost meanwhile.
                 await self.recover(answering - self._recovered)
             lasting = self.absences.lasting() if complete else set()
@@ -270,9 +273,15 @@ class Pipeline:
             if jobs:
                 return jobs
             pause = await self.retry("ledger", self.ledger.seconds_to_next_try, asked_at, lasting)
-            nothing_waits = pause is None and not self.absences.resting() - lasting
+            nothing_waits = pause is None and not (resting | self.absences.resting()) - lasting
             waiting = {job.inbox for job in self._deferred} | {inbox for inbox, _ in self._owed}
-            in_hand = self.in_flight or waiting - lasting or losses != self._losses or self._admitted.is_set()
+            in_hand = (
+                busy
+                or self.in_flight
+                or waiting - lasting
+                or losses != self._losses
+                or self._admitted.is_set()
+            )
             is_over = complete and not in_hand and (nothing_waits or (self.limit and self.limit.is_over))
             if is_over and not (self.unpacker and await self.unpacker.has_more()):
                 break

@@ -28,6 +28,7 @@ from daemon.errors import (
     leaves,
 )
 from daemon.hints import command, quantity
+from daemon.inbox.markers import Markers
 from daemon.inbox.names import check_names
 from daemon.inbox.walk import count_unread
 from daemon.inbox.watcher import Watcher
@@ -42,6 +43,7 @@ from daemon.looks.planning import lay_out
 from daemon.looks.running import open_looks
 from daemon.monitoring.counts import Counts
 from daemon.monitoring.disks import Disks, list_written_folders
+from daemon.monitoring.inboxes import Count
 from daemon.monitoring.metrics import Metrics
 from daemon.monitoring.snapshot import Snapshot
 from daemon.pipeline import Pipeline
@@ -49,7 +51,7 @@ from daemon.results.destinations import Destination
 from daemon.results.judge import LONGEST_PAUSE_SECONDS
 from daemon.results.outbox import Outbox
 from daemon.results.sinks import open_sinks
-from daemon.state import KERNELS, LEDGER
+from daemon.state import KERNELS, LEDGER, MARKERS
 from daemon.stations.opening import open_stations
 from daemon.system import lines, signals
 from daemon.system.children import END_SECONDS, descendants, is_ending
@@ -134,7 +136,7 @@ class Service:
                         part.stop()
                     tasks.cancel_scope.cancel()
             if self.show:
-                self.show(await status.snapshot_with_outdated(at_end=True))
+                self.show(await status.complete_snapshot(at_end=True))
             if not self.once:
                 warn_of_sinks(pipeline)
                 log.info(
@@ -187,7 +189,7 @@ class Service:
             if ledger.remark:
                 log.warning(ledger.remark)
             numbers = await ledger.register(
-                [(inbox.path, inbox.priority) for inbox in config.inbox],
+                [(inbox.root, inbox.priority) for inbox in config.inbox],
                 layout.models(),
                 [plan.model for plan in plans],
                 [inbox.path for inbox in config.inbox if inbox.unpack],
@@ -196,8 +198,7 @@ class Service:
             if dropped := await ledger.run(partial(looks.begin, names=ledger.look_names, inboxes=numbers)):
                 log.warning("second looks that are no longer configured were dropped", images=dropped)
             await ledger.bound_waits(config.pipeline.retry_seconds, LONGEST_PAUSE_SECONDS)
-            reader = Reader(ledger.path)
-            stack.callback(reader.close)
+            reader = stack.enter_context(contextlib.closing(Reader(ledger.path)))
             await to_thread.run_sync(check_names, config, reader)
             every_stage = config.pipeline.mode == "full"
             count_outdated = partial(reader.count_outdated, config.kept_inboxes, every_stage=every_stage)
@@ -208,11 +209,10 @@ class Service:
             destinations = {number: Destination.of(inbox, config, bins) for number, inbox in inboxes.items()}
             retry = Retry()
             longest = {number: destination.longest_path for number, destination in destinations.items()}
-            watcher = Watcher(inboxes, reader, config.pipeline.rescan_seconds, metrics, longest, retry)
-            outbox = await Outbox.open(ledger, reader, open_sinks(config.output), self.counts.changed)
-            judge = judge_of(
-                config, {number: destination.inbox for number, destination in destinations.items()}
-            )
+            parts = (metrics, longest, retry, Markers(config.state.path / MARKERS))
+            watcher = Watcher(inboxes, reader, config.pipeline.rescan_seconds, *parts)
+            outbox = await Outbox.open(ledger, reader, open_sinks(config), self.counts.changed)
+            judge = judge_of(config, {number: each.inbox for number, each in destinations.items()})
             pipeline = Pipeline(
                 ledger,
                 watcher,
@@ -230,6 +230,7 @@ class Service:
             upkeep = Upkeep(config, ledger, metrics, lambda: not pipeline.in_flight, self.counts.pruned)
             settings = await to_thread.run_sync(digest_settings, config, layout.specs)
             status = Status(pipeline, ledger, metrics, layout.notices(), upkeep, settings, count_outdated)
+            status.waiting = Count(reader.count_waiting)
             status.disks = Disks(list_written_folders(config))
             status.reloading = Reloading(config, self._read, self._list_parts(pipeline, upkeep))
             async with serve(

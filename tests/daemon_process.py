@@ -25,7 +25,7 @@ import sys
 import threading
 import time
 import zlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -95,8 +95,12 @@ async def until(condition: Callable[[], bool]) -> None:
 
 
 def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        return int(server.getsockname()[1])
+    """A port that nobody uses, and that the kernel gives to nobody else until it is used."""
+    least = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
+    while True:
+        port = random.SystemRandom().randrange(10_000, max(least, 20_000))
+        with contextlib.suppress(OSError), socket.create_server(("127.0.0.1", port)):
+            return port
 
 
 def make_certificate(folder: Path) -> dict[str, str]:
@@ -125,7 +129,7 @@ class Place:
         self.dropped: dict[str, dict[bytes, list[str]]] = {}  # inbox's name → path → digests
         self.captions: dict[str, str] = {}  # what the fake captioner must say, by digest
         self._numbers = itertools.count()
-        for table in self.settings["inbox"]:
+        for table in [table for table in self.settings["inbox"] if "url" not in table]:
             table.setdefault("path", f"inbox-{table['name']}" if table.get("name") else "inbox")
             self.dropped[table.get("name", "")] = {}
             self.inbox(table.get("name", "")).mkdir(parents=True, exist_ok=True)
@@ -536,7 +540,7 @@ class Daemon:
 
     def workers(self) -> list[int]:
         """Process ids of its workers."""
-        return [pid for pid in self.place.processes() if b"daemon.workers.child" in command_of(pid)]
+        return running("daemon.workers.child", self.place.processes())
 
     def events(self, event: str, **fields: object) -> Iterator[dict[str, Any]]:
         """Lines of its log."""
@@ -605,6 +609,21 @@ def _merge(base: Mapping[str, Any], more: Mapping[str, Any]) -> dict[str, Any]:
             _merge(held, value) if isinstance(held, Mapping) and isinstance(value, Mapping) else value
         )
     return merged
+
+
+def running(module: str, processes: Iterable[int]) -> list[int]:
+    """Those of these processes that run a module, in order, without what one of them is just starting: until a new
+    process has its own program, it looks like its parent."""
+    found = {pid for pid in processes if module.encode() in command_of(pid)}
+    return sorted(pid for pid in found if _parent_of(pid) not in found)
+
+
+def _parent_of(pid: int) -> int:
+    """0 if the process is gone."""
+    try:
+        return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+    except OSError:
+        return 0
 
 
 def command_of(pid: int) -> bytes:

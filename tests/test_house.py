@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parent.parent
-HEAVY = {"torch", "torchvision", "torchcodec", "transformers", "ultralytics", "cv2"}
+HEAVY = {"torch", "torchvision", "torchcodec", "transformers", "ultralytics", "cv2", "opentelemetry"}
 LONGEST_FILE = 400
 LONGEST_FUNCTION = 60
 
@@ -131,7 +131,8 @@ class Class:
 
 
 def test_the_daemon_and_its_commands_load_no_torch() -> None:
-    program = f"import sys, daemon.service, daemon.cli.commands; print(*({HEAVY!r} & sys.modules.keys()))"
+    modules = "daemon.service, daemon.stations.child, daemon.cli.commands"
+    program = f"import sys, {modules}; print(*({HEAVY!r} & sys.modules.keys()))"
     result = subprocess.run(
         [sys.executable, "-c", program], capture_output=True, text=True, check=True, cwd=ROOT
     )

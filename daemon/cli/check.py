@@ -31,6 +31,8 @@ from daemon.monitoring.notices import list_notices
 from daemon.results.destinations import Destination
 from daemon.results.sinks import open_sinks
 from daemon.state import CONTROL, LEDGER
+from daemon.stations.tracing import check_traces
+from daemon.stores.opening import find_trouble
 from daemon.system.gpus import list_gpus
 from daemon.system.host import Host
 from daemon.system.mounts import describe_missing, is_network_mount, is_there
@@ -70,6 +72,7 @@ def examine(config: Config, file: Path | None, *, quick: bool = False) -> Iterat
         _ledger,
         _http,
         _page,
+        _traces,
         _shared_memory,
         _limits,
         _gpus,
@@ -82,6 +85,17 @@ def examine(config: Config, file: Path | None, *, quick: bool = False) -> Iterat
         yield from examination(config)
 
 
+def _traces(config: Config) -> Iterator[Finding]:
+    if not config.traces.sample:
+        return
+    try:
+        check_traces(config.traces)
+    except ConfigError as error:
+        yield Finding("error", " ".join(error.problems))
+    else:
+        yield Finding("ok", f"traces of {config.traces.sample:.2%} of the images are sent.")
+
+
 def _plugins(config: Config) -> Iterator[Finding]:
     for problem in PROBLEMS.values():
         yield Finding("warning", problem)
@@ -92,6 +106,9 @@ def _plugins(config: Config) -> Iterator[Finding]:
 
 def _inboxes(config: Config) -> Iterator[Finding]:
     for inbox in config.inbox:
+        if inbox.url:
+            yield _bucket(inbox)
+            continue
         there = is_there(inbox.path)
         if there is None:
             yield Finding(
@@ -115,6 +132,12 @@ def _inboxes(config: Config) -> Iterator[Finding]:
             )
             yield Finding("ok", f"inbox {inbox.path} is {how}.")
             yield from _folders_within(inbox, Destination.of(inbox, config).longest_path)
+
+
+def _bucket(inbox: Inbox) -> Finding:
+    if problem := find_trouble(inbox.url):
+        return Finding("error", f"inbox {problem}.")
+    return Finding("ok", f"inbox {inbox.url} answers; it is listed regularly, as stores send no events.")
 
 
 def _folders_within(inbox: Inbox, longest: int) -> Iterator[Finding]:
@@ -160,7 +183,7 @@ def _folders(config: Config) -> Iterator[Finding]:
 
 
 def _sinks(config: Config) -> Iterator[Finding]:
-    for name, sink in open_sinks(config.output).items():
+    for name, sink in open_sinks(config).items():
         problem = sink.problem()
         yield Finding("error" if problem else "ok", f"sink {name}: {problem or 'can take records'}.")
 

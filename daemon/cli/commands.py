@@ -42,6 +42,7 @@ from daemon.terminal.display import (
     standard_output,
 )
 from daemon.terminal.options import IMAGE_HELP, ConfigOption, JsonOption, find_config, flag, read_config
+from daemon.terminal.progress import LATE_SECONDS, Progress
 
 UUID_SHOWN = 12  # characters, which are enough to choose a GPU by
 
@@ -112,7 +113,9 @@ def retry(
             if every
             else [control.find_ended(reader, n, JobStatus.FAILED).id for n in images or []]
         )
-    print_put_back(control.put_back(settings, JobStatus.FAILED, ids), len(set(ids)))
+    with Progress("images", total=len(ids), after=LATE_SECONDS) as progress:
+        queued = control.put_back(settings, JobStatus.FAILED, ids, progress.step)
+    print_put_back(queued, len(set(ids)))
 
 
 def redo(
@@ -145,14 +148,19 @@ def redo(
     settings = read_config(config)
     if bool(images) + every + stale != 1:
         raise typer.BadParameter("use exactly one of: image names, --all, --stale")
-    with control.open_reader(settings) as reader:
+    with control.open_reader(settings) as reader, Progress("images", after=LATE_SECONDS) as progress:
         if images:
             choice = choose((control.find_ended(reader, name, JobStatus.DONE) for name in images), settings)
-        elif stale:
-            choice = choose_stale(reader, settings)
         else:
-            choice = choose(reader.newest_done(with_results=False), settings)
-    print_put_back(control.put_back(settings, JobStatus.DONE, choice.ids), len(set(choice.ids)))
+            progress.begin("images", sum(reader.bin_counts().values()))
+            choice = (
+                choose_stale(reader, settings, progress.track)
+                if stale
+                else choose(progress.track(reader.newest_done(with_results=False)), settings)
+            )
+        progress.begin("images", len(choice.ids))
+        queued = control.put_back(settings, JobStatus.DONE, choice.ids, progress.step)
+    print_put_back(queued, len(set(choice.ids)))
     for why, count in choice.left.items():
         errors.print(f"{quantity(count, 'image')} not queued: {why}.")
     daemon = control.find_snapshot(settings) if stale and choice.ids else None
@@ -287,7 +295,6 @@ def samples(
       visiond samples inbox --count 100 --seed 1
     """
     from daemon.ledger.files import written_into
-    from daemon.terminal.progress import Progress
     from stages.scenes import generator
 
     with written_into(folder), Progress("images", total=count) as progress:

@@ -7,31 +7,30 @@ from typing import Annotated
 
 import typer
 
+from daemon.installing.places import HELP
 from daemon.terminal.options import flag
 
 RootOption = Annotated[
     Path,
-    typer.Option("--root", metavar="FOLDER", help="Install into this tree, and touch nothing outside it."),
+    typer.Option("--root", metavar="FOLDER", help=HELP["root"]),
 ]
 NameOption = Annotated[
     str,
-    typer.Option("--name", metavar="NAME", help="Of one of several daemons: its unit is visiond@NAME."),
+    typer.Option("--name", metavar="NAME", help=HELP["name"]),
 ]
-DryOption = Annotated[bool, flag("--dry-run", help="Print the steps, and change nothing.")]
+DryOption = Annotated[bool, flag("--dry-run", help=HELP["dry_run"])]
 
 
 def install(
     root: RootOption = Path("/"),
     name: NameOption = "",
-    upgrade: Annotated[bool, flag("--upgrade", help="Replace the visiond that is installed.")] = False,
+    upgrade: Annotated[bool, flag("--upgrade", help=HELP["upgrade"])] = False,
     python: Annotated[
         str,
-        typer.Option("--python", metavar="FILE", help="Interpreter for it. Default: this one, if it fits."),
+        typer.Option("--python", metavar="FILE", help=HELP["python"]),
     ] = "",
-    wheel: Annotated[
-        Path | None, typer.Option("--wheel", metavar="FILE", help="Wheel to install. Default: this visiond.")
-    ] = None,
-    no_start: Annotated[bool, flag("--no-start", help="Do not enable and start the service.")] = False,
+    wheel: Annotated[Path | None, typer.Option("--wheel", metavar="FILE", help=HELP["wheel"])] = None,
+    no_start: Annotated[bool, flag("--no-start", help=HELP["no_start"])] = False,
     dry_run: DryOption = False,
 ) -> None:
     """Install this visiond as a system service.

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from daemon.errors import ConfigError, VisiondError
 from daemon.ledger.soundness import MOST
 from daemon.terminal.display import console, errors, print_json, print_listing, print_notices, printable
 from daemon.terminal.options import ConfigOption, JsonOption, flag, option, read_config
@@ -111,7 +112,13 @@ def page(
       visiond page
       visiond page --listen 127.0.0.1:8000
     """
+    from daemon.config.values import check_address
+
     settings = read_config(config, needs_stages=False)
+    try:
+        check_address(listen)
+    except ValueError as error:
+        raise typer.BadParameter(f"{error}.", param_hint="--listen") from None
     chosen = settings.page.model_copy(update={"listen": listen or settings.page.listen or ANY_PORT})
     serve_page(settings.model_copy(update={"page": chosen}))
 
@@ -120,12 +127,20 @@ def serve_page(config: Config) -> None:
     """Until Ctrl-C. Raises ConfigError if its address is in use."""
     import anyio
 
+    from daemon import control
     from daemon.page.process import serve
-    from daemon.state import closed_to_others
+    from daemon.state import CONTROL, closed_to_others
     from daemon.web.app import listen
 
     http = config.page_http
-    with listen(http, "page") as listener, closed_to_others(), contextlib.suppress(KeyboardInterrupt):
+    try:
+        opened = listen(http, "page")
+    except ConfigError as error:
+        with contextlib.suppress(VisiondError):
+            control.ask(config.state.path / CONTROL, "GET", "/healthz")
+            errors.print("The daemon is running and serves the page itself.")
+        raise ConfigError([f"{error} For this command: --listen {ANY_PORT}"]) from error
+    with opened as listener, closed_to_others(), contextlib.suppress(KeyboardInterrupt):
         console.print(f"{printable(http.url_at(listener.getsockname()[1]))}      Ctrl-C ends it")
         anyio.run(serve, config, listener, backend_options={"use_uvloop": True})
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import re
 import time
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -15,6 +16,7 @@ from daemon.errors import WrongArgument
 from daemon.hints import quantity
 from daemon.terminal.display import console, errors, print_json, print_table, printable
 from daemon.terminal.options import ConfigOption, ForceOption, JsonOption, flag, read_config
+from daemon.terminal.progress import LATE_SECONDS, Progress
 
 if TYPE_CHECKING:
     from daemon.config.loading import Config
@@ -50,7 +52,7 @@ def verify(config: ConfigOption = None, as_json: JsonOption = False) -> None:
     from daemon.recovery import verify as recovery
 
     settings = read_config(config, needs_stages=False)
-    counts = _show(recovery.verify(settings), settings, as_json=as_json)
+    counts = _show(partial(recovery.verify, settings), settings, as_json=as_json)
     raise typer.Exit(1 if counts.keys() - {"whole"} else 0)
 
 
@@ -66,7 +68,7 @@ def repair(config: ConfigOption = None, as_json: JsonOption = False) -> None:
     from daemon.recovery import verify as recovery
 
     settings = read_config(config)
-    counts = _show(recovery.repair(settings), settings, as_json=as_json, done=REPAIRED)
+    counts = _show(partial(recovery.repair, settings), settings, as_json=as_json, done=REPAIRED)
     raise typer.Exit(1 if counts["left out"] else 0)
 
 
@@ -84,29 +86,33 @@ def backup(
     """
     from daemon.recovery import verify as recovery
 
-    recovery.back_up(read_config(config, needs_stages=False), file, force=force)
+    settings = read_config(config, needs_stages=False)
+    with Progress("MiB", after=LATE_SECONDS) as progress:
+        recovery.back_up(settings, file, force=force, step=progress.step)
     print(f"The ledger is backed up to {file}")
 
 
 def _show(
-    findings: Iterable[Finding], config: Config, *, as_json: bool, done: Mapping[str, str] | None = None
+    find: Callable[[Progress], Iterable[Finding]],
+    config: Config,
+    *,
+    as_json: bool,
+    done: Mapping[str, str] | None = None,
 ) -> Counter[str]:
     """Print how many sidecars are of each kind, and name all that are not "whole". Returns the counts.
     done: what was done about a kind."""
     from daemon.recovery import verify as recovery
-    from daemon.terminal.progress import Progress
 
     counts: Counter[str] = Counter()
     amiss: list[Finding] = []
     kept = ""  # where the old ledger is, if it was replaced
-    with Progress("sidecars") as progress:
-        for number, finding in enumerate(findings, 1):
+    with Progress("sidecars", after=LATE_SECONDS) as progress:
+        for finding in progress.track(find(progress)):
             if finding.kind == "kept":
                 kept = finding.file.decode(errors="replace")
                 continue
             counts[finding.kind] += 1
             amiss += [finding] if finding.kind not in ("whole", "restored") else []
-            progress.step(number)
     notes = recovery.describe_left_out(config)
     if left_out := counts["left out"]:
         notes.append(LEFT_OUT.format(quantity(left_out, "sidecar")))
@@ -155,17 +161,23 @@ def prune(
       visiond prune --older-than 90d
     """
     from daemon import control
-    from daemon.upkeep.pruning import survey
+    from daemon.upkeep.pruning import Amounts, survey
 
     # No stage runs, and which rows are needed does not depend on what is installed.
     settings = read_config(config, needs_stages=False)
     age_seconds = parse_age(older_than) if older_than else settings.upkeep.prune_age_days * UNITS["d"]
     before = time.time() - age_seconds
-    if dry_run:
-        with control.open_reader(settings) as reader:
-            amounts = survey(reader.path, before, lambda: False)
-    else:
-        amounts = control.prune(settings, before)
+    with Progress("rows", after=LATE_SECONDS) as progress:
+
+        def step(found: Amounts, share: float) -> None:
+            done = sum(amount.rows for amount in found.values())
+            progress.step(done, round(done / share) if share else None)
+
+        if dry_run:
+            with control.open_reader(settings) as reader:
+                amounts = survey(reader.path, before, lambda: False, step)
+        else:
+            amounts = control.prune(settings, before, step)
     if as_json:
         print_json({"removed": not dry_run, "before": before, "amounts": amounts})
         return

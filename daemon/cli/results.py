@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from enum import StrEnum
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -24,12 +25,15 @@ from daemon.terminal.display import (
     print_looks,
     print_notices,
     print_sinks,
-    print_table,
     print_unread,
+    print_workers,
     printable,
     show_record,
 )
-from daemon.terminal.options import IMAGE_HELP, ConfigOption, ForceOption, JsonOption, read_config
+from daemon.terminal.options import IMAGE_HELP, ConfigOption, ForceOption, JsonOption, flag, read_config
+
+WATCH_PATIENCE_SECONDS = 3.0  # for an answer of the daemon, before `status --watch` says that there is none
+LEAST_SECONDS = 0.1  # between two looks of `status --watch`
 
 
 class Format(StrEnum):
@@ -46,19 +50,47 @@ class State(StrEnum):
     gone = "gone"
 
 
-def status(config: ConfigOption = None, as_json: JsonOption = False) -> None:
+def status(
+    watch: Annotated[
+        bool, flag("--watch", "-w", help="Show them again and again in place, until Ctrl-C.")
+    ] = False,
+    every: Annotated[
+        float | None,
+        typer.Option(
+            "--every",
+            metavar="SECONDS",
+            min=LEAST_SECONDS,
+            help="With --watch: time between two looks. Default: 1; 10 if the output is no terminal.",
+            show_default=False,
+        ),
+    ] = None,
+    config: ConfigOption = None,
+    as_json: JsonOption = False,
+) -> None:
     """Show counts, rate, remaining time and workers.
 
     The figures come from the running daemon or, if none is running, from
-    the ledger.
+    the ledger. --watch also shows queues, stages and GPUs, and waits for a
+    daemon that is gone; when piped, it prints a line for each look.
 
     Examples:
       visiond status
+      visiond status --watch
       visiond status --json
     """
     from daemon import control
 
-    snapshot = control.find_status(read_config(config, needs_stages=False))
+    if every and not watch:
+        raise typer.BadParameter("--every can only be used with --watch")
+    settings = read_config(config, needs_stages=False)
+    if watch:
+        from daemon.terminal import watching
+
+        ask = partial(control.ask_status, settings, WATCH_PATIENCE_SECONDS)
+        read = partial(control.read_status, settings)
+        watching.watch(watching.Watcher(ask, read), every=every, as_json=as_json)
+        return
+    snapshot = control.find_status(settings)
     if as_json:
         print_json(snapshot)
         return
@@ -72,21 +104,7 @@ def status(config: ConfigOption = None, as_json: JsonOption = False) -> None:
     for line in list_notices(snapshot.notices.items()):
         console.print(f"[yellow]{printable(line)}[/yellow]")
     if snapshot.workers:
-        print_table(
-            ("worker", "device", "state", "batches", "host MiB", "GPU peak MiB", "last problem"),
-            (
-                (
-                    w.name,
-                    w.device + ", shared" * w.shared,
-                    w.progress,
-                    w.batches,
-                    w.memory_bytes >> 20 or "-",
-                    w.gpu_peak_bytes >> 20 or "-",
-                    w.cause,
-                )
-                for w in snapshot.workers
-            ),
-        )
+        print_workers(snapshot)
     if snapshot.sinks:
         print_sinks(snapshot)
     if snapshot.second_looks:

@@ -15,6 +15,7 @@ from typing import Any
 from pydantic import Field, PrivateAttr, ValidationError
 
 from daemon.config.models import ModelsSection, StageSection, StageTables
+from daemon.config.output import OutputSection
 from daemon.config.refusal import explain, explain_missing_stage
 from daemon.config.second_look import SecondLook, misused_looks
 from daemon.config.sections import (
@@ -22,13 +23,13 @@ from daemon.config.sections import (
     Http,
     Inbox,
     Log,
-    OutputSection,
     PageSection,
     PipelineSection,
     Section,
     StateSection,
     UpkeepSection,
 )
+from daemon.config.traces import TracesSection
 from daemon.config.unpacking import UnpackingSection
 from daemon.errors import ConfigError
 from stages.registry import ORDER, UnknownName, find_backend
@@ -54,6 +55,7 @@ class Config(Section):
     )
     http: Http = Http()
     page: PageSection = PageSection()
+    traces: TracesSection = TracesSection()
     log: Log = Log()
     _folder: Path = PrivateAttr(Path())
 
@@ -75,7 +77,7 @@ class Config(Section):
     @property
     def kept_inboxes(self) -> list[bytes]:
         """The paths of the inboxes whose images can be processed again: visiond deletes none of them."""
-        return [os.fsencode(inbox.path) for inbox in self.inbox if inbox.on_success != "delete"]
+        return [inbox.root for inbox in self.inbox if inbox.on_success != "delete"]
 
 
 def load(path: Path | None, *, warn: Callable[[str], None] | None = None) -> Config:
@@ -106,7 +108,10 @@ def load(path: Path | None, *, warn: Callable[[str], None] | None = None) -> Con
 def parse(document: dict[str, Any], folder: Path) -> Config:
     """Check a parsed document; `folder` is what relative paths are relative to."""
     try:
-        config = _anchor(Config.model_validate(document), folder.absolute())
+        found = Config.model_validate(document)
+        if problems := [problem for inbox in found.inbox for problem in _misused_url(inbox)]:
+            raise ConfigError(problems)
+        config = _anchor(found, folder.absolute())
     except ValidationError as error:
         raise ConfigError([explain(problem, Config) for problem in error.errors()]) from None
     except RuntimeError as error:  # of expanduser
@@ -175,7 +180,7 @@ def _anchor(config: Config, folder: Path) -> Config:
     config._folder = folder
     return config.model_copy(
         update={
-            "inbox": [anchored(inbox, "path") for inbox in config.inbox],
+            "inbox": [inbox if inbox.url else anchored(inbox, "path") for inbox in config.inbox],
             "output": anchored(config.output, "results", "failed", "done", "bins_folder").model_copy(
                 update={"webhook": config.output.webhook.model_copy(update=secrets)}
             ),
@@ -211,13 +216,14 @@ def _misplaced_folders(config: Config) -> list[str]:
     for index, inbox in enumerate(config.inbox):
         problems += _misplaced_inbox(config, inbox, own)
         for other in config.inbox[index + 1 :]:
-            if inbox.path.is_relative_to(other.path) or other.path.is_relative_to(inbox.path):
+            one, two = (os.path.join(each.place, "") for each in (inbox, other))
+            if one.startswith(two) or two.startswith(one):
                 problems.append(
-                    f"inbox: one of {inbox.path} and {other.path} contains the other; keep one of them."
+                    f"inbox: one of {inbox.place} and {other.place} contains the other; keep one of them."
                 )
             if inbox.name == other.name or not (inbox.name and other.name):
                 problems.append(
-                    f"inbox: {inbox.path} and {other.path} would write the same sidecars; give each inbox its own `name`."
+                    f"inbox: {inbox.place} and {other.place} would write the same sidecars; give each inbox its own `name`."
                 )
     for key, folder in own.items():
         if key != "output.bins_folder" and folder.is_relative_to(config.output.bins_folder):
@@ -239,11 +245,32 @@ def _misplaced_folders(config: Config) -> list[str]:
         problems.append(
             'output.bins: "move" already moves the source; set on_success = "keep" for every inbox.'
         )
+    problems += _uploaded_into(config)
+    uploads_images = "store" in config.output.sinks and config.output.store.images
+    moves = config.output.bins == "move" or any(inbox.on_success != "keep" for inbox in config.inbox)
+    if uploads_images and moves:
+        problems.append(
+            "output.store.images: the sink uploads images after they were published, so they must stay where they are; "
+            'set on_success = "keep" for every inbox, and output.bins to "none", "link" or "copy".'
+        )
     return problems
+
+
+def _uploaded_into(config: Config) -> Iterator[str]:
+    """Inboxes that would find what the sink store uploads."""
+    uploads = [f"{config.output.store.url}/{part}/" for part in ("results", "bins")]
+    for inbox in config.inbox if "store" in config.output.sinks and config.output.store.url else ():
+        if any(f"{inbox.url}/".startswith(each) or each.startswith(f"{inbox.url}/") for each in uploads):
+            yield (
+                f"output.store.url: the inbox {inbox.url} would find what the sink store uploads to {config.output.store.url}; "
+                "choose another prefix."
+            )
 
 
 def _misplaced_inbox(config: Config, inbox: Inbox, own: Mapping[str, Path]) -> Iterator[str]:
     """An inbox in one of the daemon's own folders, or one of these in an inbox."""
+    if inbox.url:
+        return
     for key, folder in own.items():
         if folder.is_relative_to(inbox.path) and (inbox.recursive or folder == inbox.path):
             yield (f"{key}: {folder} is inside the inbox {inbox.path}; choose a folder outside it.")
@@ -261,6 +288,21 @@ def _misplaced_inbox(config: Config, inbox: Inbox, own: Mapping[str, Path]) -> I
             yield (
                 f"{key}: the inbox {inbox.path} is inside {own[key]}, where finished images go; move one of them."
             )
+
+
+def _misused_url(inbox: Inbox) -> Iterator[str]:
+    """Settings of an inbox that is a prefix of a store, and that only a folder can have."""
+    if not inbox.url:
+        return
+    if "path" in inbox.model_fields_set:
+        yield f"inbox: {inbox.url} has both a `path` and a `url`; keep one of them."
+    if inbox.on_success != "keep":
+        yield (
+            f"inbox.on_success: visiond moves and deletes no object of {inbox.url}, as no store can do that only if the "
+            'object is still the same; use "keep", and let a lifecycle rule of the bucket delete old objects.'
+        )
+    if inbox.watch == "inotify":
+        yield f'inbox.watch: a store such as {inbox.url} sends no events; use "auto".'
 
 
 def _unknown_backends(config: Config) -> Iterator[str]:

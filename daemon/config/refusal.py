@@ -61,7 +61,8 @@ def explain(problem: Mapping[str, Any], root: type[Section]) -> str:
         wanted = "write " + problem["ctx"]["expected"].replace("'", '"')
     else:
         wanted = f"write {WANTED[kind]}" if kind in WANTED else problem["msg"].removeprefix("Value error, ")
-    return f"{where}: {wanted} (it is {problem['input']!r})"
+    said = "" if location[-1] == "url" else f" (it is {problem['input']!r})"  # a URL may have a password
+    return f"{where}: {wanted}{said}"
 
 
 def _describe_number(name: str, field: FieldInfo) -> str:

@@ -34,7 +34,7 @@ LIVE = {
     "log.level",
 }
 # The keys by which a list's tables are known to be the same ones as before.
-SAME = {"inbox": ("path", "name"), "second_look": ("name",)}
+SAME = {"inbox": ("path", "url", "name"), "second_look": ("name",)}
 
 Apply = Callable[[Config], None]
 T = TypeVar("T", bound=Section)

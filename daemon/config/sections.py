@@ -1,10 +1,11 @@
 """The tables of daemon.toml: every key with its default, its limits and its description.
 
-docs/configuration.md and daemon.toml are generated from this file, models.py and second_look.py.
+docs/configuration.md and daemon.toml are generated from this file, output.py, models.py and second_look.py.
 """
 
 from __future__ import annotations
 
+import os
 import re
 from ipaddress import ip_address
 from pathlib import Path
@@ -30,9 +31,9 @@ from daemon.config.values import (
     check_address,
     check_name,
     check_slab,
-    check_url,
     most_of,
 )
+from daemon.stores.urls import check_bucket
 from stages.base import Limits
 from stages.binning import Thresholds
 from stages.registry import BUILT_IN
@@ -67,6 +68,11 @@ class Section(BaseModel):
 
 class Inbox(Section):
     path: Path = Field(Path("inbox"), description="Folder to watch.")
+    url: Annotated[str, AfterValidator(check_bucket)] = Field(
+        "",
+        description='Instead of path: a prefix of an object store, for example "s3://bucket/prefix" (also gs://, az://). It is '
+        "listed every rescan_seconds; objects stay where they are. Credentials come from the environment.",
+    )
     name: Annotated[str, AfterValidator(check_name)] = Field(
         "",
         description="Sub-folder for this inbox in results, failed, done and bins. Required if there are several inboxes.",
@@ -100,46 +106,15 @@ class Inbox(Section):
         "otherwise inotify.",
     )
 
-
-class WebhookSection(Section):
-    url: Annotated[str, AfterValidator(check_url)] = Field(
-        "", description='Where the sink webhook posts records, for example "https://host/path".'
-    )
-    secret_file: str = Field(
-        "",
-        description="File with the secret that signs each request (Standard Webhooks): text, or base64 behind whsec_. Empty: "
-        "requests are not signed.",
-    )
-    content: Literal["summary", "record"] = Field(
-        "summary",
-        description="summary: number, state, path, bin or reason of each image; record: everything that its sidecar has.",
-    )
-
-
-class OutputSection(Section):
-    results: Path = Field(Path("results"), description="Folder for sidecars: <path in the inbox>.json.")
-    failed: Path = Field(
-        Path("failed"),
-        description="Folder for the reason of each failed image; also for the image itself, unless on_success is keep.",
-    )
-    done: Path = Field(Path("done"), description='Folder for images that are moved by on_success = "move".')
-    bins_folder: Path = Field(Path("bins"), description="Folder of the bins A, B, C, …")
-    bins: Literal["none", "link", "copy", "move"] = Field(
-        "none",
-        description="What goes into a bin: a symbolic link to the image's absolute path, a copy, or the image itself.",
-    )
-    sinks: list[Literal["jsonl", "webhook"]] = Field(
-        [],
-        description="More outputs. jsonl: append each new record that is DONE to <results>.jsonl, at least once per id; a redo "
-        "appends another line. webhook: post each record that is DONE or FAILED to [output.webhook] url, up to 128 in a "
-        "request. A sink that fails delays nothing else.",
-    )
-    webhook: WebhookSection = WebhookSection()
+    @property
+    def place(self) -> str:
+        """Its folder, or its URL."""
+        return self.url or str(self.path)
 
     @property
-    def jsonl_file(self) -> Path:
-        """The file of the sink jsonl."""
-        return Path(f"{self.results}.jsonl")
+    def root(self) -> bytes:
+        """The same, as the ledger has it."""
+        return os.fsencode(self.place)
 
 
 class StateSection(Section):

@@ -5,31 +5,33 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 import structlog
 
 from daemon.config.loading import Config
 from daemon.errors import ConfigError
+from daemon.inbox.origin import origin_of
 from daemon.jobs import Job
-from daemon.system.mounts import describe_missing, is_there
+from daemon.system.mounts import describe_missing
 
 log = structlog.get_logger()
 
 REST_SECONDS = 5.0  # between tries with a few images
 TRIES = 3  # after these, `run --once` no longer waits
+TRY_SECONDS = 120.0  # after which a try is taken for lost, with the station that made it
 
 
 def check_inboxes(config: Config) -> None:
     """Raises ConfigError when an inbox does not exist. It is not created,
-    because that might hide a missing mount."""
-    there = {inbox.path: is_there(inbox.path) for inbox in config.inbox}
-    for path in [path for path, answer in there.items() if answer is None]:
+    because that might hide a missing mount. Raises MissingLibrary."""
+    there = [(inbox, origin_of(inbox.root).is_there()) for inbox in config.inbox]
+    for inbox in [inbox for inbox, answer in there if answer is None]:
         log.warning(
-            "inbox does not answer; its mount may be dead; other inboxes are processed", path=str(path)
+            "inbox does not answer; its mount may be dead; other inboxes are processed", path=inbox.place
         )
-    if missing := [path for path, answer in there.items() if answer is False]:
+    if missing := [inbox.path for inbox, answer in there if answer is False]:
         raise ConfigError([describe_missing(path) for path in missing])
 
 
@@ -38,6 +40,7 @@ class _Absence:
     why: str
     until: float  # monotonic seconds
     tries: int
+    is_tried: bool = False  # images are being read to see whether it is back
 
 
 class Absences:
@@ -50,12 +53,13 @@ class Absences:
 
     def note(self, jobs: Sequence[Job]) -> None:
         """Note whether these jobs could be read."""
-        for inbox in {job.inbox for job in jobs if job.digest} & self._absent.keys():
+        failed = {job.inbox: job.failure.detail for job in jobs if job.failure and job.failure.away}
+        some_read = {job.inbox for job in jobs if job.digest}
+        # If others of the group could not be read, as while a store throttles, it is not back yet.
+        for inbox in (some_read - failed.keys()) & self._absent.keys():
             log.info("inbox can be read again", path=os.fsdecode(self._roots[inbox]))
             del self._absent[inbox]
-        for inbox, why in {
-            job.inbox: job.failure.detail for job in jobs if job.failure and job.failure.away
-        }.items():
+        for inbox, why in failed.items():
             if inbox not in self._absent:
                 log.warning(
                     "images of an inbox cannot be read; they wait",
@@ -63,8 +67,18 @@ class Absences:
                     error=why,
                 )
             known, now = self._absent.get(inbox), time.monotonic()
-            if known is None or now >= known.until:  # else these images belong to the last try
-                self._absent[inbox] = _Absence(why, now + REST_SECONDS, known.tries + 1 if known else 1)
+            if known is None or known.is_tried or now >= known.until:  # else they belong to the last try
+                tries = known.tries + 1 if known and inbox not in some_read else 1
+                self._absent[inbox] = _Absence(why, now + REST_SECONDS, tries)
+        for absence in [self._absent[inbox] for inbox in {job.inbox for job in jobs} & self._absent.keys()]:
+            if absence.is_tried:  # its images are gone, or to blame themselves: others are tried
+                absence.until, absence.is_tried = time.monotonic(), False
+
+    def begin(self, inboxes: Collection[int]) -> None:
+        """Images of these inboxes are handed out. If one is away, no more follow until they have been read: a store may
+        answer late, and other inboxes must not wait for it."""
+        for absence in [self._absent[inbox] for inbox in inboxes if inbox in self._absent]:
+            absence.until, absence.is_tried = time.monotonic() + TRY_SECONDS, True
 
     def resting(self) -> set[int]:
         """The inboxes that should not be tried now."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import re
 import time
 from collections.abc import Callable
@@ -14,16 +13,15 @@ import anyio
 from anyio import to_thread
 
 from daemon.config.sections import Inbox
+from daemon.inbox.origin import Origin, origin_of
 from daemon.inbox.settle import Patience, Settling
 from daemon.inbox.walk import LONGEST_PATH, Unread, compile_ignored
-from daemon.system.mounts import ANSWER_SECONDS
 
 T = TypeVar("T")
 
 THREADS = 2  # per inbox, so that a dead mount does not use up the threads of all inboxes
 HINTS = 65_536  # events that wait; more are dropped, and a scan finds their files
 UNSETTLED = 20_000  # files that wait until they are whole; more are left to a scan that follows soon
-SILENT_SECONDS = 30.0  # that any call after the first may take
 
 
 class Hint(NamedTuple):
@@ -41,6 +39,7 @@ class Folder:
     number: int
     settings: Inbox
     root: bytes
+    origin: Origin
     ignored: re.Pattern[bytes]
     polls: bool = False
     has_answered: bool = False  # at least once
@@ -50,9 +49,14 @@ class Folder:
     given_up: str = ""  # why the watcher no longer waits for it
     scanned_at: float = 0.0  # monotonic
     scan_seconds: float = 0.0
+    marker: bytes = b""  # how far a scan came that did not reach the end; the next one goes on from there
     wanted: set[bytes] = field(default_factory=set)  # sub-folders to scan now
     wake: anyio.Event = field(default_factory=anyio.Event)  # set when something is wanted
     hints: asyncio.Queue[Hint] = field(default_factory=lambda: asyncio.Queue(HINTS))
+    noticed: set[bytes] = field(default_factory=set)  # paths of events whose files are not admitted yet
+    handled: set[bytes] | None = (
+        None  # those admitted since a scan has read their folder; None without a scan
+    )
     settling: Settling = field(default_factory=lambda: Settling(UNSETTLED))
     threads: anyio.CapacityLimiter = field(default_factory=lambda: anyio.CapacityLimiter(THREADS))
     # When each call that still runs in a thread began (monotonic).
@@ -68,7 +72,8 @@ class Folder:
 
     @property
     def patience(self) -> Patience:
-        return Patience(self.settings.settle_seconds, trusts_clock=not self.polls)
+        seconds = self.settings.settle_seconds if self.origin.settles else 0.0
+        return Patience(seconds, trusts_clock=not self.polls)
 
     async def in_thread(self, function: Callable[..., T], *arguments: object) -> T:
         """Call a function that reads the folder, in a thread: it may never return."""
@@ -86,7 +91,7 @@ class Folder:
     def silent_seconds(self) -> float:
         """How long it has not answered, if that is too long; else 0."""
         waited = time.monotonic() - min(self.calls, default=time.monotonic())
-        return waited if waited > (SILENT_SECONDS if self.has_answered else ANSWER_SECONDS) else 0.0
+        return waited if waited > self.origin.answer_seconds[self.has_answered] else 0.0
 
     def configure(self, inbox: Inbox) -> None:
         """Use these settings from now on. If other names are ignored than before, scan it for them."""
@@ -103,19 +108,31 @@ class Folder:
     def push(self, hint: Hint) -> None:
         try:
             self.hints.put_nowait(hint)
+            self.noticed.add(hint.path)
         except asyncio.QueueFull:
             self.want_scan()
+
+    def was_noticed(self, path: bytes) -> bool:
+        """Whether an event has named this file, which a scan has found too."""
+        return path in self.noticed or path in (self.handled or ())
+
+    def forget_events(self, paths: set[bytes]) -> None:
+        """These files are admitted or gone."""
+        self.noticed -= paths
+        if self.handled is not None:
+            self.handled |= paths
 
     def problem(self) -> str:
         """Why no files are found in it at present; else empty."""
         if self.given_up:
             return self.given_up
         if silent := self.silent_seconds():
-            return f"inbox {self.settings.path} has not answered for {silent:.0f} s; is its mount dead?"
-        return f"inbox {self.settings.path} cannot be read: {self.trouble}" if self.trouble else ""
+            what = "store" if self.origin.is_remote else "mount"
+            return f"inbox {self.settings.place} has not answered for {silent:.0f} s; is its {what} dead?"
+        return f"inbox {self.settings.place} cannot be read: {self.trouble}" if self.trouble else ""
 
 
 def open_folder(number: int, inbox: Inbox) -> Folder:
-    return Folder(
-        number, inbox, os.fsencode(inbox.path), compile_ignored(inbox.ignore), polls=inbox.watch == "poll"
-    )
+    root = inbox.root
+    polls = inbox.watch == "poll"
+    return Folder(number, inbox, root, origin_of(root), compile_ignored(inbox.ignore), polls=polls)

@@ -17,6 +17,7 @@ from daemon.errors import ConfigError
 from daemon.hints import command
 from daemon.ledger.records import Reader
 from daemon.state import NAMES
+from daemon.stores.urls import is_url
 
 log = structlog.get_logger()
 
@@ -39,11 +40,11 @@ def find_renamed(config: Config, reader: Reader) -> list[str]:
     )
     problems = []
     for inbox in config.inbox:
-        before, number = known.get(str(inbox.path), inbox.name), numbers.get(os.fsencode(inbox.path))
+        before, number = known.get(inbox.place, inbox.name), numbers.get(inbox.root)
         if before != inbox.name and number is not None and reader.has_results(number):
             fix = f"Use the old name again, or run `{command('repair')}`, which writes the results under the new one"
             problems.append(
-                f"inbox {inbox.path}: its name was {_quoted(before)} and is {_quoted(inbox.name)} in this configuration, but "
+                f"inbox {inbox.place}: its name was {_quoted(before)} and is {_quoted(inbox.name)} in this configuration, but "
                 f"its results are under the old name. {fix}; links and copies in bins stay where they are."
             )
     return problems
@@ -52,12 +53,14 @@ def find_renamed(config: Config, reader: Reader) -> list[str]:
 def find_left_out(config: Config, reader: Reader) -> list[str]:
     """A sentence for each inbox that has results and is not
     in this configuration: perhaps its folder was moved."""
-    configured = {os.fsencode(inbox.path) for inbox in config.inbox}
+    configured = {inbox.root for inbox in config.inbox}
     known = [path for number, path in reader.inboxes().items() if reader.has_results(number)]
     new = [os.fsdecode(path) for path in configured.difference(known)]
     moved_to = new[0] if len(new) == 1 else "NEW-FOLDER"
     return [
-        f"the ledger has results of the inbox {path}, which is not in this configuration: they stay as they are. If that "
+        f"the ledger has results of the inbox {path}, which is not in this configuration: they stay as they are."
+        if is_url(path)
+        else f"the ledger has results of the inbox {path}, which is not in this configuration: they stay as they are. If that "
         f"folder was moved or renamed, keep its old path in the configuration, and make that a link to the new one: "
         f"`{shlex.join(['ln', '-s', moved_to, path])}`. Under another path all its images count as new: each gets a second "
         "result, and lists and exports have it twice."
@@ -70,7 +73,7 @@ def remember_names(config: Config) -> None:
     """Save the names; those of inboxes that are no longer configured are kept."""
     file = config.state.path / NAMES
     known = _read(file)
-    names = known | {str(inbox.path): inbox.name for inbox in config.inbox}
+    names = known | {inbox.place: inbox.name for inbox in config.inbox}
     if names == known:
         return
     partial = file.with_suffix(".partial")

@@ -48,6 +48,9 @@ class Settling:
     def __len__(self) -> int:
         return len(self._waiting)
 
+    def __contains__(self, path: bytes) -> bool:
+        return path in self._waiting
+
     @property
     def has_room_again(self) -> bool:
         """Whether to scan again for files that did not fit. Some files may never settle,
@@ -55,19 +58,30 @@ class Settling:
         return self.overflowed and len(self._waiting) <= self.limit // 2
 
     def is_whole(
-        self, file: File, patience: Patience, now: float, clock: float, *, renamed: bool = False
+        self,
+        file: File,
+        patience: Patience,
+        now: float,
+        clock: float,
+        *,
+        renamed: bool = False,
+        read_by: float = 0.0,
     ) -> bool:
-        """Whether this version of the file may be read now. If not, `due` returns it later."""
+        """Whether this version of the file may be read now. If not, `due` returns it later.
+
+        now, clock: before its status was read, as it may have changed since then. read_by: afterwards
+        (monotonic; 0: at the same time). The file is watched from then on.
+        """
         wait = self._waiting.get(file.path)
         if wait is None or wait.version != file.version:
-            wait = _Wait(file.version, now, now)
+            wait = _Wait(file.version, max(now, read_by), now)
         age = clock - file.version.ctime_ns / 1e9
         trusted = patience.trusts_clock and now - self._last_set(now, clock) >= patience.settle_seconds
-        quiet = max(now - wait.since, age if trusted else 0.0)
+        quiet = max(now - wait.since, age if trusted else 0.0, 0.0)
         if renamed or not file.regular or quiet >= patience.settle_seconds:
             self._waiting.pop(file.path, None)
             return True
-        wait.due = now + patience.settle_seconds - max(quiet, 0.0)
+        wait.due = now + patience.settle_seconds - quiet
         if file.path in self._waiting or len(self._waiting) < self.limit:
             self._waiting[file.path] = wait
         else:

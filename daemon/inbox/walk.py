@@ -20,6 +20,7 @@ from dataclasses import dataclass, field
 import structlog
 
 from daemon.config.sections import Inbox
+from daemon.jobs import Version
 from daemon.system.scarcity import cause_of
 
 log = structlog.get_logger()
@@ -37,6 +38,9 @@ TOO_LONG = (
 _VANISHED = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP)  # since its folder was listed: no trouble
 
 Found = tuple[bytes, os.stat_result]  # a file's path in the inbox, and its status from the system
+Listed = tuple[
+    bytes, Version, bool
+]  # a file's path in the inbox, its version, and whether it is a regular file
 
 
 @dataclass(slots=True)
@@ -112,6 +116,7 @@ class Walk:
 
     enter: called with each folder before it is listed. answer: called with the error
     if the inbox itself cannot be listed, or with None once it has been listed.
+    after: if the inbox is listed in the order of the paths, begin behind this one.
     """
 
     root: bytes
@@ -121,6 +126,7 @@ class Walk:
     longest: int = LONGEST_PATH  # bytes of a file's path in the inbox
     enter: Callable[[bytes], None] = lambda _: None
     answer: Callable[[OSError | None], None] = lambda _: None
+    after: bytes = b""
 
     def files(self, subtree: bytes = b"") -> Iterator[Found | None]:
         """Every file, and None for entries to ignore. Files that are deleted during the walk are no error."""

@@ -21,11 +21,12 @@ from asyncinotify import Event, Inotify, Mask
 
 from daemon.config.sections import Inbox
 from daemon.inbox.folder import Folder, Hint, open_folder
+from daemon.inbox.markers import Markers
 from daemon.inbox.walk import Unread, Walk
 from daemon.jobs import File, Version
 from daemon.ledger.records import Reader
 from daemon.monitoring.metrics import Metrics
-from daemon.system.mounts import ANSWER_SECONDS, is_network_mount
+from daemon.system.mounts import ANSWER_SECONDS
 from daemon.system.retry import Retry
 from daemon.system.scarcity import cause_of
 
@@ -53,19 +54,23 @@ class Watcher:
         metrics: Metrics,
         longest: Mapping[int, int] | None = None,
         retry: Retry | None = None,
+        markers: Markers | None = None,
     ) -> None:
-        """retry: for reading the ledger. longest: by inbox, how many bytes the path of a file in it may have."""
+        """retry: for reading the ledger. longest: by inbox, how many bytes the path of a file in it may have.
+        markers: how far earlier scans came."""
         self._folders = [open_folder(number, inbox) for number, inbox in inboxes.items()]
         for folder in self._folders:
             folder.longest = (longest or {}).get(folder.number, folder.longest)
         self._reader = reader
         self._retry = retry or Retry()
+        self._markers = markers or Markers()
         self._rescan_seconds = rescan_seconds
         self._metrics = metrics
         self._watched: dict[int, tuple[Folder, bytes]] = {}  # watch descriptor → folder
         self._inotify: Inotify | None = None
+        metrics.inboxes.begin(self.labels())
         for folder in self._folders:
-            metrics.unread_folders.labels(folder.label).set_function(folder.unread.__len__)
+            metrics.inboxes.unread_folders.labels(folder.label).set_function(folder.unread.__len__)
 
     async def run(
         self, admit: Admit, answered: Callable[[], None] = lambda: None, *, once: bool = False
@@ -78,6 +83,8 @@ class Watcher:
                 for folder in self._folders:
                     tasks.start_soon(self._sweep_or_give_up, folder)
             return
+        for folder in self._folders:
+            folder.marker = self._markers.of(folder.root)
         self._inotify = self._start_inotify()
         try:
             async with anyio.create_task_group() as tasks:
@@ -160,11 +167,14 @@ class Watcher:
     def _next_scan(self, folder: Folder) -> float:
         if not folder.scanned_at:
             return 0.0
-        interval = min(POLL_SECONDS, self._rescan_seconds) if folder.polls else self._rescan_seconds
+        is_quick = folder.polls and not folder.origin.is_remote  # a store charges for each request
+        interval = min(POLL_SECONDS, self._rescan_seconds) if is_quick else self._rescan_seconds
         if folder.settling.overflowed:
             # By then there is room for the files that did not fit.
             interval = min(interval, folder.settings.settle_seconds)
-        return folder.scanned_at + max(interval, REST * folder.scan_seconds)
+        # A scan that failed may only have waited for an answer, and the rest of it should follow soon.
+        rest = 0.0 if folder.trouble else REST * folder.scan_seconds
+        return folder.scanned_at + max(interval, rest)
 
     async def _scan(self, folder: Folder, subtree: bytes) -> None:
         """Walk a folder and admit the files that the ledger does not know, in chunks."""
@@ -172,30 +182,51 @@ class Watcher:
         first = not folder.scanned_at
         if not folder.has_answered:
             try:
-                network = await folder.in_thread(is_network_mount, folder.settings.path)
+                is_told = await folder.in_thread(folder.origin.sends_events)
             except OSError as error:
                 self._answer(folder, error)
                 return
-            folder.polls |= network and folder.settings.watch == "auto"
+            folder.polls |= not is_told and folder.settings.watch == "auto"
             self._answered()
         if not subtree:
             folder.unread.begin_scan()
             folder.settling.overflowed = False  # this walk finds again what did not fit
-        chunks = self._walk(folder, subtree)
+        began_at = folder.marker
+        chunks, times, folder.handled = self._walk(folder, subtree), _times(), set()
         while (found := await folder.in_thread(next, chunks, None)) is not None:
             files = await self._retry.in_thread("ledger", self._unknown, folder, found)
-            whole = self._whole(folder, [(file, False) for file in files])
-            if whole and not (first or subtree or folder.polls):
-                self._metrics.reconcile_found.inc(len(whole))
+            whole = self._whole(folder, [(file, False) for file in files], times)
+            if not (first or subtree or folder.polls):
+                missed = [file for file in whole if not folder.was_noticed(file.path)]
+                self._metrics.reconcile_found.inc(len(missed))
+                self._metrics.inboxes.found_late(folder.number, len(missed))
             if whole:
                 await self._admit(whole)
+                folder.forget_events({file.path for file in whole})
+            if found and folder.origin.is_ordered:
+                folder.marker = found[-1].path
+                await folder.in_thread(self._markers.note, folder.root, folder.marker)
             if len(folder.settling) and folder.hints.empty():
                 folder.push(Hint(b""))  # wakes `_follow`, as something has to settle
+            times, folder.handled = _times(), set()
+        folder.handled = None
         if not subtree:
+            await folder.in_thread(self._note_end, folder, began_at)
             folder.unread.end_scan()
             folder.scan_seconds = time.monotonic() - started
             folder.scanned_at = time.monotonic()
             self._metrics.scan_seconds.observe(folder.scan_seconds)
+            self._metrics.inboxes.scanned(folder.number, folder.scan_seconds)
+
+    def _note_end(self, folder: Folder, began_at: bytes) -> None:
+        """Decide where the next scan begins. began_at: where this one did. Runs in a thread."""
+        if folder.trouble and folder.marker != began_at:
+            return  # it goes on where this one was stopped
+        # What cannot be listed may be in one place, and new files before it must not wait.
+        folder.marker = b""
+        self._markers.note(folder.root, b"")
+        if began_at:
+            folder.wanted.add(b"")
 
     def _walk(self, folder: Folder, subtree: bytes) -> Iterator[list[File]]:
         """All files, in chunks. No chunk takes long; otherwise many folders without files would look
@@ -203,11 +234,11 @@ class Watcher:
         found: list[File] = []
         yielded_at = time.monotonic()
         own = (partial(self._watch, folder), partial(self._answer, folder))
-        for entry in Walk(
-            folder.root, folder.ignored, folder.settings.recursive, folder.unread, folder.longest, *own
-        ).files(subtree):
+        recursive, after = folder.settings.recursive, folder.marker
+        walk = Walk(folder.root, folder.ignored, recursive, folder.unread, folder.longest, *own, after)
+        for entry in folder.origin.files(walk, subtree):
             if entry:
-                found.append(_file(folder.number, *entry))
+                found.append(File(folder.number, *entry))
             if len(found) >= CHUNK or time.monotonic() > yielded_at + CHUNK_SECONDS:
                 yield found
                 found, yielded_at = [], time.monotonic()
@@ -303,12 +334,14 @@ class Watcher:
         paths = {hint.path for hint in hints}
         if not paths:
             return
+        times = _times()
         found = await folder.in_thread(self._read_versions, folder, paths)
         files = await self._retry.in_thread("ledger", self._unknown, folder, found)
         for path in paths - {file.path for file in files}:
             folder.settling.forget(path)
-        if whole := self._whole(folder, [(file, file.path in renamed) for file in files]):
+        if whole := self._whole(folder, [(file, file.path in renamed) for file in files], times):
             await self._admit(whole)
+        folder.forget_events({path for path in paths if path not in folder.settling})
         if folder.settling.overflowed:
             folder.wake.set()  # `_rescan` has to compute its next scan again
 
@@ -321,13 +354,21 @@ class Watcher:
         ]
         return [_file(folder.number, path, status) for path, status in found]
 
-    def _whole(self, folder: Folder, found: list[tuple[File, bool]]) -> list[File]:
-        now, clock = time.monotonic(), time.time()
+    def _whole(
+        self, folder: Folder, found: list[tuple[File, bool]], times: tuple[float, float]
+    ) -> list[File]:
+        """times: from before the files' status was read."""
+        settling, patience, read_by = folder.settling, folder.patience, time.monotonic()
         return [
             file
             for file, renamed in found
-            if folder.settling.is_whole(file, folder.patience, now, clock, renamed=renamed)
+            if settling.is_whole(file, patience, *times, renamed=renamed, read_by=read_by)
         ]
+
+
+def _times() -> tuple[float, float]:
+    """Monotonic and Unix seconds."""
+    return time.monotonic(), time.time()
 
 
 def _due(folder: Folder) -> list[Hint]:

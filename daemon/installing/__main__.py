@@ -7,23 +7,24 @@ import sys
 from pathlib import Path
 
 from daemon.errors import VisiondError
+from daemon.installing.places import HELP
 from daemon.installing.plan import Wish, install, uninstall
 
 
 def parser() -> argparse.ArgumentParser:
-    """The same options as those of `visiond install` and `visiond uninstall`, which explain them."""
+    """The same options as those of `visiond install` and `visiond uninstall`."""
     top = argparse.ArgumentParser(prog="python3 -m daemon.installing", description=__doc__)
     commands = top.add_subparsers(dest="command", required=True)
     for name in ("install", "uninstall"):
         command = commands.add_parser(name, help=f"as `visiond {name}`")
-        command.add_argument("--root", type=Path, default=Path("/"), metavar="FOLDER")
-        command.add_argument("--name", default="", metavar="NAME")
-        command.add_argument("--dry-run", action="store_true")
+        command.add_argument("--root", type=Path, default=Path("/"), metavar="FOLDER", help=HELP["root"])
+        command.add_argument("--name", default="", metavar="NAME", help=HELP["name"])
+        command.add_argument("--dry-run", action="store_true", help=HELP["dry_run"])
         if name == "install":
-            command.add_argument("--upgrade", action="store_true")
-            command.add_argument("--python", default="", metavar="FILE")
-            command.add_argument("--wheel", type=Path, default=None, metavar="FILE")
-            command.add_argument("--no-start", dest="start", action="store_false")
+            command.add_argument("--upgrade", action="store_true", help=HELP["upgrade"])
+            command.add_argument("--python", default="", metavar="FILE", help=HELP["python"])
+            command.add_argument("--wheel", type=Path, default=None, metavar="FILE", help=HELP["wheel"])
+            command.add_argument("--no-start", dest="start", action="store_false", help=HELP["no_start"])
     return top
 
 

@@ -27,11 +27,12 @@ def watch(
     note: Callable[[], str],
     env: Mapping[str, str] | None = None,
     every: float = LINE_SECONDS,
+    draws: bool = False,
 ) -> None:
-    """Run a command that takes long. On a terminal it shows its progress itself; elsewhere there is a line with `note`
-    now and then. Raises CalledProcessError with the end of its output, OSError."""
+    """Run a command that takes long, with a line with `note` now and then. draws: on a terminal the command shows its
+    progress itself. Raises CalledProcessError with the end of its output, OSError."""
     words, started = [*map(str, command)], time.monotonic()
-    if sys.stderr.isatty():
+    if draws and sys.stderr.isatty():
         subprocess.run(words, check=True, env=env, cwd="/")
         return
     with tempfile.TemporaryFile("w+") as output:
@@ -55,9 +56,14 @@ def watch(
 
 
 def written_since(folder: Path) -> Callable[[], str]:
-    """How much was written to the folder's disk from now on, in words."""
-    before = shutil.disk_usage(folder).used
-    return lambda: f"{max(0, shutil.disk_usage(folder).used - before) / 1e9:.1f} GB written"
+    """How much was written to the folder's disk from now on, and how fast, in words."""
+    before, started = shutil.disk_usage(folder).used, time.monotonic()
+
+    def describe() -> str:
+        written = max(0, shutil.disk_usage(folder).used - before)
+        return f"{written / 1e9:.1f} GB written, {written / 1e6 / (time.monotonic() - started):.0f} MB/s"
+
+    return describe
 
 
 def as_account(account: str, home: Path, *command: str | Path) -> str:

@@ -90,6 +90,7 @@ class Environment:
             watch,
             *(uv, "pip", "install", "--python", self.folder / "bin" / "python", "--compile-bytecode"),
             note=written_since(self.folder),
+            draws=True,
             env=environ,
         )
         add("--require-hashes", "--no-deps", "--requirements", lock)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 import tomllib
@@ -13,7 +14,7 @@ from pathlib import Path
 from daemon.installing import service
 from daemon.installing.commands import as_account, run
 from daemon.installing.environment import Environment, switch
-from daemon.installing.places import ACCOUNT, PORT, Places, name_of
+from daemon.installing.places import ACCOUNT, PORTS, Places, name_of
 from daemon.installing.source import Source
 from daemon.installing.steps import Step, StepFailed
 
@@ -113,7 +114,8 @@ class Parts:
             for folder in ("/srv/visiond", "/var/lib/visiond"):
                 text = text.replace(folder, f"{folder}{places.suffix}")
             text = text.replace("/etc/visiond/daemon.toml", f"/etc/visiond/{places.name}.toml")
-        text = text.replace(f":{PORT}", f":{free_port(places.config.parent.glob('*.toml'))}")
+        ports = free_ports(places.config.parent.glob("*.toml"))
+        text = re.sub(f':({"|".join(map(str, PORTS.values()))})"', lambda _: f':{next(ports)}"', text)
         places.config.parent.mkdir(parents=True, exist_ok=True)
         with places.config.open("x") as file:
             file.write(text)
@@ -187,11 +189,14 @@ class Parts:
                 raise StepFailed("\n".join([f"it does not work with {own.config}:", *problems])) from error
 
 
-def free_port(configurations: Iterable[Path]) -> int:
-    """The first port from 9464 that no configuration names."""
+def free_ports(configurations: Iterable[Path]) -> Iterator[int]:
+    """The ports from 9464 on that no configuration uses."""
     taken = set()
     for file in configurations:
         with suppress(OSError, tomllib.TOMLDecodeError):
-            listen = tomllib.loads(file.read_text()).get("http", {}).get("listen", f":{PORT}")
-            taken.add(listen.rpartition(":")[2])
-    return next(port for port in range(PORT, PORT + 1000) if str(port) not in taken)
+            sections = tomllib.loads(file.read_text())
+            for name, port in PORTS.items():
+                listen = sections.get(name, {}).get("listen", f":{port}")
+                taken.add(listen.rpartition(":")[2])
+    first = min(PORTS.values())
+    return (port for port in range(first, first + 1000) if str(port) not in taken)

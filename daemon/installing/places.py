@@ -9,8 +9,18 @@ from pathlib import Path
 from daemon.errors import WrongArgument
 
 ACCOUNT = "visiond"  # user and group
-PORT = 9464
+PORTS = {"http": 9464, "page": 9465}  # of the sections of the configuration, by default
 NAME = re.compile(r"[a-z0-9][a-z0-9_-]{0,31}")
+# What each option of the commands means.
+HELP = {
+    "root": "Install into this tree, and touch nothing outside it.",
+    "name": "Of one of several daemons: its unit is visiond@NAME.",
+    "dry_run": "Print the steps, and change nothing.",
+    "upgrade": "Replace the visiond that is installed.",
+    "python": "Interpreter for it. Default: this one, if it fits.",
+    "wheel": "Wheel to install. Default: this visiond.",
+    "no_start": "Do not enable and start the service.",
+}
 
 
 @dataclass(frozen=True)

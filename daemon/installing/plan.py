@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shlex
 import shutil
 import tempfile
 from collections.abc import Iterator
@@ -171,6 +172,12 @@ def _list_data(places: Places) -> list[Path]:
 
 def _say_what_now(wish: Wish) -> None:
     places = wish.places
+    joins, removal = (
+        f" (users join the group {ACCOUNT}: usermod -aG {ACCOUNT} alice)",
+        wish.command("uninstall"),
+    )
+    if not places.is_system:  # its groups are not this machine's, and its program is not on the PATH
+        joins, removal = "", shlex.join([f"{places.program}/bin/visiond", *shlex.split(removal)[1:]])
     if service.is_booted(places) and wish.start:
         then = f"systemctl status {places.unit}"
     elif places.is_system:
@@ -179,8 +186,8 @@ def _say_what_now(wish: Wish) -> None:
         then = f"{places.program}/bin/visiond --version"
     say(
         "Installed.",
-        f"drop images into {places.images / 'inbox'} (users join the group {ACCOUNT}: usermod -aG {ACCOUNT} alice)",
+        f"drop images into {places.images / 'inbox'}{joins}",
         f"settings:       {places.config}",
         f"see it work:    {then}",
-        f"to remove it:   {wish.command('uninstall')}",
+        f"to remove it:   {removal}",
     )

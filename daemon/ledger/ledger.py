@@ -24,7 +24,7 @@ from daemon.jobs import Admitted, Change, Ending, File, Job, JobStatus, Placed, 
 from daemon.ledger import identity, looks, publications
 from daemon.ledger.joining import assemble
 from daemon.ledger.record import BUILT_IN_KEYS, Model, Record
-from daemon.ledger.rows import content_row, end_row, file_row, job_of, result_row
+from daemon.ledger.rows import Root, content_row, end_row, file_row, job_of, result_row
 from daemon.ledger.statements import SQL, run_rows
 from daemon.ledger.stored import Key, Stored, read_stored
 from daemon.ledger.waiting import CONTAINERS, LEAST_OF_CONTAINERS, Waiting, Wanted, priority_of
@@ -77,10 +77,10 @@ class Ledger:
 
     async def register(
         self,
-        inboxes: Sequence[tuple[Path, int]],
+        inboxes: Sequence[tuple[Root, int]],
         models: Iterable[Model],
         others: Sequence[Model] = (),
-        unpacking: Collection[Path] = (),
+        unpacking: Collection[Root] = (),
     ) -> list[int]:
         """Add inboxes, with their priorities, and models; returns the inboxes' numbers.
         models: the current one of each stage. others: of second looks. unpacking: the inboxes with files to unpack."""

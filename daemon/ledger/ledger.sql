@@ -404,6 +404,13 @@ SELECT status, COUNT(*) FROM image GROUP BY status;
 -- name: oldest_pending
 SELECT seen_at FROM image WHERE status = 0 AND not_before = 0 AND priority = ? ORDER BY id LIMIT 1;
 
+-- name: waiting_by_inbox
+-- Both indexes are partial: no other row is read.
+SELECT inbox, COUNT(*) AS images, MIN(seen_at) AS oldest FROM (
+    SELECT inbox, seen_at FROM image INDEXED BY fresh WHERE status = 0 AND not_before = 0
+    UNION ALL SELECT inbox, seen_at FROM image INDEXED BY again WHERE status = 0 AND not_before > 0
+) GROUP BY inbox;
+
 -- name: find_by_path
 SELECT image.*, inbox.path AS inbox_path FROM image JOIN inbox ON inbox.id = image.inbox
 WHERE image.inbox = ? AND image.path = ? ORDER BY image.id DESC LIMIT 1;

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sqlite3
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -13,6 +14,8 @@ from daemon.ledger import checksums
 from daemon.ledger.record import Model, Record
 from daemon.messages import Output
 from stages.base import Reason
+
+Root = Path | bytes  # of an inbox: the absolute path of its folder, or its URL
 
 
 def content_row(known: Job | Record) -> tuple[Any, ...]:

@@ -7,6 +7,8 @@ Checksums are compared whenever a row is read (checksums.py).
 
 from __future__ import annotations
 
+import errno
+import os
 import re
 import sqlite3
 import struct
@@ -20,7 +22,6 @@ SMALL_BYTES = 256 << 20  # which SQLite checks in half a second
 MOST = 1 << 53  # the highest number of an image, and the largest size: every JSON parser keeps these exact
 MAGIC = b"SQLite format 3\0"
 HEADER_BYTES = 100
-LEAF_PAGE = b"\x0d"  # of a table, as SQLite marks it
 SMALL_TABLES = ("inbox", "model", "meta", "sink")
 
 
@@ -28,27 +29,32 @@ def is_blank(path: Path) -> bool:
     """Whether the ledger has no content: the file is missing or empty, or has no tables,
     and there is no -wal to apply.
 
+    SQLite reads it, because this process may have the ledger open: closing a file releases all locks that the
+    process has on it (fcntl(2)), except if SQLite closes it. Without them, another program that opens and closes the
+    ledger believes that it is the last one, and deletes the -wal that the daemon writes to.
+
     Raises OSError.
     """
     if not path.is_file():
         return not path.exists()
-    with path.open("rb") as file:
-        head = file.read(HEADER_BYTES + 8)
-    wal = Path(f"{path}-wal")
-    if not head:
+    if not path.stat().st_size:
         return True  # SQLite deletes the -wal of an empty file
-    page_type, tables = (
-        head[HEADER_BYTES : HEADER_BYTES + 1],
-        int.from_bytes(head[HEADER_BYTES + 3 : HEADER_BYTES + 5]),
-    )
-    # If the page is no leaf, the list of tables goes on in other pages, even if this one has no entry.
-    is_leaf = page_type == LEAF_PAGE
-    return head.startswith(MAGIC) and is_leaf and tables == 0 and not (wal.exists() and wal.stat().st_size)
+    if not os.access(path, os.R_OK):
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
+    wal = Path(f"{path}-wal")
+    if wal.exists() and wal.stat().st_size:
+        return False
+    try:
+        address = f"{path.absolute().as_uri()}?immutable=1"  # without -wal and -shm, which would be made
+        with closing(sqlite3.connect(address, uri=True)) as connection:
+            return not connection.execute("SELECT COUNT(*) FROM sqlite_schema").fetchone()[0]
+    except (sqlite3.DatabaseError, UnicodeDecodeError):  # of a message that quotes damaged text
+        return False  # whoever opens it reports what is wrong
 
 
 def find_cut(path: Path) -> str:
     """What is wrong if the file is shorter than its header says; otherwise empty. With a -wal,
-    the rest may be in that."""
+    the rest may be in that. Not for a ledger that this process has open: see is_blank."""
     wal = Path(f"{path}-wal")
     if wal.exists() and wal.stat().st_size:
         return ""

@@ -20,6 +20,7 @@ import structlog
 from anyio import to_thread
 
 from daemon.errors import VisiondError
+from daemon.inbox.origin import origin_of
 from daemon.jobs import Ending, Failure, Job, JobStatus
 from daemon.ledger import looks
 from daemon.ledger.joining import assemble
@@ -194,18 +195,17 @@ class Desk:
 
     async def note_read(self, jobs: Sequence[Job]) -> None:
         if gone := [job for job in jobs if job.gone]:
-            for job in await to_thread.run_sync(self._find_away, gone):
+            for job in await to_thread.run_sync(self._find_hidden, gone):
                 job.gone, job.failure = False, Failure(Reason.UNREADABLE, "its folder is missing", away=True)
         self._rest({job.inbox for job in jobs if job.failure and job.failure.away})
         read = [job for job in jobs if job.digest]
         recall = partial(looks.recall, jobs=read, models=self._models, number=self._number, reuse=self._reuse)
         self._damaged |= await self._ask(recall)
 
-    def _find_away(self, jobs: Sequence[Job]) -> list[Job]:
-        """Those whose folder is missing or empty, as when a disk is not mounted. Runs in a thread."""
-        folders = {job.id: os.path.dirname(job.location) or self._roots[job.inbox] for job in jobs}
-        missing = {folder for folder in set(folders.values()) if not _has_entries(folder)}
-        return [job for job in jobs if folders[job.id] in missing]
+    def _find_hidden(self, jobs: Sequence[Job]) -> list[Job]:
+        """Those whose images may come back, as when a disk is not mounted. Runs in a thread."""
+        groups = {inbox: [job for job in jobs if job.inbox == inbox] for inbox in {job.inbox for job in jobs}}
+        return [job for inbox, group in groups.items() for job in origin_of(self._roots[inbox]).hidden(group)]
 
     def _rest(self, inboxes: set[int]) -> None:
         for inbox in inboxes - self._resting.keys():
@@ -265,11 +265,3 @@ class Desk:
         self._holding -= files
         self._home.claims.release(files)
         self._home.wake()
-
-
-def _has_entries(folder: bytes) -> bool:
-    try:
-        with os.scandir(folder) as entries:
-            return next(entries, None) is not None
-    except OSError:
-        return False

@@ -102,9 +102,8 @@ def open_looks(
         stack.callback(slab.close)
         label = plan.segment.name
         lanes = plan.layout.open_lanes(slab, metrics)
-        station = Station(
-            slab, lanes, LookJudge(judge), destinations, LookMetrics(metrics, label), publish_sidecars
-        )
+        own = LookMetrics(metrics, label, plan.segment.devices)
+        station = Station(slab, lanes, LookJudge(judge), destinations, own, publish_sidecars)
         roots = {inbox: destination.inbox for inbox, destination in destinations.items()}
         reuse = plan.layout.config.pipeline.reuse_results
         desk = Desk(plan.name, plan.model, plan.table.images_per_second, home, roots, reuse=reuse)

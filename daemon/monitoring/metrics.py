@@ -7,15 +7,15 @@ Label values come from closed sets only, never from a path or the text of an err
 from __future__ import annotations
 
 import collections
-import resource
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from enum import StrEnum
 from functools import partial
+from itertools import chain
 
 import msgspec
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Info, disable_created_metrics
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 
 from daemon import __version__
@@ -23,12 +23,13 @@ from daemon.jobs import Admitted, Ending, Job, JobStatus
 from daemon.messages import Reply
 from daemon.monitoring import notices
 from daemon.monitoring.counts import Counts
+from daemon.monitoring.devices import DeviceMetrics
 from daemon.monitoring.disks import Room
 from daemon.monitoring.distribution import Distribution
+from daemon.monitoring.inboxes import InboxMetrics
+from daemon.monitoring.machine import Gpus, Process
 from daemon.monitoring.samples import Sum, add
-from daemon.monitoring.snapshot import TASKS, LookState, SinkState
-from daemon.system import lines
-from daemon.system.gpus import list_gpus
+from daemon.monitoring.snapshot import TASKS, GpuState, LookState, SinkState, StageState
 from stages.base import Reason
 from stages.binning import BINS
 from stages.registry import ORDER
@@ -37,7 +38,6 @@ SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 1
 LONG_SECONDS = (0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300, 1800, 7200, 43200)
 BATCHES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
 SKIPPED_FOR = (Reason.NOT_AN_IMAGE, Reason.NOT_REGULAR, Reason.EMPTY, Reason.BYTES, Reason.UNPACKED)
-GPU_SECONDS = 1.0  # minimum between two queries of the driver
 
 # The creation time of each series would double the number of series, and `rate` does not need it.
 disable_created_metrics()  # type: ignore[no-untyped-call]
@@ -100,15 +100,18 @@ class Metrics:
             "visiond_ledger_commit_seconds", "Duration of a transaction of the ledger."
         )
         self.paused = gauge("visiond_paused", "1 while results cannot be written.")
-        self._open_inboxes_and_disks()
+        self._open_scans_and_disks()
+        self.inboxes = InboxMetrics(registry)
         self._open_upkeep_and_sinks()
         self._open_looks()
         self._open_workers()
+        self.devices = DeviceMetrics(registry)
         self._begin_at_zero()
-        registry.register(_Process())
-        registry.register(_Gpus())
+        registry.register(Process())
+        self._gpus = Gpus()
+        registry.register(self._gpus)
 
-    def _open_inboxes_and_disks(self) -> None:
+    def _open_scans_and_disks(self) -> None:
         counter, gauge = partial(Counter, registry=self.registry), partial(Gauge, registry=self.registry)
         self.scan_seconds = Histogram(
             "visiond_scan_duration_seconds",
@@ -121,12 +124,6 @@ class Metrics:
             "Files found by a later scan, which events had missed. Inboxes without events do not count.",
         )
         self.watch_overflows = counter("visiond_watch_overflows", "Overflows of the kernel's event queue.")
-        self.unread_folders = gauge(
-            "visiond_unread_folders", "Folders in an inbox that cannot be read.", ["inbox"]
-        )
-        self.inbox_away = gauge(
-            "visiond_inbox_away", "1 while an inbox cannot be read or does not answer.", ["inbox"]
-        )
         self._measured: set[str] = set()  # folders whose disk has answered
         self.disk_free = gauge(
             "visiond_disk_free_bytes", "Room on the disk of a folder that the daemon writes to.", ["folder"]
@@ -240,6 +237,8 @@ class Metrics:
     def begin_segment(self, name: str, stages: Iterable[str], devices: Iterable[str]) -> None:
         """Create the series of this segment, its stages and its devices at 0."""
         self.batch_images.labels(name)
+        stages, devices = list(stages), list(devices)
+        self.devices.begin(stages, devices)
         for stage in stages:
             for metric in (self.reused, self.stage_seconds, self.stage_images):
                 metric.labels(stage)
@@ -250,8 +249,10 @@ class Metrics:
 
     # What the pipeline reports, one method for each event.
 
-    def admitted(self, admitted: Admitted) -> None:
+    def admitted(self, admitted: Admitted, inbox: int) -> None:
+        """What became of files of one inbox."""
         self.counts.admitted(admitted)
+        self.inboxes.admitted(admitted, inbox)
         for status, reason, count in (
             (JobStatus.SKIPPED, Reason.NOT_REGULAR.value, admitted.skipped),
             (JobStatus.GONE, "", admitted.replaced),
@@ -267,6 +268,7 @@ class Metrics:
 
     def replied(self, lane: str, device: str, reply: Reply) -> None:
         self.batch_images.labels(lane).observe(len(reply.outcomes))
+        self.devices.replied(device, reply)
         for run in reply.runs:
             self.stage_seconds.labels(run.stage).observe(run.seconds)
             self.stage_images.labels(run.stage).inc(run.images)
@@ -275,6 +277,7 @@ class Metrics:
 
     def finished(self, endings: Sequence[Ending]) -> None:
         """Count a group of images: a label is looked up once for all that share it."""
+        self.inboxes.finished(endings)
         now, last_success = time.monotonic(), 0.0
         reasons: collections.Counter[tuple[JobStatus, str]] = collections.Counter()
         bins: collections.Counter[str] = collections.Counter()
@@ -303,11 +306,34 @@ class Metrics:
             *(self.wait_seconds, self.reused, self.batch_images, self.stage_seconds, self.stage_images),
             *(self.out_of_memory, self.worker_restarts, self.model_load_seconds),
             *(self.worker_memory, self.worker_gpu_memory),
+            *self.devices.of_stations(),
         ]
 
     def collect(self) -> Iterable[Metric]:
         """All metrics, with those of the stations in other processes added."""
         return add(self.registry.collect(), self.stations.total())
+
+    def stage_states(self) -> list[StageState]:
+        """What each stage has done since the start, in all stations."""
+        sums: collections.Counter[tuple[str, str]] = collections.Counter()
+        own = [self.stage_images, self.stage_seconds, self.reused]
+        for family in add(chain.from_iterable(each.collect() for each in own), self.stations.total()):
+            for sample in family.samples:
+                sums[sample.name, sample.labels["stage"]] += sample.value  # type: ignore[assignment]
+        return [
+            StageState(
+                stage,
+                int(images),
+                sums["visiond_stage_duration_seconds_sum", stage],
+                int(sums["visiond_reused_results_total", stage]),
+            )
+            for (name, stage), images in sums.items()
+            if name == "visiond_stage_images_total"
+        ]
+
+    def gpu_states(self) -> list[GpuState]:
+        """The GPUs now. Asks the driver, which may take a while: call it in a thread."""
+        return self._gpus.states()
 
     def value(self, name: str, **labels: str) -> float:
         """The current value of a sample; 0 if it has none yet."""
@@ -318,9 +344,10 @@ class Metrics:
 class LookMetrics:
     """What the station of a second look reports. label: stands for the name of its stage."""
 
-    def __init__(self, metrics: Metrics, label: str) -> None:
+    def __init__(self, metrics: Metrics, label: str, devices: Iterable[str]) -> None:
         self._metrics, self._label = metrics, label
         self.worker_memory, self.worker_gpu_memory = metrics.worker_memory, metrics.worker_gpu_memory
+        metrics.devices.begin([label], devices)
         for metric in (metrics.stage_seconds, metrics.stage_images):
             metric.labels(label)
 
@@ -330,49 +357,3 @@ class LookMetrics:
     def replied(self, lane: str, device: str, reply: Reply) -> None:
         runs = [msgspec.structs.replace(run, stage=self._label) for run in reply.runs]
         self._metrics.replied(lane, device, msgspec.structs.replace(reply, runs=runs))
-
-
-class _Process(Collector):
-    """The daemon process, under the standard names of process metrics."""
-
-    def collect(self) -> Iterable[Metric]:
-        with open("/proc/self/statm") as file:
-            pages = int(file.read().split()[1])
-        usage = resource.getrusage(resource.RUSAGE_SELF)
-        yield GaugeMetricFamily("process_resident_memory_bytes", "Memory.", pages * resource.getpagesize())
-        yield CounterMetricFamily("process_cpu_seconds", "CPU time.", usage.ru_utime + usage.ru_stime)
-        yield CounterMetricFamily(
-            "visiond_log_lines_dropped",
-            "Log lines dropped because nobody read the log in time.",
-            lines.dropped(),
-        )
-
-
-class _Gpus(Collector):
-    """Memory and utilization of the GPUs, queried at a scrape, at most once a second."""
-
-    def __init__(self) -> None:
-        self._asked = -GPU_SECONDS
-        self._families: list[Metric] = []
-        self._peaks: dict[str, int] = {}
-
-    def collect(self) -> Iterable[Metric]:
-        if (now := time.monotonic()) - self._asked >= GPU_SECONDS:
-            self._asked = now
-            self._families = list(self._ask())
-        return self._families
-
-    def _ask(self) -> Iterable[Metric]:
-        labels = ["gpu", "uuid", "name"]
-        memory = GaugeMetricFamily("visiond_gpu_memory_bytes", "GPU memory.", labels=[*labels, "kind"])
-        utilisation = GaugeMetricFamily(
-            "visiond_gpu_utilization_ratio", "Share of time the GPU was busy.", labels=labels
-        )
-        for gpu in list_gpus():
-            label = [gpu.number, gpu.uuid, gpu.name]
-            peak = self._peaks[gpu.uuid] = max(gpu.used_bytes, self._peaks.get(gpu.uuid, 0))
-            for kind, value in (("total", gpu.total_bytes), ("used", gpu.used_bytes), ("peak", peak)):
-                memory.add_metric([*label, kind], value)
-            if gpu.utilisation is not None:
-                utilisation.add_metric(label, gpu.utilisation)
-        return memory, utilisation

@@ -62,6 +62,32 @@ class StationState(msgspec.Struct, frozen=True, kw_only=True):
     blocked: list[str] = []
 
 
+class SegmentState(msgspec.Struct, frozen=True):
+    """A segment of all stations together. queued: images that wait for a worker."""
+
+    name: str
+    queued: int
+
+
+class StageState(msgspec.Struct, frozen=True):
+    """What a stage has done since the daemon started. seconds: of its batches. reused: results of the ledger."""
+
+    name: str
+    images: int
+    seconds: float
+    reused: int
+
+
+class GpuState(msgspec.Struct, frozen=True):
+    """A GPU, as the driver describes it. busy: 0 to 1; None if the driver does not report it."""
+
+    device: str
+    name: str
+    used_bytes: int
+    total_bytes: int
+    busy: float | None = None
+
+
 class Chore(msgspec.Struct, frozen=True, kw_only=True):
     """The last run of an upkeep task. Times are Unix seconds; None: never."""
 
@@ -130,6 +156,9 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
     sinks: list[SinkState] = []
     second_looks: list[LookState] = []
     workers: list[WorkerState] = []
+    segments: list[SegmentState] = []
+    stages: list[StageState] = []
+    gpus: list[GpuState] = []
     notices: dict[str, str] = {}  # by stage
     settings_digest: str = ""  # of the models, thresholds and rule that the daemon was started with
     uptime_seconds: float = 0.0

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import os
 from collections.abc import AsyncIterator, Callable, Mapping
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
-from urllib.parse import urlencode
+from typing import Any, TypeVar
+from urllib.parse import urlsplit
 
 import anyio
 import msgspec
@@ -24,18 +23,21 @@ from starlette.staticfiles import StaticFiles
 from daemon import __version__, control
 from daemon.config.loading import Config
 from daemon.errors import NotRunning, VisiondError
+from daemon.hints import quantity
 from daemon.jobs import JobStatus
 from daemon.ledger.record import Record
 from daemon.ledger.records import Reader
 from daemon.ledger.soundness import MOST
 from daemon.monitoring.notices import list_notices
 from daemon.monitoring.snapshot import Snapshot
-from daemon.page.guard import read_form
-from daemon.page.pictures import DECODERS, NoPicture, Pictures
-from daemon.page.views import document_of, view_of
+from daemon.page.asked import Asked, address
+from daemon.page.guard import own_path, read_form
+from daemon.page.pictures import DECODERS, NoPicture, Pictures, draw_reason
+from daemon.page.settings import list_tables
+from daemon.page.views import document_of, raw_of, view_of, visible
 from daemon.search.following import encode_events, read_last
 from daemon.search.index import SearchUnusable
-from daemon.search.query import DATES, Query, QueryError, parse, read_day
+from daemon.search.query import Query, QueryError
 from daemon.search.searcher import NEWEST, By, Found, Searcher
 from daemon.state import CONTROL, PAGE_TOKEN
 
@@ -45,7 +47,6 @@ EVENT_SECONDS, KEEP_ALIVE_SECONDS = 0.5, 15.0
 SHOWN = 48  # images at once
 THUMBNAIL, PICTURE = 320, 1600  # pixels of the longer side
 WEEK = "private, max-age=604800, immutable"  # for addresses that name the content
-NO_PICTURE = Path(__file__).with_name("static") / "no-picture.svg"
 STATIC = Path(__file__).with_name("static")
 
 
@@ -65,7 +66,7 @@ class Page:
             lstrip_blocks=True,
             undefined=StrictUndefined,
         )
-        self._templates.globals |= {"version": __version__, "url": address}
+        self._templates.globals |= {"version": __version__, "url": address, "quantity": quantity}
         self._templates.filters["short"] = shorten
 
     def application(self) -> Starlette:
@@ -112,14 +113,14 @@ class Page:
             "warming": address("/", **asked.values()) if found.is_warming else "",
             "newest": 0 if asked.cursor else place,
             "problem": problem or found.problem,
+            "refused": bool(problem),
         }
-        if request.headers.get("hx-request"):
-            return self._show(request, "cards.html", values)
+        if _wants_cards(request):
+            return self._show(request, "cards.html", values | {"is_part": True})
         bins, inboxes = await _in_thread(lambda: (self._reader.bins(), self._reader.inboxes()))
-        names = [os.fsdecode(path) for path in inboxes.values()]
-        return self._show(
-            request, "gallery.html", values | {"bins": sorted(filter(None, bins)), "inboxes": names}
-        )
+        names = [visible(os.fsdecode(path)) for path in inboxes.values()]
+        choices = {"bins": sorted(filter(None, bins)), "inboxes": names, "is_part": False}
+        return self._show(request, "gallery.html", values | choices)
 
     def _find(self, asked: Asked) -> Found:
         self._searcher.catch_up()
@@ -135,13 +136,11 @@ class Page:
         values = {
             "view": view_of(record),
             "record": record,
-            "location": os.fsdecode(record.location).encode(errors="replace").decode(),
+            "location": visible(os.fsdecode(record.location)),
             "document": document,
             "criteria": criteria,
             "notices": list_notices((model.stage, model.notice) for model in record.models),
-            "raw": ""
-            if record.damage
-            else msgspec.json.format(record.sidecar, indent=2).decode(errors="replace"),
+            "raw": raw_of(record),
         }
         return self._show(request, "image.html", values)
 
@@ -155,8 +154,7 @@ class Page:
         hits = {hit.image: hit.score for hit in found.hits}
         records = await _in_thread(lambda: self._reader.find_numbers(list(hits)))
         views = [view_of(record, hits[record.id]) for record in records]
-        values = {"views": views, "following": "", "problem": problem, "warming": "", "behind": 0}
-        return self._show(request, "cards.html", values)
+        return self._show(request, "like.html", {"views": views, "problem": problem})
 
     def _like(self, image: int) -> Found:
         self._searcher.catch_up()
@@ -177,8 +175,8 @@ class Page:
         try:
             # Few at a time: each has a whole file in memory.
             content = await to_thread.run_sync(self._pictures.get, record, side, limiter=self._few)
-        except NoPicture:
-            return Response(NO_PICTURE.read_bytes(), media_type="image/svg+xml")
+        except NoPicture as error:
+            return Response(draw_reason(str(error)), media_type="image/svg+xml")
         return Response(content, headers={"cache-control": WEEK}, media_type="image/webp")
 
     async def live(self, request: Request) -> Response:
@@ -225,11 +223,18 @@ class Page:
 
     async def settings(self, request: Request) -> Response:
         """Every key of the configuration; secrets are in files of their own, of which only the name is shown."""
-        sections = self._config.model_dump(mode="json")
-        return self._show(request, "settings.html", {"sections": sections, "folder": self._config.folder})
+        tables = [*list_tables(self._config.model_dump(mode="json"))]
+        return self._show(request, "settings.html", {"tables": tables, "folder": self._config.folder})
 
     async def login(self, request: Request) -> Response:
-        values = {"wrong": "wrong" in request.query_params, "file": token_file(self._config)}
+        """`to`: the page from which somebody comes, and to which the login leads back."""
+        before = urlsplit(request.headers.get("referer", ""))
+        came = before._replace(scheme="", netloc="", fragment="").geturl() if before.path != "/login" else ""
+        values = {
+            "wrong": "wrong" in request.query_params,
+            "file": token_file(self._config),
+            "to": own_path(request.query_params.get("to") or came),
+        }
         return self._show(request, "login.html", values)
 
     # Changing
@@ -246,7 +251,7 @@ class Page:
         if "all" in form:
             ids = await _in_thread(self._reader.failed_ids)
         count = await _in_thread(lambda: control.put_back(self._config, JobStatus.FAILED, ids))
-        return RedirectResponse(address("/", q="state:failed", queued=count), 303)
+        return RedirectResponse(address("/", state="failed", queued=count), 303)
 
     # What they share
 
@@ -277,57 +282,21 @@ class Page:
             "queued": request.query_params.get("queued", ""),
         }
         content = self._templates.get_template(template).render(shared | dict(values))
-        return Response(content, media_type="text/html; charset=utf-8", headers={"vary": "HX-Request"})
+        return Response(
+            content, media_type="text/html; charset=utf-8", headers={"vary": "HX-Request, HX-Target"}
+        )
 
     async def explain(self, request: Request, error: Exception) -> Response:
         status = error.status_code if isinstance(error, HTTPException) else 503
         sentence = error.detail if isinstance(error, HTTPException) else str(error)
-        response = self._show(request, "error.html", {"sentence": sentence})
+        response = self._show(request, "error.html", {"sentence": sentence, "status": status})
         response.status_code = status
         return response
 
 
-class Asked(msgspec.Struct, frozen=True):
-    """What a gallery shows: the search box, and the choices beside it."""
-
-    q: str = ""
-    by: str = "both"
-    bin: str = ""
-    inbox: str = ""
-    state: str = ""
-    after: str = ""
-    before: str = ""
-    cursor: Annotated[int, msgspec.Meta(ge=0, le=MOST)] = 0
-
-    @classmethod
-    def of(cls, request: Request) -> Asked:
-        given = {name: value for name, value in request.query_params.items() if name in cls.__struct_fields__}
-        try:
-            asked = msgspec.convert(given, cls, strict=False)
-        except msgspec.ValidationError as error:
-            raise QueryError(f"the address has a value that cannot be used: {error}") from error
-        return asked if asked.by in (*By, "newest") else msgspec.structs.replace(asked, by="both")
-
-    def query(self) -> Query:
-        """Raises QueryError."""
-        choices = {name: [value] for name in ("bin", "inbox", "state") if (value := getattr(self, name))}
-        query = parse(self.q).narrowed(**choices)
-        after, before = (
-            read_day(name, getattr(self, name)) if getattr(self, name) else None for name in DATES
-        )
-        return replace(query, after=after or query.after, before=before or query.before)
-
-    def values(self) -> dict[str, object]:
-        """Those that are not as by default, for an address."""
-        return {
-            name: value for name, value in msgspec.structs.asdict(self).items() if value and value != "both"
-        }
-
-
-def address(path: str, **values: object) -> str:
-    """With the values that are not empty as its query."""
-    given = {name: str(value) for name, value in values.items() if value not in ("", 0, None)}
-    return f"{path}?{urlencode(given)}" if given else path
+def _wants_cards(request: Request) -> bool:
+    """Whether htmx asks only for images that follow, and not for all that another search finds."""
+    return bool(request.headers.get("hx-request")) and request.headers.get("hx-target") != "results"
 
 
 def shorten(value: object) -> str:

@@ -10,10 +10,11 @@ import contextlib
 import hashlib
 import hmac
 import os
+import re
 import secrets
 from collections.abc import Callable
 from pathlib import Path
-from urllib.parse import parse_qs, urlsplit
+from urllib.parse import parse_qs, quote, urlsplit
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.exceptions import HTTPException
@@ -22,6 +23,7 @@ from starlette.responses import RedirectResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from daemon.errors import ConfigError
+from daemon.system.ownership import hand_over
 
 COOKIE = "visiond"
 COOKIE_SECONDS = 30 * 86400
@@ -69,6 +71,9 @@ class Guard:
         request = Request(scope, receive)
         request.state.may_change = self._has_token(request)
         answer: ASGIApp = self._refuse(request) or self._app
+        if request.url.path == "/logout" and answer is self._app:
+            answer = RedirectResponse("/", 303)
+            answer.delete_cookie(COOKIE, httponly=True, samesite="strict", secure=self._is_secure)
         if request.url.path == "/login" and request.method == "POST" and is_from_page(request.headers):
             try:
                 answer = await self._log_in(request)
@@ -102,10 +107,10 @@ class Guard:
 
     async def _log_in(self, request: Request) -> Response:
         form = await read_form(request)
-        given = form.get("token", [""])[0].strip().encode()
+        given, to = form.get("token", [""])[0].strip().encode(), own_path(form.get("to", ["/"])[0])
         if not hmac.compare_digest(given, token := self._read_token()):
-            return RedirectResponse("/login?wrong=1", 303)
-        response = RedirectResponse("/", 303)
+            return RedirectResponse(f"/login?wrong=1&to={quote(to)}", 303)
+        response = RedirectResponse(to, 303)
         response.set_cookie(
             COOKIE, cookie_of(token), COOKIE_SECONDS, httponly=True, samesite="strict", secure=self._is_secure
         )
@@ -115,6 +120,11 @@ class Guard:
 def cookie_of(token: bytes) -> str:
     """What a browser keeps instead of the token itself."""
     return hmac.digest(token, b"cookie of the page", hashlib.sha256).hex()
+
+
+def own_path(given: str) -> str:
+    """An address of this page, to be gone to; "/" if it may lead to another site."""
+    return given if re.fullmatch(r"/(?![/\\])[!-\[\]-~]*", given) else "/"
 
 
 def is_from_page(headers: Headers) -> bool:
@@ -158,6 +168,7 @@ def own_token(file: Path) -> bytes:
             opened.write(secrets.token_hex(16) + "\n")
             opened.flush()
             os.fsync(opened.fileno())
+        hand_over(partial)
         with contextlib.suppress(FileExistsError):  # another process was faster
             os.link(partial, file)
         partial.unlink()

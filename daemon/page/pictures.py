@@ -6,14 +6,18 @@ from __future__ import annotations
 import contextlib
 import io
 import os
+import textwrap
 import threading
 import time
 from pathlib import Path
+from xml.sax.saxutils import escape
 
 from PIL import Image as Picture
 
+from daemon.errors import SourceChanged
+from daemon.inbox.origin import origin_of
 from daemon.ledger.record import Record
-from daemon.system.beneath import READ, open_beneath
+from daemon.system.ownership import hand_over, make_folder
 from stages.base import ImageError, Limits
 from stages.decoding.decoder import Decoders
 from stages.decoding.images import inspect
@@ -24,6 +28,14 @@ FAILURE_SECONDS, MOST_FAILURES = 300.0, 10_000
 QUALITY = 80  # of WebP
 SUFFIX = ".webp"
 KEPT = 0.9  # of the bound, after the oldest were removed
+
+
+PLACEHOLDER = (
+    '<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 320 240"><rect width="320" height="240" fill="#565b61"/>'
+    '<g fill="#fff" font-family="system-ui, sans-serif" font-size="16" text-anchor="middle">{}</g></svg>'
+)
+LINE = '<text x="160" y="{}">{}</text>'
+LINE_LETTERS, MOST_LINES = 32, 6
 
 
 class NoPicture(Exception):
@@ -82,21 +94,26 @@ class Pictures:
         return out.getvalue()
 
 
+def draw_reason(reason: str) -> bytes:
+    """An SVG that stands for a picture and says why there is none."""
+    lines = textwrap.wrap(f"No picture: {reason}", LINE_LETTERS)[:MOST_LINES]
+    top = 126 - 11 * (len(lines) - 1)
+    drawn = [LINE.format(top + 22 * place, escape(line)) for place, line in enumerate(lines)]
+    return PLACEHOLDER.format("".join(drawn)).encode()
+
+
 def read_source(record: Record) -> bytes:
     """The bytes of an image's file, if it is still the version that has the result. Raises NoPicture."""
     try:
-        folder, path = record.inbox_path, record.path
-        fd = os.open(record.location, READ) if record.has_moved else open_beneath(folder, path)
-        with open(fd, "rb") as file:
-            if not record.version.is_of(os.fstat(fd), moved=record.has_moved):
-                raise NoPicture("the file has changed since")
-            if record.version.size > MOST_BYTES:
-                raise NoPicture("the file is too large to be shown")
-            return file.read(record.version.size)
+        if record.version.size > MOST_BYTES:
+            raise NoPicture("the file is too large to be shown")
+        return origin_of(record.inbox_path).read_source(record)
     except FileNotFoundError:
         raise NoPicture("the file is no longer there") from None
+    except SourceChanged:
+        raise NoPicture("the file has changed since") from None
     except OSError as error:
-        raise NoPicture(f"the file cannot be read: {error.strerror}") from error
+        raise NoPicture(f"the file cannot be read: {error.strerror or error}") from error
 
 
 class Cache:
@@ -106,7 +123,7 @@ class Cache:
         self._folder = folder
         self._most = most_bytes
         self._lock = threading.Lock()
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        make_folder(folder)
         self._bytes = sum(size for _, size, _ in self._list())
 
     def get(self, name: str) -> bytes | None:
@@ -123,8 +140,9 @@ class Cache:
         path = self._path(name)
         temporary = path.with_name(f".{path.name}.{threading.get_ident()}")
         try:
-            path.parent.mkdir(mode=0o700, exist_ok=True)
+            make_folder(path.parent)
             temporary.write_bytes(content)
+            hand_over(temporary)
             temporary.replace(path)
         except OSError:
             with contextlib.suppress(OSError):

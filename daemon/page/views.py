@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -13,6 +14,9 @@ from daemon.jobs import JobStatus
 from daemon.ledger.record import Record
 
 SHORT_TEXT = 160  # characters on a card
+# In a name these would be invisible, or turn what follows around: "a<U+202E>gpj.exe" would look like "aexe.jpg".
+TURNING = "\u202a-\u202e\u2066-\u2069"
+HIDDEN = re.compile(f"[\x00-\x1f\x7f-\x9f{TURNING}]")
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +61,20 @@ class View:
         return self.caption or self.name
 
 
+def visible(path: str) -> str:
+    """A path with everything in it to be seen. path: from os.fsdecode."""
+    whole = path.encode(errors="replace").decode()
+    return HIDDEN.sub(lambda found: found[0].encode("unicode_escape").decode(), whole)
+
+
+def raw_of(record: Record) -> str:
+    """Its sidecar as JSON to be read."""
+    if record.damage:
+        return ""
+    text = msgspec.json.format(record.sidecar, indent=2).decode(errors="replace")
+    return re.sub(f"[{TURNING}]", lambda found: f"\\u{ord(found[0]):04x}", text)
+
+
 def document_of(record: Record) -> dict[str, Any]:
     """What its sidecar has; nothing if it has no result, or its data is damaged."""
     is_whole = record.status is JobStatus.DONE and not record.damage
@@ -72,8 +90,8 @@ def view_of(record: Record, score: float | None = None) -> View:
     folder, name = os.path.split(os.fsdecode(record.path))
     return View(
         id=record.id,
-        name=name.encode(errors="replace").decode(),
-        folder=os.path.join(os.fsdecode(record.inbox_path), folder).encode(errors="replace").decode(),
+        name=visible(name),
+        folder=visible(os.path.join(os.fsdecode(record.inbox_path), folder)),
         state=record.status.name.lower(),
         bin=record.bin,
         reason=record.damage or record.reason,

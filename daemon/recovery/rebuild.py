@@ -33,6 +33,7 @@ from daemon.ledger.schema import connect
 from daemon.ledger.soundness import MOST
 from daemon.ledger.statements import SQL, run_rows
 from daemon.messages import Output
+from daemon.recovery.showing import Showing
 from daemon.results.destinations import Destination
 from daemon.sidecar import SCHEMA, SecondLook, parse_sidecar, path_of
 from daemon.state import DATABASE, LEDGER
@@ -62,15 +63,18 @@ class OtherInbox(ValueError):
         self.inbox = inbox
 
 
-def rebuild(config: Config) -> Iterator[Finding]:
+def rebuild(config: Config, showing: Showing) -> Iterator[Finding]:
     """Replace the ledger by a new one, and keep the old one under another name. Raises InboxMoved;
     then nothing has changed."""
     path = config.state.path / LEDGER
     fresh = path.with_name(f"{LEDGER}.new")
     _remove(fresh)  # of an attempt that was interrupted
+    showing.wait("counting the sidecars")
+    destinations = [Destination.of(inbox, config) for inbox in config.inbox]
+    showing.begin("sidecars", sum(1 for _ in list_sidecars(*folders_of(destinations))))
     with contextlib.closing(connect(fresh)) as connection:
-        for number, inbox in enumerate(config.inbox, 1):
-            destination, others, restored = Destination.of(inbox, config), Counter[str](), 0
+        for number, destination in enumerate(destinations, 1):
+            others, restored = Counter[str](), 0
             connection.execute(SQL["add_inbox"], (destination.inbox,))
             for folder in folders_of([destination]):
                 files = list_sidecars(folder)

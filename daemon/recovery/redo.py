@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 
 from daemon.config.loading import Config
 from daemon.devices import select_devices
+from daemon.inbox.origin import origin_of
 from daemon.jobs import Job
 from daemon.layout import digest_settings, judge_of, resolve_models
 from daemon.ledger.record import Record
@@ -40,8 +41,13 @@ def choose(records: Iterable[Record], config: Config) -> Choice:
     return choice
 
 
-def choose_stale(reader: Reader, config: Config) -> Choice:
-    """Choose the images whose models, bin or criteria would differ now. Raises ModelsUnusable, ConfigError."""
+def choose_stale(
+    reader: Reader,
+    config: Config,
+    track: Callable[[Iterable[Record]], Iterable[Record]] = lambda records: records,
+) -> Choice:
+    """Choose the images whose models, bin or criteria would differ now. track: gets all images, and returns the same ones.
+    Raises ModelsUnusable, ConfigError."""
     gpus = list_gpus()
     # The daemon's own workers may use the memory of its GPUs by now.
     selected = select_devices(config, gpus, by_memory=False)
@@ -51,9 +57,8 @@ def choose_stale(reader: Reader, config: Config) -> Choice:
         {name: spec.fingerprint for name, spec in resolve_looks(selected, gpus, specs).items()},
     )
     judge = judge_of(config, reader.inboxes())
-    stale = (
-        record for record in reader.newest_done(with_results=True) if _is_stale(record, wanted, judge, reader)
-    )
+    records = track(reader.newest_done(with_results=True))
+    stale = (record for record in records if _is_stale(record, wanted, judge, reader))
     return replace(choose(stale, config), settings_digest=digest_settings(config, specs))
 
 
@@ -109,9 +114,4 @@ def _why_left(record: Record, destination: Destination | None) -> str:
         os.path.join(destination.bins, b"")
     ):
         return f'their files are in a bin, and bins = "{destination.bins_mode}" moves no image'
-    try:
-        status = os.lstat(record.location)
-    except OSError:
-        return "their file is gone"
-    same = record.version.is_of(status, moved=record.has_moved)
-    return "" if same else "their file has changed since it was processed"
+    return origin_of(record.inbox_path).why_lost(record)

@@ -11,7 +11,7 @@ import contextlib
 import itertools
 import os
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Annotated
 
@@ -39,6 +39,7 @@ from daemon.ledger.schema import trouble_named
 from daemon.ledger.soundness import MOST, is_blank
 from daemon.recovery.damaged_rows import DamagedRows
 from daemon.recovery.rebuild import Finding, folders_of, list_sidecars, rebuild, stat_regular
+from daemon.recovery.showing import Nobody, Showing
 from daemon.results.destinations import (
     Destination,
     open_destinations,
@@ -49,19 +50,21 @@ from daemon.results.destinations import (
 from daemon.results.folder_locks import lock_outputs
 from daemon.state import IDENTITY, LEDGER, closed_to_others, lock_state
 
+NOBODY = Nobody()
 
-def verify(config: Config) -> Iterator[Finding]:
+
+def verify(config: Config, showing: Showing = NOBODY) -> Iterator[Finding]:
     """Compare every sidecar and reason of failure with the ledger.
 
     Raises NothingFound without a ledger, AlreadyRunning, LedgerDamaged.
     """
     # Open before locking: the lock makes the folder.
     with open_reader(config) as reader, lock_state(config.state.path):
-        reader.check_file()
-        yield from _compare(reader, config)
+        _check_file(reader, showing)
+        yield from _compare(reader, config, showing)
 
 
-def repair(config: Config) -> Iterator[Finding]:
+def repair(config: Config, showing: Showing = NOBODY) -> Iterator[Finding]:
     """As `verify`, but write missing and edited sidecars again, and a new ledger if it is lost or damaged.
 
     Raises AlreadyRunning, LedgerUnusable, NotWritable, NothingFound when there is neither.
@@ -70,14 +73,14 @@ def repair(config: Config) -> Iterator[Finding]:
     try:
         with lock_state(config.state.path), lock_outputs(config, make=False):
             with contextlib.suppress(NothingFound, LedgerDamaged):
-                yield from _settle_identity(config)
+                yield from _settle_identity(config, showing)
                 with open_reader(config) as reader:
-                    reader.check_file()
-                    yield from _compare(reader, config, fix=True)
+                    _check_file(reader, showing)
+                    yield from _compare(reader, config, showing, fix=True)
                     remember_names(config)
                     return
             with trouble_named(config.state.path / LEDGER):
-                yield from rebuild(config)
+                yield from rebuild(config, showing)
             remember_names(config)
     except LedgerUnusable:  # an OSError too, with a better message
         raise
@@ -87,7 +90,7 @@ def repair(config: Config) -> Iterator[Finding]:
         raise NotWritable(f"{where} cannot be read or written: {error.strerror or error}. {fix}") from error
 
 
-def _settle_identity(config: Config) -> Iterator[Finding]:
+def _settle_identity(config: Config, showing: Showing) -> Iterator[Finding]:
     """If only the file `identity` is damaged, write it again from the ledger.
 
     Raises LedgerDamaged when the ledger is damaged too, or belongs elsewhere; NothingFound.
@@ -100,8 +103,8 @@ def _settle_identity(config: Config) -> Iterator[Finding]:
         if is_blank(path):
             raise
         with trouble_named(path), contextlib.closing(Reader(path, of_any_id=True)) as reader:
-            reader.check_file()
-            if isinstance(error, OtherLedger) and not _has_made(reader, config):
+            _check_file(reader, showing)
+            if isinstance(error, OtherLedger) and not _has_made(reader, config, showing):
                 raise
     identity.adopt(path)
     detail = (
@@ -110,13 +113,21 @@ def _settle_identity(config: Config) -> Iterator[Finding]:
     yield Finding("damaged", os.fsencode(config.state.path / IDENTITY), detail)
 
 
-def _has_made(reader: Reader, config: Config) -> bool:
+def _has_made(reader: Reader, config: Config, showing: Showing) -> bool:
     """Whether most sidecars belong to this ledger, so that it does not overwrite those of another one."""
-    counts = Counter(finding.kind for finding in _compare(reader, config))
+    counts = Counter(finding.kind for finding in _compare(reader, config, showing))
     return counts["whole"] >= counts["edited"] + counts["foreign"]
 
 
-def _compare(reader: Reader, config: Config, *, fix: bool = False) -> Iterator[Finding]:
+def _check_file(reader: Reader, showing: Showing) -> None:
+    """Raises LedgerDamaged."""
+    sentence = f"reading the ledger, {reader.path.stat().st_size >> 20:,} MiB"
+    reader.check_file(lambda: showing.wait(sentence))
+
+
+def _compare(reader: Reader, config: Config, showing: Showing, *, fix: bool = False) -> Iterator[Finding]:
+    showing.wait("counting the sidecars")
+    showing.begin("sidecars", reader.count_published())
     destinations = open_destinations(config)
     known: set[bytes] = set()
     changed: set[bytes] = set()  # folders
@@ -207,10 +218,17 @@ def describe_left_out(config: Config) -> list[str]:
     return []
 
 
-def back_up(config: Config, file: Path, *, force: bool = False) -> None:
+def back_up(
+    config: Config,
+    file: Path,
+    *,
+    force: bool = False,
+    step: Callable[[int, int], None] = lambda done, total: None,
+) -> None:
     """Copy the ledger as it is at one moment, by SQLite's own backup, whether or not a daemon writes to it.
 
-    force: replace a file that is there. Raises NothingFound, LedgerDamaged, NotWritable, WrongArgument.
+    force: replace a file that is there. step: called with the MiB that are copied, and with all.
+    Raises NothingFound, LedgerDamaged, NotWritable, WrongArgument.
     """
     if file == STDOUT:
         raise WrongArgument(
@@ -221,7 +239,7 @@ def back_up(config: Config, file: Path, *, force: bool = False) -> None:
         open_reader(config) as reader,
         written_whole(file, reader.path, force=force) as partial,
     ):
-        reader.back_up(partial)
+        reader.back_up(partial, step)
 
 
 def _check_source(config: Config) -> None:

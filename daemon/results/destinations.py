@@ -92,7 +92,9 @@ class Destination:
         mode, fate = output.bins, inbox.on_success
         if (mode, fate) == ("copy", "delete"):  # the same as a move, which overwrites nothing
             mode, fate = "move", "keep"
-        return cls(os.fsencode(inbox.path), results, failed, done, folder, mode, fate, known)
+        if inbox.url:  # objects stay where they are
+            mode, fate = "none", "keep"
+        return cls(inbox.root, results, failed, done, folder, mode, fate, known)
 
     @property
     def longest_path(self) -> int:
@@ -239,7 +241,7 @@ class Destination:
 
 def open_destinations(config: Config) -> dict[bytes, Destination]:
     """The destinations by the inbox's path."""
-    return {os.fsencode(inbox.path): Destination.of(inbox, config) for inbox in config.inbox}
+    return {inbox.root: Destination.of(inbox, config) for inbox in config.inbox}
 
 
 def publish_records(records: Sequence[Record], destinations: Mapping[int, Destination]) -> Publication:

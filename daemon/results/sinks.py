@@ -1,5 +1,5 @@
 """Sinks: additional outputs of records. To add one, write a class like `Sink`, and name it in SINKS and in
-`OutputSection.sinks` (daemon/config/sections.py).
+`OutputSection.sinks` (daemon/config/output.py).
 
 `outbox.py` calls each sink with the records that it does not have yet, and tries again when it fails.
 """
@@ -13,10 +13,11 @@ from typing import Protocol
 
 from anyio import to_thread
 
-from daemon.config.sections import OutputSection
+from daemon.config.loading import Config
 from daemon.jobs import JobStatus
 from daemon.ledger.files import sync_folder
 from daemon.ledger.record import Record
+from daemon.results.uploads import StoreSink
 from daemon.results.webhook import WebhookSink
 
 
@@ -72,12 +73,15 @@ class JsonlSink:
             sync_folder(self.path.parent)
 
 
-SINKS: Mapping[str, Callable[[OutputSection], Sink]] = {  # by their names in output.sinks
-    "jsonl": lambda output: JsonlSink(output.jsonl_file),
-    "webhook": lambda output: WebhookSink(output.webhook),
+SINKS: Mapping[str, Callable[[Config], Sink]] = {  # by their names in output.sinks
+    "jsonl": lambda config: JsonlSink(config.output.jsonl_file),
+    "webhook": lambda config: WebhookSink(config.output.webhook),
+    "store": lambda config: StoreSink(
+        config.output.store, {inbox.root: inbox.name for inbox in config.inbox}
+    ),
 }
 
 
-def open_sinks(output: OutputSection) -> dict[str, Sink]:
+def open_sinks(config: Config) -> dict[str, Sink]:
     """Those that are configured, by name."""
-    return {name: SINKS[name](output) for name in output.sinks}
+    return {name: SINKS[name](config) for name in config.output.sinks}

@@ -19,8 +19,8 @@ import msgspec
 from anyio import to_thread
 
 from daemon import __version__
+from daemon.config.output import WebhookSection
 from daemon.config.secrets import read_secret
-from daemon.config.sections import WebhookSection
 from daemon.errors import ConfigError
 from daemon.jobs import JobStatus
 from daemon.ledger.record import Record

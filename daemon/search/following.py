@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 import msgspec
 
 from daemon.errors import VisiondError
@@ -22,6 +24,8 @@ def read_last(reader: Reader) -> int:
 
 class NumberUnknown(VisiondError):
     """Nobody has this number yet; the message says why that may be."""
+
+    exit_status = os.EX_USAGE
 
 
 def encode_events(reader: Reader, after: int, *, full: bool = False) -> tuple[list[tuple[int, bytes]], int]:

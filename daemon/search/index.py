@@ -8,6 +8,7 @@ write; whoever searches first brings the index up to date. It may be deleted at 
 from __future__ import annotations
 
 import contextlib
+import os
 import re
 import shutil
 import sqlite3
@@ -30,6 +31,7 @@ from daemon.ledger.statements import read_statements
 from daemon.search import matrix
 from daemon.search.entries import FIELDS, Entry, make_entry
 from daemon.search.query import Query
+from daemon.system.ownership import hand_over, make_folder
 
 VERSION = 1  # of the entries and their tables; an index of another version is made again
 CHUNK = 512  # images in one transaction
@@ -44,6 +46,8 @@ SQL = read_statements("daemon.search", "search.sql")
 
 class SearchUnusable(VisiondError):
     """The index cannot be used or made; the message says why."""
+
+    exit_status = os.EX_UNAVAILABLE
 
 
 class About(NamedTuple):
@@ -233,7 +237,7 @@ class Index:
         connection.close()
 
     def _open(self) -> tuple[int, sqlite3.Connection]:
-        self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        make_folder(self.folder)
         try:
             return self._connect()
         except sqlite3.OperationalError:
@@ -243,6 +247,9 @@ class Index:
             return self._connect()
 
     def _connect(self) -> tuple[int, sqlite3.Connection]:
+        if not self._file.exists():
+            self._file.touch(0o600)
+            hand_over(self._file)  # SQLite's other files get the same owner
         with contextlib.ExitStack() as undo:
             connection = sqlite3.connect(
                 self._file, isolation_level=None, check_same_thread=False, timeout=BUSY_SECONDS

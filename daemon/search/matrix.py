@@ -19,6 +19,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from daemon.system.ownership import hand_over, make_folder
+
 LIMIT = 127.0  # of int8
 PARTS = {"int8": np.int8, "scales": np.float32, "float16": np.float16, "numbers": np.int64}
 
@@ -39,7 +41,7 @@ def folder_of(root: Path, maker: str) -> Path:
 
 def append(folder: Path, rows: int, numbers: Sequence[int], embeddings: NDArray[np.float16]) -> None:
     """Write rows behind the first `rows`, durably. embeddings: [n, dim]. Raises OSError."""
-    folder.mkdir(parents=True, exist_ok=True)
+    make_folder(folder)
     values, scales = quantize(embeddings)
     new: dict[str, NDArray[Any]] = {
         "int8": values,
@@ -49,8 +51,9 @@ def append(folder: Path, rows: int, numbers: Sequence[int], embeddings: NDArray[
     }
     for name, part in new.items():
         content = np.ascontiguousarray(part)
-        fd = os.open(folder / name, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        fd = os.open(folder / name, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
         try:
+            hand_over(folder / name)
             written = os.pwrite(fd, content.data.cast("B"), rows * content[0].nbytes)
             if written != content.nbytes:
                 raise OSError(f"{folder / name}: only {written} of {content.nbytes} bytes were written")

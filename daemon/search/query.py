@@ -12,6 +12,7 @@ after:2026-11-01      finished on that day (UTC) or later; before: is the day af
 from __future__ import annotations
 
 import difflib
+import os
 import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
@@ -32,6 +33,8 @@ WORD = re.compile(r"[^\W_]")  # what the index takes for a part of a word
 
 class QueryError(VisiondError):
     """The search cannot be understood; the message says why and what to type."""
+
+    exit_status = os.EX_USAGE
 
 
 @dataclass(frozen=True, slots=True)

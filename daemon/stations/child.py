@@ -27,6 +27,7 @@ from daemon.placement import Placement, Segment
 from daemon.results.destinations import Destination
 from daemon.stations import wire
 from daemon.stations.station import Published, Station
+from daemon.stations.tracing import opened_tracer
 from daemon.system.cores import bind
 from daemon.system.lines import written_aside
 from daemon.system.log import set_up
@@ -169,7 +170,14 @@ async def _serve(setup: wire.Setup, config: Config, coordinator: RemoteCoordinat
     roots = {number: destination.inbox for number, destination in destinations.items()}
     coordinator.serve(destinations)
     lanes = layout.open_lanes(slab, metrics, setup.workers)
-    station = Station(slab, lanes, judge_of(config, roots), destinations, metrics)
+    judge = judge_of(config, roots)
+    with opened_tracer(config.traces, setup.name) as tracer:
+        station = Station(slab, lanes, judge, destinations, metrics, tracer=tracer)
+        await _work(station, coordinator, metrics)
+
+
+async def _work(station: Station, coordinator: RemoteCoordinator, metrics: Metrics) -> None:
+    """Until the daemon says stop, or is gone."""
 
     async def staff() -> None:
         async with anyio.create_task_group() as workers:

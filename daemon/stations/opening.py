@@ -13,6 +13,7 @@ from daemon.results.judge import Judge
 from daemon.stations import wire
 from daemon.stations.remote import RemoteStation
 from daemon.stations.station import Station
+from daemon.stations.tracing import check_traces, opened_tracer
 from daemon.system.cores import bind
 
 
@@ -33,7 +34,12 @@ def open_stations(
         bind(layout.cores.common(held))  # before the slab is touched
         slab = open_slab(layout.config, layout.gpus)
         stack.callback(slab.close)
-        return [Station(slab, layout.open_lanes(slab, metrics), judge, destinations, metrics)]
+        lanes, tracer = (
+            layout.open_lanes(slab, metrics),
+            stack.enter_context(opened_tracer(layout.config.traces)),
+        )
+        return [Station(slab, lanes, judge, destinations, metrics, tracer=tracer)]
+    check_traces(layout.config.traces)
     slab_bytes = size_slabs(layout.config, layout.gpus, len(parts))
     for segment in layout.placement.segments:
         metrics.begin_segment(segment.name, segment.stages, segment.devices)

@@ -8,6 +8,7 @@ for all GPUs of the machine.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -19,18 +20,22 @@ from anyio import to_thread
 
 from daemon.errors import WorkerLost
 from daemon.inbox.intake import read_files
+from daemon.inbox.origin import origin_of
 from daemon.jobs import Ending, Failure, Job, JobStatus
 from daemon.ledger.record import Record
 from daemon.messages import Reply
 from daemon.monitoring.metrics import LookMetrics, Metrics
 from daemon.monitoring.snapshot import LaneState, StationState
 from daemon.results.destinations import Destination, Publication, publish_records
+from daemon.stations.tracing import Tracer
 from daemon.system.queues import drain
 from daemon.system.retry import Retry
 from daemon.workers.lane import Lane
 from daemon.workers.slab import Slab
 from stages.base import Reason, advise
 
+REMOTE_GROUPS = 4  # of jobs that are read from stores at once, beside the files of folders
+SILENT_SECONDS = 5.0  # after that a store whose groups are all waiting is away
 FINISH = 128  # jobs committed and published together
 SOLO_DEATHS = 2  # workers that must die on one image alone before it counts as the cause
 
@@ -98,16 +103,20 @@ class Station:
         metrics: Metrics | LookMetrics,
         publish: Callable[[Sequence[Record], Mapping[int, Destination]], Publication] | None = None,
         read: Callable[[Sequence[Job], Slab, Mapping[int, bytes]], None] | None = None,
+        tracer: Tracer | None = None,
     ) -> None:
         """publish: writes results to files; None: `publish_records`.
-        read: brings the bytes of jobs into the slab; None: `read_files`."""
+        read: brings the bytes of jobs into the slab; None: `read_files`. tracer: None if no image is traced."""
         self.slab = slab
         self.lanes = list(lanes)
         self.retry = Retry()
         self._judge = judge
         self._destinations = destinations
         self._roots = {inbox: destination.inbox for inbox, destination in destinations.items()}
+        self._remote = {inbox for inbox, root in self._roots.items() if origin_of(root).is_remote}
+        self._reading = anyio.Semaphore(REMOTE_GROUPS)
         self._metrics = metrics
+        self._tracer = tracer
         self._write_results = publish or publish_records
         self._read = read or read_files
         self._ended: asyncio.Queue[Job] = asyncio.Queue(4 * FINISH)
@@ -170,15 +179,53 @@ class Station:
     async def _feed(self) -> None:
         """Fetch jobs, reserve room in the slab, and read them, many at a time.
         Jobs that have room are read before one that must wait for it."""
-        while jobs := await self._coordinator.next_jobs():
-            group: list[Job] = []
-            for job in jobs:
-                if not self._reserve_now(job):
-                    await self._take_up(group)
-                    group = []
-                    job.extent = await self.slab.reserve(job.version.size)
-                group.append(job)
-            await self._take_up(group)
+        async with anyio.create_task_group() as reading:
+            while jobs := await self._coordinator.next_jobs():
+                group: list[Job] = []
+                for job in jobs:
+                    if not self._reserve_now(job):
+                        await self._share_out(group, reading)
+                        group = []
+                        job.extent = await self.slab.reserve(job.version.size)
+                    group.append(job)
+                await self._share_out(group, reading)
+
+    async def _share_out(self, jobs: list[Job], reading: anyio.abc.TaskGroup) -> None:
+        """Take up the jobs. Those of a store are read beside the others, as it may answer late."""
+        for inbox in {job.inbox for job in jobs} & self._remote:
+            group = [job for job in jobs if job.inbox == inbox]
+            if await self._find_room(inbox):
+                reading.start_soon(self._take_up_remote, group)
+            else:
+                await self._give_back(inbox, group)
+        await self._take_up([job for job in jobs if job.inbox not in self._remote])
+
+    async def _find_room(self, inbox: int) -> bool:
+        """Wait until a group of this inbox can be read beside the others. False if its store does not answer:
+        other inboxes must not wait for it."""
+        while True:
+            with contextlib.suppress(anyio.WouldBlock):
+                self._reading.acquire_nowait()
+                return True
+            if origin_of(self._roots[inbox]).silent_seconds() > SILENT_SECONDS:
+                return False
+            with anyio.move_on_after(1.0):
+                await self._reading.acquire()
+                return True
+
+    async def _give_back(self, inbox: int, jobs: list[Job]) -> None:
+        """Report these jobs as those of an inbox that is away: they wait, and no attempt is counted."""
+        silent = origin_of(self._roots[inbox]).silent_seconds()
+        why = f"the store has not answered for {silent:.0f} s"
+        for job in jobs:
+            job.failure = job.failure or Failure(Reason.UNREADABLE, why, transient=True, away=True)
+        await self._note_read(jobs)
+
+    async def _take_up_remote(self, jobs: list[Job]) -> None:
+        try:
+            await self._take_up(jobs)
+        finally:
+            self._reading.release()
 
     def _reserve_now(self, job: Job) -> bool:
         """Whether the job got room in the slab at once. A job that is larger than the slab fails."""
@@ -194,10 +241,17 @@ class Station:
 
     async def _take_up(self, jobs: list[Job]) -> None:
         """Read and digest the files, take over results that the ledger already has, and queue the rest."""
+        if not jobs:
+            return
         await self.retry.in_thread(
             "inbox", self._read, [job for job in jobs if job.extent], self.slab, self._roots
         )
+        await self._note_read(jobs)
+
+    async def _note_read(self, jobs: list[Job]) -> None:
         await self._coordinator.note_read(jobs)
+        if self._tracer:
+            self._tracer.read(jobs)
         for job in jobs:
             self._metrics.fed(job)
             await self._pass_on(job)
@@ -205,13 +259,22 @@ class Station:
     # 2. A worker runs each job through the stages of a segment,
     # in a batch with others: see daemon/workers/lane.py.
 
+    def begin(self, jobs: Sequence[Job]) -> None:
+        """A worker gets these as a batch."""
+        if self._tracer:
+            self._tracer.sent(jobs)
+
     async def try_again(self, lane: Lane, jobs: Sequence[Job], loss: WorkerLost) -> None:
         """A worker was lost with these images. If one of them may be the cause, each one runs alone."""
+        if self._tracer:
+            self._tracer.lost(jobs, loss.cause)
         for job in jobs:
             await self._queue(lane, job, suspect=loss.began)
 
     async def suspect(self, lane: Lane, job: Job, loss: WorkerLost) -> None:
         """A worker was lost while it had only this image."""
+        if self._tracer:
+            self._tracer.lost([job], loss.cause)
         job.deaths += loss.began
         await self._coordinator.blame(job)
         if job.deaths < SOLO_DEATHS:
@@ -226,6 +289,8 @@ class Station:
     async def advance(self, lane: Lane, device: str, jobs: Sequence[Job], reply: Reply) -> None:
         """Take over a worker's reply."""
         self._metrics.replied(lane.name, device, reply)
+        if self._tracer:
+            self._tracer.answered(lane.name, device, jobs, reply)
         for job, outcome in zip(jobs, reply.outcomes, strict=True):
             job.format, job.pages = outcome.format, outcome.pages
             job.width, job.height = outcome.width, outcome.height
@@ -260,6 +325,8 @@ class Station:
 
     def _let_go(self, job: Job) -> None:
         self._leave_slab(job)
+        if self._tracer:
+            self._tracer.forget([job])
         self._coordinator.let_go([job])
 
     def _leave_slab(self, job: Job) -> None:
@@ -281,7 +348,11 @@ class Station:
         while True:
             jobs = [await self._ended.get(), *drain(self._ended, FINISH - 1)]
             endings = await to_thread.run_sync(self._judge.endings, jobs)
+            if self._tracer:
+                self._tracer.pass_on("judge", jobs)
             ended = await self._coordinator.end(endings)
+            if self._tracer:
+                self._tracer.pass_on("commit", jobs)
             await self._durable.put((endings, ended))
 
     async def _publish(self) -> None:
@@ -293,4 +364,6 @@ class Station:
             publication = await self.retry.in_thread(
                 "results", self._write_results, records, self._destinations
             )
+            if self._tracer:
+                self._tracer.publish(endings)
             await self._coordinator.note_published(Published(endings, ended, publication))

@@ -110,20 +110,21 @@ def print_json(content: object) -> None:
 
 
 def print_table(columns: Iterable[str], rows: Iterable[Iterable[object]], title: str | None = None) -> None:
-    console.print(_table(columns, rows, title))
+    console.print(make_table(columns, rows, title))
 
 
 def print_listing(columns: Iterable[str], rows: Iterable[Iterable[object]]) -> None:
     """On a terminal: a table of its width with long cells folded. When piped: one line per row,
     separated by tabs."""
     if sys.stdout.isatty():
-        console.print(_table(columns, rows), soft_wrap=False)
+        console.print(make_table(columns, rows), soft_wrap=False)
         return
     for row in rows:
         print(*(escape(str(cell)) for cell in row), sep="\t")
 
 
-def _table(columns: Iterable[str], rows: Iterable[Iterable[object]], title: str | None = None) -> Table:
+def make_table(columns: Iterable[str], rows: Iterable[Iterable[object]], title: str | None = None) -> Table:
+    """A table without lines, whose cells show control characters and markup as text."""
     headers = (Column(name, overflow="fold") for name in columns)
     table = Table(*headers, title=title, title_justify="left", box=None, pad_edge=False)
     for row in rows:
@@ -138,6 +139,25 @@ def print_chores(chores: Iterable[Chore]) -> None:
         (
             (c.task, _moment(c.succeeded_at), _moment(c.tried_at), c.seconds, c.outcome or "-", c.detail)
             for c in chores
+        ),
+    )
+
+
+def print_workers(snapshot: Snapshot) -> None:
+    """Print what each worker does, and its last problem."""
+    print_table(
+        ("worker", "device", "state", "batches", "host MiB", "GPU peak MiB", "last problem"),
+        (
+            (
+                w.name,
+                w.device + ", shared" * w.shared,
+                w.progress,
+                w.batches,
+                w.memory_bytes >> 20 or "-",
+                w.gpu_peak_bytes >> 20 or "-",
+                w.cause,
+            )
+            for w in snapshot.workers
         ),
     )
 

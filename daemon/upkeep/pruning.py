@@ -27,6 +27,7 @@ T = TypeVar("T")
 CHUNK = 256  # rows, or digests, in one transaction
 PORTION = 100_000  # of them in memory
 RESULTS, CONTENTS = "results", "contents"
+ROWS_SHARE = 0.5  # of the time: the other half is for bytes that no version has
 CONTENT_BYTES = 100  # of a row of `content`, about
 
 
@@ -42,6 +43,9 @@ class Amount(msgspec.Struct):
 
 
 Amounts = dict[str, Amount]
+Step = Callable[
+    [Amounts, float], None
+]  # what was found or removed so far, and about which share of the ledger was searched
 
 
 def kind_of(status: JobStatus) -> str:
@@ -55,40 +59,59 @@ KINDS = (
 )
 
 
-def survey(path: Path, before: float, stop: Stop) -> Amounts:
-    """What `prune` would remove. before: Unix seconds, the end of what is old.
+def survey(path: Path, before: float, stop: Stop, step: Step = lambda found, share: None) -> Amounts:
+    """What `prune` would remove. before: Unix seconds, the end of what is old. step: called now and then.
 
     Raises Stopped, LedgerDamaged, LedgerUnusable.
     """
     found: Amounts = {kind: Amount() for kind in KINDS}
     with opened_for_reading(path, stop) as connection:
         connection.execute("BEGIN")  # rows and results as of one moment
-        for _, status, size in connection.execute(SQL["spare"], {"before": before, "after": 0, "limit": -1}):
-            found[kind_of(JobStatus(status))].add(1, size)
+        last = connection.execute(SQL["last_id"]).fetchone()[0]
+        for rows in _chunks(connection.execute(SQL["spare"], {"before": before, "after": 0, "limit": -1})):
+            for _, status, size in rows:
+                found[kind_of(JobStatus(status))].add(1, size)
+            step(found, share_of_rows(rows[-1][0], last))
         for digests in _chunks(
             connection.execute(SQL["unreferenced"], {"before": before, "after": b"", "limit": -1})
         ):
             sizes = run_rows(connection, "sizes_of_results", digests)
             found[RESULTS].add(len(sizes), sum(size for (size,) in sizes))
             found[CONTENTS].add(len(digests), CONTENT_BYTES * len(digests))
+            step(found, share_of_digests(digests[-1][0]))
     return found
 
 
+def share_of_rows(number: int, last: int) -> float:
+    """Rows are searched first, in the order of their numbers."""
+    return ROWS_SHARE * number / max(number, last)
+
+
+def share_of_digests(digest: bytes) -> float:
+    """Bytes are searched last, in the order of their digests, which are spread evenly."""
+    return ROWS_SHARE + (1 - ROWS_SHARE) * int.from_bytes(digest[:4]) / 2**32
+
+
 async def prune(
-    ledger: Ledger, before: float, forget: Callable[[JobStatus], None] = lambda status: None
+    ledger: Ledger,
+    before: float,
+    forget: Callable[[JobStatus], None] = lambda status: None,
+    step: Step = lambda removed, share: None,
 ) -> Amounts:
     """Remove them, a few at a time, so that other requests to the ledger come in between. May be cancelled at
     any time.
 
-    forget: called for each removed row.
+    forget: called for each removed row. step: called after each few.
     Raises LedgerDamaged, LedgerUnusable.
     """
     removed: Amounts = {kind: Amount() for kind in KINDS}
+    last = await ledger.run(lambda connection: connection.execute(SQL["last_id"]).fetchone()[0])
     async for rows in _find(ledger.path, "spare", before, 0):
         sizes = {number: size for number, _, size in rows}
         for number, status in await ledger.run(partial(_prune, ids=list(sizes), before=before)):
             removed[kind_of(JobStatus(status))].add(1, sizes[number])
             forget(JobStatus(status))
+        step(removed, share_of_rows(rows[-1][0], last))
     try:
         # From now on the ledger notes all bytes that get a
         # version again while unreferenced ones are searched for.
@@ -97,6 +120,7 @@ async def prune(
             results, contents = await ledger.run(partial(_drop, digests=digests, ledger=ledger))
             removed[RESULTS].add(len(results), sum(size for (size,) in results))
             removed[CONTENTS].add(contents, CONTENT_BYTES * contents)
+            step(removed, share_of_digests(digests[-1][0]))
     finally:
         ledger.touched = None
     return removed

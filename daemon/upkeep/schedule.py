@@ -49,10 +49,11 @@ CHECKPOINT_MILLISECONDS, BUSY_MILLISECONDS = 100, 5000
 
 
 class Pruning(msgspec.Struct):
-    """The state of a prune that a user asked for."""
+    """The state of a prune that a user asked for. share: about how much of the ledger was searched, 0 to 1."""
 
     running: bool = False
     amounts: Amounts = {}
+    share: float = 0.0
     trouble: str = ""
 
 
@@ -218,10 +219,14 @@ class Upkeep:
         while True:
             await self._asked.wait()
             self._asked = anyio.Event()
-            done = Pruning()
+            done, running = Pruning(), self.pruning
+
+            def step(removed: Amounts, share: float, running: Pruning = running) -> None:
+                running.amounts, running.share = removed, share
+
             try:
                 async with self._one_at_a_time:
-                    done.amounts = await prune(self._ledger, self._before, self._forget)
+                    done.amounts = await prune(self._ledger, self._before, self._forget, step)
             except Exception as error:  # noqa: BLE001 - the command that asked for it reports it
                 done.trouble = str(error) or repr(error)
             self.pruning = done

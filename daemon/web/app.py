@@ -179,10 +179,10 @@ class Pages:
 
     async def status(self, _request: Request) -> Response:
         """Without the names of folders in an inbox, which readers of the pages should not see."""
-        return _json(msgspec.structs.replace(await self._status.snapshot_with_outdated(), unread=[]))
+        return _json(msgspec.structs.replace(await self._status.complete_snapshot(), unread=[]))
 
     async def status_with_names(self, _request: Request) -> Response:
-        return _json(await self._status.snapshot_with_outdated())
+        return _json(await self._status.complete_snapshot())
 
     async def put_back(self, request: Request) -> Response:
         """Queue at most PUT_BACK_IMAGES images of one status again. Anything else is refused with a sentence."""

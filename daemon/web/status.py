@@ -10,6 +10,7 @@ from collections.abc import Callable
 from functools import partial
 
 import anyio
+import msgspec
 from anyio import to_thread
 
 from daemon.config.reloading import Reloading
@@ -18,9 +19,11 @@ from daemon.hints import quantity
 from daemon.inbox.walk import SHOWN, count_unread
 from daemon.jobs import JobStatus, Outdated
 from daemon.ledger.ledger import Ledger
+from daemon.monitoring.devices import STATES
 from daemon.monitoring.disks import Disks
+from daemon.monitoring.inboxes import Count
 from daemon.monitoring.metrics import Metrics
-from daemon.monitoring.snapshot import LaneState, Snapshot, WorkerState
+from daemon.monitoring.snapshot import LaneState, SegmentState, Snapshot, WorkerState
 from daemon.pipeline import Pipeline
 from daemon.upkeep.schedule import Upkeep
 
@@ -58,6 +61,7 @@ class Status:
         self._started = time.monotonic()
         self._samples: deque[tuple[float, int]] = deque()
         self.disks = Disks({})
+        self.waiting = Count(dict)
         self._oldest: float | None = None  # when the longest-waiting image was seen, in Unix seconds
         metrics.in_flight.set_function(lambda: pipeline.unfinished)
         metrics.paused.set_function(lambda: float(bool(pipeline.blocked())))
@@ -75,12 +79,6 @@ class Status:
         pending = counts.of(JobStatus.PENDING)
         left = min(pending, pipeline.limit.left) if pipeline.limit else pending
         rate, workers, states = self._rate(), self._workers(), pipeline.states()
-        others = [
-            worker
-            for look in pipeline.looks
-            for lane in look.station.state().lanes
-            for worker in lane.workers
-        ]
         return Snapshot(
             running=True,
             pending=pending,
@@ -100,7 +98,11 @@ class Status:
             slab_size_bytes=sum(state.slab_size for state in states),
             sinks=[delivery.state() for delivery in pipeline.outbox.deliveries],
             second_looks=[look.state() for look in pipeline.looks],
-            workers=workers + others,
+            workers=workers + self._workers_of_looks(),
+            segments=[
+                SegmentState(name, sum(lane.queued for lane in lanes))
+                for name, lanes in self._lanes().items()
+            ],
             notices=self._notices,
             settings_digest=self._settings_digest,
             uptime_seconds=round(time.monotonic() - self._started, 1),
@@ -108,15 +110,16 @@ class Status:
             outdated=self._outdated,
         )
 
-    async def snapshot_with_outdated(self, *, at_end: bool = False) -> Snapshot:
-        """The snapshot, with the number of files that have results of earlier models, as of the last few seconds or,
-        at the end of a run, as of now."""
+    async def complete_snapshot(self, *, at_end: bool = False) -> Snapshot:
+        """The snapshot, with what takes longer to find out: the GPUs, what each stage has done, and the number of files that
+        have results of earlier models, as of the last few seconds or, at the end of a run, as of now."""
         if at_end or time.monotonic() >= self._count_again_at:
             self._count_again_at = time.monotonic() + OUTDATED_SECONDS
             # a damaged ledger is reported elsewhere
             with contextlib.suppress(VisiondError, sqlite3.Error):
                 self._outdated = await to_thread.run_sync(self._count_outdated)
-        return self.snapshot()
+        gpus = await to_thread.run_sync(self._metrics.gpu_states)
+        return msgspec.structs.replace(self.snapshot(), gpus=gpus, stages=self._metrics.stage_states())
 
     async def refresh(self) -> None:
         """Update the gauges that are not updated by events. Called before a scrape."""
@@ -126,17 +129,19 @@ class Status:
         self._metrics.measured(dict(self.disks.rooms))
         away = self._pipeline.watcher.away() | self._pipeline.absences.away()
         for number, label in self._pipeline.watcher.labels().items():
-            self._metrics.inbox_away.labels(label).set(number in away)
+            self._metrics.inboxes.away.labels(label).set(number in away)
+        self._metrics.inboxes.measured(await self.waiting.count())
         oldest = self._oldest
         # The clock may have been set back.
         self._metrics.oldest_pending.set(max(0.0, time.time() - oldest) if oldest else 0.0)
         for name, lanes in self._lanes().items():
             workers = [worker for lane in lanes for worker in lane.workers]
             states = [worker.state for worker in workers]
-            for state in ("loading", "ready", "silent", "waiting", "closed"):
+            for state in STATES:
                 self._metrics.workers.labels(name, state).set(states.count(state))
             self._metrics.workers_short.labels(name).set(sum(worker.short_of_memory for worker in workers))
             self._metrics.workers_sharing.labels(name).set(sum(worker.shared for worker in workers))
+        self._metrics.devices.measured(self._workers() + self._workers_of_looks())
         for station in self._pipeline.stations:
             station.measure()
         for look in self._pipeline.looks:
@@ -220,6 +225,10 @@ class Status:
 
     def _workers(self) -> list[WorkerState]:
         return [worker for lanes in self._lanes().values() for lane in lanes for worker in lane.workers]
+
+    def _workers_of_looks(self) -> list[WorkerState]:
+        lanes = [lane for look in self._pipeline.looks for lane in look.station.state().lanes]
+        return [worker for lane in lanes for worker in lane.workers]
 
     def _rate(self) -> float:
         ended = self._counts.ended

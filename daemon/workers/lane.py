@@ -26,7 +26,10 @@ USUAL_PIXELS = (
 
 
 class Listener(Protocol):
-    """Gets a report of how each batch ended: the station."""
+    """Gets a report of how each batch began and ended: the station."""
+
+    def begin(self, jobs: Sequence[Job]) -> None:
+        """A worker gets these as a batch."""
 
     async def advance(self, lane: Lane, device: str, jobs: Sequence[Job], reply: Reply) -> None:
         """A worker has answered."""
@@ -108,6 +111,7 @@ class Lane:
         again = jobs
         try:
             try:
+                listener.begin(jobs)
                 reply = await self._ask(worker, jobs)
                 jobs, reply, again = await self._make_room(listener, worker, jobs, reply)
             finally:
@@ -131,6 +135,7 @@ class Lane:
                 async with self.pool.reserve_whole() as worker:
                     if not self._claim(job):
                         continue
+                    listener.begin([job])
                     reply = await self._ask(worker, [job])
                     _, reply, again = await self._make_room(listener, worker, [job], reply)
                 if again:

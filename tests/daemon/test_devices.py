@@ -21,7 +21,7 @@ from daemon.service import Service
 from daemon.system.children import descendants
 from daemon.system.gpus import Gpu
 from daemon.tuning.explain import explain
-from tests.daemon_process import Place, command_of, until
+from tests.daemon_process import Place, running, until
 
 GIB = 1 << 30
 
@@ -221,7 +221,7 @@ async def test_a_worker_sees_only_its_mig_device(
 
 
 def workers_of_this_process() -> list[int]:
-    return [pid for pid in descendants(os.getpid()) if b"daemon.workers.child" in command_of(pid)]
+    return running("daemon.workers.child", descendants(os.getpid()))
 
 
 def visible_to(pid: int) -> str:

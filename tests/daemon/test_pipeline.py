@@ -14,6 +14,8 @@ import msgspec
 import pytest
 
 from daemon.config.loading import parse
+from daemon.inbox import absence
+from daemon.jobs import Failure
 from daemon.ledger.ledger import Ledger
 from daemon.monitoring.metrics import Metrics
 from daemon.pipeline import Pipeline
@@ -21,10 +23,12 @@ from daemon.results import publisher
 from daemon.results.judge import Judge
 from daemon.service import Service
 from daemon.stations import station
+from daemon.system.clock import steady_seconds
 from daemon.workers.pool import Pool
+from stages.base import Reason
 from stages.binning import Thresholds
-from tests.daemon_process import STAGES, Daemon, Gate, Place, picture, until, wait_for
-from tests.makers import done, make_file, open_destination
+from tests.daemon_process import PATIENCE, STAGES, Daemon, Gate, Place, picture, until, wait_for
+from tests.makers import done, make_file, make_job, open_destination, postponed
 
 PASSING = ("id", "timings", "finished_at")  # what differs from run to run
 
@@ -327,6 +331,32 @@ async def test_jobs_that_are_taken_back_while_the_ledger_is_read_are_handed_out_
     assert [job.path for job in await coordinator.next_jobs()] == [b"b.jpg"]
     with anyio.fail_after(5):
         assert [job.path for job in await coordinator.next_jobs()] == [b"a.jpg"]
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("away", [False, True])
+async def test_a_run_does_not_end_without_an_image_that_was_passed_over_and_is_due_by_the_time_of_the_answer(
+    away: bool, ledger: Ledger, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was in flight, or its inbox rested, when the ledger was asked for jobs."""
+    monkeypatch.setattr(absence, "REST_SECONDS", 0.3)
+    coordinator, ask = make_coordinator(ledger, tmp_path), ledger.seconds_to_next_try
+    coordinator._complete = True
+    await coordinator.admit([make_file(b"a.jpg")])
+    [job] = await coordinator.next_jobs()
+    await coordinator.end([postponed(job, steady_seconds())])
+    if away:
+        coordinator.absences.note([make_job(failure=Failure(Reason.UNREADABLE, "no answer", away=True))])
+        coordinator.let_go([job])
+
+    async def ask_later(*arguments: Any) -> float | None:
+        coordinator.let_go([*coordinator.in_flight.values()])
+        await until(lambda: not coordinator.absences.resting())
+        return await ask(*arguments)
+
+    monkeypatch.setattr(ledger, "seconds_to_next_try", ask_later)
+    with anyio.fail_after(PATIENCE):
+        assert [again.id for again in await coordinator.next_jobs()] == [job.id]
 
 
 @pytest.mark.anyio

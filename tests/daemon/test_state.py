@@ -124,8 +124,9 @@ def test_the_link_that_the_warning_of_a_moved_inbox_names_has_nothing_processed_
     assert place.run_once().stdout.startswith("0 done, 0 failed, 0 skipped")
     assert place.command("verify").stdout == "sidecars: 3 whole\n"
     with Daemon(place) as daemon:
-        (tmp_path / "moved to" / "new.ppm").write_bytes(picture(10))
+        place.drop("new.ppm", picture(10))
         daemon.wait_idle(1)
+    assert (tmp_path / "moved to" / "new.ppm").exists()
     assert counts_of(place) == {"DONE": 4}
 
 

@@ -1,4 +1,4 @@
-"""The dashboard's queries, taken from its JSON, and the names in them."""
+"""The queries of Grafana's boards, taken from their JSON, and the names in them."""
 
 from __future__ import annotations
 
@@ -18,21 +18,28 @@ class Query(NamedTuple):
     panel: str
     legend: str
     text: str
+    board: str = "visiond"
+
+    @property
+    def name(self) -> str:
+        return f"{self.board}, {self.panel}: {self.legend}"
 
 
-def dashboard() -> dict[str, Any]:
-    document: dict[str, Any] = json.loads((FOLDER / "visiond.json").read_text())
-    return document
+def boards() -> dict[str, dict[str, Any]]:
+    """Each board by the name of its file."""
+    return {file.stem: json.loads(file.read_text()) for file in sorted(FOLDER.glob("*.json"))}
 
 
-def panels() -> list[dict[str, Any]]:
-    return [panel for panel in dashboard()["panels"] if panel["type"] != "row"]
+def panels() -> Iterator[tuple[str, dict[str, Any]]]:
+    """The panels of all boards, each with the board's name."""
+    for name, board in boards().items():
+        yield from ((name, panel) for panel in board["panels"] if panel["type"] != "row")
 
 
 def queries() -> Iterator[Query]:
-    for panel in panels():
+    for name, panel in panels():
         for target in panel["targets"]:
-            yield Query(panel["title"], target["legendFormat"], target["expr"])
+            yield Query(panel["title"], target["legendFormat"], target["expr"], name)
 
 
 def problems(query: Query, samples: Samples) -> list[str]:
@@ -43,6 +50,8 @@ def problems(query: Query, samples: Samples) -> list[str]:
     }
     shown = set(re.findall(r"\{\{(\w+)\}\}", query.legend))
     selectors = re.findall(r"(\w+)\{([^}]*)\}", query.text)
+    # What follows `and on` only chooses among the series before it.
+    choosing = re.findall(r"and on \([^)]*\) (\w+)", query.text)
     for name, matchers in selectors:
         if name not in samples:
             found.append(f"there is no metric {name}")
@@ -52,10 +61,15 @@ def problems(query: Query, samples: Samples) -> list[str]:
             label: (how, value)
             for label, how, value in re.findall(r'(\w+)\s*(=~|!=|=)\s*"([^"]*)"', matchers)
         }
-        for label in sorted((asked.keys() | grouped | shown) - known):
+        for label in sorted((asked.keys() | (set() if name in choosing else grouped | shown)) - known):
             found.append(f"{name} has no label {label}")
         for label, (how, value) in asked.items():
-            if how != "=~" and not any(labels.get(label) == value for labels in samples[name]):
+            is_chosen = value.startswith("$")  # in a menu
+            if (
+                how != "=~"
+                and not is_chosen
+                and not any(labels.get(label) == value for labels in samples[name])
+            ):
                 found.append(f'{name} never has {label}="{value}"')
     if grouped and not shown <= grouped:
         found.append(f"the legend shows {shown}, the query keeps {grouped}")

@@ -31,13 +31,14 @@ def test_prometheus_and_grafana_are_configured_as_without_containers() -> None:
     assert yaml.safe_load(source) == read("grafana/provisioning/datasources/prometheus.yml")
     [provider] = read("grafana/provisioning/dashboards/visiond.yml")["providers"]
     mounted = [volume.split(":")[1] for volume in COMPOSE["services"]["grafana"]["volumes"]]
-    assert f"{provider['options']['path']}/visiond.json" in mounted
+    for board in (ROOT / "deploy" / "grafana").glob("*.json"):
+        assert f"{provider['options']['path']}/{board.name}" in mounted
 
 
 def test_everything_that_is_mounted_exists() -> None:
     volumes = [v for service in COMPOSE["services"].values() for v in service["volumes"]]
     files = [FOLDER / v.split(":")[0] for v in volumes if v.startswith(".")]
-    assert len(files) == 4
+    assert len(files) == 6
     assert [file for file in files if not file.exists()] == []
 
 

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
-import runpy
+import re
+import subprocess
+import sys
 from collections import defaultdict
 from itertools import combinations
 from pathlib import Path
@@ -29,7 +31,7 @@ from daemon.workers.seat import Seat
 from daemon.workers.slab import Slab
 from daemon.workers.worker import Worker
 from stages.base import Limits, Reason
-from tests.deploy.queries import FOLDER, Query, dashboard, panels, problems, queries
+from tests.deploy.queries import FOLDER, Query, boards, panels, problems, queries
 from tests.makers import done, failed, make_job, make_outputs, postponed
 
 GPU = Gpu(0, "GPU-1", "H200", 8, 5, 3, "9.0", 0.5, ())
@@ -40,7 +42,7 @@ PROMETHEUS = FOLDER.parent / "prometheus" / "prometheus.yml"
 @pytest.fixture
 def samples(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> dict[str, list[dict[str, str]]]:
     """The samples of a daemon in which every event has happened once: name → the labels of each sample."""
-    monkeypatch.setattr("daemon.monitoring.metrics.list_gpus", lambda: [GPU])
+    monkeypatch.setattr("daemon.monitoring.machine.list_gpus", lambda: [GPU])
     metrics = Metrics()
     anyio.run(report_everything, metrics, tmp_path / "ledger.sqlite")
     found: dict[str, list[dict[str, str]]] = defaultdict(list)
@@ -52,7 +54,7 @@ def samples(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> dict[str, list[d
 
 async def report_everything(metrics: Metrics, path: Path) -> None:
     """Each event of the pipeline, the pool and the watcher, and one refresh of the status."""
-    metrics.admitted(Admitted(pending=3, skipped=1, replaced=1))
+    metrics.admitted(Admitted(pending=3, skipped=1, replaced=1), 1)
     job = make_job()
     job.outputs = make_outputs()
     metrics.fed(job)
@@ -61,11 +63,12 @@ async def report_everything(metrics: Metrics, path: Path) -> None:
     )
     for ending in (done(job), failed(make_job(), Reason.TRUNCATED), postponed(make_job(), 1.0)):
         metrics.finished([ending])
+    metrics.inboxes.begin({1: "1"})
     metrics.scan_seconds.observe(0.1)
     metrics.reconcile_found.inc()
     metrics.watchdog_missed.inc()
     metrics.watch_overflows.inc()
-    metrics.unread_folders.labels("1").set(1)
+    metrics.inboxes.unread_folders.labels("1").set(1)
     slab, ledger = Slab(1 << 20), Ledger(path, metrics.commit_seconds.observe)
     try:
         await ledger.admit([])
@@ -106,7 +109,7 @@ def pool_with_a_past(metrics: Metrics) -> Pool:
     return pool
 
 
-@pytest.mark.parametrize("query", list(queries()), ids=lambda query: f"{query.panel}: {query.legend}")
+@pytest.mark.parametrize("query", list(queries()), ids=lambda query: query.name)
 def test_a_query_asks_only_for_what_the_daemon_exports(
     query: Query, samples: dict[str, list[dict[str, str]]]
 ) -> None:
@@ -131,19 +134,25 @@ def test_the_check_of_queries_finds_mistakes(text: str, legend: str, complaint: 
     assert problems(Query("", legend, text), samples) == [complaint]
 
 
-def test_the_json_is_what_its_generator_writes() -> None:
-    made = runpy.run_path(str(FOLDER / "dashboard.py"))["build"]()
-    assert dashboard() == made, "run: make docs"
+@pytest.mark.parametrize("name", boards())
+def test_the_json_is_what_its_generator_writes(name: str) -> None:
+    made = subprocess.run(
+        [sys.executable, FOLDER / "dashboard.py", name], check=True, capture_output=True, text=True
+    )
+    assert (FOLDER / f"{name}.json").read_text() == made.stdout, "run: make docs"
 
 
 def test_every_panel_has_a_description_and_a_unit() -> None:
     assert [
-        p["title"] for p in panels() if not (p["description"] and p["fieldConfig"]["defaults"]["unit"])
+        (board, panel["title"])
+        for board, panel in panels()
+        if not (panel["description"] and panel["fieldConfig"]["defaults"]["unit"])
     ] == []
 
 
-def test_panels_lie_side_by_side_within_the_grid() -> None:
-    places = [panel["gridPos"] for panel in dashboard()["panels"]]
+@pytest.mark.parametrize("board", boards().values(), ids=boards())
+def test_panels_lie_side_by_side_within_the_grid(board: dict[str, Any]) -> None:
+    places = [panel["gridPos"] for panel in board["panels"]]
     assert all(place["x"] + place["w"] <= 24 for place in places)
     for a, b in combinations(places, 2):
         apart = (
@@ -155,14 +164,42 @@ def test_panels_lie_side_by_side_within_the_grid() -> None:
         assert apart, f"{a} and {b} overlap"
 
 
-def test_the_dashboard_can_be_provisioned_on_any_grafana() -> None:
-    document = dashboard()
-    assert (document["uid"], document["editable"]) == ("visiond", False)
-    assert isinstance(document["schemaVersion"], int)
-    assert len({panel["id"] for panel in document["panels"]}) == len(document["panels"])
-    sources = {target["datasource"]["uid"] for panel in panels() for target in panel["targets"]}
+@pytest.mark.parametrize("name", boards())
+def test_a_board_can_be_provisioned_on_any_grafana(name: str) -> None:
+    board = boards()[name]
+    assert (board["uid"], board["editable"]) == (name, False)
+    assert isinstance(board["schemaVersion"], int)
+    assert len({panel["id"] for panel in board["panels"]}) == len(board["panels"])
+    sources = {
+        target["datasource"]["uid"] for of, panel in panels() if of == name for target in panel["targets"]
+    }
     assert sources == {"${DS_PROMETHEUS}"}
-    assert "DS_PROMETHEUS" in [variable["name"] for variable in document["templating"]["list"]]
+
+
+@pytest.mark.parametrize("name", boards())
+def test_a_board_has_a_menu_for_each_variable_in_its_queries(name: str) -> None:
+    used = {
+        variable
+        for query in queries()
+        if query.board == name
+        for variable in re.findall(r"\$([a-z]+)", query.text)
+    }
+    menus = [variable["name"] for variable in boards()[name]["templating"]["list"]]
+    assert menus == ["DS_PROMETHEUS", "instance", *sorted(used - {"instance"})]
+
+
+def test_boards_link_to_each_other() -> None:
+    for board in boards().values():
+        [links] = board["links"]
+        assert (links["type"], links["tags"]) == ("dashboards", board["tags"])  # to all with this tag
+    addresses = [
+        link["url"] for _, panel in panels() for link in panel["fieldConfig"]["defaults"].get("links", [])
+    ]
+    assert {re.split(r"[/?]", address)[2] for address in addresses} == {"visiond-gpu", "visiond-inbox"}
+    for address in addresses:
+        board = boards()[re.split(r"[/?]", address)[2]]
+        menus = {variable["name"] for variable in board["templating"]["list"]}
+        assert set(re.findall(r"var-(\w+)=", address)) <= menus
 
 
 def test_prometheus_scrapes_the_default_address_at_the_interval_in_grafana() -> None:

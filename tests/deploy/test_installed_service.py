@@ -72,7 +72,7 @@ def test_systemd_runs_what_is_installed_upgraded_and_brought_back(tmp_path: Path
         done = install(machine, "install", "--name", "scans", *ours, first)
         assert done.returncode == 0, done.stdout + done.stderr
         assert machine.property("StatusText", "visiond@scans") == "version 0.0.1"
-        assert "9465" in machine.run("cat", "/etc/visiond/scans.toml").stdout
+        assert "9467" in machine.run("cat", "/etc/visiond/scans.toml").stdout
 
         assert install(machine, "install", "--upgrade", *ours, second).returncode == 0
         assert machine.property("StatusText") == "version 0.0.2"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -17,7 +18,7 @@ from daemon.errors import WrongArgument
 from daemon.installing import source
 from daemon.installing.__main__ import parser
 from daemon.installing.environment import Environment, go_back, in_use, switch
-from daemon.installing.parts import Parts, free_port
+from daemon.installing.parts import Parts, free_ports
 from daemon.installing.places import Places
 from daemon.installing.steps import Step, StepFailed, carry_out
 from daemon.installing.units import template_of
@@ -129,7 +130,11 @@ def test_several_daemons_have_configurations_folders_and_ports_of_their_own(tmp_
     ]
     (tmp_path / "a.toml").write_text('[http]\nlisten = "127.0.0.1:9464"\n')
     (tmp_path / "b.toml").write_text("broken [")
-    assert free_port(tmp_path.glob("*.toml")) == 9465
+    assert next(free_ports(tmp_path.glob("*.toml"))) == 9466, "the first daemon's page has 9465"
+    found = source.find_source(make_wheel(tmp_path, "0.0.1"), tmp_path)
+    for name in ("", "scans"):
+        Parts(Places(tmp_path, name), found, Environment(places, found, ""))._write_config()
+    assert re.findall(r":(\d{4})", places.config.read_text()) == ["9466", "9467"]
     for name in ("Scans", "../x", "a b", "daemon"):
         with pytest.raises(WrongArgument):
             Places(tmp_path, name)

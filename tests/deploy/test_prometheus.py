@@ -1,4 +1,4 @@
-"""A real Prometheus scrapes a real daemon with fake stages, and answers every query of the dashboard."""
+"""A real Prometheus scrapes a real daemon with fake stages on a fake GPU, and answers every query of Grafana's boards."""
 
 from __future__ import annotations
 
@@ -10,13 +10,23 @@ from pathlib import Path
 
 import pytest
 
-from tests.daemon_process import Daemon, Place, free_port, picture, wait_for
+from tests.daemon_process import PATIENCE, Daemon, Place, free_port, picture, wait_for
 from tests.deploy.prometheus import Prometheus, needs_prometheus, started
-from tests.deploy.queries import Query, queries
+from tests.deploy.queries import Query, boards, queries
 from tests.deploy.rules import Rule, rules
 
+INBOX = "scans"
 FAULTS = {"STUMBLE": "transient", "CRASH": "exit", "CROWD": "oom"}
-NEEDS_A_GPU = {"GPU memory", "GPU utilization"}
+CARD = """
+import sys
+if "run" in sys.orig_argv:
+    import daemon.layout, daemon.monitoring.machine
+    from daemon.system.gpus import Gpu
+    def list_card():
+        return [Gpu(0, "GPU-fake", "card", 8 << 30, 5 << 30, 3 << 30, "9.0", 0.5, ())]
+    daemon.layout.list_gpus = daemon.monitoring.machine.list_gpus = list_card
+"""
+CHOSEN = {"$__rate_interval": "1h", "$instance": ".*", "$gpu": "0", "$inbox": INBOX}
 
 pytestmark = needs_prometheus
 
@@ -29,32 +39,36 @@ def prometheus(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Prometheus]
     port = free_port()
     faulty = {"ocr": {"options": {"fail": FAULTS}}}
     settings = {"http": {"listen": f"127.0.0.1:{port}"}, "stages": faulty, "output": {"sinks": ["jsonl"]}}
+    settings["inbox"] = [{"name": INBOX, "settle_seconds": 0.1}]
     place = Place(folder, settings)
-    with Daemon(place) as daemon, started(folder, port) as prometheus:
-        place.drop_many(range(20))
-        place.drop("notes.txt", b"no image")
+    (folder / "sitecustomize.py").write_text(CARD)
+    with Daemon(place, PYTHONPATH=str(folder)) as daemon, started(folder, port) as prometheus:
+        place.drop_many(range(20), INBOX)
+        place.drop("notes.txt", b"no image", INBOX)
         for fault in FAULTS:
-            place.drop(f"{fault}.ppm", picture(100, fault.encode()))
+            place.drop(f"{fault}.ppm", picture(100, fault.encode()), INBOX)
         daemon.wait_idle(24)
-        place.drop("copy.ppm", picture(0))
+        place.drop("copy.ppm", picture(0), INBOX)
         prometheus.wait_for('sum(visiond_images_total{outcome="done"})', 21)
-        place.drop_many(range(20, 40))  # what has a rate has two scrapes by then
+        place.drop_many(range(20, 40), INBOX)  # what has a rate has two scrapes by then
         prometheus.wait_for('sum(visiond_images_total{outcome="done"})', 41)
         yield prometheus
 
 
 def filled(query: Query) -> str:
-    """As Grafana sends it, over a longer time than these tests take."""
-    return query.text.replace("$__rate_interval", "1h").replace("$instance", ".*")
+    """As Grafana sends it when something is chosen in each menu, over a longer time than these tests take."""
+    text = query.text
+    for variable, value in CHOSEN.items():
+        text = text.replace(variable, value)
+    assert "$" not in text
+    return text
 
 
-@pytest.mark.parametrize("query", list(queries()), ids=lambda query: f"{query.panel}: {query.legend}")
+@pytest.mark.parametrize("query", list(queries()), ids=lambda query: query.name)
 def test_a_query_is_understood_and_answered(query: Query, prometheus: Prometheus) -> None:
     text = filled(query)
-    if query.panel in NEEDS_A_GPU:
-        prometheus.ask(text)
-    else:  # a scrape may have been too late for this one
-        wait_for(lambda: prometheus.ask(text), f"an answer to {text}")
+    # A scrape may have been too late for this one.
+    wait_for(lambda: prometheus.ask(text), f"an answer to {text}")
 
 
 @pytest.mark.parametrize("rule", list(rules()), ids=lambda rule: rule.name)
@@ -88,10 +102,36 @@ def test_a_worker_that_dies_once_and_an_image_that_fails_once_are_an_increase(tm
 
 
 def test_throughput_is_seen(prometheus: Prometheus) -> None:
-    (done,) = [query for query in queries() if query.panel == "Done"]
+    (done,) = [query for query in queries() if (query.board, query.panel) == ("visiond", "Done")]
     wait_for(lambda: prometheus.value(filled(done)) > 0, "images done")
 
 
-def test_the_menu_of_machines_finds_the_daemon(prometheus: Prometheus) -> None:
+def test_the_menus_find_the_daemon_its_gpu_and_its_inbox(prometheus: Prometheus) -> None:
     (build,) = wait_for(lambda: prometheus.ask("visiond_build_info"), "the daemon's series")
     assert build["metric"]["job"] == "visiond"
+    chosen = {
+        menu["name"]: menu["definition"]
+        for board in boards().values()
+        for menu in board["templating"]["list"]
+        if menu["name"] in ("gpu", "inbox")
+    }
+    for name, definition in chosen.items():
+        asked = re.fullmatch(rf"label_values\((\w+)\{{.*\}}, {name}\)", definition)
+        assert asked
+        assert {series["metric"][name] for series in prometheus.ask(asked[1])} == {CHOSEN[f"${name}"]}
+
+
+def test_what_an_inbox_and_a_device_did_is_what_the_daemon_did(prometheus: Prometheus) -> None:
+    for own, all_of_it in (
+        ('visiond_inbox_images_total{inbox="scans"}', "visiond_images_total"),
+        ('visiond_inbox_bins_total{inbox="scans"}', "visiond_bins_total"),
+        ('visiond_device_stage_images_total{device="cuda:0"}', "visiond_stage_images_total"),
+        ('visiond_device_batch_images_total{device="cuda:0"}', "visiond_batch_images_sum"),
+    ):
+        wait_for(
+            lambda own=own, whole=all_of_it: prometheus.value(own) == prometheus.value(whole) > 20,
+            f"{own} as {all_of_it}",
+        )
+    images = prometheus.value("visiond_inbox_first_results_total")
+    for total in ("visiond_inbox_wait_seconds_total", "visiond_inbox_image_seconds_total"):
+        assert 0 < prometheus.value(total) < images * PATIENCE

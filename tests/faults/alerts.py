@@ -41,7 +41,7 @@ if "run" in sys.orig_argv:
     def list_card():
         used = count_used(FOLDER)
         return [Gpu(0, "GPU-fake", "card", TOTAL, TOTAL - used, used, "9.0", None, ())]
-    daemon.layout.list_gpus = daemon.monitoring.metrics.list_gpus = list_card
+    daemon.layout.list_gpus = daemon.monitoring.machine.list_gpus = list_card
     pool.FRESH_SECONDS, pool.REST_SECONDS, pool.LONGEST_REST_SECONDS = 0.05, 0.1, 0.2
     room.FIRST_PAUSE_SECONDS, room.LONGEST_PAUSE_SECONDS = 0.1, 0.2
 """
@@ -90,7 +90,7 @@ class Scene:
 
         wait_for(is_over, "more time", LONG_SECONDS)
         wait_for(lambda: alert in self.fired(), "its series")
-        assert self.fired() == {alert}
+        assert (fired := self.fired()) == {alert}, fired
 
 
 @contextlib.contextmanager
@@ -111,7 +111,7 @@ def opened(
         prometheus.wait_for("count(visiond_images_pending)", 1)
         scene.work(inbox=next(iter(place.dropped)))
         prometheus.wait_for('sum(visiond_images_total{outcome="done"})', 3)
-        assert scene.fired() == set()
+        assert not (fired := scene.fired()), fired
         yield scene
 
 
@@ -263,7 +263,7 @@ def work_for_an_hour(folder: Path, hours: float = 1.0) -> int:
             return time.monotonic() > end
 
         wait_for(is_over, "the hour", hours * HOUR_SECONDS + PATIENCE)
-        assert scene.fired() == set()
+        assert not (fired := scene.fired()), fired
         return scene._dropped
 
 

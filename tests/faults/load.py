@@ -162,10 +162,12 @@ def kill_until_closed(daemon: Daemon, name: str) -> int:
 def take_a_worker(folder: Path) -> float:
     """SIGKILL, as the OOM killer sends it, to the one worker with an image in flight;
     seconds until that image is DONE."""
-    place = Place(folder, {"stages": {"blip": {"options": {"latency_seconds": 0.5}}}})
+    device = folder / "device"  # which a worker makes when it begins
+    slow = {"latency_seconds": 0.5, "device_file": str(device)}
+    place = Place(folder, {"stages": {"blip": {"options": slow}}})
     with Daemon(place) as daemon:
         place.drop("a.ppm", picture(1))
-        daemon.wait_until(lambda status: status["in_flight"], "an image in hand")
+        wait_for(device.exists, "an image in a worker's hands")
         os.kill(*daemon.workers(), signal.SIGKILL)
         started = time.monotonic()
         daemon.wait_idle(1)

@@ -9,7 +9,7 @@ import threading
 import time
 from pathlib import Path
 
-from tests.daemon_process import Daemon, Place, command_of, wait_for
+from tests.daemon_process import Daemon, Place, running, wait_for
 from tests.faults.kill import Outcome, all_ready, drop_shares, end_orphans, open_place
 
 STATIONS = 3
@@ -18,7 +18,7 @@ MOST_SECONDS = 0.4  # of work before the next kill
 
 def stations_of(place: Place) -> list[int]:
     """Process ids of its stations."""
-    return sorted(pid for pid in place.processes() if b"daemon.stations.child" in command_of(pid))
+    return running("daemon.stations.child", place.processes())
 
 
 def open_stations(folder: Path) -> Place:

@@ -110,6 +110,22 @@ def test_a_running_daemon_notices_that_its_ledger_was_deleted_replaced_or_emptie
         assert "run `visiond repair" in daemon.log_text()
 
 
+def test_a_program_that_opens_the_ledger_of_a_running_daemon_and_closes_it_takes_nothing_away(
+    tmp_path: Path,
+) -> None:
+    """Whoever closes a ledger last deletes its -wal, and knows by the locks of others that it is not the last."""
+    place = Place(tmp_path)
+    place.drop_many(range(1))
+    with Daemon(place) as daemon:
+        daemon.wait_idle(1)
+        with contextlib.closing(sqlite3.connect(place.site.ledger)) as other:
+            assert other.execute("SELECT COUNT(*) FROM image").fetchone() == (1,)
+        place.drop_many(range(1, 3))
+        daemon.wait_idle(3)
+        daemon.kill(group=True)
+    place.assert_kept(DONE=3)
+
+
 def test_an_emptied_ledger_is_reported_as_emptied_even_if_sqlite_has_deleted_its_wal(
     tmp_path: Path,
 ) -> None:

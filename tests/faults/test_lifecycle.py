@@ -163,13 +163,12 @@ def test_a_retry_is_refused_while_another_process_has_the_state_and_does_not_ans
 
 
 def test_a_second_ctrl_c_does_not_wait_for_images_in_flight(tmp_path: Path) -> None:
-    place = Place(
-        tmp_path,
-        {"stages": {"blip": {"options": {"latency_seconds": 600.0}}}, "pipeline": {"drain_seconds": 600.0}},
-    )
+    device = tmp_path / "device"  # which a worker makes when it begins
+    slow = {"latency_seconds": 600.0, "device_file": str(device)}
+    place = Place(tmp_path, {"stages": {"blip": {"options": slow}}, "pipeline": {"drain_seconds": 600.0}})
     with Daemon(place) as daemon:
         place.drop("a.ppm", picture(1))
-        daemon.wait_until(lambda status: status["in_flight"], "an image in hand")
+        wait_for(device.exists, "an image in a worker's hands")
         os.killpg(daemon.process.pid, signal.SIGINT)
         daemon.wait_event("draining", in_flight=1)
         os.killpg(daemon.process.pid, signal.SIGINT)
@@ -181,10 +180,12 @@ def test_a_second_ctrl_c_does_not_wait_for_images_in_flight(tmp_path: Path) -> N
 def test_closing_the_terminal_drains_the_daemon_although_the_signal_comes_twice_and_also_to_the_workers(
     tmp_path: Path, once: list[str]
 ) -> None:
-    place = Place(tmp_path, {"stages": {"blip": {"options": {"latency_seconds": 1.0}}}})
+    device = tmp_path / "device"  # which a worker makes when it begins
+    slow = {"latency_seconds": 1.0, "device_file": str(device)}
+    place = Place(tmp_path, {"stages": {"blip": {"options": slow}}})
     place.drop_many(range(200))
     with Daemon(place, *once, prefix=ON_A_TERMINAL) as daemon:
-        daemon.wait_until(lambda status: status["in_flight"], "images in hand")
+        wait_for(device.exists, "images in a worker's hands")
         os.killpg(daemon.process.pid, signal.SIGHUP)
         daemon.wait_event("draining", signal="SIGHUP")
         os.killpg(daemon.process.pid, signal.SIGHUP)
@@ -206,10 +207,11 @@ def test_under_nohup_closing_the_terminal_does_nothing(tmp_path: Path) -> None:
 
 
 def test_a_thread_that_hangs_in_a_system_call_does_not_delay_the_exit(tmp_path: Path) -> None:
-    place = Place(tmp_path, {"pipeline": {"drain_seconds": 0.2}})
+    place = Place(tmp_path, {"pipeline": {"drain_seconds": 1.0}})
     with Daemon(place) as daemon:
         hang_publishing(place, "a.ppm")
-        daemon.wait_until(lambda status: status["in_flight"], "an image in hand")
+        # An image that no worker has begun would be released; this one goes on to its publication.
+        wait_for(lambda: counts_of(place) == {"DONE": 1}, "a result that has to be published")
         assert daemon.stop() == 0
         daemon.wait_event(
             "a thread hangs in a system call, perhaps on a dead mount; the daemon exits without waiting for it; nothing is lost"

@@ -93,7 +93,7 @@ DISK = [
         "backup-whole",
         "a backup appears whole or not at all",
         "daemon/recovery/verify.py",
-        "reader.back_up(partial)",
+        "reader.back_up(partial, step)",
         "(partial.touch(), reader.back_up(file))",
         (
             "faults/test_order.py::test_a_backup_is_on_the_disk_before_it_has_its_name_and_its_name_before_the_command_ends",
@@ -388,7 +388,7 @@ SOURCES = [
     Mutant(
         "read-check-before",
         "only the version in the ledger is read",
-        "daemon/inbox/intake.py",
+        "daemon/inbox/disk.py",
         "if not job.version.is_of(os.fstat(fd), moved=bool(job.location)):",
         "if False:",
         ("daemon/inbox/test_intake.py::test_a_file_that_is_another_by_now_is_gone",),
@@ -396,7 +396,7 @@ SOURCES = [
     Mutant(
         "read-check-after",
         "no result mixes two versions",
-        "daemon/inbox/intake.py",
+        "daemon/inbox/disk.py",
         "if filled < len(window) or not job.version.is_of(os.fstat(fd), moved=bool(job.location)):",
         "if filled < len(window):",
         ("daemon/inbox/test_intake.py::test_a_file_that_changes_while_it_is_read_is_gone",),
@@ -562,7 +562,7 @@ STATES = [
     Mutant(
         "reuse-digest",
         "an image is known by all of its bytes",
-        "daemon/inbox/intake.py",
+        "daemon/inbox/disk.py",
         "hashlib.sha256(window)",
         "hashlib.sha256(window[:-1])",
         ("daemon/inbox/test_intake.py::test_a_files_bytes_are_in_the_slab_with_their_digest",),
@@ -595,6 +595,17 @@ STATES = [
         (
             "daemon/test_pipeline.py::test_after_a_crash_between_segments_work_resumes_at_the_stage_it_had_reached",
         ),
+    ),
+    Mutant(
+        "ledger-locks",
+        "the daemon keeps its lock on the ledger, so that no other program deletes the -wal",
+        "daemon/ledger/soundness.py",
+        "if not path.stat().st_size:",
+        "if not path.read_bytes():",
+        (
+            "faults/test_ledger_damage.py::test_a_program_that_opens_the_ledger_of_a_running_daemon_and_closes_it_takes_nothing_away",
+        ),
+        within="is_blank",
     ),
     Mutant(
         "drain-lets-go",
@@ -641,7 +652,7 @@ STATES = [
     Mutant(
         "away-inbox",
         "a mount that is away is distinguished from a file that cannot be read",
-        "daemon/inbox/intake.py",
+        "daemon/inbox/disk.py",
         "away = error.errno in AWAY or",
         "away = not error and",
         ("daemon/inbox/test_intake.py::test_only_an_error_that_may_pass_is_worth_another_try",),
@@ -649,8 +660,8 @@ STATES = [
     Mutant(
         "away-disk",
         "a disk that fails as a whole is distinguished from one sector",
-        "daemon/inbox/intake.py",
-        "and not _answers(roots[job.inbox])",
+        "daemon/inbox/disk.py",
+        "and not _has_answer(self._root)",
         "and False",
         ("daemon/inbox/test_intake.py::test_an_error_of_a_whole_disk_is_no_images_fault",),
     ),
@@ -1214,7 +1225,7 @@ LEDGERS = [
         "repair-other-ledger",
         "a repair keeps no ledger that made other sidecars",
         "daemon/recovery/verify.py",
-        "if isinstance(error, OtherLedger) and not _has_made(reader, config):",
+        "if isinstance(error, OtherLedger) and not _has_made(reader, config, showing):",
         "if False:",
         ("faults/test_ledger_damage.py::test_a_ledger_that_made_other_sidecars_is_not_kept_by_a_repair",),
     ),
@@ -1235,17 +1246,6 @@ LEDGERS = [
         'if source.inbox != destination.inbox.decode(errors="replace"):',
         "if False:",
         ("faults/test_recovery.py::test_a_sidecar_in_the_folder_of_another_inbox_is_left_out",),
-    ),
-    Mutant(
-        "blank-interior-page",
-        "a ledger whose list of tables is on further pages is not taken for an empty one",
-        "daemon/ledger/soundness.py",
-        "is_leaf = page_type == LEAF_PAGE",
-        "is_leaf = True",
-        (
-            "daemon/ledger/test_schema.py::test_a_ledger_whose_list_of_tables_is_on_further_pages_is_not_blank",
-        ),
-        within="is_blank",
     ),
     Mutant(
         "plug-ins-order",
@@ -1317,6 +1317,17 @@ LEDGERS = [
         'source.execute("BEGIN")',
         "pass",
         ("daemon/upkeep/test_schedule.py::test_a_backup_is_of_one_moment_though_images_come_all_the_time",),
+    ),
+    Mutant(
+        "backup-by-hand-moment",
+        "a backup that a user asks for is of one moment",
+        "daemon/ledger/records.py",
+        'connection.execute("BEGIN")',
+        "pass",
+        (
+            "daemon/ledger/test_publications.py::test_a_backup_is_of_one_moment_and_its_progress_ends_with_all",
+        ),
+        within="back_up",
     ),
     Mutant(
         "shrinking-stops",
@@ -1412,8 +1423,8 @@ LEDGERS = [
         "inbox-missing",
         "a missing inbox is refused and not created",
         "daemon/inbox/absence.py",
-        "if missing := [path for path, answer in there.items() if answer is False]:",
-        "if missing := [path for path, answer in there.items() if answer is None]:",
+        "if missing := [inbox.path for inbox, answer in there if answer is False]:",
+        "if missing := [inbox.path for inbox, answer in there if answer is None]:",
         ("faults/test_lifecycle.py::test_a_missing_inbox_is_named_with_78_and_not_created",),
         within="check_inboxes",
     ),
@@ -1430,6 +1441,99 @@ LEDGERS = [
 ]
 
 # Sinks: each gets every record, and none delays another or the work
+
+# Object stores
+
+STORES = [
+    Mutant(
+        "store-version",
+        "only the version of an object in the ledger is read",
+        "daemon/inbox/bucket.py",
+        "if not is_version(job.version, answer.meta):",
+        "if False:",
+        (
+            "daemon/stores/test_inbox.py::test_an_object_that_was_replaced_or_deleted_after_the_listing_is_gone_and_the_new_one_is_found",
+        ),
+    ),
+    Mutant(
+        "store-away",
+        "a store that is away fails no image",
+        "daemon/inbox/bucket.py",
+        "away = error.status == 0 or error.status in BUSY or not self._answers()",
+        "away = False",
+        (
+            "daemon/stores/test_inbox.py::test_a_store_that_is_away_is_reported_once_and_holds_up_no_other_inbox",
+        ),
+    ),
+    Mutant(
+        "store-object",
+        "an object that cannot be read is not taken for a store that is away",
+        "daemon/inbox/bucket.py",
+        "or not self._answers()",
+        "or True",
+        ("daemon/stores/test_inbox.py::test_an_object_that_cannot_be_read_fails_alone",),
+    ),
+    Mutant(
+        "store-path",
+        "no key leads out of the results folder",
+        "daemon/inbox/bucket.py",
+        'if not {b"", b".", b".."}.isdisjoint(parts):',
+        "if False:",
+        ("daemon/stores/test_inbox.py::test_a_key_that_would_lead_out_of_the_results_folder_is_left_out",),
+    ),
+    Mutant(
+        "store-beside",
+        "a store that answers late holds up no other inbox",
+        "daemon/stations/station.py",
+        "reading.start_soon(self._take_up_remote, group)",
+        "await self._take_up_remote(group)",
+        ("daemon/stores/test_inbox.py::test_a_store_that_does_not_answer_holds_up_no_other_inbox",),
+    ),
+    Mutant(
+        "store-silent",
+        "a store that does not answer is away before its requests end",
+        "daemon/stations/station.py",
+        "if origin_of(self._roots[inbox]).silent_seconds() > SILENT_SECONDS:",
+        "if False:",
+        ("daemon/stores/test_inbox.py::test_a_store_that_does_not_answer_holds_up_no_other_inbox",),
+    ),
+    Mutant(
+        "store-trial",
+        "while an inbox is away, one group of its images is tried at a time",
+        "daemon/inbox/absence.py",
+        "absence.until, absence.is_tried = time.monotonic() + TRY_SECONDS, True",
+        "absence.is_tried = True",
+        ("daemon/inbox/test_absence.py::test_while_an_inbox_is_tried_no_more_of_its_images_follow",),
+    ),
+    Mutant(
+        "store-marker",
+        "a scan that was stopped goes on where it was",
+        "daemon/inbox/bucket.py",
+        'after = self._key(walk.after) if walk.after else ""',
+        'after = ""',
+        (
+            "daemon/stores/test_inbox.py::test_a_scan_that_was_stopped_goes_on_where_it_was_also_after_a_restart",
+        ),
+    ),
+    Mutant(
+        "store-upload",
+        "a sink has a record only if it was uploaded",
+        "daemon/results/uploads.py",
+        "list(threads.map(self._upload, records))",
+        "threads.map(self._upload, records)",
+        (
+            "daemon/stores/test_uploads.py::test_a_sink_fails_if_anything_is_not_uploaded_and_names_no_credentials",
+        ),
+    ),
+    Mutant(
+        "store-bins",
+        "an image is in one bin of a store",
+        "daemon/results/uploads.py",
+        "            self._delete(left)\n",
+        "            pass\n",
+        ("daemon/stores/test_uploads.py::test_an_image_is_in_the_bin_that_it_has_now_and_in_no_other",),
+    ),
+]
 
 SINKS = [
     Mutant(
@@ -1646,7 +1750,7 @@ SEARCH = [
     Mutant(
         "page-picture",
         "the page shows no other version of a file with a result",
-        "daemon/page/pictures.py",
+        "daemon/inbox/disk.py",
         "if not record.version.is_of(os.fstat(fd), moved=record.has_moved):",
         "if False:",
         (
@@ -1677,7 +1781,7 @@ PAGES = [
     Mutant(
         "token-file-rights",
         "a token that every user can read is refused",
-        "daemon/web/app.py",
+        "daemon/config/secrets.py",
         "if mode & stat.S_IRWXO:",
         "if False:",
         ("faults/test_http.py::test_a_token_or_certificate_that_is_of_no_use_is_refused",),
@@ -1778,7 +1882,7 @@ PAGES = [
         "pages-names",
         "the pages name no file",
         "daemon/web/app.py",
-        "msgspec.structs.replace(await self._status.snapshot_with_outdated(), unread=[])",
+        "msgspec.structs.replace(await self._status.complete_snapshot(), unread=[])",
         "self._status.snapshot()",
         ("faults/test_unread.py::test_unread_folders_are_named_everywhere_and_read_once_they_can_be",),
     ),
@@ -2138,18 +2242,18 @@ LOOKS = [
     Mutant(
         "look-inbox-away",
         "second looks wait for an inbox that is not mounted",
-        "daemon/looks/desk.py",
+        "daemon/inbox/disk.py",
         "return [job for job in jobs if folders[job.id] in missing]",
         "return []",
         ("daemon/looks/test_second_looks.py::test_looks_wait_while_their_inbox_is_away",),
-        within="Desk._find_away",
+        within="FolderOrigin.hidden",
     ),
     Mutant(
         "look-only-sidecars",
         "a second look does not fill a bin again that a user has emptied",
         "daemon/looks/running.py",
-        "LookMetrics(metrics, label), publish_sidecars",
-        "LookMetrics(metrics, label)",
+        "destinations, own, publish_sidecars",
+        "destinations, own",
         ("daemon/looks/test_second_looks.py::test_bins_that_a_user_has_emptied_stay_empty",),
         within="open_looks",
     ),
@@ -2309,6 +2413,6 @@ CLUSTER = [
 ]
 
 MUTANTS = [
-    *(*DISK, *SOURCES, *STATES, *PROCESSES, *LEDGERS, *SINKS, *SEARCH, *INSTALLATION),
+    *(*DISK, *SOURCES, *STATES, *PROCESSES, *LEDGERS, *STORES, *SINKS, *SEARCH, *INSTALLATION),
     *(*STATIONS, *PAGES, *TUNING, *GPUS, *LOOKS, *ALERTS, *CLUSTER),
 ]

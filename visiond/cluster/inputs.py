@@ -10,6 +10,7 @@ import os
 import re
 from collections.abc import Iterator
 from html.parser import HTMLParser
+from itertools import chain
 from typing import Any, NamedTuple
 from urllib.parse import quote, unquote, urljoin, urlsplit
 
@@ -18,7 +19,9 @@ import msgspec
 from daemon.config.loading import Config
 from daemon.errors import MissingLibrary, NothingFound, WrongArgument
 from daemon.inbox.walk import Unread, Walk, compile_ignored
-from visiond.cluster.places import is_url, list_objects, open_object, read_object, split_url, store_errors
+from daemon.stores.opening import list_objects, store_errors, store_of
+from daemon.stores.urls import is_url, split_url
+from visiond.cluster.places import open_object, read_object
 
 URL_COLUMNS = ("url", "uri", "path", "location", "file")
 BYTES_COLUMNS = ("bytes", "image", "data", "content")
@@ -123,7 +126,7 @@ class Listing:
                 for url in list_pages(self.root + "/"):
                     yield unquote_to_bytes(url[len(self.root) + 1 :].encode()), b""
                 return
-            for meta in list_objects(root, prefix):
+            for meta in chain.from_iterable(list_objects(store_of(root), prefix)):
                 name = meta["path"][len(prefix) :].lstrip("/").encode()
                 base = name.rpartition(b"/")[2]
                 if base and not self._ignored.fullmatch(base):

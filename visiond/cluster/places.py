@@ -4,25 +4,18 @@ in the store's usual way, and are never logged."""
 from __future__ import annotations
 
 import contextlib
-import errno
 import os
 import secrets
 from collections.abc import Iterator
-from functools import lru_cache
-from typing import Any, BinaryIO, NamedTuple, Protocol
-from urllib.parse import quote, unquote, urlsplit
+from typing import BinaryIO, NamedTuple, Protocol
+from urllib.parse import quote
 
-from daemon.errors import MissingLibrary, NotWritable, VisiondError
+from daemon.errors import NotWritable
 from daemon.ledger.files import sync_folder
+from daemon.stores.opening import store_errors, store_of
+from daemon.stores.urls import is_url, split_url
 
-STORES = ("s3", "gs", "az", "abfs", "abfss", "http", "https")
 PARTIAL = ".partial"
-
-
-class StoreFailed(VisiondError):
-    """A store does not answer, or refuses."""
-
-    exit_status = os.EX_IOERR
 
 
 class Entry(NamedTuple):
@@ -50,10 +43,6 @@ class Place(Protocol):
 
     def clean(self) -> None:
         """Remove what writers that were killed have left."""
-
-
-def is_url(text: str) -> bool:
-    return urlsplit(text).scheme in STORES
 
 
 def open_place(text: str) -> Place:
@@ -110,10 +99,12 @@ class Bucket:
         self._root, self._prefix = split_url(self.url)
 
     def names(self, folder: str) -> Iterator[str]:
+        import obstore
+
         prefix = "/".join(filter(None, (self._prefix, folder)))
         with store_errors(self.url):
-            for entry in list_objects(self._root, prefix, deep=False):
-                yield entry.rpartition("/")[2]
+            for meta in obstore.list_with_delimiter(store_of(self._root), prefix or None)["objects"]:
+                yield meta["path"].rpartition("/")[2]
 
     def read(self, name: str) -> bytes:
         return read_object(f"{self.url}/{quote(name)}")
@@ -139,52 +130,6 @@ class Bucket:
         """A put that is interrupted leaves nothing."""
 
 
-def split_url(url: str) -> tuple[str, str]:
-    """The bucket or server, and the path in it."""
-    parts = urlsplit(url)
-    return f"{parts.scheme}://{parts.netloc}", unquote(parts.path).strip("/")
-
-
-@lru_cache(256)
-def store_of(root: str) -> Any:
-    """The store of a bucket or server. Raises MissingLibrary."""
-    try:
-        from obstore.store import from_url
-    except ImportError as error:
-        raise MissingLibrary(
-            "Object stores need obstore, which the extra ray has: pip install 'visiond[ray]'."
-        ) from error
-    return from_url(root, client_options={"timeout": "120s", "allow_http": True})
-
-
-@contextlib.contextmanager
-def store_errors(what: str) -> Iterator[None]:
-    """Turn a store's errors into StoreFailed, or into FileNotFoundError and FileExistsError."""
-    from obstore.exceptions import AlreadyExistsError, BaseError, NotFoundError
-
-    try:
-        yield
-    except AlreadyExistsError:
-        raise
-    except (NotFoundError, FileNotFoundError):  # its text has the server's whole answer
-        raise FileNotFoundError(errno.ENOENT, "it does not exist", what) from None
-    except (BaseError, OSError) as error:
-        first = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-        raise StoreFailed(f"{what}: {first}") from error
-
-
-def list_objects(root: str, prefix: str, *, deep: bool = True) -> Iterator[Any]:
-    """Objects below a prefix. deep: each as a mapping of obstore; otherwise the paths of those in it alone."""
-    import obstore
-
-    store = store_of(root)
-    if not deep:
-        yield from (meta["path"] for meta in obstore.list_with_delimiter(store, prefix or None)["objects"])
-        return
-    for page in obstore.list(store, prefix or None, chunk_size=1000):
-        yield from page
-
-
 def read_object(url: str, offset: int = 0, length: int = 0) -> bytes:
     """All bytes of a file or object, or a range of them. Raises OSError."""
     if not is_url(url):
@@ -194,14 +139,11 @@ def read_object(url: str, offset: int = 0, length: int = 0) -> bytes:
     import obstore
 
     root, path = split_url(url)
-    try:
-        with store_errors(url):
-            store = store_of(root)
-            if length:
-                return bytes(obstore.get_range(store, path, start=offset, length=length))
-            return bytes(obstore.get(store, path).bytes())
-    except StoreFailed as error:
-        raise OSError(str(error)) from error
+    with store_errors(url):
+        store = store_of(root)
+        if length:
+            return bytes(obstore.get_range(store, path, start=offset, length=length))
+        return bytes(obstore.get(store, path).bytes())
 
 
 def open_object(url: str) -> BinaryIO:
@@ -211,9 +153,6 @@ def open_object(url: str) -> BinaryIO:
     import obstore
 
     root, path = split_url(url)
-    try:
-        with store_errors(url):
-            reader: BinaryIO = obstore.open_reader(store_of(root), path, buffer_size=1 << 23)
-            return reader
-    except StoreFailed as error:
-        raise OSError(str(error)) from error
+    with store_errors(url):
+        reader: BinaryIO = obstore.open_reader(store_of(root), path, buffer_size=1 << 23)
+        return reader

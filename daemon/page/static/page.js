@@ -1,31 +1,62 @@
-// "/" goes to the search box, "b" shows and hides boxes. Whether boxes are shown is remembered in this browser.
+// "/" goes to the search box, "b" shows and hides boxes. Both choices below are remembered in this browser.
 "use strict";
-const remembered = "visiond-boxes";
+const BOXES = "visiond-boxes";
+const KEYS = "visiond-keys";
+const NO = "0";
 
-function showBoxes(shown) {
-  document.body.classList.toggle("with-boxes", shown);
-  for (const box of document.querySelectorAll("#boxes")) box.checked = shown;
+function recall(name) {
   try {
-    localStorage.setItem(remembered, shown ? "1" : "");
+    return localStorage.getItem(name);
+  } catch {
+    return null; // this browser keeps nothing
+  }
+}
+
+function remember(name, value) {
+  try {
+    localStorage.setItem(name, value);
   } catch {
     // this browser keeps nothing
   }
 }
 
-document.addEventListener("change", (event) => {
-  if (event.target.id === "boxes") showBoxes(event.target.checked);
+function tick(id, ticked) {
+  for (const box of document.querySelectorAll(`#${id}`)) box.checked = ticked;
+}
+
+function showBoxes(shown) {
+  document.body.classList.toggle("with-boxes", shown);
+  tick("boxes", shown);
+}
+
+document.addEventListener("change", ({ target }) => {
+  if (target.id === "boxes") {
+    showBoxes(target.checked);
+    remember(BOXES, target.checked ? "1" : NO);
+  } else if (target.id === "keys") {
+    remember(KEYS, target.checked ? "1" : NO);
+  }
 });
 
 document.addEventListener("keydown", (event) => {
-  if (event.ctrlKey || event.metaKey || event.altKey || event.target.closest("input, select, textarea")) return;
+  if (recall(KEYS) === NO || event.ctrlKey || event.metaKey || event.altKey) return;
+  if (event.target.closest("input:not([type=checkbox]), select, textarea")) return;
   if (event.key === "/") {
     const box = document.getElementById("q");
     if (!box) return;
     box.focus();
     event.preventDefault();
   } else if (event.key === "b") {
-    showBoxes(!document.body.classList.contains("with-boxes"));
+    const shown = !document.body.classList.contains("with-boxes");
+    showBoxes(shown);
+    remember(BOXES, shown ? "1" : NO);
   }
+});
+
+// What is not chosen does not go into the address.
+document.addEventListener("htmx:configRequest", ({ detail }) => {
+  const { formData } = detail;
+  for (const [name, value] of [...formData.entries()]) if (!value) formData.delete(name);
 });
 
 // What has not changed is not exchanged, so that the keyboard's focus stays.
@@ -36,8 +67,6 @@ document.addEventListener("htmx:beforeSwap", (event) => {
   seen.set(target, serverResponse);
 });
 
-try {
-  showBoxes(localStorage.getItem(remembered) === "1");
-} catch {
-  showBoxes(false);
-}
+document.body.classList.add("has-script");
+showBoxes(recall(BOXES) === "1");
+tick("keys", recall(KEYS) !== NO);

@@ -598,6 +598,8 @@ def test_each_command_explains_itself_with_an_example() -> None:
         (["samples", "daemon.toml"], os.EX_CANTCREAT, "daemon.toml cannot be written: File exists"),
         (["demo", "daemon.toml"], os.EX_CANTCREAT, "daemon.toml/inbox cannot be written: Not a directory"),
         (["status", "--config", "no-such.toml"], os.EX_CONFIG, "no-such.toml cannot be read"),
+        (["search", "color:red"], os.EX_USAGE, 'quote them: "color:red"'),
+        (["page", "--listen", "9465"], os.EX_USAGE, "is not an address"),
     ],
     ids=[
         *(
@@ -611,7 +613,7 @@ def test_each_command_explains_itself_with_an_example() -> None:
             "all and one",
             "an ending",
         ),
-        *("a backup to a pipe", "samples", "a demo", "a configuration"),
+        *("a backup to a pipe", "samples", "a demo", "a configuration", "a search", "an address"),
     ],
 )
 def test_a_wrong_command_line_is_reported_with_its_fix_and_its_exit_status(

@@ -63,3 +63,36 @@ def test_images_that_are_taken_up_together_are_one_try(absences: Absences) -> No
 def test_a_file_that_is_to_blame_itself_is_no_absence(absences: Absences) -> None:
     absences.note([make_job(inbox=1, failure=Failure(Reason.UNREADABLE, "Permission denied"))])
     assert absences.held_back() == []
+
+
+def test_while_an_inbox_is_tried_no_more_of_its_images_follow(
+    absences: Absences, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A store may take long to answer, and other inboxes must not wait for it."""
+    monkeypatch.setattr(absence, "REST_SECONDS", 0.0)
+    absences.note([unread(1)])
+    absences.begin({1, 2})
+    assert absences.resting() == {1}
+    absences.note([make_job(inbox=1, gone=True)])  # that says nothing about the others
+    assert absences.resting() == set()
+    absences.begin({1})
+    absences.note([unread(1)])
+    assert absences.lasting() == set()
+    absences.begin({1})
+    absences.note([unread(1)])
+    assert absences.lasting() == {1}
+    absences.begin({1})
+    absences.note([make_job(inbox=1, digest=b"read")])
+    assert absences.away() == set()
+
+
+def test_an_inbox_of_which_some_images_can_be_read_is_not_back_and_not_given_up(
+    absences: Absences, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(absence, "REST_SECONDS", 0.0)
+    with capture_logs() as logs:
+        for _ in range(5):
+            absences.note([unread(1), make_job(inbox=1, digest=b"read")])
+    assert absences.away() == {1}
+    assert absences.lasting() == set()
+    assert [entry["event"] for entry in logs] == ["images of an inbox cannot be read; they wait"]

@@ -33,11 +33,12 @@ class Watch:
         changed: float = 0.0,
         renamed: bool = False,
         regular: bool = True,
+        reading: float = 0.0,
     ) -> bool:
         file = make_file(path, size=size, ctime_ns=int((NOON + changed) * 1e9), regular=regular)
-        return self.settling.is_whole(
-            file, self.patience, 50.0 + self.now, NOON + self.now + self.ahead, renamed=renamed
-        )
+        now = 50.0 + self.now
+        clock, read_by = NOON + self.now + self.ahead, now + reading
+        return self.settling.is_whole(file, self.patience, now, clock, renamed=renamed, read_by=read_by)
 
     def due(self) -> list[bytes]:
         return self.settling.due(50.0 + self.now)
@@ -72,6 +73,13 @@ def test_another_machines_clock_proves_nothing() -> None:
     assert not watch.sees(changed=-3600)
     assert not watch.at(1.9).sees(changed=-3600)
     assert watch.at(2.0).sees(changed=-3600)
+
+
+def test_a_file_is_watched_only_from_when_its_status_has_been_read() -> None:
+    watch = Watch(patience=MOUNT)
+    assert not watch.sees(reading=1.5)
+    assert not watch.at(2.0).sees()
+    assert watch.at(3.5).sees()
 
 
 @pytest.mark.parametrize("patience", [LOCAL, MOUNT])

@@ -10,7 +10,7 @@ import socket
 import subprocess
 import threading
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, Literal
 
@@ -28,6 +28,7 @@ from daemon.ledger.ledger import Ledger
 from daemon.ledger.records import Reader
 from daemon.monitoring.metrics import Metrics
 from daemon.service import Service
+from daemon.system.mounts import ANSWER_SECONDS
 from tests.daemon_process import GLANCE, PATIENCE, Daemon, Place, picture, until, wait_for
 from tests.makers import MODELS, VERSION, admit, done, make_file
 
@@ -280,6 +281,39 @@ async def test_files_count_as_missed_only_where_events_should_have_shown_them(
         assert found.metrics.value("visiond_reconcile_found_total") == missed
 
 
+@pytest.mark.parametrize("first", ["scan", "event"])
+async def test_a_file_that_a_scan_finds_while_its_event_is_handled_does_not_count_as_missed(
+    first: str, watch: Watch, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whichever of the two admits it first. The other one has been asking for it since before."""
+    read, ask = Watcher._read_versions, Watcher._unknown
+    scan_goes_on, event_goes_on = threading.Event(), threading.Event()
+
+    def read_late(*arguments: Any) -> list[File]:
+        assert event_goes_on.wait(PATIENCE)
+        return read(*arguments)
+
+    def ask_slowly(watcher: Watcher, folder: Any, files: list[File]) -> list[File]:
+        unknown = ask(watcher, folder, files)
+        is_scan = b"first" in [file.path for file in files]
+        if first == "event" and is_scan and b"a.jpg" in [file.path for file in unknown]:
+            event_goes_on.set()
+            assert scan_goes_on.wait(PATIENCE)
+        return unknown
+
+    async with watch(rescan_seconds=0.1, settle_seconds=0) as found:
+        monkeypatch.setattr(Watcher, "_read_versions", read_late)
+        monkeypatch.setattr(Watcher, "_unknown", ask_slowly)
+        found.write("a.jpg")
+        await found.until(["a.jpg"])
+        event_goes_on.set()
+        scan_goes_on.set()
+        monkeypatch.setattr(Watcher, "_take_event", lambda *event: None)
+        found.write("b.jpg")
+        await found.until(["a.jpg", "b.jpg"])
+        assert found.metrics.value("visiond_reconcile_found_total") == 1, "b.jpg alone"
+
+
 async def test_an_overflow_of_the_kernels_queue_loses_no_file(watch: Watch) -> None:
     names = [f"{number}.jpg" for number in range(MANY)]
     async with watch() as found:
@@ -298,6 +332,34 @@ async def test_more_hints_than_there_is_room_for_lose_no_file(
         for name in names:
             found.write(name)
         await found.until(names)
+
+
+@pytest.mark.parametrize("reads", ["_walk", "_read_versions"], ids=["by a scan", "by an event"])
+async def test_a_file_that_has_grown_since_its_status_was_read_has_not_settled(
+    watch: Watch, inbox: Path, monkeypatch: pytest.MonkeyPatch, reads: str
+) -> None:
+    """However long it took until the status was used: the disk may be slow, and so may the ledger."""
+    file, read, left = inbox / "a.jpg", getattr(Watcher, reads), [b"data", b"more data"]
+
+    def read_slowly(*arguments: Any) -> Iterator[Any]:
+        is_first = bool(left) and (reads == "_walk" or b"a.jpg" in arguments[-1])
+        if is_first:
+            file.write_bytes(left.pop(0))
+        found = [*read(*arguments)]
+        if is_first:
+            file.write_bytes(left.pop(0))
+            grown_at = time.monotonic()
+            wait_for(lambda: time.monotonic() > grown_at + SETTLE_SECONDS, "the time in which files settle")
+        yield from found
+
+    slow = read_slowly if reads == "_walk" else lambda *arguments: [*read_slowly(*arguments)]
+    monkeypatch.setattr(Watcher, reads, slow)
+    async with watch(settle_seconds=SETTLE_SECONDS) as found:
+        if reads == "_read_versions":
+            file.touch()
+        await found.until(["a.jpg"])
+        await until(lambda: found.metrics.value("visiond_scan_duration_seconds_count") >= 1)
+    assert [file.version.size for file in found.files if file.path == b"a.jpg"] == [len(b"more data")]
 
 
 @pytest.fixture
@@ -453,7 +515,7 @@ async def test_an_inbox_that_does_not_answer_delays_no_other_and_is_reported(
         return scan(path)
 
     monkeypatch.setattr(watching.os, "scandir", hang)
-    monkeypatch.setattr("daemon.inbox.folder.SILENT_SECONDS", 0.2)
+    monkeypatch.setattr("daemon.inbox.disk.FolderOrigin.answer_seconds", (ANSWER_SECONDS, 0.2))
     async with contextlib.AsyncExitStack() as stack:
         ledger = Ledger(tmp_path / "ledger.sqlite")
         stack.callback(ledger.close)
@@ -490,7 +552,7 @@ async def test_an_inbox_is_not_given_up_when_the_whole_machine_stood_still(
         return seconds or 0.0
 
     monkeypatch.setattr(watching.Folder, "silent_seconds", silent_seconds)
-    monkeypatch.setattr(watching, "is_network_mount", lambda _: not looked_again.wait(PATIENCE))
+    monkeypatch.setattr("daemon.inbox.disk.is_network_mount", lambda _: not looked_again.wait(PATIENCE))
     monkeypatch.setattr(watching, "ANSWER_SECONDS", 0.01)
     found = Found(inbox, ledger)
     found.write("a.jpg")

@@ -18,7 +18,7 @@ from anyio import wait_all_tasks_blocked
 from msgspec.structs import replace
 
 from daemon.errors import ConfigError, LedgerDamaged, LedgerUnusable
-from daemon.jobs import Admitted, Ending, File, Job, JobStatus, Placed, Version
+from daemon.jobs import Admitted, Ending, File, Job, JobStatus, Placed, Version, Waiting
 from daemon.ledger.ledger import Ledger
 from daemon.ledger.record import Model, Record
 from daemon.ledger.records import Reader
@@ -369,8 +369,13 @@ async def test_the_oldest_image_that_waits_is_known(ledger: Ledger) -> None:
     oldest = await ledger.oldest_pending()
     assert oldest is not None
     assert before <= oldest <= time.time()
-    await ledger.end([done(job) for job in jobs])
-    assert await ledger.oldest_pending() is None
+    with contextlib.closing(Reader(ledger.path)) as reader:
+        assert reader.count_waiting() == {jobs[0].inbox: Waiting(2, oldest)}
+        await ledger.end([postponed(jobs[0], 1e12), done(jobs[1])])
+        assert reader.count_waiting() == {jobs[0].inbox: Waiting(1, oldest)}
+        assert await ledger.oldest_pending() is None
+        await ledger.end([done(jobs[0])])
+        assert reader.count_waiting() == {}
 
 
 # Endings

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import sqlite3
 from collections.abc import AsyncIterator, Iterator
 from contextlib import closing
 from pathlib import Path
@@ -10,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from daemon.jobs import JobStatus, Placed
-from daemon.ledger import publications
+from daemon.ledger import publications, records
 from daemon.ledger.ledger import Ledger
 from daemon.ledger.records import Reader
 from daemon.upkeep.pruning import prune
@@ -74,6 +75,28 @@ async def test_pruning_takes_the_numbers_of_what_it_removes(ledger: Ledger, read
     await prune(ledger, 1e12)
     with reader.lend() as connection:
         assert [tuple(row) for row in connection.execute("SELECT number, image FROM publication")] == [(2, 2)]
+
+
+async def test_a_backup_is_of_one_moment_and_its_progress_ends_with_all(
+    ledger: Ledger, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(records, "BACKUP_PAGES", 1)
+    await publish(ledger, b"a.jpg")
+    with closing(sqlite3.connect(ledger.path)) as writer, closing(Reader(ledger.path)) as reader:
+        seen: list[tuple[int, int]] = []
+
+        def step(done: int, total: int) -> None:
+            seen.append((done, total))
+            if len(seen) < 4:
+                with writer:
+                    writer.execute("UPDATE image SET seen_at = seen_at + 1")  # as a daemon that goes on
+
+        before = writer.execute("SELECT seen_at FROM image").fetchone()
+        reader.back_up(tmp_path / "copy.sqlite", step)
+    with closing(sqlite3.connect(tmp_path / "copy.sqlite")) as copy:
+        assert copy.execute("SELECT seen_at FROM image").fetchone() == before
+    assert len(seen) > 10
+    assert seen[-1][0] == seen[-1][1]
 
 
 async def test_a_restored_backup_shows_by_its_starts(ledger: Ledger, tmp_path: Path) -> None:

@@ -95,6 +95,15 @@ def test_repeated_queries_do_not_read_finished_images(name: str, index: str) -> 
     assert not any("B-TREE" in step[3] for step in plan)
 
 
+def test_images_that_wait_are_counted_without_reading_the_finished_ones() -> None:
+    with contextlib.closing(sqlite3.connect(":memory:")) as connection:
+        connection.executescript(SQL["schema"])
+        plan = connection.execute(f"EXPLAIN QUERY PLAN {SQL['waiting_by_inbox']}").fetchall()
+    scans = {step[3] for step in plan if "image" in step[3]}
+    assert len(scans) == 2
+    assert all("USING INDEX fresh" in scan or "USING INDEX again" in scan for scan in scans)
+
+
 @pytest.mark.parametrize(
     ("name", "parameters"),
     [("next_models", ("",)), ("count_made", {"models": "", "limit": 7, "inboxes": "[]"})],

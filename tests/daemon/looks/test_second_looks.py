@@ -253,8 +253,7 @@ def test_a_stop_does_not_wait_for_second_looks(make_place: MakePlace) -> None:
 
 
 def test_looks_wait_while_their_inbox_is_away(make_place: MakePlace) -> None:
-    place = make_place()
-    set_options(place, latency_per_image_seconds=0.2)
+    place = make_place({"images_per_second": 0.5})
     inbox, away = place.inbox(), place.folder / "away"
     with Daemon(place):
         wait_for(lambda: len(sidecars(place)) == IMAGES, "all first looks")
@@ -266,6 +265,7 @@ def test_looks_wait_while_their_inbox_is_away(make_place: MakePlace) -> None:
         )
     inbox.rmdir()
     away.rename(inbox)
+    set_options(place)
     assert place.run_once().returncode == 0
     assert looked(place) == of_bin(place, "A") != set()
 

@@ -35,6 +35,7 @@ def test_the_newest_images_come_first_and_more_follow(site: Site) -> None:
     assert rest.count('<article class="card">') == 62 - 48
     assert "<html" not in rest
     assert "cursor=" not in rest
+    assert "No image" not in site.read("/?cursor=1", HX_Request="true"), "the last page was exactly full"
 
 
 def test_words_and_filters_choose(site: Site) -> None:
@@ -51,6 +52,14 @@ def test_names_and_texts_never_become_markup(site: Site) -> None:
         assert "<script>alert" not in content
         assert "<b>bold" not in content
         assert not re.search(r"<script(?! src=\"/static/)", content)
+
+
+def test_a_name_cannot_be_written_to_look_like_another(site: Site) -> None:
+    site.place.add("holiday\u202egpj.exe", "turned")
+    [image] = site.place.find("turned")
+    for path in ("/?q=turned", f"/images/{image}"):
+        assert "holiday\\u202egpj.exe" in site.read(path)
+        assert "\u202e" not in site.read(path)
 
 
 def test_every_answer_allows_a_browser_only_what_the_page_needs(site: Site) -> None:
@@ -70,8 +79,9 @@ def test_an_image_shows_all_that_is_known_of_it(site: Site) -> None:
 
 
 def test_an_image_whose_file_is_gone_has_a_placeholder(site: Site) -> None:
-    status, _, headers = site.ask("/pictures/1/x/small")
+    status, content, headers = site.ask("/pictures/1/x/small")
     assert (status, headers["content-type"]) == (200, "image/svg+xml")
+    assert "No picture: the file is no" in content
 
 
 def test_what_cannot_be_understood_is_explained_in_the_page(site: Site) -> None:
@@ -112,7 +122,9 @@ def test_a_change_needs_the_token_and_the_page_itself(site: Site) -> None:
     assert site.ask(path, "POST", "", Cookie=cookie, Origin=evil)[0] == 403
     assert site.ask(path, "POST", "", Cookie=cookie)[0] == 403
     assert site.ask(path, "POST", "", Cookie="visiond=wrong", Origin=site.origin)[0] == 401
-    assert site.ask("/login", "POST", "token=wrong", Origin=site.origin)[2]["location"] == "/login?wrong=1"
+    assert (
+        site.ask("/login", "POST", "token=wrong", Origin=site.origin)[2]["location"] == "/login?wrong=1&to=/"
+    )
     assert site.place.reader.find_numbers([image])[0].status is JobStatus.FAILED
     assert "<button>Retry</button>" in site.read(f"/images/{image}", Cookie=cookie)
     assert "Retry the ticked" not in site.read("/?q=state:failed")
@@ -122,7 +134,7 @@ def test_failed_images_are_tried_again(site: Site) -> None:
     site.place.add("again.jpg")
     [image] = site.place.find("state:failed name:again.jpg")
     status, _, headers = site.ask("/retry", "POST", f"id={image}", Cookie=site.log_in(), Origin=site.origin)
-    assert (status, headers["location"]) == (303, "/?q=state%3Afailed&queued=1")
+    assert (status, headers["location"]) == (303, "/?state=failed&queued=1")
     assert site.place.find("name:again.jpg") == []
 
 

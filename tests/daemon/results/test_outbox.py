@@ -17,7 +17,7 @@ import anyio
 import pytest
 from structlog.testing import capture_logs
 
-from daemon.config.sections import OutputSection
+from daemon.config.output import OutputSection
 from daemon.errors import LedgerUnusable
 from daemon.jobs import JobStatus, Placed
 from daemon.ledger.ledger import Ledger

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from daemon.config.loading import parse
-from daemon.config.sections import WebhookSection
+from daemon.config.output import WebhookSection
 from daemon.errors import ConfigError
 from daemon.results import webhook
 from daemon.results.webhook import Refused, WebhookSink

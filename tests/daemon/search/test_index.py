@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import sqlite3
 from collections.abc import Iterator
@@ -184,3 +185,15 @@ def test_who_follows_behind_the_last_number_is_told(place: Place) -> None:
     assert [number for number, _ in encode_events(place.reader, 0)[0]] == [1]
     with pytest.raises(NumberUnknown, match="has the number 1, not 2"):
         encode_events(place.reader, 2)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files away")
+def test_what_root_makes_belongs_to_the_owner_of_the_state_folder(tmp_path: Path) -> None:
+    """Otherwise a search by root leaves an index that the daemon cannot bring up to date."""
+    os.chown(tmp_path, 12345, 12346)
+    with closing(Place(tmp_path)) as place:
+        place.add("a.jpg", "word")
+        assert place.find("word") == [1]
+        made = [tmp_path / "search", *(tmp_path / "search").rglob("*")]
+        assert {(file.stat().st_uid, file.stat().st_gid) for file in made} == {(12345, 12346)}
+        assert {"index.sqlite", "index.sqlite-wal", "int8"} <= {file.name for file in made}

@@ -23,7 +23,7 @@ from daemon.service import Service, run_service
 from daemon.stations import remote, wire
 from daemon.stations.station import Published
 from daemon.system.cores import Cores
-from tests.daemon_process import Daemon, Place, picture, wait_for
+from tests.daemon_process import Daemon, Place, picture, running, wait_for
 from tests.faults.stations import stations_of
 from tests.makers import done, make_job
 
@@ -107,6 +107,8 @@ def test_metrics_and_status_count_the_work_of_all_stations(tmp_path: Path) -> No
             lambda: daemon.metric("visiond_stage_images_total", stage="blip") == 200, "the stations' counts"
         )
         assert daemon.metric("visiond_image_wait_seconds_count") == 200
+        assert daemon.metric("visiond_device_stage_images_total", device="cpu", stage="blip") == 200
+        assert daemon.metric("visiond_inbox_images_total", inbox="1", outcome="done") == 200
         assert daemon.metric("visiond_images_total", outcome="done", reason="") == 200
         names = sorted(worker["name"] for worker in daemon.status()["workers"])
         assert names == ["ocr+yolo+clip+blip/0", "ocr+yolo+clip+blip/1"]
@@ -168,7 +170,7 @@ def workers_of(station: int) -> list[str]:
 def children() -> list[int]:
     """Stations of this process."""
     own = Path(f"/proc/self/task/{threading.main_thread().native_id}/children").read_text().split()
-    return [int(p) for p in own if b"daemon.stations.child" in Path(f"/proc/{p}/cmdline").read_bytes()]
+    return running("daemon.stations.child", map(int, own))
 
 
 @pytest.mark.usefixtures("impatient")

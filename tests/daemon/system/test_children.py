@@ -89,7 +89,7 @@ import subprocess, sys, time
 from daemon.service import leave_within
 from tests.daemon.system.test_children import start_ending
 child = start_ending(float(sys.argv[1]))
-leave_within(0.1, 7)
+leave_within(0.8, 7)
 child.wait()
 time.sleep(float(sys.argv[2]))
 """
@@ -99,7 +99,7 @@ time.sleep(float(sys.argv[2]))
 def test_the_daemon_waits_for_workers_that_are_ending_and_not_for_hanging_threads(
     hangs_seconds: float, status: int
 ) -> None:
-    command = python("-c", LEAVING, "1.0", str(hangs_seconds))
+    command = python("-c", LEAVING, "1.6", str(hangs_seconds))
     done = subprocess.run(
         command,
         env=environment({"PYTHONPATH": ROOT}),

@@ -19,7 +19,7 @@ from daemon.system import cores
 from daemon.system.children import descendants
 from daemon.system.cores import Cores, read_list, write_list
 from daemon.system.gpus import Gpu
-from tests.daemon_process import Place, command_of, until
+from tests.daemon_process import Place, running, until
 
 HERE = sorted(os.sched_getaffinity(0))
 several_cores = pytest.mark.skipif(len(HERE) < 2, reason="needs two cores")
@@ -215,21 +215,21 @@ async def test_processes_run_near_their_gpu(
 def observe() -> dict[str, list[int]]:
     """On which cores the threads of the daemon's processes may run."""
     seen = {"daemon": cores_of(os.getpid())}
-    stations: list[list[int]] = []
-    for pid in descendants(os.getpid()):
-        if b"daemon.workers.child" in command_of(pid):
-            device = next(
-                entry
-                for entry in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
-                if b"VISIBLE" in entry
-            )
-            seen[f"worker/{device.decode()[-1]}"] = cores_of(pid)
-        elif b"daemon.stations.child" in command_of(pid):
-            stations.append(cores_of(pid))
+    processes = [*descendants(os.getpid())]
+    for pid in running("daemon.workers.child", processes):
+        device = next(
+            entry for entry in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0") if b"VISIBLE" in entry
+        )
+        seen[f"worker/{device.decode()[-1]}"] = cores_of(pid)
+    stations = [cores_of(pid) for pid in running("daemon.stations.child", processes)]
     return seen | {"stations": [core for held in sorted(stations) for core in held]}
 
 
 def cores_of(pid: int) -> list[int]:
     """Of all its threads, which must have the same."""
-    [found] = {tuple(sorted(os.sched_getaffinity(int(t)))) for t in os.listdir(f"/proc/{pid}/task")}
-    return list(found)
+    found = set()
+    for thread in os.listdir(f"/proc/{pid}/task"):
+        with contextlib.suppress(ProcessLookupError):  # it has ended
+            found.add(tuple(sorted(os.sched_getaffinity(int(thread)))))
+    [cores] = found
+    return list(cores)

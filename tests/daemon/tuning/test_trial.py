@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from daemon.bench.rates import measure_rate
 from daemon.config.loading import load
 from daemon.profile import Settings, Trial
 from daemon.system.gpus import Gpu
@@ -57,9 +58,12 @@ def one_stage(workers: int, batch: int) -> Settings:
 
 def test_a_trial_measures_the_latency_of_its_stage_and_processes_no_image_twice(tmp_path: Path) -> None:
     said: list[str] = []
-    trial = run_trial(tmp_path, one_stage(1, 8), {"latency_per_image_seconds": 0.005}, said)
+    # long enough that a moment without a processor does not matter
+    trial = run_trial(tmp_path, one_stage(1, 8), {"latency_per_image_seconds": 0.02}, said)
     assert trial.failure == ""
-    assert trial.images_per_second == pytest.approx(200, rel=0.15)
+    assert trial.images_per_second == pytest.approx(50, rel=0.15)
+    measured = [file.stat().st_mtime for file in tmp_path.glob("daemon/results/measured-*/*.json")]
+    assert (trial.images_per_second, trial.slowest, trial.fastest) == measure_rate(sorted(measured))
     assert trial.slowest <= trial.images_per_second <= trial.fastest
     assert trial.host_bytes > 1 << 20
     assert (trial.gpu_bytes, trial.tensor_bytes) == (0, 0)

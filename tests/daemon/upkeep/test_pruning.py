@@ -85,6 +85,27 @@ async def test_replaced_and_gone_versions_go_with_their_results_and_the_newest_s
     assert counted(await prune(ledger, LATER)) == {}
 
 
+async def test_the_share_that_was_searched_grows_to_all_of_it(
+    ledger: Ledger, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await replaced_and_gone(ledger)
+    monkeypatch.setattr(pruning, "CHUNK", 1)
+    seen: list[tuple[int, float]] = []
+
+    def step(amounts: pruning.Amounts, share: float) -> None:
+        seen.append((sum(amount.rows for amount in amounts.values()), share))
+
+    survey(ledger.path, LATER, lambda: False, step)
+    surveyed, seen = seen, []
+    await prune(ledger, LATER, step=step)
+    for steps in (surveyed, seen):
+        assert len(steps) == 5 + 3  # rows, and the bytes that no version has then
+        assert steps == sorted(steps)
+        assert steps[4] == (5, 0.5)
+        assert steps[-1][0] == 5 + 8 + 3
+        assert 0.5 < steps[-1][1] <= 1
+
+
 async def test_rows_that_are_not_old_enough_stay(ledger: Ledger) -> None:
     await replaced_and_gone(ledger)
     assert counted(await prune(ledger, 1.9e9)) == {}

@@ -17,7 +17,7 @@ from daemon.config.sections import Http
 from daemon.web import connections
 from daemon.web.app import load_certificate
 from daemon.web.connections import Server
-from tests.daemon_process import PATIENCE, make_certificate
+from tests.daemon_process import PATIENCE, make_certificate, until
 
 pytestmark = pytest.mark.anyio
 
@@ -130,6 +130,7 @@ async def test_if_descriptors_are_few_the_client_that_waited_longest_is_disconne
     async with served() as port, contextlib.AsyncExitStack() as stack:
         clients = []
         for _ in range(connections.LEAST_CONNECTIONS + 1):
+            await until(lambda: len(connections.Connection.waiting) == len(clients))
             clients.append(await stack.enter_async_context(await anyio.connect_tcp("127.0.0.1", port)))
             await clients[-1].send(REQUEST[:-2])
         assert await is_closed(clients[0])

@@ -8,14 +8,14 @@ import socket
 import urllib.request
 from pathlib import Path
 
-from tests.daemon_process import Daemon, Place, free_port, wait_for
+from tests.daemon_process import Daemon, Place, command_of, free_port, wait_for
 
 
 def page_process(daemon: int) -> int:
     """Its process id; 0 if there is none."""
     children = Path(f"/proc/{daemon}/task/{daemon}/children").read_text().split()
     for child in children:
-        if b"daemon.page.process" in Path(f"/proc/{child}/cmdline").read_bytes():
+        if b"daemon.page.process" in command_of(int(child)):
             return int(child)
     return 0
 

@@ -67,6 +67,9 @@ class FakePipeline:
         self._committing = committing
         self.done = 0
 
+    def begin(self, jobs: Sequence[Job]) -> None:
+        """Nothing is traced."""
+
     async def advance(self, lane: Lane, device: str, jobs: Sequence[Job], reply: Reply) -> None:
         if self._committing:
             await self._committing.wait()

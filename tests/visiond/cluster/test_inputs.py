@@ -114,7 +114,7 @@ def test_a_tar_has_its_images_and_one_that_is_cut_says_so(tmp_path: Path) -> Non
 
 @pytest.fixture
 def served(photos: Path) -> Iterator[str]:
-    pytest.importorskip("obstore", reason="obstore is not installed: make ray-setup")
+    pytest.importorskip("obstore", reason="obstore is not installed: make setup")
 
     class Quiet(http.server.SimpleHTTPRequestHandler):
         def log_message(self, format: str, *args: object) -> None:

@@ -1,0 +1,67 @@
+"""The tables of daemon.toml about outputs: folders, bins and sinks."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import AfterValidator, Field
+
+from daemon.config.sections import Section
+from daemon.config.values import check_url
+from daemon.stores.urls import check_bucket
+
+
+class WebhookSection(Section):
+    url: Annotated[str, AfterValidator(check_url)] = Field(
+        "", description='Where the sink webhook posts records, for example "https://host/path".'
+    )
+    secret_file: str = Field(
+        "",
+        description="File with the secret that signs each request (Standard Webhooks): text, or base64 behind whsec_. Empty: "
+        "requests are not signed.",
+    )
+    content: Literal["summary", "record"] = Field(
+        "summary",
+        description="summary: number, state, path, bin or reason of each image; record: everything that its sidecar has.",
+    )
+
+
+class StoreSection(Section):
+    url: Annotated[str, AfterValidator(check_bucket)] = Field(
+        "",
+        description='Prefix of an object store for the sink store, for example "s3://bucket/annotated" (also gs://, az://). '
+        "Credentials come from the environment.",
+    )
+    images: bool = Field(
+        False,
+        description="Whether to upload images too, each into its bin: <url>/bins/<bin>/<inbox>/<path>. The images must stay "
+        'in their inboxes: on_success = "keep", and bins not "move".',
+    )
+
+
+class OutputSection(Section):
+    results: Path = Field(Path("results"), description="Folder for sidecars: <path in the inbox>.json.")
+    failed: Path = Field(
+        Path("failed"),
+        description="Folder for the reason of each failed image; also for the image itself, unless on_success is keep.",
+    )
+    done: Path = Field(Path("done"), description='Folder for images that are moved by on_success = "move".')
+    bins_folder: Path = Field(Path("bins"), description="Folder of the bins A, B, C, …")
+    bins: Literal["none", "link", "copy", "move"] = Field(
+        "none",
+        description="What goes into a bin: a symbolic link to the image's absolute path, a copy, or the image itself.",
+    )
+    sinks: list[Literal["jsonl", "webhook", "store"]] = Field(
+        [],
+        description="More outputs. jsonl: append each new record that is DONE to <results>.jsonl, at least once per id; a redo "
+        "appends another line. webhook: post each record that is DONE or FAILED to [output.webhook] url, up to 128 in a "
+        "request. store: upload each sidecar to [output.store] url. A sink that fails delays nothing else.",
+    )
+    webhook: WebhookSection = WebhookSection()
+    store: StoreSection = StoreSection()
+
+    @property
+    def jsonl_file(self) -> Path:
+        """The file of the sink jsonl."""
+        return Path(f"{self.results}.jsonl")

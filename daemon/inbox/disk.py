@@ -1,0 +1,117 @@
+"""A folder as the origin of images: see origin.py. Each file is read once, straight into the slab, and never another
+version than the ledger's."""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import os
+import stat
+from collections.abc import Collection, Iterator, Sequence
+from pathlib import Path
+
+from daemon.errors import SourceChanged
+from daemon.inbox.walk import Listed, Walk
+from daemon.jobs import Failure, Job, Version
+from daemon.ledger.record import Record
+from daemon.system.beneath import READ, open_beneath
+from daemon.system.mounts import ANSWER_SECONDS, is_network_mount, is_there
+from daemon.system.scarcity import AWAY, SCARCE
+from daemon.workers.slab import Slab
+from stages.base import Reason
+
+_VANISHED = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.EXDEV, errno.ENXIO, errno.ESTALE)
+SILENT_SECONDS = 30.0  # that any call after the first may take
+
+
+class FolderOrigin:
+    is_remote, settles, is_ordered = False, True, False
+    answer_seconds = (ANSWER_SECONDS, SILENT_SECONDS)
+
+    def __init__(self, root: bytes) -> None:
+        self._root = root
+
+    def is_there(self) -> bool | None:
+        return is_there(Path(os.fsdecode(self._root)))
+
+    def sends_events(self) -> bool:
+        return not is_network_mount(Path(os.fsdecode(self._root)))
+
+    def files(self, walk: Walk, subtree: bytes = b"") -> Iterator[Listed | None]:
+        for entry in walk.files(subtree):
+            yield (entry[0], Version.of(entry[1]), stat.S_ISREG(entry[1].st_mode)) if entry else None
+
+    def read(self, jobs: Sequence[Job], slab: Slab) -> None:
+        for job in jobs:
+            try:
+                self._read(job, slab)
+            except OSError as error:
+                if error.errno in SCARCE:
+                    raise
+                if error.errno in _VANISHED:
+                    job.gone = True
+                else:
+                    transient = not isinstance(error, PermissionError)
+                    away = error.errno in AWAY or (error.errno == errno.EIO and not _has_answer(self._root))
+                    job.failure = Failure(Reason.UNREADABLE, f"{error.strerror}", transient, away)
+
+    def _read(self, job: Job, slab: Slab) -> None:
+        assert job.extent is not None
+        fd = os.open(job.location, READ) if job.location else open_beneath(self._root, job.path)
+        try:
+            if not job.version.is_of(os.fstat(fd), moved=bool(job.location)):
+                job.gone = True
+                return
+            window = slab.window(job.extent)
+            filled = 0
+            while filled < len(window) and (count := os.preadv(fd, [window[filled:]], filled)):
+                filled += count
+            # A file that changed while it was read is another version, even if its size is the same.
+            if filled < len(window) or not job.version.is_of(os.fstat(fd), moved=bool(job.location)):
+                job.gone = True
+                return
+            job.digest = hashlib.sha256(window).digest()
+        finally:
+            os.close(fd)
+
+    def silent_seconds(self) -> float:
+        return 0.0
+
+    def read_source(self, record: Record) -> bytes:
+        fd = os.open(record.location, READ) if record.has_moved else open_beneath(self._root, record.path)
+        with open(fd, "rb") as file:
+            if not record.version.is_of(os.fstat(fd), moved=record.has_moved):
+                raise SourceChanged(errno.ESTALE, "the file has changed since", record.location)
+            return file.read(record.version.size)
+
+    def why_lost(self, record: Record) -> str:
+        try:
+            status = os.lstat(record.location)
+        except OSError:
+            return "their file is gone"
+        same = record.version.is_of(status, moved=record.has_moved)
+        return "" if same else "their file has changed since it was processed"
+
+    def hidden(self, jobs: Collection[Job]) -> list[Job]:
+        """Those whose folder is missing or empty."""
+        folders = {job.id: os.path.dirname(job.location) or self._root for job in jobs}
+        missing = {folder for folder in set(folders.values()) if not _has_entries(folder)}
+        return [job for job in jobs if folders[job.id] in missing]
+
+
+def _has_entries(folder: bytes) -> bool:
+    try:
+        with os.scandir(folder) as entries:
+            return next(entries, None) is not None
+    except OSError:
+        return False
+
+
+def _has_answer(folder: bytes) -> bool:
+    """Whether a folder can be listed. A bad sector is the problem of one file, a disk that is gone is not."""
+    try:
+        with os.scandir(folder) as entries:
+            next(entries, None)
+    except OSError:
+        return False
+    return True

@@ -1,0 +1,1 @@
+"""Object stores: their URLs, how they are opened, and what their errors mean."""

@@ -1,0 +1,120 @@
+"""Opens object stores with obstore. Credentials come from the environment, in the store's usual way, and are
+never logged."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import re
+from collections.abc import Iterator, Sequence
+from datetime import timedelta
+from functools import lru_cache
+from typing import Any
+
+from daemon.errors import MissingLibrary, VisiondError
+from daemon.stores.urls import split_url
+
+PAGE = 1000  # objects that a store lists at once
+# For the daemon, which itself tries again for as long as it takes: a store that is away must be noticed soon.
+CONNECT_SECONDS, REQUEST_SECONDS = 3, 60
+RETRIES, RETRY_SECONDS, LONGEST_BACKOFF_SECONDS = 4, 10, 2
+# The store is busy, or something before it does not reach it: no object is the cause.
+BUSY = (408, 429, 502, 503, 504)
+_STATUS = re.compile(r"status code: (\d{3})")
+_CODE = re.compile(r"<Code>(\w+)</Code>")
+_SYSTEM = re.compile(r'message: "([^"]+)"')
+_BUCKET_MISSING = ("NoSuchBucket", "ContainerNotFound")
+
+
+class StoreFailed(VisiondError, OSError):
+    """A store does not answer, or refuses. status: of its answer by HTTP; 0 if there was none."""
+
+    exit_status = os.EX_IOERR
+
+    def __init__(self, text: str, status: int = 0) -> None:
+        super().__init__(text)
+        self.status = status
+
+
+@lru_cache(256)
+def store_of(root: str, *, impatient: bool = False) -> Any:
+    """The store of a bucket or server. impatient: give up soon, as the caller tries again. Raises MissingLibrary."""
+    try:
+        from obstore.store import from_url
+    except ImportError as error:
+        raise MissingLibrary(
+            "Object stores need obstore, which the extra stores has: pip install 'visiond[stores]'."
+        ) from error
+    if not impatient:
+        return from_url(root, client_options={"timeout": "120s", "allow_http": True})
+    return from_url(
+        root,
+        client_options={
+            "timeout": f"{REQUEST_SECONDS}s",
+            "connect_timeout": f"{CONNECT_SECONDS}s",
+            "allow_http": True,
+        },
+        retry_config={
+            "max_retries": RETRIES,
+            "retry_timeout": timedelta(seconds=RETRY_SECONDS),
+            "backoff": {
+                "init_backoff": timedelta(seconds=0.1),
+                "max_backoff": timedelta(seconds=LONGEST_BACKOFF_SECONDS),
+                "base": 2,
+            },
+        },
+    )
+
+
+@contextlib.contextmanager
+def store_errors(what: str) -> Iterator[None]:
+    """Turn a store's errors into StoreFailed, FileNotFoundError or AlreadyExistsError of obstore."""
+    from obstore.exceptions import AlreadyExistsError, BaseError, NotFoundError
+
+    try:
+        yield
+    except (AlreadyExistsError, StoreFailed):
+        raise
+    except (NotFoundError, FileNotFoundError) as error:
+        if any(code in str(error) for code in _BUCKET_MISSING):
+            raise _explain(what, error) from None
+        raise FileNotFoundError(errno.ENOENT, "it does not exist", what) from None
+    except (BaseError, OSError) as error:
+        raise _explain(what, error) from None
+
+
+def _explain(what: str, error: Exception) -> StoreFailed:
+    """In one line, without the query of a URL, which may have a signature."""
+    text = str(error).strip() or type(error).__name__
+    if found := _STATUS.search(text):
+        code = _CODE.search(text)
+        return StoreFailed(
+            f"{what}: the store answers {found[1]}{f' {code[1]}' if code else ''}", int(found[1])
+        )
+    if cause := _SYSTEM.search(text):
+        return StoreFailed(f"{what}: the store does not answer: {cause[1]}")
+    first = re.sub(r"\?\S*", "", text.splitlines()[0]).rpartition(" - ")[2]
+    return StoreFailed(f"{what}: {first.replace('HTTP error: ', 'the store does not answer: ')}")
+
+
+def find_trouble(url: str) -> str:
+    """Why a prefix cannot be listed now; empty if it can."""
+    root, prefix = split_url(url)
+    try:
+        store = store_of(root, impatient=True)
+        with store_errors(url):
+            next(list_objects(store, prefix), None)
+    except MissingLibrary as error:
+        return f"{url}: {error}".rstrip(".")
+    except OSError as error:
+        return str(error)
+    return ""
+
+
+def list_objects(store: Any, prefix: str, after: str = "") -> Iterator[Sequence[Any]]:
+    """The objects below a prefix, by page, as mappings of obstore. after: begin behind this path. A page is
+    fetched when it is asked for."""
+    import obstore
+
+    yield from obstore.list(store, prefix or None, offset=after or None, chunk_size=PAGE)
