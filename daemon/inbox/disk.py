@@ -52,7 +52,10 @@ class FolderOrigin:
                     job.gone = True
                 else:
                     transient = not isinstance(error, PermissionError)
-                    away = error.errno in AWAY or (error.errno == errno.EIO and not _has_answer(self._root))
+                    # A bad sector is the problem of one file, a disk that is gone is not.
+                    away = error.errno in AWAY or (
+                        error.errno == errno.EIO and _has_entries(self._root) is None
+                    )
                     job.failure = Failure(Reason.UNREADABLE, f"{error.strerror}", transient, away)
 
     def _read(self, job: Job, slab: Slab) -> None:
@@ -99,19 +102,10 @@ class FolderOrigin:
         return [job for job in jobs if folders[job.id] in missing]
 
 
-def _has_entries(folder: bytes) -> bool:
+def _has_entries(folder: bytes) -> bool | None:
+    """None if it cannot be listed."""
     try:
         with os.scandir(folder) as entries:
             return next(entries, None) is not None
     except OSError:
-        return False
-
-
-def _has_answer(folder: bytes) -> bool:
-    """Whether a folder can be listed. A bad sector is the problem of one file, a disk that is gone is not."""
-    try:
-        with os.scandir(folder) as entries:
-            next(entries, None)
-    except OSError:
-        return False
-    return True
+        return None

@@ -7,6 +7,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import threading
 import time
 from pathlib import Path
 
@@ -21,6 +22,7 @@ class Markers:
         self._file = file
         self._markers = _read(file) if file else {}
         self._saved_at = time.monotonic()
+        self._writing = threading.Lock()  # each inbox has threads of its own
 
     def of(self, root: bytes) -> bytes:
         return os.fsencode(self._markers.get(os.fsdecode(root), ""))
@@ -28,17 +30,18 @@ class Markers:
     def note(self, root: bytes, marker: bytes) -> None:
         """marker: empty if the scan has come to its end."""
         name = os.fsdecode(root)
-        if not marker and name not in self._markers:
-            return
-        self._markers[name] = os.fsdecode(marker)
-        if not marker:
-            del self._markers[name]
-        if self._file and (not marker or time.monotonic() > self._saved_at + SAVE_SECONDS):
-            self._saved_at = time.monotonic()
-            partial = self._file.with_suffix(".partial")
-            with contextlib.suppress(OSError):  # the next may succeed
-                partial.write_text(json.dumps(self._markers, indent=1))
-                partial.replace(self._file)
+        with self._writing:
+            if not marker and name not in self._markers:
+                return
+            self._markers[name] = os.fsdecode(marker)
+            if not marker:
+                del self._markers[name]
+            if self._file and (not marker or time.monotonic() > self._saved_at + SAVE_SECONDS):
+                self._saved_at = time.monotonic()
+                partial = self._file.with_suffix(".partial")
+                with contextlib.suppress(OSError):  # the next may succeed
+                    partial.write_text(json.dumps(self._markers, indent=1))
+                    partial.replace(self._file)
 
 
 def _read(file: Path) -> dict[str, str]:

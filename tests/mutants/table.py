@@ -661,7 +661,7 @@ STATES = [
         "away-disk",
         "a disk that fails as a whole is distinguished from one sector",
         "daemon/inbox/disk.py",
-        "and not _has_answer(self._root)",
+        "and _has_entries(self._root) is None",
         "and False",
         ("daemon/inbox/test_intake.py::test_an_error_of_a_whole_disk_is_no_images_fault",),
     ),
