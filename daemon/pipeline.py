@@ -33,7 +33,7 @@ from daemon.ledger.ledger import Ledger
 from daemon.ledger.record import Record
 from daemon.limit import Limit
 from daemon.looks.claims import Claims
-from daemon.looks.running import RunningLook
+from daemon.looks.running import RunningLook, finish_looks
 from daemon.monitoring.metrics import Metrics
 from daemon.monitoring.snapshot import StationState
 from daemon.results.destinations import Destination
@@ -124,23 +124,13 @@ class Pipeline:
             while self.in_flight:
                 self._landed.clear()
                 await self._landed.wait()
-            await self._finish_looks()
+            await finish_looks(self.looks, self._landed)
             if self._owed:  # of a station that was lost only now
                 await self.recover({inbox for inbox, _ in self._owed})
             await self.outbox.finish()
             tasks.cancel_scope.cancel()
         if once and not self._draining:
             await self.publisher.try_again()
-
-    async def _finish_looks(self) -> None:
-        """Wait until no image waits for a second look. While one is being published, another of the same image
-        cannot be seen."""
-        while any(look.desk.in_flight for look in self.looks) or not all(
-            [await look.desk.is_idle() for look in self.looks]
-        ):
-            self._landed.clear()
-            with anyio.move_on_after(1.0):
-                await self._landed.wait()
 
     def held_back(self) -> list[str]:
         """Why some images wait while others go on: an inbox cannot be read, or a source cannot be moved."""
@@ -188,6 +178,8 @@ class Pipeline:
     def wake(self) -> None:
         """There are jobs that `admit` has not seen: images to be retried, or to be processed again."""
         self._admitted.set()
+        if self.unpacker:
+            self.unpacker.wake()
 
     async def recover(self, inboxes: set[int]) -> None:
         """Publish what the last daemon, or a station that was lost, left in the ledger without publishing it,
@@ -217,7 +209,7 @@ class Pipeline:
         admitted = await self.retry("ledger", self.ledger.admit, files)
         self.metrics.admitted(admitted, files[0].inbox if files else 0)
         if admitted.pending:
-            self._admitted.set()
+            self.wake()
 
     # 2. A station asks for jobs.
 
@@ -275,14 +267,9 @@ class Pipeline:
             pause = await self.retry("ledger", self.ledger.seconds_to_next_try, asked_at, lasting)
             nothing_waits = pause is None and not (resting | self.absences.resting()) - lasting
             waiting = {job.inbox for job in self._deferred} | {inbox for inbox, _ in self._owed}
-            in_hand = (
-                busy
-                or self.in_flight
-                or waiting - lasting
-                or losses != self._losses
-                or self._admitted.is_set()
-            )
-            is_over = complete and not in_hand and (nothing_waits or (self.limit and self.limit.is_over))
+            in_hand = busy or self.in_flight or waiting - lasting or self._admitted.is_set()
+            is_idle = complete and not in_hand and losses == self._losses
+            is_over = is_idle and (nothing_waits or (self.limit and self.limit.is_over))
             if is_over and not (self.unpacker and await self.unpacker.has_more()):
                 break
             with anyio.move_on_after(1.0 if pause is None else min(pause, 1.0)):

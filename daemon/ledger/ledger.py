@@ -24,10 +24,19 @@ from daemon.jobs import Admitted, Change, Ending, File, Job, JobStatus, Placed, 
 from daemon.ledger import identity, looks, publications
 from daemon.ledger.joining import assemble
 from daemon.ledger.record import BUILT_IN_KEYS, Model, Record
-from daemon.ledger.rows import Root, content_row, end_row, file_row, job_of, result_row
+from daemon.ledger.rows import (
+    Key,
+    Root,
+    Stored,
+    content_row,
+    end_row,
+    file_row,
+    job_of,
+    read_stored,
+    result_row,
+)
 from daemon.ledger.statements import SQL, run_rows
-from daemon.ledger.stored import Key, Stored, read_stored
-from daemon.ledger.waiting import CONTAINERS, LEAST_OF_CONTAINERS, Waiting, Wanted, priority_of
+from daemon.ledger.waiting import PRIORITIES, Waiting, Wanted, priority_of
 from daemon.ledger.writer import Alone, T, Work, Writer
 from daemon.system.clock import steady_seconds
 from stages.registry import sort_stages
@@ -56,6 +65,7 @@ class Ledger:
         # Inboxes, as JSON. Rows of other inboxes wait until these are configured again.
         self._configured = "[]"
         self._waiting = Waiting()
+        self._unpacking: list[int] | None = None  # inboxes with files to unpack; None: not registered yet
         self.look_names: list[str] = []  # of the configured second looks
         self.awaited = 0  # the number of waiting requests that stop the shrinking of the file
         self.touched: set[bytes] | None = None  # digests written since pruning began; None without pruning
@@ -91,8 +101,7 @@ class Ledger:
             for path, priority in inboxes:
                 connection.execute(SQL["add_inbox"], (os.fsencode(path),))
                 number = connection.execute(SQL["inbox_id"], (os.fsencode(path),)).fetchone()[0]
-                added = CONTAINERS if path in unpacking else 0
-                values = {"inbox": number, "priority": priority, "least": LEAST_OF_CONTAINERS, "added": added}
+                values = {"inbox": number, "priority": priority, "unpacks": path in unpacking, **PRIORITIES}
                 connection.execute(SQL["set_priority"], values)
                 self._priorities[number] = priority
                 self._inbox_paths[number] = os.fsencode(path)
@@ -106,7 +115,10 @@ class Ledger:
             connection.execute(SQL["note_start"])
             self.models = {row[0]: Model(*row[1:]) for row in connection.execute(SQL["models"])}
             self._configured = msgspec.json.encode(numbers).decode()
-            self._waiting.add(row[0] for row in connection.execute(SQL["priorities"]))
+            roots = zip(numbers, inboxes, strict=True)
+            self._unpacking = [number for number, (path, _) in roots if path in unpacking]
+            known = [row[0] for row in connection.execute(SQL["priorities"])]
+            self._waiting.add([*known, *self._priorities.values()])
             return numbers
 
         return await self._ask(work)
@@ -164,20 +176,6 @@ class Ledger:
 
     def read_again(self) -> None:
         """Let `next_jobs` begin with the first row: jobs that it has returned were lost."""
-        self._waiting.read_again()
-
-    async def has_containers(self, inboxes: Collection[int]) -> bool:
-        """Whether files of these inboxes wait to be unpacked."""
-        given = (LEAST_OF_CONTAINERS, msgspec.json.encode(sorted(inboxes)).decode())
-        return bool(
-            await self._ask(lambda connection: connection.execute(SQL["has_containers"], given).fetchone())
-        )
-
-    async def take_as_image(self, job: Job) -> None:
-        """A file that waited to be unpacked now waits as an image."""
-        values = {"containers": CONTAINERS, "id": job.id}
-        await self._ask(lambda connection: connection.execute(SQL["take_as_image"], values))
-        self._waiting.add([self._priorities[job.inbox]])
         self._waiting.read_again()
 
     async def seconds_to_next_try(self, asked_at: float, without: Collection[int] = ()) -> float | None:
@@ -346,7 +344,8 @@ class Ledger:
     async def put_back(self, status: JobStatus, ids: Sequence[int]) -> int:
         """Make images that are FAILED, or DONE, PENDING again with a fresh set of attempts; returns how many.
         One that was DONE keeps its result until it has a new one."""
-        rows = [{"id": number, "status": status} for number in ids]
+        unpacking = None if self._unpacking is None else msgspec.json.encode(self._unpacking).decode()
+        rows = [{"id": number, "status": status, "unpacking": unpacking, **PRIORITIES} for number in ids]
 
         def work(connection: sqlite3.Connection) -> int:
             return sum(connection.execute(SQL["put_back"], row).rowcount for row in rows)
@@ -355,15 +354,7 @@ class Ledger:
 
     async def oldest_pending(self) -> float | None:
         """When the image that waits longest was seen, in Unix seconds."""
-
-        def work(connection: sqlite3.Connection) -> float | None:
-            rows = [
-                connection.execute(SQL["oldest_pending"], (priority,)).fetchone()
-                for priority in self._waiting.priorities
-            ]
-            return min((row[0] for row in rows if row), default=None)
-
-        return await self._ask(work)
+        return await self._ask(self._waiting.oldest)
 
     async def run(self, work: Work | Alone) -> Any:
         """Run anything else in the writing thread. It shares a transaction with others,

@@ -15,10 +15,9 @@ import msgspec
 from daemon.ledger.statements import SQL
 from daemon.system.clock import steady_seconds
 
-CONTAINERS = (
-    10_000_000  # above every priority of an inbox, and from CONTAINERS / 2 on it is one of a container
-)
-LEAST_OF_CONTAINERS = CONTAINERS // 2
+CONTAINERS = 10_000_000  # far above every priority of an inbox
+LEAST_OF_CONTAINERS = CONTAINERS // 2  # a higher priority is one of a file to be unpacked
+PRIORITIES = {"containers": CONTAINERS, "least": LEAST_OF_CONTAINERS}  # for statements
 
 
 class Wanted(NamedTuple):
@@ -40,10 +39,6 @@ class Waiting:
         self._places: dict[int, int] = {}  # priority → the last row that was found
         self._asked_of: frozenset[int] = frozenset()  # the inboxes whose rows have not been skipped
         self._rounds = 0  # how often it began again
-
-    @property
-    def priorities(self) -> list[int]:
-        return list(self._places)
 
     def add(self, priorities: Iterable[int]) -> None:
         """There are images of these priorities."""
@@ -90,10 +85,34 @@ class Waiting:
                 places[priority] = place = found[-1]["id"]
         return rows, places
 
+    def oldest(self, connection: sqlite3.Connection) -> float | None:
+        """When the image that waits longest was seen, in Unix seconds. Runs in the writing thread."""
+        rows = [
+            connection.execute(SQL["oldest_pending"], (priority,)).fetchone()
+            for priority in list(self._places)
+        ]
+        return min((row[0] for row in rows if row), default=None)
+
     def move(self, places: dict[int, int], expected: int) -> None:
         """Go on there, unless it had to begin again meanwhile."""
         if expected == self._rounds:
             self._places |= places
+
+
+def has_containers(connection: sqlite3.Connection, inboxes: Collection[int]) -> bool:
+    """Whether files of these inboxes could be unpacked now. Runs in the writing thread."""
+    values = {
+        "least": LEAST_OF_CONTAINERS,
+        "now": steady_seconds(),
+        "inboxes": msgspec.json.encode(sorted(inboxes)).decode(),
+    }
+    return connection.execute(SQL["has_containers"], values).fetchone() is not None
+
+
+def take_as_image(connection: sqlite3.Connection, number: int) -> None:
+    """A file that waited to be unpacked waits as an image from now on. Runs in the writing thread; call
+    `Ledger.read_again` afterwards."""
+    connection.execute(SQL["take_as_image"], {"id": number, **PRIORITIES})
 
 
 def priority_of(priority: int, *, container: bool) -> int:

@@ -118,7 +118,7 @@ DISK = [
         (
             "faults/test_order.py::test_sidecars_and_sources_are_on_the_disk_before_their_images_count_as_published",
         ),
-        within="sync_folders",
+        within="sync_file_system",
     ),
     Mutant(
         "syncfs-order",
@@ -147,13 +147,13 @@ DISK = [
         "syncfs-error",
         "what the system has lost is published again",
         "daemon/results/destinations.py",
-        "and _libc.syncfs(fd)",
-        "and _libc.syncfs(fd) and False",
+        "if _libc.syncfs(fd):",
+        "if _libc.syncfs(fd) and False:",
         (
             "faults/test_disk.py::"
             "test_results_that_the_system_loses_after_all_end_the_daemon_with_74_and_the_next_one_has_them_again",
         ),
-        within="sync_folders",
+        within="sync_file_system",
     ),
     Mutant(
         "ledger-full",
@@ -520,8 +520,8 @@ STATES = [
     Mutant(
         "busy",
         "images in flight are not handed out again",
-        "daemon/ledger/ledger.py",
-        'rows += [row for row in found if row["id"] not in busy]',
+        "daemon/ledger/waiting.py",
+        'rows += [row for row in found if row["id"] not in wanted.busy]',
         "rows += found",
         (
             "daemon/ledger/test_ledger.py::test_rows_of_an_inbox_that_was_left_out_are_returned_once_it_is_included",
@@ -530,9 +530,9 @@ STATES = [
     Mutant(
         "busy-again",
         "the same for postponed images",
-        "daemon/ledger/ledger.py",
-        'if row["id"] not in busy and (only',
-        "if (only",
+        "daemon/ledger/waiting.py",
+        'if row["id"] not in wanted.busy and (wanted.only',
+        "if (wanted.only",
         ("daemon/ledger/test_ledger.py::test_jobs_in_flight_are_not_handed_out_again",),
     ),
     Mutant(
@@ -1205,7 +1205,7 @@ LEDGERS = [
     Mutant(
         "damaged-used",
         "a damaged result is not used again",
-        "daemon/ledger/stored.py",
+        "daemon/ledger/rows.py",
         "if _is_whole_result(row, models):",
         "if True:",
         ("faults/test_ledger_damage.py::test_a_damaged_result_is_not_reused_and_its_model_runs_again",),
@@ -2029,7 +2029,7 @@ STATIONS = [
     Mutant(
         "leave-ending",
         "the daemon waits for workers that are ending",
-        "daemon/service.py",
+        "daemon/system/children.py",
         "started + END_SECONDS and is_a_worker_ending()",
         "0.0",
         (
