@@ -301,6 +301,11 @@ def _misused_url(inbox: Inbox) -> Iterator[str]:
             f"inbox.on_success: visiond moves and deletes no object of {inbox.url}, as no store can do that only if the "
             'object is still the same; use "keep", and let a lifecycle rule of the bucket delete old objects.'
         )
+    if inbox.unpack:
+        yield (
+            f"inbox.unpack: visiond writes nothing to {inbox.url}, so it unpacks nothing there; remove `unpack`, and drop "
+            "archives into an inbox that is a folder."
+        )
     if inbox.watch == "inotify":
         yield f'inbox.watch: a store such as {inbox.url} sends no events; use "auto".'
 

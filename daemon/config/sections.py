@@ -97,8 +97,8 @@ class Inbox(Section):
     )
     unpack: list[ContainerKind] = Field(
         [],
-        description="Kinds of files whose contents become images of their own: what is in an archive, the pages of a document, "
-        "further pages of a TIFF, frames of a video. pdf and video need the extra documents.",
+        description="Kinds of files that are taken apart: the files in an archive, the pages of a PDF or of a TIFF with "
+        "several, and frames of a video become images of their own. pdf and video need the extra documents.",
     )
     watch: Literal["auto", "inotify", "poll"] = Field(
         "auto",

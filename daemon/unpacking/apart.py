@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-import re
+import signal
 import socket
 import subprocess
 import time
@@ -11,30 +11,30 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from daemon.jobs import Version
-from daemon.unpacking.child import Torn, read_frames
-from daemon.unpacking.folder import Contents, Most, TooMuch, mark_of
+from daemon.unpacking.child import NUMBER, Torn, read_frames
+from daemon.unpacking.folder import Contents, TooMuch
 from daemon.unpacking.members import Rules
-from stages.base import Limits
+from stages.base import Limits, advise
 from stages.decoding.decoder import START_SECONDS, WALL_PER_CPU_SECOND
 from stages.processes import describe_end, environment, python
 
 MODULE = "daemon.unpacking.child"
-DEATH_SECONDS = 10.0
-
-
-class Gone(Exception):
-    """The file changed while it was read."""
+DEATH_SECONDS = 2.0
 
 
 class Stopped(Exception):
     """The daemon ends."""
 
 
+class Interrupted(Exception):
+    """The child was killed, or could not start: the file may not be to blame. The message says more."""
+
+
 class Outcome(msgspec.Struct, frozen=True):
-    """files: in the folder. problem: why not everything is there; else empty."""
+    """files: in the folder. links: left out. problem: why not everything is there; else empty."""
 
     files: int
+    links: int = 0
     problem: str = ""
 
 
@@ -51,44 +51,30 @@ class Children:
         for process in list(self.running):
             process.kill()
 
+    def add(self, process: subprocess.Popen[bytes]) -> None:
+        self.running.add(process)
+        if self.is_stopped:
+            process.kill()
+
 
 def take_apart(
-    fd: int,
-    kind: str,
-    contents_at: bytes,
-    version: Version,
-    rules: Rules,
-    limits: Limits,
-    most: Most,
-    ignored: re.Pattern[bytes],
-    children: Children,
+    fd: int, kind: str, contents: Contents, rules: Rules, limits: Limits, children: Children
 ) -> Outcome:
-    """contents_at: the folder to make. Raises Gone, Stopped, and OSError if the disk is full or fails."""
-    mark = mark_of(contents_at)
-    if mark and mark.version == version and mark.is_whole:  # by a daemon that was killed
-        return Outcome(mark.files)
-    if mark is None and os.path.lexists(contents_at):
-        name = os.path.basename(contents_at).decode(errors="replace")
-        return Outcome(0, f"{name} is in the way; move or rename it")
-    contents = Contents(contents_at, version, most, ignored)
+    """Write what is in a file; the caller then gives it its place. Raises Stopped, Interrupted, NoRoom, OSError."""
     try:
         problem = _fill(contents, fd, kind, rules, limits, children)
-        if children.is_stopped:
-            raise Stopped
-        if not version.is_of(os.fstat(fd), moved=True):
-            raise Gone
-        if contents.files:
-            contents.place(is_whole=not (problem or contents.missing))
-    finally:
-        contents.drop()
+    except TooMuch as error:
+        contents.files = 0
+        return Outcome(0, 0, str(error))
     if contents.missing:
         left_out = f"{contents.missing:,} left out: {'; '.join(contents.left_out)}"
         problem = f"{problem}; {left_out}" if problem else left_out
-    return Outcome(contents.files, problem)
+    return Outcome(contents.files, contents.links, problem)
 
 
 def _fill(contents: Contents, fd: int, kind: str, rules: Rules, limits: Limits, children: Children) -> str:
-    """Write all members; returns why some are missing, if the file is to blame."""
+    """Write all members; returns why some are missing, if the file is to blame. Raises Stopped, Interrupted,
+    TooMuch, NoRoom, OSError."""
     ours, theirs = socket.socketpair()
     with ours:
         with theirs:
@@ -103,37 +89,70 @@ def _fill(contents: Contents, fd: int, kind: str, rules: Rules, limits: Limits, 
                 pass_fds=handed,
                 env=environment({"MALLOC_ARENA_MAX": "1"}),
             )
-        children.running.add(process)
+        children.add(process)
         try:
             ours.settimeout(START_SECONDS + limits.decode_seconds * WALL_PER_CPU_SECOND)
             return _write_frames(contents, ours, children)
-        except TooMuch as error:
-            return str(error)
         except TimeoutError:
-            return f"one part of it took longer than decode_seconds = {limits.decode_seconds:g} allow"
-        except (Torn, ConnectionError):
-            process.wait(DEATH_SECONDS)
-            return _explain_end(process.returncode, kind)
+            return _explain_slow(limits)
+        except (Torn, ConnectionError) as error:
+            if children.is_stopped:
+                raise Stopped from error
+            return _explain_end(_wait(process), limits)
         finally:
             process.kill()
             process.wait(DEATH_SECONDS)
             children.running.discard(process)
+            contents.finish_open()
 
 
 def _write_frames(contents: Contents, channel: socket.socket, children: Children) -> str:
     for letter, content in read_frames(channel):
         children.progressed_at = time.monotonic()
         match letter:
+            case b"N":
+                contents.expect(*map(_number, (content[: NUMBER.size], content[NUMBER.size :])))
             case b"M":
-                contents.begin(content)
+                contents.begin(content[NUMBER.size :], _number(content[: NUMBER.size]))
             case b"D":
                 contents.write(content)
-            case b"E" | b"X":
-                contents.finish(content.decode(errors="replace"))
+            case b"E":
+                contents.finish()
+            case b"X":
+                contents.finish(content.decode(errors="replace") or "it cannot be read")
+            case b"L":
+                contents.pass_over()
             case b"P":
                 return content.decode(errors="replace") or "it cannot be read"
     return ""
 
 
-def _explain_end(status: int | None, kind: str) -> str:
-    return f"the process that reads it was {describe_end(status)}"
+def _number(content: bytes) -> int:
+    """Raises Torn."""
+    if len(content) != NUMBER.size:
+        raise Torn
+    number: int = NUMBER.unpack(content)[0]
+    return number
+
+
+def _explain_slow(limits: Limits) -> str:
+    seconds = limits.decode_seconds
+    return f"one part of it took longer than decode_seconds = {seconds:g}. {advise(f'decode_seconds = {2 * seconds:g}')}"
+
+
+def _wait(process: subprocess.Popen[bytes]) -> int:
+    """Its exit status."""
+    try:
+        return process.wait(DEATH_SECONDS)
+    except subprocess.TimeoutExpired:  # it has sent nonsense
+        return -signal.SIGABRT
+
+
+def _explain_end(status: int, limits: Limits) -> str:
+    """Raises Interrupted."""
+    if status == -signal.SIGXCPU:
+        return _explain_slow(limits)
+    problem = f"the process that reads it {describe_end(status, 'was killed by')}"
+    if status == -signal.SIGKILL or status > 0:  # perhaps by the kernel, which was out of memory
+        raise Interrupted(problem)
+    return problem

@@ -37,7 +37,7 @@ def test_each_file_in_an_archive_or_document_is_an_image_of_its_own(tmp_path: Pa
     place.drop("c.pdf", make_pages("PDF", 2))
     place.drop("d.tif", make_pages("TIFF", 2))
     place.drop("e.tif", make_pages("TIFF", 1))
-    place.drop("f.mp4", make_video(1))
+    place.drop("f.mp4", make_video([0]))
     assert place.run_once().returncode == 0
     unpacked = ("skipped", "unpacked")
     assert states(place) == {
@@ -50,7 +50,8 @@ def test_each_file_in_an_archive_or_document_is_an_image_of_its_own(tmp_path: Pa
         "c.pdf": unpacked,
         "c.pdf.unpacked/page-0001.png": ("done", ""),
         "c.pdf.unpacked/page-0002.png": ("done", ""),
-        "d.tif": ("done", ""),
+        "d.tif": unpacked,
+        "d.tif.unpacked/page-0001.png": ("done", ""),
         "d.tif.unpacked/page-0002.png": ("done", ""),
         "e.tif": ("done", ""),
         "f.mp4": unpacked,
@@ -58,7 +59,7 @@ def test_each_file_in_an_archive_or_document_is_an_image_of_its_own(tmp_path: Pa
     }
     assert (tmp_path / "results/a.zip.unpacked/1.ppm.json").exists()
     assert place.run_once().returncode == 0  # and nothing is done again
-    assert place.rows("SELECT MAX(attempts), COUNT(*) FROM image") == [(1, 14)]
+    assert place.rows("SELECT MAX(attempts), COUNT(*) FROM image") == [(1, 15)]
 
 
 def test_without_the_setting_they_are_files_like_others(tmp_path: Path) -> None:
@@ -73,7 +74,7 @@ def test_what_cannot_be_unpacked_fails_with_a_reason_and_can_be_tried_again(tmp_
     bad = place.drop("a.zip", b"no zip")
     assert place.run_once().returncode == 1
     assert states(place) == {"a.zip": ("failed", "container")}
-    assert "0 files unpacked" in (tmp_path / "failed/a.zip.json").read_text()
+    assert "no files; File is not a zip file" in (tmp_path / "failed/a.zip.json").read_text()
     bad.write_bytes(make_zip(pictures(1)))
     assert place.run_once().returncode == 0
     assert states(place)["a.zip.unpacked/1.ppm"] == ("done", "")
@@ -81,12 +82,12 @@ def test_what_cannot_be_unpacked_fails_with_a_reason_and_can_be_tried_again(tmp_
 
 def test_retry_unpacks_again(tmp_path: Path) -> None:
     place = open_place(tmp_path)
-    place.settings["unpacking"] = {"files": 1}
+    place.settings["unpacking"] = {"most_files": 1}
     place.configure()
     place.drop("a.zip", make_zip(pictures(1, 2)))
     assert place.run_once().returncode == 1
     assert states(place)["a.zip"] == ("failed", "container")
-    place.configure({"unpacking": {"files": 2}})
+    place.configure({"unpacking": {"most_files": 2}})
     with Daemon(place) as daemon:
         daemon.wait_ready()
         place.command("retry", "--all")
