@@ -14,6 +14,7 @@ import contextlib
 import os
 import re
 import shutil
+import stat
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
@@ -105,6 +106,7 @@ class Contents:
         remove(parent, self._temporary)  # of a daemon that was killed
         os.mkdir(self._temporary, dir_fd=parent)
         self._folder = os.open(self._temporary, INNER, dir_fd=parent)
+        allow_as(parent, self._folder)
 
     def expect(self, files: int, size: int) -> None:
         """The container says that it has so much. Raises TooMuch, NoRoom, OSError."""
@@ -216,9 +218,7 @@ class Contents:
             more = f"most_bytes = {10 * self._most.bytes}"
         else:
             return
-        raise TooMuch(
-            f"{problem}, so nothing of it was unpacked. To allow it, set {more} under [unpacking] in daemon.toml"
-        )
+        raise TooMuch(f"{problem}. To allow it, set {more} under [unpacking] in daemon.toml")
 
 
 def check_room(fd: int, size: int = 0, *, is_new: bool = True) -> None:
@@ -310,6 +310,12 @@ def remove(parent: int, name: bytes) -> None:
             os.unlink(name, dir_fd=parent)
 
 
+def allow_as(parent: int, folder: int) -> None:
+    """Give a folder the permissions of the one that it is in: who may delete files there may do so here."""
+    with contextlib.suppress(OSError):  # some file systems have none
+        os.fchmod(folder, stat.S_IMODE(os.fstat(parent).st_mode))
+
+
 @contextlib.contextmanager
 def opened(parent: int, name: bytes) -> Iterator[int]:
     """A descriptor of a folder. Raises OSError, also for a link."""
@@ -326,9 +332,12 @@ def made_inner(parent: int, names: Sequence[bytes]) -> Iterator[int]:
     fd = os.dup(parent)
     try:
         for name in names:
-            with contextlib.suppress(FileExistsError):
+            is_new = not exists(fd, name)
+            if is_new:
                 os.mkdir(name, dir_fd=fd)
             inner = os.open(name, INNER, dir_fd=fd)
+            if is_new:
+                allow_as(fd, inner)
             os.close(fd)
             fd = inner
         yield fd

@@ -48,7 +48,8 @@ from stages.base import Reason
 
 log = structlog.get_logger()
 
-AT_ONCE = 2  # files that are taken apart
+AT_ONCE, MOST_AT_ONCE = 2, 8  # files that are taken apart at least, and at most
+CORES = 4  # for each of them
 CHUNK = 512  # files that get their rows together
 PAUSE_SECONDS = 1.0  # between two looks for more
 VANISHED = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.EXDEV, errno.ENXIO, errno.ESTALE)
@@ -86,7 +87,7 @@ class Coordinator(Protocol):
 
 
 class Unpacker:
-    """Works beside the stations, on two files at a time."""
+    """Works beside the stations, on a few files at a time."""
 
     def __init__(
         self,
@@ -140,7 +141,7 @@ class Unpacker:
     async def run(self) -> None:
         """Unpack until cancelled."""
         async with anyio.create_task_group() as tasks:
-            for _ in range(AT_ONCE):
+            for _ in range(min(MOST_AT_ONCE, max(AT_ONCE, len(os.sched_getaffinity(0)) // CORES))):
                 tasks.start_soon(self._work)
 
     async def _work(self) -> None:
@@ -219,11 +220,16 @@ class Unpacker:
         for found in await to_thread.run_sync(self._list_files, job, result.folder, abandon_on_cancel=True):
             await self._coordinator.admit(found)
         files = f"{quantity(outcome.files, 'file')} in {os.fsdecode(os.path.basename(result.folder))}"
-        files = files if outcome.files else "no files"
         links = f"; links and devices left out: {outcome.links:,}" if outcome.links else ""
         if outcome.problem:
-            failure = Failure(Reason.CONTAINER, f"{files}{links}; {outcome.problem}")
-            return self._judge.failed(job, failure, time.time())
+            what = (
+                f"{files}{links}; {outcome.problem}"
+                if outcome.files
+                else f"nothing was unpacked: {outcome.problem}"
+            )
+            return self._judge.failed(job, Failure(Reason.CONTAINER, what), time.time())
+        if not outcome.files:
+            files = "nothing is in it"
         log.info("unpacked", path=os.fsdecode(job.path), files=outcome.files)
         failure = Failure(Reason.UNPACKED, f"{files}{links}")
         ending = Ending(job, JobStatus.SKIPPED, time.time(), job.attempts + 1, failure=failure)

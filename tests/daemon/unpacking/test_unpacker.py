@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import sqlite3
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
+from daemon.cli import check
+from daemon.config.loading import parse
+from daemon.errors import MissingLibrary
+from daemon.unpacking.unpacker import open_unpacker
 from tests.daemon.unpacking.containers import make_pages, make_tar, make_video, make_zip
 from tests.daemon_process import Daemon, Place, picture, wait_for
 
@@ -24,6 +30,17 @@ def states(place: Place) -> dict[str, tuple[str, str]]:
     names = {0: "pending", 1: "done", 2: "failed", 3: "skipped", 4: "gone"}
     rows = place.rows("SELECT path, status, COALESCE(reason, '') FROM image ORDER BY id")
     return {path.decode(): (names[status], reason) for path, status, reason in rows}
+
+
+def forget(place: Place, *, members: bool) -> None:
+    """Let the archive wait again, and with `members` forget what was in it."""
+    with contextlib.closing(sqlite3.connect(place.site.ledger)) as ledger, ledger:
+        if members:
+            ledger.execute("DELETE FROM publication")
+            ledger.execute("DELETE FROM image WHERE path <> CAST('a.zip' AS BLOB)")
+        ledger.execute(
+            "UPDATE image SET status = 0, reason = NULL, finished_at = NULL, attempts = 0 WHERE path = CAST('a.zip' AS BLOB)"
+        )
 
 
 def pictures(*numbers: int) -> dict[str, bytes]:
@@ -74,24 +91,24 @@ def test_what_cannot_be_unpacked_fails_with_a_reason_and_can_be_tried_again(tmp_
     bad = place.drop("a.zip", b"no zip")
     assert place.run_once().returncode == 1
     assert states(place) == {"a.zip": ("failed", "container")}
-    assert "no files; File is not a zip file" in (tmp_path / "failed/a.zip.json").read_text()
+    assert "nothing was unpacked: File is not a zip file" in (tmp_path / "failed/a.zip.json").read_text()
     bad.write_bytes(make_zip(pictures(1)))
     assert place.run_once().returncode == 0
     assert states(place)["a.zip.unpacked/1.ppm"] == ("done", "")
 
 
-def test_retry_unpacks_again(tmp_path: Path) -> None:
-    place = open_place(tmp_path)
-    place.settings["unpacking"] = {"most_files": 1}
-    place.configure()
+def test_retry_unpacks_again_and_leaves_nothing_in_the_failed_folder(tmp_path: Path) -> None:
+    place = open_place(tmp_path, inbox={"on_success": "move"}, unpacking={"most_files": 1})
     place.drop("a.zip", make_zip(pictures(1, 2)))
     assert place.run_once().returncode == 1
-    assert states(place)["a.zip"] == ("failed", "container")
+    assert states(place) == {"a.zip": ("failed", "container")}
+    assert sorted(os.listdir(tmp_path / "failed")) == ["a.zip", "a.zip.json"]
     place.configure({"unpacking": {"most_files": 2}})
-    with Daemon(place) as daemon:
-        daemon.wait_ready()
-        place.command("retry", "--all")
-        wait_for(lambda: states(place)["a.zip"] == ("skipped", "unpacked"), "the second attempt")
+    assert place.command("retry", "--all").returncode == 0
+    assert place.run_once().returncode == 0
+    assert states(place)["a.zip"] == ("skipped", "unpacked")
+    assert sorted(os.listdir(tmp_path / "done")) == ["a.zip", "a.zip.unpacked"]
+    assert not os.listdir(tmp_path / "failed")
 
 
 @pytest.mark.parametrize(("fate", "left"), [("keep", True), ("move", False), ("delete", False)])
@@ -118,22 +135,32 @@ def test_an_archive_in_an_archive_stays_as_it_is_but_its_documents_are_unpacked(
     }
 
 
-def test_what_a_killed_daemon_left_is_finished_by_the_next(tmp_path: Path) -> None:
-    """It was killed when the folder was complete, and its files had no rows yet."""
-    place = open_place(tmp_path)
+@pytest.mark.parametrize("fate", ["keep", "move", "delete"])
+def test_what_a_killed_daemon_left_is_finished_by_the_next(tmp_path: Path, fate: str) -> None:
+    """It was killed when everything was unpacked, and the archive moved or deleted, but its row had not ended."""
+    place = open_place(tmp_path, inbox={"on_success": fate})
     place.drop("a.zip", make_zip(pictures(1, 2)))
     assert place.run_once().returncode == 0
-    ledger = sqlite3.connect(place.site.ledger)
-    with ledger:
-        ledger.execute("DELETE FROM publication")
-        ledger.execute("DELETE FROM image WHERE path <> CAST('a.zip' AS BLOB)")
-        ledger.execute("UPDATE image SET status = 0, reason = NULL, finished_at = NULL, attempts = 0")
-    ledger.close()
-    before = (tmp_path / "inbox/a.zip.unpacked/1.ppm").stat()
+    forget(place, members=fate == "keep")
+    before = place.rows("SELECT id, inode FROM image WHERE status <> 0")
     assert place.run_once().returncode == 0
-    assert (tmp_path / "inbox/a.zip.unpacked/1.ppm").stat().st_ino == before.st_ino
-    assert set(states(place).values()) == {("skipped", "unpacked"), ("done", "")}
-    assert len(states(place)) == 3
+    assert states(place)["a.zip"] == ("skipped", "unpacked")
+    assert set(before) <= set(place.rows("SELECT id, inode FROM image"))
+    assert len(states(place)) == len(place.rows("SELECT id FROM image")) == 3
+    if fate == "move":
+        assert sorted(os.listdir(tmp_path / "done/a.zip.unpacked")) == ["1.ppm", "2.ppm"]
+
+
+def test_without_its_library_the_daemon_does_not_start_and_check_says_why(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("daemon.unpacking.kinds.find_spec", lambda name: None)
+    config = parse({"inbox": [{"unpack": ["zip", "pdf"]}]}, tmp_path)
+    [finding] = check._unpacking(config)
+    assert finding.grade == "error"
+    assert "pip install 'visiond[documents]'" in finding.text
+    with pytest.raises(MissingLibrary, match="pypdfium2"):
+        open_unpacker(cast(Any, None), config, {1: config.inbox[0]}, {}, cast(Any, None))
 
 
 def test_a_trial_takes_as_many_archives_and_images_as_it_says(tmp_path: Path) -> None:
@@ -159,13 +186,9 @@ def test_images_wait_for_no_archive_and_no_archive_for_images(tmp_path: Path) ->
 def test_kinds_that_are_no_longer_unpacked_are_files_like_others(tmp_path: Path) -> None:
     place = open_place(tmp_path)
     place.drop("a.zip", make_zip(pictures(1)))
-    assert place.command("run", "--once", "--limit", "1").returncode == 0
-    ledger = sqlite3.connect(place.site.ledger)
-    with ledger:
-        ledger.execute("DELETE FROM image WHERE path <> CAST('a.zip' AS BLOB)")
-        ledger.execute("UPDATE image SET status = 0, reason = NULL, finished_at = NULL, attempts = 0")
-    ledger.close()
-    place.settings["inbox"][0]["unpack"] = []
+    assert place.run_once().returncode == 0
+    forget(place, members=True)
+    place.settings["inbox"][0]["unpack"] = ["tar"]
     place.configure()
     assert place.run_once().returncode == 0
     assert states(place)["a.zip"] == ("skipped", "not-an-image")
