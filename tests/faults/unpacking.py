@@ -51,7 +51,7 @@ def kill_while_unpacking(folder: Path, kills: int, archives: int, chance: random
             daemon.kill(group=chance.random() < 0.5)
             orphans += end_orphans(place)
         if place.has_ledger():
-            busy += place.rows("SELECT COUNT(*) FROM image WHERE status = 0 AND path LIKE '%.zip'")[0][0] > 0
+            busy += place.rows("SELECT COUNT(*) FROM image WHERE status = 0 AND priority > 5000000")[0][0] > 0
     with Daemon(place) as daemon:
         daemon.wait_until(
             lambda s: s["done"] >= files and not s["pending"] and not s["in_flight"], "the rest", 300

@@ -16,7 +16,7 @@ import pytest
 
 from daemon.jobs import Version
 from daemon.unpacking.apart import Children, Interrupted, Outcome, Stopped, take_apart
-from daemon.unpacking.child import HEAD, PIECE, Torn, read_frames
+from daemon.unpacking.child import HEAD, Torn, read_frames
 from daemon.unpacking.folder import Contents, Most, choose_target
 from daemon.unpacking.members import Rules
 from stages.base import Limits
@@ -203,12 +203,15 @@ def test_a_large_member_needs_no_memory(bench: Bench, tmp_path: Path) -> None:
     assert (bench.target / "zeros.png").stat().st_size == 150 << 20
 
 
-@pytest.mark.parametrize("sent", [HEAD.pack(b"D", PIECE + 1), HEAD.pack(b"?", 0), HEAD.pack(b"M", 5) + b"a"])
-def test_a_child_that_sends_nonsense_is_not_believed(sent: bytes) -> None:
+@pytest.mark.parametrize(
+    "sent", [HEAD.pack(b"D", 9) + bytes(9), HEAD.pack(b"?", 0), HEAD.pack(b"M", 5) + b"a", b"M"]
+)
+def test_a_child_that_sends_nonsense_is_not_believed(sent: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
     """Hostile bytes may have taken it over; its parent must not need memory for what it announces."""
+    monkeypatch.setattr("daemon.unpacking.child.PIECE", 8)
     ours, theirs = socket.socketpair()
     with ours, theirs:
-        theirs.sendall(sent)
+        theirs.sendall(sent + HEAD.pack(b"F", 0))
         theirs.shutdown(socket.SHUT_WR)
         with pytest.raises(Torn):
             list(read_frames(ours))

@@ -215,6 +215,21 @@ def test_a_file_that_the_daemon_has_moved_since_is_known_again(beside: Beside) -
     assert beside.choose(moved)[1] is None
 
 
+def test_a_folder_is_on_the_disk_before_its_mark_and_its_mark_before_its_name(
+    beside: Beside, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[tuple[bool, set[str]]] = []
+    sync = folder.sync_file_system
+
+    def note(fd: int) -> None:
+        seen.append((os.fsdecode(folder.MARK) in os.listdir(fd), beside.entries & {"a.zip.unpacked"}))
+        sync(fd)
+
+    monkeypatch.setattr(folder, "sync_file_system", note)
+    beside.unpack({"a.png": b"a"})
+    assert seen == [(False, set()), (True, set())]
+
+
 @pytest.mark.parametrize("case", ["new", "more", "newer"])
 def test_a_kill_at_any_step_leaves_what_the_next_attempt_completes(
     beside: Beside, case: str, monkeypatch: pytest.MonkeyPatch
