@@ -12,7 +12,7 @@ class UnpackingSection(Section):
     most_files: int = Field(
         100_000,
         ge=1,
-        le=10_000_000,
+        le=1_000_000,
         description="Most files that one archive, document or video may become; of one with more nothing is unpacked.",
     )
     most_bytes: ByteCount = Field(

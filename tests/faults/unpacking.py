@@ -3,7 +3,9 @@ archive."""
 
 from __future__ import annotations
 
+import os
 import random
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -14,6 +16,7 @@ from tests.faults.kill import INBOXES, Outcome, end_orphans, let_work
 
 MEMBERS = 8  # of an archive
 DAMAGED = 5  # of so many archives, one has a member that cannot be read
+GIVE_UP_SECONDS = 2.0  # on the next archive
 LATENCY_SECONDS = 0.002  # of an image, so that members wait while archives arrive
 
 
@@ -39,6 +42,18 @@ def drop_archive(place: Place, number: int) -> int:
     return len(members)
 
 
+def let_unpack(place: Place, seconds: float) -> None:
+    """Wait until a folder has got its name, and then this long: its members may not have rows yet."""
+    before, deadline, pause = count_folders(place), time.monotonic() + GIVE_UP_SECONDS, threading.Event()
+    while count_folders(place) == before and time.monotonic() < deadline:
+        pause.wait(0.001)
+    pause.wait(seconds)
+
+
+def count_folders(place: Place) -> int:
+    return sum(name.endswith(".unpacked") for inbox in INBOXES for name in os.listdir(place.inbox(inbox)))
+
+
 def kill_while_unpacking(folder: Path, kills: int, archives: int, chance: random.Random) -> Outcome:
     """Drop archives in shares, kill the daemon during each, let the last one finish, and judge."""
     started = time.monotonic()
@@ -47,7 +62,10 @@ def kill_while_unpacking(folder: Path, kills: int, archives: int, chance: random
         for number in range(archives * kill // kills, archives * (kill + 1) // kills):
             files += drop_archive(place, number)
         with Daemon(place, ready=chance.random() < 0.5) as daemon:
-            let_work(daemon.process, chance.uniform(0, 1.0))
+            if chance.random() < 0.5:
+                let_work(daemon.process, chance.uniform(0, 1.0))
+            else:
+                let_unpack(place, chance.uniform(0, 0.05))
             daemon.kill(group=chance.random() < 0.5)
             orphans += end_orphans(place)
         if place.has_ledger():
