@@ -2,12 +2,16 @@
 
     python -m benchmarks.cluster plain  [--images 40000] [--rounds 3]
     python -m benchmarks.cluster daemon [--images 100] [--rounds 3] [--stages yolo clip]
+    python -m benchmarks.cluster standard [--images 1000] [--repeat 10] [--folder bench]
 
 plain: fake stages, beside a plain pipeline of Ray Data with the same class in its actor: read_binary_files,
 map_batches, write_parquet. Both are timed from the first call to the last file, with the start of the actors.
 daemon: the mini pack, beside `visiond run --once` on the same folder. Both rates are those between the first tenth
 and the last tenth of the images, by the time at which each was finished: the start of Ray or of the models is not in
-them. The two ways take turns, and the ratio of each round is printed: others may use this machine.
+them.
+standard: the same with the standard job of `visiond bench`, on all GPUs: --images different ones, each under --repeat
+names. Kernels are compiled in a first run of the daemon's that is not counted.
+The two ways take turns, and the ratio of each round is printed: others may use this machine.
 """
 
 from __future__ import annotations
@@ -26,6 +30,7 @@ from typing import Any
 import pyarrow
 import pyarrow.parquet
 
+from daemon.bench.job import Place
 from daemon.config.loading import Config, parse
 from stages import processes
 from tests.daemon_process import STAGES, picture
@@ -108,32 +113,52 @@ def measure_plain(folder: Path, images: int, rounds: int) -> None:
     compare(rounds, folder, timed(run_ours), timed(run_plain), "plain Ray Data")
 
 
+def visiond(where: Path, *words: str) -> None:
+    command = (sys.executable, "-P", "-m", "daemon", *words)
+    subprocess.run(command, cwd=where, env=processes.environment(), check=True, stdout=2)
+
+
 def measure_daemon(folder: Path, images: int, rounds: int, stages: list[str]) -> None:
     inbox = folder / "inbox"
-    visiond = (sys.executable, "-P", "-m", "daemon")
-
-    def call(where: Path, *words: str) -> None:
-        subprocess.run([*visiond, *words], cwd=where, env=processes.environment(), check=True, stdout=2)
 
     def write_config(output: Path) -> None:
         named = f"[pipeline]\nstages = {stages}\n" if stages else ""
         (output / "daemon.toml").write_text(f'[[inbox]]\npath = "{inbox}"\n[http]\nlisten = ""\n{named}')
 
-    call(folder, "samples", str(inbox), "--count", str(images))
+    visiond(folder, "samples", str(inbox), "--count", str(images))
 
     def ours(output: Path) -> float:
         output.mkdir()
         write_config(output)
-        call(output, "ray", "run", str(inbox), "rows", "--part-images", "20")
+        visiond(output, "ray", "run", str(inbox), "rows", "--part-images", "20")
         return rate_of(output / "rows")
 
     def theirs(output: Path) -> float:
         output.mkdir()
         write_config(output)
-        call(output, "run", "--once")
-        call(output, "export", "rows.parquet")
+        visiond(output, "run", "--once")
+        visiond(output, "export", "rows.parquet")
         return rate_of(output / "rows.parquet")
 
+    compare(rounds, folder, ours, theirs, "the daemon")
+
+
+def measure_standard(folder: Path, place: Place, images: int, repeat: int, rounds: int) -> None:
+    place.make_pack()
+    inbox = place.make_inbox(place.make_images(images), repeat)
+
+    def ours(output: Path) -> float:
+        place.prepare(inbox)
+        visiond(place.home, "ray", "run", str(inbox), str(output))
+        return rate_of(output)
+
+    def theirs(output: Path) -> float:
+        place.prepare(inbox)
+        visiond(place.home, "run", "--once")
+        visiond(place.home, "export", f"{output}.parquet")
+        return rate_of(output.with_suffix(".parquet"))
+
+    print(f"first run, not counted: the daemon {theirs(folder / 'first'):,.1f}/s", flush=True)
     compare(rounds, folder, ours, theirs, "the daemon")
 
 
@@ -150,14 +175,22 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("what", choices=("plain", "daemon"))
+    parser.add_argument("what", choices=("plain", "daemon", "standard"))
     parser.add_argument("--images", type=int, default=0)
     parser.add_argument("--stages", nargs="*", default=[], help="with daemon: these alone")
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--repeat", type=int, default=10, help="with standard: names of each image")
+    parser.add_argument(
+        "--folder", type=Path, default=Path("bench"), help="with standard: as for visiond bench"
+    )
+    parser.add_argument("--pack", default="", help="with standard: as for visiond bench")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="visiond-cluster-") as folder:
         if options.what == "plain":
             measure_plain(Path(folder), options.images or 40_000, options.rounds)
+        elif options.what == "standard":
+            place = Place(options.folder, options.pack)
+            measure_standard(Path(folder), place, options.images or 1000, options.repeat, options.rounds)
         else:
             measure_daemon(Path(folder), options.images or 100, options.rounds, options.stages)
 

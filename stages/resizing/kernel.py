@@ -161,32 +161,10 @@ def resize_height_kernel(
     table: as there. x: its output. mean, std: float32 [3]. out: [count, 3, HEIGHT, WIDTH] of any float dtype.
     Grid: (tiles of BLOCK_H × BLOCK_W, 3 · count).
     """
-    image, channel = tl.program_id(1) // 3, tl.program_id(1) % 3
-    table_ptr += image
-    axis_ptr = tl.load(table_ptr + 8 * count).to(tl.pointer_type(tl.int32))
-    taps, shift = tl.load(table_ptr + 9 * count).to(tl.int32), tl.load(table_ptr + 10 * count).to(tl.int32)
-    tiles_w: tl.constexpr = (WIDTH + BLOCK_W - 1) // BLOCK_W
-    offs_h = tl.program_id(0) // tiles_w * BLOCK_H + tl.arange(0, BLOCK_H)
-    offs_w = tl.program_id(0) % tiles_w * BLOCK_W + tl.arange(0, BLOCK_W)
-    clamped_h, mask = tl.minimum(offs_h, HEIGHT - 1), (offs_w < WIDTH)[None, :]
-    first_row = (
-        tl.load(table_ptr + 4 * count)
-        + channel * tl.load(table_ptr + 3 * count)
-        + tl.load(axis_ptr + clamped_h)
-    )
-    ptrs = x_ptr + first_row[:, None] * WIDTH + offs_w[None, :]
-    weight_ptrs = axis_ptr + HEIGHT + clamped_h
-    acc = tl.zeros([BLOCK_H, BLOCK_W], dtype=tl.int32) + (1 << shift - 1)
-    for _ in range(0, taps, BLOCK_TAPS):
-        for tap in tl.static_range(BLOCK_TAPS):
-            weight = tl.load(weight_ptrs + tap * HEIGHT)
-            acc += tl.load(ptrs + tap * WIDTH, mask=mask, other=0).to(tl.int32) * weight[:, None]
-        ptrs += BLOCK_TAPS * WIDTH
-        weight_ptrs += BLOCK_TAPS * HEIGHT
-    values = tl.minimum(tl.maximum(acc >> shift, 0), 255).to(tl.float32)
-    normalized = tl.div_rn(values - tl.load(mean_ptr + channel), tl.load(std_ptr + channel))
-    offs = (tl.program_id(1).to(tl.int64) * HEIGHT + offs_h)[:, None] * WIDTH + offs_w[None, :]
-    tl.store(out_ptr + offs, normalized.to(out_ptr.dtype.element_ty), mask=(offs_h < HEIGHT)[:, None] & mask)
+    values, offs, mask = resize_rows(table_ptr, x_ptr, count, HEIGHT, WIDTH, BLOCK_H, BLOCK_W, BLOCK_TAPS)
+    channel = tl.program_id(1) % 3
+    normalized = tl.div_rn(values.to(tl.float32) - tl.load(mean_ptr + channel), tl.load(std_ptr + channel))
+    tl.store(out_ptr + offs, normalized.to(out_ptr.dtype.element_ty), mask=mask)
 
 
 @triton.jit(do_not_specialize=["count", "height", "width"])
@@ -202,6 +180,23 @@ def resize_height_to_bytes_kernel(
     BLOCK_TAPS: tl.constexpr,
 ):
     """As resize_height_kernel, to bytes as they are, of any size. out: uint8 [count, 3, height, width]."""
+    values, offs, mask = resize_rows(table_ptr, x_ptr, count, height, width, BLOCK_H, BLOCK_W, BLOCK_TAPS)
+    tl.store(out_ptr + offs, values.to(tl.uint8), mask=mask)
+
+
+@triton.jit
+def resize_rows(
+    table_ptr,
+    x_ptr,
+    count,
+    height,
+    width,
+    BLOCK_H: tl.constexpr,
+    BLOCK_W: tl.constexpr,
+    BLOCK_TAPS: tl.constexpr,
+):
+    """This program's tile of resize_width_kernel's output resized vertically: int32 values from 0 to 255, their offsets
+    in an output [count, 3, height, width], and a mask, each [BLOCK_H, BLOCK_W]. height, width: may be constants."""
     image, channel = tl.program_id(1) // 3, tl.program_id(1) % 3
     table_ptr += image
     axis_ptr = tl.load(table_ptr + 8 * count).to(tl.pointer_type(tl.int32))
@@ -224,9 +219,9 @@ def resize_height_to_bytes_kernel(
             acc += tl.load(ptrs + tap * width, mask=mask, other=0).to(tl.int32) * weight[:, None]
         ptrs += BLOCK_TAPS * width
         weight_ptrs += BLOCK_TAPS * height
-    values = tl.minimum(tl.maximum(acc >> shift, 0), 255).to(tl.uint8)
+    values = tl.minimum(tl.maximum(acc >> shift, 0), 255)
     offs = (tl.program_id(1).to(tl.int64) * height + offs_h)[:, None] * width + offs_w[None, :]
-    tl.store(out_ptr + offs, values, mask=(offs_h < height)[:, None] & mask)
+    return values, offs, (offs_h < height)[:, None] & mask
 
 
 @triton.jit
