@@ -112,8 +112,8 @@ gpu-tune: $(STAMP)  ## check the predictions of `visiond tune` against real runs
 	$(BIN)/python -m benchmarks.tuning $(TUNE)
 
 lock: $(STAMP)  ## resolve the dependencies and write requirements.lock and those of Ray and of the object store
-	$(BIN)/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --group dev --extra heic --extra parquet \
-	  --extra small --extra stores --extra traces --extra train --extra ultralytics --no-emit-index-url --no-annotate --no-header --upgrade pyproject.toml -o requirements.lock
+	$(BIN)/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --group dev --extra documents --extra heic \
+	  --extra parquet --extra small --extra stores --extra traces --extra train --extra ultralytics --no-emit-index-url --no-annotate --no-header --upgrade pyproject.toml -o requirements.lock
 	$(BIN)/python -c 'import tomllib; print(*tomllib.load(open("pyproject.toml", "rb"))["project"]["optional-dependencies"]["ray"], sep="\n")' | \
 	  $(BIN)/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --constraints requirements.lock \
 	  --no-emit-index-url --no-annotate --no-header --upgrade - -o requirements.ray.lock

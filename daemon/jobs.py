@@ -60,12 +60,14 @@ class Version(NamedTuple):
 
 
 class File(NamedTuple):
-    """A file as found in an inbox. `inbox` is the inbox's number in the ledger, `path` is relative to it."""
+    """A file as found in an inbox. `inbox` is the inbox's number in the ledger, `path` is relative to it.
+    container: it is to be unpacked."""
 
     inbox: int
     path: bytes
     version: Version
     regular: bool = True  # if not: a link, FIFO, socket or device, which is never opened
+    container: bool = False
 
 
 class Admitted(NamedTuple):
@@ -108,6 +110,11 @@ class Failure(msgspec.Struct, frozen=True):
     detail: str
     transient: bool = False
     away: bool = False
+
+    @property
+    def is_logged(self) -> bool:
+        """Not for each image, if it is reported once for its whole inbox, or is no failure."""
+        return not self.away and self.reason is not Reason.UNPACKED
 
 
 class Job(msgspec.Struct, array_like=True):

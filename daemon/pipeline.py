@@ -1,7 +1,7 @@
 """Read this first: the life of an image, step by step. The coordinator, here, watches the inboxes, owns the
 ledger and hands out jobs. A station (stations/station.py) does the work on each image.
 
-    here 1     watch, admit   a file is complete: inbox/watcher.py; it gets a row in the ledger
+    here 1     watch, admit   a file is complete (inbox/watcher.py), or was in another (unpacking/): it gets a row
     here 2     next_jobs      a station asks for jobs
     station 1  _feed          their bytes come into shared memory, known results from the ledger
     station 2  lane, advance  a batch (workers/lane.py) runs through the stages of a worker (workers/chain.py)
@@ -33,7 +33,7 @@ from daemon.ledger.ledger import Ledger
 from daemon.ledger.record import Record
 from daemon.limit import Limit
 from daemon.looks.claims import Claims
-from daemon.looks.running import RunningLook
+from daemon.looks.running import RunningLook, finish_looks
 from daemon.monitoring.metrics import Metrics
 from daemon.monitoring.snapshot import StationState
 from daemon.results.destinations import Destination
@@ -45,6 +45,7 @@ from daemon.stations.station import Published, Station
 from daemon.system.clock import steady_seconds
 from daemon.system.queues import drain
 from daemon.system.retry import Retry
+from daemon.unpacking.unpacker import Unpacker
 
 log = structlog.get_logger()
 
@@ -74,6 +75,7 @@ class Pipeline:
         self.stations = list(stations)
         self.metrics = metrics
         self.looks: list[RunningLook] = []
+        self.unpacker: Unpacker | None = None
         self.in_flight: dict[int, Job] = {}
         self.retry = retry or Retry()
         self.outbox = outbox or Outbox()
@@ -116,11 +118,13 @@ class Pipeline:
                 tasks.start_soon(station.run, self)
             for look in self.looks:
                 tasks.start_soon(look.run)
+            if self.unpacker:
+                tasks.start_soon(self.unpacker.run)
             await self._handed_out.wait()
             while self.in_flight:
                 self._landed.clear()
                 await self._landed.wait()
-            await self._finish_looks()
+            await finish_looks(self.looks, self._landed)
             if self._owed:  # of a station that was lost only now
                 await self.recover({inbox for inbox, _ in self._owed})
             await self.outbox.finish()
@@ -128,19 +132,8 @@ class Pipeline:
         if once and not self._draining:
             await self.publisher.try_again()
 
-    async def _finish_looks(self) -> None:
-        """Wait until no image waits for a second look. While one is being published, another of the same image
-        cannot be seen."""
-        while any(look.desk.in_flight for look in self.looks) or not all(
-            [await look.desk.is_idle() for look in self.looks]
-        ):
-            self._landed.clear()
-            with anyio.move_on_after(1.0):
-                await self._landed.wait()
-
     def held_back(self) -> list[str]:
-        """Why some images wait while the others go on: inboxes that cannot be read,
-        or sources that cannot be moved."""
+        """Why some images wait while others go on: an inbox cannot be read, or a source cannot be moved."""
         return self.watcher.held_back() + self.absences.held_back() + self.publisher.held_back()
 
     def drain(self, seconds: float = math.inf) -> None:
@@ -153,7 +146,7 @@ class Pipeline:
         self._watching.cancel()
         self._admitted.set()
         self.outbox.drain(seconds / 2)
-        for part in (*self.stations, *self.looks):
+        for part in (*self.stations, *self.looks, *filter(None, [self.unpacker])):
             part.drain()
 
     @property
@@ -171,7 +164,8 @@ class Pipeline:
     @property
     def progressed_at(self) -> float:
         """When a batch last began or ended, or an image was last finished. Monotonic seconds."""
-        return max([self._finished_at, *(state.progressed_at for state in self.states())])
+        unpacked_at = self.unpacker.progressed_at if self.unpacker else 0.0
+        return max([self._finished_at, unpacked_at, *(state.progressed_at for state in self.states())])
 
     def blocked(self) -> list[str]:
         """Why nothing can be read or written: for example, the disk is full."""
@@ -184,6 +178,8 @@ class Pipeline:
     def wake(self) -> None:
         """There are jobs that `admit` has not seen: images to be retried, or to be processed again."""
         self._admitted.set()
+        if self.unpacker:
+            self.unpacker.wake()
 
     async def recover(self, inboxes: set[int]) -> None:
         """Publish what the last daemon, or a station that was lost, left in the ledger without publishing it,
@@ -208,10 +204,12 @@ class Pipeline:
     async def admit(self, files: list[File]) -> None:
         """Write a row for each new version of files of one inbox. A backlog of a million files is a million rows,
         not a million objects in memory."""
+        if self.unpacker:
+            files = await self.unpacker.sort(files)
         admitted = await self.retry("ledger", self.ledger.admit, files)
         self.metrics.admitted(admitted, files[0].inbox if files else 0)
         if admitted.pending:
-            self._admitted.set()
+            self.wake()
 
     # 2. A station asks for jobs.
 
@@ -223,21 +221,22 @@ class Pipeline:
         """
         async with self._handing_out:
             while found := await self._next_jobs():
-                if jobs := [job for job in found if self._take(job)]:
+                if jobs := [job for job in found if self.take(job)]:
                     self.absences.begin({job.inbox for job in jobs})
                     return jobs
             self._handed_out.set()
             return []
 
-    def _take(self, job: Job) -> bool:
-        if self._must_wait(job):
+    def take(self, job: Job) -> bool:
+        """It is in work from now on; False if it has to wait."""
+        if self.must_wait(job):
             self._deferred.append(job)
             return False
         self.in_flight[job.id] = job
         self.claims.jobs.add((job.inbox, job.path))
         return True
 
-    def _must_wait(self, job: Job) -> bool:
+    def must_wait(self, job: Job) -> bool:
         path = (job.inbox, job.path)
         return path in self._owed or self._is_busy(*path) or self.publisher.is_busy(*path)
 
@@ -249,7 +248,7 @@ class Pipeline:
         """Wait for the next jobs; an empty list when there will be no more.
         Files of an inbox that does not answer are neither read nor moved."""
         while not self._draining:
-            if not all(map(self._must_wait, self._deferred)):
+            if not all(map(self.must_wait, self._deferred)):
                 found, self._deferred = self._deferred, []
                 return found
             self._admitted.clear()
@@ -268,8 +267,10 @@ class Pipeline:
             pause = await self.retry("ledger", self.ledger.seconds_to_next_try, asked_at, lasting)
             nothing_waits = pause is None and not (resting | self.absences.resting()) - lasting
             waiting = {job.inbox for job in self._deferred} | {inbox for inbox, _ in self._owed}
-            in_hand = busy or self.in_flight or waiting - lasting or losses != self._losses
-            if complete and not in_hand and (nothing_waits or (self.limit and self.limit.is_over)):
+            in_hand = busy or self.in_flight or waiting - lasting or self._admitted.is_set()
+            is_idle = complete and not in_hand and losses == self._losses
+            is_over = is_idle and (nothing_waits or (self.limit and self.limit.is_over))
+            if is_over and not (self.unpacker and await self.unpacker.has_more()):
                 break
             with anyio.move_on_after(1.0 if pause is None else min(pause, 1.0)):
                 await self._admitted.wait()
@@ -384,7 +385,7 @@ class Pipeline:
             self._finished |= ended
         self.metrics.finished(lasting)
         for ending in lasting:
-            if (failure := ending.failure) and not failure.away:  # reported once for its whole inbox
+            if (failure := ending.failure) and failure.is_logged:
                 log.warning(
                     "image failed" if ending.status is JobStatus.FAILED else "image not done",
                     inbox=os.fsdecode(self._roots[ending.job.inbox]),

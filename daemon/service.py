@@ -6,10 +6,9 @@ import asyncio
 import contextlib
 import os
 import signal
-import threading
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from functools import partial
 
 import anyio
@@ -39,7 +38,7 @@ from daemon.ledger.files import describe_lost_ledger
 from daemon.ledger.ledger import Ledger
 from daemon.ledger.records import Reader
 from daemon.looks.announcing import announce, warn_of_outdated
-from daemon.looks.planning import lay_out
+from daemon.looks.planning import Plan, lay_out
 from daemon.looks.running import open_looks
 from daemon.monitoring.counts import Counts
 from daemon.monitoring.disks import Disks, list_written_folders
@@ -53,11 +52,12 @@ from daemon.results.outbox import Outbox
 from daemon.results.sinks import open_sinks
 from daemon.state import KERNELS, LEDGER, MARKERS
 from daemon.stations.opening import open_stations
-from daemon.system import lines, signals
-from daemon.system.children import END_SECONDS, descendants, is_ending
+from daemon.system import signals
+from daemon.system.children import leave_within
 from daemon.system.log import set_up as set_up_log
 from daemon.system.retry import Hurried, Retry
 from daemon.system.systemd import Notifier
+from daemon.unpacking.unpacker import open_unpacker
 from daemon.upkeep.guard import OpenFiles, guard
 from daemon.upkeep.schedule import Upkeep
 from daemon.web.app import Credentials, serve
@@ -70,7 +70,6 @@ log = structlog.get_logger()
 SHOW_SECONDS = 0.25  # between two updates of the progress bar
 STATUS_SECONDS = 5.0  # between lines for `systemctl status`
 LEAVE_SECONDS = 5.0  # for the end itself, when no work is left and no worker is ending any more
-EXIT_POLL_SECONDS = 0.2  # to see whether workers that are ending are gone
 # How many batch time-outs may pass without progress before the watchdog is no longer notified
 STALL_FACTOR = 2.0
 
@@ -187,15 +186,7 @@ class Service:
             stack.callback(ledger.close)
             if ledger.remark:
                 log.warning(ledger.remark)
-            numbers = await ledger.register(
-                [(inbox.root, inbox.priority) for inbox in config.inbox],
-                layout.models(),
-                [plan.model for plan in plans],
-            )
-            ledger.look_names = [plan.name for plan in plans]
-            if dropped := await ledger.run(partial(looks.begin, names=ledger.look_names, inboxes=numbers)):
-                log.warning("second looks that are no longer configured were dropped", images=dropped)
-            await ledger.bound_waits(config.pipeline.retry_seconds, LONGEST_PAUSE_SECONDS)
+            numbers = await self._register(ledger, layout, plans)
             reader = stack.enter_context(contextlib.closing(Reader(ledger.path)))
             await to_thread.run_sync(check_names, config, reader)
             every_stage = config.pipeline.mode == "full"
@@ -222,6 +213,7 @@ class Service:
                 retry=retry,
                 reuse_results=config.pipeline.reuse_results,
             )
+            pipeline.unpacker = open_unpacker(pipeline, config, inboxes, destinations, judge)
             pipeline.looks = open_looks(stack, plans, pipeline, reader, judge, destinations, metrics)
             self.counts.begin(await to_thread.run_sync(reader.counts))
             upkeep = Upkeep(config, ledger, metrics, lambda: not pipeline.in_flight, self.counts.pruned)
@@ -234,6 +226,21 @@ class Service:
                 config, status, metrics, ledger, self._credentials, pages_matter=not self.once
             ) as self.url:
                 yield pipeline, status
+
+    async def _register(self, ledger: Ledger, layout: Layout, plans: Sequence[Plan]) -> list[int]:
+        """Make inboxes, models and second looks known to the ledger; returns the numbers of the inboxes."""
+        config = self.config
+        numbers = await ledger.register(
+            [(inbox.root, inbox.priority) for inbox in config.inbox],
+            layout.models(),
+            [plan.model for plan in plans],
+            [inbox.root for inbox in config.inbox if inbox.unpack],
+        )
+        ledger.look_names = [plan.name for plan in plans]
+        if dropped := await ledger.run(partial(looks.begin, names=ledger.look_names, inboxes=numbers)):
+            log.warning("second looks that are no longer configured were dropped", images=dropped)
+        await ledger.bound_waits(config.pipeline.retry_seconds, LONGEST_PAUSE_SECONDS)
+        return numbers
 
     def _rescan_seconds(self) -> float:
         return self.config.pipeline.rescan_seconds
@@ -317,31 +324,6 @@ class Service:
         patience = STALL_FACTOR * self.config.pipeline.batch_timeout_seconds
         idle = not pipeline.in_flight or status.blocked()
         return not idle and time.monotonic() - pipeline.progressed_at > patience
-
-
-def leave_within(seconds: float, status: int = os.EX_OK, why: str = "") -> None:
-    """End the process after this time, even if a thread hangs in a system call, for example on a dead mount.
-    Workers that are ending, but not gone yet, get more time."""
-
-    def is_a_worker_ending() -> bool:
-        return any(map(is_ending, descendants(os.getpid())))
-
-    def leave() -> None:
-        started = last_ending = time.monotonic()
-        while (now := time.monotonic()) < last_ending + seconds:
-            if now < started + END_SECONDS and is_a_worker_ending():
-                last_ending = now
-            time.sleep(min(EXIT_POLL_SECONDS, seconds / 4))
-        if why:
-            log.error(why)
-        reason = "a thread hangs in a system call, perhaps on a dead mount"
-        if is_a_worker_ending():
-            reason = "a worker has not ended, because the GPU's driver is still freeing its memory"
-        log.warning(f"{reason}; the daemon exits without waiting for it; nothing is lost")
-        lines.drain()
-        os._exit(status)
-
-    threading.Thread(target=leave, name="leave", daemon=True).start()
 
 
 async def run_service(

@@ -42,6 +42,8 @@ class Reason(StrEnum):
     TIMEOUT = "timeout"  # its worker took too long and was killed
     POISON = "poison"  # its worker died on it, alone, more than once
     RULE = "rule"  # the user's binning rule raised an error on it
+    CONTAINER = "container"  # an archive, document or video that cannot be unpacked, or not all of it
+    UNPACKED = "unpacked"  # what was in it are images of their own: no failure
 
 
 class ImageError(Exception):

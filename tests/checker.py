@@ -24,6 +24,7 @@ PENDING, DONE, FAILED, SKIPPED, GONE = range(5)
 STATUS_NAMES = ("PENDING", "DONE", "FAILED", "SKIPPED", "GONE")
 SIDECAR_KEYS = {"ocr": "ocr", "yolo": "objects", "clip": "clip", "blip": "caption"}  # by stage
 LONGEST_NAME = 255  # bytes
+UNPACKED_MARK = b".visiond-unpacked"  # stays in the folder of an archive
 
 
 @dataclass(frozen=True)
@@ -290,22 +291,24 @@ def _results(connection: sqlite3.Connection, row: Row) -> dict[str, Any]:
 def _judge_sources(
     site: Site, inbox: Inbox, rows: Mapping[bytes, list[Row]], verdict: Verdict, deleted: frozenset[bytes]
 ) -> None:
-    """The bytes of each file are in exactly one place; those
-    of a DONE file with on_success = "delete" are in none."""
+    """The bytes of each file are in exactly one place; those of a DONE file, or of an archive that was unpacked, with
+    on_success = "delete" are in none."""
     places = {"inbox": inbox.path, "done": site.done / inbox.name, "failed": site.failed / inbox.name}
     bins = sorted((site.bins / inbox.name).iterdir()) if (site.bins / inbox.name).is_dir() else []
     moved_to = dict.fromkeys(bins) if site.bins_mode == "move" else {}
     folders = [os.fsencode(folder) for folder in (*places.values(), *moved_to)]
     for folder in (inbox.path, *places.values(), *bins):
         for file in _files(os.fsencode(folder)):
-            if os.path.basename(file).startswith(b".visiond-"):
+            name = os.path.basename(file)
+            if name.startswith(b".visiond-") and name != UNPACKED_MARK:
                 verdict.torn.append(f"{file!r} was left behind")
     for path, digests in inbox.dropped.items():
         if path in deleted or not digests[-1]:
             continue
         row = rows[path][-1] if path in rows else None
         copies = [file for folder in folders if os.path.isfile(file := os.path.join(folder, path))]
-        wanted = 0 if row and row.status == DONE and inbox.on_success == "delete" else 1
+        is_over = row and (row.status == DONE or row.reason == "unpacked")
+        wanted = 0 if is_over and inbox.on_success == "delete" else 1
         if len(copies) != wanted and not (row and row.status == PENDING):
             (verdict.lost if len(copies) < wanted else verdict.double).append(
                 f"{path!r} itself lies at {copies}"

@@ -167,10 +167,14 @@ class Place:
         staged.write_bytes(data)
         os.makedirs(os.path.dirname(target), exist_ok=True)
         os.rename(staged, target)
+        self.expect_contents(path, data, inbox)
+        return Path(os.fsdecode(target))
+
+    def expect_contents(self, path: str | bytes, data: bytes, inbox: str = "") -> None:
+        """Let the checker expect a version of a file with these bytes."""
         digest = hashlib.sha256(data).hexdigest()
         self.captions[digest] = caption_of(data)
         self.expect(path, digest, inbox)
-        return Path(os.fsdecode(target))
 
     def drop_many(self, numbers: range, inbox: str = "") -> None:
         for number in numbers:

@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
+import msgspec
+
 from daemon.cli.rules import RuleFailed, try_choice, try_rule
 from daemon.cli.tryouts import try_stages
 from daemon.config.loading import Config
@@ -36,6 +38,7 @@ from daemon.stores.opening import find_trouble
 from daemon.system.gpus import list_gpus
 from daemon.system.host import Host
 from daemon.system.mounts import describe_missing, is_network_mount, is_there
+from daemon.unpacking.kinds import find_missing
 from daemon.web.app import listen, load_certificate, read_token, risks
 from daemon.workers.tryout import Tryout
 from stages.base import StageSpec
@@ -67,6 +70,7 @@ def examine(config: Config, file: Path | None, *, quick: bool = False) -> Iterat
     models = partial(_models, quick=quick)
     examinations = (
         _inboxes,
+        _unpacking,
         _folders,
         _sinks,
         _uploads,
@@ -120,10 +124,10 @@ def _inboxes(config: Config) -> Iterator[Finding]:
             yield Finding("error", describe_missing(inbox.path))
         elif not os.access(inbox.path, os.R_OK | os.X_OK):
             yield Finding("error", f"inbox {inbox.path} cannot be read by this user; fix its permissions.")
-        elif (option := _what_moves(config, inbox)) and not os.access(inbox.path, os.W_OK):
+        elif (setting := _what_writes(config, inbox)) and not os.access(inbox.path, os.W_OK):
             yield Finding(
                 "error",
-                f"inbox {inbox.path} cannot be written, but {option} moves or removes files; fix its permissions.",
+                f"inbox {inbox.path} cannot be written, but {setting}; fix its permissions.",
             )
         else:
             how = (
@@ -153,11 +157,21 @@ def _folders_within(inbox: Inbox, longest: int) -> Iterator[Finding]:
         yield Finding("ok", f"inbox {inbox.path} is large: only some of its folders were checked.")
 
 
-def _what_moves(config: Config, inbox: Inbox) -> str:
-    """The setting that makes files leave the inbox; empty if none does."""
+def _what_writes(config: Config, inbox: Inbox) -> str:
+    """The setting for which the inbox must be writable, and what it does; empty if there is none."""
+    if inbox.unpack:
+        return f"unpack = {msgspec.json.encode(inbox.unpack).decode()} makes folders there"
     if config.output.bins == "move":
-        return 'output.bins = "move"'
-    return "" if inbox.on_success == "keep" else f'on_success = "{inbox.on_success}"'
+        return 'output.bins = "move" moves or removes files'
+    return "" if inbox.on_success == "keep" else f'on_success = "{inbox.on_success}" moves or removes files'
+
+
+def _unpacking(config: Config) -> Iterator[Finding]:
+    wanted = {kind for inbox in config.inbox for kind in inbox.unpack}
+    if missing := find_missing(wanted):
+        yield Finding("error", f"{missing}.")
+    elif wanted:
+        yield Finding("ok", f"files of these kinds are unpacked: {', '.join(sorted(wanted))}.")
 
 
 def _folders(config: Config) -> Iterator[Finding]:

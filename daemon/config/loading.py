@@ -30,6 +30,7 @@ from daemon.config.sections import (
     UpkeepSection,
 )
 from daemon.config.traces import TracesSection
+from daemon.config.unpacking import UnpackingSection
 from daemon.errors import ConfigError
 from stages.registry import ORDER, UnknownName, find_backend
 from stages.weights import names
@@ -47,6 +48,7 @@ class Config(Section):
     pipeline: PipelineSection = PipelineSection()
     models: ModelsSection = ModelsSection()
     stages: StageTables = StageTables()
+    unpacking: UnpackingSection = UnpackingSection()
     binning: BinningSection = BinningSection()
     second_look: list[SecondLook] = Field(
         [], description="A [[second_look]] table for each additional model."
@@ -298,6 +300,11 @@ def _misused_url(inbox: Inbox) -> Iterator[str]:
         yield (
             f"inbox.on_success: visiond moves and deletes no object of {inbox.url}, as no store can do that only if the "
             'object is still the same; use "keep", and let a lifecycle rule of the bucket delete old objects.'
+        )
+    if inbox.unpack:
+        yield (
+            f"inbox.unpack: visiond writes nothing to {inbox.url}, so it unpacks nothing there; remove `unpack`, and drop "
+            "archives into an inbox that is a folder."
         )
     if inbox.watch == "inotify":
         yield f'inbox.watch: a store such as {inbox.url} sends no events; use "auto".'

@@ -44,6 +44,7 @@ ABOUT = {
     "[output]": "Folders for results, failed images and moved images. None of them may be inside an inbox.",
     "[output.webhook]": "The sink webhook, if output.sinks names it. docs/results.md describes what it posts.",
     "[output.store]": "The sink store, if output.sinks names it. docs/stores.md describes what it uploads.",
+    "[unpacking]": "Limits for files of the kinds in [[inbox]] unpack.",
     "[state]": "The daemon's own files. They must be on a local disk.",
     "[upkeep]": "Scheduled maintenance of the ledger. One task runs at a time, and none delays incoming images.",
     "[pipeline]": "The stages, the devices that run them, and limits.",

@@ -25,6 +25,7 @@ from pydantic_core import PydanticCustomError
 from daemon.config.values import (
     OUT_OF_RANGE,
     ByteCount,
+    ContainerKind,
     Device,
     Place,
     Ratio,
@@ -94,6 +95,11 @@ class Inbox(Section):
     )
     on_success: Literal["keep", "move", "delete"] = Field(
         "keep", description="What to do with an image when its result is durable. move: into [output] done."
+    )
+    unpack: list[ContainerKind] = Field(
+        [],
+        description="Kinds of files that are taken apart: the files in an archive, the pages of a PDF or of a TIFF with "
+        "several, and frames of a video become images of their own. pdf and video need the extra documents.",
     )
     watch: Literal["auto", "inotify", "poll"] = Field(
         "auto",

@@ -120,6 +120,7 @@ def most_of(name: str) -> int:
 
 
 ByteCount = Annotated[int, BeforeValidator(_parse_bytes), Field(le=1 << 53)]
+ContainerKind = Literal["zip", "tar", "tiff", "pdf", "video"]
 Ratio = Annotated[float, Field(ge=0, le=1)]
 Device = Annotated[str, AfterValidator(_refuse_group), AfterValidator(_canonical_device)]
 Place = Annotated[str, AfterValidator(_canonical_place)]  # of a worker: a device or a group

@@ -28,6 +28,7 @@ log = structlog.get_logger()
 MOST_NAMED = 1000  # folders of an inbox whose names are kept; others are only counted
 SHOWN = 20  # of them, in `visiond status` and `check`
 CHECK_ENTRIES, CHECK_SECONDS = 100_000, 5.0  # the most that `check` reads of an inbox
+OWN = ".visiond-*"  # temporary and other files of the daemon
 LONGEST_SHOWN = 200  # characters of a path
 LONGEST_PATH = 4095  # bytes (PATH_MAX)
 TOO_LONG = (
@@ -182,9 +183,9 @@ def count_unread(unread: Unread) -> str:
 
 
 def compile_ignored(patterns: Iterable[str]) -> re.Pattern[bytes]:
-    """A pattern of the names that an inbox ignores, from shell patterns."""
-    translated = [b"(?:" + os.fsencode(fnmatch.translate(pattern)) + b")" for pattern in patterns]
-    return re.compile(b"|".join(translated) or b"(?!)", re.DOTALL)
+    """A pattern of the names that an inbox ignores, from shell patterns; the daemon's own files are always among them."""
+    translated = [b"(?:" + os.fsencode(fnmatch.translate(pattern)) + b")" for pattern in (*patterns, OWN)]
+    return re.compile(b"|".join(translated), re.DOTALL)
 
 
 def find_unread(inbox: Inbox, longest: int) -> tuple[Unread, bool]:

@@ -14,8 +14,8 @@ import msgspec
 from daemon.jobs import JobStatus, Version
 from daemon.ledger import checksums, looks
 from daemon.ledger.record import Look, Model, Record
+from daemon.ledger.rows import Key, Stored, read_stored
 from daemon.ledger.schema import damaged, ledger_of
-from daemon.ledger.stored import Key, Stored, read_stored
 
 
 def assemble(

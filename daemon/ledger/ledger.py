@@ -13,6 +13,7 @@ import os
 import sqlite3
 import time
 from collections.abc import Callable, Collection, Iterable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,9 +24,19 @@ from daemon.jobs import Admitted, Change, Ending, File, Job, JobStatus, Placed, 
 from daemon.ledger import identity, looks, publications
 from daemon.ledger.joining import assemble
 from daemon.ledger.record import BUILT_IN_KEYS, Model, Record
-from daemon.ledger.rows import Root, content_row, end_row, file_row, job_of, result_row
+from daemon.ledger.rows import (
+    Key,
+    Root,
+    Stored,
+    content_row,
+    end_row,
+    file_row,
+    job_of,
+    read_stored,
+    result_row,
+)
 from daemon.ledger.statements import SQL, run_rows
-from daemon.ledger.stored import Key, Stored, read_stored
+from daemon.ledger.waiting import PRIORITIES, Waiting, Wanted, priority_of
 from daemon.ledger.writer import Alone, T, Work, Writer
 from daemon.system.clock import steady_seconds
 from stages.registry import sort_stages
@@ -53,8 +64,8 @@ class Ledger:
         self._priorities: dict[int, int] = {}  # inbox → priority
         # Inboxes, as JSON. Rows of other inboxes wait until these are configured again.
         self._configured = "[]"
-        self._cursors: dict[int, int] = {}  # priority → the last row that `next_jobs` returned
-        self._asked_of: frozenset[int] = frozenset()  # the inboxes whose rows the cursors have not skipped
+        self._waiting = Waiting()
+        self._unpacking: list[int] | None = None  # inboxes with files to unpack; None: not registered yet
         self.look_names: list[str] = []  # of the configured second looks
         self.awaited = 0  # the number of waiting requests that stop the shrinking of the file
         self.touched: set[bytes] | None = None  # digests written since pruning began; None without pruning
@@ -75,10 +86,14 @@ class Ledger:
     # Setting up
 
     async def register(
-        self, inboxes: Sequence[tuple[Root, int]], models: Iterable[Model], others: Sequence[Model] = ()
+        self,
+        inboxes: Sequence[tuple[Root, int]],
+        models: Iterable[Model],
+        others: Sequence[Model] = (),
+        unpacking: Collection[Root] = (),
     ) -> list[int]:
         """Add inboxes, with their priorities, and models; returns the inboxes' numbers.
-        models: the current one of each stage. others: of second looks."""
+        models: the current one of each stage. others: of second looks. unpacking: the inboxes with files to unpack."""
         present = list(models)
 
         def work(connection: sqlite3.Connection) -> list[int]:
@@ -86,7 +101,8 @@ class Ledger:
             for path, priority in inboxes:
                 connection.execute(SQL["add_inbox"], (os.fsencode(path),))
                 number = connection.execute(SQL["inbox_id"], (os.fsencode(path),)).fetchone()[0]
-                connection.execute(SQL["set_priority"], {"inbox": number, "priority": priority})
+                values = {"inbox": number, "priority": priority, "unpacks": path in unpacking, **PRIORITIES}
+                connection.execute(SQL["set_priority"], values)
                 self._priorities[number] = priority
                 self._inbox_paths[number] = os.fsencode(path)
                 numbers.append(number)
@@ -99,7 +115,10 @@ class Ledger:
             connection.execute(SQL["note_start"])
             self.models = {row[0]: Model(*row[1:]) for row in connection.execute(SQL["models"])}
             self._configured = msgspec.json.encode(numbers).decode()
-            self._cursors = {row[0]: 0 for row in connection.execute(SQL["priorities"])}
+            roots = zip(numbers, inboxes, strict=True)
+            self._unpacking = [number for number, (path, _) in roots if path in unpacking]
+            known = [row[0] for row in connection.execute(SQL["priorities"])]
+            self._waiting.add([*known, *self._priorities.values()])
             return numbers
 
         return await self._ask(work)
@@ -116,10 +135,12 @@ class Ledger:
         """Add a row for each new version: PENDING, or SKIPPED if it is not a regular file. Older
         pending versions of the same file become GONE or, if they have a result, DONE again."""
 
+        priorities = [priority_of(self._priorities[f.inbox], container=f.container) for f in files]
+
         def work(connection: sqlite3.Connection) -> Admitted:
             now = time.time()
             last = connection.execute(SQL["last_id"]).fetchone()[0]
-            rows = [file_row(file, self._priorities[file.inbox], now) for file in files]
+            rows = [file_row(file, priority, now) for file, priority in zip(files, priorities, strict=True)]
             taken = run_rows(connection, "admit", rows)
             statuses = [row[0] for row in taken]
             new = (statuses.count(JobStatus.PENDING), statuses.count(JobStatus.SKIPPED))
@@ -133,8 +154,7 @@ class Ledger:
             return Admitted(*new, old.count(JobStatus.GONE), failures, kept, back)
 
         admitted = await self._ask_soon(work)
-        for file in files:
-            self._cursors.setdefault(self._priorities[file.inbox], 0)
+        self._waiting.add(priorities)
         return admitted
 
     async def next_jobs(
@@ -143,44 +163,20 @@ class Ledger:
         busy: Collection[int],
         inboxes: Collection[int] | None = None,
         only: Collection[int] | None = None,
+        *,
+        containers: bool = False,
     ) -> list[Job]:
-        """Jobs to work on: those due for another attempt, then the highest priority first,
-        and the oldest first within it.
-
-        busy: ids in work already. inboxes: only jobs of these. only: only those of these ids that
-        are due for another attempt. One caller at a time: the ledger remembers how far it has read.
-        """
+        """Jobs to work on, as in `Wanted`. inboxes: None: all that are configured."""
         asked_of = self._inbox_paths.keys() if inboxes is None else inboxes
-        wanted = msgspec.json.encode(sorted(asked_of)).decode()
-        if not self._asked_of.issuperset(asked_of):
-            self._cursors = dict.fromkeys(self._cursors, 0)
-        self._asked_of = frozenset(asked_of)
-
-        def work(connection: sqlite3.Connection) -> tuple[list[Any], dict[int, int]]:
-            most = limit + len(busy) if only is None else -1  # others may come before them
-            due = connection.execute(SQL["again"], (steady_seconds(), wanted, most)).fetchall()
-            rows = [row for row in due if row["id"] not in busy and (only is None or row["id"] in only)][
-                :limit
-            ]
-            cursors: dict[int, int] = {}
-            if only is not None:
-                return rows, cursors
-            for priority in sorted(self._cursors, reverse=True):
-                place = self._cursors[priority]
-                while (room := limit - len(rows)) and (
-                    found := connection.execute(SQL["fresh"], (priority, place, wanted, room)).fetchall()
-                ):
-                    rows += [row for row in found if row["id"] not in busy]
-                    cursors[priority] = place = found[-1]["id"]
-            return rows, cursors
-
-        rows, cursors = await self._ask(work)
-        self._cursors |= cursors
+        wanted = Wanted(limit, busy, asked_of, only, containers)
+        expected = self._waiting.expect(asked_of)
+        rows, places = await self._ask(partial(self._waiting.find, wanted=wanted))
+        self._waiting.move(places, expected)
         return [job_of(row) for row in rows]
 
     def read_again(self) -> None:
         """Let `next_jobs` begin with the first row: jobs that it has returned were lost."""
-        self._cursors = dict.fromkeys(self._cursors, 0)
+        self._waiting.read_again()
 
     async def seconds_to_next_try(self, asked_at: float, without: Collection[int] = ()) -> float | None:
         """Seconds until the next postponed job is due; None if there is none. asked_at: when `next_jobs` was
@@ -348,7 +344,8 @@ class Ledger:
     async def put_back(self, status: JobStatus, ids: Sequence[int]) -> int:
         """Make images that are FAILED, or DONE, PENDING again with a fresh set of attempts; returns how many.
         One that was DONE keeps its result until it has a new one."""
-        rows = [{"id": number, "status": status} for number in ids]
+        unpacking = None if self._unpacking is None else msgspec.json.encode(self._unpacking).decode()
+        rows = [{"id": number, "status": status, "unpacking": unpacking, **PRIORITIES} for number in ids]
 
         def work(connection: sqlite3.Connection) -> int:
             return sum(connection.execute(SQL["put_back"], row).rowcount for row in rows)
@@ -357,15 +354,7 @@ class Ledger:
 
     async def oldest_pending(self) -> float | None:
         """When the image that waits longest was seen, in Unix seconds."""
-
-        def work(connection: sqlite3.Connection) -> float | None:
-            rows = [
-                connection.execute(SQL["oldest_pending"], (priority,)).fetchone()
-                for priority in self._cursors
-            ]
-            return min((row[0] for row in rows if row), default=None)
-
-        return await self._ask(work)
+        return await self._ask(self._waiting.oldest)
 
     async def run(self, work: Work | Alone) -> Any:
         """Run anything else in the writing thread. It shares a transaction with others,

@@ -142,7 +142,9 @@ UPDATE model SET is_current = 0 WHERE is_current;
 UPDATE model SET is_current = 1 WHERE stage = ? AND fingerprint = ? RETURNING id;
 
 -- name: set_priority
-UPDATE image SET priority = :priority WHERE status = 0 AND inbox = :inbox AND priority <> :priority;
+-- Files that wait to be unpacked have `:containers` more. If the inbox does not unpack any more, they wait as images from now on.
+UPDATE image SET priority = :priority + iif(priority > :least AND :unpacks, :containers, 0)
+WHERE status = 0 AND inbox = :inbox AND priority <> :priority + iif(priority > :least AND :unpacks, :containers, 0);
 
 -- name: versions
 SELECT path, inode, size, mtime_ns, ctime_ns FROM image WHERE inbox = ? AND status <> 4 AND path IN (:rows);
@@ -156,7 +158,7 @@ SELECT * FROM (VALUES :rows) AS new WHERE NOT EXISTS (
         OR old.device <> 0 AND old.status <> 4 AND old.inode = new.column3 AND old.ctime_ns = new.column6
     )
 ) ON CONFLICT (inbox, path, mtime_ns, ctime_ns, size, inode, device) DO UPDATE  -- it was GONE, and is there again
-SET status = excluded.status, reason = excluded.reason, not_before = 1, detail = NULL, finished_at = NULL
+SET status = excluded.status, reason = excluded.reason, priority = excluded.priority, not_before = 1, detail = NULL, finished_at = NULL
 WHERE image.status = 4 RETURNING status, id;
 
 -- name: supersede
@@ -185,7 +187,16 @@ ORDER BY id LIMIT ?;
 SELECT id, inbox, path, location, inode, size, mtime_ns, ctime_ns, attempts, seen_at, deaths,
     finished_at IS NOT NULL AS has_result FROM image
 WHERE status = 0 AND not_before > 0 AND not_before <= ? AND +inbox IN (SELECT value FROM json_each(?))
-ORDER BY not_before LIMIT ?;
+AND (+priority > ?) = ? ORDER BY not_before LIMIT ?;
+
+-- name: has_containers
+SELECT 1 FROM image INDEXED BY fresh WHERE status = 0 AND not_before = 0 AND priority > :least
+    AND +inbox IN (SELECT value FROM json_each(:inboxes))
+UNION ALL SELECT 1 FROM image INDEXED BY again WHERE status = 0 AND not_before > 0 AND not_before <= :now AND +priority > :least
+    AND +inbox IN (SELECT value FROM json_each(:inboxes)) LIMIT 1;
+
+-- name: take_as_image
+UPDATE image SET priority = priority - :containers WHERE id = :id AND priority > :least;
 
 -- name: next_again
 -- `> 0` is needed: SQLite does not know the parameter when it chooses an index.
@@ -502,7 +513,10 @@ UPDATE image SET digest = COALESCE(?, digest), models = COALESCE(?, models), bin
     finished_at = ?, checksum = ? WHERE id = ?;
 
 -- name: put_back
-UPDATE image SET status = 0, attempts = 0, deaths = 0, not_before = 1, reason = NULL, detail = NULL,
+-- A file that was to be unpacked waits as an image if its inbox does not unpack any more.
+UPDATE image SET priority = iif(priority > :least AND :unpacking IS NOT NULL
+        AND inbox NOT IN (SELECT value FROM json_each(:unpacking)), priority - :containers, priority),
+    status = 0, attempts = 0, deaths = 0, not_before = 1, reason = NULL, detail = NULL,
     finished_at = iif(status = 1, finished_at, NULL)
 WHERE status = :status AND emitted = 1 AND id = :id AND :is_newest;  -- an image that is not published yet will move its file first
 

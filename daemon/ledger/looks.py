@@ -17,9 +17,8 @@ import msgspec
 from daemon.jobs import Ending, Job, JobStatus, Version, reason_of
 from daemon.ledger import checksums
 from daemon.ledger.record import Model
-from daemon.ledger.rows import result_row
+from daemon.ledger.rows import Key, read_stored, result_row
 from daemon.ledger.statements import SQL, run_rows
-from daemon.ledger.stored import Key, read_stored
 from daemon.system.clock import steady_seconds
 
 ASIDE = 1e15  # Unix seconds: looks of an inbox that is not configured are due then

@@ -107,3 +107,14 @@ def stopping(connection: sqlite3.Connection, stop: Stop) -> Iterator[None]:
         raise
     finally:
         connection.set_progress_handler(None, 0)
+
+
+def find_fault_in_file(connection: sqlite3.Connection, go_on: Callable[[], bool]) -> str:
+    """What SQLite finds wrong when it reads the whole file; empty if nothing is wrong,
+    or if `go_on` stopped it."""
+    try:
+        with stopping(connection, lambda: not go_on()):
+            found: str = connection.execute("PRAGMA integrity_check(1)").fetchone()[0]
+    except Stopped:
+        return ""
+    return "" if found == "ok" else found.replace("\n", " ")

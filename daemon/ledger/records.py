@@ -17,8 +17,9 @@ from daemon.hints import command
 from daemon.jobs import JobStatus, Outdated, Version, Waiting
 from daemon.ledger import identity, looks, publications
 from daemon.ledger.joining import assemble
-from daemon.ledger.reading import Connections
+from daemon.ledger.reading import Connections, find_fault_in_file
 from daemon.ledger.record import UNKNOWN, Model, Record
+from daemon.ledger.rows import GoOn, find_damaged
 from daemon.ledger.schema import (
     WITH_CHECKSUMS,
     WITH_CURRENT,
@@ -30,7 +31,6 @@ from daemon.ledger.schema import (
 )
 from daemon.ledger.soundness import find_altered_tables
 from daemon.ledger.statements import SQL, run_rows
-from daemon.ledger.stored import GoOn, find_damaged, find_fault_in_file
 
 BACKUP_PAGES = 4096  # copied between two reports: 16 MiB
 MOST_OUTDATED = 100_000  # most versions to look at; 100,000 take 0.4 s on a slow core

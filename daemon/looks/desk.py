@@ -26,8 +26,8 @@ from daemon.ledger import looks
 from daemon.ledger.joining import assemble
 from daemon.ledger.ledger import Ledger
 from daemon.ledger.record import Model, Record
+from daemon.ledger.rows import Key
 from daemon.ledger.statements import SQL, run_rows
-from daemon.ledger.stored import Key
 from daemon.looks.budget import Budget
 from daemon.looks.claims import Claims
 from daemon.results.judge import Judge

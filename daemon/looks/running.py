@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 from collections.abc import Mapping, Sequence
 
@@ -84,6 +85,17 @@ class RunningLook:
 
     def station_state(self) -> StationState:
         return self.station.state()
+
+
+async def finish_looks(looks: Sequence[RunningLook], landed: asyncio.Event) -> None:
+    """Wait until no image waits for a second look. While one is being published, another of the same image
+    cannot be seen. landed: set when an image has ended."""
+    while any(look.desk.in_flight for look in looks) or not all(
+        [await look.desk.is_idle() for look in looks]
+    ):
+        landed.clear()
+        with anyio.move_on_after(1.0):
+            await landed.wait()
 
 
 def open_looks(

@@ -37,7 +37,8 @@ from stages.registry import ORDER
 SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
 LONG_SECONDS = (0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300, 1800, 7200, 43200)
 BATCHES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
-SKIPPED_FOR = (Reason.NOT_AN_IMAGE, Reason.NOT_REGULAR, Reason.EMPTY, Reason.BYTES)
+FAILED_FOR = tuple(reason for reason in Reason if reason is not Reason.UNPACKED)
+SKIPPED_FOR = (Reason.NOT_AN_IMAGE, Reason.NOT_REGULAR, Reason.EMPTY, Reason.BYTES, Reason.UNPACKED)
 
 # The creation time of each series would double the number of series, and `rate` does not need it.
 disable_created_metrics()  # type: ignore[no-untyped-call]
@@ -192,12 +193,12 @@ class Metrics:
         for outcome, reasons in (
             ("done", [""]),
             ("gone", [""]),
-            ("failed", Reason),
+            ("failed", FAILED_FOR),
             ("skipped", SKIPPED_FOR),
         ):
             for reason in reasons:
                 self.images.labels(outcome, str(reason))
-        for reason in Reason:
+        for reason in FAILED_FOR:
             self.retries.labels(reason.value)
         for task in TASKS:
             self.upkeep_success.labels(task)

@@ -15,9 +15,8 @@ from daemon.jobs import JobStatus
 from daemon.ledger import checksums, identity, looks
 from daemon.ledger.record import Record
 from daemon.ledger.records import Reader
-from daemon.ledger.rows import content_row, look_rows, result_row
+from daemon.ledger.rows import content_row, find_damaged, look_rows, result_row
 from daemon.ledger.statements import SQL, run_rows
-from daemon.ledger.stored import find_damaged
 from daemon.recovery.rebuild import Finding, read_sidecar
 from daemon.results.destinations import Destination
 

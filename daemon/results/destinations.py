@@ -118,6 +118,15 @@ class Destination:
             self._try(record, lambda: self._leave_other_bins(record))
         return placed
 
+    def send_away(self, record: Record) -> None:
+        """Move or delete a file whose contents are images of their own now, as the inbox says; a reason of an earlier
+        attempt goes. It may be called again. Raises OSError if the disk is full or fails."""
+        self._try(record, lambda: self._forget_reason(record))
+        if self.on_success == "delete":
+            self._try(record, lambda: sources.delete(record))
+        elif self.on_success == "move" or record.has_moved:  # with "keep" out of the failed folder
+            self._try(record, lambda: sources.move(record, os.path.join(self.done, record.path)))
+
     def paths_of(self, record: Record, location: bytes | None = None) -> tuple[bytes, bytes]:
         """The two possible paths of its sidecar or its reason. location: where the file is,
         if not where the record says."""
@@ -285,11 +294,19 @@ def sync_folders(folders: Iterable[bytes]) -> None:
             fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
             try:
                 device = os.fstat(fd).st_dev
-                if device not in synced and _libc.syncfs(fd):
-                    raise NotSynced(ctypes.get_errno(), os.strerror(ctypes.get_errno()), folder)
+                if device not in synced:
+                    sync_file_system(fd)
                 synced.add(device)
             finally:
                 os.close(fd)
+
+
+def sync_file_system(fd: int) -> None:
+    """Flush the file system of an open file or folder to the disk. Raises NotSynced. Runs in a thread."""
+    if _libc.syncfs(fd):
+        raise NotSynced(
+            ctypes.get_errno(), os.strerror(ctypes.get_errno()), os.readlink(f"/proc/self/fd/{fd}")
+        )
 
 
 def write_sidecar(record: Record, first: bytes, second: bytes) -> bytes:

@@ -32,6 +32,7 @@ from tests.faults import (
     stations,
     stop,
     traps,
+    unpacking,
     unread,
 )
 from tests.faults.clocks import HOUR, YEAR
@@ -75,6 +76,11 @@ def kill_workers(folder: Path, chance: random.Random, sizes: Sizes) -> Figure:
     return Figure(
         str(outcome), outcome.kept and outcome.figures["of their rate kept by the others"] >= RATE_KEPT
     )
+
+
+def kill_while_unpacking(folder: Path, chance: random.Random, sizes: Sizes) -> Figure:
+    outcome = unpacking.kill_while_unpacking(folder, sizes["kills"], sizes["archives"], chance)
+    return Figure(str(outcome), outcome.kept)
 
 
 def kill_cluster(folder: Path, chance: random.Random, sizes: Sizes) -> Figure:
@@ -397,6 +403,8 @@ ROWS = [
         drive_alerts, {"linger_seconds": 12, "hours": 2}),
     Row("42", "kill -9 the driver, an actor or a node of a Ray cluster", "0 lost, 0 double, no hang", kill_cluster,
         {"kills": 100, "images": 50_000}),
+    Row("43", "kill -9 the daemon or its process group while it unpacks archives", KILLED, kill_while_unpacking,
+        {"kills": 100, "archives": 300}, {"kills": 3, "archives": 30}),
     Row("mix", "bad inputs among good images", "each in its state, no worker lost", mix_inputs, {"copies": 20, "good": 2_000}),
     Row("fuzz", "mutated images", "each DONE or its own fault, no worker lost", fuzz,
         {"files": 20_000, "real": 1}, {"files": 300, "real": 0}),

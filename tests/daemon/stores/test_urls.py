@@ -37,6 +37,9 @@ def test_what_a_store_cannot_do_is_refused(tmp_path: Path) -> None:
     assert "both a `path` and a `url`" in problems_of(tmp_path, {"url": URL, "path": "inbox"})
     assert "lifecycle rule" in problems_of(tmp_path, {"url": URL, "on_success": "delete"})
     assert 'use "auto"' in problems_of(tmp_path, {"url": URL, "watch": "inotify"})
+    assert "drop archives into an inbox that is a folder" in problems_of(
+        tmp_path, {"url": URL, "unpack": ["zip"]}
+    )
     parts = ({"url": URL, "name": "a"}, {"url": f"{URL}/more", "name": "b"})
     assert "contains the other" in problems_of(tmp_path, *parts)
     parse({"inbox": [{"url": URL, "name": "a"}, {"url": f"{URL}side", "name": "b"}]}, tmp_path)

@@ -1,0 +1,26 @@
+"""The table [unpacking] of daemon.toml."""
+
+from __future__ import annotations
+
+from pydantic import Field
+
+from daemon.config.sections import Section
+from daemon.config.values import ByteCount
+
+
+class UnpackingSection(Section):
+    most_files: int = Field(
+        100_000,
+        ge=1,
+        le=1_000_000,
+        description="Most files that one archive, document or video may become; of one with more nothing is unpacked.",
+    )
+    most_bytes: ByteCount = Field(
+        64 << 30,
+        ge=1 << 20,
+        description="Most bytes that the files of one archive, document or video may have together, in the same way.",
+    )
+    dpi: int = Field(200, ge=1, le=1200, description="Resolution at which the pages of a PDF are drawn.")
+    video_seconds: float = Field(
+        1.0, ge=0.01, description="Time between two frames that are taken from a video."
+    )

@@ -1,0 +1,158 @@
+"""Takes one file apart: starts the child, and writes what it sends. Runs in a thread."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import time
+from dataclasses import dataclass, field
+
+import msgspec
+
+from daemon.unpacking.child import NUMBER, Torn, read_frames
+from daemon.unpacking.folder import Contents, TooMuch
+from daemon.unpacking.members import Rules
+from stages.base import Limits, advise
+from stages.decoding.decoder import START_SECONDS, WALL_PER_CPU_SECOND
+from stages.processes import describe_end, environment, python
+
+MODULE = "daemon.unpacking.child"
+DEATH_SECONDS = 2.0
+
+
+class Stopped(Exception):
+    """The daemon ends."""
+
+
+class Interrupted(Exception):
+    """The child was killed, or could not start: the file may not be to blame. The message says more."""
+
+
+class Outcome(msgspec.Struct, frozen=True):
+    """files: in the folder. links: left out. problem: why not everything is there; else empty."""
+
+    files: int
+    links: int = 0
+    problem: str = ""
+
+
+@dataclass
+class Children:
+    """The processes that run, so that they can be ended from another thread."""
+
+    running: set[subprocess.Popen[bytes]] = field(default_factory=set)
+    is_stopped: bool = False
+    progressed_at: float = 0.0  # monotonic
+
+    def stop(self) -> None:
+        self.is_stopped = True
+        for process in list(self.running):
+            process.kill()
+
+    def add(self, process: subprocess.Popen[bytes]) -> None:
+        self.running.add(process)
+        if self.is_stopped:
+            process.kill()
+
+
+def take_apart(
+    fd: int, kind: str, contents: Contents, rules: Rules, limits: Limits, children: Children
+) -> Outcome:
+    """Write what is in a file; the caller then gives it its place. Raises Stopped, Interrupted, NoRoom, OSError."""
+    try:
+        problem = _fill(contents, fd, kind, rules, limits, children)
+    except TooMuch as error:
+        contents.files = 0
+        return Outcome(0, 0, str(error))
+    if contents.missing:
+        left_out = f"{contents.missing:,} left out: {'; '.join(contents.left_out)}"
+        problem = f"{problem}; {left_out}" if problem else left_out
+    return Outcome(contents.files, contents.links, problem)
+
+
+def _fill(contents: Contents, fd: int, kind: str, rules: Rules, limits: Limits, children: Children) -> str:
+    """Write all members; returns why some are missing, if the file is to blame. Raises Stopped, Interrupted,
+    TooMuch, NoRoom, OSError."""
+    ours, theirs = socket.socketpair()
+    with ours:
+        with theirs:
+            handed = (theirs.fileno(), fd)
+            settings = (msgspec.json.encode(rules).decode(), msgspec.json.encode(limits).decode())
+            os.lseek(fd, 0, os.SEEK_SET)
+            process = subprocess.Popen(
+                python("-m", MODULE, str(os.getpid()), *map(str, handed), kind, *settings),
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+                pass_fds=handed,
+                env=environment({"MALLOC_ARENA_MAX": "1"}),
+            )
+        children.add(process)
+        try:
+            ours.settimeout(START_SECONDS + limits.decode_seconds * WALL_PER_CPU_SECOND)
+            return _write_frames(contents, ours, children)
+        except TimeoutError:
+            return _explain_slow(limits)
+        except (Torn, ConnectionError) as error:
+            if children.is_stopped:
+                raise Stopped from error
+            return _explain_end(_wait(process), limits)
+        finally:
+            process.kill()
+            process.wait(DEATH_SECONDS)
+            children.running.discard(process)
+            contents.finish_open()
+
+
+def _write_frames(contents: Contents, channel: socket.socket, children: Children) -> str:
+    for letter, content in read_frames(channel):
+        children.progressed_at = time.monotonic()
+        match letter:
+            case b"N":
+                contents.expect(*map(_number, (content[: NUMBER.size], content[NUMBER.size :])))
+            case b"M":
+                contents.begin(content[NUMBER.size :], _number(content[: NUMBER.size]))
+            case b"D":
+                contents.write(content)
+            case b"E":
+                contents.finish()
+            case b"X":
+                contents.finish(content.decode(errors="replace") or "it cannot be read")
+            case b"L":
+                contents.pass_over()
+            case b"P":
+                return content.decode(errors="replace") or "it cannot be read"
+    return ""
+
+
+def _number(content: bytes) -> int:
+    """Raises Torn."""
+    if len(content) != NUMBER.size:
+        raise Torn
+    number: int = NUMBER.unpack(content)[0]
+    return number
+
+
+def _explain_slow(limits: Limits) -> str:
+    seconds = limits.decode_seconds
+    return f"one part of it took longer than decode_seconds = {seconds:g}. {advise(f'decode_seconds = {2 * seconds:g}')}"
+
+
+def _wait(process: subprocess.Popen[bytes]) -> int:
+    """Its exit status."""
+    try:
+        return process.wait(DEATH_SECONDS)
+    except subprocess.TimeoutExpired:  # it has sent nonsense
+        return -signal.SIGABRT
+
+
+def _explain_end(status: int, limits: Limits) -> str:
+    """Raises Interrupted."""
+    if status == -signal.SIGXCPU:
+        return _explain_slow(limits)
+    problem = f"the process that reads it {describe_end(status, 'was killed by')}"
+    if status == -signal.SIGKILL or status > 0:  # perhaps by the kernel, which was out of memory
+        raise Interrupted(problem)
+    return problem

@@ -1,0 +1,358 @@
+"""The folder with what was in a file: written beside it under another name, and renamed when it is complete.
+
+Names come from strangers. A member gets a path of plain names below the folder, whatever the file says; what cannot
+have one is left out and counted. Whoever delivers files may also put a link on the way at any moment, so every folder
+is opened from the one before it, without following links.
+
+A kill at any moment leaves no folder that looks complete and is not: a temporary folder without a mark is made
+again, and one with a mark is complete and gets its name.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import shutil
+import stat
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+import msgspec
+
+from daemon.inbox.sources import temporary_name
+from daemon.jobs import Version
+from daemon.results.destinations import LONGEST_NAME, sync_file_system
+from daemon.system.beneath import READ
+
+MARK = b".visiond-unpacked"  # a file in each such folder; the watcher passes it over
+ROOM_BYTES, KEPT_SHARE = 1 << 30, 20  # of the disk, which are left free; of a small one a twentieth
+CHECKED_BYTES = 64 << 20  # that are written between two looks at the disk
+NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
+INNER = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC | os.O_NOFOLLOW
+NAMED = 3  # members that a message names
+SEPARATORS = re.compile(rb"[/\\]+")
+UNPRINTABLE = re.compile(rb"[\x00-\x1f\x7f]")
+
+
+class Mark(msgspec.Struct, frozen=True):
+    """Which version of a file the folder is of, and what was put into it. The files may have left it since.
+    paths: of the files, if not all of the container is there: then another attempt adds only what is missing."""
+
+    version: Version
+    files: int
+    links: int = 0  # links and devices, which were left out
+    is_whole: bool = True
+    paths: list[bytes] = []
+
+    def is_of(self, version: Version, *, moved: bool) -> bool:
+        """moved: the daemon has moved the file since; then its inode and its change time may be others."""
+        if moved:
+            return (self.version.size, self.version.mtime_ns) == (version.size, version.mtime_ns)
+        return self.version == version
+
+
+class TooMuch(Exception):
+    """A limit is reached; the message says which, and how to raise it."""
+
+
+class NoRoom(Exception):
+    """The disk is nearly full. is_new: only since something was written, or it would be."""
+
+    def __init__(self, *, is_new: bool) -> None:
+        super().__init__("its disk is nearly full")
+        self.is_new = is_new
+
+
+class Most(NamedTuple):
+    """What a file may become. path_bytes: of a member's path below the folder."""
+
+    files: int
+    bytes: int
+    path_bytes: int
+
+
+class Contents:
+    """Writes members below a temporary folder. `place` gives it its name."""
+
+    def __init__(
+        self,
+        parent: int,
+        target: bytes,
+        version: Version,
+        most: Most,
+        ignored: re.Pattern[bytes],
+        before: Mark | None = None,
+    ) -> None:
+        """parent: a descriptor of the folder with the container. target: the name of the finished folder in it.
+        ignored: names that the inbox ignores; such members are not written. before: of an earlier attempt that did not
+        get everything. Raises OSError."""
+        self.files = 0
+        self.links = 0
+        self.missing = 0
+        self.left_out: list[str] = []  # a sentence for each of the first members that are missing
+        self._parent, self._target, self._version = parent, target, version
+        self._most, self._ignored = most, ignored
+        self._before = frozenset(before.paths) if before else frozenset[bytes]()
+        self._paths: set[bytes] = set()  # of the members so far
+        self._count = 0  # of all members, also those that are not written
+        self._bytes = 0
+        self._unchecked = 0  # bytes since the room on the disk was looked at
+        self._fd: int | None = None  # the file of the member that has begun
+        self._name = self._path = b""
+        self._is_complete = False
+        self._temporary = temporary_name(target)
+        check_room(parent, is_new=False)
+        remove(parent, self._temporary)  # of a daemon that was killed
+        os.mkdir(self._temporary, dir_fd=parent)
+        self._folder = os.open(self._temporary, INNER, dir_fd=parent)
+        allow_as(parent, self._folder)
+
+    def expect(self, files: int, size: int) -> None:
+        """The container says that it has so much. Raises TooMuch, NoRoom, OSError."""
+        self._check(files, size)
+        check_room(self._folder, size)
+
+    def begin(self, name: bytes, size: int = 0) -> None:
+        """A member begins. size: what it says. Raises TooMuch, NoRoom, OSError."""
+        self.finish_open()
+        self._count += 1
+        self._check(self._count, self._bytes + size)
+        self._name, self._path = name, plain_path(name, self._most.path_bytes)
+        if any(map(self._ignored.fullmatch, self._path.split(b"/"))):
+            self._name = self._path = b""
+        elif self._path in self._paths:
+            self._path = b""
+        elif self._path:
+            self._paths.add(self._path)
+            if self._path not in self._before:
+                self._open()
+
+    def _open(self) -> None:
+        *folders, name = self._path.split(b"/")
+        try:
+            with made_inner(self._folder, folders) as folder:
+                self._fd = os.open(name, NEW, 0o666, dir_fd=folder)
+        except (
+            FileExistsError,
+            NotADirectoryError,
+        ):  # another member is a folder of this name, or the reverse
+            self._paths.discard(self._path)
+            self._path = b""
+
+    def write(self, piece: bytes) -> None:
+        """Raises TooMuch, NoRoom, OSError."""
+        self._bytes += len(piece)
+        self._check(self._count, self._bytes)
+        if self._fd is not None:
+            self._unchecked += len(piece)
+            if self._unchecked > CHECKED_BYTES:
+                self._unchecked = 0
+                check_room(self._folder)
+            while piece:
+                piece = piece[os.write(self._fd, piece) :]
+
+    def finish(self, problem: str = "") -> None:
+        """The member has ended. problem: why it is incomplete; then it is dropped."""
+        is_written = self._fd is not None
+        if self._fd is not None:
+            os.close(self._fd)
+            self._fd = None
+        if self._path in self._before or (is_written and not problem):
+            self.files += 1
+        else:
+            if is_written:
+                *folders, name = self._path.split(b"/")
+                with made_inner(self._folder, folders) as folder:
+                    os.unlink(name, dir_fd=folder)
+                self._paths.discard(self._path)
+            if self._name:
+                self._leave_out(problem or "its name cannot be used, or another file has it")
+        self._name = self._path = b""
+
+    def finish_open(self) -> None:
+        """The child was ended within a member."""
+        if self._fd is not None:
+            self.finish("it is not complete")
+
+    def pass_over(self) -> None:
+        """A link or a device. Raises TooMuch."""
+        self._count += 1
+        self.links += 1
+        self._check(self._count, self._bytes)
+
+    def _leave_out(self, problem: str) -> None:
+        self.missing += 1
+        if len(self.left_out) < NAMED:
+            self.left_out.append(f"{printable(self._name)}: {problem}")
+
+    def place(self, *, is_whole: bool) -> None:
+        """Put it in its place. All of it is on the disk then. Raises OSError."""
+        self.finish_open()
+        is_whole = is_whole and not self.missing
+        paths = [] if is_whole else sorted(self._paths)
+        mark = Mark(self._version, self.files, self.links, is_whole, paths)
+        sync_file_system(self._folder)  # before the mark, which says that all of it is there
+        with open(os.open(MARK, NEW, 0o666, dir_fd=self._folder), "wb") as file:
+            file.write(msgspec.json.encode(mark))
+        sync_file_system(self._folder)
+        self._is_complete = True
+        finish_placing(self._parent, self._target, mark)
+
+    def close(self) -> None:
+        """Without `place` nothing is left of it."""
+        self.finish_open()
+        os.close(self._folder)
+        if not self._is_complete:
+            remove(self._parent, self._temporary)
+
+    def _check(self, files: int, size: int) -> None:
+        """Raises TooMuch."""
+        if files > self._most.files:
+            problem, more = (
+                f"it has more than {self._most.files:,} files",
+                f"most_files = {10 * self._most.files}",
+            )
+        elif size > self._most.bytes:
+            problem = f"its files have more than {self._most.bytes:,} bytes"
+            more = f"most_bytes = {10 * self._most.bytes}"
+        else:
+            return
+        raise TooMuch(f"{problem}. To allow it, set {more} under [unpacking] in daemon.toml")
+
+
+def check_room(fd: int, size: int = 0, *, is_new: bool = True) -> None:
+    """Raises NoRoom if these bytes would nearly fill the disk of this folder: results need room too."""
+    disk = os.fstatvfs(fd)
+    kept = min(ROOM_BYTES, disk.f_blocks * disk.f_frsize // KEPT_SHARE)
+    if disk.f_bavail * disk.f_frsize < kept + size:
+        raise NoRoom(is_new=is_new)
+
+
+def finish_placing(parent: int, target: bytes, mark: Mark) -> None:
+    """Give the complete temporary folder its name; it may be called again after a crash. A folder of another version is
+    removed; files are added to one of the same version, as some may have left it. Raises OSError."""
+    temporary = temporary_name(target)
+    old, present = temporary_name(temporary), mark_of(parent, target)
+    if present and present.version == mark.version:
+        _merge(parent, temporary, target)
+    elif exists(parent, target):
+        remove(parent, old)
+        os.rename(target, old, src_dir_fd=parent, dst_dir_fd=parent)
+    if exists(parent, temporary):
+        os.rename(temporary, target, src_dir_fd=parent, dst_dir_fd=parent)
+    remove(parent, old)
+    os.fsync(parent)
+
+
+def _merge(parent: int, temporary: bytes, target: bytes) -> None:
+    with opened(parent, target) as folder:
+        for path, source in walk_files(parent, temporary):
+            *folders, name = path.split(b"/")
+            with made_inner(folder, folders) as inner:
+                os.rename(name, name, src_dir_fd=source, dst_dir_fd=inner)
+        os.rename(temporary + b"/" + MARK, MARK, src_dir_fd=parent, dst_dir_fd=folder)  # last
+        remove(parent, temporary)
+        sync_file_system(folder)
+
+
+def choose_target(
+    parent: int, names: Sequence[bytes], version: Version, *, moved: bool, replaces: bool
+) -> tuple[bytes, Mark | None]:
+    """Which of two names the folder gets: the first, unless it is somebody else's or (without `replaces`) still has
+    files of an earlier version; and its mark, if it is of this version. What a daemon that was killed had begun is
+    finished, if its folder was complete. Raises OSError."""
+    for name in names:
+        mark = mark_of(parent, temporary_name(name))
+        if mark and mark.is_of(version, moved=moved):
+            finish_placing(parent, name, mark)
+        if (mark := mark_of(parent, name)) and mark.is_of(version, moved=moved):
+            return name, mark
+    first, second = names
+    if exists(parent, first):
+        is_free = mark_of(parent, first) and (replaces or not any(walk_files(parent, first)))
+        return (first if is_free else second), None
+    return first, None
+
+
+def mark_of(parent: int, name: bytes) -> Mark | None:
+    """What a folder is of; None if it is not one of these, or there is none."""
+    try:
+        with opened(parent, name) as folder, open(os.open(MARK, READ, dir_fd=folder), "rb") as file:
+            return msgspec.json.decode(file.read(), type=Mark)
+    except (OSError, msgspec.DecodeError):
+        return None
+
+
+def walk_files(parent: int, name: bytes) -> Iterator[tuple[bytes, int]]:
+    """The files in a folder and below, without its mark: their paths in it, each with a descriptor of its folder."""
+    for folder, _, files, fd in os.fwalk(name, dir_fd=parent):
+        inner = folder[len(name) + 1 :]
+        for file in files:
+            if (path := os.path.join(inner, file)) != MARK:
+                yield path, fd
+
+
+def exists(parent: int, name: bytes) -> bool:
+    try:
+        os.stat(name, dir_fd=parent, follow_symlinks=False)
+    except FileNotFoundError:
+        return False
+    return True
+
+
+def remove(parent: int, name: bytes) -> None:
+    """Remove a folder with all that is in it, or a file or link. What cannot be removed stays."""
+    try:
+        shutil.rmtree(name, dir_fd=parent)  # it follows no link
+    except OSError:
+        with contextlib.suppress(OSError):
+            os.unlink(name, dir_fd=parent)
+
+
+def allow_as(parent: int, folder: int) -> None:
+    """Give a folder the permissions of the one that it is in: who may delete files there may do so here."""
+    with contextlib.suppress(OSError):  # some file systems have none
+        os.fchmod(folder, stat.S_IMODE(os.fstat(parent).st_mode))
+
+
+@contextlib.contextmanager
+def opened(parent: int, name: bytes) -> Iterator[int]:
+    """A descriptor of a folder. Raises OSError, also for a link."""
+    fd = os.open(name, INNER, dir_fd=parent)
+    try:
+        yield fd
+    finally:
+        os.close(fd)
+
+
+@contextlib.contextmanager
+def made_inner(parent: int, names: Sequence[bytes]) -> Iterator[int]:
+    """A descriptor of a folder below another, which is made if it is missing. Raises OSError, also for a link."""
+    fd = os.dup(parent)
+    try:
+        for name in names:
+            is_new = not exists(fd, name)
+            if is_new:
+                os.mkdir(name, dir_fd=fd)
+            inner = os.open(name, INNER, dir_fd=fd)
+            if is_new:
+                allow_as(fd, inner)
+            os.close(fd)
+            fd = inner
+        yield fd
+    finally:
+        os.close(fd)
+
+
+def plain_path(name: bytes, longest: int) -> bytes:
+    """A path of plain names for a member; empty if it can have none. Folders that lead upwards are left out."""
+    parts = [UNPRINTABLE.sub(b"_", part) for part in SEPARATORS.split(name)]
+    parts = [part for part in parts if part not in (b"", b".", b"..")]
+    path = b"/".join(parts)
+    return path if parts and len(path) <= longest and max(map(len, parts)) <= LONGEST_NAME else b""
+
+
+def printable(name: bytes) -> str:
+    """A name for a message."""
+    return UNPRINTABLE.sub(b"_", name[:LONGEST_NAME]).decode(errors="replace")

@@ -1,0 +1,385 @@
+"""Takes archives, documents and videos apart, and puts what was in them into their inbox.
+
+Such a file waits in the ledger like an image, in a line of its own (ledger/waiting.py). What was in inbox/a.zip comes
+into the folder inbox/a.zip.unpacked, and each file there is an image like any other: with its own row, result and
+bin, and moved or deleted as the inbox's on_success says. The archive itself is SKIPPED for the reason `unpacked`, or
+FAILED for the reason `container`; then what could be read is there all the same.
+
+A crash at any moment loses nothing and repeats nothing: the row is PENDING until the files have rows of their own, and
+a folder that is complete says of which version it is (folder.py).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
+from typing import NamedTuple, Protocol
+
+import anyio
+import structlog
+from anyio import to_thread
+
+from daemon.config.loading import Config
+from daemon.config.sections import Inbox
+from daemon.errors import MissingLibrary
+from daemon.hints import quantity
+from daemon.inbox.sources import second_name
+from daemon.inbox.walk import Unread, Walk, compile_ignored
+from daemon.jobs import Ending, Failure, File, Job, JobStatus, Version
+from daemon.ledger.ledger import Ledger
+from daemon.ledger.record import Record
+from daemon.ledger.waiting import has_containers, take_as_image
+from daemon.limit import Limit
+from daemon.results.destinations import Destination, publish_records
+from daemon.results.judge import Judge
+from daemon.stations.station import Published, published_of
+from daemon.system.beneath import READ, open_beneath
+from daemon.system.retry import Retry
+from daemon.system.scarcity import AWAY, SCARCE
+from daemon.unpacking.apart import Children, Interrupted, Outcome, Stopped, take_apart
+from daemon.unpacking.folder import Contents, Mark, Most, NoRoom, choose_target, exists, made_inner, mark_of
+from daemon.unpacking.kinds import FOLDER, TIFF, find_missing, has_further_pages, kind_of
+from daemon.unpacking.members import Rules
+from stages.base import Reason
+
+log = structlog.get_logger()
+
+AT_ONCE, MOST_AT_ONCE = 2, 8  # files that are taken apart at least, and at most
+CORES = 4  # for each of them
+CHUNK = 512  # files that get their rows together
+PAUSE_SECONDS = 1.0  # between two looks for more
+VANISHED = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.EXDEV, errno.ENXIO, errno.ESTALE)
+PASSING = (errno.EIO, errno.EROFS, errno.ENOSPC, errno.EDQUOT, errno.EAGAIN)  # another attempt may succeed
+
+
+class Gone(Exception):
+    """The file is not there, or has changed since it was found."""
+
+
+class Unpacked(NamedTuple):
+    """folder: its path in the inbox."""
+
+    folder: bytes
+    outcome: Outcome
+
+
+class Coordinator(Protocol):
+    """What an unpacker needs of the pipeline."""
+
+    ledger: Ledger
+    retry: Retry
+    limit: Limit | None
+    in_flight: dict[int, Job]
+
+    def answering(self) -> set[int]: ...
+    def must_wait(self, job: Job) -> bool: ...
+    def take(self, job: Job) -> bool: ...
+    def let_go(self, jobs: Sequence[Job]) -> None: ...
+    def wake(self) -> None: ...
+    def records_of(self, endings: Sequence[Ending]) -> list[Record]: ...
+    async def admit(self, files: list[File]) -> None: ...
+    async def end(self, endings: list[Ending]) -> set[int]: ...
+    async def note_published(self, group: Published) -> None: ...
+
+
+class Unpacker:
+    """Works beside the stations, on a few files at a time."""
+
+    def __init__(
+        self,
+        coordinator: Coordinator,
+        config: Config,
+        inboxes: Mapping[int, Inbox],
+        destinations: Mapping[int, Destination],
+        judge: Judge,
+    ) -> None:
+        """inboxes: by number."""
+        self._coordinator = coordinator
+        self._inboxes = {number: inbox for number, inbox in inboxes.items() if inbox.unpack}
+        self._destinations = destinations
+        self._judge = judge
+        self._limits = config.pipeline.limits()
+        self._settings = config.unpacking
+        self._children = Children()
+        self._asking = anyio.Lock()
+        self._woken = anyio.Event()
+        self._is_draining = False
+        self._waits: set[int] = set()  # files of which the log says that they wait
+
+    @property
+    def progressed_at(self) -> float:
+        """When a part of a file was last written. Monotonic seconds."""
+        return self._children.progressed_at
+
+    def drain(self) -> None:
+        self._is_draining = True
+        self._children.stop()
+
+    async def sort(self, files: list[File]) -> list[File]:
+        """The same files; those to be unpacked are marked as containers."""
+        if not any(file.regular and self._kind_of(file.inbox, file.path) for file in files):
+            return files
+        return await to_thread.run_sync(self._sort, files, abandon_on_cancel=True)
+
+    def wake(self) -> None:
+        """There may be more to unpack."""
+        self._woken.set()
+
+    async def has_more(self) -> bool:
+        """Whether files wait that can be unpacked in this run."""
+        if self._is_draining or not self._has_room():
+            return False
+        coordinator = self._coordinator
+        work = partial(has_containers, inboxes=coordinator.answering())
+        answer: bool = await coordinator.retry("ledger", coordinator.ledger.run, work)
+        return answer
+
+    async def run(self) -> None:
+        """Unpack until cancelled."""
+        async with anyio.create_task_group() as tasks:
+            for _ in range(min(MOST_AT_ONCE, max(AT_ONCE, len(os.sched_getaffinity(0)) // CORES))):
+                tasks.start_soon(self._work)
+
+    async def _work(self) -> None:
+        while True:
+            async with self._asking:
+                while True:
+                    self._woken = anyio.Event()  # before the question, so that no answer in between is missed
+                    if job := await self._next():
+                        break
+                    with anyio.move_on_after(PAUSE_SECONDS):
+                        await self._woken.wait()
+            await self._unpack(job)
+
+    async def _next(self) -> Job | None:
+        coordinator = self._coordinator
+        if self._is_draining or not self._has_room():
+            return None
+        jobs = await coordinator.retry(
+            "ledger",
+            coordinator.ledger.next_jobs,
+            1,
+            coordinator.in_flight,
+            coordinator.answering(),
+            containers=True,
+        )
+        if not jobs:
+            return None
+        if coordinator.must_wait(jobs[0]):  # an earlier version of the same file is in work
+            coordinator.ledger.read_again()
+            return None
+        coordinator.take(jobs[0])
+        if coordinator.limit:
+            coordinator.limit.take(jobs)
+        return jobs[0]
+
+    def _has_room(self) -> bool:
+        limit = self._coordinator.limit
+        return limit is None or limit.room > 0
+
+    def _kind_of(self, inbox: int, path: bytes) -> str:
+        return kind_of(path, self._inboxes[inbox].unpack) if inbox in self._inboxes else ""
+
+    def _sort(self, files: list[File]) -> list[File]:
+        return [
+            file._replace(container=file.regular and self._is_container(file.inbox, file.path))
+            for file in files
+        ]
+
+    def _is_container(self, inbox: int, path: bytes) -> bool:
+        kind = self._kind_of(inbox, path)
+        if kind == TIFF:  # with a single page it is an image
+            with contextlib.suppress(OSError), self._opened(inbox, path) as fd:
+                return has_further_pages(fd)
+            return False
+        return bool(kind)
+
+    async def _unpack(self, job: Job) -> None:
+        kind = self._kind_of(job.inbox, job.path)
+        if not kind:  # it had one by the configuration of an earlier start
+            await self._take_as_image(job)
+            return
+        try:
+            result = await to_thread.run_sync(self._try, job, kind, abandon_on_cancel=True)
+        except Stopped:
+            self._coordinator.let_go([job])
+            return
+        if isinstance(result, Unpacked):
+            await self._end(await self._take_out(job, result))
+        else:
+            job.gone, job.failure = result is None, result
+            await self._end(self._judge.endings([job])[0])
+
+    async def _take_out(self, job: Job, result: Unpacked) -> Ending:
+        """Admit what was in it; returns how the file itself ends."""
+        outcome = result.outcome
+        for found in await to_thread.run_sync(self._list_files, job, result.folder, abandon_on_cancel=True):
+            await self._coordinator.admit(found)
+        files = f"{quantity(outcome.files, 'file')} in {os.fsdecode(os.path.basename(result.folder))}"
+        links = f"; links and devices left out: {outcome.links:,}" if outcome.links else ""
+        if outcome.problem:
+            what = (
+                f"{files}{links}; {outcome.problem}"
+                if outcome.files
+                else f"nothing was unpacked: {outcome.problem}"
+            )
+            return self._judge.failed(job, Failure(Reason.CONTAINER, what), time.time())
+        if not outcome.files:
+            files = "nothing is in it"
+        log.info("unpacked", path=os.fsdecode(job.path), files=outcome.files)
+        failure = Failure(Reason.UNPACKED, f"{files}{links}")
+        ending = Ending(job, JobStatus.SKIPPED, time.time(), job.attempts + 1, failure=failure)
+        record = self._coordinator.records_of([ending])[0]
+        send_away = self._destinations[job.inbox].send_away
+        await self._coordinator.retry.in_thread("inbox", send_away, record)
+        return ending
+
+    async def _end(self, ending: Ending) -> None:
+        coordinator = self._coordinator
+        ended = await coordinator.end([ending])
+        records = coordinator.records_of(published_of([ending], ended))
+        publication = await coordinator.retry.in_thread(
+            "results", publish_records, records, self._destinations
+        )
+        await coordinator.note_published(Published([ending], ended, publication))
+
+    async def _take_as_image(self, job: Job) -> None:
+        """A station gets it next."""
+        coordinator = self._coordinator
+        await coordinator.retry("ledger", coordinator.ledger.run, partial(take_as_image, number=job.id))
+        coordinator.ledger.read_again()
+        if coordinator.limit:
+            coordinator.limit.take_back(job)
+        coordinator.let_go([job])
+        coordinator.wake()
+
+    # In a thread
+
+    def _try(self, job: Job, kind: str) -> Unpacked | Failure | None:
+        """Why it was not unpacked, or None if it is gone. Raises Stopped."""
+        try:
+            return self._take_apart(job, kind)
+        except Gone:
+            return None
+        except Interrupted as trouble:
+            return Failure(Reason.CONTAINER, str(trouble), transient=True)
+        except NoRoom as trouble:
+            if not trouble.is_new:
+                self._log_wait(job, str(trouble))
+            return Failure(
+                Reason.CONTAINER,
+                "what is in it would nearly fill the disk of the inbox; make room, then use `visiond retry`",
+                transient=True,
+                away=not trouble.is_new,
+            )
+        except OSError as error:
+            if error.errno in (*SCARCE, *AWAY):
+                self._log_wait(job, error.strerror or "")
+                return Failure(Reason.CONTAINER, f"{error.strerror}", transient=True, away=True)
+            problem = f"it cannot be unpacked into its inbox: {error.strerror}"
+            return Failure(Reason.CONTAINER, problem, transient=error.errno in PASSING)
+
+    def _take_apart(self, job: Job, kind: str) -> Unpacked:
+        """Raises Gone, Stopped, Interrupted, NoRoom, OSError."""
+        destination, moved = self._destinations[job.inbox], bool(job.location)
+        folder, name = os.path.split(job.path)
+        names = [each + FOLDER for each in (name, second_name(name, job.id))]
+        is_kept = destination.on_success == "keep"
+        with self._opened_folder(job, folder) as parent:
+            target, mark = choose_target(parent, names, job.version, moved=moved, replaces=is_kept)
+            path = os.path.join(folder, target)
+            if mark and mark.is_whole:  # by a daemon that was killed
+                return Unpacked(path, Outcome(mark.files, mark.links))
+            if not mark and exists(parent, target) and not mark_of(parent, target):
+                problem = f"{os.fsdecode(target)} is in the way; move or rename it"
+                return Unpacked(path, Outcome(0, problem=problem))
+            with self._opened_job(job) as fd:
+                return Unpacked(path, self._fill(job, kind, fd, parent, target, mark))
+
+    def _fill(self, job: Job, kind: str, fd: int, parent: int, target: bytes, mark: Mark | None) -> Outcome:
+        """Raises Gone, Stopped, Interrupted, NoRoom, OSError."""
+        settings, limits = self._settings, self._limits
+        folder = os.path.join(os.path.dirname(job.path), target)
+        longest = self._destinations[job.inbox].longest_path - len(folder) - 1
+        most = Most(settings.most_files, settings.most_bytes, longest)
+        ignored = compile_ignored(self._inboxes[job.inbox].ignore)
+        rules = Rules(settings.dpi, settings.video_seconds, limits.max_pixels)
+        with contextlib.closing(Contents(parent, target, job.version, most, ignored, mark)) as contents:
+            outcome = take_apart(fd, kind, contents, rules, limits, self._children)
+            if not job.version.is_of(os.fstat(fd), moved=bool(job.location)):
+                raise Gone
+            if outcome.files:
+                contents.place(is_whole=not outcome.problem)
+        return outcome
+
+    def _list_files(self, job: Job, folder: bytes) -> list[list[File]]:
+        """What was in it, in groups."""
+        root = self._destinations[job.inbox].inbox
+        ignored = compile_ignored(self._inboxes[job.inbox].ignore)
+        found = Walk(root, ignored, True, Unread(root, logs=False)).files(folder)
+        files = [File(job.inbox, path, Version.of(status)) for path, status in filter(None, found)]
+        return [files[start : start + CHUNK] for start in range(0, len(files), CHUNK)]
+
+    @contextlib.contextmanager
+    def _opened(self, inbox: int, path: bytes, location: bytes = b"") -> Iterator[int]:
+        """A descriptor of a file, or of a folder, of an inbox."""
+        fd = os.open(location, READ) if location else open_beneath(self._destinations[inbox].inbox, path)
+        try:
+            yield fd
+        finally:
+            os.close(fd)
+
+    @contextlib.contextmanager
+    def _opened_job(self, job: Job) -> Iterator[int]:
+        """Its file. Raises Gone, OSError."""
+        with contextlib.ExitStack() as stack:
+            with vanishing():
+                fd = stack.enter_context(self._opened(job.inbox, job.path, job.location))
+            if not job.version.is_of(os.fstat(fd), moved=bool(job.location)):
+                raise Gone
+            yield fd
+
+    @contextlib.contextmanager
+    def _opened_folder(self, job: Job, folder: bytes) -> Iterator[int]:
+        """The folder in the inbox where it is or, if the daemon has moved it, was. Raises Gone, OSError."""
+        with contextlib.ExitStack() as stack:
+            with vanishing():
+                fd = stack.enter_context(self._opened(job.inbox, b"." if job.location else folder or b"."))
+                if job.location:
+                    fd = stack.enter_context(made_inner(fd, [part for part in folder.split(b"/") if part]))
+            yield fd
+
+    def _log_wait(self, job: Job, why: str) -> None:
+        """Once for each file."""
+        if job.id not in self._waits:
+            self._waits.add(job.id)
+            log.warning("unpacking waits", path=os.fsdecode(job.path), why=why)
+
+
+@contextlib.contextmanager
+def vanishing() -> Iterator[None]:
+    """Raises Gone for what is not there."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno in VANISHED:
+            raise Gone from error
+        raise
+
+
+def open_unpacker(
+    coordinator: Coordinator,
+    config: Config,
+    inboxes: Mapping[int, Inbox],
+    destinations: Mapping[int, Destination],
+    judge: Judge,
+) -> Unpacker | None:
+    """None if no inbox has anything to unpack. Raises MissingLibrary."""
+    wanted = {kind for inbox in inboxes.values() for kind in inbox.unpack}
+    if missing := find_missing(wanted):
+        raise MissingLibrary(f"{missing}.")
+    return Unpacker(coordinator, config, inboxes, destinations, judge) if wanted else None

@@ -1,0 +1,93 @@
+"""Archives, documents and videos, made on the spot."""
+
+from __future__ import annotations
+
+import io
+import tarfile
+import zipfile
+from collections.abc import Mapping, Sequence
+from fractions import Fraction
+
+import numpy as np
+from PIL import Image
+
+
+def make_zip(files: Mapping[str, bytes]) -> bytes:
+    file = io.BytesIO()
+    with zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as archive:
+        for name, data in files.items():
+            archive.writestr(name, data)
+    return file.getvalue()
+
+
+def encrypt(archive: bytes) -> bytes:
+    """The same zip, which says that its first file is encrypted."""
+    data = bytearray(archive)
+    data[data.index(b"PK\x01\x02") + 8] |= 1
+    return bytes(data)
+
+
+def make_tar(files: Mapping[str, bytes], links: Mapping[str, str] | None = None, mode: str = "w:gz") -> bytes:
+    """links: names and what they point to; "" makes a device."""
+    file = io.BytesIO()
+    with tarfile.open(fileobj=file, mode=mode) as archive:  # type: ignore[call-overload]
+        for name, data in files.items():
+            entry = tarfile.TarInfo(name)
+            entry.size = len(data)
+            archive.addfile(entry, io.BytesIO(data))
+        for name, target in (links or {}).items():
+            entry = tarfile.TarInfo(name)
+            entry.type, entry.linkname = (tarfile.SYMTYPE, target) if target else (tarfile.CHRTYPE, "")
+            archive.addfile(entry)
+    return file.getvalue()
+
+
+def make_sparse_tar(size: int) -> bytes:
+    """A tar with one file of this size, of which it has no bytes: all of it is a hole."""
+    entry = tarfile.TarInfo("hole.png")
+    entry.type = tarfile.GNUTYPE_SPARSE
+    header = bytearray(entry.tobuf(tarfile.GNU_FORMAT))
+    header[483:495] = b"%011o\0" % size  # the true size
+    header[148:156] = b" " * 8
+    header[148:156] = b"%06o\0 " % sum(header)
+    return bytes(header) + bytes(1024)
+
+
+def make_pages(kind: str, pages: int) -> bytes:
+    """A TIFF or a PDF with this number of gray pages."""
+    file = io.BytesIO()
+    first, *others = (Image.new("L", (60, 40), 10 * page) for page in range(pages))
+    first.save(file, kind, save_all=True, append_images=others)
+    return file.getvalue()
+
+
+def make_pyramid(pages: int) -> bytes:
+    """A TIFF with this number of pages, each followed by a smaller copy."""
+    file = io.BytesIO()
+    copy = {"tiffinfo": {254: 1}}
+    with_copies = [
+        image
+        for page in range(pages)
+        for image in (Image.new("L", (60, 40), 10 * page), Image.new("L", (6, 4), 10 * page))
+    ]
+    for number, image in enumerate(with_copies):
+        image.encoderinfo = copy if number % 2 else {}  # type: ignore[attr-defined]
+    with_copies[0].save(file, "TIFF", save_all=True, append_images=with_copies[1:])
+    return file.getvalue()
+
+
+def make_video(times: Sequence[float]) -> bytes:
+    """A video with a frame at each of these seconds."""
+    import av
+
+    file = io.BytesIO()
+    with av.open(file, "w", format="mp4") as output:
+        stream = output.add_stream("mpeg4", rate=10)
+        stream.width, stream.height, stream.pix_fmt = 64, 48, "yuv420p"
+        stream.codec_context.time_base = Fraction(1, 10)
+        for number, seconds in enumerate(times):
+            frame = av.VideoFrame.from_ndarray(np.full((48, 64, 3), 3 * number, np.uint8), format="rgb24")
+            frame.pts, frame.time_base = round(10 * seconds), Fraction(1, 10)
+            output.mux(stream.encode(frame))
+        output.mux(stream.encode())
+    return file.getvalue()

@@ -1,0 +1,217 @@
+"""One file is taken apart, by the real child process."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import signal
+import socket
+import threading
+import zipfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from daemon.jobs import Version
+from daemon.unpacking.apart import Children, Interrupted, Outcome, Stopped, take_apart
+from daemon.unpacking.child import HEAD, Torn, read_frames
+from daemon.unpacking.folder import Contents, Most, choose_target
+from daemon.unpacking.members import Rules
+from stages.base import Limits
+from tests.daemon.unpacking.containers import make_pages, make_sparse_tar, make_tar, make_video, make_zip
+from tests.daemon_process import wait_for
+
+IGNORED = re.compile(rb"\..*")
+MOST = Most(100, 1 << 30, 200)
+
+
+class Bench:
+    """A file, and what it becomes."""
+
+    def __init__(self, folder: Path) -> None:
+        self.target = folder / "file.unpacked"
+        self.file = folder / "file"
+        self.children = Children()
+
+    def take(self, kind: str, data: bytes, most: Most = MOST, limits: Limits | None = None) -> Outcome:
+        self.file.write_bytes(data)
+        return self.again(kind, most, limits)
+
+    def again(self, kind: str, most: Most = MOST, limits: Limits | None = None) -> Outcome:
+        parent = os.open(self.target.parent, os.O_RDONLY)
+        with self.file.open("rb") as file, contextlib.ExitStack() as stack:
+            stack.callback(os.close, parent)
+            version = Version.of(os.fstat(file.fileno()))
+            names = (b"file.unpacked", b"file~1.unpacked")
+            target, mark = choose_target(parent, names, version, moved=False, replaces=True)
+            contents = Contents(parent, target, version, most, IGNORED, mark)
+            stack.enter_context(contextlib.closing(contents))
+            outcome = take_apart(file.fileno(), kind, contents, Rules(), limits or Limits(), self.children)
+            if outcome.files:
+                contents.place(is_whole=not outcome.problem)
+            return outcome
+
+    @contextlib.contextmanager
+    def killing(self, number: signal.Signals) -> Iterator[None]:
+        """The child gets this signal as soon as it is there."""
+
+        def kill() -> None:
+            wait_for(lambda: self.children.running, "a child")
+            [child] = self.children.running
+            child.send_signal(number)
+
+        thread = threading.Thread(target=kill)
+        thread.start()
+        try:
+            yield
+        finally:
+            thread.join()
+
+    @property
+    def names(self) -> list[str]:
+        files = (path for path in self.target.rglob("*") if path.is_file())
+        return sorted(str(path.relative_to(self.target)) for path in files if not path.name.startswith("."))
+
+    @property
+    def left(self) -> set[str]:
+        return {path.name for path in self.target.parent.iterdir()}
+
+
+@pytest.fixture
+def bench(tmp_path: Path) -> Bench:
+    return Bench(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("kind", "data", "names"),
+    [
+        ("zip", make_zip({"a.png": b"a", "x/b.png": b"b"}), ["a.png", "x/b.png"]),
+        ("tar", make_tar({"a.png": b"a", "x/b.png": b"b"}), ["a.png", "x/b.png"]),
+        ("tiff", make_pages("TIFF", 2), ["page-0001.png", "page-0002.png"]),
+        ("pdf", make_pages("PDF", 2), ["page-0001.png", "page-0002.png"]),
+        ("video", make_video([0, 1]), ["at-000000.000s.jpg", "at-000001.000s.jpg"]),
+    ],
+)
+def test_what_is_in_a_file_comes_into_a_folder(
+    bench: Bench, kind: str, data: bytes, names: list[str]
+) -> None:
+    assert bench.take(kind, data) == Outcome(len(names))
+    assert bench.names == names
+    assert bench.left == {"file", "file.unpacked"}
+
+
+def test_links_and_devices_are_not_made_but_counted(bench: Bench) -> None:
+    data = make_tar({"a.png": b"a"}, links={"b.png": "/etc/passwd", "c.png": ""})
+    assert bench.take("tar", data) == Outcome(1, links=2)
+    assert bench.names == ["a.png"]
+
+
+@pytest.mark.parametrize("kind", ["zip", "tar", "pdf", "video"])
+def test_a_file_that_is_none_of_its_kind_says_so_and_leaves_nothing(bench: Bench, kind: str) -> None:
+    outcome = bench.take(kind, b"nothing of the kind")
+    assert outcome.files == 0
+    assert outcome.problem
+    assert "not permitted" not in outcome.problem
+    assert bench.left == {"file"}
+
+
+def test_one_damaged_member_costs_no_other(bench: Bench) -> None:
+    data = bytearray(make_zip({"a.png": b"a" * 100, "b.png": b"b" * 100}))
+    data[36] ^= 0xFF  # in the bytes of the first
+    outcome = bench.take("zip", bytes(data))
+    assert outcome.files == 1
+    assert "1 left out: a.png" in outcome.problem
+    assert bench.names == ["b.png"]
+
+
+def test_a_tar_that_is_cut_gives_what_is_whole(bench: Bench) -> None:
+    whole = make_tar({f"{number}.png": os.urandom(20_000) for number in range(4)})
+    outcome = bench.take("tar", whole[: len(whole) // 2])
+    assert 0 < outcome.files < 4
+    assert outcome.problem
+    assert len(bench.names) == outcome.files
+
+
+@pytest.mark.parametrize(
+    ("kind", "data", "said"),
+    [
+        ("zip", make_zip({f"{number}": bytes(500_000) for number in range(5)}), "most_bytes = 10485760"),
+        ("tar", make_sparse_tar(1 << 32), "most_bytes = 10485760"),
+        ("tar", make_tar({f"{number}": b"" for number in range(5)}), "most_files = 40"),
+        ("video", make_video([0, 100_000]), "most_files = 40"),
+    ],
+)
+def test_nothing_of_a_bomb_is_unpacked(bench: Bench, kind: str, data: bytes, said: str) -> None:
+    outcome = bench.take(kind, data, Most(4 if said.startswith("most_files") else 10, 1 << 20, 200))
+    assert said in outcome.problem
+    assert outcome.files == 0
+    assert bench.left == {"file"}
+
+
+def test_a_page_that_needs_too_much_memory_says_so(bench: Bench) -> None:
+    huge = make_pages("PDF", 1).replace(b"[ 0 0 60.0 40.0 ]", b"[ 0 0 3000 3000 ]")
+    outcome = bench.take("pdf", huge, limits=Limits(decode_bytes=512 << 20))
+    assert outcome.files == 0
+    assert outcome.problem
+
+
+def test_a_stop_ends_the_child_and_leaves_nothing(bench: Bench) -> None:
+    def stop() -> None:
+        wait_for(lambda: bench.children.running, "a child")
+        [child] = bench.children.running
+        child.send_signal(signal.SIGSTOP)  # in the middle, however fast it is
+        bench.children.stop()
+
+    thread = threading.Thread(target=stop)
+    thread.start()
+    with pytest.raises(Stopped):
+        bench.take("zip", make_zip({"a.png": b"a"}))
+    thread.join()
+    assert not bench.children.running
+    assert bench.left == {"file"}
+
+
+def test_a_child_that_was_killed_is_not_the_files_fault(bench: Bench) -> None:
+    with bench.killing(signal.SIGKILL), pytest.raises(Interrupted, match="SIGKILL"):
+        bench.take("zip", make_zip({"a.png": b"a"}))
+    assert bench.left == {"file"}
+
+
+@pytest.mark.parametrize(
+    ("number", "said"),
+    [(signal.SIGXCPU, "set decode_seconds = 40"), (signal.SIGSEGV, "was killed by SIGSEGV")],
+)
+def test_a_child_that_hangs_or_crashes_is_the_files_fault(
+    bench: Bench, number: signal.Signals, said: str
+) -> None:
+    with bench.killing(number):
+        outcome = bench.take("zip", make_zip({"a.png": b"a"}))
+    assert said in outcome.problem
+    assert bench.left == {"file"}
+
+
+def test_a_large_member_needs_no_memory(bench: Bench, tmp_path: Path) -> None:
+    with zipfile.ZipFile(tmp_path / "zeros", "w", zipfile.ZIP_DEFLATED) as archive:
+        with archive.open("zeros.png", "w", force_zip64=True) as member:
+            for _ in range(150):
+                member.write(bytes(1 << 20))
+    data = (tmp_path / "zeros").read_bytes()
+    (tmp_path / "zeros").unlink()
+    assert bench.take("zip", data, limits=Limits(decode_bytes=128 << 20)) == Outcome(1)
+    assert (bench.target / "zeros.png").stat().st_size == 150 << 20
+
+
+@pytest.mark.parametrize(
+    "sent", [HEAD.pack(b"D", 9) + bytes(9), HEAD.pack(b"?", 0), HEAD.pack(b"M", 5) + b"a", b"M"]
+)
+def test_a_child_that_sends_nonsense_is_not_believed(sent: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Hostile bytes may have taken it over; its parent must not need memory for what it announces."""
+    monkeypatch.setattr("daemon.unpacking.child.PIECE", 8)
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        theirs.sendall(sent + HEAD.pack(b"F", 0))
+        theirs.shutdown(socket.SHUT_WR)
+        with pytest.raises(Torn):
+            list(read_frames(ours))

@@ -1,0 +1,286 @@
+"""What is written, under which names, and what a kill at any moment leaves."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from daemon.jobs import Version
+from daemon.unpacking import folder
+from daemon.unpacking.folder import Contents, Mark, Most, NoRoom, TooMuch, choose_target, mark_of
+
+IGNORED = re.compile(rb"\..*|__MACOSX")
+MOST = Most(100, 1 << 30, 200)
+NAMES = (b"a.zip.unpacked", b"a~1.zip.unpacked")
+FIRST, SECOND = Version(1, 10, 100, 1000), Version(2, 10, 200, 2000)
+
+
+class Killed(BaseException):
+    pass
+
+
+class Beside:
+    """A folder with a container, which is unpacked there."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.fd = os.open(path, os.O_RDONLY)
+
+    def choose(self, version: Version, **options: Any) -> tuple[bytes, Mark | None]:
+        return choose_target(self.fd, NAMES, version, **{"moved": False, "replaces": True} | options)
+
+    def unpack(
+        self, files: Mapping[str, bytes | None], version: Version = FIRST, most: Most = MOST, **options: Any
+    ) -> Contents:
+        """None: a member that cannot be read."""
+        target, mark = self.choose(version, **options)
+        with contextlib.closing(Contents(self.fd, target, version, most, IGNORED, mark)) as contents:
+            for name, data in files.items():
+                contents.begin(name.encode(), len(data or b""))
+                contents.write(data or b"")
+                contents.finish("" if data is not None else "it is damaged")
+            contents.place(is_whole=not contents.missing)
+        return contents
+
+    def names(self, target: bytes = NAMES[0]) -> list[str]:
+        root = self.path / os.fsdecode(target)
+        return sorted(str(path.relative_to(root)) for path in root.rglob("[!.]*") if path.is_file())
+
+    @property
+    def entries(self) -> set[str]:
+        return set(os.listdir(self.path))
+
+
+@pytest.fixture
+def beside(tmp_path: Path) -> Iterator[Beside]:
+    place = Beside(tmp_path)
+    yield place
+    os.close(place.fd)
+
+
+def test_names_never_lead_out_of_the_folder(beside: Beside) -> None:
+    names = ["../../up.png", "/etc/abs.png", "a/../b.png", "c\\d.png", "e\nf.png"]
+    assert beside.unpack(dict.fromkeys(names, b"x")).files == 5
+    assert beside.names() == ["a/b.png", "c/d.png", "e_f.png", "etc/abs.png", "up.png"]
+    assert beside.entries == {"a.zip.unpacked"}
+
+
+def test_names_that_cannot_be_used_are_left_out_and_named(beside: Beside) -> None:
+    names = ["..", "x" * 256, "a.png", "./a.png", "a.png/b.png"]
+    contents = beside.unpack(dict.fromkeys(names, b"x"))
+    assert (contents.files, contents.missing) == (1, 4)
+    assert contents.left_out[2] == "./a.png: its name cannot be used, or another file has it"
+    assert beside.names() == ["a.png"]
+
+
+def test_a_link_that_somebody_puts_on_the_way_is_not_followed(beside: Beside, tmp_path: Path) -> None:
+    outside = tmp_path / "outside"
+    outside.mkdir()
+    contents = Contents(beside.fd, NAMES[0], FIRST, MOST, IGNORED)
+    [inside] = [path for path in tmp_path.iterdir() if path != outside]
+    (inside / "x").symlink_to(outside)
+    contents.begin(b"x/a.png")
+    contents.finish()
+    contents.close()
+    assert contents.files == 0
+    assert not list(outside.iterdir())
+
+
+def test_ignored_names_are_left_out_without_a_word(beside: Beside) -> None:
+    contents = beside.unpack({"__MACOSX/._a.png": b"", ".hidden/a.png": b"", "a.png": b"a"})
+    assert (contents.files, contents.missing) == (1, 0)
+    assert beside.names() == ["a.png"]
+
+
+@pytest.mark.parametrize(
+    ("most", "said"),
+    [
+        (
+            Most(3, 1 << 30, 200),
+            "more than 3 files. To allow it, set most_files = 30",
+        ),
+        (
+            Most(9, 1000, 200),
+            "more than 1,000 bytes. To allow it, set most_bytes = 10000",
+        ),
+    ],
+)
+def test_limits_leave_nothing(beside: Beside, most: Most, said: str) -> None:
+    with pytest.raises(TooMuch, match=re.escape(said)):
+        beside.unpack({f"{number}": bytes(300) for number in range(4)}, most=most)
+    assert beside.entries == set()
+
+
+def test_what_a_container_says_is_checked_before_anything_is_written(beside: Beside) -> None:
+    contents = Contents(beside.fd, NAMES[0], FIRST, Most(5, 1000, 200), IGNORED)
+    with pytest.raises(TooMuch, match="files"):
+        contents.expect(6, 0)
+    with pytest.raises(TooMuch, match="bytes"):
+        contents.expect(1, 1001)
+    with pytest.raises(TooMuch, match="bytes"):
+        contents.begin(b"hole.png", 1001)
+    contents.close()
+
+
+def test_links_and_ignored_members_count_towards_the_limit(beside: Beside) -> None:
+    contents = Contents(beside.fd, NAMES[0], FIRST, Most(3, 1000, 200), IGNORED)
+    contents.pass_over()
+    contents.begin(b".hidden")
+    contents.finish()
+    contents.pass_over()
+    with pytest.raises(TooMuch):
+        contents.pass_over()
+    contents.close()
+
+
+def test_a_disk_that_is_nearly_full_is_left_alone(beside: Beside, monkeypatch: pytest.MonkeyPatch) -> None:
+    contents = Contents(beside.fd, NAMES[0], FIRST, Most(3, 1 << 60, 200), IGNORED)
+    with pytest.raises(NoRoom):
+        contents.expect(1, 1 << 50)
+    contents.close()
+    monkeypatch.setattr(folder, "KEPT_SHARE", 1)
+    monkeypatch.setattr(folder, "ROOM_BYTES", 1 << 60)
+    with pytest.raises(NoRoom) as trouble:
+        beside.unpack({"a.png": b"a"})
+    assert not trouble.value.is_new
+    assert beside.entries == set()
+
+
+def test_a_member_that_did_not_end_is_dropped(beside: Beside) -> None:
+    with contextlib.closing(Contents(beside.fd, NAMES[0], FIRST, MOST, IGNORED)) as contents:
+        contents.begin(b"a.png")
+        contents.write(b"a")
+        contents.finish()
+        contents.begin(b"b.png")
+        contents.write(b"the first half")
+        contents.finish_open()
+        contents.place(is_whole=False)
+    assert beside.names() == ["a.png"]
+    assert contents.left_out == ["b.png: it is not complete"]
+
+
+def test_another_attempt_adds_only_what_is_missing(beside: Beside) -> None:
+    """The files of the first attempt may have been moved since: they must not come again."""
+    beside.unpack({"a.png": b"a", "x/b.png": None, "c.png": b"c"})
+    (beside.path / "a.zip.unpacked/a.png").unlink()
+    assert beside.unpack({"a.png": b"a", "x/b.png": b"b", "c.png": b"c"}).files == 3
+    assert beside.names() == ["c.png", "x/b.png"]
+    assert mark_of(beside.fd, NAMES[0]) == Mark(FIRST, 3)
+
+
+def test_a_newer_version_takes_the_folders_place(beside: Beside) -> None:
+    beside.unpack({"a.png": b"a", "b.png": b"b"})
+    beside.unpack({"b.png": b"2"}, SECOND)
+    assert beside.names() == ["b.png"]
+    assert (beside.path / "a.zip.unpacked/b.png").read_bytes() == b"2"
+    assert beside.entries == {"a.zip.unpacked"}
+
+
+def test_files_that_wait_to_be_moved_are_not_replaced_by_a_newer_version(beside: Beside) -> None:
+    """The first archive has been deleted: they are the only copy."""
+    beside.unpack({"a.png": b"a"}, replaces=False)
+    beside.unpack({"a.png": b"2"}, SECOND, replaces=False)
+    assert beside.names() == ["a.png"]
+    assert beside.names(NAMES[1]) == ["a.png"]
+    assert (beside.path / "a.zip.unpacked/a.png").read_bytes() == b"a"
+    assert beside.choose(FIRST)[0] == NAMES[0]
+    assert beside.choose(SECOND)[0] == NAMES[1]
+
+
+def test_a_folder_that_is_empty_again_is_used_again(beside: Beside) -> None:
+    beside.unpack({"a.png": b"a"}, replaces=False)
+    (beside.path / "a.zip.unpacked/a.png").unlink()
+    beside.unpack({"a.png": b"2"}, SECOND, replaces=False)
+    assert beside.entries == {"a.zip.unpacked"}
+
+
+def test_a_folder_of_somebody_else_is_left_alone(beside: Beside) -> None:
+    (beside.path / "a.zip.unpacked").mkdir()
+    (beside.path / "a.zip.unpacked/mine.png").write_bytes(b"mine")
+    beside.unpack({"a.png": b"a"})
+    assert beside.names() == ["mine.png"]
+    assert beside.names(NAMES[1]) == ["a.png"]
+
+
+def test_a_file_that_the_daemon_has_moved_since_is_known_again(beside: Beside) -> None:
+    beside.unpack({"a.png": b"a"})
+    moved = FIRST._replace(inode=9, ctime_ns=9)
+    assert beside.choose(moved, moved=True)[1] == Mark(FIRST, 1)
+    assert beside.choose(moved)[1] is None
+
+
+def test_a_folder_is_on_the_disk_before_its_mark_and_its_mark_before_its_name(
+    beside: Beside, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[tuple[bool, set[str]]] = []
+    sync = folder.sync_file_system
+
+    def note(fd: int) -> None:
+        seen.append((os.fsdecode(folder.MARK) in os.listdir(fd), beside.entries & {"a.zip.unpacked"}))
+        sync(fd)
+
+    monkeypatch.setattr(folder, "sync_file_system", note)
+    beside.unpack({"a.png": b"a"})
+    assert seen == [(False, set()), (True, set())]
+
+
+@pytest.mark.parametrize("case", ["new", "more", "newer"])
+def test_a_kill_at_any_step_leaves_what_the_next_attempt_completes(
+    beside: Beside, case: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Killed before each call of the system in turn, until it comes through. Files that the first attempt delivered are
+    taken away at once, as a quick daemon would: none may come a second time."""
+    taken: list[str] = []
+
+    def take() -> None:
+        for name in beside.names() if (beside.path / "a.zip.unpacked").exists() else []:
+            taken.append(name)
+            (beside.path / "a.zip.unpacked" / name).unlink()
+
+    def attempt(step: int) -> bool:
+        """Whether it came through."""
+        calls = iter(range(10_000))
+
+        def dying(real: Any) -> Any:
+            def call(*arguments: Any, **options: Any) -> Any:
+                if next(calls) == step:
+                    raise Killed
+                return real(*arguments, **options)
+
+            return call
+
+        with monkeypatch.context() as patches:
+            for name in ("rename", "mkdir", "fsync"):
+                patches.setattr(os, name, dying(getattr(os, name)))
+            patches.setattr(folder, "sync_file_system", dying(folder.sync_file_system))
+            patches.setattr(folder, "remove", dying(folder.remove))
+            patches.setattr(Contents, "close", lambda self: None)  # a killed process cleans up nothing
+            try:
+                files: dict[str, bytes | None] = {"a.png": b"a", "x/b.png": b"b", "y/c.png": b"c"}
+                version = SECOND if case == "newer" else FIRST
+                if not (mark := beside.choose(version)[1]) or not mark.is_whole:
+                    beside.unpack(files, version)
+            except Killed:
+                return False
+        return True
+
+    if case != "new":
+        beside.unpack({"a.png": b"a", "x/b.png": None, "y/c.png": None})
+        take()
+    if case == "newer":
+        taken.clear()
+    step = 0
+    while not attempt(step):
+        take()
+        step += 1
+    take()
+    assert step > 5
+    assert sorted(taken) == ["a.png", "x/b.png", "y/c.png"]
+    attempt(-1)
+    assert beside.entries == {"a.zip.unpacked"}

@@ -1,0 +1,144 @@
+"""What each kind of file is taken to have in it, without the child process."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+
+import pytest
+
+from daemon.unpacking.kinds import find_missing, has_further_pages, kind_of
+from daemon.unpacking.members import WALKERS, Expected, Item, Link, Member, Rules, Source, Unusable
+from tests.daemon.unpacking.containers import (
+    encrypt,
+    make_pages,
+    make_pyramid,
+    make_sparse_tar,
+    make_tar,
+    make_video,
+    make_zip,
+)
+
+
+def as_file(data: bytes) -> int:
+    fd = os.memfd_create("container")
+    os.write(fd, data)
+    os.lseek(fd, 0, os.SEEK_SET)
+    return fd
+
+
+def walk(kind: str, data: bytes, rules: Rules | None = None) -> Iterator[Item]:
+    return WALKERS[kind](Source(as_file(data)), rules or Rules())
+
+
+def names(kind: str, data: bytes, rules: Rules | None = None) -> list[str]:
+    """Of the members; each is read."""
+    found = []
+    for item in walk(kind, data, rules):
+        if isinstance(item, Member):
+            assert b"".join(item.pieces)
+            found.append(item.name.decode())
+    return found
+
+
+def test_the_kinds_are_known_by_their_names() -> None:
+    assert kind_of(b"x/A.ZIP", ["zip"]) == "zip"
+    assert kind_of(b"a.tar.gz", ["zip", "tar"]) == "tar"
+    assert kind_of(b"a.zip", ["tar"]) == ""
+    assert kind_of(b"a.zip.unpacked/b.pdf", ["zip", "pdf"]) == "pdf"
+    assert kind_of(b"a.zip.unpacked/b.zip", ["zip", "pdf"]) == ""
+
+
+def test_a_missing_library_is_named_with_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("daemon.unpacking.kinds.find_spec", lambda name: None)
+    assert find_missing(["zip", "tar", "tiff"]) == ""
+    assert "needs pypdfium2" in find_missing(["zip", "pdf"])
+    assert "pip install 'visiond[documents]'" in find_missing(["video"])
+
+
+def test_a_video_becomes_a_frame_for_each_second() -> None:
+    data = make_video([0, 0.5, 1, 1.5, 2])
+    assert names("video", data) == [f"at-00000{second}.000s.jpg" for second in range(3)]
+    assert len(names("video", data, Rules(video_seconds=0.5))) == 5
+
+
+def test_a_long_video_says_so_before_it_is_decoded() -> None:
+    expected = next(walk("video", make_video([0, 100_000])))
+    assert isinstance(expected, Expected)
+    assert expected.files == 100_001
+
+
+def test_masks_and_smaller_copies_are_no_pages() -> None:
+    assert names("tiff", make_pyramid(2)) == ["page-0001.png", "page-0003.png"]
+
+
+@pytest.mark.parametrize(
+    ("data", "has_more"),
+    [
+        (make_pages("TIFF", 1), False),
+        (make_pages("TIFF", 2), True),
+        (make_pyramid(1), False),
+        (make_pyramid(2), True),
+        (make_pages("TIFF", 2)[:9], False),
+        (b"no TIFF", False),
+        (b"II*\0\x08\0\0\0" + b"\xff" * 2 + b"\0" * 4, False),
+    ],
+)
+def test_only_a_tiff_with_several_pages_is_unpacked(data: bytes, has_more: bool) -> None:
+    assert has_further_pages(as_file(data)) == has_more
+
+
+def test_a_tiff_with_far_too_many_pages_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("stages.decoding.pages.MOST", 3)
+    with pytest.raises(Unusable, match="3 pages or more"):
+        next(walk("tiff", make_pages("TIFF", 4)))
+
+
+def test_a_page_of_a_million_points_is_left_out_and_the_others_are_not() -> None:
+    data = make_pages("PDF", 2).replace(b"[ 0 0 60.0 40.0 ]", b"[ 0 0 1000000 1000000 ]", 1)
+    _, first, second = walk("pdf", data)
+    assert isinstance(first, Member)
+    with pytest.raises(Unusable, match="more pixels than max_pixels"):
+        next(first.pieces)
+    assert isinstance(second, Member)
+    assert next(second.pieces)
+
+
+def test_an_encrypted_member_says_so_and_the_others_are_read() -> None:
+    items = walk("zip", encrypt(make_zip({"a.png": b"a", "b.png": b"b"})))
+    _, first = next(items), next(items)
+    assert isinstance(first, Member)
+    with pytest.raises(Unusable, match="encrypted"):
+        next(first.pieces)
+    second = next(items)
+    assert isinstance(second, Member)
+    assert next(second.pieces) == b"b"
+
+
+def test_a_zip_says_how_much_is_in_it_before_anything_is_read() -> None:
+    assert next(walk("zip", make_zip({"a": bytes(5000), "b": b"b"}))) == Expected(2, 5001)
+
+
+def test_a_hole_in_a_tar_says_how_large_it_is() -> None:
+    hole = next(walk("tar", make_sparse_tar(1 << 32)))
+    assert isinstance(hole, Member)
+    assert hole.size == 1 << 32
+
+
+def test_links_and_devices_are_no_members() -> None:
+    data = make_tar({"a.png": b"a"}, links={"b.png": "/etc/passwd", "c.png": ""})
+    assert [item for item in walk("tar", data) if not isinstance(item, Member)] == [Link(), Link()]
+
+
+@pytest.mark.parametrize("kept", [1536, 1600, 3072])
+def test_a_tar_that_ends_early_says_so(kept: int) -> None:
+    data = make_tar({"a.png": b"a" * 600, "b.png": b"b" * 600}, mode="w")
+    with pytest.raises(Unusable, match="damaged, or was cut"):
+        names("tar", data[:kept])
+
+
+def test_a_damaged_header_is_not_taken_for_the_end_of_a_tar() -> None:
+    data = bytearray(make_tar({"a.png": b"a" * 600, "b.png": b"b" * 600}, mode="w"))
+    data[1536 + 148] ^= 0x40
+    with pytest.raises(Unusable, match="after 1,536 bytes"):
+        names("tar", bytes(data))
