@@ -32,13 +32,11 @@ def build(wheel: Path, folder: Path) -> Path:
             shutil.copy(HERE / script, control / script)
             (control / script).chmod(0o755)
         shutil.copy(wheel, share)
-        for file in (
-            HERE / "copyright",
-            ROOT / "LICENSE",
-            ROOT / "README.md",
-            ROOT / "docs" / "operations.md",
-        ):
+        for file in (HERE / "copyright", ROOT / "LICENSE", *ROOT.glob("*.md")):
             shutil.copy(file, doc)
+        shutil.copytree(
+            ROOT / "docs", doc / "docs", ignore=shutil.ignore_patterns("*.py", "site", "__pycache__")
+        )
         (doc / "changelog.gz").write_bytes(gzip.compress((ROOT / "CHANGELOG.md").read_bytes(), mtime=0))
         tree.chmod(0o755)
         subprocess.run(["dpkg-deb", "--root-owner-group", "--build", tree, package], check=True)
