@@ -105,7 +105,9 @@ class Layout:
 
     def licenses(self) -> dict[str, str]:
         """By backend, the license of each library in use that asks something of those who use it."""
-        found = {spec.backend: find_license(spec) for spec in self.specs.values()}
+        found = {
+            spec.backend: find_license(spec.name, spec.backend, spec.paths) for spec in self.specs.values()
+        }
         return {backend: license_ for backend, license_ in found.items() if license_}
 
     def devices(self) -> list[str]:
