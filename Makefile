@@ -49,7 +49,7 @@ wheel: $(STAMP)  ## make the wheel, in dist/
 	rm -f dist/visiond-*.whl
 	$(BIN)/uv build --quiet --wheel --no-build-isolation --out-dir dist .
 
-deb: wheel  ## make the Debian package, in dist/
+deb: wheel  ## make the Debian package, in dist/ (its maintainer: DEBFULLNAME and DEBEMAIL, or your name in git)
 	$(BIN)/python deploy/debian/build.py dist/visiond-*.whl dist
 
 install-test: wheel  ## install the wheel with all packages into a throwaway tree, use it, remove it (two minutes, 7 GB of disk)
