@@ -129,7 +129,7 @@ class Annotator:
     def _work(self) -> None:
         """The thread: a station from its start to its end."""
         try:
-            anyio.run(self._run)
+            anyio.run(self._run, backend_options={"use_uvloop": True})
         except BaseExceptionGroup as group:
             self._error = next(leaves(group))
         except BaseException as error:  # noqa: BLE001 - the thread that calls raises it

@@ -69,6 +69,7 @@ def examine(config: Config, file: Path | None, *, quick: bool = False) -> Iterat
         _inboxes,
         _folders,
         _sinks,
+        _uploads,
         _ledger,
         _http,
         _page,
@@ -180,6 +181,13 @@ def _folders(config: Config) -> Iterator[Finding]:
             "error",
             f"state.path: {config.state.path} is on a network mount; SQLite's locks need a local disk.",
         )
+
+
+def _uploads(config: Config) -> Iterator[Finding]:
+    if not (url := config.upkeep.backup_url):
+        return
+    problem = find_trouble(url)
+    yield Finding("error" if problem else "ok", f"backups: {problem or f'{url} can be listed'}.")
 
 
 def _sinks(config: Config) -> Iterator[Finding]:

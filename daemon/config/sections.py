@@ -9,7 +9,7 @@ import os
 import re
 from ipaddress import ip_address
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Self
 
 from pydantic import (
     AfterValidator,
@@ -18,6 +18,7 @@ from pydantic import (
     Field,
     ValidationInfo,
     field_validator,
+    model_validator,
 )
 from pydantic_core import PydanticCustomError
 
@@ -158,7 +159,22 @@ class UpkeepSection(Section):
         description="Folder for backups of the ledger, named by date; best on another disk. Empty: no backups.",
     )
     backup_days: float = Field(1, gt=0, description="Days between backups, if backup_folder is set.")
-    backups_kept: int = Field(7, ge=1, description="Number of backups to keep; older ones are removed.")
+    backups_kept: int = Field(
+        7,
+        ge=1,
+        description="Number of backups to keep in backup_folder, and at backup_url; older ones are removed.",
+    )
+    backup_url: Annotated[str, AfterValidator(check_bucket)] = Field(
+        "",
+        description='Prefix of an object store that gets each backup too, for example "s3://bucket/backups". It must be of '
+        "this daemon alone. Credentials come from the environment.",
+    )
+
+    @model_validator(mode="after")
+    def _check_uploads(self) -> Self:
+        if self.backup_url and not self.backup_folder:
+            raise ValueError("backup_url needs backup_folder too: a backup is made there, and then uploaded")
+        return self
 
 
 class SegmentTable(Section):

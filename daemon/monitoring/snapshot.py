@@ -10,7 +10,7 @@ import msgspec
 from daemon.hints import command
 from daemon.jobs import Outdated
 
-TASKS = ("verify", "backup", "prune", "vacuum")  # of upkeep, in the order in which they run
+TASKS = ("verify", "backup", "upload", "prune", "vacuum")  # of upkeep, in the order in which they run
 
 
 class WorkerState(msgspec.Struct, frozen=True):

@@ -39,7 +39,7 @@ def back_up_into(ledger: Path, folder: Path, kept: int, now: float, stop: Stop) 
     with written_whole(file, ledger, force=True) as partial, opened_for_reading(ledger, stop) as source:
         _copy(source, partial, ledger, stop)
         os.chmod(partial, ledger.stat().st_mode & 0o777)
-    for old in _list(folder, NAME)[:-kept]:
+    for old in list_backups(folder)[:-kept]:
         if old != file:
             old.unlink()
     return file
@@ -64,6 +64,11 @@ def _copy(source: sqlite3.Connection, partial: Path, ledger: Path, stop: Stop) -
         raise OSError(str(error)) from error
     if found != "ok":
         raise damaged(ledger, found)
+
+
+def list_backups(folder: Path) -> list[Path]:
+    """Oldest first."""
+    return _list(folder, NAME)
 
 
 def _list(folder: Path, names: re.Pattern[str]) -> list[Path]:

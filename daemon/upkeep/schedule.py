@@ -1,4 +1,4 @@
-"""Scheduled tasks that keep the ledger in good order over the years: a full check, backups, pruning,
+"""Scheduled tasks that keep the ledger in good order over the years: a full check, backups and their uploads, pruning,
 shrinking the file.
 
 A task starts in the configured quiet hours when no image is in flight, one at a time. None delays incoming
@@ -36,6 +36,7 @@ from daemon.monitoring.snapshot import TASKS, Chore
 from daemon.upkeep.background import run_in_background
 from daemon.upkeep.backups import back_up_into
 from daemon.upkeep.pruning import Amounts, prune
+from daemon.upkeep.uploading import upload_backups
 
 log = structlog.get_logger()
 
@@ -80,6 +81,7 @@ class Upkeep:
         self._work: dict[str, Callable[[], Awaitable[str]]] = {
             "verify": self._verify,
             "backup": self._back_up,
+            "upload": self._upload,
             "prune": self._prune,
             "vacuum": self._vacuum,
         }
@@ -96,7 +98,8 @@ class Upkeep:
         """Use these settings from now on. A task that is running goes on."""
         upkeep = self._settings = config.upkeep
         backup_days = upkeep.backup_days if upkeep.backup_folder else 0.0
-        days = (upkeep.verify_days, backup_days, upkeep.prune_days, upkeep.vacuum_days)
+        upload_days = backup_days if upkeep.backup_url else 0.0
+        days = (upkeep.verify_days, backup_days, upload_days, upkeep.prune_days, upkeep.vacuum_days)
         self._interval_seconds = {t: DAY_SECONDS * count for t, count in zip(TASKS, days, strict=True)}
 
     def chores(self) -> list[Chore]:
@@ -172,6 +175,11 @@ class Upkeep:
         return str(
             await run_in_background(back_up_into, self._ledger.path, folder, self._settings.backups_kept, now)
         )
+
+    async def _upload(self) -> str:
+        settings = self._settings
+        folder, kept = Path(settings.backup_folder), settings.backups_kept
+        return await run_in_background(upload_backups, folder, settings.backup_url, kept)
 
     async def _prune(self) -> str:
         before = self._clock() - DAY_SECONDS * self._settings.prune_age_days

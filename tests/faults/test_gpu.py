@@ -73,7 +73,7 @@ def test_a_batch_that_a_real_gpu_has_no_memory_for_is_halved_and_no_image_fails(
         if reply.out_of_memory:
             break
     assert reply.out_of_memory
-    assert {outcome.reason for outcome in reply.outcomes} == {""}
+    assert {(outcome.reason, outcome.detail) for outcome in reply.outcomes} == {("", "")}
     assert chain.run(make_batch(chain)).out_of_memory == 0  # a size that did not fit is not tried again
 
 

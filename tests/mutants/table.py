@@ -1533,6 +1533,22 @@ STORES = [
         "            pass\n",
         ("daemon/stores/test_uploads.py::test_an_image_is_in_the_bin_that_it_has_now_and_in_no_other",),
     ),
+    Mutant(
+        "backup-upload-later",
+        "a backup that an outage kept back is uploaded later",
+        "daemon/upkeep/uploading.py",
+        "list_backups(folder)[-kept:]",
+        "list_backups(folder)[-1:]",
+        ("daemon/stores/test_backups.py::test_what_an_outage_kept_back_is_uploaded_later",),
+    ),
+    Mutant(
+        "backup-upload-others",
+        "of a store's objects only backups are removed",
+        "daemon/upkeep/uploading.py",
+        "if NAME.fullmatch(name) and",
+        "if",
+        ("daemon/stores/test_backups.py::test_the_store_has_the_newest_backups_each_uploaded_once",),
+    ),
 ]
 
 SINKS = [

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import io
+import threading
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Generator, Iterable, Iterator
 from typing import Any
 
 import msgspec
@@ -14,6 +16,7 @@ from daemon.config.loading import Config
 from daemon.errors import VisiondError
 from daemon.ledger.record import Record
 from daemon.results.parquet import Row, write_table
+from visiond.calls import Image
 from visiond.cluster.fetching import Fetched, fetch, opened_threads
 from visiond.cluster.places import open_place
 from visiond.cluster.planning import Unit, from_table
@@ -25,13 +28,16 @@ COUNTS = b"visiond.counts"  # in a part's own metadata: images by state
 
 
 class Chain:
-    """One chain of stages. Threads of the actor share it: while one unit is annotated, the next is read."""
+    """One chain of stages. Threads of the actor share it: while one unit is annotated, the next is read and the
+    last is written. Units are read one after another: those that are read together would also end together, and the
+    GPU would wait for their parts."""
 
     def __init__(self, config: bytes, output: str, root: str) -> None:
         """config: a Config as JSON. root: the folder or prefix of names."""
         self._annotator = Annotator(Config.model_validate(msgspec.json.decode(config)))
         self._output, self._root = open_place(output), root
         self._threads = opened_threads()
+        self._turn = threading.Lock()  # the unit that is being read
         # An error of a constructor reaches the driver as text among tracebacks, and Ray would try again.
         self._problem: VisiondError | None = None
         try:
@@ -69,7 +75,9 @@ class Chain:
         if counts := self._find(part):
             return counts
         fetched: list[Fetched] = []
-        records = self._annotator.records(_noting(fetch(unit.inputs(), self._threads), fetched), self._root)
+        images = _in_turn(self._turn, _noting(fetch(unit.inputs(), self._threads), fetched))
+        with contextlib.closing(images):
+            records = self._annotator.records(images, self._root)
         counts = msgspec.json.encode(Counter(record.status.name for record in records))
         self._output.write_whole(part, write_part(records, fetched, unit.ids, counts))
         return counts
@@ -84,6 +92,11 @@ class Chain:
             return b""
         counts: bytes = pyarrow.parquet.read_metadata(io.BytesIO(data)).metadata[COUNTS]
         return counts
+
+
+def _in_turn(turn: threading.Lock, images: Iterable[Image]) -> Generator[Image]:
+    with turn:
+        yield from images
 
 
 def _noting(images: Iterable[Fetched], noted: list[Fetched]) -> Iterator[tuple[bytes, bytes | OSError]]:

@@ -8,6 +8,7 @@ import tarfile
 from collections import deque
 from collections.abc import Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from itertools import islice
 from typing import Any, NamedTuple
 
 import msgspec
@@ -30,17 +31,16 @@ class Fetched(NamedTuple):
 def fetch(inputs: Iterable[Input], threads: ThreadPoolExecutor) -> Iterator[Fetched]:
     """The images of these inputs, in order. An input that cannot be read is one image with the error."""
     waiting: deque[tuple[int, Input, Future[bytes] | None]] = deque()
-    listed, done = enumerate(inputs), False
-    while waiting or not done:
-        while not done and len(waiting) < 2 * THREADS and _held(waiting) < AHEAD_BYTES:
-            place, each = next(listed, (0, None))
-            if each is None:
-                done = True
-                break
-            single = each.kind in ("file", "line")
-            waiting.append((place, each, threads.submit(_read, each) if single else None))
-        if waiting:
-            yield from _take(*waiting.popleft())
+    listed = enumerate(inputs)
+    while True:
+        # Several at once: to add up what is held takes as long as to take an image.
+        if len(waiting) <= THREADS and _held(waiting) < AHEAD_BYTES:
+            for place, each in islice(listed, THREADS):
+                single = each.kind in ("file", "line")
+                waiting.append((place, each, threads.submit(_read, each) if single else None))
+        if not waiting:
+            return
+        yield from _take(*waiting.popleft())
 
 
 def _held(waiting: Iterable[tuple[int, Input, Future[bytes] | None]]) -> int:

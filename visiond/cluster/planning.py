@@ -94,6 +94,6 @@ def to_table(unit: Unit) -> Any:
 
 
 def from_table(table: Any) -> Iterator[Unit]:
-    """The units in a table. Ray Data passes one at a time; it may pass more."""
+    """The units in a table."""
     for row in table.to_pylist():
         yield Unit(row["unit"], np.frombuffer(row["ids"], np.uint64), False, row["packed"])

@@ -28,7 +28,7 @@ from visiond.cluster.actor import Chain
 from visiond.cluster.job import Job
 from visiond.cluster.planning import Unit, to_table
 
-THREADS = 2  # of an actor: one unit is annotated while the next is read
+THREADS = 3  # of an actor: for the unit that is read, the one that is annotated, and the one that is written
 SPARE_SECONDS = 60.0  # for Ray to start or replace an actor
 
 
@@ -108,14 +108,14 @@ class Pool:
             size=max(1, min(self.chains, len(units))),
             max_concurrent_calls_per_actor=THREADS,
             enable_true_multi_threading=True,
-            max_tasks_in_flight_per_actor=2 * THREADS,
+            max_tasks_in_flight_per_actor=THREADS + 1,
         )
         try:
             self._set_limits()
             dataset = ray.data.from_arrow([to_table(unit) for unit in units]).map_batches(
                 Chain,
                 fn_constructor_args=(self._config(), self._output, self._root),
-                batch_size=None,
+                batch_size=1,  # a unit; Ray wants a number where GPUs are asked for
                 batch_format="pyarrow",
                 compute=pool,
                 **self._needs(),

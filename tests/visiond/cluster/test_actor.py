@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import os
+import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +17,9 @@ from daemon.config.loading import load
 from daemon.jobs import JobStatus
 from tests.daemon_process import Place, picture
 from tests.inputs import CATALOGUE
+from visiond.cluster import actor
 from visiond.cluster.actor import Chain
+from visiond.cluster.fetching import fetch
 from visiond.cluster.inputs import Listing
 from visiond.cluster.places import Folder
 from visiond.cluster.planning import Planner, to_table
@@ -102,6 +106,27 @@ def test_a_part_is_written_once_and_its_counts_are_read_when_it_exists(
     assert annotate(unit) == first
     assert (part.stat().st_ino, part.stat().st_mtime_ns) == before
     assert len({row["id"] for row in rows_of(place)}) == len(CATALOGUE) + 21
+
+
+def test_units_are_read_one_after_another_so_that_they_end_one_after_another(
+    place: Place, chain: Callable[..., Chain], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reading, overlap = threading.Semaphore(1), threading.Event()
+
+    def fetch_alone(*arguments: Any) -> Iterator[Any]:
+        if not reading.acquire(blocking=False):
+            overlap.set()
+            return
+        overlap.wait(0.2)  # another thread has time to begin
+        yield from fetch(*arguments)
+        reading.release()
+
+    monkeypatch.setattr(actor, "fetch", fetch_alone)
+    annotate, parts = chain(), units(place, 30)
+    with ThreadPoolExecutor(len(parts)) as threads:
+        list(threads.map(annotate, parts))
+    assert not overlap.is_set()
+    assert len(rows_of(place)) == len(CATALOGUE) + 21
 
 
 def test_an_actor_that_cannot_load_its_models_says_why(place: Place, chain: Callable[..., Chain]) -> None:

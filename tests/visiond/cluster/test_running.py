@@ -51,6 +51,32 @@ def start(place: Place, words: list[str]) -> subprocess.Popen[bytes]:
     return subprocess.Popen(command, env=environment, cwd=place.folder, stderr=subprocess.DEVNULL)
 
 
+WITH_GPUS = """\
+import sys, ray
+from pathlib import Path
+from daemon.config.loading import load
+from visiond.cluster import running
+from visiond.cluster.job import Job
+
+ray.init(address="local", num_cpus=2, num_gpus=2, include_dashboard=False, log_to_driver=False)
+job = Job(sys.argv[1], sys.argv[2], load(Path(sys.argv[3])), part_images=5)
+running.run(job, load=lambda found, sentence: print(sentence))
+"""
+
+
+def test_each_gpu_of_a_cluster_gets_an_actor(tmp_path: Path) -> None:
+    """Ray only counts these GPUs; the machine need not have any."""
+    place = Place(tmp_path)
+    place.drop_many(range(20))
+    words = [place.inbox(), place.folder / "rows", place.config]
+    environment = {**os.environ, "RAY_USAGE_STATS_ENABLED": "0"}
+    done = subprocess.run(
+        [sys.executable, "-P", "-c", WITH_GPUS, *words], env=environment, capture_output=True, text=True
+    )
+    assert "starting 2 actors" in done.stdout, done.stderr
+    assert paths_of(place) == [f"{number:05d}.ppm" for number in range(20)]
+
+
 def test_models_that_cannot_be_built_end_the_run_with_the_reason(tmp_path: Path) -> None:
     place = Place(tmp_path, {"stages": {"ocr": {"options": {"unusable": "no such weights"}}}})
     place.drop("a.ppm", picture(1))
