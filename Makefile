@@ -26,7 +26,7 @@ define CHECK_PYTHON
 endef
 
 .DEFAULT_GOAL := help
-.PHONY: help setup install install-test wheel deb demo test lint types faults mutants bench ray-setup ray-test store-setup store-test gpu-test gpu-bench gpu-models gpu-tune lock audit docs picture clean
+.PHONY: help setup site site-setup install install-test wheel deb demo test lint types faults mutants bench ray-setup ray-test store-setup store-test gpu-test gpu-bench gpu-models gpu-tune lock audit docs picture clean
 
 help:  ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' Makefile
@@ -49,7 +49,7 @@ wheel: $(STAMP)  ## make the wheel, in dist/
 	rm -f dist/visiond-*.whl
 	$(BIN)/uv build --quiet --wheel --no-build-isolation --out-dir dist .
 
-deb: wheel  ## make the Debian package, in dist/
+deb: wheel  ## make the Debian package, in dist/ (its maintainer: DEBFULLNAME and DEBEMAIL, or your name in git)
 	$(BIN)/python deploy/debian/build.py dist/visiond-*.whl dist
 
 install-test: wheel  ## install the wheel with all packages into a throwaway tree, use it, remove it (two minutes, 7 GB of disk)
@@ -111,7 +111,7 @@ gpu-models: $(STAMP)  ## measure models of published sizes, compared with the or
 gpu-tune: $(STAMP)  ## check the predictions of `visiond tune` against real runs (TUNE="--gpus 1 2" for options)
 	$(BIN)/python -m benchmarks.tuning $(TUNE)
 
-lock: $(STAMP)  ## resolve the dependencies and write requirements.lock and those of Ray and of the object store
+lock: $(STAMP)  ## resolve the dependencies and write requirements.lock and those of Ray, the object store and the site
 	$(BIN)/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --group dev --extra documents --extra heic \
 	  --extra parquet --extra small --extra stores --extra traces --extra train --extra ultralytics --no-emit-index-url --no-annotate --no-header --upgrade pyproject.toml -o requirements.lock
 	$(BIN)/python -c 'import tomllib; print(*tomllib.load(open("pyproject.toml", "rb"))["project"]["optional-dependencies"]["ray"], sep="\n")' | \
@@ -119,6 +119,8 @@ lock: $(STAMP)  ## resolve the dependencies and write requirements.lock and thos
 	  --no-emit-index-url --no-annotate --no-header --upgrade - -o requirements.ray.lock
 	$(BIN)/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --group store-test \
 	  --no-emit-index-url --no-annotate --no-header --upgrade -o requirements.store-test.lock
+	$(BIN)/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --group site --constraints requirements.lock \
+	  --no-emit-index-url --no-annotate --no-header --upgrade -o requirements.site.lock
 
 audit: $(STAMP)  ## list known vulnerabilities of the locked packages; needs a network, and fails if it cannot check a package
 	$(BIN)/uv tool run $(AUDIT) --requirement requirements.lock --require-hashes --disable-pip --strict
@@ -130,6 +132,14 @@ docs: $(STAMP)  ## generate the configuration reference, daemon.toml, the sideca
 	for board in visiond visiond-gpu visiond-inbox; do $(BIN)/python deploy/grafana/dashboard.py $$board > deploy/grafana/$$board.json || exit; done
 	$(BIN)/python deploy/prometheus/reference.py > docs/metrics.md
 	$(BIN)/python -m daemon.installing.units deploy/systemd/visiond.service > deploy/systemd/visiond@.service
+
+# Its generator has 90 MB that only this needs, so `make setup` leaves it out.
+site-setup: $(STAMP)
+	$(BIN)/uv pip install --quiet --python $(BIN)/python --require-hashes --requirements requirements.site.lock
+
+site: site-setup  ## build the documentation as a site, in build/site/html; SERVE=1: then serve it at 127.0.0.1:8000
+	$(BIN)/python docs/site/build.py build/site
+	$(if $(SERVE),$(BIN)/python -m http.server --bind 127.0.0.1 --directory build/site/html 8000)
 
 picture: $(STAMP)  ## draw docs/example.png, and take the pictures of the page with Chromium, from a run of the demo
 	$(BIN)/visiond demo

@@ -15,12 +15,16 @@ import base64
 import os
 import platform
 import random
+import re
 import shutil
+import sqlite3
 import statistics
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import closing
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -45,7 +49,7 @@ GROUP = 1000  # images in one transaction
 STAGES = ("ocr", "yolo", "clip", "blip")
 VOCABULARY = 50_000
 OBJECTS = ("person", "car", "dog", "cat", "chair", "bottle", "book", "bird", "boat", "cup")
-BINS = ("A", "B", "C")
+SHARES = {"A": 1, "B": 10, "C": 89}  # bins, in per cent of the images
 QUERIES = (
     "",
     "w17",
@@ -58,6 +62,7 @@ QUERIES = (
     "w2 bin:C tag:photo",
     "w49999",
 )
+FILTERS = ("bin:A", "bin:B", "bin:A bin:C")  # 1, 10 and 90 % of the images
 ROUNDS = 40
 EXACT = 20  # sentences whose ten nearest images are compared
 
@@ -70,9 +75,13 @@ class Words:
         self._words = [f"w{number}" for number in range(VOCABULARY)]
         weights = [1 / (number + 10) for number in range(VOCABULARY)]
         self._sums = [float(total) for total in np.cumsum(weights)]
+        self._bins, self._shares = list(SHARES), list(SHARES.values())
 
     def draw(self, count: int) -> str:
         return " ".join(self._random.choices(self._words, cum_weights=self._sums, k=count))
+
+    def choose_bin(self) -> str:
+        return self._random.choices(self._bins, self._shares)[0]
 
     def choose(self, names: tuple[str, ...]) -> str:
         return self._random.choice(names)
@@ -134,7 +143,7 @@ async def fill(path: Path, images: int) -> None:
 def end(job: Job, outputs: dict[str, Output], words: Words) -> Ending:
     job.digest = job.id.to_bytes(32, "big")
     job.format, job.width, job.height, job.outputs = "JPEG", 1280, 960, outputs
-    return Ending(job, JobStatus.DONE, time.time(), 1, words.choose(BINS), b"{}")
+    return Ending(job, JobStatus.DONE, time.time(), 1, words.choose_bin(), b"{}")
 
 
 def make_model(folder: Path) -> StageSpec:
@@ -192,13 +201,16 @@ def search(folder: Path, images: int) -> None:
         sentences = iter(words_of(1000))
         measure("48 by meaning", lambda: searcher.best(parse(next(sentences)), By.meaning, limit=48))
         measure("48 by words and meaning", lambda: searcher.best(parse(next(sentences)), limit=48))
-        measure(
-            "48 by meaning, bin:B",
-            lambda: searcher.best(parse(f"{next(sentences)} bin:B"), By.meaning, limit=48),
-            10,
-        )
+        for filters in FILTERS:
+            ask = partial(ask_with, searcher, sentences, filters)
+            measure(f"48 by meaning, {filters}, the first time", ask, 1)
+            measure(f"48 by meaning, {filters}", ask)
         measure("more like an image", lambda: searcher.like(images // 2))
         compare(searcher, images)
+
+
+def ask_with(searcher: Searcher, sentences: Iterator[str], filters: str) -> None:
+    assert len(searcher.best(parse(f"{next(sentences)} {filters}"), By.meaning, limit=48).hits) == 48
 
 
 def words_of(count: int) -> Iterator[str]:
@@ -207,11 +219,16 @@ def words_of(count: int) -> Iterator[str]:
 
 
 def compare(searcher: Searcher, images: int) -> None:
-    """Images as questions: their ten nearest by the search, and by all products in float32."""
+    """Images as questions: their ten nearest by the search, and by all products in float32; and the ten nearest of those
+    that fit a filter."""
     found = searcher.index.matrix("clip-1")
     assert found
+    assert searcher._tower
     rows = matrix.open_rows(*found)
-    right = 0
+    right, filtered = 0, Counter[str]()
+    with closing(sqlite3.connect(searcher._reader.path)) as ledger:
+        bins = dict(ledger.execute("SELECT number, bin FROM publication JOIN image ON image.id = image"))
+    letters = np.array([bins[number] for number in rows.numbers.tolist()])
     for place in np.random.default_rng(3).integers(images, size=EXACT):
         query = rows.exact[place].astype(np.float32)
         scores = np.concatenate(
@@ -222,9 +239,15 @@ def compare(searcher: Searcher, images: int) -> None:
         )
         expected = set(rows.numbers[np.argsort(-scores)[:11]].tolist())
         question = Ask(str(found[0]), found[1], found[2], 11, like=int(rows.numbers[place]))
-        assert searcher._tower
         right += len(expected & set(searcher._tower.ask(question).numbers))
+        for filters in FILTERS:
+            fits = np.isin(letters, re.findall("bin:(.)", filters))
+            expected = set(rows.numbers[np.argsort(np.where(fits, -scores, 9))[:10]].tolist())
+            allowed = searcher._masks.of(parse(filters)).tobytes()
+            answer = searcher._tower.ask(msgspec.structs.replace(question, count=10, allowed=allowed))
+            filtered[filters] += len(expected & set(answer.numbers))
     print(f"of the {11 * EXACT} nearest images by float32, the search found {right}")
+    print(f"of the {10 * EXACT} nearest that fit a filter: {dict(filtered)}")
 
 
 def search_rows(folder: Path, rows: int) -> None:

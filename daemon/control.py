@@ -31,7 +31,7 @@ from daemon.errors import (
     NotRunning,
     WrongArgument,
 )
-from daemon.hints import command
+from daemon.hints import command, like_service
 from daemon.jobs import JobStatus
 from daemon.ledger.files import describe_lost_ledger
 from daemon.ledger.record import Record
@@ -103,7 +103,9 @@ def open_reader(config: Config) -> Iterator[Reader]:
     except PermissionError as error:
         raise NotPermitted(path) from error
     except FileNotFoundError:
-        fix = f"`{command('run')}` creates it. If you mean another one, name its configuration with --config."
+        fix = (
+            f"`{command('run')}` creates it. If you mean another one, name its configuration{like_service()}."
+        )
         raise NothingFound(
             describe_lost_ledger(config) or f"There is no ledger at {path} yet; {fix}"
         ) from None

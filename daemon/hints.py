@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 
 DEFAULT_CONFIG = Path("daemon.toml")  # in the current folder; the default
+SERVICE_CONFIG = Path("/etc/visiond/daemon.toml")  # that `visiond install` makes
 VARIABLE = "VISIOND_CONFIG"  # environment variable that names another
 _options: list[str] = []  # that printed commands need
 
@@ -18,6 +19,14 @@ def keep_config(file: Path | None) -> None:
     """Make `command` name this configuration from now on, if the command would not find it by itself."""
     found = Path(os.environ.get(VARIABLE) or DEFAULT_CONFIG)
     _options[:] = ["--config", str(file.absolute())] if file and file.absolute() != found.absolute() else []
+
+
+def like_service() -> str:
+    """How to name a configuration: that of the service, if there is one and it is not the one in use."""
+    in_use = [os.environ.get(VARIABLE), *_options]
+    if str(SERVICE_CONFIG) in in_use or not SERVICE_CONFIG.exists():
+        return " with --config"
+    return f": --config {SERVICE_CONFIG} for the service"
 
 
 def command(*words: str | Path) -> str:

@@ -1,5 +1,4 @@
-"""The configuration applied to this machine: models, GPUs, a placement,
-and the lanes of workers that follow from it."""
+"""The configuration applied to this machine: models, GPUs, a placement, and the workers that follow from it."""
 
 from __future__ import annotations
 
@@ -105,7 +104,8 @@ class Layout:
 
     def licenses(self) -> dict[str, str]:
         """By backend, the license of each library in use that asks something of those who use it."""
-        found = {spec.backend: find_license(spec) for spec in self.specs.values()}
+        specs = self.specs.values()
+        found = {spec.backend: find_license(spec.name, spec.backend, spec.paths) for spec in specs}
         return {backend: license_ for backend, license_ in found.items() if license_}
 
     def devices(self) -> list[str]:

@@ -55,6 +55,17 @@ class StageEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_d
     notice: str = ""  # of this stage's weights, if it is not the pack's
 
 
+class PackFiles(dict[str, Path]):
+    """The files of a stage by role, absolute. A role that the manifest lacks, and a backend asks for, is a PackError."""
+
+    def __init__(self, folder: Path, stage: str, entry: StageEntry) -> None:
+        super().__init__({role: folder / file for role, file in entry.files.items()})
+        self._place = f"{folder / MANIFEST}: stages.{stage or entry.backend}.files"
+
+    def __missing__(self, role: str) -> Path:
+        raise PackError(f'{self._place} has no "{role}". Copy, pull or make the pack again.')
+
+
 class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True, kw_only=True):
     name: str
     description: str = ""

@@ -16,7 +16,7 @@ from stages import plugins
 from stages.base import Result, Stage, StageSpec
 from stages.blip.descriptor import BLIP
 from stages.clip.descriptor import CLIP
-from stages.descriptor import Backend, Descriptor
+from stages.descriptor import Backend, Descriptor, Files
 from stages.ocr.descriptor import OCR
 from stages.options import FakeOptions, read_options
 from stages.yolo.descriptor import YOLO
@@ -67,9 +67,10 @@ def find_backend(stage: str, backend: str) -> Backend:
     return backends[backend]
 
 
-def find_license(spec: StageSpec) -> str:
-    """Of the library that the stage's model needs, if that library asks something of those who use it; else ""."""
-    return find_backend(spec.name, spec.backend).find_license(spec.paths)
+def find_license(stage: str, backend: str, files: Files) -> str:
+    """Of the library that a model needs, if that library asks something of those who use it; else "".
+    files: of the model, by role."""
+    return find_backend(stage, backend).find_license(files)
 
 
 def sort_stages(names: Iterable[str]) -> list[str]:

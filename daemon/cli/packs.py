@@ -38,7 +38,7 @@ class Listed:
 
     @property
     def license(self) -> str:
-        return license_of(self.pack) if self.pack and not self.problem else ""
+        return describe_license(self.pack) if self.pack and not self.problem else ""
 
     @property
     def note(self) -> str:
@@ -117,11 +117,11 @@ def name_weights(config: Config) -> dict[str, list[str]]:
     return named
 
 
-def license_of(pack: Pack) -> str:
+def describe_license(pack: Pack) -> str:
     """Of the weights if it is known, and of the libraries that run them if they have conditions."""
     weights, found = pack.manifest.license, []
     for stage, entry in pack.manifest.stages.items():
-        library = registry.find_backend(stage, entry.backend).find_license(pack.files_of(entry))
+        library = registry.find_license(stage, entry.backend, pack.files_of(entry))
         if library and library != weights:
             found.append(f"{entry.backend}: {library}")
     return ", ".join(filter(None, (weights, *dict.fromkeys(found))))
@@ -265,7 +265,7 @@ def pull_named(config: Config, wanted: Sequence[str], *, allow_pickle: bool) -> 
 def explain_use(name: str, pack: Pack) -> None:
     """Print what to write into the configuration."""
     for stage in pack.manifest.stages:
-        license_ = license_of(pack)
+        license_ = describe_license(pack)
         print(f"License: {license_ or 'not known; read the card of the model'}.")
         print(f'To use {name}, write `model = "{name}"` under [stages.{stage}].')
 

@@ -42,7 +42,7 @@ BOUNDS = {"minimum": "≥", "exclusiveMinimum": ">", "maximum": "≤", "exclusiv
 ABOUT = {
     "[[inbox]]": "A folder to watch. For more folders repeat the table, each with its own name.",
     "[output]": "Folders for results, failed images and moved images. None of them may be inside an inbox.",
-    "[output.webhook]": "The sink webhook, if output.sinks names it. docs/results.md describes what it posts.",
+    "[output.webhook]": "The sink webhook, if output.sinks names it. docs/sinks.md describes what it posts.",
     "[output.store]": "The sink store, if output.sinks names it. docs/stores.md describes what it uploads.",
     "[unpacking]": "Limits for files of the kinds in [[inbox]] unpack.",
     "[state]": "The daemon's own files. They must be on a local disk.",
@@ -67,7 +67,7 @@ which spreads its model over both. docs/models.md has more about groups.
     "[stages.ocr]": "Settings of one stage that differ from the pack.",
     "[binning]": "The rule for bins: A (text) if any of its criteria passes, else B (objects), else C.",
     "[[second_look]]": """\
-A second model for some images, after their first results; docs/results.md explains it. For example:
+A second model for some images, after their first results; docs/second-looks.md explains it. For example:
 
     [[second_look]]
     name = "detailed"
@@ -78,7 +78,7 @@ A second model for some images, after their first results; docs/results.md expla
 """,
     "[http]": "The read-only pages: metrics, health and status.",
     "[page]": "The page with images, search and results: a process of its own.",
-    "[traces]": "Traces by OpenTelemetry: where the time of one image goes. docs/operations.md explains them.",
+    "[traces]": "Traces by OpenTelemetry: where the time of one image goes. docs/monitoring.md explains them.",
     "[log]": "The log goes to standard error; with systemd, to the journal.",
 }
 

@@ -15,7 +15,7 @@ from daemon.installing.steps import StepFailed
 
 ROOT = Path(__file__).parents[2]  # a checkout, a wheel, or the folder of installed packages
 FILES = "daemon/installing/files"  # in a wheel: see pyproject.toml
-CODE = ("daemon/", "stages/")
+CODE = ("daemon/", "stages/", "visiond/")  # the packages of pyproject.toml
 
 
 @dataclass(frozen=True)

@@ -78,7 +78,7 @@ def _state_of(config: Path) -> Path:
 
 
 def _restore(ledger: Path, copy: Path) -> None:
-    """As docs/operations.md says under Backup."""
+    """As docs/upkeep.md says under Backup."""
     owner = copy.stat()
     for suffix in ("-wal", "-shm"):
         ledger.with_name(ledger.name + suffix).unlink(missing_ok=True)

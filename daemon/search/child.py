@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 import numpy as np
+from numpy.typing import NDArray
 
 from daemon.search.matrix import Rows, open_rows
 from daemon.search.tower import Answer, Ask, receive, send
@@ -64,8 +65,7 @@ class Comparer:
             return Answer()
         allowed = None
         if question.allowed is not None:
-            wanted = np.frombuffer(question.allowed, np.int64)
-            allowed = np.flatnonzero(np.isin(rows.numbers, wanted, assume_unique=True))
+            allowed = _allow(rows, question.allowed)
         found = find_nearest(query, rows.values, rows.scales, rows.exact, question.count, allowed)
         return Answer(rows.numbers[found.places].tolist(), found.scores.tolist())
 
@@ -90,6 +90,13 @@ class Comparer:
         with torch.inference_mode():
             embedded: Tensor = self._tower.embed_texts([text])[0]
         return embedded
+
+
+def _allow(rows: Rows, bits: bytes) -> NDArray[np.bool_]:
+    """Which rows may be found. bits: by number; numbers behind them may not."""
+    wanted = np.unpackbits(np.frombuffer(bits, np.uint8), bitorder="little").view(np.bool_)
+    last = int(rows.numbers[-1])
+    return np.pad(wanted, (0, max(0, last + 1 - len(wanted))))[rows.numbers]
 
 
 def _row_of(rows: Rows, number: int) -> Tensor | None:

@@ -113,9 +113,17 @@ class Index:
         """How many entries fit, of which some may no longer be shown; counted up to `most`."""
         return self._numbers("count", query.expression(), most)[0]
 
-    def matching(self, query: Query) -> NDArray[np.int64]:
-        """All entries that fit, ascending."""
-        return np.array(self._numbers("matching", query.expression()), np.int64)
+    def matching(self, expression: str, after: int) -> tuple[About, NDArray[np.int64]]:
+        """All entries with a higher number than `after` that fit, and how far the index had come then."""
+        with self._lend() as connection:
+            connection.execute("BEGIN")  # both from one state of the index
+            try:
+                about = _about(connection)
+                [found] = connection.execute(SQL["matching"], (expression, after)).fetchone()
+            finally:
+                connection.execute("ROLLBACK")
+        # One text in place of a million Python numbers: five times as fast.
+        return about, np.fromstring(found or "", np.int64, sep=",")
 
     def matrix(self, maker: str) -> tuple[Path, int, int] | None:
         """The folder, rows and dim of a model's embeddings; None if there are none."""

@@ -79,8 +79,8 @@ class Query:
         """Only the filters, and the words that are excluded or looked for in one field."""
         return replace(self, terms=tuple(term for term in self.terms if term.excluded or term.field))
 
-    def expression(self) -> str:
-        """In FTS5's language; empty for every image."""
+    def parts(self) -> tuple[list[str], list[str]]:
+        """What an image has to fit, all of it, and what it must not fit, any of it: in FTS5's language."""
         parts = [term.expression() for term in self.terms if not term.excluded]
         for kind, values in self.filters:
             parts.append(_one_of(mark(kind, value) for value in values))
@@ -89,6 +89,11 @@ class Query:
         excluded = [term.expression() for term in self.terms if term.excluded]
         if excluded and not parts:
             parts = [_one_of(mark("state", state) for state in STATES)]
+        return parts, excluded
+
+    def expression(self) -> str:
+        """In FTS5's language; empty for every image."""
+        parts, excluded = self.parts()
         wanted = " AND ".join(f"({part})" for part in parts)
         return f"({wanted}) NOT ({' OR '.join(f'({part})' for part in excluded)})" if excluded else wanted
 

@@ -39,7 +39,7 @@ SELECT rowid FROM entry WHERE entry MATCH ? ORDER BY bm25(entry, 1, 1, 1, 1, 1, 
 SELECT COUNT(*) FROM (SELECT 1 FROM entry WHERE entry MATCH ? LIMIT ?);
 
 -- name: matching
-SELECT rowid FROM entry WHERE entry MATCH ? ORDER BY rowid;
+SELECT group_concat(rowid) FROM entry WHERE entry MATCH ? AND rowid > ?;
 
 -- name: matrices
 SELECT maker, dim, rows FROM matrix;

@@ -12,6 +12,7 @@ from pathlib import Path
 from daemon.ledger import publications
 from daemon.ledger.records import Reader
 from daemon.search.index import Index, SearchUnusable
+from daemon.search.masks import Bits, Masks, make_bits
 from daemon.search.query import Query
 from daemon.search.tower import Ask, Tower
 from daemon.state import SEARCH
@@ -58,6 +59,7 @@ class Searcher:
         """state: the folder with the ledger. spec: of the stage that makes embeddings; None if there is none whose
         text tower is here. Raises SearchUnusable."""
         self.index = Index(state / SEARCH)
+        self._masks = Masks(self.index)
         self._reader = reader
         self._tower = Tower(spec) if spec else None
         self._catching_up = threading.Lock()
@@ -165,25 +167,40 @@ class Searcher:
 
     def _mean(self, query: Query) -> dict[int, float]:
         """By publication, the cosine with the query's words; the nearest first."""
-        rest, allowed = query.without_words(), None
-        if not rest.is_empty:
-            allowed = self.index.matching(rest).tobytes()
-        return self._nearest(BEST, text=query.sentence, allowed=allowed)
+        rest = query.without_words()
+        return self._nearest(
+            BEST, text=query.sentence, allowed=None if rest.is_empty else self._masks.of(rest)
+        )
 
     def _nearest(
-        self, wanted: int, text: str = "", like: int = 0, allowed: bytes | None = None
+        self, wanted: int, text: str = "", like: int = 0, allowed: Bits | None = None
     ) -> dict[int, float]:
-        """The publications that are nearest and still shown, with their cosines."""
+        """The publications that are nearest and still shown, with their cosines. allowed: of these only."""
         folder, rows, dim = self._matrix()
         scores: dict[int, float] = {}
 
         def ask(count: int) -> list[int]:
-            question = Ask(str(folder), rows, dim, count, text=text, like=like, allowed=allowed)
+            bits = None if allowed is None else allowed.tobytes()
+            question = Ask(str(folder), rows, dim, count, text=text, like=like, allowed=bits)
             answer = self._need_tower().ask(question)
             scores.update(zip(answer.numbers, answer.scores, strict=True))
             return answer.numbers
 
-        return {number: scores[number] for number in self._enough(ask, wanted)}
+        found = self._enough(ask, wanted)
+        if len(found) < wanted and len(scores) >= MOST_ASKED:  # nearly all that are near are stale
+            allowed = self._still_shown(allowed)
+            found = self._enough(ask, wanted)
+        return {number: scores[number] for number in found}
+
+    def _still_shown(self, allowed: Bits | None) -> Bits:
+        """Those of the allowed that the ledger shows: slow, as it reads all publications."""
+        with self._reader.lend() as ledger:
+            shown = publications.read_shown_before(ledger, NEWEST, -1)
+        bits = make_bits(shown, max(shown, default=0))
+        if allowed is None:
+            return bits
+        size = min(len(bits), len(allowed))
+        return bits[:size] & allowed[:size]
 
     def _matrix(self) -> tuple[Path, int, int]:
         found = self.index.matrix(self._need_tower().spec.fingerprint)

@@ -20,7 +20,7 @@ LENGTH_BYTES = 4  # before each message
 
 class Ask(msgspec.Struct, frozen=True):
     """text: to be embedded; empty: take the embedding of the publication `like`. folder, rows, dim: of the matrix.
-    allowed: int64 numbers of the only publications that count, ascending."""
+    allowed: a bit for each number, as in `masks`: of the only publications that count."""
 
     folder: str
     rows: int

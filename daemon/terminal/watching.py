@@ -10,8 +10,9 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import TypeVar
+from typing import Any, TypeVar
 
+import msgspec
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.progress_bar import ProgressBar
@@ -35,11 +36,18 @@ State = TypeVar("State")
 @dataclass(frozen=True, slots=True)
 class View:
     """What is known at one moment. absence: why there is no answer from a daemon, in a sentence; empty: it answers.
-    snapshot: without a daemon, what the ledger has, or what the daemon said last. rates: of each stage."""
+    snapshot: without a daemon, what the ledger has, or what the daemon said last. seen_at: when it was asked for, in
+    Unix seconds: it stays the same as long as nothing new is known. rates: of each stage."""
 
     snapshot: Snapshot
+    seen_at: float
     absence: str
     rates: dict[str, StageRate]
+
+    def json(self) -> dict[str, Any]:
+        """The snapshot, and how old it is."""
+        known: dict[str, Any] = msgspec.to_builtins(self.snapshot)
+        return known | {"seen_at": round(self.seen_at, 3), "absence": self.absence}
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,9 +64,11 @@ class Watcher:
         ask: Callable[[], Snapshot],
         read: Callable[[], Snapshot],
         clock: Callable[[], float] = time.monotonic,
+        date: Callable[[], float] = time.time,
     ) -> None:
         """ask: the running daemon; raises NotRunning. read: the ledger, which may take seconds."""
-        self._ask, self._read, self._clock = ask, read, clock
+        self._ask, self._read, self._clock, self._date = ask, read, clock, date
+        self._seen_at = 0.0
         self._past: deque[tuple[float, Snapshot]] = deque()
         self._left: Snapshot | None = None  # what there is to show while there is no daemon
         self._gone_at = ""
@@ -68,21 +78,27 @@ class Watcher:
         try:
             snapshot = self._ask()
         except NotAnswering:
-            shown = self._past[-1][1] if self._past else self._read()
-            return View(shown, "The daemon does not answer now; it may be busy.", {})
+            shown = self._past[-1][1] if self._past else self._read_ledger()
+            return View(shown, self._seen_at, "The daemon does not answer now; it may be busy.", {})
         except NotRunning:
             return self._look_without_daemon()
-        self._left, self._gone_at = None, ""
-        return View(snapshot, "", self._measure(snapshot))
+        self._left, self._gone_at, self._seen_at = None, "", self._date()
+        return View(snapshot, self._seen_at, "", self._measure(snapshot))
 
     def _look_without_daemon(self) -> View:
         """The ledger is read once: nobody writes to it now."""
         if self._left is None:
             if self._past:
                 self._gone_at = f" since {time.strftime('%H:%M:%S')}"
-            self._left = self._read()
+            self._left = self._read_ledger()
             self._past.clear()
-        return View(self._left, f"No daemon is running{self._gone_at}. This goes on when one starts.", {})
+        absence = f"No daemon is running{self._gone_at}. This goes on when one starts."
+        return View(self._left, self._seen_at, absence, {})
+
+    def _read_ledger(self) -> Snapshot:
+        snapshot = self._read()
+        self._seen_at = self._date()
+        return snapshot
 
     def _measure(self, snapshot: Snapshot) -> dict[str, StageRate]:
         now = self._clock()
@@ -137,7 +153,7 @@ def _write(watcher: Watcher, every: float, *, as_json: bool) -> None:
     while True:
         view = watcher.look()
         if as_json:
-            print_json(view.snapshot)
+            print_json(view.json())
         else:
             print(f"{time.strftime('%H:%M:%S')} {printable(line(view))}")
         sys.stdout.flush()

@@ -6,9 +6,12 @@ gigabytes, most of them the same in each version. The wheel and its list of pack
 
 from __future__ import annotations
 
+import getpass
 import gzip
+import os
 import re
 import shutil
+import socket
 import subprocess
 import sys
 import tempfile
@@ -27,22 +30,35 @@ def build(wheel: Path, folder: Path) -> Path:
         control, share, doc = tree / "DEBIAN", tree / "usr/share/visiond", tree / "usr/share/doc/visiond"
         for made in (control, share, doc):
             made.mkdir(parents=True)
-        (control / "control").write_text((HERE / "control").read_text().replace("@VERSION@", version))
+        fields = (HERE / "control").read_text().replace("@VERSION@", version)
+        (control / "control").write_text(fields.replace("@MAINTAINER@", find_maintainer()))
         for script in ("postinst", "prerm"):
             shutil.copy(HERE / script, control / script)
             (control / script).chmod(0o755)
         shutil.copy(wheel, share)
-        for file in (
-            HERE / "copyright",
-            ROOT / "LICENSE",
-            ROOT / "README.md",
-            ROOT / "docs" / "operations.md",
-        ):
+        for file in (HERE / "copyright", ROOT / "LICENSE", *ROOT.glob("*.md")):
             shutil.copy(file, doc)
+        shutil.copytree(
+            ROOT / "docs", doc / "docs", ignore=shutil.ignore_patterns("*.py", "site", "__pycache__")
+        )
         (doc / "changelog.gz").write_bytes(gzip.compress((ROOT / "CHANGELOG.md").read_bytes(), mtime=0))
         tree.chmod(0o755)
         subprocess.run(["dpkg-deb", "--root-owner-group", "--build", tree, package], check=True)
     return package
+
+
+def find_maintainer() -> str:
+    """Who makes the package, as Debian's tools find it out: DEBFULLNAME and DEBEMAIL, or else what git says; or else the user
+    of this machine."""
+
+    def known(variable: str, key: str) -> str:
+        if (told := os.environ.get(variable)) or not shutil.which("git"):
+            return told or ""
+        asked = subprocess.run(["git", "config", key], cwd=ROOT, capture_output=True, text=True, check=False)
+        return asked.stdout.strip()
+
+    user = getpass.getuser()
+    return f"{known('DEBFULLNAME', 'user.name') or user} <{known('DEBEMAIL', 'user.email') or f'{user}@{socket.getfqdn()}'}>"
 
 
 def debian_version(version: str) -> str:

@@ -1,4 +1,5 @@
-"""The images nearest to a vector, exactly: every row of a matrix of int8 is compared, and the best again in float16."""
+"""The images nearest to a vector, exactly: every row of a matrix of int8 is compared, and the best again in float16.
+If only few rows may be found, these are compared in float16 at once."""
 
 from __future__ import annotations
 
@@ -11,6 +12,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 ROWS_AT_ONCE = 1 << 18  # of which the scores are in memory
+EXACT_AT_ONCE = 1 << 15  # of which the rows are in memory, in float32
+FEW = 16  # times CANDIDATES: as many rows take as long in float16 as a million in int8
 CANDIDATES = 1000  # the least number of rows that are compared exactly
 ROUNDING = 2.0**-8  # of bfloat16, relative
 SIGMAS = 6.0  # of the error of a score that comes from rounding to int8
@@ -29,31 +32,38 @@ def find_nearest(
     scales: NDArray[np.float32],
     exact: NDArray[np.float16],
     count: int,
-    allowed: NDArray[np.int64] | None = None,
+    allowed: NDArray[np.bool_] | None = None,
 ) -> Nearest:
     """query: of unit length, float32 [dim]. values times scales, and exact: the same unit vectors, [rows, dim].
-    allowed: places of the only rows that count, ascending. Raises ValueError if the dims differ."""
+    allowed: whether each row counts [rows]; without it, all do. Raises ValueError if the dims differ."""
     if query.shape != values.shape[1:]:
         raise ValueError(f"the text has {len(query)} values, the images have {values.shape[1]}")
+    most = len(values) if allowed is None else int(np.count_nonzero(allowed))
+    if allowed is not None and most <= FEW * CANDIDATES:
+        return _compare(query, exact, np.flatnonzero(allowed), count)
     rough = estimate(query, values, scales)
     if allowed is not None:
-        kept = torch.full_like(rough, -torch.inf)
-        kept[allowed] = rough[allowed]
-        rough = kept
-    most = len(values) if allowed is None else len(allowed)
+        rough[~torch.from_numpy(allowed)] = -torch.inf
     wanted = min(max(CANDIDATES, 4 * count), most)
     while True:
         top = rough.topk(wanted)
-        places = np.sort(top.indices.numpy())
-        scores = torch.from_numpy(exact[places].astype(np.float32)) @ query
-        best = scores.topk(min(count, wanted))
+        best = _compare(query, exact, np.sort(top.indices.numpy()), count)
         if wanted == most or not count:
-            break
+            return best
         # No row that was left out can be better than the last of the best, as far as rounding goes.
         error = SIGMAS * float(scales.max()) / 12**0.5 + ROUNDING * abs(float(top.values[-1]))
-        if float(top.values[-1]) + error < float(best.values[-1]) or wanted >= 64 * CANDIDATES:
-            break
+        if float(top.values[-1]) + error < float(best.scores[-1]):
+            return best
         wanted = min(4 * wanted, most)
+
+
+def _compare(query: Tensor, exact: NDArray[np.float16], places: NDArray[np.int64], count: int) -> Nearest:
+    """The nearest of these rows, in full precision."""
+    parts = [
+        torch.from_numpy(exact[places[part]].astype(np.float32)) @ query
+        for part in _parts(len(places), EXACT_AT_ONCE)
+    ]
+    best = (torch.cat(parts) if parts else torch.empty(0)).topk(min(count, len(places)))
     return Nearest(places[best.indices.numpy()], best.values.numpy())
 
 
@@ -61,14 +71,14 @@ def estimate(query: Tensor, values: NDArray[np.int8], scales: NDArray[np.float32
     """The cosine with each row, about, [rows]."""
     parts = [
         _multiply(query, torch.from_numpy(values[part]), torch.from_numpy(scales[part]))
-        for part in _parts(len(values))
+        for part in _parts(len(values), ROWS_AT_ONCE)
     ]
     return torch.cat(parts) if parts else torch.empty(0)
 
 
-def _parts(rows: int) -> Iterator[slice]:
-    for start in range(0, rows, ROWS_AT_ONCE):
-        yield slice(start, min(start + ROWS_AT_ONCE, rows))
+def _parts(rows: int, most: int) -> Iterator[slice]:
+    for start in range(0, rows, most):
+        yield slice(start, min(start + most, rows))
 
 
 def _multiply(query: Tensor, values: Tensor, scales: Tensor) -> Tensor:

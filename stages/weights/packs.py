@@ -26,6 +26,7 @@ from stages.manifest import (
     NotPulled,
     PackError,
     PackErrors,
+    PackFiles,
     StageEntry,
     digest_file,
     list_files,
@@ -69,9 +70,10 @@ class Pack:
             sorted({entry.notice for entry in self.manifest.stages.values()} - {""})
         )
 
-    def files_of(self, entry: StageEntry) -> dict[str, Path]:
-        """The files of a stage by role, absolute."""
-        return {role: self.folder / file for role, file in entry.files.items()}
+    def files_of(self, entry: StageEntry) -> PackFiles:
+        """The files of one of its stages."""
+        stage = next((name for name, known in self.manifest.stages.items() if known is entry), "")
+        return PackFiles(self.folder, stage, entry)
 
     @property
     def size_bytes(self) -> int:
@@ -245,7 +247,8 @@ def resolve(
         if other != stage:  # it would be ignored without a word
             raise PackError(f"{wanted['model']} is a model for the stage {other}, not for {stage}.")
     options = {**entry.options, **wanted.get("options", {})}
-    paths = pack.files_of(entry) | dict(files or {})
+    paths = pack.files_of(entry)
+    paths.update(files or {})
     if backend.bundled and (missing := [role for role in backend.roles if role not in paths]):
         bundled = backend.bundled()
         paths |= {role: Path(bundled[role]) for role in missing}

@@ -10,6 +10,7 @@ import yaml
 
 from daemon.config import loading as config
 from daemon.config.sections import PipelineSection
+from daemon.installing.source import CODE
 from daemon.system import children
 
 ROOT = Path(__file__).parents[2]
@@ -74,8 +75,7 @@ def test_the_configuration_fits_the_image() -> None:
 def test_the_image_gets_all_that_the_installer_reads() -> None:
     kept = (FOLDER / "Dockerfile.dockerignore").read_text().splitlines()
     needed = [
-        "daemon",
-        "stages",
+        *(folder.rstrip("/") for folder in CODE),
         "deploy/systemd",
         "pyproject.toml",
         "requirements.lock",

@@ -7,6 +7,7 @@ import re
 import shutil
 import subprocess
 import sys
+import tomllib
 from importlib import metadata
 from pathlib import Path
 
@@ -220,3 +221,9 @@ def test_an_installed_visiond_becomes_a_wheel_again(tmp_path: Path, monkeypatch:
     packed = source.pack_installed(tmp_path / "out")
     first, again = source.find_source(wheel, tmp_path), source.find_source(packed, tmp_path)
     assert (first.version, first.digest) == (again.version, again.digest)
+
+
+def test_a_change_in_any_package_of_the_wheel_makes_another_environment() -> None:
+    project = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())
+    packages = project["tool"]["hatch"]["build"]["targets"]["wheel"]["packages"]
+    assert [f"{package}/" for package in packages] == list(source.CODE)

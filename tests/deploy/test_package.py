@@ -24,10 +24,15 @@ needs_dpkg = pytest.mark.skipif(shutil.which("dpkg-deb") is None, reason="dpkg-d
 
 
 @needs_dpkg
-def test_the_package_has_the_wheel_and_a_version_that_debian_sorts_rightly(tmp_path: Path) -> None:
+def test_the_package_has_the_wheel_and_a_version_that_debian_sorts_rightly(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DEBFULLNAME", "Ada")
+    monkeypatch.setenv("DEBEMAIL", "ada@example.org")
     package = packager.build(make_wheel(tmp_path, "0.2.0.dev3"), tmp_path)
-    fields = subprocess.check_output(["dpkg-deb", "--field", package, "Package", "Version"], text=True)
-    assert fields == "Package: visiond\nVersion: 0.2.0~dev3\n"
+    wanted = ["Package", "Version", "Maintainer"]
+    fields = subprocess.check_output(["dpkg-deb", "--field", package, *wanted], text=True)
+    assert fields == "Package: visiond\nVersion: 0.2.0~dev3\nMaintainer: Ada <ada@example.org>\n"
     content = subprocess.check_output(["dpkg-deb", "--contents", package], text=True)
     assert "./usr/share/visiond/visiond-0.2.0.dev3-py3-none-any.whl" in content
     assert "root/root" in content

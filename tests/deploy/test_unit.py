@@ -103,7 +103,7 @@ def test_errors_of_configuration_are_not_tried_again() -> None:
 def test_the_documented_exit_statuses_are_those_of_the_errors() -> None:
     rows = re.findall(
         r"^\| (\d+) \|.*\| *(yes|no)? *\|$",
-        (FOLDER.parents[1] / "docs" / "operations.md").read_text(),
+        (FOLDER.parents[1] / "docs" / "commands.md").read_text(),
         re.MULTILINE,
     )
     assert {int(status) for status, _ in rows} == {0, 1, os.EX_USAGE} | {

@@ -1,6 +1,6 @@
 """One kind of system call keeps failing for a while in one folder of a running daemon. The daemon waits,
 reports the reason once, and continues by itself. Sources that stay where they are because of EACCES
-(docs/operations.md) are not tested here."""
+(docs/inboxes.md) are not tested here."""
 
 from __future__ import annotations
 

@@ -1735,9 +1735,36 @@ SEARCH = [
         "search-exact",
         "the search by meaning finds the ten nearest images also where many are nearly as near",
         "stages/clip/nearest.py",
-        "float(top.values[-1]) + error < float(best.values[-1])",
+        "float(top.values[-1]) + error < float(best.scores[-1])",
         "True",
         ("stages/clip/test_nearest.py::test_the_best_are_those_of_a_comparison_with_all_in_full_precision",),
+    ),
+    Mutant(
+        "search-filtered",
+        "the search by meaning compares only images that fit the filters",
+        "stages/clip/nearest.py",
+        "rough[~torch.from_numpy(allowed)] = -torch.inf",
+        "pass",
+        (
+            "stages/clip/test_nearest.py::"
+            "test_the_best_of_those_that_are_allowed_are_found_however_many_they_are",
+        ),
+    ),
+    Mutant(
+        "search-redone",
+        "entries of results that were redone hide no other image that fits",
+        "daemon/search/searcher.py",
+        "if len(found) < wanted and len(scores) >= MOST_ASKED:",
+        "if False:",
+        ("daemon/search/test_meaning.py::test_images_that_were_redone_do_not_hide_others_that_fit",),
+    ),
+    Mutant(
+        "search-mask",
+        "a filter that was asked before also finds what came since",
+        "daemon/search/masks.py",
+        "if about.place > mask.place:",
+        "if not mask.place:",
+        ("daemon/search/test_meaning.py::test_a_filter_that_was_asked_before_also_finds_what_came_since",),
     ),
     Mutant(
         "page-token",

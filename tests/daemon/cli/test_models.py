@@ -163,7 +163,7 @@ def drop_files(folder: Path, backend: str) -> None:
     [
         (break_row, "", "yolo.json does not describe a YOLO model"),
         (drop_files, "ultralytics", "needs files for weights and config"),
-        (drop_files, "transformers", "KeyError: 'model'"),
+        (drop_files, "transformers", 'stages.yolo.files has no "model"'),
         (drop_files, "nope", 'manifest.json cannot be used: there is no backend for yolo called "nope"'),
     ],
 )

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 
+from daemon.search import searcher
 from daemon.search.index import SearchUnusable
 from daemon.search.query import parse
 from daemon.search.searcher import By, Hit
@@ -56,6 +57,47 @@ def test_a_sentence_finds_the_image_that_shows_it(place: Place) -> None:
 def test_filters_and_words_in_one_field_narrow_what_a_sentence_finds(place: Place) -> None:
     found = place.search.best(parse(f"{SENTENCES[0]} text:number1"), By.meaning).hits
     assert [hit.image for hit in found] == [2]
+
+
+@pytest.fixture
+def changing(tmp_path: Path, embedded: list[Any], place: Place) -> Iterator[Place]:
+    """A state folder of its own, which is changed. The process with the model is that of the others."""
+    with closing(Place(tmp_path, SPEC)) as opened:
+        assert opened.search._tower
+        opened.search._tower.close()
+        opened.search._tower = place.search._tower
+        for number, embedding in enumerate(embedded):
+            opened.add(f"{number}.jpg", f"number{number}", clip={"embedding": embedding, "tags": []})
+        opened.search.catch_up()
+        yield opened
+        opened.search._tower = None
+
+
+def test_images_that_were_redone_do_not_hide_others_that_fit(
+    changing: Place, embedded: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The entries of earlier results are nearer than the other images, and as many as are ever asked for."""
+    for _ in range(9):
+        changing.put_back(1)
+        changing.annotate("number0", clip={"embedding": embedded[0], "tags": []})
+        changing.search.catch_up()
+    monkeypatch.setattr(searcher, "MOST_ASKED", 4)
+    monkeypatch.setattr(searcher, "BEST", 2)
+    for query in (SENTENCES[0], f"{SENTENCES[0]} bin:A"):
+        found = changing.search.best(parse(query), By.meaning).hits
+        assert len(found) == 2
+        assert found[0].image == 1
+
+
+def test_a_filter_that_was_asked_before_also_finds_what_came_since(
+    changing: Place, embedded: list[Any]
+) -> None:
+    query = parse(f"{SENTENCES[0]} text:new -number7")
+    assert not changing.search.best(query, By.meaning).hits
+    changing.add("new.jpg", "new", clip={"embedding": embedded[1], "tags": []})
+    changing.add("other.jpg", "new number7", clip={"embedding": embedded[0], "tags": []})
+    changing.search.catch_up()
+    assert [hit.image for hit in changing.search.best(query, By.meaning).hits] == [4]
 
 
 def test_an_image_that_both_searches_find_comes_first(place: Place) -> None:

@@ -71,7 +71,7 @@ class Answers:
         return SAVED
 
     def watcher(self) -> Watcher:
-        return Watcher(self.ask, self.read, lambda: self.seconds)
+        return Watcher(self.ask, self.read, lambda: self.seconds, lambda: 1000.0 + self.seconds)
 
 
 def drawn(view: View) -> str:
@@ -112,6 +112,14 @@ def test_a_daemon_that_is_busy_is_not_called_gone() -> None:
     assert (view.snapshot, answers.reads) == (NOW, 0)
     assert line(view).startswith("The daemon does not answer now")
     assert watcher.look().rates
+
+
+def test_a_line_of_json_shows_how_old_it_is() -> None:
+    watcher = Answers(NOW, NotAnswering(""), NotRunning(""), NotRunning(""), later(3, 1, 0.0)).watcher()
+    lines = [watcher.look().json() for _ in range(5)]
+    assert [each["seen_at"] for each in lines] == [1002.0, 1002.0, 1006.0, 1006.0, 1010.0]
+    assert [bool(each["absence"]) for each in lines] == [False, True, True, True, False]
+    assert lines[0]["pending"] == 30
 
 
 def test_a_daemon_that_does_not_answer_is_told_from_one_that_is_gone(tmp_path: Path) -> None:

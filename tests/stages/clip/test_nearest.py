@@ -24,11 +24,11 @@ def reference(exact: NDArray[np.float16], query: torch.Tensor, count: int) -> li
     return [int(place) for place in order[:count]]
 
 
-@pytest.mark.parametrize("spread", [1.0, 0.01])
+@pytest.mark.parametrize("spread", [1.0, 0.01, 0.002])
 def test_the_best_are_those_of_a_comparison_with_all_in_full_precision(
     spread: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With a spread of a hundredth, thousands of cosines are equal as far as int8 can show."""
+    """With a spread of a hundredth, thousands of cosines are equal as far as int8 can show; with a smaller one, all."""
     monkeypatch.setattr(nearest, "ROWS_AT_ONCE", 1000)
     monkeypatch.setattr(nearest, "CANDIDATES", 20)
     exact = embeddings(9000, spread=spread)
@@ -42,9 +42,22 @@ def test_only_allowed_rows_are_found() -> None:
     exact = embeddings(50)
     query = torch.from_numpy(exact[3].astype(np.float32))
     assert find_nearest(query, *quantize(exact), exact, 1).places.tolist() == [3]
-    some = np.array([7, 9, 20])
+    some = np.isin(np.arange(50), [7, 9, 20])
     assert set(find_nearest(query, *quantize(exact), exact, 10, some).places) == {7, 9, 20}
-    assert not len(find_nearest(query, *quantize(exact), exact, 10, some[:0]).places)
+    assert not len(find_nearest(query, *quantize(exact), exact, 10, some & False).places)
+
+
+@pytest.mark.parametrize("share", [0.01, 0.1, 0.9])
+def test_the_best_of_those_that_are_allowed_are_found_however_many_they_are(
+    share: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(nearest, "CANDIDATES", 20)
+    exact = embeddings(9000, spread=0.1)
+    allowed = np.random.default_rng(5).random(9000) < share
+    query = torch.nn.functional.normalize(torch.randn(64, generator=torch.Generator().manual_seed(3)), dim=0)
+    found = find_nearest(query, *quantize(exact), exact, 10, allowed)
+    expected = [place for place in reference(exact, query, 9000) if allowed[place]]
+    assert found.places.tolist() == expected[:10]
 
 
 def test_a_text_of_another_model_is_refused() -> None:

@@ -522,3 +522,12 @@ def test_a_stage_of_a_pack_may_have_its_own_notice(pack: Pack) -> None:
         "a toy",
         "",
     )
+
+
+def test_a_manifest_that_lacks_a_file_that_the_stage_needs_is_refused_with_its_role(tmp_path: Path) -> None:
+    (tmp_path / "labels.txt").write_text("car\n")
+    entry = StageEntry("transformers", {"labels": "labels.txt"})
+    digests = digest_folder(tmp_path)
+    write_manifest(tmp_path / MANIFEST, Manifest(name="cut", stages={"clip": entry}, digests=digests))
+    with pytest.raises(PackError, match=r'manifest.json: stages.clip.files has no "model"'):
+        resolve(open_pack(tmp_path, tmp_path), "clip")
