@@ -41,6 +41,7 @@ from daemon.results.judge import Judge
 from daemon.results.outbox import Outbox
 from daemon.results.publisher import Publisher
 from daemon.stations.remote import RemoteStation
+from daemon.stations.shift import Shift
 from daemon.stations.station import Published, Station
 from daemon.system.clock import steady_seconds
 from daemon.system.queues import drain
@@ -71,7 +72,7 @@ class Pipeline:
     ) -> None:
         self.ledger = ledger
         self.watcher = watcher
-        self.stations = list(stations)
+        self.shifts = [Shift(station, self) for station in stations]  # an exchange of models replaces them
         self.metrics = metrics
         self.looks: list[RunningLook] = []
         self.in_flight: dict[int, Job] = {}
@@ -102,7 +103,7 @@ class Pipeline:
         self._complete = False  # no more files will be admitted
         self.found_all = False  # every file that was there at the start, with `once`
         self.limit: Limit | None = None
-        self._draining = False
+        self.draining = False
 
     async def run(self, *, once: bool = False, limit: int = 0) -> None:
         """Work until drained. With `once`, stop when every file that is there is finished; with a limit,
@@ -112,8 +113,8 @@ class Pipeline:
             for task in (self.confirm, self.publisher.release, self.outbox.run):
                 tasks.start_soon(task)
             tasks.start_soon(self.watch, once)
-            for station in self.stations:
-                tasks.start_soon(station.run, self)
+            for shift in self.shifts:
+                tasks.start_soon(shift.run)
             for look in self.looks:
                 tasks.start_soon(look.run)
             await self._handed_out.wait()
@@ -125,7 +126,7 @@ class Pipeline:
                 await self.recover({inbox for inbox, _ in self._owed})
             await self.outbox.finish()
             tasks.cancel_scope.cancel()
-        if once and not self._draining:
+        if once and not self.draining:
             await self.publisher.try_again()
 
     async def _finish_looks(self) -> None:
@@ -139,8 +140,7 @@ class Pipeline:
                 await self._landed.wait()
 
     def held_back(self) -> list[str]:
-        """Why some images wait while the others go on: inboxes that cannot be read,
-        or sources that cannot be moved."""
+        """Why some images wait while the others go on: inboxes that cannot be read, or sources that cannot be moved."""
         return self.watcher.held_back() + self.absences.held_back() + self.publisher.held_back()
 
     def drain(self, seconds: float = math.inf) -> None:
@@ -149,12 +149,17 @@ class Pipeline:
 
         seconds: the time for that. The sinks get half of it at most.
         """
-        self._draining = self.retry.hurried = True
+        self.draining = self.retry.hurried = True
         self._watching.cancel()
         self._admitted.set()
         self.outbox.drain(seconds / 2)
-        for part in (*self.stations, *self.looks):
+        parts: list[Shift | RunningLook] = [*self.shifts, *self.looks]
+        for part in parts:
             part.drain()
+
+    @property
+    def stations(self) -> list[Station | RemoteStation]:
+        return [shift.station for shift in self.shifts]
 
     @property
     def unfinished(self) -> int:
@@ -248,7 +253,7 @@ class Pipeline:
     async def _next_jobs(self) -> list[Job]:
         """Wait for the next jobs; an empty list when there will be no more.
         Files of an inbox that does not answer are neither read nor moved."""
-        while not self._draining:
+        while not self.draining:
             if not all(map(self._must_wait, self._deferred)):
                 found, self._deferred = self._deferred, []
                 return found

@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import os
 import signal
-import threading
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Callable
@@ -27,6 +26,7 @@ from daemon.errors import (
     VisiondError,
     leaves,
 )
+from daemon.exchanging.exchange import Exchange, Models
 from daemon.hints import command, quantity
 from daemon.inbox.markers import Markers
 from daemon.inbox.names import check_names
@@ -39,7 +39,7 @@ from daemon.ledger.files import describe_lost_ledger
 from daemon.ledger.ledger import Ledger
 from daemon.ledger.records import Reader
 from daemon.looks.announcing import announce, warn_of_outdated
-from daemon.looks.planning import lay_out
+from daemon.looks.planning import Plan, lay_out
 from daemon.looks.running import open_looks
 from daemon.monitoring.counts import Counts
 from daemon.monitoring.disks import Disks, list_written_folders
@@ -52,16 +52,16 @@ from daemon.results.judge import LONGEST_PAUSE_SECONDS
 from daemon.results.outbox import Outbox
 from daemon.results.sinks import open_sinks
 from daemon.state import KERNELS, LEDGER, MARKERS
-from daemon.stations.opening import open_stations
-from daemon.system import lines, signals
-from daemon.system.children import END_SECONDS, descendants, is_ending
+from daemon.stations.opening import Opening
+from daemon.system import signals
+from daemon.system.children import leave_within
 from daemon.system.log import set_up as set_up_log
 from daemon.system.retry import Hurried, Retry
 from daemon.system.systemd import Notifier
 from daemon.upkeep.guard import OpenFiles, guard
 from daemon.upkeep.schedule import Upkeep
 from daemon.web.app import Credentials, serve
-from daemon.web.keeper import keep_page
+from daemon.web.keeper import Keeper
 from daemon.web.status import Status
 from daemon.workers.kernels import compile_for_workers
 
@@ -70,7 +70,6 @@ log = structlog.get_logger()
 SHOW_SECONDS = 0.25  # between two updates of the progress bar
 STATUS_SECONDS = 5.0  # between lines for `systemctl status`
 LEAVE_SECONDS = 5.0  # for the end itself, when no work is left and no worker is ending any more
-EXIT_POLL_SECONDS = 0.2  # to see whether workers that are ending are gone
 # How many batch time-outs may pass without progress before the watchdog is no longer notified
 STALL_FACTOR = 2.0
 
@@ -101,6 +100,7 @@ class Service:
         self.stopped_by = 0  # the signal
         self.pipeline: Pipeline | None = None  # set once it is open
         self._layouts: list[Layout] = []  # of first and second looks; set once it is open
+        self._keeper = Keeper(config)
         self.looks_left = 0  # images that still waited for a second look at the end
         self.url = ""  # of the pages, set once they are served
         self.counts = Counts()
@@ -110,15 +110,15 @@ class Service:
     async def run(self) -> None:
         """Start up, work until a signal to stop (with once: until all is done), shut down.
         Raises VisiondError."""
-        async with self._open() as (pipeline, status):
+        async with self._open() as (pipeline, status, exchange):
             self.pipeline = pipeline
             with signals.listening() as orders:
                 async with anyio.create_task_group() as tasks:
                     tasks.start_soon(self._obey, tasks, orders, pipeline, status)
-                    tasks.start_soon(self._load_models, tasks, pipeline)
+                    tasks.start_soon(self._load_models, tasks, pipeline, exchange)
                     tasks.start_soon(self._report, pipeline, status)
                     if not self.once:
-                        tasks.start_soon(keep_page, self.config)
+                        tasks.start_soon(self._keeper.run)
                     files = OpenFiles(pipeline.ledger.path)
                     tasks.start_soon(guard, files, pipeline.ledger, self._rescan_seconds)
                     if status.upkeep:
@@ -174,28 +174,14 @@ class Service:
             raise InboxUnwritable(f"{'; '.join(problems)}. {fix}", self.counts.outcomes())
 
     @contextlib.asynccontextmanager
-    async def _open(self) -> AsyncIterator[tuple[Pipeline, Status]]:
+    async def _open(self) -> AsyncIterator[tuple[Pipeline, Status, Exchange]]:
         """Open everything that the pipeline needs, in order of dependence; close it in the opposite order."""
         config, metrics = self.config, self.metrics
         with contextlib.ExitStack() as stack:
             layout, plans = await to_thread.run_sync(lay_out, config)
             self._layouts = [layout, *(plan.layout for plan in plans)]
             announce(layout, plans)
-            if warning := await to_thread.run_sync(describe_lost_ledger, config):
-                log.warning(warning)
-            ledger = Ledger(config.state.path / LEDGER, metrics.commit_seconds.observe)
-            stack.callback(ledger.close)
-            if ledger.remark:
-                log.warning(ledger.remark)
-            numbers = await ledger.register(
-                [(inbox.root, inbox.priority) for inbox in config.inbox],
-                layout.models(),
-                [plan.model for plan in plans],
-            )
-            ledger.look_names = [plan.name for plan in plans]
-            if dropped := await ledger.run(partial(looks.begin, names=ledger.look_names, inboxes=numbers)):
-                log.warning("second looks that are no longer configured were dropped", images=dropped)
-            await ledger.bound_waits(config.pipeline.retry_seconds, LONGEST_PAUSE_SECONDS)
+            ledger, numbers = await self._open_ledger(stack, layout, plans)
             reader = stack.enter_context(contextlib.closing(Reader(ledger.path)))
             await to_thread.run_sync(check_names, config, reader)
             every_stage = config.pipeline.mode == "full"
@@ -211,10 +197,11 @@ class Service:
             watcher = Watcher(inboxes, reader, config.pipeline.rescan_seconds, *parts)
             outbox = await Outbox.open(ledger, reader, open_sinks(config), self.counts.changed)
             judge = judge_of(config, {number: each.inbox for number, each in destinations.items()})
+            opening = Opening(stack, layout, metrics, judge, destinations, bins)
             pipeline = Pipeline(
                 ledger,
                 watcher,
-                open_stations(stack, layout, metrics, judge, destinations, numbers, bins),
+                opening.open_all(),
                 judge,
                 destinations,
                 metrics,
@@ -229,16 +216,42 @@ class Service:
             status = Status(pipeline, ledger, metrics, layout.notices(), upkeep, settings, count_outdated)
             status.waiting = Count(reader.count_waiting)
             status.disks = Disks(list_written_folders(config))
-            status.reloading = Reloading(config, self._read, self._list_parts(pipeline, upkeep))
+            exchange = Exchange(pipeline, opening, Models(config, layout, settings, 0), status)
+            self._let_reload(status, upkeep, opening, exchange)
             async with serve(
                 config, status, metrics, ledger, self._credentials, pages_matter=not self.once
             ) as self.url:
-                yield pipeline, status
+                yield pipeline, status, exchange
+
+    async def _open_ledger(
+        self, stack: contextlib.ExitStack, layout: Layout, plans: list[Plan]
+    ) -> tuple[Ledger, list[int]]:
+        """The ledger, and the numbers of the inboxes in it."""
+        config = self.config
+        if warning := await to_thread.run_sync(describe_lost_ledger, config):
+            log.warning(warning)
+        ledger = Ledger(config.state.path / LEDGER, self.metrics.commit_seconds.observe)
+        stack.callback(ledger.close)
+        if ledger.remark:
+            log.warning(ledger.remark)
+        inboxes = [(inbox.root, inbox.priority) for inbox in config.inbox]
+        numbers = await ledger.register(inboxes, layout.models(), [plan.model for plan in plans])
+        ledger.look_names = [plan.name for plan in plans]
+        if dropped := await ledger.run(partial(looks.begin, names=ledger.look_names, inboxes=numbers)):
+            log.warning("second looks that are no longer configured were dropped", images=dropped)
+        await ledger.bound_waits(config.pipeline.retry_seconds, LONGEST_PAUSE_SECONDS)
+        return ledger, numbers
+
+    def _let_reload(self, status: Status, upkeep: Upkeep, opening: Opening, exchange: Exchange) -> None:
+        live = self._list_parts(exchange.pipeline, upkeep, opening)
+        reloading = Reloading(self.config, self._read, live, None if self.once else exchange)
+        exchange.done, exchange.undone = self._keeper.change, reloading.go_back
+        status.reloading = reloading
 
     def _rescan_seconds(self) -> float:
         return self.config.pipeline.rescan_seconds
 
-    def _list_parts(self, pipeline: Pipeline, upkeep: Upkeep) -> list[Apply]:
+    def _list_parts(self, pipeline: Pipeline, upkeep: Upkeep, opening: Opening) -> list[Apply]:
         """What gets the new settings after a reload."""
 
         def read_credentials(config: Config) -> None:
@@ -248,6 +261,7 @@ class Service:
         def apply(config: Config) -> None:
             self.config = config
             set_up_log(config.log.level, config.log.format)
+            opening.level = config.log.level
             for station in pipeline.stations:
                 station.log_at(config.log.level)
             for look in pipeline.looks:
@@ -257,19 +271,20 @@ class Service:
 
         return [read_credentials, apply, upkeep.configure]
 
-    async def _load_models(self, tasks: anyio.abc.TaskGroup, pipeline: Pipeline) -> None:
-        """Start all workers at once, and report READY when all have loaded their models."""
+    async def _load_models(self, tasks: anyio.abc.TaskGroup, pipeline: Pipeline, exchange: Exchange) -> None:
+        """Start all workers at once, and report READY when all have loaded their models. Later exchange models."""
         wants = [want for layout in self._layouts for want in layout.wanted_kernels()]
         await tasks.start(compile_for_workers, self.config.state.path / KERNELS, wants)
         for look in pipeline.looks:  # first looks do not wait for its model
             tasks.start_soon(look.staff)
         async with anyio.create_task_group() as starting:
-            for station in pipeline.stations:
-                starting.start_soon(tasks.start, station.staff)
+            for shift in pipeline.shifts:
+                starting.start_soon(tasks.start, shift.staff)
         self.loaded = True
         self.notifier.ready()
         workers = sum(len(lane.workers) for state in pipeline.states() for lane in state.lanes)
         log.info("ready", workers=workers, once=self.once, pages=self.url)
+        await exchange.run(tasks)
 
     async def _obey(
         self,
@@ -317,31 +332,6 @@ class Service:
         patience = STALL_FACTOR * self.config.pipeline.batch_timeout_seconds
         idle = not pipeline.in_flight or status.blocked()
         return not idle and time.monotonic() - pipeline.progressed_at > patience
-
-
-def leave_within(seconds: float, status: int = os.EX_OK, why: str = "") -> None:
-    """End the process after this time, even if a thread hangs in a system call, for example on a dead mount.
-    Workers that are ending, but not gone yet, get more time."""
-
-    def is_a_worker_ending() -> bool:
-        return any(map(is_ending, descendants(os.getpid())))
-
-    def leave() -> None:
-        started = last_ending = time.monotonic()
-        while (now := time.monotonic()) < last_ending + seconds:
-            if now < started + END_SECONDS and is_a_worker_ending():
-                last_ending = now
-            time.sleep(min(EXIT_POLL_SECONDS, seconds / 4))
-        if why:
-            log.error(why)
-        reason = "a thread hangs in a system call, perhaps on a dead mount"
-        if is_a_worker_ending():
-            reason = "a worker has not ended, because the GPU's driver is still freeing its memory"
-        log.warning(f"{reason}; the daemon exits without waiting for it; nothing is lost")
-        lines.drain()
-        os._exit(status)
-
-    threading.Thread(target=leave, name="leave", daemon=True).start()
 
 
 async def run_service(

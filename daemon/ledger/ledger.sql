@@ -139,7 +139,7 @@ SELECT id FROM model WHERE stage = ? AND fingerprint = ?;
 UPDATE model SET is_current = 0 WHERE is_current;
 
 -- name: make_current
-UPDATE model SET is_current = 1 WHERE stage = ? AND fingerprint = ? RETURNING id;
+UPDATE model SET is_current = 1 WHERE id = ?;
 
 -- name: set_priority
 UPDATE image SET priority = :priority WHERE status = 0 AND inbox = :inbox AND priority <> :priority;

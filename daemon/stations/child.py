@@ -182,6 +182,7 @@ async def _work(station: Station, coordinator: RemoteCoordinator, metrics: Metri
     async def staff() -> None:
         async with anyio.create_task_group() as workers:
             await workers.start(station.staff)
+            coordinator.report(station, metrics)  # the daemon wants to know which workers are ready
             coordinator.say(wire.Staffed())
 
     async def report() -> None:

@@ -1,4 +1,5 @@
-"""Starts child processes of the daemon that talk to it over a socket, and ends them."""
+"""Starts child processes of the daemon that talk to it over a socket, and ends them; and ends this process when they
+are gone."""
 
 from __future__ import annotations
 
@@ -8,13 +9,16 @@ import signal
 import socket
 import subprocess
 import threading
+import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Generic, NamedTuple, TypeVar
 
 import anyio
 import anyio.abc
+import structlog
 
+from daemon.system import lines
 from daemon.system.stray import Printed
 from stages import processes
 
@@ -22,7 +26,10 @@ TERM_SECONDS = 2.0  # between SIGTERM and SIGKILL
 KILL_SECONDS = 2.0  # for a killed process to end, unless it frees much
 EXIT_SECONDS = 20.0  # for a process that is ending: the driver may take long to free what it had on a GPU
 END_SECONDS = TERM_SECONDS + KILL_SECONDS + EXIT_SECONDS  # that `end` takes at most
+EXIT_POLL_SECONDS = 0.2  # to see whether workers that are ending are gone
 EXITING = 0x4  # in a process's flags: PF_EXITING in linux/sched.h
+
+log = structlog.get_logger()
 
 P = TypeVar("P", bound=Printed)
 
@@ -101,3 +108,28 @@ def descendants(pid: int) -> Iterator[int]:
             for child in map(int, (thread / "children").read_text().split()):
                 yield child
                 yield from descendants(child)
+
+
+def leave_within(seconds: float, status: int = os.EX_OK, why: str = "") -> None:
+    """End the process after this time, even if a thread hangs in a system call, for example on a dead mount.
+    Workers that are ending, but not gone yet, get more time."""
+
+    def is_a_worker_ending() -> bool:
+        return any(map(is_ending, descendants(os.getpid())))
+
+    def leave() -> None:
+        started = last_ending = time.monotonic()
+        while (now := time.monotonic()) < last_ending + seconds:
+            if now < started + END_SECONDS and is_a_worker_ending():
+                last_ending = now
+            time.sleep(min(EXIT_POLL_SECONDS, seconds / 4))
+        if why:
+            log.error(why)
+        reason = "a thread hangs in a system call, perhaps on a dead mount"
+        if is_a_worker_ending():
+            reason = "a worker has not ended, because the GPU's driver is still freeing its memory"
+        log.warning(f"{reason}; the daemon exits without waiting for it; nothing is lost")
+        lines.drain()
+        os._exit(status)
+
+    threading.Thread(target=leave, name="leave", daemon=True).start()

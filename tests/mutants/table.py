@@ -620,7 +620,7 @@ STATES = [
         "drain-feeds-no-more",
         "a drain takes no more images",
         "daemon/pipeline.py",
-        "while not self._draining:",
+        "while not self.draining:",
         "while True:",
         ("faults/test_lifecycle.py::test_a_drain_reads_no_more_files",),
         within="Pipeline._next_jobs",
@@ -2029,7 +2029,7 @@ STATIONS = [
     Mutant(
         "leave-ending",
         "the daemon waits for workers that are ending",
-        "daemon/service.py",
+        "daemon/system/children.py",
         "started + END_SECONDS and is_a_worker_ending()",
         "0.0",
         (

@@ -86,7 +86,7 @@ async def test_only_a_process_that_is_ending_gets_more_time(
 
 LEAVING = """
 import subprocess, sys, time
-from daemon.service import leave_within
+from daemon.system.children import leave_within
 from tests.daemon.system.test_children import start_ending
 child = start_ending(float(sys.argv[1]))
 leave_within(0.8, 7)
