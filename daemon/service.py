@@ -115,7 +115,7 @@ class Service:
             with signals.listening() as orders:
                 async with anyio.create_task_group() as tasks:
                     tasks.start_soon(self._obey, tasks, orders, pipeline, status)
-                    tasks.start_soon(self._load_models, tasks, pipeline, exchange)
+                    tasks.start_soon(self._keep_models, tasks, pipeline, exchange)
                     tasks.start_soon(self._report, pipeline, status)
                     if not self.once:
                         tasks.start_soon(self._keeper.run)
@@ -271,8 +271,12 @@ class Service:
 
         return [read_credentials, apply, upkeep.configure]
 
-    async def _load_models(self, tasks: anyio.abc.TaskGroup, pipeline: Pipeline, exchange: Exchange) -> None:
-        """Start all workers at once, and report READY when all have loaded their models. Later exchange models."""
+    async def _keep_models(self, tasks: anyio.abc.TaskGroup, pipeline: Pipeline, exchange: Exchange) -> None:
+        await self._load_models(tasks, pipeline)
+        await exchange.run(tasks)
+
+    async def _load_models(self, tasks: anyio.abc.TaskGroup, pipeline: Pipeline) -> None:
+        """Start all workers at once, and report READY when all have loaded their models."""
         wants = [want for layout in self._layouts for want in layout.wanted_kernels()]
         await tasks.start(compile_for_workers, self.config.state.path / KERNELS, wants)
         for look in pipeline.looks:  # first looks do not wait for its model
@@ -284,7 +288,6 @@ class Service:
         self.notifier.ready()
         workers = sum(len(lane.workers) for state in pipeline.states() for lane in state.lanes)
         log.info("ready", workers=workers, once=self.once, pages=self.url)
-        await exchange.run(tasks)
 
     async def _obey(
         self,

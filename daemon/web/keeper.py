@@ -50,7 +50,7 @@ class Keeper:
         self._changed = anyio.Event()
 
     def change(self, config: Config) -> None:
-        """Start the process again, with this configuration. Requests wait meanwhile."""
+        """Start the process again, with this configuration. New requests wait meanwhile."""
         self._order = msgspec.msgpack.encode(Order.of(config))
         self._changed.set()
 

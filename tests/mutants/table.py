@@ -571,8 +571,8 @@ STATES = [
         "reuse-model",
         "a result is known by the model that made it",
         "daemon/ledger/ledger.py",
-        "stages = {number: stage for stage, number in self._model_ids.items()}",
-        "stages = {number: model.stage for number, model in self._models.items()}",
+        "{stage: outputs[model] for stage, model in models.items() if model in outputs}",
+        "{self.models[model].stage: output for model, output in outputs.items()}",
         ("daemon/ledger/test_ledger.py::test_only_a_changed_model_runs_again",),
         within="Ledger.recall",
     ),
@@ -1774,8 +1774,8 @@ PAGES = [
         "reload-refused",
         "a token that cannot be used is refused before anything else changes",
         "daemon/config/reloading.py",
-        "first(config)",
-        "others.append(first)",
+        "self._parts[0](config)",
+        "self._parts = [*self._parts, self._parts[0]]",
         ("daemon/config/test_reloading.py::test_when_a_part_refuses_nothing_changes",),
     ),
     Mutant(
@@ -2412,7 +2412,145 @@ CLUSTER = [
     ),
 ]
 
+# An exchange of models: each result names the model that gave it, and nothing stands still that need not
+
+EXCHANGES = [
+    Mutant(
+        "exchange-generation",
+        "a result is stored under the model that gave it, also while two generations are at work",
+        "daemon/ledger/stored.py",
+        "self._numbers[job.generation]",
+        "self._numbers[-1]",
+        (
+            "daemon/ledger/test_generations.py::test_what_both_models_said_of_the_same_bytes_is_kept_apart",
+            "daemon/exchanging/test_exchanging_daemon.py::test_an_exchange_under_load_loses_nothing_and_names_the_models_that_answered",
+        ),
+        within="Generations.of",
+    ),
+    Mutant(
+        "exchange-stamp",
+        "a job has the generation of its station",
+        "daemon/stations/shift.py",
+        "job.generation = self.generation",
+        "pass",
+        ("daemon/stations/test_shift.py::test_it_gives_each_job_the_generation_of_its_models",),
+    ),
+    Mutant(
+        "exchange-finish",
+        "a station's workers end when its results are published, not before",
+        "daemon/stations/shift.py",
+        "while self._held:",
+        "while False:",
+        ("daemon/stations/test_shift.py::test_it_is_finished_when_all_its_jobs_have_left_the_station",),
+        within="Shift.finish",
+    ),
+    Mutant(
+        "exchange-over",
+        "a station gets no jobs after its shift",
+        "daemon/stations/shift.py",
+        "if not self._over:",
+        "if True:",
+        ("daemon/stations/test_shift.py::test_after_its_shift_a_station_gets_no_jobs",),
+        within="Shift.next_jobs",
+    ),
+    Mutant(
+        "exchange-trial",
+        "models that do not load end no daemon that works",
+        "daemon/stations/shift.py",
+        "if self._accepted:",
+        "if True:",
+        (
+            "daemon/exchanging/test_exchange.py::test_if_models_do_not_load_every_station_has_the_former_ones_again",
+        ),
+        within="Shift.staff",
+    ),
+    Mutant(
+        "exchange-unready",
+        "models that no worker can load count as not loaded",
+        "daemon/exchanging/exchange.py",
+        'describe_unready(station) if wanted else ""',
+        '""',
+        (
+            "daemon/exchanging/test_exchange.py::test_a_station_without_a_worker_that_is_ready_does_not_count_as_loaded",
+        ),
+    ),
+    Mutant(
+        "exchange-undone",
+        "after models that did not load, the next reload tries them again",
+        "daemon/exchanging/exchange.py",
+        "self.undone(standing.config)",
+        "pass",
+        (
+            "daemon/exchanging/test_exchange.py::test_if_models_do_not_load_every_station_has_the_former_ones_again",
+        ),
+    ),
+    Mutant(
+        "exchange-done",
+        "when all stations have other models, the page's search has them too",
+        "daemon/exchanging/exchange.py",
+        "self.done(models.config)",
+        "pass",
+        ("daemon/web/test_keeper.py::test_after_an_exchange_of_models_the_page_has_the_new_ones_too",),
+    ),
+    Mutant(
+        "exchange-current",
+        "after an exchange, results of the former models are outdated",
+        "daemon/exchanging/exchange.py",
+        'await self.pipeline.retry("ledger", generations.make_current, models.generation)',
+        "pass",
+        ("daemon/exchanging/test_exchange.py::test_one_station_changes_after_another",),
+    ),
+    Mutant(
+        "exchange-drain",
+        "a stop ends the work although no station can ask for jobs",
+        "daemon/exchanging/exchange.py",
+        "await self.pipeline.next_jobs()",
+        "pass",
+        ("daemon/exchanging/test_exchange.py::test_a_drain_during_an_exchange_ends_the_work",),
+    ),
+    Mutant(
+        "exchange-newest",
+        "a reload ends the loading of models that are not wanted any more",
+        "daemon/exchanging/exchange.py",
+        "self._loading.give_up()",
+        "pass",
+        (
+            "daemon/exchanging/test_exchange.py::test_a_reload_that_takes_an_exchange_back_does_not_wait_for_its_models",
+        ),
+    ),
+    Mutant(
+        "exchange-misfit",
+        "models with which stations would be on other devices are refused",
+        "daemon/exchanging/exchange.py",
+        "if len(old) == len(new) == 1 or old == new:",
+        "if True:",
+        (
+            "daemon/exchanging/test_exchange.py::test_models_that_would_move_stations_to_other_devices_need_a_restart",
+        ),
+    ),
+    Mutant(
+        "exchange-check",
+        "a check of the ledger knows models that came while it ran",
+        "daemon/ledger/records.py",
+        "self._read_models()",
+        "pass",
+        (
+            "daemon/ledger/test_generations.py::test_a_check_of_the_ledger_knows_models_that_came_while_it_ran",
+        ),
+        within="Reader.damaged_rows",
+    ),
+    Mutant(
+        "exchange-loading-worker",
+        "a pool that is stopped does not wait for workers that load",
+        "daemon/workers/pool.py",
+        "worker.give_up()",
+        "pass",
+        ("daemon/workers/test_pool.py::test_a_pool_that_is_stopped_waits_for_no_worker_that_is_not_ready",),
+        within="Pool.stop",
+    ),
+]
+
 MUTANTS = [
     *(*DISK, *SOURCES, *STATES, *PROCESSES, *LEDGERS, *STORES, *SINKS, *SEARCH, *INSTALLATION),
-    *(*STATIONS, *PAGES, *TUNING, *GPUS, *LOOKS, *ALERTS, *CLUSTER),
+    *(*STATIONS, *PAGES, *TUNING, *GPUS, *LOOKS, *ALERTS, *CLUSTER, *EXCHANGES),
 ]
