@@ -89,7 +89,7 @@ class Pipeline:
         self._recovered: set[int] = set()  # inboxes
         self.claims = Claims()
         self._owed: set[tuple[int, bytes]] = set()  # of those that a lost station may not have published
-        self._losses = 0  # of stations
+        self._returns = 0  # times that jobs came back from a station
         self._finished: set[int] = set()  # images, with a limit
         self._destinations = destinations
         self.bins: dict[str, None] = {}  # that images got in this run
@@ -264,16 +264,16 @@ class Pipeline:
             with anyio.CancelScope(shield=True):  # A station that asks may be lost meanwhile.
                 await self.recover(answering - self._recovered)
             lasting = self.absences.lasting() if complete else set()
-            losses, asked_at = self._losses, steady_seconds()
+            returns, asked_at = self._returns, steady_seconds()
             jobs = await self._next_of(answering, complete)
-            if losses != self._losses:  # The jobs of a lost station may be behind what was just read.
+            if returns != self._returns:  # These jobs may be behind what was just read.
                 self.ledger.read_again()
             if jobs:
                 return jobs
             pause = await self.retry("ledger", self.ledger.seconds_to_next_try, asked_at, lasting)
             nothing_waits = pause is None and not (resting | self.absences.resting()) - lasting
             waiting = {job.inbox for job in self._deferred} | {inbox for inbox, _ in self._owed}
-            in_hand = busy or self.in_flight or waiting - lasting or losses != self._losses
+            in_hand = busy or self.in_flight or waiting - lasting or returns != self._returns
             if complete and not in_hand and (nothing_waits or (self.limit and self.limit.is_over)):
                 break
             with anyio.move_on_after(1.0 if pause is None else min(pause, 1.0)):
@@ -335,23 +335,21 @@ class Pipeline:
     async def take_back(self, jobs: Sequence[Job], endings: Sequence[Ending], ended: set[int]) -> None:
         """A station was lost. Its jobs are handed out again; what it had committed is published here."""
         owed = {(e.job.inbox, e.job.path) for e in endings if e.job.id in ended}
-        self._losses += 1
         self._owed |= owed
         self.publisher.expect({inbox for inbox, _ in owed})
         self._recovered -= {inbox for inbox, _ in owed}
         self._leave(endings, ended)
-        for job in jobs:
-            self._forget(job)
-            if self.limit:
-                self.limit.take_back(job)
-        self.ledger.read_again()
-        self._landed.set()
-        self._admitted.set()
+        self.let_go(jobs)
 
     def let_go(self, jobs: Sequence[Job]) -> None:
         for job in jobs:
             self._forget(job)
+            if self.limit and not self.draining:
+                self.limit.take_back(job)
+        self._returns += 1
+        self.ledger.read_again()
         self._landed.set()
+        self._admitted.set()
 
     def _forget(self, job: Job) -> None:
         del self.in_flight[job.id]

@@ -1,10 +1,10 @@
 """An exchange of models: station after station ends its shift, and begins another one with the new models. The others
 work on meanwhile. If the new models do not load, the stations go back to those they had.
 
-A station that changes gets no more jobs, publishes the results of those that it has, and ends its workers; then its
-place is taken by a station whose workers load the new models. So a GPU never has to hold both, and no job sees two
-generations: each has the generation of its station, and the ledger stores its results under the models of that one
-(daemon/ledger/stored.py).
+A station that changes gets no more jobs, lets go of those that wait for a worker, publishes the results of the others,
+and ends its workers. Then its place is taken by a station whose workers load the new models, so a GPU never has to hold
+both. No job sees two generations: each has the generation of its station, and the ledger stores its results under the
+models of that one (daemon/ledger/stored.py).
 """
 
 from __future__ import annotations
@@ -133,7 +133,7 @@ class Exchange:
                 await self._go_back(str(problem), tasks)
             return
         if self._wanted is wanted and not self.pipeline.draining:
-            await self._finish(models)
+            await self._finish(models, wanted)
 
     async def _register(self, wanted: Models) -> Models:
         """The models with their number, and with their kernels compiled, while all stations still work."""
@@ -206,10 +206,13 @@ class Exchange:
             self._note("undone", self.state.settings, problem)
             self.undone(standing.config)
 
-    async def _finish(self, models: Models) -> None:
+    async def _finish(self, models: Models, wanted: Models) -> None:
         generations = self.pipeline.ledger.generations
         await self.pipeline.retry("ledger", generations.make_current, models.generation)
-        self._standing, self._wanted = models, None
+        self._standing = models
+        if self._wanted is not wanted:  # there was another reload in the meantime
+            return
+        self._wanted = None
         self._metrics.exchanges.labels("done").inc()
         self._note("done", self.state.settings)
         log.info("models exchanged", settings=self.state.settings, seconds=self.state.seconds)

@@ -70,7 +70,8 @@ class RemoteStation:
         self._jobs: dict[int, Job] = {}  # those it has
         self._endings: dict[int, Ending] = {}  # of those that are committed and not yet published
         self._ended: set[int] = set()  # those of them that no newer version has replaced
-        self._stopping = self._draining = self.closed = False
+        self._stopping = self.closed = False
+        self._draining: wire.Drain | None = None
         self._losses = self._bins_sent = 0
         self._started_at = self._heard_at = 0.0  # monotonic seconds
         self._cause = ""
@@ -91,9 +92,9 @@ class RemoteStation:
         self._setup = msgspec.structs.replace(self._setup, config=msgspec.json.encode(config))
         self._send(wire.LogLevel(level))
 
-    def drain(self) -> None:
-        self._draining = True
-        self._send(wire.Drain())
+    def drain(self, *, hurried: bool = True) -> None:
+        self._draining = wire.Drain(hurried)
+        self._send(self._draining)
 
     def stop(self) -> None:
         self._stopping = True
@@ -247,7 +248,7 @@ class RemoteStation:
         self._send(wire.Jobs(call.number, jobs, bins[self._bins_sent :]))
         self._bins_sent = len(bins)
         if self._draining:
-            self._send(wire.Drain())
+            self._send(self._draining)
 
     async def _note_read(self, call: wire.NoteRead) -> None:
         jobs = []

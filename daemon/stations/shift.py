@@ -90,10 +90,12 @@ class Shift:
         self.station.drain()
 
     async def finish(self) -> None:
-        """The station gets no more jobs. Returns when the results of those that it has are published."""
+        """The station gets no more jobs, and lets go of those that wait for a worker. Returns when the results of the
+        others are published."""
         self._over = True
         self._may_ask.set()
         self._asking.cancel()
+        self.station.drain(hurried=False)
         while self._held:
             self._emptied = anyio.Event()
             await self._emptied.wait()

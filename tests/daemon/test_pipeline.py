@@ -263,7 +263,7 @@ def asking() -> Any:
         while await coordinator.next_jobs():
             pass
 
-    return SimpleNamespace(run=run, drain=lambda: None)
+    return SimpleNamespace(run=run, drain=lambda **_: None)
 
 
 @pytest.mark.anyio

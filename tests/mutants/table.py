@@ -1949,7 +1949,7 @@ STATIONS = [
         "self.ledger.read_again()",
         "pass",
         ("daemon/test_pipeline.py::test_the_jobs_of_a_lost_station_are_handed_out_again",),
-        within="Pipeline.take_back",
+        within="Pipeline.let_go",
     ),
     Mutant(
         "station-owed-first",
@@ -2445,6 +2445,15 @@ EXCHANGES = [
         within="Shift.finish",
     ),
     Mutant(
+        "exchange-waiting",
+        "an exchange does not wait for images that wait for a worker",
+        "daemon/stations/shift.py",
+        "self.station.drain(hurried=False)",
+        "pass",
+        ("daemon/stations/test_shift.py::test_jobs_that_wait_for_a_worker_do_not_wait_for_its_last_batches",),
+        within="Shift.finish",
+    ),
+    Mutant(
         "exchange-over",
         "a station gets no jobs after its shift",
         "daemon/stations/shift.py",
@@ -2517,6 +2526,17 @@ EXCHANGES = [
         (
             "daemon/exchanging/test_exchange.py::test_a_reload_that_takes_an_exchange_back_does_not_wait_for_its_models",
         ),
+    ),
+    Mutant(
+        "exchange-last",
+        "a reload at the very end of an exchange is not forgotten",
+        "daemon/exchanging/exchange.py",
+        "if self._wanted is not wanted:",
+        "if False:",
+        (
+            "daemon/exchanging/test_exchange.py::test_a_reload_at_the_very_end_of_an_exchange_is_not_forgotten",
+        ),
+        within="Exchange._finish",
     ),
     Mutant(
         "exchange-misfit",

@@ -61,7 +61,7 @@ class FakeStation:
     def stop(self) -> None:
         self.stopped.set()
 
-    def drain(self) -> None: ...
+    def drain(self, *, hurried: bool = True) -> None: ...
 
     def log_at(self, level: str) -> None: ...
 
@@ -219,6 +219,25 @@ async def test_a_reload_during_an_exchange_goes_on_with_the_newest_models(place:
         await until(lambda: place.state.outcome == "done")
     assert place.salts == [2, 2]
     assert [each.stages.yolo.options for each in place.done] == [{"salt": 2}]  # type: ignore[attr-defined]
+
+
+@pytest.mark.anyio
+async def test_a_reload_at_the_very_end_of_an_exchange_is_not_forgotten(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    generations = place.pipeline.ledger.generations
+    make_current = generations.make_current
+
+    async def reload_and_make_current(generation: int) -> None:
+        if generation == 1:
+            await place.want(2)
+        await make_current(generation)
+
+    monkeypatch.setattr(generations, "make_current", reload_and_make_current)
+    async with place.working():
+        await place.want(1)
+        await until(lambda: place.state.outcome == "done")
+    assert place.salts == [2, 2]
 
 
 @pytest.mark.anyio

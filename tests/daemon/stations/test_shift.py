@@ -39,7 +39,7 @@ class Pipeline:
 
 
 def open_shift(jobs: Sequence[Job], generation: int = 0, *, on_trial: bool = False) -> Shift:
-    station: Any = SimpleNamespace(stop=lambda: None, drain=lambda: None)
+    station: Any = SimpleNamespace(stop=lambda: None, drain=lambda **_: None)
     pipeline: Any = Pipeline(jobs)
     return Shift(station, pipeline, generation, on_trial=on_trial)
 
@@ -68,6 +68,14 @@ async def test_it_is_finished_when_all_its_jobs_have_left_the_station() -> None:
             assert not ended.is_set()
             await shift.take_back([lost], [done(committed)], {3})
             await ended.wait()
+
+
+async def test_jobs_that_wait_for_a_worker_do_not_wait_for_its_last_batches() -> None:
+    shift, drained = open_shift([]), list[dict[str, bool]]()
+    station: Any = SimpleNamespace(drain=lambda **how: drained.append(how))
+    shift.station = station
+    await shift.finish()
+    assert drained == [{"hurried": False}], "a full disk is waited for"
 
 
 async def test_a_station_that_waits_for_jobs_hears_that_its_shift_is_over() -> None:
