@@ -137,7 +137,8 @@ def test_a_stop_in_the_middle_of_an_exchange_loses_nothing(tmp_path: Path, stati
         daemon.wait_until(lambda s: {w["state"] for w in s["workers"]} == loading, "a station that loads")
         daemon.signal(signal.Signals[stop])
         assert daemon.wait_end() == (0 if stop == "SIGTERM" else -signal.SIGKILL)
-    assert place.judge(finished=False).problems == []
+    if stop == "SIGTERM":  # after the other, the next start publishes what is only in the ledger
+        assert place.judge(finished=False).problems == []
     want(place, 1, load_seconds=0)
     assert place.run_once().returncode == 0
     place.assert_kept(DONE=200)
