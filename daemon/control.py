@@ -48,6 +48,7 @@ if TYPE_CHECKING:
 
 POLL_SECONDS = 0.1  # while the daemon carries out a request
 PATIENCE_SECONDS = 30.0  # for an answer of the daemon
+RELOAD_SECONDS = 600.0  # the same, while it reads the weights of other models to check them
 CHUNK = 10_000  # images named in one request
 
 
@@ -297,7 +298,8 @@ def prune(
 
 def reload(config: Config) -> Reloaded:
     """Let the running daemon read its configuration again. Raises NotRunning."""
-    return msgspec.convert(ask(config.state.path / CONTROL, "POST", "/reload"), Reloaded)
+    control = config.state.path / CONTROL
+    return msgspec.convert(ask(control, "POST", "/reload", patience_seconds=RELOAD_SECONDS), Reloaded)
 
 
 def ask(

@@ -142,6 +142,7 @@ class Job(msgspec.Struct, array_like=True):
     gone: bool = False
     waits: int = 0  # for memory of its GPU, while other images fitted into it
     had_room: bool = False  # it was tried after nobody else used its GPU's memory
+    generation: int = 0  # of the models that give its results: daemon/ledger/rows.py
 
 
 class Ending(msgspec.Struct, frozen=True):

@@ -70,10 +70,10 @@ class Layout:
     cores: Cores
 
     @classmethod
-    def of(cls, config: Config, leave_room: LeaveRoom = leave_all) -> Layout:
-        """leave_room: returns the GPUs with the memory that other workers of this daemon leave.
-        Raises ModelsUnusable, and ConfigError for an option or device that does not exist."""
-        gpus = list_gpus()
+    def of(cls, config: Config, leave_room: LeaveRoom = leave_all, gpus: list[Gpu] | None = None) -> Layout:
+        """leave_room: returns the GPUs with the memory that other workers of this daemon leave. gpus: None: as they
+        are now. Raises ModelsUnusable, and ConfigError for an option or device that does not exist."""
+        gpus = list_gpus() if gpus is None else gpus
         short = describe_short(config, gpus)
         config = select_devices(choose_dtypes(config, gpus), gpus)
         specs = resolve_models(config, gpus)

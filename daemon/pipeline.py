@@ -41,6 +41,7 @@ from daemon.results.judge import Judge
 from daemon.results.outbox import Outbox
 from daemon.results.publisher import Publisher
 from daemon.stations.remote import RemoteStation
+from daemon.stations.shift import Shift
 from daemon.stations.station import Published, Station
 from daemon.system.clock import steady_seconds
 from daemon.system.queues import drain
@@ -72,7 +73,7 @@ class Pipeline:
     ) -> None:
         self.ledger = ledger
         self.watcher = watcher
-        self.stations = list(stations)
+        self.shifts = [Shift(station, self) for station in stations]  # an exchange of models replaces them
         self.metrics = metrics
         self.looks: list[RunningLook] = []
         self.unpacker: Unpacker | None = None
@@ -90,7 +91,7 @@ class Pipeline:
         self._recovered: set[int] = set()  # inboxes
         self.claims = Claims()
         self._owed: set[tuple[int, bytes]] = set()  # of those that a lost station may not have published
-        self._losses = 0  # of stations
+        self._returns = 0  # times that jobs came back from a station
         self._finished: set[int] = set()  # images, with a limit
         self._destinations = destinations
         self.bins: dict[str, None] = {}  # that images got in this run
@@ -104,7 +105,7 @@ class Pipeline:
         self._complete = False  # no more files will be admitted
         self.found_all = False  # every file that was there at the start, with `once`
         self.limit: Limit | None = None
-        self._draining = False
+        self.draining = False
 
     async def run(self, *, once: bool = False, limit: int = 0) -> None:
         """Work until drained. With `once`, stop when every file that is there is finished; with a limit,
@@ -114,8 +115,8 @@ class Pipeline:
             for task in (self.confirm, self.publisher.release, self.outbox.run):
                 tasks.start_soon(task)
             tasks.start_soon(self.watch, once)
-            for station in self.stations:
-                tasks.start_soon(station.run, self)
+            for shift in self.shifts:
+                tasks.start_soon(shift.run)
             for look in self.looks:
                 tasks.start_soon(look.run)
             if self.unpacker:
@@ -129,7 +130,7 @@ class Pipeline:
                 await self.recover({inbox for inbox, _ in self._owed})
             await self.outbox.finish()
             tasks.cancel_scope.cancel()
-        if once and not self._draining:
+        if once and not self.draining:
             await self.publisher.try_again()
 
     def held_back(self) -> list[str]:
@@ -142,12 +143,17 @@ class Pipeline:
 
         seconds: the time for that. The sinks get half of it at most.
         """
-        self._draining = self.retry.hurried = True
+        self.draining = self.retry.hurried = True
         self._watching.cancel()
         self._admitted.set()
         self.outbox.drain(seconds / 2)
-        for part in (*self.stations, *self.looks, *filter(None, [self.unpacker])):
+        parts: list[Shift | RunningLook | Unpacker] = [*self.shifts, *self.looks]
+        for part in (*parts, *filter(None, [self.unpacker])):
             part.drain()
+
+    @property
+    def stations(self) -> list[Station | RemoteStation]:
+        return [shift.station for shift in self.shifts]
 
     @property
     def unfinished(self) -> int:
@@ -247,7 +253,7 @@ class Pipeline:
     async def _next_jobs(self) -> list[Job]:
         """Wait for the next jobs; an empty list when there will be no more.
         Files of an inbox that does not answer are neither read nor moved."""
-        while not self._draining:
+        while not self.draining:
             if not all(map(self.must_wait, self._deferred)):
                 found, self._deferred = self._deferred, []
                 return found
@@ -258,9 +264,9 @@ class Pipeline:
             with anyio.CancelScope(shield=True):  # A station that asks may be lost meanwhile.
                 await self.recover(answering - self._recovered)
             lasting = self.absences.lasting() if complete else set()
-            losses, asked_at = self._losses, steady_seconds()
+            returns, asked_at = self._returns, steady_seconds()
             jobs = await self._next_of(answering, complete)
-            if losses != self._losses:  # The jobs of a lost station may be behind what was just read.
+            if returns != self._returns:  # These jobs may be behind what was just read.
                 self.ledger.read_again()
             if jobs:
                 return jobs
@@ -268,7 +274,7 @@ class Pipeline:
             nothing_waits = pause is None and not (resting | self.absences.resting()) - lasting
             waiting = {job.inbox for job in self._deferred} | {inbox for inbox, _ in self._owed}
             in_hand = busy or self.in_flight or waiting - lasting or self._admitted.is_set()
-            is_idle = complete and not in_hand and losses == self._losses
+            is_idle = complete and not in_hand and returns == self._returns
             is_over = is_idle and (nothing_waits or (self.limit and self.limit.is_over))
             if is_over and not (self.unpacker and await self.unpacker.has_more()):
                 break
@@ -331,23 +337,21 @@ class Pipeline:
     async def take_back(self, jobs: Sequence[Job], endings: Sequence[Ending], ended: set[int]) -> None:
         """A station was lost. Its jobs are handed out again; what it had committed is published here."""
         owed = {(e.job.inbox, e.job.path) for e in endings if e.job.id in ended}
-        self._losses += 1
         self._owed |= owed
         self.publisher.expect({inbox for inbox, _ in owed})
         self._recovered -= {inbox for inbox, _ in owed}
         self._leave(endings, ended)
-        for job in jobs:
-            self._forget(job)
-            if self.limit:
-                self.limit.take_back(job)
-        self.ledger.read_again()
-        self._landed.set()
-        self._admitted.set()
+        self.let_go(jobs)
 
     def let_go(self, jobs: Sequence[Job]) -> None:
         for job in jobs:
             self._forget(job)
+            if self.limit and not self.draining:
+                self.limit.take_back(job)
+        self._returns += 1
+        self.ledger.read_again()
         self._landed.set()
+        self._admitted.set()
 
     def _forget(self, job: Job) -> None:
         del self.in_flight[job.id]

@@ -8,7 +8,7 @@ import os
 import signal
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable
 from functools import partial
 
 import anyio
@@ -26,6 +26,7 @@ from daemon.errors import (
     VisiondError,
     leaves,
 )
+from daemon.exchanging.exchange import Exchange, Models
 from daemon.hints import command, quantity
 from daemon.inbox.markers import Markers
 from daemon.inbox.names import check_names
@@ -51,7 +52,7 @@ from daemon.results.judge import LONGEST_PAUSE_SECONDS
 from daemon.results.outbox import Outbox
 from daemon.results.sinks import open_sinks
 from daemon.state import KERNELS, LEDGER, MARKERS
-from daemon.stations.opening import open_stations
+from daemon.stations.opening import Opening
 from daemon.system import signals
 from daemon.system.children import leave_within
 from daemon.system.log import set_up as set_up_log
@@ -61,7 +62,7 @@ from daemon.unpacking.unpacker import open_unpacker
 from daemon.upkeep.guard import OpenFiles, guard
 from daemon.upkeep.schedule import Upkeep
 from daemon.web.app import Credentials, serve
-from daemon.web.keeper import keep_page
+from daemon.web.keeper import Keeper
 from daemon.web.status import Status
 from daemon.workers.kernels import compile_for_workers
 
@@ -100,6 +101,7 @@ class Service:
         self.stopped_by = 0  # the signal
         self.pipeline: Pipeline | None = None  # set once it is open
         self._layouts: list[Layout] = []  # of first and second looks; set once it is open
+        self._keeper = Keeper(config)
         self.looks_left = 0  # images that still waited for a second look at the end
         self.url = ""  # of the pages, set once they are served
         self.counts = Counts()
@@ -109,15 +111,15 @@ class Service:
     async def run(self) -> None:
         """Start up, work until a signal to stop (with once: until all is done), shut down.
         Raises VisiondError."""
-        async with self._open() as (pipeline, status):
+        async with self._open() as (pipeline, status, exchange):
             self.pipeline = pipeline
             with signals.listening() as orders:
                 async with anyio.create_task_group() as tasks:
                     tasks.start_soon(self._obey, tasks, orders, pipeline, status)
-                    tasks.start_soon(self._load_models, tasks, pipeline)
+                    tasks.start_soon(self._keep_models, tasks, pipeline, exchange)
                     tasks.start_soon(self._report, pipeline, status)
                     if not self.once:
-                        tasks.start_soon(keep_page, self.config)
+                        tasks.start_soon(self._keeper.run)
                     files = OpenFiles(pipeline.ledger.path)
                     tasks.start_soon(guard, files, pipeline.ledger, self._rescan_seconds)
                     if status.upkeep:
@@ -173,20 +175,14 @@ class Service:
             raise InboxUnwritable(f"{'; '.join(problems)}. {fix}", self.counts.outcomes())
 
     @contextlib.asynccontextmanager
-    async def _open(self) -> AsyncIterator[tuple[Pipeline, Status]]:
+    async def _open(self) -> AsyncIterator[tuple[Pipeline, Status, Exchange]]:
         """Open everything that the pipeline needs, in order of dependence; close it in the opposite order."""
         config, metrics = self.config, self.metrics
         with contextlib.ExitStack() as stack:
             layout, plans = await to_thread.run_sync(lay_out, config)
             self._layouts = [layout, *(plan.layout for plan in plans)]
             announce(layout, plans)
-            if warning := await to_thread.run_sync(describe_lost_ledger, config):
-                log.warning(warning)
-            ledger = Ledger(config.state.path / LEDGER, metrics.commit_seconds.observe)
-            stack.callback(ledger.close)
-            if ledger.remark:
-                log.warning(ledger.remark)
-            numbers = await self._register(ledger, layout, plans)
+            ledger, numbers = await self._open_ledger(stack, layout, plans)
             reader = stack.enter_context(contextlib.closing(Reader(ledger.path)))
             await to_thread.run_sync(check_names, config, reader)
             every_stage = config.pipeline.mode == "full"
@@ -202,10 +198,11 @@ class Service:
             watcher = Watcher(inboxes, reader, config.pipeline.rescan_seconds, *parts)
             outbox = await Outbox.open(ledger, reader, open_sinks(config), self.counts.changed)
             judge = judge_of(config, {number: each.inbox for number, each in destinations.items()})
+            opening = Opening(stack, layout, metrics, judge, destinations, bins)
             pipeline = Pipeline(
                 ledger,
                 watcher,
-                open_stations(stack, layout, metrics, judge, destinations, numbers, bins),
+                opening.open_all(),
                 judge,
                 destinations,
                 metrics,
@@ -221,15 +218,24 @@ class Service:
             status = Status(pipeline, ledger, metrics, layout.notices(), upkeep, settings, count_outdated)
             status.waiting = Count(reader.count_waiting)
             status.disks = Disks(list_written_folders(config))
-            status.reloading = Reloading(config, self._read, self._list_parts(pipeline, upkeep))
+            exchange = Exchange(pipeline, opening, Models(config, layout, settings, 0), status)
+            self._let_reload(status, upkeep, opening, exchange)
             async with serve(
                 config, status, metrics, ledger, self._credentials, pages_matter=not self.once
             ) as self.url:
-                yield pipeline, status
+                yield pipeline, status, exchange
 
-    async def _register(self, ledger: Ledger, layout: Layout, plans: Sequence[Plan]) -> list[int]:
-        """Make inboxes, models and second looks known to the ledger; returns the numbers of the inboxes."""
+    async def _open_ledger(
+        self, stack: contextlib.ExitStack, layout: Layout, plans: list[Plan]
+    ) -> tuple[Ledger, list[int]]:
+        """The ledger, and the numbers of the inboxes in it."""
         config = self.config
+        if warning := await to_thread.run_sync(describe_lost_ledger, config):
+            log.warning(warning)
+        ledger = Ledger(config.state.path / LEDGER, self.metrics.commit_seconds.observe)
+        stack.callback(ledger.close)
+        if ledger.remark:
+            log.warning(ledger.remark)
         numbers = await ledger.register(
             [(inbox.root, inbox.priority) for inbox in config.inbox],
             layout.models(),
@@ -240,12 +246,18 @@ class Service:
         if dropped := await ledger.run(partial(looks.begin, names=ledger.look_names, inboxes=numbers)):
             log.warning("second looks that are no longer configured were dropped", images=dropped)
         await ledger.bound_waits(config.pipeline.retry_seconds, LONGEST_PAUSE_SECONDS)
-        return numbers
+        return ledger, numbers
+
+    def _let_reload(self, status: Status, upkeep: Upkeep, opening: Opening, exchange: Exchange) -> None:
+        live = self._list_parts(exchange.pipeline, upkeep, opening)
+        reloading = Reloading(self.config, self._read, live, None if self.once else exchange)
+        exchange.done, exchange.undone = self._keeper.change, reloading.go_back
+        status.reloading = reloading
 
     def _rescan_seconds(self) -> float:
         return self.config.pipeline.rescan_seconds
 
-    def _list_parts(self, pipeline: Pipeline, upkeep: Upkeep) -> list[Apply]:
+    def _list_parts(self, pipeline: Pipeline, upkeep: Upkeep, opening: Opening) -> list[Apply]:
         """What gets the new settings after a reload."""
 
         def read_credentials(config: Config) -> None:
@@ -255,6 +267,7 @@ class Service:
         def apply(config: Config) -> None:
             self.config = config
             set_up_log(config.log.level, config.log.format)
+            opening.level = config.log.level
             for station in pipeline.stations:
                 station.log_at(config.log.level)
             for look in pipeline.looks:
@@ -264,6 +277,10 @@ class Service:
 
         return [read_credentials, apply, upkeep.configure]
 
+    async def _keep_models(self, tasks: anyio.abc.TaskGroup, pipeline: Pipeline, exchange: Exchange) -> None:
+        await self._load_models(tasks, pipeline)
+        await exchange.run(tasks)
+
     async def _load_models(self, tasks: anyio.abc.TaskGroup, pipeline: Pipeline) -> None:
         """Start all workers at once, and report READY when all have loaded their models."""
         wants = [want for layout in self._layouts for want in layout.wanted_kernels()]
@@ -271,8 +288,8 @@ class Service:
         for look in pipeline.looks:  # first looks do not wait for its model
             tasks.start_soon(look.staff)
         async with anyio.create_task_group() as starting:
-            for station in pipeline.stations:
-                starting.start_soon(tasks.start, station.staff)
+            for shift in pipeline.shifts:
+                starting.start_soon(tasks.start, shift.staff)
         self.loaded = True
         self.notifier.ready()
         workers = sum(len(lane.workers) for state in pipeline.states() for lane in state.lanes)

@@ -26,7 +26,7 @@ from daemon.cli.results import export, list_images, show, status
 from daemon.cli.run import run
 from daemon.cli.tuning import plan, tune
 from daemon.errors import ConfigError, VisiondError
-from daemon.hints import quantity
+from daemon.hints import command, quantity
 from daemon.jobs import JobStatus
 from daemon.system.log import is_json
 from daemon.terminal.display import (
@@ -171,9 +171,11 @@ def redo(
 def reload(config: ConfigOption = None, as_json: JsonOption = False) -> None:
     """Let the running daemon read its configuration again.
 
-    What can change live changes at once; the other changed settings are listed
-    and wait for a restart. A configuration with problems changes nothing, and
-    exits with 78. `systemctl reload visiond` does the same.
+    What can change live changes at once. Other models are checked, and then
+    brought to one station after another, while the command has ended already:
+    see `visiond status`. The other changed settings are listed and wait for a
+    restart. A configuration with problems changes nothing, and exits with 78.
+    `systemctl reload visiond` does the same.
 
     Examples:
       visiond reload
@@ -189,6 +191,9 @@ def reload(config: ConfigOption = None, as_json: JsonOption = False) -> None:
         print_json(done)
     else:
         print(f"Changed: {', '.join(done.changed) or 'nothing'}.")
+        if done.exchanging:
+            how = f"`{command('status')}` shows how far that is"
+            print(f"Models are being exchanged, for these: {', '.join(done.exchanging)}. {how}.")
         if done.waiting:
             print(f"Restart the daemon for these: {', '.join(done.waiting)}.")
 
@@ -334,8 +339,8 @@ PANELS: dict[str, tuple[Callable[..., None], ...]] = {
     "Install it as a service": (install, uninstall),
 }
 for panel, commands in PANELS.items():
-    for command in commands:
-        app.command("list" if command is list_images else None, rich_help_panel=panel)(command)
+    for function in commands:
+        app.command("list" if function is list_images else None, rich_help_panel=panel)(function)
 app.add_typer(ray_app, name="ray", rich_help_panel="Process images")
 app.add_typer(models_app, name="models", rich_help_panel="Models and GPUs")
 app.add_typer(train_app, name="train", rich_help_panel="Models and GPUs")

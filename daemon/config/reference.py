@@ -16,7 +16,7 @@ from typing import Any
 import msgspec
 
 from daemon.config.loading import Config
-from daemon.config.reloading import is_live
+from daemon.config.reloading import is_exchanged, is_live
 from stages.registry import STAGES
 
 WIDTH = 110
@@ -155,7 +155,8 @@ def write_markdown() -> str:
         "Every key is optional. Relative paths are relative to the file's folder. A size is a number of bytes or text\n"
         'such as `"256 MiB"`. An unknown key is refused; `visiond check` lists all problems.',
         "A key with ↻ can change while the daemon works: `systemctl reload visiond` or `visiond reload` reads the file again.\n"
-        "The others change at the next start.",
+        "One with ⇄ belongs to the models: the same command brings other models to one station after another while the others\n"
+        "work on. The others change at the next start. [operations.md](operations.md#reload) has the details.",
     ]
     for table in list_tables():
         parts += _markdown_table(table, "##")
@@ -168,8 +169,8 @@ def write_markdown() -> str:
 def _markdown_table(table: Table, mark: str) -> list[str]:
     path = table.headers[0].strip("[]")
     rows = [
-        f"| `{key.name}`{' ↻' * is_live(path, key.name)} | {_escape(key.kind)} | {_code(key.default)} "
-        f"| {_escape(key.meaning)} |"
+        f"| `{key.name}`{' ↻' * is_live(path, key.name)}{' ⇄' * is_exchanged(path)} | {_escape(key.kind)} "
+        f"| {_code(key.default)} | {_escape(key.meaning)} |"
         for key in table.keys
     ]
     heading = f"{mark} " + ", ".join(f"`{header}`" for header in table.headers)

@@ -25,9 +25,11 @@ from daemon.ledger import identity, looks, publications
 from daemon.ledger.joining import assemble
 from daemon.ledger.record import BUILT_IN_KEYS, Model, Record
 from daemon.ledger.rows import (
+    Generations,
     Key,
     Root,
     Stored,
+    add_models,
     content_row,
     end_row,
     file_row,
@@ -58,8 +60,6 @@ class Ledger:
         self.path = path
         self._connection, self.remark = identity.open_ledger(path)  # a remark for the log, or none
         self._damaged: set[Key] = set()  # digest with a model, or with None for format and size
-        self.models: dict[int, Model] = {}  # all that the file knows, by number
-        self._model_ids: dict[str, int] = {}  # stage → its current model
         self._inbox_paths: dict[int, bytes] = {}
         self._priorities: dict[int, int] = {}  # inbox → priority
         # Inboxes, as JSON. Rows of other inboxes wait until these are configured again.
@@ -71,6 +71,8 @@ class Ledger:
         self.touched: set[bytes] | None = None  # digests written since pruning began; None without pruning
         self._writer = Writer(self._connection, path, observe_commit)
         self._ask = self._writer.ask
+        self.generations = Generations(self._ask)
+        self.models = self.generations.models  # all that the file knows, by number
 
     def close(self) -> None:
         """Finish all requests and close the file."""
@@ -106,14 +108,9 @@ class Ledger:
                 self._priorities[number] = priority
                 self._inbox_paths[number] = os.fsencode(path)
                 numbers.append(number)
-            for model in [*others, *present]:
-                connection.execute(SQL["add_model"], (model.stage, model.fingerprint, model.notice))
-            connection.execute(SQL["forget_current"])
-            for model in present:
-                key = (model.stage, model.fingerprint)
-                [[self._model_ids[model.stage]]] = connection.execute(SQL["make_current"], key).fetchall()
+            add_models(connection, others)
+            self.generations.start(connection, present)
             connection.execute(SQL["note_start"])
-            self.models = {row[0]: Model(*row[1:]) for row in connection.execute(SQL["models"])}
             self._configured = msgspec.json.encode(numbers).decode()
             roots = zip(numbers, inboxes, strict=True)
             self._unpacking = [number for number, (path, _) in roots if path in unpacking]
@@ -192,19 +189,18 @@ class Ledger:
 
     async def recall(self, jobs: Sequence[Job]) -> None:
         """Add to each job what the ledger knows about its bytes: format and size,
-        and the results of the current models."""
+        and the results of the models of its generation."""
         digests = {job.digest for job in jobs}
 
         def work(connection: sqlite3.Connection) -> Stored:
             return self._read_stored(connection, digests)
 
         stored = await self._ask(work)
-        stages = {number: stage for stage, number in self._model_ids.items()}
         for job in jobs:
             if job.digest in stored.contents:
                 job.format, job.width, job.height, job.pages = stored.contents[job.digest]
-                outputs = stored.results.get(job.digest, {})
-                job.outputs |= {stages[model]: output for model, output in outputs.items() if model in stages}
+                outputs, models = stored.results.get(job.digest, {}), self.generations.of(job)
+                job.outputs |= {stage: outputs[model] for stage, model in models.items() if model in outputs}
 
     def _read_stored(self, connection: sqlite3.Connection, digests: Collection[bytes]) -> Stored:
         """Damaged results are not used: the model runs again, and its new result replaces the damaged one."""
@@ -253,7 +249,7 @@ class Ledger:
             connection.executemany(SQL["postpone"], postponed)
             standing = [(e.job.id,) for e in endings if e.keeps_result]
             rows = [
-                end_row(e, self._inbox_paths[e.job.inbox], self.models, self._model_ids)
+                end_row(e, self._inbox_paths[e.job.inbox], self.models, self.generations.of(e.job))
                 for e in endings
                 if e.status is not JobStatus.PENDING and not e.keeps_result
             ]
@@ -269,15 +265,16 @@ class Ledger:
         """Give the jobs the results that the ledger has; returns the jobs whose own results differed."""
         digests = {job.digest for job in jobs}
         stored = self._read_stored(connection, digests)
-        known = {Key(job.digest, self._model_ids[stage]) for job in jobs for stage in job.outputs}
+        of = self.generations.of
+        known = {Key(job.digest, of(job)[stage]) for job in jobs for stage in job.outputs}
         if stored.damaged & known:
             self._drop_damaged(connection, stored.damaged & known)
             self._keep(connection, jobs)
             stored = self._read_stored(connection, digests)
         changed = []
         for job in jobs:
-            kept = stored.results.get(job.digest, {})
-            outputs = {stage: kept.get(self._model_ids[stage], said) for stage, said in job.outputs.items()}
+            kept, models = stored.results.get(job.digest, {}), of(job)
+            outputs = {stage: kept.get(models[stage], said) for stage, said in job.outputs.items()}
             if any(outputs[stage].payload != said.payload for stage, said in job.outputs.items()):
                 changed.append(job)
             job.outputs = outputs
@@ -291,7 +288,7 @@ class Ledger:
 
     def record_of(self, ending: Ending) -> Record:
         """The record that `end` has written, without reading it from the file."""
-        models = [self.models[self._model_ids[stage]] for stage in ending.job.outputs]
+        models = self.generations.models_of(ending.job)
         return Record.of(ending, self._inbox_paths[ending.job.inbox], models)
 
     async def mark_emitted(
@@ -377,8 +374,9 @@ class Ledger:
             touched.update(job.digest for job in jobs)
         contents = [content_row(job) for job in jobs if job.width]
         results = [
-            result_row(job.digest, (number := self._model_ids[stage]), self.models[number], output)
+            result_row(job.digest, (number := models[stage]), self.models[number], output)
             for job in jobs
+            for models in [self.generations.of(job)]
             for stage, output in job.outputs.items()
         ]
         if self._damaged:

@@ -139,7 +139,7 @@ SELECT id FROM model WHERE stage = ? AND fingerprint = ?;
 UPDATE model SET is_current = 0 WHERE is_current;
 
 -- name: make_current
-UPDATE model SET is_current = 1 WHERE stage = ? AND fingerprint = ? RETURNING id;
+UPDATE model SET is_current = 1 WHERE id = ?;
 
 -- name: set_priority
 -- Files that wait to be unpacked have `:containers` more. If the inbox does not unpack any more, they wait as images from now on.

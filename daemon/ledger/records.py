@@ -273,6 +273,10 @@ class Reader:
         """Every stored result, and every format and size, whose checksum does not match."""
         with self.lend() as connection:
             for digest, model in find_damaged(connection, self.models, go_on):
+                if model is not None and model not in self.models:
+                    self._read_models()  # an exchange may have brought it since the check began
+                    if model in self.models:
+                        continue
                 yield self.name_of(digest, model)
 
     def name_of(self, digest: bytes, model: int | None) -> str:
@@ -325,12 +329,13 @@ class Reader:
     ) -> list[Record]:
         with self._connections.lend() as connection:
             if connection.execute(SQL["last_model"]).fetchone()[0] > max(self.models, default=0):
-                self._read_models()  # a daemon has started with others since
+                self._read_models()  # a daemon has started with others since, or exchanged them
             options = {"with_results": with_results, "tolerant": tolerant}
             return list(assemble(connection, list(rows), self.models, **options))
 
     def _read_models(self) -> None:
-        self.models = {row["id"]: Model(*tuple(row)[1:]) for row in self._rows("models")}
+        # In place, because a check that is under way reads from it.
+        self.models |= {row["id"]: Model(*tuple(row)[1:]) for row in self._rows("models")}
 
     def _rows(self, statement: str, *parameters: Any) -> list[sqlite3.Row]:
         with self._connections.lend() as connection:

@@ -1,10 +1,11 @@
 """Converts jobs, records and endings to rows of the ledger's tables, and rows to jobs. Reads what the ledger stores
-about an image's bytes, and compares each row with its checksum: damaged rows are left out."""
+about an image's bytes, and compares each row with its checksum: damaged rows are left out. Stored results belong to the
+model that gave them; `Generations` knows the models of a job."""
 
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -21,6 +22,8 @@ from stages.base import Reason
 CHUNK = 1024  # rows in memory at a time
 Root = Path | bytes  # of an inbox: the absolute path of its folder, or its URL
 GoOn = Callable[[], bool]
+Numbers = Mapping[str, int]  # stage → the number of its model in the ledger
+Ask = Callable[[Callable[[sqlite3.Connection], Any]], Awaitable[Any]]
 
 
 def content_row(known: Job | Record) -> tuple[Any, ...]:
@@ -147,3 +150,61 @@ def find_damaged(connection: sqlite3.Connection, models: Mapping[int, Named], go
     while go_on() and (rows := connection.execute(SQL["all_results"], (last, CHUNK)).fetchall()):
         yield from (Key(row["digest"], row["model"]) for row in rows if not _is_whole_result(row, models))
         last = rows[-1]["id"]
+
+
+class Generations:
+    """All models that the ledger knows, and those of each generation since the start of the daemon. An exchange of models
+    begins another generation while jobs of the last one are still in work, so whatever is stored for a job belongs to
+    the models of the job's own generation."""
+
+    def __init__(self, ask: Ask) -> None:
+        """ask: runs something in the ledger's writing thread, and returns when that is durable."""
+        self.models: dict[int, Model] = {}  # by number
+        self._numbers: list[Numbers] = []  # by generation
+        self._ask = ask
+
+    def start(self, connection: sqlite3.Connection, models: Iterable[Model]) -> None:
+        """The daemon starts with these models: the first generation."""
+        numbers = add_models(connection, models)
+        _make_current(connection, numbers)
+        self._numbers = [numbers]
+        self.models.update(_read_models(connection))
+
+    async def begin(self, models: Iterable[Model]) -> int:
+        """Some jobs get results of these models from now on; returns the number of the generation."""
+        added = list(models)
+        numbers, known = await self._ask(lambda c: (add_models(c, added), _read_models(c)))
+        self.models.update(known)  # in place: others read this mapping too
+        self._numbers.append(numbers)
+        return len(self._numbers) - 1
+
+    async def make_current(self, generation: int) -> None:
+        """All jobs have the models of this generation from now on: results of other models are those of earlier ones."""
+        await self._ask(lambda c: _make_current(c, self._numbers[generation]))
+
+    def of(self, job: Job) -> Numbers:
+        """The models that give this job's results."""
+        return self._numbers[job.generation]
+
+    def models_of(self, job: Job) -> list[Model]:
+        """Those that gave the results that the job has."""
+        numbers = self.of(job)
+        return [self.models[numbers[stage]] for stage in job.outputs]
+
+
+def add_models(connection: sqlite3.Connection, models: Iterable[Model]) -> dict[str, int]:
+    """Add those that the ledger does not know yet; returns the number of each stage's."""
+    numbers = {}
+    for model in models:
+        connection.execute(SQL["add_model"], (model.stage, model.fingerprint, model.notice))
+        [[numbers[model.stage]]] = connection.execute(SQL["model_id"], (model.stage, model.fingerprint))
+    return numbers
+
+
+def _make_current(connection: sqlite3.Connection, numbers: Numbers) -> None:
+    connection.execute(SQL["forget_current"])
+    connection.executemany(SQL["make_current"], [(number,) for number in numbers.values()])
+
+
+def _read_models(connection: sqlite3.Connection) -> dict[int, Model]:
+    return {row[0]: Model(*tuple(row)[1:]) for row in connection.execute(SQL["models"])}

@@ -37,7 +37,7 @@ def announce(layout: Layout, plans: Iterable[Plan]) -> None:
             log.warning(words)
 
 
-def warn_of_outdated(outdated: Outdated) -> None:
+def warn_of_outdated(outdated: Outdated | None) -> None:
     """Log how many files have results that this configuration would not make."""
     if outdated:
         log.warning(

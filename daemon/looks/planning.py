@@ -63,8 +63,9 @@ class Plan:
         return Model(self.spec.name, self.spec.fingerprint, self.spec.notice)
 
 
-def lay_out(config: Config) -> tuple[Layout, list[Plan]]:
+def lay_out(config: Config, gpus: list[Gpu] | None = None) -> tuple[Layout, list[Plan]]:
     """The layout of first looks, which leaves GPU memory to second looks; and the plan of each second look.
+    gpus: as they were before the daemon used them; None: as they are.
     Raises ModelsUnusable, and ConfigError for an option or device that does not exist."""
     looks: dict[str, StageSpec] = {}
 
@@ -72,7 +73,7 @@ def lay_out(config: Config) -> tuple[Layout, list[Plan]]:
         looks.update(resolve_looks(config, gpus, specs))
         return room_beside(config, gpus, looks)
 
-    layout = Layout.of(config, leave_room)
+    layout = Layout.of(config, leave_room, gpus)
     return layout, [_plan(table, looks[table.name], layout) for table in layout.config.second_look]
 
 

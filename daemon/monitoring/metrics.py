@@ -37,6 +37,7 @@ from stages.registry import ORDER
 SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
 LONG_SECONDS = (0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300, 1800, 7200, 43200)
 BATCHES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
+EXCHANGED = ("done", "undone", "refused")  # how an exchange of models can end
 FAILED_FOR = tuple(reason for reason in Reason if reason is not Reason.UNPACKED)
 SKIPPED_FOR = (Reason.NOT_AN_IMAGE, Reason.NOT_REGULAR, Reason.EMPTY, Reason.BYTES, Reason.UNPACKED)
 
@@ -182,6 +183,8 @@ class Metrics:
         self.stage_notice = gauge(
             "visiond_stage_notice_info", "1 if a stage has a notice of this kind.", ["stage", "notice"]
         )
+        self.exchanges = counter("visiond_exchanges", "Exchanges of models, by how they ended.", ["outcome"])
+        self.exchange_running = gauge("visiond_exchange_running", "1 while models are exchanged.")
         self.worker_gpu_memory = gauge(
             "visiond_worker_gpu_bytes", "GPU memory of a worker's tensors.", ["worker", "kind"]
         )
@@ -203,6 +206,8 @@ class Metrics:
         for task in TASKS:
             self.upkeep_success.labels(task)
             self.upkeep_failures.labels(task)
+        for outcome in EXCHANGED:
+            self.exchanges.labels(outcome)
         for name in (*BINS, "other"):
             self.bins.labels(name)
         for stage in ORDER:
@@ -210,9 +215,11 @@ class Metrics:
                 self.stage_notice.labels(stage, kind)
 
     def noticed(self, of_stages: Mapping[str, str]) -> None:
-        """of_stages: notice by stage."""
-        for stage, notice in of_stages.items():
-            self.stage_notice.labels(stage, notices.kind_of(notice)).set(1)
+        """of_stages: notice by stage; others have none."""
+        for stage in ORDER:
+            kind = notices.kind_of(of_stages[stage]) if stage in of_stages else ""
+            for each in notices.KINDS:
+                self.stage_notice.labels(stage, each).set(each == kind)
 
     def measured(self, rooms: Mapping[str, Room]) -> None:
         """rooms: on the disk of each folder. A folder that does not answer has no series."""

@@ -7,7 +7,7 @@ from datetime import timedelta
 
 import msgspec
 
-from daemon.hints import command
+from daemon.hints import command, quantity
 from daemon.jobs import Outdated
 
 TASKS = ("verify", "backup", "upload", "prune", "vacuum")  # of upkeep, in the order in which they run
@@ -127,6 +127,32 @@ class LookState(msgspec.Struct, frozen=True, kw_only=True):
     problem: str = ""  # why no image gets it now, in a sentence
 
 
+class ExchangeState(msgspec.Struct, frozen=True):
+    """The last exchange of models since the start; none while `outcome` is empty."""
+
+    outcome: str = ""  # running, done, undone (the stations went back), or refused
+    settings: list[str] = []  # the keys of daemon.toml that it is about
+    changed: int = 0  # stations that have the new models
+    stations: int = 0  # all of them
+    seconds: float = 0.0  # its duration, at its end
+    problem: str = ""  # why the daemon works with other models than daemon.toml names, in a sentence
+
+    def sentence(self) -> str:
+        """Empty when the stations have the models that daemon.toml names."""
+        match self.outcome:
+            case "running":
+                return f"models are being exchanged: {self.changed} of {quantity(self.stations, 'station')} changed"
+            case "undone":
+                return (
+                    f"the new models did not load, so the daemon works with those that it had: {self.problem}"
+                )
+            case "refused":
+                return (
+                    f"the new models were refused, so the daemon works with those that it had: {self.problem}"
+                )
+        return ""
+
+
 def describe_behind(sink: str, behind: int, why: str) -> str:
     """The problem of a sink; empty if there is none."""
     return f"sink {sink}: {behind:,} record{'s' * (behind != 1)} behind: {why}" if why else ""
@@ -165,6 +191,7 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
     upkeep: list[Chore] = []  # tasks that are enabled or have run before
     # files with results of other models than the current ones; None: not counted yet
     outdated: Outdated | None = None
+    exchange: ExchangeState = ExchangeState()
 
     @property
     def loading(self) -> bool:
@@ -216,10 +243,12 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
         if self.running:
             parts.append(self.loading_sentence() if self.loading else f"{self.images_per_second:g} images/s")
             parts += [count] if (count := self.some_loading()) else []
+            parts += [self.exchange.sentence()] if self.exchange.outcome == "running" else []
         parts += [looks] if (looks := self.looks_sentence()) else []
         if self.eta_seconds is not None and self.pending:
             parts.append(f"{timedelta(seconds=round(self.eta_seconds))} to go")
         unread = f"{self.unread_folders:,} folder{'s' * (self.unread_folders != 1)} in inboxes cannot be read"
         problems = [*self.obstacles, *([unread] if self.unread_folders else [])]
         problems += [chore.failure for chore in self.upkeep if chore.failure]
+        problems += [self.exchange.sentence()] if self.exchange.problem else []
         return "; ".join([", ".join(parts), *problems, *([] if self.running else ["no daemon is running"])])

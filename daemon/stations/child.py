@@ -60,8 +60,8 @@ class RemoteCoordinator:
             match message := wire.decode_to_station(await wire.receive(self._reader)):
                 case wire.LogLevel(level):
                     set_up(level, "json")
-                case wire.Drain():
-                    station.drain()
+                case wire.Drain(hurried):
+                    station.drain(hurried=hurried)
                 case wire.Stop():
                     return
                 case wire.Jobs() | wire.Known() | wire.Done() | wire.Ended():
@@ -182,6 +182,7 @@ async def _work(station: Station, coordinator: RemoteCoordinator, metrics: Metri
     async def staff() -> None:
         async with anyio.create_task_group() as workers:
             await workers.start(station.staff)
+            coordinator.report(station, metrics)  # the daemon wants to know which workers are ready
             coordinator.say(wire.Staffed())
 
     async def report() -> None:

@@ -15,39 +15,68 @@ from daemon.stations.remote import RemoteStation
 from daemon.stations.station import Station
 from daemon.stations.tracing import check_traces, opened_tracer
 from daemon.system.cores import bind
+from daemon.workers.slab import Slab
 
 
-def open_stations(
-    stack: contextlib.ExitStack,
-    layout: Layout,
-    metrics: Metrics,
-    judge: Judge,
-    destinations: Mapping[int, Destination],
-    numbers: Sequence[int],
-    bins: Iterable[str],
-) -> list[Station] | list[RemoteStation]:
-    """The stations, not started yet. numbers: of the inboxes, in the order of the configuration. bins: those
-    that a rule has named before now."""
-    parts = share_out(layout.placement, layout.config.pipeline.stations)
-    if len(parts) == 1:
+class Opening:
+    """Opens the stations of this daemon: those of its start, and others with other models in their places."""
+
+    def __init__(
+        self,
+        stack: contextlib.ExitStack,
+        layout: Layout,
+        metrics: Metrics,
+        judge: Judge,
+        destinations: Mapping[int, Destination],
+        bins: Iterable[str],
+    ) -> None:
+        """layout: of the start. bins: those that a rule has named before now."""
+        self._layout, self._metrics, self._judge = layout, metrics, judge
+        self._destinations, self._bins = destinations, list(bins)
+        self.level = layout.config.log.level  # at which stations in other processes log
+        self._siblings: list[RemoteStation] = []
+        self._slab: Slab | None = None  # of the only station, if it is in this process
+        parts = parts_of(layout)
+        if len(parts) > 1:
+            check_traces(layout.config.traces)
+            self._slab_bytes = size_slabs(layout.config, layout.gpus, len(parts))
+            return
         held = [device for segment in layout.placement.segments for device in segment.first_devices]
         bind(layout.cores.common(held))  # before the slab is touched
-        slab = open_slab(layout.config, layout.gpus)
-        stack.callback(slab.close)
-        lanes, tracer = (
-            layout.open_lanes(slab, metrics),
-            stack.enter_context(opened_tracer(layout.config.traces)),
-        )
-        return [Station(slab, lanes, judge, destinations, metrics, tracer=tracer)]
-    check_traces(layout.config.traces)
-    slab_bytes = size_slabs(layout.config, layout.gpus, len(parts))
-    for segment in layout.placement.segments:
-        metrics.begin_segment(segment.name, segment.stages, segment.devices)
-    stations: list[RemoteStation] = []
-    for number, part in enumerate(parts):
-        setup = describe(layout, f"station {number}", part, slab_bytes, numbers, bins)
-        stations.append(RemoteStation(setup, metrics, stations))
-    return stations
+        self._slab = open_slab(layout.config, layout.gpus)
+        stack.callback(self._slab.close)
+        self._tracer = stack.enter_context(opened_tracer(layout.config.traces))
+
+    def open_all(self) -> list[Station | RemoteStation]:
+        """The stations of the start. None of them is started yet."""
+        stations = [self.open(self._layout, place) for place in range(len(parts_of(self._layout)))]
+        for place, station in enumerate(stations):
+            self.accept(place, station)
+        return stations
+
+    def open(self, layout: Layout, place: int) -> Station | RemoteStation:
+        """A station for this place, with the models of this layout. It is not started yet."""
+        for segment in layout.placement.segments:
+            self._metrics.begin_segment(segment.name, segment.stages, segment.devices)
+        if self._slab:
+            lanes = layout.open_lanes(self._slab, self._metrics)
+            parts = (self._judge, self._destinations, self._metrics)
+            return Station(self._slab, lanes, *parts, tracer=self._tracer)
+        inboxes, part = list(self._destinations), parts_of(layout)[place]
+        setup = describe(layout, f"station {place}", part, self._slab_bytes, inboxes, self._bins)
+        station = RemoteStation(setup, self._metrics, self._siblings)
+        station.log_at(self.level)
+        return station
+
+    def accept(self, place: int, station: Station | RemoteStation) -> None:
+        """The station has this place from now on: the daemon fails when all that have one are closed."""
+        if isinstance(station, RemoteStation):
+            self._siblings[place : place + 1] = [station]
+
+
+def parts_of(layout: Layout) -> list[list[list[int]]]:
+    """For each station, and for each segment, the numbers of its workers there."""
+    return share_out(layout.placement, layout.config.pipeline.stations)
 
 
 def describe(

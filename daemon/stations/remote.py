@@ -64,13 +64,14 @@ class RemoteStation:
         self._metrics = metrics
         self._siblings = siblings
         self._coordinator: Coordinator | None = None
-        self._begun = anyio.Event()
+        self._begun, self._stopped = anyio.Event(), anyio.Event()
         self._writer: asyncio.StreamWriter | None = None
         self._process: anyio.abc.Process | None = None
         self._jobs: dict[int, Job] = {}  # those it has
         self._endings: dict[int, Ending] = {}  # of those that are committed and not yet published
         self._ended: set[int] = set()  # those of them that no newer version has replaced
-        self._stopping = self._draining = self.closed = False
+        self._stopping = self.closed = False
+        self._draining: wire.Drain | None = None
         self._losses = self._bins_sent = 0
         self._started_at = self._heard_at = 0.0  # monotonic seconds
         self._cause = ""
@@ -91,12 +92,13 @@ class RemoteStation:
         self._setup = msgspec.structs.replace(self._setup, config=msgspec.json.encode(config))
         self._send(wire.LogLevel(level))
 
-    def drain(self) -> None:
-        self._draining = True
-        self._send(wire.Drain())
+    def drain(self, *, hurried: bool = True) -> None:
+        self._draining = wire.Drain(hurried)
+        self._send(self._draining)
 
     def stop(self) -> None:
         self._stopping = True
+        self._stopped.set()
         self._send(wire.Stop())
         if self._process and not self._has_reported():
             self._process.kill()  # It still starts, and would not read that for a while.
@@ -120,7 +122,10 @@ class RemoteStation:
 
         while not self._stopping and self._losses < QUICK_LOSSES:
             if self._losses:
-                await anyio.sleep(BACKOFF_SECONDS * 2 ** (self._losses - 1))
+                with anyio.move_on_after(BACKOFF_SECONDS * 2 ** (self._losses - 1)):
+                    await self._stopped.wait()
+            if self._stopped.is_set():
+                break
             self._losses += 1  # until it has published something, or has worked for STEADY_SECONDS
             self._started_at, self._bins_sent = time.monotonic(), 0
             try:
@@ -149,6 +154,8 @@ class RemoteStation:
         process = self._process = child.process
         reader, writer = await asyncio.open_unix_connection(sock=child.connection)
         self._cause, self._writer = "", writer
+        if self._stopped.is_set():
+            process.kill()
         try:
             wire.send(writer, self._setup)
             # A call that commits something runs to its end, even if the station dies meanwhile.
@@ -241,7 +248,7 @@ class RemoteStation:
         self._send(wire.Jobs(call.number, jobs, bins[self._bins_sent :]))
         self._bins_sent = len(bins)
         if self._draining:
-            self._send(wire.Drain())
+            self._send(self._draining)
 
     async def _note_read(self, call: wire.NoteRead) -> None:
         jobs = []

@@ -81,7 +81,7 @@ class Coordinator(Protocol):
         """Results are written to files. Waits while too many groups are not confirmed yet."""
 
     def let_go(self, jobs: Sequence[Job]) -> None:
-        """These jobs stay PENDING for the next daemon."""
+        """These jobs stay PENDING, for another station or the next daemon."""
 
 
 class Judging(Protocol):
@@ -136,9 +136,10 @@ class Station:
     def log_at(self, level: str) -> None:
         """The log of its process is the daemon's."""
 
-    def drain(self) -> None:
-        """Let go of the jobs that wait for a worker; the coordinator hands out no more."""
-        self._draining = self.retry.hurried = True
+    def drain(self, *, hurried: bool = True) -> None:
+        """Let go of the jobs that wait for a worker; the coordinator hands out no more. hurried: wait for no disk
+        either."""
+        self._draining, self.retry.hurried = True, hurried
         for lane in self.lanes:
             self._empty_if_draining(lane)
 

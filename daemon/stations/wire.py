@@ -213,7 +213,9 @@ class LogLevel(msgspec.Struct, tag="log_level", frozen=True):
 
 
 class Drain(msgspec.Struct, tag="drain", frozen=True):
-    """Let go of the jobs that wait for a worker."""
+    """Let go of the jobs that wait for a worker. hurried: wait for no disk either."""
+
+    hurried: bool
 
 
 class Stop(msgspec.Struct, tag="stop", frozen=True):

@@ -1,5 +1,5 @@
-"""Starts child processes of the daemon that talk to it over a socket, and ends them; and the end of the daemon itself,
-which waits for them."""
+"""Starts child processes of the daemon that talk to it over a socket, and ends them; and ends this process when they
+are gone."""
 
 from __future__ import annotations
 
@@ -28,8 +28,10 @@ TERM_SECONDS = 2.0  # between SIGTERM and SIGKILL
 KILL_SECONDS = 2.0  # for a killed process to end, unless it frees much
 EXIT_SECONDS = 20.0  # for a process that is ending: the driver may take long to free what it had on a GPU
 END_SECONDS = TERM_SECONDS + KILL_SECONDS + EXIT_SECONDS  # that `end` takes at most
-POLL_SECONDS = 0.2  # to see whether children that are ending are gone
+EXIT_POLL_SECONDS = 0.2  # to see whether workers that are ending are gone
 EXITING = 0x4  # in a process's flags: PF_EXITING in linux/sched.h
+
+log = structlog.get_logger()
 
 P = TypeVar("P", bound=Printed)
 
@@ -122,7 +124,7 @@ def leave_within(seconds: float, status: int = os.EX_OK, why: str = "") -> None:
         while (now := time.monotonic()) < last_ending + seconds:
             if now < started + END_SECONDS and is_a_worker_ending():
                 last_ending = now
-            time.sleep(min(POLL_SECONDS, seconds / 4))
+            time.sleep(min(EXIT_POLL_SECONDS, seconds / 4))
         if why:
             log.error(why)
         reason = "a thread hangs in a system call, perhaps on a dead mount"

@@ -298,10 +298,10 @@ def print_put_back(images: int, asked: int) -> None:
 
 def print_older_settings() -> None:
     """Print that `redo --stale` has no effect yet."""
-    again = printable(command("redo", "--stale"))
+    again, reload = (printable(command(*words)) for words in (("redo", "--stale"), ("reload",)))
     errors.print(
-        "The running daemon was started with other models, thresholds or rules than this configuration has now, so these "
-        f"images will be as stale as before: restart it, then run `{again}` again."
+        "The running daemon has other models, thresholds or rules than this configuration has now, so these images will be as "
+        f"stale as before: restart it (or for models only, `{reload}`), then run `{again}` again."
     )
 
 

@@ -200,6 +200,7 @@ def _headline(view: View) -> Text:
         f"[bold]{printable(rate)}[/bold]",
         f"{now.pending:,} pending",
         *filter(None, [now.some_loading()]),
+        *([printable(now.exchange.sentence())] if now.exchange.outcome == "running" else []),
     ]
     if now.eta_seconds is not None and now.left_in_this_run:
         parts.append(f"{timedelta(seconds=round(now.eta_seconds))} to go")
@@ -228,6 +229,7 @@ def _problems(now: Snapshot) -> list[str]:
         *now.obstacles,
         *([unread] if now.unread_folders else []),
         *failures,
+        *([now.exchange.sentence()] if now.exchange.problem else []),
         *looks,
         *list_notices(now.notices.items()),
     ]

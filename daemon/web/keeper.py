@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import anyio
+import anyio.abc
 import msgspec
 import structlog
 from anyio import to_thread
@@ -40,40 +41,53 @@ class Order(msgspec.Struct, frozen=True):
         return parse(self.config, Path(self.folder))
 
 
-async def keep_page(config: Config) -> None:
-    """Serve the page until cancelled. If its address is in use, there is none. Raises nothing."""
-    try:
-        await _keep(config)
-    except Exception as error:
-        log.error("there is no page", why=str(error), exc_info=True)
+class Keeper:
+    """The page of one daemon."""
+
+    def __init__(self, config: Config) -> None:
+        self._config = config
+        self._order = msgspec.msgpack.encode(Order.of(config))
+        self._changed = anyio.Event()
+
+    def change(self, config: Config) -> None:
+        """Start the process again, with this configuration. New requests wait meanwhile."""
+        self._order = msgspec.msgpack.encode(Order.of(config))
+        self._changed.set()
+
+    async def run(self) -> None:
+        """Serve the page until cancelled. If its address is in use, there is none. Raises nothing."""
+        try:
+            await self._keep()
+        except Exception as error:
+            log.error("there is no page", why=str(error), exc_info=True)
+
+    async def _keep(self) -> None:
+        if not self._config.page.listen:
+            return
+        http = self._config.page_http
+        try:
+            listener = listen(http, "page")
+        except ConfigError as error:
+            log.warning("there is no page", why=str(error))
+            return
+        pause = PAUSE_SECONDS
+        with listener:
+            log.info("page", address=http.url_at(listener.getsockname()[1]))
+            while True:
+                started, self._changed = time.monotonic(), anyio.Event()
+                status = await _run(self._order, listener.fileno(), self._changed)
+                if self._changed.is_set():
+                    continue
+                pause = PAUSE_SECONDS if time.monotonic() - started > LASTING_SECONDS else pause
+                log.error(
+                    "the page's process has ended; it is started again", how=describe_end(status), pause=pause
+                )
+                await anyio.sleep(pause)
+                pause = min(2 * pause, LONGEST_PAUSE_SECONDS)
 
 
-async def _keep(config: Config) -> None:
-    if not config.page.listen:
-        return
-    http = config.page_http
-    try:
-        listener = listen(http, "page")
-    except ConfigError as error:
-        log.warning("there is no page", why=str(error))
-        return
-    order = msgspec.msgpack.encode(Order.of(config))
-    pause = PAUSE_SECONDS
-    with listener:
-        log.info("page", address=http.url_at(listener.getsockname()[1]))
-        while True:
-            started = time.monotonic()
-            status = await _run(order, listener.fileno())
-            pause = PAUSE_SECONDS if time.monotonic() - started > LASTING_SECONDS else pause
-            log.error(
-                "the page's process has ended; it is started again", how=describe_end(status), pause=pause
-            )
-            await anyio.sleep(pause)
-            pause = min(2 * pause, LONGEST_PAUSE_SECONDS)
-
-
-async def _run(order: bytes, listener: int) -> int | None:
-    """One process, from its start to its end; returns its status."""
+async def _run(order: bytes, listener: int, changed: anyio.Event) -> int | None:
+    """One process, from its start to its end, or until this has changed; returns its status."""
     try:
         child = await children.start(MODULE, Relayed("page", "process"), listener)
     except OSError as error:
@@ -84,6 +98,15 @@ async def _run(order: bytes, listener: int) -> int | None:
             connection.setblocking(True)
             with suppress(OSError):  # it has ended already
                 await to_thread.run_sync(connection.sendall, order)
-        return await child.process.wait()
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(_end_when, changed, child.process)
+            await child.process.wait()
+            tasks.cancel_scope.cancel()
+        return child.process.returncode
     finally:
         await children.end(child.process)
+
+
+async def _end_when(changed: anyio.Event, process: anyio.abc.Process) -> None:
+    await changed.wait()
+    await children.end(process)

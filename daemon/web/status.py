@@ -8,6 +8,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 import anyio
 import msgspec
@@ -23,7 +24,7 @@ from daemon.monitoring.devices import STATES
 from daemon.monitoring.disks import Disks
 from daemon.monitoring.inboxes import Count
 from daemon.monitoring.metrics import Metrics
-from daemon.monitoring.snapshot import LaneState, SegmentState, Snapshot, WorkerState
+from daemon.monitoring.snapshot import ExchangeState, LaneState, SegmentState, Snapshot, WorkerState
 from daemon.pipeline import Pipeline
 from daemon.upkeep.schedule import Upkeep
 
@@ -55,7 +56,8 @@ class Status:
         self._metrics = metrics
         self._counts = metrics.counts
         self.upkeep = upkeep
-        self.reloading: Reloading | None = None  # set by the service
+        self.reloading: Reloading[Any] | None = None  # set by the service
+        self.exchange: Callable[[], ExchangeState] = ExchangeState
         self._notices = notices or {}
         metrics.noticed(self._notices)
         self._started = time.monotonic()
@@ -71,8 +73,7 @@ class Status:
             metrics.follow_sink(delivery.name, delivery.state)
         for look in pipeline.looks:
             metrics.follow_look(look.desk.name, look.state)
-        for name in self._lanes():
-            metrics.queue_depth.labels(name).set_function(partial(self._queued, name))
+        self._follow_queues()
 
     def snapshot(self) -> Snapshot:
         pipeline, counts = self._pipeline, self._counts
@@ -108,18 +109,24 @@ class Status:
             uptime_seconds=round(time.monotonic() - self._started, 1),
             upkeep=self.upkeep.chores() if self.upkeep else [],
             outdated=self._outdated,
+            exchange=self.exchange(),
         )
 
     async def complete_snapshot(self, *, at_end: bool = False) -> Snapshot:
         """The snapshot, with what takes longer to find out: the GPUs, what each stage has done, and the number of files that
         have results of earlier models, as of the last few seconds or, at the end of a run, as of now."""
         if at_end or time.monotonic() >= self._count_again_at:
-            self._count_again_at = time.monotonic() + OUTDATED_SECONDS
-            # a damaged ledger is reported elsewhere
-            with contextlib.suppress(VisiondError, sqlite3.Error):
-                self._outdated = await to_thread.run_sync(self._count_outdated)
+            await self.count_outdated()
         gpus = await to_thread.run_sync(self._metrics.gpu_states)
         return msgspec.structs.replace(self.snapshot(), gpus=gpus, stages=self._metrics.stage_states())
+
+    async def count_outdated(self) -> Outdated | None:
+        """How many files have results of earlier models, as of now; None if that cannot be found out."""
+        self._count_again_at = time.monotonic() + OUTDATED_SECONDS
+        # a damaged ledger is reported elsewhere
+        with contextlib.suppress(VisiondError, sqlite3.Error):
+            self._outdated = await to_thread.run_sync(self._count_outdated)
+        return self._outdated
 
     async def refresh(self) -> None:
         """Update the gauges that are not updated by events. Called before a scrape."""
@@ -147,6 +154,17 @@ class Status:
         for look in self._pipeline.looks:
             look.station.measure()
 
+    def models_changed(self, notices: dict[str, str], settings_digest: str) -> None:
+        """All stations have other models now."""
+        self._notices, self._settings_digest = notices, settings_digest
+        self._metrics.noticed(notices)
+        self._count_again_at = 0.0
+        self._follow_queues()
+
+    def _follow_queues(self) -> None:
+        for name in self._lanes():
+            self._metrics.queue_depth.labels(name).set_function(partial(self._queued, name))
+
     def unhealthy(self) -> list[str]:
         """The workers that are not ready, with the cause. Empty if the daemon is healthy."""
         return [
@@ -157,8 +175,9 @@ class Status:
         ]
 
     def is_dead(self) -> bool:
-        """Whether a segment has no worker left, not even one that is still loading or waits for memory."""
-        return any(
+        """Whether a segment has no worker left, not even one that is still loading or waits for memory. During an
+        exchange of models the workers of a station end, and others follow."""
+        return self.exchange().outcome != "running" and any(
             all(
                 worker.state not in ("ready", "loading") and not worker.short_of_memory
                 for lane in lanes
@@ -221,7 +240,7 @@ class Status:
         return lanes
 
     def _queued(self, name: str) -> int:
-        return sum(lane.queued for lane in self._lanes()[name])
+        return sum(lane.queued for lane in self._lanes().get(name, []))
 
     def _workers(self) -> list[WorkerState]:
         return [worker for lanes in self._lanes().values() for lane in lanes for worker in lane.workers]

@@ -174,9 +174,11 @@ class Pool:
         self._stopping = True
         self._hurried.set()
         self._over.set()
-        for seat in self.seats:
-            if seat.worker:
-                seat.worker.dismiss()
+        for worker in [seat.worker for seat in self.seats if seat.worker]:
+            if worker.loaded:
+                worker.dismiss()
+            else:
+                worker.give_up()
 
     def health(self) -> list[WorkerState]:
         return [seat.describe() for seat in self.seats]
@@ -279,7 +281,10 @@ class Pool:
         """until_ready: is closed when the worker has loaded, or is lost."""
         if seat.quick_deaths:
             seat.state = "waiting"
-            await anyio.sleep(min(LONGEST_BACKOFF_SECONDS, BACKOFF_SECONDS * 2 ** (seat.quick_deaths - 1)))
+            with anyio.move_on_after(backoff_seconds(seat.quick_deaths)):
+                await self._over.wait()
+        if self._stopping:
+            return
         seat.state = "loading"
         try:
             on_gpu = not seat.device.startswith("cpu")
@@ -292,6 +297,8 @@ class Pool:
             log.warning("worker cannot be started", worker=seat.setup.name, error=error.strerror)
             return
         seat.worker, worker.shared = worker, bool(shared)
+        if self._over.is_set():
+            worker.give_up()
         try:
             if seat.server and shared != seat.server.shared:
                 raise WorkerLost(worker.name, "its GPU stopped being shared while it started")
@@ -365,6 +372,11 @@ class Pool:
         loss = Loss.SHARING if followed else Loss.TIMEOUT if worker.timed_out else loss
         self._metrics.worker_restarts.labels(seat.device, loss.value).inc()
         log.warning("worker lost", worker=worker.name, device=seat.device, cause=seat.last_cause)
+
+
+def backoff_seconds(deaths: int) -> float:
+    """How long a seat waits before another worker is started there. deaths: in a row."""
+    return min(LONGEST_BACKOFF_SECONDS, BACKOFF_SECONDS * 2.0 ** (deaths - 1))
 
 
 def rest_seconds(rests: int) -> float:

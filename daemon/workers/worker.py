@@ -173,6 +173,11 @@ class Worker:
             with contextlib.suppress(OSError):
                 self._send(Stop())
 
+    def give_up(self) -> None:
+        """End it while it loads: it does not listen yet."""
+        with contextlib.suppress(ProcessLookupError):
+            self.process.kill()
+
     def leave(self) -> None:
         """Let it finish the batches that it has, and exit, so that its device's memory is free."""
         self.leaving = True

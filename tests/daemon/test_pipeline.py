@@ -23,6 +23,7 @@ from daemon.results import publisher
 from daemon.results.judge import Judge
 from daemon.service import Service
 from daemon.stations import station
+from daemon.stations.shift import Shift
 from daemon.system.clock import steady_seconds
 from daemon.workers.pool import Pool
 from stages.base import Reason
@@ -262,7 +263,7 @@ def asking() -> Any:
         while await coordinator.next_jobs():
             pass
 
-    return SimpleNamespace(run=run, drain=lambda: None)
+    return SimpleNamespace(run=run, drain=lambda **_: None)
 
 
 @pytest.mark.anyio
@@ -380,7 +381,7 @@ async def test_what_a_lost_station_has_committed_is_published_before_a_stop(
     ended = await coordinator.end(endings)
     await coordinator.take_back([], endings, ended)
     assert coordinator.unfinished == 1
-    coordinator.stations = [asking()]
+    coordinator.shifts = [Shift(asking(), coordinator)]
     coordinator.drain()
     with anyio.fail_after(5):
         await coordinator.run()

@@ -170,6 +170,7 @@ def test_a_new_token_and_certificate_are_used_after_a_reload(tmp_path: Path) -> 
             "changed": [],
             "waiting": [],
             "problems": [],
+            "exchanging": [],
         }
         assert shown() != before
         assert (answers("first"), answers("second")) == (401, 200)

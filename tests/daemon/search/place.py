@@ -29,6 +29,7 @@ class Place:
     def __init__(self, state: Path, spec: StageSpec | None = None) -> None:
         """spec: of the stage whose text tower compares sentences."""
         self.state = state
+        self.generation = 0  # of the models that images get results of
         self.ledger = Ledger(state / "ledger.sqlite")
         self._run(self.ledger.register([(Path("/srv/inbox"), 0)], MODELS))
         self.reader = Reader(self.ledger.path)
@@ -49,6 +50,8 @@ class Place:
 
     async def _annotate(self, text: str, answers: Answers) -> None:
         jobs = await self.ledger.next_jobs(9, ())
+        for job in jobs:
+            job.generation = self.generation
         endings = [
             done(job, data=job.path + bytes([job.version.size])) if text else failed(job) for job in jobs
         ]
@@ -60,10 +63,15 @@ class Place:
         await self.ledger.end(endings)
         await self.ledger.mark_emitted([Placed(ending.job.id) for ending in endings])
 
-    def begin_with(self, fingerprint: str) -> None:
-        """The daemon starts again with another model for OCR."""
-        models = [Model("ocr", fingerprint, ""), *MODELS[1:]]
+    def begin_with(self, fingerprint: str, stage: str = "ocr") -> None:
+        """The daemon starts again with another model for a stage."""
+        models = [Model(stage, fingerprint, "") if model.stage == stage else model for model in MODELS]
         self._run(self.ledger.register([(Path("/srv/inbox"), 0)], models))
+
+    def exchange(self, fingerprint: str, stage: str) -> None:
+        """From now on, images get results of this model, while the daemon works."""
+        models = [Model(stage, fingerprint, "") if model.stage == stage else model for model in MODELS]
+        self.generation = self._run(self.ledger.generations.begin(models))
 
     def put_back(self, image: int) -> None:
         self._run(self.ledger.put_back(JobStatus.DONE, [image]))

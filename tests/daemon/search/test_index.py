@@ -168,6 +168,20 @@ def test_an_index_that_somebody_deletes_is_made_again(place: Place, tmp_path: Pa
     assert place.find("word") == [1]
 
 
+def test_embeddings_of_two_models_are_never_compared_with_each_other(place: Place) -> None:
+    clip = {"embedding": {"dim": 2, "dtype": "float16", "base64": "AAAAPA=="}, "tags": []}
+    place.add("a.jpg", "one", clip=clip)
+    place.add("b.jpg", "two", clip=clip)
+    place.exchange("clip-2", "clip")
+    place.add("c.jpg", "three", clip=clip)
+    place.search.catch_up()
+    before, after = (place.search.index.matrix(maker) for maker in ("clip-1", "clip-2"))
+    assert before is not None
+    assert after is not None
+    assert before[0] != after[0]
+    assert (before[1:], after[1:]) == ((2, 2), (1, 2)), "rows and size"
+
+
 def test_images_of_a_model_that_came_later_are_found(place: Place) -> None:
     place.find("")
     place.begin_with("ocr-2")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import socket
@@ -27,6 +28,13 @@ def read(port: int, path: str = "/") -> str:
     return content
 
 
+def try_to_read(port: int, path: str) -> str:
+    """Empty if the process ended while it had the request."""
+    with contextlib.suppress(OSError):
+        return read(port, path)
+    return ""
+
+
 def test_a_page_that_dies_comes_back_and_the_work_goes_on(tmp_path: Path) -> None:
     port = free_port()
     place = Place(tmp_path, {"page": {"listen": f"127.0.0.1:{port}"}})
@@ -40,6 +48,19 @@ def test_a_page_that_dies_comes_back_and_the_work_goes_on(tmp_path: Path) -> Non
         assert read(port).count("class=") > 3, "a request that comes meanwhile waits for the next process"
         second = wait_for(lambda: page_process(daemon.process.pid), "the next process")
         assert second != first
+
+
+def test_after_an_exchange_of_models_the_page_has_the_new_ones_too(tmp_path: Path) -> None:
+    """Its search has to understand sentences with the model that makes the embeddings."""
+    port = free_port()
+    place = Place(tmp_path, {"page": {"listen": f"127.0.0.1:{port}"}})
+    with Daemon(place) as daemon:
+        assert "float16" not in read(port, "/settings")
+        place.configure({"stages": {"clip": {"dtype": "float16"}}})
+        place.command("reload")
+        wait_for(lambda: "float16" in try_to_read(port, "/settings"), "the new settings")
+        assert not list(daemon.events("the page's process has ended; it is started again"))
+        assert daemon.stop() == 0
 
 
 def test_a_page_whose_address_is_in_use_holds_nothing_up(tmp_path: Path) -> None:

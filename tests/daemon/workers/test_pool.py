@@ -33,14 +33,28 @@ line.recv(1)
 
 @contextlib.asynccontextmanager
 async def running() -> AsyncIterator[Seat]:
-    """A pool of one seat, which starts the program in sys.executable."""
+    """The seat of a pool, which starts the program in sys.executable."""
+    async with working() as pool:
+        yield pool.seats[0]
+
+
+@contextlib.asynccontextmanager
+async def working(ended: anyio.Event | None = None) -> AsyncIterator[Pool]:
+    """ended: set when the pool ends."""
     setup = Setup("w/0", "cpu", [], slab_bytes=0, threads=1, decoders=1, limits=Limits(), cascade=None)
     seat = Seat(setup, "cpu", {})
     with contextlib.closing(Slab(1 << 20)) as slab:
         async with anyio.create_task_group() as tasks:
             settings = PipelineSection(load_timeout_seconds=PATIENCE, batch_timeout_seconds=PATIENCE)
-            tasks.start_soon(Pool("w", [seat], slab.fd, settings, Metrics()).run)
-            yield seat
+            workers = Pool("w", [seat], slab.fd, settings, Metrics())
+
+            async def work() -> None:
+                await workers.run()
+                if ended:
+                    ended.set()
+
+            tasks.start_soon(work)
+            yield workers
             tasks.cancel_scope.cancel()
 
 
@@ -73,3 +87,26 @@ async def test_a_message_that_is_too_long_ends_the_worker_and_uses_no_memory(
     monkeypatch.setattr(sys, "executable", str(babbler))
     async with running() as seat:
         await until(lambda: seat.last_cause == f"it sent an invalid message: a message of {1 << 31} bytes")
+
+
+SLEEPER = "#!/bin/sh\nexec sleep 600\n"
+
+
+@pytest.mark.parametrize("state", ["new", "loading", "waiting"])
+async def test_a_pool_that_is_stopped_waits_for_no_worker_that_is_not_ready(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, state: str
+) -> None:
+    program = tmp_path / "program"
+    program.write_text("#!/bin/sh\nexit 3\n" if state == "waiting" else SLEEPER)
+    program.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(program))
+    monkeypatch.setattr(pool, "BACKOFF_SECONDS", 600.0)
+    ended = anyio.Event()
+    async with working(ended) as workers:
+        if state == "loading":
+            await until(lambda: workers.seats[0].worker is not None)
+        elif state == "waiting":
+            await until(lambda: workers.seats[0].state == "waiting")
+        workers.stop()
+        with anyio.fail_after(PATIENCE):
+            await ended.wait()

@@ -1,0 +1,1 @@
+"""Exchanges the models of stations while the daemon works."""

@@ -1,0 +1,74 @@
+"""Jobs of two generations of models at the same time: each result belongs to the model that gave it."""
+
+from __future__ import annotations
+
+import contextlib
+
+import pytest
+
+from daemon.jobs import Job
+from daemon.ledger.ledger import Ledger
+from daemon.ledger.record import Model
+from daemon.ledger.records import Reader
+from stages.registry import ORDER
+from tests.makers import MODELS, admit, complete, done, make_outputs, read
+
+NEW = [Model("yolo", "yolo-2", ""), *(model for model in MODELS if model.stage != "yolo")]
+
+
+async def read_two(ledger: Ledger) -> tuple[Job, Job]:
+    """Two jobs with the same bytes, one of each generation."""
+    before, after = await admit(ledger, b"a.jpg", b"b.jpg")
+    after.generation = await ledger.generations.begin(NEW)
+    return read(before), read(after)
+
+
+@pytest.mark.anyio
+async def test_what_both_models_said_of_the_same_bytes_is_kept_apart(ledger: Ledger) -> None:
+    before, after = await read_two(ledger)
+    before.outputs, after.outputs = make_outputs(3), make_outputs(3) | make_outputs(7, ["yolo"])
+    said = [job.outputs["yolo"].payload for job in (before, after)]
+    assert said[0] != said[1]
+    endings = [done(before, data=b"an image"), done(after, data=b"an image")]
+    written = await complete(ledger, *endings)
+    with contextlib.closing(Reader(ledger.path)) as reader:
+        stored = [record for name in ("a.jpg", "b.jpg") for record in reader.find(name)]
+    for records in (written, stored):
+        assert [record.outputs["yolo"].payload for record in records] == said
+        made_by = [next(m for m in record.models if m.stage == "yolo").fingerprint for record in records]
+        assert made_by == ["yolo-1", "yolo-2"]
+        assert not any(record.damage for record in records)
+
+
+@pytest.mark.anyio
+async def test_a_job_gets_no_result_of_another_generations_model(ledger: Ledger) -> None:
+    before, after = await read_two(ledger)
+    before.outputs = make_outputs()
+    await ledger.keep([before])
+    await ledger.recall([after])
+    assert after.outputs.keys() == set(ORDER) - {"yolo"}
+    again = read(before)
+    again.outputs = {}
+    await ledger.recall([again])
+    assert again.outputs.keys() == set(ORDER)
+
+
+@pytest.mark.anyio
+async def test_results_of_earlier_models_are_outdated_from_the_end_of_an_exchange_on(ledger: Ledger) -> None:
+    before, _ = await read_two(ledger)
+    await complete(ledger, done(before))
+    with contextlib.closing(Reader(ledger.path)) as reader:
+        inboxes = reader.inboxes().values()
+        assert reader.count_outdated(inboxes, every_stage=True).files == 0
+        await ledger.generations.make_current(1)
+        assert reader.count_outdated(inboxes, every_stage=True).files == 1
+
+
+@pytest.mark.anyio
+async def test_a_check_of_the_ledger_knows_models_that_came_while_it_ran(ledger: Ledger) -> None:
+    before, after = await read_two(ledger)
+    await complete(ledger, done(before))
+    with contextlib.closing(Reader(ledger.path)) as reader:
+        reader.models = dict(list(reader.models.items())[: len(MODELS)])
+        await complete(ledger, done(after))
+        assert list(reader.damaged_rows()) == []
