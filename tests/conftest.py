@@ -23,6 +23,9 @@ from daemon.workers.worker import Worker
 from tests.daemon_process import GLANCE
 from tests.makers import MODELS, Commits
 
+COMPUTING = ("acceptance", "stages", "training")  # folders whose tests compute; those of the others wait
+LONGEST = "faults"
+
 gc.disable()  # while the tests are collected: what a module makes stays
 keep_memory()  # as in workers, whose stages the tests run
 # Under nohup the daemons of the tests would ignore it, as they should.
@@ -35,6 +38,25 @@ if not Path("/dev/nvidiactl").exists():
 
 hypothesis.settings.register_profile("visiond", database=None, deadline=None)
 hypothesis.settings.load_profile("visiond")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """If several processes run the tests, files whose tests compute alternate with files whose tests wait: so one
+    process computes while another waits. The folder with the longest of those that wait comes first."""
+    if not hasattr(config, "workerinput"):
+        return
+    files: dict[Path, list[pytest.Item]] = {}
+    for item in items:
+        files.setdefault(item.path, []).append(item)
+    folders = {path: path.relative_to(config.rootpath).parts[1] for path in files}
+    computing = [path for path in files if folders[path] in COMPUTING]
+    waiting = sorted((path for path in files if path not in computing), key=lambda p: folders[p] != LONGEST)
+    shares = [
+        ((place + 0.5) / len(paths), path)
+        for paths in (computing, waiting)
+        for place, path in enumerate(paths)
+    ]
+    items[:] = [item for _, path in sorted(shares) for item in files[path]]
 
 
 def pytest_collection_finish() -> None:

@@ -36,14 +36,13 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from tests import checker
-from tests.forked import run_forked
+from tests.forked import TOKEN, TOKEN_BYTES, Forked, run_forked
 
 STAGES = ("ocr", "yolo", "clip", "blip")
 PATIENCE = float(os.environ.get("VISIOND_PATIENCE") or 60.0)  # seconds after which a test gives up
 GLANCE = 0.04  # between two polls
 # By how much a promised time may be exceeded if other tests share cores and disk; `make faults` runs alone.
 SLACK_SECONDS = 0.0 if os.environ.get("VISIOND_ALONE") else 20.0
-TOKEN = "VISIOND_TEST_TOKEN"
 
 DEFAULTS: dict[str, Any] = {
     "pipeline": {
@@ -122,7 +121,7 @@ class Place:
 
     def __init__(self, folder: Path, settings: Mapping[str, Any] | None = None) -> None:
         self.folder = folder
-        self.token = secrets.token_hex(8)
+        self.token = secrets.token_hex(TOKEN_BYTES)
         self.config = folder / "daemon.toml"
         self.settings = _merge(DEFAULTS, settings or {})
         self.settings.setdefault("inbox", [{"settle_seconds": 0.1}])
@@ -412,30 +411,30 @@ class Daemon:
         **environment: str,
     ) -> None:
         """prefix: a command that replaces itself by the daemon.
-        stderr: a descriptor in place of the log's file."""
+        stderr: a descriptor in place of the log's file.
+
+        Where the start itself matters, it imports all it needs: with one of these, with a changed Python, or if
+        the test does not wait until it is ready. Otherwise the tests' server has done that.
+        """
         self.place = place
         self.notify = NotifySocket(place.folder / "notify")
         self._log = place.folder / f"log-{secrets.token_hex(4)}.jsonl"
-        environment = {TOKEN: place.token, "NOTIFY_SOCKET": str(self.notify.path)} | environment
+        told = ["run", *options, "--config", str(place.config)]
+        changes = {TOKEN: place.token, "NOTIFY_SOCKET": str(self.notify.path)} | environment
+        starts = not ready or prefix or stderr is not None or "PYTHONPATH" in {**os.environ, **environment}
+        self.process: subprocess.Popen[bytes] | Forked
         with self._log.open("wb") as log:
-            self.process = subprocess.Popen(
-                [
-                    *prefix,
-                    sys.executable,
-                    "-P",
-                    "-m",
-                    "daemon",
-                    "run",
-                    *options,
-                    "--config",
-                    str(place.config),
-                ],
-                env={**os.environ, **environment},
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log if stderr is None else stderr,
-                start_new_session=True,
-            )
+            if starts:
+                self.process = subprocess.Popen(
+                    [*prefix, sys.executable, "-P", "-m", "daemon", *told],
+                    env={**os.environ, **changes},
+                    stdin=subprocess.DEVNULL,
+                    stdout=log,
+                    stderr=log if stderr is None else stderr,
+                    start_new_session=True,
+                )
+            else:
+                self.process = Forked(told, Path.cwd(), {**os.environ, **changes}, log, log, session=True)
         self._ready = ready
 
     def __enter__(self) -> Daemon:
@@ -571,6 +570,11 @@ class Daemon:
         self.signal(signal.SIGTERM)
         return self.wait_end(timeout)
 
+    def pause(self) -> None:
+        """SIGSTOP; returns when all its threads stand still."""
+        self.signal(signal.SIGSTOP)
+        wait_for(lambda: state_of(self.process.pid) == "T", "a daemon that stands still")
+
     def kill(self, *, group: bool = False) -> None:
         """kill -9, the daemon alone or with all its children."""
         if self.alive():
@@ -620,6 +624,11 @@ def running(module: str, processes: Iterable[int]) -> list[int]:
     process has its own program, it looks like its parent."""
     found = {pid for pid in processes if module.encode() in command_of(pid)}
     return sorted(pid for pid in found if _parent_of(pid) not in found)
+
+
+def state_of(pid: int) -> str:
+    """As in proc(5), for example "T" if a signal has stopped it."""
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
 
 
 def _parent_of(pid: int) -> int:

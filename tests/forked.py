@@ -1,31 +1,95 @@
-"""Runs a command of visiond in a process that starts with everything imported.
+"""Starts `visiond` in a process that begins with everything imported.
 
-Most of a short command's time goes into its imports, and the tests run a thousand of them. A server of this
-test process imports them once and forks for each command; from `main` on this is what `visiond` does, in a
-separate process. Daemons of the tests, and commands with a prefix, start without it.
+Most of a short command's time goes into its imports, and a daemon's take half a second; the tests start more than a
+thousand of both. A server of this test process imports them once and forks for each (tests/forking.py).
 """
 
 from __future__ import annotations
 
-import multiprocessing
+import atexit
+import functools
+import json
 import os
+import select
+import signal
+import socket
 import subprocess
 import sys
 import threading
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import IO
 
-# What commands import when they are called, in addition to what the module of the commands imports itself.
-PRELOADED = [
-    "daemon.cli.commands",
-    "daemon.terminal.progress",
-    "daemon.service",
-    "daemon.sidecar",
-    "daemon.system.stray",
-]
+from tests.forking import NUMBER
 
-_server = multiprocessing.get_context("forkserver")
-_server.set_forkserver_preload(PRELOADED)
+TOKEN = "VISIOND_TEST_TOKEN"  # names, in the environment of each process, the place that it was started for
+TOKEN_BYTES = 8
+_ENVIRONMENT = dict(os.environ)  # before a test changes it
+
+
+class Forked:
+    """A `visiond` that is running, with the methods of subprocess.Popen. It is a child of the server."""
+
+    def __init__(
+        self,
+        arguments: Sequence[str],
+        folder: str | Path,
+        environment: Mapping[str, str],
+        stdout: IO[bytes],
+        stderr: IO[bytes],
+        *,
+        session: bool = False,
+    ) -> None:
+        self.args = ["visiond", *arguments]
+        self.returncode: int | None = None
+        self._reports, report = os.pipe()
+        self._ending = threading.Lock()
+        request = {
+            "arguments": [*arguments],
+            "folder": str(folder),
+            "environment": {**environment},
+            "session": session,
+        }
+        with open(os.devnull, "rb") as stdin:
+            streams = [stdin.fileno(), stdout.fileno(), stderr.fileno(), report]
+            socket.send_fds(_server(), [json.dumps(request).encode()], streams)
+        os.close(report)
+        self.pid = self._read_report()
+
+    def poll(self) -> int | None:
+        return self._end_within(0)
+
+    def wait(self, timeout: float) -> int:
+        """Raises TimeoutExpired."""
+        if self._end_within(timeout) is None:
+            raise subprocess.TimeoutExpired(self.args, timeout)
+        assert self.returncode is not None
+        return self.returncode
+
+    def send_signal(self, signum: int) -> None:
+        if self.poll() is None:
+            os.kill(self.pid, signum)
+
+    def terminate(self) -> None:
+        self.send_signal(signal.SIGTERM)
+
+    def kill(self) -> None:
+        self.send_signal(signal.SIGKILL)
+
+    def _end_within(self, seconds: float) -> int | None:
+        with self._ending:
+            if self.returncode is None:
+                reports = select.poll()
+                reports.register(self._reports, select.POLLIN)
+                if reports.poll(1000 * seconds):
+                    self.returncode = self._read_report()
+                    os.close(self._reports)
+            return self.returncode
+
+    def _read_report(self) -> int:
+        report = os.read(self._reports, NUMBER.size)
+        assert report, "the server of forked processes has ended"
+        return int(NUMBER.unpack(report)[0])
 
 
 def run_forked(
@@ -34,35 +98,38 @@ def run_forked(
     """`visiond` with these arguments in a folder, until it ends. output: a path for its output,
     which is removed afterwards."""
     streams = [output.with_suffix(f".{name}") for name in ("stdout", "stderr")]
-    process = _server.Process(target=_be_visiond, args=(arguments, folder, dict(environment), streams))
-    process.start()
-    process.join(timeout)
-    if process.exitcode is None:
+    with streams[0].open("wb") as stdout, streams[1].open("wb") as stderr:
+        process = Forked(arguments, folder, environment, stdout, stderr)
+    try:
+        status = process.wait(timeout)
+    except subprocess.TimeoutExpired:
         process.kill()
-        process.join()
-        raise subprocess.TimeoutExpired(
-            ["visiond", *arguments], timeout, *(stream.read_bytes() for stream in streams)
-        )
-    stdout, stderr = (stream.read_text() for stream in streams)
+        process.wait(timeout)
+        output_so_far = (stream.read_bytes() for stream in streams)
+        raise subprocess.TimeoutExpired(process.args, timeout, *output_so_far) from None
+    said = [stream.read_text() for stream in streams]
     for stream in streams:
         stream.unlink()
-    return subprocess.CompletedProcess(["visiond", *arguments], process.exitcode, stdout, stderr)
+    return subprocess.CompletedProcess(process.args, status, *said)
 
 
-def _be_visiond(
-    arguments: Sequence[str], folder: Path, environment: Mapping[str, str], streams: Sequence[Path]
-) -> None:
-    import daemon
-    from daemon import cli
+@functools.cache
+def _server() -> socket.socket:
+    """A socket to the server, which ends when this process does."""
+    ours, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    program = Path(__file__).with_name("forking.py")
+    with its:
+        server = subprocess.Popen(
+            [sys.executable, "-P", program, str(its.fileno()), TOKEN],
+            env={**_ENVIRONMENT, TOKEN: "0" * 2 * TOKEN_BYTES},
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            pass_fds=[its.fileno()],
+        )
 
-    assert threading.active_count() == 1, "what has threads may not be forked"
-    os.environ.clear()
-    os.environ.update(environment)
-    os.chdir(folder)
-    for number, stream in enumerate(streams, 1):
-        descriptor = os.open(stream, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-        os.dup2(descriptor, number)
-        os.close(descriptor)
-    # as by `python -m daemon`
-    sys.argv = [os.path.join(os.path.dirname(daemon.__file__), "__main__.py"), *arguments]
-    cli.main()
+    def end() -> None:
+        ours.close()
+        server.wait()
+
+    atexit.register(end)
+    return ours

@@ -64,9 +64,10 @@ class VisionStage(Stage, Generic[Output]):
         return load_known(self.models, spec.files["model"], dtype_of(spec), self.device, spec.spread, small)
 
     def warm_up(self) -> None:
-        """Run one full batch of black images. Call it while the device is held."""
+        """Run one full batch of black images: a GPU then has its memory and its kernels. A CPU needs neither, and one
+        image shows that the model runs. Call it while the device is held."""
         blank = torch.zeros(3, *BLANK_SIZE, dtype=torch.uint8, device=self.device)
-        self.forward([blank] * self.spec.batch_size)
+        self.forward([blank] * (1 if self.device == "cpu" else self.spec.batch_size))
         synchronize(self.device)
 
     def forward_batches(self, images: Sequence[Image]) -> Iterator[tuple[Sequence[Image], Output]]:

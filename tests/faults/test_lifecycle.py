@@ -401,8 +401,7 @@ def test_the_watchdog_is_not_fed_while_the_event_loop_is_blocked(tmp_path: Path)
     place = Place(tmp_path)
     with Daemon(place, **OFTEN) as daemon:
         assert daemon.notify.wait(lambda notices: fed(notices) >= 3, PATIENCE, daemon.alive)
-        daemon.signal(signal.SIGSTOP)  # what blocks the loop does not matter: here it is all threads
-        os.waitid(os.P_PID, daemon.process.pid, os.WSTOPPED)
+        daemon.pause()  # what blocks the loop does not matter: here it is all threads
         stopped = daemon.notify.catch_up()
         assert not daemon.notify.wait(lambda notices: len(notices) > stopped, WATCHDOG_SECONDS, daemon.alive)
         daemon.signal(signal.SIGCONT)

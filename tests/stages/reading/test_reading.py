@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -195,19 +195,25 @@ def test_the_result_of_ppocr_is_as_before() -> None:
     assert msgspec.json.encode(decode("ocr", read)) == read
 
 
-def test_a_warm_up_is_short_and_leaves_the_limit_as_it_was(
+def test_a_warm_up_is_short_on_a_cpu_of_one_image_and_leaves_the_limit_as_it_was(
     make_reader: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     lengths: list[int] = []
-    generate = ReaderStage.generate
+    batches: list[int] = []
+    generate, forward = ReaderStage.generate, ReaderStage.forward
 
     def count(stage: ReaderStage, *arguments: Any, **named: Any) -> torch.Tensor:
         lengths.append(stage.limits["max_new_tokens"])
         return generate(stage, *arguments, **named)
 
+    def count_images(stage: ReaderStage, pixels: Sequence[torch.Tensor]) -> torch.Tensor:
+        batches.append(len(pixels))
+        return forward(stage, pixels)
+
     monkeypatch.setattr(ReaderStage, "generate", count)
+    monkeypatch.setattr(ReaderStage, "forward", count_images)
     stage = make_stage(make_reader("paddleocr_vl"), tmp_path, max_new_tokens=500)
-    assert lengths == [WARM_UP_TOKENS]
+    assert (lengths, batches) == ([WARM_UP_TOKENS], [1])
     assert stage.limits == {"max_new_tokens": 500}
 
 

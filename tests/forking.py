@@ -1,0 +1,138 @@
+"""A process that has imported what visiond needs, and forks for each `visiond` that a test starts.
+
+Run as a program by tests/forked.py, which tells it what to start over a socket. Each fork then does what
+`python -P -m daemon` does from its first line on, with an environment, folder and streams of its own; a daemon has
+its own session too, and ends as an interpreter ends. Only the imports are shared. /proc shows this program's command
+line for it.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import ctypes
+import gc
+import importlib
+import json
+import os
+import runpy
+import selectors
+import signal
+import socket
+import struct
+import sys
+import threading
+import traceback
+from pathlib import Path
+from typing import Any
+
+# What commands import when they are called, in addition to what the module of the commands imports itself.
+IMPORTED = [
+    "daemon.cli.commands",
+    "daemon.terminal.progress",
+    "daemon.service",
+    "daemon.sidecar",
+    "daemon.system.stray",
+]
+REQUEST_BYTES = 1 << 18
+NUMBER = struct.Struct("i")  # how a report is sent: the process id, and at the end the exit status
+
+
+def main() -> None:
+    requests = socket.socket(fileno=int(sys.argv[1]))
+    token = sys.argv[2]
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the tests, which then close the socket
+    gc.disable()
+    for name in IMPORTED:
+        importlib.import_module(name)
+    gc.freeze()
+    gc.enable()
+    assert threading.active_count() == 1, "what has threads may not be forked"
+    if request := serve(requests):
+        become(token, **request)
+        if request["session"]:
+            runpy.run_module("daemon", run_name="__main__", alter_sys=True)
+        else:
+            run_command()
+
+
+def run_command() -> None:
+    """End without what an interpreter does at last, which takes as long as most commands."""
+    status = 0
+    try:
+        runpy.run_module("daemon", run_name="__main__", alter_sys=True)
+    except SystemExit as ending:
+        if isinstance(ending.code, str):
+            print(ending.code, file=sys.stderr)
+        status = ending.code if isinstance(ending.code, int) else bool(ending.code)
+    except BaseException:  # noqa: BLE001 - the top of a process: as the interpreter would
+        traceback.print_exc()
+        status = 1
+    threading._shutdown()  # type: ignore[attr-defined]  # waits for threads
+    atexit._run_exitfuncs()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(status)
+
+
+def serve(requests: socket.socket) -> dict[str, Any] | None:
+    """Fork for each request. Returns the request in each fork, and None in this process when the tests have ended."""
+    events = selectors.DefaultSelector()
+    events.register(requests, selectors.EVENT_READ)
+    running: dict[
+        int, tuple[int, int]
+    ] = {}  # by the descriptor of a process: its id, and where to report its end
+    while True:
+        for key, _ in events.select():
+            if key.fileobj is not requests:
+                events.unregister(key.fd)
+                os.close(key.fd)
+                pid, report = running.pop(key.fd)
+                tell(report, os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
+                os.close(report)
+                continue
+            message, descriptors, _, _ = socket.recv_fds(requests, REQUEST_BYTES, 4)
+            if not message:
+                return None
+            *streams, report = descriptors
+            if not (pid := os.fork()):
+                for number, stream in enumerate(streams):
+                    os.dup2(stream, number)
+                os.closerange(3, max(map(int, os.listdir("/proc/self/fd"))) + 1)
+                return dict(json.loads(message))
+            for stream in streams:
+                os.close(stream)
+            tell(report, pid)
+            ended = os.pidfd_open(pid)
+            running[ended] = pid, report
+            events.register(ended, selectors.EVENT_READ)
+
+
+def tell(report: int, number: int) -> None:
+    with contextlib.suppress(BrokenPipeError):  # the test waits no longer
+        os.write(report, NUMBER.pack(number))
+
+
+def become(
+    token: str, arguments: list[str], folder: str, environment: dict[str, str], *, session: bool
+) -> None:
+    """Give this process what it would have got from its parent."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    if session:
+        os.setsid()
+    if (
+        token in environment
+    ):  # by which /proc/*/environ finds it: in place, as that shows what a process began with
+        find = ctypes.CDLL(None).getenv
+        find.restype = ctypes.c_void_p
+        value = os.fsencode(environment[token])
+        assert len(value) == len(os.environ[token])
+        ctypes.memmove(find(os.fsencode(token)), value, len(value))
+    os.environ.clear()
+    os.environ.update(environment)
+    os.chdir(folder)
+    sys.argv = [str(Path(sys.modules["daemon"].__path__[0], "__main__.py")), *arguments]
+
+
+if __name__ == "__main__":
+    main()
