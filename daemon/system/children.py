@@ -104,12 +104,16 @@ def is_ending(pid: int) -> bool:
 
 
 def descendants(pid: int) -> Iterator[int]:
-    """The process's children, their children, and so on."""
+    """The process's children, their children, and so on. Processes and threads that end meanwhile are passed over."""
+    threads, children = list[Path](), list[str]()
     with contextlib.suppress(OSError):
-        for thread in Path(f"/proc/{pid}/task").iterdir():
-            for child in map(int, (thread / "children").read_text().split()):
-                yield child
-                yield from descendants(child)
+        threads = [*Path(f"/proc/{pid}/task").iterdir()]
+    for thread in threads:
+        with contextlib.suppress(OSError):
+            children += (thread / "children").read_text().split()
+    for child in map(int, children):
+        yield child
+        yield from descendants(child)
 
 
 def leave_within(seconds: float, status: int = os.EX_OK, why: str = "") -> None:

@@ -15,6 +15,7 @@ import pytest
 
 from daemon.config.loading import Config, parse
 from daemon.errors import ModelsUnusable, NoWorkersLeft
+from daemon.system.children import descendants
 from daemon.workers import pool
 from stages import processes
 from tests.daemon_process import DEFAULTS, PATIENCE, STAGES, caption_of, picture, wait_for
@@ -185,8 +186,7 @@ def test_its_workers_live_as_long_as_the_process_that_holds_it(tmp_path: Path) -
     assert holder.stdout
     with holder:
         assert holder.stdout.readline() == b"loaded\n"
-        tasks = Path(f"/proc/{holder.pid}/task").iterdir()
-        workers = [int(pid) for task in tasks for pid in (task / "children").read_text().split()]
+        workers = list(descendants(holder.pid))
         assert workers
         assert all(map(is_alive, workers))
         holder.send_signal(signal.SIGKILL)
