@@ -2,36 +2,37 @@
 
 from __future__ import annotations
 
-import collections
+import contextlib
 import os
-import re
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from tests.daemon_process import TOKEN, Daemon, Place
 
 
 def describe(daemon: Daemon) -> dict[str, Any]:
-    """What the kernel knows about a daemon that is idle, without what differs from one to the next, as the number of
-    its connections does."""
+    """What the kernel knows about a daemon, as far as its start decides it."""
     process = Path(f"/proc/{daemon.process.pid}")
     status = dict(line.split(":\t", 1) for line in (process / "status").read_text().splitlines())
-    files = [os.readlink(fd).replace(str(daemon.place.folder), "") for fd in (process / "fd").iterdir()]
     return {
-        "signals": {
-            name: value for name, value in status.items() if name.startswith("Sig") and name != "SigQ"
-        },
-        "umask, threads": (status["Umask"], status["Threads"]),
+        **{name: status[name] for name in ("SigBlk", "SigIgn", "SigCgt", "Umask")},
         "session": os.getsid(daemon.process.pid) == os.getpgid(daemon.process.pid) == daemon.process.pid,
         "folder": os.readlink(process / "cwd"),
         "stdin": os.readlink(process / "fd" / "0"),
-        "files": collections.Counter(
-            re.sub(r"\[\d+\]|log-\w+", "", file) for file in files if "socket" not in file
-        ),
         "limits": (process / "limits").read_text(),
     }
+
+
+def connections(pid: int) -> set[str]:
+    """Its pipes and sockets, which have unique names."""
+    found = set()
+    for file in Path(f"/proc/{pid}/fd").iterdir():
+        with contextlib.suppress(OSError):  # closed meanwhile
+            found.add(os.readlink(file))
+    return {file for file in found if file.startswith(("pipe:", "socket:"))}
 
 
 def test_a_forked_daemon_is_like_a_started_one(tmp_path: Path) -> None:
@@ -39,12 +40,18 @@ def test_a_forked_daemon_is_like_a_started_one(tmp_path: Path) -> None:
     for name, environment in (("forked", {}), ("started", {"PYTHONPATH": ""})):
         (tmp_path / name).mkdir()
         with Daemon(Place(tmp_path / name), **environment) as daemon:
-            daemon.place.drop_many(range(3))
-            daemon.wait_idle(3)
             found.append(describe(daemon))
             assert daemon.process.pid in daemon.place.processes()
             assert daemon.stop() == 0
     assert found[0] == found[1]
+
+
+def test_it_has_no_connection_of_the_server(tmp_path: Path) -> None:
+    with Daemon(Place(tmp_path)) as daemon:
+        server = psutil.Process(daemon.process.pid).ppid()
+        assert len(connections(server)) >= 2, "to the tests: one for requests, and one for this daemon's end"
+        assert not connections(server) & connections(daemon.process.pid)
+        daemon.kill()
 
 
 def test_its_children_get_the_environment_of_the_test_and_not_the_servers(

@@ -19,6 +19,7 @@ from asyncinotify import Inotify, Mask
 
 from tests import checker
 from tests.daemon_process import SLACK_SECONDS, Daemon, Place, wait_for
+from tests.forked import Forked
 
 INBOXES = ("keep", "move", "delete")  # one for each thing that may happen to a source
 STARTS = 0.25  # share of the kills that may come while the daemon starts
@@ -215,7 +216,7 @@ def drop_shares(place: Place, kills: int, files: int, chance: random.Random | No
         yield end - start
 
 
-def let_work(process: subprocess.Popen[bytes], seconds: float) -> None:
+def let_work(process: subprocess.Popen[bytes] | Forked, seconds: float) -> None:
     """A daemon that ends by itself before that is a separate failure."""
     try:
         status = process.wait(seconds)
