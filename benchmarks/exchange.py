@@ -1,5 +1,5 @@
 """Measures what an exchange of models costs: the rate before, during and after it, and the longest time without a finished
-image. Fake stages: each station takes 5 ms for an image, and its models take some seconds to load.
+image. With fake stages: each station takes 5 ms for an image, and its models take some seconds to load.
 
 Run: python -m benchmarks.exchange [--stations 1 2] [--load-seconds 0 2] [--rounds 3]
 """

@@ -1,6 +1,6 @@
 """A process that has imported what visiond needs, and forks for each `visiond` that a test starts.
 
-Run as a program by tests/forked.py, which tells it what to start over a socket. Each fork then does what
+Run as a program by tests/forked.py, which sends it over a socket what to start. Each fork then does what
 `python -P -m daemon` does from its first line on, with an environment, folder and streams of its own; a daemon has
 its own session too, and ends as an interpreter ends. Only the imports are shared. /proc shows this program's command
 line for it.
