@@ -66,7 +66,7 @@ def configure(folder: Path, stations: int, load: float, salt: int) -> Path:
 
 
 def measure(folder: Path, stations: int, load: float) -> Cost:
-    """Until some seconds after the exchange; the daemon gets a signal before it has done all files."""
+    """Run the daemon until some seconds after the exchange, and stop it before it has done all files."""
     file, control = configure(folder, stations, load, 0), folder / "state" / "control.sock"
     daemon = subprocess.Popen([sys.executable, "-P", "-m", "daemon", "run", "--config", file])
     try:

@@ -2706,7 +2706,7 @@ MUTANTS = [
     ),
     Mutant(
         "unpack-bytes",
-        "a bomb is refused",
+        "an archive with too many bytes is refused",
         "daemon/unpacking/folder.py",
         "elif size > self._most.bytes:",
         "elif False:",
