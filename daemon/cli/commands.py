@@ -193,7 +193,9 @@ def reload(config: ConfigOption = None, as_json: JsonOption = False) -> None:
         print(f"Changed: {', '.join(done.changed) or 'nothing'}.")
         if done.exchanging:
             keys = ", ".join(done.exchanging)
-            print(f"Models are being exchanged, because of: {keys}. `{command('status')}` shows the progress.")
+            print(
+                f"Models are being exchanged, because of: {keys}. `{command('status')}` shows the progress."
+            )
         if done.waiting:
             print(f"Restart the daemon for these: {', '.join(done.waiting)}.")
 

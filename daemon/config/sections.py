@@ -179,7 +179,9 @@ class UpkeepSection(Section):
     @model_validator(mode="after")
     def _check_uploads(self) -> Self:
         if self.backup_url and not self.backup_folder:
-            raise ValueError("backup_url needs backup_folder too: a backup is made there first, then uploaded")
+            raise ValueError(
+                "backup_url needs backup_folder too: a backup is made there first, then uploaded"
+            )
         return self
 
 

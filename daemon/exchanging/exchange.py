@@ -201,7 +201,9 @@ class Exchange:
         try:
             await self._bring(standing, None, tasks)
         except NotLoaded as error:
-            raise ModelsUnusable(f"the new models do not load: {problem}; nor do the old ones: {error}") from None
+            raise ModelsUnusable(
+                f"the new models do not load: {problem}; nor do the old ones: {error}"
+            ) from None
         if self._wanted is None:
             self._note("undone", self.state.settings, problem)
             self.undone(standing.config)
