@@ -1,5 +1,5 @@
 """Measures what an exchange of models costs: the rate before, during and after it, and the longest time without a finished
-image. Fake stages: each station takes 5 ms for an image, and its models take some seconds to load.
+image. With fake stages: each station takes 5 ms for an image, and its models take some seconds to load.
 
 Run: python -m benchmarks.exchange [--stations 1 2] [--load-seconds 0 2] [--rounds 3]
 """
@@ -66,7 +66,7 @@ def configure(folder: Path, stations: int, load: float, salt: int) -> Path:
 
 
 def measure(folder: Path, stations: int, load: float) -> Cost:
-    """Until some seconds after the exchange; the daemon gets a signal before it has done all files."""
+    """Run the daemon until some seconds after the exchange, and stop it before it has done all files."""
     file, control = configure(folder, stations, load, 0), folder / "state" / "control.sock"
     daemon = subprocess.Popen([sys.executable, "-P", "-m", "daemon", "run", "--config", file])
     try:

@@ -68,7 +68,7 @@ def find_backend(stage: str, backend: str) -> Backend:
 
 
 def find_license(stage: str, backend: str, files: Files) -> str:
-    """Of the library that a model needs, if that library asks something of those who use it; else "".
+    """The license of the library that a model needs, if it asks something of those who use it; else "".
     files: of the model, by role."""
     return find_backend(stage, backend).find_license(files)
 

@@ -41,8 +41,8 @@ hypothesis.settings.load_profile("visiond")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """If several processes run the tests, files whose tests compute alternate with files whose tests wait: so one
-    process computes while another waits. The folder with the longest of those that wait comes first."""
+    """If several processes run the tests, files whose tests compute alternate with files whose tests wait, so that
+    one process computes while another waits. The folder with the longest waiting tests comes first."""
     if not hasattr(config, "workerinput"):
         return
     files: dict[Path, list[pytest.Item]] = {}

@@ -413,8 +413,9 @@ class Daemon:
         """prefix: a command that replaces itself by the daemon.
         stderr: a descriptor in place of the log's file.
 
-        Where the start itself matters, it imports all it needs: with one of these, with a changed Python, or if
-        the test does not wait until it is ready. Otherwise the tests' server has done that.
+        A daemon is forked from the tests' server, which has imported everything. It is a new Python instead where
+        the start itself matters: with one of these arguments, with another PYTHONPATH, or if the test does not wait
+        until it is ready.
         """
         self.place = place
         self.notify = NotifySocket(place.folder / "notify")

@@ -1,6 +1,6 @@
 """A process that has imported what visiond needs, and forks for each `visiond` that a test starts.
 
-Run as a program by tests/forked.py, which tells it what to start over a socket. Each fork then does what
+Run as a program by tests/forked.py, which sends it over a socket what to start. Each fork then does what
 `python -P -m daemon` does from its first line on, with an environment, folder and streams of its own; a daemon has
 its own session too, and ends as an interpreter ends. Only the imports are shared. /proc shows this program's command
 line for it.
@@ -47,7 +47,7 @@ def main() -> None:
         importlib.import_module(name)
     gc.freeze()
     gc.enable()
-    assert threading.active_count() == 1, "what has threads may not be forked"
+    assert threading.active_count() == 1, "a process with threads must not be forked"
     if request := serve(requests):
         become(token, **request)
         if request["session"]:
@@ -57,7 +57,7 @@ def main() -> None:
 
 
 def run_command() -> None:
-    """End without what an interpreter does at last, which takes as long as most commands."""
+    """End without the interpreter's cleanup, which takes as long as most commands."""
     status = 0
     try:
         runpy.run_module("daemon", run_name="__main__", alter_sys=True)
@@ -109,7 +109,7 @@ def serve(requests: socket.socket) -> dict[str, Any] | None:
 
 
 def tell(report: int, number: int) -> None:
-    with contextlib.suppress(BrokenPipeError):  # the test waits no longer
+    with contextlib.suppress(BrokenPipeError):  # the test does not wait any more
         os.write(report, NUMBER.pack(number))
 
 
@@ -122,7 +122,7 @@ def become(
         os.setsid()
     if (
         token in environment
-    ):  # by which /proc/*/environ finds it: in place, as that shows what a process began with
+    ):  # written in place, as /proc/PID/environ shows that memory, where tests look for it
         find = ctypes.CDLL(None).getenv
         find.restype = ctypes.c_void_p
         value = os.fsencode(environment[token])

@@ -1,4 +1,4 @@
-"""A daemon that the tests' server forks is like one that is started by `python -m daemon`."""
+"""A daemon that the tests' server forks is like one that `python -m daemon` starts."""
 
 from __future__ import annotations
 

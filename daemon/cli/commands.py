@@ -171,11 +171,11 @@ def redo(
 def reload(config: ConfigOption = None, as_json: JsonOption = False) -> None:
     """Let the running daemon read its configuration again.
 
-    What can change live changes at once. Other models are checked, and then
-    brought to one station after another, while the command has ended already:
-    see `visiond status`. The other changed settings are listed and wait for a
-    restart. A configuration with problems changes nothing, and exits with 78.
-    `systemctl reload visiond` does the same.
+    Some settings change at once. New models are checked, then one station
+    after another loads them. The command does not wait for that: `visiond
+    status` shows the progress. Other changed settings are listed and wait for
+    a restart. A configuration with problems changes nothing, and the command
+    exits with 78. `systemctl reload visiond` does the same.
 
     Examples:
       visiond reload
@@ -192,8 +192,10 @@ def reload(config: ConfigOption = None, as_json: JsonOption = False) -> None:
     else:
         print(f"Changed: {', '.join(done.changed) or 'nothing'}.")
         if done.exchanging:
-            how = f"`{command('status')}` shows how far that is"
-            print(f"Models are being exchanged, for these: {', '.join(done.exchanging)}. {how}.")
+            keys = ", ".join(done.exchanging)
+            print(
+                f"Models are being exchanged, because of: {keys}. `{command('status')}` shows the progress."
+            )
         if done.waiting:
             print(f"Restart the daemon for these: {', '.join(done.waiting)}.")
 

@@ -44,7 +44,7 @@ ABOUT = {
     "[output]": "Folders for results, failed images and moved images. None of them may be inside an inbox.",
     "[output.webhook]": "The sink webhook, if output.sinks names it. docs/sinks.md describes what it posts.",
     "[output.store]": "The sink store, if output.sinks names it. docs/stores.md describes what it uploads.",
-    "[unpacking]": "Limits for files of the kinds in [[inbox]] unpack.",
+    "[unpacking]": "How files of the kinds in [[inbox]] unpack are unpacked; docs/archives.md explains it.",
     "[state]": "The daemon's own files. They must be on a local disk.",
     "[upkeep]": "Scheduled maintenance of the ledger. One task runs at a time, and none delays incoming images.",
     "[pipeline]": "The stages, the devices that run them, and limits.",
@@ -155,8 +155,8 @@ def write_markdown() -> str:
         "Every key is optional. Relative paths are relative to the file's folder. A size is a number of bytes or text\n"
         'such as `"256 MiB"`. An unknown key is refused; `visiond check` lists all problems.',
         "A key with ↻ can change while the daemon works: `systemctl reload visiond` or `visiond reload` reads the file again.\n"
-        "One with ⇄ belongs to the models: the same command brings other models to one station after another while the others\n"
-        "work on. The others change at the next start. [operations.md](operations.md#reload) has the details.",
+        "After a change of a key with ⇄, the same command exchanges the models: one station after another loads the new ones\n"
+        "while the others work on. All other keys change at the next start. [Reload](operations.md#reload) has the details.",
     ]
     for table in list_tables():
         parts += _markdown_table(table, "##")

@@ -76,7 +76,7 @@ class Exchange(Protocol[M]):
 
 
 class Reloading(Generic[M]):
-    """Reads the configuration again, and passes what can change live to the parts that use it."""
+    """Reads the configuration again, and passes what can change at once to the parts that use it."""
 
     def __init__(
         self,
@@ -131,8 +131,8 @@ class Reloading(Generic[M]):
 
 
 def take_over(old: Config, new: Config, *, exchanges: bool = False) -> tuple[Config, Reloaded]:
-    """The old configuration with those settings of the new one that can change live. exchanges: or that an exchange
-    of models changes; otherwise they wait."""
+    """The old configuration with those settings of the new one that can change at once. exchanges: also those that an
+    exchange of models changes; otherwise they wait."""
     done = Reloaded()
     merged = _merge(old, new, "", done)
     if not exchanges:
@@ -150,7 +150,7 @@ def take_over(old: Config, new: Config, *, exchanges: bool = False) -> tuple[Con
 
 
 def _merge(old: T, new: T, where: str, done: Reloaded) -> T:
-    """The section with what can change live; notes the keys that differ."""
+    """The section with what can change at once; notes the keys that differ."""
     updates: dict[str, object] = {}
     for name in type(old).model_fields:
         before, after = getattr(old, name), getattr(new, name)

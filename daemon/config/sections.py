@@ -98,8 +98,8 @@ class Inbox(Section):
     )
     unpack: list[ContainerKind] = Field(
         [],
-        description="Kinds of files that are taken apart: the files in an archive, the pages of a PDF or of a TIFF with "
-        "several, and frames of a video become images of their own. pdf and video need the extra documents.",
+        description="Kinds of files that are unpacked: the files in an archive, the pages of a PDF or a multi-page TIFF, and "
+        "frames of a video become images of their own. pdf and video need the extra `documents`.",
     )
     watch: Literal["auto", "inotify", "poll"] = Field(
         "auto",
@@ -172,14 +172,16 @@ class UpkeepSection(Section):
     )
     backup_url: Annotated[str, AfterValidator(check_bucket)] = Field(
         "",
-        description='Prefix of an object store that gets each backup too, for example "s3://bucket/backups". It must be of '
-        "this daemon alone. Credentials come from the environment.",
+        description='Prefix of an object store that gets each backup too, for example "s3://bucket/backups". No '
+        "other daemon may use it. Credentials come from the environment.",
     )
 
     @model_validator(mode="after")
     def _check_uploads(self) -> Self:
         if self.backup_url and not self.backup_folder:
-            raise ValueError("backup_url needs backup_folder too: a backup is made there, and then uploaded")
+            raise ValueError(
+                "backup_url needs backup_folder too: a backup is made there first, then uploaded"
+            )
         return self
 
 

@@ -13,12 +13,12 @@ class UnpackingSection(Section):
         100_000,
         ge=1,
         le=1_000_000,
-        description="Most files that one archive, document or video may become; of one with more nothing is unpacked.",
+        description="Most files that may come from one archive, document or video. With more, nothing of it is unpacked.",
     )
     most_bytes: ByteCount = Field(
         64 << 30,
         ge=1 << 20,
-        description="Most bytes that the files of one archive, document or video may have together, in the same way.",
+        description="Most bytes that these files may have together. With more, nothing of it is unpacked.",
     )
     dpi: int = Field(200, ge=1, le=1200, description="Resolution at which the pages of a PDF are drawn.")
     video_seconds: float = Field(

@@ -1,9 +1,9 @@
-"""An exchange of models: station after station ends its shift, and begins another one with the new models. The others
-work on meanwhile. If the new models do not load, the stations go back to those they had.
+"""An exchange of models: one station after another ends its shift, and begins another one with the new models, while the
+other stations work on. If the new models do not load, the stations go back to those that they had.
 
-A station that changes gets no more jobs, lets go of those that wait for a worker, publishes the results of the others,
+A station that changes gets no more jobs, gives back those that wait for a worker, publishes the results of the others,
 and ends its workers. Then its place is taken by a station whose workers load the new models, so a GPU never has to hold
-both. No job sees two generations: each has the generation of its station, and the ledger stores its results under the
+both. No job belongs to two generations: each has the generation of its station, and the ledger stores its results under the
 models of that one (daemon/ledger/rows.py).
 """
 
@@ -115,8 +115,8 @@ class Exchange:
             self.state = ExchangeState()
 
     async def run(self, tasks: anyio.abc.TaskGroup) -> None:
-        """Until cancelled. tasks: of the daemon, which ends with an error of them. Raises ModelsUnusable, NoWorkersLeft
-        when a station cannot go back to the models that it had."""
+        """Run exchanges until cancelled. tasks: the daemon's; an error in one of them ends it. Raises ModelsUnusable,
+        NoWorkersLeft when a station cannot go back to the models that it had."""
         while True:
             await self._asked.wait()
             self._asked = anyio.Event()
@@ -148,11 +148,11 @@ class Exchange:
         return replace(wanted, generation=generation)
 
     async def _bring(self, models: Models, wanted: Models | None, tasks: anyio.abc.TaskGroup) -> None:
-        """Bring the models to each station that has others, while these are wanted, or none: then the models are those
-        of before, and none of its workers has to be ready. Raises NotLoaded."""
+        """Bring the models to each station that has others, as long as nothing else is wanted. wanted: None: the
+        stations go back to these models, and their workers need not be ready. Raises NotLoaded."""
         for place, shift in enumerate(self.pipeline.shifts):
             if self.pipeline.draining:
-                await self.pipeline.next_jobs()  # which ends the handing out, even if no station can ask
+                await self.pipeline.next_jobs()  # ends the handing out, even if no station can ask
             if self._wanted is not wanted or self.pipeline.draining:
                 return
             if shift.generation != models.generation and not is_closed(shift.station):
@@ -201,7 +201,9 @@ class Exchange:
         try:
             await self._bring(standing, None, tasks)
         except NotLoaded as error:
-            raise ModelsUnusable(f"{error} The models before these did not load either: {problem}") from None
+            raise ModelsUnusable(
+                f"the new models do not load: {problem}; nor do the old ones: {error}"
+            ) from None
         if self._wanted is None:
             self._note("undone", self.state.settings, problem)
             self.undone(standing.config)
@@ -234,7 +236,7 @@ class Exchange:
         self._metrics.exchange_running.set(outcome == "running")
 
     def _count(self, models: Models) -> None:
-        """How many stations have these models."""
+        """Show in the status how many stations have these models."""
         changed = sum(shift.generation == models.generation for shift in self.pipeline.shifts)
         self.state = msgspec.structs.replace(self.state, changed=changed)
 

@@ -41,12 +41,12 @@ class Waiting:
         self._rounds = 0  # how often it began again
 
     def add(self, priorities: Iterable[int]) -> None:
-        """There are images of these priorities."""
+        """There may be images of these priorities from now on."""
         for priority in priorities:
             self._places.setdefault(priority, 0)
 
     def read_again(self) -> None:
-        """Begin with the first row: images that were found were lost."""
+        """Begin with the first row again: images that were found were not taken."""
         self._places = dict.fromkeys(self._places, 0)
         self._rounds += 1
 

@@ -1,7 +1,7 @@
 """Which entries fit a filter, as one bit for each number: bit n is for entry n, the lowest bit of a byte first.
 
 An entry is never changed, so a mask is read from the index once, and then only what was added since. That makes a search by
-meaning with a filter that fits most images as fast as one without."""
+meaning with a filter that fits most images about as fast as one without."""
 
 from __future__ import annotations
 

@@ -175,7 +175,7 @@ class Searcher:
     def _nearest(
         self, wanted: int, text: str = "", like: int = 0, allowed: Bits | None = None
     ) -> dict[int, float]:
-        """The publications that are nearest and still shown, with their cosines. allowed: of these only."""
+        """The publications that are nearest and still shown, with their cosines. allowed: only these."""
         folder, rows, dim = self._matrix()
         scores: dict[int, float] = {}
 
@@ -193,7 +193,7 @@ class Searcher:
         return {number: scores[number] for number in found}
 
     def _still_shown(self, allowed: Bits | None) -> Bits:
-        """Those of the allowed that the ledger shows: slow, as it reads all publications."""
+        """The allowed publications that the ledger shows. Slow, as it reads all of them."""
         with self._reader.lend() as ledger:
             shown = publications.read_shown_before(ledger, NEWEST, -1)
         bits = make_bits(shown, max(shown, default=0))

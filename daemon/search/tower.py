@@ -20,7 +20,7 @@ LENGTH_BYTES = 4  # before each message
 
 class Ask(msgspec.Struct, frozen=True):
     """text: to be embedded; empty: take the embedding of the publication `like`. folder, rows, dim: of the matrix.
-    allowed: a bit for each number, as in `masks`: of the only publications that count."""
+    allowed: a bit for each publication that may be found, as in `masks`; None: all may."""
 
     folder: str
     rows: int

@@ -28,7 +28,7 @@ class Signal(anyio.abc.TaskStatus[None]):
 
 class Shift:
     """The coordinator, as this station sees it: it gives each job its generation, and knows when the station has
-    none left."""
+    no jobs left."""
 
     def __init__(
         self,
@@ -76,7 +76,7 @@ class Shift:
         await self._staffed.wait()
 
     def accept(self) -> None:
-        """The station gets jobs from now on, and an error of it is one of the daemon."""
+        """The station gets jobs from now on, and an error in it is an error of the daemon."""
         self._accepted = True
         self._may_ask.set()
 
@@ -86,11 +86,11 @@ class Shift:
         self._staffing.cancel()
 
     def drain(self) -> None:
-        self._may_ask.set()  # it has to hear from the coordinator that there are no more
+        self._may_ask.set()  # so that the coordinator can answer that there are no more
         self.station.drain()
 
     async def finish(self) -> None:
-        """The station gets no more jobs, and lets go of those that wait for a worker. Returns when the results of the
+        """The station gets no more jobs, and gives back those that wait for a worker. Returns when the results of the
         others are published."""
         self._over = True
         self._may_ask.set()

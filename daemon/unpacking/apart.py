@@ -1,4 +1,4 @@
-"""Takes one file apart: starts the child, and writes what it sends. Runs in a thread."""
+"""Unpacks one file: starts the child, and writes what it sends. Runs in a thread."""
 
 from __future__ import annotations
 

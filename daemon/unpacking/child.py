@@ -1,4 +1,4 @@
-"""The child process that takes one file apart, with the arguments PARENT_PID CHANNEL_FD FILE_FD KIND RULES LIMITS.
+"""The child process that reads one container, with the arguments PARENT_PID CHANNEL_FD FILE_FD KIND RULES LIMITS.
 
 Libraries for archives, documents and videos crash, hang and use too much memory on bad bytes, as those for images do.
 So they run in the same kind of process as the disposable decoders: it can open no file, and has limits of memory and
@@ -84,7 +84,7 @@ class Sending:
         self._sent_at = 0.0
 
     def send_all(self, items: Iterator[Item]) -> None:
-        with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # the parent has had enough
+        with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # the parent no longer reads
             self._begin_step()
             try:
                 for item in items:

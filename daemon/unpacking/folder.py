@@ -1,8 +1,8 @@
 """The folder with what was in a file: written beside it under another name, and renamed when it is complete.
 
 Names come from strangers. A member gets a path of plain names below the folder, whatever the file says; what cannot
-have one is left out and counted. Whoever delivers files may also put a link on the way at any moment, so every folder
-is opened from the one before it, without following links.
+have one is left out and counted. Whoever delivers files may also replace a folder by a link at any moment, so every folder
+is opened from the one above it, without following links.
 
 A kill at any moment leaves no folder that looks complete and is not: a temporary folder without a mark is made
 again, and one with a mark is complete and gets its name.
@@ -26,7 +26,7 @@ from daemon.results.destinations import LONGEST_NAME, sync_file_system
 from daemon.system.beneath import READ
 
 MARK = b".visiond-unpacked"  # a file in each such folder; the watcher passes it over
-ROOM_BYTES, KEPT_SHARE = 1 << 30, 20  # of the disk, which are left free; of a small one a twentieth
+ROOM_BYTES, KEPT_SHARE = 1 << 30, 20  # left free on the disk; on a small one a twentieth
 CHECKED_BYTES = 64 << 20  # that are written between two looks at the disk
 NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
 INNER = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC | os.O_NOFOLLOW
@@ -57,7 +57,7 @@ class TooMuch(Exception):
 
 
 class NoRoom(Exception):
-    """The disk is nearly full. is_new: only since something was written, or it would be."""
+    """The disk is nearly full. is_new: because of what was written or would be written."""
 
     def __init__(self, *, is_new: bool) -> None:
         super().__init__("its disk is nearly full")
@@ -260,8 +260,8 @@ def choose_target(
     parent: int, names: Sequence[bytes], version: Version, *, moved: bool, replaces: bool
 ) -> tuple[bytes, Mark | None]:
     """Which of two names the folder gets: the first, unless it is somebody else's or (without `replaces`) still has
-    files of an earlier version; and its mark, if it is of this version. What a daemon that was killed had begun is
-    finished, if its folder was complete. Raises OSError."""
+    files of an earlier version; and its mark, if it is of this version. If a daemon was killed when its folder was
+    complete, but had not got its name yet, it gets it now. Raises OSError."""
     for name in names:
         mark = mark_of(parent, temporary_name(name))
         if mark and mark.is_of(version, moved=moved):
@@ -276,7 +276,7 @@ def choose_target(
 
 
 def mark_of(parent: int, name: bytes) -> Mark | None:
-    """What a folder is of; None if it is not one of these, or there is none."""
+    """The mark of a folder; None if it has none, or does not exist."""
     try:
         with opened(parent, name) as folder, open(os.open(MARK, READ, dir_fd=folder), "rb") as file:
             return msgspec.json.decode(file.read(), type=Mark)

@@ -25,7 +25,7 @@ LIBRARIES = {"pdf": "pypdfium2", "video": "av"}  # of the extra `documents`
 
 def kind_of(path: bytes, wanted: Collection[str]) -> str:
     """The kind of a file, if it is one of those that are wanted; else "". An archive that was in an archive stays as it
-    is: otherwise a file of some kilobytes could become as many files as it likes."""
+    is: otherwise a file of some kilobytes could become any number of files."""
     name = path.lower()
     is_inside = any(part.endswith(FOLDER) for part in path.split(b"/")[:-1])
     return next(

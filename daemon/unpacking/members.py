@@ -1,4 +1,4 @@
-"""Takes files apart, in the sealed child process: each kind yields its members, one after another.
+"""Reads what is in a file, in the sealed child process: each kind yields its members, one after another.
 
 The libraries get an open file, as the child can open none. Whatever they raise is the file's fault.
 """
@@ -113,7 +113,7 @@ def _read_entry(archive: zipfile.ZipFile, entry: zipfile.ZipInfo) -> Iterator[by
 
 class _Entry(tarfile.TarInfo):
     """An entry of a tar whose end is marked: tarfile takes a damaged header for the end, and the rest would be lost
-    without a word."""
+    without a message."""
 
     @classmethod
     def fromtarfile(cls, archive: tarfile.TarFile) -> _Entry:

@@ -1,6 +1,6 @@
-"""Takes archives, documents and videos apart, and puts what was in them into their inbox.
+"""Unpacks archives, documents and videos, each into a folder beside it in its inbox.
 
-Such a file waits in the ledger like an image, in a line of its own (ledger/waiting.py). What was in inbox/a.zip comes
+Such a file waits in the ledger like an image, in a line of its own (ledger/waiting.py). inbox/a.zip is unpacked
 into the folder inbox/a.zip.unpacked, and each file there is an image like any other: with its own row, result and
 bin, and moved or deleted as the inbox's on_success says. The archive itself is SKIPPED for the reason `unpacked`, or
 FAILED for the reason `container`; then what could be read is there all the same.
@@ -48,7 +48,7 @@ from stages.base import Reason
 
 log = structlog.get_logger()
 
-AT_ONCE, MOST_AT_ONCE = 2, 8  # files that are taken apart at least, and at most
+AT_ONCE, MOST_AT_ONCE = 2, 8  # files that are unpacked at the same time: at least, and at most
 CORES = 4  # for each of them
 CHUNK = 512  # files that get their rows together
 PAUSE_SECONDS = 1.0  # between two looks for more
@@ -229,7 +229,7 @@ class Unpacker:
             )
             return self._judge.failed(job, Failure(Reason.CONTAINER, what), time.time())
         if not outcome.files:
-            files = "nothing is in it"
+            files = "it is empty"
         log.info("unpacked", path=os.fsdecode(job.path), files=outcome.files)
         failure = Failure(Reason.UNPACKED, f"{files}{links}")
         ending = Ending(job, JobStatus.SKIPPED, time.time(), job.attempts + 1, failure=failure)

@@ -48,8 +48,8 @@ def build(wheel: Path, folder: Path) -> Path:
 
 
 def find_maintainer() -> str:
-    """Who makes the package, as Debian's tools find it out: DEBFULLNAME and DEBEMAIL, or else what git says; or else the user
-    of this machine."""
+    """Who builds the package, as Debian's tools decide: DEBFULLNAME and DEBEMAIL, else the name in git, else the user of
+    this machine."""
 
     def known(variable: str, key: str) -> str:
         if (told := os.environ.get(variable)) or not shutil.which("git"):

@@ -1,12 +1,12 @@
 """Builds the documentation as a site: `make site`.
 
 The sources stay as GitHub shows them: docs/*.md, and a few pages beside README.md, with links relative to the file. Here
-they are laid out as Zensical wants them, in one folder, and a link to a file of the code leads to a page with its text.
+they are copied into one folder, as Zensical needs them, and a link to a file of the code leads to a page with its text.
 Zensical then fails on every link and anchor that leads nowhere.
 
-Why Zensical (MIT) and not mkdocs-material (MIT): both are by the same authors, who end the latter in May 2027, and the
-MkDocs under it has a successor without its plugins. Zensical is young, so its version is pinned; what it reads is plain
-Markdown, and its settings are those of mkdocs-material, so that the way back is short."""
+Why Zensical (MIT) and not mkdocs-material (MIT): both are by the same authors, who end the latter in May 2027, and MkDocs,
+which it needs, has a successor without its plugins. Zensical is young, so its version is pinned. It reads plain Markdown
+and the settings of mkdocs-material, so it is easy to go back."""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ from torch import Tensor
 
 ROWS_AT_ONCE = 1 << 18  # of which the scores are in memory
 EXACT_AT_ONCE = 1 << 15  # of which the rows are in memory, in float32
-FEW = 16  # times CANDIDATES: as many rows take as long in float16 as a million in int8
+FEW = 16  # times CANDIDATES: so many rows take as long in float16 as a million in int8
 CANDIDATES = 1000  # the least number of rows that are compared exactly
 ROUNDING = 2.0**-8  # of bfloat16, relative
 SIGMAS = 6.0  # of the error of a score that comes from rounding to int8

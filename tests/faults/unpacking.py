@@ -1,4 +1,4 @@
-"""Kills the daemon at random moments while it takes archives apart, and lets the checker judge each member and each
+"""Kills the daemon at random moments while it unpacks archives, and lets the checker judge each member and each
 archive."""
 
 from __future__ import annotations

@@ -1752,7 +1752,7 @@ SEARCH = [
     ),
     Mutant(
         "search-redone",
-        "entries of results that were redone hide no other image that fits",
+        "entries of results that were redone do not hide other images that fit",
         "daemon/search/searcher.py",
         "if len(found) < wanted and len(scores) >= MOST_ASKED:",
         "if False:",
@@ -2507,7 +2507,7 @@ EXCHANGES = [
     ),
     Mutant(
         "exchange-trial",
-        "models that do not load end no daemon that works",
+        "models that do not load do not end a daemon that works",
         "daemon/stations/shift.py",
         "if self._accepted:",
         "if True:",
@@ -2706,7 +2706,7 @@ MUTANTS = [
     ),
     Mutant(
         "unpack-bytes",
-        "a bomb is refused",
+        "an archive with too many bytes is refused",
         "daemon/unpacking/folder.py",
         "elif size > self._most.bytes:",
         "elif False:",
@@ -2714,7 +2714,7 @@ MUTANTS = [
     ),
     Mutant(
         "unpack-files",
-        "so are too many files",
+        "an archive with too many files is refused",
         "daemon/unpacking/folder.py",
         "if files > self._most.files:",
         "if False:",

@@ -33,7 +33,7 @@ def fetch(inputs: Iterable[Input], threads: ThreadPoolExecutor) -> Iterator[Fetc
     waiting: deque[tuple[int, Input, Future[bytes] | None]] = deque()
     listed = enumerate(inputs)
     while True:
-        # Several at once: to add up what is held takes as long as to take an image.
+        # Several at once, as adding up the bytes that are held takes as long as reading an image.
         if len(waiting) <= THREADS and _held(waiting) < AHEAD_BYTES:
             for place, each in islice(listed, THREADS):
                 single = each.kind in ("file", "line")

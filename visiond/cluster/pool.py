@@ -115,7 +115,7 @@ class Pool:
             dataset = ray.data.from_arrow([to_table(unit) for unit in units]).map_batches(
                 Chain,
                 fn_constructor_args=(self._config(), self._output, self._root),
-                batch_size=1,  # a unit; Ray wants a number where GPUs are asked for
+                batch_size=1,  # a unit; Ray needs a number if GPUs are requested
                 batch_format="pyarrow",
                 compute=pool,
                 **self._needs(),

@@ -1,4 +1,4 @@
-"""Exchanges of models, with stations that are only said to load and to work."""
+"""Exchanges of models, with stations that only pretend to load and to work."""
 
 from __future__ import annotations
 

@@ -65,7 +65,9 @@ def test_an_exchange_under_load_loses_nothing_and_names_the_models_that_answered
     with Daemon(place) as daemon:
         daemon.wait_until(lambda s: s["ended_in_this_run"] > 20, "progress")
         want(place, 1)
-        assert "Models are being exchanged, for these: stages.yolo.options." in place.command("reload").stdout
+        assert (
+            "Models are being exchanged, because of: stages.yolo.options." in place.command("reload").stdout
+        )
         if losses:  # a worker, and the station of the other one
             os.kill(daemon.workers()[0], signal.SIGKILL)
             os.kill(stations_of(place)[1], signal.SIGKILL)

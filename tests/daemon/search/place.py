@@ -29,7 +29,7 @@ class Place:
     def __init__(self, state: Path, spec: StageSpec | None = None) -> None:
         """spec: of the stage whose text tower compares sentences."""
         self.state = state
-        self.generation = 0  # of the models that images get results of
+        self.generation = 0  # of the models that give the results
         self.ledger = Ledger(state / "ledger.sqlite")
         self._run(self.ledger.register([(Path("/srv/inbox"), 0)], MODELS))
         self.reader = Reader(self.ledger.path)

@@ -78,7 +78,7 @@ async def test_jobs_that_wait_for_a_worker_do_not_wait_for_its_last_batches() ->
     assert drained == [{"hurried": False}], "a full disk is waited for"
 
 
-async def test_a_station_that_waits_for_jobs_hears_that_its_shift_is_over() -> None:
+async def test_a_station_that_waits_for_jobs_is_told_that_its_shift_is_over() -> None:
     shift, heard = open_shift([]), list[list[Job]]()
 
     async def ask() -> None:

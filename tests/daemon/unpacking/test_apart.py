@@ -1,4 +1,4 @@
-"""One file is taken apart, by the real child process."""
+"""One file is unpacked, by the real child process."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ def bench(tmp_path: Path) -> Bench:
         ("video", make_video([0, 1]), ["at-000000.000s.jpg", "at-000001.000s.jpg"]),
     ],
 )
-def test_what_is_in_a_file_comes_into_a_folder(
+def test_what_is_in_a_file_is_unpacked_into_a_folder(
     bench: Bench, kind: str, data: bytes, names: list[str]
 ) -> None:
     assert bench.take(kind, data) == Outcome(len(names))
@@ -109,7 +109,7 @@ def test_links_and_devices_are_not_made_but_counted(bench: Bench) -> None:
 
 
 @pytest.mark.parametrize("kind", ["zip", "tar", "pdf", "video"])
-def test_a_file_that_is_none_of_its_kind_says_so_and_leaves_nothing(bench: Bench, kind: str) -> None:
+def test_a_file_that_is_not_what_its_name_says_fails_and_leaves_nothing(bench: Bench, kind: str) -> None:
     outcome = bench.take(kind, b"nothing of the kind")
     assert outcome.files == 0
     assert outcome.problem
@@ -117,7 +117,7 @@ def test_a_file_that_is_none_of_its_kind_says_so_and_leaves_nothing(bench: Bench
     assert bench.left == {"file"}
 
 
-def test_one_damaged_member_costs_no_other(bench: Bench) -> None:
+def test_one_damaged_member_does_not_affect_the_others(bench: Bench) -> None:
     data = bytearray(make_zip({"a.png": b"a" * 100, "b.png": b"b" * 100}))
     data[36] ^= 0xFF  # in the bytes of the first
     outcome = bench.take("zip", bytes(data))

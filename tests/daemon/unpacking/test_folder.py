@@ -92,7 +92,7 @@ def test_a_link_that_somebody_puts_on_the_way_is_not_followed(beside: Beside, tm
     assert not list(outside.iterdir())
 
 
-def test_ignored_names_are_left_out_without_a_word(beside: Beside) -> None:
+def test_ignored_names_are_left_out_without_a_message(beside: Beside) -> None:
     contents = beside.unpack({"__MACOSX/._a.png": b"", ".hidden/a.png": b"", "a.png": b"a"})
     assert (contents.files, contents.missing) == (1, 0)
     assert beside.names() == ["a.png"]
