@@ -155,7 +155,8 @@ class Exchange:
                 await self.pipeline.next_jobs()  # ends the handing out, even if no station can ask
             if self._wanted is not wanted or self.pipeline.draining:
                 return
-            if shift.generation != models.generation and not is_closed(shift.station):
+            is_right = shift.is_accepted and shift.generation == models.generation
+            if not is_right and not is_closed(shift.station):
                 await self._relieve(place, models, wanted, tasks)
             self._count(models)
 

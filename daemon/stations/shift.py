@@ -14,6 +14,9 @@ from daemon.jobs import Ending, Job
 from daemon.ledger.record import Record
 from daemon.stations.remote import Coordinator, RemoteStation
 from daemon.stations.station import Published, Station
+from daemon.system.children import END_SECONDS
+
+LEAVE_SECONDS = END_SECONDS  # for workers to end by themselves
 
 
 class Signal(anyio.abc.TaskStatus[None]):
@@ -75,6 +78,11 @@ class Shift:
         tasks.start_soon(partial(self.staff, task_status=Signal(self._staffed)))
         await self._staffed.wait()
 
+    @property
+    def is_accepted(self) -> bool:
+        """Not on trial any more, nor given up on trial."""
+        return self._accepted
+
     def accept(self) -> None:
         """The station gets jobs from now on, and an error in it is an error of the daemon."""
         self._accepted = True
@@ -103,6 +111,9 @@ class Shift:
     async def leave(self) -> None:
         """End its workers, which have no jobs any more. Returns when they are gone, and so is what they had on GPUs."""
         self.station.stop()
+        with anyio.move_on_after(LEAVE_SECONDS):
+            await self._left.wait()
+        self._staffing.cancel()  # a worker that hangs is killed
         await self._left.wait()
         self._work.cancel()
 
@@ -114,6 +125,9 @@ class Shift:
         if not self._over:
             with anyio.CancelScope() as self._asking:
                 jobs = await self._coordinator.next_jobs()
+        if self._over and jobs:  # an answer that was on its way cannot be cancelled
+            self._coordinator.let_go(jobs)
+            jobs = []
         for job in jobs:
             job.generation = self.generation
             self._held.add(job.id)

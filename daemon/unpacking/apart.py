@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import socket
@@ -101,7 +102,8 @@ def _fill(contents: Contents, fd: int, kind: str, rules: Rules, limits: Limits, 
             return _explain_end(_wait(process), limits)
         finally:
             process.kill()
-            process.wait(DEATH_SECONDS)
+            with contextlib.suppress(subprocess.TimeoutExpired):  # it waits for a disk that fails
+                process.wait(DEATH_SECONDS)
             children.running.discard(process)
             contents.finish_open()
 

@@ -30,6 +30,8 @@ ROOM_BYTES, KEPT_SHARE = 1 << 30, 20  # left free on the disk; on a small one a 
 CHECKED_BYTES = 64 << 20  # that are written between two looks at the disk
 NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
 INNER = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC | os.O_NOFOLLOW
+DEEPEST = 100  # folders in each other: what removes or walks them calls itself for each
+MARK_BYTES = 256 << 20  # of a mark that is read: others may write to the inbox
 NAMED = 3  # members that a message names
 SEPARATORS = re.compile(rb"[/\\]+")
 UNPRINTABLE = re.compile(rb"[\x00-\x1f\x7f]")
@@ -279,8 +281,8 @@ def mark_of(parent: int, name: bytes) -> Mark | None:
     """The mark of a folder; None if it has none, or does not exist."""
     try:
         with opened(parent, name) as folder, open(os.open(MARK, READ, dir_fd=folder), "rb") as file:
-            return msgspec.json.decode(file.read(), type=Mark)
-    except (OSError, msgspec.DecodeError):
+            return msgspec.json.decode(file.read(MARK_BYTES), type=Mark)
+    except (OSError, msgspec.DecodeError, RecursionError):
         return None
 
 
@@ -305,6 +307,8 @@ def remove(parent: int, name: bytes) -> None:
     """Remove a folder with all that is in it, or a file or link. What cannot be removed stays."""
     try:
         shutil.rmtree(name, dir_fd=parent)  # it follows no link
+    except RecursionError:  # somebody else has made folders in folders
+        pass
     except OSError:
         with contextlib.suppress(OSError):
             os.unlink(name, dir_fd=parent)
@@ -350,7 +354,8 @@ def plain_path(name: bytes, longest: int) -> bytes:
     parts = [UNPRINTABLE.sub(b"_", part) for part in SEPARATORS.split(name)]
     parts = [part for part in parts if part not in (b"", b".", b"..")]
     path = b"/".join(parts)
-    return path if parts and len(path) <= longest and max(map(len, parts)) <= LONGEST_NAME else b""
+    fits = len(parts) <= DEEPEST and len(path) <= longest and max(map(len, parts), default=0) <= LONGEST_NAME
+    return path if fits else b""
 
 
 def printable(name: bytes) -> str:

@@ -282,6 +282,13 @@ class Unpacker:
                 return Failure(Reason.CONTAINER, f"{error.strerror}", transient=True, away=True)
             problem = f"it cannot be unpacked into its inbox: {error.strerror}"
             return Failure(Reason.CONTAINER, problem, transient=error.errno in PASSING)
+        except Stopped:
+            raise
+        except Exception as error:
+            log.error("unpacking failed", path=os.fsdecode(job.path), exc_info=True)
+            return Failure(
+                Reason.CONTAINER, f"unpacking failed: {type(error).__name__}: {error}", transient=True
+            )
 
     def _take_apart(self, job: Job, kind: str) -> Unpacked:
         """Raises Gone, Stopped, Interrupted, NoRoom, OSError."""

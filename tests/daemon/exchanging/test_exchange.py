@@ -144,6 +144,28 @@ async def place(ledger: Ledger, tmp_path: Path) -> Place:
 
 
 @pytest.mark.anyio
+async def test_a_reload_to_the_old_models_while_a_station_goes_back_to_them_leaves_none_without_work(
+    place: Place,
+) -> None:
+    loads, opened = anyio.Event(), list[int]()
+
+    def make(salt: int, number: int) -> FakeStation:
+        opened.append(salt)
+        return FakeStation(salt, "no such layer" if salt else "", None if salt else loads)
+
+    place.make = make
+    async with place.working():
+        await place.want(1)
+        await until(lambda: opened == [1, 0])
+        await place.want(0)
+        loads.set()
+        await until(lambda: place.state.outcome == "done")
+        for shift in place.pipeline.shifts:
+            station: Any = shift.station
+            assert (shift.is_accepted, station.stopped.is_set()) == (True, False)
+
+
+@pytest.mark.anyio
 async def test_one_station_changes_after_another(place: Place) -> None:
     loads = [anyio.Event(), anyio.Event()]
     place.make = lambda salt, number: FakeStation(salt, loads=loads[number])

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any
 
 import anyio
+import anyio.abc
 import pytest
 
 from daemon.jobs import Job
 from daemon.results.destinations import Publication
+from daemon.stations import shift as shifts
 from daemon.stations.shift import Shift
 from daemon.stations.station import Published
 from tests.daemon_process import PATIENCE
@@ -92,6 +95,25 @@ async def test_a_station_that_waits_for_jobs_is_told_that_its_shift_is_over() ->
     assert heard == [[]]
 
 
+async def test_jobs_that_arrive_as_the_shift_ends_are_given_back() -> None:
+    answer: asyncio.Future[list[Job]] = asyncio.get_running_loop().create_future()
+    shift, given_back = open_shift([]), list[Job]()
+    coordinator: Any = SimpleNamespace(next_jobs=lambda: answer, let_go=given_back.extend)
+    shift._coordinator = coordinator
+    heard = list[list[Job]]()
+
+    async def ask() -> None:
+        heard.append(await shift.next_jobs())
+
+    with anyio.fail_after(PATIENCE):
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(ask)
+            await anyio.wait_all_tasks_blocked()
+            answer.set_result([job := make_job()])  # the task that asked has not run yet
+            await shift.finish()
+    assert (heard, given_back) == ([[]], [job])
+
+
 async def test_after_its_shift_a_station_gets_no_jobs() -> None:
     shift = open_shift([make_job()])
     await shift.finish()
@@ -112,3 +134,19 @@ async def test_on_trial_a_station_gets_no_jobs_before_it_is_accepted_or_all_stop
             assert heard == []
             getattr(shift, then)()
     assert len(heard[0]) == 1
+
+
+async def test_workers_that_hang_while_they_end_hold_up_no_exchange(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shifts, "LEAVE_SECONDS", 0.05)
+
+    async def staff(*, task_status: anyio.abc.TaskStatus[None]) -> None:
+        task_status.started()
+        await anyio.sleep_forever()
+
+    shift = open_shift([])
+    station: Any = SimpleNamespace(staff=staff, stop=lambda: None)
+    shift.station = station
+    with anyio.fail_after(PATIENCE):
+        async with anyio.create_task_group() as tasks:
+            await tasks.start(shift.staff)
+            await shift.leave()

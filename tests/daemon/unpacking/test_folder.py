@@ -13,7 +13,17 @@ import pytest
 
 from daemon.jobs import Version
 from daemon.unpacking import folder
-from daemon.unpacking.folder import Contents, Mark, Most, NoRoom, TooMuch, choose_target, mark_of
+from daemon.unpacking.folder import (
+    MARK,
+    Contents,
+    Mark,
+    Most,
+    NoRoom,
+    TooMuch,
+    choose_target,
+    mark_of,
+    plain_path,
+)
 
 IGNORED = re.compile(rb"\..*|__MACOSX")
 MOST = Most(100, 1 << 30, 200)
@@ -77,6 +87,18 @@ def test_names_that_cannot_be_used_are_left_out_and_named(beside: Beside) -> Non
     assert (contents.files, contents.missing) == (1, 4)
     assert contents.left_out[2] == "./a.png: its name cannot be used, or another file has it"
     assert beside.names() == ["a.png"]
+
+
+def test_folders_are_not_nested_without_end() -> None:
+    assert plain_path(b"a/" * 99 + b"b.png", 1000) == b"a/" * 99 + b"b.png"
+    assert plain_path(b"a/" * 100 + b"b.png", 1000) == b""
+
+
+def test_a_mark_that_somebody_else_wrote_is_none(beside: Beside) -> None:
+    (beside.path / "a.zip.unpacked").mkdir()
+    for content in (b"", b"[" * 100_000, b'{"x":' * 5000):
+        (beside.path / "a.zip.unpacked" / os.fsdecode(MARK)).write_bytes(content)
+        assert beside.choose(FIRST) == (NAMES[1], None)
 
 
 def test_a_link_that_somebody_puts_on_the_way_is_not_followed(beside: Beside, tmp_path: Path) -> None:

@@ -13,9 +13,14 @@ import pytest
 from daemon.cli import check
 from daemon.config.loading import parse
 from daemon.errors import MissingLibrary
-from daemon.unpacking.unpacker import open_unpacker
+from daemon.jobs import Failure
+from daemon.results.judge import Judge
+from daemon.unpacking.unpacker import Unpacker, open_unpacker
+from stages.base import Reason
+from stages.binning import Thresholds
 from tests.daemon.unpacking.containers import make_pages, make_tar, make_video, make_zip
 from tests.daemon_process import Daemon, Place, picture, wait_for
+from tests.makers import make_job
 
 KINDS = ["zip", "tar", "tiff", "pdf", "video"]
 
@@ -77,6 +82,21 @@ def test_each_file_in_an_archive_or_document_is_an_image_of_its_own(tmp_path: Pa
     assert (tmp_path / "results/a.zip.unpacked/1.ppm.json").exists()
     assert place.run_once().returncode == 0  # and nothing is done again
     assert place.rows("SELECT MAX(attempts), COUNT(*) FROM image") == [(1, 15)]
+
+
+def test_no_file_can_end_the_daemon(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It would meet the file again at each start."""
+
+    def meet_a_bug(*_: object) -> None:
+        raise RecursionError("maximum recursion depth exceeded")
+
+    monkeypatch.setattr(Unpacker, "_take_apart", meet_a_bug)
+    coordinator, judge = cast(Any, None), Judge(Thresholds())
+    unpacker = Unpacker(coordinator, parse({}, tmp_path), {}, {}, judge)
+    failure = unpacker._try(make_job(path=b"a.zip"), "zip")
+    assert isinstance(failure, Failure)
+    assert (failure.reason, failure.transient) == (Reason.CONTAINER, True)
+    assert failure.detail == "unpacking failed: RecursionError: maximum recursion depth exceeded"
 
 
 def test_without_the_setting_they_are_files_like_others(tmp_path: Path) -> None:
