@@ -6,6 +6,7 @@ the faulty image is alone. After the device's memory was too small, batches are 
 
 from __future__ import annotations
 
+import gc
 import io
 import math
 import sys
@@ -142,6 +143,7 @@ class Chain:
         if self._decode and not self._give_pixels(
             self._decode, [entry for entry in group if self._remaining(entry)], tally
         ):
+            release()
             half = len(group) // 2
             self._run_group(group[:half], tally)
             self._run_group(group[half:], tally)
@@ -236,9 +238,11 @@ class Chain:
             part = items[: self._allowances[what].most]
             try:
                 answers += self._try(what, run, part, tally)
+                items = items[len(part) :]
+                continue
             except OutOfMemory:
-                continue  # with half of it
-            items = items[len(part) :]
+                pass
+            release()  # and now with half of it
         return answers
 
     def _try(
@@ -269,6 +273,13 @@ class Chain:
                 return [ImageError(Reason.STAGE, f"{what}: {type(error).__name__}: {error}", transient=True)]
         half = len(items) // 2
         return self._try(what, run, items[:half], tally) + self._try(what, run, items[half:], tally)
+
+
+def release() -> None:
+    """Free what a failed call had on the device. Its error may be part of a cycle with the frames of the call (it is,
+    once it has passed through a context manager of Python 3.12), and then their tensors live until the next
+    collection: each half would meet a full device, down to the single images."""
+    gc.collect()
 
 
 def has_nan(answer: object) -> bool:

@@ -2497,6 +2497,17 @@ EXCHANGES = [
         within="Shift.finish",
     ),
     Mutant(
+        "memory-release",
+        "what a call without memory held on the GPU is free before its half is tried",
+        "daemon/workers/chain.py",
+        "gc.collect()",
+        "pass",
+        (
+            "daemon/workers/test_chain.py::test_what_a_call_without_memory_held_is_free_before_its_half_is_tried",
+        ),
+        within="release",
+    ),
+    Mutant(
         "exchange-over",
         "a station gets no jobs after its shift",
         "daemon/stations/shift.py",

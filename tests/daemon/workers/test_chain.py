@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import itertools
 import math
 import sys
+import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -89,6 +91,35 @@ def test_when_the_pixels_of_a_batch_do_not_fit_later_batches_are_smaller() -> No
     assert [outcome.reason for outcome in first.outcomes + second.outcomes] == [""] * 16
     assert first.out_of_memory > 0
     assert second.out_of_memory == 0
+
+
+@pytest.mark.parametrize("where", ["a stage", "the decoder"])
+def test_what_a_call_without_memory_held_is_free_before_its_half_is_tried(
+    where: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    chain, batch = open_chain(2, oom_above=2)
+    held: list[weakref.ref[Allowance]] = []
+
+    def call(items: Sequence[Entry]) -> list[str]:
+        if not held:
+            tensor, error = Allowance(), OutOfMemory()  # any object
+            held.append(weakref.ref(tensor))
+            raise error  # which this frame holds, and which holds this frame
+        assert not held[0]()
+        return ["pixels"] * len(items)
+
+    if where == "the decoder":
+        chain._decode = call
+    else:
+        run = chain._stages[0].run
+        monkeypatch.setattr(chain._stages[0], "run", lambda images: call(images) and run(images))
+    gc.disable()
+    try:
+        reply = chain.run(batch)
+    finally:
+        gc.enable()
+    assert reply.out_of_memory == 1
+    assert [outcome.reason for outcome in reply.outcomes] == ["", ""]
 
 
 def test_no_more_pixels_are_decoded_at_once_than_the_budget_allows(monkeypatch: pytest.MonkeyPatch) -> None:
