@@ -185,7 +185,7 @@ class Pipeline:
         """There are jobs that `admit` has not seen: images to be retried, or to be processed again."""
         self._admitted.set()
         if self.unpacker:
-            self.unpacker.wake()
+            self.unpacker.line.wake()
 
     async def recover(self, inboxes: set[int]) -> None:
         """Publish what the last daemon, or a station that was lost, left in the ledger without publishing it,
@@ -276,7 +276,7 @@ class Pipeline:
             in_hand = busy or self.in_flight or waiting - lasting or self._admitted.is_set()
             is_idle = complete and not in_hand and returns == self._returns
             is_over = is_idle and (nothing_waits or (self.limit and self.limit.is_over))
-            if is_over and not (self.unpacker and await self.unpacker.has_more()):
+            if is_over and not (self.unpacker and await self.unpacker.line.has_more()):
                 break
             with anyio.move_on_after(1.0 if pause is None else min(pause, 1.0)):
                 await self._admitted.wait()

@@ -210,7 +210,7 @@ class Service:
                 retry=retry,
                 reuse_results=config.pipeline.reuse_results,
             )
-            pipeline.unpacker = open_unpacker(pipeline, config, inboxes, destinations, judge)
+            pipeline.unpacker = open_unpacker(pipeline, config, inboxes, destinations, judge, once=self.once)
             pipeline.looks = open_looks(stack, plans, pipeline, reader, judge, destinations, metrics)
             self.counts.begin(await to_thread.run_sync(reader.counts))
             upkeep = Upkeep(config, ledger, metrics, lambda: not pipeline.in_flight, self.counts.pruned)
@@ -251,7 +251,9 @@ class Service:
     def _let_reload(self, status: Status, upkeep: Upkeep, opening: Opening, exchange: Exchange) -> None:
         live = self._list_parts(exchange.pipeline, upkeep, opening)
         reloading = Reloading(self.config, self._read, live, None if self.once else exchange)
-        exchange.done, exchange.undone = self._keeper.change, reloading.go_back
+        # Another reload may have changed more than the models since the exchange began.
+        exchange.done = lambda _: self._keeper.change(self.config)
+        exchange.undone = reloading.go_back
         status.reloading = reloading
 
     def _rescan_seconds(self) -> float:

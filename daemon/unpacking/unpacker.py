@@ -30,19 +30,17 @@ from daemon.hints import quantity
 from daemon.inbox.sources import second_name
 from daemon.inbox.walk import Unread, Walk, compile_ignored
 from daemon.jobs import Ending, Failure, File, Job, JobStatus, Version
-from daemon.ledger.ledger import Ledger
 from daemon.ledger.record import Record
-from daemon.ledger.waiting import has_containers, take_as_image
-from daemon.limit import Limit
+from daemon.ledger.waiting import take_as_image
 from daemon.results.destinations import Destination, publish_records
 from daemon.results.judge import Judge
 from daemon.stations.station import Published, published_of
 from daemon.system.beneath import READ, open_beneath
-from daemon.system.retry import Retry
 from daemon.system.scarcity import AWAY, SCARCE
 from daemon.unpacking.apart import Children, Interrupted, Outcome, Stopped, take_apart
 from daemon.unpacking.folder import Contents, Mark, Most, NoRoom, choose_target, exists, made_inner, mark_of
 from daemon.unpacking.kinds import FOLDER, TIFF, find_missing, has_further_pages, kind_of
+from daemon.unpacking.line import Line, Source
 from daemon.unpacking.members import Rules
 from stages.base import Reason
 
@@ -51,7 +49,6 @@ log = structlog.get_logger()
 AT_ONCE, MOST_AT_ONCE = 2, 8  # files that are unpacked at the same time: at least, and at most
 CORES = 4  # for each of them
 CHUNK = 512  # files that get their rows together
-PAUSE_SECONDS = 1.0  # between two looks for more
 VANISHED = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.EXDEV, errno.ENXIO, errno.ESTALE)
 PASSING = (errno.EIO, errno.EROFS, errno.ENOSPC, errno.EDQUOT, errno.EAGAIN)  # another attempt may succeed
 
@@ -67,17 +64,9 @@ class Unpacked(NamedTuple):
     outcome: Outcome
 
 
-class Coordinator(Protocol):
+class Coordinator(Source, Protocol):
     """What an unpacker needs of the pipeline."""
 
-    ledger: Ledger
-    retry: Retry
-    limit: Limit | None
-    in_flight: dict[int, Job]
-
-    def answering(self) -> set[int]: ...
-    def must_wait(self, job: Job) -> bool: ...
-    def take(self, job: Job) -> bool: ...
     def let_go(self, jobs: Sequence[Job]) -> None: ...
     def wake(self) -> None: ...
     def records_of(self, endings: Sequence[Ending]) -> list[Record]: ...
@@ -96,18 +85,19 @@ class Unpacker:
         inboxes: Mapping[int, Inbox],
         destinations: Mapping[int, Destination],
         judge: Judge,
+        *,
+        once: bool = False,
     ) -> None:
-        """inboxes: by number."""
+        """inboxes: by number. once: the daemon ends when all is done, and so nothing waits until a disk has room."""
         self._coordinator = coordinator
+        self._once = once
         self._inboxes = {number: inbox for number, inbox in inboxes.items() if inbox.unpack}
         self._destinations = destinations
         self._judge = judge
         self._limits = config.pipeline.limits()
         self._settings = config.unpacking
         self._children = Children()
-        self._asking = anyio.Lock()
-        self._woken = anyio.Event()
-        self._is_draining = False
+        self.line = Line(coordinator)
         self._waits: set[int] = set()  # files of which the log says that they wait
 
     @property
@@ -116,7 +106,7 @@ class Unpacker:
         return self._children.progressed_at
 
     def drain(self) -> None:
-        self._is_draining = True
+        self.line.close()
         self._children.stop()
 
     async def sort(self, files: list[File]) -> list[File]:
@@ -124,19 +114,6 @@ class Unpacker:
         if not any(file.regular and self._kind_of(file.inbox, file.path) for file in files):
             return files
         return await to_thread.run_sync(self._sort, files, abandon_on_cancel=True)
-
-    def wake(self) -> None:
-        """There may be more to unpack."""
-        self._woken.set()
-
-    async def has_more(self) -> bool:
-        """Whether files wait that can be unpacked in this run."""
-        if self._is_draining or not self._has_room():
-            return False
-        coordinator = self._coordinator
-        work = partial(has_containers, inboxes=coordinator.answering())
-        answer: bool = await coordinator.retry("ledger", coordinator.ledger.run, work)
-        return answer
 
     async def run(self) -> None:
         """Unpack until cancelled."""
@@ -146,40 +123,7 @@ class Unpacker:
 
     async def _work(self) -> None:
         while True:
-            async with self._asking:
-                while True:
-                    self._woken = anyio.Event()  # before the question, so that no answer in between is missed
-                    if job := await self._next():
-                        break
-                    with anyio.move_on_after(PAUSE_SECONDS):
-                        await self._woken.wait()
-            await self._unpack(job)
-
-    async def _next(self) -> Job | None:
-        coordinator = self._coordinator
-        if self._is_draining or not self._has_room():
-            return None
-        jobs = await coordinator.retry(
-            "ledger",
-            coordinator.ledger.next_jobs,
-            1,
-            coordinator.in_flight,
-            coordinator.answering(),
-            containers=True,
-        )
-        if not jobs:
-            return None
-        if coordinator.must_wait(jobs[0]):  # an earlier version of the same file is in work
-            coordinator.ledger.read_again()
-            return None
-        coordinator.take(jobs[0])
-        if coordinator.limit:
-            coordinator.limit.take(jobs)
-        return jobs[0]
-
-    def _has_room(self) -> bool:
-        limit = self._coordinator.limit
-        return limit is None or limit.room > 0
+            await self._unpack(await self.line.next())
 
     def _kind_of(self, inbox: int, path: bytes) -> str:
         return kind_of(path, self._inboxes[inbox].unpack) if inbox in self._inboxes else ""
@@ -268,13 +212,14 @@ class Unpacker:
         except Interrupted as trouble:
             return Failure(Reason.CONTAINER, str(trouble), transient=True)
         except NoRoom as trouble:
-            if not trouble.is_new:
+            waits = not (trouble.is_new or self._once)
+            if waits:
                 self._log_wait(job, str(trouble))
             return Failure(
                 Reason.CONTAINER,
                 "what is in it would nearly fill the disk of the inbox; make room, then use `visiond retry`",
                 transient=True,
-                away=not trouble.is_new,
+                away=waits,
             )
         except OSError as error:
             if error.errno in (*SCARCE, *AWAY):
@@ -384,9 +329,11 @@ def open_unpacker(
     inboxes: Mapping[int, Inbox],
     destinations: Mapping[int, Destination],
     judge: Judge,
+    *,
+    once: bool = False,
 ) -> Unpacker | None:
     """None if no inbox has anything to unpack. Raises MissingLibrary."""
     wanted = {kind for inbox in inboxes.values() for kind in inbox.unpack}
     if missing := find_missing(wanted):
         raise MissingLibrary(f"{missing}.")
-    return Unpacker(coordinator, config, inboxes, destinations, judge) if wanted else None
+    return Unpacker(coordinator, config, inboxes, destinations, judge, once=once) if wanted else None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import sqlite3
 from pathlib import Path
@@ -15,6 +16,7 @@ from daemon.config.loading import parse
 from daemon.errors import MissingLibrary
 from daemon.jobs import Failure
 from daemon.results.judge import Judge
+from daemon.unpacking.folder import NoRoom
 from daemon.unpacking.unpacker import Unpacker, open_unpacker
 from stages.base import Reason
 from stages.binning import Thresholds
@@ -189,6 +191,28 @@ def test_a_trial_takes_as_many_archives_and_images_as_it_says(tmp_path: Path) ->
     assert place.command("run", "--once", "--limit", "2").returncode == 0
     ended = [state for state, _ in states(place).values() if state != "pending"]
     assert len(ended) == 2
+
+
+def test_a_trial_tries_an_archive_again_and_ends(tmp_path: Path) -> None:
+    place = open_place(tmp_path, unpacking={"most_bytes": 1 << 50})
+    place.drop("a.zip", make_zip(pictures(1), claimed_bytes=1 << 49))  # more than any disk has
+    assert place.command("run", "--once", "--limit", "1").returncode == 1
+    assert states(place) == {"a.zip": ("failed", "container")}
+    assert json.loads((tmp_path / "failed/a.zip.json").read_text())["attempts"] == 3
+
+
+def test_on_a_full_disk_archives_wait_unless_the_run_is_to_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def meet_a_full_disk(*_: object) -> None:
+        raise NoRoom(is_new=False)
+
+    monkeypatch.setattr(Unpacker, "_take_apart", meet_a_full_disk)
+    for once in (False, True):
+        unpacker = Unpacker(cast(Any, None), parse({}, tmp_path), {}, {}, cast(Any, None), once=once)
+        failure = unpacker._try(make_job(path=b"a.zip"), "zip")
+        assert isinstance(failure, Failure)
+        assert failure.away is not once
 
 
 def test_images_wait_for_no_archive_and_no_archive_for_images(tmp_path: Path) -> None:
