@@ -190,7 +190,8 @@ def reload(config: ConfigOption = None, as_json: JsonOption = False) -> None:
     if as_json:
         print_json(done)
     else:
-        print(f"Changed: {', '.join(done.changed) or 'nothing'}.")
+        if done.changed or not done.exchanging:
+            print(f"Changed: {', '.join(done.changed) or 'nothing'}.")
         if done.exchanging:
             keys = ", ".join(done.exchanging)
             print(
