@@ -8,6 +8,8 @@ BIN := .venv/bin
 STAMP := .venv/.installed
 UV := 0.13.9
 AUDIT := pip-audit@2.10.1
+# Microsoft's own emulator of Azure, for tests. It needs npm.
+AZURITE := 3.37.0
 
 # Keep bytecode even if the environment disables it: otherwise each of the tests' thousand processes compiles everything that it
 # imports, and the tests take twice as long.
@@ -87,6 +89,8 @@ bench: $(STAMP)  ## measure the daemon's overhead with fake stages, compared wit
 # The server is half as large as Ray and only for tests, so `make setup` leaves it out.
 store-setup: $(STAMP)  ## add an object store to .venv, for the tests of s3:// inboxes and outputs
 	$(BIN)/uv pip install --quiet --python $(BIN)/python --require-hashes --requirements requirements.store-test.lock
+	@[ -d .venv/azurite ] || ! command -v npm >/dev/null || \
+	  npm install --silent --no-save --no-audit --no-fund --prefix .venv/azurite azurite@$(AZURITE)
 
 store-test: store-setup  ## run the tests with a real object store (a minute)
 	$(BIN)/python -m pytest tests/daemon/stores

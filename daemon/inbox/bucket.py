@@ -188,7 +188,10 @@ def is_version(version: Version, meta: Any) -> bool:
 
 
 def _marks_of(meta: Any) -> list[int]:
-    tag = (meta["e_tag"] or "").removeprefix("W/").strip('"')
+    tag = meta["e_tag"] or ""
+    if tag.startswith('W/"'):  # weak; without the mark of quotation it is a part of the tag
+        tag = tag[2:]
+    tag = tag.strip('"')
     # In answers to a GET the time has whole seconds only.
     return [_digest(mark) for mark in (tag, str(int(meta["last_modified"].timestamp()))) if mark]
 

@@ -32,7 +32,8 @@ class Origin(Protocol):
     def answer_seconds(self) -> tuple[float, float]: ...
 
     def is_there(self) -> bool | None:
-        """Whether it exists; None if that is not known, because it does not answer. Raises MissingLibrary."""
+        """Whether it exists; None if that is not known, because it does not answer. Raises MissingLibrary,
+        StoreUnusable."""
 
     def sends_events(self) -> bool:
         """Whether this machine hears of each change in it. Raises OSError."""

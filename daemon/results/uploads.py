@@ -51,7 +51,7 @@ class StoreSink:
             return "[output.store] url is not set"
         try:
             store_of(self._bucket, impatient=True)
-        except MissingLibrary as error:
+        except (MissingLibrary, StoreFailed) as error:
             return str(error).rstrip(".")
         return ""
 

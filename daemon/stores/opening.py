@@ -25,6 +25,15 @@ _STATUS = re.compile(r"status code: (\d{3})")
 _CODE = re.compile(r"<Code>(\w+)</Code>")
 _SYSTEM = re.compile(r'message: "([^"]+)"')
 _BUCKET_MISSING = ("NoSuchBucket", "ContainerNotFound")
+# After these, obstore quotes what it could not read, which may be a part of a key.
+_QUOTING = re.compile(r"(Unable to decode service account file|Invalid Access Key):.*|[\"`][^\"`]*[\"`]")
+# How a request for the credentials of this machine's role is known.
+_ROLE = ("http://169.254.", "token request")
+_VARIABLES = {
+    "s3": "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY",
+    "gs": "GOOGLE_APPLICATION_CREDENTIALS",
+}
+_VARIABLES_OF_AZURE = "AZURE_STORAGE_ACCOUNT_NAME and AZURE_STORAGE_ACCOUNT_KEY"
 
 
 class StoreFailed(VisiondError, OSError):
@@ -37,15 +46,34 @@ class StoreFailed(VisiondError, OSError):
         self.status = status
 
 
+class StoreUnusable(StoreFailed):
+    """The environment does not say how to open a store. No request was made."""
+
+    exit_status = os.EX_CONFIG
+
+
 @lru_cache(256)
 def store_of(root: str, *, impatient: bool = False) -> Any:
-    """The store of a bucket or server. impatient: give up soon, as the caller tries again. Raises MissingLibrary."""
+    """The store of a bucket or server. impatient: give up soon, as the caller tries again. Raises MissingLibrary,
+    StoreUnusable."""
     try:
-        from obstore.store import from_url
+        from obstore.exceptions import BaseError
     except ImportError as error:
         raise MissingLibrary(
             "Object stores need obstore, which the extra stores has: pip install 'visiond[stores]'."
         ) from error
+    try:
+        return _open(root, impatient=impatient)
+    except BaseError as error:
+        text = _QUOTING.sub(r"\1", str(error).splitlines()[0]).partition(" error: ")[2]
+        scheme = root.partition(":")[0]
+        variables = _VARIABLES.get(scheme, _VARIABLES_OF_AZURE)
+        raise StoreUnusable(f"{root}: {text}; check {variables} in the environment") from None
+
+
+def _open(root: str, *, impatient: bool) -> Any:
+    from obstore.store import from_url
+
     if not impatient:
         return from_url(root, client_options={"timeout": "120s", "allow_http": True})
     return from_url(
@@ -87,7 +115,11 @@ def store_errors(what: str) -> Iterator[None]:
 def _explain(what: str, error: Exception) -> StoreFailed:
     """In one line, without the query of a URL, which may have a signature."""
     text = str(error).strip() or type(error).__name__
-    if found := _STATUS.search(text):
+    found = _STATUS.search(text)
+    if any(part in text for part in _ROLE):
+        why = "no credentials: the environment has none, and this machine's role gives none"
+        return StoreFailed(f"{what}: {why}", int(found[1]) if found else 0)
+    if found:
         code = _CODE.search(text)
         return StoreFailed(
             f"{what}: the store answers {found[1]}{f' {code[1]}' if code else ''}", int(found[1])

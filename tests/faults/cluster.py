@@ -26,6 +26,7 @@ from tests.daemon_process import PATIENCE, caption_of, picture
 NODES = 3
 PART_IMAGES = 50
 SECONDS_PER_IMAGE = 0.002  # of the fake captioner, so that kills interrupt work
+MARK = "VISIOND_FAULTS_FOLDER"  # in the environment of all processes of this cluster, and of no other
 LONGEST_RUN = 1200.0  # seconds, after which a run counts as hung
 CONFIG = """
 [pipeline]
@@ -88,6 +89,7 @@ class Site:
         (folder / "daemon.toml").write_text(CONFIG)
         self.environment = processes.environment({"RAY_USAGE_STATS_ENABLED": "0", "RAY_ADDRESS": ""})
         os.environ["PYTHONPATH"] = self.environment["PYTHONPATH"]  # for the processes of the cluster
+        os.environ[MARK] = self.environment[MARK] = str(folder)
         head = {"num_cpus": 0, "object_store_memory": 100 << 20, "include_dashboard": False}
         self.cluster = cluster_utils.Cluster(initialize_head=True, head_node_args=head)
         self.nodes = [self._add_node() for _ in range(NODES)]
@@ -117,14 +119,17 @@ class Site:
 
     def actors(self) -> list[psutil.Process]:
         """The processes of Ray that hold an Annotator."""
-        return [p for p in self._processes() if any("MapWorker" in word for word in p.info["cmdline"] or ())]
+        return [p for p in self._processes() if any("MapWorker" in word for word in p.info["cmdline"])]
 
     def workers(self) -> list[psutil.Process]:
         """The worker processes of Annotators."""
-        return [p for p in self._processes() if "daemon.workers.child" in (p.info["cmdline"] or ())]
+        return [p for p in self._processes() if "daemon.workers.child" in p.info["cmdline"]]
 
     def _processes(self) -> Iterator[psutil.Process]:
-        return psutil.process_iter(["cmdline"])
+        """Those of this cluster: others on this machine may use Ray too."""
+        for process in psutil.process_iter(["cmdline", "environ"]):
+            if (process.info["environ"] or {}).get(MARK) == str(self.folder) and process.info["cmdline"]:
+                yield process
 
     def parts(self) -> int:
         return len(list(self.output.glob("part-*.parquet")))
@@ -170,12 +175,14 @@ def kill_cluster(folder: Path, kills: int, images: int, chance: random.Random) -
     """Kill after random numbers of parts; then let the last driver finish, and judge."""
     outcome, began = Outcome(), time.monotonic()
     site = Site(folder, images)
-    share = max(1, images // PART_IMAGES // (2 * kills))  # parts between two kills
+    parts_in_all = -(-images // PART_IMAGES)
     driver = site.start()
     outcome.runs, started = 1, time.monotonic()
     try:
-        for number in range(kills):
-            wanted = site.parts() + chance.randrange(2 * share + 1)
+        while (done := outcome.kills.total()) < kills:
+            # Half of what is left for each, as parts are also made while something is killed.
+            share = max(0, parts_in_all - site.parts()) // (kills - done)
+            wanted = site.parts() + chance.randrange(share + 1)
             last, seen_at = site.parts(), time.monotonic()
             while (parts := site.parts()) < wanted and time.monotonic() - seen_at < LONGEST_RUN:
                 if parts > last:
@@ -192,7 +199,7 @@ def kill_cluster(folder: Path, kills: int, images: int, chance: random.Random) -
             what = chance.choice(("drivers", "actors", "actors", "nodes"))
             outcome.kills[what] += site.kill(what, driver, chance)
             print(
-                f"{number + 1}: {what}, {site.parts()} parts, {time.monotonic() - began:.0f} s",
+                f"{outcome.kills.total()}: {what}, {site.parts()} parts, {time.monotonic() - began:.0f} s",
                 file=sys.stderr,
             )
             if what == "drivers":

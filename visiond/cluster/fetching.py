@@ -66,8 +66,14 @@ def _read(each: Input) -> bytes:
     if each.kind == "file":
         return data
     try:
-        return base64.b64decode(msgspec.json.decode(data)[each.column], validate=True)
-    except (msgspec.DecodeError, ValueError, TypeError, KeyError) as error:
+        row = msgspec.json.decode(data, type=dict[str, Any])
+    except msgspec.MsgspecError as error:
+        raise OSError(f"the line is no object of JSON: {error}") from error
+    if (value := row.get(each.column)) is None:
+        raise OSError(f'the line has no "{each.column}"')
+    try:
+        return base64.b64decode(value, validate=True)
+    except (ValueError, TypeError) as error:
         raise OSError(f"the bytes are not base64: {error}") from error
 
 

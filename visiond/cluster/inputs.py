@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from html.parser import HTMLParser
 from itertools import chain
 from typing import Any, NamedTuple
@@ -231,19 +231,27 @@ def _list_lines(file: str, column: str) -> Iterator[Input]:
     with _opened(file) as source:
         for number, line in enumerate(source, 1):
             if line.strip():
-                try:
-                    row = decode(line)
-                except msgspec.MsgspecError as error:
-                    raise WrongArgument(f"{file}, line {number}: {error}.") from error
+                row = _decode(file, number, line, decode, is_first=not chosen)
                 chosen = chosen or _choose(file, list(row), "")
-                if chosen not in row:
-                    raise WrongArgument(f'{file}, line {number} has no "{chosen}".')
-                if chosen in URL_COLUMNS or (column and is_url(str(row[chosen]))):
-                    yield _named(file, str(row[chosen]))
-                else:
-                    name = str(row.get("name") or row.get("path") or f"{os.path.basename(file)}/{number}")
-                    yield Input(os.fsencode(name), at, version, "line", offset, len(line), column=chosen)
+                value, own = row.get(chosen), f"{os.path.basename(file)}/{number}"
+                if value is not None and (chosen in URL_COLUMNS or (column and is_url(str(value)))):
+                    yield _named(file, str(value))
+                else:  # a line that has nothing is found when it is read, and is a row with the reason
+                    name = os.fsencode(str(row.get("name") or row.get("path") or own))
+                    yield Input(name, at, version, "line", offset, len(line), column=chosen)
             offset += len(line)
+
+
+def _decode(
+    file: str, number: int, line: bytes, decode: Callable[[bytes], dict[str, Any]], *, is_first: bool
+) -> dict[str, Any]:
+    """Empty if it is no object of JSON. Raises WrongArgument for the first line: then the file is no such list."""
+    try:
+        return decode(line)
+    except msgspec.MsgspecError as error:
+        if is_first:
+            raise WrongArgument(f"{file}, line {number}: {error}.") from error
+        return {}
 
 
 def _choose(file: str, names: list[str], column: str) -> str:

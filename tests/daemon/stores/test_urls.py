@@ -10,8 +10,10 @@ import pytest
 
 from daemon.config.loading import parse
 from daemon.errors import ConfigError
+from daemon.inbox.absence import check_inboxes
 from daemon.results.destinations import Destination
-from daemon.stores.opening import StoreFailed, store_errors
+from daemon.results.uploads import StoreSink
+from daemon.stores.opening import StoreFailed, StoreUnusable, find_trouble, store_errors, store_of
 from daemon.stores.urls import check_bucket, split_url
 
 URL = "s3://bucket/in"
@@ -97,6 +99,12 @@ def test_a_url_has_a_bucket_and_a_prefix() -> None:
             "does not answer: Connection refused",
             0,
         ),
+        (
+            "Error performing token request: Error performing GET http://169.254.169.254/x?a=b in 9ms - Server "
+            "returned non-2xx status code: 404 Not Found: ",
+            "no credentials: the environment has none, and this machine's role gives none",
+            404,
+        ),
         ("something about http://h/x?sig=hidden went wrong", "something about http://h/x went wrong", 0),
     ],
 )
@@ -107,3 +115,41 @@ def test_an_error_of_a_store_is_one_line_without_secrets(text: str, said: str, s
     assert str(error.value).startswith(f"{URL}: ")
     assert str(error.value).endswith(said)
     assert error.value.status == status
+
+
+@pytest.mark.parametrize(
+    ("url", "environment", "said"),
+    [
+        ("az://p", {}, "Account must be specified; check AZURE_STORAGE_ACCOUNT_NAME"),
+        (
+            "az://p",
+            {"AZURE_STORAGE_ACCOUNT_NAME": "a", "AZURE_STORAGE_ACCOUNT_KEY": "!hidden"},
+            "Invalid Access Key; ",
+        ),
+        ("s3://p", {"AWS_ACCESS_KEY_ID": "hidden"}, "Missing SecretAccessKey; check AWS_ACCESS_KEY_ID"),
+        ("gs://p", {"GOOGLE_SERVICE_ACCOUNT_KEY": '"hidden"'}, "service account file; check GOOGLE_APPL"),
+        (
+            "gs://p",
+            {"GOOGLE_SERVICE_ACCOUNT_KEY": '{"type": "hidden"}'},
+            "service account file; check GOOGLE_APPL",
+        ),
+    ],
+)
+def test_a_store_that_the_environment_does_not_describe_is_told_without_its_secrets(
+    url: str, environment: dict[str, str], said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("obstore", reason="obstore is not installed: make setup")
+    for name in [name for name in os.environ if name.startswith(("AWS_", "AZURE_", "GOOGLE_"))]:
+        monkeypatch.delenv(name)
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    store_of.cache_clear()
+    with pytest.raises(StoreUnusable) as error:
+        store_of(url)
+    assert said in str(error.value)
+    assert "hidden" not in str(error.value)
+    assert find_trouble(f"{url}/in") == str(error.value)
+    with pytest.raises(StoreUnusable):  # and the daemon does not start
+        check_inboxes(parse({"inbox": [{"url": f"{url}/in"}]}, tmp_path))
+    sink = StoreSink(parse({"output": {"store": {"url": url}}}, tmp_path).output.store, {})
+    assert said in sink.problem()

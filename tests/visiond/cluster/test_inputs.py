@@ -85,6 +85,24 @@ def test_lines_name_files_beside_the_list_or_have_their_bytes(photos: Path, tmp_
     assert "base64" in str(found["bad"])
 
 
+@pytest.mark.parametrize("good", ['{"url": "photos/a.ppm"}', '{"bytes": "eA=="}'])
+def test_a_bad_line_is_an_image_with_the_reason_and_a_bad_first_line_no_list(
+    good: str, photos: Path, tmp_path: Path
+) -> None:
+    file = tmp_path / "list.jsonl"
+    column = good.split('"')[1]
+    file.write_text(f'{good}\n{{"{column}": null}}\n{{"other": 1}}\nno JSON\n')
+    found = read(file, tmp_path)
+    assert len(found) == 4
+    assert [str(found[f"list.jsonl/{line}"])[:20] for line in (2, 3)] == [
+        f'the line has no "{column}"'[:20]
+    ] * 2
+    assert "no object of JSON" in str(found["list.jsonl/4"])
+    file.write_text(f"no JSON\n{good}\n")
+    with pytest.raises(WrongArgument, match="line 1"):
+        read(file, tmp_path)
+
+
 def test_parquet_names_files_or_has_their_bytes(photos: Path, tmp_path: Path) -> None:
     table = pyarrow.table({"where": ["photos/a.ppm", None, "photos/b.jpg"]})
     pyarrow.parquet.write_table(table, tmp_path / "named.parquet")
