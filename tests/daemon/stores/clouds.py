@@ -27,7 +27,7 @@ TOKEN = "only-for-tests"
 
 
 class Azure:
-    scheme, secret = "az", KEY
+    scheme, secret, setup = "az", KEY, "azure-setup"
 
     def __init__(self, port: int) -> None:
         self.port = port
@@ -70,7 +70,7 @@ class Azure:
 
 
 class Google:
-    scheme, secret = "gs", TOKEN
+    scheme, secret, setup = "gs", TOKEN, "store-setup"
 
     def __init__(self, port: int) -> None:
         self.port = port
