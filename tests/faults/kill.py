@@ -23,10 +23,11 @@ from tests.forked import Forked
 
 INBOXES = ("keep", "move", "delete")  # one for each thing that may happen to a source
 STARTS = 0.25  # share of the kills that may come while the daemon starts
-SECONDS_PER_IMAGE = 0.001  # of the fake captioner, so that kills interrupt work
+# Of the fake captioner, so that kills interrupt work: a share takes longer than a busy machine takes to send a signal.
+SECONDS_PER_IMAGE = 0.003
 # delays of the fake model, for daemons that drain
-LATENCIES = (0.0, SECONDS_PER_IMAGE, 10 * SECONDS_PER_IMAGE)
-SLOWER = 4  # times that, while workers are killed
+LATENCIES = (0.0, 0.001, 0.01)
+SLOWER = 2  # times SECONDS_PER_IMAGE, while workers are killed
 DRAIN_SECONDS = 10.0
 DONE_PATHS = f"SELECT path FROM image WHERE status = {checker.DONE}"
 
