@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import signal
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
@@ -71,6 +71,14 @@ PartOption = Annotated[int, option("--part-images", metavar="N", min=1, help="Im
 ColumnOption = Annotated[
     str, option("--column", metavar="NAME", help="Column of a list that has the URLs or the bytes.")
 ]
+ShardsOption = Annotated[
+    Literal["sidecars", "images"] | None,
+    option(
+        "--shards",
+        metavar="WHAT",
+        help="Also write WebDataset shards: sidecars, or images with their sidecars.",
+    ),
+]
 AllowFailedOption = Annotated[bool, flag("--allow-failed", help="Exit 0 even if some images failed.")]
 
 
@@ -86,6 +94,7 @@ def run(
     cpus: CpusOption = 1.0,
     part_images: PartOption = 1000,
     column: ColumnOption = "",
+    shards: ShardsOption = None,
     allow_failed: AllowFailedOption = False,
 ) -> None:
     """Annotate all images of INPUT and write a row for each into OUTPUT.
@@ -98,10 +107,10 @@ def run(
     Examples:
       visiond ray run photos results
       visiond ray run s3://bucket/photos s3://bucket/rows --address auto
-      visiond ray run 'shards/*.tar' results --resume
+      visiond ray run 'shards/*.tar' results --shards images
     """
     from daemon.terminal.progress import Progress
-    from visiond.cluster.job import Job
+    from visiond.cluster.job import Job, Shards
     from visiond.cluster.running import run as run_job
 
     settings = read_config(config)
@@ -116,6 +125,7 @@ def run(
         cpus_per_chain=cpus,
         part_images=part_images,
         column=column,
+        shards=Shards(shards or ""),
     )
     try:
         with Progress("images") as progress:

@@ -2395,6 +2395,24 @@ INSTALLATION = [
 
 CLUSTER = [
     Mutant(
+        "shard-before-part",
+        "a part that exists has its shard",
+        "visiond/cluster/actor.py",
+        "self._output.write_whole(shard_of(unit.name), shard)",
+        "pass",
+        ("visiond/cluster/test_actor.py::test_a_part_that_exists_has_its_shard",),
+    ),
+    Mutant(
+        "shard-settings",
+        "all parts of an OUTPUT have the same kind of shards",
+        "visiond/cluster/plans.py",
+        "if shards:",
+        "if False:",
+        (
+            "visiond/cluster/test_planning.py::test_results_of_an_earlier_run_are_only_continued_when_asked_and_with_the_same_settings",
+        ),
+    ),
+    Mutant(
         "part-created-once",
         "a part or plan that exists is never replaced",
         "visiond/cluster/places.py",

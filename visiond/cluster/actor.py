@@ -18,9 +18,11 @@ from daemon.ledger.record import Record
 from daemon.results.parquet import Row, write_table
 from visiond.calls import Image
 from visiond.cluster.fetching import Fetched, fetch, opened_threads
+from visiond.cluster.job import Shards
 from visiond.cluster.places import open_place
 from visiond.cluster.planning import Unit, from_table
 from visiond.cluster.plans import Ids, part_of
+from visiond.cluster.shards import shard_of, write_shard
 from visiond.engine import Annotator
 from visiond.rows import COLUMNS, pair
 
@@ -32,8 +34,9 @@ class Chain:
     last is written. Units are read one after another: those that are read together would also end together, and the
     GPU would wait for their parts."""
 
-    def __init__(self, config: bytes, output: str, root: str) -> None:
+    def __init__(self, config: bytes, output: str, root: str, shards: Shards = Shards.none) -> None:
         """config: a Config as JSON. root: the folder or prefix of names."""
+        self._shards = shards
         self._annotator = Annotator(Config.model_validate(msgspec.json.decode(config)))
         self._output, self._root = open_place(output), root
         self._threads = opened_threads()
@@ -75,11 +78,16 @@ class Chain:
         if counts := self._find(part):
             return counts
         fetched: list[Fetched] = []
-        images = _in_turn(self._turn, _noting(fetch(unit.inputs(), self._threads), fetched))
+        keeps = self._shards is Shards.images
+        images = _in_turn(self._turn, _noting(fetch(unit.inputs(), self._threads), fetched, keeps=keeps))
         with contextlib.closing(images):
             records = self._annotator.records(images, self._root)
         counts = msgspec.json.encode(Counter(record.status.name for record in records))
-        self._output.write_whole(part, write_part(records, fetched, unit.ids, counts))
+        numbers = number_rows(fetched, unit.ids)
+        if self._shards:  # first, as a unit is finished when its part exists
+            shard = write_shard(records, numbers, [image.data for image in fetched], self._shards)
+            self._output.write_whole(shard_of(unit.name), shard)
+        self._output.write_whole(part, write_part(records, numbers, counts))
         return counts
 
     def _find(self, part: str) -> bytes:
@@ -99,20 +107,27 @@ def _in_turn(turn: threading.Lock, images: Iterable[Image]) -> Generator[Image]:
         yield from images
 
 
-def _noting(images: Iterable[Fetched], noted: list[Fetched]) -> Iterator[tuple[bytes, bytes | OSError]]:
-    """Pass images on, and note each without its bytes."""
+def _noting(
+    images: Iterable[Fetched], noted: list[Fetched], *, keeps: bool
+) -> Iterator[tuple[bytes, bytes | OSError]]:
+    """Pass images on, and note each; keeps: with its bytes."""
     for image in images:
-        noted.append(image._replace(data=b""))
+        noted.append(image if keeps else image._replace(data=b""))
         yield image.name, image.data
 
 
-def write_part(records: list[Record], fetched: list[Fetched], ids: Ids, counts: bytes) -> bytes:
-    """The rows as a Parquet file. ids: of the unit's inputs."""
+def number_rows(fetched: Iterable[Fetched], ids: Ids) -> list[int]:
+    """A number for each row. ids: of the unit's inputs."""
     seen: Counter[bytes] = Counter()
     numbers = []
     for image in fetched:
         seen[image.name] += 1
         numbers.append(_number(int(ids[image.place]), image.name, seen[image.name]))
+    return numbers
+
+
+def write_part(records: list[Record], numbers: list[int], counts: bytes) -> bytes:
+    """The rows as a Parquet file."""
     file = io.BytesIO()
     write_table(file, _numbered(records, numbers), COLUMNS, (), {COUNTS: counts})
     return file.getvalue()

@@ -3,8 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from enum import StrEnum
 
 from daemon.config.loading import Config
+
+
+class Shards(StrEnum):
+    """What a tar beside each part has."""
+
+    none = ""
+    sidecars = "sidecars"
+    images = "images"  # and their sidecars
 
 
 @dataclass(frozen=True)
@@ -22,3 +31,4 @@ class Job:
     cpus_per_chain: float = 1.0
     part_images: int = 1000
     column: str = ""
+    shards: Shards = Shards.none

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from daemon.config.loading import Config
 from daemon.errors import VisiondError
+from visiond.cluster.job import Shards
 from visiond.cluster.places import Place
 
 FOLDER = "_visiond"  # readers of Parquet skip names that begin with _
@@ -74,18 +75,18 @@ class Plans:
         self._ids, self._owner = everything[order], owner[order]
 
     @classmethod
-    def open(cls, place: Place, config: Config, *, resume: bool) -> Plans:
+    def open(cls, place: Place, config: Config, *, resume: bool, shards: Shards = Shards.none) -> Plans:
         """Raises OutputTaken if there are results, and this run is not to go on with them, or has other settings."""
         names = sorted(name for name in place.names(FOLDER) if name.startswith("plan-"))
         if names and not resume:
             raise OutputTaken(
                 f"{place.url} has results of an earlier run. --resume goes on with it; or name another OUTPUT."
             )
-        settings = describe_settings(config)
+        settings = describe_settings(config, shards)
         if not place.write_whole(SETTINGS, settings) and place.read(SETTINGS) != settings:
             raise OutputTaken(
-                f"{place.url} was made with other [models], [stages], [binning] or [pipeline] stages, mode or limits. "
-                "Name another OUTPUT, or the configuration that made it."
+                f"{place.url} was made with other [models], [stages], [binning] or [pipeline] stages, mode or limits, "
+                "or with other --shards. Name another OUTPUT, or what made it."
             )
         parts = {name for name in place.names("") if name.endswith(".parquet")}
         return cls(place, [read_plan(place.read(f"{FOLDER}/{name}")) for name in names], parts)
@@ -122,10 +123,10 @@ def read_plan(data: bytes) -> tuple[Ids, NDArray[np.int64]]:
         return plan["ids"], plan["ends"]
 
 
-def describe_settings(config: Config) -> bytes:
-    """Everything in a configuration that decides what rows say."""
+def describe_settings(config: Config, shards: Shards) -> bytes:
+    """Everything that decides what is written."""
     pipeline = config.pipeline
-    settings = {
+    settings: dict[str, object] = {
         "models": config.models.pack,
         "stages": {
             name: getattr(config.stages, name).model_dump(exclude={"batch_size"})
@@ -135,6 +136,8 @@ def describe_settings(config: Config) -> bytes:
         "mode": pipeline.mode,
         "limits": msgspec.to_builtins(pipeline.limits()),
     }
+    if shards:
+        settings["shards"] = shards
     return msgspec.json.encode(settings, order="sorted") + b"\n"
 
 

@@ -114,7 +114,7 @@ class Pool:
             self._set_limits()
             dataset = ray.data.from_arrow([to_table(unit) for unit in units]).map_batches(
                 Chain,
-                fn_constructor_args=(self._config(), self._output, self._root),
+                fn_constructor_args=(self._config(), self._output, self._root, self._job.shards),
                 batch_size=1,  # a unit; Ray needs a number if GPUs are requested
                 batch_format="pyarrow",
                 compute=pool,

@@ -81,7 +81,7 @@ def run(job: Job, show: Show = show_nothing, load: Callable[[int, str], None] = 
     """
     check_installed()
     output = open_place(job.output)
-    plans = Plans.open(output, job.config, resume=job.resume)
+    plans = Plans.open(output, job.config, resume=job.resume, shards=job.shards)
     listing = Listing(job.source, job.config, column=job.column)
     planner = Planner(plans, listing.inputs(), job.part_images)
     result = Result()

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import os
+import tarfile
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -14,6 +16,7 @@ import pyarrow.parquet
 import pytest
 
 from daemon.config.loading import load
+from daemon.errors import NotWritable
 from daemon.jobs import JobStatus
 from tests.daemon_process import Place, picture
 from tests.inputs import CATALOGUE
@@ -21,6 +24,7 @@ from visiond.cluster import actor
 from visiond.cluster.actor import Chain
 from visiond.cluster.fetching import fetch
 from visiond.cluster.inputs import Listing
+from visiond.cluster.job import Shards
 from visiond.cluster.places import Folder
 from visiond.cluster.planning import Planner, to_table
 from visiond.cluster.plans import Plans
@@ -43,9 +47,9 @@ def place(tmp_path: Path) -> Place:
 def chain(place: Place) -> Iterator[Callable[..., Chain]]:
     made = []
 
-    def make() -> Chain:
+    def make(shards: Shards = Shards.none) -> Chain:
         config = load(place.config).model_dump_json().encode()
-        made.append(Chain(config, str(place.folder / "rows"), str(place.inbox())))
+        made.append(Chain(config, str(place.folder / "rows"), str(place.inbox()), shards))
         return made[-1]
 
     yield make
@@ -93,6 +97,53 @@ def test_rows_equal_those_of_the_daemon_file_for_file(place: Place, chain: Calla
         row = ours[os.fsdecode(path)]
         assert (row["status"] != "DONE", row["reason"], row["detail"]) == (True, reason, detail)
     assert sum(each.get("DONE", 0) for each in counts) == len(theirs)
+
+
+@pytest.mark.parametrize("wanted", [Shards.sidecars, Shards.images])
+def test_a_shard_has_the_sidecar_of_each_image_that_is_done_and_the_image_if_it_is_wanted(
+    place: Place, chain: Callable[..., Chain], wanted: Shards
+) -> None:
+    annotate = chain(wanted)
+    for unit in units(place, 30):
+        annotate(unit)
+    done = {f"{row['id']:019d}": row for row in rows_of(place) if row["status"] == "DONE"}
+    found: dict[str, dict[str, bytes]] = {}
+    for shard in (place.folder / "rows").glob("shard-*.tar"):
+        with tarfile.open(shard) as tar:
+            for member in tar:
+                key, ending = member.name.split(".")
+                data = tar.extractfile(member)
+                assert data
+                found.setdefault(key, {})[ending] = data.read()
+    assert found.keys() == done.keys()
+    for key, row in done.items():
+        sidecar = json.loads(found[key].pop("json"))
+        assert (sidecar["id"], sidecar["source"]["path"], sidecar["bin"]["name"]) == (
+            row["id"],
+            row["path"],
+            row["bin"],
+        )
+        name = base64.b64decode(row["path_base64"] or "") or os.fsencode(row["path"])
+        file = Path(os.fsdecode(os.path.join(os.fsencode(place.inbox()), name)))
+        images = [file.read_bytes()] if wanted is Shards.images else []
+        assert [*found[key].values()] == images
+
+
+def test_a_part_that_exists_has_its_shard(
+    place: Place, chain: Callable[..., Chain], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    annotate = chain(Shards.images)
+    [unit] = units(place, 1000)
+
+    def fail(*_: object) -> None:
+        raise NotWritable("the disk is full.")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(actor, "write_shard", fail)
+        assert annotate(unit).column("problem")[0].as_py() == "the disk is full."
+    assert not rows_of(place)
+    assert not annotate(unit).column("problem")[0].as_py()
+    assert len([*(place.folder / "rows").glob("shard-*.tar")]) == 1
 
 
 def test_a_part_is_written_once_and_its_counts_are_read_when_it_exists(

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from daemon.config.loading import parse
 from visiond.cluster.inputs import Input
+from visiond.cluster.job import Shards
 from visiond.cluster.places import Folder, Place
 from visiond.cluster.planning import Planner, Unit, from_table, id_of, to_table
 from visiond.cluster.plans import FINISHED, FRESH, Known, OtherDriver, OutputTaken, Plans, part_of
@@ -105,6 +106,8 @@ def test_results_of_an_earlier_run_are_only_continued_when_asked_and_with_the_sa
     open_plans(tmp_path, pipeline={"queue_images": 7})
     with pytest.raises(OutputTaken, match="other"):
         open_plans(tmp_path, stages={"ocr": {"backend": "fake"}})
+    with pytest.raises(OutputTaken, match="other --shards"):
+        Plans.open(Folder(str(tmp_path)), parse({}, tmp_path), resume=True, shards=Shards.images)
 
 
 def test_a_digest_is_found_among_many(tmp_path: Path) -> None:
