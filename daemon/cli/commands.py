@@ -190,8 +190,7 @@ def reload(config: ConfigOption = None, as_json: JsonOption = False) -> None:
     if as_json:
         print_json(done)
     else:
-        if done.changed or not done.exchanging:
-            print(f"Changed: {', '.join(done.changed) or 'nothing'}.")
+        print(f"Changed: {', '.join(done.changed) or 'nothing'}.")
         if done.exchanging:
             keys = ", ".join(done.exchanging)
             print(

@@ -95,8 +95,6 @@ def status(
         print_json(snapshot)
         return
     console.print(snapshot.sentence())
-    if exchanged := snapshot.exchange.success_sentence():
-        console.print(exchanged)
     if snapshot.failed:
         print_failed_hint()
     if outdated := snapshot.outdated_sentence():

@@ -158,8 +158,7 @@ class Exchange:
             is_right = shift.is_accepted and shift.generation == models.generation
             if not is_right and not is_closed(shift.station):
                 await self._relieve(place, models, wanted, tasks)
-            if wanted:
-                self._count(models)
+            self._count(models)
 
     async def _relieve(
         self, place: int, models: Models, wanted: Models | None, tasks: anyio.abc.TaskGroup
@@ -200,9 +199,6 @@ class Exchange:
         log.error("the new models do not load; the stations go back to those that they had", why=problem)
         self._metrics.exchanges.labels("undone").inc()
         self._wanted = None
-        self.state = msgspec.structs.replace(
-            self.state, changed=0, going_back=True, problem=" ".join(problem.split())
-        )
         try:
             await self._bring(standing, None, tasks)
         except NotLoaded as error:
@@ -237,10 +233,7 @@ class Exchange:
         seconds = round(time.monotonic() - self._began, 2) if outcome in ("done", "undone") else 0.0
         changed = stations if outcome == "done" else 0
         line = " ".join(problem.split())
-        ended_at = None if outcome == "running" else time.time()
-        self.state = ExchangeState(
-            outcome, settings, changed, stations, seconds, ended_at=ended_at, problem=line
-        )
+        self.state = ExchangeState(outcome, settings, changed, stations, seconds, line)
         self._metrics.exchange_running.set(outcome == "running")
 
     def _count(self, models: Models) -> None:

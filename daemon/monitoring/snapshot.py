@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection
-from datetime import datetime, timedelta
+from datetime import timedelta
 
 import msgspec
 
@@ -132,22 +132,16 @@ class ExchangeState(msgspec.Struct, frozen=True):
 
     outcome: str = ""  # running, done, undone (the stations went back), or refused
     settings: list[str] = []  # the keys of daemon.toml that it is about
-    changed: int = 0  # stations that have the models that daemon.toml names
+    changed: int = 0  # stations that have the new models
     stations: int = 0  # all of them
     seconds: float = 0.0  # its duration, at its end
-    ended_at: float | None = None  # Unix seconds; None while it is under way
-    going_back: bool = False  # it is under way, and the stations get the models back that they had
     problem: str = ""  # why the daemon works with other models than daemon.toml names, in a sentence
 
     def sentence(self) -> str:
         """Empty when the stations have the models that daemon.toml names."""
         match self.outcome:
-            case "running" if self.going_back:
-                return f"the new models do not load, so the stations go back to those that they had: {self.problem}"
             case "running":
-                of_all = f"{self.changed} of {quantity(self.stations, 'station')}"
-                have = "has" if self.stations == 1 else "have"
-                return f"models are being exchanged: {of_all} {have} those that daemon.toml names"
+                return f"models are being exchanged: {self.changed} of {quantity(self.stations, 'station')} changed"
             case "undone":
                 return (
                     f"the new models did not load, so the daemon works with those that it had: {self.problem}"
@@ -157,13 +151,6 @@ class ExchangeState(msgspec.Struct, frozen=True):
                     f"the new models were refused, so the daemon works with those that it had: {self.problem}"
                 )
         return ""
-
-    def success_sentence(self) -> str:
-        """When the last exchange ended, if it ended well; otherwise empty."""
-        if self.outcome != "done" or self.ended_at is None:
-            return ""
-        moment = datetime.fromtimestamp(self.ended_at)
-        return f"models exchanged at {moment:%Y-%m-%d %H:%M:%S}, in {self.seconds:,.1f} s"
 
 
 def describe_behind(sink: str, behind: int, why: str) -> str:
@@ -263,5 +250,5 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
         unread = f"{self.unread_folders:,} folder{'s' * (self.unread_folders != 1)} in inboxes cannot be read"
         problems = [*self.obstacles, *([unread] if self.unread_folders else [])]
         problems += [chore.failure for chore in self.upkeep if chore.failure]
-        problems += [self.exchange.sentence()] if self.exchange.outcome in ("undone", "refused") else []
+        problems += [self.exchange.sentence()] if self.exchange.problem else []
         return "; ".join([", ".join(parts), *problems, *([] if self.running else ["no daemon is running"])])

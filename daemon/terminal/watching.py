@@ -229,7 +229,7 @@ def _problems(now: Snapshot) -> list[str]:
         *now.obstacles,
         *([unread] if now.unread_folders else []),
         *failures,
-        *([now.exchange.sentence()] if now.exchange.outcome in ("undone", "refused") else []),
+        *([now.exchange.sentence()] if now.exchange.problem else []),
         *looks,
         *list_notices(now.notices.items()),
     ]
