@@ -3,7 +3,6 @@ status and exit statuses all come from here."""
 
 from __future__ import annotations
 
-import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -17,10 +16,6 @@ class Counts:
 
     states: Counter[JobStatus] = field(default_factory=Counter)  # images in the ledger by state
     ended: Counter[JobStatus] = field(default_factory=Counter)  # images that have left PENDING in this run
-    began_at: float = field(
-        default_factory=time.monotonic
-    )  # when images came after none had been PENDING; in seconds
-    worked_before: int = 0  # `worked` at that time
 
     def begin(self, states: Mapping[JobStatus, int]) -> None:
         self.states.update(states)
@@ -30,17 +25,11 @@ class Counts:
         so for a moment the sum can be below zero."""
         return max(0, self.states[status])
 
-    @property
-    def worked(self) -> int:
-        """Images that the stages had in this run."""
-        return self.ended[JobStatus.DONE] + self.ended[JobStatus.FAILED]
-
     def outcomes(self) -> Counter[JobStatus]:
         """The number of images that reached each state in this run, and of those that are PENDING."""
         return self.ended + Counter({JobStatus.PENDING: self.of(JobStatus.PENDING)})
 
     def admitted(self, admitted: Admitted) -> None:
-        self._expect(admitted.pending)
         self.states[JobStatus.PENDING] += admitted.pending - admitted.replaced - admitted.results_kept
         self.states[JobStatus.DONE] += admitted.results_kept
         self.states[JobStatus.FAILED] -= admitted.failures_replaced
@@ -61,7 +50,6 @@ class Counts:
 
     def put_back(self, status: JobStatus, images: int) -> None:
         """Images of this state are PENDING again."""
-        self._expect(images)
         self.states[JobStatus.PENDING] += images
         self.states[status] -= images
 
@@ -75,8 +63,3 @@ class Counts:
         """A row of this state was deleted. Of a file that FAILED only the newest version is counted,
         and that one stays."""
         self.states[status] -= status is not JobStatus.FAILED
-
-    def _expect(self, images: int) -> None:
-        """So many images will be PENDING, too."""
-        if images and not self.of(JobStatus.PENDING):
-            self.began_at, self.worked_before = time.monotonic(), self.worked

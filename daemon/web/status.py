@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import sqlite3
 import time
+from collections import deque
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -23,11 +24,11 @@ from daemon.monitoring.devices import STATES
 from daemon.monitoring.disks import Disks
 from daemon.monitoring.inboxes import Count
 from daemon.monitoring.metrics import Metrics
-from daemon.monitoring.pace import Pace
 from daemon.monitoring.snapshot import ExchangeState, LaneState, SegmentState, Snapshot, WorkerState
 from daemon.pipeline import Pipeline
 from daemon.upkeep.schedule import Upkeep
 
+RATE_SECONDS = 30.0  # over which the rate is measured
 OUTDATED_SECONDS = 5.0  # for which the number of files with results of earlier models is not counted again
 ASK_SECONDS = 0.5  # a scrape's wait for the ledger, whose thread may be busy with VACUUM
 
@@ -60,7 +61,7 @@ class Status:
         self._notices = notices or {}
         metrics.noticed(self._notices)
         self._started = time.monotonic()
-        self._pace = Pace(metrics.counts)
+        self._samples: deque[tuple[float, int]] = deque()
         self.disks = Disks({})
         self.waiting = Count(dict)
         self._oldest: float | None = None  # when the longest-waiting image was seen, in Unix seconds
@@ -78,7 +79,7 @@ class Status:
         pipeline, counts = self._pipeline, self._counts
         pending = counts.of(JobStatus.PENDING)
         left = min(pending, pipeline.limit.left) if pipeline.limit else pending
-        workers, states, now = self._workers(), pipeline.states(), time.monotonic()
+        rate, workers, states = self._rate(), self._workers(), pipeline.states()
         return Snapshot(
             running=True,
             pending=pending,
@@ -89,10 +90,8 @@ class Status:
             failed=counts.of(JobStatus.FAILED),
             skipped=counts.of(JobStatus.SKIPPED),
             gone=counts.of(JobStatus.GONE),
-            images_per_second=round(self._pace.rate(now), 2),
-            eta_seconds=self._pace.seconds_for(left, now)
-            if any(worker.state == "ready" for worker in workers)
-            else None,
+            images_per_second=round(rate, 2),
+            eta_seconds=left / rate if rate and any(worker.state == "ready" for worker in workers) else None,
             obstacles=pipeline.blocked() + pipeline.held_back() + self._sink_problems() + self._crowded(),
             unread_folders=sum(map(len, unread := pipeline.watcher.unread())),
             unread=[line for folders in unread for line in folders.lines()][:SHOWN],
@@ -249,3 +248,12 @@ class Status:
     def _workers_of_looks(self) -> list[WorkerState]:
         lanes = [lane for look in self._pipeline.looks for lane in look.station.state().lanes]
         return [worker for lane in lanes for worker in lane.workers]
+
+    def _rate(self) -> float:
+        ended = self._counts.ended
+        now, done = time.monotonic(), ended[JobStatus.DONE] + ended[JobStatus.FAILED]
+        self._samples.append((now, done))
+        while now - self._samples[0][0] > RATE_SECONDS:
+            self._samples.popleft()
+        then, before = self._samples[0]
+        return (done - before) / (now - then) if now > then else 0.0
