@@ -13,7 +13,7 @@ import resource
 import socket
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -41,9 +41,11 @@ from daemon.monitoring.diary import read_diary
 from daemon.monitoring.snapshot import LookState, SinkState, Snapshot, describe_behind
 from daemon.state import CONTROL, LEDGER, lock_state, socket_address
 from daemon.system.log import set_up as set_up_log
+from stages.base import Reason
 from stages.processes import importing
 
 if TYPE_CHECKING:
+    from daemon.ledger.ledger import Ledger
     from daemon.upkeep.pruning import Amounts
 
 POLL_SECONDS = 0.1  # while the daemon carries out a request
@@ -230,9 +232,15 @@ def find_whole(reader: Reader, name: str) -> Record:
     return record
 
 
-def find_ended(reader: Reader, name: str, status: JobStatus) -> Record:
-    """The one image with this name and status. Raises NothingFound, WrongArgument."""
+def find_ended(reader: Reader, name: str, status: JobStatus, verb: str = "redo") -> Record:
+    """The one image with this name and status. verb: the command that needs it. Raises NothingFound, WrongArgument."""
     record = find_image(reader, name)
+    if record.reason == Reason.UNPACKED:
+        again = f"each image in that folder has a result of its own: `{command(verb, 'FOLDER/IMAGE')}`"
+        raise NothingFound(
+            f"{name} was unpacked ({record.detail}), and {again}. To unpack it again, remove the folder and "
+            f"`touch` {name}."
+        )
     if record.status is not status:
         show = command("show", str(record.id))
         raise NothingFound(f"{name} is {record.status.name}, not {status.name}; `{show}` shows the details.")
@@ -244,7 +252,31 @@ def put_back(
 ) -> int:
     """Set images of this status to PENDING: by the daemon, as only it may write its ledger,
     or here if none is running. step: called with the number of images that were named so far."""
-    path = f"/put-back/{status.name}"
+
+    async def here(ledger: Ledger, chunk: list[int]) -> int:
+        return await ledger.put_back(status, chunk)
+
+    return _change(config, f"/put-back/{status.name}", ids, here, step)
+
+
+def note_lost(config: Config, ids: list[int]) -> None:
+    """The files of these images that are DONE cannot be read: as `put_back`."""
+
+    async def here(ledger: Ledger, chunk: list[int]) -> int:
+        return await ledger.note_lost(chunk)
+
+    _change(config, "/lost", ids, here)
+
+
+def _change(
+    config: Config,
+    path: str,
+    ids: list[int],
+    here: Callable[[Ledger, list[int]], Awaitable[int]],
+    step: Callable[[int], None] = lambda done: None,
+) -> int:
+    """Send the numbers of images to the daemon; if none is running, call `here` with the ledger. Returns how many
+    images have changed."""
 
     def chunks() -> Iterator[list[int]]:
         for start in range(0, len(ids), CHUNK):
@@ -261,7 +293,7 @@ def put_back(
         from daemon.ledger.ledger import Ledger
 
         with lock_state(config.state.path), contextlib.closing(Ledger(config.state.path / LEDGER)) as ledger:
-            return sum(anyio.run(ledger.put_back, status, chunk) for chunk in chunks())
+            return sum(anyio.run(here, ledger, chunk) for chunk in chunks())
 
 
 def prune(

@@ -181,7 +181,7 @@ class Service:
         with contextlib.ExitStack() as stack:
             layout, plans = await to_thread.run_sync(lay_out, config)
             self._layouts = [layout, *(plan.layout for plan in plans)]
-            announce(layout, plans)
+            announce(layout, plans, layout if self.once else None)  # its summary has the notices
             ledger, numbers = await self._open_ledger(stack, layout, plans)
             reader = stack.enter_context(contextlib.closing(Reader(ledger.path)))
             await to_thread.run_sync(check_names, config, reader)
@@ -254,7 +254,7 @@ class Service:
         # Another reload may have changed more than the models since the exchange began.
         exchange.done = lambda _: self._keeper.change(self.config)
         exchange.undone = reloading.go_back
-        status.reloading = reloading
+        status.follow_reloads(reloading)
 
     def _rescan_seconds(self) -> float:
         return self.config.pipeline.rescan_seconds

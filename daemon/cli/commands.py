@@ -25,7 +25,7 @@ from daemon.cli.recovery import backup, prune, repair, verify
 from daemon.cli.results import export, list_images, show, status
 from daemon.cli.run import run
 from daemon.cli.tuning import plan, tune
-from daemon.errors import ConfigError, VisiondError
+from daemon.errors import ConfigError, NotRunning, VisiondError
 from daemon.hints import command, quantity
 from daemon.jobs import JobStatus
 from daemon.system.log import is_json
@@ -41,7 +41,15 @@ from daemon.terminal.display import (
     printable,
     standard_output,
 )
-from daemon.terminal.options import IMAGE_HELP, ConfigOption, JsonOption, find_config, flag, read_config
+from daemon.terminal.options import (
+    IMAGE_HELP,
+    ConfigOption,
+    JsonOption,
+    find_config,
+    flag,
+    read_config,
+    read_roughly,
+)
 from daemon.terminal.progress import LATE_SECONDS, Progress
 
 UUID_SHOWN = 12  # characters, which are enough to choose a GPU by
@@ -111,7 +119,7 @@ def retry(
         ids = (
             reader.failed_ids()
             if every
-            else [control.find_ended(reader, n, JobStatus.FAILED).id for n in images or []]
+            else [control.find_ended(reader, n, JobStatus.FAILED, "retry").id for n in images or []]
         )
     with Progress("images", total=len(ids), after=LATE_SECONDS) as progress:
         queued = control.put_back(settings, JobStatus.FAILED, ids, progress.step)
@@ -150,7 +158,8 @@ def redo(
         raise typer.BadParameter("use exactly one of: image names, --all, --stale")
     with control.open_reader(settings) as reader, Progress("images", after=LATE_SECONDS) as progress:
         if images:
-            choice = choose((control.find_ended(reader, name, JobStatus.DONE) for name in images), settings)
+            named = [control.find_ended(reader, name, JobStatus.DONE) for name in images]
+            choice = choose(named, settings)
         else:
             progress.begin("images", sum(reader.bin_counts().values()))
             choice = (
@@ -160,6 +169,8 @@ def redo(
             )
         progress.begin("images", len(choice.ids))
         queued = control.put_back(settings, JobStatus.DONE, choice.ids, progress.step)
+        if choice.lost:  # from now on they are not counted as outdated
+            control.note_lost(settings, choice.lost)
     print_put_back(queued, len(set(choice.ids)))
     for why, count in choice.left.items():
         errors.print(f"{quantity(count, 'image')} not queued: {why}.")
@@ -183,14 +194,20 @@ def reload(config: ConfigOption = None, as_json: JsonOption = False) -> None:
     """
     from daemon import control
 
-    settings = read_config(config)  # its problems are found here, before the daemon is asked
-    done = control.reload(settings)
+    settings, problem = read_roughly(config)  # the daemon reads the file itself, and logs why it refuses it
+    try:
+        done = control.reload(settings)
+    except NotRunning:
+        if problem:
+            raise problem from None
+        raise
     if done.problems:
         raise ConfigError(done.problems)
     if as_json:
         print_json(done)
     else:
-        print(f"Changed: {', '.join(done.changed) or 'nothing'}.")
+        if done.changed or not done.exchanging:
+            print(f"Changed: {', '.join(done.changed) or 'nothing'}.")
         if done.exchanging:
             keys = ", ".join(done.exchanging)
             print(

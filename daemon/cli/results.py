@@ -11,7 +11,7 @@ from typing import Annotated
 
 import typer
 
-from daemon.hints import quantity
+from daemon.hints import command, quantity
 from daemon.jobs import JobStatus
 from daemon.ledger.soundness import MOST
 from daemon.monitoring.notices import list_notices
@@ -30,7 +30,15 @@ from daemon.terminal.display import (
     printable,
     show_record,
 )
-from daemon.terminal.options import IMAGE_HELP, ConfigOption, ForceOption, JsonOption, flag, read_config
+from daemon.terminal.options import (
+    IMAGE_HELP,
+    ConfigOption,
+    ForceOption,
+    JsonOption,
+    flag,
+    read_config,
+    read_config_to_look,
+)
 
 WATCH_PATIENCE_SECONDS = 3.0  # for an answer of the daemon, before `status --watch` says that there is none
 LEAST_SECONDS = 0.1  # between two looks of `status --watch`
@@ -69,6 +77,10 @@ def status(
 ) -> None:
     """Show counts, rate, remaining time and workers.
 
+    A file that changes is a new version. Done, skipped and gone count
+    versions, so they may be more than `visiond list` lists; failed counts
+    files. An archive that was unpacked is skipped.
+
     The figures come from the running daemon or, if none is running, from
     the ledger. --watch also shows queues, stages and GPUs, and waits for a
     daemon that is gone; when piped, it prints a line for each look.
@@ -82,7 +94,7 @@ def status(
 
     if every and not watch:
         raise typer.BadParameter("--every can only be used with --watch")
-    settings = read_config(config, needs_stages=False)
+    settings = read_config_to_look(config)
     if watch:
         from daemon.terminal import watching
 
@@ -101,6 +113,8 @@ def status(
         console.print(printable(outdated))
     if snapshot.unread:
         print_unread(snapshot)
+    if success := snapshot.exchange.success():
+        console.print(printable(success))
     for line in list_notices(snapshot.notices.items()):
         console.print(f"[yellow]{printable(line)}[/yellow]")
     if snapshot.workers:
@@ -136,8 +150,10 @@ def list_images(
     """
     from daemon import control
 
-    with control.open_reader(read_config(config, needs_stages=False)) as reader:
+    with control.open_reader(read_config_to_look(config)) as reader:
         records = list(reader.newest(JobStatus[status.upper()] if status else None, limit))
+        # The newest version of a file may have another state.
+        versions = reader.counts()[JobStatus[status.upper()]] if status and len(records) < limit else 0
     if as_json:
         print_json(
             [record.document() | {"location": record.location.decode(errors="replace")} for record in records]
@@ -150,6 +166,9 @@ def list_images(
     print_notices((model.stage, model.notice) for record in records for model in record.models)
     if len(records) == limit:
         errors.print(f"Only the newest {limit} files are listed; --limit N lists more.")
+    if status and (older := max(0, versions - len(records))):
+        are = f"{quantity(older, 'older version')} of files {'is' if older == 1 else 'are'} {status.upper()} too"
+        errors.print(f"{are}: `{printable(command('status'))}` counts versions, and this list has files.")
 
 
 def show(
@@ -169,7 +188,7 @@ def show(
     """
     from daemon import control
 
-    with control.open_reader(read_config(config, needs_stages=False)) as reader:
+    with control.open_reader(read_config_to_look(config)) as reader:
         record = control.find_whole(reader, image)
     if as_json:
         sys.stdout.buffer.write(record.sidecar)

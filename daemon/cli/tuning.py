@@ -191,7 +191,7 @@ def print_profile(profile: Profile, best: Trial, job: int) -> None:
             f"{GAIN - 1:.0%} faster. MiB are for each worker."
         )
     )
-    console.print(f"{job:,} images will take about {describe_duration(best.seconds_for(job))}.")
+    console.print(f"{quantity(job, 'image')} will take about {describe_duration(best.seconds_for(job))}.")
 
 
 def write_settings(config: Config, file: Path, before: str, after: str, *, dry_run: bool) -> None:

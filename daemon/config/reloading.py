@@ -93,6 +93,8 @@ class Reloading(Generic[M]):
         self._parts = parts
         self._exchange = exchange
         self._one_at_a_time = anyio.Lock()
+        # Called after each reload: with why nothing has changed, or nothing.
+        self.ended: Callable[[Sequence[str]], None] = lambda problems: None
 
     async def reload(self) -> Reloaded:
         """Never raises: a configuration with problems changes nothing."""
@@ -109,6 +111,7 @@ class Reloading(Generic[M]):
             except (ConfigError, ModelsUnusable) as error:
                 problems = error.problems if isinstance(error, ConfigError) else str(error).splitlines()
                 log.error("the configuration was not reloaded; everything stays as it was", problems=problems)
+                self.ended(problems)
                 return Reloaded(problems=problems)
             log.info("configuration reloaded", changed=done.changed, exchanging=done.exchanging)
             if done.waiting:
@@ -118,6 +121,7 @@ class Reloading(Generic[M]):
                 self._exchange.begin(models, done.exchanging)
             elif self._exchange:
                 self._exchange.forget_problem()
+            self.ended(())
             return done
 
     def go_back(self, config: Config) -> None:

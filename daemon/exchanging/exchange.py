@@ -12,6 +12,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 
 import anyio
 import anyio.abc
@@ -139,7 +140,7 @@ class Exchange:
         """The models with their number, and with their kernels compiled, while all stations still work."""
         if wanted.generation >= 0:
             return wanted
-        announce(wanted.layout, [])
+        announce(wanted.layout, [], self._standing.layout)
         folder = wanted.config.state.path / KERNELS
         await compile_for_workers(folder, wanted.layout.wanted_kernels())
         generation = await self.pipeline.retry(
@@ -158,7 +159,7 @@ class Exchange:
             is_right = shift.is_accepted and shift.generation == models.generation
             if not is_right and not is_closed(shift.station):
                 await self._relieve(place, models, wanted, tasks)
-            self._count(models)
+            self._count(models, wanted)
 
     async def _relieve(
         self, place: int, models: Models, wanted: Models | None, tasks: anyio.abc.TaskGroup
@@ -187,6 +188,7 @@ class Exchange:
             seconds = {"finished": finished - began, "stood_still": time.monotonic() - finished}
             rounded = {f"{name}_seconds": round(value, 2) for name, value in seconds.items()}
             log.info("a station has other models", station=place, **rounded)
+            shift.when_published = partial(_log_pause, place, seconds["stood_still"])
         elif not pipeline.draining:
             await shift.leave()
             if self._wanted is wanted:  # if not, it was given up
@@ -199,6 +201,7 @@ class Exchange:
         log.error("the new models do not load; the stations go back to those that they had", why=problem)
         self._metrics.exchanges.labels("undone").inc()
         self._wanted = None
+        self.state = msgspec.structs.replace(self.state, goes_back=True)
         try:
             await self._bring(standing, None, tasks)
         except NotLoaded as error:
@@ -233,12 +236,17 @@ class Exchange:
         seconds = round(time.monotonic() - self._began, 2) if outcome in ("done", "undone") else 0.0
         changed = stations if outcome == "done" else 0
         line = " ".join(problem.split())
-        self.state = ExchangeState(outcome, settings, changed, stations, seconds, line)
+        ended_at = 0.0 if outcome == "running" else time.time()
+        self.state = ExchangeState(outcome, settings, changed, stations, seconds, line, ended_at=ended_at)
         self._metrics.exchange_running.set(outcome == "running")
 
-    def _count(self, models: Models) -> None:
-        """Show in the status how many stations have these models."""
-        changed = sum(shift.generation == models.generation for shift in self.pipeline.shifts)
+    def _count(self, models: Models, wanted: Models | None) -> None:
+        """Show in the status how many stations have these models, if they are still those that are wanted."""
+        if self._wanted is not wanted:
+            return
+        changed = sum(
+            shift.is_accepted and shift.generation == models.generation for shift in self.pipeline.shifts
+        )
         self.state = msgspec.structs.replace(self.state, changed=changed)
 
 
@@ -249,13 +257,23 @@ def is_closed(station: Station | RemoteStation) -> bool:
 
 def describe_unready(station: Station | RemoteStation) -> str:
     """Why a station cannot work although its workers had their time to load; empty if it can."""
-    if is_closed(station):
-        return "its processes keep ending"
     for lane in station.state().lanes:
         if not any(worker.state == "ready" for worker in lane.workers):
-            cause = next((worker.cause for worker in lane.workers if worker.cause), "no worker is ready")
+            usual = "its processes keep ending" if is_closed(station) else "no worker is ready"
+            cause = next((worker.cause for worker in lane.workers if worker.cause), usual)
             return f"{lane.name}: {cause}"
     return ""
+
+
+def _log_pause(place: int, stood_still: float, worked: float) -> None:
+    """The pause that users see ends with the first image, not when the models are loaded. stood_still: seconds until they
+    were. worked: seconds from the first jobs to the first results."""
+    log.info(
+        "a station has finished its first images with other models",
+        station=place,
+        first_batch_seconds=round(worked, 2),
+        without_images_seconds=round(stood_still + worked, 2),
+    )
 
 
 def _list_misfits(before: Layout, after: Layout) -> list[str]:

@@ -91,9 +91,9 @@ class FolderOrigin:
         try:
             status = os.lstat(record.location)
         except OSError:
-            return "their file is gone"
+            return "the file is gone"
         same = record.version.is_of(status, moved=record.has_moved)
-        return "" if same else "their file has changed since it was processed"
+        return "" if same else "the file has changed since it was processed"
 
     def hidden(self, jobs: Collection[Job]) -> list[Job]:
         """Those whose folder is missing or empty."""

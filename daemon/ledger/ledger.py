@@ -345,7 +345,16 @@ class Ledger:
         rows = [{"id": number, "status": status, "unpacking": unpacking, **PRIORITIES} for number in ids]
 
         def work(connection: sqlite3.Connection) -> int:
+            connection.executemany(SQL["forget_lost"], [(number,) for number in ids])
             return sum(connection.execute(SQL["put_back"], row).rowcount for row in rows)
+
+        return await self._ask_soon(work)
+
+    async def note_lost(self, ids: Sequence[int]) -> int:
+        """A redo could not read the files of these images; returns of how many that was not known."""
+
+        def work(connection: sqlite3.Connection) -> int:
+            return sum(connection.execute(SQL["note_lost"], (number,)).rowcount for number in ids)
 
         return await self._ask_soon(work)
 

@@ -110,6 +110,9 @@ CREATE TABLE look (                       -- a second look that an image waits f
     checksum INTEGER,                     -- checksums.of_look
     PRIMARY KEY (image, name)
 ) WITHOUT ROWID;
+CREATE TABLE lost (                       -- DONE, but the last redo could not read its file: nothing can process it again
+    image INTEGER PRIMARY KEY REFERENCES image (id)
+);
 CREATE TABLE meta (                       -- one row: which ledger this is; the file `identity` has it too
     id TEXT NOT NULL,
     made_at TEXT NOT NULL                 -- RFC 3339, UTC
@@ -520,6 +523,12 @@ UPDATE image SET priority = iif(priority > :least AND :unpacking IS NOT NULL
     finished_at = iif(status = 1, finished_at, NULL)
 WHERE status = :status AND emitted = 1 AND id = :id AND :is_newest;  -- an image that is not published yet will move its file first
 
+-- name: note_lost
+INSERT INTO lost SELECT id FROM image WHERE id = ? AND status = 1 ON CONFLICT DO NOTHING;
+
+-- name: forget_lost
+DELETE FROM lost WHERE image = ?;
+
 -- name: failed
 SELECT id FROM image WHERE status = 2 AND :is_newest ORDER BY id;
 
@@ -536,8 +545,9 @@ SELECT models FROM image INDEXED BY made WHERE status = 1 AND models > ? ORDER B
 
 -- name: count_made
 -- Of the last `:limit` versions with results of these models: their number, and how many are the newest of their file, in one of
--- these inboxes.
-SELECT COUNT(*), COALESCE(SUM(inbox IN (SELECT value FROM json_each(:inboxes)) AND :is_newest), 0) FROM (
+-- these inboxes, and could be read by the last redo.
+SELECT COUNT(*), COALESCE(SUM(inbox IN (SELECT value FROM json_each(:inboxes)) AND :is_newest
+    AND NOT EXISTS (SELECT 1 FROM lost WHERE lost.image = image.id)), 0) FROM (
     SELECT id, inbox, path FROM image INDEXED BY made WHERE status = 1 AND models = :models ORDER BY id DESC LIMIT :limit
 ) AS image;
 
@@ -586,6 +596,9 @@ DELETE FROM image WHERE NOT EXISTS (
 
 -- name: drop_pruned_publications
 DELETE FROM publication WHERE image IN (SELECT value FROM json_each(?));
+
+-- name: drop_pruned_lost
+DELETE FROM lost WHERE image IN (SELECT value FROM json_each(?));
 
 -- name: unreferenced
 -- Bytes that no version has once the spare ones are removed.

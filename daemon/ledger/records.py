@@ -22,7 +22,7 @@ from daemon.ledger.record import UNKNOWN, Model, Record
 from daemon.ledger.rows import GoOn, find_damaged
 from daemon.ledger.schema import (
     WITH_CHECKSUMS,
-    WITH_CURRENT,
+    WITH_LOST,
     WITH_OUTBOX,
     damaged,
     explain,
@@ -145,11 +145,11 @@ class Reader:
         self, inboxes: Collection[bytes], *, every_stage: bool, most: int = MOST_OUTDATED
     ) -> Outdated:
         """How many files of these inboxes are DONE by another model than the current one in at least one stage, as of the
-        last start. every_stage: or lack the result of a stage. Looks at no more than `most` versions with such results:
-        with the index, that takes a fraction of a second."""
+        last start, without those that a redo could not read. every_stage: or lack the result of a stage. Looks at no more
+        than `most` versions with such results: with the index, that takes a fraction of a second."""
         numbers = str([number for number, path in self.inboxes().items() if path in inboxes])  # as JSON
         with self._connections.lend() as connection:
-            if read_version(self.path, connection) < WITH_CURRENT:
+            if read_version(self.path, connection) < WITH_LOST:
                 return Outdated(0)
             current = {row[0] for row in connection.execute(SQL["current_models"])}
             files, left, made = 0, most, ""

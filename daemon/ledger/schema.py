@@ -79,12 +79,15 @@ MIGRATIONS = [
     INSERT INTO sqlite_sequence (name, seq) SELECT 'publication', numbers + sequences FROM earlier;
     DROP TABLE earlier;
     """,
+    "CREATE TABLE lost (image INTEGER PRIMARY KEY REFERENCES image (id));",
 ]
 WITH_CHECKSUMS = 3  # the first schema with checksums and an id
 WITH_OUTBOX = 4  # the first schema with tables for sinks
 WITH_LOOKS = 5  # the first schema with second looks
-WITH_CURRENT = 6  # the first schema that knows which models are current
 WITH_NUMBERS = 7  # the first schema that numbers publications
+WITH_LOST = (
+    8  # the first schema that knows which files a redo could not read; models are current since schema 6
+)
 # Views through which an older ledger is read as if it had the columns that were added later.
 ADDED = {"content": "1 AS pages, NULL AS checksum", "result": "NULL AS checksum", "image": "NULL AS checksum"}
 OLDER = "".join(

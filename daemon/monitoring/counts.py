@@ -3,6 +3,7 @@ status and exit statuses all come from here."""
 
 from __future__ import annotations
 
+import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -16,6 +17,8 @@ class Counts:
 
     states: Counter[JobStatus] = field(default_factory=Counter)  # images in the ledger by state
     ended: Counter[JobStatus] = field(default_factory=Counter)  # images that have left PENDING in this run
+    # When the first of the images came that are PENDING now, in monotonic seconds, and how many were finished by then.
+    began: tuple[float, int] = (0.0, 0)
 
     def begin(self, states: Mapping[JobStatus, int]) -> None:
         self.states.update(states)
@@ -25,11 +28,17 @@ class Counts:
         so for a moment the sum can be below zero."""
         return max(0, self.states[status])
 
+    @property
+    def finished_in_this_run(self) -> int:
+        """DONE and FAILED."""
+        return self.ended[JobStatus.DONE] + self.ended[JobStatus.FAILED]
+
     def outcomes(self) -> Counter[JobStatus]:
         """The number of images that reached each state in this run, and of those that are PENDING."""
         return self.ended + Counter({JobStatus.PENDING: self.of(JobStatus.PENDING)})
 
     def admitted(self, admitted: Admitted) -> None:
+        self._note_work()
         self.states[JobStatus.PENDING] += admitted.pending - admitted.replaced - admitted.results_kept
         self.states[JobStatus.DONE] += admitted.results_kept
         self.states[JobStatus.FAILED] -= admitted.failures_replaced
@@ -50,8 +59,14 @@ class Counts:
 
     def put_back(self, status: JobStatus, images: int) -> None:
         """Images of this state are PENDING again."""
+        self._note_work()
         self.states[JobStatus.PENDING] += images
         self.states[status] -= images
+
+    def _note_work(self) -> None:
+        """Images are about to be PENDING."""
+        if not self.of(JobStatus.PENDING):
+            self.began = (time.monotonic(), self.finished_in_this_run)
 
     def changed(self, changes: Sequence[Change]) -> None:
         """Images whose results are damaged are PENDING again or, if a newer version has replaced them, GONE."""

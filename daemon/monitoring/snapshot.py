@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Collection
 from datetime import timedelta
 
@@ -136,10 +137,15 @@ class ExchangeState(msgspec.Struct, frozen=True):
     stations: int = 0  # all of them
     seconds: float = 0.0  # its duration, at its end
     problem: str = ""  # why the daemon works with other models than daemon.toml names, in a sentence
+    goes_back: bool = False  # the new models do not load, and the stations return to those that they had
+    ended_at: float = 0.0  # Unix seconds
 
     def sentence(self) -> str:
-        """Empty when the stations have the models that daemon.toml names."""
+        """What is not as it should be, or still under way. Empty when the stations have the models that daemon.toml
+        names."""
         match self.outcome:
+            case "running" if self.goes_back:
+                return "the new models do not load: the stations go back to those that they had"
             case "running":
                 return f"models are being exchanged: {self.changed} of {quantity(self.stations, 'station')} changed"
             case "undone":
@@ -151,6 +157,13 @@ class ExchangeState(msgspec.Struct, frozen=True):
                     f"the new models were refused, so the daemon works with those that it had: {self.problem}"
                 )
         return ""
+
+    def success(self) -> str:
+        """When the last exchange ended well; empty if it did not, or if there was none."""
+        if self.outcome != "done":
+            return ""
+        at = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(self.ended_at))
+        return f"models exchanged at {at}, in {self.seconds:g} s, because of: {', '.join(self.settings)}"
 
 
 def describe_behind(sink: str, behind: int, why: str) -> str:
@@ -192,6 +205,7 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
     # files with results of other models than the current ones; None: not counted yet
     outdated: Outdated | None = None
     exchange: ExchangeState = ExchangeState()
+    reload_problem: str = ""  # why the last reload was refused
 
     @property
     def loading(self) -> bool:
@@ -227,6 +241,12 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
         redo = f"To process those whose files still exist again: `{command('redo', '--stale')}`"
         return f"{have} results of earlier models or options. {redo}"
 
+    def refusal_sentence(self) -> str:
+        """Why the daemon works with another configuration than the last reload asked for; empty if it does not."""
+        if self.exchange.problem or not self.reload_problem:
+            return self.exchange.sentence() if self.exchange.problem else ""
+        return f"the last reload was refused, so the daemon works with the settings that it had: {self.reload_problem}"
+
     def _count_ready(self) -> str:
         return (
             f"{sum(worker.state == 'ready' for worker in self.workers)} of {len(self.workers)} workers ready"
@@ -250,5 +270,5 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
         unread = f"{self.unread_folders:,} folder{'s' * (self.unread_folders != 1)} in inboxes cannot be read"
         problems = [*self.obstacles, *([unread] if self.unread_folders else [])]
         problems += [chore.failure for chore in self.upkeep if chore.failure]
-        problems += [self.exchange.sentence()] if self.exchange.problem else []
+        problems += [refusal] if (refusal := self.refusal_sentence()) else []
         return "; ".join([", ".join(parts), *problems, *([] if self.running else ["no daemon is running"])])

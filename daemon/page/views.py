@@ -37,6 +37,7 @@ class View:
     id: int
     name: str
     folder: str
+    place: str  # the folder in the inbox: of an image from an archive, that of the archive
     state: str
     bin: str
     reason: str
@@ -92,6 +93,7 @@ def view_of(record: Record, score: float | None = None) -> View:
         id=record.id,
         name=visible(name),
         folder=visible(os.path.join(os.fsdecode(record.inbox_path), folder)),
+        place=visible(folder),
         state=record.status.name.lower(),
         bin=record.bin,
         reason=record.damage or record.reason,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections import Counter
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from daemon.config.loading import Config
 from daemon.devices import select_devices
@@ -26,6 +26,9 @@ class Choice:
 
     ids: list[int]
     left: Counter[str]
+    lost: list[int] = field(
+        default_factory=list
+    )  # those of them whose file cannot be read, though the inbox is there
     settings_digest: str = ""  # of the settings by which results are stale
 
 
@@ -33,9 +36,15 @@ def choose(records: Iterable[Record], config: Config) -> Choice:
     """Choose the images whose files can still be read and whose inboxes are configured."""
     destinations = open_destinations(config)
     choice = Choice([], Counter())
+    is_there: dict[bytes, bool | None] = {}
     for record in records:
         if why := _why_left(record, destinations.get(record.inbox_path)):
             choice.left[why] += 1
+            root = record.inbox_path
+            if root in destinations and root not in is_there:
+                is_there[root] = origin_of(root).is_there()
+            if is_there.get(root):
+                choice.lost.append(record.id)
         else:
             choice.ids.append(record.id)
     return choice
@@ -109,9 +118,9 @@ def job_of(record: Record) -> Job:
 def _why_left(record: Record, destination: Destination | None) -> str:
     """Why the image cannot be processed again; empty if it can."""
     if destination is None:
-        return "their inbox is not in the configuration"
+        return "the inbox is not in the configuration"
     if destination.bins_mode in ("link", "copy") and record.location.startswith(
         os.path.join(destination.bins, b"")
     ):
-        return f'their files are in a bin, and bins = "{destination.bins_mode}" moves no image'
+        return f'the file is in a bin, and bins = "{destination.bins_mode}" moves no image'
     return origin_of(record.inbox_path).why_lost(record)

@@ -3,7 +3,8 @@ shift, and begins another one in its place."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
 import anyio
@@ -45,6 +46,9 @@ class Shift:
         self.station = station
         self.generation = generation
         self.problem = ""  # why the models of a station on trial did not load
+        # Called once: with the seconds from the first jobs to the first results.
+        self.when_published: Callable[[float], None] | None = None
+        self._began = 0.0  # monotonic seconds: when it got its first jobs
         self._coordinator = coordinator
         self._held: set[int] = set()  # jobs
         self._accepted, self._over = not on_trial, False
@@ -128,6 +132,8 @@ class Shift:
         if self._over and jobs:  # an answer that was on its way cannot be cancelled
             self._coordinator.let_go(jobs)
             jobs = []
+        if jobs and not self._began:
+            self._began = time.monotonic()
         for job in jobs:
             job.generation = self.generation
             self._held.add(job.id)
@@ -150,6 +156,9 @@ class Shift:
 
     async def note_published(self, group: Published) -> None:
         await self._coordinator.note_published(group)
+        if report := self.when_published:
+            self.when_published = None
+            report(time.monotonic() - self._began)
         self._drop([ending.job for ending in group.endings])
 
     def let_go(self, jobs: Sequence[Job]) -> None:

@@ -293,7 +293,7 @@ def print_put_back(images: int, asked: int) -> None:
     """Print how many of the images that were asked for are pending again."""
     print(f"{quantity(images, 'image')} pending again")
     if images < asked:
-        errors.print("The others were not queued: a newer version of the file has replaced them.")
+        errors.print(f"{quantity(asked - images, 'image')} not queued: a newer version of the file is there.")
 
 
 def print_older_settings() -> None:

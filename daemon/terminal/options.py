@@ -7,10 +7,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from daemon.hints import DEFAULT_CONFIG, VARIABLE, keep_config
+from daemon.hints import DEFAULT_CONFIG, VARIABLE, command, keep_config, quantity
 
 if TYPE_CHECKING:
     from daemon.config.loading import Config
+    from daemon.errors import ConfigError
 
 
 IMAGE_HELP = "Path, path within the inbox, file name, or number as `visiond list` prints it."
@@ -51,6 +52,36 @@ def read_config(path: Path | None, *, needs_stages: bool = True) -> Config:
 
     keep_config(path)
     return load(find_config(path), warn=None if needs_stages else _warn)
+
+
+def read_roughly(path: Path | None) -> tuple[Config, ConfigError | None]:
+    """The configuration without its parts that have a problem, and that problem: enough to find the daemon and its
+    ledger. Raises ConfigError if it does not even say where these are."""
+    from daemon.config.salvage import load_rest
+    from daemon.errors import ConfigError
+
+    try:
+        return read_config(path, needs_stages=False), None
+    except ConfigError as error:
+        found = find_config(path)
+        if found is None or (rest := load_rest(found)) is None:
+            raise
+        return rest, error
+
+
+def read_config_to_look(path: Path | None) -> Config:
+    """As read_config, for commands that only look. A problem of the configuration is a line on stderr: a daemon
+    that runs goes on with the configuration that it had."""
+    from daemon.terminal.display import errors, printable
+
+    config, problem = read_roughly(path)
+    if problem:
+        lines = str(problem).splitlines()
+        more = f" (and {quantity(len(lines) - 1, 'other problem')})" if lines[1:] else ""
+        rest = f"This command leaves that part out; `{command('check')}` lists all problems."
+        left = f"{lines[0].rstrip('.')}{more}. {rest}"
+        errors.print(f"[yellow]Warning: {printable(left)}[/yellow]")
+    return config
 
 
 def _warn(sentence: str) -> None:

@@ -229,8 +229,9 @@ def _problems(now: Snapshot) -> list[str]:
         *now.obstacles,
         *([unread] if now.unread_folders else []),
         *failures,
-        *([now.exchange.sentence()] if now.exchange.problem else []),
+        *filter(None, [now.refusal_sentence()]),
         *looks,
+        *filter(None, [now.outdated_sentence(), now.exchange.success()]),
         *list_notices(now.notices.items()),
     ]
 

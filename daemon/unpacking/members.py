@@ -25,6 +25,8 @@ PIECE = 1 << 20  # bytes of a member that are passed on together
 SHARPNESS = 95  # of frames, as JPEG
 POINTS = 72  # of a PDF, to the inch
 ENCRYPTED = 0x1  # a member of a zip
+ADVICE = "files in it are encrypted: unpack it with its password, and put the files into the inbox"
+ZIP_HEAD = b"PK\x03\x04"
 USUAL_RATE = 25.0  # frames a second of a video without times
 
 
@@ -92,7 +94,7 @@ class Source(io.BufferedReader):
 
 
 def walk_zip(file: Source, _: Rules) -> Iterator[Item]:
-    with zipfile.ZipFile(file) as archive:
+    with _opened_zip(file) as archive:
         entries = [entry for entry in archive.infolist() if not entry.is_dir()]
         yield Expected(len(entries), sum(entry.file_size for entry in entries))
         for entry in entries:
@@ -102,11 +104,26 @@ def walk_zip(file: Source, _: Rules) -> Iterator[Item]:
             # Names are UTF-8, or else the old code page 437.
             name = entry.filename.encode(errors="surrogateescape")
             yield Member(name, _read_entry(archive, entry), entry.file_size)
+        if any(entry.flag_bits & ENCRYPTED for entry in entries):
+            raise Unusable(ADVICE)
+
+
+def _opened_zip(file: Source) -> zipfile.ZipFile:
+    try:
+        return zipfile.ZipFile(file)
+    except zipfile.BadZipFile as error:
+        file.seek(0)
+        if file.read(len(ZIP_HEAD)) != ZIP_HEAD:
+            raise
+        raise Unusable(
+            f"it begins as a zip file, but the list of its files, which is at the end, cannot be read ({error}); "
+            "perhaps it was cut: copy it into the inbox again"
+        ) from error
 
 
 def _read_entry(archive: zipfile.ZipFile, entry: zipfile.ZipInfo) -> Iterator[bytes]:
     if entry.flag_bits & ENCRYPTED:
-        raise Unusable("it is encrypted; unpack the archive with its password, and drop the files")
+        raise Unusable("it is encrypted")
     with archive.open(entry) as source:
         yield from _pieces(source)
 
@@ -176,6 +193,10 @@ def walk_pdf(file: Source, rules: Rules) -> Iterator[Item]:
     try:
         document = pypdfium2.PdfDocument(file)
     except pypdfium2.PdfiumError as error:
+        if error.err_code == pypdfium2.raw.FPDF_ERR_PASSWORD:
+            raise Unusable(
+                "it is encrypted; save it without its password, and put that file into the inbox"
+            ) from error
         raise Unusable(str(error)) from error
     yield Expected(len(document))
     for number in range(len(document)):

@@ -128,6 +128,7 @@ class Pages:
     def control(self) -> Starlette:
         changing = [
             Route("/put-back/{status}", self.put_back, methods=["POST"]),
+            Route("/lost", self.note_lost, methods=["POST"]),
             Route("/prune", self.prune, methods=["GET", "POST"]),
             Route("/reload", self.reload, methods=["POST"]),
         ]
@@ -192,28 +193,21 @@ class Pages:
                 {"problem": f"images that are {name} cannot be queued again, only {' or '.join(PUT_BACK)}"},
                 404,
             )
-        body = bytearray()
-        async for part in request.stream():
-            body += part
-            if len(body) > PUT_BACK_BYTES:
-                return _json(
-                    {
-                        "problem": f"the request has more than {PUT_BACK_BYTES} bytes; name at most {PUT_BACK_IMAGES} images"
-                    },
-                    413,
-                )
-        try:
-            ids = decode_ids(body)
-        except msgspec.DecodeError as error:
-            return _json(
-                {
-                    "problem": f"expected a list of at most {PUT_BACK_IMAGES} numbers from 1 to {MOST}: {error}"
-                },
-                400,
-            )
+        ids = await _read_ids(request)
+        if isinstance(ids, Response):
+            return ids
         status = JobStatus[name]
         images = await self._ledger.put_back(status, ids)
         self._status.put_back(status, images)
+        return _json({"images": images})
+
+    async def note_lost(self, request: Request) -> Response:
+        """A redo could not read the files of these images."""
+        ids = await _read_ids(request)
+        if isinstance(ids, Response):
+            return ids
+        images = await self._ledger.note_lost(ids)
+        self._status.note_lost()
         return _json({"images": images})
 
     async def prune(self, request: Request) -> Response:
@@ -346,3 +340,25 @@ def _listen_control(path: Path) -> socket.socket:
         ) from error
     path.chmod(0o600)
     return listener
+
+
+async def _read_ids(request: Request) -> list[int] | Response:
+    """The numbers in the body, at most PUT_BACK_IMAGES; else the answer with what is wrong."""
+    body = bytearray()
+    async for part in request.stream():
+        body += part
+        if len(body) > PUT_BACK_BYTES:
+            return _json(
+                {
+                    "problem": f"the request has more than {PUT_BACK_BYTES} bytes; name at most {PUT_BACK_IMAGES} images"
+                },
+                413,
+            )
+    try:
+        ids: list[int] = decode_ids(body)
+        return ids
+    except msgspec.DecodeError as error:
+        return _json(
+            {"problem": f"expected a list of at most {PUT_BACK_IMAGES} numbers from 1 to {MOST}: {error}"},
+            400,
+        )

@@ -6,7 +6,7 @@ import contextlib
 import sqlite3
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -61,7 +61,12 @@ class Status:
         self._notices = notices or {}
         metrics.noticed(self._notices)
         self._started = time.monotonic()
+        self._reload_problem = ""  # why the last reload changed nothing
+        metrics.configuration_refused.set_function(lambda: float(self._is_refused()))
         self._samples: deque[tuple[float, int]] = deque()
+        # When the daemon last had nothing to do, or no worker that could do it: monotonic seconds, and the images
+        # that were finished by then.
+        self._idle = (self._started, 0)
         self.disks = Disks({})
         self.waiting = Count(dict)
         self._oldest: float | None = None  # when the longest-waiting image was seen, in Unix seconds
@@ -91,7 +96,7 @@ class Status:
             skipped=counts.of(JobStatus.SKIPPED),
             gone=counts.of(JobStatus.GONE),
             images_per_second=round(rate, 2),
-            eta_seconds=left / rate if rate and any(worker.state == "ready" for worker in workers) else None,
+            eta_seconds=self._estimate(left, workers),
             obstacles=pipeline.blocked() + pipeline.held_back() + self._sink_problems() + self._crowded(),
             unread_folders=sum(map(len, unread := pipeline.watcher.unread())),
             unread=[line for folders in unread for line in folders.lines()][:SHOWN],
@@ -110,6 +115,7 @@ class Status:
             upkeep=self.upkeep.chores() if self.upkeep else [],
             outdated=self._outdated,
             exchange=self.exchange(),
+            reload_problem=self._reload_problem,
         )
 
     async def complete_snapshot(self, *, at_end: bool = False) -> Snapshot:
@@ -154,6 +160,19 @@ class Status:
         for look in self._pipeline.looks:
             look.station.measure()
 
+    def follow_reloads(self, reloading: Reloading[Any]) -> None:
+        """Show from now on how its reloads end."""
+        self.reloading = reloading
+        reloading.ended = self._note_reload
+
+    def _note_reload(self, problems: Sequence[str]) -> None:
+        self._reload_problem = " ".join(problems)
+        self._metrics.reloads.labels("refused" if problems else "done").inc()
+
+    def _is_refused(self) -> bool:
+        """Whether the daemon works with another configuration than the last reload asked for."""
+        return bool(self._reload_problem or self.exchange().problem)
+
     def models_changed(self, notices: dict[str, str], settings_digest: str) -> None:
         """All stations have other models now."""
         self._notices, self._settings_digest = notices, settings_digest
@@ -185,6 +204,10 @@ class Status:
             )
             for lanes in self._lanes().values()
         )
+
+    def note_lost(self) -> None:
+        """The ledger knows more files that cannot be read again."""
+        self._count_again_at = 0.0
 
     def put_back(self, status: JobStatus, images: int) -> None:
         """Count images of this status that are PENDING again."""
@@ -249,9 +272,18 @@ class Status:
         lanes = [lane for look in self._pipeline.looks for lane in look.station.state().lanes]
         return [worker for lane in lanes for worker in lane.workers]
 
+    def _estimate(self, left: int, workers: list[WorkerState]) -> float | None:
+        """Seconds until the images that are left are done, by the pace since there is something to do: an idle time
+        before says nothing about them."""
+        now, done = time.monotonic(), self._counts.finished_in_this_run
+        if not left or not any(worker.state == "ready" for worker in workers):
+            self._idle = (now, done)
+            return None
+        then, before = max(self._idle, self._samples[0], self._counts.began)
+        return left * (now - then) / (done - before) if done > before else None
+
     def _rate(self) -> float:
-        ended = self._counts.ended
-        now, done = time.monotonic(), ended[JobStatus.DONE] + ended[JobStatus.FAILED]
+        now, done = time.monotonic(), self._counts.finished_in_this_run
         self._samples.append((now, done))
         while now - self._samples[0][0] > RATE_SECONDS:
             self._samples.popleft()

@@ -98,6 +98,10 @@ OVERVIEW: dict[str, list[Panel]] = {
               "short", {"{{segment}}": "sum by (segment) (visiond_workers_sharing{M})"}, width=6),
         Panel("Model load", "Time that a stage's model last took to load.", "s",
               {"{{device}} {{stage}}": "max by (device, stage) (visiond_model_load_seconds{M})"}, width=6),
+        Panel("Reloads", "Since the daemon started, by how they ended; refused now: 1 while the daemon works with other"
+              " settings than the last reload asked for.", "short",
+              {"{{outcome}}": "sum by (outcome) (visiond_reloads_total{M})",
+               "refused now {{instance}}": "visiond_configuration_refused{M}"}, width=6),
         Panel("Exchanges of models", "Since the daemon started, by how they ended; running: 1 while one is under way.", "short",
               {"{{outcome}}": "sum by (outcome) (visiond_exchanges_total{M})",
                "running {{instance}}": "visiond_exchange_running{M}"}, width=6),

@@ -59,21 +59,24 @@ def find_nearest(
 
 def _compare(query: Tensor, exact: NDArray[np.float16], places: NDArray[np.int64], count: int) -> Nearest:
     """The nearest of these rows, in full precision."""
-    parts = [
-        torch.from_numpy(exact[places[part]].astype(np.float32)) @ query
-        for part in _parts(len(places), EXACT_AT_ONCE)
-    ]
-    best = (torch.cat(parts) if parts else torch.empty(0)).topk(min(count, len(places)))
-    return Nearest(places[best.indices.numpy()], best.values.numpy())
+    best = Nearest(places[:0], np.empty(0, np.float32))
+    for part in _parts(
+        len(places), EXACT_AT_ONCE
+    ):  # equal images may make all rows come here, so only the best are kept
+        scores = torch.from_numpy(exact[places[part]].astype(np.float32)) @ query
+        found = np.concatenate([best.places, places[part]])
+        scored = torch.cat([torch.from_numpy(best.scores), scores])
+        top = scored.topk(min(count, len(found)))
+        best = Nearest(found[top.indices.numpy()], top.values.numpy())
+    return best
 
 
 def estimate(query: Tensor, values: NDArray[np.int8], scales: NDArray[np.float32]) -> Tensor:
     """The cosine with each row, about, [rows]."""
-    parts = [
-        _multiply(query, torch.from_numpy(values[part]), torch.from_numpy(scales[part]))
-        for part in _parts(len(values), ROWS_AT_ONCE)
-    ]
-    return torch.cat(parts) if parts else torch.empty(0)
+    cosines = torch.empty(len(values))
+    for part in _parts(len(values), ROWS_AT_ONCE):
+        cosines[part] = _multiply(query, torch.from_numpy(values[part]), torch.from_numpy(scales[part]))
+    return cosines
 
 
 def _parts(rows: int, most: int) -> Iterator[slice]:

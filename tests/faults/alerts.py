@@ -230,6 +230,13 @@ def break_a_sink(folder: Path, sizes: Sizes) -> None:
         scene.expect("VisiondPublishingBehind", scene.work)
 
 
+def reload_models_that_do_not_load(folder: Path, sizes: Sizes) -> None:
+    with opened(folder, sizes) as scene:
+        scene.place.configure({"stages": {"yolo": {"options": {"unusable": "it has no layer called head"}}}})
+        scene.place.command("reload")
+        scene.expect("VisiondConfigurationRefused", scene.work)
+
+
 DRILLS: dict[str, Callable[[Path, Sizes], None]] = {
     "VisiondDown": kill_the_daemon,
     "VisiondWatchdog": hang_a_write,
@@ -237,6 +244,7 @@ DRILLS: dict[str, Callable[[Path, Sizes], None]] = {
     "VisiondWorkersRestarting": kill_workers,
     "VisiondInboxAway": take_an_inbox_away,
     "VisiondPublishingBehind": break_a_sink,
+    "VisiondConfigurationRefused": reload_models_that_do_not_load,
     "VisiondDiskLow": fill_the_disk,
     "VisiondGpuMemory": take_gpu_memory,
     "VisiondEventsLost": overflow_the_queue_of_events,

@@ -13,7 +13,7 @@ import pytest
 
 from daemon.config.loading import Config, parse
 from daemon.errors import ConfigError, ModelsUnusable
-from daemon.exchanging.exchange import Exchange, Models
+from daemon.exchanging.exchange import Exchange, Models, describe_unready
 from daemon.layout import Layout
 from daemon.ledger.ledger import Ledger
 from daemon.looks.planning import lay_out
@@ -21,6 +21,7 @@ from daemon.monitoring.metrics import Metrics
 from daemon.monitoring.snapshot import ExchangeState, LaneState, StationState, WorkerState
 from daemon.pipeline import Pipeline
 from daemon.results.judge import Judge
+from daemon.stations.remote import RemoteStation
 from daemon.stations.shift import Shift
 from stages.binning import Thresholds
 from tests.daemon_process import PATIENCE, STAGES, until
@@ -334,3 +335,55 @@ async def test_a_refusal_during_an_exchange_does_not_hide_it(place: Place) -> No
         loads.set()
         await until(lambda: place.state.outcome == "done")
     assert place.salts == [1, 1]
+
+
+@pytest.mark.anyio
+async def test_an_exchange_that_is_called_off_counts_no_station_that_gave_up(place: Place) -> None:
+    loads, counted = anyio.Event(), list[int]()
+    place.make = lambda salt, number: FakeStation(salt, loads=loads)
+    async with place.working():
+        await place.want(1)
+        await until(lambda: place.salts == [1, 0])
+        await place.want(0)
+
+        def is_going_back() -> bool:
+            counted.append(place.state.changed)
+            return place.salts == [0, 0]
+
+        await until(is_going_back)
+        counted.append(place.state.changed)
+        loads.set()
+        await until(lambda: place.state.outcome == "done")
+    assert set(counted) == {0}
+    assert place.state.success().endswith(", because of: stages.yolo.options")
+
+
+@pytest.mark.anyio
+async def test_stations_that_go_back_do_not_count_as_changed(place: Place) -> None:
+    loads = anyio.Event()
+
+    def make(salt: int, number: int) -> FakeStation:
+        return FakeStation(salt, "no such layer" if salt and number else "", None if salt else loads)
+
+    place.make = make
+    async with place.working():
+        await place.want(1)
+        await until(lambda: place.state.goes_back)
+        told = "the new models do not load: the stations go back to those that they had"
+        assert place.state.sentence() == told
+        loads.set()
+        await until(lambda: place.state.outcome == "undone")
+    assert place.state.success() == ""
+
+
+def test_a_closed_station_says_why_it_ended() -> None:
+    station = RemoteStation.__new__(RemoteStation)
+    station.closed = True
+    for cause, told in (
+        ("it ran out of memory", "w: it ran out of memory"),
+        ("", "w: its processes keep ending"),
+    ):
+        worker = WorkerState("w/0", "cpu", "closed", 0, cause)
+        lanes = [LaneState("w", 0, [worker])]
+        station._state = StationState(lanes=lanes, slab_used=0, slab_size=1, progressed_at=0.0)
+        assert describe_unready(station) == told

@@ -75,3 +75,15 @@ def test_pruned_rows_are_counted_no_more_but_of_failed_files_the_newest_version_
     counts.pruned(GONE)
     counts.pruned(FAILED)
     assert (counts.of(FAILED), counts.of(GONE)) == (1, 2)
+
+
+def test_work_begins_with_the_first_image_that_waits_not_with_each() -> None:
+    counts = begun()
+    counts.admitted(Admitted(pending=1, skipped=0, replaced=0))
+    counts.finished(done(make_job()))
+    assert counts.began[1] == 0
+    counts.admitted(Admitted(pending=2, skipped=0, replaced=0))
+    assert (began := counts.began)[1] == 1
+    counts.finished(done(make_job()))
+    counts.admitted(Admitted(pending=1, skipped=0, replaced=0))
+    assert counts.began == began

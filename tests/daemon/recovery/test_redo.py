@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from daemon.state import CONTROL, lock_state, socket_address
-from tests.daemon_process import STAGES, Daemon, Place, counts_of, picture
+from tests.daemon_process import STAGES, Daemon, Place, counts_of, picture, wait_for
 
 NO_MODEL = {name: {"options": {"fail": {"": "raise"}}} for name in STAGES}  # every call of a model fails
 NO_TEXT = {"text_boxes_threshold": 100}
@@ -108,6 +108,31 @@ def test_a_daemon_counts_the_results_of_earlier_models_until_they_are_queued_aga
         assert daemon.stop() == 0
 
 
+@pytest.mark.parametrize("runs", [True, False], ids=["daemon", "no daemon"])
+def test_images_that_a_redo_finds_gone_are_no_longer_counted_as_outdated(tmp_path: Path, runs: bool) -> None:
+    place = annotated(tmp_path, 1)
+    (folder := place.inbox() / "sub").mkdir()
+    place.drop("sub/a.ppm", picture(7))
+    assert place.run_once().returncode == 0
+    place.configure({"stages": {"clip": {"dtype": "float16"}}})
+    folder.rename(aside := tmp_path / "aside")
+
+    def outdated() -> int:
+        return int(json.loads(place.command("status", "--json").stdout)["outdated"]["files"])
+
+    with Daemon(place) if runs else contextlib.nullcontext():
+        if not runs:
+            assert place.run_once().returncode == 0
+        assert outdated() == 2
+        assert redo(place, "--stale")[1] == "1 image not queued: the file is gone.\n"
+        if not runs:
+            assert place.run_once().returncode == 0
+        wait_for(lambda: outdated() == 0, "the end of the redo")
+    aside.rename(folder)
+    assert redo(place, "--stale") == ("1 image pending again\n", "")
+    assert place.rows("SELECT count(*) FROM lost") == [(0,)], "its file is back"
+
+
 def test_images_that_were_deleted_when_they_were_done_are_not_outdated(tmp_path: Path) -> None:
     tables = [{"name": name, "on_success": name, "settle_seconds": 0.1} for name in ("delete", "keep")]
     place = Place(tmp_path, {"inbox": tables})
@@ -136,9 +161,9 @@ def test_images_whose_file_is_gone_or_replaced_stay_as_they_are_and_are_counted(
     printed, left = redo(place, "--all")
     assert printed == "1 image pending again\n"
     assert sorted(left.splitlines()) == [
-        "1 image not queued: their file has changed since it was processed.",
-        "2 images not queued: their file is gone.",
-        "2 images not queued: their inbox is not in the configuration.",
+        "1 image not queued: the file has changed since it was processed.",
+        "2 images not queued: the file is gone.",
+        "2 images not queued: the inbox is not in the configuration.",
     ]
     assert counts_of(place) == {"DONE": 5, "PENDING": 1}
 
@@ -259,7 +284,7 @@ def test_an_image_that_lies_in_a_bin_is_not_replaced_by_a_link_to_itself(tmp_pat
     place.configure({"output": {"bins": "link"}})
     printed, left = redo(place, "--all")
     assert printed == "0 images pending again\n"
-    assert 'their files are in a bin, and bins = "link" moves no image' in left
+    assert 'the file is in a bin, and bins = "link" moves no image' in left
 
 
 def test_with_a_rebuilt_ledger_images_are_processed_again_where_they_are(tmp_path: Path) -> None:

@@ -150,3 +150,15 @@ async def test_workers_that_hang_while_they_end_hold_up_no_exchange(monkeypatch:
         async with anyio.create_task_group() as tasks:
             await tasks.start(shift.staff)
             await shift.leave()
+
+
+async def test_the_pause_of_an_exchange_ends_with_the_first_results_and_is_reported_once() -> None:
+    jobs = [make_job(id=number) for number in (1, 2)]
+    shift, reported = open_shift(jobs), list[float]()
+    shift.when_published = reported.append
+    await shift.next_jobs()
+    for job in jobs:
+        assert bool(reported) == (job is jobs[1])
+        await shift.note_published(Published([done(job)], {job.id}, Publication(0, [], set(), [], [])))
+    [seconds] = reported
+    assert 0 <= seconds < PATIENCE

@@ -23,6 +23,13 @@ def make_zip(files: Mapping[str, bytes], claimed_bytes: int = 0) -> bytes:
     return file.getvalue()
 
 
+def encrypt_pdf(document: bytes) -> bytes:
+    """The same PDF, which says that it is encrypted, by a password that nobody knows."""
+    key = b"<" + b"00" * 32 + b">"
+    standard = b"/Encrypt<</Filter/Standard/V 1/R 2/O %b/U %b/P -4>>/ID[<00><00>]" % (key, key)
+    return document.replace(b"trailer\n<<", b"trailer\n<<" + standard)
+
+
 def encrypt(archive: bytes) -> bytes:
     """The same zip, which says that its first file is encrypted."""
     data = bytearray(archive)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from zipfile import BadZipFile
 
 import pytest
 
@@ -11,6 +12,7 @@ from daemon.unpacking.kinds import find_missing, has_further_pages, kind_of
 from daemon.unpacking.members import WALKERS, Expected, Item, Link, Member, Rules, Source, Unusable
 from tests.daemon.unpacking.containers import (
     encrypt,
+    encrypt_pdf,
     make_pages,
     make_pyramid,
     make_sparse_tar,
@@ -113,6 +115,21 @@ def test_an_encrypted_member_says_so_and_the_others_are_read() -> None:
     second = next(items)
     assert isinstance(second, Member)
     assert next(second.pieces) == b"b"
+    with pytest.raises(Unusable, match="unpack it with its password"):  # once, not for each member
+        next(items)
+
+
+def test_a_zip_that_was_cut_says_so_and_something_else_is_no_zip() -> None:
+    data = make_zip({"a.png": bytes(1000)})
+    with pytest.raises(Unusable, match="perhaps it was cut"):
+        next(walk("zip", data[: len(data) // 2]))
+    with pytest.raises(BadZipFile):
+        next(walk("zip", b"something else"))
+
+
+def test_an_encrypted_pdf_says_so() -> None:
+    with pytest.raises(Unusable, match="it is encrypted; save it without its password"):
+        next(walk("pdf", encrypt_pdf(make_pages("PDF", 1))))
 
 
 def test_a_zip_says_how_much_is_in_it_before_anything_is_read() -> None:
