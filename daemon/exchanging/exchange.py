@@ -244,9 +244,7 @@ class Exchange:
         """Show in the status how many stations have these models, if they are still those that are wanted."""
         if self._wanted is not wanted:
             return
-        changed = sum(
-            shift.is_accepted and shift.generation == models.generation for shift in self.pipeline.shifts
-        )
+        changed = sum(shift.generation == models.generation for shift in self.pipeline.shifts)
         self.state = msgspec.structs.replace(self.state, changed=changed)
 
 
