@@ -458,7 +458,7 @@ STATES = [
         (
             "faults/test_lifecycle.py::test_a_retry_is_refused_while_another_process_has_the_state_and_does_not_answer_yet",
         ),
-        within="put_back",
+        within="_change",
     ),
     Mutant(
         "end-once",
