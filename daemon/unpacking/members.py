@@ -116,7 +116,7 @@ def _opened_zip(file: Source) -> zipfile.ZipFile:
         if file.read(len(ZIP_HEAD)) != ZIP_HEAD:
             raise
         raise Unusable(
-            f"it begins as a zip file, but the list of its files, which is at the end, cannot be read ({error}); "
+            "it begins as a zip file, but the list of its files, which is at the end, cannot be read; "
             "perhaps it was cut: copy it into the inbox again"
         ) from error
 

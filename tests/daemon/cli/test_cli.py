@@ -309,7 +309,7 @@ def test_a_replaced_version_is_not_retried_and_that_is_reported(tmp_path: Path) 
         place.run_once()
     told = place.command("retry", "1", "2")
     assert (told.returncode, told.stdout) == (0, "1 image pending again\n")
-    assert "a newer version of the file is there" in told.stderr
+    assert "1 image not queued: a newer version of the file is there" in told.stderr
 
 
 def test_gpus_lists_the_gpus_and_plan_the_placement(place: Place) -> None:
