@@ -2,15 +2,16 @@
 
     python -m benchmarks.cluster plain  [--images 40000] [--rounds 3]
     python -m benchmarks.cluster daemon [--images 100] [--rounds 3] [--stages yolo clip]
-    python -m benchmarks.cluster standard [--images 1000] [--repeat 10] [--folder bench]
+    python -m benchmarks.cluster standard [--images 1000] [--repeat 10] [--rounds 3] [--folder bench]
 
 plain: fake stages, beside a plain pipeline of Ray Data with the same class in its actor: read_binary_files,
 map_batches, write_parquet. Both are timed from the first call to the last file, with the start of the actors.
 daemon: the mini pack, beside `visiond run --once` on the same folder. Both rates are those between the first tenth
 and the last tenth of the images, by the time at which each was finished: the start of Ray or of the models is not in
 them.
-standard: the same with the standard job of `visiond bench`, on all GPUs: --images different ones, each under --repeat
-names. Kernels are compiled in a first run of the daemon's that is not counted.
+standard: the same with the standard job of `visiond bench`, on all GPUs that CUDA_VISIBLE_DEVICES leaves: --images
+different ones, each under --repeat names for each GPU. Kernels are compiled in a first run of the daemon's that is
+not counted.
 The two ways take turns, and the ratio of each round is printed: others may use this machine.
 """
 
@@ -30,7 +31,7 @@ from typing import Any
 import pyarrow
 import pyarrow.parquet
 
-from daemon.bench.job import Place
+from daemon.bench.job import Machine, Place
 from daemon.config.loading import Config, parse
 from stages import processes
 from tests.daemon_process import STAGES, picture
@@ -144,8 +145,11 @@ def measure_daemon(folder: Path, images: int, rounds: int, stages: list[str]) ->
 
 
 def measure_standard(folder: Path, place: Place, images: int, repeat: int, rounds: int) -> None:
+    machine = Machine.this()
     place.make_pack()
-    inbox = place.make_inbox(place.make_images(images), repeat)
+    inbox = place.make_inbox(place.make_images(images), repeat * max(1, len(machine.gpus)))
+    total = sum(1 for _ in inbox.iterdir())
+    print(f"{', '.join(machine.gpus) or 'no GPU'}; {machine.cores} cores; {total:,} files", flush=True)
 
     def ours(output: Path) -> float:
         place.prepare(inbox)
@@ -179,7 +183,9 @@ def main() -> None:
     parser.add_argument("--images", type=int, default=0)
     parser.add_argument("--stages", nargs="*", default=[], help="with daemon: these alone")
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--repeat", type=int, default=10, help="with standard: names of each image")
+    parser.add_argument(
+        "--repeat", type=int, default=10, help="with standard: names of each image, for each GPU"
+    )
     parser.add_argument(
         "--folder", type=Path, default=Path("bench"), help="with standard: as for visiond bench"
     )

@@ -70,9 +70,16 @@ class Layout:
     cores: Cores
 
     @classmethod
-    def of(cls, config: Config, leave_room: LeaveRoom = leave_all, gpus: list[Gpu] | None = None) -> Layout:
+    def of(
+        cls,
+        config: Config,
+        leave_room: LeaveRoom = leave_all,
+        gpus: list[Gpu] | None = None,
+        sharers: int = 1,
+    ) -> Layout:
         """leave_room: returns the GPUs with the memory that other workers of this daemon leave. gpus: None: as they
-        are now. Raises ModelsUnusable, and ConfigError for an option or device that does not exist."""
+        are now. sharers: as for `Host.here`. Raises ModelsUnusable, and ConfigError for an option or device that does
+        not exist."""
         gpus = list_gpus() if gpus is None else gpus
         short = describe_short(config, gpus)
         config = select_devices(choose_dtypes(config, gpus), gpus)
@@ -84,7 +91,7 @@ class Layout:
             specs = {name: use_batch(spec, placed) for name, spec in specs.items()}
         batch = max(spec.batch_size for spec in specs.values())
         room = leave_room(config, gpus, specs)
-        placement = plan(placed, room, weights_of(specs.values()), Host.here(), batch, costs)
+        placement = plan(placed, room, weights_of(specs.values()), Host.here(sharers), batch, costs)
         if why:
             counts = placement.why.partition("; ")[2]  # what comes before is not the user's choice here
             placement = dataclasses.replace(placement, why=f"{why}; {counts}" if counts else why)
@@ -92,7 +99,7 @@ class Layout:
             placement = dataclasses.replace(placement, why=f"{placement.why}; {short}")
         devices = [device for segment in placement.segments for device in segment.first_devices]
         near = gpus if config.pipeline.numa else []
-        return cls(config, gpus, specs, placement, Cores.of(near, devices, CORES_PER_WORKER))
+        return cls(config, gpus, specs, placement, Cores.of(near, devices, CORES_PER_WORKER, sharers))
 
     def models(self) -> list[Model]:
         """The models of the stages, as the ledger stores them."""

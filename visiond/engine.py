@@ -17,7 +17,8 @@ from __future__ import annotations
 import contextlib
 import os
 import threading
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -51,11 +52,14 @@ class Annotator:
 
     config: a file like daemon.toml, or a configuration that was read; None: daemon.toml's defaults. Of its sections
     only [pipeline], [models], [stages], [binning] and the kernels in [state] path are used; second looks are not run.
+    sharers: how many processes on this machine hold one, each for GPUs of its own: each takes an equal share of the
+    cores and of the memory.
     """
 
-    def __init__(self, config: Config | str | os.PathLike[str] | None = None) -> None:
+    def __init__(self, config: Config | str | os.PathLike[str] | None = None, *, sharers: int = 1) -> None:
         """Raises ConfigError."""
         self.config = config if isinstance(config, Config) else load(Path(config) if config else None)
+        self._sharers = sharers
         self._thread: Parent | None = None
         self._process = 0
         self._calls: Calls | None = None
@@ -115,9 +119,9 @@ class Annotator:
     ) -> None:
         self.close()
 
-    def __reduce__(self) -> tuple[type[Annotator], tuple[Config]]:
+    def __reduce__(self) -> tuple[Callable[..., Annotator], tuple[Config]]:
         """A copy in another process has to load its own workers."""
-        return Annotator, (self.config,)
+        return partial(Annotator, sharers=self._sharers), (self.config,)
 
     def _check(self) -> Calls:
         if self._calls is None or not self._thread:
@@ -140,7 +144,7 @@ class Annotator:
 
     async def _run(self) -> None:
         config = self.config
-        layout = Layout.of(config)
+        layout = Layout.of(config, sharers=self._sharers)
         slab = open_slab(config, layout.gpus)
         calls = Calls(layout.models(), slab.size)
         metrics = Metrics()

@@ -22,15 +22,15 @@ FARTHEST = 255  # the largest distance that there is; also for one that is not k
 
 
 class Cores(msgspec.Struct, frozen=True):
-    """total: that the daemon may use. near: by device, the cores on which its workers run; a device that is
-    not in it has workers on any core."""
+    """total: that the daemon, or one Annotator of several on this machine, may use. near: by device, the cores on which
+    its workers run; a device that is not in it has workers on any core."""
 
     total: int
     near: dict[str, list[int]] = {}
 
     @classmethod
-    def of(cls, gpus: Sequence[Gpu], devices: Sequence[str], least: int) -> Cores:
-        """devices: of each worker. least: cores that a worker needs."""
+    def of(cls, gpus: Sequence[Gpu], devices: Sequence[str], least: int, sharers: int = 1) -> Cores:
+        """devices: of each worker. least: cores that a worker needs. sharers: as for `Host.here`."""
         allowed, workers = os.sched_getaffinity(0), Counter(devices)
         nodes = read_nodes(SYSFS)
         places = {gpu.device: find_node(gpu, SYSFS) for gpu in gpus if gpu.device in workers}
@@ -40,7 +40,7 @@ class Cores(msgspec.Struct, frozen=True):
             if node in nodes:
                 cores = find_near(node, nodes, allowed, least * on_node[node])
                 near |= {device: sorted(cores)} if cores else {}
-        return cls(len(allowed), near)
+        return cls(max(1, len(allowed) // sharers), near)
 
     def common(self, devices: Iterable[str]) -> list[int]:
         """The cores of all these devices, if they are the same; otherwise none."""

@@ -17,8 +17,10 @@ class Host:
     free_bytes: int
 
     @classmethod
-    def here(cls) -> Host:
-        return cls(count_cores(), measure_free(psutil.virtual_memory().available, CGROUPS, _own_cgroup()))
+    def here(cls, sharers: int = 1) -> Host:
+        """sharers: processes on this machine, this one included, that each take an equal share of it."""
+        free = measure_free(psutil.virtual_memory().available, CGROUPS, _own_cgroup())
+        return cls(max(1, count_cores() // sharers), free // sharers)
 
 
 def count_cores() -> int:

@@ -16,8 +16,10 @@ from daemon.config.loading import Config, parse
 from daemon.devices import ALLOCATORS, address_device, assume_gpus, select_devices
 from daemon.errors import ConfigError
 from daemon.layout import Layout, digest_settings, used_gpus
+from daemon.placement import WORKER_BYTES
 from daemon.recovery import redo
 from daemon.service import Service
+from daemon.system import host
 from daemon.system.children import descendants
 from daemon.system.gpus import Gpu
 from daemon.tuning.explain import explain
@@ -236,6 +238,29 @@ def test_layout_has_only_devices_of_its_list(tmp_path: Path, monkeypatch: pytest
     made = Layout.of(config)
     assert made.config.pipeline.devices == ["cuda:3:1", "cuda:3:0"]
     assert made.placement.segments[0].devices == ("cuda:3:1", "cuda:3:0")
+
+
+def test_several_annotators_on_a_machine_share_its_cores_and_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two, each with a GPU of its own, have together what one daemon has with both."""
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _pid: set(range(16)))
+    monkeypatch.setattr(host, "measure_free", lambda *_: 1 << 40)
+    gpus = [make_gpu(0, "NVIDIA H100 80GB HBM3"), make_gpu(1, "NVIDIA H100 80GB HBM3")]
+    config = parse(Place(tmp_path, {"pipeline": {"workers_per_device": 0}}).settings, tmp_path)
+
+    def divide(*made: Layout) -> list[tuple[int, int]]:
+        """The workers of each segment, and the decoders of each worker."""
+        return [
+            (len(segment.devices), each.set_up(segment, 0, 1 << 20)[0].decoders)
+            for each in made
+            for segment in each.placement.segments
+        ]
+
+    assert divide(Layout.of(config, gpus=gpus)) == [(4, 4)]
+    assert divide(*(Layout.of(config, gpus=[gpu], sharers=2) for gpu in gpus)) == [(2, 4), (2, 4)]
+    monkeypatch.setattr(host, "measure_free", lambda *_: 3 * WORKER_BYTES)
+    assert divide(Layout.of(config, gpus=gpus[:1], sharers=2)) == [(1, 8)]
 
 
 def test_a_gpus_memory_grows_in_one_segment_unless_the_user_has_settings_of_pytorchs(

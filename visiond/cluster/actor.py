@@ -7,7 +7,7 @@ import hashlib
 import io
 import threading
 from collections import Counter
-from collections.abc import Generator, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
 from typing import Any
 
 import msgspec
@@ -34,10 +34,19 @@ class Chain:
     last is written. Units are read one after another: those that are read together would also end together, and the
     GPU would wait for their parts."""
 
-    def __init__(self, config: bytes, output: str, root: str, shards: Shards = Shards.none) -> None:
-        """config: a Config as JSON. root: the folder or prefix of names."""
+    def __init__(
+        self,
+        config: bytes,
+        output: str,
+        root: str,
+        shards: Shards = Shards.none,
+        count_sharers: Callable[[], int] = lambda: 1,
+    ) -> None:
+        """config: a Config as JSON. root: the folder or prefix of names. count_sharers: how many actors this machine
+        has."""
         self._shards = shards
-        self._annotator = Annotator(Config.model_validate(msgspec.json.decode(config)))
+        settings = Config.model_validate(msgspec.json.decode(config))
+        self._annotator = Annotator(settings, sharers=count_sharers())
         self._output, self._root = open_place(output), root
         self._threads = opened_threads()
         self._turn = threading.Lock()  # the unit that is being read

@@ -15,6 +15,7 @@ import math
 import os
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from functools import partial
 from importlib.util import find_spec
 from types import TracebackType
 from typing import Any
@@ -27,6 +28,7 @@ from daemon.jobs import JobStatus
 from visiond.cluster.actor import Chain
 from visiond.cluster.job import Job
 from visiond.cluster.planning import Unit, to_table
+from visiond.cluster.sharing import count_sharers
 
 THREADS = 3  # of an actor: for the unit that is read, the one that is annotated, and the one that is written
 SPARE_SECONDS = 60.0  # for Ray to start or replace an actor
@@ -104,8 +106,10 @@ class Pool:
         Raises WaveLost, ChainUnusable."""
         ray = self._ray
         self.chains = self._count_chains()
+        size = max(1, min(self.chains, len(units)))
+        sharers = partial(count_sharers, size, self._job.gpus_per_chain if self._has_gpus else 0.0)
         pool = ray.data.ActorPoolStrategy(
-            size=max(1, min(self.chains, len(units))),
+            size=size,
             max_concurrent_calls_per_actor=THREADS,
             enable_true_multi_threading=True,
             max_tasks_in_flight_per_actor=THREADS + 1,
@@ -114,7 +118,7 @@ class Pool:
             self._set_limits()
             dataset = ray.data.from_arrow([to_table(unit) for unit in units]).map_batches(
                 Chain,
-                fn_constructor_args=(self._config(), self._output, self._root, self._job.shards),
+                fn_constructor_args=(self._config(), self._output, self._root, self._job.shards, sharers),
                 batch_size=1,  # a unit; Ray needs a number if GPUs are requested
                 batch_format="pyarrow",
                 compute=pool,

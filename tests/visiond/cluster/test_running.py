@@ -57,10 +57,12 @@ from pathlib import Path
 from daemon.config.loading import load
 from visiond.cluster import running
 from visiond.cluster.job import Job
+from visiond.cluster.sharing import count_sharers
 
 ray.init(address="local", num_cpus=2, num_gpus=2, include_dashboard=False, log_to_driver=False)
 job = Job(sys.argv[1], sys.argv[2], load(Path(sys.argv[3])), part_images=5)
 running.run(job, load=lambda found, sentence: print(sentence))
+print(ray.get(ray.remote(num_cpus=0)(count_sharers).remote(2, 1.0)), "actors on a machine")
 """
 
 
@@ -74,6 +76,7 @@ def test_each_gpu_of_a_cluster_gets_an_actor(tmp_path: Path) -> None:
         [sys.executable, "-P", "-c", WITH_GPUS, *words], env=environment, capture_output=True, text=True
     )
     assert "starting 2 actors" in done.stdout, done.stderr
+    assert "2 actors on a machine" in done.stdout
     assert paths_of(place) == [f"{number:05d}.ppm" for number in range(20)]
 
 
