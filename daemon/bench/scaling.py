@@ -12,6 +12,7 @@ from pathlib import Path
 import msgspec
 
 from daemon import __version__
+from daemon.bench.agreement import Agreement, compare_answers, read_answers
 from daemon.bench.job import (
     Machine,
     Place,
@@ -44,6 +45,7 @@ class Point(msgspec.Struct, frozen=True, kw_only=True):
     times: float  # `whole`, compared with the first number of GPUs
     busy: float | None  # load of the GPUs in the middle, 0..1
     one_at_a_time: float  # one image at a time, in a process for each GPU
+    agreement: Agreement  # with the first point
 
 
 class Scaling(msgspec.Struct, frozen=True, kw_only=True):
@@ -78,6 +80,7 @@ def measure_scaling(
             f"--gpus names {max(numbers)}, but this machine has {quantity(len(gpus), 'GPU')}; 0 measures the CPU."
         )
     points: list[Point] = []
+    first: dict[str, tuple[object, ...]] = {}
     for number in numbers:
         places = {
             placement: Place(folder, pack, [*pipeline, *choose(gpus[:number], placement)])
@@ -92,10 +95,13 @@ def measure_scaling(
             for is_cold in [True] * (cold if not points else 0) + [False] * warm:
                 progress(f"{describe(number)}, {placement}: run {len(runs) + 1}")
                 runs.append(run_job(place, inbox, cold=is_cold))
+            answers = read_answers(place.home / "results")
+            first = first or answers
             progress(f"{describe(number)}: one image at a time")
             slow = next((point.one_at_a_time for point in points if point.gpus == number), 0.0)
             slow = slow or time_side_by_side(place, images[: 1 + sample], gpus[:number])
-            points.append(summarize(number, placement, representative(runs), slow, points))
+            agreement = compare_answers(first, answers)
+            points.append(summarize(number, placement, representative(runs), slow, points, agreement))
     return Scaling(
         command=sys.argv,
         version=__version__,
@@ -117,7 +123,12 @@ def describe(number: int) -> str:
 
 
 def summarize(
-    number: int, placement: str, runs: Sequence[Run], one_at_a_time: float, before: Sequence[Point]
+    number: int,
+    placement: str,
+    runs: Sequence[Run],
+    one_at_a_time: float,
+    before: Sequence[Point],
+    agreement: Agreement,
 ) -> Point:
     """before: the points so far; the first one is what this is compared with."""
     rates = [run.images_per_second for run in runs]
@@ -134,6 +145,7 @@ def summarize(
         times=whole / before[0].whole if before else 1.0,
         busy=statistics.median(loads) if loads else None,
         one_at_a_time=one_at_a_time,
+        agreement=agreement,
     )
 
 

@@ -257,6 +257,12 @@ def print_scaling(report: Scaling) -> None:
             for point in report.points
         ),
     )
+    for point in report.points[1:]:
+        counts = ", ".join(f"{name} {count}" for name, count in point.agreement.different.items())
+        console.print(
+            f"{point.gpus} GPUs, {point.placement}: of {point.agreement.images:,} images, these differ from the first "
+            f"line: {counts}"
+        )
 
 
 def draw_scaling(report: Scaling, picture: Path) -> None:

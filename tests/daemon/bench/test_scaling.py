@@ -8,6 +8,7 @@ import pytest
 from PIL import Image
 
 from daemon.bench import scaling
+from daemon.bench.agreement import Agreement
 from daemon.bench.job import Machine, Percentiles, Run
 from daemon.bench.meter import Sample
 from daemon.bench.scaling import Scaling, choose, measure_scaling, middle_rate, summarize
@@ -16,6 +17,7 @@ from daemon.errors import WrongArgument
 from daemon.system.gpus import Gpu
 from tests.daemon.bench.test_rates import stairs
 
+SAME = Agreement(100, {"texts": 0, "captions": 3})
 GPUS = [Gpu(n, f"GPU-{n}", "card", 1 << 34, 1 << 34, 0, "9.0", None, ()) for n in range(2)]
 
 
@@ -59,17 +61,17 @@ def test_the_weights_are_verified_once_for_all_gpus(tmp_path: Path, monkeypatch:
 
 
 def test_a_point_is_the_median_of_its_runs_beside_the_first_point() -> None:
-    one = summarize(1, "replicated", [make_run(10.0)], 1.5, [])
-    two = summarize(2, "replicated", [make_run(rate) for rate in (19.0, 22.0, 20.0)], 3.0, [one])
+    one = summarize(1, "replicated", [make_run(10.0)], 1.5, [], SAME)
+    two = summarize(2, "replicated", [make_run(rate) for rate in (19.0, 22.0, 20.0)], 3.0, [one], SAME)
     assert (one.times, two.times, two.whole, two.least, two.most) == (1.0, 2.0, 20.0, 19.0, 22.0)
     assert (two.images, two.middle, two.one_at_a_time) == (100, pytest.approx(20.0), 3.0)
 
 
 def test_only_the_gpus_that_are_used_count_as_busy() -> None:
     runs = [make_run(10.0)]
-    assert summarize(2, "replicated", runs, 1.0, []).busy == pytest.approx(0.9)
-    assert summarize(3, "replicated", runs, 1.0, []).busy == pytest.approx(0.6)
-    assert summarize(0, "replicated", runs, 1.0, []).busy is None
+    assert summarize(2, "replicated", runs, 1.0, [], SAME).busy == pytest.approx(0.9)
+    assert summarize(3, "replicated", runs, 1.0, [], SAME).busy == pytest.approx(0.6)
+    assert summarize(0, "replicated", runs, 1.0, [], SAME).busy is None
 
 
 def test_the_first_gpus_are_named_in_the_configuration() -> None:
@@ -93,16 +95,16 @@ def test_more_gpus_than_there_are_are_refused_before_the_work(
 def test_a_report_is_shown_as_a_table_and_a_picture(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    one = summarize(1, "replicated", [make_run(10.0)], 1.5, [])
+    one = summarize(1, "replicated", [make_run(10.0)], 1.5, [], SAME)
     points = [
         one,
-        *(summarize(2, kind, [make_run(19.0)], 3.0, [one]) for kind in ("replicated", "pipelined")),
+        *(summarize(2, kind, [make_run(19.0)], 3.0, [one], SAME) for kind in ("replicated", "pipelined")),
     ]
     machine = Machine(["card"] * 2, None, "2.0", "3.11", 16)
     report = Scaling(command=[], version="", commit=None, machine=machine, pack="", points=points)
     print_scaling(report)
     shown = capsys.readouterr().out
-    assert all(text in shown for text in ("1.90", "90%", "pipelined"))
+    assert all(text in shown for text in ("1.90", "90%", "pipelined", "of 100 images", "captions 3"))
     draw_scaling(report, tmp_path / "gpus.png")
     with Image.open(tmp_path / "gpus.png") as picture:
         assert len(picture.convert("RGB").getcolors(1 << 24)) > 3
