@@ -115,14 +115,18 @@ def plan(
     mode, why = _choose(config.pipeline.placement, devices, used, need)
     if mode == "pipelined":
         scarce = config.pipeline.placement == "auto"  # which spreads only for want of memory
-        workers = config.pipeline.workers_per_device or 1
-        runs = _spread(stages, devices, workers, costs, scarce=scarce)
-        return Placement(runs, why, costs=costs)
-    on_gpu = config.pipeline.workers_per_device or _workers(devices, used, need, host)
+        runs = _spread(stages, devices, costs, scarce=scarce)
+        if workers := config.pipeline.workers_per_device:
+            return Placement(tuple(_staff(run, workers) for run in runs), why, costs=costs)
+        of_runs = [_bounds_of_run(run, devices, used, weights, host, batch) for run in runs]
+        staffed = tuple(_staff(run, _fewest(bound)) for run, bound in zip(runs, of_runs, strict=True))
+        return Placement(staffed, why, _limit(min(of_runs, key=_fewest)), costs)
+    bounds = _bounds(len(devices), used, need, host)
+    on_gpu = config.pipeline.workers_per_device or _fewest(bounds)
     on_cpu = config.pipeline.workers_per_device or 1  # one worker's models use all cores
     held = _repeat(devices, on_gpu, on_cpu)
     counts = ", ".join(f"{count} on {device}" for device, count in Counter(held).items())
-    limit = "" if config.pipeline.workers_per_device else _limit(devices, used, need, host)
+    limit = "" if config.pipeline.workers_per_device else _limit(bounds)
     return Placement((Segment(stages, held),), f"{why}; workers: {counts}", limit)
 
 
@@ -209,33 +213,53 @@ def _repeat(devices: Sequence[str], on_gpu: int, on_cpu: int) -> tuple[str, ...]
     )
 
 
-def _workers(devices: Sequence[str], used: Sequence[Gpu], need: int, host: Host) -> int:
-    """The number of processes on a GPU that its memory and its share of the host allow."""
-    if not used:
-        return 1
-    return max(1, min(_bounds(devices, used, need, host).values()))
+def _fewest(bounds: Mapping[str, int]) -> int:
+    """The number of processes on a GPU that its memory and its share of the host allow; at least one."""
+    return max(1, min(bounds.values()))
 
 
-def _limit(devices: Sequence[str], used: Sequence[Gpu], need: int, host: Host) -> str:
+def _limit(bounds: Mapping[str, int]) -> str:
     """What allows the fewest workers."""
-    if not used:
-        return "one worker's models use all cores of the CPU"
-    bounds = _bounds(devices, used, need, host)
     return min(bounds, key=lambda name: bounds[name])
 
 
-def _bounds(devices: Sequence[str], used: Sequence[Gpu], need: int, host: Host) -> dict[str, int]:
+def _bounds(devices: int, used: Sequence[Gpu], need: int, host: Host) -> dict[str, int]:
+    """How many workers a GPU may have, by what allows no more.
+
+    devices: how many share the host; used: the GPUs that hold these workers; need: GPU memory of each, in bytes.
+    """
+    if not used:
+        return {"one worker's models use all cores of the CPU": 1}
     return {
         f"more than {GPU_WORKERS} workers gained nothing on an H200": GPU_WORKERS,
         f"each worker needs {need >> 20:,} MiB of GPU memory": min(gpu.free_bytes for gpu in used) // need,
         f"each worker needs {WORKER_BYTES >> 30} GiB of the host's memory": host.free_bytes
-        // (WORKER_BYTES * len(devices)),
-        f"each worker needs {CORES_PER_WORKER} cores": host.cores // (CORES_PER_WORKER * len(devices)),
+        // (WORKER_BYTES * devices),
+        f"each worker needs {CORES_PER_WORKER} cores": host.cores // (CORES_PER_WORKER * devices),
     }
 
 
+def _bounds_of_run(
+    run: Segment,
+    devices: Sequence[str],
+    used: Sequence[Gpu],
+    weights: Mapping[str, int],
+    host: Host,
+    batch: int,
+) -> dict[str, int]:
+    """The bounds of a run of stages on its own devices; each device has an equal share of the host."""
+    need = sum(weights[stage] for stage in run.stages) + working_bytes(batch)
+    own = [gpu for gpu in used if gpu.device in run.devices]
+    return _bounds(len(devices), own if len(own) == len(run.devices) else [], need, host)
+
+
+def _staff(run: Segment, workers: int) -> Segment:
+    """The run with this number of workers on each of its devices, in turns."""
+    return Segment(run.stages, run.devices * workers)
+
+
 def _spread(
-    stages: tuple[str, ...], devices: Sequence[str], workers: int, costs: Mapping[str, float], *, scarce: bool
+    stages: tuple[str, ...], devices: Sequence[str], costs: Mapping[str, float], *, scarce: bool
 ) -> tuple[Segment, ...]:
     """Cut the stages into runs, at most as many as there are devices, so that the rate is highest: fewer runs
     leave more devices for each, so that several stations can have all of them.
@@ -244,7 +268,7 @@ def _spread(
     """
     most = min(len(stages), len(devices))
     candidates = [
-        _hold(stages, cut, devices, workers, costs)
+        _hold(stages, cut, devices, costs)
         for parts in range(most, 0 if most == 1 else most - 1 if scarce else 1, -1)
         for cut in itertools.combinations(range(1, len(stages)), parts - 1)
     ]
@@ -255,7 +279,6 @@ def _hold(
     stages: tuple[str, ...],
     cut: Sequence[int],
     devices: Sequence[str],
-    workers: int,
     costs: Mapping[str, float],
 ) -> tuple[Segment, ...]:
     """The runs between these places, each with a device. Each further device goes to the run with the highest
@@ -267,7 +290,7 @@ def _hold(
         shares[costliest] += 1
     supply = iter(devices)
     held = [tuple(itertools.islice(supply, share)) for share in shares]
-    return tuple(Segment(run, devices * workers) for run, devices in zip(runs, held, strict=True))
+    return tuple(Segment(run, devices) for run, devices in zip(runs, held, strict=True))
 
 
 def _cost(run: Sequence[str], costs: Mapping[str, float]) -> float:

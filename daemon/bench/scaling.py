@@ -102,6 +102,11 @@ def measure_scaling(
             slow = slow or time_side_by_side(place, images[: 1 + sample], gpus[:number])
             agreement = compare_answers(first, answers)
             points.append(summarize(number, placement, representative(runs), slow, points, agreement))
+            point = points[-1]
+            # at once, because the whole table may take hours and a run may fail
+            progress(
+                f"{describe(number)}, {placement}: {point.whole:.1f} images/s, {point.times:.2f} times the first"
+            )
     return Scaling(
         command=sys.argv,
         version=__version__,

@@ -183,7 +183,7 @@ def test_a_small_gpu_that_is_not_used_does_not_matter() -> None:
 
 @pytest.mark.parametrize("count", range(1, 9))
 def test_pipelined_runs_every_stage_once_in_order_and_uses_every_device_once(count: int) -> None:
-    segments = place(*make_gpus(*[LARGE] * count), placement="pipelined").segments
+    segments = place(*make_gpus(*[LARGE] * count), placement="pipelined", workers_per_device=1).segments
     assert tuple(stage for segment in segments for stage in segment.stages) == ORDER
     assert [device for segment in segments for device in segment.devices] == [
         f"cuda:{index}" for index in range(count)
@@ -207,7 +207,7 @@ def test_further_devices_go_to_the_dearest_run_for_its_devices() -> None:
     that of one interpreter; with two runs there can be several stations."""
     shares = {
         count: [
-            len(segment.devices)
+            len(set(segment.devices))
             for segment in place(*make_gpus(*[LARGE] * count), placement="pipelined").segments
         ]
         for count in (3, 4, 5, 6, 7, 8)
@@ -228,9 +228,41 @@ def test_pipelined_starts_as_many_workers_on_each_device_as_are_asked_for() -> N
     assert [segment.devices for segment in segments] == [("cuda:0", "cuda:0"), ("cuda:1", "cuda:1")]
 
 
+def test_pipelined_starts_as_many_workers_on_each_device_as_its_run_has_memory_for() -> None:
+    """One interpreter does not keep a GPU busy, whatever stages it has."""
+    of_ocr, of_rest = (
+        sum(WEIGHTS[stage] for stage in stages) + working_bytes(BATCH)
+        for stages in (["ocr"], ["yolo", "clip", "blip"])
+    )
+    placement = place(*make_gpus(4 * of_ocr, 3 * of_rest + 1), placement="pipelined")
+    assert [segment.devices for segment in placement.segments] == [("cuda:0",) * 4, ("cuda:1",) * 3]
+    assert placement.limit == f"each worker needs {of_rest >> 20:,} MiB of GPU memory"
+
+
+def test_the_devices_of_a_pipelined_placement_share_the_host() -> None:
+    gpus = make_gpus(LARGE, LARGE)
+    few_cores = place(*gpus, placement="pipelined", cores=12)
+    little_memory = place(*gpus, placement="pipelined", memory=2 * 2 * WORKER_BYTES)
+    assert [len(segment.devices) for segment in few_cores.segments] == [2, 2]
+    assert [len(segment.devices) for segment in little_memory.segments] == [2, 2]
+
+
+def test_where_no_memory_is_left_for_a_run_it_has_one_worker() -> None:
+    segments = place(*make_gpus(1, 1)).segments
+    assert [segment.devices for segment in segments] == [("cuda:0",), ("cuda:1",)]
+
+
+def test_a_pipelined_placement_on_the_cpu_has_one_worker_for_each_run() -> None:
+    placement = place(placement="pipelined", devices=["cpu", "cpu"])
+    assert [segment.devices for segment in placement.segments] == [("cpu",), ("cpu",)]
+
+
 def test_a_part_of_the_stages_is_spread_likewise() -> None:
     segments = place(*make_gpus(LARGE, LARGE, LARGE), placement="pipelined", stages=["ocr", "clip"]).segments
-    assert [(segment.stages, len(segment.devices)) for segment in segments] == [(("ocr",), 2), (("clip",), 1)]
+    assert [(segment.stages, len(set(segment.devices))) for segment in segments] == [
+        (("ocr",), 2),
+        (("clip",), 1),
+    ]
 
 
 def test_explicit_segments_are_used_unchanged() -> None:

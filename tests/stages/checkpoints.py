@@ -57,7 +57,7 @@ VIT = {
 
 def make_model(kind: str, config: PreTrainedConfig) -> PreTrainedModel:
     """A model of a class of transformers, by its name."""
-    with torch.random.fork_rng():
+    with torch.random.fork_rng(devices=[]):
         torch.manual_seed(SEED)
         model: PreTrainedModel = getattr(transformers, kind)(config)
     return model.eval()
