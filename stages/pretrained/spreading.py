@@ -62,16 +62,17 @@ def map_layers(
 
 
 def find_whole(model: PreTrainedModel) -> set[str]:
-    """The classes of modules that must each be on one device: they add their input to their output. transformers names
-    only some of them, so these are all that are repeated in a list, as layers are."""
-    layers = {
-        type(layer).__name__
-        for module in model.modules()
-        if isinstance(module, nn.ModuleList)
-        for layer in module
-        if not isinstance(layer, nn.ModuleList)
-    }
-    return layers | set(model._no_split_modules or ())
+    """The classes of modules that must each be on one device, because they join what their parts give: a layer adds its
+    input to its output, and a gate multiplies two of them. transformers names only some of them, so these are all that
+    are repeated in a list, as layers are, and all that have no list of layers."""
+    layers, divided = set[str](), set[str]()
+    for module in model.modules():
+        if any(isinstance(part, nn.ModuleList) for part in module.modules()):
+            divided.add(type(module).__name__)
+        if isinstance(module, nn.ModuleList):
+            layers |= {type(layer).__name__ for layer in module if not isinstance(layer, nn.ModuleList)}
+    parts = {type(module).__name__ for module in model.modules() if next(module.children(), None) is not None}
+    return layers | (parts - divided) | set(model._no_split_modules or ())
 
 
 def measure_free(devices: Sequence[str]) -> list[int]:

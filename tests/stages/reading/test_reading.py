@@ -21,6 +21,7 @@ from stages.reading.towers import TILES
 from stages.registry import decode
 from stages.weights.packs import open_pack, resolve
 from tests.stages import captioners
+from tests.stages.divided import find_divided
 from tests.stages.pictures import draw_image
 from tests.stages.reading.stock import Stock, cut, make_stage, run, write
 
@@ -135,6 +136,12 @@ def test_a_spread_reader_writes_the_same_tokens(
     assert set(spread.model.hf_device_map.values()) == set(group)
     assert not hasattr(whole.model, "hf_device_map")
     assert write(spread, pages) == write(whole, pages)
+
+
+@each_kind
+def test_only_lists_of_layers_are_divided(kind: str, make_reader: Make, tmp_path: Path) -> None:
+    folder = make_reader(kind)
+    assert find_divided(make_stage(folder, tmp_path).model, folder) == []
 
 
 @pytest.mark.gpu
