@@ -8,16 +8,17 @@ from typing import Any
 
 import msgspec
 
-Sidecar = Mapping[str, Any]
+Section = Mapping[str, Any]
 
-# What is compared. Figures such as scores are left out: in half precision they depend a little on the batch.
-ASPECTS: dict[str, Callable[[Sidecar], object]] = {
-    "texts": lambda found: [line["text"] for line in found["ocr"]["lines"]],
-    "text boxes": lambda found: [line["box"] for line in found["ocr"]["lines"]],
-    "objects": lambda found: sorted(detection["label"] for detection in found["objects"]["detections"]),
-    "tags": lambda found: [tag["label"] for tag in found["clip"]["tags"]],
-    "captions": lambda found: found["caption"]["text"],
-    "bins": lambda found: found["bin"]["name"],
+# What is compared, in a section of the sidecar; a stage that is not in use has none. Figures such as scores are left out:
+# in half precision they depend a little on the batch.
+ASPECTS: dict[str, tuple[str, Callable[[Section], object]]] = {
+    "texts": ("ocr", lambda ocr: [line["text"] for line in ocr["lines"]]),
+    "text boxes": ("ocr", lambda ocr: [line["box"] for line in ocr["lines"]]),
+    "objects": ("objects", lambda objects: sorted(found["label"] for found in objects["detections"])),
+    "tags": ("clip", lambda clip: [tag["label"] for tag in clip["tags"]]),
+    "captions": ("caption", lambda caption: caption["text"]),
+    "bins": ("bin", lambda bin: bin["name"]),
 }
 
 
@@ -33,7 +34,9 @@ def read_answers(results: Path) -> dict[str, tuple[object, ...]]:
     answers = {}
     for file in results.glob("*.json"):
         sidecar = msgspec.json.decode(file.read_bytes())
-        answers[file.name] = tuple(aspect(sidecar) for aspect in ASPECTS.values())
+        answers[file.name] = tuple(
+            aspect(sidecar[section]) if sidecar.get(section) else None for section, aspect in ASPECTS.values()
+        )
     return answers
 
 

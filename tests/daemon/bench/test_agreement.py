@@ -58,3 +58,9 @@ def test_scores_and_the_order_of_objects_do_not_count(tmp_path: Path) -> None:
         read_answers(write(tmp_path / "others", {"a.jpg": changed})),
     )
     assert not any(found.different.values())
+
+
+def test_a_stage_that_is_not_in_use_differs_nowhere(tmp_path: Path) -> None:
+    only_ocr = {"ocr": SIDECAR["ocr"], "bin": None}
+    answers = read_answers(write(tmp_path / "some", {"a.jpg": only_ocr}))
+    assert compare_answers(answers, answers).different == dict.fromkeys(ASPECTS, 0)
