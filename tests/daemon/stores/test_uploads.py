@@ -19,7 +19,7 @@ from daemon.inbox.walk import Unread, Walk, compile_ignored
 from daemon.jobs import JobStatus
 from daemon.results.uploads import LONGEST_KEY, StoreSink, fit_key
 from daemon.stores.opening import StoreFailed
-from tests.daemon.stores.server import BROKEN, BUCKET, BUSY, CUT, REFUSED, Bucket, FaultyProxy
+from tests.daemon.stores.server import BROKEN, BUCKET, BUSY, CUT, EXPIRED, REFUSED, Bucket, Fault, FaultyProxy
 from tests.daemon_process import Daemon, Place, with_pauses
 from tests.makers import make_record
 
@@ -118,13 +118,14 @@ def test_images_must_stay_where_they_are_to_be_uploaded(tmp_path: Path) -> None:
             parse({"output": output} | more, tmp_path)
 
 
-def test_an_outage_holds_up_nothing_and_loses_nothing(
-    tmp_path: Path, bucket: Bucket, proxy: FaultyProxy, prefix: str
+@pytest.mark.parametrize("trouble", [REFUSED, EXPIRED])
+def test_an_outage_or_credentials_that_expire_hold_up_nothing_and_lose_nothing(
+    trouble: Fault, tmp_path: Path, bucket: Bucket, proxy: FaultyProxy, prefix: str
 ) -> None:
     url = f"s3://{BUCKET}/{prefix}"
     output = {"sinks": ["store"], "store": {"url": url, "images": True}}
     place = Place(tmp_path, {"inbox": [{"settle_seconds": 0.0}], "output": output})
-    proxy.fault = lambda asked: REFUSED
+    proxy.fault = lambda asked: trouble
     environment = proxy.environment | with_pauses(
         tmp_path,
         {"daemon.results.outbox.PAUSE_SECONDS": 0.1, "daemon.results.outbox.LONGEST_PAUSE_SECONDS": 0.5},
