@@ -19,7 +19,7 @@ from daemon.config.loading import load, parse
 from daemon.stores import opening
 from tests.daemon.stores.server import BROKEN, BUCKET, BUSY, CUT, EXPIRED, REFUSED, Bucket, Fault, FaultyProxy
 from tests.daemon.unpacking.containers import make_pages, make_tar, make_zip
-from tests.daemon_process import Place, picture
+from tests.daemon_process import PATIENCE, Place, picture
 from visiond.cluster.actor import Chain
 from visiond.cluster.fetching import fetch, opened_threads
 from visiond.cluster.inputs import Listing
@@ -224,13 +224,13 @@ def test_the_command_reads_from_a_store_and_writes_to_it_and_goes_on(
     place = Place(tmp_path)
     words = ("ray", "run", source, output, "--part-images", "10", "--resume")
     prefixes = ("env", *(f"{key}={value}" for key, value in proxy.environment.items()))
-    done = place.command(*words, prefix=prefixes)
+    done = place.command(*words, prefix=prefixes, timeout=6 * PATIENCE)
     assert done.returncode == 0, done.stderr
     assert len(rows_of(bucket, f"{prefix}/rows")) == 30
     [part, *_] = [name for name in bucket.names(f"{prefix}/rows") if name.endswith(".parquet")]
     bucket.delete(part)
     put(bucket, f"{prefix}/in", {"new.ppm": picture(77)})
-    again = place.command(*words, prefix=prefixes)
+    again = place.command(*words, prefix=prefixes, timeout=6 * PATIENCE)
     assert again.returncode == 0, again.stderr
     assert "20 inputs finished by an earlier run" in again.stdout
     assert len(rows_of(bucket, f"{prefix}/rows")) == 31
