@@ -17,7 +17,18 @@ import pytest
 
 from daemon.config.loading import load, parse
 from daemon.stores import opening
-from tests.daemon.stores.server import BROKEN, BUCKET, BUSY, CUT, EXPIRED, REFUSED, Bucket, Fault, FaultyProxy
+from tests.daemon.stores.server import (
+    BROKEN,
+    BUCKET,
+    BUSY,
+    CUT,
+    EXPIRED,
+    REFUSED,
+    Asked,
+    Bucket,
+    Fault,
+    FaultyProxy,
+)
 from tests.daemon.unpacking.containers import make_pages, make_tar, make_zip
 from tests.daemon_process import PATIENCE, Place, picture
 from visiond.cluster.actor import Chain
@@ -162,6 +173,23 @@ def test_rows_of_a_bucket_equal_those_of_the_daemon_and_each_part_is_created_onc
         "bad.jpg": ("FAILED", "not-an-image"),
         "notes": ("SKIPPED", "not-an-image"),
     }
+
+
+def test_a_file_whose_put_succeeded_without_an_answer_is_our_own_and_another_is_not(
+    bucket: Bucket, prefix: str, proxy: FaultyProxy
+) -> None:
+    place = open_place(f"s3://{BUCKET}/{prefix}")
+
+    def lose_the_answer(asked: Asked) -> Fault:
+        if asked.method == "PUT" and not proxy.made:
+            bucket.put({f"{prefix}/plan": b"ours"})
+            return CUT
+        return None
+
+    proxy.fault = lose_the_answer
+    assert place.write_whole("plan", b"ours")
+    assert not place.write_whole("plan", b"theirs")
+    assert place.read("plan") == b"ours"
 
 
 @pytest.mark.parametrize("trouble", [BUSY, EXPIRED, CUT])

@@ -99,6 +99,29 @@ async def test_a_sink_fails_if_anything_is_not_uploaded_and_names_no_credentials
         await sink.append([make_record(inbox, name) for name in (b"a.jpg", b"b.jpg")])
 
 
+@pytest.mark.parametrize(
+    ("trouble", "said"),
+    [
+        (None, ""),
+        ((403, "AccessDenied"), ""),
+        (EXPIRED, "ExpiredToken"),
+        ((403, "InvalidAccessKeyId"), "Invalid"),
+    ],
+)
+def test_the_check_of_a_sink_asks_its_store(
+    trouble: Fault, said: str, proxy: FaultyProxy, prefix: str, inbox: Path
+) -> None:
+    proxy.fault = lambda asked: trouble
+    problem = make_sink(inbox, prefix).problem()
+    assert said in problem
+    assert bool(problem) == bool(said)
+
+
+def test_the_check_of_a_sink_names_a_bucket_that_does_not_exist(proxy: FaultyProxy) -> None:
+    sink = StoreSink(StoreSection(url="s3://no-such-bucket/out"), {})
+    assert "NoSuchBucket" in sink.problem()
+
+
 async def test_a_store_that_takes_few_requests_at_a_time_gets_all_in_the_end(
     proxy: FaultyProxy, bucket: Bucket, prefix: str, inbox: Path
 ) -> None:
