@@ -243,6 +243,7 @@ def test_archives_in_a_store_are_unpacked(bucket: Bucket, prefix: str, tmp_path:
     }
 
 
+@pytest.mark.timeout(900)  # on a busy machine Ray needs a minute for each start
 def test_the_command_reads_from_a_store_and_writes_to_it_and_goes_on(
     bucket: Bucket, prefix: str, proxy: FaultyProxy, tmp_path: Path
 ) -> None:

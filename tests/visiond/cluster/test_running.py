@@ -13,6 +13,7 @@ import pytest
 from tests.daemon_process import PATIENCE, Place, picture, wait_for
 
 pytest.importorskip("ray", reason="Ray is not installed: make ray-test")
+pytestmark = pytest.mark.timeout(900)  # on a busy machine Ray needs a minute for each start
 
 
 def run(place: Place, *options: str) -> subprocess.CompletedProcess[str]:
@@ -35,7 +36,7 @@ def test_each_input_gets_one_row_also_when_the_driver_is_killed(tmp_path: Path) 
     place.drop("broken.jpg", b"not an image")
     words = ["ray", "run", str(place.inbox()), str(place.folder / "rows"), "--part-images", "20"]
     with start(place, words) as driver:
-        wait_for(lambda: [*(place.folder / "rows").glob("part-*.parquet")], "a part", 2 * PATIENCE)
+        wait_for(lambda: [*(place.folder / "rows").glob("part-*.parquet")], "a part", 6 * PATIENCE)
         driver.kill()
     done = run(place, "--resume", "--part-images", "50")
     assert done.returncode == 1, done.stderr
@@ -80,9 +81,9 @@ def test_when_ray_dies_the_command_says_so_and_its_status_is_not_that_of_failed_
     with cluster:
         words = ["ray", "run", str(place.inbox()), str(place.folder / "rows"), "--part-images", "5"]
         with start(place, [*words, "--address", cluster.stdout.readline().strip()]) as driver:
-            wait_for(lambda: [*(place.folder / "rows").glob("part-*.parquet")], "a part", 2 * PATIENCE)
+            wait_for(lambda: [*(place.folder / "rows").glob("part-*.parquet")], "a part", 6 * PATIENCE)
             print(file=cluster.stdin, flush=True)
-            _, said = driver.communicate(timeout=3 * PATIENCE)
+            _, said = driver.communicate(timeout=6 * PATIENCE)
         print(file=cluster.stdin, flush=True)
     assert (driver.returncode, b"--resume" in said) == (os.EX_UNAVAILABLE, True), said
 
