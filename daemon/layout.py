@@ -26,7 +26,7 @@ from daemon.hints import command
 from daemon.ledger.record import Model
 from daemon.messages import Setup
 from daemon.monitoring.metrics import Metrics
-from daemon.placement import CORES_PER_WORKER, Placement, Segment, choose_batch, plan
+from daemon.placement import CORES_PER_WORKER, Placement, Segment, choose_batch, plan, spread_over
 from daemon.profile import Machine, Profile, apply, find_tuned
 from daemon.results.judge import Judge, Selection
 from daemon.state import KERNELS
@@ -45,7 +45,7 @@ from stages.base import StageSpec
 from stages.binning import load_rule
 from stages.descriptor import SHARES
 from stages.manifest import Manifest, NotPulled, PackError, PackErrors, list_files
-from stages.registry import UnknownName, check_options, find_backend, find_license
+from stages.registry import UnknownName, check_options, find_license
 from stages.weights import packs
 
 CPU_BATCH = 8
@@ -398,10 +398,3 @@ def digest_settings(config: Config, specs: Mapping[str, StageSpec]) -> str:
     looks = [(look.model_dump(), _read_code(look.function)) for look in config.second_look]
     settings = [fingerprints, config.binning.model_dump(), config.pipeline.mode, code, *looks]
     return hashlib.sha256(msgspec.json.encode(settings)).hexdigest()[:16]
-
-
-def spread_over(devices: list[str], spec: StageSpec) -> StageSpec:
-    """The spec of a stage in a worker with these devices; none: a worker with one device."""
-    if devices and find_backend(spec.name, spec.backend).can_spread:
-        return msgspec.structs.replace(spec, spread=devices)
-    return spec

@@ -13,12 +13,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
 
+import msgspec
+
 from daemon.config.loading import Config
 from daemon.config.values import members_of
 from daemon.system.gpus import Gpu
 from daemon.system.host import Host
-from stages.base import FULL_BATCH
-from stages.registry import find_stage
+from stages.base import FULL_BATCH, StageSpec
+from stages.registry import find_backend, find_stage
 
 # GPU memory of a worker in addition to its weights: the CUDA context and its libraries, the largest step of OCR,
 # and what each image of a batch takes. Measured on an H100 with images of 1280×960: 6.1 GB with batches of 64.
@@ -296,3 +298,10 @@ def _hold(
 def _cost(run: Sequence[str], costs: Mapping[str, float]) -> float:
     """costs: measured ones; empty: the usual ones."""
     return max(LEAST_COST, sum(costs[stage] if costs else find_stage(stage).cost for stage in run))
+
+
+def spread_over(devices: list[str], spec: StageSpec) -> StageSpec:
+    """The spec of a stage in a worker with these devices; none: a worker with one device."""
+    if devices and find_backend(spec.name, spec.backend).can_spread:
+        return msgspec.structs.replace(spec, spread=devices)
+    return spec

@@ -188,7 +188,11 @@ class Place:
         return document
 
     def command(
-        self, *arguments: str | Path, prefix: Sequence[str] = (), stdout: int | IO[bytes] | None = None
+        self,
+        *arguments: str | Path,
+        prefix: Sequence[str] = (),
+        stdout: int | IO[bytes] | None = None,
+        timeout: float = 2 * PATIENCE,
     ) -> subprocess.CompletedProcess[str]:
         """Run `visiond` with these arguments and this place's configuration until it ends.
         prefix: a command that runs it.
@@ -199,9 +203,7 @@ class Place:
         told = [*map(str, arguments)]
         environment = {**os.environ, TOKEN: self.token, "VISIOND_CONFIG": str(self.config)}
         if not prefix and stdout is None:
-            return run_forked(
-                told, self.folder, environment, self.folder / secrets.token_hex(8), 2 * PATIENCE
-            )
+            return run_forked(told, self.folder, environment, self.folder / secrets.token_hex(8), timeout)
         return subprocess.run(
             [*prefix, sys.executable, "-P", "-m", "daemon", *told],
             env=environment,
@@ -209,7 +211,7 @@ class Place:
             stdout=subprocess.PIPE if stdout is None else stdout,
             stderr=subprocess.PIPE,
             text=True,
-            timeout=2 * PATIENCE,
+            timeout=timeout,
             check=False,
         )
 

@@ -29,7 +29,12 @@ from stages.base import Reason
 FEED = 64  # jobs handed out together
 NOTHING = Publication([], {}, set(), [], [])
 
-Image = tuple[str | bytes, bytes | OSError]  # the name, and the bytes or why they could not be read
+# The name, and the bytes, or why they could not be read, or why there is no result.
+Image = tuple[str | bytes, bytes | OSError | Failure]
+
+
+def _size_of(data: bytes | OSError | Failure) -> int:
+    return 0 if isinstance(data, OSError | Failure) else len(data)
 
 
 class Call:
@@ -56,7 +61,7 @@ class Calls:
         self._numbers = itertools.count(1)
         self._changed = threading.Condition()  # guards everything below
         self._held_bytes = 0
-        self._data: dict[int, bytes | OSError] = {}  # by job
+        self._data: dict[int, bytes | OSError | Failure] = {}  # by job
         self._places: dict[int, tuple[Call, int]] = {}  # by job: its call, and its place there
         self._fresh: deque[Job] = deque()
         self._again: list[tuple[float, int, Job]] = []  # a heap: not before, number, job
@@ -82,8 +87,10 @@ class Calls:
             self._forget(call)
         return [self._record(call.endings[place]) for place in range(count)]
 
-    def _offer(self, call: Call, place: int, inbox: int, name: bytes, data: bytes | OSError) -> None:
-        size = 0 if isinstance(data, OSError) else len(data)
+    def _offer(
+        self, call: Call, place: int, inbox: int, name: bytes, data: bytes | OSError | Failure
+    ) -> None:
+        size = _size_of(data)
         with self._changed:
             self._changed.wait_for(
                 lambda: self.error or not self._held_bytes or self._held_bytes + size <= self._most_bytes
@@ -107,8 +114,7 @@ class Calls:
                     self._drop(job)
 
     def _drop(self, job: int) -> None:
-        data = self._data.pop(job)
-        self._held_bytes -= 0 if isinstance(data, OSError) else len(data)
+        self._held_bytes -= _size_of(self._data.pop(job))
         del self._places[job]
 
     def _number_of(self, root: bytes) -> int:
@@ -154,6 +160,9 @@ class Calls:
             data = self._data.get(job.id)
             if data is None:  # its call was given up
                 job.gone = True
+                continue
+            if isinstance(data, Failure):
+                job.failure = data
                 continue
             if isinstance(data, OSError):
                 job.failure = Failure(Reason.UNREADABLE, data.strerror or str(data) or type(data).__name__)

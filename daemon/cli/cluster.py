@@ -112,6 +112,7 @@ def run(
     from daemon.terminal.progress import Progress
     from visiond.cluster.job import Job, Shards
     from visiond.cluster.running import run as run_job
+    from visiond.cluster.watching import Ended, become_driver
 
     settings = read_config(config)
     job = Job(
@@ -128,11 +129,17 @@ def run(
         shards=Shards(shards or ""),
     )
     try:
+        end = become_driver()
+    except Ended as ended:
+        raise typer.Exit(ended.status) from None
+    try:
         with Progress("images") as progress:
             result = run_job(job, progress.step, progress.load)
     except KeyboardInterrupt:
         errors.print("Stopped. The same command with --resume does the rest.")
         raise typer.Exit(SHELL_OFFSET + signal.SIGINT) from None
+    finally:
+        end()
     _print_result(result, printable(output))
     if result.unread:
         raise InboxUnreadable(result.unread, result.outcomes)

@@ -170,7 +170,9 @@ class Judge:
             not_before = self._steady() + pause_before(attempts, self._retry_seconds)
             return Ending(job, JobStatus.PENDING, now, attempts, failure=failure, not_before=not_before)
         named_as_image = os.path.splitext(job.path)[1].lower() in IMAGE_SUFFIXES
-        skipped = failure.reason in (Reason.NOT_AN_IMAGE, Reason.EMPTY, Reason.BYTES) and not named_as_image
+        skipped = failure.reason is Reason.UNPACKED or (
+            failure.reason in (Reason.NOT_AN_IMAGE, Reason.EMPTY, Reason.BYTES) and not named_as_image
+        )
         return Ending(job, JobStatus.SKIPPED if skipped else JobStatus.FAILED, now, attempts, failure=failure)
 
 

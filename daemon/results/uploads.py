@@ -28,6 +28,7 @@ log = structlog.get_logger()
 
 UPLOADS = 16  # at once
 LONGEST_KEY = 1024  # bytes, of S3 and GCS
+PROBE = ".visiond-check"  # nothing makes it
 _UNFIT = re.compile(r"[\x00-\x1f\x7f]")  # obstore refuses these in a key
 
 
@@ -46,13 +47,19 @@ class StoreSink:
         self._uploaded: dict[str, int] = {}
 
     def problem(self) -> str:
-        """Without a request: listing may not be allowed where uploads are."""
+        """Asks for an object that is not there. A store that refuses that may allow uploads all the same."""
         if not self._settings.url:
             return "[output.store] url is not set"
         try:
-            store_of(self._bucket, impatient=True)
-        except (MissingLibrary, StoreFailed) as error:
+            store = self._store
+            import obstore
+
+            with contextlib.suppress(FileNotFoundError), store_errors(self._settings.url):
+                obstore.get(store, self._key(PROBE))
+        except MissingLibrary as error:
             return str(error).rstrip(".")
+        except StoreFailed as error:
+            return "" if error.code == "AccessDenied" else str(error)
         return ""
 
     async def append(self, records: Sequence[Record]) -> None:

@@ -21,6 +21,11 @@ CONNECT_SECONDS, REQUEST_SECONDS = 3, 60
 RETRIES, RETRY_SECONDS, LONGEST_BACKOFF_SECONDS = 4, 10, 2
 # The store is busy, or something before it does not reach it: no object is the cause.
 BUSY = (408, 429, 502, 503, 504)
+# Of answers about the credentials, whatever was asked for.
+CREDENTIALS = (
+    *("ExpiredToken", "ExpiredTokenException", "TokenRefreshRequired", "InvalidToken", "InvalidAccessKeyId"),
+    *("SignatureDoesNotMatch", "RequestTimeTooSkewed", "AuthenticationFailed"),
+)
 _STATUS = re.compile(r"status code: (\d{3})")
 _CODE = re.compile(r"<Code>(\w+)</Code>")
 _SYSTEM = re.compile(r'message: "([^"]+)"')
@@ -41,9 +46,17 @@ class StoreFailed(VisiondError, OSError):
 
     exit_status = os.EX_IOERR
 
-    def __init__(self, text: str, status: int = 0) -> None:
+    def __init__(self, text: str, status: int = 0, code: str = "") -> None:
+        """code: of an answer in XML, such as AccessDenied."""
         super().__init__(text)
-        self.status = status
+        self.status, self.code = status, code
+
+    @property
+    def is_general(self) -> bool:
+        """Whether other requests would fail too, as far as this answer says, and may succeed later."""
+        return (
+            not self.status or self.status in (401, *BUSY) or self.status >= 500 or self.code in CREDENTIALS
+        )
 
 
 class StoreUnusable(StoreFailed):
@@ -121,9 +134,8 @@ def _explain(what: str, error: Exception) -> StoreFailed:
         return StoreFailed(f"{what}: {why}", int(found[1]) if found else 0)
     if found:
         code = _CODE.search(text)
-        return StoreFailed(
-            f"{what}: the store answers {found[1]}{f' {code[1]}' if code else ''}", int(found[1])
-        )
+        said = code[1] if code else ""
+        return StoreFailed(f"{what}: the store answers {found[1]} {said}".rstrip(), int(found[1]), said)
     if cause := _SYSTEM.search(text):
         return StoreFailed(f"{what}: the store does not answer: {cause[1]}")
     first = re.sub(r"\?\S*", "", text.splitlines()[0]).rpartition(" - ")[2]

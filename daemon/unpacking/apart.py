@@ -12,10 +12,12 @@ from dataclasses import dataclass, field
 
 import msgspec
 
+from daemon.hints import quantity
+from daemon.jobs import Failure
 from daemon.unpacking.child import NUMBER, Torn, read_frames
 from daemon.unpacking.folder import Contents, TooMuch
 from daemon.unpacking.members import Rules
-from stages.base import Limits, advise
+from stages.base import Limits, Reason, advise
 from stages.decoding.decoder import START_SECONDS, WALL_PER_CPU_SECOND
 from stages.processes import describe_end, environment, python
 
@@ -37,6 +39,16 @@ class Outcome(msgspec.Struct, frozen=True):
     files: int
     links: int = 0
     problem: str = ""
+
+    def describe(self, folder: bytes) -> Failure:
+        """Why the file itself has no result. folder: where its files are."""
+        files = f"{quantity(self.files, 'file')} in {os.fsdecode(os.path.basename(folder))}"
+        links = f"; links and devices left out: {self.links:,}" if self.links else ""
+        if not self.problem:
+            return Failure(Reason.UNPACKED, f"{files if self.files else 'it is empty'}{links}")
+        if self.files:
+            return Failure(Reason.CONTAINER, f"{files}{links}; {self.problem}")
+        return Failure(Reason.CONTAINER, f"nothing was unpacked: {self.problem}")
 
 
 @dataclass

@@ -201,10 +201,15 @@ class Contents:
         self._is_complete = True
         finish_placing(self._parent, self._target, mark)
 
-    def close(self) -> None:
-        """Without `place` nothing is left of it."""
+    def leave(self) -> None:
+        """Instead of `place` and `close`: the files stay in the temporary folder, where the caller reads and removes
+        them."""
         self.finish_open()
         os.close(self._folder)
+
+    def close(self) -> None:
+        """Without `place` nothing is left of it."""
+        self.leave()
         if not self._is_complete:
             remove(self._parent, self._temporary)
 

@@ -26,7 +26,6 @@ from anyio import to_thread
 from daemon.config.loading import Config
 from daemon.config.sections import Inbox
 from daemon.errors import MissingLibrary
-from daemon.hints import quantity
 from daemon.inbox.sources import second_name
 from daemon.inbox.walk import Unread, Walk, compile_ignored
 from daemon.jobs import Ending, Failure, File, Job, JobStatus, Version
@@ -163,20 +162,10 @@ class Unpacker:
         outcome = result.outcome
         for found in await to_thread.run_sync(self._list_files, job, result.folder, abandon_on_cancel=True):
             await self._coordinator.admit(found)
-        files = f"{quantity(outcome.files, 'file')} in {os.fsdecode(os.path.basename(result.folder))}"
-        links = f"; links and devices left out: {outcome.links:,}" if outcome.links else ""
-        if outcome.problem:
-            what = (
-                f"{files}{links}; {outcome.problem}"
-                if outcome.files
-                else f"nothing was unpacked: {outcome.problem}"
-            )
-            return self._judge.failed(job, Failure(Reason.CONTAINER, what), time.time())
-        if not outcome.files:
-            files = "it is empty"
+        ending = self._judge.failed(job, outcome.describe(result.folder), time.time())
+        if ending.status is not JobStatus.SKIPPED:
+            return ending
         log.info("unpacked", path=os.fsdecode(job.path), files=outcome.files)
-        failure = Failure(Reason.UNPACKED, f"{files}{links}")
-        ending = Ending(job, JobStatus.SKIPPED, time.time(), job.attempts + 1, failure=failure)
         record = self._coordinator.records_of([ending])[0]
         send_away = self._destinations[job.inbox].send_away
         await self._coordinator.retry.in_thread("inbox", send_away, record)

@@ -11,7 +11,7 @@ from typing import Any
 import anyio
 import pytest
 
-from daemon import layout
+from daemon import layout, placement
 from daemon.config.loading import Config, parse
 from daemon.devices import address_device, assume_gpus, select_devices
 from daemon.errors import ConfigError
@@ -184,9 +184,12 @@ def test_a_stage_knows_with_how_many_workers_it_shares_its_device(
 
 def test_stages_that_cannot_be_spread_are_on_the_first_device() -> None:
     ocr = StageSpec("ocr", "ppocr")
-    assert layout.spread_over(["cuda:0", "cuda:1"], ocr) is ocr
-    assert layout.spread_over(["cuda:0", "cuda:1"], StageSpec("blip", "chat")).spread == ["cuda:0", "cuda:1"]
-    assert layout.spread_over([], StageSpec("blip", "chat")).spread == []
+    assert placement.spread_over(["cuda:0", "cuda:1"], ocr) is ocr
+    assert placement.spread_over(["cuda:0", "cuda:1"], StageSpec("blip", "chat")).spread == [
+        "cuda:0",
+        "cuda:1",
+    ]
+    assert placement.spread_over([], StageSpec("blip", "chat")).spread == []
 
 
 def test_a_pretended_group_is_the_cpu_for_all_else(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -204,7 +207,7 @@ def test_a_worker_of_a_group_runs_near_its_first_gpu_and_has_kernels_for_it(
     tables = [{"stages": list(STAGES), "devices": ["cuda:2+cuda:1"]}]
     asked: list[list[str]] = []
 
-    def place(gpus: object, devices: list[str], least: int) -> Cores:
+    def place(gpus: object, devices: list[str], least: int, sharers: int) -> Cores:
         asked.append(devices)
         return Cores(8, {"cuda:2": [4, 5], "cuda:1": [0, 1]})
 

@@ -2395,6 +2395,51 @@ INSTALLATION = [
 
 CLUSTER = [
     Mutant(
+        "away-ray-run",
+        "a store that is away ends a run and fails no image",
+        "visiond/cluster/objects.py",
+        "_judge(url, error)",
+        "pass",
+        ("daemon/stores/test_cluster.py::test_a_store_that_is_away_ends_the_run_and_fails_no_image",),
+        within="again",
+    ),
+    Mutant(
+        "lost-answer",
+        "a plan whose put succeeded without an answer is not taken for another driver's",
+        "visiond/cluster/places.py",
+        "self.read(name) == data",
+        "False",
+        (
+            "daemon/stores/test_cluster.py::test_a_file_whose_put_succeeded_without_an_answer_is_our_own_and_another_is_not",
+        ),
+    ),
+    Mutant(
+        "unpacked-twice",
+        "what the daemon has unpacked is not a row of its own beside that of its archive's member",
+        "visiond/cluster/inputs.py",
+        "and not self._is_unpacked(entry[0])",
+        "",
+        ("visiond/cluster/test_inputs.py::test_what_the_daemon_has_unpacked_is_not_taken_twice",),
+    ),
+    Mutant(
+        "sharers",
+        "actors on one machine share its memory and cores",
+        "daemon/layout.py",
+        "Host.here(sharers)",
+        "Host.here()",
+        ("daemon/test_devices.py::test_several_annotators_on_a_machine_share_its_cores_and_memory",),
+    ),
+    Mutant(
+        "silent-ray",
+        "a run that Ray ends without a word has another status than one with failed images",
+        "visiond/cluster/watching.py",
+        "if os.read(read, 1):",
+        "if True:",
+        (
+            "visiond/cluster/test_running.py::test_when_ray_dies_the_command_says_so_and_its_status_is_not_that_of_failed_images",
+        ),
+    ),
+    Mutant(
         "shard-before-part",
         "a part that exists has its shard",
         "visiond/cluster/actor.py",

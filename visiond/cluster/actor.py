@@ -23,6 +23,7 @@ from visiond.cluster.places import open_place
 from visiond.cluster.planning import Unit, from_table
 from visiond.cluster.plans import Ids, part_of
 from visiond.cluster.shards import shard_of, write_shard
+from visiond.cluster.unpacking import Unpacked, Unpacker
 from visiond.engine import Annotator
 from visiond.rows import COLUMNS, pair
 
@@ -52,7 +53,10 @@ class Chain:
         self._turn = threading.Lock()  # the unit that is being read
         # An error of a constructor reaches the driver as text among tracebacks, and Ray would try again.
         self._problem: VisiondError | None = None
+        self._unpacker: Unpacker | None = None
         try:
+            if settings.inbox[0].unpack:
+                self._unpacker = Unpacker(settings)
             self._annotator.load()
         except VisiondError as error:
             self._problem = error
@@ -88,7 +92,9 @@ class Chain:
             return counts
         fetched: list[Fetched] = []
         keeps = self._shards is Shards.images
-        images = _in_turn(self._turn, _noting(fetch(unit.inputs(), self._threads), fetched, keeps=keeps))
+        images = _in_turn(
+            self._turn, _noting(fetch(unit.inputs(), self._threads, self._unpacker), fetched, keeps=keeps)
+        )
         with contextlib.closing(images):
             records = self._annotator.records(images, self._root)
         counts = msgspec.json.encode(Counter(record.status.name for record in records))
@@ -116,9 +122,7 @@ def _in_turn(turn: threading.Lock, images: Iterable[Image]) -> Generator[Image]:
         yield from images
 
 
-def _noting(
-    images: Iterable[Fetched], noted: list[Fetched], *, keeps: bool
-) -> Iterator[tuple[bytes, bytes | OSError]]:
+def _noting(images: Iterable[Fetched], noted: list[Fetched], *, keeps: bool) -> Iterator[Unpacked]:
     """Pass images on, and note each; keeps: with its bytes."""
     for image in images:
         noted.append(image if keeps else image._replace(data=b""))

@@ -13,8 +13,10 @@ from typing import Any, NamedTuple
 
 import msgspec
 
+from daemon.jobs import Failure
 from visiond.cluster.inputs import URL_COLUMNS, Input
-from visiond.cluster.places import open_object, read_object
+from visiond.cluster.objects import open_object, open_stream, read_object
+from visiond.cluster.unpacking import Unpacked, Unpacker
 
 THREADS = 16  # that read from a store
 AHEAD_BYTES = 128 << 20  # that may be read and not taken yet
@@ -25,10 +27,12 @@ class Fetched(NamedTuple):
 
     place: int
     name: bytes
-    data: bytes | OSError
+    data: bytes | OSError | Failure
 
 
-def fetch(inputs: Iterable[Input], threads: ThreadPoolExecutor) -> Iterator[Fetched]:
+def fetch(
+    inputs: Iterable[Input], threads: ThreadPoolExecutor, unpacker: Unpacker | None = None
+) -> Iterator[Fetched]:
     """The images of these inputs, in order. An input that cannot be read is one image with the error."""
     waiting: deque[tuple[int, Input, Future[bytes] | None]] = deque()
     listed = enumerate(inputs)
@@ -36,11 +40,12 @@ def fetch(inputs: Iterable[Input], threads: ThreadPoolExecutor) -> Iterator[Fetc
         # Several at once, as adding up the bytes that are held takes as long as reading an image.
         if len(waiting) <= THREADS and _held(waiting) < AHEAD_BYTES:
             for place, each in islice(listed, THREADS):
-                single = each.kind in ("file", "line")
+                single = each.kind in ("file", "line", "nothing")
+                single = single and not (unpacker and unpacker.may_unpack(each))
                 waiting.append((place, each, threads.submit(_read, each) if single else None))
         if not waiting:
             return
-        yield from _take(*waiting.popleft())
+        yield from _take(*waiting.popleft(), unpacker)
 
 
 def _held(waiting: Iterable[tuple[int, Input, Future[bytes] | None]]) -> int:
@@ -49,19 +54,31 @@ def _held(waiting: Iterable[tuple[int, Input, Future[bytes] | None]]) -> int:
     return sum(len(future.result()) for future in done if not future.exception())
 
 
-def _take(place: int, each: Input, future: Future[bytes] | None) -> Iterator[Fetched]:
+def _take(
+    place: int, each: Input, future: Future[bytes] | None, unpacker: Unpacker | None
+) -> Iterator[Fetched]:
     try:
         if future:
             yield Fetched(place, each.name, future.result())
         else:
-            for name, data in _read_rows(each) if each.kind == "rows" else _read_tar(each):
+            for name, data in _read_many(each, unpacker):
                 yield Fetched(place, name, data)
     except OSError as error:
         yield Fetched(place, each.name, error)
 
 
+def _read_many(each: Input, unpacker: Unpacker | None) -> Iterator[Unpacked]:
+    """Raises OSError."""
+    if each.kind == "file":
+        assert unpacker
+        return unpacker.unpack(each)
+    return _read_rows(each) if each.kind == "rows" else _read_tar(each)
+
+
 def _read(each: Input) -> bytes:
     """Raises OSError."""
+    if each.kind == "nothing":
+        raise OSError(f'the row has no "{each.column}"')
     data = read_object(os.fsdecode(each.at), each.offset, each.length)
     if each.kind == "file":
         return data
@@ -77,13 +94,13 @@ def _read(each: Input) -> bytes:
         raise OSError(f"the bytes are not base64: {error}") from error
 
 
-def _read_tar(each: Input) -> Iterator[tuple[bytes, bytes]]:
+def _read_tar(each: Input) -> Iterator[Unpacked]:
     """Each file in a tar, from its start to its end. As in a WebDataset, the name says what is an image: other files
     are skipped. Raises OSError."""
     from daemon.results.judge import IMAGE_SUFFIXES
 
     try:
-        with open_object(os.fsdecode(each.at)) as file, tarfile.open(fileobj=file, mode="r|*") as archive:
+        with open_stream(os.fsdecode(each.at)) as file, tarfile.open(fileobj=file, mode="r|*") as archive:
             for member in archive:
                 name = os.fsencode(member.name)
                 if member.isfile() and os.path.splitext(name)[1].lower() in IMAGE_SUFFIXES:
@@ -94,7 +111,7 @@ def _read_tar(each: Input) -> Iterator[tuple[bytes, bytes]]:
         raise OSError(f"the tar cannot be read to its end: {error}") from error
 
 
-def _read_rows(each: Input) -> Iterator[tuple[bytes, bytes | OSError]]:
+def _read_rows(each: Input) -> Iterator[Unpacked]:
     """The images of a row group of Parquet. Raises OSError."""
     import pyarrow
     import pyarrow.parquet

@@ -11,7 +11,7 @@ import re
 from collections.abc import Callable, Iterator
 from html.parser import HTMLParser
 from itertools import chain
-from typing import Any, NamedTuple
+from typing import Any, BinaryIO, NamedTuple
 from urllib.parse import quote, unquote, urljoin, urlsplit
 
 import msgspec
@@ -19,14 +19,15 @@ import msgspec
 from daemon.config.loading import Config
 from daemon.errors import MissingLibrary, NothingFound, WrongArgument
 from daemon.inbox.walk import Unread, Walk, compile_ignored
-from daemon.stores.opening import list_objects, store_errors, store_of
 from daemon.stores.urls import is_url, split_url
-from visiond.cluster.places import open_object, read_object
+from daemon.unpacking.kinds import FOLDER, TIFF, kind_of
+from visiond.cluster.objects import list_again, open_object, open_stream, read_object
 
 URL_COLUMNS = ("url", "uri", "path", "location", "file")
 BYTES_COLUMNS = ("bytes", "image", "data", "content")
 TAR = (".tar", ".tar.gz", ".tgz")
 LISTS = (".parquet", ".jsonl", ".ndjson")
+TAR_IMAGES, CONTAINER_IMAGES = 1000, 100  # in a tar, and in a file that is unpacked: a guess
 WILD = re.compile(r"[*?\[]")
 
 
@@ -34,8 +35,9 @@ class Input(NamedTuple):
     """What makes a row, or for a tar or a row group many.
 
     name: of the row, relative to the listing's root. at: the file or object with the bytes. kind: "file", "tar",
-    "rows" (the row group number `offset` of a Parquet file), or "line" (`length` bytes at `offset` of a file of JSON
-    lines). images: as far as the driver knows. column: with the bytes.
+    "rows" (the row group number `offset` of a Parquet file), "line" (`length` bytes at `offset` of a file of JSON
+    lines), or "nothing" (the row number `offset` of a list, which has no URL). images: as far as the driver knows.
+    column: with the bytes.
     """
 
     name: bytes
@@ -57,6 +59,7 @@ class Listing:
     def __init__(self, source: str, config: Config, *, column: str = "") -> None:
         """column: of a list, with the URLs or the bytes. Raises WrongArgument."""
         self._ignored = compile_ignored(config.inbox[0].ignore)
+        self._recursive, self._kinds = config.inbox[0].recursive, config.inbox[0].unpack
         self._column = column
         self.source = source if is_url(source) else os.path.abspath(os.path.expanduser(source))
         self.is_list = self.source.endswith(LISTS)
@@ -110,27 +113,44 @@ class Listing:
             if is_url(self.root)
             else os.path.join(os.fsencode(self.root), name)
         )
-        return Input(name, at, version, "tar" if is_tar else "file", images=1000 if is_tar else 1)
+        if is_tar:
+            return Input(name, at, version, "tar", images=TAR_IMAGES)
+        is_container = kind_of(name, self._kinds) not in ("", TIFF)
+        return Input(name, at, version, images=CONTAINER_IMAGES if is_container else 1)
 
     def _walk(self) -> Iterator[tuple[bytes, bytes]]:
         """The files that an inbox would take, in the order of the folders."""
-        for entry in Walk(os.fsencode(self.root), self._ignored, True, self.unread).files():
-            if entry and (entry[1].st_mode & 0o170000) == 0o100000:
+        for entry in Walk(os.fsencode(self.root), self._ignored, self._recursive, self.unread).files():
+            if entry and (entry[1].st_mode & 0o170000) == 0o100000 and not self._is_unpacked(entry[0]):
                 status = entry[1]
                 yield entry[0], b"%d %d" % (status.st_size, status.st_mtime_ns)
 
+    def _is_unpacked(self, path: bytes) -> bool:
+        """Whether the daemon has unpacked it from a file that is still there, and so is unpacked here too."""
+        if not self._kinds or FOLDER + b"/" not in path:
+            return False
+        container = path[: path.index(FOLDER + b"/")]
+        return bool(kind_of(container, self._kinds)) and os.path.isfile(
+            os.path.join(os.fsencode(self.root), container)
+        )
+
     def _list_store(self) -> Iterator[tuple[bytes, bytes]]:
-        root, prefix = split_url(self.root)
-        with store_errors(self.root):
-            if root.startswith("http"):
-                for url in list_pages(self.root + "/"):
-                    yield unquote_to_bytes(url[len(self.root) + 1 :].encode()), b""
-                return
-            for meta in chain.from_iterable(list_objects(store_of(root), prefix)):
-                name = meta["path"][len(prefix) :].lstrip("/").encode()
-                base = name.rpartition(b"/")[2]
-                if base and not self._ignored.fullmatch(base):
-                    yield name, b"%d %s" % (meta["size"], (meta["e_tag"] or meta["version"] or "").encode())
+        if self.root.startswith("http"):
+            for url in list_pages(self.root + "/"):
+                yield unquote_to_bytes(url[len(self.root) + 1 :].encode()), b""
+            return
+        prefix = split_url(self.root)[1]
+        for meta in chain.from_iterable(list_again(self.root)):
+            name = meta["path"][len(prefix) :].lstrip("/").encode()
+            if self._takes(name.split(b"/"), meta["size"]):
+                yield name, b"%d %s" % (meta["size"], (meta["e_tag"] or meta["version"] or "").encode())
+
+    def _takes(self, parts: list[bytes], size: int) -> bool:
+        """As an inbox in a store does. size: consoles make objects without bytes to show a folder."""
+        if len(parts) > 1 and not self._recursive:
+            return False
+        is_folder = not size and not os.path.splitext(parts[-1])[1]
+        return bool(parts[-1]) and not is_folder and not any(map(self._ignored.fullmatch, parts))
 
 
 def unquote_to_bytes(name: bytes) -> bytes:
@@ -199,7 +219,7 @@ def _list_parquet(file: str, column: str) -> Iterator[Input]:
         raise MissingLibrary(
             "Parquet needs pyarrow, which the extra ray has: pip install 'visiond[ray]'."
         ) from error
-    with _opened(file) as source:
+    with _opened(file, open_object) as source:
         table = pyarrow.parquet.ParquetFile(source)
         types = {field.name: field.type for field in table.schema_arrow}
         chosen = _choose(file, list(types), column)
@@ -211,15 +231,19 @@ def _list_parquet(file: str, column: str) -> Iterator[Input]:
                 rows = table.metadata.row_group(group).num_rows
                 yield Input(name, at, version, "rows", group, images=rows, column=chosen)
             return
-        for batch in table.iter_batches(columns=[chosen]):
-            for value in batch.column(0).to_pylist():
-                if value is not None:
-                    yield _named(file, str(value))
+        batches = table.iter_batches(columns=[chosen])
+        values = (value for batch in batches for value in batch.column(0).to_pylist())
+        for number, value in enumerate(values, 1):
+            if value is None:
+                at, own = os.fsencode(file), f"{os.path.basename(file)}/{number}"
+                yield Input(os.fsencode(own), at, _version(file), "nothing", number, column=chosen)
+            else:
+                yield _named(file, str(value))
 
 
-def _opened(file: str) -> Any:
+def _opened(file: str, opener: Callable[[str], BinaryIO]) -> BinaryIO:
     try:
-        return open_object(file)
+        return opener(file)
     except OSError as error:
         raise WrongArgument(f"{file} cannot be read: {error.strerror or error}.") from error
 
@@ -228,7 +252,7 @@ def _list_lines(file: str, column: str) -> Iterator[Input]:
     offset, chosen = 0, column
     decode = msgspec.json.Decoder(dict[str, Any]).decode
     at, version = os.fsencode(file), _version(file)
-    with _opened(file) as source:
+    with _opened(file, open_stream) as source:
         for number, line in enumerate(source, 1):
             if line.strip():
                 row = _decode(file, number, line, decode, is_first=not chosen)
@@ -270,5 +294,12 @@ def _named(file: str, value: str) -> Input:
     """An input by its URL or path; a relative path is relative to the list's folder."""
     if is_url(value):
         return Input(value.encode(), value.encode())
-    place = os.path.join(os.path.dirname(file), value) if not is_url(file) else urljoin(file, value)
-    return Input(os.fsencode(place), os.fsencode(place))
+    if file.startswith("http"):
+        place = at = urljoin(file, value)
+    elif is_url(file):  # which urljoin does not know
+        root, path = split_url(file)
+        name = os.path.normpath(os.path.join("/", os.path.dirname(path), value))
+        place, at = f"{root}{name}", f"{root}{quote(name)}"
+    else:
+        place = at = os.path.join(os.path.dirname(file), value)
+    return Input(os.fsencode(place), os.fsencode(at))

@@ -7,13 +7,14 @@ import contextlib
 import os
 import secrets
 from collections.abc import Iterator
-from typing import BinaryIO, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
 from urllib.parse import quote
 
 from daemon.errors import NotWritable
 from daemon.ledger.files import sync_folder
-from daemon.stores.opening import store_errors, store_of
+from daemon.stores.opening import store_of
 from daemon.stores.urls import is_url, split_url
+from visiond.cluster.objects import again, read_object
 
 PARTIAL = ".partial"
 
@@ -39,7 +40,7 @@ class Place(Protocol):
 
     def write_whole(self, name: str, data: bytes) -> bool:
         """Create a file, whole or not at all, so that it outlives a power failure. Returns False, and writes nothing,
-        if it exists. Raises NotWritable."""
+        if it exists; a store may return True if it has the same bytes. Raises NotWritable, StoreFailed, StoreAway."""
 
     def clean(self) -> None:
         """Remove what writers that were killed have left."""
@@ -102,9 +103,11 @@ class Bucket:
         import obstore
 
         prefix = "/".join(filter(None, (self._prefix, folder)))
-        with store_errors(self.url):
-            for meta in obstore.list_with_delimiter(store_of(self._root), prefix or None)["objects"]:
-                yield meta["path"].rpartition("/")[2]
+        found = again(
+            f"{self.url}/", lambda: obstore.list_with_delimiter(store_of(self._root), prefix or None)
+        )
+        for meta in found["objects"]:
+            yield meta["path"].rpartition("/")[2]
 
     def read(self, name: str) -> bytes:
         return read_object(f"{self.url}/{quote(name)}")
@@ -113,46 +116,17 @@ class Bucket:
         import obstore
         from obstore.exceptions import AlreadyExistsError
 
+        key = f"{self._prefix}/{name}".lstrip("/")
+
+        def put() -> None:
+            obstore.put(store_of(self._root), key, data, mode="create", use_multipart=False)
+
         try:
-            with store_errors(self.url):
-                obstore.put(
-                    store_of(self._root),
-                    f"{self._prefix}/{name}".lstrip("/"),
-                    data,
-                    mode="create",
-                    use_multipart=False,
-                )
+            again(f"{self.url}/", put)
         except AlreadyExistsError:
-            return False
+            # The store may have taken a put whose answer was lost; obstore repeats some too.
+            return self.read(name) == data
         return True
 
     def clean(self) -> None:
         """A put that is interrupted leaves nothing."""
-
-
-def read_object(url: str, offset: int = 0, length: int = 0) -> bytes:
-    """All bytes of a file or object, or a range of them. Raises OSError."""
-    if not is_url(url):
-        with open(url, "rb") as file:
-            file.seek(offset)
-            return file.read(length) if length else file.read()
-    import obstore
-
-    root, path = split_url(url)
-    with store_errors(url):
-        store = store_of(root)
-        if length:
-            return bytes(obstore.get_range(store, path, start=offset, length=length))
-        return bytes(obstore.get(store, path).bytes())
-
-
-def open_object(url: str) -> BinaryIO:
-    """A file or object to read and to seek in. Raises OSError."""
-    if not is_url(url):
-        return open(url, "rb")
-    import obstore
-
-    root, path = split_url(url)
-    with store_errors(url):
-        reader: BinaryIO = obstore.open_reader(store_of(root), path, buffer_size=1 << 23)
-        return reader

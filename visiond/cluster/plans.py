@@ -86,7 +86,7 @@ class Plans:
         if not place.write_whole(SETTINGS, settings) and place.read(SETTINGS) != settings:
             raise OutputTaken(
                 f"{place.url} was made with other [models], [stages], [binning] or [pipeline] stages, mode or limits, "
-                "or with other --shards. Name another OUTPUT, or what made it."
+                "with other `unpack` or [unpacking], or with other --shards. Name another OUTPUT, or what made it."
             )
         parts = {name for name in place.names("") if name.endswith(".parquet")}
         return cls(place, [read_plan(place.read(f"{FOLDER}/{name}")) for name in names], parts)
@@ -138,6 +138,8 @@ def describe_settings(config: Config, shards: Shards) -> bytes:
     }
     if shards:
         settings["shards"] = shards
+    if kinds := config.inbox[0].unpack:
+        settings["unpack"] = [sorted(kinds), config.unpacking.model_dump()]
     return msgspec.json.encode(settings, order="sorted") + b"\n"
 
 

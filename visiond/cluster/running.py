@@ -80,9 +80,9 @@ def run(job: Job, show: Show = show_nothing, load: Callable[[int, str], None] = 
     Raises VisiondError; with --resume the next run goes on where this one ended.
     """
     check_installed()
+    listing = Listing(job.source, job.config, column=job.column)  # first: a wrong INPUT leaves no OUTPUT
     output = open_place(job.output)
     plans = Plans.open(output, job.config, resume=job.resume, shards=job.shards)
-    listing = Listing(job.source, job.config, column=job.column)
     planner = Planner(plans, listing.inputs(), job.part_images)
     result = Result()
     units = planner.units()

@@ -20,10 +20,10 @@ def shard_of(unit: str) -> str:
 
 
 def write_shard(
-    records: Iterable[Record], numbers: Sequence[int], images: Sequence[bytes | OSError], wanted: Shards
+    records: Iterable[Record], numbers: Sequence[int], images: Sequence[object], wanted: Shards
 ) -> bytes:
     """A tar. The key of an image is its number in the column `id` of the part: files of one name may lie in several
-    folders, and WebDataset ends a key at the first dot. numbers, images: one for each record."""
+    folders, and WebDataset ends a key at the first dot. numbers, images: one for each record; what is no bytes is left out."""
     file = io.BytesIO()
     with tarfile.open(fileobj=file, mode="w", format=tarfile.USTAR_FORMAT) as tar:
         for record, number, image in zip(records, numbers, images, strict=True):

@@ -120,6 +120,7 @@ class Bucket:
     def __init__(self, port: int, name: str = BUCKET) -> None:
         from obstore.store import S3Store
 
+        self.port = port
         self.store: Any = S3Store(
             name,
             endpoint=f"http://127.0.0.1:{port}",

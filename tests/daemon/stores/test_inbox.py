@@ -390,6 +390,43 @@ def test_a_scan_that_was_stopped_goes_on_where_it_was_also_after_a_restart(
     )
 
 
+def test_a_listing_that_changes_while_it_is_read_loses_and_doubles_nothing(
+    tmp_path: Path, bucket: Bucket, proxy: FaultyProxy, prefix: str
+) -> None:
+    fillers = {f"m{number:05d}.tmp": b"x" for number in range(990)}  # so that there is a second page
+    first = {f"a{number}.ppm": picture(number) for number in range(5)}
+    second = {f"x{number}.ppm": picture(10 + number) for number in range(20)}
+    put(bucket, prefix, fillers | first | second)
+    new = {"a0.ppm": picture(50), "x19.ppm": picture(51), "a00.ppm": picture(52), "z.ppm": picture(53)}
+    changed = threading.Event()
+
+    def change(asked: Asked) -> Fault:
+        if "continuation-token" in asked.path and not changed.is_set():
+            changed.set()
+            put(bucket, prefix, new)  # on both pages: replaced and new ones
+            bucket.delete(f"{prefix}/a4.ppm", f"{prefix}/x18.ppm")
+        return None
+
+    proxy.fault = change
+    place = make_place(tmp_path, prefix)
+    with Daemon(place, **proxy.environment) as daemon:
+        daemon.wait_until(lambda status: changed.is_set() and status["done"] >= 20, "the first listing")
+        proxy.asked.clear()
+        wait_for(lambda: sum(asked.is_list for asked in proxy.asked) >= 4, "two complete listings")
+        daemon.wait_until(lambda status: not status["pending"], "all images")
+        assert daemon.stop() == 0
+    expected = first | second | new
+    for gone in ("a4.ppm", "x18.ppm"):
+        del expected[gone]
+    done = place.rows("SELECT path, digest FROM image WHERE status = 1 AND emitted = 1 ORDER BY id")
+    assert len({*done}) == len(done)
+    latest = {path.decode(): digest for path, digest in done if path not in (b"a4.ppm", b"x18.ppm")}
+    assert latest == {name: hashlib.sha256(data).digest() for name, data in expected.items()}
+    assert not place.rows("SELECT path FROM image WHERE status IN (0, 2, 3)")
+    for name, data in expected.items():
+        assert place.sidecar(name)["source"]["digest"] == f"sha256:{hashlib.sha256(data).hexdigest()}"
+
+
 def test_a_run_once_does_not_wait_for_ever_for_a_store_that_is_away(
     tmp_path: Path, proxy: FaultyProxy, prefix: str
 ) -> None:

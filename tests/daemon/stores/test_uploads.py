@@ -19,7 +19,7 @@ from daemon.inbox.walk import Unread, Walk, compile_ignored
 from daemon.jobs import JobStatus
 from daemon.results.uploads import LONGEST_KEY, StoreSink, fit_key
 from daemon.stores.opening import StoreFailed
-from tests.daemon.stores.server import BROKEN, BUCKET, BUSY, CUT, REFUSED, Bucket, FaultyProxy
+from tests.daemon.stores.server import BROKEN, BUCKET, BUSY, CUT, EXPIRED, REFUSED, Bucket, Fault, FaultyProxy
 from tests.daemon_process import Daemon, Place, with_pauses
 from tests.makers import make_record
 
@@ -99,6 +99,29 @@ async def test_a_sink_fails_if_anything_is_not_uploaded_and_names_no_credentials
         await sink.append([make_record(inbox, name) for name in (b"a.jpg", b"b.jpg")])
 
 
+@pytest.mark.parametrize(
+    ("trouble", "said"),
+    [
+        (None, ""),
+        ((403, "AccessDenied"), ""),
+        (EXPIRED, "ExpiredToken"),
+        ((403, "InvalidAccessKeyId"), "Invalid"),
+    ],
+)
+def test_the_check_of_a_sink_asks_its_store(
+    trouble: Fault, said: str, proxy: FaultyProxy, prefix: str, inbox: Path
+) -> None:
+    proxy.fault = lambda asked: trouble
+    problem = make_sink(inbox, prefix).problem()
+    assert said in problem
+    assert bool(problem) == bool(said)
+
+
+def test_the_check_of_a_sink_names_a_bucket_that_does_not_exist(proxy: FaultyProxy) -> None:
+    sink = StoreSink(StoreSection(url="s3://no-such-bucket/out"), {})
+    assert "NoSuchBucket" in sink.problem()
+
+
 async def test_a_store_that_takes_few_requests_at_a_time_gets_all_in_the_end(
     proxy: FaultyProxy, bucket: Bucket, prefix: str, inbox: Path
 ) -> None:
@@ -118,13 +141,14 @@ def test_images_must_stay_where_they_are_to_be_uploaded(tmp_path: Path) -> None:
             parse({"output": output} | more, tmp_path)
 
 
-def test_an_outage_holds_up_nothing_and_loses_nothing(
-    tmp_path: Path, bucket: Bucket, proxy: FaultyProxy, prefix: str
+@pytest.mark.parametrize("trouble", [REFUSED, EXPIRED])
+def test_an_outage_or_credentials_that_expire_hold_up_nothing_and_lose_nothing(
+    trouble: Fault, tmp_path: Path, bucket: Bucket, proxy: FaultyProxy, prefix: str
 ) -> None:
     url = f"s3://{BUCKET}/{prefix}"
     output = {"sinks": ["store"], "store": {"url": url, "images": True}}
     place = Place(tmp_path, {"inbox": [{"settle_seconds": 0.0}], "output": output})
-    proxy.fault = lambda asked: REFUSED
+    proxy.fault = lambda asked: trouble
     environment = proxy.environment | with_pauses(
         tmp_path,
         {"daemon.results.outbox.PAUSE_SECONDS": 0.1, "daemon.results.outbox.LONGEST_PAUSE_SECONDS": 0.5},

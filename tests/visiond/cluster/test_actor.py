@@ -18,6 +18,7 @@ import pytest
 from daemon.config.loading import load
 from daemon.errors import NotWritable
 from daemon.jobs import JobStatus
+from tests.daemon.unpacking.containers import encrypt, make_pages, make_tar, make_video, make_zip
 from tests.daemon_process import Place, picture
 from tests.inputs import CATALOGUE
 from visiond.cluster import actor
@@ -78,11 +79,34 @@ def key_of(row: dict[str, Any]) -> str:
     return str(row["path_base64"] or row["path"])
 
 
-def test_rows_equal_those_of_the_daemon_file_for_file(place: Place, chain: Callable[..., Chain]) -> None:
+CONTAINERS = {
+    "a.zip": make_zip(
+        {"1.ppm": picture(31), "deep/2.PPM": picture(32), "notes.txt": b"text", "in.zip": b"x", "x.tmp": b"x"}
+    ),
+    "odd/b.tar.gz": make_tar(
+        {"3.ppm": picture(33), "pages.pdf": make_pages("PDF", 2)}, {"link.jpg": "3.ppm"}
+    ),
+    "c.tif": make_pages("TIFF", 3),
+    "single.tif": make_pages("TIFF", 1),
+    "d.mp4": make_video([0, 1]),
+    "cut.zip": make_zip({"4.ppm": picture(34)})[:-30],
+    "locked.zip": encrypt(make_zip({"5.ppm": picture(35), "6.ppm": picture(36)})),
+    "empty.zip": make_zip({}),
+}
+
+
+@pytest.mark.parametrize("kinds", [[], ["zip", "tar", "tiff", "pdf", "video"]])
+def test_rows_equal_those_of_the_daemon_file_for_file(
+    kinds: list[str], place: Place, chain: Callable[..., Chain]
+) -> None:
+    [inbox] = place.settings["inbox"]
+    place.configure({"inbox": [{**inbox, "unpack": kinds}]})
+    for name, data in CONTAINERS.items():
+        place.drop(name, data)
     annotate = chain()
     counts = [json.loads(annotate(unit).column("counts")[0].as_py()) for unit in units(place, 30)]
     ours = {key_of(row): row for row in rows_of(place)}
-    assert len(ours) == len(CATALOGUE) + 21
+    assert len(ours) == len(rows_of(place)) == len(CATALOGUE) + 21 + len(CONTAINERS) + (14 if kinds else 0)
     assert place.run_once().returncode == 1
     assert place.command("export", "results.parquet").returncode == 0
     theirs = {
@@ -93,9 +117,9 @@ def test_rows_equal_those_of_the_daemon_file_for_file(place: Place, chain: Calla
         assert alike(row) == {name: value for name, value in ours[key].items() if name in alike(row)}
     failed = place.rows(f"SELECT path, status, reason, detail FROM image WHERE status != {JobStatus.DONE:d}")
     assert len(failed) == len(ours) - len(theirs)
-    for path, _, reason, detail in failed:
+    for path, status, reason, detail in failed:
         row = ours[os.fsdecode(path)]
-        assert (row["status"] != "DONE", row["reason"], row["detail"]) == (True, reason, detail)
+        assert (row["status"], row["reason"], row["detail"]) == (JobStatus(status).name, reason, detail)
     assert sum(each.get("DONE", 0) for each in counts) == len(theirs)
 
 

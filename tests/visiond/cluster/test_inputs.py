@@ -57,6 +57,23 @@ def test_a_pattern_has_the_files_that_match_it(photos: Path, tmp_path: Path) -> 
     assert compile_pattern("[!a].jpg").fullmatch(b"b.jpg")
 
 
+def test_an_inbox_that_is_not_recursive_has_no_folders_in_it(photos: Path, tmp_path: Path) -> None:
+    config = parse({"inbox": [{"recursive": False}]}, tmp_path)
+    assert {each.name for each in Listing(str(photos), config).inputs()} == {b"a.ppm", b"b.jpg"}
+
+
+def test_what_the_daemon_has_unpacked_is_not_taken_twice(photos: Path, tmp_path: Path) -> None:
+    for container in ("there.zip", "moved.zip"):
+        (photos / f"{container}.unpacked").mkdir()
+        (photos / f"{container}.unpacked" / "x.ppm").write_bytes(picture(4))
+    (photos / "there.zip").write_bytes(b"a zip")
+    for kinds, taken in (["zip"], {"moved.zip"}), ([], {"moved.zip", "there.zip"}):
+        listing = Listing(f"{photos}/**/x.ppm", parse({"inbox": [{"unpack": kinds}]}, tmp_path))
+        assert {each.name.decode() for each in listing.inputs()} == {
+            f"{name}.unpacked/x.ppm" for name in taken
+        }
+
+
 def test_a_single_file_is_an_input(photos: Path, tmp_path: Path) -> None:
     assert read(photos / "b.jpg", tmp_path) == {"b.jpg": picture(1)}
 
@@ -108,7 +125,9 @@ def test_parquet_names_files_or_has_their_bytes(photos: Path, tmp_path: Path) ->
     pyarrow.parquet.write_table(table, tmp_path / "named.parquet")
     with pytest.raises(WrongArgument, match="--column"):
         read(tmp_path / "named.parquet", tmp_path)
-    assert [*read(tmp_path / "named.parquet", tmp_path, "where").values()] == [picture(0), picture(1)]
+    found = read(tmp_path / "named.parquet", tmp_path, "where")
+    assert found.pop("named.parquet/2") == 'the row has no "where"'
+    assert [*found.values()] == [picture(0), picture(1)]
     rows = [{"image": {"bytes": picture(n), "path": f"{n}.ppm"}} for n in range(5)]
     pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), tmp_path / "hf.parquet", row_group_size=2)
     assert read(tmp_path / "hf.parquet", tmp_path) == {f"{n}.ppm": picture(n) for n in range(5)}

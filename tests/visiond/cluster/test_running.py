@@ -13,10 +13,13 @@ import pytest
 from tests.daemon_process import PATIENCE, Place, picture, wait_for
 
 pytest.importorskip("ray", reason="Ray is not installed: make ray-test")
+pytestmark = pytest.mark.timeout(900)  # on a busy machine Ray needs a minute for each start
 
 
 def run(place: Place, *options: str) -> subprocess.CompletedProcess[str]:
-    return place.command("ray", "run", place.inbox(), place.folder / "rows", *options, prefix=("env",))
+    """Ray itself needs a minute to start on a busy machine."""
+    words = ("ray", "run", place.inbox(), place.folder / "rows", *options)
+    return place.command(*words, prefix=("env",), timeout=6 * PATIENCE)
 
 
 def paths_of(place: Place) -> list[str]:
@@ -33,7 +36,7 @@ def test_each_input_gets_one_row_also_when_the_driver_is_killed(tmp_path: Path) 
     place.drop("broken.jpg", b"not an image")
     words = ["ray", "run", str(place.inbox()), str(place.folder / "rows"), "--part-images", "20"]
     with start(place, words) as driver:
-        wait_for(lambda: [*(place.folder / "rows").glob("part-*.parquet")], "a part", 2 * PATIENCE)
+        wait_for(lambda: [*(place.folder / "rows").glob("part-*.parquet")], "a part", 6 * PATIENCE)
         driver.kill()
     done = run(place, "--resume", "--part-images", "50")
     assert done.returncode == 1, done.stderr
@@ -45,10 +48,50 @@ def test_each_input_gets_one_row_also_when_the_driver_is_killed(tmp_path: Path) 
     assert (refused.returncode, "--resume" in refused.stderr) == (64, True)
 
 
+WITH_CLUSTER = """\
+import subprocess, sys, ray.cluster_utils
+
+head = {"num_cpus": 1, "object_store_memory": 100 << 20, "include_dashboard": False}
+cluster = ray.cluster_utils.Cluster(initialize_head=True, head_node_args=head)
+print(cluster.address, flush=True)
+sys.stdin.readline()
+cluster.head_node.kill_raylet()
+sys.stdin.readline()
+cluster.shutdown()
+"""
+
+
+def test_when_ray_dies_the_command_says_so_and_its_status_is_not_that_of_failed_images(
+    tmp_path: Path,
+) -> None:
+    """Ray ends the driver without a word then."""
+    place = Place(tmp_path, {"stages": {"blip": {"options": {"latency_per_image_seconds": 0.05}}}})
+    place.drop_many(range(200))
+    environment = {**os.environ, "RAY_USAGE_STATS_ENABLED": "0", "RAY_ADDRESS": ""}
+    cluster = subprocess.Popen(
+        [sys.executable, "-P", "-c", WITH_CLUSTER],
+        env=environment,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+    )
+    assert cluster.stdin
+    assert cluster.stdout
+    with cluster:
+        words = ["ray", "run", str(place.inbox()), str(place.folder / "rows"), "--part-images", "5"]
+        with start(place, [*words, "--address", cluster.stdout.readline().strip()]) as driver:
+            wait_for(lambda: [*(place.folder / "rows").glob("part-*.parquet")], "a part", 6 * PATIENCE)
+            print(file=cluster.stdin, flush=True)
+            _, said = driver.communicate(timeout=6 * PATIENCE)
+        print(file=cluster.stdin, flush=True)
+    assert (driver.returncode, b"--resume" in said) == (os.EX_UNAVAILABLE, True), said
+
+
 def start(place: Place, words: list[str]) -> subprocess.Popen[bytes]:
     command = [sys.executable, "-P", "-m", "daemon", *words]
     environment = {**os.environ, "VISIOND_CONFIG": str(place.config)}
-    return subprocess.Popen(command, env=environment, cwd=place.folder, stderr=subprocess.DEVNULL)
+    return subprocess.Popen(command, env=environment, cwd=place.folder, stderr=subprocess.PIPE)
 
 
 WITH_GPUS = """\

@@ -1,0 +1,265 @@
+"""`visiond ray run` with a real store: what INPUT may be, and the parts in OUTPUT."""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import io
+import itertools
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pyarrow
+import pyarrow.parquet
+import pytest
+
+from daemon.config.loading import load, parse
+from daemon.stores import opening
+from tests.daemon.stores.server import (
+    BROKEN,
+    BUCKET,
+    BUSY,
+    CUT,
+    EXPIRED,
+    REFUSED,
+    Asked,
+    Bucket,
+    Fault,
+    FaultyProxy,
+)
+from tests.daemon.unpacking.containers import make_pages, make_tar, make_zip
+from tests.daemon_process import PATIENCE, Place, picture
+from visiond.cluster.actor import Chain
+from visiond.cluster.fetching import fetch, opened_threads
+from visiond.cluster.inputs import Listing
+from visiond.cluster.places import open_place
+from visiond.cluster.planning import Planner, to_table
+from visiond.cluster.plans import Plans
+
+UNLIKE = {"id", "seconds", "finished_at"}
+
+
+def read(source: str, folder: Path, **inbox: Any) -> dict[str, bytes | str]:
+    """What an actor gets, by name: the bytes, or the text of the error."""
+    listing = Listing(source, parse({"inbox": [inbox]}, folder))
+    with opened_threads() as threads:
+        return {
+            os.fsdecode(each.name): each.data if isinstance(each.data, bytes) else str(each.data)
+            for each in fetch(listing.inputs(), threads)
+        }
+
+
+def write_parquet(rows: list[dict[str, Any]]) -> bytes:
+    file = io.BytesIO()
+    pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), file, row_group_size=2)
+    return file.getvalue()
+
+
+def put(bucket: Bucket, prefix: str, objects: dict[str, bytes]) -> str:
+    """Returns their URL."""
+    bucket.put({f"{prefix}/{name}": data for name, data in objects.items()})
+    return f"s3://{BUCKET}/{prefix}"
+
+
+@pytest.fixture
+def faulty(proxy: FaultyProxy) -> FaultyProxy:
+    """Each request fails once or twice."""
+    faults = itertools.cycle([BUSY, None, CUT, None, BROKEN, REFUSED, None])
+    proxy.fault = lambda asked: next(faults)
+    return proxy
+
+
+@pytest.mark.usefixtures("faulty")
+def test_a_prefix_and_a_pattern_have_the_objects_that_an_inbox_would_take(
+    bucket: Bucket, prefix: str, tmp_path: Path
+) -> None:
+    names = ["a b%20+#?&=.jpg", "\u00fc/\u6f22\u5b57.jpg", "x/y/z.ppm"]
+    ignored = [".hidden/x.jpg", "x.tmp", "folder"]
+    url = put(bucket, prefix, {name: name.encode() for name in names} | dict.fromkeys(ignored, b""))
+    assert read(url, tmp_path) == {name: name.encode() for name in names}
+    assert read(f"{url}/**/*.ppm", tmp_path).keys() == {"x/y/z.ppm"}
+    assert read(url, tmp_path, recursive=False).keys() == {names[0]}
+
+
+@pytest.mark.usefixtures("faulty")
+def test_lists_in_a_store_name_objects_or_have_their_bytes(
+    bucket: Bucket, prefix: str, tmp_path: Path
+) -> None:
+    data = [picture(number) for number in range(5)]
+    url = put(bucket, f"{prefix}/lists", {"0.ppm": data[0]})
+    put(bucket, f"{prefix}/x y", {"1.ppm": data[1]})
+    named = [{"url": f"{url}/0.ppm"}, {"url": "../lists/../x y/1.ppm"}, {"url": f"{url}/gone.ppm"}]
+    whole = [{"name": f"{number}.ppm", "bytes": each} for number, each in enumerate(data)]
+    lines = [row | {"bytes": base64.b64encode(row["bytes"]).decode()} for row in whole]  # type: ignore[arg-type]
+    for name, rows in {"named": named, "lines": lines}.items():
+        put(
+            bucket,
+            f"{prefix}/lists",
+            {f"{name}.jsonl": "".join(json.dumps(row) + "\n" for row in rows).encode()},
+        )
+    put(
+        bucket,
+        f"{prefix}/lists",
+        {"named.parquet": write_parquet(named), "whole.parquet": write_parquet(whole)},
+    )
+    for kind in ("jsonl", "parquet"):
+        found = read(f"{url}/named.{kind}", tmp_path)
+        assert [found[f"{url}/0.ppm"], found[f"s3://{BUCKET}/{prefix}/x y/1.ppm"]] == data[:2]
+        assert "it does not exist" in str(found[f"{url}/gone.ppm"])
+    expected = {f"{number}.ppm": each for number, each in enumerate(data)}
+    assert read(f"{url}/lines.jsonl", tmp_path) == read(f"{url}/whole.parquet", tmp_path) == expected
+
+
+@pytest.mark.usefixtures("faulty")
+def test_the_images_in_tars_of_a_store_are_read(bucket: Bucket, prefix: str, tmp_path: Path) -> None:
+    large = picture(9, os.urandom(3 << 20))  # several pieces of an answer
+    shards = {
+        "shards/0.tar": make_tar({"a.ppm": picture(1), "a.json": b"{}", "b.ppm": large}, mode="w"),
+        "shards/1.tar.gz": make_tar({"c.ppm": picture(2)}),
+    }
+    url = put(bucket, prefix, shards)
+    expected = {"0.tar/a.ppm": picture(1), "0.tar/b.ppm": large}
+    assert read(f"{url}/shards/0.tar", tmp_path) == expected
+    assert read(f"{url}/shards/*.tar", tmp_path) == expected
+    assert read(f"{url}/shards/*.tar.gz", tmp_path) == {"1.tar.gz/c.ppm": picture(2)}
+
+
+def units(place: Place, source: str, output: str) -> list[Any]:
+    config = load(place.config)
+    plans = Plans.open(open_place(output), config, resume=True)
+    planned = [*Planner(plans, Listing(source, config).inputs(), 10).units()]
+    plans.write([unit for unit in planned if unit.fresh])
+    return [to_table(unit) for unit in planned]
+
+
+def rows_of(bucket: Bucket, prefix: str) -> dict[str, dict[str, Any]]:
+    found = {}
+    for name in bucket.names(prefix):
+        if name.endswith(".parquet"):
+            for row in pyarrow.parquet.read_table(io.BytesIO(bucket.get(name))).to_pylist():
+                assert found.setdefault(row["path"], row) is row
+    return found
+
+
+def test_rows_of_a_bucket_equal_those_of_the_daemon_and_each_part_is_created_once(
+    bucket: Bucket, prefix: str, proxy: FaultyProxy, tmp_path: Path
+) -> None:
+    objects = {f"{number % 3}/{number:03d}.ppm": picture(number) for number in range(25)}
+    source = put(bucket, f"{prefix}/in", objects | {"bad.jpg": b"not an image", "notes": b"text"})
+    output = f"s3://{BUCKET}/{prefix}/rows"
+    place = Place(tmp_path, {"inbox": [{"url": source}]})
+    faults = itertools.cycle([BUSY, None, CUT, None, BROKEN, None])
+    proxy.fault = lambda asked: next(faults)
+    with contextlib.closing(Chain(load(place.config).model_dump_json().encode(), output, source)) as chain:
+        tables = units(place, source, output)
+        results = [chain(table) for table in tables]
+        assert [result.column("problem")[0].as_py() for result in results] == [""] * 3
+        parts = {name: bucket.get(name) for name in bucket.names(f"{prefix}/rows")}
+        assert [chain(table) for table in tables] == results  # as a second driver would
+        assert {name: bucket.get(name) for name in bucket.names(f"{prefix}/rows")} == parts
+    assert not units(place, source, output)
+    proxy.fault = lambda asked: None
+    assert place.run_once().returncode == 1
+    assert place.command("export", "rows.parquet").returncode == 0
+    ours, exported = rows_of(bucket, f"{prefix}/rows"), pyarrow.parquet.read_table(tmp_path / "rows.parquet")
+    for theirs in exported.to_pylist():
+        row = ours.pop(theirs["path"])
+        assert {key: row[key] for key in theirs.keys() - UNLIKE} == {
+            key: theirs[key] for key in theirs.keys() - UNLIKE
+        }
+    assert {path: (row["status"], row["reason"]) for path, row in ours.items()} == {
+        "bad.jpg": ("FAILED", "not-an-image"),
+        "notes": ("SKIPPED", "not-an-image"),
+    }
+
+
+def test_a_file_whose_put_succeeded_without_an_answer_is_our_own_and_another_is_not(
+    bucket: Bucket, prefix: str, proxy: FaultyProxy
+) -> None:
+    place = open_place(f"s3://{BUCKET}/{prefix}")
+
+    def lose_the_answer(asked: Asked) -> Fault:
+        if asked.method == "PUT" and not proxy.made:
+            bucket.put({f"{prefix}/plan": b"ours"})
+            return CUT
+        return None
+
+    proxy.fault = lose_the_answer
+    assert place.write_whole("plan", b"ours")
+    assert not place.write_whole("plan", b"theirs")
+    assert place.read("plan") == b"ours"
+
+
+@pytest.mark.parametrize("trouble", [BUSY, EXPIRED, CUT])
+def test_a_store_that_is_away_ends_the_run_and_fails_no_image(
+    trouble: Fault,
+    bucket: Bucket,
+    prefix: str,
+    proxy: FaultyProxy,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("visiond.cluster.objects.PAUSE_SECONDS", 0.0)
+    monkeypatch.setattr("daemon.stores.opening.RETRIES", 1)
+    source = put(bucket, f"{prefix}/in", {f"{number}.ppm": picture(number) for number in range(10)})
+    output, place = f"s3://{BUCKET}/{prefix}/rows", Place(tmp_path)
+    # Credentials that expire refuse everything; the others may also affect a single object.
+    broken = (403, "AccessDenied") if trouble == EXPIRED else BROKEN
+    with contextlib.closing(Chain(load(place.config).model_dump_json().encode(), output, source)) as chain:
+        [unit] = units(place, source, output)
+        monkeypatch.setattr(
+            "visiond.cluster.objects.store_of", lambda root: opening.store_of(root, impatient=True)
+        )
+        proxy.fault = lambda asked: None if "rows" in asked.path else trouble
+        problem, status = (chain(unit).column(name)[0].as_py() for name in ("problem", "status"))
+        assert (status, "--resume" in problem) == (os.EX_IOERR, True)
+        assert not rows_of(bucket, f"{prefix}/rows")
+        proxy.fault = lambda asked: broken if "/in/7.ppm" in asked.path else None
+        assert not chain(unit).column("problem")[0].as_py()
+    failed = {path: row["reason"] for path, row in rows_of(bucket, f"{prefix}/rows").items() if row["reason"]}
+    assert failed == {"7.ppm": "unreadable"}
+
+
+@pytest.mark.usefixtures("faulty")
+def test_archives_in_a_store_are_unpacked(bucket: Bucket, prefix: str, tmp_path: Path) -> None:
+    objects = {"a.zip": make_zip({"1.ppm": picture(1)}), "b.pdf": make_pages("PDF", 2), "c.ppm": picture(3)}
+    source, output = put(bucket, f"{prefix}/in", objects), f"s3://{BUCKET}/{prefix}/rows"
+    place = Place(tmp_path)
+    [inbox] = place.settings["inbox"]
+    place.configure({"inbox": [{**inbox, "unpack": ["zip", "pdf"]}]})
+    with contextlib.closing(Chain(load(place.config).model_dump_json().encode(), output, source)) as chain:
+        for unit in units(place, source, output):
+            chain(unit)
+    found = {path: (row["status"], row["detail"]) for path, row in rows_of(bucket, f"{prefix}/rows").items()}
+    assert found == {
+        "a.zip": ("SKIPPED", "1 file in a.zip.unpacked"),
+        "a.zip.unpacked/1.ppm": ("DONE", None),
+        "b.pdf": ("SKIPPED", "2 files in b.pdf.unpacked"),
+        "b.pdf.unpacked/page-0001.png": ("DONE", None),
+        "b.pdf.unpacked/page-0002.png": ("DONE", None),
+        "c.ppm": ("DONE", None),
+    }
+
+
+@pytest.mark.timeout(900)  # on a busy machine Ray needs a minute for each start
+def test_the_command_reads_from_a_store_and_writes_to_it_and_goes_on(
+    bucket: Bucket, prefix: str, proxy: FaultyProxy, tmp_path: Path
+) -> None:
+    pytest.importorskip("ray", reason="Ray is not installed: make ray-setup")
+    source = put(bucket, f"{prefix}/in", {f"{number}.ppm": picture(number) for number in range(30)})
+    output = f"s3://{BUCKET}/{prefix}/rows"
+    place = Place(tmp_path)
+    words = ("ray", "run", source, output, "--part-images", "10", "--resume")
+    prefixes = ("env", *(f"{key}={value}" for key, value in proxy.environment.items()))
+    done = place.command(*words, prefix=prefixes, timeout=6 * PATIENCE)
+    assert done.returncode == 0, done.stderr
+    assert len(rows_of(bucket, f"{prefix}/rows")) == 30
+    [part, *_] = [name for name in bucket.names(f"{prefix}/rows") if name.endswith(".parquet")]
+    bucket.delete(part)
+    put(bucket, f"{prefix}/in", {"new.ppm": picture(77)})
+    again = place.command(*words, prefix=prefixes, timeout=6 * PATIENCE)
+    assert again.returncode == 0, again.stderr
+    assert "20 inputs finished by an earlier run" in again.stdout
+    assert len(rows_of(bucket, f"{prefix}/rows")) == 31
