@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -14,6 +15,8 @@ from PIL import Image
 from daemon.bench import scaling
 from daemon.bench.job import Timings
 from daemon.cli.bench import bench
+from tests.daemon_process import PATIENCE
+from tests.forked import run_forked
 
 pytestmark = pytest.mark.timeout(400)  # three processes load the models, one after another
 
@@ -24,6 +27,11 @@ OPTIONS = ["--pack", "mini", "--cold", "1", "--warm", "0", "--sample", "1", "--s
 def run_bench(folder: Path, *options: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-P", "-m", "daemon", "bench", "--folder", str(folder), *options]
     return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=350)
+
+
+def refuse(folder: Path, *options: str) -> subprocess.CompletedProcess[str]:
+    command = ["bench", "--folder", str(folder), *options]
+    return run_forked(command, folder, os.environ, folder / "output", PATIENCE)
 
 
 @pytest.fixture(scope="module")
@@ -123,20 +131,20 @@ def test_numbers_of_gpus_are_measured_one_after_another(
 
 
 def test_what_is_no_list_of_numbers_is_refused(tmp_path: Path) -> None:
-    refused = run_bench(tmp_path, "--gpus", "1,two")
+    refused = refuse(tmp_path, "--gpus", "1,two")
     assert refused.returncode == 64
     assert "--gpus 1,two is not a list of numbers" in refused.stderr
 
 
 def test_a_job_with_fewer_images_than_its_samples_is_refused(tmp_path: Path) -> None:
-    refused = run_bench(tmp_path, "--count", "10", "--sample", "10", "--single", "2")
+    refused = refuse(tmp_path, "--count", "10", "--sample", "10", "--single", "2")
     assert refused.returncode == 64
     assert "at least 11;" in refused.stderr
     assert list(tmp_path.iterdir()) == []
 
 
 def test_a_report_that_cannot_be_written_is_refused_before_the_work(tmp_path: Path) -> None:
-    refused = run_bench(tmp_path, "--json", str(tmp_path / "missing" / "bench.json"))
+    refused = refuse(tmp_path, "--json", str(tmp_path / "missing" / "bench.json"))
     assert refused.returncode == 64
     assert "cannot write" in refused.stderr
     assert list(tmp_path.iterdir()) == []
