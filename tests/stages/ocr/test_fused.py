@@ -23,6 +23,8 @@ def few_programs(monkeypatch: pytest.MonkeyPatch) -> None:
     if DEVICE == "cpu":
         monkeypatch.setattr(launch, "DEPTHWISE_BLOCK_C", 512)
         monkeypatch.setattr(launch, "LINEAR_BLOCK_M", 16)
+        monkeypatch.setattr(launch, "SQUEEZE_BLOCK_S", 64)
+        monkeypatch.setattr(launch, "TILE", {"BLOCK_H": 8, "BLOCK_W": 32})
 
 
 def draw(count: int, height: int, width: int) -> Tensor:
@@ -44,7 +46,11 @@ def test_the_fused_detector_finds_the_same_text() -> None:
 
 
 @torch.inference_mode()
-def test_the_fused_recognizer_reads_the_same_text_and_nothing_beyond_the_line() -> None:
+def test_the_fused_recognizer_reads_the_same_text_and_nothing_beyond_the_line(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    if DEVICE == "cpu":
+        monkeypatch.setattr(launch, "MLP_BLOCK_HIDDEN", 64)  # all its layers are multiples of that
     network, _ = load_recognizer(weight_files()["rec"])
     plain, lines = network.to(DEVICE), draw(2, 48, 32)
     resized, padded = torch.tensor([15, 27], device=DEVICE), torch.tensor([20, 32], device=DEVICE)
