@@ -94,7 +94,10 @@ def rapid() -> Any:
         warnings.simplefilter("ignore")  # third-party deprecations on import
         from rapidocr import RapidOCR
 
-    return RapidOCR(params={"Global.log_level": "critical"})
+    # With several threads those that wait use as much CPU time as those that compute.
+    return RapidOCR(
+        params={"Global.log_level": "critical", "EngineConfig.onnxruntime.intra_op_num_threads": 1}
+    )
 
 
 def read(stage: OcrStage, *images: Image) -> list[Ocr]:
