@@ -15,6 +15,7 @@ from PIL import Image
 from daemon.bench import scaling
 from daemon.bench.job import Timings
 from daemon.cli.bench import bench
+from stages.manifest import MANIFEST, Manifest, StageEntry, write_manifest
 from tests.daemon_process import PATIENCE
 from tests.forked import run_forked
 
@@ -106,13 +107,16 @@ def test_the_picture_can_be_looked_at(folder: Path) -> None:
 def test_numbers_of_gpus_are_measured_one_after_another(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """0 is the CPU. One stage is enough here, and the same images one at a time are measured above."""
+    """0 is the CPU. A fake stage is enough here, and the same images one at a time are measured above."""
+    manifest = Manifest(name="fakes", notice="", stages={"yolo": StageEntry("fake", {})}, digests={})
+    (tmp_path / "fakes").mkdir()
+    write_manifest(tmp_path / "fakes" / MANIFEST, manifest)
     monkeypatch.setattr(scaling, "time_one_at_a_time", lambda *_: Timings(1, 2.5, {}))
     bench(
         folder=tmp_path,
         count=COUNT,
-        pack="mini",
-        pipeline=['stages = ["yolo"]'],  # whose libraries are imported the fastest
+        pack=str(tmp_path / "fakes"),
+        pipeline=['stages = ["yolo"]'],
         cold=0,
         warm=1,
         sample=1,
