@@ -55,15 +55,21 @@ def describe_end(status: int | None, killed: str = "killed by", ended: str = "ex
 
 
 @contextlib.contextmanager
-def importing() -> Iterator[None]:
+def importing(*, freeze: bool = True) -> Iterator[None]:
     """Import modules without garbage collection, which would take a fifth of the time: what a module makes stays.
-    Later collections pass over it too. Not for torch's libraries, some of which then report leaks at the end."""
+
+    freeze: later collections pass over it too. With torch's libraries only in a process that ends by os._exit, as
+    some of them report frozen objects as leaks when the interpreter ends.
+    """
+    was_enabled = gc.isenabled()
     gc.disable()
     try:
         yield
     finally:
-        gc.freeze()
-        gc.enable()
+        if freeze:
+            gc.freeze()
+        if was_enabled:
+            gc.enable()
 
 
 @contextlib.contextmanager

@@ -19,6 +19,7 @@ from stages.clip.descriptor import CLIP
 from stages.descriptor import Backend, Descriptor, Files
 from stages.ocr.descriptor import OCR
 from stages.options import FakeOptions, read_options
+from stages.processes import importing
 from stages.yolo.descriptor import YOLO
 
 BUILT_IN = (OCR, YOLO, CLIP, BLIP)
@@ -93,7 +94,8 @@ def check_options(specs: Iterable[StageSpec]) -> list[str]:
 def find_class(spec: StageSpec) -> type[Stage]:
     """The class of the stage that a spec describes; imports its module. Raises UnknownName."""
     module, _, name = find_backend(spec.name, spec.backend).place.partition(":")
-    kind: type[Stage] = getattr(import_module(module), name)
+    with importing(freeze=False):
+        kind: type[Stage] = getattr(import_module(module), name)
     return kind
 
 

@@ -23,7 +23,8 @@ from daemon.workers.worker import Worker
 from tests.daemon_process import GLANCE
 from tests.makers import MODELS, Commits
 
-COMPUTING = ("acceptance", "stages", "training")  # folders whose tests compute; those of the others wait
+# Folders whose tests compute, those with the longest files first; those of the others wait.
+COMPUTING = ("acceptance", "training", "stages")
 LONGEST = "faults"
 
 gc.disable()  # while the tests are collected: what a module makes stays
@@ -42,14 +43,15 @@ hypothesis.settings.load_profile("visiond")
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """If several processes run the tests, files whose tests compute alternate with files whose tests wait, so that
-    one process computes while another waits. The folder with the longest waiting tests comes first."""
+    one process computes while another waits. The folders with the longest files come first, so that at the end no
+    process works alone."""
     if not hasattr(config, "workerinput"):
         return
     files: dict[Path, list[pytest.Item]] = {}
     for item in items:
         files.setdefault(item.path, []).append(item)
     folders = {path: path.relative_to(config.rootpath).parts[1] for path in files}
-    computing = [path for path in files if folders[path] in COMPUTING]
+    computing = [path for name in COMPUTING for path in files if folders[path] == name]
     waiting = sorted((path for path in files if path not in computing), key=lambda p: folders[p] != LONGEST)
     shares = [
         ((place + 0.5) / len(paths), path)

@@ -191,19 +191,21 @@ class Place:
         self,
         *arguments: str | Path,
         prefix: Sequence[str] = (),
-        stdout: int | IO[bytes] | None = None,
+        stdout: IO[bytes] | None = None,
         timeout: float = 2 * PATIENCE,
     ) -> subprocess.CompletedProcess[str]:
         """Run `visiond` with these arguments and this place's configuration until it ends.
-        prefix: a command that runs it.
+        prefix: a command that runs it. stdout: where its standard output goes, if the test does not read it.
 
-        With a prefix or a stdout of the test's own it imports all it needs;
-        otherwise the tests' server has done that.
+        With a prefix, or a terminal as its output, it imports all it needs; otherwise the tests' server has done that.
         """
         told = [*map(str, arguments)]
         environment = {**os.environ, TOKEN: self.token, "VISIOND_CONFIG": str(self.config)}
-        if not prefix and stdout is None:
-            return run_forked(told, self.folder, environment, self.folder / secrets.token_hex(8), timeout)
+        on_terminal = stdout is not None and stdout.isatty()  # whose size rich reads while it is imported
+        if not prefix and not on_terminal:
+            return run_forked(
+                told, self.folder, environment, self.folder / secrets.token_hex(8), timeout, stdout
+            )
         return subprocess.run(
             [*prefix, sys.executable, "-P", "-m", "daemon", *told],
             env=environment,

@@ -95,24 +95,34 @@ class Forked:
 
 
 def run_forked(
-    arguments: Sequence[str], folder: Path, environment: Mapping[str, str], output: Path, timeout: float
+    arguments: Sequence[str],
+    folder: Path,
+    environment: Mapping[str, str],
+    output: Path,
+    timeout: float,
+    stdout: IO[bytes] | None = None,
 ) -> subprocess.CompletedProcess[str]:
-    """`visiond` with these arguments in a folder, until it ends. output: a path for its output,
-    which is removed afterwards."""
-    streams = [output.with_suffix(f".{name}") for name in ("stdout", "stderr")]
-    with streams[0].open("wb") as stdout, streams[1].open("wb") as stderr:
-        process = Forked(arguments, folder, environment, stdout, stderr)
+    """`visiond` with these arguments in a folder, until it ends. output: a path for its output, which is removed
+    afterwards. stdout: where its standard output goes instead."""
+    files = {name: output.with_suffix(f".{name}") for name in ("stdout", "stderr")}
+    if stdout is not None:
+        del files["stdout"]
+    with contextlib.ExitStack() as stack:
+        streams = {name: stack.enter_context(file.open("wb")) for name, file in files.items()}
+        process = Forked(arguments, folder, environment, stdout or streams["stdout"], streams["stderr"])
     try:
         status = process.wait(timeout)
     except subprocess.TimeoutExpired:
         process.kill()
         process.wait(timeout)
-        output_so_far = (stream.read_bytes() for stream in streams)
-        raise subprocess.TimeoutExpired(process.args, timeout, *output_so_far) from None
-    said = [stream.read_text() for stream in streams]
-    for stream in streams:
-        stream.unlink()
-    return subprocess.CompletedProcess(process.args, status, *said)
+        so_far = {name: file.read_bytes() for name, file in files.items()}
+        raise subprocess.TimeoutExpired(
+            process.args, timeout, so_far.get("stdout"), so_far["stderr"]
+        ) from None
+    said = {name: file.read_text() for name, file in files.items()}
+    for file in files.values():
+        file.unlink()
+    return subprocess.CompletedProcess(process.args, status, said.get("stdout"), said["stderr"])
 
 
 @functools.cache

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from daemon.search.matrix import Rows, open_rows
 from daemon.search.tower import Answer, Ask, receive, send
 from stages.base import StageSpec
+from stages.processes import importing
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -29,8 +30,8 @@ def main() -> None:
     answers = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # whatever a library prints goes to the log
     spec = msgspec.msgpack.decode(receive(sys.stdin.buffer), type=StageSpec)
-    import torch
-
+    with importing(freeze=False):
+        import torch
     torch.set_num_threads(min(THREADS, torch.get_num_threads()))
     comparer = Comparer(spec)
     with contextlib.suppress(EOFError):  # the parent has closed it
@@ -77,11 +78,12 @@ class Comparer:
 
     def _embed(self, text: str) -> Tensor:
         if self._tower is None:
-            import torch
+            with importing(freeze=False):
+                import torch
 
-            from stages.clip.descriptor import TOWERS
-            from stages.clip.embeddings import TextTower
-            from stages.pretrained.checkpoints import load_known
+                from stages.clip.descriptor import TOWERS
+                from stages.clip.embeddings import TextTower
+                from stages.pretrained.checkpoints import load_known
 
             folder = self._spec.files["model"]
             self._tower = TextTower(load_known(TOWERS, folder, torch.float32, "cpu"), folder)

@@ -37,6 +37,7 @@ from stages.base import (
 )
 from stages.binning import is_decided
 from stages.decoding.images import decode, inspect
+from stages.processes import importing
 
 GROUP_PIXELS = 200_000_000  # of a batch, decoded at once: 600 MB as bytes
 DECODING = "decoding"
@@ -106,10 +107,11 @@ class Chain:
     def load(self, report: Callable[[Loaded], None] = lambda _: None) -> dict[str, float]:
         """Build and load every stage, and report each; returns the seconds of each."""
         seconds = {}
-        for spec in self.setup.stages:  # imports all libraries, before loading may wait for kernels
-            started = time.perf_counter()
-            self._stages.append(registry.build(spec, self.setup.device))
-            seconds[spec.name] = time.perf_counter() - started
+        with importing():  # all libraries, before loading may wait for kernels
+            for spec in self.setup.stages:
+                started = time.perf_counter()
+                self._stages.append(registry.build(spec, self.setup.device))
+                seconds[spec.name] = time.perf_counter() - started
         for stage in self._stages:
             started = time.perf_counter()
             stage.load()

@@ -55,7 +55,7 @@ class Answers:
 @pytest.fixture(scope="module")
 def references(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> References:
     device = request.param
-    files = make_scenes(tmp_path_factory.mktemp("answers"), 6 if device == "cpu" else 200)
+    files = make_scenes(tmp_path_factory.mktemp("answers"), 4 if device == "cpu" else 200)
     return References(device, files, list(refer(load("mini", "float32", 1, device), files, device)))
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -14,6 +15,9 @@ from PIL import Image
 from daemon.bench import scaling
 from daemon.bench.job import Timings
 from daemon.cli.bench import bench
+from stages.manifest import MANIFEST, Manifest, StageEntry, write_manifest
+from tests.daemon_process import PATIENCE
+from tests.forked import run_forked
 
 pytestmark = pytest.mark.timeout(400)  # three processes load the models, one after another
 
@@ -24,6 +28,11 @@ OPTIONS = ["--pack", "mini", "--cold", "1", "--warm", "0", "--sample", "1", "--s
 def run_bench(folder: Path, *options: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-P", "-m", "daemon", "bench", "--folder", str(folder), *options]
     return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=350)
+
+
+def refuse(folder: Path, *options: str) -> subprocess.CompletedProcess[str]:
+    command = ["bench", "--folder", str(folder), *options]
+    return run_forked(command, folder, os.environ, folder / "output", PATIENCE)
 
 
 @pytest.fixture(scope="module")
@@ -98,13 +107,16 @@ def test_the_picture_can_be_looked_at(folder: Path) -> None:
 def test_numbers_of_gpus_are_measured_one_after_another(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """0 is the CPU. One stage is enough here, and the same images one at a time are measured above."""
+    """0 is the CPU. A fake stage is enough here, and the same images one at a time are measured above."""
+    manifest = Manifest(name="fakes", notice="", stages={"yolo": StageEntry("fake", {})}, digests={})
+    (tmp_path / "fakes").mkdir()
+    write_manifest(tmp_path / "fakes" / MANIFEST, manifest)
     monkeypatch.setattr(scaling, "time_one_at_a_time", lambda *_: Timings(1, 2.5, {}))
     bench(
         folder=tmp_path,
         count=COUNT,
-        pack="mini",
-        pipeline=['stages = ["yolo"]'],  # whose libraries are imported the fastest
+        pack=str(tmp_path / "fakes"),
+        pipeline=['stages = ["yolo"]'],
         cold=0,
         warm=1,
         sample=1,
@@ -123,20 +135,20 @@ def test_numbers_of_gpus_are_measured_one_after_another(
 
 
 def test_what_is_no_list_of_numbers_is_refused(tmp_path: Path) -> None:
-    refused = run_bench(tmp_path, "--gpus", "1,two")
+    refused = refuse(tmp_path, "--gpus", "1,two")
     assert refused.returncode == 64
     assert "--gpus 1,two is not a list of numbers" in refused.stderr
 
 
 def test_a_job_with_fewer_images_than_its_samples_is_refused(tmp_path: Path) -> None:
-    refused = run_bench(tmp_path, "--count", "10", "--sample", "10", "--single", "2")
+    refused = refuse(tmp_path, "--count", "10", "--sample", "10", "--single", "2")
     assert refused.returncode == 64
     assert "at least 11;" in refused.stderr
     assert list(tmp_path.iterdir()) == []
 
 
 def test_a_report_that_cannot_be_written_is_refused_before_the_work(tmp_path: Path) -> None:
-    refused = run_bench(tmp_path, "--json", str(tmp_path / "missing" / "bench.json"))
+    refused = refuse(tmp_path, "--json", str(tmp_path / "missing" / "bench.json"))
     assert refused.returncode == 64
     assert "cannot write" in refused.stderr
     assert list(tmp_path.iterdir()) == []

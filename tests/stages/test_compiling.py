@@ -7,7 +7,9 @@ import subprocess
 import sys
 
 PROGRAM = """
-import math, sys, torch
+import gc, math, sys
+gc.disable()  # it would take a second of the imports
+import torch
 from triton import compile
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource

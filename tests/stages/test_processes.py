@@ -1,7 +1,8 @@
-"""Where code comes from: never the working directory."""
+"""Where code comes from: never the working directory. And how it is imported."""
 
 from __future__ import annotations
 
+import gc
 import os
 import subprocess
 import sys
@@ -10,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from daemon.cli import forget_working_directory
-from stages.processes import ROOT, environment, python
+from stages.processes import ROOT, environment, importing, python
 
 PRINT_PATH = "import sys; print(*sys.path, sep='\\n')"
 
@@ -80,3 +81,17 @@ def test_a_child_starts_without_a_working_directory(monkeypatch: pytest.MonkeyPa
     monkeypatch.setenv("PYTHONPATH", "lib")
     forget_working_directory(by_module=True)
     assert ROOT in sys.path
+
+
+@pytest.mark.parametrize("freeze", [False, True])
+def test_nothing_is_collected_while_modules_are_imported(freeze: bool) -> None:
+    gc.unfreeze()
+    try:
+        with importing(freeze=freeze):
+            with importing(freeze=False):
+                assert not gc.isenabled()
+            assert not gc.isenabled(), "the inner one leaves it as it was"
+        assert gc.isenabled()
+        assert (gc.get_freeze_count() > 0) == freeze
+    finally:
+        gc.freeze()  # as it is during tests

@@ -239,22 +239,30 @@ PRINTING = (
     ),
     *("check --quick", "check --quick --json", "verify", "models list", "--version", "--help"),
 )
+STARTED = ["env"]  # before a command that is not forked, and so ends as the interpreter does
+EACH_COMMAND = pytest.mark.parametrize(
+    ("command", "prefix"), [*((command, []) for command in PRINTING), ("status", STARTED)]
+)
 
 
-@pytest.mark.parametrize("command", PRINTING)
-def test_a_command_whose_output_cannot_be_written_ends_with_a_message(place: Place, command: str) -> None:
+@EACH_COMMAND
+def test_a_command_whose_output_cannot_be_written_ends_with_a_message(
+    place: Place, command: str, prefix: list[str]
+) -> None:
     with open("/dev/full", "wb") as full:
-        done = place.command(*command.split(), stdout=full)
+        done = place.command(*command.split(), stdout=full, prefix=prefix)
     assert done.returncode == os.EX_IOERR
     assert done.stderr == "visiond: standard output cannot be written: No space left on device.\n"
 
 
-@pytest.mark.parametrize("command", PRINTING)
-def test_a_reader_that_has_had_enough_ends_a_command_quietly(place: Place, command: str) -> None:
+@EACH_COMMAND
+def test_a_reader_that_has_had_enough_ends_a_command_quietly(
+    place: Place, command: str, prefix: list[str]
+) -> None:
     reader, writer = os.pipe()
     os.close(reader)
     with open(writer, "wb") as gone:
-        done = place.command(*command.split(), stdout=gone)
+        done = place.command(*command.split(), stdout=gone, prefix=prefix)
     assert done.returncode == 128 + signal.SIGPIPE
     assert not done.stderr
 

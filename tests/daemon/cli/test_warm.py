@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import random
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import pytest
@@ -21,18 +23,30 @@ YOLO = OCR.replace(
 )  # In float32 it has two kernels, and its libraries are imported the fastest.
 
 
+@contextlib.contextmanager
+def on_one_core() -> Iterator[None]:
+    """Processes that start meanwhile see a single core. For each one that they see, a process imports torch."""
+    cores = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, [random.choice([*cores])])
+    try:
+        yield
+    finally:
+        os.sched_setaffinity(0, cores)
+
+
 def warm(
     folder: Path, config: str, *options: str, changes: Mapping[str, str] | None = None
 ) -> tuple[int, str, str]:
     (folder / "daemon.toml").write_text(config)
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-    ended = subprocess.run(
-        [sys.executable, "-m", "daemon", "warm", *options],
-        cwd=folder,
-        env=environment | (changes or {}),
-        capture_output=True,
-        text=True,
-    )
+    with on_one_core():
+        ended = subprocess.run(
+            [sys.executable, "-m", "daemon", "warm", *options],
+            cwd=folder,
+            env=environment | (changes or {}),
+            capture_output=True,
+            text=True,
+        )
     return ended.returncode, ended.stdout, ended.stderr
 
 

@@ -36,15 +36,17 @@ def open_chain(count: int, oom_above: int) -> tuple[Chain, Batch]:
 
 
 def test_all_stages_are_imported_before_the_first_one_loads(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Loading may wait for kernels, and imports take seconds."""
+    """Loading may wait for kernels, and imports take seconds: a fifth more if they are searched for garbage."""
     order: list[str] = []
 
     class Stage(FakeStage):
         def load(self) -> None:
             order.append("load")
+            assert gc.isenabled()
 
     def build(spec: StageSpec, device: str) -> Stage:
         order.append("import")
+        assert not gc.isenabled()
         return Stage(spec, device)
 
     monkeypatch.setattr(module.registry, "build", build)

@@ -22,11 +22,14 @@ from tests.stages import captioners
 
 # Imports what takes long, and none of our own modules: a program may change one before it imports the others.
 SERVER = """
-import os, sys, traceback
+import gc, os, sys, traceback
+gc.disable()  # it would take a second of the imports
 import cv2, msgspec, onnx, torch, torchvision, triton.language
 from safetensors import torch as _
 from transformers import AutoTokenizer, BlipForConditionalGeneration, BlipImageProcessor, CLIPImageProcessor, CLIPModel
 from transformers import PPOCRV6SmallDetForObjectDetection
+gc.freeze()
+gc.enable()
 
 for line in sys.stdin.buffer:
     program, task, folder = msgspec.json.decode(line)

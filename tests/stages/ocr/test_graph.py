@@ -5,13 +5,13 @@ from typing import Any
 
 import numpy as np
 import onnx
-import onnxruntime
 import pytest
 import torch
 from onnx import helper, numpy_helper
 
 from stages.ocr.graph import OPERATIONS, Graph
 from stages.ocr.onnxfile import WeightsError, read_onnx, weight_files
+from tests.stages.ocr.runtime import run_onnx
 
 RANDOM = np.random.default_rng(0)
 PIXELS = RANDOM.standard_normal((2, 4, 7, 9)).astype(np.float32)
@@ -115,8 +115,7 @@ MODELS = {
 @pytest.mark.parametrize("name", MODELS)
 def test_an_operation_gives_what_onnx_runtime_gives(name: str) -> None:
     model = MODELS[name]
-    session = onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
-    theirs = session.run(None, {"x": PIXELS})[0]
+    theirs = run_onnx(model.SerializeToString(), PIXELS)
     ours = Graph(model.graph, "test.onnx")(torch.from_numpy(PIXELS)).numpy()
     assert ours.shape == theirs.shape
     assert np.abs(ours - theirs).max() < 1e-5
@@ -126,10 +125,9 @@ def test_an_operation_gives_what_onnx_runtime_gives(name: str) -> None:
 def test_a_real_network_gives_what_onnx_runtime_gives(role: str, size: tuple[int, int]) -> None:
     path = str(weight_files()[role])
     pixels = torch.rand((2, 3, *size), generator=torch.Generator().manual_seed(0)) * 2 - 1
-    session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
     with torch.inference_mode():
         ours = Graph(read_onnx(path).graph, path)(pixels).numpy()
-    assert np.abs(ours - session.run(None, {"x": pixels.numpy()})[0]).max() < 1e-4
+    assert np.abs(ours - run_onnx(path, pixels.numpy())).max() < 1e-4
 
 
 def test_half_precision_keeps_the_classes() -> None:

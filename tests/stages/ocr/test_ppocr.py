@@ -8,12 +8,12 @@ from typing import Any
 
 import numpy as np
 import onnx
-import onnxruntime
 import pytest
 import torch
 
 from stages.ocr.onnxfile import WeightsError, read_onnx, weight_files
 from stages.ocr.ppocr import BLANK, Detector, Recognizer, group_depthwise, load_detector, load_recognizer
+from tests.stages.ocr.runtime import run_onnx
 
 FILES = weight_files()
 
@@ -32,9 +32,8 @@ def draw_noise(*shape: int, seed: int = 0) -> torch.Tensor:
     return torch.rand(shape, generator=torch.Generator().manual_seed(seed)) * 2 - 1
 
 
-def run_onnx(role: str, rgb: torch.Tensor) -> np.ndarray[Any, Any]:
-    session = onnxruntime.InferenceSession(str(FILES[role]), providers=["CPUExecutionProvider"])
-    return session.run(None, {"x": rgb.flip(1).numpy()})[0]
+def run_role(role: str, rgb: torch.Tensor) -> np.ndarray[Any, Any]:
+    return run_onnx(str(FILES[role]), rgb.flip(1).numpy())
 
 
 @pytest.mark.parametrize("size", [(96, 320), (352, 256)])
@@ -45,7 +44,7 @@ def test_the_detector_is_the_onnx_file(
     pixels = draw_noise(2, 3, *size)
     with torch.inference_mode():
         ours = detector.to(memory_format=layout)(pixels.contiguous(memory_format=layout))
-    theirs = run_onnx("det", pixels)[:, 0]
+    theirs = run_role("det", pixels)[:, 0]
     assert ours.std() > 1e-4
     assert np.abs(ours.numpy() - theirs).max() < 1e-4
 
@@ -65,7 +64,7 @@ def test_the_recognizer_is_the_onnx_file(recognizer: Recognizer, width: int) -> 
     with torch.inference_mode():
         every = recognizer.head(recognizer.encode(pixels)).softmax(-1).numpy()
         classes, probabilities = recognizer(pixels)
-    theirs = run_onnx("rec", pixels)
+    theirs = run_role("rec", pixels)
     assert np.abs(every - theirs).max() < 1e-4
     assert np.array_equal(classes, theirs.argmax(-1))
     assert np.abs(probabilities.numpy() - theirs.max(-1)).max() < 1e-4

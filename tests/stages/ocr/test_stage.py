@@ -94,7 +94,10 @@ def rapid() -> Any:
         warnings.simplefilter("ignore")  # third-party deprecations on import
         from rapidocr import RapidOCR
 
-    return RapidOCR(params={"Global.log_level": "critical"})
+    # With several threads those that wait use as much CPU time as those that compute.
+    return RapidOCR(
+        params={"Global.log_level": "critical", "EngineConfig.onnxruntime.intra_op_num_threads": 1}
+    )
 
 
 def read(stage: OcrStage, *images: Image) -> list[Ocr]:
@@ -128,8 +131,8 @@ def test_a_photograph_is_read_as_rapidocr_reads_it(path: Path, stage: OcrStage, 
     compare(read(stage, photo)[0], rapid, photo)
 
 
-def test_pages_hold_text(stage: OcrStage) -> None:
-    answer = read(stage, draw_page(0))[0]
+def test_pages_hold_text(read_alone: Callable[[int], Ocr]) -> None:
+    answer = read_alone(PAGES[0])
     assert answer.count == len(answer.lines) > 4
     assert 0.05 < answer.area_ratio < 1
     assert all(0 <= x <= 640 and 0 <= y <= 480 for line in answer.lines for x, y in line.box)
@@ -144,7 +147,7 @@ def test_the_page_that_a_worker_warms_up_with_has_lines(stage: OcrStage) -> None
 
 
 def test_batch_mates_change_no_answer(stage: OcrStage, read_alone: Callable[[int], Ocr]) -> None:
-    seeds = [PAGES[place] for place in (0, 1, 3, 5, 6, 9)]
+    seeds = [PAGES[place] for place in (1, 3, 5, 6, 9)]
     for together, alone in zip(read(stage, *map(draw_page, seeds)), map(read_alone, seeds), strict=True):
         assert [(line.text, line.box) for line in together.lines] == [
             (line.text, line.box) for line in alone.lines
@@ -256,8 +259,15 @@ def draw_lines(lines: list[str], turns: int = 0) -> Image:
     return wrap_pixels(np.ascontiguousarray(np.rot90(np.array(page), -turns)))
 
 
-def test_lines_of_a_script_that_is_not_read_are_marked_as_guessed_and_no_others(stage: OcrStage) -> None:
-    lines = read(stage, draw_lines(READ))[0].lines
+@pytest.fixture(scope="module")
+def read_upright(stage: OcrStage) -> Ocr:
+    return read(stage, draw_lines(READ))[0]
+
+
+def test_lines_of_a_script_that_is_not_read_are_marked_as_guessed_and_no_others(
+    stage: OcrStage, read_upright: Ocr
+) -> None:
+    lines = read_upright.lines
     assert [(line.text, line.guessed) for line in lines] == [(text, False) for text in READ]
     assert b"guessed" not in msgspec.json.encode(lines)  # as the results that were stored before
     guesses = read(stage, draw_lines(UNREAD))[0].lines
@@ -273,12 +283,12 @@ def turning() -> OcrStage:
 
 @pytest.mark.parametrize("turns", range(4))
 def test_a_turned_page_has_the_same_text_in_the_same_order(
-    turns: int, stage: OcrStage, turning: OcrStage
+    turns: int, turning: OcrStage, read_upright: Ocr
 ) -> None:
     upright, page = draw_lines(READ), draw_lines(READ, turns)
     answer = read(turning, page)[0]
     assert [line.text for line in answer.lines] == READ
-    centers = np.mean([line.box for line in read(stage, upright)[0].lines], axis=1)
+    centers = np.mean([line.box for line in read_upright.lines], axis=1)
     height, width = upright.height, upright.width
     for _ in range(turns):
         centers = np.stack([height - centers[:, 1], centers[:, 0]], axis=1)
@@ -296,16 +306,20 @@ def test_pages_of_all_orientations_do_not_affect_each_other(turning: OcrStage) -
     assert [[line.text for line in answer.lines] for answer in together] == [READ] * 4 + [[]]
 
 
-def test_orientation_does_not_change_how_an_upright_page_is_read(stage: OcrStage, turning: OcrStage) -> None:
-    pages = [draw_page(seed) for seed in (1, 13)]
-    assert read(turning, *pages) == read(stage, *pages)
+def test_orientation_does_not_change_how_an_upright_page_is_read(
+    read_alone: Callable[[int], Ocr], turning: OcrStage
+) -> None:
+    seeds = [PAGES[place] for place in (1, 3)]
+    assert read(turning, *map(draw_page, seeds)) == [*map(read_alone, seeds)]
 
 
-def test_lines_below_the_text_score_are_dropped(stage: OcrStage, monkeypatch: pytest.MonkeyPatch) -> None:
-    lines = read(stage, draw_page(1))[0].lines
+def test_lines_below_the_text_score_are_dropped(
+    stage: OcrStage, read_alone: Callable[[int], Ocr], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lines = read_alone(PAGES[1]).lines
     least = sorted(line.score for line in lines)[2]
     monkeypatch.setattr(stage, "options", OcrOptions(text_score=least))
-    assert read(stage, draw_page(1))[0].lines == [line for line in lines if line.score >= least]
+    assert read(stage, draw_page(PAGES[1]))[0].lines == [line for line in lines if line.score >= least]
 
 
 def test_the_error_for_an_unknown_option_names_the_nearest_one() -> None:
