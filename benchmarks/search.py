@@ -263,12 +263,20 @@ def search_rows(folder: Path, rows: int) -> None:
     print(f"made {rows:,} × {DIM} embeddings in {time.perf_counter() - started:.0f} s", flush=True)
     tower = Tower(StageSpec("clip", "transformers", {}, "clip-1"))
     numbers = iter(range(1, rows, rows // 1000))
+
+    def ask() -> None:
+        tower.ask(Ask(str(made), rows, DIM, 48, like=next(numbers)))
+
+    def ask_cold() -> None:
+        """The rows that are compared exactly come from the disk, as where they have no room in memory."""
+        with (made / "float16").open("rb") as file:
+            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+        ask()
+
     with closing(tower):
-        measure(
-            f"48 nearest of {rows:,}",
-            lambda: tower.ask(Ask(str(made), rows, DIM, 48, like=next(numbers))),
-            20,
-        )
+        measure("the first question, with its process", ask, 1)
+        measure(f"48 nearest of {rows:,}", ask)
+        measure("the same with float16 on the disk only", ask_cold)
 
 
 def main() -> None:
