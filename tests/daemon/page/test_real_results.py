@@ -17,6 +17,7 @@ from tests.daemon_process import PATIENCE, Daemon, Place, free_port
 
 UNSEEN = 60_017  # a seed that no pack was trained on
 COUNT = 10
+NEAR = 12  # pixels
 LOAD_SECONDS = 3 * PATIENCE  # the models, and all images, on a busy machine
 
 pytestmark = needs_chromium
@@ -70,7 +71,7 @@ def find(tab: Tab, by: str, words: str) -> None:
     tab.goto(f"/?by={by}")
     tab.get_by_role("searchbox").fill(words)
     tab.get_by_role("searchbox").press("Enter")
-    expect(tab.locator(".card").first).to_be_visible()
+    expect(tab.locator(".card").first).to_be_visible(timeout=1000 * LOAD_SECONDS)
 
 
 def test_each_card_shows_its_image(tab: Tab, served: Served) -> None:
@@ -89,14 +90,14 @@ def test_boxes_lie_over_the_objects_of_the_picture(tab: Tab, served: Served) -> 
     find(tab, "newest", f"name:{truth.file}")
     tab.locator(".card .name a").click()
     tab.get_by_label("Show boxes").check()
-    picture, first = box_of(tab.locator(".shown img")), truth.objects[0]
+    image = tab.locator(".shown img")
+    image.evaluate("it => it.decode()")
+    picture = box_of(image)
     scale = picture["width"] / truth.width
-    wanted = [picture["x"] + scale * first.box[0], picture["y"] + scale * first.box[1]]
     drawn = [box_of(shape) for shape in tab.locator(".overlay .object polygon").all()]
-    assert drawn
-    assert any(abs(each["x"] - wanted[0]) < 12 and abs(each["y"] - wanted[1]) < 12 for each in drawn), (
-        f"no box begins at {wanted}: {drawn}"
-    )
+    wanted = [(picture["x"] + scale * it.box[0], picture["y"] + scale * it.box[1]) for it in truth.objects]
+    met = [any(abs(each["x"] - x) < NEAR and abs(each["y"] - y) < NEAR for each in drawn) for x, y in wanted]
+    assert sum(met) > len(met) / 2, f"boxes begin at {drawn}, and objects at {wanted}"
 
 
 def box_of(shape: Locator) -> dict[str, float]:
@@ -119,7 +120,7 @@ def test_a_sentence_finds_the_image_that_it_describes(tab: Tab, served: Served) 
     expect(tab.locator(".card .score").first).to_contain_text("nearness")
     assert truth.file in names(tab)[:2]
     find(tab, "both", truth.captions[0])
-    expect(tab.locator(".card .score").first).to_be_visible()
+    expect(tab.locator(".card .score").first).to_be_visible(timeout=1000 * LOAD_SECONDS)
     assert truth.file in names(tab)[:2]
 
 
