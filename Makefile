@@ -147,10 +147,11 @@ site: site-setup  ## build the documentation as a site, in build/site/html; SERV
 	$(BIN)/python docs/site/build.py build/site
 	$(if $(SERVE),$(BIN)/python -m http.server --bind 127.0.0.1 --directory build/site/html 8000)
 
-picture: $(STAMP)  ## draw docs/example.png, and take the pictures of the page with Chromium, from a run of the demo
+picture: $(STAMP)  ## draw docs/example.png, Grafana's boards (needs prometheus), and the page, with Chromium, from a run of the demo
 	$(BIN)/visiond demo
 	$(BIN)/python docs/example.py demo docs/example.png
 	$(BIN)/python docs/page.py demo docs
+	$(BIN)/python docs/boards.py docs/boards.prom.xz docs
 
 clean:  ## remove .venv and the demo
 	rm -rf .venv demo

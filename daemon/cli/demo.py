@@ -78,7 +78,7 @@ def run_demo(folder: Path, count: int, *, keep: bool = False) -> None:
         f"           {printable(command('page'))}     and look at them at http://{config.page.listen}"
     )
     if keep:
-        serve_page(config)
+        serve_page(config, anywhere=True)
 
 
 def drop_images(folder: Path, count: int) -> int:

@@ -123,8 +123,8 @@ def page(
     serve_page(settings.model_copy(update={"page": chosen}))
 
 
-def serve_page(config: Config) -> None:
-    """Until Ctrl-C. Raises ConfigError if its address is in use."""
+def serve_page(config: Config, *, anywhere: bool = False) -> None:
+    """Until Ctrl-C. anywhere: at a free port if its address is in use; otherwise raises ConfigError then."""
     import anyio
 
     from daemon import control
@@ -136,6 +136,10 @@ def serve_page(config: Config) -> None:
     try:
         opened = listen(http, "page")
     except ConfigError as error:
+        if anywhere:
+            free = config.page.model_copy(update={"listen": ANY_PORT})
+            serve_page(config.model_copy(update={"page": free}))
+            return
         with contextlib.suppress(VisiondError):
             control.ask(config.state.path / CONTROL, "GET", "/healthz")
             errors.print("The daemon is running and serves the page itself.")

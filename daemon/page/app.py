@@ -34,7 +34,7 @@ from daemon.page.asked import Asked, address
 from daemon.page.guard import own_path, read_form
 from daemon.page.pictures import DECODERS, NoPicture, Pictures, draw_reason
 from daemon.page.settings import list_tables
-from daemon.page.views import document_of, raw_of, view_of, visible
+from daemon.page.views import document_of, raw_of, suggest, view_of, visible
 from daemon.search.following import encode_events, read_last
 from daemon.search.index import SearchUnusable
 from daemon.search.query import Query, QueryError
@@ -103,10 +103,11 @@ class Page:
         behind, place = await _in_thread(
             lambda: (self._searcher.behind(), self._searcher.index.about().place)
         )
+        views = [view_of(record, hits[record.id]) for record in records]
         values = {
             "asked": asked,
             "behind": behind if behind > SHOWN else 0,
-            "views": [view_of(record, hits[record.id]) for record in records],
+            "views": views,
             "following": address("/", **asked.values() | {"cursor": found.following})
             if found.following
             else "",
@@ -119,7 +120,12 @@ class Page:
             return self._show(request, "cards.html", values | {"is_part": True})
         bins, inboxes = await _in_thread(lambda: (self._reader.bins(), self._reader.inboxes()))
         names = [visible(os.fsdecode(path)) for path in inboxes.values()]
-        choices = {"bins": sorted(filter(None, bins)), "inboxes": names, "is_part": False}
+        choices = {
+            "bins": sorted(filter(None, bins)),
+            "inboxes": names,
+            "suggested": suggest(views),
+            "is_part": False,
+        }
         return self._show(request, "gallery.html", values | choices)
 
     def _find(self, asked: Asked) -> Found:

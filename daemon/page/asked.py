@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Annotated
+from typing import Annotated, Any
 from urllib.parse import urlencode
 
 import msgspec
@@ -12,6 +12,8 @@ from starlette.requests import Request
 from daemon.ledger.soundness import MOST
 from daemon.search.query import DATES, Query, QueryError, parse, read_day
 from daemon.search.searcher import By
+
+CHOICES = ("bin", "inbox", "state", "tag", "object")
 
 
 class Asked(msgspec.Struct, frozen=True):
@@ -22,6 +24,8 @@ class Asked(msgspec.Struct, frozen=True):
     bin: str = ""
     inbox: str = ""
     state: str = ""
+    tag: str = ""
+    object: str = ""
     after: str = ""
     before: str = ""
     cursor: Annotated[int, msgspec.Meta(ge=0, le=MOST)] = 0
@@ -38,7 +42,7 @@ class Asked(msgspec.Struct, frozen=True):
 
     def query(self) -> Query:
         """Raises QueryError."""
-        choices = {name: [value] for name in ("bin", "inbox", "state") if (value := getattr(self, name))}
+        choices = {name: [value] for name in CHOICES if (value := getattr(self, name).strip())}
         query = parse(self.q).narrowed(**choices)
         after, before = (
             read_day(name, getattr(self, name)) if getattr(self, name) else None for name in DATES
@@ -49,7 +53,7 @@ class Asked(msgspec.Struct, frozen=True):
     def is_for_failed(self) -> bool:
         return self.state == "failed" or "state:failed" in self.q
 
-    def values(self) -> dict[str, object]:
+    def values(self) -> dict[str, Any]:
         """Those that are not as by default, for an address."""
         return {
             name: value for name, value in msgspec.structs.asdict(self).items() if value and value != "both"

@@ -12,6 +12,7 @@ import msgspec
 
 from daemon.jobs import JobStatus
 from daemon.ledger.record import Record
+from daemon.search.entries import LEAST_SCORE
 
 SHORT_TEXT = 160  # characters on a card
 # In a name these would be invisible, or turn what follows around: "a<U+202E>gpj.exe" would look like "aexe.jpg".
@@ -108,6 +109,17 @@ def view_of(record: Record, score: float | None = None) -> View:
         objects=[(label, labels.count(label)) for label in dict.fromkeys(labels)],
         shapes=[*_texts(ocr.get("lines", ())), *_objects(objects.get("detections", ()))],
     )
+
+
+def suggest(views: Sequence[View]) -> dict[str, list[str]]:
+    """The tags and objects of these images, for the fields that ask for one."""
+    tags = {
+        label
+        for view in views
+        for place, (label, score) in enumerate(view.tags)
+        if place == 0 or score >= LEAST_SCORE
+    }
+    return {"tag": sorted(tags), "object": sorted({label for view in views for label, _ in view.objects})}
 
 
 def _texts(lines: Sequence[dict[str, Any]]) -> Iterator[Shape]:

@@ -67,7 +67,7 @@ class Comparer:
         allowed = None
         if question.allowed is not None:
             allowed = _allow(rows, question.allowed)
-        found = find_nearest(query, rows.values, rows.scales, rows.exact, question.count, allowed)
+        found = find_nearest(query, rows.values, rows.scales, rows.exact, question.count, allowed, rows.fetch)
         return Answer(rows.numbers[found.places].tolist(), found.scores.tolist())
 
     def _open(self, question: Ask) -> Rows:

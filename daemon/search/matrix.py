@@ -11,6 +11,8 @@ How many rows are complete is in the index, which is committed after the files w
 from __future__ import annotations
 
 import hashlib
+import math
+import mmap
 import os
 from collections.abc import Sequence
 from pathlib import Path
@@ -26,12 +28,20 @@ PARTS = {"int8": np.int8, "scales": np.float32, "float16": np.float16, "numbers"
 
 
 class Rows(NamedTuple):
-    """Memory-mapped. values, exact: [rows, dim]."""
+    """Memory-mapped. values, exact: [rows, dim]. file: of `exact`."""
 
     values: NDArray[np.int8]
     scales: NDArray[np.float32]
     exact: NDArray[np.float16]
     numbers: NDArray[np.int64]
+    file: mmap.mmap
+
+    def fetch(self, places: NDArray[np.int64]) -> None:
+        """Let the kernel read these rows of `exact`, all at once. It does not wait; what is in memory costs nothing."""
+        size = self.exact[0].nbytes
+        for place in places.tolist():
+            start = place * size & -mmap.PAGESIZE
+            self.file.madvise(mmap.MADV_WILLNEED, start, (place + 1) * size - start)
 
 
 def folder_of(root: Path, maker: str) -> Path:
@@ -72,10 +82,21 @@ def quantize(embeddings: NDArray[np.float16]) -> tuple[NDArray[np.int8], NDArray
 def open_rows(folder: Path, rows: int, dim: int) -> Rows:
     """The first rows. Raises OSError, and ValueError if a file is shorter."""
 
-    def part(name: str, *shape: int) -> NDArray[Any]:
-        # Copy on write: torch warns of arrays that cannot be written.
-        return np.memmap(folder / name, PARTS[name], mode="c", shape=shape)
+    def part(name: str, *shape: int) -> tuple[mmap.mmap, NDArray[Any]]:
+        fd = os.open(folder / name, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            length = math.prod(shape) * np.dtype(PARTS[name]).itemsize
+            # Copy on write: torch warns of arrays that cannot be written.
+            mapped = mmap.mmap(fd, length, mmap.MAP_PRIVATE, mmap.PROT_READ | mmap.PROT_WRITE)
+        finally:
+            os.close(fd)
+        return mapped, np.frombuffer(mapped, PARTS[name]).reshape(shape)
 
-    return Rows(
-        part("int8", rows, dim), part("scales", rows), part("float16", rows, dim), part("numbers", rows)
+    file, exact = part("float16", rows, dim)
+    # Else the kernel reads 128 KiB around each row, of which one is needed.
+    file.madvise(mmap.MADV_RANDOM)
+    values, scales, numbers = (
+        part(name, *shape)[1]
+        for name, shape in (("int8", (rows, dim)), ("scales", (rows,)), ("numbers", (rows,)))
     )
+    return Rows(values, scales, exact, numbers, file)

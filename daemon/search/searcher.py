@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import partial
@@ -121,7 +122,17 @@ class Searcher:
     ) -> Found:
         """Images that fit best, best first. skip: the cursor of an earlier answer. wait: for the model to be loaded,
         some seconds; otherwise the words alone answer until then. Raises SearchUnusable."""
-        words = self._enough(partial(self.index.best, query), BEST) if by is not By.meaning else []
+        with ThreadPoolExecutor(1) as beside:  # a child process looks for the meaning meanwhile
+            ask = partial(self._enough, partial(self.index.best, query), BEST)
+            words = beside.submit(ask) if by is not By.meaning else None
+            scores, problem, is_warming = self._look_for_meaning(query, by, wait=wait)
+        ranked = words.result() if words else []
+        hits = self._shown(_merge(ranked, list(scores)), scores)[:BEST]
+        following = skip + limit if skip + limit < len(hits) else 0
+        return Found(hits[skip : skip + limit], following, problem, is_warming)
+
+    def _look_for_meaning(self, query: Query, by: By, *, wait: bool) -> tuple[dict[int, float], str, bool]:
+        """By publication the cosine, the nearest first; why there is none, and whether that is as the model is being loaded."""
         scores: dict[int, float] = {}
         problem = ""
         if is_warming := self._is_warming(wait=wait) and by is not By.words:
@@ -134,9 +145,7 @@ class Searcher:
                 if by is By.meaning:
                     raise
                 problem = str(error)
-        hits = self._shown(_merge(words, list(scores)), scores)[:BEST]
-        following = skip + limit if skip + limit < len(hits) else 0
-        return Found(hits[skip : skip + limit], following, problem, is_warming)
+        return scores, problem, is_warming
 
     def _enough(self, ask: Callable[[int], Sequence[int]], wanted: int) -> list[int]:
         """The first answers that the ledger still shows. ask: for a number of answers; after a redo of all images most

@@ -3,7 +3,7 @@ If only few rows may be found, these are compared in float16 at once."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 import numpy as np
@@ -17,6 +17,8 @@ FEW = 16  # times CANDIDATES: so many rows take as long in float16 as a million 
 CANDIDATES = 1000  # the least number of rows that are compared exactly
 ROUNDING = 2.0**-8  # of bfloat16, relative
 SIGMAS = 6.0  # of the error of a score that comes from rounding to int8
+
+Fetch = Callable[[NDArray[np.int64]], None]
 
 
 class Nearest(NamedTuple):
@@ -33,21 +35,23 @@ def find_nearest(
     exact: NDArray[np.float16],
     count: int,
     allowed: NDArray[np.bool_] | None = None,
+    fetch: Fetch = lambda places: None,
 ) -> Nearest:
     """query: of unit length, float32 [dim]. values times scales, and exact: the same unit vectors, [rows, dim].
-    allowed: whether each row counts [rows]; without it, all do. Raises ValueError if the dims differ."""
+    allowed: whether each row counts [rows]; without it, all do. fetch: called with the places of rows before `exact` is
+    read there, so that they can be read from the disk at once. Raises ValueError if the dims differ."""
     if query.shape != values.shape[1:]:
         raise ValueError(f"the text has {len(query)} values, the images have {values.shape[1]}")
     most = len(values) if allowed is None else int(np.count_nonzero(allowed))
     if allowed is not None and most <= FEW * CANDIDATES:
-        return _compare(query, exact, np.flatnonzero(allowed), count)
+        return _compare(query, exact, np.flatnonzero(allowed), count, fetch)
     rough = estimate(query, values, scales)
     if allowed is not None:
         rough[~torch.from_numpy(allowed)] = -torch.inf
     wanted = min(max(CANDIDATES, 4 * count), most)
     while True:
         top = rough.topk(wanted)
-        best = _compare(query, exact, np.sort(top.indices.numpy()), count)
+        best = _compare(query, exact, np.sort(top.indices.numpy()), count, fetch)
         if wanted == most or not count:
             return best
         # No row that was left out can be better than the last of the best, as far as rounding goes.
@@ -57,12 +61,15 @@ def find_nearest(
         wanted = min(4 * wanted, most)
 
 
-def _compare(query: Tensor, exact: NDArray[np.float16], places: NDArray[np.int64], count: int) -> Nearest:
+def _compare(
+    query: Tensor, exact: NDArray[np.float16], places: NDArray[np.int64], count: int, fetch: Fetch
+) -> Nearest:
     """The nearest of these rows, in full precision."""
     best = Nearest(places[:0], np.empty(0, np.float32))
     for part in _parts(
         len(places), EXACT_AT_ONCE
     ):  # equal images may make all rows come here, so only the best are kept
+        fetch(places[part])
         scores = torch.from_numpy(exact[places[part]].astype(np.float32)) @ query
         found = np.concatenate([best.places, places[part]])
         scored = torch.cat([torch.from_numpy(best.scores), scores])

@@ -16,6 +16,7 @@ import socket
 import sqlite3
 import subprocess
 import sys
+import urllib.request
 from pathlib import Path
 
 import pytest
@@ -25,7 +26,7 @@ from daemon.cli.commands import app
 from daemon.messages import Output
 from daemon.terminal.display import StandardError, show_record
 from stages.weights.packs import MINI
-from tests.daemon_process import Daemon, Place, counts_of, picture
+from tests.daemon_process import PATIENCE, Daemon, Place, counts_of, free_port, picture
 from tests.makers import make_outputs, make_record
 
 ESCAPE, OVERRIDE = "\x1b", "\u202e"
@@ -541,6 +542,25 @@ def test_the_demo_reports_new_images_and_processes_none_twice(tmp_path: Path) ->
         assert f"{new} in {place.inbox()}" in told.stdout
         assert f"{done}, 0 failed, 0 skipped" in told.stdout
         assert "bus.jpg" in told.stdout
+
+
+@pytest.mark.parametrize("in_use", [False, True])
+def test_the_demo_names_the_address_of_its_page_and_keeps_serving_it(tmp_path: Path, in_use: bool) -> None:
+    port = free_port()
+    place = Place(tmp_path / "demo", {"page": {"listen": f"127.0.0.1:{port}"}})
+    command = [sys.executable, "-P", "-m", "daemon", "demo", str(place.folder), "--count", "1", "--keep"]
+    with contextlib.ExitStack() as stack:
+        if in_use:
+            stack.enter_context(socket.create_server(("127.0.0.1", port)))
+        demo = stack.enter_context(subprocess.Popen(command, stdout=subprocess.PIPE, text=True))
+        assert demo.stdout
+        named = next(line for line in demo.stdout if line.startswith("http://"))
+        address = named.split()[0]
+        assert (address == f"http://127.0.0.1:{port}") != in_use
+        with urllib.request.urlopen(address, timeout=PATIENCE) as page:
+            assert page.read().count(b'<article class="card">') == 3
+        demo.send_signal(signal.SIGINT)
+        assert demo.wait(PATIENCE) == 0
 
 
 def test_training_without_its_libraries_names_what_to_install(place: Place, tmp_path: Path) -> None:

@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Iterator
 from contextlib import closing
 
 import pytest
 from axe_playwright_python.sync_playwright import Axe
-from playwright.sync_api import Browser, expect, sync_playwright
+from playwright.sync_api import Browser, expect
 from playwright.sync_api import Page as Tab
 
+from tests.daemon.page.browser import launched, needs_chromium, opened
 from tests.daemon.page.site import Site
 
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-pytestmark = pytest.mark.skipif(
-    not CHROMIUM, reason="there is no Chromium on this machine (Debian: apt install chromium)"
-)
+pytestmark = needs_chromium
 NARROW = {"width": 360, "height": 740}
 
 
@@ -32,23 +29,14 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
 
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Browser]:
-    with sync_playwright() as playwright:
-        opened = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
-        yield opened
-        opened.close()
+    with launched() as browser:
+        yield browser
 
 
 @pytest.fixture
 def tab(browser: Browser, site: Site) -> Iterator[Tab]:
-    """Fails at its end if a script failed, or the policy refused something."""
-    context = browser.new_context(base_url=site.origin)
-    tab, errors = context.new_page(), list[str]()
-    tab.on("pageerror", lambda error: errors.append(str(error)))
-    tab.on("console", lambda message: errors.append(message.text) if message.type == "error" else None)
-    yield tab
-    found = [*errors]  # closing interrupts requests, which are errors too
-    context.close()
-    assert found == []
+    with opened(browser, site.origin) as tab:
+        yield tab
 
 
 def test_scrolling_shows_the_rest_and_a_click_one_image(tab: Tab) -> None:
@@ -92,6 +80,21 @@ def test_a_filter_narrows_the_search_as_soon_as_it_is_chosen(tab: Tab) -> None:
     tab.go_back()
     expect(tab.get_by_text("48 images or more, newest first")).to_be_visible()
     expect(tab.get_by_label("State")).to_have_value("")
+
+
+def test_a_tag_and_an_object_narrow_the_search_and_what_is_shown_suggests_them(tab: Tab) -> None:
+    tab.goto("/?q=word&by=newest")
+    for name in ("Tag", "Object"):
+        label = tab.locator(f"#{name.lower()}s option").first.get_attribute("value") or ""
+        tab.get_by_label(name).fill(label)
+        tab.get_by_label(name).press("Enter")
+        expect(tab.get_by_text("48 images or more, newest first")).to_be_visible()
+        tab.get_by_label(name).fill("unheard")
+        tab.get_by_label(name).press("Tab")
+        expect(tab.get_by_text("No image fits.")).to_be_visible()
+        tab.get_by_label(name).fill("")
+        tab.get_by_label(name).press("Tab")
+        expect(tab.get_by_text("48 images or more, newest first")).to_be_visible()
 
 
 def test_what_is_new_is_told_while_one_looks(tab: Tab, site: Site) -> None:

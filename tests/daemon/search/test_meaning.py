@@ -5,7 +5,8 @@ from __future__ import annotations
 import base64
 import os
 import signal
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,7 @@ from stages.clip.embeddings import TextTower
 from stages.pretrained.checkpoints import load_known
 from stages.weights.packs import MINI
 from tests.daemon.search.place import Place
+from tests.daemon_process import PATIENCE
 
 SPEC = StageSpec("clip", "transformers", {"model": str(MINI / "clip")}, "clip-1")
 SENTENCES = ("a red circle", "a page of text", "two blue squares")
@@ -102,6 +104,23 @@ def test_a_filter_that_was_asked_before_also_finds_what_came_since(
 
 def test_an_image_that_both_searches_find_comes_first(place: Place) -> None:
     assert place.search.best(parse("number2")).hits[0].image == 3
+
+
+def test_words_are_looked_for_while_the_process_looks_for_the_meaning(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    both = threading.Barrier(2, timeout=PATIENCE)
+
+    def meeting(work: Callable[..., Any]) -> Callable[..., Any]:
+        def wait_and_work(*given: Any) -> Any:
+            both.wait()
+            return work(*given)
+
+        return wait_and_work
+
+    monkeypatch.setattr(place.search.index, "best", meeting(place.search.index.best))
+    monkeypatch.setattr(Tower, "ask", meeting(Tower.ask))
+    assert place.search.best(parse(SENTENCES[0])).hits[0].image == 1
 
 
 def test_more_like_an_image_leaves_itself_out(place: Place) -> None:

@@ -1,0 +1,37 @@
+"""Chromium, for tests of the page. Without it on this machine they are skipped."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+from playwright.sync_api import Browser, sync_playwright
+from playwright.sync_api import Page as Tab
+
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+needs_chromium = pytest.mark.skipif(
+    not CHROMIUM, reason="there is no Chromium on this machine (Debian: apt install chromium)"
+)
+
+
+@contextmanager
+def launched() -> Iterator[Browser]:
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        yield browser
+        browser.close()
+
+
+@contextmanager
+def opened(browser: Browser, origin: str) -> Iterator[Tab]:
+    """A tab. Fails at its end if a script failed, or the policy refused something."""
+    context = browser.new_context(base_url=origin)
+    tab, errors = context.new_page(), list[str]()
+    tab.on("pageerror", lambda error: errors.append(str(error)))
+    tab.on("console", lambda message: errors.append(message.text) if message.type == "error" else None)
+    yield tab
+    found = [*errors]  # closing interrupts requests, which are errors too
+    context.close()
+    assert found == []
