@@ -7,7 +7,8 @@ The models have the sizes of the published ones and random weights. Captions hav
 Each model is measured as by `visiond bench --models`, and then with the original library: transformers, or ultralytics for
 YOLO, used as its documentation shows, with the image processor on the CPU and the whole batch at once. Images are decoded
 before the clock starts: for visiond to the device, because its decoder puts them there, and for the original library to host
-memory. Prints a Markdown table, one row as soon as each model is measured.
+memory. Prints a Markdown table, one row as soon as each model is measured. With --pipeline also `transformers.pipeline` for the
+model's task, with PIL images, at the best of the batch sizes (benchmarks/pipelines.py); it has none for YOLO's files.
 """
 
 from __future__ import annotations
@@ -29,7 +30,9 @@ from stages.weights.packs import open_pack, resolve
 
 OPTIONS = {"blip": {"force_tokens": 20}, "ocr": {"max_new_tokens": 256}}
 MAKERS = 4  # processes that make weights at once
-HEAD = "| model | images/s | at batch | original library | times as fast | GB | load, s |\n|---|---|---|---|---|---|---|"
+HEAD = "| model | images/s | at batch | original library | times as fast | GB | load, s |"
+LINE = "\n|---|---|---|---|---|---|---|"
+PIPELINE = " transformers' pipeline, images/s at batch |"
 
 
 def main() -> None:
@@ -45,6 +48,14 @@ def main() -> None:
         "--seconds", type=float, default=3.0, help="minimum duration of each measurement, in seconds"
     )
     parser.add_argument("--dtype", default="", help="for example int8")
+    parser.add_argument(
+        "--stock-best",
+        action="store_true",
+        help="measure the original library at its best batch size, not at ours",
+    )
+    parser.add_argument(
+        "--pipeline", action="store_true", help="also measure transformers' pipeline, at its best batch size"
+    )
     parser.add_argument("--alone", action="store_true", help="measure only visiond")
     given = parser.parse_args()
     only = set(filter(None, given.only.split(",")))
@@ -59,11 +70,12 @@ def main() -> None:
             for name in models
             if not only or name in only
         }
-    print(HEAD, flush=True)
+    print(f"{HEAD}{PIPELINE}{LINE}---|" if given.pipeline else HEAD + LINE, flush=True)
     for (stage, name), folder in made.items():
         spec = describe(stage, folder.result(), given.folder, given.dtype or natural_dtype(gpus))
         order = Order(spec, device, images, sizes, given.seconds)
-        print(describe_rates(name, order, alone=given.alone), flush=True)
+        row = describe_rates(name, order, alone=given.alone, at_its_best=given.stock_best)
+        print(f"{row} {describe_pipeline(order)} |" if given.pipeline else row, flush=True)
 
 
 def make_model(stage: str, name: str, folder: Path) -> Path:
@@ -77,18 +89,29 @@ def describe(stage: str, folder: Path, models: Path, dtype: str) -> StageSpec:
     return resolve(open_pack(folder, models), stage, settings)
 
 
-def describe_rates(name: str, order: Order, *, alone: bool) -> str:
-    """A line of the table."""
+def describe_rates(name: str, order: Order, *, alone: bool, at_its_best: bool = False) -> str:
+    """A line of the table. at_its_best: whether the original library may choose another batch size than ours."""
     ours = measure(order)
     if not (best := ours.best):
         return f"| {name} | {ours.problem} | | | | | |"
     stock, times = "", ""
     if not alone:
-        theirs = measure(msgspec.structs.replace(order, batch_sizes=(best.batch_size,)), "benchmarks.stock")
+        sizes = order.batch_sizes if at_its_best else (best.batch_size,)
+        theirs = measure(msgspec.structs.replace(order, batch_sizes=sizes), "benchmarks.stock")
         stock = f"{theirs.best.images_per_second:,.4g}" if theirs.best else theirs.problem
+        if theirs.best and at_its_best:
+            stock += f" at {theirs.best.batch_size}"
         times = f"{best.images_per_second / theirs.best.images_per_second:.1f}" if theirs.best else ""
     own = f"{best.images_per_second:,.4g} | {best.batch_size}"
     return f"| {name} | {own} | {stock} | {times} | {ours.memory_bytes / 1e9:.1f} | {ours.load_seconds:.1f} |"
+
+
+def describe_pipeline(order: Order) -> str:
+    """What somebody gets who writes `transformers.pipeline(task, model)`, at the best of the batch sizes."""
+    if order.spec.backend == "ultralytics":
+        return "none"
+    found = measure(order, "benchmarks.pipelines")
+    return f"{found.best.images_per_second:,.4g} at {found.best.batch_size}" if found.best else found.problem
 
 
 if __name__ == "__main__":

@@ -9,7 +9,7 @@ import sys
 from collections.abc import Callable, Sequence
 from itertools import cycle, islice
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 import torch
@@ -17,7 +17,7 @@ import transformers
 from torch import Tensor
 
 from daemon.bench.alone import time_calls
-from daemon.bench.models import Measurement, Order, Rate
+from daemon.bench.models import GAIN, Measurement, Order, Rate
 from stages.blip.florence import TASKS
 from stages.devices import dtype_of, pixels_of, synchronize
 from stages.pretrained.language import ask, do_without_num2words
@@ -26,22 +26,40 @@ from stages.yolo.library import make_predictor
 from stages.yolo.weights import read_weights
 
 Call = Callable[[Sequence[Tensor]], object]
+Image = TypeVar("Image")
 
 
 def main() -> None:
     order = msgspec.msgpack.decode(sys.stdin.buffer.read(), type=Order)
-    [size] = order.batch_sizes
     [images] = read_batches(list(map(Path, order.images)), len(order.images), "cpu")
-    batch = list(islice(cycle(pixels_of(images)), size))
     call = choose(order)
+    print(msgspec.json.encode(try_sizes(order, pixels_of(images), lambda batch, _: call(batch))).decode())
 
-    def run() -> None:
-        call(batch)
-        synchronize(order.device)
 
-    with torch.inference_mode():
-        rate = size / time_calls(run, order.seconds)
-    print(msgspec.json.encode(Measurement([Rate(size, rate)])).decode())
+def try_sizes(
+    order: Order, images: Sequence[Image], call: Callable[[Sequence[Image], int], object]
+) -> Measurement:
+    """The rates at the batch sizes of the order, as long as a larger one is faster. call: gets a batch and its size."""
+    rates: list[Rate] = []
+    for size in order.batch_sizes:
+        batch = list(islice(cycle(images), size))
+
+        def run(batch: Sequence[Image] = batch, size: int = size) -> None:
+            call(batch, size)
+            synchronize(order.device)
+
+        try:
+            with torch.inference_mode():
+                rates.append(Rate(size, size / time_calls(run, order.seconds)))
+        except Exception as error:  # noqa: BLE001 - a library may raise anything for a batch that it cannot do
+            return Measurement(
+                rates, problem=f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"
+            )
+        if len(rates) > 1 and rates[-1].images_per_second < GAIN * max(
+            rate.images_per_second for rate in rates[:-1]
+        ):
+            break
+    return Measurement(rates)
 
 
 def detect_with_ultralytics(order: Order) -> Call:

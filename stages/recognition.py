@@ -86,8 +86,9 @@ def check_transformers(models: Sequence[Model], folder: Path, *, pickle: bool = 
     check_parts(model, {file.name for file in folder.iterdir()}, str(folder))
     taken = describe_taken([model])
     for file in list_weights(folder, pickle=pickle):
+        tensors = read_header(file)
         for prefix, other in model.foreign.items():
-            if any(name.startswith(prefix) for name in read_header(file)):
+            if any(name.startswith(prefix) for name in tensors):
                 raise PackError(f"{file} holds weights of {other} ({prefix}…); {taken}")
     return model
 

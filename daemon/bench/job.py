@@ -29,6 +29,7 @@ from daemon.config.loading import Config, load
 from daemon.control import find_snapshot, open_reader
 from daemon.errors import VisiondError
 from daemon.layout import Layout
+from daemon.ledger.record import Record
 from daemon.state import KERNELS
 from daemon.system.gpus import driver_version, list_gpus
 from stages.processes import environment, python
@@ -74,6 +75,18 @@ class Percentiles(msgspec.Struct, frozen=True):
         return cls(cuts[49], cuts[94], cuts[98])
 
 
+class LookRun(msgspec.Struct, frozen=True):
+    """A second look in a run. images_per_second: from the moment that the first worker is loaded to its last sidecar.
+    stage_seconds: per image, as Run.stage_seconds."""
+
+    name: str
+    stage: str
+    images: int
+    failed: int
+    images_per_second: float
+    stage_seconds: float
+
+
 class Run(msgspec.Struct, frozen=True):
     """The standard job once. images_per_second: from the
     moment that the first worker is loaded to the last sidecar."""
@@ -86,8 +99,11 @@ class Run(msgspec.Struct, frozen=True):
     latency: Percentiles
     # Per image: the batch's time divided by its images, including the wait for the device.
     stage_seconds: dict[str, float]
-    published_at: list[float]  # seconds since the start, in order
+    published_at: list[
+        float
+    ]  # seconds since the start, in order; with second looks, when the first looks ended
     samples: list[Sample]
+    second_looks: list[LookRun] = []
 
 
 class Timings(msgspec.Struct, frozen=True):
@@ -131,14 +147,17 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
 class Place:
     """The folder of a benchmark: images and weights, which stay for the next one, and a daemon's own folders."""
 
-    def __init__(self, folder: Path, pack: str = "", pipeline: Sequence[str] = ()) -> None:
-        """pack: as in [models]; "" for random weights. pipeline: lines for that table of the configuration."""
+    def __init__(
+        self, folder: Path, pack: str = "", pipeline: Sequence[str] = (), second_looks: str = ""
+    ) -> None:
+        """pack: as in [models]; "" for random weights. pipeline: lines for that table of the configuration.
+        second_looks: tables [[second_look]] for it."""
         self.folder = folder.absolute()
         self.home = self.folder / "daemon"
         self.config_file = self.home / "daemon.toml"
         self.drop = self.folder / "drop"
         self.pack = str(Path(pack).absolute()) if "/" in pack else pack or str(self.folder / "pack")
-        self._pipeline = "\n".join(pipeline)
+        self._pipeline = "\n".join([*pipeline, second_looks])
 
     def make_pack(self) -> None:
         """Make the published architectures with random weights, unless they exist or a pack was named."""
@@ -245,7 +264,12 @@ def run_job(place: Place, inbox: Path, *, cold: bool) -> Run:
     with open_reader(config) as reader:
         records = list(reader.finished())
     results = os.fsencode(config.output.results)
-    published = [os.stat(os.path.join(results, record.path + b".json")).st_mtime for record in records]
+    written = [os.stat(os.path.join(results, record.path + b".json")).st_mtime for record in records]
+    # A second look writes the sidecar again.
+    published = [
+        at if not record.looks or record.finished_at is None else record.finished_at
+        for at, record in zip(written, records, strict=True)
+    ]
     waits = [at - max(record.seen_at, meter.loaded_at) for at, record in zip(published, records, strict=True)]
     return Run(
         cold=cold,
@@ -258,7 +282,24 @@ def run_job(place: Place, inbox: Path, *, cold: bool) -> Run:
         },
         published_at=sorted(at - meter.started for at in published),
         samples=meter.samples,
+        second_looks=[
+            sum_up(look.name, look.stage, written, records, meter.loaded_at) for look in config.second_look
+        ],
     )
+
+
+def sum_up(
+    name: str, stage: str, written: Sequence[float], records: Sequence[Record], loaded_at: float
+) -> LookRun:
+    """What a second look did. written: the time of each record's sidecar."""
+    ended = [
+        (at, record.looks[name]) for at, record in zip(written, records, strict=True) if name in record.looks
+    ]
+    seconds = [look.output.seconds for _, look in ended if look.output]
+    last = max((at for at, _ in ended), default=loaded_at)
+    rate = len(ended) / (last - loaded_at) if ended else 0.0
+    mean = statistics.fmean(seconds) if seconds else 0.0
+    return LookRun(name, stage, len(ended), len(ended) - len(seconds), rate, mean)
 
 
 def time_single_images(place: Place, images: Sequence[Path]) -> Percentiles:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tomllib
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -51,7 +52,15 @@ PipelineOption = Annotated[
     ),
 ]
 
-
+SecondLookOption = Annotated[
+    Path | None,
+    option(
+        "--second-look",
+        metavar="FILE",
+        help="A TOML file with tables [[second_look]], to measure them too.",
+        panel=JOB,
+    ),
+]
 GpusOption = Annotated[
     str,
     option(
@@ -93,6 +102,7 @@ def bench(
     ] = 1,
     pack: PackOption = "",
     pipeline: PipelineOption = None,
+    second_look: SecondLookOption = None,
     cold: Annotated[int, number("--cold", least=0, help="Runs without compiled kernels.")] = 1,
     warm: Annotated[int, number("--warm", least=0, help="Runs with compiled kernels.")] = 3,
     sample: Annotated[int, number("--sample", least=1, help="Images to process one at a time.")] = 20,
@@ -119,6 +129,7 @@ def bench(
       visiond bench --count 2000 --memory 10 --json bench.json --plot bench.png
       visiond bench --pack mini --count 20 --sample 2 --single 10
       visiond bench --gpus 1,2,4,8 --count 1000 --repeat 6 --plot gpus.png
+      visiond bench --second-look looks.toml
       visiond bench --models rf-detr-small,./my-clip
     """
     from daemon.bench.job import Place, run_bench
@@ -134,9 +145,8 @@ def bench(
     if numbers:
         scale(folder, pack, pipeline or (), numbers, (count, repeat, cold, warm, sample), json, plot)
         return
-    place = Place(folder, pack, pipeline or ())
     report = run_bench(
-        place,
+        Place(folder, pack, pipeline or (), read_tables(second_look)),
         count,
         repeat=repeat,
         cold=cold,
@@ -147,7 +157,7 @@ def bench(
         progress=errors.print,
     )
     print_report(report)
-    write_report(folder, report, json, plot, lambda picture: draw_run(report.runs[-1], picture))
+    write_report(folder, report, json, plot, lambda picture: draw_last_run(report, picture))
 
 
 def bench_models(folder: Path, names: list[str], json: Path | None) -> None:
@@ -185,6 +195,7 @@ def scale(
     plot: Path | None,
 ) -> None:
     """Measure on several numbers of GPUs. job: count, repeat, cold, warm and sample, as the options."""
+    from daemon.bench.pictures import draw_scaling
     from daemon.bench.scaling import measure_scaling
 
     count, repeat, cold, warm, sample = job
@@ -265,23 +276,24 @@ def print_scaling(report: Scaling) -> None:
         )
 
 
-def draw_scaling(report: Scaling, picture: Path) -> None:
-    """Draw the rate over the number of GPUs, with the line of a rate that grows with their number."""
-    from matplotlib.figure import Figure
+def draw_last_run(report: Report, picture: Path) -> None:
+    from daemon.bench.pictures import draw_run
 
-    figure = Figure(figsize=(7, 5), layout="tight")
-    axes = figure.subplots()
-    for placement in dict.fromkeys(point.placement for point in report.points):
-        points = [point for point in report.points if point.placement == placement]
-        axes.plot([point.gpus for point in points], [point.middle for point in points], "o-", label=placement)
-    first, last = report.points[0], report.points[-1]
-    if first.gpus:
-        ideal = first.middle / first.gpus * last.gpus
-        axes.plot([first.gpus, last.gpus], [first.middle, ideal], ":", color="gray", label="in proportion")
-    axes.set(xlabel="GPUs", ylabel="images/s, middle half", xticks=[point.gpus for point in report.points])
-    axes.set_ylim(bottom=0)
-    axes.legend()
-    figure.savefig(picture)
+    draw_run(report.runs[-1], picture)
+
+
+def read_tables(file: Path | None) -> str:
+    """The tables [[second_look]] in a file, and nothing else. Raises BadParameter."""
+    if file is None:
+        return ""
+    try:
+        text = file.read_text()
+        found = tomllib.loads(text)
+    except (OSError, ValueError) as error:
+        raise typer.BadParameter(f"--second-look {file} cannot be read: {error}") from error
+    if list(found) != ["second_look"]:
+        raise typer.BadParameter(f"--second-look {file} must have tables [[second_look]], and no others")
+    return text
 
 
 def refuse_too_few(count: int, sample: int, single: int, *, runs: int) -> None:
@@ -346,12 +358,16 @@ def list_ways(report: Report) -> list[tuple[object, ...]]:
             f"workers fed from memory; the daemon reaches {report.images_per_second / ceiling:.0%} of it"
         )
         rows.append((reached, f"{ceiling:.1f}", "", ""))
+    for look in report.runs[-1].second_looks:
+        failed = f", {look.failed} failed" if look.failed else ""
+        what = f"second look {look.name}: {quantity(look.images, 'image')}{failed}, last run"
+        rows.append((what, f"{look.images_per_second:.1f}", "", ""))
     return [*rows, ("one image at a time, float32", f"{report.one_at_a_time.images_per_second:.2f}", "", "")]
 
 
 def list_stages(report: Report) -> list[tuple[object, ...]]:
     seconds, slow = report.runs[-1].stage_seconds, report.one_at_a_time
-    return [
+    rows: list[tuple[object, ...]] = [
         (
             stage,
             f"{1000 * spent:.2f}",
@@ -360,6 +376,9 @@ def list_stages(report: Report) -> list[tuple[object, ...]]:
         )
         for stage, spent in seconds.items()
     ]
+    for look in report.runs[-1].second_looks:
+        rows.append((f"second look {look.name}, {look.stage}", f"{1000 * look.stage_seconds:.2f}", "", ""))
+    return rows
 
 
 def list_latencies(run: Run, single: Percentiles) -> list[tuple[object, ...]]:
@@ -368,25 +387,3 @@ def list_latencies(run: Run, single: Percentiles) -> list[tuple[object, ...]]:
         "single image: from arrival to sidecar": single,
     }
     return [(name, *(f"{x:.3f}" for x in (p.p50, p.p95, p.p99))) for name, p in named.items()]
-
-
-def draw_run(run: Run, picture: Path) -> None:
-    """Draw rate, GPU load and memory over the seconds of a run."""
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(9, 8), layout="tight")
-    rate, load, memory = figure.subplots(3, 1, sharex=True)
-    rate.hist(
-        run.published_at, bins=[float(second) for second in range(int(run.wall_seconds) + 2)], histtype="step"
-    )
-    rate.set(ylabel="images/s")
-    at = [sample.at for sample in run.samples]
-    for gpu in range(len(run.samples[0].gpu_used_bytes) if run.samples else 0):
-        load.plot(at, [sample.gpu_utilisation[gpu] for sample in run.samples], label=f"GPU {gpu}")
-        memory.plot(at, [sample.gpu_used_bytes[gpu] / 2**30 for sample in run.samples], label=f"GPU {gpu}")
-    load.set(ylabel="GPU busy", ylim=(0, 1.05))
-    memory.plot(at, [sample.workers_bytes / 2**30 for sample in run.samples], label="workers, host")
-    memory.plot(at, [sample.daemon_bytes / 2**30 for sample in run.samples], label="daemon, host")
-    memory.set(ylabel="GiB", xlabel="seconds")
-    memory.legend()
-    figure.savefig(picture)

@@ -88,6 +88,8 @@ def plugin_errors(stage: str, path: Path) -> Iterator[None]:
 def describe_unknown(path: Path, stage: str = "") -> str:
     """stage: the stage that the configuration names it for, if any."""
     if path.is_file():
+        if (path.parent / "config.json").is_file():
+            return f"{path} is one file of a model; name its folder, {path.parent}."
         return f"{path} must be a YOLO model: a .pt file, or a .safetensors file with a yolo.json beside it."
     if (path / "config.json").is_file():
         model_type, name = recognition.name_model(path)
@@ -100,13 +102,18 @@ def describe_unknown(path: Path, stage: str = "") -> str:
             f'{path} contains {name or "a model"} (model_type "{model_type}" in config.json), which visiond cannot use. It can '
             f"use these models {wanted}. `visiond models list{f' --stage {stage}' if stage else ''}` lists them by name."
         )
+    if (path / "adapter_config.json").is_file():
+        return (
+            f"{path} has an adapter (LoRA), and not its model. Merge both (merge_and_unload in PEFT), and save the whole model "
+            "with save_pretrained."
+        )
     if any(path.glob("*.safetensors")) and not (path / "yolo.safetensors").is_file():
         return f"{path} has weights, but no config.json for them. Save the whole model there with save_pretrained."
     if damage := describe_damage(path):
         return damage
     return (
-        f"{path} has no weights that visiond knows: it must have a {MANIFEST}, or clip/, blip/, yolo.safetensors with "
-        "yolo.json, or det/ and rec/ of PP-OCR."
+        f"{path} has no weights that visiond knows: it must have a model as transformers saves it (config.json with "
+        f"model.safetensors), a {MANIFEST}, or clip/, blip/, yolo.safetensors with yolo.json, or det/ and rec/ of PP-OCR."
     )
 
 

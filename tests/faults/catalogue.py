@@ -26,6 +26,7 @@ from tests.faults import (
     hang,
     kill,
     load,
+    looks,
     persistent,
     power,
     scarce,
@@ -80,6 +81,11 @@ def kill_workers(folder: Path, chance: random.Random, sizes: Sizes) -> Figure:
 
 def kill_while_unpacking(folder: Path, chance: random.Random, sizes: Sizes) -> Figure:
     outcome = unpacking.kill_while_unpacking(folder, sizes["kills"], sizes["archives"], chance)
+    return Figure(str(outcome), outcome.kept)
+
+
+def kill_during_looks(folder: Path, chance: random.Random, sizes: Sizes) -> Figure:
+    outcome = looks.kill_looks(folder, sizes["kills"], sizes["files"], chance)
     return Figure(str(outcome), outcome.kept)
 
 
@@ -405,6 +411,8 @@ ROWS = [
         {"kills": 100, "images": 50_000}),
     Row("43", "kill -9 the daemon or its process group while it unpacks archives", KILLED, kill_while_unpacking,
         {"kills": 100, "archives": 300}, {"kills": 3, "archives": 30}),
+    Row("44", "kill -9 the daemon or its process group while second looks run", f"{KILLED}; both answers kept",
+        kill_during_looks, {"kills": 100, "files": 1_000}, {"kills": 2, "files": 60}),
     Row("mix", "bad inputs among good images", "each in its state, no worker lost", mix_inputs, {"copies": 20, "good": 2_000}),
     Row("fuzz", "mutated images", "each DONE or its own fault, no worker lost", fuzz,
         {"files": 20_000, "real": 1}, {"files": 300, "real": 0}),

@@ -2273,6 +2273,14 @@ GPUS = [
 
 LOOKS = [
     Mutant(
+        "cut-weights",
+        "a file of weights that is cut short is refused before a model is loaded",
+        "stages/recognition.py",
+        "tensors = read_header(file)",
+        "tensors = read_header(file) if model.foreign else {}",
+        ("stages/test_recognition.py::test_a_cut_file_of_any_model_is_refused_before_it_is_loaded",),
+    ),
+    Mutant(
         "look-published",
         "a second look's answer gets into the sidecar, also after a kill",
         "daemon/ledger/ledger.sql",

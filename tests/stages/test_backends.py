@@ -14,7 +14,7 @@ from tests.stages.blip import test_captions
 from tests.stages.clip import test_families
 from tests.stages.ocr import test_sizes, textnets
 from tests.stages.reading import test_reading
-from tests.stages.yolo import test_detr, test_owlv2
+from tests.stages.yolo import test_detr, test_owlv2, test_stage
 
 SMALL = {
     "yolo": {**checkpoints.DETECTORS, "owlv2": checkpoints.save_owlv2},
@@ -30,6 +30,10 @@ EQUAL: dict[str, Callable[..., None]] = {
     "blip": test_captions.test_tokens_are_those_of_transformers,
     "ocr": test_reading.test_tokens_are_those_of_transformers,
     "ocr-ppocr": test_sizes.test_answers_are_those_of_transformers,
+}
+# Backends with a file format of their own instead of transformers' model types.
+OF_FILES: dict[str, Callable[..., None]] = {
+    "yolo-ultralytics": test_stage.test_answers_are_those_of_ultralytics
 }
 
 
@@ -61,3 +65,13 @@ def test_answers_for_each_model_type_are_compared_with_those_of_transformers(
     assert taken - {*SMALL[stage]} == set(), "no small checkpoint"
     test = EQUAL.get(f"{stage}-{name}", EQUAL[stage])
     assert taken - types_tested(test) == set(), "no test of equal answers"
+
+
+def test_each_backend_without_model_types_has_a_test_of_equal_answers_too() -> None:
+    others = {
+        f"{stage.name}-{name}"
+        for stage in registry.BUILT_IN
+        for name, backend in stage.backends.items()
+        if not backend.models
+    }
+    assert others == OF_FILES.keys()

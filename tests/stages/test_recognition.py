@@ -13,11 +13,12 @@ import pytest
 import torch
 import transformers
 
+from stages import registry
 from stages.base import StageUnusable
 from stages.blip.descriptor import MODELS
 from stages.manifest import PackError
 from stages.pretrained.checkpoints import load_model, load_tokenizer
-from stages.recognition import check_transformers
+from stages.recognition import MODEL_PARTS, check_transformers
 from stages.weights.packs import Pack, open_pack
 
 
@@ -101,6 +102,21 @@ def test_safetensors_that_are_cut_short_are_named(part: Any, tmp_path: Path, kep
     weights.write_bytes(weights.read_bytes()[:kept])
     with pytest.raises(PackError, match=r"model/model\.safetensors is cut short or damaged.*Copy it again"):
         open_pack(folder, tmp_path / "models")
+
+
+@pytest.mark.parametrize("stage", ["yolo", "clip", "blip", "ocr"])
+def test_a_cut_file_of_any_model_is_refused_before_it_is_loaded(stage: str, tmp_path: Path) -> None:
+    backends = registry.STAGES[stage].backends.values()
+    for model in [model for backend in backends for model in backend.models]:
+        folder = tmp_path / model.type
+        folder.mkdir()
+        for parts in MODEL_PARTS.values():
+            (folder / parts[0]).write_text("{}")
+        config = {"model_type": model.type, "architectures": [model.name]}
+        (folder / "config.json").write_text(json.dumps(config))
+        (folder / "model.safetensors").write_bytes(b"\x10\0\0\0\0\0\0\0{}")
+        with pytest.raises(PackError, match="cut short or damaged"):
+            check_transformers([model], folder)
 
 
 def test_a_damaged_header_a_lost_shard_and_a_pickle_are_named(part: Any, tmp_path: Path) -> None:

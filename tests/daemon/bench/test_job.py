@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
+import typer
 
 from daemon.bench.ceiling import measure_ceiling
-from daemon.bench.job import Percentiles, Place, make_once
+from daemon.bench.job import Percentiles, Place, make_once, run_job
+from daemon.cli.bench import read_tables
 from daemon.config.loading import parse
 from daemon.errors import VisiondError
 from tests.daemon_process import Place as FakePlace
@@ -80,3 +83,47 @@ def test_images_that_the_workers_fail_on_from_memory_are_reported(tmp_path: Path
     place.drop("a.ppm", picture(1, b"RAISE"))
     with pytest.raises(VisiondError, match="failed on 1 images fed from memory"):
         measure_ceiling(parse(place.settings, tmp_path), [place.inbox() / "a.ppm"], 0.5)
+
+
+LOOKS = """
+[[second_look]]
+name = "every"
+when = "tests.daemon.bench.test_job:every"
+stage = "ocr"
+backend = "fake"
+options = { salt = 7 }
+"""
+FAKE = ['stages = ["ocr"]', "[stages.ocr]", 'backend = "fake"']
+
+
+def every(record: dict[str, Any]) -> bool:
+    return not record["path"].startswith("00")
+
+
+def test_second_looks_are_measured_apart_from_first_ones(tmp_path: Path) -> None:
+    inbox = tmp_path / "images"
+    inbox.mkdir()
+    for number in range(10, 14):
+        for name in (f"00-{number}.ppm", f"{number}.ppm"):
+            (inbox / name).write_bytes(picture(number + 50 * name.startswith("00")))
+    run = run_job(Place(tmp_path / "bench", "mini", FAKE, LOOKS), inbox, cold=False)
+    [look] = run.second_looks
+    assert (look.name, look.stage, look.images, look.failed, len(run.published_at)) == (
+        "every",
+        "ocr",
+        4,
+        0,
+        8,
+    )
+    assert look.images_per_second > 0 < run.images_per_second
+    assert run.stage_seconds.keys() == {"ocr"}
+
+
+def test_only_tables_of_second_looks_are_taken_from_their_file(tmp_path: Path) -> None:
+    file = tmp_path / "looks.toml"
+    file.write_text(LOOKS)
+    assert read_tables(file) == LOOKS
+    for text, message in (("[http]\n", "and no others"), ("[[", "cannot be read")):
+        file.write_text(text)
+        with pytest.raises(typer.BadParameter, match=message):
+            read_tables(file)

@@ -11,8 +11,9 @@ from daemon.bench import scaling
 from daemon.bench.agreement import Agreement
 from daemon.bench.job import Machine, Percentiles, Run
 from daemon.bench.meter import Sample
+from daemon.bench.pictures import draw_scaling
 from daemon.bench.scaling import Scaling, choose, measure_scaling, middle_rate, summarize
-from daemon.cli.bench import draw_scaling, print_scaling
+from daemon.cli.bench import print_scaling
 from daemon.errors import WrongArgument
 from daemon.system.gpus import Gpu
 from tests.daemon.bench.test_rates import stairs

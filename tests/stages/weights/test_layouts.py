@@ -1,12 +1,13 @@
 from __future__ import annotations
 
+import re
 import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from stages.weights.layouts import describe_words
+from stages.weights.layouts import describe_unknown, describe_words
 from stages.weights.packs import MINI, open_pack, resolve
 
 
@@ -37,3 +38,29 @@ def test_the_words_of_the_pack_that_the_model_is_in_or_of_the_user_are_no_warnin
         assert warn(tmp_path, {"model": str(own), "options": {"labels": labels}}) == ""
     (own / "labels.txt").write_text("invoice\n")
     assert warn(tmp_path / "other", {"model": str(own)}) == ""
+
+
+@pytest.mark.parametrize(
+    ("files", "named", "message"),
+    [
+        ({"adapter_config.json": "{}", "adapter_model.safetensors": ""}, "", "has an adapter .* Merge both"),
+        (
+            {"config.json": "{}", "model.safetensors": ""},
+            "model.safetensors",
+            "one file of a model; name its folder, .*own$",
+        ),
+        (
+            {"notes.txt": ""},
+            "",
+            r"it must have a model as transformers saves it \(config.json with model.safetensors\)",
+        ),
+    ],
+)
+def test_what_is_no_model_is_refused_with_what_to_name(
+    files: dict[str, str], named: str, message: str, tmp_path: Path
+) -> None:
+    folder = tmp_path / "own"
+    folder.mkdir()
+    for name, text in files.items():
+        (folder / name).write_text(text)
+    assert re.search(message, describe_unknown(folder / named).rstrip("."))
