@@ -2,8 +2,10 @@
 to find the best for a GPU.
 
     python -m benchmarks.workers --workers 1 2 3 4 --threads 2 3
+    python -m benchmarks.workers --workers 1 2 --threads 1 --pack /tmp/models/qwen3-vl-2b --pipeline 'stages = ["blip"]'
 
-It repeats the measurement of `visiond bench --memory`; run that first, so that the kernels are compiled.
+It repeats the measurement of `visiond bench --memory`; run that first, so that the kernels are compiled. The second line is for
+one model, for example one that `python -m benchmarks.models` has made.
 """
 
 from __future__ import annotations
@@ -35,9 +37,10 @@ def main() -> None:
     )
     parser.add_argument("--threads", type=int, nargs="+", default=[2, 3], help="threads of each worker")
     parser.add_argument("--seconds", type=float, default=8.0, help="duration for each combination")
+    parser.add_argument("--pipeline", action="append", default=[], help="a line for [pipeline]")
     arguments = parser.parse_args()
     for workers, threads in itertools.product(arguments.workers, arguments.threads):
-        settings = [f"workers_per_device = {workers}", f"threads_per_worker = {threads}"]
+        settings = [f"workers_per_device = {workers}", f"threads_per_worker = {threads}", *arguments.pipeline]
         place = Place(arguments.folder, arguments.pack, settings)
         place.make_pack()
         images = place.make_images(arguments.count)
