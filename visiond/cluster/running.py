@@ -4,8 +4,9 @@
     driver 2   planning.py    drops what is finished, and forms units of about 1,000 images; plans.py writes each unit
                               down in OUTPUT before it is handed out
     driver 3   pool.py        hands the units to Ray Data: `map_batches` over a fixed pool of actors
-    actor  4   actor.py       reads the images of a unit (fetching.py), annotates them (visiond/engine.py), and writes
-                              their rows as one part: one Parquet file, whole or not at all (places.py)
+    actor  4   actor.py       reads the images of a unit (fetching.py), also those in archives (unpacking.py), annotates
+                              them (visiond/engine.py), and writes their rows as one part: one Parquet file, whole or
+                              not at all (places.py)
     driver 5   here           counts what came of each unit
 
 What makes each input exactly one row, whatever dies: a unit is a fixed set of inputs with a name, and its part has

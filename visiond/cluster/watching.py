@@ -33,6 +33,7 @@ def become_driver() -> Callable[[], None]:
     sys.stdout.flush()
     sys.stderr.flush()
     read, write = os.pipe()
+    os.set_blocking(read, False)
     watcher, driver = os.getpid(), os.fork()
     if not driver:
         os.close(read)
@@ -46,10 +47,17 @@ def become_driver() -> Callable[[], None]:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the driver gets a Ctrl-C too
     signal.signal(signal.SIGTERM, pass_on)
     status = os.waitstatus_to_exitcode(os.waitpid(driver, 0)[1])
-    if os.read(read, 1):
+    if _has_word(read):
         raise Ended(status if status >= 0 else SHELL_OFFSET - status)
     if status == -signal.SIGTERM:
         raise Ended(SHELL_OFFSET + signal.SIGTERM)
     if status < 0:
         raise ClusterLost(f"The driver was killed by {signal.Signals(-status).name}. {HOW}")
     raise ClusterLost(f"Ray has ended on this machine, and the run with it. {HOW}")
+
+
+def _has_word(pipe: int) -> bool:
+    try:
+        return bool(os.read(pipe, 1))
+    except BlockingIOError:  # the driver has ended, and a process that it started has not
+        return False
