@@ -37,7 +37,7 @@ class Rows(NamedTuple):
     file: mmap.mmap
 
     def fetch(self, places: NDArray[np.int64]) -> None:
-        """Let the kernel read these rows of `exact`, all at once. It does not wait; what is in memory costs nothing."""
+        """Let the kernel read these rows of `exact`, all at once. It does not wait; a row in memory costs a microsecond."""
         size = self.exact[0].nbytes
         for place in places.tolist():
             start = place * size & -mmap.PAGESIZE

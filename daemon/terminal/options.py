@@ -79,8 +79,9 @@ def read_config_to_look(path: Path | None) -> Config:
         lines = str(problem).splitlines()
         more = f" (and {quantity(len(lines) - 1, 'other problem')})" if lines[1:] else ""
         rest = f"This command leaves that part out; `{command('check')}` lists all problems."
-        left = f"{lines[0].rstrip('.')}{more}. {rest}"
-        errors.print(f"[yellow]Warning: {printable(left)}[/yellow]")
+        first = f"{lines[0].rstrip('.')}{more}"
+        sentence = first if first.endswith("?") else f"{first}."
+        errors.print(f"[yellow]Warning: {printable(f'{sentence} {rest}')}[/yellow]")
     return config
 
 

@@ -19,6 +19,7 @@ QUICK = [
     "VisiondDiskLow",
     "VisiondGpuMemory",
     "VisiondEventsLost",
+    "VisiondConfigurationRefused",
 ]
 
 pytestmark = needs_prometheus

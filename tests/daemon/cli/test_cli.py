@@ -493,6 +493,13 @@ def test_models_list_names_a_configured_pack_that_is_not_there(tmp_path: Path) -
     assert "`visiond models pull" in done.stderr
 
 
+def test_a_warning_that_asks_a_question_ends_with_its_question_mark(tmp_path: Path) -> None:
+    place = Place(tmp_path)
+    assert place.run_once().returncode == 0
+    place.configure({"lag": {"level": "info"}})
+    assert 'did you mean "log"? This command leaves that part out' in place.command("status").stderr
+
+
 def test_commands_that_only_read_work_without_a_configured_stage_and_warn_once(tmp_path: Path) -> None:
     place = Place(tmp_path)
     place.drop_many(range(2))

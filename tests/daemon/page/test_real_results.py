@@ -71,6 +71,7 @@ def find(tab: Tab, by: str, words: str) -> None:
     tab.goto(f"/?by={by}")
     tab.get_by_role("searchbox").fill(words)
     tab.get_by_role("searchbox").press("Enter")
+    tab.wait_for_url("**q=**")  # together with the answer
     expect(tab.locator(".card").first).to_be_visible(timeout=1000 * LOAD_SECONDS)
 
 
