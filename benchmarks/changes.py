@@ -3,10 +3,10 @@
     python -m benchmarks.changes qwen3-vl-2b --dtype int4 --beside bfloat16 --count 100
     python -m benchmarks.changes ./my-clip ./my-reader --dtype int8
 
-A model is named as in daemon.toml. It runs as in a worker on scenes of `visiond samples`, or on your images (--images), in
-both dtypes one after another, and prints what changed: of texts, how many are equal, and which part is the same from their
-beginning on, in words; of embeddings the smallest cosine, and the first tag; of objects the boxes that are still there.
-Where a dtype does not fit a model, it says why.
+A model is named as in daemon.toml. It runs as in a worker, first in one dtype and then in the other, on scenes of
+`visiond samples` or on your images (--images). This prints what has changed. Texts: how many are equal, and which share of
+their words comes before the first difference. Embeddings: the cosines, and for how many images the first tag is the same.
+Objects: how many boxes are found again.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("models", nargs="+", help="names or folders of models or packs")
+    parser.add_argument("models", nargs="+", help="names or folders, of models or packs")
     parser.add_argument("--dtype", required=True, help="for example int8")
     parser.add_argument("--beside", default="float32", help="the dtype to compare with; default: float32")
     parser.add_argument("--images", type=Path, help="a folder of images; default: scenes")
@@ -121,7 +121,7 @@ def text_of(answer: Any) -> str:
 
 
 def share_kept(one: str, other: str) -> float:
-    """The part of the longer text, in words, that both begin with."""
+    """The share of the longer text's words that come before the first difference."""
     words = one.split(), other.split()
     same = next(
         (place for place, (a, b) in enumerate(zip(*words, strict=False)) if a != b), min(map(len, words))

@@ -1752,7 +1752,7 @@ SEARCH = [
     ),
     Mutant(
         "search-rows",
-        "of the embeddings that are compared exactly, no others are read from the disk",
+        "of the exact embeddings, only those that are compared are read from the disk",
         "daemon/search/matrix.py",
         "file.madvise(mmap.MADV_RANDOM)",
         "pass",
@@ -2474,7 +2474,7 @@ CLUSTER = [
     ),
     Mutant(
         "unpacked-twice",
-        "what the daemon has unpacked is not a row of its own beside that of its archive's member",
+        "a file that the daemon has unpacked does not get a second row beside that of the archive's member",
         "visiond/cluster/inputs.py",
         "and not self._is_unpacked(entry[0])",
         "",
@@ -2490,7 +2490,7 @@ CLUSTER = [
     ),
     Mutant(
         "silent-ray",
-        "a run that Ray ends without a word has another status than one with failed images",
+        "a run that Ray ends without a message does not have the status of a run with failed images",
         "visiond/cluster/watching.py",
         "if os.read(read, 1):",
         "if True:",

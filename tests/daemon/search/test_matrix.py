@@ -17,7 +17,7 @@ PAGE = 4096
 
 
 def read_bytes() -> int:
-    """That this process has read from disks so far."""
+    """How many bytes this process has read from disks so far."""
     counts = dict(line.split(": ") for line in Path("/proc/self/io").read_text().splitlines())
     return int(counts["read_bytes"])
 

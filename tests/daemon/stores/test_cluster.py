@@ -205,7 +205,7 @@ def test_a_store_that_is_away_ends_the_run_and_fails_no_image(
     monkeypatch.setattr("daemon.stores.opening.RETRIES", 1)
     source = put(bucket, f"{prefix}/in", {f"{number}.ppm": picture(number) for number in range(10)})
     output, place = f"s3://{BUCKET}/{prefix}/rows", Place(tmp_path)
-    # Credentials that expire refuse everything; the others may also affect a single object.
+    # Expired credentials are refused for every object; other faults may also affect a single object.
     broken = (403, "AccessDenied") if trouble == EXPIRED else BROKEN
     with contextlib.closing(Chain(load(place.config).model_dump_json().encode(), output, source)) as chain:
         [unit] = units(place, source, output)
