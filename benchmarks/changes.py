@@ -100,11 +100,11 @@ def describe(before: Sequence[Any], after: Sequence[Any]) -> str:
     failed = f", {len(before) - len(pairs)} failed" if len(pairs) < len(before) else ""
     if not pairs:
         return "no image has an answer"
-    tell: Callable[[Sequence[tuple[Any, Any]]], str] = {
+    compare: Callable[[Sequence[tuple[Any, Any]]], str] = {
         "Objects": compare_objects,
         "Clip": compare_embeddings,
     }.get(type(pairs[0][0]).__name__, compare_texts)
-    return f"{len(pairs)} images{failed}: {tell(pairs)}"
+    return f"{len(pairs)} images{failed}: {compare(pairs)}"
 
 
 def compare_texts(pairs: Sequence[tuple[Any, Any]]) -> str:

@@ -1756,7 +1756,7 @@ SEARCH = [
         "daemon/search/matrix.py",
         "file.madvise(mmap.MADV_RANDOM)",
         "pass",
-        ("daemon/search/test_matrix.py::test_of_the_exact_rows_only_those_that_are_needed_are_read",),
+        ("daemon/search/test_matrix.py::test_only_the_exact_rows_that_are_needed_are_read",),
     ),
     Mutant(
         "search-at-once",
@@ -2469,7 +2469,7 @@ CLUSTER = [
         "self.read(name) == data",
         "False",
         (
-            "daemon/stores/test_cluster.py::test_a_file_whose_put_succeeded_without_an_answer_is_our_own_and_another_is_not",
+            "daemon/stores/test_cluster.py::test_a_put_whose_answer_was_lost_counts_as_written_and_a_file_of_others_does_not",
         ),
     ),
     Mutant(

@@ -175,7 +175,7 @@ def test_rows_of_a_bucket_equal_those_of_the_daemon_and_each_part_is_created_onc
     }
 
 
-def test_a_file_whose_put_succeeded_without_an_answer_is_our_own_and_another_is_not(
+def test_a_put_whose_answer_was_lost_counts_as_written_and_a_file_of_others_does_not(
     bucket: Bucket, prefix: str, proxy: FaultyProxy
 ) -> None:
     place = open_place(f"s3://{BUCKET}/{prefix}")
