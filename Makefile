@@ -147,7 +147,7 @@ site: site-setup  ## build the documentation as a site, in build/site/html; SERV
 	$(BIN)/python docs/site/build.py build/site
 	$(if $(SERVE),$(BIN)/python -m http.server --bind 127.0.0.1 --directory build/site/html 8000)
 
-picture: $(STAMP)  ## draw docs/example.png, Grafana's boards (needs prometheus), and the page, with Chromium, from a run of the demo
+picture: $(STAMP)  ## draw docs/example.png and Grafana's boards, and take pictures of the demo's page (needs chromium and prometheus)
 	$(BIN)/visiond demo
 	$(BIN)/python docs/example.py demo docs/example.png
 	$(BIN)/python docs/page.py demo docs

@@ -3,10 +3,10 @@
     python -m benchmarks.changes qwen3-vl-2b --dtype int4 --beside bfloat16 --count 100
     python -m benchmarks.changes ./my-clip ./my-reader --dtype int8
 
-A model is named as in daemon.toml. It runs as in a worker on scenes of `visiond samples`, or on your images (--images), in
-both dtypes one after another, and prints what changed: of texts, how many are equal, and which part is the same from their
-beginning on, in words; of embeddings the smallest cosine, and the first tag; of objects the boxes that are still there.
-Where a dtype does not fit a model, it says why.
+A model is named as in daemon.toml. It runs as in a worker, first in one dtype and then in the other, on scenes of
+`visiond samples` or on your images (--images). This prints what has changed. Texts: how many are equal, and which share of
+their words comes before the first difference. Embeddings: the cosines, and for how many images the first tag is the same.
+Objects: how many boxes are found again.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("models", nargs="+", help="names or folders of models or packs")
+    parser.add_argument("models", nargs="+", help="names or folders, of models or packs")
     parser.add_argument("--dtype", required=True, help="for example int8")
     parser.add_argument("--beside", default="float32", help="the dtype to compare with; default: float32")
     parser.add_argument("--images", type=Path, help="a folder of images; default: scenes")
@@ -50,17 +50,18 @@ def main() -> None:
         if given.images
         else make_scenes(given.folder, given.count)
     )
+    chosen = files[: given.count]
     for name in given.models:
         for stage in stages_of(name, given.models_folder):
             title = f"{name}, {stage}, {given.dtype} beside {given.beside}, {given.device}"
-            specs = [
-                specify(name, stage, given.models_folder, dtype, given.batch)
-                for dtype in (given.beside, given.dtype)
-            ]
-            if given.dtype not in allowed(specs[1]):
-                print(f"{title}: {specs[1].backend} has no {given.dtype}", flush=True)
+            dtypes = (given.beside, given.dtype)
+            if missing := set(dtypes) - set(list_dtypes(name, stage, given.models_folder)):
+                print(f"{title}: the model cannot have {', '.join(sorted(missing))}", flush=True)
                 continue
-            before, after = (answer(spec, files[: given.count], given.device) for spec in specs)
+            before, after = (
+                answer(specify(name, stage, given.models_folder, dtype, given.batch), chosen, given.device)
+                for dtype in dtypes
+            )
             print(f"{title}: {describe(before, after)}", flush=True)
 
 
@@ -72,9 +73,10 @@ def specify(name: str, stage: str, models: Path, dtype: str, batch_size: int) ->
     return resolve(open_pack(name, models), stage, {"dtype": dtype, "batch_size": batch_size})
 
 
-def allowed(spec: StageSpec) -> tuple[str, ...]:
+def list_dtypes(name: str, stage: str, models: Path) -> list[str]:
     """The dtypes that a model can have."""
-    return ("float32", "bfloat16", "float16", *registry.find_backend(spec.name, spec.backend).small)
+    spec = resolve(open_pack(name, models), stage)
+    return ["float32", "bfloat16", "float16", *registry.find_backend(stage, spec.backend).small]
 
 
 def answer(spec: StageSpec, files: Sequence[Path], device: str) -> list[Any]:
@@ -100,11 +102,11 @@ def describe(before: Sequence[Any], after: Sequence[Any]) -> str:
     failed = f", {len(before) - len(pairs)} failed" if len(pairs) < len(before) else ""
     if not pairs:
         return "no image has an answer"
-    tell: Callable[[Sequence[tuple[Any, Any]]], str] = {
+    compare: Callable[[Sequence[tuple[Any, Any]]], str] = {
         "Objects": compare_objects,
         "Clip": compare_embeddings,
     }.get(type(pairs[0][0]).__name__, compare_texts)
-    return f"{len(pairs)} images{failed}: {tell(pairs)}"
+    return f"{len(pairs)} images{failed}: {compare(pairs)}"
 
 
 def compare_texts(pairs: Sequence[tuple[Any, Any]]) -> str:
@@ -121,7 +123,7 @@ def text_of(answer: Any) -> str:
 
 
 def share_kept(one: str, other: str) -> float:
-    """The part of the longer text, in words, that both begin with."""
+    """The share of the longer text's words that come before the first difference."""
     words = one.split(), other.split()
     same = next(
         (place for place, (a, b) in enumerate(zip(*words, strict=False)) if a != b), min(map(len, words))

@@ -9,9 +9,9 @@ map_batches, write_parquet. Both are timed from the first call to the last file,
 daemon: the mini pack, beside `visiond run --once` on the same folder. Both rates are those between the first tenth
 and the last tenth of the images, by the time at which each was finished: the start of Ray or of the models is not in
 them.
-standard: the same with the standard job of `visiond bench`, on all GPUs that CUDA_VISIBLE_DEVICES leaves: --images
-different ones, each under --repeat names for each GPU. Kernels are compiled in a first run of the daemon's that is
-not counted.
+standard: the same with the standard job of `visiond bench`, on all GPUs that CUDA_VISIBLE_DEVICES leaves. It has --images
+different images, each under --repeat names for each GPU. Kernels are compiled in a first run of the daemon, which is not
+counted.
 The two ways take turns, and the ratio of each round is printed: others may use this machine.
 """
 

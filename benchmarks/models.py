@@ -7,8 +7,9 @@ The models have the sizes of the published ones and random weights. Captions hav
 Each model is measured as by `visiond bench --models`, and then with the original library: transformers, or ultralytics for
 YOLO, used as its documentation shows, with the image processor on the CPU and the whole batch at once. Images are decoded
 before the clock starts: for visiond to the device, because its decoder puts them there, and for the original library to host
-memory. Prints a Markdown table, one row as soon as each model is measured. With --pipeline also `transformers.pipeline` for the
-model's task, with PIL images, at the best of the batch sizes (benchmarks/pipelines.py); it has none for YOLO's files.
+memory. Prints a Markdown table, one row as soon as each model is measured. With --pipeline it also measures
+`transformers.pipeline` for the model's task, with PIL images, at the best of the batch sizes (benchmarks/pipelines.py).
+transformers has no pipeline for YOLO's files.
 """
 
 from __future__ import annotations
@@ -107,7 +108,7 @@ def describe_rates(name: str, order: Order, *, alone: bool, at_its_best: bool = 
 
 
 def describe_pipeline(order: Order) -> str:
-    """What somebody gets who writes `transformers.pipeline(task, model)`, at the best of the batch sizes."""
+    """The rate of `transformers.pipeline(task, model)`, at the best of the batch sizes."""
     if order.spec.backend == "ultralytics":
         return "none"
     found = measure(order, "benchmarks.pipelines")

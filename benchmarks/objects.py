@@ -1,13 +1,13 @@
-"""A prefix of an object store with many objects as the daemon's inbox, and another one as its output: is each found,
-finished and uploaded once, how fast, and does memory stay flat?
+"""The daemon with many objects in a store as its inbox, and another prefix of the store as its output: is each object
+found, finished and uploaded once, how fast, and does memory stay flat?
 
     make store-setup
     python -m benchmarks.objects [--objects 100000] [--faults 0.02] [--images]
 
 A real store (SeaweedFS) runs on this machine. A proxy before it answers a share of the requests with 503, 500 or a
-connection that is cut, and for three seconds of each half minute every request with expired credentials. While the
+connection that is cut. For three seconds of each half minute it answers every request with ExpiredToken. While the
 daemon works, objects are added, replaced and deleted, so that listings change while they are read. The stages are
-fakes. The sink `store` uploads the sidecars; with --images, the images too, each into its bin.
+fakes. The sink `store` uploads the sidecars; with --images, it also uploads each image into its bin.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ class Objects:
 
 
 def run(place: Place, environment: dict[str, str], objects: int) -> None:
-    """Work until all are done and uploaded; prints memory on the way and the rate."""
+    """Run the daemon until all objects are done and uploaded; print its memory meanwhile, and the rate."""
     started, readings = time.perf_counter(), []
     command = [sys.executable, "-P", "-m", "daemon", "run", "--config", str(place.config)]
     with (place.folder / "log").open("wb") as log:
@@ -110,7 +110,7 @@ def run(place: Place, environment: dict[str, str], objects: int) -> None:
 
 
 def check(place: Place, objects: Objects, bucket: Bucket, *, images: bool) -> None:
-    """Count what was lost, doubled or failed, and compare uploads with the results here."""
+    """Count what was lost, doubled or failed, and compare uploads with the files in the daemon's folders."""
     rows = place.rows("SELECT path, digest, status, emitted, attempts, bin FROM image ORDER BY id")
     done = [(path.decode(), digest) for path, digest, status, *_ in rows if status == 1]
     last = dict(done)

@@ -1,8 +1,8 @@
 """The child process of `python -m benchmarks.models --pipeline` that measures `transformers.pipeline`, with PIL images, as its
 documentation shows.
 
-It reads an Order from standard input; the last line of its standard output is a Measurement. A larger batch size is tried
-while it is faster.
+It reads an Order from standard input; the last line of its standard output is a Measurement. It tries larger batch sizes
+as long as they are faster.
 """
 
 from __future__ import annotations

@@ -81,7 +81,7 @@ def load(place: Place, count: int, size: int) -> tuple[Chain, list[Batch]]:
     stages = [msgspec.structs.replace(stage, batch_size=size) for stage in seat.setup.stages]
     chain = Chain(msgspec.structs.replace(seat.setup, stages=stages), slab.view)
     chain.load()
-    gc.unfreeze()  # or libraries report leaks at the end
+    gc.unfreeze()  # otherwise libraries report leaks at the end
     return chain, [Batch(start, items[start : start + size]) for start in range(0, len(items), size)]
 
 

@@ -1,15 +1,15 @@
-"""Records the metrics of a daemon at work, of which docs/boards.py draws Grafana's boards.
+"""Records the metrics of a daemon at work. docs/boards.py draws Grafana's boards from them.
 
     python -m benchmarks.recording docs/boards.prom.xz
     python -m benchmarks.recording docs/boards.prom.xz --standard bench --rate 400 --delivery 30000 \\
         --pipeline workers_per_device=5
 
-With fake stages; with --standard the weights and images of `visiond bench`, on all GPUs. Images arrive in two inboxes: in
-`scans` all the time, in `mail` twice as one large delivery. Now and then one is broken; in the middle a worker is killed,
-and later a reload is refused and the next one accepted.
+The stages are fakes; with --standard the daemon has the weights and images of `visiond bench`, on all GPUs. Images arrive in
+two inboxes: in `scans` all the time, and in `mail` twice, as one large delivery. Now and then an image is broken. In the
+middle a worker is killed; later a reload is refused, and the next one is accepted.
 
-The file has what Prometheus reads: each scrape's samples with their time and with the labels `job` and `instance`. The
-kernels of a GPU are compiled before the recording.
+The file has what Prometheus reads: each scrape's samples with their time and with the labels `job` and `instance`. Kernels
+for GPUs are compiled before the recording.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from stages.processes import environment, python
 INSTANCE = "127.0.0.1:9464"  # as in deploy/prometheus/prometheus.yml
 SCRAPE_SECONDS = 5.0
 ARRIVE_SECONDS = 0.5  # between two groups of images
-BROKEN = 60  # of so many images one is broken
+BROKEN = 60  # one of so many images is broken
 PATIENCE_SECONDS = 600.0
 FIRST = 8  # images that are done before the recording begins
 CONFIG = """\
@@ -144,7 +144,7 @@ class Arrivals:
 def work(
     daemon: subprocess.Popen[bytes], home: Path, options: argparse.Namespace, arrivals: Arrivals
 ) -> None:
-    """Images arrive, and things happen."""
+    """Give images to the inboxes, and cause the events, until the time is over."""
     control = home / "state" / "control.sock"
     events = [  # when, as a share of the time
         (0.15, lambda: arrivals.give("mail", options.delivery)),

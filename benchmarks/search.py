@@ -275,7 +275,7 @@ def search_rows(folder: Path, rows: int) -> None:
 
 
 def read_cold(made: Path, rows: int) -> None:
-    """Read the rows that one search compares exactly, where none of them is in memory."""
+    """Read the rows that one search compares exactly, while none of them is in memory."""
     with (made / "float16").open("rb") as file:
         os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
     opened = matrix.open_rows(made, rows, DIM)

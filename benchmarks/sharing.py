@@ -4,15 +4,15 @@
     python -m benchmarks.sharing --folder /tmp/sharing --model clip-l14 --count 3000
     python -m benchmarks.sharing --folder /tmp/sharing --pack mini --model ./my-clip --stage clip --count 24 --images 24
 
-First looks are the standard job of `visiond bench` on one GPU (or the CPU). A larger model of one stage, with random weights
-in its published size or from a folder, looks again at a share of the images: on the same GPU, and if there are two, on the
-other. One daemon does all phases, one after another: no second looks, each share on each device, and none again. Each phase
-has --count images, and begins when the second looks of the one before have ended.
+First looks are the standard job of `visiond bench` on one GPU (or the CPU). A larger model of one stage takes second looks at
+a share of the images: on the same GPU, and if there are two, on the other one. It has random weights in its published size,
+or it is the model in a folder. One daemon does all phases, one after another: no second looks, each share on each device,
+and no second looks again. Each phase has --count images, and begins when the second looks of the phase before have ended.
 
-The rate of a phase is the slope between a fifth and four fifths of its first looks. Second looks alone: their rate when
-their images wait until the GPU is idle. If L of S second looks per second were done in a phase on the same GPU, L / S of
-the GPU's time is gone, and 1 - L / S of the rate without second looks is what they leave. `of what is left` is the rate
-of first looks compared with that; on another GPU, everything is left.
+The rate of a phase is the slope of its first looks between a fifth and four fifths of them. S is the rate of second looks
+alone, whose images wait until the GPU is idle. If L second looks per second are done in a phase on the same GPU, they take
+L / S of the GPU's time, and leave 1 - L / S of the rate without second looks. The column `of what is left` compares the rate
+of first looks with that. Second looks on another GPU leave everything.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ from stages.processes import environment, python
 SAME, OTHER = "same", "other"  # the names of the second looks
 SHARES = [0.01, 0.05, 0.2]
 WARM_UP_SHARE = 0.2
-HELD = 0.001  # second looks/s: none, in effect
+HELD = 0.001  # second looks/s, which is practically none
 MEASURED = slice(0.2, 0.8)  # of a phase's first looks, in the order in which they ended
 POLL_SECONDS = 0.1
 PATIENCE_SECONDS = 300.0  # for a phase
@@ -65,7 +65,8 @@ def fits(look: str, path: str) -> bool:
 
 @dataclass
 class Phase:
-    """look: "" for none. The times of the first looks, in order; and how many second looks had been done at times."""
+    """look: "" for none. finished: when each first look ended, in order. looks: times, and how many second looks had been done
+    at each."""
 
     look: str
     share: float
@@ -90,12 +91,13 @@ class Phase:
 
 
 def cut(times: Sequence[float]) -> list[float]:
-    """The part that is measured: the first batches wait for files, and the last ones leave workers without work."""
+    """The part that is measured. The first batches wait for files, and during the last ones some workers have no work."""
     return list(times[int(MEASURED.start * len(times)) : int(MEASURED.stop * len(times))])
 
 
 def slope(times: Sequence[float]) -> float:
-    """Events per second. Batches end together, so the line through all is better than the first and the last."""
+    """Events per second: the slope of a line through all of them. The images of a batch end together, so the first and the
+    last event alone would say less."""
     return statistics.linear_regression(times, range(len(times))).slope
 
 
@@ -149,7 +151,7 @@ class Bench:
             time.sleep(POLL_SECONDS)
 
     def run_alone(self, count: int) -> float:
-        """Second looks/s of the first GPU, with first looks that have ended."""
+        """Second looks/s on the first GPU after all first looks have ended."""
         self.set_limits({SAME: HELD})
         phase, before = Phase(SAME, 1.0), self.last_image()
         self.drop(phase, count)
@@ -168,8 +170,9 @@ class Bench:
         subprocess.run(command, check=True, env=environment(), stdout=subprocess.DEVNULL)
 
     def drop(self, phase: Phase, count: int) -> None:
-        """Put images into the inbox, in a folder whose name says what becomes of them. They are hard links, and another
-        link would make new versions of those that are there; so the folder before goes first, and this one comes whole."""
+        """Put images into the inbox, in a folder whose name says what becomes of them. They are hard links. Another link to an
+        image changes its inode, so an image that is still there would become a new version: the folder of the phase before
+        is removed first, and this one appears whole."""
         self.number += 1
         for old in self.place.drop.glob("*/"):
             shutil.rmtree(old)
@@ -228,7 +231,7 @@ def write_value(value: object) -> str:
 
 
 def make_tables(stage: str, model: Path, devices: Sequence[str]) -> dict[str, dict[str, Any]]:
-    """devices: the one of first looks, and another one if there is one."""
+    """devices: the one of first looks, and another one if this machine has two."""
     options: dict[str, Any] = {}
     if stage == "blip":  # as in the standard job
         options = {"max_new_tokens": NEW_TOKENS, "force_tokens": NEW_TOKENS}
@@ -240,7 +243,7 @@ def make_tables(stage: str, model: Path, devices: Sequence[str]) -> dict[str, di
 
 
 def make_inputs(place: Place, stage: str, model: str, images: int) -> tuple[list[Path], Path]:
-    """The images and the model of second looks; also the weights of first looks."""
+    """Returns the images and the model of second looks; also makes the weights of first looks."""
 
     def make_model() -> Path:
         if "/" in model:

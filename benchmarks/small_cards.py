@@ -2,8 +2,8 @@
 
     python -m benchmarks.small_cards --free-mib 24000 16000 --images 1000 --repeat 8
 
-Runs `visiond run --once` on the first GPU, first with all of its memory and then with each of the given amounts, with the
-workers and batches that visiond chooses by itself. Prints the rate of the middle half and its ratio to the first run.
+Runs the standard job of `visiond bench` on the first GPU, first with all of its memory and then with each of the given amounts
+free. visiond chooses workers and batches by itself. Prints the rate of the middle half and its ratio to the first run.
 """
 
 from __future__ import annotations

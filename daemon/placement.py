@@ -226,9 +226,9 @@ def _limit(bounds: Mapping[str, int]) -> str:
 
 
 def _bounds(devices: int, used: Sequence[Gpu], need: int, host: Host) -> dict[str, int]:
-    """How many workers a GPU may have, by what allows no more.
+    """How many workers a GPU may have, by the reason for each bound.
 
-    devices: how many share the host; used: the GPUs that hold these workers; need: GPU memory of each, in bytes.
+    devices: how many share the host; used: the GPUs of these workers; need: GPU memory of a worker, in bytes.
     """
     if not used:
         return {"one worker's models use all cores of the CPU": 1}
@@ -301,7 +301,7 @@ def _cost(run: Sequence[str], costs: Mapping[str, float]) -> float:
 
 
 def spread_over(devices: list[str], spec: StageSpec) -> StageSpec:
-    """The spec of a stage in a worker with these devices; none: a worker with one device."""
+    """The spec of a stage in a worker with these devices. An empty list stands for a worker with one device."""
     if devices and find_backend(spec.name, spec.backend).can_spread:
         return msgspec.structs.replace(spec, spread=devices)
     return spec

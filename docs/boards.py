@@ -1,8 +1,8 @@
 """Draws Grafana's boards from recorded metrics, docs/board-*.webp: python docs/boards.py docs/boards.prom.xz docs
 
 A real Prometheus (Debian: apt install prometheus) reads the recording, which benchmarks/recording.py made, and answers each
-panel's query with Grafana's steps. The board's JSON decides places, titles, units, legends and stacking. The drawing is ours,
-and not Grafana's, which is no package of Debian, PyPI or npm; it shows what a board has, with less to click.
+panel's query at the steps that Grafana would ask for. The board's JSON decides places, titles, units, legends and stacking.
+Grafana itself is not a package of Debian, PyPI or npm, so docs/drawing.py draws the panels, without Grafana's controls.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ from PIL import Image
 from playwright.sync_api import sync_playwright
 
 BOARDS = Path(__file__).parents[1] / "deploy" / "grafana"
-SCRAPES = 4  # in $__rate_interval, as Grafana has it
+SCRAPES = 4  # in $__rate_interval, as in Grafana
 START_SECONDS = 60.0
 QUALITY = 80  # of WebP
 SCALE = 1.25  # pixels of the picture for each of the page
 TALL, TOP_ROWS = "visiond", 4  # of this board there is also a picture of its first rows
-DESCRIPTION = 0x010E  # of EXIF: it has the digest of the board that was drawn
+DESCRIPTION = 0x010E  # the field of EXIF that holds the digest of the board's JSON
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ class Span:
 
 
 class Prometheus:
-    """Of a recording."""
+    """A running Prometheus that has a recording."""
 
     def __init__(self, port: int, span: Span) -> None:
         self._url = f"http://127.0.0.1:{port}"
@@ -109,7 +109,7 @@ def replaying(recording: Path) -> Iterator[Prometheus]:
             last = time.monotonic() + START_SECONDS
             while not prometheus.is_ready():
                 if process.poll() is not None or time.monotonic() > last:
-                    sys.exit("Prometheus does not start; try it by hand to see why")
+                    sys.exit("Prometheus does not start; run `prometheus` in an empty folder to see why")
                 time.sleep(0.2)
             yield prometheus
         finally:
@@ -118,7 +118,7 @@ def replaying(recording: Path) -> Iterator[Prometheus]:
 
 
 def choose(board: Mapping[str, Any], prometheus: Prometheus) -> dict[str, str]:
-    """What is chosen in each menu, as Grafana does when nobody has: everything, or the first value."""
+    """What Grafana chooses in each menu when nobody has chosen: everything, or the first value."""
     chosen: dict[str, str] = {}
     for menu in board["templating"]["list"]:
         asked = re.fullmatch(r"label_values\((.+), (\w+)\)", menu.get("definition", ""))

@@ -9,7 +9,7 @@ from html import escape
 from itertools import pairwise
 from typing import Any, NamedTuple
 
-WIDTH, COLUMNS = 1200, 24  # of the page in pixels; of Grafana's grid
+WIDTH, COLUMNS = 1200, 24  # the page's width in pixels, and the columns of Grafana's grid
 CELL, GAP = 26, 8  # the height of a row of the grid, and the room between two
 LEFT, BOTTOM, TOP = 62, 20, 6  # of a chart: for the labels of its axes
 COLORS = [
@@ -24,7 +24,8 @@ COLORS = [
     "#6b5bd2",
     "#e377a2",
 ]
-LEGEND_LINES, LETTER, MARK = 2, 5.9, 26  # of legends; the width of a letter, and of what is around it
+# Of legends: the most lines, the width of a letter, and of the mark and margin.
+LEGEND_LINES, LETTER, MARK = 2, 5.9, 26
 SCALES = {  # by unit, the largest first
     "short": ((1e9, " Bil"), (1e6, " Mil"), (1e3, " K"), (1, "")),
     "bytes": ((1024.0**4, " TiB"), (1024.0**3, " GiB"), (1024.0**2, " MiB"), (1024, " KiB"), (1, " B")),
@@ -173,7 +174,7 @@ def draw_lines(
             ]
             line = " ".join(f"{x:.1f},{y:.1f}" for x, y in places)
             color, ground = color_of(number), f"{places[-1][0]:.1f},{low} {places[0][0]:.1f},{low}"
-            if stacked:  # what is below is drawn over it
+            if stacked:  # hides the series above it, which is drawn first
                 found.append(f'<polygon points="{line} {ground}" fill="#fff"/>')
             found.append(
                 f'<polygon points="{line} {ground}" fill="{color}" fill-opacity="{0.3 if stacked else 0.06}"/>'
@@ -242,7 +243,7 @@ def scale_of(value: float, unit: str) -> tuple[float, str]:
 
 
 def digits(value: float) -> str:
-    """Three significant ones, but all of a whole part."""
+    """With three significant digits, but with all digits of the whole part."""
     value = round(value, 9)
     if value == int(value) or abs(value) >= 100:
         return f"{value:.0f}"

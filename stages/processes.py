@@ -58,8 +58,8 @@ def describe_end(status: int | None, killed: str = "killed by", ended: str = "ex
 def importing(*, freeze: bool = True) -> Iterator[None]:
     """Import modules without garbage collection, which would take a fifth of the time: what a module makes stays.
 
-    freeze: later collections pass over it too. With torch's libraries only in a process that ends by os._exit, as
-    some of them report frozen objects as leaks when the interpreter ends.
+    freeze: later collections skip these objects too. Use it with torch's libraries only in a process that ends by
+    os._exit, because some of them report frozen objects as leaks when the interpreter ends.
     """
     was_enabled = gc.isenabled()
     gc.disable()

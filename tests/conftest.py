@@ -23,7 +23,7 @@ from daemon.workers.worker import Worker
 from tests.daemon_process import GLANCE
 from tests.makers import MODELS, Commits
 
-# Folders whose tests compute, those with the longest files first; those of the others wait.
+# Folders whose tests compute, the one with the longest files first. Tests in the other folders wait.
 COMPUTING = ("acceptance", "training", "stages")
 LONGEST = "faults"
 

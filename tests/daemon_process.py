@@ -197,7 +197,8 @@ class Place:
         """Run `visiond` with these arguments and this place's configuration until it ends.
         prefix: a command that runs it. stdout: where its standard output goes, if the test does not read it.
 
-        With a prefix, or a terminal as its output, it imports all it needs; otherwise the tests' server has done that.
+        With a prefix, or a terminal as its output, the command imports all that it needs. Otherwise it is forked from the
+        tests' server, which has imported everything.
         """
         told = [*map(str, arguments)]
         environment = {**os.environ, TOKEN: self.token, "VISIOND_CONFIG": str(self.config)}

@@ -29,7 +29,7 @@ from stages.base import Reason
 FEED = 64  # jobs handed out together
 NOTHING = Publication([], {}, set(), [], [])
 
-# The name, and the bytes, or why they could not be read, or why there is no result.
+# The name, and one of: the bytes, the error of reading them, or the reason why there is no result.
 Image = tuple[str | bytes, bytes | OSError | Failure]
 
 

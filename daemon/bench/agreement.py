@@ -10,8 +10,8 @@ import msgspec
 
 Section = Mapping[str, Any]
 
-# What is compared, in a section of the sidecar; a stage that is not in use has none. Figures such as scores are left out:
-# in half precision they depend a little on the batch.
+# What is compared: a section of the sidecar, and how its answer is read. A stage that is not in use has no section. Scores
+# and other figures are left out: in half precision they depend a little on the batch.
 ASPECTS: dict[str, tuple[str, Callable[[Section], object]]] = {
     "texts": ("ocr", lambda ocr: [line["text"] for line in ocr["lines"]]),
     "text boxes": ("ocr", lambda ocr: [line["box"] for line in ocr["lines"]]),
@@ -23,7 +23,7 @@ ASPECTS: dict[str, tuple[str, Callable[[Section], object]]] = {
 
 
 class Agreement(msgspec.Struct, frozen=True):
-    """How many of the compared images have other answers, by aspect."""
+    """How many images were compared, and for how many of them each aspect of the answers is different."""
 
     images: int
     different: dict[str, int]

@@ -24,7 +24,7 @@ import msgspec
 
 from daemon import __version__
 from daemon.bench.ceiling import measure_ceiling
-from daemon.bench.meter import Meter, Sample
+from daemon.bench.meter import INTERVAL_SECONDS, Meter, Sample
 from daemon.config.loading import Config, load
 from daemon.control import find_snapshot, open_reader
 from daemon.errors import VisiondError
@@ -76,8 +76,8 @@ class Percentiles(msgspec.Struct, frozen=True):
 
 
 class LookRun(msgspec.Struct, frozen=True):
-    """A second look in a run. images_per_second: from the moment that the first worker is loaded to its last sidecar.
-    stage_seconds: per image, as Run.stage_seconds."""
+    """A second look in a run. images_per_second: from the moment that the first worker is loaded to the last sidecar with
+    this second look. stage_seconds: per image, as in Run.stage_seconds."""
 
     name: str
     stage: str
@@ -99,9 +99,8 @@ class Run(msgspec.Struct, frozen=True):
     latency: Percentiles
     # Per image: the batch's time divided by its images, including the wait for the device.
     stage_seconds: dict[str, float]
-    published_at: list[
-        float
-    ]  # seconds since the start, in order; with second looks, when the first looks ended
+    # Seconds since the start, in order. For an image with a second look, the time at which its first looks ended.
+    published_at: list[float]
     samples: list[Sample]
     second_looks: list[LookRun] = []
 
@@ -151,7 +150,7 @@ class Place:
         self, folder: Path, pack: str = "", pipeline: Sequence[str] = (), second_looks: str = ""
     ) -> None:
         """pack: as in [models]; "" for random weights. pipeline: lines for that table of the configuration.
-        second_looks: tables [[second_look]] for it."""
+        second_looks: [[second_look]] tables of the configuration."""
         self.folder = folder.absolute()
         self.home = self.folder / "daemon"
         self.config_file = self.home / "daemon.toml"
@@ -265,17 +264,19 @@ def run_job(place: Place, inbox: Path, *, cold: bool) -> Run:
         records = list(reader.finished())
     results = os.fsencode(config.output.results)
     written = [os.stat(os.path.join(results, record.path + b".json")).st_mtime for record in records]
-    # A second look writes the sidecar again.
+    # A second look writes the sidecar again, so the file's time is not when the first looks ended.
     published = [
         at if not record.looks or record.finished_at is None else record.finished_at
         for at, record in zip(written, records, strict=True)
     ]
-    waits = [at - max(record.seen_at, meter.loaded_at) for at, record in zip(published, records, strict=True)]
+    # Fast stages may be done before the next sample: the models were loaded before the first result.
+    loaded_at = min(meter.loaded_at, min(written) - INTERVAL_SECONDS)
+    waits = [at - max(record.seen_at, loaded_at) for at, record in zip(published, records, strict=True)]
     return Run(
         cold=cold,
         wall_seconds=ended - meter.started,
-        load_seconds=meter.loaded_at - meter.started,
-        images_per_second=len(records) / (max(published) - meter.loaded_at),
+        load_seconds=loaded_at - meter.started,
+        images_per_second=len(records) / (max(published) - loaded_at),
         latency=Percentiles.of(waits),
         stage_seconds={
             name: statistics.fmean(r.outputs[name].seconds for r in records) for name in config.stage_names
@@ -283,7 +284,7 @@ def run_job(place: Place, inbox: Path, *, cold: bool) -> Run:
         published_at=sorted(at - meter.started for at in published),
         samples=meter.samples,
         second_looks=[
-            sum_up(look.name, look.stage, written, records, meter.loaded_at) for look in config.second_look
+            sum_up(look.name, look.stage, written, records, loaded_at) for look in config.second_look
         ],
     )
 
@@ -291,7 +292,7 @@ def run_job(place: Place, inbox: Path, *, cold: bool) -> Run:
 def sum_up(
     name: str, stage: str, written: Sequence[float], records: Sequence[Record], loaded_at: float
 ) -> LookRun:
-    """What a second look did. written: the time of each record's sidecar."""
+    """What a second look did. written: when each record's sidecar was last written."""
     ended = [
         (at, record.looks[name]) for at, record in zip(written, records, strict=True) if name in record.looks
     ]

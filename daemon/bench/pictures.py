@@ -9,7 +9,7 @@ from daemon.bench.scaling import Scaling
 
 
 def draw_scaling(report: Scaling, picture: Path) -> None:
-    """Draw the rate over the number of GPUs, with the line of a rate that grows with their number."""
+    """Draw the rate over the number of GPUs, and a line for a rate that is in proportion to their number."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(7, 5), layout="tight")

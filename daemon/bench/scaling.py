@@ -103,7 +103,7 @@ def measure_scaling(
             agreement = compare_answers(first, answers)
             points.append(summarize(number, placement, representative(runs), slow, points, agreement))
             point = points[-1]
-            # at once, because the whole table may take hours and a run may fail
+            # Shown now, because the whole table may take hours, and a later run may fail.
             progress(
                 f"{describe(number)}, {placement}: {point.whole:.1f} images/s, {point.times:.2f} times the first"
             )

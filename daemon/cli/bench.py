@@ -57,7 +57,7 @@ SecondLookOption = Annotated[
     option(
         "--second-look",
         metavar="FILE",
-        help="A TOML file with tables [[second_look]], to measure them too.",
+        help="A TOML file with [[second_look]] tables, which are measured too.",
         panel=JOB,
     ),
 ]
@@ -271,8 +271,8 @@ def print_scaling(report: Scaling) -> None:
     for point in report.points[1:]:
         counts = ", ".join(f"{name} {count}" for name, count in point.agreement.different.items())
         console.print(
-            f"{point.gpus} GPUs, {point.placement}: of {point.agreement.images:,} images, these differ from the first "
-            f"line: {counts}"
+            f"{point.gpus} GPUs, {point.placement}: number of {point.agreement.images:,} images whose answers differ from "
+            f"those of the first line: {counts}"
         )
 
 
@@ -283,7 +283,7 @@ def draw_last_run(report: Report, picture: Path) -> None:
 
 
 def read_tables(file: Path | None) -> str:
-    """The tables [[second_look]] in a file, and nothing else. Raises BadParameter."""
+    """The text of a file that has [[second_look]] tables and nothing else. Raises BadParameter."""
     if file is None:
         return ""
     try:
@@ -292,7 +292,7 @@ def read_tables(file: Path | None) -> str:
     except (OSError, ValueError) as error:
         raise typer.BadParameter(f"--second-look {file} cannot be read: {error}") from error
     if list(found) != ["second_look"]:
-        raise typer.BadParameter(f"--second-look {file} must have tables [[second_look]], and no others")
+        raise typer.BadParameter(f"--second-look {file} must have [[second_look]] tables and nothing else")
     return text
 
 

@@ -124,7 +124,8 @@ def page(
 
 
 def serve_page(config: Config, *, anywhere: bool = False) -> None:
-    """Until Ctrl-C. anywhere: at a free port if its address is in use; otherwise raises ConfigError then."""
+    """Serve the page until Ctrl-C. anywhere: if its address is in use, serve it on a free port instead. Raises ConfigError
+    if the address is in use and anywhere is false."""
     import anyio
 
     from daemon import control

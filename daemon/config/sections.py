@@ -227,8 +227,8 @@ class PipelineSection(Section):
         0,
         ge=0,
         le=256,
-        description="Worker processes on each device. 0: as `visiond tune` measured; without that, one on a CPU, "
-        "otherwise as many as the GPU's memory, the host's memory (4 GB for each worker) and the cores allow.",
+        description="Worker processes on each device. 0: the number that `visiond tune` found; without a profile, one on a "
+        "CPU, and on a GPU as many as its memory, the host's memory (4 GB for each worker) and the cores allow.",
     )
     mps: bool = Field(
         True,

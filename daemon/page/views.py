@@ -112,7 +112,7 @@ def view_of(record: Record, score: float | None = None) -> View:
 
 
 def suggest(views: Sequence[View]) -> dict[str, list[str]]:
-    """The tags and objects of these images, for the fields that ask for one."""
+    """The tags and objects of these images, which the page's filters suggest."""
     tags = {
         label
         for view in views

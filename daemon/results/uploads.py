@@ -28,7 +28,7 @@ log = structlog.get_logger()
 
 UPLOADS = 16  # at once
 LONGEST_KEY = 1024  # bytes, of S3 and GCS
-PROBE = ".visiond-check"  # nothing makes it
+PROBE = ".visiond-check"  # a name that no object has
 _UNFIT = re.compile(r"[\x00-\x1f\x7f]")  # obstore refuses these in a key
 
 
@@ -47,7 +47,8 @@ class StoreSink:
         self._uploaded: dict[str, int] = {}
 
     def problem(self) -> str:
-        """Asks for an object that is not there. A store that refuses that may allow uploads all the same."""
+        """Asks the store for an object that does not exist. AccessDenied is no problem: a store that allows no reading may
+        still allow uploads."""
         if not self._settings.url:
             return "[output.store] url is not set"
         try:

@@ -28,7 +28,7 @@ PARTS = {"int8": np.int8, "scales": np.float32, "float16": np.float16, "numbers"
 
 
 class Rows(NamedTuple):
-    """Memory-mapped. values, exact: [rows, dim]. file: of `exact`."""
+    """Memory-mapped. values, exact: [rows, dim]. file: the mapping of `exact`."""
 
     values: NDArray[np.int8]
     scales: NDArray[np.float32]
@@ -37,7 +37,8 @@ class Rows(NamedTuple):
     file: mmap.mmap
 
     def fetch(self, places: NDArray[np.int64]) -> None:
-        """Let the kernel read these rows of `exact`, all at once. It does not wait; a row in memory costs a microsecond."""
+        """Ask the kernel to read these rows of `exact` from the disk, all at once, and do not wait for it. A row that is in
+        memory costs a microsecond."""
         size = self.exact[0].nbytes
         for place in places.tolist():
             start = place * size & -mmap.PAGESIZE
@@ -93,7 +94,7 @@ def open_rows(folder: Path, rows: int, dim: int) -> Rows:
         return mapped, np.frombuffer(mapped, PARTS[name]).reshape(shape)
 
     file, exact = part("float16", rows, dim)
-    # Else the kernel reads 128 KiB around each row, of which one is needed.
+    # Otherwise the kernel reads 128 KiB around each row that is needed.
     file.madvise(mmap.MADV_RANDOM)
     values, scales, numbers = (
         part(name, *shape)[1]

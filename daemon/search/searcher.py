@@ -122,7 +122,7 @@ class Searcher:
     ) -> Found:
         """Images that fit best, best first. skip: the cursor of an earlier answer. wait: for the model to be loaded,
         some seconds; otherwise the words alone answer until then. Raises SearchUnusable."""
-        with ThreadPoolExecutor(1) as beside:  # a child process looks for the meaning meanwhile
+        with ThreadPoolExecutor(1) as beside:  # the words, while a child process looks for the meaning
             ask = partial(self._enough, partial(self.index.best, query), BEST)
             words = beside.submit(ask) if by is not By.meaning else None
             scores, problem, is_warming = self._look_for_meaning(query, by, wait=wait)
@@ -132,7 +132,8 @@ class Searcher:
         return Found(hits[skip : skip + limit], following, problem, is_warming)
 
     def _look_for_meaning(self, query: Query, by: By, *, wait: bool) -> tuple[dict[int, float], str, bool]:
-        """By publication the cosine, the nearest first; why there is none, and whether that is as the model is being loaded."""
+        """Returns the cosine of each publication that was found, the nearest first; a sentence that says why there are none,
+        or ""; and whether this is because the model is still being loaded."""
         scores: dict[int, float] = {}
         problem = ""
         if is_warming := self._is_warming(wait=wait) and by is not By.words:

@@ -21,7 +21,7 @@ CONNECT_SECONDS, REQUEST_SECONDS = 3, 60
 RETRIES, RETRY_SECONDS, LONGEST_BACKOFF_SECONDS = 4, 10, 2
 # The store is busy, or something before it does not reach it: no object is the cause.
 BUSY = (408, 429, 502, 503, 504)
-# Of answers about the credentials, whatever was asked for.
+# Codes of answers that refuse the credentials, whatever the request was.
 CREDENTIALS = (
     *("ExpiredToken", "ExpiredTokenException", "TokenRefreshRequired", "InvalidToken", "InvalidAccessKeyId"),
     *("SignatureDoesNotMatch", "RequestTimeTooSkewed", "AuthenticationFailed"),
@@ -47,13 +47,14 @@ class StoreFailed(VisiondError, OSError):
     exit_status = os.EX_IOERR
 
     def __init__(self, text: str, status: int = 0, code: str = "") -> None:
-        """code: of an answer in XML, such as AccessDenied."""
+        """code: the code in an answer in XML, such as AccessDenied."""
         super().__init__(text)
         self.status, self.code = status, code
 
     @property
     def is_general(self) -> bool:
-        """Whether other requests would fail too, as far as this answer says, and may succeed later."""
+        """Whether the store or the credentials are the cause, as far as this answer says, and not this one request: then
+        others would fail too, and may succeed later."""
         return (
             not self.status or self.status in (401, *BUSY) or self.status >= 500 or self.code in CREDENTIALS
         )

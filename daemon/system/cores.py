@@ -22,8 +22,8 @@ FARTHEST = 255  # the largest distance that there is; also for one that is not k
 
 
 class Cores(msgspec.Struct, frozen=True):
-    """total: that the daemon, or one Annotator of several on this machine, may use. near: by device, the cores on which
-    its workers run; a device that is not in it has workers on any core."""
+    """total: how many the daemon may use, or one of several Annotators on this machine. near: by device, the cores on
+    which its workers run; a device that is not in it has workers on any core."""
 
     total: int
     near: dict[str, list[int]] = {}

@@ -18,7 +18,7 @@ class Host:
 
     @classmethod
     def here(cls, sharers: int = 1) -> Host:
-        """sharers: processes on this machine, this one included, that each take an equal share of it."""
+        """sharers: how many processes, this one included, each take an equal share of this machine."""
         free = measure_free(psutil.virtual_memory().available, CGROUPS, _own_cgroup())
         return cls(max(1, count_cores() // sharers), free // sharers)
 

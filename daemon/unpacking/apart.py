@@ -41,7 +41,7 @@ class Outcome(msgspec.Struct, frozen=True):
     problem: str = ""
 
     def describe(self, folder: bytes) -> Failure:
-        """Why the file itself has no result. folder: where its files are."""
+        """Why the container itself has no result. folder: where its members are."""
         files = f"{quantity(self.files, 'file')} in {os.fsdecode(os.path.basename(folder))}"
         links = f"; links and devices left out: {self.links:,}" if self.links else ""
         if not self.problem:

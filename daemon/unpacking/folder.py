@@ -202,8 +202,8 @@ class Contents:
         finish_placing(self._parent, self._target, mark)
 
     def leave(self) -> None:
-        """Instead of `place` and `close`: the files stay in the temporary folder, where the caller reads and removes
-        them."""
+        """To be called instead of `place` and `close`: the files stay in the temporary folder. The caller reads them there
+        and removes them."""
         self.finish_open()
         os.close(self._folder)
 

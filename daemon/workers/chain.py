@@ -107,7 +107,7 @@ class Chain:
     def load(self, report: Callable[[Loaded], None] = lambda _: None) -> dict[str, float]:
         """Build and load every stage, and report each; returns the seconds of each."""
         seconds = {}
-        with importing():  # all libraries, before loading may wait for kernels
+        with importing():  # all libraries, because loading may wait for kernels
             for spec in self.setup.stages:
                 started = time.perf_counter()
                 self._stages.append(registry.build(spec, self.setup.device))

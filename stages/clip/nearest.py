@@ -38,8 +38,8 @@ def find_nearest(
     fetch: Fetch = lambda places: None,
 ) -> Nearest:
     """query: of unit length, float32 [dim]. values times scales, and exact: the same unit vectors, [rows, dim].
-    allowed: whether each row counts [rows]; without it, all do. fetch: called with the places of rows before `exact` is
-    read there, so that they can be read from the disk at once. Raises ValueError if the dims differ."""
+    allowed: whether each row counts [rows]; without it, all do. fetch: called with the places of rows before these are read
+    from `exact`, so that the disk can read them all at once. Raises ValueError if the dims differ."""
     if query.shape != values.shape[1:]:
         raise ValueError(f"the text has {len(query)} values, the images have {values.shape[1]}")
     most = len(values) if allowed is None else int(np.count_nonzero(allowed))

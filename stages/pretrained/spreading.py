@@ -62,9 +62,9 @@ def map_layers(
 
 
 def find_whole(model: PreTrainedModel) -> set[str]:
-    """The classes of modules that must each be on one device, because they join what their parts give: a layer adds its
-    input to its output, and a gate multiplies two of them. transformers names only some of them, so these are all that
-    are repeated in a list, as layers are, and all that have no list of layers."""
+    """The classes of modules that must each be on one device, because they combine the outputs of their parts: a layer
+    adds its input to its output, and a gate multiplies two outputs. transformers names only some of these classes, so this
+    adds all that are repeated in a list, as layers are, and all that contain no list of layers."""
     layers, divided = set[str](), set[str]()
     for module in model.modules():
         if any(isinstance(part, nn.ModuleList) for part in module.modules()):

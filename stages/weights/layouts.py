@@ -104,7 +104,7 @@ def describe_unknown(path: Path, stage: str = "") -> str:
         )
     if (path / "adapter_config.json").is_file():
         return (
-            f"{path} has an adapter (LoRA), and not its model. Merge both (merge_and_unload in PEFT), and save the whole model "
+            f"{path} has an adapter (LoRA), but not its model. Merge both (merge_and_unload in PEFT), and save the whole model "
             "with save_pretrained."
         )
     if any(path.glob("*.safetensors")) and not (path / "yolo.safetensors").is_file():

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks import changes
 from benchmarks.changes import answer, describe, specify
 from stages import fake
 from stages.base import ImageError, Reason
@@ -64,3 +65,23 @@ def test_a_language_models_texts_in_int8_are_compared_with_those_in_float32(tmp_
         describe(before, before) == "3 images: 3 texts equal, 100.0% of the words until the first difference"
     )
     assert describe(before, after).startswith("3 images: ")
+
+
+def test_a_dtype_that_a_model_cannot_have_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_samples(tmp_path / "images", 1, 5)
+    named = [
+        "mini",
+        "--dtype",
+        "int4",
+        "--images",
+        str(tmp_path / "images"),
+        "--models-folder",
+        str(tmp_path),
+    ]
+    monkeypatch.setattr("sys.argv", ["changes", *named])
+    changes.main()
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == 3  # yolo, clip and blip are in the pack
+    assert all(line.endswith("the model cannot have int4") for line in lines)

@@ -1,7 +1,8 @@
-"""The image of the Dockerfile without Docker: every instruction, run in a chroot.
+"""Makes the image of the Dockerfile without Docker: runs every instruction in a chroot.
 
 The base is this machine's own system under an overlay, so nothing needs a registry, and what the instructions write is gone at
-the end. The packages of Debian are only looked for, and the program is a stand-in; `make install-test` has the real one.
+the end. apt-get only simulates the installation of Debian's packages. The program is a stand-in; `make install-test` installs
+the real one.
 """
 
 from __future__ import annotations
@@ -87,7 +88,7 @@ def instructions() -> Iterator[tuple[str, str]]:
 
 
 def read_image() -> Image:
-    """Fails for an instruction that it does not know."""
+    """Fails the test if the Dockerfile has an instruction that is not known here."""
     image = Image()
     for name, words in instructions():
         match name:
@@ -120,7 +121,7 @@ def read_image() -> Image:
 
 
 def run(image: Image, words: str) -> Iterator[str]:
-    """A RUN with what it mounts: the files that Docker gets, or an empty folder that stays for the next build."""
+    """Commands for a RUN and its mounts. A bind mount has the files that Docker gets; a cache is an empty folder here."""
     while mounted := re.match(r"--mount=type=(bind|cache),target=(\S+)\s+(.*)", words):
         kind, target, words = mounted.groups()
         yield f"mkdir -p .{target}"
@@ -130,7 +131,7 @@ def run(image: Image, words: str) -> Iterator[str]:
 
 
 def context() -> Iterator[str]:
-    """Mount what .dockerignore leaves."""
+    """Commands that mount the files that .dockerignore lets through."""
     for line in (FOLDER / "Dockerfile.dockerignore").read_text().splitlines():
         if line.startswith("!"):
             path = ROOT / line[1:]
@@ -140,14 +141,15 @@ def context() -> Iterator[str]:
 
 
 def build_and(image: Image, folder: Path, *checks: str) -> str:
-    """Run the instructions and then these commands; returns what the checks print. Skips where this machine cannot."""
+    """Run the instructions and then these commands; returns what the checks print. Skips the test if this machine
+    cannot run them."""
     if (
         os.geteuid()
         or not shutil.which("unshare")
         or not shutil.which("ip")
         or not Path("/usr/bin/python3").exists()
     ):
-        pytest.skip("running the Dockerfile wants root, unshare, ip and Debian's python3")
+        pytest.skip("running the Dockerfile needs root, unshare, ip and Debian's python3")
     standin, place = folder / "standin", folder / "place"
     (standin / "bin").mkdir(parents=True)
     place.mkdir()

@@ -12,7 +12,7 @@ from tests.daemon_process import Daemon, Place, wait_for
 from tests.faults.kill import Outcome, end_orphans
 
 LOOK = "pages"
-SECONDS = 0.1  # of each second look, so that kills interrupt some
+SECONDS = 0.1  # that each second look takes, so that kills interrupt some
 ENDED = "SELECT COUNT(*) FROM look WHERE not_before IS NULL"
 WAITING = "SELECT COUNT(*) FROM look WHERE not_before IS NOT NULL"
 FIRST = "SELECT COUNT(*) FROM image WHERE status = 1"

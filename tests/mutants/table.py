@@ -1752,11 +1752,11 @@ SEARCH = [
     ),
     Mutant(
         "search-rows",
-        "of the embeddings that are compared exactly, no others are read from the disk",
+        "of the exact embeddings, only those that are compared are read from the disk",
         "daemon/search/matrix.py",
         "file.madvise(mmap.MADV_RANDOM)",
         "pass",
-        ("daemon/search/test_matrix.py::test_of_the_exact_rows_only_those_that_are_needed_are_read",),
+        ("daemon/search/test_matrix.py::test_only_the_exact_rows_that_are_needed_are_read",),
     ),
     Mutant(
         "search-at-once",
@@ -2469,12 +2469,12 @@ CLUSTER = [
         "self.read(name) == data",
         "False",
         (
-            "daemon/stores/test_cluster.py::test_a_file_whose_put_succeeded_without_an_answer_is_our_own_and_another_is_not",
+            "daemon/stores/test_cluster.py::test_a_put_whose_answer_was_lost_counts_as_written_and_a_file_of_others_does_not",
         ),
     ),
     Mutant(
         "unpacked-twice",
-        "what the daemon has unpacked is not a row of its own beside that of its archive's member",
+        "a file that the daemon has unpacked does not get a second row beside that of the archive's member",
         "visiond/cluster/inputs.py",
         "and not self._is_unpacked(entry[0])",
         "",
@@ -2490,7 +2490,7 @@ CLUSTER = [
     ),
     Mutant(
         "silent-ray",
-        "a run that Ray ends without a word has another status than one with failed images",
+        "a run that Ray ends without a message does not have the status of a run with failed images",
         "visiond/cluster/watching.py",
         "if _has_word(read):",
         "if True:",

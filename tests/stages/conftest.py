@@ -37,7 +37,7 @@ torch.set_num_threads(THREADS)
 
 @pytest.fixture(scope="module", autouse=True)
 def _threads(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Small models without convolutions take a fifth less of CPU time with one thread."""
+    """Small models without convolutions take a fifth less CPU time with one thread."""
     torch.set_num_threads(THREADS if request.path.parent.name in CONVOLVING else 1)
     yield
     torch.set_num_threads(THREADS)

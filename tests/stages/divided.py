@@ -1,4 +1,4 @@
-"""Finds parts of a module that would be on different devices, although it must be on one."""
+"""Finds modules whose parts would be on different devices, although each must be on one device."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from stages.pretrained.spreading import map_layers
 
 
 def find_divided(model: PreTrainedModel, folder: Path) -> list[str]:
-    """The places that are inside a layer, or inside a module without layers, on 2 to 6 devices."""
+    """The entries of the map for 2 to 6 devices that are inside a layer, or inside a module without layers."""
     whole = [
         f"{name}."
         for name, module in model.named_modules()

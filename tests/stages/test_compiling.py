@@ -8,7 +8,7 @@ import sys
 
 PROGRAM = """
 import gc, math, sys
-gc.disable()  # it would take a second of the imports
+gc.disable()  # a collection of garbage would make the imports a second slower
 import torch
 from triton import compile
 from triton.backends.compiler import GPUTarget

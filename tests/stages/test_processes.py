@@ -1,4 +1,4 @@
-"""Where code comes from: never the working directory. And how it is imported."""
+"""Where code comes from, which is never the working directory, and how it is imported."""
 
 from __future__ import annotations
 

@@ -43,8 +43,8 @@ class Chain:
         shards: Shards = Shards.none,
         count_sharers: Callable[[], int] = lambda: 1,
     ) -> None:
-        """config: a Config as JSON. root: the folder or prefix of names. count_sharers: how many actors this machine
-        has."""
+        """config: a Config as JSON. root: the folder or prefix of names. count_sharers: returns how many actors
+        this machine has."""
         self._shards = shards
         settings = Config.model_validate(msgspec.json.decode(config))
         self._annotator = Annotator(settings, sharers=count_sharers())

@@ -27,7 +27,7 @@ URL_COLUMNS = ("url", "uri", "path", "location", "file")
 BYTES_COLUMNS = ("bytes", "image", "data", "content")
 TAR = (".tar", ".tar.gz", ".tgz")
 LISTS = (".parquet", ".jsonl", ".ndjson")
-TAR_IMAGES, CONTAINER_IMAGES = 1000, 100  # in a tar, and in a file that is unpacked: a guess
+TAR_IMAGES, CONTAINER_IMAGES = 1000, 100  # guesses: in a tar, and in a file that is unpacked
 WILD = re.compile(r"[*?\[]")
 
 
@@ -36,8 +36,8 @@ class Input(NamedTuple):
 
     name: of the row, relative to the listing's root. at: the file or object with the bytes. kind: "file", "tar",
     "rows" (the row group number `offset` of a Parquet file), "line" (`length` bytes at `offset` of a file of JSON
-    lines), or "nothing" (the row number `offset` of a list, which has no URL). images: as far as the driver knows.
-    column: with the bytes.
+    lines), or "nothing" (row `offset` of a list, which has no URL). images: their number, as far as the driver knows.
+    column: the one with the bytes.
     """
 
     name: bytes
@@ -126,7 +126,8 @@ class Listing:
                 yield entry[0], b"%d %d" % (status.st_size, status.st_mtime_ns)
 
     def _is_unpacked(self, path: bytes) -> bool:
-        """Whether the daemon has unpacked it from a file that is still there, and so is unpacked here too."""
+        """Whether the daemon unpacked this file from a container that is still there. The container is unpacked here too, so
+        the file would get two rows."""
         if not self._kinds or FOLDER + b"/" not in path:
             return False
         container = path[: path.index(FOLDER + b"/")]
@@ -146,7 +147,8 @@ class Listing:
                 yield name, b"%d %s" % (meta["size"], (meta["e_tag"] or meta["version"] or "").encode())
 
     def _takes(self, parts: list[bytes], size: int) -> bool:
-        """As an inbox in a store does. size: consoles make objects without bytes to show a folder."""
+        """Whether an inbox in a store would take this object. size: a store's web console makes an object
+        without bytes for each new folder."""
         if len(parts) > 1 and not self._recursive:
             return False
         is_folder = not size and not os.path.splitext(parts[-1])[1]
@@ -296,7 +298,7 @@ def _named(file: str, value: str) -> Input:
         return Input(value.encode(), value.encode())
     if file.startswith("http"):
         place = at = urljoin(file, value)
-    elif is_url(file):  # which urljoin does not know
+    elif is_url(file):  # s3://, gs:// or az://, for which urljoin does nothing
         root, path = split_url(file)
         name = os.path.normpath(os.path.join("/", os.path.dirname(path), value))
         place, at = f"{root}{name}", f"{root}{quote(name)}"

@@ -1,4 +1,4 @@
-"""Reads files and objects by their path or URL: whole, from the start to the end, or here and there.
+"""Reads files and objects by their path or URL: whole, as a stream, or in ranges.
 
 obstore repeats requests that fail, but not if the connection is cut in the middle of an answer; `again` does that, and
 waits longer for a store that is away."""
@@ -18,21 +18,21 @@ from daemon.stores.urls import BUCKETS, is_url, split_url
 
 BUFFER_BYTES = 8 << 20
 PIECE_BYTES = 1 << 20
-LEAST_TRIES, MOST_TRIES = 3, 6  # of ours; obstore itself may try for minutes in each
-PATIENCE_SECONDS = 120.0  # after which there are no more than the least
-PAUSE_SECONDS = 0.25  # doubles each time
+LEAST_TRIES, MOST_TRIES = 3, 6  # our own tries; obstore itself may try for minutes in each
+PATIENCE_SECONDS = 120.0  # after this time there are only LEAST_TRIES tries
+PAUSE_SECONDS = 0.25  # doubled after each try
 T = TypeVar("T")
 
 
 class StoreAway(VisiondError):
-    """A store does not answer, or takes the credentials no longer: no object is the cause."""
+    """A store does not answer, or no longer accepts the credentials: no object is the cause."""
 
     exit_status = os.EX_IOERR
 
 
 def again(url: str, work: Callable[[], T]) -> T:
-    """The result of `work`, which is repeated while the store fails in a way that may pass. Raises StoreFailed; StoreAway
-    if the store cannot even be listed."""
+    """The result of `work`, which is repeated while the store fails in a way that may pass. Raises StoreFailed, or StoreAway
+    if the store cannot be listed either."""
     began = time.monotonic()
     for tried in itertools.count(1):
         try:
@@ -50,11 +50,9 @@ def again(url: str, work: Callable[[], T]) -> T:
 
 
 def _judge(url: str, error: StoreFailed) -> None:
-    """Raises StoreAway if not this object, but its store is the cause."""
+    """Raises StoreAway if the store is the cause, and not this object."""
     if url.partition(":")[0] in BUCKETS and find_trouble(url.rpartition("/")[0]):
-        raise StoreAway(
-            f"{error}. When the store is back, the same command with --resume goes on."
-        ) from error
+        raise StoreAway(f"{error}. When the store is back, run the same command with --resume.") from error
 
 
 def read_object(url: str, offset: int = 0, length: int = 0) -> bytes:
@@ -77,8 +75,8 @@ def read_object(url: str, offset: int = 0, length: int = 0) -> bytes:
 
 
 def list_again(url: str) -> Iterator[Sequence[Any]]:
-    """The objects below a prefix, by page, as mappings of obstore. After an error it goes on behind the last one; a
-    store that cannot do that lists some twice."""
+    """The objects below a prefix, by page, as mappings of obstore. After an error the listing goes on behind the last
+    object; a store that cannot do that lists some objects twice."""
     root, prefix = split_url(url)
     last, pages = "", None
 
@@ -86,7 +84,7 @@ def list_again(url: str) -> Iterator[Sequence[Any]]:
         nonlocal pages
         held, pages = pages or list_objects(store_of(root), prefix, last), None
         page = next(held, None)
-        pages = held  # not after an error
+        pages = held  # after an error this line is not reached, and a new listing begins
         return page
 
     while (page := again(f"{url}/", next_page)) is not None:
@@ -120,8 +118,8 @@ def open_object(url: str) -> BinaryIO:
 
 
 class _Stream(io.RawIOBase):
-    """The pieces of an answer as a file: obstore's own objects are no files of Python. After a cut it asks for the rest
-    of the same version."""
+    """The pieces of an answer as a file, because obstore's own objects are not Python files. If the connection is cut, it
+    asks for the rest of the same version."""
 
     def __init__(self, url: str, answer: Any) -> None:
         self._url, self._tag = url, answer.meta["e_tag"]

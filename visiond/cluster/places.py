@@ -124,7 +124,7 @@ class Bucket:
         try:
             again(f"{self.url}/", put)
         except AlreadyExistsError:
-            # The store may have taken a put whose answer was lost; obstore repeats some too.
+            # The store may have taken a put whose answer was lost, and obstore or `again` has repeated it.
             return self.read(name) == data
         return True
 

@@ -86,7 +86,8 @@ class Plans:
         if not place.write_whole(SETTINGS, settings) and place.read(SETTINGS) != settings:
             raise OutputTaken(
                 f"{place.url} was made with other [models], [stages], [binning] or [pipeline] stages, mode or limits, "
-                "with other `unpack` or [unpacking], or with other --shards. Name another OUTPUT, or what made it."
+                "with other `unpack` or [unpacking], or with other --shards. Name another OUTPUT, or use the settings that "
+                "made this one."
             )
         parts = {name for name in place.names("") if name.endswith(".parquet")}
         return cls(place, [read_plan(place.read(f"{FOLDER}/{name}")) for name in names], parts)

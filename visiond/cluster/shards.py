@@ -23,7 +23,8 @@ def write_shard(
     records: Iterable[Record], numbers: Sequence[int], images: Sequence[object], wanted: Shards
 ) -> bytes:
     """A tar. The key of an image is its number in the column `id` of the part: files of one name may lie in several
-    folders, and WebDataset ends a key at the first dot. numbers, images: one for each record; what is no bytes is left out."""
+    folders, and WebDataset ends a key at the first dot. numbers, images: one for each record; an image that is not bytes is
+    left out."""
     file = io.BytesIO()
     with tarfile.open(fileobj=file, mode="w", format=tarfile.USTAR_FORMAT) as tar:
         for record, number, image in zip(records, numbers, images, strict=True):

@@ -16,8 +16,8 @@ def count_sharers(chains: int, gpus_per_chain: float) -> int:
 
 
 def share_out(nodes: Sequence[Mapping[str, Any]], own: str, chains: int, gpus_per_chain: float) -> int:
-    """nodes: as Ray lists them. own: the NodeID of this machine. Without GPUs Ray may put actors on any machine; they
-    are taken to be spread evenly."""
+    """nodes: as Ray lists them. own: the NodeID of this machine. Without GPUs, Ray may put actors on any machine; this
+    assumes that it spreads them evenly."""
     alive = {node["NodeID"]: node["Resources"] for node in nodes if node["Alive"]}
     if gpus_per_chain:
         room = int(alive[own].get("GPU", 0.0) / gpus_per_chain)

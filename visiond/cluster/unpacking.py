@@ -1,7 +1,7 @@
-"""Unpacks archives, documents and videos in an actor, as the daemon does beside its inbox (daemon/unpacking/): what is in
-a.zip are images a.zip.unpacked/…, and a.zip itself is a row with the reason `unpacked` or `container`.
+"""Unpacks archives, documents and videos in an actor, as the daemon does beside its inbox (daemon/unpacking/): the members of
+a.zip become images a.zip.unpacked/…, and a.zip itself becomes a row with the reason `unpacked` or `container`.
 
-The members are written into a temporary folder of the machine, and removed when they have been read.
+The members are written into a temporary folder, and removed when they have been read.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ from stages.processes import locked_folder
 from visiond.cluster.inputs import Input
 from visiond.cluster.objects import open_stream
 
-FOLDERS = "visiond-unpacking-"  # in the folder for temporary files; TMPDIR names another
-TARGET = b"it"  # of a folder that never gets this name
+FOLDERS = "visiond-unpacking-"  # the names of the temporary folders begin with this
+TARGET = b"it"  # the name that a folder of members would get; here it never does
 PIECE_BYTES = 8 << 20
 
 Unpacked = tuple[bytes, bytes | OSError | Failure]  # the name of an image, and its bytes
@@ -55,7 +55,7 @@ class Unpacker:
         return each.kind == "file" and bool(kind_of(each.name, self._kinds))
 
     def unpack(self, each: Input) -> Iterator[Unpacked]:
-        """The images in a file, and at last the file itself with its outcome; or only the file, if it is an image.
+        """The images in a file, and then the file itself with its outcome; or only the file, if it is an image.
         Raises OSError if it cannot be read."""
         with contextlib.ExitStack() as stack:
             folder = stack.enter_context(_held_folder())
@@ -63,7 +63,7 @@ class Unpacker:
             yield from self._read(each.name, file, folder)
 
     def _read(self, name: bytes, file: BinaryIO, folder: Path) -> Iterator[Unpacked]:
-        """A file, or one that was in it. folder: for what is in it."""
+        """A file, or a member of one. folder: a place for its own members."""
         kind = kind_of(name, self._kinds)
         if not kind or (kind == TIFF and not has_further_pages(file.fileno())):
             file.seek(0)
@@ -91,7 +91,7 @@ class Unpacker:
                 yield from self._read(name + FOLDER + b"/" + path, member, folder)
 
     def _try(self, kind: str, name: bytes, fd: int, parent: int) -> Outcome | Failure:
-        """Write what is in a file. A process that is killed, perhaps for want of memory, is started again."""
+        """Write the members of a file. A process that is killed, perhaps because memory is short, is started again."""
         problem, disk = "", tempfile.gettempdir()
         try:
             for _ in range(self._attempts):
@@ -119,7 +119,7 @@ class Unpacker:
 
 @contextlib.contextmanager
 def _opened(at: str, folder: Path) -> Iterator[BinaryIO]:
-    """A file; an object is first copied into a folder, as the process that reads it may open no connection.
+    """A file. An object is first copied into a folder, because the process that reads it may not open connections.
     Raises OSError."""
     with open_stream(at) as source:
         if _is_file(source):

@@ -16,11 +16,11 @@ from daemon.system.signals import SHELL_OFFSET
 from stages.processes import die_with
 from visiond.cluster.running import ClusterLost
 
-HOW = "When the cluster is well, the same command with --resume does the rest."
+HOW = "When the cluster works again, run the same command with --resume to do the rest."
 
 
 class Ended(Exception):
-    """The driver has said how it ends. Raised in the process that watches it."""
+    """The driver has ended by itself, with this status. Raised in the process that watches it."""
 
     def __init__(self, status: int) -> None:
         super().__init__(status)
@@ -28,8 +28,8 @@ class Ended(Exception):
 
 
 def become_driver() -> Callable[[], None]:
-    """Fork. Returns in the driver; it calls what is returned when it ends by itself, in whatever way. The process that
-    called only waits, and raises Ended or ClusterLost."""
+    """Fork. The child is the driver: there this returns a function, which the driver calls when it ends by itself, for
+    whatever reason. In the parent this does not return: it waits for the driver, and raises Ended or ClusterLost."""
     sys.stdout.flush()
     sys.stderr.flush()
     read, write = os.pipe()
@@ -53,7 +53,7 @@ def become_driver() -> Callable[[], None]:
         raise Ended(SHELL_OFFSET + signal.SIGTERM)
     if status < 0:
         raise ClusterLost(f"The driver was killed by {signal.Signals(-status).name}. {HOW}")
-    raise ClusterLost(f"Ray has ended on this machine, and the run with it. {HOW}")
+    raise ClusterLost(f"Ray ended on this machine, and that ended the run. {HOW}")
 
 
 def _has_word(pipe: int) -> bool:

@@ -123,7 +123,7 @@ def test_only_tables_of_second_looks_are_taken_from_their_file(tmp_path: Path) -
     file = tmp_path / "looks.toml"
     file.write_text(LOOKS)
     assert read_tables(file) == LOOKS
-    for text, message in (("[http]\n", "and no others"), ("[[", "cannot be read")):
+    for text, message in (("[http]\n", "and nothing else"), ("[[", "cannot be read")):
         file.write_text(text)
         with pytest.raises(typer.BadParameter, match=message):
             read_tables(file)

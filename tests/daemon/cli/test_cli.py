@@ -240,7 +240,7 @@ PRINTING = (
     ),
     *("check --quick", "check --quick --json", "verify", "models list", "--version", "--help"),
 )
-STARTED = ["env"]  # before a command that is not forked, and so ends as the interpreter does
+STARTED = ["env"]  # a command with this prefix is not forked, so it ends as an interpreter ends
 EACH_COMMAND = pytest.mark.parametrize(
     ("command", "prefix"), [*((command, []) for command in PRINTING), ("status", STARTED)]
 )

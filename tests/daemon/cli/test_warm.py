@@ -25,7 +25,7 @@ YOLO = OCR.replace(
 
 @contextlib.contextmanager
 def on_one_core() -> Iterator[None]:
-    """Processes that start meanwhile see a single core. For each one that they see, a process imports torch."""
+    """Processes that start meanwhile see a single core: `visiond warm` starts a process that imports torch for each core."""
     cores = os.sched_getaffinity(0)
     os.sched_setaffinity(0, [random.choice([*cores])])
     try:

@@ -26,12 +26,12 @@ def launched() -> Iterator[Browser]:
 
 @contextmanager
 def opened(browser: Browser, origin: str) -> Iterator[Tab]:
-    """A tab. Fails at its end if a script failed, or the policy refused something."""
+    """A tab. At its end, the test fails if a script failed or the content policy refused something."""
     context = browser.new_context(base_url=origin)
     tab, errors = context.new_page(), list[str]()
     tab.on("pageerror", lambda error: errors.append(str(error)))
     tab.on("console", lambda message: errors.append(message.text) if message.type == "error" else None)
     yield tab
-    found = [*errors]  # closing interrupts requests, which are errors too
+    found = [*errors]  # read before closing, which interrupts requests and so causes errors
     context.close()
     assert found == []

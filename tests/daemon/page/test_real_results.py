@@ -67,7 +67,7 @@ def names(tab: Tab) -> list[str]:
 
 
 def find(tab: Tab, by: str, words: str) -> None:
-    """With the search box. Waits until the model that understands sentences is loaded."""
+    """Use the search box, and wait until the model that understands sentences is loaded."""
     tab.goto(f"/?by={by}")
     tab.get_by_role("searchbox").fill(words)
     tab.get_by_role("searchbox").press("Enter")
@@ -83,7 +83,7 @@ def test_each_card_shows_its_image(tab: Tab, served: Served) -> None:
         expect(card).to_have_js_property("complete", True)
         assert card.evaluate("it => it.decode().then(() => it.naturalWidth)") > 100
         kind = tab.request.get(f"{served.origin}{card.get_attribute('src')}").headers["content-type"]
-        assert kind == "image/webp", "not the picture that says why there is none"
+        assert kind == "image/webp", "it is the picture that says why there is no other"
 
 
 def test_boxes_lie_over_the_objects_of_the_picture(tab: Tab, served: Served) -> None:

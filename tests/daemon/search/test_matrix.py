@@ -17,7 +17,7 @@ PAGE = 4096
 
 
 def read_bytes() -> int:
-    """That this process has read from disks so far."""
+    """How many bytes this process has read from disks so far."""
     counts = dict(line.split(": ") for line in Path("/proc/self/io").read_text().splitlines())
     return int(counts["read_bytes"])
 
@@ -41,7 +41,7 @@ def cold(tmp_path: Path) -> Callable[[], matrix.Rows]:
     return open_cold
 
 
-def test_of_the_exact_rows_only_those_that_are_needed_are_read(cold: Callable[[], matrix.Rows]) -> None:
+def test_only_the_exact_rows_that_are_needed_are_read(cold: Callable[[], matrix.Rows]) -> None:
     rows, before = cold(), read_bytes()
     places = np.arange(0, ROWS, 200)
     assert rows.exact[places].shape == (len(places), DIM)

@@ -175,7 +175,7 @@ def test_rows_of_a_bucket_equal_those_of_the_daemon_and_each_part_is_created_onc
     }
 
 
-def test_a_file_whose_put_succeeded_without_an_answer_is_our_own_and_another_is_not(
+def test_a_put_whose_answer_was_lost_counts_as_written_and_a_file_of_others_does_not(
     bucket: Bucket, prefix: str, proxy: FaultyProxy
 ) -> None:
     place = open_place(f"s3://{BUCKET}/{prefix}")
@@ -205,7 +205,7 @@ def test_a_store_that_is_away_ends_the_run_and_fails_no_image(
     monkeypatch.setattr("daemon.stores.opening.RETRIES", 1)
     source = put(bucket, f"{prefix}/in", {f"{number}.ppm": picture(number) for number in range(10)})
     output, place = f"s3://{BUCKET}/{prefix}/rows", Place(tmp_path)
-    # Credentials that expire refuse everything; the others may also affect a single object.
+    # Expired credentials are refused for every object; other faults may also affect a single object.
     broken = (403, "AccessDenied") if trouble == EXPIRED else BROKEN
     with contextlib.closing(Chain(load(place.config).model_dump_json().encode(), output, source)) as chain:
         [unit] = units(place, source, output)

@@ -68,7 +68,7 @@ def test_an_encoder_and_decoder_are_spread_likewise(tmp_path: Path, mixed_images
 
 @each_kind
 def test_only_lists_of_layers_are_divided(kind: str, make_captioner: Make, tmp_path: Path) -> None:
-    """Other modules add or multiply what their parts give, which must be on one device."""
+    """Other modules add or multiply the outputs of their parts, which must be on one device."""
     folder = make_captioner(kind)
     assert find_divided(model_of(make_stage(folder, tmp_path)), folder) == []
 

@@ -23,7 +23,7 @@ from tests.stages import captioners
 # Imports what takes long, and none of our own modules: a program may change one before it imports the others.
 SERVER = """
 import gc, os, sys, traceback
-gc.disable()  # it would take a second of the imports
+gc.disable()  # a collection of garbage would make the imports a second slower
 import cv2, msgspec, onnx, torch, torchvision, triton.language
 from safetensors import torch as _
 from transformers import AutoTokenizer, BlipForConditionalGeneration, BlipImageProcessor, CLIPImageProcessor, CLIPModel

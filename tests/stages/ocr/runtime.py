@@ -9,9 +9,10 @@ import onnxruntime
 
 
 def run_onnx(model: str | bytes, x: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    """The first output of a model, a path or its bytes, whose input is called x."""
+    """The first output of a model whose input is called x. model: a path, or the bytes of a file."""
     options = onnxruntime.SessionOptions()
-    options.intra_op_num_threads = 1  # of several, those that wait use as much CPU time as those that compute
+    # Of several threads, those that wait use as much CPU time as those that compute.
+    options.intra_op_num_threads = 1
     session = onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"])
     output: np.ndarray[Any, Any] = session.run(None, {"x": x})[0]
     return output

@@ -41,7 +41,7 @@ def draw(count: int, height: int, width: int) -> Tensor:
 def test_the_fused_detector_finds_the_same_text() -> None:
     plain, pages = load_detector(weight_files()["det"]).to(DEVICE), draw(2, 32, 64)
     if DEVICE == "cpu":
-        # The interpreter would run all programs for each page. The recognizer below has two lines.
+        # The interpreter runs all programs again for each page. The test below has two lines.
         pages = pages[1:]
     theirs = plain.infer(pages)
     assert theirs.max() > 0.3
@@ -53,7 +53,8 @@ def test_the_fused_recognizer_reads_the_same_text_and_nothing_beyond_the_line(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     if DEVICE == "cpu":
-        monkeypatch.setattr(launch, "MLP_BLOCK_HIDDEN", 64)  # all its layers are multiples of that
+        # The sizes of all its layers are multiples of this.
+        monkeypatch.setattr(launch, "MLP_BLOCK_HIDDEN", 64)
     network, _ = load_recognizer(weight_files()["rec"])
     plain, lines = network.to(DEVICE), draw(2, 48, 32)
     resized, padded = torch.tensor([15, 27], device=DEVICE), torch.tensor([20, 32], device=DEVICE)

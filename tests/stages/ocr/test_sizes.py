@@ -99,7 +99,7 @@ def test_batch_mates_change_no_answer(kind: str, make_folder: Make, monkeypatch:
     """On a CPU, and in the batches of a GPU: a network that masks nothing never shares a tensor with lines of another
     padded width."""
     stage = build(rec=make_folder(kind))
-    # small maps: the detector is always the same
+    # Small maps are enough: the detector is the same for each kind.
     stage.options = msgspec.structs.replace(stage.options, text_score=0.0, map_side=320)
     pages = [draw_page(seed) for seed in (1, 3, 6)]
     alone = [read(stage, page)[0] for page in pages]

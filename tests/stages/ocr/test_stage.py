@@ -94,7 +94,7 @@ def rapid() -> Any:
         warnings.simplefilter("ignore")  # third-party deprecations on import
         from rapidocr import RapidOCR
 
-    # With several threads those that wait use as much CPU time as those that compute.
+    # Of several threads, those that wait use as much CPU time as those that compute.
     return RapidOCR(
         params={"Global.log_level": "critical", "EngineConfig.onnxruntime.intra_op_num_threads": 1}
     )

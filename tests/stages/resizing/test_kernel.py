@@ -18,7 +18,7 @@ from tests.stages.pictures import draw_noise
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 pytestmark = pytest.mark.gpu if DEVICE == "cuda" else []
 
-# The last is 67 taps wide, the first smaller than there are taps. The interpreter takes its time for each tap of each row.
+# The last is 67 taps wide, the first smaller than there are taps. The interpreter needs time for each tap of each row.
 SIZES = [(1, 1), (3, 40), (60, 31), (48, 40), (24, 20), (2, 400)]
 KEPT = {"height": 20, "width": 24}
 

@@ -56,7 +56,7 @@ def test_the_words_of_the_pack_that_the_model_is_in_or_of_the_user_are_no_warnin
         ),
     ],
 )
-def test_what_is_no_model_is_refused_with_what_to_name(
+def test_a_path_that_is_no_model_is_refused_and_the_message_says_what_to_name(
     files: dict[str, str], named: str, message: str, tmp_path: Path
 ) -> None:
     folder = tmp_path / "own"

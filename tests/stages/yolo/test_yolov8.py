@@ -63,7 +63,7 @@ class Given(torch.nn.Module):
 def test_the_stage_runs_without_ultralytics(blank_pack: Pack) -> None:
     program = f"""
 import gc, sys
-gc.disable()  # it would take a second of the imports
+gc.disable()  # a collection of garbage would make the imports a second slower
 sys.modules["ultralytics"] = None  # as if it were not installed
 import torch
 from stages.base import Image, StageSpec

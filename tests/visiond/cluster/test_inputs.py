@@ -57,7 +57,7 @@ def test_a_pattern_has_the_files_that_match_it(photos: Path, tmp_path: Path) -> 
     assert compile_pattern("[!a].jpg").fullmatch(b"b.jpg")
 
 
-def test_an_inbox_that_is_not_recursive_has_no_folders_in_it(photos: Path, tmp_path: Path) -> None:
+def test_an_inbox_that_is_not_recursive_lists_no_files_in_folders(photos: Path, tmp_path: Path) -> None:
     config = parse({"inbox": [{"recursive": False}]}, tmp_path)
     assert {each.name for each in Listing(str(photos), config).inputs()} == {b"a.ppm", b"b.jpg"}
 

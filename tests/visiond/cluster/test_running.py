@@ -64,7 +64,7 @@ cluster.shutdown()
 def test_when_ray_dies_the_command_says_so_and_its_status_is_not_that_of_failed_images(
     tmp_path: Path,
 ) -> None:
-    """Ray ends the driver without a word then."""
+    """Ray then ends the driver, which prints nothing."""
     place = Place(tmp_path, {"stages": {"blip": {"options": {"latency_per_image_seconds": 0.05}}}})
     place.drop_many(range(200))
     environment = {**os.environ, "RAY_USAGE_STATS_ENABLED": "0", "RAY_ADDRESS": ""}
