@@ -16,6 +16,7 @@ from typing import Generic, NamedTuple, TypeVar
 
 import anyio
 import anyio.abc
+import psutil
 import structlog
 
 from daemon.system import lines
@@ -104,16 +105,14 @@ def is_ending(pid: int) -> bool:
 
 
 def descendants(pid: int) -> Iterator[int]:
-    """The process's children, their children, and so on. Processes and threads that end meanwhile are passed over."""
-    threads, children = list[Path](), list[str]()
-    with contextlib.suppress(OSError):
-        threads = [*Path(f"/proc/{pid}/task").iterdir()]
-    for thread in threads:
-        with contextlib.suppress(OSError):
-            children += (thread / "children").read_text().split()
-    for child in map(int, children):
-        yield child
-        yield from descendants(child)
+    """The process's children, their children, and so on; none if it has ended.
+
+    Found by the parent of each process on the machine. The list of threads in /proc/PID/task, whose files name the children
+    of each, is cut short when a thread ends while it is read.
+    """
+    with contextlib.suppress(psutil.NoSuchProcess):
+        for child in psutil.Process(pid).children(recursive=True):
+            yield child.pid
 
 
 def leave_within(seconds: float, status: int = os.EX_OK, why: str = "") -> None:
