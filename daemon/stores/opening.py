@@ -21,10 +21,10 @@ CONNECT_SECONDS, REQUEST_SECONDS = 3, 60
 RETRIES, RETRY_SECONDS, LONGEST_BACKOFF_SECONDS = 4, 10, 2
 # The store is busy, or something before it does not reach it: no object is the cause.
 BUSY = (408, 429, 502, 503, 504)
-# Codes of answers that refuse the credentials, whatever the request was.
+# Codes of answers that refuse the credentials, whatever the request was; NoCredentials is our own.
 CREDENTIALS = (
     *("ExpiredToken", "ExpiredTokenException", "TokenRefreshRequired", "InvalidToken", "InvalidAccessKeyId"),
-    *("SignatureDoesNotMatch", "RequestTimeTooSkewed", "AuthenticationFailed"),
+    *("SignatureDoesNotMatch", "RequestTimeTooSkewed", "AuthenticationFailed", "NoCredentials"),
 )
 _STATUS = re.compile(r"status code: (\d{3})")
 _CODE = re.compile(r"<Code>(\w+)</Code>")
@@ -132,7 +132,7 @@ def _explain(what: str, error: Exception) -> StoreFailed:
     found = _STATUS.search(text)
     if any(part in text for part in _ROLE):
         why = "no credentials: the environment has none, and this machine's role gives none"
-        return StoreFailed(f"{what}: {why}", int(found[1]) if found else 0)
+        return StoreFailed(f"{what}: {why}", int(found[1]) if found else 0, "NoCredentials")
     if found:
         code = _CODE.search(text)
         said = code[1] if code else ""
@@ -143,13 +143,18 @@ def _explain(what: str, error: Exception) -> StoreFailed:
     return StoreFailed(f"{what}: {first.replace('HTTP error: ', 'the store does not answer: ')}")
 
 
+def try_listing(url: str) -> None:
+    """Raises MissingLibrary, StoreFailed, FileNotFoundError if a prefix cannot be listed now."""
+    root, prefix = split_url(url)
+    store = store_of(root, impatient=True)
+    with store_errors(url):
+        next(list_objects(store, prefix), None)
+
+
 def find_trouble(url: str) -> str:
     """Why a prefix cannot be listed now; empty if it can."""
-    root, prefix = split_url(url)
     try:
-        store = store_of(root, impatient=True)
-        with store_errors(url):
-            next(list_objects(store, prefix), None)
+        try_listing(url)
     except MissingLibrary as error:
         return f"{url}: {error}".rstrip(".")
     except OSError as error:

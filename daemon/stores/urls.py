@@ -10,7 +10,8 @@ STORES = (*BUCKETS, "http", "https")
 
 
 def is_url(text: str) -> bool:
-    return urlsplit(text).scheme in STORES
+    # Not by urlsplit, which raises ValueError for some texts, and a list may have any.
+    return text.lstrip().partition(":")[0].lower() in STORES
 
 
 def split_url(url: str) -> tuple[str, str]:

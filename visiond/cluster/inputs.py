@@ -19,6 +19,7 @@ import msgspec
 from daemon.config.loading import Config
 from daemon.errors import MissingLibrary, NothingFound, WrongArgument
 from daemon.inbox.walk import Unread, Walk, compile_ignored
+from daemon.stores.opening import StoreFailed
 from daemon.stores.urls import is_url, split_url
 from daemon.unpacking.kinds import FOLDER, TIFF, kind_of
 from visiond.cluster.objects import list_again, open_object, open_stream, read_object
@@ -244,9 +245,12 @@ def _list_parquet(file: str, column: str) -> Iterator[Input]:
 
 
 def _opened(file: str, opener: Callable[[str], BinaryIO]) -> BinaryIO:
+    """Raises WrongArgument, or StoreFailed if the store is the cause."""
     try:
         return opener(file)
     except OSError as error:
+        if isinstance(error, StoreFailed) and error.is_general:
+            raise
         raise WrongArgument(f"{file} cannot be read: {error.strerror or error}.") from error
 
 

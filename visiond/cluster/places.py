@@ -12,9 +12,8 @@ from urllib.parse import quote
 
 from daemon.errors import NotWritable
 from daemon.ledger.files import sync_folder
-from daemon.stores.opening import store_of
 from daemon.stores.urls import is_url, split_url
-from visiond.cluster.objects import again, read_object
+from visiond.cluster.objects import again, locate, read_object
 
 PARTIAL = ".partial"
 
@@ -40,14 +39,15 @@ class Place(Protocol):
 
     def write_whole(self, name: str, data: bytes) -> bool:
         """Create a file, whole or not at all, so that it outlives a power failure. Returns False, and writes nothing,
-        if it exists; a store may return True if it has the same bytes. Raises NotWritable, StoreFailed, StoreAway."""
+        if it exists; a store may return True if it has the same bytes. Raises NotWritable, StoreFailed, StoreAway,
+        NoStore."""
 
     def clean(self) -> None:
         """Remove what writers that were killed have left."""
 
 
 def open_place(text: str) -> Place:
-    """A folder, or s3://bucket/prefix and so on. Raises MissingLibrary, StoreFailed."""
+    """A folder, or s3://bucket/prefix and so on. Reaches no store yet."""
     return Bucket(text) if is_url(text) else Folder(text)
 
 
@@ -97,15 +97,14 @@ class Bucket:
 
     def __init__(self, url: str) -> None:
         self.url = url.rstrip("/")
-        self._root, self._prefix = split_url(self.url)
+        self._prefix = split_url(self.url)[1]
 
     def names(self, folder: str) -> Iterator[str]:
         import obstore
 
         prefix = "/".join(filter(None, (self._prefix, folder)))
-        found = again(
-            f"{self.url}/", lambda: obstore.list_with_delimiter(store_of(self._root), prefix or None)
-        )
+        store, _ = locate(self.url)
+        found = again(f"{self.url}/", lambda: obstore.list_with_delimiter(store, prefix or None))
         for meta in found["objects"]:
             yield meta["path"].rpartition("/")[2]
 
@@ -116,10 +115,11 @@ class Bucket:
         import obstore
         from obstore.exceptions import AlreadyExistsError
 
+        store, _ = locate(self.url)
         key = f"{self._prefix}/{name}".lstrip("/")
 
         def put() -> None:
-            obstore.put(store_of(self._root), key, data, mode="create", use_multipart=False)
+            obstore.put(store, key, data, mode="create", use_multipart=False)
 
         try:
             again(f"{self.url}/", put)

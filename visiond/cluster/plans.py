@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import io
 import os
+import secrets
 from collections.abc import Sequence
 from typing import Protocol
 
@@ -63,6 +64,7 @@ class Plans:
         """plans: the digests of each, unit after unit, and where each unit ends. parts: names that exist."""
         self.place = place
         self._next = len(plans)
+        self._driver = np.frombuffer(secrets.token_bytes(16), np.uint8)
         ids = [plan[0] for plan in plans]
         sizes = [np.diff(ends, prepend=0) for _, ends in plans]
         bounds = [np.split(digests, ends[:-1]) for digests, ends in plans]
@@ -111,6 +113,8 @@ class Plans:
             file,
             ids=np.concatenate([unit.ids for unit in units]),
             ends=np.cumsum([len(u.ids) for u in units]),
+            # No other driver writes these bytes, so a store that has them has ours (places.py). Nobody reads them.
+            driver=self._driver,
         )
         if not self.place.write_whole(f"{FOLDER}/plan-{self._next:05d}.npz", file.getvalue()):
             raise OtherDriver(

@@ -8,6 +8,7 @@ import io
 import itertools
 import json
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -34,9 +35,10 @@ from tests.daemon_process import PATIENCE, Place, picture
 from visiond.cluster.actor import Chain
 from visiond.cluster.fetching import fetch, opened_threads
 from visiond.cluster.inputs import Listing
+from visiond.cluster.objects import StoreAway
 from visiond.cluster.places import open_place
 from visiond.cluster.planning import Planner, to_table
-from visiond.cluster.plans import Plans
+from visiond.cluster.plans import OtherDriver, Plans
 
 UNLIKE = {"id", "seconds", "finished_at"}
 
@@ -192,34 +194,86 @@ def test_a_put_whose_answer_was_lost_counts_as_written_and_a_file_of_others_does
     assert place.read("plan") == b"ours"
 
 
+def test_a_second_driver_cannot_plan_into_the_same_store_even_with_the_same_inputs(
+    bucket: Bucket, prefix: str, proxy: FaultyProxy, tmp_path: Path
+) -> None:
+    source = put(bucket, f"{prefix}/in", {"a.ppm": picture(1), "b.ppm": picture(2)})
+    output, config = f"s3://{BUCKET}/{prefix}/rows", parse({}, tmp_path)
+    drivers = [Plans.open(open_place(output), config, resume=False) for _ in range(2)]
+    planned = [[*Planner(each, Listing(source, config).inputs(), 10).units()] for each in drivers]
+    drivers[0].write(planned[0])
+    with pytest.raises(OtherDriver, match="--resume"):
+        drivers[1].write(planned[1])
+
+
+@pytest.fixture
+def hasty(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
+    """When called, a store that is away is soon given up."""
+
+    def hurry() -> None:
+        monkeypatch.setattr("visiond.cluster.objects.PAUSE_SECONDS", 0.0)
+        monkeypatch.setattr("visiond.cluster.objects.PATIENCE_SECONDS", 0.1)
+        monkeypatch.setattr("daemon.stores.opening.RETRIES", 1)
+        monkeypatch.setattr(
+            "visiond.cluster.objects.store_of", lambda root: opening.store_of(root, impatient=True)
+        )
+
+    return hurry
+
+
+@pytest.mark.parametrize("kind", ["objects", "parquet"])
 @pytest.mark.parametrize("trouble", [BUSY, EXPIRED, CUT])
 def test_a_store_that_is_away_ends_the_run_and_fails_no_image(
     trouble: Fault,
+    kind: str,
     bucket: Bucket,
     prefix: str,
     proxy: FaultyProxy,
     tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    hasty: Callable[[], None],
 ) -> None:
-    monkeypatch.setattr("visiond.cluster.objects.PAUSE_SECONDS", 0.0)
-    monkeypatch.setattr("daemon.stores.opening.RETRIES", 1)
-    source = put(bucket, f"{prefix}/in", {f"{number}.ppm": picture(number) for number in range(10)})
+    images = {f"{number}.ppm": picture(number) for number in range(10)}
+    whole = {"whole.parquet": write_parquet([{"name": each, "bytes": images[each]} for each in images])}
+    source = put(bucket, f"{prefix}/in", images if kind == "objects" else whole)
+    source += "/whole.parquet" if kind == "parquet" else ""
     output, place = f"s3://{BUCKET}/{prefix}/rows", Place(tmp_path)
     # Expired credentials are refused for every object; other faults may also affect a single object.
     broken = (403, "AccessDenied") if trouble == EXPIRED else BROKEN
     with contextlib.closing(Chain(load(place.config).model_dump_json().encode(), output, source)) as chain:
         [unit] = units(place, source, output)
-        monkeypatch.setattr(
-            "visiond.cluster.objects.store_of", lambda root: opening.store_of(root, impatient=True)
-        )
+        hasty()
         proxy.fault = lambda asked: None if "rows" in asked.path else trouble
         problem, status = (chain(unit).column(name)[0].as_py() for name in ("problem", "status"))
         assert (status, "--resume" in problem) == (os.EX_IOERR, True)
         assert not rows_of(bucket, f"{prefix}/rows")
         proxy.fault = lambda asked: broken if "/in/7.ppm" in asked.path else None
         assert not chain(unit).column("problem")[0].as_py()
-    failed = {path: row["reason"] for path, row in rows_of(bucket, f"{prefix}/rows").items() if row["reason"]}
-    assert failed == {"7.ppm": "unreadable"}
+    rows = rows_of(bucket, f"{prefix}/rows")
+    failed = {path: row["reason"] for path, row in rows.items() if row["reason"]}
+    assert (len(rows), failed) == (10, {"7.ppm": "unreadable"} if kind == "objects" else {})
+
+
+@pytest.mark.parametrize("kind", ["jsonl", "parquet"])
+@pytest.mark.parametrize("trouble", [BUSY, EXPIRED])
+def test_a_list_whose_store_is_away_is_no_wrong_argument(
+    trouble: Fault,
+    kind: str,
+    bucket: Bucket,
+    prefix: str,
+    proxy: FaultyProxy,
+    tmp_path: Path,
+    hasty: Callable[[], None],
+) -> None:
+    url = put(
+        bucket,
+        prefix,
+        {"list.jsonl": b'{"url": "a.ppm"}\n', "list.parquet": write_parquet([{"url": "a.ppm"}])},
+    )
+    hasty()
+    proxy.fault = lambda asked: trouble
+    with pytest.raises(StoreAway) as error:
+        read(f"{url}/list.{kind}", tmp_path)
+    assert error.value.exit_status == os.EX_IOERR
 
 
 @pytest.mark.usefixtures("faulty")

@@ -117,6 +117,13 @@ def test_an_error_of_a_store_is_one_line_without_secrets(text: str, said: str, s
     assert error.value.status == status
 
 
+def test_credentials_that_a_machine_does_not_have_are_not_the_fault_of_one_object() -> None:
+    exceptions = pytest.importorskip("obstore.exceptions", reason="obstore is not installed: make setup")
+    with pytest.raises(StoreFailed) as error, store_errors(URL):
+        raise exceptions.GenericError("GET http://169.254.169.254/x - status code: 404 Not Found: ")
+    assert error.value.is_general
+
+
 @pytest.mark.parametrize(
     ("url", "environment", "said"),
     [

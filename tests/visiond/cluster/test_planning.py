@@ -16,7 +16,7 @@ from visiond.cluster.inputs import Input
 from visiond.cluster.job import Shards
 from visiond.cluster.places import Folder, Place
 from visiond.cluster.planning import Planner, Unit, from_table, id_of, to_table
-from visiond.cluster.plans import FINISHED, FRESH, Known, OtherDriver, OutputTaken, Plans, part_of
+from visiond.cluster.plans import FINISHED, FOLDER, FRESH, Known, OtherDriver, OutputTaken, Plans, part_of
 
 
 def inputs(numbers: Iterable[int], version: bytes = b"1") -> list[Input]:
@@ -95,6 +95,15 @@ def test_a_second_driver_cannot_plan_into_the_same_output(tmp_path: Path) -> Non
     first.write([unit])
     with pytest.raises(OtherDriver, match="--resume"):
         second.write([other])
+
+
+def test_a_plan_without_the_number_of_its_driver_is_read(tmp_path: Path) -> None:
+    _, units = plan(tmp_path, inputs(range(20)))
+    file = tmp_path / FOLDER / "plan-00000.npz"
+    with np.load(file) as kept:
+        np.savez(file, ids=kept["ids"], ends=kept["ends"])
+    _, again = plan(tmp_path, inputs(range(20)))
+    assert [(unit.name, unit.fresh) for unit in again] == [(unit.name, False) for unit in units]
 
 
 def test_results_of_an_earlier_run_are_only_continued_when_asked_and_with_the_same_settings(
