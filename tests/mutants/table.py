@@ -2478,7 +2478,38 @@ CLUSTER = [
         "visiond/cluster/inputs.py",
         "and not self._is_unpacked(entry[0])",
         "",
-        ("visiond/cluster/test_inputs.py::test_what_the_daemon_has_unpacked_is_not_taken_twice",),
+        (
+            "visiond/cluster/test_inputs.py::test_what_the_daemon_has_unpacked_is_dropped_only_if_its_archive_is_an_input",
+        ),
+    ),
+    Mutant(
+        "unpacked-without-its-archive",
+        "images that the daemon has unpacked are read if a pattern does not match their archive",
+        "visiond/cluster/inputs.py",
+        "and self._matches(path)",
+        "",
+        (
+            "visiond/cluster/test_inputs.py::test_what_the_daemon_has_unpacked_is_dropped_only_if_its_archive_is_an_input",
+        ),
+        within="Listing._is_container",
+    ),
+    Mutant(
+        "unpacked-without-its-ignored-archive",
+        "images that the daemon has unpacked are read if their archive is ignored",
+        "visiond/cluster/inputs.py",
+        "if self._ignored.fullmatch(os.path.basename(path)):",
+        "if False:",
+        (
+            "visiond/cluster/test_inputs.py::test_what_the_daemon_has_unpacked_is_dropped_only_if_its_archive_is_an_input",
+        ),
+    ),
+    Mutant(
+        "share-among-neighbors",
+        "an actor that starts again gets its share of the memory while its neighbors hold theirs",
+        "daemon/system/host.py",
+        "measure_limit(memory.total, CGROUPS, group) // sharers",
+        "free // sharers",
+        ("daemon/system/test_host.py::test_a_process_gets_its_share_also_if_its_neighbors_hold_theirs",),
     ),
     Mutant(
         "sharers",
