@@ -2504,6 +2504,43 @@ CLUSTER = [
         ),
     ),
     Mutant(
+        "temporary-disk-full",
+        "a full disk for temporary files ends a run and fails no image",
+        "visiond/cluster/temporary.py",
+        "return True",
+        "return False",
+        ("visiond/cluster/test_unpacking.py::test_a_disk_that_stays_full_ends_the_run_and_fails_no_image",),
+        within="_is_full",
+    ),
+    Mutant(
+        "archive-larger-than-the-disk",
+        "an archive that alone fills the disk for temporary files is a row and does not end the run",
+        "visiond/cluster/temporary.py",
+        "check_room(fd, -_count_bytes(fd))",
+        "check_room(fd)",
+        (
+            "visiond/cluster/test_unpacking.py::test_what_alone_needs_more_room_than_there_is_fails_as_in_the_daemon",
+        ),
+    ),
+    Mutant(
+        "room-for-another-attempt",
+        "what an attempt at an archive has written does not take the room of the next one",
+        "visiond/cluster/unpacking.py",
+        "contents.close()",
+        "contents.leave()",
+        ("visiond/cluster/test_unpacking.py::test_what_an_attempt_has_written_is_removed_before_the_next",),
+    ),
+    Mutant(
+        "folder-without-lock-is-not-swept",
+        "an actor that starts does not remove the folder that another is making",
+        "visiond/cluster/temporary.py",
+        "prefix=FRESH",
+        "prefix=FOLDERS",
+        (
+            "visiond/cluster/test_unpacking.py::test_an_actor_that_starts_does_not_take_the_folder_that_another_makes",
+        ),
+    ),
+    Mutant(
         "share-among-neighbors",
         "an actor that starts again gets its share of the memory while its neighbors hold theirs",
         "daemon/system/host.py",
