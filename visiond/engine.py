@@ -53,7 +53,7 @@ class Annotator:
     config: a file like daemon.toml, or a configuration that was read; None: daemon.toml's defaults. Of its sections
     only [pipeline], [models], [stages], [binning] and the kernels in [state] path are used; second looks are not run.
     sharers: how many processes on this machine hold an Annotator, each for GPUs of its own. Each takes an equal share of
-    the cores and of the memory.
+    the cores and of the memory, or the memory that is free, if that is less.
     """
 
     def __init__(self, config: Config | str | os.PathLike[str] | None = None, *, sharers: int = 1) -> None:

@@ -88,8 +88,7 @@ class LookRun(msgspec.Struct, frozen=True):
 
 
 class Run(msgspec.Struct, frozen=True):
-    """The standard job once. images_per_second: from the
-    moment that the first worker is loaded to the last sidecar."""
+    """The standard job once. images_per_second: from the moment that the first worker is loaded to the last sidecar."""
 
     cold: bool  # without compiled kernels
     wall_seconds: float  # of the whole process

@@ -18,9 +18,12 @@ class Host:
 
     @classmethod
     def here(cls, sharers: int = 1) -> Host:
-        """sharers: how many processes, this one included, each take an equal share of this machine."""
-        free = measure_free(psutil.virtual_memory().available, CGROUPS, _own_cgroup())
-        return cls(max(1, count_cores() // sharers), free // sharers)
+        """sharers: how many processes, this one included, each take an equal share of this machine. What is free is
+        not divided: if the others hold their shares already, it is the share of this process alone."""
+        memory, group = psutil.virtual_memory(), _own_cgroup()
+        free = measure_free(memory.available, CGROUPS, group)
+        share = measure_limit(memory.total, CGROUPS, group) // sharers
+        return cls(max(1, count_cores() // sharers), min(free, share))
 
 
 def count_cores() -> int:
@@ -33,19 +36,34 @@ def measure_free(available: int, root: Path, group: str) -> int:
 
     Only anonymous memory counts as used: the kernel drops cached files when memory is needed.
     """
-    own = root / group.strip("/")
-    for folder in (own, *own.parents):
-        if folder.is_relative_to(root):
-            available = min([available, *_allowed(folder)])
+    for folder in _with_parents(root, group):
+        available = min([available, *_allowed(folder)])
     return max(0, available)
+
+
+def measure_limit(total: int, root: Path, group: str) -> int:
+    """Bytes: the minimum of the machine's memory and the limits of these cgroups, whatever is in use."""
+    return min([total, *(limit for folder in _with_parents(root, group) for limit in _limits(folder))])
+
+
+def _with_parents(root: Path, group: str) -> list[Path]:
+    own = root / group.strip("/")
+    return [folder for folder in (own, *own.parents) if folder.is_relative_to(root)]
 
 
 def _allowed(folder: Path) -> list[int]:
     try:
-        limits = [(folder / name).read_text().strip() for name in ("memory.max", "memory.high")]
         statistics = dict(line.split() for line in (folder / "memory.stat").read_text().splitlines())
-        return [int(limit) - int(statistics["anon"]) for limit in limits if limit != "max"]
-    except (OSError, ValueError, KeyError):  # the root has no limits, and version 1 has other files
+        return [limit - int(statistics["anon"]) for limit in _limits(folder)]
+    except (OSError, ValueError, KeyError):
+        return []
+
+
+def _limits(folder: Path) -> list[int]:
+    try:
+        limits = [(folder / name).read_text().strip() for name in ("memory.max", "memory.high")]
+        return [int(limit) for limit in limits if limit != "max"]
+    except (OSError, ValueError):  # the root has no limits, and version 1 has other files
         return []
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import re
+import stat
 from collections.abc import Callable, Iterator
 from html.parser import HTMLParser
 from itertools import chain
@@ -30,6 +31,7 @@ TAR = (".tar", ".tar.gz", ".tgz")
 LISTS = (".parquet", ".jsonl", ".ndjson")
 TAR_IMAGES, CONTAINER_IMAGES = 1000, 100  # guesses: in a tar, and in a file that is unpacked
 WILD = re.compile(r"[*?\[]")
+IN_UNPACKED = re.compile(re.escape(FOLDER) + b"/")
 
 
 class Input(NamedTuple):
@@ -69,6 +71,7 @@ class Listing:
         # A name with such characters is a name, if there is a file of that name.
         self._wild = self._wild and (is_url(self.source) or not os.path.exists(self.source))
         self.root = self._find_root()
+        self._pattern = compile_pattern(self.source[len(self.root) + 1 :]) if self._wild else None
         self.unread = Unread(os.fsencode(self.root), logs=False)
         if not is_url(self.source) and not os.path.exists(self.root or self.source):
             raise WrongArgument(f"There is no {self.root or self.source}; name a folder, a file or a URL.")
@@ -100,11 +103,13 @@ class Listing:
             name = os.fsencode(self.source[len(self.root) + 1 :])
             yield self._input(unquote_to_bytes(name) if is_url(self.source) else name, _version(self.source))
             return
-        matches = compile_pattern(self.source[len(self.root) + 1 :]) if self._wild else None
         found = self._list_store() if is_url(self.root) else self._walk()
         for name, version in found:
-            if matches is None or matches.fullmatch(name):
+            if self._matches(name):
                 yield self._input(name, version)
+
+    def _matches(self, name: bytes) -> bool:
+        return self._pattern is None or bool(self._pattern.fullmatch(name))
 
     def _input(self, name: bytes, version: bytes) -> Input:
         # Only a pattern or a name asks for the images in a tar; in a folder a tar is a file like others.
@@ -122,19 +127,27 @@ class Listing:
     def _walk(self) -> Iterator[tuple[bytes, bytes]]:
         """The files that an inbox would take, in the order of the folders."""
         for entry in Walk(os.fsencode(self.root), self._ignored, self._recursive, self.unread).files():
-            if entry and (entry[1].st_mode & 0o170000) == 0o100000 and not self._is_unpacked(entry[0]):
+            if entry and stat.S_ISREG(entry[1].st_mode) and not self._is_unpacked(entry[0]):
                 status = entry[1]
                 yield entry[0], b"%d %d" % (status.st_size, status.st_mtime_ns)
 
     def _is_unpacked(self, path: bytes) -> bool:
-        """Whether the daemon unpacked this file from a container that is still there. The container is unpacked here too, so
+        """Whether the daemon unpacked this file from a container that is an input too. That is unpacked here as well, so
         the file would get two rows."""
-        if not self._kinds or FOLDER + b"/" not in path:
-            return False
-        container = path[: path.index(FOLDER + b"/")]
-        return bool(kind_of(container, self._kinds)) and os.path.isfile(
-            os.path.join(os.fsencode(self.root), container)
+        return bool(self._kinds) and any(
+            self._is_container(path[: found.start()]) for found in IN_UNPACKED.finditer(path)
         )
+
+    def _is_container(self, path: bytes) -> bool:
+        """Whether this is an input that will be unpacked."""
+        if not (kind_of(path, self._kinds) and self._matches(path)):
+            return False
+        if self._ignored.fullmatch(os.path.basename(path)):
+            return False
+        try:
+            return stat.S_ISREG(os.lstat(os.path.join(os.fsencode(self.root), path)).st_mode)
+        except OSError:
+            return False
 
     def _list_store(self) -> Iterator[tuple[bytes, bytes]]:
         if self.root.startswith("http"):

@@ -19,19 +19,21 @@ from daemon.errors import MissingLibrary
 from daemon.inbox.sources import temporary_name
 from daemon.inbox.walk import LONGEST_PATH, compile_ignored
 from daemon.jobs import Failure, Version
+from daemon.stores.urls import is_url
 from daemon.system.beneath import READ
 from daemon.unpacking.apart import Children, Interrupted, Outcome, take_apart
 from daemon.unpacking.folder import Contents, Most, NoRoom, check_room, walk_files
 from daemon.unpacking.kinds import FOLDER, TIFF, find_missing, has_further_pages, kind_of
 from daemon.unpacking.members import Rules
 from stages.base import Reason
-from stages.processes import locked_folder
 from visiond.cluster.inputs import Input
 from visiond.cluster.objects import open_stream
+from visiond.cluster.temporary import held_folder, name_disk, remove_leftovers, with_room
 
-FOLDERS = "visiond-unpacking-"  # the names of the temporary folders begin with this
 TARGET = b"it"  # the name that a folder of members would get; here it never does
 PIECE_BYTES = 8 << 20
+COPY = "copy"  # of an object, in the temporary folder
+CONTENTS = "what is in it"
 
 Unpacked = tuple[bytes, bytes | OSError | Failure]  # the name of an image, and its bytes
 
@@ -40,7 +42,7 @@ class Unpacker:
     """Only one thread at a time may use it."""
 
     def __init__(self, config: Config) -> None:
-        """Raises MissingLibrary."""
+        """Raises MissingLibrary, TemporaryUnusable."""
         self._kinds = config.inbox[0].unpack
         self._ignored = compile_ignored(config.inbox[0].ignore)
         self._settings, self._limits = config.unpacking, config.pipeline.limits()
@@ -56,53 +58,63 @@ class Unpacker:
 
     def unpack(self, each: Input) -> Iterator[Unpacked]:
         """The images in a file, and then the file itself with its outcome; or only the file, if it is an image.
-        Raises OSError if it cannot be read."""
-        with contextlib.ExitStack() as stack:
-            folder = stack.enter_context(_held_folder())
-            file = stack.enter_context(_opened(os.fsdecode(each.at), folder))
-            yield from self._read(each.name, file, folder)
+        Raises OSError if it cannot be read, and TemporaryUnusable."""
+        at = os.fsdecode(each.at)
+        with held_folder() as folder:
+            try:
+                file = with_room(folder, lambda: _copy(at, folder)) if is_url(at) else open_stream(at)
+            except NoRoom:
+                yield each.name, _too_large("it")
+                return
+            with file:
+                yield from self._read(each.name, file, folder)
 
     def _read(self, name: bytes, file: BinaryIO, folder: Path) -> Iterator[Unpacked]:
-        """A file, or a member of one. folder: a place for its own members."""
+        """A file, or a member of one. folder: the temporary folder, also for its own members."""
         kind = kind_of(name, self._kinds)
         if not kind or (kind == TIFF and not has_further_pages(file.fileno())):
             file.seek(0)
             yield name, file.read()
             return
-        inner = Path(tempfile.mkdtemp(dir=folder))
+        try:
+            inner = Path(with_room(folder, lambda: tempfile.mkdtemp(dir=folder)))
+        except NoRoom:
+            yield name, _too_large(CONTENTS)
+            return
         parent = os.open(inner, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
-            outcome = self._try(kind, name, file.fileno(), parent)
+            outcome = self._try(kind, name, file.fileno(), parent, folder)
             if isinstance(outcome, Outcome):
                 if outcome.files:
-                    yield from self._members(name, parent, inner)
+                    yield from self._members(name, parent, inner, folder)
                 outcome = outcome.describe(name + FOLDER)
             yield name, outcome
         finally:
             os.close(parent)
             shutil.rmtree(inner, ignore_errors=True)
 
-    def _members(self, name: bytes, parent: int, folder: Path) -> Iterator[Unpacked]:
+    def _members(self, name: bytes, parent: int, inner: Path, folder: Path) -> Iterator[Unpacked]:
         """In the order of their paths."""
         temporary = temporary_name(TARGET)
         for path in sorted(path for path, _ in walk_files(parent, temporary)):
-            place = os.path.join(os.fsencode(folder), temporary, path)
+            place = os.path.join(os.fsencode(inner), temporary, path)
             with open(os.open(place, READ), "rb") as member:
                 yield from self._read(name + FOLDER + b"/" + path, member, folder)
 
-    def _try(self, kind: str, name: bytes, fd: int, parent: int) -> Outcome | Failure:
-        """Write the members of a file. A process that is killed, perhaps because memory is short, is started again."""
-        problem, disk = "", tempfile.gettempdir()
+    def _try(self, kind: str, name: bytes, fd: int, parent: int, folder: Path) -> Outcome | Failure:
+        """Write the members of a file. A process that is killed, perhaps because memory is short, is started again.
+        Raises TemporaryUnusable."""
+        problem = ""
         try:
             for _ in range(self._attempts):
                 try:
-                    return self._take_apart(kind, name, fd, parent)
+                    return with_room(folder, lambda: self._take_apart(kind, name, fd, parent))
                 except Interrupted as error:
                     problem = str(error)
         except NoRoom:
-            problem = f"what is in it would nearly fill the disk of {disk}; make room, or set TMPDIR to another folder"
+            return _too_large(CONTENTS)
         except OSError as error:
-            problem = f"it cannot be unpacked into {disk}: {error.strerror}"
+            problem = f"it cannot be unpacked into {name_disk()}: {error.strerror}"
         return Failure(Reason.CONTAINER, problem)
 
     def _take_apart(self, kind: str, name: bytes, fd: int, parent: int) -> Outcome:
@@ -112,47 +124,30 @@ class Unpacker:
         rules = Rules(settings.dpi, settings.video_seconds, self._limits.max_pixels)
         contents = Contents(parent, TARGET, Version(0, 0, 0, 0), most, self._ignored)
         try:
-            return take_apart(fd, kind, contents, rules, self._limits, Children())
-        finally:
-            contents.leave()
+            outcome = take_apart(fd, kind, contents, rules, self._limits, Children())
+        except BaseException:
+            contents.close()  # another attempt needs the room
+            raise
+        contents.leave()
+        return outcome
 
 
-@contextlib.contextmanager
-def _opened(at: str, folder: Path) -> Iterator[BinaryIO]:
-    """A file. An object is first copied into a folder, because the process that reads it may not open connections.
-    Raises OSError."""
-    with open_stream(at) as source:
-        if _is_file(source):
-            yield source
-            return
-        with tempfile.TemporaryFile(dir=folder) as copy:
-            while piece := source.read(PIECE_BYTES):
-                check_room(copy.fileno())
-                copy.write(piece)
-            copy.flush()
-            yield copy
+def _copy(at: str, folder: Path) -> BinaryIO:
+    """A copy of an object, because the process that reads it may not open connections. Raises OSError, NoRoom."""
+    place = folder / COPY
+    with open_stream(at) as source, contextlib.ExitStack() as stack:
+        stack.callback(place.unlink, missing_ok=True)
+        copy = stack.enter_context(open(place, "w+b"))
+        while piece := source.read(PIECE_BYTES):
+            check_room(copy.fileno())
+            copy.write(piece)
+        copy.flush()
+        stack.pop_all()
+        return copy
 
 
-def _is_file(source: BinaryIO) -> bool:
-    try:
-        return source.fileno() >= 0
-    except (AttributeError, OSError):
-        return False
-
-
-@contextlib.contextmanager
-def _held_folder() -> Iterator[Path]:
-    """A temporary folder that is locked as long as it is used."""
-    folder = Path(tempfile.mkdtemp(prefix=FOLDERS))
-    try:
-        with locked_folder(folder):
-            yield folder
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
-
-
-def remove_leftovers() -> None:
-    """Remove the folders of actors that were killed: nobody holds their locks."""
-    for folder in Path(tempfile.gettempdir()).glob(f"{FOLDERS}*"):
-        with contextlib.suppress(OSError), locked_folder(folder):
-            shutil.rmtree(folder)
+def _too_large(what: str) -> Failure:
+    problem = (
+        f"{what} would nearly fill the disk of {name_disk()}; make room, or set TMPDIR to another folder"
+    )
+    return Failure(Reason.CONTAINER, problem)

@@ -18,10 +18,11 @@ import pytest
 from daemon.config.loading import load
 from daemon.errors import NotWritable
 from daemon.jobs import JobStatus
+from daemon.unpacking.folder import NoRoom
 from tests.daemon.unpacking.containers import encrypt, make_pages, make_tar, make_video, make_zip
 from tests.daemon_process import Place, picture
 from tests.inputs import CATALOGUE
-from visiond.cluster import actor
+from visiond.cluster import actor, temporary
 from visiond.cluster.actor import Chain
 from visiond.cluster.fetching import fetch
 from visiond.cluster.inputs import Listing
@@ -168,6 +169,29 @@ def test_a_part_that_exists_has_its_shard(
     assert not rows_of(place)
     assert not annotate(unit).column("problem")[0].as_py()
     assert len([*(place.folder / "rows").glob("shard-*.tar")]) == 1
+
+
+def test_when_the_temporary_disk_is_full_a_unit_is_left_for_a_later_run(
+    place: Place, chain: Callable[..., Chain], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> None:
+        raise NoRoom(is_new=True)
+
+    [inbox] = place.settings["inbox"]
+    place.configure({"inbox": [{**inbox, "unpack": ["zip"]}]})
+    place.drop("a.zip", make_zip({"1.ppm": picture(31)}))
+    annotate = chain()
+    [unit] = units(place, 1000)
+    with monkeypatch.context() as patch:
+        patch.setattr(temporary, "check_room", fail)
+        patch.setattr(temporary, "PAUSES", (0.0,) * 6)
+        ended = annotate(unit)
+    assert "disk is nearly full. Make room, or set TMPDIR" in ended.column("problem")[0].as_py()
+    assert ended.column("status").to_pylist() == [os.EX_IOERR]
+    assert not rows_of(place)
+    [unit] = units(place, 1000)
+    assert not annotate(unit).column("problem")[0].as_py()
+    assert "a.zip.unpacked/1.ppm" in {row["path"] for row in rows_of(place) if row["status"] == "DONE"}
 
 
 def test_a_part_is_written_once_and_its_counts_are_read_when_it_exists(

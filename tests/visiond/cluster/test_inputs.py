@@ -62,16 +62,39 @@ def test_an_inbox_that_is_not_recursive_lists_no_files_in_folders(photos: Path, 
     assert {each.name for each in Listing(str(photos), config).inputs()} == {b"a.ppm", b"b.jpg"}
 
 
-def test_what_the_daemon_has_unpacked_is_not_taken_twice(photos: Path, tmp_path: Path) -> None:
-    for container in ("there.zip", "moved.zip"):
-        (photos / f"{container}.unpacked").mkdir()
+@pytest.fixture
+def unpacked(photos: Path) -> Path:
+    """What the daemon leaves. The last one's archive is a link, which no inbox takes."""
+    for container in ("there.zip", "moved.zip", "there.zip.unpacked/in.pdf", "link.zip"):
+        (photos / f"{container}.unpacked").mkdir(parents=True)
         (photos / f"{container}.unpacked" / "x.ppm").write_bytes(picture(4))
-    (photos / "there.zip").write_bytes(b"a zip")
-    for kinds, taken in (["zip"], {"moved.zip"}), ([], {"moved.zip", "there.zip"}):
-        listing = Listing(f"{photos}/**/x.ppm", parse({"inbox": [{"unpack": kinds}]}, tmp_path))
-        assert {each.name.decode() for each in listing.inputs()} == {
-            f"{name}.unpacked/x.ppm" for name in taken
-        }
+    for container in ("there.zip", "there.zip.unpacked/in.pdf"):
+        (photos / container).write_bytes(b"a container")
+    (photos / "link.zip").symlink_to("there.zip")
+    return photos
+
+
+THERE, MOVED, LINKED = (f"{name}.zip.unpacked/x.ppm" for name in ("there", "moved", "link"))
+INNER, DEEP = "there.zip.unpacked/in.pdf", "there.zip.unpacked/in.pdf.unpacked/x.ppm"
+
+
+@pytest.mark.parametrize(
+    ("pattern", "inbox", "taken"),
+    [
+        ("", {"unpack": ["zip", "pdf"]}, {MOVED, LINKED}),
+        ("/**/*", {"unpack": ["zip", "pdf"]}, {MOVED, LINKED}),
+        ("", {"unpack": []}, {THERE, MOVED, LINKED, INNER, DEEP}),
+        ("", {"unpack": ["pdf"]}, {THERE, MOVED, LINKED, INNER}),
+        ("/**/*.ppm", {"unpack": ["zip", "pdf"]}, {THERE, MOVED, LINKED, DEEP}),  # no archive matches
+        ("", {"unpack": ["zip"], "ignore": ["*.zip"]}, {THERE, MOVED, LINKED, INNER, DEEP}),
+    ],
+)
+def test_what_the_daemon_has_unpacked_is_dropped_only_if_its_archive_is_an_input(
+    pattern: str, inbox: dict[str, list[str]], taken: set[str], unpacked: Path, tmp_path: Path
+) -> None:
+    listing = Listing(f"{unpacked}{pattern}", parse({"inbox": [inbox]}, tmp_path))
+    found = {each.name.decode() for each in listing.inputs()}
+    assert {name for name in found if ".unpacked/" in name} == taken
 
 
 def test_a_single_file_is_an_input(photos: Path, tmp_path: Path) -> None:
