@@ -166,6 +166,7 @@ def test_what_an_attempt_has_written_is_removed_before_the_next(
     def fill(_fd: int, _kind: str, contents: Contents, *_: object) -> None:
         contents.begin(b"large")
         contents.write(bytes(1 << 20))
+        contents.finish()
         assert disk.count() >= 1 << 20
         raise NoRoom(is_new=True)
 
