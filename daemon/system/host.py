@@ -9,6 +9,7 @@ from pathlib import Path
 import psutil
 
 CGROUPS = Path("/sys/fs/cgroup")
+WORKER = "daemon.workers.child"  # in the command of a worker process
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,11 +19,10 @@ class Host:
 
     @classmethod
     def here(cls, sharers: int = 1) -> Host:
-        """sharers: how many processes, this one included, each take an equal share of this machine. What is free is
-        not divided: if the others hold their shares already, it is the share of this process alone."""
-        memory, group = psutil.virtual_memory(), _own_cgroup()
-        free = measure_free(memory.available, CGROUPS, group)
-        share = measure_limit(memory.total, CGROUPS, group) // sharers
+        """sharers: how many processes, this one included, each take an equal share of this machine: of what is free, and of
+        what the workers of the others hold already."""
+        free = measure_free(psutil.virtual_memory().available, CGROUPS, _own_cgroup())
+        share = (free + measure_held()) // sharers if sharers > 1 else free
         return cls(max(1, count_cores() // sharers), min(free, share))
 
 
@@ -41,9 +41,14 @@ def measure_free(available: int, root: Path, group: str) -> int:
     return max(0, available)
 
 
-def measure_limit(total: int, root: Path, group: str) -> int:
-    """Bytes: the minimum of the machine's memory and the limits of these cgroups, whatever is in use."""
-    return min([total, *(limit for folder in _with_parents(root, group) for limit in _limits(folder))])
+def measure_held() -> int:
+    """Bytes of anonymous memory of all of visiond's workers on this machine."""
+    workers = (
+        process
+        for process in psutil.process_iter(["cmdline", "memory_info"])
+        if WORKER in (process.info["cmdline"] or ())
+    )
+    return sum(process.info["memory_info"].rss - process.info["memory_info"].shared for process in workers)
 
 
 def _with_parents(root: Path, group: str) -> list[Path]:

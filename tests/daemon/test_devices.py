@@ -245,8 +245,7 @@ def test_several_annotators_on_a_machine_share_its_cores_and_memory(
 ) -> None:
     """Two, each with a GPU of its own, have together what one daemon has with both."""
     monkeypatch.setattr(os, "sched_getaffinity", lambda _pid: set(range(16)))
-    for measured in ("measure_free", "measure_limit"):
-        monkeypatch.setattr(host, measured, lambda *_: 1 << 40)
+    monkeypatch.setattr(host, "measure_free", lambda *_: 1 << 40)
     gpus = [make_gpu(0, "NVIDIA H100 80GB HBM3"), make_gpu(1, "NVIDIA H100 80GB HBM3")]
     config = parse(Place(tmp_path, {"pipeline": {"workers_per_device": 0}}).settings, tmp_path)
 
@@ -260,7 +259,7 @@ def test_several_annotators_on_a_machine_share_its_cores_and_memory(
 
     assert divide(Layout.of(config, gpus=gpus)) == [(4, 4)]
     assert divide(*(Layout.of(config, gpus=[gpu], sharers=2) for gpu in gpus)) == [(2, 4), (2, 4)]
-    monkeypatch.setattr(host, "measure_limit", lambda *_: 3 * WORKER_BYTES)
+    monkeypatch.setattr(host, "measure_free", lambda *_: 3 * WORKER_BYTES)
     assert divide(Layout.of(config, gpus=gpus[:1], sharers=2)) == [(1, 8)]
 
 

@@ -2615,9 +2615,11 @@ CLUSTER = [
         "share-among-neighbors",
         "an actor that starts again gets its share of the memory while its neighbors hold theirs",
         "daemon/system/host.py",
-        "measure_limit(memory.total, CGROUPS, group) // sharers",
+        "(free + measure_held()) // sharers",
         "free // sharers",
-        ("daemon/system/test_host.py::test_a_process_gets_its_share_also_if_its_neighbors_hold_theirs",),
+        (
+            "daemon/system/test_host.py::test_each_of_eight_gets_its_share_of_what_is_free_and_of_what_workers_hold",
+        ),
     ),
     Mutant(
         "sharers",

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
-from types import SimpleNamespace
 
 import psutil
 import pytest
 
 from daemon.system import host
-from daemon.system.host import Host, measure_free, measure_limit
+from daemon.system.host import Host, measure_free
 
 AVAILABLE = 64 << 30
 
@@ -37,25 +38,35 @@ def test_each_limit_on_the_way_to_the_root_counts_and_files_in_memory_do_not(tmp
     assert measure_free(AVAILABLE, tmp_path, "/system.slice/visiond.service") == 0
 
 
-def test_the_smallest_limit_is_that_of_the_machine_or_of_a_cgroup_whatever_is_in_use(tmp_path: Path) -> None:
-    service = tmp_path / "system.slice" / "visiond.service"
-    assert measure_limit(AVAILABLE, tmp_path, "/system.slice/visiond.service") == AVAILABLE
-    limit(service, "max", anon=5 << 30)
-    limit(service.parent, str(32 << 30), anon=31 << 30)
-    assert measure_limit(AVAILABLE, tmp_path, "/system.slice/visiond.service") == 32 << 30
-    assert measure_limit(8 << 30, tmp_path, "/system.slice/visiond.service") == 8 << 30
-
-
-@pytest.mark.parametrize(("free", "share"), [(250, 32), (40, 32), (20, 20)])
-def test_a_process_gets_its_share_also_if_its_neighbors_hold_theirs(
-    free: int, share: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+@pytest.mark.parametrize(
+    ("free", "held", "share"),
+    [
+        pytest.param(240, 0, 30, id="the first to start"),
+        pytest.param(100, 140, 30, id="one that starts again, while the others hold their shares"),
+        pytest.param(16, 0, 2, id="where other programs hold nearly everything"),
+        pytest.param(2, 140, 2, id="where less than a share is left"),
+    ],
+)
+def test_each_of_eight_gets_its_share_of_what_is_free_and_of_what_workers_hold(
+    free: int, held: int, share: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One of eight on a machine with 256 GiB: the first to start, the last, and one where others use much."""
-    memory = SimpleNamespace(available=free << 30, total=256 << 30)
-    monkeypatch.setattr(host, "CGROUPS", tmp_path)
-    monkeypatch.setattr(psutil, "virtual_memory", lambda: memory)
+    monkeypatch.setattr(host, "measure_free", lambda *_: free << 30)
+    monkeypatch.setattr(host, "measure_held", lambda: held << 30)
     assert Host.here(8).free_bytes == share << 30
     assert Host.here().free_bytes == free << 30
+
+
+def test_the_memory_of_workers_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(host, "WORKER", "worker-of-this-test")  # others may run beside it
+    assert host.measure_held() == 0
+    program = "import sys; held = b'x' * (64 << 20); print('ready', flush=True); sys.stdin.read()"
+    with subprocess.Popen(
+        [sys.executable, "-c", program, host.WORKER], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as worker:
+        assert worker.stdout
+        assert worker.stdout.readline() == b"ready\n"
+        assert 64 << 20 < host.measure_held() < 128 << 20
+        worker.communicate()
 
 
 def test_this_machine_has_cores_and_memory() -> None:
