@@ -146,16 +146,16 @@ class Place:
     """The folder of a benchmark: images and weights, which stay for the next one, and a daemon's own folders."""
 
     def __init__(
-        self, folder: Path, pack: str = "", pipeline: Sequence[str] = (), second_looks: str = ""
+        self, folder: Path, pack: str = "", pipeline: Sequence[str] = (), second_look: str = ""
     ) -> None:
         """pack: as in [models]; "" for random weights. pipeline: lines for that table of the configuration.
-        second_looks: [[second_look]] tables of the configuration."""
+        second_look: a [[second_look]] table of the configuration."""
         self.folder = folder.absolute()
         self.home = self.folder / "daemon"
         self.config_file = self.home / "daemon.toml"
         self.drop = self.folder / "drop"
         self.pack = str(Path(pack).absolute()) if "/" in pack else pack or str(self.folder / "pack")
-        self._pipeline = "\n".join([*pipeline, second_looks])
+        self._pipeline = "\n".join([*pipeline, second_look])
 
     def make_pack(self) -> None:
         """Make the published architectures with random weights, unless they exist or a pack was named."""
@@ -291,7 +291,7 @@ def run_job(place: Place, inbox: Path, *, cold: bool) -> Run:
 def sum_up(
     name: str, stage: str, written: Sequence[float], records: Sequence[Record], loaded_at: float
 ) -> LookRun:
-    """What a second look did. written: when each record's sidecar was last written."""
+    """What the only second look did. written: when each record's sidecar was last written, by this look if it has one."""
     ended = [
         (at, record.looks[name]) for at, record in zip(written, records, strict=True) if name in record.looks
     ]

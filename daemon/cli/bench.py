@@ -57,7 +57,7 @@ SecondLookOption = Annotated[
     option(
         "--second-look",
         metavar="FILE",
-        help="A TOML file with [[second_look]] tables, which are measured too.",
+        help="A TOML file with a \\[\\[second_look]] table, which is measured too.",
         panel=JOB,
     ),
 ]
@@ -129,12 +129,12 @@ def bench(
       visiond bench --count 2000 --memory 10 --json bench.json --plot bench.png
       visiond bench --pack mini --count 20 --sample 2 --single 10
       visiond bench --gpus 1,2,4,8 --count 1000 --repeat 6 --plot gpus.png
-      visiond bench --second-look looks.toml
+      visiond bench --second-look look.toml
       visiond bench --models rf-detr-small,./my-clip
     """
     from daemon.bench.job import Place, run_bench
 
-    numbers = parse_numbers(gpus)
+    numbers, look = parse_numbers(gpus), read_table(second_look, gpus, models)
     refuse_too_few(count, sample, 0 if numbers else single, runs=cold + warm)
     refuse_lost_reports(json, plot)
     with written_into(folder):
@@ -146,7 +146,7 @@ def bench(
         scale(folder, pack, pipeline or (), numbers, (count, repeat, cold, warm, sample), json, plot)
         return
     report = run_bench(
-        Place(folder, pack, pipeline or (), read_tables(second_look)),
+        Place(folder, pack, pipeline or (), look),
         count,
         repeat=repeat,
         cold=cold,
@@ -282,17 +282,28 @@ def draw_last_run(report: Report, picture: Path) -> None:
     draw_run(report.runs[-1], picture)
 
 
-def read_tables(file: Path | None) -> str:
-    """The text of a file that has [[second_look]] tables and nothing else. Raises BadParameter."""
+def read_table(file: Path | None, gpus: str = "", models: str = "") -> str:
+    """The text of a file that has one [[second_look]] table and nothing else. gpus, models: as the options, which
+    measure without second looks. Raises BadParameter."""
     if file is None:
         return ""
+    if gpus or models:
+        other = "--gpus" if gpus else "--models"
+        raise typer.BadParameter(
+            f"--second-look cannot be used together with {other}: run visiond bench once with each of them"
+        )
     try:
         text = file.read_text()
         found = tomllib.loads(text)
     except (OSError, ValueError) as error:
         raise typer.BadParameter(f"--second-look {file} cannot be read: {error}") from error
-    if list(found) != ["second_look"]:
-        raise typer.BadParameter(f"--second-look {file} must have [[second_look]] tables and nothing else")
+    tables = found.get("second_look")
+    if list(found) != ["second_look"] or not (isinstance(tables, list) and tables):
+        raise typer.BadParameter(f"--second-look {file} must have a [[second_look]] table and nothing else")
+    if len(tables) > 1:  # only the time of an image's last second look is known
+        raise typer.BadParameter(
+            f"--second-look {file} has {len(tables)} [[second_look]] tables: measure each one with a file and a run of its own"
+        )
     return text
 
 

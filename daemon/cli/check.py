@@ -32,6 +32,7 @@ from daemon.monitoring.disks import find_existing, list_written_folders
 from daemon.monitoring.notices import list_notices
 from daemon.results.destinations import Destination
 from daemon.results.sinks import open_sinks
+from daemon.results.uploads import StoreSink
 from daemon.state import CONTROL, LEDGER
 from daemon.stations.tracing import check_traces
 from daemon.stores.opening import find_trouble
@@ -206,7 +207,7 @@ def _uploads(config: Config) -> Iterator[Finding]:
 
 def _sinks(config: Config) -> Iterator[Finding]:
     for name, sink in open_sinks(config).items():
-        problem = sink.problem()
+        problem = sink.ask_store() if isinstance(sink, StoreSink) else sink.problem()
         yield Finding("error" if problem else "ok", f"sink {name}: {problem or 'can take records'}.")
 
 

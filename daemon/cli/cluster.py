@@ -136,6 +136,7 @@ def run(
         with Progress("images") as progress:
             result = run_job(job, progress.step, progress.load)
     except KeyboardInterrupt:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # a second one changes nothing
         errors.print("Stopped. The same command with --resume does the rest.")
         raise typer.Exit(SHELL_OFFSET + signal.SIGINT) from None
     finally:

@@ -33,7 +33,8 @@ class Sink(Protocol):
         """
 
     def problem(self) -> str:
-        """Why the sink cannot take records, for `visiond check`; empty if it probably can."""
+        """Why the sink cannot take records, as far as this machine knows without asking another one; empty if it
+        probably can. For `visiond check`, and for `visiond status` while no daemon is running."""
 
 
 class JsonlSink:

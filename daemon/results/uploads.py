@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import http
 import os
 import re
 from collections.abc import Mapping, Sequence
@@ -20,7 +21,7 @@ from daemon.inbox.origin import origin_of
 from daemon.jobs import JobStatus
 from daemon.ledger.record import Record
 from daemon.results.destinations import sidecar_paths
-from daemon.stores.opening import StoreFailed, store_errors, store_of
+from daemon.stores.opening import CREDENTIALS, StoreFailed, store_errors, store_of
 from daemon.stores.urls import split_url
 from daemon.system.scarcity import AWAY, SCARCE
 
@@ -47,20 +48,30 @@ class StoreSink:
         self._uploaded: dict[str, int] = {}
 
     def problem(self) -> str:
-        """Asks the store for an object that does not exist. AccessDenied is no problem: a store that allows no reading may
-        still allow uploads."""
+        """Without a request."""
         if not self._settings.url:
             return "[output.store] url is not set"
         try:
-            store = self._store
-            import obstore
-
-            with contextlib.suppress(FileNotFoundError), store_errors(self._settings.url):
-                obstore.get(store, self._key(PROBE))
+            _ = self._store
         except MissingLibrary as error:
             return str(error).rstrip(".")
         except StoreFailed as error:
-            return "" if error.code == "AccessDenied" else str(error)
+            return str(error)
+        return ""
+
+    def ask_store(self) -> str:
+        """As `problem`, but asks the store for an object that does not exist, which may take many seconds. A store that
+        accepts the credentials and allows no reading (403) is no problem, as it may still allow uploads."""
+        if problem := self.problem():
+            return problem
+        import obstore
+
+        try:
+            with contextlib.suppress(FileNotFoundError), store_errors(self._settings.url):
+                obstore.get(self._store, self._key(PROBE))
+        except StoreFailed as error:
+            may_upload = error.status == http.HTTPStatus.FORBIDDEN and error.code not in CREDENTIALS
+            return "" if may_upload else str(error)
         return ""
 
     async def append(self, records: Sequence[Record]) -> None:

@@ -21,10 +21,11 @@ CONNECT_SECONDS, REQUEST_SECONDS = 3, 60
 RETRIES, RETRY_SECONDS, LONGEST_BACKOFF_SECONDS = 4, 10, 2
 # The store is busy, or something before it does not reach it: no object is the cause.
 BUSY = (408, 429, 502, 503, 504)
-# Codes of answers that refuse the credentials, whatever the request was; NoCredentials is our own.
+NO_CREDENTIALS = "NoCredentials"  # visiond's own code: this machine's role gives none
+# Codes of answers that refuse the credentials, whatever the request was.
 CREDENTIALS = (
     *("ExpiredToken", "ExpiredTokenException", "TokenRefreshRequired", "InvalidToken", "InvalidAccessKeyId"),
-    *("SignatureDoesNotMatch", "RequestTimeTooSkewed", "AuthenticationFailed", "NoCredentials"),
+    *("SignatureDoesNotMatch", "RequestTimeTooSkewed", "AuthenticationFailed", NO_CREDENTIALS),
 )
 _STATUS = re.compile(r"status code: (\d{3})")
 _CODE = re.compile(r"<Code>(\w+)</Code>")
@@ -47,7 +48,7 @@ class StoreFailed(VisiondError, OSError):
     exit_status = os.EX_IOERR
 
     def __init__(self, text: str, status: int = 0, code: str = "") -> None:
-        """code: the code in an answer in XML, such as AccessDenied."""
+        """code: the code in an answer in XML, such as AccessDenied; or NO_CREDENTIALS."""
         super().__init__(text)
         self.status, self.code = status, code
 
@@ -132,7 +133,7 @@ def _explain(what: str, error: Exception) -> StoreFailed:
     found = _STATUS.search(text)
     if any(part in text for part in _ROLE):
         why = "no credentials: the environment has none, and this machine's role gives none"
-        return StoreFailed(f"{what}: {why}", int(found[1]) if found else 0, "NoCredentials")
+        return StoreFailed(f"{what}: {why}", int(found[1]) if found else 0, NO_CREDENTIALS)
     if found:
         code = _CODE.search(text)
         said = code[1] if code else ""

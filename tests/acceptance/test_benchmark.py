@@ -147,6 +147,30 @@ def test_a_job_with_fewer_images_than_its_samples_is_refused(tmp_path: Path) -> 
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.parametrize("other", [("--gpus", "1"), ("--models", "all")])
+def test_a_second_look_is_not_dropped_by_a_measurement_that_has_none(
+    tmp_path: Path, other: tuple[str, str]
+) -> None:
+    refused = refuse(tmp_path, "--second-look", "looks.toml", *other)
+    assert refused.returncode == 64
+    assert f"cannot be used together with {other[0]}" in " ".join(refused.stderr.split())
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_file_of_several_second_looks_is_refused_with_its_brackets(tmp_path: Path) -> None:
+    (tmp_path / "looks.toml").write_text("[[second_look]]\n[[second_look]]\n")
+    refused = refuse(tmp_path, "--second-look", "looks.toml")
+    assert refused.returncode == 64
+    assert "has 2 [[second_look]] tables" in " ".join(refused.stderr.split())
+
+
+def test_the_help_shows_the_brackets_of_a_table(tmp_path: Path) -> None:
+    assert (
+        "[[second_look]]"
+        in run_forked(["bench", "--help"], tmp_path, os.environ, tmp_path / "o", PATIENCE).stdout
+    )
+
+
 def test_a_report_that_cannot_be_written_is_refused_before_the_work(tmp_path: Path) -> None:
     refused = refuse(tmp_path, "--json", str(tmp_path / "missing" / "bench.json"))
     assert refused.returncode == 64

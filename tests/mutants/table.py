@@ -1534,6 +1534,14 @@ STORES = [
         ("daemon/stores/test_uploads.py::test_an_image_is_in_the_bin_that_it_has_now_and_in_no_other",),
     ),
     Mutant(
+        "status-without-request",
+        "`visiond status` does not wait for a store",
+        "daemon/control.py",
+        "opened[sink].problem()",
+        "opened[sink].ask_store()",
+        ("daemon/stores/test_uploads.py::test_only_the_check_waits_for_a_store",),
+    ),
+    Mutant(
         "backup-upload-later",
         "a backup that an outage kept back is uploaded later",
         "daemon/upkeep/uploading.py",
@@ -2638,6 +2646,22 @@ CLUSTER = [
         (
             "visiond/cluster/test_running.py::test_when_ray_dies_the_command_says_so_and_its_status_is_not_that_of_failed_images",
         ),
+    ),
+    Mutant(
+        "ctrl-c-to-the-driver",
+        "`visiond ray run` stops at a SIGINT that is sent to its process id alone",
+        "visiond/cluster/watching.py",
+        "PASSED = (signal.SIGINT, signal.SIGTERM,",
+        "PASSED = (signal.SIGTERM,",
+        ("visiond/cluster/test_watching.py::test_sigint_to_the_process_that_users_see_reaches_the_driver",),
+    ),
+    Mutant(
+        "ctrl-c-twice",
+        "a Ctrl-C of a terminal reaches the driver of `visiond ray run` once",
+        "visiond/cluster/watching.py",
+        "os.setpgid(0, 0)",
+        "pass",
+        ("visiond/cluster/test_watching.py::test_ctrl_c_in_a_terminal_reaches_the_driver_once",),
     ),
     Mutant(
         "shard-before-part",

@@ -16,6 +16,7 @@ from daemon.system.signals import SHELL_OFFSET
 from stages.processes import die_with
 from visiond.cluster.running import ClusterLost
 
+PASSED = (signal.SIGINT, signal.SIGTERM, signal.SIGTSTP)
 HOW = "When the cluster works again, run the same command with --resume to do the rest."
 
 
@@ -34,26 +35,62 @@ def become_driver() -> Callable[[], None]:
     sys.stderr.flush()
     read, write = os.pipe()
     os.set_blocking(read, False)
+    held = signal.pthread_sigmask(signal.SIG_BLOCK, PASSED)  # until there is a driver that can get them
     watcher, driver = os.getpid(), os.fork()
     if not driver:
         os.close(read)
         die_with(watcher)
+        _leave_group()
+        signal.pthread_sigmask(signal.SIG_SETMASK, held)
         return lambda: os.close(write) if os.write(write, b".") else None
     os.close(write)
-
-    def pass_on(number: int, _: FrameType | None) -> None:
-        os.kill(driver, number)
-
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the driver gets a Ctrl-C too
-    signal.signal(signal.SIGTERM, pass_on)
+    passed = _pass_signals(driver)
+    signal.pthread_sigmask(signal.SIG_SETMASK, held)
+    os.waitid(os.P_PID, driver, os.WEXITED | os.WNOWAIT)
+    signal.pthread_sigmask(signal.SIG_BLOCK, PASSED)  # soon another process may have the driver's id
     status = os.waitstatus_to_exitcode(os.waitpid(driver, 0)[1])
+    if status == -signal.SIGTERM or (
+        status and signal.SIGTERM in passed
+    ):  # Ray's handler ends with another status
+        raise Ended(SHELL_OFFSET + signal.SIGTERM)
     if _has_word(read):
         raise Ended(status if status >= 0 else SHELL_OFFSET - status)
-    if status == -signal.SIGTERM:
-        raise Ended(SHELL_OFFSET + signal.SIGTERM)
+    if (
+        status == -signal.SIGINT and signal.SIGINT in passed
+    ):  # Python's handler was not there yet, or no longer
+        raise Ended(SHELL_OFFSET + signal.SIGINT)
     if status < 0:
         raise ClusterLost(f"The driver was killed by {signal.Signals(-status).name}. {HOW}")
     raise ClusterLost(f"Ray ended on this machine, and that ended the run. {HOW}")
+
+
+def _leave_group() -> None:
+    """So that a Ctrl-C, which a terminal sends to a whole process group, reaches the driver only through the watcher, and
+    once. A terminal can then be set to stop the driver when it writes; it must not."""
+    os.setpgid(0, 0)
+    signal.signal(signal.SIGTTOU, signal.SIG_IGN)
+
+
+def _pass_signals(driver: int) -> set[int]:
+    """From now on send the driver what is sent to this process, whose id is the one that users and supervisors know.
+    The set that is returned gets the signals that were passed on."""
+    passed = set[int]()
+
+    def pass_on(number: int, _: FrameType | None) -> None:
+        passed.add(number)
+        os.kill(driver, number)
+
+    def pause(number: int, _: FrameType | None) -> None:
+        os.kill(driver, number)
+        signal.signal(number, signal.SIG_DFL)
+        os.kill(os.getpid(), number)  # returns when the shell lets this process go on
+        signal.signal(number, pause)
+        os.kill(driver, signal.SIGCONT)
+
+    for number in PASSED:
+        if signal.getsignal(number) != signal.SIG_IGN:  # as in the background of a script
+            signal.signal(number, pause if number == signal.SIGTSTP else pass_on)
+    return passed
 
 
 def _has_word(pipe: int) -> bool:

@@ -10,7 +10,7 @@ import typer
 
 from daemon.bench.ceiling import measure_ceiling
 from daemon.bench.job import Percentiles, Place, make_once, run_job
-from daemon.cli.bench import read_tables
+from daemon.cli.bench import read_table
 from daemon.config.loading import parse
 from daemon.errors import VisiondError
 from tests.daemon_process import Place as FakePlace
@@ -85,7 +85,7 @@ def test_images_that_the_workers_fail_on_from_memory_are_reported(tmp_path: Path
         measure_ceiling(parse(place.settings, tmp_path), [place.inbox() / "a.ppm"], 0.5)
 
 
-LOOKS = """
+LOOK = """
 [[second_look]]
 name = "every"
 when = "tests.daemon.bench.test_job:every"
@@ -106,7 +106,7 @@ def test_second_looks_are_measured_apart_from_first_ones(tmp_path: Path) -> None
     for number in range(10, 14):
         for name in (f"00-{number}.ppm", f"{number}.ppm"):
             (inbox / name).write_bytes(picture(number + 50 * name.startswith("00")))
-    run = run_job(Place(tmp_path / "bench", "mini", FAKE, LOOKS), inbox, cold=False)
+    run = run_job(Place(tmp_path / "bench", "mini", FAKE, LOOK), inbox, cold=False)
     [look] = run.second_looks
     assert (look.name, look.stage, look.images, look.failed, len(run.published_at)) == (
         "every",
@@ -119,11 +119,17 @@ def test_second_looks_are_measured_apart_from_first_ones(tmp_path: Path) -> None
     assert run.stage_seconds.keys() == {"ocr"}
 
 
-def test_only_tables_of_second_looks_are_taken_from_their_file(tmp_path: Path) -> None:
+def test_only_one_table_of_a_second_look_is_taken_from_its_file(tmp_path: Path) -> None:
     file = tmp_path / "looks.toml"
-    file.write_text(LOOKS)
-    assert read_tables(file) == LOOKS
-    for text, message in (("[http]\n", "and nothing else"), ("[[", "cannot be read")):
+    file.write_text(LOOK)
+    assert read_table(file) == LOOK
+    for text, message in (
+        ("[http]\n", "and nothing else"),
+        ("[second_look]\n", "and nothing else"),
+        ("second_look = []\n", "and nothing else"),
+        ("[[", "cannot be read"),
+        (LOOK + LOOK, "has 2 .* a run of its own"),
+    ):
         file.write_text(text)
         with pytest.raises(typer.BadParameter, match=message):
-            read_tables(file)
+            read_table(file)

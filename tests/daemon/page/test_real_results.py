@@ -21,7 +21,6 @@ NEAR = 12  # pixels
 LOAD_SECONDS = 3 * PATIENCE  # the models, and all images, on a busy machine
 
 pytestmark = needs_chromium
-expect.set_options(timeout=1000 * PATIENCE)
 
 
 @dataclass(frozen=True)
@@ -35,6 +34,14 @@ class Served:
     @property
     def token(self) -> str:
         return (self.place.folder / "state" / "page.token").read_text().strip()
+
+
+@pytest.fixture(autouse=True)
+def patient() -> Iterator[None]:
+    """A daemon with models needs longer to answer than the pages of the other tests, which keep Playwright's own limit."""
+    expect.set_options(timeout=1000 * PATIENCE)
+    yield
+    expect.set_options(timeout=None)
 
 
 @pytest.fixture(scope="module")

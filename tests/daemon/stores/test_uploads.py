@@ -11,15 +11,28 @@ from pathlib import Path
 
 import pytest
 
+from daemon.cli.check import examine
 from daemon.config.loading import parse
 from daemon.config.output import StoreSection
+from daemon.control import find_cause
 from daemon.errors import ConfigError
 from daemon.inbox.origin import origin_of
 from daemon.inbox.walk import Unread, Walk, compile_ignored
 from daemon.jobs import JobStatus
 from daemon.results.uploads import LONGEST_KEY, StoreSink, fit_key
 from daemon.stores.opening import StoreFailed
-from tests.daemon.stores.server import BROKEN, BUCKET, BUSY, CUT, EXPIRED, REFUSED, Bucket, Fault, FaultyProxy
+from tests.daemon.stores.server import (
+    BROKEN,
+    BUCKET,
+    BUSY,
+    CUT,
+    EXPIRED,
+    REFUSED,
+    Asked,
+    Bucket,
+    Fault,
+    FaultyProxy,
+)
 from tests.daemon_process import Daemon, Place, with_pauses
 from tests.makers import make_record
 
@@ -104,6 +117,9 @@ async def test_a_sink_fails_if_anything_is_not_uploaded_and_names_no_credentials
     [
         (None, ""),
         ((403, "AccessDenied"), ""),
+        ((403, "AuthorizationPermissionMismatch"), ""),
+        ((403, ""), ""),
+        ((401, "AccessDenied"), "401"),
         (EXPIRED, "ExpiredToken"),
         ((403, "InvalidAccessKeyId"), "Invalid"),
     ],
@@ -112,14 +128,32 @@ def test_the_check_of_a_sink_asks_its_store(
     trouble: Fault, said: str, proxy: FaultyProxy, prefix: str, inbox: Path
 ) -> None:
     proxy.fault = lambda asked: trouble
-    problem = make_sink(inbox, prefix).problem()
+    problem = make_sink(inbox, prefix).ask_store()
     assert said in problem
     assert bool(problem) == bool(said)
 
 
 def test_the_check_of_a_sink_names_a_bucket_that_does_not_exist(proxy: FaultyProxy) -> None:
     sink = StoreSink(StoreSection(url="s3://no-such-bucket/out"), {})
-    assert "NoSuchBucket" in sink.problem()
+    assert "NoSuchBucket" in sink.ask_store()
+
+
+def test_only_the_check_waits_for_a_store(proxy: FaultyProxy, prefix: str, tmp_path: Path) -> None:
+    """`visiond status` gives up after two seconds, and would call a slow store a dead mount."""
+    asks: list[Asked] = []
+
+    def note(asked: Asked) -> None:
+        asks.append(asked)
+
+    proxy.fault = note
+    url = f"s3://{BUCKET}/{prefix}"
+    config = parse({"output": {"sinks": ["store"], "store": {"url": url}}}, tmp_path)
+    assert find_cause(config, "store") == ""
+    assert asks == []
+    assert [finding.text for finding in examine(config, None, quick=True) if "sink" in finding.text] == [
+        "sink store: can take records."
+    ]
+    assert len(asks) == 1
 
 
 async def test_a_store_that_takes_few_requests_at_a_time_gets_all_in_the_end(

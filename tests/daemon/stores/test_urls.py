@@ -115,6 +115,7 @@ def test_an_error_of_a_store_is_one_line_without_secrets(text: str, said: str, s
     assert str(error.value).startswith(f"{URL}: ")
     assert str(error.value).endswith(said)
     assert error.value.status == status
+    assert error.value.is_general, "no image is the cause"
 
 
 def test_credentials_that_a_machine_does_not_have_are_not_the_fault_of_one_object() -> None:
