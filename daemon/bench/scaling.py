@@ -101,8 +101,8 @@ def measure_scaling(
             slow = next((point.one_at_a_time for point in points if point.gpus == number), 0.0)
             slow = slow or time_side_by_side(place, images[: 1 + sample], gpus[:number])
             agreement = compare_answers(first, answers)
-            points.append(summarize(number, placement, representative(runs), slow, points, agreement))
-            point = points[-1]
+            point = summarize(number, placement, representative(runs), slow, points, agreement)
+            points.append(point)
             # Shown now, because the whole table may take hours, and a later run may fail.
             progress(
                 f"{describe(number)}, {placement}: {point.whole:.1f} images/s, {point.times:.2f} times the first"
