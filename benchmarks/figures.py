@@ -48,7 +48,7 @@ PARTS = (
     ),
     part("scaling", 560, f"{SCALING}/scaling.json --gpus 1,2 --repeat 12 --warm 3 --sample 6"),
     part("answers", 200, f"{SCALING}/answers.json --gpus 1,2 --repeat 2 --warm 1 --sample 2 --pack mini"),
-    part("sharing", 240, "-m benchmarks.sharing --folder FOLDER --images 1000 --count 3000"),
+    part("sharing", 240, "-m benchmarks.sharing --folder FOLDER --images 1000 --count 5000"),
     part("cluster", 300, "-m benchmarks.cluster standard --folder FOLDER --repeat 8 --rounds 2"),
     part(
         "qwen",

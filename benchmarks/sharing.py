@@ -6,10 +6,11 @@
 
 First looks are the standard job of `visiond bench` on one GPU (or the CPU). A larger model of one stage takes second looks at
 a share of the images: on the same GPU, and if there are two, on the other one. It has random weights in its published size,
-or it is the model in a folder. One daemon does all phases, one after another: no second looks, each share on each device,
-and no second looks again. Each phase has --count images, and begins when the second looks of the phase before have ended.
+or it is the model in a folder. One daemon does all phases, one after another: each share on each device, and no
+second looks before and after each. A phase has --count images, and begins when the second looks of the phase before have ended.
 
-The rate of a phase is the slope of its first looks between a fifth and four fifths of them. S is the rate of second looks
+The rate of a phase is the slope of its first looks between a fifth and four fifths of them. It is compared with the mean of the
+two phases without second looks before and after it, because the rate of a GPU drifts. S is the rate of second looks
 alone, whose images wait until the GPU is idle. If L second looks per second are done in a phase on the same GPU, they take
 L / S of the GPU's time, and leave 1 - L / S of the rate without second looks. The column `of what is left` compares the rate
 of first looks with that. Second looks on another GPU leave everything.
@@ -19,6 +20,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import itertools
 import json
 import re
 import shutil
@@ -162,7 +164,8 @@ class Bench:
         least, most = phase.looks[0][1], phase.looks[-1][1]
         bounds = [least + part * (most - least) for part in (MEASURED.start, MEASURED.stop)]
         middle = [(at, done) for at, done in phase.looks if bounds[0] <= done <= bounds[1]]
-        return statistics.linear_regression(*zip(*middle, strict=True)).slope
+        few = len(middle) < 2  # nearly all ended together
+        return statistics.linear_regression(*zip(*(phase.looks if few else middle), strict=True)).slope
 
     def set_limits(self, limits: dict[str, float]) -> None:
         self.configure(limits)
@@ -258,10 +261,11 @@ def make_inputs(place: Place, stage: str, model: str, images: int) -> tuple[list
 
 
 def print_phase(phase: Phase, base: float, alone: float) -> None:
+    """base: first looks/s without second looks."""
     left = base * (1 - phase.looks_rate / alone) if phase.look == SAME else base
     where = {SAME: "the same GPU", OTHER: "the other GPU"}[phase.look]
     print(
-        f"| {phase.share:.0%} on {where} | {phase.rate:,.1f} | {phase.looks_rate:,.1f} | "
+        f"| {phase.share:.0%} on {where} | {phase.rate:,.1f} | {phase.looks_rate:,.1f} | {base:,.1f} | "
         f"{phase.rate / base:.3f} | {left / base:.3f} | {phase.rate / left:.3f} |",
         flush=True,
     )
@@ -272,17 +276,20 @@ def measure(bench: Bench, shares: Sequence[float], count: int) -> None:
     with bench.running():
         for look in looks:  # kernels of these shapes, and what a first batch prepares
             bench.run(look, WARM_UP_SHARE, max(2, count // 4))
-        bases = [bench.run("", 0.0, count)]
-        print(f"without second looks: {bases[0].rate:,.1f} first looks/s", flush=True)
-        phases = [bench.run(look, share, count) for look in looks for share in shares]
-        bases.append(bench.run("", 0.0, count))
-        print(f"without second looks, at the end: {bases[1].rate:,.1f} first looks/s", flush=True)
+        bases, phases = [bench.run("", 0.0, count).rate], []
+        for look, share in itertools.product(looks, shares):
+            phases.append(bench.run(look, share, count))
+            bases.append(bench.run("", 0.0, count).rate)
         alone = bench.run_alone(max(2, count // 2))
+    print(f"without second looks: {', '.join(f'{base:,.1f}' for base in bases)} first looks/s")
     print(f"second looks alone on the GPU of first looks: {alone:,.1f}/s\n")
-    print("| second looks | first looks/s | second looks/s | ratio to none | left for first looks |", end="")
-    print(" of what is left |\n|---|---|---|---|---|---|")
-    for phase in phases:
-        print_phase(phase, statistics.fmean(base.rate for base in bases), alone)
+    print(
+        "| second looks | first looks/s | second looks/s | first looks/s without | ratio | left for first looks |",
+        end="",
+    )
+    print(" of what is left |\n|---|---|---|---|---|---|---|")
+    for phase, around in zip(phases, itertools.pairwise(bases), strict=True):
+        print_phase(phase, statistics.fmean(around), alone)
 
 
 def main() -> None:

@@ -17,6 +17,10 @@ class Budget:
         self._left = self._size
         self._at = clock()
 
+    def most(self, wanted: int) -> int:
+        """How many images can ever be taken at once, at most this number."""
+        return min(wanted, int(self._size)) if self.rate else wanted
+
     def room(self, most: int) -> int:
         """How many images may be taken now, at most this number."""
         if not self.rate:
@@ -30,6 +34,6 @@ class Budget:
         if self.rate:
             self._left -= images
 
-    def seconds_to_next(self) -> float:
-        """Seconds until there is room for another image."""
-        return max(0.0, (1.0 - self._left) / self.rate) if self.rate else 0.0
+    def seconds_to(self, images: int) -> float:
+        """Seconds until there is room for this many images."""
+        return max(0.0, (images - self._left) / self.rate) if self.rate else 0.0

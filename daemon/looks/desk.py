@@ -8,6 +8,7 @@ Its images stay DONE. When a look ends, the sidecar is written again; other vers
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import sqlite3
 import time
@@ -37,8 +38,8 @@ from stages.base import Reason
 
 log = structlog.get_logger()
 
-TAKEN = 16  # images taken together: few, as a large model needs long for them
 POLL_SECONDS = 1.0
+GATHER_SECONDS = 2.0  # that images wait for others while first looks are at work
 COUNT_SECONDS = 5.0  # between two counts of the images that wait, for status and metrics
 REST_SECONDS = 30.0  # until an inbox is tried again that was missing or empty
 
@@ -86,6 +87,10 @@ class Home(Protocol):
     async def note_published(self, group: Published) -> None:
         """Results are written to files. Sets `group.confirmed` when they are on the disk."""
 
+    @property
+    def unfinished(self) -> int:
+        """First looks at work."""
+
     def wake(self) -> None:
         """Jobs that waited for a file can go on."""
 
@@ -97,15 +102,17 @@ class Desk:
         self,
         name: str,
         model: Model,
+        batch_size: int,
         rate: float,
         home: Home,
         roots: Mapping[int, bytes],
         *,
         reuse: bool = True,
     ) -> None:
-        """rate: at most this many images/s; 0: no limit. roots: the inboxes' folders. reuse: whether to use results
-        that the ledger has."""
+        """batch_size: of the look's workers. rate: at most this many images/s; 0: no limit. roots: the inboxes'
+        folders. reuse: whether to use results that the ledger has."""
         self.name, self.model = name, model
+        self._batch_size = batch_size
         self.in_flight: dict[int, Job] = {}
         self.tally = looks.Tally(0, 0, 0)  # as last counted in the ledger
         self._home = home
@@ -176,15 +183,22 @@ class Desk:
     # As the coordinator of a station: see stations/station.py.
 
     async def next_jobs(self) -> list[Job]:
+        """Wait for the next jobs; an empty list when there will be no more. While first looks are at work, images wait
+        for others until they fill a batch: a smaller one takes nearly as much of the device's time."""
+        seen_at = math.inf  # when images were first too few
         while not self._stopped:
-            room = self._budget.room(TAKEN)
+            enough = self._budget.most(self._batch_size)
+            room = self._budget.room(self._batch_size)
             found = await self._take(room) if room else looks.Waiting([], some_left=False)
-            if found.jobs:
+            seen_at = min(seen_at, time.monotonic()) if found.jobs else math.inf
+            left = seen_at + GATHER_SECONDS - time.monotonic()
+            if found.jobs and (len(found.jobs) >= enough or left <= 0 or not self._home.unfinished):
                 self._budget.take(len(found.jobs))
                 self.in_flight |= {job.id: job for job in found.jobs}
                 return found.jobs
             if not found.some_left:
-                await self._pause(min(POLL_SECONDS, self._budget.seconds_to_next() or POLL_SECONDS))
+                pause = self._budget.seconds_to(enough if found.jobs else 1) or POLL_SECONDS
+                await self._pause(min(POLL_SECONDS, left, pause))
         return []
 
     async def _take(self, limit: int) -> looks.Waiting:

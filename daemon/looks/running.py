@@ -118,6 +118,7 @@ def open_looks(
         station = Station(slab, lanes, LookJudge(judge), destinations, own, publish_sidecars)
         roots = {inbox: destination.inbox for inbox, destination in destinations.items()}
         reuse = plan.layout.config.pipeline.reuse_results
-        desk = Desk(plan.name, plan.model, plan.table.images_per_second, home, roots, reuse=reuse)
+        rate, batch_size = plan.table.images_per_second, plan.spec.batch_size
+        desk = Desk(plan.name, plan.model, batch_size, rate, home, roots, reuse=reuse)
         running.append(RunningLook(plan, desk, station, reader))
     return running

@@ -19,12 +19,21 @@ def test_a_rate_below_one_takes_single_images() -> None:
     now = [0.0]
     budget = Budget(0.5, lambda: now[0])
     budget.take(budget.room(16))
-    assert (budget.room(16), budget.seconds_to_next()) == (0, 2.0)
+    assert (budget.room(16), budget.seconds_to(1)) == (0, 2.0)
     now[0] = 2.0
     assert budget.room(16) == 1
+
+
+def test_a_batch_is_at_most_what_the_rate_allows_in_a_second() -> None:
+    now = [0.0]
+    budget = Budget(5.5, lambda: now[0])
+    budget.take(budget.room(16))
+    assert (budget.most(16), budget.most(2)) == (5, 2)
+    now[0] = budget.seconds_to(5)
+    assert budget.room(16) == 5
 
 
 def test_without_a_rate_there_is_no_limit() -> None:
     budget = Budget(0.0)
     budget.take(1000)
-    assert (budget.room(16), budget.seconds_to_next()) == (16, 0.0)
+    assert (budget.room(16), budget.most(16), budget.seconds_to(16)) == (16, 16, 0.0)

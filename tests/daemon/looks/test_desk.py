@@ -1,0 +1,140 @@
+"""Which images a second look hands out together."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, cast
+
+import anyio
+import anyio.lowlevel
+import pytest
+from msgspec.structs import replace
+
+from daemon.jobs import Job, Placed
+from daemon.ledger.ledger import Ledger
+from daemon.ledger.record import Model
+from daemon.looks import desk
+from daemon.looks.claims import Claims
+from daemon.looks.desk import Desk
+from daemon.stations.station import Published
+from daemon.system.retry import Retry
+from tests.makers import MODELS, admit, done
+
+pytestmark = pytest.mark.anyio
+
+OTHER = Model("ocr", "ocr-2", "")
+BATCH = 4
+
+
+class CountingRetry(Retry):
+    count = 0
+
+    async def __call__(self, *call: Any, **options: Any) -> Any:
+        self.count += 1
+        return await super().__call__(*call, **options)
+
+
+class FakeHome:
+    """First looks whose number the test sets."""
+
+    def __init__(self, ledger: Ledger) -> None:
+        self.calls = CountingRetry()
+        self.ledger, self.retry, self.claims = ledger, cast("Retry", self.calls), Claims()
+        self.unfinished = 0
+
+    def answering(self) -> set[int]:
+        return {1}
+
+    def looked_for(self) -> set[int] | None:
+        return None
+
+    async def note_published(self, group: Published) -> None: ...
+
+    def wake(self) -> None: ...
+
+
+@pytest.fixture
+async def home(ledger: Ledger, inbox: Path, monkeypatch: pytest.MonkeyPatch) -> FakeHome:
+    monkeypatch.setattr(desk, "GATHER_SECONDS", 3600.0)
+    await ledger.register([(inbox, 0)], MODELS, [OTHER])
+    ledger.look_names = ["again"]
+    return FakeHome(ledger)
+
+
+def open_desk(home: FakeHome, rate: float = 0.0) -> Desk:
+    return Desk("again", OTHER, BATCH, rate, home, {1: b"/drop"})
+
+
+async def finish(home: FakeHome, *paths: bytes) -> None:
+    """Images that wait for the look."""
+    jobs = await admit(home.ledger, *paths)
+    await home.ledger.end([replace(done(job), looks=("again",)) for job in jobs])
+    await home.ledger.mark_emitted([Placed(job.id) for job in jobs])
+
+
+async def ids(desk: Desk) -> list[int]:
+    with anyio.fail_after(30):
+        return [job.id for job in await desk.next_jobs()]
+
+
+async def take_while(desk: Desk, home: FakeHome, event: Callable[[], object]) -> list[Job]:
+    """What it hands out after this event; before it, it hands out nothing although it looks again."""
+    taken: list[Job] = []
+
+    async def take() -> None:
+        taken.extend(await desk.next_jobs())
+
+    with anyio.fail_after(30):
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(take)
+            while home.calls.count < 3 and not taken:
+                desk.wake()
+                await anyio.lowlevel.checkpoint()
+            assert not taken
+            event()
+            desk.wake()
+    return taken
+
+
+async def test_without_first_looks_an_image_is_handed_out_at_once(home: FakeHome) -> None:
+    await finish(home, b"a.jpg")
+    assert await ids(open_desk(home)) == [1]
+
+
+async def test_beside_first_looks_a_full_batch_is_handed_out_at_once(home: FakeHome) -> None:
+    home.unfinished = 1
+    await finish(home, *(b"%d.jpg" % number for number in range(BATCH + 1)))
+    assert await ids(open_desk(home)) == [1, 2, 3, 4]
+
+
+async def test_a_few_images_wait_until_first_looks_have_ended(home: FakeHome) -> None:
+    home.unfinished = 1
+    await finish(home, b"a.jpg", b"b.jpg")
+    taken = await take_while(open_desk(home), home, lambda: setattr(home, "unfinished", 0))
+    assert [job.id for job in taken] == [1, 2]
+
+
+async def test_a_few_images_wait_for_a_limited_time(home: FakeHome, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(desk, "GATHER_SECONDS", 0.2)
+    home.unfinished = 1
+    await finish(home, b"a.jpg")
+    started = time.monotonic()
+    assert await ids(open_desk(home)) == [1]
+    assert time.monotonic() - started >= 0.2
+
+
+async def test_a_batch_that_a_rate_allows_is_full(home: FakeHome) -> None:
+    home.unfinished = 1
+    await finish(home, *(b"%d.jpg" % number for number in range(BATCH)))
+    limited = open_desk(home, rate=2.0)
+    assert await ids(limited) == [1, 2]
+    assert await ids(limited) == [3, 4]
+
+
+async def test_a_stop_ends_the_wait(home: FakeHome) -> None:
+    home.unfinished = 1
+    await finish(home, b"a.jpg")
+    waiting = open_desk(home)
+    assert await take_while(waiting, home, waiting.stop) == []
