@@ -60,7 +60,11 @@ PARTS = (
         150,
         "-m benchmarks.models --folder FOLDER --only qwen3-vl-2b,clip-l14 --dtype float8 --alone --seconds 1 --batches 32",
     ),
-    part("small-cards", 200, "-m benchmarks.small_cards --folder FOLDER --repeat 6"),
+    part(
+        "small-cards",
+        330,
+        "-m benchmarks.small_cards --folder FOLDER --repeat 6 --free-mib 16000 24000 --by-hand 3x64x32 3x48x48 4x32x32",
+    ),
     part(
         "recording",
         420,

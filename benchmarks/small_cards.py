@@ -1,9 +1,12 @@
 """The standard job on a GPU of which another process holds a part, as on a card with less memory.
 
     python -m benchmarks.small_cards --free-mib 24000 16000 --images 1000 --repeat 8
+    python -m benchmarks.small_cards --free-mib 16000 --by-hand 3x64x32 3x48x48 4x32x32
 
 Runs the standard job of `visiond bench` on the first GPU, first with all of its memory and then with each of the given amounts
 free. visiond chooses workers and batches by itself. Prints the rate of the middle half and its ratio to the first run.
+--by-hand also tries other settings with each amount: workers, the batch of YOLO and CLIP, and the batch of OCR and BLIP, which
+take the most memory.
 """
 
 from __future__ import annotations
@@ -14,8 +17,10 @@ import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
+from benchmarks.tuning import run_once
 from daemon.bench.job import Place, run_job
 from daemon.bench.rates import measure_rate
+from daemon.profile import Settings
 from stages.processes import environment, python
 
 # Takes all but some MiB of the first GPU, says so, and keeps it until its input ends.
@@ -55,6 +60,12 @@ def measure(place: Place, inbox: Path) -> float:
     return rate
 
 
+def read_settings(text: str) -> Settings:
+    """text: such as 3x64x32."""
+    workers, batch, small = map(int, text.split("x"))
+    return Settings("replicated", workers, {"ocr": small, "yolo": batch, "clip": batch, "blip": small})
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -63,10 +74,12 @@ def main() -> None:
     parser.add_argument("--free-mib", type=int, nargs="+", default=[24_000, 16_000])
     parser.add_argument("--images", type=int, default=1000)
     parser.add_argument("--repeat", type=int, default=8, help="names of each image")
+    parser.add_argument("--by-hand", type=read_settings, nargs="*", default=[], metavar="WORKERSxBATCHxSMALL")
     options = parser.parse_args()
     place = Place(options.folder, "", ['devices = ["cuda:0"]'])
     place.make_pack()
-    inbox = place.make_inbox(place.make_images(options.images), options.repeat)
+    images = place.make_images(options.images)
+    inbox = place.make_inbox(images, options.repeat)
     run_job(place, inbox, cold=False)  # compiles the kernels
     print("all of the memory:", flush=True)
     whole = measure(place, inbox)
@@ -74,6 +87,14 @@ def main() -> None:
         with leave(free_mib) as free:
             print(f"{free:,} MiB free:", flush=True)
             print(f"  {measure(place, inbox) / whole:.2f} of the whole card's rate", flush=True)
+            for settings in options.by_hand:
+                try:
+                    rate = run_once(place, images, settings, options.images * options.repeat)
+                except AssertionError as error:  # perhaps there is too little memory
+                    print(f"  {settings}: {error}", flush=True)
+                    continue
+                share = f"{rate / whole:.2f} of the whole card's rate"
+                print(f"  {settings}: {rate:,.1f} images/s, {share}", flush=True)
 
 
 if __name__ == "__main__":

@@ -28,7 +28,6 @@ from daemon.errors import (
 )
 from daemon.exchanging.exchange import Exchange, Models
 from daemon.hints import command, quantity
-from daemon.inbox.markers import Markers
 from daemon.inbox.names import check_names
 from daemon.inbox.walk import count_unread
 from daemon.inbox.watcher import Watcher
@@ -51,7 +50,7 @@ from daemon.results.destinations import Destination
 from daemon.results.judge import LONGEST_PAUSE_SECONDS
 from daemon.results.outbox import Outbox
 from daemon.results.sinks import open_sinks
-from daemon.state import KERNELS, LEDGER, MARKERS
+from daemon.state import KERNELS, LEDGER
 from daemon.stations.opening import Opening
 from daemon.system import signals
 from daemon.system.children import leave_within
@@ -194,7 +193,7 @@ class Service:
             destinations = {number: Destination.of(inbox, config, bins) for number, inbox in inboxes.items()}
             retry = Retry()
             longest = {number: destination.longest_path for number, destination in destinations.items()}
-            parts = (metrics, longest, retry, Markers(config.state.path / MARKERS))
+            parts = (metrics, longest, retry, ledger.keep_marker)
             watcher = Watcher(inboxes, reader, config.pipeline.rescan_seconds, *parts)
             outbox = await Outbox.open(ledger, reader, open_sinks(config), self.counts.changed)
             judge = judge_of(config, {number: each.inbox for number, each in destinations.items()})

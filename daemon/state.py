@@ -19,7 +19,6 @@ CONTROL = "control.sock"
 LOCK = "lock"
 DIARY = "upkeep.json"
 NAMES = "inboxes.json"
-MARKERS = "markers.json"  # how far scans of stores came that were stopped
 PROFILE = "tuning.json"  # what `visiond tune` measured
 TUNING = "tuning-"  # how the folders begin in which it works
 KERNELS = "kernels"  # compiled for the GPU, so that only the first start compiles them
@@ -32,7 +31,6 @@ OWN = (
     LOCK,
     DIARY,
     NAMES,
-    MARKERS,
     PROFILE,
     TUNING,
     KERNELS,

@@ -21,7 +21,6 @@ from asyncinotify import Event, Inotify, Mask
 
 from daemon.config.sections import Inbox
 from daemon.inbox.folder import Folder, Hint, open_folder
-from daemon.inbox.markers import Markers
 from daemon.inbox.walk import Unread, Walk
 from daemon.jobs import File, Version
 from daemon.ledger.records import Reader
@@ -35,12 +34,14 @@ T = TypeVar("T")
 
 CHUNK, CHUNK_SECONDS = 512, 1.0  # files for one query of the ledger; the longest time for collecting them
 POLL_SECONDS = 5.0  # between scans where there are no events
+MARKER_SECONDS = 5.0  # between two commits of how far a listing came
 REST = 10  # a scan that took t seconds is followed by at least REST × t of rest
 
 _EVENTS = Mask.CREATE | Mask.CLOSE_WRITE | Mask.MOVED_TO | Mask.MOVED_FROM | Mask.ATTRIB | Mask.ONLYDIR
 
 
 Admit = Callable[[list[File]], Awaitable[None]]
+KeepMarker = Callable[[int, bytes], Awaitable[None]]
 
 
 class Watcher:
@@ -54,16 +55,16 @@ class Watcher:
         metrics: Metrics,
         longest: Mapping[int, int] | None = None,
         retry: Retry | None = None,
-        markers: Markers | None = None,
+        keep_marker: KeepMarker | None = None,
     ) -> None:
-        """retry: for reading the ledger. longest: by inbox, how many bytes the path of a file in it may have.
-        markers: how far earlier scans came."""
+        """retry: for the ledger. longest: by inbox, how many bytes the path of a file in it may have.
+        keep_marker: stores how far the listing of an inbox came; None: that is not stored."""
         self._folders = [open_folder(number, inbox) for number, inbox in inboxes.items()]
         for folder in self._folders:
             folder.longest = (longest or {}).get(folder.number, folder.longest)
         self._reader = reader
         self._retry = retry or Retry()
-        self._markers = markers or Markers()
+        self._keep_marker = keep_marker
         self._rescan_seconds = rescan_seconds
         self._metrics = metrics
         self._watched: dict[int, tuple[Folder, bytes]] = {}  # watch descriptor → folder
@@ -84,7 +85,8 @@ class Watcher:
                     tasks.start_soon(self._sweep_or_give_up, folder)
             return
         for folder in self._folders:
-            folder.marker = self._markers.of(folder.root)
+            found = await self._retry.in_thread("ledger", self._reader.marker, folder.number)
+            folder.marker = folder.kept_marker = found
         self._inotify = self._start_inotify()
         try:
             async with anyio.create_task_group() as tasks:
@@ -205,28 +207,36 @@ class Watcher:
                 folder.forget_events({file.path for file in whole})
             if found and folder.origin.is_ordered:
                 folder.marker = found[-1].path
-                await folder.in_thread(self._markers.note, folder.root, folder.marker)
+                if time.monotonic() > folder.marker_kept_at + MARKER_SECONDS:
+                    await self._store_marker(folder)
             if len(folder.settling) and folder.hints.empty():
                 folder.push(Hint(b""))  # wakes `_follow`, as something has to settle
             times, folder.handled = _times(), set()
         folder.handled = None
         if not subtree:
-            await folder.in_thread(self._note_end, folder, began_at)
+            await self._note_end(folder, began_at)
             folder.unread.end_scan()
             folder.scan_seconds = time.monotonic() - started
             folder.scanned_at = time.monotonic()
             self._metrics.scan_seconds.observe(folder.scan_seconds)
             self._metrics.inboxes.scanned(folder.number, folder.scan_seconds)
 
-    def _note_end(self, folder: Folder, began_at: bytes) -> None:
-        """Decide where the next scan begins. began_at: where this one did. Runs in a thread."""
+    async def _note_end(self, folder: Folder, began_at: bytes) -> None:
+        """Decide where the next scan begins. began_at: where this one did."""
         if folder.trouble and folder.marker != began_at:
             return  # it goes on where this one was stopped
         # What cannot be listed may be in one place, and new files before it must not wait.
         folder.marker = b""
-        self._markers.note(folder.root, b"")
+        await self._store_marker(folder)
         if began_at:
             folder.wanted.add(b"")
+
+    async def _store_marker(self, folder: Folder) -> None:
+        """A bucket with ten million objects is listed for a quarter of an hour. The marker is a hint: without it a scan
+        begins again, and a scan that goes on from a marker is followed by a complete one."""
+        if self._keep_marker and folder.marker != folder.kept_marker:
+            await self._retry("ledger", self._keep_marker, folder.number, folder.marker)
+            folder.kept_marker, folder.marker_kept_at = folder.marker, time.monotonic()
 
     def _walk(self, folder: Folder, subtree: bytes) -> Iterator[list[File]]:
         """All files, in chunks. No chunk takes long; otherwise many folders without files would look

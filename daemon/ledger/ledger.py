@@ -154,6 +154,10 @@ class Ledger:
         self._waiting.add(priorities)
         return admitted
 
+    async def keep_marker(self, inbox: int, marker: bytes) -> None:
+        """Store how far a listing of the inbox came; see `Reader.marker`."""
+        await self._ask(lambda connection: connection.execute(SQL["keep_marker"], (marker, inbox)))
+
     async def next_jobs(
         self,
         limit: int,

@@ -32,7 +32,8 @@ image.location IS NULL AND COALESCE(image.finished_at, image.seen_at) < :before 
 -- name: schema
 CREATE TABLE inbox (
     id INTEGER PRIMARY KEY,
-    path BLOB NOT NULL UNIQUE             -- absolute
+    path BLOB NOT NULL UNIQUE,            -- absolute
+    marker BLOB NOT NULL DEFAULT x''      -- the last path of a listing that was stopped; empty: none was
 );
 CREATE TABLE model (
     id INTEGER PRIMARY KEY,
@@ -130,6 +131,12 @@ INSERT INTO inbox (path) VALUES (?) ON CONFLICT DO NOTHING;
 
 -- name: inbox_id
 SELECT id FROM inbox WHERE path = ?;
+
+-- name: marker
+SELECT marker FROM inbox WHERE id = ?;
+
+-- name: keep_marker
+UPDATE inbox SET marker = ? WHERE id = ?;
 
 -- name: add_model
 INSERT INTO model (stage, fingerprint, notice) VALUES (?, ?, ?)

@@ -93,6 +93,11 @@ class Reader:
         """Whether some file of it has a sidecar, or a reason in the failed folder."""
         return bool(self._rows("has_results", inbox))
 
+    def marker(self, inbox: int) -> bytes:
+        """How far a listing came that was stopped: its last path. Empty if none was."""
+        [row] = self._rows("marker", inbox)
+        return bytes(row[0])
+
     def versions(self, inbox: int, paths: list[bytes]) -> set[tuple[bytes, Version]]:
         """Every version of these files that the ledger knows."""
         with self._connections.lend() as connection:

@@ -80,6 +80,7 @@ MIGRATIONS = [
     DROP TABLE earlier;
     """,
     "CREATE TABLE lost (image INTEGER PRIMARY KEY REFERENCES image (id));",
+    "ALTER TABLE inbox ADD COLUMN marker BLOB NOT NULL DEFAULT x'';",
 ]
 WITH_CHECKSUMS = 3  # the first schema with checksums and an id
 WITH_OUTBOX = 4  # the first schema with tables for sinks

@@ -1516,6 +1516,16 @@ STORES = [
         ),
     ),
     Mutant(
+        "store-marker-kept",
+        "how far a scan came is in the ledger for the next start",
+        "daemon/inbox/watcher.py",
+        "if self._keep_marker and folder.marker != folder.kept_marker:",
+        "if not self._keep_marker:",
+        (
+            "daemon/stores/test_inbox.py::test_a_scan_that_was_stopped_goes_on_where_it_was_also_after_a_restart",
+        ),
+    ),
+    Mutant(
         "store-upload",
         "a sink has a record only if it was uploaded",
         "daemon/results/uploads.py",

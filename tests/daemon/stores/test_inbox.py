@@ -366,12 +366,12 @@ def test_a_scan_that_was_stopped_goes_on_where_it_was_also_after_a_restart(
     put(bucket, prefix, ignored | objects)  # half of the images are on the second page
     proxy.fault = lambda asked: BROKEN if "continuation-token" in asked.path else None
     place = make_place(tmp_path, prefix)
-    pauses = {"daemon.inbox.markers.SAVE_SECONDS": -1.0}
+    pauses = {"daemon.inbox.watcher.MARKER_SECONDS": -1.0}
     environment = proxy.environment | with_pauses(tmp_path, pauses)
     with Daemon(place, **environment) as daemon:
         daemon.wait_until(lambda status: status["done"] == 10 and status["obstacles"], "the first page")
         daemon.kill()
-    assert (tmp_path / "state" / "markers.json").exists()
+    assert place.rows("SELECT marker FROM inbox") == [(b"x09.ppm",)]
     proxy.fault = lambda asked: None
     proxy.asked.clear()
     with Daemon(place, **environment) as daemon:
@@ -384,10 +384,7 @@ def test_a_scan_that_was_stopped_goes_on_where_it_was_also_after_a_restart(
         daemon.wait_until(lambda status: status["done"] == 21, "the new object")
         assert daemon.stop() == 0
     assert_kept(place, objects | {"a.ppm": picture(7)})
-    assert (
-        not (tmp_path / "state" / "markers.json").exists()
-        or "{}" in (tmp_path / "state" / "markers.json").read_text()
-    )
+    assert place.rows("SELECT marker FROM inbox") == [(b"",)]
 
 
 def test_a_listing_that_changes_while_it_is_read_loses_and_doubles_nothing(
