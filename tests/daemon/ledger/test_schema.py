@@ -310,7 +310,8 @@ def _with_outbox(tmp_path: Path, *, waiting: list[int], delivered: int) -> Path:
     with closing(schema.connect(path)) as connection:
         connection.executescript(
             "DROP TABLE publication; DROP TABLE start; DROP TABLE lost; "
-            "ALTER TABLE inbox DROP COLUMN marker; CREATE TABLE outbox (sequence INTEGER PRIMARY KEY AUTOINCREMENT, image INTEGER NOT NULL "
+            "ALTER TABLE inbox DROP COLUMN marker; "
+            "CREATE TABLE outbox (sequence INTEGER PRIMARY KEY AUTOINCREMENT, image INTEGER NOT NULL "
             "REFERENCES image (id)); CREATE INDEX outbox_image ON outbox (image); PRAGMA user_version = 6; "
             f"INSERT INTO outbox VALUES ({delivered}, 1); DELETE FROM outbox; INSERT INTO sink VALUES ('x', {delivered}, 0);"
         )
