@@ -1,8 +1,7 @@
 """Records the metrics of a daemon at work. docs/boards.py draws Grafana's boards from them.
 
-    python -m benchmarks.recording docs/boards.prom.xz
-    python -m benchmarks.recording docs/boards.prom.xz --standard bench --rate 400 --delivery 30000 \\
-        --pipeline workers_per_device=5
+    python -m benchmarks.recording /tmp/boards.prom.xz
+    python -m benchmarks.recording docs/boards.prom.xz --standard bench --seconds 230 --rate 300 --delivery 15000
 
 The stages are fakes; with --standard the daemon has the weights and images of `visiond bench`, on all GPUs. Images arrive in
 two inboxes: in `scans` all the time, and in `mail` twice, as one large delivery. Now and then an image is broken. In the

@@ -13,6 +13,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Mapping, Sequence
 from typing import Protocol
+from weakref import WeakValueDictionary
 
 import torch
 from safetensors import SafetensorError
@@ -20,7 +21,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from stages.base import Image, StageSpec, StageUnusable
-from stages.devices import hold_device, pixels_of, split_batches, synchronize
+from stages.devices import device_errors, hold_device, pixels_of, split_batches, synchronize
 
 UNFAMILIAR = "not a scene of the demonstration pack"  # the tag and the caption of such an image
 FILE = "familiarity.safetensors"
@@ -57,6 +58,10 @@ class Features:
         settings = load_part("image processor", AutoImageProcessor, folder, trust_remote_code=False)
         self.processor = ImageProcessor(settings, device, torch.float32)
         self.vision = load_model(BlipForConditionalGeneration, folder, torch.float32, device).vision_model
+        with torch.inference_mode(), device_errors():
+            blank = torch.zeros(3, *BLANK_SIZE, dtype=torch.uint8, device=device)
+            self.shape = self([blank])[0].shape  # also warms it up for the first batch
+            synchronize(device)
 
     def __call__(self, pixels: Sequence[Tensor]) -> Tensor:
         """pixels: uint8 [3, height, width] each, on the device. Returns [images, 2 · dim]."""
@@ -66,18 +71,27 @@ class Features:
         return torch.cat((patches.mean(dim=1), patches.std(dim=1)), dim=1)
 
 
+# By folder and device. Three stages of a worker ask the same classifier, and share what they have loaded.
+_shared: WeakValueDictionary[tuple[str, str], Features] = WeakValueDictionary()
+_sharing = threading.Lock()
+
+
+def share_features(folder: str, device: str) -> Features:
+    """Raises StageUnusable."""
+    with _sharing:
+        features = _shared.get((folder, device)) or Features(folder, device)
+        return _shared.setdefault((folder, device), features)
+
+
 class Familiarity:
     """The classifier of a pack."""
 
     def __init__(self, files: Mapping[str, str], device: str, lock: threading.Lock, batch_size: int) -> None:
         """lock: of the stage, held while the device is used. Raises StageUnusable."""
         self.file, self.lock, self.batch_size = files["familiarity"], lock, batch_size
-        self.features = Features(files["familiarity_model"], device)
+        self.features = share_features(files["familiarity_model"], device)
         self.weight, self.bias = read_classifier(files["familiarity"], device)
-        with hold_device(lock):  # once, so that it is warm for the first batch
-            [seen] = self.features([torch.zeros(3, *BLANK_SIZE, dtype=torch.uint8, device=device)])
-            synchronize(device)
-        if seen.shape != self.weight.shape:
+        if self.features.shape != self.weight.shape:
             raise StageUnusable(
                 f"{files['familiarity']} was not made for the model in {files['familiarity_model']}; fit it again with "
                 "`python -m stages.training.familiarity PACK`."

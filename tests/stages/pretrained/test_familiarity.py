@@ -143,6 +143,12 @@ def test_stages_of_one_pack_in_one_process_judge_an_image_once(
         judges[1].find_unfamiliar(images)
 
 
+def test_stages_of_one_pack_in_one_process_load_its_model_once(specs: list[StageSpec]) -> None:
+    judges = [load_familiarity(spec, "cpu", threading.Lock()) for spec in specs]
+    used = {id(judge.features) for judge in judges if isinstance(judge, Familiarity)}
+    assert (len(judges), len(used)) == (3, 1)
+
+
 def test_a_clip_without_labels_still_has_no_tags(specs: list[StageSpec], photographs: list[Image]) -> None:
     clip = msgspec.structs.replace(specs[1], options={"labels": []})
     assert [answers["clip"].tags for answers in run([clip], photographs[:1])] == [[]]
