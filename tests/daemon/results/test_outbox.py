@@ -491,7 +491,8 @@ def test_a_sink_on_an_older_ledger_gets_no_record_that_was_published_before(tmp_
     with contextlib.closing(sqlite3.connect(place.site.ledger)) as connection:
         connection.executescript(
             "DROP INDEX made; ALTER TABLE model DROP COLUMN is_current; DROP TABLE look; DROP TABLE sink; "
-            "DROP TABLE publication; DROP TABLE start; DROP TABLE lost; PRAGMA user_version = 3;"
+            "DROP TABLE publication; DROP TABLE start; DROP TABLE lost; "
+            "ALTER TABLE inbox DROP COLUMN marker; PRAGMA user_version = 3;"
         )
     assert "3 done" in place.command("status").stdout
     place.configure({"output": {"sinks": ["jsonl"]}})

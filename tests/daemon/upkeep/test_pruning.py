@@ -176,7 +176,7 @@ def test_after_any_history_of_a_file_pruning_changes_nothing_that_others_see(tmp
     ledger = Ledger(tmp_path / "ledger.sqlite")
     insert = "INSERT INTO image VALUES (?, 1, ?, 0, ?, 1, 1, 1, 0, ?, ?, 1, 0, ?, NULL, ?, ?, '{}', NULL, NULL, ?, ?, 0, NULL)"
     with contextlib.closing(ledger), contextlib.closing(sqlite3.connect(ledger.path)) as connection:
-        connection.execute("INSERT INTO inbox VALUES (1, CAST('/inbox' AS BLOB))")
+        connection.execute("INSERT INTO inbox (id, path) VALUES (1, CAST('/inbox' AS BLOB))")
         for number in range(1, 4001):
             status = chance.choices(list(JobStatus), (1, 4, 3, 2, 3))[0]
             had_result = status is JobStatus.DONE or chance.random() < 0.15
