@@ -68,7 +68,7 @@ PARTS = (
     part(
         "recording",
         420,
-        "-m benchmarks.recording OUTPUT/boards.prom.xz --standard FOLDER --seconds 300 --rate 300 --delivery 15000",
+        "-m benchmarks.recording OUTPUT/boards.prom.xz --standard FOLDER --seconds 230 --rate 300 --delivery 15000",
     ),
     part(
         "tuning-1",

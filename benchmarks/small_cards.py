@@ -5,8 +5,8 @@
 
 Runs the standard job of `visiond bench` on the first GPU, first with all of its memory and then with each of the given amounts
 free. visiond chooses workers and batches by itself. Prints the rate of the middle half and its ratio to the first run.
---by-hand also tries other settings with each amount: workers, the batch of YOLO and CLIP, and the batch of OCR and BLIP, which
-take the most memory.
+--by-hand also tries other settings with each amount: workers, the batch of YOLO and CLIP, and the batch of OCR and BLIP, the
+two stages that take the most memory.
 """
 
 from __future__ import annotations

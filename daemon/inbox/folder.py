@@ -50,8 +50,8 @@ class Folder:
     scanned_at: float = 0.0  # monotonic
     scan_seconds: float = 0.0
     marker: bytes = b""  # how far a scan came that did not reach the end; the next one goes on from there
-    kept_marker: bytes = b""  # as the ledger has it
-    marker_kept_at: float = field(default_factory=time.monotonic)
+    kept_marker: bytes = b""  # the one in the ledger
+    marker_kept_at: float = field(default_factory=time.monotonic)  # monotonic
     wanted: set[bytes] = field(default_factory=set)  # sub-folders to scan now
     wake: anyio.Event = field(default_factory=anyio.Event)  # set when something is wanted
     hints: asyncio.Queue[Hint] = field(default_factory=lambda: asyncio.Queue(HINTS))

@@ -79,14 +79,15 @@ class Watcher:
         """Watch until cancelled; with `once`, until all files that are there are whole and admitted.
         answered: called when an inbox has answered for the first time."""
         self._admit, self._answered = admit, answered
+        for folder in self._folders:
+            folder.kept_marker = await self._retry.in_thread("ledger", self._reader.marker, folder.number)
         if once:
             async with anyio.create_task_group() as tasks:
                 for folder in self._folders:
                     tasks.start_soon(self._sweep_or_give_up, folder)
             return
         for folder in self._folders:
-            found = await self._retry.in_thread("ledger", self._reader.marker, folder.number)
-            folder.marker = folder.kept_marker = found
+            folder.marker = folder.kept_marker
         self._inotify = self._start_inotify()
         try:
             async with anyio.create_task_group() as tasks:
@@ -224,6 +225,7 @@ class Watcher:
     async def _note_end(self, folder: Folder, began_at: bytes) -> None:
         """Decide where the next scan begins. began_at: where this one did."""
         if folder.trouble and folder.marker != began_at:
+            await self._store_marker(folder)
             return  # it goes on where this one was stopped
         # What cannot be listed may be in one place, and new files before it must not wait.
         folder.marker = b""
@@ -232,8 +234,8 @@ class Watcher:
             folder.wanted.add(b"")
 
     async def _store_marker(self, folder: Folder) -> None:
-        """A bucket with ten million objects is listed for a quarter of an hour. The marker is a hint: without it a scan
-        begins again, and a scan that goes on from a marker is followed by a complete one."""
+        """Store where the listing goes on after a restart: listing ten million objects takes a quarter of an hour. The
+        marker is only a hint: without it a scan begins again, and a scan from a marker is followed by a complete one."""
         if self._keep_marker and folder.marker != folder.kept_marker:
             await self._retry("ledger", self._keep_marker, folder.number, folder.marker)
             folder.kept_marker, folder.marker_kept_at = folder.marker, time.monotonic()

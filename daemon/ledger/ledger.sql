@@ -33,7 +33,7 @@ image.location IS NULL AND COALESCE(image.finished_at, image.seen_at) < :before 
 CREATE TABLE inbox (
     id INTEGER PRIMARY KEY,
     path BLOB NOT NULL UNIQUE,            -- absolute
-    marker BLOB NOT NULL DEFAULT x''      -- the last path of a listing that was stopped; empty: none was
+    marker BLOB NOT NULL DEFAULT x''      -- the last path of a listing that has not ended; empty: all have
 );
 CREATE TABLE model (
     id INTEGER PRIMARY KEY,

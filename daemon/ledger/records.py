@@ -94,7 +94,7 @@ class Reader:
         return bool(self._rows("has_results", inbox))
 
     def marker(self, inbox: int) -> bytes:
-        """How far a listing came that was stopped: its last path. Empty if none was."""
+        """The last path of a listing that did not reach its end; empty if it did."""
         [row] = self._rows("marker", inbox)
         return bytes(row[0])
 

@@ -1,9 +1,12 @@
-"""Limits the rate of a second look: a token bucket of one second."""
+"""Limits the rate of a second look: a token bucket."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable
+
+# The bucket's size. At most the images of one second are taken at once; the rest makes up for the time until that is noticed.
+SECONDS = 1.25
 
 
 class Budget:
@@ -13,13 +16,14 @@ class Budget:
         """clock: monotonic seconds."""
         self.rate = rate
         self._clock = clock
-        self._size = max(1.0, rate)
-        self._left = self._size
+        self._most = max(1, int(rate))
+        self._size = SECONDS * max(1.0, rate)
+        self._left = max(1.0, rate)
         self._at = clock()
 
     def most(self, wanted: int) -> int:
-        """How many images can ever be taken at once, at most this number."""
-        return min(wanted, int(self._size)) if self.rate else wanted
+        """The most images that can be taken at once: this number, or fewer if the rate allows fewer."""
+        return min(wanted, self._most) if self.rate else wanted
 
     def room(self, most: int) -> int:
         """How many images may be taken now, at most this number."""
@@ -28,7 +32,7 @@ class Budget:
         now = self._clock()
         self._left = min(self._size, self._left + (now - self._at) * self.rate)
         self._at = now
-        return min(most, int(self._left))
+        return min(most, self._most, int(self._left))
 
     def take(self, images: int) -> None:
         if self.rate:

@@ -39,7 +39,8 @@ from stages.base import Reason
 log = structlog.get_logger()
 
 POLL_SECONDS = 1.0
-GATHER_SECONDS = 2.0  # that images wait for others while first looks are at work
+LEAST_TAKEN, MOST_GATHERED = 16, 256  # images
+GATHER_SECONDS = 2.0  # the longest time that images wait for others
 COUNT_SECONDS = 5.0  # between two counts of the images that wait, for status and metrics
 REST_SECONDS = 30.0  # until an inbox is tried again that was missing or empty
 
@@ -89,7 +90,7 @@ class Home(Protocol):
 
     @property
     def unfinished(self) -> int:
-        """First looks at work."""
+        """How many first looks are at work."""
 
     def wake(self) -> None:
         """Jobs that waited for a file can go on."""
@@ -107,12 +108,15 @@ class Desk:
         home: Home,
         roots: Mapping[int, bytes],
         *,
+        gathers: bool = False,
         reuse: bool = True,
     ) -> None:
         """batch_size: of the look's workers. rate: at most this many images/s; 0: no limit. roots: the inboxes'
-        folders. reuse: whether to use results that the ledger has."""
+        folders. gathers: whether first looks use a device of this look; images then wait for others while first looks are
+        at work. reuse: whether to use results that the ledger has."""
         self.name, self.model = name, model
-        self._batch_size = batch_size
+        self._gathered = min(batch_size, MOST_GATHERED) if gathers else 1
+        self._taken = max(LEAST_TAKEN, batch_size)
         self.in_flight: dict[int, Job] = {}
         self.tally = looks.Tally(0, 0, 0)  # as last counted in the ledger
         self._home = home
@@ -183,12 +187,12 @@ class Desk:
     # As the coordinator of a station: see stations/station.py.
 
     async def next_jobs(self) -> list[Job]:
-        """Wait for the next jobs; an empty list when there will be no more. While first looks are at work, images wait
-        for others until they fill a batch: a smaller one takes nearly as much of the device's time."""
-        seen_at = math.inf  # when images were first too few
+        """Wait for the next jobs; an empty list when there will be no more. Images may have to wait until they fill a
+        batch: a smaller one takes nearly as much of the device's time."""
+        seen_at = math.inf  # since when there are images, but too few for a batch
         while not self._stopped:
-            enough = self._budget.most(self._batch_size)
-            room = self._budget.room(self._batch_size)
+            enough = self._budget.most(self._gathered)
+            room = self._budget.room(self._taken)
             found = await self._take(room) if room else looks.Waiting([], some_left=False)
             seen_at = min(seen_at, time.monotonic()) if found.jobs else math.inf
             left = seen_at + GATHER_SECONDS - time.monotonic()
@@ -196,7 +200,7 @@ class Desk:
                 self._budget.take(len(found.jobs))
                 self.in_flight |= {job.id: job for job in found.jobs}
                 return found.jobs
-            if not found.some_left:
+            if room < enough or not found.some_left:
                 pause = self._budget.seconds_to(enough if found.jobs else 1) or POLL_SECONDS
                 await self._pause(min(POLL_SECONDS, left, pause))
         return []

@@ -9,7 +9,7 @@ from typing import Any
 
 from daemon.config.loading import Config
 from daemon.config.second_look import SecondLook
-from daemon.config.values import GROUP
+from daemon.config.values import GROUP, members_of
 from daemon.errors import ConfigError
 from daemon.layout import (
     CPU_BATCH,
@@ -35,11 +35,13 @@ GPU_BATCH = 32  # of a look whose batch_size is 0
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """A second look on this machine. layout: of its one segment."""
+    """A second look on this machine. layout: of its one segment. shares_devices: whether first looks use one of its
+    devices."""
 
     table: SecondLook
     spec: StageSpec
     layout: Layout
+    shares_devices: bool
 
     @property
     def name(self) -> str:
@@ -118,11 +120,11 @@ def _plan(table: SecondLook, spec: StageSpec, layout: Layout) -> Plan:
     settings = layout.config.pipeline.model_copy(update=changes)
     config = layout.config.model_copy(update={"pipeline": settings})
     placed = Placement((segment,), "")
-    return Plan(
-        table,
-        spec,
-        dataclasses.replace(layout, config=config, specs={table.stage: spec}, placement=placed),
+    own = dataclasses.replace(layout, config=config, specs={table.stage: spec}, placement=placed)
+    used, of_first_looks = (
+        {member for device in each.devices() for member in members_of(device)} for each in (own, layout)
     )
+    return Plan(table, spec, own, bool(used & of_first_looks))
 
 
 def room_beside(config: Config, gpus: Sequence[Gpu], looks: Mapping[str, StageSpec]) -> list[Gpu]:

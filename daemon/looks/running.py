@@ -119,6 +119,8 @@ def open_looks(
         roots = {inbox: destination.inbox for inbox, destination in destinations.items()}
         reuse = plan.layout.config.pipeline.reuse_results
         rate, batch_size = plan.table.images_per_second, plan.spec.batch_size
-        desk = Desk(plan.name, plan.model, batch_size, rate, home, roots, reuse=reuse)
+        desk = Desk(
+            plan.name, plan.model, batch_size, rate, home, roots, gathers=plan.shares_devices, reuse=reuse
+        )
         running.append(RunningLook(plan, desk, station, reader))
     return running

@@ -60,7 +60,7 @@ class Features:
         self.vision = load_model(BlipForConditionalGeneration, folder, torch.float32, device).vision_model
         with torch.inference_mode(), device_errors():
             blank = torch.zeros(3, *BLANK_SIZE, dtype=torch.uint8, device=device)
-            self.shape = self([blank])[0].shape  # also warms it up for the first batch
+            self.shape = self([blank])[0].shape  # of one image; this call also warms the model up
             synchronize(device)
 
     def __call__(self, pixels: Sequence[Tensor]) -> Tensor:
@@ -71,7 +71,8 @@ class Features:
         return torch.cat((patches.mean(dim=1), patches.std(dim=1)), dim=1)
 
 
-# By folder and device. Three stages of a worker ask the same classifier, and share what they have loaded.
+# By folder and device. The stages of a worker share one model. Their threads may run it at the same time, so a call must change
+# nothing in it.
 _shared: WeakValueDictionary[tuple[str, str], Features] = WeakValueDictionary()
 _sharing = threading.Lock()
 

@@ -64,6 +64,7 @@ def place_of(panel: dict[str, Any]) -> str:
 @needs_prometheus
 def test_each_panel_is_in_its_place_and_shows_what_a_run_has_measured(pictures: ModuleType) -> None:
     with pictures.replaying(RECORDING) as prometheus:
+        charts = 0  # of images by outcome
         for board in boards().values():
             drawn = Panels(pictures.draw_board(board, prometheus))
             assert {place_of(panel) for panel in board["panels"]} <= drawn.words.keys()
@@ -73,6 +74,19 @@ def test_each_panel_is_in_its_place_and_shows_what_a_run_has_measured(pictures: 
             for outcomes in [panel for panel in board["panels"] if panel["title"] == "Images by outcome"]:
                 assert {"done", "failed", "gone", "skipped"} <= set(drawn.words[place_of(outcomes)])
                 assert drawn.lines[place_of(outcomes)] >= 4
+                charts += 1
+        assert charts == 2
+
+
+def test_a_board_that_has_nothing_to_choose_is_not_drawn(pictures: ModuleType) -> None:
+    class Empty:
+        span = pictures.Span(0.0, 60.0, 5.0)
+
+        def ask(self, query: str) -> list[Any]:
+            return []
+
+    with pytest.raises(LookupError, match="no Machine"):
+        pictures.draw_board(boards()["visiond-gpu"], Empty())
 
 
 def test_pictures_are_of_the_boards_as_they_are(pictures: ModuleType) -> None:

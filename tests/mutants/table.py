@@ -1519,10 +1519,28 @@ STORES = [
         "store-marker-kept",
         "how far a scan came is in the ledger for the next start",
         "daemon/inbox/watcher.py",
-        "if self._keep_marker and folder.marker != folder.kept_marker:",
-        "if not self._keep_marker:",
+        "folder.marker = folder.kept_marker",
+        "pass",
         (
-            "daemon/stores/test_inbox.py::test_a_scan_that_was_stopped_goes_on_where_it_was_also_after_a_restart",
+            "daemon/inbox/test_watcher.py::test_how_far_an_ordered_listing_came_is_in_the_ledger_until_one_reaches_the_end",
+        ),
+    ),
+    Mutant(
+        "look-gathers",
+        "second looks do not take the GPU from first looks by small batches",
+        "daemon/looks/desk.py",
+        "len(found.jobs) >= enough or",
+        "found.jobs or",
+        ("daemon/looks/test_desk.py::test_a_few_images_wait_until_first_looks_have_ended",),
+    ),
+    Mutant(
+        "look-asks-seldom",
+        "a second look with a rate leaves the ledger to first looks",
+        "daemon/looks/desk.py",
+        "if room < enough or not found.some_left:",
+        "if not found.some_left:",
+        (
+            "daemon/looks/test_desk.py::test_with_a_rate_a_batch_is_as_large_as_the_rate_allows_and_the_ledger_is_asked_seldom",
         ),
     ),
     Mutant(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import functools
 import json
 import os
@@ -11,6 +12,7 @@ import subprocess
 import threading
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -21,7 +23,9 @@ from daemon.config.loading import parse
 from daemon.config.sections import Inbox
 from daemon.errors import LedgerUnusable
 from daemon.inbox import watcher as watching
+from daemon.inbox.disk import FolderOrigin
 from daemon.inbox.settle import Patience, Settling
+from daemon.inbox.walk import Listed, Walk
 from daemon.inbox.watcher import Watcher
 from daemon.jobs import Admitted, File, JobStatus, Placed
 from daemon.ledger.ledger import Ledger
@@ -624,3 +628,55 @@ def test_without_watches_left_the_watcher_polls_warns_once_and_finds_all(tmp_pat
         (line,) = [line for line in daemon.log_text().splitlines() if "inotify's limits are used up" in line]
     assert "fs.inotify.max_user_watches" in line
     place.assert_kept(DONE=6)
+
+
+class OrderedOrigin(FolderOrigin):
+    """A folder that is listed like a store: in the order of the paths, from where a listing was stopped."""
+
+    is_ordered = True
+    breaks_at = b"~"  # the listing fails at this path
+
+    def files(self, walk: Walk, subtree: bytes = b"") -> Iterator[Listed | None]:
+        for entry in sorted(filter(None, super().files(walk, subtree))):
+            if entry[0] >= self.breaks_at:
+                walk.answer(OSError(errno.EIO, "broken"))
+                return
+            if entry[0] > walk.after:
+                yield entry
+
+
+async def test_how_far_an_ordered_listing_came_is_in_the_ledger_until_one_reaches_the_end(
+    inbox: Path, ledger: Ledger, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    origin = OrderedOrigin(os.fsencode(inbox))
+    monkeypatch.setattr("daemon.inbox.folder.origin_of", lambda root: origin)
+    folder = {1: Inbox(path=inbox, settle_seconds=0, watch="poll")}
+    with contextlib.closing(Reader(ledger.path)) as reader, anyio.fail_after(PATIENCE):
+
+        async def keep(number: int, marker: bytes) -> None:
+            await ledger.keep_marker(number, marker)
+            kept.set()
+
+        async def watch_until(*, once: bool = False) -> list[bytes]:
+            """What is found until the marker in the ledger changes."""
+            nonlocal kept
+            kept, found = anyio.Event(), Found(inbox, ledger)
+            async with anyio.create_task_group() as tasks:
+                watcher = Watcher(folder, reader, NEVER, found.metrics, keep_marker=keep)
+                tasks.start_soon(partial(watcher.run, found.admit, once=once))
+                await kept.wait()
+                tasks.cancel_scope.cancel()
+            return [file.path for file in found.files]
+
+        kept = anyio.Event()
+        for name in ("a.jpg", "b.jpg", "c.jpg"):
+            (inbox / name).write_bytes(b"data")
+        origin.breaks_at = b"c"
+        assert await watch_until() == [b"a.jpg", b"b.jpg"]
+        assert reader.marker(1) == b"b.jpg"
+        origin.breaks_at = b"~"
+        assert await watch_until() == [b"c.jpg"]
+        assert reader.marker(1) == b""
+        await ledger.keep_marker(1, b"b.jpg")
+        assert await watch_until(once=True) == []
+        assert reader.marker(1) == b""

@@ -24,7 +24,7 @@ def test_a_rate_below_one_takes_single_images() -> None:
     assert budget.room(16) == 1
 
 
-def test_a_batch_is_at_most_what_the_rate_allows_in_a_second() -> None:
+def test_no_more_images_are_taken_at_once_than_the_rate_allows_in_a_second() -> None:
     now = [0.0]
     budget = Budget(5.5, lambda: now[0])
     budget.take(budget.room(16))

@@ -63,12 +63,12 @@ async def home(ledger: Ledger, inbox: Path, monkeypatch: pytest.MonkeyPatch) -> 
     return FakeHome(ledger)
 
 
-def open_desk(home: FakeHome, rate: float = 0.0) -> Desk:
-    return Desk("again", OTHER, BATCH, rate, home, {1: b"/drop"})
+def open_desk(home: FakeHome, rate: float = 0.0, *, gathers: bool = True) -> Desk:
+    return Desk("again", OTHER, BATCH, rate, home, {1: b"/drop"}, gathers=gathers)
 
 
 async def finish(home: FakeHome, *paths: bytes) -> None:
-    """Images that wait for the look."""
+    """End the first looks of these images; they then wait for their second look."""
     jobs = await admit(home.ledger, *paths)
     await home.ledger.end([replace(done(job), looks=("again",)) for job in jobs])
     await home.ledger.mark_emitted([Placed(job.id) for job in jobs])
@@ -80,7 +80,7 @@ async def ids(desk: Desk) -> list[int]:
 
 
 async def take_while(desk: Desk, home: FakeHome, event: Callable[[], object]) -> list[Job]:
-    """What it hands out after this event; before it, it hands out nothing although it looks again."""
+    """The jobs handed out after the event. Before it the desk asks the ledger three times and hands out nothing."""
     taken: list[Job] = []
 
     async def take() -> None:
@@ -106,7 +106,13 @@ async def test_without_first_looks_an_image_is_handed_out_at_once(home: FakeHome
 async def test_beside_first_looks_a_full_batch_is_handed_out_at_once(home: FakeHome) -> None:
     home.unfinished = 1
     await finish(home, *(b"%d.jpg" % number for number in range(BATCH + 1)))
-    assert await ids(open_desk(home)) == [1, 2, 3, 4]
+    assert await ids(open_desk(home)) == [1, 2, 3, 4, 5]
+
+
+async def test_a_few_images_do_not_wait_for_others_on_a_device_of_their_own(home: FakeHome) -> None:
+    home.unfinished = 1
+    await finish(home, b"a.jpg")
+    assert await ids(open_desk(home, gathers=False)) == [1]
 
 
 async def test_a_few_images_wait_until_first_looks_have_ended(home: FakeHome) -> None:
@@ -125,12 +131,15 @@ async def test_a_few_images_wait_for_a_limited_time(home: FakeHome, monkeypatch:
     assert time.monotonic() - started >= 0.2
 
 
-async def test_a_batch_that_a_rate_allows_is_full(home: FakeHome) -> None:
+async def test_with_a_rate_a_batch_is_as_large_as_the_rate_allows_and_the_ledger_is_asked_seldom(
+    home: FakeHome,
+) -> None:
     home.unfinished = 1
-    await finish(home, *(b"%d.jpg" % number for number in range(BATCH)))
+    await finish(home, *(b"%d.jpg" % number for number in range(2 * BATCH)))
     limited = open_desk(home, rate=2.0)
     assert await ids(limited) == [1, 2]
     assert await ids(limited) == [3, 4]
+    assert home.calls.count <= 6
 
 
 async def test_a_stop_ends_the_wait(home: FakeHome) -> None:
