@@ -81,13 +81,12 @@ class Watcher:
         self._admit, self._answered = admit, answered
         for folder in self._folders:
             folder.kept_marker = await self._retry.in_thread("ledger", self._reader.marker, folder.number)
+            folder.marker = b"" if once else folder.kept_marker
         if once:
             async with anyio.create_task_group() as tasks:
                 for folder in self._folders:
                     tasks.start_soon(self._sweep_or_give_up, folder)
             return
-        for folder in self._folders:
-            folder.marker = folder.kept_marker
         self._inotify = self._start_inotify()
         try:
             async with anyio.create_task_group() as tasks:

@@ -13,6 +13,7 @@ import threading
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator
 from functools import partial
+from itertools import groupby
 from pathlib import Path
 from typing import Any, Literal
 
@@ -636,7 +637,12 @@ class OrderedOrigin(FolderOrigin):
     is_ordered = True
     breaks_at = b"~"  # the listing fails at this path
 
+    def __init__(self, root: bytes) -> None:
+        super().__init__(root)
+        self.began: list[bytes] = []  # where each listing went on
+
     def files(self, walk: Walk, subtree: bytes = b"") -> Iterator[Listed | None]:
+        self.began.append(walk.after)
         for entry in sorted(filter(None, super().files(walk, subtree))):
             if entry[0] >= self.breaks_at:
                 walk.answer(OSError(errno.EIO, "broken"))
@@ -680,3 +686,4 @@ async def test_how_far_an_ordered_listing_came_is_in_the_ledger_until_one_reache
         await ledger.keep_marker(1, b"b.jpg")
         assert await watch_until(once=True) == []
         assert reader.marker(1) == b""
+    assert [after for after, _ in groupby(origin.began)] == [b"", b"b.jpg", b""]
