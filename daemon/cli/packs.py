@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from daemon.config.loading import Config
 from daemon.errors import ModelsUnusable, NotWritable
@@ -13,7 +14,7 @@ from daemon.hints import quantity
 from daemon.layout import pack_errors
 from daemon.terminal.display import print_json, print_table
 from stages import registry
-from stages.manifest import MANIFEST, PackError
+from stages.manifest import MANIFEST, PackError, PackErrors
 from stages.weights import catalog, names, packs
 from stages.weights.families import Entry
 from stages.weights.layouts import plugin_errors
@@ -23,7 +24,7 @@ from stages.weights.packs import Pack
 
 @dataclass(frozen=True)
 class Listed:
-    """A pack or other weights, and the stages that use it. problem: why it cannot be used, or empty.
+    """A pack or other weights, and the stages and second looks that use it. problem: why it cannot be used, or empty.
     pack: None if not even its content can be read."""
 
     name: str
@@ -69,7 +70,7 @@ def list_shelf(config: Config) -> Shelf:
             continue
         listed = found.setdefault((listed.folder, listed.name), listed)
         used = named.get(name, [])
-        listed.used.extend(stage for stage in used if stage in listed.stages or not listed.pack)
+        listed.used.extend(str(use) for use in used if use.stage in listed.stages or not listed.pack)
     return Shelf(list(found.values()), missing)
 
 
@@ -107,13 +108,26 @@ def check_headers(pack: Pack) -> None:
             backend.check(files, allow_pickle=True)
 
 
-def name_weights(config: Config) -> dict[str, list[str]]:
-    """Names and paths of weights in the configuration, each with the stages that use them."""
-    named: dict[str, list[str]] = {}
+class Use(NamedTuple):
+    """look: the name of a second look, or empty."""
+
+    stage: str
+    look: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.stage} (second look {self.look})" if self.look else self.stage
+
+
+def name_weights(config: Config) -> dict[str, list[Use]]:
+    """Names and paths of weights in the configuration, each with what uses them."""
+    named: dict[str, list[Use]] = {}
     for stage in config.stage_names:
         section = getattr(config.stages, stage)
         if section.backend != "fake":
-            named.setdefault(section.model or config.models.pack, []).append(stage)
+            named.setdefault(section.model or config.models.pack, []).append(Use(stage))
+    for look in config.second_look:
+        if look.model:
+            named.setdefault(look.model, []).append(Use(look.stage, look.name))
     return named
 
 
@@ -272,11 +286,31 @@ def explain_use(name: str, pack: Pack) -> None:
 
 def verify_named(config: Config, wanted: Sequence[str] | None) -> None:
     """Check the files of these packs, or of all that the configuration uses, against their digests; print the number of
-    files of each. Raises ModelsUnusable."""
+    files of each. Raises ModelsUnusable with the problems of all."""
+    used = list(name_weights(config)) or [config.models.pack]
+    called = {Path(name).name: name for name in used if "/" in name}  # as `list` names folders
+    errors: list[PackError] = []
     with pack_errors():
-        looks = (look.model for look in config.second_look if look.model)
-        used = dict.fromkeys([*name_weights(config), *looks]) or [config.models.pack]
         for name in wanted or used:
-            pack = packs.open_pack(name, config.models.folder, base=config.folder)
-            packs.verify(pack)
-            print(f"{pack.name}: {quantity(len(pack.manifest.digests), 'file')} unchanged")
+            is_pack = name in packs.list_packs(config.models.folder) or name in catalog.offered()
+            try:
+                print(verify_one(config, name if is_pack else called.get(name, name)))
+            except PackError as error:
+                errors.append(error)
+        if errors:
+            raise PackErrors(errors)
+
+
+def verify_one(config: Config, name: str) -> str:
+    """What was found, as a sentence. Raises UnknownName, PackError."""
+    is_recorded = packs.open_pack(
+        name, config.models.folder, record=False, base=config.folder
+    ).record.is_file()
+    pack = packs.open_pack(name, config.models.folder, base=config.folder)
+    packs.verify(pack)
+    files = quantity(len(pack.manifest.digests), "file")
+    return (
+        f"{pack.name}: {files} unchanged"
+        if is_recorded
+        else f"{pack.name}: {files} recorded, never used before"
+    )

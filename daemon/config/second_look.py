@@ -77,7 +77,7 @@ def misused_looks(looks: Sequence[SecondLook], stages: Sequence[str], *, has_rul
         except UnknownName as error:
             yield f"{where}: {error}"
         if not look.model and not look.backend:
-            yield f'{where}: set its model, for example model = "…".'
+            yield f'{where}: set its model, for example model = "/srv/models/my-model".'
         if look.function:
             continue
         if not BIN_NAME.fullmatch(look.when):

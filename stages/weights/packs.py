@@ -9,6 +9,7 @@ the models folder when it is used for the first time.
 from __future__ import annotations
 
 import hashlib
+import os
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -109,7 +110,7 @@ def open_pack(
         )
     if not path.exists():
         raise names.explain_missing(name, path, known, models_folder, stage)
-    path = path.absolute()
+    path = Path(os.path.abspath(path))  # however it is written, a folder has one lock
     if (path / MANIFEST).is_file():
         return Pack(path, read_manifest(path / MANIFEST), path / MANIFEST, models_folder, base=base)
     asked = stage
@@ -205,7 +206,7 @@ def verify(pack: Pack, files: Iterable[str] | None = None) -> None:
         elif digest_file(pack.folder / name) != pack.manifest.digests[name]:
             wrong.append(f"{name} is altered")
     if wrong:
-        fix = "Copy or pull the pack again"
+        fix = "Copy or pull it again"
         if pack.plain:
             fix += f", or, if you changed it yourself, delete {pack.record}"
         raise PackError(f"{pack.folder}: {', '.join(wrong)}. {fix}.")
@@ -340,8 +341,10 @@ def find_entry(pack: Pack, stage: str, backend: str = "") -> tuple[Pack, StageEn
             others = {name: other.files for name, other in pack.manifest.stages.items()}
             return pack, StageEntry(backend, {**files, **shared_files(named, others)})
     by = f' that the backend "{backend}" takes' if backend else ""
+    present = list(pack.manifest.stages)
+    place = f" Name it under [stages.{present[0]}]." if len(present) == 1 and present != [stage] else ""
     raise PackError(
-        f"{pack.folder} has no weights for {stage}{by}; it has {', '.join(pack.manifest.stages) or 'none'}."
+        f"{pack.folder} has no weights for {stage}{by}; it has {', '.join(present) or 'none'}.{place}"
     )
 
 

@@ -244,16 +244,30 @@ def test_each_stage_whose_model_cannot_be_used_is_reported_with_its_key(place: P
     )
 
 
-def test_verify_without_names_compares_what_the_configuration_uses(place: Place) -> None:
-    shutil.copytree(MINI / "clip", place.folder / "mine")
-    place.configure({"stages": {"clip": {"backend": "", "model": "./mine"}}})
+def test_verify_without_names_compares_what_the_configuration_uses_and_names_all_that_is_altered(
+    place: Place,
+) -> None:
+    for name in ("mine", "other"):
+        shutil.copytree(MINI / "clip", place.folder / name)
+    look = {"name": "again", "stage": "clip", "when": "A", "model": "./other"}
+    place.configure({"stages": {"clip": {"backend": "", "model": "./mine"}}, "second_look": [look]})
+    assert "other: 5 files recorded, never used before" in place.command("models", "verify", "./other").stdout
     place.command("check", "--quick")
     whole = place.command("models", "verify")
-    assert [line.split(":")[0] for line in whole.stdout.splitlines()] == ["mini", "mine"]
-    with (place.folder / "mine" / "config.json").open("a") as file:
-        file.write(" ")
+    assert [line.split(":")[0] for line in whole.stdout.splitlines()] == ["mini", "mine", "other"]
+    used = {row["name"]: row["used_for"] for row in list_rows(place)}
+    assert (used["mine"], used["other"]) == (["clip"], ["clip (second look again)"])
+    for name in ("mine", "other"):
+        with (place.folder / name / "config.json").open("a") as file:
+            file.write(" ")
+    altered = [f"{place.folder / name}: config.json is altered" for name in ("mine", "other")]
     changed = place.command("models", "verify")
-    assert (changed.returncode, "mine" in changed.stderr) == (os.EX_CONFIG, True), changed.stderr
+    assert changed.returncode == os.EX_CONFIG
+    assert [line for line in altered if line not in changed.stderr] == []
+    named = place.command("models", "verify", "other")
+    assert [line in named.stderr for line in altered] == [False, True], (
+        "a name as `visiond models list` shows it"
+    )
 
 
 def test_a_path_is_relative_to_the_folder_of_the_configuration_also_if_it_looks_like_a_repository(

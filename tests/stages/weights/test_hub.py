@@ -87,7 +87,7 @@ def test_an_existing_pack_is_not_pulled_again(tmp_path: Path, hub: FolderHub) ->
 def test_a_pulled_file_that_changes_is_noticed(tmp_path: Path, hub: FolderHub) -> None:
     pull_standard(tmp_path / "models", lambda _: None, hub)
     (tmp_path / "models/standard/labels.txt").write_text("cat\n")
-    with pytest.raises(PackError, match=r"labels.txt is altered. Copy or pull the pack again"):
+    with pytest.raises(PackError, match=r"labels.txt is altered. Copy or pull it again"):
         resolve(open_pack("standard", tmp_path / "models"), "clip")
 
 

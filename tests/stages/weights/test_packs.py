@@ -338,7 +338,9 @@ def test_ocr_runs_on_the_weights_in_the_rapidocr_wheel(pack: Pack) -> None:
 def test_a_stage_that_a_pack_lacks_is_named(tmp_path: Path) -> None:
     write(tmp_path / "yolo.safetensors", "x")
     write(tmp_path / "yolo.json", YOLO_JSON)
-    with pytest.raises(PackError, match="has no weights for clip; it has yolo"):
+    with pytest.raises(
+        PackError, match=r"has no weights for clip; it has yolo. Name it under \[stages.yolo\]"
+    ):
         resolve(open_pack(tmp_path, tmp_path / "models"), "clip")
 
 
@@ -356,6 +358,14 @@ def test_a_folder_in_the_hubs_layout_is_recognized_and_its_digests_kept(pack: Pa
         PackError, match=r"clip/model.safetensors is altered.*if you changed it yourself, delete .*locks"
     ):
         resolve(open_pack(plain, pack.models_folder), "clip")
+
+
+def test_a_folder_has_one_record_however_its_path_is_written(pack: Pack) -> None:
+    plain = pack.models_folder.parent / "plain"
+    shutil.copytree(pack.folder / "clip", plain)
+    written = (plain, plain.parent / "elsewhere" / ".." / "plain", plain / ".")
+    (plain.parent / "elsewhere").mkdir()
+    assert len({open_pack(path, pack.models_folder).record for path in written}) == 1
 
 
 def test_one_model_by_itself_can_take_a_stages_place(pack: Pack) -> None:
