@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import re
 import time
 from collections.abc import Callable
@@ -10,13 +11,16 @@ from dataclasses import dataclass, field
 from typing import NamedTuple, TypeVar
 
 import anyio
+import structlog
 from anyio import to_thread
 
 from daemon.config.sections import Inbox
 from daemon.inbox.origin import Origin, origin_of
 from daemon.inbox.settle import Patience, Settling
 from daemon.inbox.walk import LONGEST_PATH, Unread, compile_ignored
+from daemon.system.scarcity import cause_of
 
+log = structlog.get_logger()
 T = TypeVar("T")
 
 THREADS = 2  # per inbox, so that a dead mount does not use up the threads of all inboxes
@@ -89,6 +93,17 @@ class Folder:
             return answer
         finally:
             self.calls.remove(started)
+
+    def note_answer(self, error: OSError | None) -> None:
+        """Note whether it can be read; log once that it cannot, and that it can again."""
+        path = os.fsdecode(self.root)
+        if error and not self.trouble:
+            log.warning(
+                "inbox cannot be read; it is tried again at every scan", path=path, error=cause_of(error)
+            )
+        elif self.trouble and not error:
+            log.info("inbox can be read again", path=path)
+        self.trouble = cause_of(error) if error else ""
 
     def silent_seconds(self) -> float:
         """How long it has not answered, if that is too long; else 0."""

@@ -27,7 +27,6 @@ from daemon.ledger.records import Reader
 from daemon.monitoring.metrics import Metrics
 from daemon.system.mounts import ANSWER_SECONDS
 from daemon.system.retry import Retry
-from daemon.system.scarcity import cause_of
 
 log = structlog.get_logger()
 T = TypeVar("T")
@@ -186,7 +185,7 @@ class Watcher:
             try:
                 is_told = await folder.in_thread(folder.origin.sends_events)
             except OSError as error:
-                self._answer(folder, error)
+                folder.note_answer(error)
                 return
             folder.polls |= not is_told and folder.settings.watch == "auto"
             self._answered()
@@ -244,7 +243,7 @@ class Watcher:
         like a dead mount. Runs in a thread."""
         found: list[File] = []
         yielded_at = time.monotonic()
-        own = (partial(self._watch, folder), partial(self._answer, folder))
+        own = (partial(self._watch, folder), folder.note_answer)
         recursive, after = folder.settings.recursive, folder.marker
         walk = Walk(folder.root, folder.ignored, recursive, folder.unread, folder.longest, *own, after)
         for entry in folder.origin.files(walk, subtree):
@@ -259,15 +258,6 @@ class Watcher:
         """Those that the ledger does not know. Runs in a thread. Raises LedgerUnusable."""
         known = self._reader.versions(folder.number, [file.path for file in files])
         return [file for file in files if (file.path, file.version) not in known]
-
-    def _answer(self, folder: Folder, error: OSError | None) -> None:
-        """Note whether an inbox can be read; log once that it cannot."""
-        if error and not folder.trouble:
-            path = os.fsdecode(folder.root)
-            log.warning(
-                "inbox cannot be read; it is tried again at every scan", path=path, error=cause_of(error)
-            )
-        folder.trouble = cause_of(error) if error else ""
 
     # The hints: events
 

@@ -81,9 +81,12 @@ def store_of(root: str, *, impatient: bool = False) -> Any:
         return _open(root, impatient=impatient)
     except BaseError as error:
         text = _QUOTING.sub(r"\1", str(error).splitlines()[0]).partition(" error: ")[2]
-        scheme = root.partition(":")[0]
-        variables = _VARIABLES.get(scheme, _VARIABLES_OF_AZURE)
-        raise StoreUnusable(f"{root}: {text}; check {variables} in the environment") from None
+        raise StoreUnusable(f"{root}: {text}; check {_variables_of(root)} in the environment") from None
+
+
+def _variables_of(url: str) -> str:
+    """The names of those that have the credentials, for a message."""
+    return _VARIABLES.get(url.partition(":")[0], _VARIABLES_OF_AZURE)
 
 
 def _open(root: str, *, impatient: bool) -> Any:
@@ -132,7 +135,7 @@ def _explain(what: str, error: Exception) -> StoreFailed:
     text = str(error).strip() or type(error).__name__
     found = _STATUS.search(text)
     if any(part in text for part in _ROLE):
-        why = "no credentials: the environment has none, and this machine's role gives none"
+        why = f"no credentials: the environment does not have {_variables_of(what)}, and this machine's role gives none"
         return StoreFailed(f"{what}: {why}", int(found[1]) if found else 0, NO_CREDENTIALS)
     if found:
         code = _CODE.search(text)

@@ -15,6 +15,7 @@ from urllib.parse import urlsplit
 
 from daemon.errors import VisiondError
 from daemon.stores.opening import (
+    CREDENTIALS,
     StoreFailed,
     StoreUnusable,
     list_objects,
@@ -90,9 +91,12 @@ def _judge(url: str, error: StoreFailed) -> None:
         try_listing(url.rpartition("/")[0])
     except StoreFailed as trouble:
         if trouble.is_general:
-            raise StoreAway(
-                f"{error}. When the store is back, run the same command with --resume."
-            ) from error
+            then = (
+                "When the store is back"
+                if trouble.code not in CREDENTIALS
+                else "When it accepts the credentials"
+            )
+            raise StoreAway(f"{error}. {then}, run the same command with --resume.") from error
     except FileNotFoundError:
         pass  # the store answers
 

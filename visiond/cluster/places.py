@@ -69,7 +69,7 @@ class Folder:
         partial = os.path.join(folder, f".{base}.{secrets.token_hex(4)}{PARTIAL}")
         try:
             os.makedirs(folder, exist_ok=True)
-            with open(partial, "xb") as out:
+            with open(partial, "xb", opener=_for_owner_and_group) as out:
                 out.write(data)
                 out.flush()
                 os.fsync(out.fileno())
@@ -90,6 +90,11 @@ class Folder:
                 if name.startswith(".") and name.endswith(PARTIAL):
                     with contextlib.suppress(OSError):
                         os.unlink(os.path.join(self.url, folder, name))
+
+
+def _for_owner_and_group(path: str, flags: int) -> int:
+    """As all results: they have the text of images."""
+    return os.open(path, flags, 0o640)
 
 
 class Bucket:

@@ -19,12 +19,14 @@ from typing import Any, Literal
 
 import anyio
 import pytest
+from structlog.testing import capture_logs
 
 from daemon.config.loading import parse
 from daemon.config.sections import Inbox
 from daemon.errors import LedgerUnusable
 from daemon.inbox import watcher as watching
 from daemon.inbox.disk import FolderOrigin
+from daemon.inbox.folder import open_folder
 from daemon.inbox.settle import Patience, Settling
 from daemon.inbox.walk import Listed, Walk
 from daemon.inbox.watcher import Watcher
@@ -604,6 +606,17 @@ async def test_a_scan_that_saw_a_file_just_before_the_daemon_moved_it_does_not_t
     assert await ledger.admit([make_file(b"a.jpg")]) == Admitted(0, 0, 0)
     moved_back = make_file(b"a.jpg", ctime_ns=VERSION.ctime_ns + 2)
     assert await ledger.admit([moved_back]) == Admitted(1, 0, 0)
+
+
+def test_an_outage_of_an_inbox_is_in_the_log_once_and_so_is_its_end(inbox: Path) -> None:
+    folder = open_folder(1, Inbox(path=inbox))
+    with capture_logs() as logs:
+        for error in (OSError(errno.EIO, "broken"), OSError(errno.EIO, "broken"), None, None):
+            folder.note_answer(error)
+    assert [entry["event"] for entry in logs] == [
+        "inbox cannot be read; it is tried again at every scan",
+        "inbox can be read again",
+    ]
 
 
 async def test_an_inbox_that_vanishes_and_returns_is_watched_again(watch: Watch, outside: Path) -> None:

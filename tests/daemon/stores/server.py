@@ -53,7 +53,8 @@ def serving(folder: Path) -> Iterator[int]:
     for attempt in range(STARTS):
         place = folder / str(attempt)
         place.mkdir()
-        server, port = _start(place)
+        server, ports = _start(place)
+        port = ports["s3.port"]
         try:
             # Another program may have taken one of its ports.
             is_last = attempt == STARTS - 1
@@ -64,6 +65,9 @@ def serving(folder: Path) -> Iterator[int]:
         finally:
             server.kill()
             server.wait()
+            for number in ports.values():
+                for socket_file in Path("/tmp").glob(f"seaweedfs-*-{number}.sock"):
+                    socket_file.unlink(missing_ok=True)
 
 
 def _is_up(server: subprocess.Popen[bytes], port: int) -> bool:
@@ -73,8 +77,8 @@ def _is_up(server: subprocess.Popen[bytes], port: int) -> bool:
     return False
 
 
-def _start(folder: Path) -> tuple[subprocess.Popen[bytes], int]:
-    """The server and its port."""
+def _start(folder: Path) -> tuple[subprocess.Popen[bytes], dict[str, int]]:
+    """The server and its ports."""
     program = find_server()
     assert program
     names = [f"{name}.{kind}" for name in PORTS for kind in ("port", "port.grpc")]
@@ -92,13 +96,21 @@ def _start(folder: Path) -> tuple[subprocess.Popen[bytes], int]:
     (folder / "master.toml").write_text("[master.volume_growth]\ncopy_1 = 1\n")
     with (folder / "log").open("wb") as log:
         server = subprocess.Popen(
-            [program, "server", "-s3", "-filer", "-master.volumeSizeLimitMB=64", *options],
+            [
+                program,
+                f"-logdir={folder}",
+                "server",
+                "-s3",
+                "-filer",
+                "-master.volumeSizeLimitMB=64",
+                *options,
+            ],
             env=environment(CREDENTIALS),
             cwd=folder,
             stdout=log,
             stderr=log,
         )
-    return server, ports["s3.port"]
+    return server, ports
 
 
 def free_ports(count: int) -> list[int]:

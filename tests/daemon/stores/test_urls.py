@@ -102,7 +102,8 @@ def test_a_url_has_a_bucket_and_a_prefix() -> None:
         (
             "Error performing token request: Error performing GET http://169.254.169.254/x?a=b in 9ms - Server "
             "returned non-2xx status code: 404 Not Found: ",
-            "no credentials: the environment has none, and this machine's role gives none",
+            "no credentials: the environment does not have AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, and this "
+            "machine's role gives none",
             404,
         ),
         ("something about http://h/x?sig=hidden went wrong", "something about http://h/x went wrong", 0),

@@ -146,5 +146,6 @@ def test_a_file_is_created_once_and_leaves_nothing_when_it_exists(tmp_path: Path
     place: Place = Folder(str(tmp_path))
     assert place.write_whole("sub/file", b"first")
     assert not place.write_whole("sub/file", b"second")
+    assert (tmp_path / "sub" / "file").stat().st_mode & 0o007 == 0, "others cannot read it"
     assert place.read("sub/file") == b"first"
     assert [*place.names("sub")] == ["file"]
