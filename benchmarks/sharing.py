@@ -164,9 +164,8 @@ class Bench:
         least, most = phase.looks[0][1], phase.looks[-1][1]
         bounds = [least + part * (most - least) for part in (MEASURED.start, MEASURED.stop)]
         middle = [(at, done) for at, done in phase.looks if bounds[0] <= done <= bounds[1]]
-        used = (
-            middle if len(middle) > 1 else phase.looks
-        )  # too few counts, as nearly all looks ended together
+        # Nearly all looks may end together, and then there are too few counts in the middle.
+        used = middle if len(middle) > 1 else phase.looks
         if used[0][1] == used[-1][1]:
             raise SystemExit("all second looks ended before they could be counted; use a larger --count")
         return statistics.linear_regression(*zip(*used, strict=True)).slope

@@ -289,12 +289,13 @@ def verify_named(config: Config, wanted: Sequence[str] | None) -> None:
     files of each. Raises ModelsUnusable with the problems of all."""
     used = list(name_weights(config)) or [config.models.pack]
     called = {Path(name).name: name for name in used if "/" in name}  # as `list` names folders
+    for name in (*packs.list_packs(config.models.folder), *catalog.offered()):
+        called.pop(name, None)
     errors: list[PackError] = []
     with pack_errors():
         for name in wanted or used:
-            is_pack = name in packs.list_packs(config.models.folder) or name in catalog.offered()
             try:
-                print(verify_one(config, name if is_pack else called.get(name, name)))
+                print(verify_one(config, called.get(name, name)))
             except PackError as error:
                 errors.append(error)
         if errors:
@@ -303,14 +304,10 @@ def verify_named(config: Config, wanted: Sequence[str] | None) -> None:
 
 def verify_one(config: Config, name: str) -> str:
     """What was found, as a sentence. Raises UnknownName, PackError."""
-    is_recorded = packs.open_pack(
-        name, config.models.folder, record=False, base=config.folder
-    ).record.is_file()
-    pack = packs.open_pack(name, config.models.folder, base=config.folder)
+    found = "unchanged"
+    pack = packs.open_pack(name, config.models.folder, record=False, base=config.folder)
+    if not pack.record.is_file():
+        found = "recorded, never used before"
+        pack = packs.open_pack(name, config.models.folder, base=config.folder)
     packs.verify(pack)
-    files = quantity(len(pack.manifest.digests), "file")
-    return (
-        f"{pack.name}: {files} unchanged"
-        if is_recorded
-        else f"{pack.name}: {files} recorded, never used before"
-    )
+    return f"{pack.name}: {quantity(len(pack.manifest.digests), 'file')} {found}"

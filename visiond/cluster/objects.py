@@ -91,12 +91,8 @@ def _judge(url: str, error: StoreFailed) -> None:
         try_listing(url.rpartition("/")[0])
     except StoreFailed as trouble:
         if trouble.is_general:
-            then = (
-                "When the store is back"
-                if trouble.code not in CREDENTIALS
-                else "When it accepts the credentials"
-            )
-            raise StoreAway(f"{error}. {then}, run the same command with --resume.") from error
+            end = "it accepts the credentials" if trouble.code in CREDENTIALS else "the store is back"
+            raise StoreAway(f"{error}. When {end}, run the same command with --resume.") from error
     except FileNotFoundError:
         pass  # the store answers
 

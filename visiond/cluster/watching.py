@@ -49,15 +49,13 @@ def become_driver() -> Callable[[], None]:
     os.waitid(os.P_PID, driver, os.WEXITED | os.WNOWAIT)
     signal.pthread_sigmask(signal.SIG_BLOCK, PASSED)  # soon another process may have the driver's id
     status = os.waitstatus_to_exitcode(os.waitpid(driver, 0)[1])
-    if status == -signal.SIGTERM or (
-        status and signal.SIGTERM in passed
-    ):  # Ray's handler ends with another status
+    # Ray's handler of SIGTERM ends the driver with another status.
+    if status == -signal.SIGTERM or (status and signal.SIGTERM in passed):
         raise Ended(SHELL_OFFSET + signal.SIGTERM)
     if _has_word(read):
         raise Ended(status if status >= 0 else SHELL_OFFSET - status)
-    if (
-        status == -signal.SIGINT and signal.SIGINT in passed
-    ):  # Python's handler was not there yet, or no longer
+    # Python's handler of SIGINT was not there yet, or no longer.
+    if status == -signal.SIGINT and signal.SIGINT in passed:
         raise Ended(SHELL_OFFSET + signal.SIGINT)
     if status < 0:
         raise ClusterLost(f"The driver was killed by {signal.Signals(-status).name}. {HOW}")
