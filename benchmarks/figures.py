@@ -63,7 +63,7 @@ PARTS = (
     part(
         "small-cards",
         330,
-        "-m benchmarks.small_cards --folder FOLDER --repeat 6 --free-mib 16000 24000 --by-hand 3x64x32 3x48x48 4x32x32",
+        "-m benchmarks.small_cards --folder FOLDER --repeat 6 --free-mib 16000 24000 --by-hand 3x64x32x64x32 4x64x32x64x48",
     ),
     part(
         "recording",

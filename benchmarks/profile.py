@@ -29,6 +29,7 @@ from daemon.monitoring.metrics import Metrics
 from daemon.workers.chain import Chain
 from daemon.workers.child import keep_memory
 from daemon.workers.slab import ALIGNMENT, Slab
+from stages.base import Image, ImageError, Result, Stage
 from stages.devices import BACKGROUND
 
 WARM_UP, PROFILED = 3, 4  # batches
@@ -65,6 +66,7 @@ def main() -> None:
         )
     print_stages(chain, batches[:PROFILED])
     if torch.cuda.is_available():
+        print_memory(chain, batches[:PROFILED])
         print_kernels(chain, batches[:PROFILED], arguments.top)
 
 
@@ -115,6 +117,37 @@ def print_stages(chain: Chain, batches: Sequence[Batch]) -> None:
         "ms per image, one thread:",
         ", ".join(f"{stage} {1000 * seconds / images:.2f}" for stage, seconds in spent.items()),
     )
+
+
+def print_memory(chain: Chain, batches: Sequence[Batch]) -> None:
+    """The most GPU memory that each stage has beside what is there before it runs, and what the process has."""
+    peaks = Counter[str]()
+
+    def watch(stage: Stage) -> None:
+        run = stage.run
+
+        def watched(images: Sequence[Image]) -> list[Result | ImageError]:
+            torch.cuda.reset_peak_memory_stats()
+            before = torch.cuda.memory_allocated()
+            answers = run(images)
+            peaks[stage.name] = max(peaks[stage.name], torch.cuda.max_memory_allocated() - before)
+            return answers
+
+        stage.run = watched  # type: ignore[method-assign]
+
+    for stage in chain.stages:
+        watch(stage)
+    for batch in batches:
+        chain.run(batch)
+    own = ", ".join(f"{stage} {peak >> 20:,}" for stage, peak in peaks.items())
+    held, kept = torch.cuda.memory_allocated() >> 20, torch.cuda.memory_reserved() >> 20
+    free, total = torch.cuda.mem_get_info()
+    print(
+        f"MiB of GPU memory while a stage runs: {own}; between batches {held:,}; kept by PyTorch {kept:,}, "
+        f"in use on the device {(total - free) >> 20:,}"
+    )
+    for stage in chain.stages:
+        del stage.run  # type: ignore[method-assign]
 
 
 def print_kernels(chain: Chain, batches: Sequence[Batch], top: int) -> None:

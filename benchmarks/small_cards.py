@@ -1,12 +1,11 @@
 """The standard job on a GPU of which another process holds a part, as on a card with less memory.
 
     python -m benchmarks.small_cards --free-mib 24000 16000 --images 1000 --repeat 8
-    python -m benchmarks.small_cards --free-mib 16000 --by-hand 3x64x32 3x48x48 4x32x32
+    python -m benchmarks.small_cards --free-mib 16000 --by-hand 3x64x32x64x32 4x32x32x32x32
 
 Runs the standard job of `visiond bench` on the first GPU, first with all of its memory and then with each of the given amounts
 free. visiond chooses workers and batches by itself. Prints the rate of the middle half and its ratio to the first run.
---by-hand also tries other settings with each amount: workers, the batch of YOLO and CLIP, and the batch of OCR and BLIP, the
-two stages that take the most memory.
+--by-hand also tries other settings with each amount: the number of workers, and the batches of OCR, YOLO, CLIP and BLIP.
 """
 
 from __future__ import annotations
@@ -17,11 +16,14 @@ import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
-from benchmarks.tuning import run_once
 from daemon.bench.job import Place, run_job
 from daemon.bench.rates import measure_rate
+from daemon.config.loading import Config, load
+from daemon.errors import VisiondError
 from daemon.profile import Settings
+from daemon.tuning.edit import keys_of, set_keys
 from stages.processes import environment, python
+from stages.registry import BUILT_IN
 
 # Takes all but some MiB of the first GPU, says so, and keeps it until its input ends.
 HOLD = """
@@ -60,10 +62,24 @@ def measure(place: Place, inbox: Path) -> float:
     return rate
 
 
+class SetPlace(Place):
+    """With settings of one's own."""
+
+    settings: Settings | None = None
+
+    def prepare(self, inbox: Path, *, cold: bool = False) -> Config:
+        config = super().prepare(inbox, cold=cold)
+        if self.settings:
+            self.config_file.write_text(set_keys(self.config_file.read_text(), keys_of(self.settings)))
+            config = load(self.config_file)
+        return config
+
+
 def read_settings(text: str) -> Settings:
-    """text: such as 3x64x32."""
-    workers, batch, small = map(int, text.split("x"))
-    return Settings("replicated", workers, {"ocr": small, "yolo": batch, "clip": batch, "blip": small})
+    """text: such as 3x64x32x64x32."""
+    workers, *batches = map(int, text.split("x"))
+    names = [stage.name for stage in BUILT_IN]
+    return Settings("replicated", workers, dict(zip(names, batches, strict=True)))
 
 
 def main() -> None:
@@ -74,9 +90,11 @@ def main() -> None:
     parser.add_argument("--free-mib", type=int, nargs="+", default=[24_000, 16_000])
     parser.add_argument("--images", type=int, default=1000)
     parser.add_argument("--repeat", type=int, default=8, help="names of each image")
-    parser.add_argument("--by-hand", type=read_settings, nargs="*", default=[], metavar="WORKERSxBATCHxSMALL")
+    parser.add_argument(
+        "--by-hand", type=read_settings, nargs="*", default=[], metavar="WORKERSxOCRxYOLOxCLIPxBLIP"
+    )
     options = parser.parse_args()
-    place = Place(options.folder, "", ['devices = ["cuda:0"]'])
+    place = SetPlace(options.folder, "", ['devices = ["cuda:0"]'])
     place.make_pack()
     images = place.make_images(options.images)
     inbox = place.make_inbox(images, options.repeat)
@@ -86,15 +104,14 @@ def main() -> None:
     for free_mib in options.free_mib:
         with leave(free_mib) as free:
             print(f"{free:,} MiB free:", flush=True)
-            print(f"  {measure(place, inbox) / whole:.2f} of the whole card's rate", flush=True)
-            for settings in options.by_hand:
+            for settings in (None, *options.by_hand):
+                place.settings = settings
+                print(f" {settings or 'chosen by visiond'}:", flush=True)
                 try:
-                    rate = run_once(place, images, settings, options.images * options.repeat)
-                except AssertionError as error:  # perhaps there is too little memory
-                    print(f"  {settings}: {error}", flush=True)
-                    continue
-                share = f"{rate / whole:.2f} of the whole card's rate"
-                print(f"  {settings}: {rate:,.1f} images/s, {share}", flush=True)
+                    print(f"  {measure(place, inbox) / whole:.2f} of the whole card's rate", flush=True)
+                except VisiondError as error:  # perhaps there is too little memory
+                    print(f"  {error}", flush=True)
+            place.settings = None
 
 
 if __name__ == "__main__":

@@ -26,7 +26,7 @@ from daemon.hints import command
 from daemon.ledger.record import Model
 from daemon.messages import Setup
 from daemon.monitoring.metrics import Metrics
-from daemon.placement import CORES_PER_WORKER, Placement, Segment, choose_batch, plan, spread_over
+from daemon.placement import CORES_PER_WORKER, Batches, Placement, Segment, choose_batches, plan, spread_over
 from daemon.profile import Machine, Profile, apply, find_tuned
 from daemon.results.judge import Judge, Selection
 from daemon.state import KERNELS
@@ -48,7 +48,6 @@ from stages.manifest import Manifest, NotPulled, PackError, PackErrors, list_fil
 from stages.registry import UnknownName, check_options, find_license
 from stages.weights import packs
 
-CPU_BATCH = 8
 GPU_SLAB, CPU_SLAB = 1 << 30, 256 << 20  # bytes: for each GPU; without a GPU
 # With one thread torch uses slower convolutions: OCR takes 1.3 times the CPU time, even on one core
 LEAST_CPU_THREADS = 2
@@ -89,9 +88,10 @@ class Layout:
         placed, why = use_profile(config, gpus, profile)
         if why:
             specs = {name: use_batch(spec, placed) for name, spec in specs.items()}
-        batch = max(spec.batch_size for spec in specs.values())
         room = leave_room(config, gpus, specs)
-        placement = plan(placed, room, weights_of(specs.values()), Host.here(sharers), batch, costs)
+        placement = plan(
+            placed, room, weights_of(specs.values()), Host.here(sharers), Batches.of(specs.values()), costs
+        )
         if why:
             counts = placement.why.partition("; ")[2]  # what comes before is not the user's choice here
             placement = dataclasses.replace(placement, why=f"{why}; {counts}" if counts else why)
@@ -229,11 +229,11 @@ def explain(error: Exception) -> str:
 def resolve_models(config: Config, gpus: list[Gpu]) -> dict[str, StageSpec]:
     """Each stage with its verified weights. Raises ModelsUnusable, ConfigError."""
     config, gpus = choose_dtypes(config, gpus), used_gpus(config, gpus)
-    batch = choose_batch(gpus) if gpus else CPU_BATCH
+    batches = choose_batches(gpus)
     overrides = {}
     for name in config.stage_names:
         section = getattr(config.stages, name).model_dump()
-        section["batch_size"] = section["batch_size"] or batch
+        section["batch_size"] = section["batch_size"] or batches.of_stage(name)
         overrides[name] = section
     with pack_errors():
         pack = open_pack(config, overrides.values())

@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
+from typing import NamedTuple
 
 import msgspec
 
@@ -23,20 +24,44 @@ from stages.base import FULL_BATCH, StageSpec
 from stages.registry import find_backend, find_stage
 
 # GPU memory of a worker in addition to its weights: the CUDA context and its libraries, the largest step of OCR,
-# and what each image of a batch takes. Measured on an H100 with images of 1280×960: 6.1 GB with batches of 64.
+# and what each image of a batch takes: in all stages, and also in those for which Descriptor.takes_memory holds.
+# Measured on an H100 with images of 1280×960 (docs/performance.md, "Cards with little memory").
 CONTEXT_BYTES = 1 << 30
 MAPS_BYTES, MAPS_BYTES_OF_FULL_BATCH = 1300 << 20, 3400 << 20
-IMAGE_BYTES = 41 << 20
+IMAGE_BYTES, HEAVY_IMAGE_BYTES = 16 << 20, 25 << 20
 MODELS_BYTES = 970 << 20  # the weights of the standard pack; they are not known yet when the batch is chosen
-GPU_WORKERS = 5  # on one GPU: a single interpreter does not keep an H200 busy
-# The rate of an H100 with batches of these sizes, and with one worker more each time, as a share of its best rate.
-RATE_BY_BATCH = {FULL_BATCH: 1.0, 64: 0.92, 32: 0.72}
-RATE_BY_WORKERS = (0.44, 0.78, 0.95, 1.0, 1.0)
-SMALL_BATCHES = (16, 8)  # where there is no memory for larger ones; not measured
 CORES_PER_WORKER = 3
 DEVICES_PER_INTERPRETER = 2  # GPUs that one Python process keeps busy, see docs/performance.md
 LEAST_COST = 1e-9  # of a run of stages
 WORKER_BYTES = 4 << 30  # host memory, measured in the same way: CUDA's libraries, decoders and pinned buffers
+
+
+class Batches(NamedTuple):
+    """The most images in a batch, of all stages and of those that take much memory for each image."""
+
+    usual: int
+    heavy: int  # of stages for which Descriptor.takes_memory holds; 0 without one
+
+    @classmethod
+    def of(cls, specs: Iterable[StageSpec]) -> Batches:
+        sizes = [(spec.batch_size, find_stage(spec.name).takes_memory) for spec in specs]
+        return cls(max(size for size, _ in sizes), max((size for size, takes in sizes if takes), default=0))
+
+    def of_stage(self, name: str) -> int:
+        return self.heavy if find_stage(name).takes_memory else self.usual
+
+
+# The rate with these batches, and with one worker more each time, as a share of the best rate.
+RATE_BY_BATCHES = {
+    Batches(FULL_BATCH, FULL_BATCH): 1.0,
+    Batches(64, 64): 0.92,
+    Batches(64, 32): 0.85,
+    Batches(32, 32): 0.72,
+}
+RATE_BY_WORKERS = (0.44, 0.78, 0.95, 1.0, 1.0)
+GPU_WORKERS = len(RATE_BY_WORKERS)  # at most on one GPU: a single interpreter does not keep an H200 busy
+SMALL_BATCHES = (Batches(16, 16), Batches(8, 8))  # where there is no memory for larger ones; not measured
+CPU_BATCH = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,28 +92,29 @@ class Placement:
     costs: Mapping[str, float] = field(default_factory=dict, compare=False)  # measured seconds, by stage
 
 
-def choose_batch(gpus: Sequence[Gpu]) -> int:
-    """The batch, in images, with which the GPU with the least free memory is fastest: large batches are fast, but
-    leave room for fewer workers."""
+def choose_batches(gpus: Sequence[Gpu]) -> Batches:
+    """Those with which the GPU with the least free memory is fastest. Without GPUs they are for a CPU."""
+    if not gpus:
+        return Batches(CPU_BATCH, CPU_BATCH)
     free = min(gpu.free_bytes for gpu in gpus)
-    workers = {
-        batch: min(free // (MODELS_BYTES + working_bytes(batch)), GPU_WORKERS)
-        for batch in (*RATE_BY_BATCH, *SMALL_BATCHES)
-    }
+
+    def count_workers(batches: Batches) -> int:
+        return min(free // (MODELS_BYTES + working_bytes(batches)), GPU_WORKERS)
+
     rates = {
-        batch: rate * RATE_BY_WORKERS[workers[batch] - 1]
-        for batch, rate in RATE_BY_BATCH.items()
-        if workers[batch]
+        batches: rate * RATE_BY_WORKERS[workers - 1]
+        for batches, rate in RATE_BY_BATCHES.items()
+        if (workers := count_workers(batches))
     }
     if rates:
-        return max(rates, key=lambda batch: rates[batch])
-    return next((batch for batch in SMALL_BATCHES if workers[batch]), SMALL_BATCHES[-1])
+        return max(rates, key=lambda batches: rates[batches])
+    return next(filter(count_workers, SMALL_BATCHES), SMALL_BATCHES[-1])
 
 
-def working_bytes(batch: int) -> int:
-    """GPU memory of a worker in addition to its weights. batch: images of the largest batch."""
-    maps = MAPS_BYTES_OF_FULL_BATCH if batch >= FULL_BATCH else MAPS_BYTES
-    return CONTEXT_BYTES + maps + batch * IMAGE_BYTES
+def working_bytes(batches: Batches) -> int:
+    """GPU memory of a worker in addition to its weights."""
+    maps = MAPS_BYTES_OF_FULL_BATCH if batches.usual >= FULL_BATCH else MAPS_BYTES
+    return CONTEXT_BYTES + maps + batches.usual * IMAGE_BYTES + batches.heavy * HEAVY_IMAGE_BYTES
 
 
 def plan(
@@ -96,15 +122,15 @@ def plan(
     gpus: Sequence[Gpu],
     weights: Mapping[str, int],
     host: Host,
-    batch: int,
+    batches: Batches,
     costs: Mapping[str, float] = MappingProxyType({}),
 ) -> Placement:
     """The placement that the configuration asks for, on this machine's devices.
 
-    weights: bytes of each stage's weights on the device; batch: images of the largest batch; costs: measured
-    seconds of each stage for an image; empty: the usual shares.
+    weights: bytes of each stage's weights on the device; costs: measured seconds of each stage for an image;
+    empty: the usual shares.
     """
-    need = sum(weights.values()) + working_bytes(batch)
+    need = sum(weights.values()) + working_bytes(batches)
     stages = tuple(config.stage_names)
     if config.pipeline.segment:
         segments = tuple(
@@ -120,7 +146,7 @@ def plan(
         runs = _spread(stages, devices, costs, scarce=scarce)
         if workers := config.pipeline.workers_per_device:
             return Placement(tuple(_staff(run, workers) for run in runs), why, costs=costs)
-        of_runs = [_bounds_of_run(run, devices, used, weights, host, batch) for run in runs]
+        of_runs = [_bounds_of_run(run, devices, used, weights, host, batches) for run in runs]
         staffed = tuple(_staff(run, _fewest(bound)) for run, bound in zip(runs, of_runs, strict=True))
         return Placement(staffed, why, _limit(min(of_runs, key=_fewest)), costs)
     bounds = _bounds(len(devices), used, need, host)
@@ -247,10 +273,10 @@ def _bounds_of_run(
     used: Sequence[Gpu],
     weights: Mapping[str, int],
     host: Host,
-    batch: int,
+    batches: Batches,
 ) -> dict[str, int]:
     """The bounds of a run of stages on its own devices; each device has an equal share of the host."""
-    need = sum(weights[stage] for stage in run.stages) + working_bytes(batch)
+    need = sum(weights[stage] for stage in run.stages) + working_bytes(batches)
     own = [gpu for gpu in used if gpu.device in run.devices]
     return _bounds(len(devices), own if len(own) == len(run.devices) else [], need, host)
 

@@ -116,6 +116,8 @@ class Descriptor:
     uses: the earlier stages whose results it uses if they run. It runs after them.
     half: the half precision with which its answers are good enough on a GPU.
     cost: its time for an image as a share of that of the four stages of the standard job, which is 1.
+    takes_memory: whether each image of a batch takes more than some 20 MB of GPU memory. On GPUs with little of it,
+        such stages have smaller batches than others.
     fake: makes the answers of the backend "fake"; None: answers are made up from the type of the result.
     """
 
@@ -126,4 +128,5 @@ class Descriptor:
     uses: tuple[str, ...] = ()
     half: Literal["float16", "bfloat16"] = "float16"
     cost: float = 0.1
+    takes_memory: bool = False
     fake: Fake | None = None

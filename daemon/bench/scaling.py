@@ -45,6 +45,8 @@ class Point(msgspec.Struct, frozen=True, kw_only=True):
     times: float  # `whole`, compared with the first number of GPUs
     busy: float | None  # load of the GPUs in the middle, 0..1
     one_at_a_time: float  # one image at a time, in a process for each GPU
+    # Seconds from the first loaded worker to the first image, and to a quarter, a half, three quarters and all of them.
+    quarters: list[float]
     agreement: Agreement  # with the first point
 
 
@@ -105,7 +107,8 @@ def measure_scaling(
             points.append(point)
             # Shown now, because the whole table may take hours, and a later run may fail.
             progress(
-                f"{describe(number)}, {placement}: {point.whole:.1f} images/s, {point.times:.2f} times the first"
+                f"{describe(number)}, {placement}: {point.whole:.1f} images/s, {point.times:.2f} times the first; "
+                f"seconds until the first image, and each quarter: {', '.join(f'{at:.1f}' for at in point.quarters)}"
             )
     return Scaling(
         command=sys.argv,
@@ -150,8 +153,15 @@ def summarize(
         times=whole / before[0].whole if before else 1.0,
         busy=statistics.median(loads) if loads else None,
         one_at_a_time=one_at_a_time,
+        quarters=[statistics.median(at) for at in zip(*map(find_quarters, runs), strict=True)],
         agreement=agreement,
     )
+
+
+def find_quarters(run: Run) -> list[float]:
+    """As Point.quarters."""
+    last = len(run.published_at) - 1
+    return [run.published_at[last * part // 4] - run.load_seconds for part in range(5)]
 
 
 def middle_rate(run: Run) -> float:

@@ -12,7 +12,6 @@ from daemon.config.second_look import SecondLook
 from daemon.config.values import GROUP, members_of
 from daemon.errors import ConfigError
 from daemon.layout import (
-    CPU_BATCH,
     CPU_SLAB,
     GPU_SLAB,
     Layout,
@@ -23,7 +22,7 @@ from daemon.layout import (
     weights_of,
 )
 from daemon.ledger.record import Model
-from daemon.placement import Placement, Segment, working_bytes
+from daemon.placement import CPU_BATCH, Batches, Placement, Segment, working_bytes
 from daemon.system.gpus import Gpu
 from stages.base import StageSpec
 from stages.manifest import PackError, name_place
@@ -132,7 +131,7 @@ def room_beside(config: Config, gpus: Sequence[Gpu], looks: Mapping[str, StageSp
     needs: dict[str, int] = {}
     for table in config.second_look:
         spec = looks[table.name]
-        need = sum(weights_of([spec]).values()) + working_bytes(spec.batch_size)
+        need = sum(weights_of([spec]).values()) + working_bytes(Batches.of([spec]))
         for gpu in gpus_of(table, config, gpus):
             needs[gpu.device] = needs.get(gpu.device, 0) + need * table.workers_per_device
     return [

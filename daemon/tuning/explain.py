@@ -12,7 +12,7 @@ from daemon.devices import describe_gpu
 from daemon.hints import command
 from daemon.layout import resolve_models, used_gpus, weights_of
 from daemon.looks.planning import lay_out
-from daemon.placement import CORES_PER_WORKER, WORKER_BYTES, Placement, Segment, plan
+from daemon.placement import CORES_PER_WORKER, WORKER_BYTES, Batches, Placement, Segment, plan
 from daemon.profile import Machine, Settings, find_tuned
 from daemon.recorded import find_rates
 from daemon.system.cores import Cores
@@ -73,8 +73,7 @@ def explain_other(config: Config, gpus: list[Gpu]) -> Explanation:
     this machine, so it is left out. Raises ModelsUnusable, ConfigError."""
     config = open_settings(config)
     specs = list(resolve_models(config, gpus).values())
-    batch = max(spec.batch_size for spec in specs)
-    placement = plan(config, gpus, weights_of(specs), AMPLE, batch)
+    placement = plan(config, gpus, weights_of(specs), AMPLE, Batches.of(specs))
     workers = sum(len(segment.devices) for segment in placement.segments)
     sentences = [
         *_describe(placement, specs, gpus),

@@ -1,6 +1,6 @@
 """Which settings to measure next. A pure function of what was measured so far: no files, no processes.
 
-It climbs from one worker: from the best settings so far it takes one step that nobody has measured yet, and
+It climbs from one worker: from the best settings so far it takes one step that has not been measured yet, and
 goes on from there if that was faster. Each step costs the start of a daemon, so steps that cannot fit into
 the memory are left out.
 """
@@ -66,6 +66,9 @@ def _steps(space: Space, trials: Sequence[Trial], best: Trial) -> Iterator[Setti
         yield more
         if _is_hopeless(space, trials, more):
             yield _with_more_workers(space, trials, _scaled(more, 0.5))
+        elif _is_no_slower(trials, more, best):
+            # A measurement is a few percent off, which can hide what one worker gains, but rarely what two do.
+            yield msgspec.structs.replace(more, workers=min(more.workers + 1, space.most_workers))
     yield larger
     if _is_hopeless(space, trials, larger) and now.workers > 1:
         yield _with_larger_batches(space, trials, msgspec.structs.replace(larger, workers=now.workers - 1))
@@ -77,6 +80,12 @@ def _steps(space: Space, trials: Sequence[Trial], best: Trial) -> Iterator[Setti
         if seconds >= LARGE_SHARE * total and len(now.batches) > 1:
             yield _scaled(now, 0.5, stage)
             yield _scaled(now, 2, stage)
+
+
+def _is_no_slower(trials: Sequence[Trial], settings: Settings, best: Trial) -> bool:
+    return any(
+        trial.settings == settings and trial.images_per_second >= best.images_per_second for trial in trials
+    )
 
 
 def _retreats(space: Space, last: Settings) -> Iterator[Settings]:

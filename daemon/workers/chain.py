@@ -100,7 +100,7 @@ class Chain:
     def __init__(self, setup: Setup, slab: memoryview) -> None:
         self.setup = setup
         self._slab = slab
-        self._stages: list[Stage] = []
+        self.stages: list[Stage] = []
         self._decode: Callable[[Sequence[Entry]], Answers] | None = None
         self._allowances: defaultdict[str, Allowance] = defaultdict(Allowance)
 
@@ -110,15 +110,15 @@ class Chain:
         with importing():  # all libraries, because loading may wait for kernels
             for spec in self.setup.stages:
                 started = time.perf_counter()
-                self._stages.append(registry.build(spec, self.setup.device))
+                self.stages.append(registry.build(spec, self.setup.device))
                 seconds[spec.name] = time.perf_counter() - started
-        for stage in self._stages:
+        for stage in self.stages:
             started = time.perf_counter()
             stage.load()
             seconds[stage.name] += time.perf_counter() - started
             report(Loaded(stage.name, seconds[stage.name]))
-        self._uses = {name for stage in self._stages for name in registry.find_stage(stage.name).uses}
-        if any(stage.reads_pixels for stage in self._stages):
+        self._uses = {name for stage in self.stages for name in registry.find_stage(stage.name).uses}
+        if any(stage.reads_pixels for stage in self.stages):
             self._decode = _decoding(self.setup)
         return seconds
 
@@ -150,7 +150,7 @@ class Chain:
             self._run_group(group[:half], tally)
             self._run_group(group[half:], tally)
             return
-        for stage in self._stages:
+        for stage in self.stages:
             self._apply(stage, [entry for entry in group if stage in self._remaining(entry)], tally)
         for entry in group:
             entry.image = None  # the next group needs the memory
@@ -184,7 +184,7 @@ class Chain:
         cascade = self.setup.cascade
         if cascade and is_decided(entry.payloads, cascade, self.setup.pipeline):
             return []
-        return [stage for stage in self._stages if stage.name not in entry.payloads]
+        return [stage for stage in self.stages if stage.name not in entry.payloads]
 
     def _give_pixels(
         self, decode: Callable[[Sequence[Entry]], Answers], entries: list[Entry], tally: Tally

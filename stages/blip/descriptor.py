@@ -172,5 +172,6 @@ BLIP = Descriptor(
     },
     half="bfloat16",  # it does not overflow, and is precise enough for captions
     cost=0.29,
+    takes_memory=True,
     fake=fake,
 )

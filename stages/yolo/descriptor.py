@@ -147,5 +147,6 @@ YOLO = Descriptor(
     },
     half="float16",  # bfloat16 loses some objects
     cost=0.08,
+    takes_memory=True,
     fake=fake,
 )

@@ -12,20 +12,22 @@ from daemon.placement import (
     CORES_PER_WORKER,
     GPU_WORKERS,
     WORKER_BYTES,
+    Batches,
     Placement,
     Segment,
-    choose_batch,
+    choose_batches,
     plan,
     share_out,
     working_bytes,
 )
 from daemon.system.gpus import Gpu
 from daemon.system.host import Host
+from stages.base import StageSpec
 from stages.registry import ORDER
 
 WEIGHTS = {"ocr": 1 << 30, "yolo": 1 << 20, "clip": 1 << 29, "blip": 1 << 30}
-BATCH = 64
-NEED = sum(WEIGHTS.values()) + working_bytes(BATCH)
+BATCHES = Batches(64, 64)
+NEED = sum(WEIGHTS.values()) + working_bytes(BATCHES)
 
 
 def make_gpus(*free_bytes: int) -> list[Gpu]:
@@ -45,10 +47,10 @@ def place(
     cores: int = MANY,
     memory: int = VAST,
     weights: dict[str, int] = WEIGHTS,
-    batch: int = BATCH,
+    batches: Batches = BATCHES,
     **pipeline: Any,
 ) -> Placement:
-    return plan(parse({"pipeline": pipeline}, Path("/srv")), gpus, weights, Host(cores, memory), batch)
+    return plan(parse({"pipeline": pipeline}, Path("/srv")), gpus, weights, Host(cores, memory), batches)
 
 
 def test_without_a_gpu_one_worker_on_the_cpu_holds_all_stages() -> None:
@@ -117,20 +119,50 @@ def test_memory_and_cores_bound_the_workers_on_a_gpu(
     assert segment.devices == ("cuda:0",) * workers
 
 
-@pytest.mark.parametrize(("mebibytes", "workers"), [(24_000, 4), (16_000, 2)])
+@pytest.mark.parametrize(("mebibytes", "workers"), [(24_000, 4), (16_000, 3)])
 def test_a_card_with_little_memory_has_the_workers_that_were_measured(mebibytes: int, workers: int) -> None:
     weights = {"ocr": 40 << 20, "yolo": 10 << 20, "clip": 300 << 20, "blip": 620 << 20}
     gpus = make_gpus(mebibytes << 20)
-    [segment] = place(*gpus, weights=weights, batch=choose_batch(gpus)).segments
+    [segment] = place(*gpus, weights=weights, batches=choose_batches(gpus)).segments
     assert len(segment.devices) == workers
 
 
 @pytest.mark.parametrize(
-    ("gibibytes", "batch"), [(141, 128), (80, 128), (24, 64), (16, 64), (10, 32), (5, 32), (4, 16), (2, 8)]
+    ("gibibytes", "batches"),
+    [
+        (141, Batches(128, 128)),
+        (80, Batches(128, 128)),
+        (24, Batches(64, 64)),
+        (16, Batches(64, 32)),
+        (9.5, Batches(32, 32)),
+        (5, Batches(64, 32)),
+        (4, Batches(16, 16)),
+        (2, Batches(8, 8)),
+    ],
 )
-def test_batches_leave_room_for_workers_where_the_least_memory_is_free(gibibytes: float, batch: int) -> None:
+def test_batches_leave_room_for_workers_where_the_least_memory_is_free(
+    gibibytes: float, batches: Batches
+) -> None:
     """Others may use most of a large GPU."""
-    assert choose_batch(make_gpus(200 << 30, int(gibibytes * 2**30))) == batch
+    assert choose_batches(make_gpus(200 << 30, int(gibibytes * 2**30))) == batches
+
+
+def spec(name: str, batch_size: int) -> StageSpec:
+    return StageSpec(name=name, backend="fake", fingerprint="", batch_size=batch_size)
+
+
+def test_only_stages_that_take_memory_have_the_smaller_batches() -> None:
+    batches = Batches(64, 32)
+    sizes = {name: batches.of_stage(name) for name in ("ocr", "yolo", "clip", "blip")}
+    assert sizes == {"ocr": 64, "yolo": 32, "clip": 64, "blip": 32}
+    assert Batches.of([spec(name, size) for name, size in sizes.items()]) == batches
+    assert Batches.of([spec("clip", 64)]) == Batches(64, 0)
+
+
+def test_smaller_batches_of_these_stages_save_memory() -> None:
+    full, smaller, small = map(working_bytes, (Batches(64, 64), Batches(64, 32), Batches(32, 32)))
+    assert small < smaller < full
+    assert full - smaller > smaller - small
 
 
 @pytest.mark.parametrize(
@@ -218,7 +250,7 @@ def test_further_devices_go_to_the_dearest_run_for_its_devices() -> None:
 def test_measured_costs_decide_where_the_stages_are_cut() -> None:
     costs = {"ocr": 0.1, "yolo": 0.1, "clip": 0.1, "blip": 0.7}
     config = parse({"pipeline": {"placement": "pipelined"}}, Path("/srv"))
-    found = plan(config, make_gpus(LARGE, LARGE), WEIGHTS, Host(MANY, VAST), BATCH, costs)
+    found = plan(config, make_gpus(LARGE, LARGE), WEIGHTS, Host(MANY, VAST), BATCHES, costs)
     assert [segment.stages for segment in found.segments] == [("ocr", "yolo", "clip"), ("blip",)]
     assert found.costs == costs
 
@@ -231,7 +263,7 @@ def test_pipelined_starts_as_many_workers_on_each_device_as_are_asked_for() -> N
 def test_pipelined_starts_as_many_workers_on_each_device_as_its_run_has_memory_for() -> None:
     """One interpreter does not keep a GPU busy, whatever stages it has."""
     of_ocr, of_rest = (
-        sum(WEIGHTS[stage] for stage in stages) + working_bytes(BATCH)
+        sum(WEIGHTS[stage] for stage in stages) + working_bytes(BATCHES)
         for stages in (["ocr"], ["yolo", "clip", "blip"])
     )
     placement = place(*make_gpus(4 * of_ocr, 3 * of_rest + 1), placement="pipelined")

@@ -66,6 +66,7 @@ def test_a_point_is_the_median_of_its_runs_beside_the_first_point() -> None:
     two = summarize(2, "replicated", [make_run(rate) for rate in (19.0, 22.0, 20.0)], 3.0, [one], SAME)
     assert (one.times, two.times, two.whole, two.least, two.most) == (1.0, 2.0, 20.0, 19.0, 22.0)
     assert (two.images, two.middle, two.one_at_a_time) == (100, pytest.approx(20.0), 3.0)
+    assert two.quarters == pytest.approx([0, 24 / 20, 49 / 20, 74 / 20, 99 / 20])
 
 
 def test_only_the_gpus_that_are_used_count_as_busy() -> None:

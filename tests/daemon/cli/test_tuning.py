@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from daemon.bench.rates import measure_rate
-from daemon.placement import choose_batch
+from daemon.placement import choose_batches
 from daemon.profile import Profile, read_profile
 from daemon.recorded import read_gpus
 from daemon.tuning.explain import describe_duration
@@ -287,7 +287,7 @@ def test_the_plan_of_another_machine_claims_no_rate(tmp_path: Path) -> None:
     told = place.command("plan", "--gpus", "4xA100-40GB").stdout
     assert "Devices: 4 × A100-40GB with 37 GiB free." in told
     assert re.search(r"Workers with ocr: (\d+) on cuda:0, \1 on cuda:1, \1 on cuda:2, \1 on cuda:3\.", told)
-    assert f"Batches: up to {choose_batch(read_gpus('A100-40GB'))} images." in told
+    assert f"Batches: up to {choose_batches(read_gpus('A100-40GB')).usual} images." in told
     assert "Limit: " in told
     assert "Expected rate: not known; only memory was considered." in told
     assert "For comparison: 1 × H200" in place.command("plan", "--gpus", "H200").stdout

@@ -105,6 +105,22 @@ def test_workers_are_added_one_at_a_time_from_one() -> None:
     ]
 
 
+def test_a_measurement_that_is_a_little_off_does_not_end_the_search_for_workers() -> None:
+    """An H100's rates, by workers: the fourth seemed to gain 2 percent, and whole runs had 15 percent more with five."""
+    rates = {1: 389.4, 2: 592.6, 3: 738.8, 4: 751.8, 5: 795.8, 6: 790.0, 7: 785.0}
+
+    def card(settings: Settings) -> Trial:
+        share = 1.0 if settings.batch == 128 else 0.9
+        rate = share * rates.get(settings.workers, 780.0)
+        return Trial(settings=settings, images_per_second=rate, gpu_bytes=8 * GIB, host_bytes=3 * GIB)
+
+    trials = search(make_space(gpu_bytes=80 * GIB), card)
+    best = choose_best(trials)
+    assert best
+    assert best.settings == make_settings(5, 128)
+    assert max(trial.settings.workers for trial in trials) == 6
+
+
 def test_settings_that_gain_little_do_not_replace_others_that_need_less() -> None:
     rates = {1: 100.0, 2: 102.0}
     trials = [Trial(settings=make_settings(n, 8), images_per_second=rate) for n, rate in rates.items()]

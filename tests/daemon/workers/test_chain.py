@@ -113,8 +113,8 @@ def test_what_a_call_without_memory_held_is_free_before_its_half_is_tried(
     if where == "the decoder":
         chain._decode = call
     else:
-        run = chain._stages[0].run
-        monkeypatch.setattr(chain._stages[0], "run", lambda images: call(images) and run(images))
+        run = chain.stages[0].run
+        monkeypatch.setattr(chain.stages[0], "run", lambda images: call(images) and run(images))
     gc.disable()
     try:
         reply = chain.run(batch)
@@ -188,7 +188,7 @@ def test_a_stage_that_answers_wrongly_is_named_and_the_worker_lives(
     monkeypatch: pytest.MonkeyPatch, run: Callable[[Sequence[Image]], list[Ocr]], told: str
 ) -> None:
     chain, batch = open_chain(3, oom_above=3)
-    monkeypatch.setattr(chain._stages[0], "run", run)
+    monkeypatch.setattr(chain.stages[0], "run", run)
     for outcome in chain.run(batch).outcomes:
         assert outcome.reason == Reason.STAGE
         assert outcome.detail.startswith(told)
@@ -210,7 +210,7 @@ def test_a_value_that_is_not_a_number_is_explained_and_a_missing_one_is_not(
     monkeypatch: pytest.MonkeyPatch, dtype: str, value: Any, advice: str
 ) -> None:
     chain, batch = open_chain(1, oom_above=1)
-    stage = chain._stages[0]
+    stage = chain.stages[0]
     monkeypatch.setattr(stage, "spec", msgspec.structs.replace(stage.spec, dtype=dtype))
     monkeypatch.setattr(stage, "run", lambda images: [Ocr([], 0, value)] * len(images))
     [outcome] = chain.run(batch).outcomes
