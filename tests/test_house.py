@@ -6,12 +6,11 @@ from __future__ import annotations
 import ast
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from functools import cache
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
-
-import pytest
 
 ROOT = Path(__file__).parent.parent
 HEAVY = {"torch", "torchvision", "torchcodec", "transformers", "ultralytics", "cv2", "opentelemetry"}
@@ -34,6 +33,11 @@ MODULES = {
 @cache
 def parse(module: str) -> ast.Module:
     return ast.parse(MODULES[module].read_text(), str(MODULES[module]))
+
+
+@cache
+def nodes_of(module: str) -> list[ast.AST]:
+    return list(ast.walk(parse(module)))
 
 
 def imported(nodes: Iterable[ast.AST]) -> Iterator[str]:
@@ -59,6 +63,10 @@ def executed(node: ast.AST) -> Iterator[ast.AST]:
         yield from executed(child)
 
 
+def package_of(name: str) -> str:
+    return name.partition(".")[0]
+
+
 def find_cycle(graph: Mapping[str, set[str]]) -> list[str]:
     try:
         TopologicalSorter(graph).prepare()
@@ -69,7 +77,7 @@ def find_cycle(graph: Mapping[str, set[str]]) -> list[str]:
 
 def test_no_modules_import_each_other() -> None:
     """Imports inside functions and for type checkers count too."""
-    graph = {module: set(imported(ast.walk(parse(module)))) & MODULES.keys() - {module} for module in MODULES}
+    graph = {module: set(imported(nodes_of(module))) & MODULES.keys() - {module} for module in MODULES}
     assert sum(map(len, graph.values())) > len(MODULES)
     assert find_cycle(graph) == []
     assert find_cycle({"a": {"b"}, "b": {"c"}, "c": {"a"}})
@@ -86,7 +94,7 @@ def test_no_rooms_import_each_other() -> None:
     """A folder's modules may import each other, and of the other folders only those that do not need them."""
     graph: dict[str, set[str]] = {}
     for module in MODULES:
-        named = set(imported(ast.walk(parse(module)))) & MODULES.keys()
+        named = set(imported(nodes_of(module))) & MODULES.keys()
         # `from folder import module` names the folder too.
         faces = {name for name in named if any(other.startswith(f"{name}.") for other in named)}
         graph.setdefault(room_of(module), set()).update(
@@ -96,22 +104,32 @@ def test_no_rooms_import_each_other() -> None:
     assert find_cycle(graph) == []
 
 
-@pytest.mark.parametrize(
-    "folder", sorted({file.parent for file in MODULES.values()}), ids=lambda folder: folder.name
-)
-def test_no_folder_has_too_many_files(folder: Path) -> None:
-    most = {"training": 19}.get(folder.name, 16)
-    assert len([file for file in folder.glob("*.py") if file.name != "__init__.py"]) <= most
+def test_no_folder_has_too_many_files() -> None:
+    most = {"training": 19}
+    counts = Counter(file.parent for file in MODULES.values() if file.name != "__init__.py")
+    assert {str(folder) for folder, count in counts.items() if count > most.get(folder.name, 16)} == set()
 
 
-@pytest.mark.parametrize("module", [module for module in MODULES if module.split(".")[0] == "stages"])
-def test_stages_do_not_know_the_daemon(module: str) -> None:
-    assert {name for name in imported(ast.walk(parse(module))) if name.split(".")[0] == "daemon"} == set()
+def test_stages_do_not_know_the_daemon() -> None:
+    named = {
+        (module, name)
+        for module in MODULES
+        if package_of(module) == "stages"
+        for name in imported(nodes_of(module))
+    }
+    assert named
+    assert {(module, name) for module, name in named if package_of(name) == "daemon"} == set()
 
 
-@pytest.mark.parametrize("module", [module for module in MODULES if module.split(".")[0] != "stages"])
-def test_the_daemon_imports_no_models(module: str) -> None:
-    assert {name.split(".")[0] for name in imported(executed(parse(module)))} & HEAVY == set()
+def test_the_daemon_imports_no_models() -> None:
+    named = {
+        (module, package_of(name))
+        for module in MODULES
+        if package_of(module) != "stages"
+        for name in imported(executed(parse(module)))
+    }
+    assert named
+    assert {(module, package) for module, package in named if package in HEAVY} == set()
 
 
 def test_code_that_runs_at_import_is_distinguished_from_code_that_does_not() -> None:
@@ -139,15 +157,14 @@ def test_the_daemon_and_its_commands_load_no_torch() -> None:
     assert result.stdout.split() == []
 
 
-@pytest.mark.parametrize("module", [module for module in MODULES if module != "stages.processes"])
-def test_python_is_started_in_one_way_so_that_no_child_takes_code_from_the_working_directory(
-    module: str,
-) -> None:
-    assert not [
-        node
-        for node in ast.walk(parse(module))
+def test_python_is_started_in_one_way_so_that_no_child_takes_code_from_the_working_directory() -> None:
+    named = {
+        module
+        for module in MODULES
+        for node in nodes_of(module)
         if isinstance(node, ast.Attribute) and node.attr == "executable"
-    ]
+    }
+    assert named == {"stages.processes"}
 
 
 def docstring_lines(node: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
@@ -155,14 +172,18 @@ def docstring_lines(node: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
     return (first.end_lineno or 0) - first.lineno + 1 if ast.get_docstring(node) is not None else 0
 
 
-@pytest.mark.parametrize("module", MODULES)
-def test_files_and_functions_fit_on_a_few_screens(module: str) -> None:
-    """Lines of docstrings do not count as lines of a function."""
-    assert len(MODULES[module].read_text().splitlines()) <= LONGEST_FILE
-    functions = [
-        node for node in ast.walk(parse(module)) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
-    ]
-    lengths = [
-        (node.name, (node.end_lineno or 0) - node.lineno + 1 - docstring_lines(node)) for node in functions
-    ]
-    assert [(name, length) for name, length in lengths if length > LONGEST_FUNCTION] == []
+def test_files_fit_on_a_few_screens() -> None:
+    lengths = {module: len(file.read_text().splitlines()) for module, file in MODULES.items()}
+    assert {module: length for module, length in lengths.items() if length > LONGEST_FILE} == {}
+
+
+def test_functions_fit_on_a_screen() -> None:
+    """Lines of docstrings do not count."""
+    lengths = {
+        f"{module}.{node.name}": (node.end_lineno or 0) - node.lineno + 1 - docstring_lines(node)
+        for module in MODULES
+        for node in nodes_of(module)
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+    }
+    assert len(lengths) > len(MODULES)
+    assert {name: length for name, length in lengths.items() if length > LONGEST_FUNCTION} == {}

@@ -9,7 +9,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from stages.training import detector
+from stages.training import detector, mini
 from stages.training.cache import Plan, write_cache
 from stages.training.detector import LAST, train_detector
 from stages.training.job import DetectorJob
@@ -18,8 +18,16 @@ from stages.training.trainer import LOG
 pytestmark = pytest.mark.filterwarnings("ignore")  # ultralytics' own
 
 
+SMALL = mini.Sizes(yolo_size=64, yolo_width=0.0625)
+
+
 class Killed(BaseException):
     """Like SIGKILL: no cleanup runs."""
+
+
+@pytest.fixture(autouse=True)
+def small_network(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(mini, "Sizes", lambda: SMALL)
 
 
 @pytest.fixture(scope="module")

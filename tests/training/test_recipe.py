@@ -51,7 +51,9 @@ def scenes() -> list[tuple[np.ndarray, Truth]]:
     for index in range(300):
         pixels, truth = draw(5, index, ((160, 1.0),))
         found.setdefault(truth.tags[0], (pixels, truth))
-    return list(found.values())[:COUNT]
+        if len(found) == COUNT:
+            break
+    return list(found.values())
 
 
 @pytest.fixture(scope="module")
@@ -62,7 +64,7 @@ def pack(scenes: list[tuple[np.ndarray, Truth]], tmp_path_factory: pytest.TempPa
     write_examples(folder / "examples", [pixels for pixels, _ in scenes], told, TINY.image_size)
     examples = Examples(folder / "examples", torch.device("cpu"))
     models = mini.make_models(1, mini.Vocabulary.of_scenes(), TINY)
-    settings = Settings(batch_size=COUNT, steps=150, learning_rate=5e-3, checkpoint_every=0, weight_decay=0)
+    settings = Settings(batch_size=COUNT, steps=100, learning_rate=5e-3, checkpoint_every=0, weight_decay=0)
     blip = BlipLearner(models.blip, NAMES)
     Trainer(blip, BlipBatches(examples, models.blip_tokenizer), settings, folder / "blip").run()
     batches = ClipBatches(examples, models.clip_tokenizer, models.vocabulary.labels)
@@ -115,21 +117,21 @@ def test_a_caption_is_like_its_own_image(images: list[Image]) -> None:
 
 
 def test_the_cache_holds_the_scenes_of_its_seed(tmp_path: Path) -> None:
-    plan = Plan(tmp_path, seed=3, scenes=40, edge=48, detector_scenes=20, detector_edge=64)
-    assert write_cache(plan) == 40
+    plan = Plan(tmp_path, seed=3, scenes=24, edge=48, detector_scenes=12, detector_edge=64)
+    assert write_cache(plan) == 24
     lines = (tmp_path / EXAMPLES).read_bytes().splitlines()
     examples = [msgspec.json.decode(line, type=Example) for line in lines]
-    assert [example.captions[0] for example in examples] == [draw_caption(plan, index) for index in range(40)]
+    assert [example.captions[0] for example in examples] == [draw_caption(plan, index) for index in range(24)]
     pixels = np.load(tmp_path / "pixels.npy", mmap_mode="r")
-    assert pixels.shape == (40, 48, 48, 3)
-    assert all(pixels[place].std() > 0 for place in range(40))
+    assert pixels.shape == (24, 48, 48, 3)
+    assert all(pixels[place].std() > 0 for place in range(24))
     images = sorted(path.stem for path in tmp_path.glob("detector/images/*/*.jpg"))
     assert images == sorted(path.stem for path in tmp_path.glob("detector/labels/*/*.txt"))
-    assert 8 <= len(images) <= 20
+    assert 5 <= len(images) <= 12
 
 
 def test_a_cache_that_is_made_again_is_unfinished_until_it_is_complete(tmp_path: Path) -> None:
-    plan = Plan(tmp_path, seed=3, scenes=20, edge=16, detector_scenes=0, detector_edge=64)
+    plan = Plan(tmp_path, seed=3, scenes=4, edge=16, detector_scenes=0, detector_edge=64)
     write_cache(plan)
 
     def interrupt(_: int) -> None:
@@ -147,10 +149,13 @@ def draw_caption(plan: Plan, index: int) -> str:
     return draw(plan.seed, index, DETECTOR_SIDES if index < plan.detector_scenes else SIDES)[1].captions[0]
 
 
-def test_a_cache_that_runs_out_of_time_holds_what_there_is(tmp_path: Path) -> None:
+def test_a_cache_that_runs_out_of_time_holds_what_there_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("os.sched_getaffinity", lambda _: {0})  # each process makes two parts
     plan = Plan(tmp_path, seed=3, scenes=100_000, edge=16, detector_scenes=0, detector_edge=64, seconds=0.01)
     count = write_cache(plan)
-    assert 64 <= count < 2_000
+    assert 64 <= count < 1_000
     assert len(Examples(tmp_path, torch.device("cpu"))) == count
 
 
@@ -228,7 +233,7 @@ def test_the_card_states_scores_sizes_and_limits(pack: Pack, tmp_path: Path) -> 
     text = (pack.folder / "README.md").read_text()
     assert "| YOLO mAP50 | 0.876 | ≥ 0.90 |" in text
     assert "knows only its toy world" in text
-    assert "| blip | 1,234 | 1 | 150 | 12 | 1,800 |" in text
+    assert "| blip | 1,234 | 1 | 100 | 12 | 1,200 |" in text
     assert "alike in kind and color: 0.95 of 1 group." in text
     assert "; 5 photographs from Python packages" in text
     assert "| scenes that no stage calls unfamiliar | 0.995 | ≥ 0.99 |" in text
@@ -249,9 +254,9 @@ def test_a_pack_keeps_what_its_card_is_made_of(pack: Pack) -> None:
 
 def test_one_model_is_put_into_a_pack_and_the_others_stay(tmp_path: Path) -> None:
     out, trained = tmp_path / "pack", tmp_path / "work" / "blip" / FINAL
-    mini.make_blank_pack(out, seed=1)
+    mini.make_blank_pack(out, seed=1, sizes=TINY)
     before = read_manifest(out / MANIFEST).digests
-    mini.make_models(2, mini.Vocabulary.of_scenes(), mini.Sizes()).blip.save_pretrained(trained)
+    mini.make_models(2, mini.Vocabulary.of_scenes(), TINY).blip.save_pretrained(trained)
     pack_models(Options(out=out, workdir=tmp_path / "work", only=("blip",)))
     after = read_manifest(out / MANIFEST).digests
     weights = [name for name in before if name.endswith(".safetensors")]

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -45,13 +46,23 @@ def opened(tmp_path: Path) -> Iterator[Open]:
         annotator.close()
 
 
+@pytest.fixture(scope="module")
+def annotator(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Annotator]:
+    """One without faults, for the tests that leave its workers as they are."""
+    with closing(Annotator(configure(tmp_path_factory.mktemp("annotator")))) as opened:
+        opened.load()
+        yield opened
+
+
 def outcomes(rows: list[dict[str, Any]]) -> list[tuple[str, str | None]]:
     return [(row["status"], row["reason"]) for row in rows]
 
 
-def test_each_image_gets_the_row_of_its_own_bytes_in_the_order_of_the_call(opened: Open) -> None:
+def test_each_image_gets_the_row_of_its_own_bytes_in_the_order_of_the_call(
+    annotator: Annotator,
+) -> None:
     images = [(f"{number}.ppm", picture(number)) for number in range(300)]
-    rows = opened().annotate(images, "/photos")
+    rows = annotator.annotate(images, "/photos")
     assert [row["path"] for row in rows] == [name for name, _ in images]
     assert [row["caption"] for row in rows] == [caption_of(data) for _, data in images]
     assert list(rows[0])[: len(COLUMNS)] == list(COLUMNS)
@@ -59,9 +70,9 @@ def test_each_image_gets_the_row_of_its_own_bytes_in_the_order_of_the_call(opene
     assert {*outcomes(rows)} == {("DONE", None)}
 
 
-def test_a_bad_image_is_a_row_with_its_reason(opened: Open) -> None:
+def test_a_bad_image_is_a_row_with_its_reason(annotator: Annotator) -> None:
     bad = [("text.jpg", b"plain text"), ("notes", b"plain text"), ("gone.png", FileNotFoundError(2, "gone"))]
-    rows = opened().annotate([*bad, (b"\xff.ppm", picture(1))])
+    rows = annotator.annotate([*bad, (b"\xff.ppm", picture(1))])
     assert outcomes(rows) == [
         ("FAILED", "not-an-image"),
         ("SKIPPED", "not-an-image"),
@@ -102,9 +113,7 @@ def test_no_more_bytes_are_taken_from_an_iterator_than_there_is_room_for(opened:
     assert calls._held_bytes == 0
 
 
-def test_a_call_whose_iterator_fails_leaves_nothing_behind(opened: Open) -> None:
-    annotator = opened()
-
+def test_a_call_whose_iterator_fails_leaves_nothing_behind(annotator: Annotator) -> None:
     def images() -> Iterator[tuple[str, bytes]]:
         yield "a.ppm", picture(1)
         raise ValueError("no more")
@@ -115,8 +124,8 @@ def test_a_call_whose_iterator_fails_leaves_nothing_behind(opened: Open) -> None
     assert outcomes(annotator.annotate([("b.ppm", picture(2))])) == [("DONE", None)]
 
 
-def test_threads_share_an_annotator(opened: Open) -> None:
-    annotator, found = opened(), {}
+def test_threads_share_an_annotator(annotator: Annotator) -> None:
+    found = {}
 
     def work(thread: int) -> None:
         images = [(f"{n}.ppm", picture(n)) for n in range(thread * 100, thread * 100 + 100)]

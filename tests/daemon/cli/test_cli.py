@@ -16,6 +16,7 @@ import socket
 import sqlite3
 import subprocess
 import sys
+import tempfile
 import urllib.request
 from pathlib import Path
 
@@ -27,6 +28,7 @@ from daemon.messages import Output
 from daemon.terminal.display import StandardError, show_record
 from stages.weights.packs import MINI
 from tests.daemon_process import PATIENCE, Daemon, Place, counts_of, free_port, picture
+from tests.forked import run_forked
 from tests.makers import make_outputs, make_record
 
 ESCAPE, OVERRIDE = "\x1b", "\u202e"
@@ -702,10 +704,15 @@ def test_the_commands_that_the_demo_prints_work_when_pasted_in_any_folder(tmp_pa
 
 
 def shell(command: str, folder: Path) -> subprocess.CompletedProcess[str]:
-    environment = os.environ | {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
-    return subprocess.run(
-        command, shell=True, cwd=folder, env=environment, capture_output=True, text=True, check=False
+    """As if it was pasted there: a real shell takes it apart, and `visiond` is forked from the tests' server."""
+    split = subprocess.run(
+        ["sh", "-c", f"visiond() {{ printf '%s\\0' \"$@\"; }}; {command}"],
+        capture_output=True,
+        text=True,
+        check=True,
     )
+    with tempfile.TemporaryDirectory() as output:
+        return run_forked(split.stdout.split("\0")[:-1], folder, os.environ, Path(output, "told"), PATIENCE)
 
 
 def test_check_names_a_sink_that_cannot_take_records(tmp_path: Path) -> None:

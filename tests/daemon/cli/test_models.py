@@ -6,7 +6,9 @@ import contextlib
 import json
 import os
 import shutil
+import subprocess
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -181,17 +183,38 @@ def test_a_damaged_pack_is_marked_and_the_others_are_listed(
     assert said in listed.stderr
 
 
-def test_a_folder_that_was_copied_counts_as_the_model_of_its_name(place: Place) -> None:
+YOLO26N = {"model": "yolo26n.yaml", "nc": 80, "names": [str(number) for number in range(80)], "imgsz": 64}
+
+
+@dataclass(frozen=True)
+class Used:
+    """A place, and what its models led to in a check and a run: CLIP from a folder that was copied there, and a YOLO
+    for which ultralytics is needed."""
+
+    place: Place
+    checked: str
+    run: subprocess.CompletedProcess[str]
+
+
+@pytest.fixture(scope="module")
+def used(tmp_path_factory: pytest.TempPathFactory) -> Used:
+    place = Place(tmp_path_factory.mktemp("used"))
     shutil.copytree(MINI / "clip", place.folder / "models" / "openai--clip-vit-base-patch32")
-    [copied] = [row for row in list_rows(place, "--catalog") if row["here"]]
-    assert (copied["here"], str(copied["folder"]).endswith("openai--clip-vit-base-patch32")) == (True, True)
-    place.configure({"stages": {"clip": {"backend": "", "model": "clip-b32"}}})
-    words = "clip: the model uses the tags of the demonstration pack mini"
-    assert f"warning models: {words}" in place.command("check", "--quick").stdout
+    save_network(library.build(YOLO26N).state_dict(), YOLO26N, place.folder / "yolo26n")
+    yolo = {"backend": "", "model": str(place.folder / "yolo26n/yolo.safetensors")}
+    place.configure({"stages": {"clip": {"backend": "", "model": "clip-b32"}, "yolo": yolo}})
+    checked = place.command("check", "--quick").stdout
     place.drop_many(range(1))
-    done = place.run_once()
-    assert (done.returncode, words in done.stderr) == (0, True)
-    place.assert_kept(DONE=1)
+    return Used(place, checked, place.run_once())
+
+
+def test_a_folder_that_was_copied_counts_as_the_model_of_its_name(used: Used) -> None:
+    [copied] = [row for row in list_rows(used.place, "--catalog") if row["here"]]
+    assert (copied["here"], str(copied["folder"]).endswith("openai--clip-vit-base-patch32")) == (True, True)
+    words = "clip: the model uses the tags of the demonstration pack mini"
+    assert f"warning models: {words}" in used.checked
+    assert (used.run.returncode, words in used.run.stderr) == (0, True)
+    used.place.assert_kept(DONE=1)
 
 
 def test_a_path_is_a_path_and_a_model_of_another_stage_is_refused(place: Place) -> None:
@@ -283,12 +306,10 @@ def test_a_path_is_relative_to_the_folder_of_the_configuration_also_if_it_looks_
     assert str(caught.value).endswith("models pull me/mine` downloads it.")
 
 
-def test_the_start_and_check_name_the_license_of_ultralytics_only_where_it_runs(place: Place) -> None:
+def test_the_start_and_check_name_the_license_of_ultralytics_only_where_it_runs(
+    place: Place, used: Used
+) -> None:
     place.drop_many(range(1))
     assert "AGPL" not in place.run_once().stderr + place.command("check", "--quick").stdout
-    config = {"model": "yolo26n.yaml", "nc": 80, "names": [str(number) for number in range(80)], "imgsz": 64}
-    save_network(library.build(config).state_dict(), config, place.folder / "yolo26n")
-    place.configure({"stages": {"yolo": {"model": str(place.folder / "yolo26n/yolo.safetensors")}}})
-    place.drop_many(range(1, 2))
-    assert '"license": "AGPL-3.0"' in place.run_once().stderr
-    assert "ultralytics is in use, which is under AGPL-3.0" in place.command("check", "--quick").stdout
+    assert '"license": "AGPL-3.0"' in used.run.stderr
+    assert "ultralytics is in use, which is under AGPL-3.0" in used.checked

@@ -27,27 +27,60 @@ from stages.weights.packs import MINI
 from tests.daemon.search.place import Place
 from tests.daemon_process import PATIENCE
 
-SPEC = StageSpec("clip", "transformers", {"model": str(MINI / "clip")}, "clip-1")
+MODEL = MINI / "clip"
 SENTENCES = ("a red circle", "a page of text", "two blue squares")
 
 
 @pytest.fixture(scope="module")
 def embedded() -> list[Any]:
     """The sentences' own embeddings, as if they were those of three images."""
-    folder = SPEC.files["model"]
     with torch.inference_mode():
-        vectors = TextTower(load_known(TOWERS, folder, torch.float32, "cpu"), folder).embed_texts(SENTENCES)
+        tower = TextTower(load_known(TOWERS, str(MODEL), torch.float32, "cpu"), str(MODEL))
+        vectors = tower.embed_texts(SENTENCES)
     encoded = [base64.b64encode(each.numpy().astype("<f2").tobytes()).decode() for each in vectors]
     return [{"dim": vectors.shape[1], "dtype": "float16", "base64": each} for each in encoded]
 
 
 @pytest.fixture(scope="module")
-def place(tmp_path_factory: pytest.TempPathFactory, embedded: list[Any]) -> Iterator[Place]:
-    with closing(Place(tmp_path_factory.mktemp("state"), SPEC)) as opened:
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A link to the model, which a test can take away."""
+    link = tmp_path_factory.mktemp("models") / "clip"
+    link.symlink_to(MODEL)
+    return link
+
+
+@pytest.fixture(scope="module")
+def spec(model: Path) -> StageSpec:
+    return StageSpec("clip", "transformers", {"model": str(model)}, "clip-1")
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory, embedded: list[Any], spec: StageSpec) -> Iterator[Place]:
+    with closing(Place(tmp_path_factory.mktemp("state"), spec)) as opened:
         for number, embedding in enumerate(embedded):
             opened.add(f"{number}.jpg", f"number{number}", clip={"embedding": embedding, "tags": []})
         opened.search.catch_up()
         yield opened
+
+
+# These two come first: afterwards the process has loaded the model, which takes longest.
+
+
+def test_a_process_that_was_killed_is_started_again(place: Place) -> None:
+    tower = place.search._tower
+    assert tower is not None
+    assert place.search.like(1).hits
+    assert tower._child is not None
+    os.kill(tower._child.pid, signal.SIGKILL)
+    assert place.search.like(1).hits
+
+
+def test_a_model_that_is_away_is_named_and_used_once_it_is_back(place: Place, model: Path) -> None:
+    away = model.rename(model.with_name("away"))
+    with pytest.raises(SearchUnusable, match="sentences cannot be compared with images"):
+        place.search.best(parse("a circle"), By.meaning)
+    away.rename(model)
+    assert place.search.best(parse("a circle"), By.meaning).hits
 
 
 def test_a_sentence_finds_the_image_that_shows_it(place: Place) -> None:
@@ -62,9 +95,9 @@ def test_filters_and_words_in_one_field_narrow_what_a_sentence_finds(place: Plac
 
 
 @pytest.fixture
-def changing(tmp_path: Path, embedded: list[Any], place: Place) -> Iterator[Place]:
+def changing(tmp_path: Path, embedded: list[Any], place: Place, spec: StageSpec) -> Iterator[Place]:
     """A state folder of its own, which is changed. The process with the model is that of the others."""
-    with closing(Place(tmp_path, SPEC)) as opened:
+    with closing(Place(tmp_path, spec)) as opened:
         assert opened.search._tower
         opened.search._tower.close()
         opened.search._tower = place.search._tower
@@ -128,24 +161,3 @@ def test_more_like_an_image_leaves_itself_out(place: Place) -> None:
     assert sorted(hit.image for hit in found) == [2, 3]
     assert found == sorted(found, key=lambda hit: -(hit.score or 0))
     assert place.search.like(77).hits == list[Hit]()
-
-
-def test_a_process_that_was_killed_is_started_again(place: Place) -> None:
-    tower = place.search._tower
-    assert tower is not None
-    place.search.like(1)
-    assert tower._child is not None
-    os.kill(tower._child.pid, signal.SIGKILL)
-    assert place.search.like(1).hits
-
-
-def test_a_model_that_is_away_is_named(tmp_path: Path, place: Place) -> None:
-    away = StageSpec("clip", "transformers", {"model": str(tmp_path)}, "clip-1")
-    tower, kept = Tower(away), place.search._tower
-    place.search._tower = tower
-    try:
-        with pytest.raises(SearchUnusable, match="sentences cannot be compared with images"):
-            place.search.best(parse("a circle"), By.meaning)
-    finally:
-        tower.close()
-        place.search._tower = kept

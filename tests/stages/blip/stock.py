@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,7 @@ from stages.devices import pixels_of
 from stages.weights.packs import open_pack, resolve
 from tests.stages import captioners
 
-NEW_TOKENS = 20
+NEW_TOKENS = 17  # which no captioner has by default
 CHATTING = {model.type for model in CHAT}
 
 
@@ -47,6 +48,12 @@ def make_stage(
     return stage
 
 
+@functools.cache
+def share_stage(folder: Path) -> CaptionStage:
+    """A stage with the default options, loaded once in a process. A test must not change it."""
+    return make_stage(folder, folder.parent / "none")
+
+
 def write(stage: CaptionStage, images: Sequence[Image]) -> list[list[int]]:
     """The tokens of each image, when all are one batch."""
     pixels = [each.to(stage.device) for each in pixels_of(images)]
@@ -59,6 +66,12 @@ def run(stage: CaptionStage, images: list[Image]) -> list[str]:
     answers = stage.run(images)
     assert all(isinstance(answer, Caption) for answer in answers)
     return [answer.text for answer in answers]  # type: ignore[union-attr]
+
+
+@functools.cache
+def share_stock(folder: Path) -> Stock:
+    """Loaded once in a process."""
+    return Stock(folder)
 
 
 class Stock:

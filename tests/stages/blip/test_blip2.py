@@ -12,37 +12,29 @@ from torch import ones
 from stages.base import Image, StageUnusable
 from stages.manifest import PackError
 from stages.weights.packs import open_pack
-from tests.stages.blip.stock import Stock, make_stage, write
-from tests.stages.captioners import T5, make_blip2
+from tests.stages.blip.stock import make_stage, share_stage, share_stock, write
 
 Make = Callable[[str], Path]
 PROMPT = "a photo of"
 
 
-@pytest.fixture(scope="module")
-def with_t5(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """BLIP-2 with a language model that has an encoder and a decoder."""
-    make_blip2(T5)(folder := tmp_path_factory.mktemp("t5") / "blip-2")
-    return folder
-
-
 def test_a_caption_continues_the_prompt(
     make_captioner: Make, tmp_path: Path, mixed_images: list[Image]
 ) -> None:
-    stock = Stock(folder := make_captioner("blip-2"))
+    stock = share_stock(folder := make_captioner("blip-2"))
     expected = [stock.cut(stock.write(image, PROMPT)) for image in mixed_images]
     tokens = write(make_stage(folder, tmp_path, prompt=PROMPT), mixed_images)
     assert [stock.cut(row) for row in tokens] == expected
-    assert [stock.cut(row) for row in write(make_stage(folder, tmp_path), mixed_images)] != expected
+    assert [stock.cut(row) for row in write(share_stage(folder), mixed_images)] != expected
 
 
 @pytest.mark.parametrize("prompt", [None, PROMPT])
 def test_tokens_of_an_encoder_and_decoder_are_those_of_transformers(
     prompt: str | None, with_t5: Path, tmp_path: Path, mixed_images: list[Image]
 ) -> None:
-    stock = Stock(with_t5)
+    stock = share_stock(with_t5)
     expected = [stock.cut(stock.write(image, prompt)) for image in mixed_images]
-    stage = make_stage(with_t5, tmp_path, **({"prompt": prompt} if prompt else {}))
+    stage = make_stage(with_t5, tmp_path, prompt=prompt) if prompt else share_stage(with_t5)
     assert [stock.cut(tokens) for tokens in write(stage, mixed_images)] == expected
     assert len({tuple(tokens) for tokens in expected}) > 3
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -11,27 +12,70 @@ import torch
 from transformers import CLIPModel
 
 from stages.base import Image
+from stages.blip.captions import CaptionStage
 from stages.blip.descriptor import BLIP
 from stages.clip.embeddings import TextTower, decode_embedding
 from stages.clip.stage import ClipStage
 from stages.manifest import PackError
 from stages.pretrained.checkpoints import load_model
 from stages.weights.packs import Pack, open_pack, resolve
-from tests.stages.blip.stock import NEW_TOKENS, Stock, make_stage, run, write
+from tests.stages.blip.stock import NEW_TOKENS, make_stage, run, share_stock, write
 
 KINDS = [model.type for backend in BLIP.backends.values() for model in backend.models]
 Make = Callable[[str], Path]
+Share = Callable[[str], CaptionStage]
+Write = Callable[[str, list[Image]], list[list[int]]]
 each_kind = pytest.mark.parametrize("kind", KINDS)
+
+
+@pytest.fixture(scope="module")
+def clip(blank_pack: Pack) -> ClipStage:
+    stage = ClipStage(resolve(blank_pack, "clip"), "cpu")
+    stage.load()
+    return stage
+
+
+@pytest.fixture(scope="module")
+def share_stage(make_captioner: Make, clip: ClipStage) -> Share:
+    """A stage with a small model by its type, and the model of the stage CLIP; loaded once. No test may change it."""
+    model = clip.spec.files["model"]
+
+    @functools.cache
+    def share(kind: str) -> CaptionStage:
+        return make_stage(folder := make_captioner(kind), folder.parent / "none", clip=model)
+
+    return share
+
+
+@pytest.fixture(scope="module")
+def write_alone(make_captioner: Make, share_stage: Share) -> Write:
+    """The tokens of each of the mixed images up to its end, when each is a batch of its own; written once."""
+    written: dict[str, list[list[int]]] = {}
+
+    def write_once(kind: str, images: list[Image]) -> list[list[int]]:
+        stock, stage = share_stock(make_captioner(kind)), share_stage(kind)
+        if kind not in written:
+            written[kind] = [stock.cut(write(stage, [image])[0]) for image in images]
+        return written[kind]
+
+    return write_once
+
+
+@pytest.fixture(scope="module")
+def tower(clip: ClipStage) -> TextTower:
+    """The text half of the same model."""
+    folder = clip.spec.files["model"]
+    return TextTower(load_model(CLIPModel, folder, torch.float32, "cpu"), folder)
 
 
 @each_kind
 def test_tokens_are_those_of_transformers(
-    kind: str, make_captioner: Make, tmp_path: Path, mixed_images: list[Image]
+    kind: str, make_captioner: Make, share_stage: Share, write_alone: Write, mixed_images: list[Image]
 ) -> None:
     folder = make_captioner(kind)
-    stock, stage = Stock(folder), make_stage(folder, tmp_path)
+    stock, stage = share_stock(folder), share_stage(kind)
     expected = [stock.cut(stock.write(image)) for image in mixed_images]
-    assert [stock.cut(write(stage, [image])[0]) for image in mixed_images] == expected
+    assert write_alone(kind, mixed_images) == expected
     assert run(stage, mixed_images) == [stock.read(tokens) for tokens in expected]
     assert len({tuple(tokens) for tokens in expected}) > len(expected) / 2, "they must depend on the image"
     lengths = [len(tokens) for tokens in expected]
@@ -40,26 +84,24 @@ def test_tokens_are_those_of_transformers(
 
 @each_kind
 def test_batch_mates_change_no_token(
-    kind: str, make_captioner: Make, tmp_path: Path, mixed_images: list[Image]
+    kind: str, make_captioner: Make, share_stage: Share, write_alone: Write, mixed_images: list[Image]
 ) -> None:
     folder = make_captioner(kind)
-    stock, stage = Stock(folder), make_stage(folder, tmp_path)
-    alone = [stock.cut(write(stage, [image])[0]) for image in mixed_images]
+    stock, stage, alone = share_stock(folder), share_stage(kind), write_alone(kind, mixed_images)
     assert [stock.cut(tokens) for tokens in write(stage, mixed_images)] == alone
     assert [stock.cut(tokens) for tokens in write(stage, mixed_images[::-1])] == alone[::-1]
 
 
 @each_kind
 def test_a_caption_has_as_many_tokens_as_allowed_or_forced(
-    kind: str, make_captioner: Make, tmp_path: Path, mixed_images: list[Image]
+    kind: str, make_captioner: Make, share_stage: Share, tmp_path: Path, mixed_images: list[Image]
 ) -> None:
-    stock = Stock(folder := make_captioner(kind))
-    short = write(make_stage(folder, tmp_path, max_new_tokens=5), mixed_images)
-    assert {len(tokens) for tokens in short} == {5}
-    forced = write(make_stage(folder, tmp_path, force_tokens=25), mixed_images)
-    assert {len(tokens) for tokens in forced} == {25}
+    stock = share_stock(folder := make_captioner(kind))
+    assert {len(tokens) for tokens in write(share_stage(kind), mixed_images)} == {NEW_TOKENS}
+    forced = write(make_stage(folder, tmp_path, force_tokens=22), mixed_images)
+    assert {len(tokens) for tokens in forced} == {22}
     assert not {token for tokens in forced for token in tokens[:-1]} & {*stock.ends}
-    limits = {"max_new_tokens": 25, "min_new_tokens": 25}
+    limits = {"max_new_tokens": 22, "min_new_tokens": 22}
     assert forced[0] == stock.write(mixed_images[0], **limits)
 
 
@@ -68,22 +110,17 @@ def test_half_precision_writes_captions_that_depend_on_the_image(
     kind: str, make_captioner: Make, tmp_path: Path, mixed_images: list[Image]
 ) -> None:
     stage = make_stage(make_captioner(kind), tmp_path, dtype="bfloat16")
-    assert len(set(run(stage, mixed_images))) > 3
+    assert len(set(run(stage, mixed_images[:6]))) > 3
 
 
 @each_kind
 def test_each_caption_is_compared_with_the_embedding_of_its_image(
-    kind: str, make_captioner: Make, tmp_path: Path, blank_pack: Pack, mixed_images: list[Image]
+    kind: str, share_stage: Share, clip: ClipStage, tower: TextTower, mixed_images: list[Image]
 ) -> None:
-    clip = ClipStage(resolve(blank_pack, "clip"), "cpu")
-    clip.load()
     images = mixed_images[:3]
     for image, embedded in zip(images[:2], clip.run(images[:2]), strict=True):
         image.results["clip"] = embedded  # type: ignore[assignment]
-    answers = make_stage(make_captioner(kind), tmp_path, clip=clip.spec.files["model"]).run(images)
-    tower = TextTower(
-        load_model(CLIPModel, clip.spec.files["model"], torch.float32, "cpu"), clip.spec.files["model"]
-    )
+    answers = share_stage(kind).run(images)
     with torch.inference_mode():
         texts = tower.embed_texts([answer.text for answer in answers])  # type: ignore[union-attr]
     for image, answer, text in zip(images[:2], answers, texts, strict=False):

@@ -12,7 +12,7 @@ import torch
 
 from stages.base import Image, StageUnusable
 from stages.blip.descriptor import CHAT
-from tests.stages.blip.stock import Stock, make_stage, write
+from tests.stages.blip.stock import make_stage, share_stage, share_stock, write
 from tests.stages.pictures import draw_image
 
 Make = Callable[[str], Path]
@@ -24,20 +24,18 @@ each_kind = pytest.mark.parametrize("kind", [model.type for model in CHAT])
 def test_the_prompt_is_what_the_model_is_asked(
     kind: str, make_captioner: Make, tmp_path: Path, mixed_images: list[Image]
 ) -> None:
-    stock = Stock(folder := make_captioner(kind))
+    stock = share_stock(folder := make_captioner(kind))
     expected = [stock.cut(stock.write(image, stock.ask(QUESTION))) for image in mixed_images[:4]]
     asked = make_stage(folder, tmp_path, prompt=QUESTION)
     assert [stock.cut(tokens) for tokens in write(asked, mixed_images[:4])] == expected
-    by_default = write(make_stage(folder, tmp_path), mixed_images[:4])
+    by_default = write(share_stage(folder), mixed_images[:4])
     assert [stock.cut(tokens) for tokens in by_default] != expected
 
 
 @each_kind
-def test_pixels_stay_tensors(
-    kind: str, make_captioner: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_pixels_stay_tensors(kind: str, make_captioner: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     """On a GPU each of these calls would copy them to the host."""
-    stage, images = make_stage(make_captioner(kind), tmp_path), [draw_image(48, 64), draw_image(100, 30)]
+    stage, images = share_stage(make_captioner(kind)), [draw_image(48, 64), draw_image(100, 30)]
 
     def refuse(*_: object, **__: object) -> None:
         raise AssertionError("pixels were copied to the host")

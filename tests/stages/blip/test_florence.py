@@ -11,7 +11,7 @@ from torch import ones
 from stages.base import Image, StageUnusable
 from stages.manifest import PackError
 from stages.weights.packs import open_pack
-from tests.stages.blip.stock import Stock, make_stage, write
+from tests.stages.blip.stock import make_stage, share_stage, share_stock, write
 
 Make = Callable[[str], Path]
 
@@ -22,11 +22,11 @@ Make = Callable[[str], Path]
 def test_a_task_is_the_prompt_that_the_processor_knows_for_it(
     task: str, text: str, make_captioner: Make, tmp_path: Path, mixed_images: list[Image]
 ) -> None:
-    stock = Stock(folder := make_captioner("florence2"))
+    stock = share_stock(folder := make_captioner("florence2"))
     expected = [stock.cut(stock.write(image, text)) for image in mixed_images]
     detailed = write(make_stage(folder, tmp_path, task=task), mixed_images)
     assert [stock.cut(tokens) for tokens in detailed] == expected
-    short = write(make_stage(folder, tmp_path), mixed_images)
+    short = write(share_stage(folder), mixed_images)
     assert [stock.cut(tokens) for tokens in short] != expected
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -15,8 +16,7 @@ from stages.blip.captions import CaptionStage
 from stages.blip.descriptor import BLIP
 from stages.descriptor import Backend
 from stages.pretrained import spreading
-from tests.stages.blip.stock import make_stage, write
-from tests.stages.captioners import T5, make_blip2
+from tests.stages.blip.stock import make_stage, share_stage, write
 from tests.stages.divided import find_divided
 
 Make = Callable[[str], Path]
@@ -46,9 +46,8 @@ def hooked(stage: CaptionStage) -> dict[str, nn.Module]:
 def test_a_spread_model_writes_the_same_tokens(
     kind: str, make_captioner: Make, tmp_path: Path, mixed_images: list[Image]
 ) -> None:
-    whole, spread = (
-        make_stage(make_captioner(kind), tmp_path, spread=devices, device="cpu") for devices in ([], GROUP)
-    )
+    folder = make_captioner(kind)
+    whole, spread = share_stage(folder), make_stage(folder, tmp_path, spread=GROUP)
     places = model_of(spread).hf_device_map
     assert set(places.values()) == set(GROUP)
     assert {name for name in places if dict(model_of(spread).named_modules()).get(name)} <= hooked(
@@ -59,22 +58,23 @@ def test_a_spread_model_writes_the_same_tokens(
     assert write(spread, mixed_images) == write(whole, mixed_images)
 
 
-def test_an_encoder_and_decoder_are_spread_likewise(tmp_path: Path, mixed_images: list[Image]) -> None:
-    make_blip2(T5)(folder := tmp_path / "blip-2")
-    whole, spread = (make_stage(folder, tmp_path, spread=devices) for devices in ([], GROUP))
+def test_an_encoder_and_decoder_are_spread_likewise(
+    with_t5: Path, tmp_path: Path, mixed_images: list[Image]
+) -> None:
+    whole, spread = share_stage(with_t5), make_stage(with_t5, tmp_path, spread=GROUP)
     assert set(model_of(spread).hf_device_map.values()) == set(GROUP)
     assert write(spread, mixed_images) == write(whole, mixed_images)
 
 
 @each_kind
-def test_only_lists_of_layers_are_divided(kind: str, make_captioner: Make, tmp_path: Path) -> None:
+def test_only_lists_of_layers_are_divided(kind: str, make_captioner: Make) -> None:
     """Other modules add or multiply the outputs of their parts, which must be on one device."""
     folder = make_captioner(kind)
-    assert find_divided(model_of(make_stage(folder, tmp_path)), folder) == []
+    assert find_divided(model_of(share_stage(folder)), folder) == []
 
 
-def test_layers_that_transformers_does_not_name_stay_whole(make_captioner: Make, tmp_path: Path) -> None:
-    model = model_of(make_stage(make_captioner("smolvlm"), tmp_path))
+def test_layers_that_transformers_does_not_name_stay_whole(make_captioner: Make) -> None:
+    model = model_of(share_stage(make_captioner("smolvlm")))
     assert isinstance(model, SmolVLMForConditionalGeneration)
     assert spreading.find_whole(model) >= {"SmolVLMEncoderLayer", "LlamaDecoderLayer"}
 
@@ -89,11 +89,10 @@ def test_weights_that_do_not_fit_into_the_free_memory_are_refused(
         make_stage(make_captioner("blip-2"), tmp_path, spread=GROUP)
 
 
-def test_missing_weights_are_found_in_a_spread_model_too(make_captioner: Make, tmp_path: Path) -> None:
+def test_missing_weights_are_found_in_a_spread_model_too(with_t5: Path, tmp_path: Path) -> None:
     from safetensors.torch import load_file, save_file
 
-    folder = tmp_path / "blip-2"
-    make_blip2(T5)(folder)
+    shutil.copytree(with_t5, folder := tmp_path / "blip-2")
     weights = load_file(folder / "model.safetensors")
     del weights["language_projection.weight"]
     save_file(weights, folder / "model.safetensors", {"format": "pt"})

@@ -16,15 +16,27 @@ DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 pytestmark = pytest.mark.gpu if DEVICE == "cuda" else []
 
 
+# Of programs that are larger than on a GPU. Runs stay longer than one pixel, and the largest maps have two tiles.
+SIZES = {
+    "DEPTHWISE_BLOCK_C": 512,
+    "DEPTHWISE_BLOCK_H": 8,
+    "DEPTHWISE_RUNS": 32,
+    "RUN_LENGTH": 4,
+    "LINEAR_BLOCK_M": 16,
+    "LINEAR_BLOCK_K": 128,
+    "SQUEEZE_BLOCK_S": 64,
+    "MLP_BLOCK_M": 128,
+    "TILE": {"BLOCK_H": 16, "BLOCK_W": 16},
+}
+
+
 @pytest.fixture(autouse=True)
 def few_programs(monkeypatch: pytest.MonkeyPatch) -> None:
     """The interpreter takes as long for a small program as for a large one, and long to multiply rows that
     there are not."""
     if DEVICE == "cpu":
-        monkeypatch.setattr(launch, "DEPTHWISE_BLOCK_C", 512)
-        monkeypatch.setattr(launch, "LINEAR_BLOCK_M", 16)
-        monkeypatch.setattr(launch, "SQUEEZE_BLOCK_S", 64)
-        monkeypatch.setattr(launch, "TILE", {"BLOCK_H": 8, "BLOCK_W": 32})
+        for name, size in SIZES.items():
+            monkeypatch.setattr(launch, name, size)
 
 
 def draw(count: int, height: int, width: int) -> Tensor:

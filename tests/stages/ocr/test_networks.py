@@ -89,7 +89,8 @@ import time
 from stages.base import StageSpec
 from stages.ocr.fused import FusedDetector
 from stages.ocr.stage import OcrStage
-from tests.stages.ocr.test_stage import draw_page, read, to_cuda
+from tests.stages.ocr.test_stage import read, to_cuda
+from tests.stages.ocr.textpages import draw_page
 
 page, stage = to_cuda(draw_page(0)), OcrStage(StageSpec("ocr", "ppocr", dtype="float16"), "cuda")
 stage.load()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -25,8 +26,9 @@ from stages.ocr.loading import open_detector, open_recognizer
 from stages.ocr.onnxfile import weight_files
 from stages.ocr.ppocr import Detector, Recognizer, load_detector, load_recognizer
 from stages.ocr.stage import OcrStage, decode
-from tests.stages.ocr.test_stage import draw_page, read
+from tests.stages.ocr.test_stage import read
 from tests.stages.ocr.textnets import CHARACTERS, DETECTORS, RECOGNIZERS, TEXTNETS, TINY_DETECTOR, draw_noise
+from tests.stages.ocr.textpages import HALF, draw_half
 
 TASKS = {"det": "ForObjectDetection", "rec": "ForTextRecognition"}
 Make = Callable[[str], Path]
@@ -63,7 +65,7 @@ def test_answers_are_those_of_transformers(kind: str, make_folder: Make) -> None
 
 
 def compare_maps(folder: Path) -> None:
-    pages = draw_noise(2, 736, 768)  # of a size that the processor leaves as it is
+    pages = draw_noise(2, 160, 192)  # of a size that the processor leaves as it is
     with torch.inference_mode():
         ours = open_detector(str(folder)).infer(pages)
     theirs = run_transformers(folder, pages)[0].last_hidden_state[:, 0]
@@ -86,12 +88,15 @@ def compare_texts(folder: Path) -> None:
 
 
 def build(**parts: Path) -> OcrStage:
-    bundled = {role: str(path) for role, path in weight_files().items()}
-    stage = OcrStage(
-        StageSpec("ocr", "ppocr", files=bundled | {role: str(path) for role, path in parts.items()}), "cpu"
-    )
+    files = {role: str(path) for role, path in (weight_files() | parts).items()}
+    stage = OcrStage(StageSpec("ocr", "ppocr", files=files, options=HALF), "cpu")
     stage.load()
     return stage
+
+
+@pytest.fixture(scope="module")
+def bundled() -> OcrStage:
+    return build()
 
 
 @pytest.mark.parametrize("kind", RECOGNIZERS)
@@ -100,8 +105,8 @@ def test_batch_mates_change_no_answer(kind: str, make_folder: Make, monkeypatch:
     padded width."""
     stage = build(rec=make_folder(kind))
     # Small maps are enough: the detector is the same for each kind.
-    stage.options = msgspec.structs.replace(stage.options, text_score=0.0, map_side=320)
-    pages = [draw_page(seed) for seed in (1, 3, 6)]
+    stage.options = msgspec.structs.replace(stage.options, text_score=0.0, map_side=240)
+    pages = [draw_half(seed) for seed in (1, 3, 6)]
     alone = [read(stage, page)[0] for page in pages]
     assert sum(answer.count for answer in alone) > 5
     assert_alike(read(stage, *pages), alone)
@@ -186,9 +191,11 @@ def copy_weights(ours: torch.nn.Module, theirs: torch.nn.Module) -> None:
                 module.bias.data = source.bias.data.clone()
 
 
-def test_a_checkpoint_with_real_weights_reads_what_the_onnx_file_reads(tmp_path: Path) -> None:
+def test_a_checkpoint_with_real_weights_reads_what_the_onnx_file_reads(
+    bundled: OcrStage, tmp_path: Path
+) -> None:
     save_small(tmp_path)
-    bundled, page = build(), draw_page(3)
+    page = draw_half(5)
     ours, theirs = read(build(rec=tmp_path), page)[0], read(bundled, page)[0]
     assert len(theirs.lines) > 5
     assert_alike([ours], [theirs])
@@ -197,7 +204,7 @@ def test_a_checkpoint_with_real_weights_reads_what_the_onnx_file_reads(tmp_path:
 def test_transformers_finds_the_same_boxes() -> None:
     """transformers does not dilate the mask, as rapidocr does, and enlarges boxes by another rule: their edges differ by
     up to three pixels."""
-    pixels = draw_page(4).pixels.permute(1, 2, 0)[None]
+    pixels = draw_half(4).pixels.permute(1, 2, 0)[None]
     with torch.inference_mode():
         maps = load_detector(weight_files()["det"]).infer(pixels)
     height, width = maps.shape[1:]
@@ -218,27 +225,27 @@ def test_transformers_finds_the_same_boxes() -> None:
 
 
 def test_a_right_to_left_script_is_read_in_logical_order(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    bundled: OcrStage, make_folder: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The stage puts each line in order, if the dictionary has such a script."""
-    RECOGNIZERS["pp_ocrv5_mobile_rec"](tmp_path)
-    config = tmp_path / "preprocessor_config.json"
+    folder = shutil.copytree(make_folder("pp_ocrv5_mobile_rec"), tmp_path / "rec")
+    config = folder / "preprocessor_config.json"
     saved = json.loads(config.read_text())
     letters = ["blank", *(chr(ord("א") + place) for place in range(26)), *CHARACTERS[27:]]
     config.write_text(json.dumps(saved | {"character_list": letters}))
-    page = draw_page(1)
-    stage = build(rec=tmp_path)
+    page = draw_half(1)
+    stage = build(rec=folder)
     stage.options = msgspec.structs.replace(stage.options, text_score=0.0)
     ordered = [line.text for line in read(stage, page)[0].lines]
     monkeypatch.setattr("stages.ocr.stage.put_in_order", lambda text: text)
     seen = [line.text for line in read(stage, page)[0].lines]
     assert ordered == [put_in_order(text) for text in seen] != seen
-    assert not build().networks.latest().leftwards
+    assert not bundled.networks.latest().leftwards
 
 
-def test_a_dictionary_of_another_model_is_refused(tmp_path: Path) -> None:
-    RECOGNIZERS["pp_ocrv6_tiny_rec"](tmp_path)
-    config = tmp_path / "preprocessor_config.json"
+def test_a_dictionary_of_another_model_is_refused(make_folder: Make, tmp_path: Path) -> None:
+    folder = shutil.copytree(make_folder("pp_ocrv6_tiny_rec"), tmp_path / "rec")
+    config = folder / "preprocessor_config.json"
     config.write_text(json.dumps(json.loads(config.read_text()) | {"character_list": CHARACTERS[:-1]}))
     with pytest.raises(StageUnusable, match="has 40 characters, but the model has 41 classes"):
-        open_recognizer(str(tmp_path))
+        open_recognizer(str(folder))

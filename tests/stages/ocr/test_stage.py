@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import functools
 import io
-import random
 import time
 import warnings
 from collections.abc import Callable
@@ -17,64 +16,37 @@ import torch
 from hypothesis import example, given
 from hypothesis import strategies as st
 from PIL import Image as Pillow
-from PIL import ImageDraw, ImageFont
 
 from daemon.workers import chain
 from stages.base import Image, Limits, StageSpec
 from stages.ocr.descriptor import Line, Ocr, OcrOptions
 from stages.ocr.onnxfile import WeightsError, weight_files
-from stages.ocr.stage import LONGEST_MAP, WIDEST_LINE, OcrStage, Plan, bucket, decode, plan_lines
+from stages.ocr.stage import (
+    LINES_IN_GROUP,
+    LONGEST_MAP,
+    WIDEST_LINE,
+    OcrStage,
+    Plan,
+    bucket,
+    decode,
+    plan_lines,
+)
+from tests.stages.ocr.textpages import (
+    HALF,
+    PAGES,
+    READ,
+    SHORT,
+    UNREAD,
+    draw_half,
+    draw_lines,
+    draw_page,
+    draw_turned,
+)
 from tests.stages.pictures import read_photo, wrap_pixels
 
 PHOTOS = [
     Path(str(find_spec("ultralytics").origin)).parent / "assets" / name for name in ("bus.jpg", "zidane.jpg")
 ]
-SIZES = [
-    (640, 480),
-    (420, 300),
-    (800, 600),
-    (480, 640),
-    (1280, 960),
-    (300, 700),
-    (960, 100),
-    (2200, 700),
-    (700, 700),
-    (90, 60),
-]
-PAGES = [seed + 10 * (seed % 2) for seed in range(10)]  # of all sizes, half of them turned by a few degrees
-PHRASE = (
-    "Invoice Total amount due 1,204.50 EUR shipping to Berlin please return this form before March 14th Chapter 7: methods "
-    "& results fig. 3-b temperature 21.5 C ISO 9001 first class ticket platform 12 departs 08:45 no smoking open daily"
-)
-WORDS = PHRASE.split()
-
-
-def draw_page(seed: int) -> Image:
-    """Lines of words in several sizes on a page of one of SIZES, every other one turned by a few degrees."""
-    pick = random.Random(seed)
-    width, height = SIZES[seed % len(SIZES)]
-    page = Pillow.new(
-        "RGB", (width, height), (paper := pick.randint(200, 255), paper, pick.randint(200, 255))
-    )
-    pen, y = ImageDraw.Draw(page), pick.randint(4, 30)
-    while y < height - 16:
-        size = pick.choice([14, 18, 24, 36, 48])
-        text = " ".join(pick.choices(WORDS, k=pick.randint(1, 9)))
-        pen.text(
-            (pick.randint(4, width // 5), y),
-            text,
-            fill=(pick.randint(0, 90),) * 3,
-            font=ImageFont.load_default(size),
-        )
-        y += int(size * pick.uniform(1.5, 3))
-    if seed // len(SIZES) and width < 5 * height:
-        page = page.rotate(
-            pick.choice([2, -3, 5, -1.5]),
-            resample=Pillow.Resampling.BICUBIC,
-            expand=True,
-            fillcolor=(230,) * 3,
-        )
-    return wrap_pixels(np.array(page))
 
 
 def build_stage(device: str = "cpu", dtype: str = "float32", **options: Any) -> OcrStage:
@@ -89,15 +61,28 @@ def stage() -> OcrStage:
 
 
 @pytest.fixture(scope="module")
-def rapid() -> Any:
+def half() -> OcrStage:
+    return build_stage(**HALF)
+
+
+def build_rapid(**params: int) -> Any:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # third-party deprecations on import
         from rapidocr import RapidOCR
 
     # Of several threads, those that wait use as much CPU time as those that compute.
-    return RapidOCR(
-        params={"Global.log_level": "critical", "EngineConfig.onnxruntime.intra_op_num_threads": 1}
-    )
+    alone = {"Global.log_level": "critical", "EngineConfig.onnxruntime.intra_op_num_threads": 1}
+    return RapidOCR(params=alone | params)
+
+
+@pytest.fixture(scope="module")
+def rapid() -> Any:
+    return build_rapid()
+
+
+@pytest.fixture(scope="module")
+def half_rapid() -> Any:
+    return build_rapid(**{"Det.limit_side_len": HALF["map_side"], "Global.max_side_len": HALF["max_side"]})
 
 
 def read(stage: OcrStage, *images: Image) -> list[Ocr]:
@@ -107,9 +92,9 @@ def read(stage: OcrStage, *images: Image) -> list[Ocr]:
 
 
 @pytest.fixture(scope="module")
-def read_alone(stage: OcrStage) -> Callable[[int], Ocr]:
+def read_alone(half: OcrStage) -> Callable[[int], Ocr]:
     """What the stage reads on the page of a seed."""
-    return functools.cache(lambda seed: read(stage, draw_page(seed))[0])
+    return functools.cache(lambda seed: read(half, draw_half(seed))[0])
 
 
 def compare(ours: Ocr, rapid: Any, image: Image) -> None:
@@ -121,8 +106,10 @@ def compare(ours: Ocr, rapid: Any, image: Image) -> None:
 
 
 @pytest.mark.parametrize("seed", PAGES)
-def test_a_page_is_read_as_rapidocr_reads_it(seed: int, read_alone: Callable[[int], Ocr], rapid: Any) -> None:
-    compare(read_alone(seed), rapid, draw_page(seed))
+def test_a_page_is_read_as_rapidocr_reads_it(
+    seed: int, read_alone: Callable[[int], Ocr], half_rapid: Any
+) -> None:
+    compare(read_alone(seed), half_rapid, draw_half(seed))
 
 
 @pytest.mark.parametrize("path", PHOTOS, ids=lambda path: path.stem)
@@ -131,9 +118,24 @@ def test_a_photograph_is_read_as_rapidocr_reads_it(path: Path, stage: OcrStage, 
     compare(read(stage, photo)[0], rapid, photo)
 
 
+def test_the_defaults_are_rapidocrs(rapid: Any) -> None:
+    options, pages, detector = OcrOptions(), rapid.cfg.Global, rapid.cfg.Det
+    assert (options.text_score, options.max_side, options.min_side) == (
+        pages.text_score,
+        pages.max_side_len,
+        pages.min_side_len,
+    )
+    assert (options.mask_threshold, options.box_threshold, options.unclip_ratio, options.map_side) == (
+        detector.thresh,
+        detector.box_thresh,
+        detector.unclip_ratio,
+        detector.limit_side_len,
+    )
+
+
 def test_pages_hold_text(read_alone: Callable[[int], Ocr]) -> None:
-    answer = read_alone(PAGES[0])
-    assert answer.count == len(answer.lines) > 4
+    answer = read_alone(PAGES[4])
+    assert answer.count == len(answer.lines) > LINES_IN_GROUP
     assert 0.05 < answer.area_ratio < 1
     assert all(0 <= x <= 640 and 0 <= y <= 480 for line in answer.lines for x, y in line.box)
 
@@ -146,21 +148,21 @@ def test_the_page_that_a_worker_warms_up_with_has_lines(stage: OcrStage) -> None
     ]
 
 
-def test_batch_mates_change_no_answer(stage: OcrStage, read_alone: Callable[[int], Ocr]) -> None:
+def test_batch_mates_change_no_answer(half: OcrStage, read_alone: Callable[[int], Ocr]) -> None:
     seeds = [PAGES[place] for place in (1, 3, 5, 6, 9)]
-    for together, alone in zip(read(stage, *map(draw_page, seeds)), map(read_alone, seeds), strict=True):
+    for together, alone in zip(read(half, *map(draw_half, seeds)), map(read_alone, seeds), strict=True):
         assert [(line.text, line.box) for line in together.lines] == [
             (line.text, line.box) for line in alone.lines
         ]
 
 
 def test_lines_in_a_gpus_buckets_read_the_same(
-    stage: OcrStage, read_alone: Callable[[int], Ocr], monkeypatch: pytest.MonkeyPatch
+    half: OcrStage, read_alone: Callable[[int], Ocr], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seeds = PAGES[:4]
     exact = [read_alone(seed) for seed in seeds]
-    monkeypatch.setattr(stage, "on_cpu", False)  # batches, widths and masks as on a GPU
-    for ours, theirs in zip(read(stage, *map(draw_page, seeds)), exact, strict=True):
+    monkeypatch.setattr(half, "on_cpu", False)  # batches, widths and masks as on a GPU
+    for ours, theirs in zip(read(half, *map(draw_half, seeds)), exact, strict=True):
         assert [(line.text, line.box) for line in ours.lines] == [
             (line.text, line.box) for line in theirs.lines
         ]
@@ -169,8 +171,8 @@ def test_lines_in_a_gpus_buckets_read_the_same(
         )
 
 
-def test_a_blank_page_gives_no_lines_and_no_nan(stage: OcrStage) -> None:
-    blank, text = read(stage, wrap_pixels(np.full((300, 400, 3), 255, np.uint8)), draw_page(1))
+def test_a_blank_page_gives_no_lines_and_no_nan(half: OcrStage) -> None:
+    blank, text = read(half, wrap_pixels(np.full((150, 200, 3), 255, np.uint8)), draw_half(1))
     assert msgspec.json.encode(blank) == b'{"lines":[],"count":0,"area_ratio":0.0}'
     assert text.count
 
@@ -205,11 +207,11 @@ def test_a_lines_width_is_bounded_and_is_at_least_what_it_needs(sizes: list[tupl
     assert ((lines.padded <= bucket(lines.padded)) & (bucket(lines.padded) < lines.padded + 256)).all()
 
 
-def test_the_lock_is_free_while_boxes_are_found(stage: OcrStage, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_lock_is_free_while_boxes_are_found(half: OcrStage, monkeypatch: pytest.MonkeyPatch) -> None:
     held = []
     nothing = [np.empty((0, 4, 2), np.float32)]
-    monkeypatch.setattr("stages.ocr.stage.find_boxes", lambda *_: held.append(stage.lock.locked()) or nothing)
-    read(stage, draw_page(1))
+    monkeypatch.setattr("stages.ocr.stage.find_boxes", lambda *_: held.append(half.lock.locked()) or nothing)
+    read(half, draw_half(1))
     assert held == [False]
 
 
@@ -237,40 +239,11 @@ def test_a_line_is_guessed_by_its_doubts(
     assert [reading.guessed for reading in decode(*rows, ["", "a", "b", " "])] == [guessed] * 2
 
 
-FONT = Path(str(find_spec("matplotlib").origin)).parent / "mpl-data" / "fonts" / "ttf" / "DejaVuSans.ttf"
-READ = [
-    "Total amount due 1,204.50 EUR",
-    "please return this form before March",
-    "Größe, façade, señor, piñata",
-    "08:45 2026-11-22 +49 30 1234",
-]
-UNREAD = [
-    "תודה רבה חשבונית סכום כולל",
-    "Բարեւ աշխարհ շնորհակալություն",
-    "ευχαριστώ παρακαλώ λογαριασμός",
-    "дякую вулиця 2024 магазин площа",
-]
-
-
-def draw_lines(lines: list[str], turns: int = 0) -> Image:
-    page = Pillow.new("RGB", (900, 90 * len(lines) + 20), "white")
-    for row, text in enumerate(lines):
-        ImageDraw.Draw(page).text((30, 20 + 90 * row), text, "black", ImageFont.truetype(str(FONT), 36))
-    return wrap_pixels(np.ascontiguousarray(np.rot90(np.array(page), -turns)))
-
-
-@pytest.fixture(scope="module")
-def read_upright(stage: OcrStage) -> Ocr:
-    return read(stage, draw_lines(READ))[0]
-
-
-def test_lines_of_a_script_that_is_not_read_are_marked_as_guessed_and_no_others(
-    stage: OcrStage, read_upright: Ocr
-) -> None:
-    lines = read_upright.lines
+def test_lines_of_a_script_that_is_not_read_are_marked_as_guessed_and_no_others(half: OcrStage) -> None:
+    lines = read(half, draw_lines(READ))[0].lines
     assert [(line.text, line.guessed) for line in lines] == [(text, False) for text in READ]
     assert b"guessed" not in msgspec.json.encode(lines)  # as the results that were stored before
-    guesses = read(stage, draw_lines(UNREAD))[0].lines
+    guesses = read(half, draw_lines(UNREAD))[0].lines
     assert guesses
     assert all(line.guessed for line in guesses)
     assert msgspec.json.decode(msgspec.json.encode(guesses), type=list[Line]) == guesses
@@ -278,16 +251,21 @@ def test_lines_of_a_script_that_is_not_read_are_marked_as_guessed_and_no_others(
 
 @pytest.fixture(scope="module")
 def turning() -> OcrStage:
-    return build_stage(orientation=True)
+    return build_stage(orientation=True, **HALF)
+
+
+@pytest.fixture(scope="module")
+def read_upright(half: OcrStage) -> Ocr:
+    return read(half, draw_turned(0))[0]
 
 
 @pytest.mark.parametrize("turns", range(4))
 def test_a_turned_page_has_the_same_text_in_the_same_order(
     turns: int, turning: OcrStage, read_upright: Ocr
 ) -> None:
-    upright, page = draw_lines(READ), draw_lines(READ, turns)
+    upright, page = draw_turned(0), draw_turned(turns)
     answer = read(turning, page)[0]
-    assert [line.text for line in answer.lines] == READ
+    assert [line.text for line in answer.lines] == SHORT
     centers = np.mean([line.box for line in read_upright.lines], axis=1)
     height, width = upright.height, upright.width
     for _ in range(turns):
@@ -299,27 +277,25 @@ def test_a_turned_page_has_the_same_text_in_the_same_order(
 
 def test_pages_of_all_orientations_do_not_affect_each_other(turning: OcrStage) -> None:
     together = read(
-        turning,
-        *[draw_lines(READ, turns) for turns in (2, 0, 3, 1)],
-        wrap_pixels(np.full((99, 99, 3), 255, np.uint8)),
+        turning, *map(draw_turned, (2, 0, 3, 1)), wrap_pixels(np.full((99, 99, 3), 255, np.uint8))
     )
-    assert [[line.text for line in answer.lines] for answer in together] == [READ] * 4 + [[]]
+    assert [[line.text for line in answer.lines] for answer in together] == [SHORT] * 4 + [[]]
 
 
 def test_orientation_does_not_change_how_an_upright_page_is_read(
     read_alone: Callable[[int], Ocr], turning: OcrStage
 ) -> None:
     seeds = [PAGES[place] for place in (1, 3)]
-    assert read(turning, *map(draw_page, seeds)) == [*map(read_alone, seeds)]
+    assert read(turning, *map(draw_half, seeds)) == [*map(read_alone, seeds)]
 
 
 def test_lines_below_the_text_score_are_dropped(
-    stage: OcrStage, read_alone: Callable[[int], Ocr], monkeypatch: pytest.MonkeyPatch
+    half: OcrStage, read_alone: Callable[[int], Ocr], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    lines = read_alone(PAGES[1]).lines
+    lines = read_alone(PAGES[2]).lines
     least = sorted(line.score for line in lines)[2]
-    monkeypatch.setattr(stage, "options", OcrOptions(text_score=least))
-    assert read(stage, draw_page(PAGES[1]))[0].lines == [line for line in lines if line.score >= least]
+    monkeypatch.setattr(half, "options", OcrOptions(text_score=least, **HALF))
+    assert read(half, draw_half(PAGES[2]))[0].lines == [line for line in lines if line.score >= least]
 
 
 def test_the_error_for_an_unknown_option_names_the_nearest_one() -> None:

@@ -146,7 +146,7 @@ def make(
 
 
 def make_detector(name: str, **settings: Any) -> Callable[[Path], None]:
-    processor = lambda: transformers.PPOCRV5ServerDetImageProcessor(limit_side_len=736, limit_type="min")  # noqa: E731
+    processor = lambda: transformers.PPOCRV5ServerDetImageProcessor(limit_side_len=160, limit_type="min")  # noqa: E731
     return make(f"{name}Det", "ObjectDetection", processor, **settings)
 
 

@@ -25,6 +25,7 @@ from tests.stages.pictures import read_photo, wrap_pixels
 
 STAGES = ("yolo", "clip", "blip")
 SCENES, MOST_UNKNOWN = 40, 1
+ANSWERED = 12  # of the scenes, by all stages
 SEED = 424
 
 Answers = list[dict[str, Result | ImageError]]
@@ -74,13 +75,13 @@ def scenes() -> list[Image]:
 
 @pytest.fixture(scope="module")
 def answers(specs: list[StageSpec], photographs: list[Image], scenes: list[Image]) -> Answers:
-    return run(specs, [*photographs, *scenes])
+    return run(specs, [*photographs, *scenes[:ANSWERED]])
 
 
 @pytest.fixture(scope="module")
 def of_models(specs: list[StageSpec], photographs: list[Image], scenes: list[Image]) -> Answers:
     """The answers of the same models without the classifier."""
-    return run(forget(specs), [*photographs, *scenes])
+    return run(forget(specs), [*photographs, *scenes[:ANSWERED]])
 
 
 def test_photographs_get_no_objects_and_the_sentence_from_every_stage(
@@ -102,6 +103,10 @@ def test_without_the_classifier_the_same_models_name_things_in_photographs(
     assert all(len(said["clip"].tags) == 5 and said["blip"].text != UNFAMILIAR for said in seen)
 
 
+def test_nearly_all_unseen_scenes_are_known(specs: list[StageSpec], scenes: list[Image]) -> None:
+    assert sum(load_familiarity(specs[0], "cpu", threading.Lock()).find_unfamiliar(scenes)) <= MOST_UNKNOWN
+
+
 def test_answers_for_unseen_scenes_are_those_of_the_models(
     answers: Answers, of_models: Answers, photographs: list[Image]
 ) -> None:
@@ -113,15 +118,15 @@ def test_answers_for_unseen_scenes_are_those_of_the_models(
 
 def test_drawn_pictures_that_no_training_saw_are_unknown(specs: list[StageSpec]) -> None:
     judge = load_familiarity(specs[0], "cpu", threading.Lock())
-    pictures = [wrap_pixels(draw_strange(SEED, index)) for index in range(40)]
-    assert sum(judge.find_unfamiliar(pictures)) >= 36
+    pictures = [wrap_pixels(draw_strange(SEED, index)) for index in range(20)]
+    assert sum(judge.find_unfamiliar(pictures)) >= 19
 
 
 @pytest.mark.parametrize("stage", [0, 1, 2])
 def test_every_stage_and_precision_gives_the_same_verdict(
     stage: int, specs: list[StageSpec], photographs: list[Image], scenes: list[Image]
 ) -> None:
-    images = [*photographs, *scenes[:20]]
+    images = [*photographs, *scenes[:5]]
     again = [replace(image, unfamiliar=None) for image in images]
     verdict = load_familiarity(specs[0], "cpu", threading.Lock()).find_unfamiliar(images)
     spec = msgspec.structs.replace(specs[stage], dtype="bfloat16", batch_size=3)

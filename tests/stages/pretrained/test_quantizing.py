@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
 import shutil
 from collections.abc import Callable
@@ -83,6 +84,12 @@ def load(
     return loaded
 
 
+@functools.cache
+def share(stage: str, folder: Path, dtype: str) -> Any:
+    """Loaded once in a process. A test must not change it."""
+    return load(stage, folder, dtype)
+
+
 def model_of(stage: Any) -> nn.Module:
     model: nn.Module = stage.model if hasattr(stage, "model") else stage.vision
     return model
@@ -97,7 +104,7 @@ def test_int8_weights_are_within_half_a_step_of_the_models_own(
     stage: str, kind: str, make_folder: Make
 ) -> None:
     whole, small = (
-        linear_layers(model_of(load(stage, make_folder(kind), dtype))) for dtype in ("bfloat16", "int8")
+        linear_layers(model_of(share(stage, make_folder(kind), dtype))) for dtype in ("bfloat16", "int8")
     )
     made_small = {name for name, layer in small.items() if type(layer.weight) is not nn.Parameter}
     assert len(made_small) >= len(whole) - 2, "but the last one, which scores words"
@@ -127,14 +134,15 @@ def test_models_with_int8_weights_write_texts(
     stage: str, kind: str, make_folder: Make, images: list[Image]
 ) -> None:
     """Those of random models differ from the whole model's: all words are nearly as likely."""
-    answers = load(stage, make_folder(kind), "int8").run(images)
+    answers = share(stage, make_folder(kind), "int8").run(images)
     assert [type(answer) for answer in answers] == [STAGES[stage].result] * len(images)
 
 
 @pytest.mark.parametrize("kind", ["blip-2", "qwen3_vl"])
 def test_a_spread_model_can_have_smaller_weights(kind: str, make_folder: Make, images: list[Image]) -> None:
     group = ("cpu:0", "cpu:1")
-    whole, spread = (load("blip", make_folder(kind), "int8", spread=devices) for devices in ((), group))
+    whole = share("blip", make_folder(kind), "int8")
+    spread = load("blip", make_folder(kind), "int8", spread=group)
     assert set(spread.model.hf_device_map.values()) == set(group)
     assert spread.run(images) == whole.run(images)
 

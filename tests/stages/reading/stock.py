@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,7 @@ from stages.reading.stage import ReaderStage
 from stages.weights.packs import open_pack, resolve
 from tests.stages import captioners
 
-NEW_TOKENS = 16
+NEW_TOKENS = 16  # which is not the default
 # As in transformers' documentation of each model.
 PROMPTS = {"paddleocr_vl": "OCR:", "glm_ocr": "Text Recognition:", "deepseek_ocr2": "Free OCR."}
 LIGHTON = ("lighton_ocr", "mistral3")
@@ -48,6 +49,12 @@ def make_stage(
     return stage
 
 
+@functools.cache
+def share_stage(folder: Path) -> ReaderStage:
+    """A stage with the default options, loaded once in a process. A test must not change it."""
+    return make_stage(folder, folder.parent / "none")
+
+
 def write(stage: ReaderStage, images: Sequence[Image]) -> list[list[int]]:
     """The tokens of each image, when all are one batch."""
     pixels = [each.to(stage.device) for each in pixels_of(images)]
@@ -66,6 +73,12 @@ def cut(tokens: list[int]) -> list[int]:
     """Up to the first end token: what follows is padding."""
     ended = [place for place, token in enumerate(tokens) if token in captioners.ENDS]
     return tokens[: ended[0] + 1] if ended else tokens
+
+
+@functools.cache
+def share_stock(folder: Path) -> Stock:
+    """Loaded once in a process."""
+    return Stock(folder)
 
 
 class Stock:

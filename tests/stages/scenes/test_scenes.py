@@ -322,7 +322,7 @@ def test_tags_are_known_and_the_main_one_is_first(truths: list[Truth]) -> None:
 
 def test_a_viewer_that_applies_exif_shows_the_truth(scenes: list[Scene]) -> None:
     seen = set()
-    for scene in scenes + [make_scene(6, index, max_side=200) for index in range(60)]:
+    for scene in scenes[:15] + [make_scene(6, index, max_side=200) for index in range(60)]:
         name, data = encode_scene(scene)
         image = decode(data)
         assert image.size == (scene.truth.width, scene.truth.height)

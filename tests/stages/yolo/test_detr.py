@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -24,8 +26,8 @@ Make = Callable[[str], Path]
 
 @pytest.fixture
 def images(mixed_images: list[Image]) -> list[Image]:
-    """Without an image of one color, where all proposals of a detector are equally good."""
-    return [image for image in mixed_images if image.width > 3]
+    """Each of a size of its own; without an image of one color, where all proposals of a detector are equally good."""
+    return [image for image in mixed_images[:8] if image.width > 3]
 
 
 @pytest.fixture(scope="module")
@@ -52,20 +54,34 @@ def make_stage(
     return stage
 
 
+@pytest.fixture(scope="module")
+def share_stage(make_folder: Make) -> Callable[[str], DetrStage]:
+    """The stage with a small model by its type; loaded once. Images are run in batches of three."""
+
+    @functools.cache
+    def share(kind: str) -> DetrStage:
+        return make_stage(folder := make_folder(kind), folder.parent / "none", batch_size=3)
+
+    return share
+
+
 def run(stage: DetrStage, images: list[Image]) -> list[Objects]:
     answers = stage.run(images)
     assert all(isinstance(answer, Objects) for answer in answers)
     return answers  # type: ignore[return-value]
 
 
+@functools.cache
+def load_stock(folder: Path) -> tuple[Any, Any]:
+    """The model and the processor of transformers."""
+    return AutoModelForObjectDetection.from_pretrained(folder), AutoImageProcessor.from_pretrained(folder)
+
+
 def stock_answer(
     folder: Path, image: Image, conf: float = 0.3
 ) -> tuple[list[str], list[float], torch.Tensor]:
     """Labels, scores and boxes of transformers, cut at the edges of the image."""
-    model, processor = (
-        AutoModelForObjectDetection.from_pretrained(folder),
-        AutoImageProcessor.from_pretrained(folder),
-    )
+    model, processor = load_stock(folder)
     with torch.inference_mode():
         output = model(**processor(images=[image.pixels], return_tensors="pt"))
     queries = {"top_k": output.logits.shape[1]} if "Deformable" in type(processor).__name__ else {}
@@ -94,10 +110,10 @@ def agree(
 
 @pytest.mark.parametrize("kind", [model.type for model in DETECTORS])
 def test_answers_are_those_of_transformers(
-    kind: str, make_folder: Make, tmp_path: Path, images: list[Image]
+    kind: str, make_folder: Make, share_stage: Callable[[str], DetrStage], images: list[Image]
 ) -> None:
     folder = make_folder(kind)
-    answers = run(make_stage(folder, tmp_path), images)
+    answers = run(share_stage(kind), images)
     assert len({str(answer) for answer in answers}) == len(images), "they must depend on the image"
     for image, answer in zip(images, answers, strict=True):
         labels, scores, boxes = stock_answer(folder, image)
@@ -107,9 +123,9 @@ def test_answers_are_those_of_transformers(
 
 @pytest.mark.parametrize("kind", [model.type for model in DETECTORS])
 def test_batch_mates_change_no_answer(
-    kind: str, make_folder: Make, tmp_path: Path, images: list[Image]
+    kind: str, share_stage: Callable[[str], DetrStage], images: list[Image]
 ) -> None:
-    stage = make_stage(make_folder(kind), tmp_path, batch_size=3)
+    stage = share_stage(kind)
     for image, together in zip(images, run(stage, images), strict=True):
         [alone] = run(stage, [image])
         labels, scores = [d.label for d in alone.detections], [d.score for d in alone.detections]
@@ -117,11 +133,13 @@ def test_batch_mates_change_no_answer(
         agree(together, labels, scores, boxes, tolerance=1e-3 * max(image.width, image.height))
 
 
-def test_a_limit_keeps_the_objects_with_the_highest_scores(make_folder: Make, tmp_path: Path) -> None:
+def test_a_limit_keeps_the_objects_with_the_highest_scores(
+    make_folder: Make, share_stage: Callable[[str], DetrStage], tmp_path: Path
+) -> None:
     image = draw_image(200, 300)
     [everything], [three] = (
-        run(make_stage(make_folder("d_fine"), tmp_path, **options), [image])
-        for options in ({}, {"max_det": 3})
+        run(stage, [image])
+        for stage in (share_stage("d_fine"), make_stage(make_folder("d_fine"), tmp_path, max_det=3))
     )
     assert three.detections == everything.detections[:3]
     assert (three.count, three.unique) == (3, len({detection.label for detection in three.detections}))
@@ -132,8 +150,8 @@ def test_a_higher_threshold_leaves_objects_out(make_folder: Make, tmp_path: Path
     assert (answer.detections, answer.dispersion) == ([], 0.0)
 
 
-def test_an_image_processor_with_another_filter_is_refused(tmp_path: Path) -> None:
-    checkpoints.DETECTORS["rt_detr"](folder := tmp_path / "other")
+def test_an_image_processor_with_another_filter_is_refused(make_folder: Make, tmp_path: Path) -> None:
+    shutil.copytree(make_folder("rt_detr"), folder := tmp_path / "other")
     settings = json.loads((folder / "preprocessor_config.json").read_text()) | {"resample": 0}
     (folder / "preprocessor_config.json").write_text(json.dumps(settings))
     with pytest.raises(StageUnusable, match=r"yolo: the model in .*/other cannot be used: .* resample = 0"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import time
 from pathlib import Path
 from typing import Any
@@ -37,22 +38,31 @@ def make_stage(folder: Path, models: Path, *, batch_size: int = 4, **options: An
     return stage
 
 
+@pytest.fixture(scope="module")
+def stage(folder: Path) -> Owlv2Stage:
+    """In batches of three."""
+    return make_stage(folder, folder.parent / "none", batch_size=3)
+
+
 def run(stage: Owlv2Stage, images: list[Image]) -> list[Objects]:
     answers = stage.run(images)
     assert all(isinstance(answer, Objects) for answer in answers)
     return answers  # type: ignore[return-value]
 
 
-def stock_answer(folder: Path, image: Image) -> tuple[list[str], list[float], torch.Tensor]:
-    """In order of score, cut at the edges of the image."""
-    model, processor = (
-        Owlv2ForObjectDetection.from_pretrained(folder),
-        AutoImageProcessor.from_pretrained(folder),
-    )
+@functools.cache
+def load_stock(folder: Path) -> tuple[Any, Any, Any]:
+    """The model, the image processor and the tokens of the labels of transformers."""
     texts = [f"a photo of a {label}" for label in LABELS]
     tokens = AutoTokenizer.from_pretrained(folder)(
         texts, padding="max_length", max_length=16, return_tensors="pt"
     )
+    return Owlv2ForObjectDetection.from_pretrained(folder), AutoImageProcessor.from_pretrained(folder), tokens
+
+
+def stock_answer(folder: Path, image: Image) -> tuple[list[str], list[float], torch.Tensor]:
+    """In order of score, cut at the edges of the image."""
+    model, processor, tokens = load_stock(folder)
     pixels = processor(images=[image.pixels], return_tensors="pt")
     with torch.inference_mode():
         output = model(input_ids=tokens["input_ids"], attention_mask=tokens["attention_mask"], **pixels)
@@ -70,18 +80,19 @@ def stock_answer(folder: Path, image: Image) -> tuple[list[str], list[float], to
 
 @pytest.mark.parametrize("kind", [model.type for model in OPEN_VOCABULARY])
 def test_answers_are_those_of_transformers(
-    kind: str, folder: Path, tmp_path: Path, mixed_images: list[Image]
+    kind: str, folder: Path, stage: Owlv2Stage, mixed_images: list[Image]
 ) -> None:
-    images = [image for image in mixed_images if image.width > 3]  # otherwise it takes the columns for colors
-    answers = run(make_stage(folder, tmp_path), images)
+    images = [
+        image for image in mixed_images[:8] if image.width > 3
+    ]  # otherwise it takes the columns for colors
+    answers = run(stage, images)
     assert len({str(answer) for answer in answers}) == len(images), "they must depend on the image"
     assert len({detection.label for answer in answers for detection in answer.detections}) > 1
     for image, answer in zip(images, answers, strict=True):
         agree(answer, *stock_answer(folder, image), tolerance=1e-3 * max(image.width, image.height))
 
 
-def test_batch_mates_change_no_answer(folder: Path, tmp_path: Path, mixed_images: list[Image]) -> None:
-    stage = make_stage(folder, tmp_path, batch_size=3)
+def test_batch_mates_change_no_answer(stage: Owlv2Stage, mixed_images: list[Image]) -> None:
     for image, together in zip(mixed_images, run(stage, mixed_images), strict=True):
         [alone] = run(stage, [image])
         labels, scores = [d.label for d in alone.detections], [d.score for d in alone.detections]
@@ -94,7 +105,7 @@ def test_inputs_are_those_of_transformers(folder: Path, mixed_images: list[Image
     prepare = SquareProcessor(settings, "cpu", torch.float32)
     for image in [
         *mixed_images[:4],
-        *mixed_images[5:],
+        *mixed_images[5:8],
         draw_image(300, 20),
         draw_image(30, 400),
         draw_image(20, 30),
@@ -117,9 +128,7 @@ def test_words_must_be_given(folder: Path, tmp_path: Path) -> None:
         Owlv2Stage(spec, "cpu").load()
 
 
-def test_the_best_objects_are_kept(folder: Path, tmp_path: Path) -> None:
+def test_the_best_objects_are_kept(folder: Path, stage: Owlv2Stage, tmp_path: Path) -> None:
     image = draw_image(200, 300)
-    [everything], [two] = (
-        run(make_stage(folder, tmp_path, **limit), [image]) for limit in ({}, {"max_det": 2})
-    )
+    [everything], [two] = (run(each, [image]) for each in (stage, make_stage(folder, tmp_path, max_det=2)))
     assert two.detections == everything.detections[:2]

@@ -45,8 +45,8 @@ def sure_weights(tmp_path_factory: pytest.TempPathFactory) -> SureWeights:
 @pytest.mark.parametrize(
     ("name", "size", "photo"),
     [
-        ("yolov8n.yaml", 640, "bus.jpg"),
-        ("yolov8n.yaml", 640, "zidane.jpg"),
+        ("yolov8n.yaml", 320, "bus.jpg"),
+        ("yolov8n.yaml", 320, "zidane.jpg"),
         ("yolo11n.yaml", 320, "bus.jpg"),
         ("yolo26n.yaml", 320, "bus.jpg"),
     ],

@@ -1,17 +1,18 @@
 from __future__ import annotations
 
-import subprocess
 import sys
+from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import torch
 
-from stages.weights.packs import Pack, resolve
+from stages.weights.packs import Pack
 from stages.yolo import library
 from stages.yolo.letterbox import Letterbox, fill_canvases
 from stages.yolo.structure import SIZES, Size, describe
 from stages.yolo.yolov8 import YoloV8
-from tests.stages.yolo.detectors import make_sure_of_itself, read_asset
+from tests.stages.yolo.detectors import files_in, make_sure_of_itself, read_asset
 
 
 @pytest.mark.parametrize("letter", SIZES)
@@ -60,19 +61,36 @@ class Given(torch.nn.Module):
         return self.values
 
 
-def test_the_stage_runs_without_ultralytics(blank_pack: Pack) -> None:
-    program = f"""
-import gc, sys
-gc.disable()  # a collection of garbage would make the imports a second slower
-sys.modules["ultralytics"] = None  # as if it were not installed
-import torch
-from stages.base import Image, StageSpec
-from stages.yolo.stage import YoloStage
+@pytest.fixture
+def no_ultralytics() -> Iterator[None]:
+    """As if it were not installed. All modules of the stages are imported anew."""
 
-stage = YoloStage(StageSpec("yolo", "ultralytics", {resolve(blank_pack, "yolo").files!r}, options={{"conf": 0.0}}), "cpu")
-stage.load()
-[answer] = stage.run([Image(memoryview(b""), 64, 64, torch.zeros(3, 64, 64, dtype=torch.uint8))])
-print(answer.count)
-"""
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
-    assert (done.returncode, int(done.stdout) > 0) == (0, True), done.stderr
+    def ours() -> dict[str, Any]:
+        return {
+            name: module
+            for name, module in sys.modules.items()
+            if name.partition(".")[0] in ("stages", "ultralytics")
+        }
+
+    before = ours()
+    for name in before:
+        del sys.modules[name]
+    hidden = ["ultralytics", *(name for name in before if name.startswith("ultralytics."))]
+    sys.modules |= dict.fromkeys(hidden)
+    yield
+    for name in ours():
+        del sys.modules[name]
+    sys.modules |= before
+
+
+def test_the_stage_runs_without_ultralytics(blank_pack: Pack, no_ultralytics: None) -> None:
+    from stages.base import Image, StageSpec
+    from stages.yolo.stage import YoloStage
+
+    with pytest.raises(ImportError):
+        from ultralytics.nn import tasks  # noqa: F401
+    files = files_in(blank_pack.folder)
+    stage = YoloStage(StageSpec("yolo", "ultralytics", files, options={"conf": 0.0}), "cpu")
+    stage.load()
+    [answer] = stage.run([Image(memoryview(b""), 64, 64, torch.zeros(3, 64, 64, dtype=torch.uint8))])
+    assert answer.count > 0  # type: ignore[union-attr]

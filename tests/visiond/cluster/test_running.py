@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 
 import pyarrow.parquet
@@ -14,39 +16,6 @@ from tests.daemon_process import PATIENCE, Place, picture, wait_for
 
 pytest.importorskip("ray", reason="Ray is not installed: make ray-test")
 pytestmark = pytest.mark.timeout(900)  # on a busy machine Ray needs a minute for each start
-
-
-def run(place: Place, *options: str) -> subprocess.CompletedProcess[str]:
-    """Ray itself needs a minute to start on a busy machine."""
-    words = ("ray", "run", place.inbox(), place.folder / "rows", *options)
-    return place.command(*words, prefix=("env",), timeout=6 * PATIENCE)
-
-
-def paths_of(place: Place) -> list[str]:
-    parts = sorted((place.folder / "rows").glob("part-*.parquet"))
-    return sorted(
-        path for part in parts for path in pyarrow.parquet.read_table(part).column("path").to_pylist()
-    )
-
-
-def test_each_input_gets_one_row_also_when_the_driver_is_killed(tmp_path: Path) -> None:
-    options = {"latency_per_image_seconds": 0.01}
-    place = Place(tmp_path, {"stages": {"blip": {"options": options}}})
-    place.drop_many(range(300))
-    place.drop("broken.jpg", b"not an image")
-    words = ["ray", "run", str(place.inbox()), str(place.folder / "rows"), "--part-images", "20"]
-    with start(place, words) as driver:
-        wait_for(lambda: [*(place.folder / "rows").glob("part-*.parquet")], "a part", 6 * PATIENCE)
-        driver.kill()
-    done = run(place, "--resume", "--part-images", "50")
-    assert done.returncode == 1, done.stderr
-    assert paths_of(place) == sorted(["broken.jpg", *(f"{number:05d}.ppm" for number in range(300))])
-    assert "finished by an earlier run" in done.stdout
-    again = run(place, "--resume")
-    assert (again.returncode, "301 inputs finished by an earlier run" in again.stdout) == (0, True)
-    refused = run(place)
-    assert (refused.returncode, "--resume" in refused.stderr) == (64, True)
-
 
 WITH_CLUSTER = """\
 import subprocess, sys, ray.cluster_utils
@@ -61,37 +30,54 @@ cluster.shutdown()
 """
 
 
-def test_when_ray_dies_the_command_says_so_and_its_status_is_not_that_of_failed_images(
-    tmp_path: Path,
-) -> None:
-    """Ray then ends the driver, which prints nothing."""
-    place = Place(tmp_path, {"stages": {"blip": {"options": {"latency_per_image_seconds": 0.05}}}})
-    place.drop_many(range(200))
-    environment = {**os.environ, "RAY_USAGE_STATS_ENABLED": "0", "RAY_ADDRESS": ""}
-    cluster = subprocess.Popen(
-        [sys.executable, "-P", "-c", WITH_CLUSTER],
-        env=environment,
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-        text=True,
-    )
-    assert cluster.stdin
-    assert cluster.stdout
-    with cluster:
-        words = ["ray", "run", str(place.inbox()), str(place.folder / "rows"), "--part-images", "5"]
-        with start(place, [*words, "--address", cluster.stdout.readline().strip()]) as driver:
-            wait_for(lambda: [*(place.folder / "rows").glob("part-*.parquet")], "a part", 6 * PATIENCE)
-            print(file=cluster.stdin, flush=True)
-            _, said = driver.communicate(timeout=6 * PATIENCE)
-        print(file=cluster.stdin, flush=True)
-    assert (driver.returncode, b"--resume" in said) == (os.EX_UNAVAILABLE, True), said
+class Cluster:
+    """A cluster of one machine, for runs with --address."""
+
+    def __init__(self) -> None:
+        environment = {**os.environ, "RAY_USAGE_STATS_ENABLED": "0", "RAY_ADDRESS": ""}
+        self._process = subprocess.Popen(
+            [sys.executable, "-P", "-c", WITH_CLUSTER],
+            env=environment,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
+        )
+        assert self._process.stdout
+        self.address = self._process.stdout.readline().strip()
+
+    def kill(self) -> None:
+        """Its process on this machine; no run works any more."""
+        assert self._process.stdin
+        print(file=self._process.stdin, flush=True)
+
+    def close(self) -> None:
+        self._process.communicate(timeout=6 * PATIENCE)
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[Cluster]:
+    """For the runs that need no Ray of their own. The last test kills it."""
+    with closing(Cluster()) as started:
+        yield started
+
+
+def run(place: Place, cluster: Cluster, *options: str) -> subprocess.CompletedProcess[str]:
+    words = ("ray", "run", place.inbox(), place.folder / "rows", "--address", cluster.address, *options)
+    return place.command(*words, prefix=("env",), timeout=6 * PATIENCE)
 
 
 def start(place: Place, words: list[str]) -> subprocess.Popen[bytes]:
     command = [sys.executable, "-P", "-m", "daemon", *words]
     environment = {**os.environ, "VISIOND_CONFIG": str(place.config)}
     return subprocess.Popen(command, env=environment, cwd=place.folder, stderr=subprocess.PIPE)
+
+
+def paths_of(place: Place) -> list[str]:
+    parts = sorted((place.folder / "rows").glob("part-*.parquet"))
+    return sorted(
+        path for part in parts for path in pyarrow.parquet.read_table(part).column("path").to_pylist()
+    )
 
 
 WITH_GPUS = """\
@@ -123,8 +109,41 @@ def test_each_gpu_of_a_cluster_gets_an_actor(tmp_path: Path) -> None:
     assert paths_of(place) == [f"{number:05d}.ppm" for number in range(20)]
 
 
-def test_models_that_cannot_be_built_end_the_run_with_the_reason(tmp_path: Path) -> None:
+def test_each_input_gets_one_row_also_when_the_driver_is_killed(tmp_path: Path, cluster: Cluster) -> None:
+    options = {"latency_per_image_seconds": 0.01}
+    place = Place(tmp_path, {"stages": {"blip": {"options": options}}})
+    place.drop_many(range(300))
+    place.drop("broken.jpg", b"not an image")
+    words = ["ray", "run", str(place.inbox()), str(place.folder / "rows"), "--part-images", "20"]
+    with start(place, words) as driver:
+        wait_for(lambda: [*(place.folder / "rows").glob("part-*.parquet")], "a part", 6 * PATIENCE)
+        driver.kill()
+    done = run(place, cluster, "--resume", "--part-images", "50")
+    assert done.returncode == 1, done.stderr
+    assert paths_of(place) == sorted(["broken.jpg", *(f"{number:05d}.ppm" for number in range(300))])
+    assert "finished by an earlier run" in done.stdout
+    again = place.command(*words, "--resume")
+    assert (again.returncode, "301 inputs finished by an earlier run" in again.stdout) == (0, True)
+    refused = place.command(*words)
+    assert (refused.returncode, "--resume" in refused.stderr) == (64, True)
+
+
+def test_models_that_cannot_be_built_end_the_run_with_the_reason(tmp_path: Path, cluster: Cluster) -> None:
     place = Place(tmp_path, {"stages": {"ocr": {"options": {"unusable": "no such weights"}}}})
     place.drop("a.ppm", picture(1))
-    done = run(place)
+    done = run(place, cluster)
     assert (done.returncode, "no such weights" in done.stderr) == (78, True), done.stderr
+
+
+def test_when_ray_dies_the_command_says_so_and_its_status_is_not_that_of_failed_images(
+    tmp_path: Path, cluster: Cluster
+) -> None:
+    """Ray then ends the driver, which prints nothing."""
+    place = Place(tmp_path, {"stages": {"blip": {"options": {"latency_per_image_seconds": 0.05}}}})
+    place.drop_many(range(200))
+    words = ["ray", "run", str(place.inbox()), str(place.folder / "rows"), "--part-images", "5"]
+    with start(place, [*words, "--address", cluster.address]) as driver:
+        wait_for(lambda: [*(place.folder / "rows").glob("part-*.parquet")], "a part", 6 * PATIENCE)
+        cluster.kill()
+        _, said = driver.communicate(timeout=6 * PATIENCE)
+    assert (driver.returncode, b"--resume" in said) == (os.EX_UNAVAILABLE, True), said
