@@ -16,12 +16,12 @@ import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
+from benchmarks.tuning import write_settings
 from daemon.bench.job import Place, run_job
 from daemon.bench.rates import measure_rate
 from daemon.config.loading import Config, load
 from daemon.errors import VisiondError
 from daemon.profile import Settings
-from daemon.tuning.edit import keys_of, set_keys
 from stages.processes import environment, python
 from stages.registry import BUILT_IN
 
@@ -70,7 +70,7 @@ class SetPlace(Place):
     def prepare(self, inbox: Path, *, cold: bool = False) -> Config:
         config = super().prepare(inbox, cold=cold)
         if self.settings:
-            self.config_file.write_text(set_keys(self.config_file.read_text(), keys_of(self.settings)))
+            write_settings(self, self.settings)
             config = load(self.config_file)
         return config
 

@@ -29,9 +29,8 @@ Make = Callable[[str], Path]
 
 @pytest.fixture
 def images(mixed_images: list[Image]) -> list[Image]:
-    return [
-        image for image in mixed_images[:8] if image.width > 3
-    ]  # otherwise transformers takes columns for colors
+    # Of a narrower image transformers takes the columns for colors.
+    return [image for image in mixed_images[:8] if image.width > 3]
 
 
 @pytest.fixture(scope="module")
