@@ -6,13 +6,14 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
 from pathlib import Path
 
 import pytest
 import torch
 
-from daemon.messages import Batch, Item, Setup
+from daemon.messages import Batch, Item, Reply, Setup
 from daemon.workers.chain import Chain
 from stages.base import Limits
 from stages.weights.packs import open_pack, resolve
@@ -44,37 +45,35 @@ os._exit(0)
 """
 
 
-@pytest.fixture
-def chain() -> Iterator[Chain]:
-    """One stage on the device, whose batches of BATCH images have been tried once."""
+def test_a_batch_that_a_real_gpu_has_no_memory_for_is_halved_and_no_image_fails() -> None:
+    """In a process of its own: the limit is on all memory that a process has, other tests' models too."""
+    with ProcessPoolExecutor(1, get_context("spawn")) as pool:
+        first, second = pool.submit(exceed_memory).result()
+    assert first.out_of_memory
+    assert {(outcome.reason, outcome.detail) for outcome in first.outcomes} == {("", "")}
+    assert second.out_of_memory == 0  # a size that did not fit is not tried again
+
+
+def exceed_memory() -> tuple[Reply, Reply]:
+    """The replies to the first batch that does not fit, and to the next one. As if another process used the rest of
+    the GPU, this one's memory is limited to less and less of what a batch needs."""
     spec = resolve(open_pack("mini", Path()), "yolo", {"batch_size": BATCH})
-    opened = Chain(
+    chain = Chain(
         Setup("w", "cuda:0", [spec], 0, 1, 1, Limits(), None, ["yolo"]), memoryview(jpeg(picture(320, 240)))
     )
-    opened.load()
-    opened.run(make_batch(opened))
-    yield opened
-    torch.cuda.set_per_process_memory_fraction(1.0)
-
-
-def make_batch(chain: Chain) -> Batch:
-    return Batch(0, [Item(0, len(chain._slab), {})] * BATCH)
-
-
-def test_a_batch_that_a_real_gpu_has_no_memory_for_is_halved_and_no_image_fails(chain: Chain) -> None:
-    """As if another process used the rest of the GPU: the memory is limited so that a batch does not fit."""
+    chain.load()
+    batch = Batch(0, [Item(0, len(chain._slab), {})] * BATCH)
+    chain.run(batch)
     torch.cuda.reset_peak_memory_stats()
-    chain.run(make_batch(chain))
+    chain.run(batch)
     needed = torch.cuda.max_memory_allocated() / torch.cuda.get_device_properties(0).total_memory
     for percent in range(100, 50, -2):
         torch.cuda.empty_cache()
         torch.cuda.set_per_process_memory_fraction(needed * percent / 100)
-        reply = chain.run(make_batch(chain))
+        reply = chain.run(batch)
         if reply.out_of_memory:
             break
-    assert reply.out_of_memory
-    assert {(outcome.reason, outcome.detail) for outcome in reply.outcomes} == {("", "")}
-    assert chain.run(make_batch(chain)).out_of_memory == 0  # a size that did not fit is not tried again
+    return reply, chain.run(batch)
 
 
 def test_a_real_device_side_assert_is_a_lost_device_and_stays_one() -> None:
