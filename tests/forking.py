@@ -26,13 +26,24 @@ import traceback
 from pathlib import Path
 from typing import Any
 
-# What commands import when they are called, in addition to what the module of the commands imports itself.
+# What commands, and the libraries that they use, import when they are called.
 IMPORTED = [
+    "anyio._backends._asyncio",
+    "daemon.cli.check",
     "daemon.cli.commands",
-    "daemon.terminal.progress",
+    "daemon.control",
+    "daemon.recovery.rebuild",
+    "daemon.results.folder_locks",
     "daemon.service",
     "daemon.sidecar",
     "daemon.system.stray",
+    "daemon.terminal.progress",
+    "daemon.workers.tryout",
+    "pydantic.type_adapter",
+    "rich._emoji_codes",
+    "stages.fake",
+    "uvicorn.lifespan.off",
+    "uvloop",
 ]
 REQUEST_BYTES = 1 << 18
 NUMBER = struct.Struct("i")  # how a report is sent: the process id, and at the end the exit status
@@ -45,6 +56,7 @@ def main() -> None:
     gc.disable()
     for name in IMPORTED:
         importlib.import_module(name)
+    sys.modules["daemon.cli.commands"].command_tree()
     gc.freeze()
     gc.enable()
     assert threading.active_count() == 1, "a process with threads must not be forked"

@@ -6,6 +6,7 @@ Typer keeps the line breaks of the others, so these are short enough for a termi
 
 from __future__ import annotations
 
+import functools
 import os
 import sys
 import traceback
@@ -71,7 +72,7 @@ def main() -> None:
     forgive_standard_error()
     try:
         with standard_output():
-            app()
+            command_tree()()
     except SystemExit as ending:
         sys.exit(os.EX_USAGE if ending.code == 2 else ending.code)
     except VisiondError as error:
@@ -86,6 +87,13 @@ def main() -> None:
         else:
             traceback.print_exception(error)
         sys.exit(os.EX_SOFTWARE)
+
+
+@functools.cache
+def command_tree() -> Callable[[], object]:
+    """The sub-commands with their options, to be called with this process's arguments. Typer reads the signature of every
+    function for it, which takes 20 ms; the tests do this once for all processes that they fork."""
+    return typer.main.get_command(app)
 
 
 @app.callback(invoke_without_command=True)

@@ -113,7 +113,7 @@ def test_a_bug_in_visiond_has_its_own_exit_status(
     def fail() -> None:
         raise RuntimeError("a defect")
 
-    monkeypatch.setattr(commands, "app", fail)
+    monkeypatch.setattr(commands, "command_tree", fail)
     with pytest.raises(SystemExit) as end:
         commands.main()
     assert end.value.code == os.EX_SOFTWARE
