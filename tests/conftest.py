@@ -7,6 +7,7 @@ import gc
 import os
 import shutil
 import signal
+import sys
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
@@ -66,6 +67,12 @@ def pytest_collection_finish() -> None:
     gc.freeze()  # and later collections pass over it
     atexit.register(gc.unfreeze)  # or libraries report leaks at the end
     gc.enable()
+
+
+def pytest_runtest_setup() -> None:
+    """Torch's chance is the same for a test and its fixtures, whatever ran in this process before."""
+    if torch := sys.modules.get("torch"):
+        torch.manual_seed(0)
 
 
 @pytest.fixture(scope="session")
