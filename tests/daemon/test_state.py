@@ -137,7 +137,7 @@ def test_inboxes_that_exchange_their_names_are_refused_until_the_results_follow(
     assert place.run_once().returncode == 0
     right = place.sidecar("a.ppm", "right")
     place.configure(named("right", "left"))
-    for command in (("run", "--once"), ("check",)):
+    for command in (("run", "--once"), ("check", "--quick")):
         refused = place.command(*command)
         assert refused.returncode == os.EX_CONFIG
         said = (refused.stdout + refused.stderr).replace('\\"', '"')  # `run` logs JSON by then
@@ -182,7 +182,7 @@ def test_torn_names_are_saved_again(tmp_path: Path) -> None:
 def test_more_memory_than_there_is_is_refused_in_a_sentence(tmp_path: Path) -> None:
     size = 2 * psutil.virtual_memory().total // (1 << 20) << 20
     place = Place(tmp_path, {"pipeline": {"slab_bytes": size}})
-    for command in (("run", "--once"), ("check",)):
+    for command in (("run", "--once"), ("check", "--quick")):
         refused = place.command(*command)
         assert refused.returncode == os.EX_CONFIG
         said = refused.stdout + refused.stderr
@@ -196,7 +196,7 @@ def test_an_inbox_that_is_a_file_is_called_one(tmp_path: Path) -> None:
     place = Place(tmp_path)
     place.inbox().rmdir()
     place.inbox().write_text("")
-    for command in (("run", "--once"), ("check",)):
+    for command in (("run", "--once"), ("check", "--quick")):
         refused = place.command(*command)
         assert refused.returncode == os.EX_CONFIG
         assert f"inbox {place.inbox()} is a file; it must be the folder" in refused.stdout + refused.stderr

@@ -44,11 +44,12 @@ def open_place(folder: Path, inboxes: int, entries: int) -> Place:
     place = Place(
         folder, {"inbox": tables, "stages": {"blip": {"options": blip}}, "pipeline": {"reuse_results": False}}
     )
+    pictures = [(data, hashlib.sha256(data).hexdigest()) for data in map(picture, range(PICTURES))]
     for name in place.dropped:
         for number in range(entries):
-            data = picture(number % PICTURES)
+            data, digest = pictures[number % PICTURES]
             (place.inbox(name) / f"{number:05d}.ppm").write_bytes(data)
-            place.expect(f"{number:05d}.ppm", hashlib.sha256(data).hexdigest(), name)
+            place.expect(f"{number:05d}.ppm", digest, name)
     return place
 
 

@@ -343,13 +343,13 @@ def test_check_lists_each_problem_with_its_fix_and_what_is_ok(tmp_path: Path) ->
     bad = Place(tmp_path)
     bad.inbox().rmdir()
     bad.configure({"binning": {"rules": "no_such_module:rule"}})
-    told = bad.command("check")
+    told = bad.command("check", "--quick")
     assert told.returncode == os.EX_CONFIG
     assert f"mkdir -p {bad.inbox()}" in told.stdout
     assert "no_such_module" in told.stdout
     assert f"output.results: {bad.site.results} can be created." in told.stdout
     assert f"configuration: {bad.config}" in told.stdout
-    as_json = bad.command("check", "--json")
+    as_json = bad.command("check", "--quick", "--json")
     assert as_json.returncode == os.EX_CONFIG
     errors = [finding["text"] for finding in json.loads(as_json.stdout) if finding["grade"] == "error"]
     assert (
@@ -373,14 +373,14 @@ def test_check_reports_a_port_in_use_unless_its_own_daemon_has_it(tmp_path: Path
     with socket.create_server(("127.0.0.1", 0)) as other:
         address = f"127.0.0.1:{other.getsockname()[1]}"
         place = Place(tmp_path, {"http": {"listen": address}})
-        for command in ("check", "run"):
-            told = place.command(command)
+        for command in (("check", "--quick"), ("run",)):
+            told = place.command(*command)
             assert told.returncode == os.EX_CONFIG
             assert (told.stdout + told.stderr).count(
                 f"http.listen: cannot listen on {address}: Address already in use."
             ) == 1
     with Daemon(place):
-        told = say(place, "check")
+        told = say(place, "check", "--quick")
     assert f"http.listen: {address} is in use by the daemon of this state folder." in told
 
 
@@ -415,9 +415,9 @@ def test_check_reports_a_damaged_ledger(tmp_path: Path) -> None:
     place = Place(tmp_path)
     place.drop_many(range(2))
     assert place.run_once().returncode == 0
-    assert "ledger.sqlite is readable and has 2 versions of files." in say(place, "check")
+    assert "ledger.sqlite is readable and has 2 versions of files." in say(place, "check", "--quick")
     place.site.ledger.write_bytes(b"no database" * 400)
-    told = place.command("check")
+    told = place.command("check", "--quick")
     assert told.returncode == os.EX_CONFIG
     assert "run `visiond repair`" in told.stdout
 
