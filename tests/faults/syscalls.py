@@ -29,8 +29,6 @@ from pathlib import Path
 from types import TracebackType
 from typing import NamedTuple
 
-import pytest
-
 # of x86-64, by number; the argument that is its path, or None where the first argument is a descriptor
 CALLS = {
     1: ("write", None),
@@ -81,16 +79,18 @@ class Supervisor:
         self.calls: list[Call] = []
         self._folder = os.fsencode(folder) + b"/"
         self._decide = decide
-        self._path = folder / "supervisor"
-        self.prefix = [sys.executable, "-m", "tests.faults.syscalls", str(self._path)]
+        self.path = folder / "supervisor"
+        self.prefix = [sys.executable, "-m", "tests.faults.syscalls", str(self.path)]
         self._thread = threading.Thread(target=self._supervise, name="supervisor", daemon=True)
 
     def __enter__(self) -> Supervisor:
         if not is_supported():
+            import pytest  # the command does without it, which takes longer to import than all the rest
+
             pytest.skip("the kernel cannot be asked about system calls here")
-        self._path.unlink(missing_ok=True)
+        self.path.unlink(missing_ok=True)
         self._server = socket.socket(socket.AF_UNIX)
-        self._server.bind(str(self._path))
+        self._server.bind(str(self.path))
         self._server.listen()
         self._thread.start()
         return self
@@ -183,15 +183,20 @@ def install() -> int:
     return listener
 
 
+def submit(path: str) -> None:
+    """Put this process under the supervisor at this path."""
+    with socket.socket(socket.AF_UNIX) as connection:
+        connection.connect(path)
+        listener = install()
+        socket.send_fds(connection, [b"!"], [listener])
+    os.close(listener)
+
+
 def main() -> None:
     if not sys.argv[1:]:
         install()
         return
-    with socket.socket(socket.AF_UNIX) as connection:
-        connection.connect(sys.argv[1])
-        listener = install()
-        socket.send_fds(connection, [b"!"], [listener])
-    os.close(listener)
+    submit(sys.argv[1])
     os.execvp(sys.argv[2], sys.argv[2:])
 
 

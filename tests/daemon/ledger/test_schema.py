@@ -5,8 +5,10 @@ from __future__ import annotations
 
 import errno
 import os
+import queue
 import re
 import resource
+import signal
 import sqlite3
 import subprocess
 import sys
@@ -178,28 +180,47 @@ def test_a_file_that_was_cut_is_refused(older: Path) -> None:
         Ledger(older)
 
 
-PROGRAM = "import sys; from pathlib import Path; from daemon.ledger.ledger import Ledger; Ledger(Path(sys.argv[1])).close()"
+# Forks for each first start, so that the imports are made once. Prints the process id, and then the exit status.
+STARTS = """
+import os, sys
+from pathlib import Path
+from daemon.ledger.ledger import Ledger
+from tests.faults.syscalls import submit
+for line in sys.stdin:
+    supervisor, path = line.split("\\t")
+    if not (child := os.fork()):
+        submit(supervisor)
+        Ledger(Path(path.strip())).close()
+        os._exit(0)
+    print(child, flush=True)
+    print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
+"""
 
 
 def test_a_first_start_survives_kill_9_at_any_call(tmp_path: Path) -> None:
     """Every ninth of the calls that change files, from a random one on."""
-    at, ended = seeded().randrange(9), False
-    while not ended:
-        folder = tmp_path / str(at)
-        folder.mkdir()
-        path, processes = folder / "state" / "ledger.sqlite", []
+    at, status = seeded().randrange(9), -signal.SIGKILL
+    command = [sys.executable, "-P", "-c", STARTS]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as server:
+        assert server.stdin
+        assert server.stdout
+        while status == -signal.SIGKILL:
+            folder = tmp_path / str(at)
+            folder.mkdir()
+            path, started = folder / "state" / "ledger.sqlite", queue.SimpleQueue[int]()
 
-        def decide(_call: Call) -> int:
-            if len(supervisor.calls) > at:  # noqa: B023
-                processes[0].kill()  # noqa: B023
-            return 0
+            def decide(_call: Call) -> int:
+                if len(supervisor.calls) == at + 1:  # noqa: B023
+                    os.kill(started.get(timeout=PATIENCE), signal.SIGKILL)  # noqa: B023
+                return 0
 
-        with Supervisor(folder, decide) as supervisor:
-            processes.append(subprocess.Popen([*supervisor.prefix, sys.executable, "-c", PROGRAM, str(path)]))
-            ended = processes[0].wait(PATIENCE) == 0
-        Ledger(path).close()
-        at += 9
-    assert at > 50
+            with Supervisor(folder, decide) as supervisor:
+                print(supervisor.path, path, sep="\t", file=server.stdin, flush=True)
+                started.put(int(server.stdout.readline()))
+                status = int(server.stdout.readline())
+            Ledger(path).close()
+            at += 9
+    assert (status, at > 50) == (0, True)
 
 
 def test_migrations_run_once_and_in_order(older: Path, monkeypatch: pytest.MonkeyPatch) -> None:
