@@ -191,11 +191,13 @@ class Place:
         self,
         *arguments: str | Path,
         prefix: Sequence[str] = (),
+        supervisor: str | Path = "",
         stdout: IO[bytes] | None = None,
         timeout: float = 2 * PATIENCE,
     ) -> subprocess.CompletedProcess[str]:
         """Run `visiond` with these arguments and this place's configuration until it ends.
-        prefix: a command that runs it. stdout: where its standard output goes, if the test does not read it.
+        prefix: a command that runs it. supervisor: the path of one that is asked about its system calls.
+        stdout: where its standard output goes, if the test does not read it.
 
         With a prefix, or a terminal as its output, the command imports all that it needs. Otherwise it is forked from the
         tests' server, which has imported everything.
@@ -205,8 +207,15 @@ class Place:
         on_terminal = stdout is not None and stdout.isatty()  # whose size rich reads while it is imported
         if not prefix and not on_terminal:
             return run_forked(
-                told, self.folder, environment, self.folder / secrets.token_hex(8), timeout, stdout
+                told,
+                self.folder,
+                environment,
+                self.folder / secrets.token_hex(8),
+                timeout,
+                stdout,
+                supervisor,
             )
+        assert not supervisor, "only a forked command is put under a supervisor without its prefix"
         return subprocess.run(
             [*prefix, sys.executable, "-P", "-m", "daemon", *told],
             env=environment,
@@ -218,8 +227,10 @@ class Place:
             check=False,
         )
 
-    def run_once(self, prefix: Sequence[str] = ()) -> subprocess.CompletedProcess[str]:
-        return self.command("run", "--once", prefix=prefix)
+    def run_once(
+        self, prefix: Sequence[str] = (), supervisor: str | Path = ""
+    ) -> subprocess.CompletedProcess[str]:
+        return self.command("run", "--once", prefix=prefix, supervisor=supervisor)
 
     def judge(self, *, finished: bool = True, deleted: frozenset[bytes] = frozenset()) -> checker.Verdict:
         """The independent checker's verdict and, as the models are fakes,

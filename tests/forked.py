@@ -40,6 +40,7 @@ class Forked:
         stderr: IO[bytes],
         *,
         session: bool = False,
+        supervisor: str | Path = "",
     ) -> None:
         self.args = ["visiond", *arguments]
         self.returncode: int | None = None
@@ -50,6 +51,7 @@ class Forked:
             "folder": str(folder),
             "environment": {**environment},
             "session": session,
+            "supervisor": str(supervisor),
         }
         with open(os.devnull, "rb") as stdin:
             streams = [stdin.fileno(), stdout.fileno(), stderr.fileno(), report]
@@ -101,15 +103,18 @@ def run_forked(
     output: Path,
     timeout: float,
     stdout: IO[bytes] | None = None,
+    supervisor: str | Path = "",
 ) -> subprocess.CompletedProcess[str]:
     """`visiond` with these arguments in a folder, until it ends. output: a path for its output, which is removed
-    afterwards. stdout: where its standard output goes instead."""
+    afterwards. stdout: where its standard output goes instead. supervisor: the path of one that is asked about its
+    system calls (tests/faults/syscalls.py)."""
     files = {name: output.with_suffix(f".{name}") for name in ("stdout", "stderr")}
     if stdout is not None:
         del files["stdout"]
     with contextlib.ExitStack() as stack:
         streams = {name: stack.enter_context(file.open("wb")) for name, file in files.items()}
-        process = Forked(arguments, folder, environment, stdout or streams["stdout"], streams["stderr"])
+        outputs = stdout or streams["stdout"], streams["stderr"]
+        process = Forked(arguments, folder, environment, *outputs, supervisor=supervisor)
     try:
         status = process.wait(timeout)
     except subprocess.TimeoutExpired:

@@ -42,6 +42,7 @@ IMPORTED = [
     "pydantic.type_adapter",
     "rich._emoji_codes",
     "stages.fake",
+    "tests.faults.syscalls",
     "uvicorn.lifespan.off",
     "uvloop",
 ]
@@ -127,9 +128,16 @@ def tell(report: int, number: int) -> None:
 
 
 def become(
-    token: str, arguments: list[str], folder: str, environment: dict[str, str], *, session: bool
+    token: str,
+    arguments: list[str],
+    folder: str,
+    environment: dict[str, str],
+    *,
+    session: bool,
+    supervisor: str,
 ) -> None:
-    """Give this process what it would have got from its parent."""
+    """Give this process what it would have got from its parent. supervisor: the path of one that is asked about each
+    of its system calls from here on (tests/faults/syscalls.py), if there is one."""
     signal.signal(signal.SIGINT, signal.default_int_handler)
     if session:
         os.setsid()
@@ -145,6 +153,8 @@ def become(
     os.environ.update(environment)
     os.chdir(folder)
     sys.argv = [str(Path(sys.modules["daemon"].__path__[0], "__main__.py")), *arguments]
+    if supervisor:
+        sys.modules["tests.faults.syscalls"].submit(supervisor)
 
 
 if __name__ == "__main__":

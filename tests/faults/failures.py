@@ -29,7 +29,7 @@ def count_calls(folder: Path) -> int:
     """About how many calls can fail: the order of threads is not always the same."""
     place = make_place(folder)
     with Supervisor(folder, lambda call: 0) as supervisor:
-        assert place.run_once(prefix=supervisor.prefix).returncode == 0
+        assert place.run_once(supervisor=supervisor.path).returncode == 0
     return sum(concerns(place, call) for call in supervisor.calls)
 
 
@@ -64,7 +64,7 @@ def fail_call(folder: Path, number: int, tally: Tally) -> None:
         return 0
 
     with Supervisor(folder, decide) as supervisor:
-        first = place.run_once(prefix=supervisor.prefix)
+        first = place.run_once(supervisor=supervisor.path)
     if not struck:
         return
     where = f"{struck[0]} failed with {os.strerror(FAULTS[struck[0].name])}"

@@ -262,7 +262,7 @@ def fail_power(
             place.drop_many(range(number, number + 1), INBOXES[number % len(INBOXES)])
         disk = Disk(place, chance)
         with Supervisor(place.folder, disk.see) as supervisor:
-            run = place.run_once(prefix=supervisor.prefix)
+            run = place.run_once(supervisor=supervisor.path)
         assert run.returncode == 0, run.stderr
         assert place.judge().problems == []
         failures = Failures(place, chance)

@@ -73,7 +73,9 @@ class Call(NamedTuple):
 
 class Supervisor:
     """Asks `decide` about each call on a file below `folder`, one at a time: 0 lets it happen;
-    any other value is the error with which it fails."""
+    any other value is the error with which it fails.
+
+    A program is put under it by the command `prefix`, or by `submit(path)` in its own process."""
 
     def __init__(self, folder: Path, decide: Callable[[Call], int]) -> None:
         self.calls: list[Call] = []

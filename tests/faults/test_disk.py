@@ -165,7 +165,7 @@ def test_once_processes_everything_and_reports_a_file_that_cannot_be_moved(tmp_p
     place.drop_many(range(10))
     moved = os.path.join(os.fsencode(place.site.done), b"00003.ppm")
     with Supervisor(tmp_path, lambda call: errno.EIO if call == ("rename", moved) else 0) as supervisor:
-        run = place.run_once(prefix=supervisor.prefix)
+        run = place.run_once(supervisor=supervisor.path)
     assert run.returncode == os.EX_IOERR
     assert f"{place.inbox()}/00003.ppm: Input/output error. Its result is written" in run.stderr
     assert [file.name for file in place.inbox().iterdir()] == ["00003.ppm"]
@@ -185,7 +185,7 @@ def test_files_on_other_disks_than_the_results_are_flushed_before_images_are_mar
         place.site.results.mkdir()
         (place.site.results / "sub").symlink_to(tmp_path / "other")
         with Supervisor(tmp_path, lambda call: 0) as supervisor:
-            assert place.run_once(prefix=supervisor.prefix).returncode == 0
+            assert place.run_once(supervisor=supervisor.path).returncode == 0
         synced = {call.path for call in supervisor.calls if call.name == "syncfs"}
         assert any(path.startswith(os.fsencode(place.inbox())) for path in synced)
         assert os.fsencode(tmp_path / "other") in synced
@@ -225,7 +225,7 @@ def test_a_retry_that_cannot_write_the_ledger_exits_74_and_says_so(tmp_path: Pat
     with Supervisor(
         tmp_path, lambda call: errno.ENOSPC if call.path == log and call.name == "write" else 0
     ) as supervisor:
-        refused = place.command("retry", "--all", prefix=supervisor.prefix)
+        refused = place.command("retry", "--all", supervisor=supervisor.path)
     assert refused.returncode == os.EX_IOERR
     assert "the room on its disk" in refused.stderr
     assert "Traceback" not in refused.stderr
@@ -236,7 +236,7 @@ def test_once_over_an_inbox_that_cannot_be_read_exits_74_and_says_so(tmp_path: P
     place.drop_many(range(3))
     inbox = os.path.join(os.fsencode(place.inbox()), b"")
     with Supervisor(tmp_path, lambda call: errno.EIO if call.path == inbox else 0) as supervisor:
-        run = place.run_once(prefix=supervisor.prefix)
+        run = place.run_once(supervisor=supervisor.path)
     assert run.returncode == os.EX_IOERR
     assert "inbox cannot be read" in run.stderr
     assert place.run_once().returncode == 0
@@ -249,7 +249,7 @@ def test_results_that_the_system_loses_after_all_end_the_daemon_with_74_and_the_
     place = Place(tmp_path)
     place.drop_many(range(3))
     with Supervisor(tmp_path, lambda call: errno.EIO if call.name == "syncfs" else 0) as supervisor:
-        run = place.run_once(prefix=supervisor.prefix)
+        run = place.run_once(supervisor=supervisor.path)
     assert run.returncode == os.EX_IOERR
     assert "What is missing is published again at the next start." in run.stderr
     assert place.rows("SELECT status, emitted FROM image") == 3 * [(1, 0)]

@@ -233,7 +233,7 @@ def test_a_control_socket_that_cannot_be_removed_is_reported_at_the_start_and_ig
         tmp_path, lambda call: errno.EIO if call == removal and seen.count(removal) == nth else 0
     ) as supervisor:
         seen = supervisor.calls
-        run = place.run_once(prefix=supervisor.prefix)
+        run = place.run_once(supervisor=supervisor.path)
     assert run.returncode == status
     assert said in run.stderr
     assert "Traceback" not in run.stderr

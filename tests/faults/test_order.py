@@ -27,7 +27,7 @@ def make_folder(place: Place) -> Path:
 def watch(place: Place, *command: str | Path) -> list[Call]:
     """Every system call of a command that must succeed."""
     with Supervisor(place.folder, lambda call: 0) as supervisor:
-        run = place.command(*command, prefix=supervisor.prefix)
+        run = place.command(*command, supervisor=supervisor.path)
     assert run.returncode == 0, run.stderr
     return supervisor.calls
 
@@ -100,7 +100,7 @@ def test_a_result_is_on_the_ledgers_disk_before_its_sidecar_has_its_name(tmp_pat
         return 0
 
     with Supervisor(tmp_path, look) as supervisor:
-        assert place.run_once(prefix=supervisor.prefix).returncode == 0
+        assert place.run_once(supervisor=supervisor.path).returncode == 0
     assert held == [1], "it is DONE in the ledger"
     assert_flushed(supervisor.calls[: supervisor.calls.index(Call("rename", sidecar))], log)
 
@@ -116,7 +116,7 @@ def test_sidecars_and_sources_are_on_the_disk_before_their_images_count_as_publi
         return 0
 
     with Supervisor(tmp_path, look) as supervisor:
-        assert place.run_once(prefix=supervisor.prefix).returncode == 0
+        assert place.run_once(supervisor=supervisor.path).returncode == 0
     assert marks == [0], "one flush, and its image does not count as published before"
     place.assert_kept(DONE=1)
     flushed = [call.name for call in supervisor.calls].index("syncfs")

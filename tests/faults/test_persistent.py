@@ -45,7 +45,7 @@ def test_a_folder_that_cannot_be_opened_for_its_flush_pauses_the_daemon(tmp_path
         return 0
 
     with Supervisor(tmp_path, fail_twice) as supervisor:
-        run = place.run_once(prefix=supervisor.prefix)
+        run = place.run_once(supervisor=supervisor.path)
     assert run.returncode == 0, run.stderr
     assert len(struck) == 2
     assert run.stderr.count('"event": "paused"') == 1

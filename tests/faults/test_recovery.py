@@ -352,7 +352,7 @@ def test_a_rebuilt_ledger_takes_the_damaged_ones_place_at_once_and_outlives_a_po
         return 0
 
     with Supervisor(tmp_path, decide) as supervisor:
-        assert place.command("repair", prefix=supervisor.prefix).returncode == 0
+        assert place.command("repair", supervisor=supervisor.path).returncode == 0
     assert absent == []
     renamed = supervisor.calls.index(Call("rename", os.fsencode(place.site.ledger)))
     assert Call("fsync", os.fsencode(place.site.ledger.parent)) in supervisor.calls[renamed:]
@@ -420,7 +420,7 @@ def test_a_rebuild_that_was_killed_starts_again(tmp_path: Path) -> None:
 def test_a_sidecar_that_the_disk_loses_after_all_ends_the_repair_with_a_sentence(tmp_path: Path) -> None:
     place = finished(tmp_path, 2)
     with Supervisor(tmp_path, lambda call: errno.EIO if call.name == "syncfs" else 0) as supervisor:
-        refused = place.command("repair", prefix=supervisor.prefix)
+        refused = place.command("repair", supervisor=supervisor.path)
     assert refused.returncode == os.EX_CANTCREAT
     assert "then run `visiond repair` again" in refused.stderr
 
