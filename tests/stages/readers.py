@@ -152,6 +152,7 @@ def make_deepseek(folder: Path) -> None:
                 "downsample_channels": [16, 32],
                 "image_size": 128,
                 "patch_size": 2,
+                "window_size": 5,  # so that the attention is over few patches; it divides neither size
                 "num_attention_heads": 2,
                 "global_attn_indexes": [],
             },
