@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import dataclasses
 import gc
 import os
 import shutil
@@ -70,9 +71,15 @@ def pytest_collection_finish() -> None:
 
 
 def pytest_runtest_setup() -> None:
-    """Torch's chance is the same for a test and its fixtures, whatever ran in this process before."""
+    """Torch's chance is the same for a test and its fixtures, whatever ran in this process before. Triton's interpreter
+    only computes."""
     if torch := sys.modules.get("torch"):
         torch.manual_seed(0)
+    if interpreter := sys.modules.get("triton.runtime.interpreter"):
+        # It would look for an overflow in every sum of integers, which takes as long as all the rest. The tests of
+        # kernels see one in the pixels.
+        builder = interpreter.interpreter_builder
+        builder.options = dataclasses.replace(builder.options, sanitize_overflow=False)
 
 
 @pytest.fixture(scope="session")

@@ -105,7 +105,7 @@ def test_batch_mates_change_no_answer(kind: str, make_folder: Make, monkeypatch:
     padded width."""
     stage = build(rec=make_folder(kind))
     # Small maps are enough: the detector is the same for each kind.
-    stage.options = msgspec.structs.replace(stage.options, text_score=0.0, map_side=240)
+    stage.options = msgspec.structs.replace(stage.options, text_score=0.0, map_side=128)
     pages = [draw_half(seed) for seed in (1, 3, 6)]
     alone = [read(stage, page)[0] for page in pages]
     assert sum(answer.count for answer in alone) > 5
