@@ -122,12 +122,14 @@ def test_an_image_is_unknown_only_if_every_stage_says_so(photo: Truth) -> None:
 
 
 def test_the_pack_is_scored_on_files_and_read_where_it_is_asked_to(tmp_path: Path) -> None:
-    photographs = find_photographs()[:2]
-    scores = score_pack(MINI, 6, workdir=tmp_path, read=2, photographs=photographs, say=lambda line: None)
-    assert (scores.photographs, scores.photographs_unknown) == (2, 1.0)
+    photographs = find_photographs()[:1]
+    scores = score_pack(  # on three small scenes, of which the first has seven lines of text
+        MINI, 3, seed=90_130, workdir=tmp_path, read=1, photographs=photographs, say=lambda line: None
+    )
+    assert (scores.photographs, scores.photographs_unknown) == (1, 1.0)
     assert scores.scenes_known is not None
     assert scores.scenes_known > 0.9
-    assert (scores.scenes, scores.read) == (6, 2)
+    assert (scores.scenes, scores.read) == (3, 1)
     assert scores.map50 > 0.9
     assert scores.captions_true is not None
     assert scores.captions_true > 0.7
