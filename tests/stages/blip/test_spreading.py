@@ -46,6 +46,7 @@ def hooked(stage: CaptionStage) -> dict[str, nn.Module]:
 def test_a_spread_model_writes_the_same_tokens(
     kind: str, make_captioner: Make, tmp_path: Path, mixed_images: list[Image]
 ) -> None:
+    images = mixed_images[2:6]
     folder = make_captioner(kind)
     whole, spread = share_stage(folder), make_stage(folder, tmp_path, spread=GROUP)
     places = model_of(spread).hf_device_map
@@ -55,7 +56,7 @@ def test_a_spread_model_writes_the_same_tokens(
     ).keys()
     assert not hooked(whole)
     assert not hasattr(model_of(whole), "hf_device_map")
-    assert write(spread, mixed_images) == write(whole, mixed_images)
+    assert write(spread, images) == write(whole, images)
 
 
 def test_an_encoder_and_decoder_are_spread_likewise(
