@@ -106,8 +106,8 @@ def run_forked(
     supervisor: str | Path = "",
 ) -> subprocess.CompletedProcess[str]:
     """`visiond` with these arguments in a folder, until it ends. output: a path for its output, which is removed
-    afterwards. stdout: where its standard output goes instead. supervisor: the path of one that is asked about its
-    system calls (tests/faults/syscalls.py)."""
+    afterwards. stdout: where its standard output goes instead.
+    supervisor: the path of one that is asked about its system calls (tests/faults/syscalls.py)."""
     files = {name: output.with_suffix(f".{name}") for name in ("stdout", "stderr")}
     if stdout is not None:
         del files["stdout"]

@@ -136,8 +136,8 @@ def become(
     session: bool,
     supervisor: str,
 ) -> None:
-    """Give this process what it would have got from its parent. supervisor: the path of one that is asked about each
-    of its system calls from here on (tests/faults/syscalls.py), if there is one."""
+    """Give this process what it would have got from its parent.
+    supervisor: the path of one that is asked about its system calls (tests/faults/syscalls.py), if any."""
     signal.signal(signal.SIGINT, signal.default_int_handler)
     if session:
         os.setsid()
