@@ -180,7 +180,7 @@ def test_a_file_that_was_cut_is_refused(older: Path) -> None:
         Ledger(older)
 
 
-# Forks for each first start, so that the imports are made once. Prints the process id, and then the exit status.
+# Forks for each first start, so that the imports are made once. Prints the process id, then the exit status.
 STARTS = """
 import os, sys
 from pathlib import Path
