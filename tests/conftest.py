@@ -71,13 +71,12 @@ def pytest_collection_finish() -> None:
 
 
 def pytest_runtest_setup() -> None:
-    """Torch's chance is the same for a test and its fixtures, whatever ran in this process before. Triton's interpreter
-    only computes."""
+    """Torch's chance is the same for a test and its fixtures, whatever ran in this process before."""
     if torch := sys.modules.get("torch"):
         torch.manual_seed(0)
     if interpreter := sys.modules.get("triton.runtime.interpreter"):
-        # It would look for an overflow in every sum of integers, which takes as long as all the rest. The tests of
-        # kernels see one in the pixels.
+        # It would look for an overflow in every sum of integers, which takes longer than the sums.
+        # The tests of kernels see one in the answers.
         builder = interpreter.interpreter_builder
         builder.options = dataclasses.replace(builder.options, sanitize_overflow=False)
 

@@ -56,10 +56,6 @@ def scenes() -> list[Scene]:
     return [make_scene(4, index) for index in range(40)]
 
 
-def decode(data: bytes) -> Image.Image:
-    return ImageOps.exif_transpose(Image.open(io.BytesIO(data)))
-
-
 # Determinism.
 
 
@@ -329,7 +325,7 @@ def test_a_viewer_that_applies_exif_shows_the_truth(miniatures: list[Scene], sce
     seen = set()
     for scene in scenes[:8] + miniatures[:60]:
         name, data = encode_scene(scene)
-        image = decode(data)
+        image = ImageOps.exif_transpose(Image.open(io.BytesIO(data)))
         assert image.size == (scene.truth.width, scene.truth.height)
         assert scene.pixels.shape == (scene.truth.height, scene.truth.width, 3)
         assert np.abs(np.asarray(image.convert("RGB")).astype(int) - scene.pixels).mean() < 12, name
@@ -398,8 +394,7 @@ def test_the_standard_job_has_the_promised_images(tmp_path: Path) -> None:
 
 
 def test_every_image_of_the_standard_job_has_twelve_lines_and_some_objects() -> None:
-    for index in range(12):
-        truth = make_standard(4, index).truth
+    for truth in [make_standard(4, index).truth for index in range(12)]:
         assert len(truth.lines) == 12
         assert 1 <= len(truth.objects) <= 3
         assert truth.bin == "A"
