@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import atexit
+import shutil
 import tempfile
 from functools import lru_cache
 from pathlib import Path
@@ -24,7 +26,9 @@ KINDS = [model.type for model in KNOWN]
 
 @lru_cache
 def save_known(kind: str) -> Path:
-    MAKERS[kind](folder := Path(tempfile.mkdtemp(prefix="models-")) / kind)
+    place = tempfile.mkdtemp(prefix="models-")
+    atexit.register(shutil.rmtree, place)
+    MAKERS[kind](folder := Path(place) / kind)
     return folder
 
 

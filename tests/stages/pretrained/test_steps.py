@@ -6,7 +6,6 @@ import warnings
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from functools import partial
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
@@ -17,7 +16,6 @@ import torch
 from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from stages import registry
 from stages.base import DeviceLost, OutOfMemory
 from stages.blip.descriptor import BLIP2, FLORENCE
 from stages.devices import hold_device, pixels_of
@@ -25,22 +23,15 @@ from stages.pretrained import keyvalues, language
 from stages.pretrained.checkpoints import load_known
 from stages.pretrained.language import LanguageStage
 from stages.pretrained.steps import RecordedSteps, is_steady
-from stages.registry import STAGES
-from stages.weights.packs import open_pack, resolve
-from tests.stages import captioners, readers
+from tests.stages import captioners
 from tests.stages.emulation import CannotRecord, EmulatedRecorder, emulate_recordings
 from tests.stages.pictures import draw_image
+from tests.stages.pretrained import models
 
-Make = Callable[..., LanguageStage]
 pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
 NEW_TOKENS, BATCH = 12, 6
-KINDS = [
-    (stage, model.type)
-    for stage, backend in [("blip", "chat"), ("blip", "blip2"), ("ocr", "reader")]
-    for model in STAGES[stage].backends[backend].models
-]
 SIZES = [(90, 120), (64, 48), (80, 80), (33, 57), (20, 20), (100, 40)]
-each_kind = pytest.mark.parametrize(("stage", "kind"), KINDS)
+each_kind = pytest.mark.parametrize("kind", models.KINDS)
 
 
 @pytest.fixture(autouse=True)
@@ -56,25 +47,8 @@ def recorder() -> Iterator[EmulatedRecorder]:
         yield recorder
 
 
-@pytest.fixture(scope="module")
-def make_stage(tmp_path_factory: pytest.TempPathFactory) -> Make:
-    return partial(load_stage, tmp_path_factory.mktemp("models"))
-
-
-def load_stage(
-    place: Path, stage: str, kind: str, device: str = "cpu", batch_size: int = BATCH
-) -> LanguageStage:
-    if not (folder := place / kind).exists():
-        {**captioners.CAPTIONERS, **readers.READERS}[kind](folder)
-    settings = {
-        "dtype": "float32",
-        "batch_size": batch_size,
-        "options": {"max_new_tokens": NEW_TOKENS},
-    }
-    made = registry.build(resolve(open_pack(folder, place / "none"), stage, settings), device)
-    assert isinstance(made, LanguageStage)
-    made.load()
-    return made
+def make_stage(kind: str, device: str = "cpu", batch_size: int = BATCH) -> LanguageStage:
+    return models.make_stage(kind, device, batch_size=batch_size, options={"max_new_tokens": NEW_TOKENS})
 
 
 def draw(stage: LanguageStage, sizes: Sequence[tuple[int, int]], seed: int = 0) -> list[Tensor]:
@@ -104,8 +78,8 @@ def check_texts(stage: LanguageStage) -> None:
 
 
 @each_kind
-def test_texts_of_recorded_steps_are_transformers_own(stage: str, kind: str, make_stage: Make) -> None:
-    made = make_stage(stage, kind, batch_size=5)
+def test_texts_of_recorded_steps_are_transformers_own(kind: str) -> None:
+    made = make_stage(kind, batch_size=5)
     if kind == "deepseek_ocr2":  # as transformers does by itself on a GPU while it decodes
         made.model.set_experts_implementation("batched_mm")
     with emulate_recordings() as recorder:
@@ -118,11 +92,9 @@ def test_texts_of_recorded_steps_are_transformers_own(stage: str, kind: str, mak
         assert recorder.replays > len(SIZES)
 
 
-@pytest.mark.parametrize(("stage", "kind"), [("blip", "smolvlm"), ("blip", "blip-2"), ("ocr", "glm_ocr")])
-def test_steps_are_recorded_only_while_a_stage_loads(
-    stage: str, kind: str, make_stage: Make, recorder: EmulatedRecorder
-) -> None:
-    made = make_stage(stage, kind)
+@pytest.mark.parametrize("kind", ["smolvlm", "blip-2", "glm_ocr"])
+def test_steps_are_recorded_only_while_a_stage_loads(kind: str, recorder: EmulatedRecorder) -> None:
+    made = make_stage(kind)
     records = recorder.records
     assert records
     for count in range(1, BATCH + 1):
@@ -130,17 +102,15 @@ def test_steps_are_recorded_only_while_a_stage_loads(
     assert recorder.records == records
 
 
-def test_each_token_but_the_first_is_one_replay(make_stage: Make, recorder: EmulatedRecorder) -> None:
-    made = make_stage("blip", "qwen3_vl")
+def test_each_token_but_the_first_is_one_replay(recorder: EmulatedRecorder) -> None:
+    made = make_stage("qwen3_vl")
     before = recorder.replays
     length = len(write(made, draw(made, SIZES[:5]))[0])
     assert recorder.replays - before == length - 1
 
 
-def test_a_batch_of_any_size_uses_the_next_larger_recording(
-    make_stage: Make, recorder: EmulatedRecorder
-) -> None:
-    made = make_stage("blip", "qwen3_vl")
+def test_a_batch_of_any_size_uses_the_next_larger_recording(recorder: EmulatedRecorder) -> None:
+    made = make_stage("qwen3_vl")
     steps, used = steps_of(made), []
     for (texts, _), step in steps.recordings.items():
         vars(step)["replay"] = lambda texts=texts, replay=step.replay: (used.append(texts), replay())
@@ -151,8 +121,8 @@ def test_a_batch_of_any_size_uses_the_next_larger_recording(
     assert steps.begin(BATCH + 1, 10, NEW_TOKENS) is None, "larger than any batch of this stage"
 
 
-def test_a_cache_becomes_longer_with_its_texts(make_stage: Make, recorder: EmulatedRecorder) -> None:
-    made = make_stage("blip", "blip-2")
+def test_a_cache_becomes_longer_with_its_texts(recorder: EmulatedRecorder) -> None:
+    made = make_stage("blip-2")
     steps = steps_of(made)
     with torch.inference_mode():
         cache = steps.begin(2, prompt=5, new_tokens=NEW_TOKENS)
@@ -166,10 +136,8 @@ def test_a_cache_becomes_longer_with_its_texts(make_stage: Make, recorder: Emula
     }
 
 
-def test_a_prompt_that_is_too_long_has_the_growing_cache(
-    make_stage: Make, recorder: EmulatedRecorder
-) -> None:
-    made = make_stage("blip", "qwen3_vl")
+def test_a_prompt_that_is_too_long_has_the_growing_cache(recorder: EmulatedRecorder) -> None:
+    made = make_stage("qwen3_vl")
     steps = steps_of(made)
     del steps.lengths[1:]
     long = draw(made, [(160, 160)] * 3)
@@ -180,10 +148,8 @@ def test_a_prompt_that_is_too_long_has_the_growing_cache(
     assert write(made, long) == recorded
 
 
-def test_what_a_batch_leaves_in_the_cache_changes_no_later_text(
-    make_stage: Make, recorder: EmulatedRecorder
-) -> None:
-    made = make_stage("blip", "qwen3_vl")
+def test_what_a_batch_leaves_in_the_cache_changes_no_later_text(recorder: EmulatedRecorder) -> None:
+    made = make_stage("qwen3_vl")
     pixels = draw(made, SIZES)
     expected = write(made, pixels)
     memory = steps_of(made).memory
@@ -217,7 +183,7 @@ def expect_no_steps(make: Callable[[], LanguageStage], reason: str) -> None:
 
 @pytest.mark.parametrize("error", [torch.OutOfMemoryError, CannotRecord])
 def test_a_recording_that_fails_leaves_nothing_behind(
-    error: type[Exception], make_stage: Make, recorder: EmulatedRecorder, monkeypatch: pytest.MonkeyPatch
+    error: type[Exception], recorder: EmulatedRecorder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     memories: list[weakref.ref[Any]] = []
     make_cache = keyvalues.CacheMemory.make_cache
@@ -229,16 +195,16 @@ def test_a_recording_that_fails_leaves_nothing_behind(
     monkeypatch.setattr(keyvalues.CacheMemory, "make_cache", note)
     monkeypatch.setattr(recorder, "record", fail(error, "no way"))
     expect_no_steps(
-        lambda: make_stage("blip", "qwen3_vl"), "blip: the steps of the model cannot be recorded .*: no way"
+        lambda: make_stage("qwen3_vl"), "blip: the steps of the model cannot be recorded .*: no way"
     )
     assert memories
     assert {memory() for memory in memories} == {None}
 
 
 def test_a_model_that_transformers_would_not_compile_writes_long_texts(
-    make_stage: Make, recorder: EmulatedRecorder, monkeypatch: pytest.MonkeyPatch
+    recorder: EmulatedRecorder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    made = make_stage("blip", "qwen3_vl")
+    made = make_stage("qwen3_vl")
     pixels = draw(made, SIZES)
     expected = write(made, pixels)
     made.release_steps()
@@ -252,29 +218,29 @@ def test_a_model_that_transformers_would_not_compile_writes_long_texts(
 
 
 def test_too_little_memory_for_the_shortest_cache_is_said(
-    make_stage: Make, recorder: EmulatedRecorder, monkeypatch: pytest.MonkeyPatch
+    recorder: EmulatedRecorder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(language, "measure_free", lambda _: [4000])
-    expect_no_steps(lambda: make_stage("blip", "qwen3_vl"), "a cache for 6 texts of 40 tokens needs 0 MiB")
+    expect_no_steps(lambda: make_stage("qwen3_vl"), "a cache for 6 texts of 40 tokens needs 0 MiB")
     assert not recorder.records
 
 
 def test_the_longest_cache_has_a_share_of_the_free_memory(
-    make_stage: Make, recorder: EmulatedRecorder, monkeypatch: pytest.MonkeyPatch
+    recorder: EmulatedRecorder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    whole = steps_of(make_stage("blip", "qwen3_vl"))
+    whole = steps_of(make_stage("qwen3_vl"))
     assert whole.memory
     size = sum(part.nbytes for part in whole.memory.parts)
     free = int(0.75 * size / language.CACHE_SHARE)
     monkeypatch.setattr(language, "measure_free", lambda _: [free])
-    less = steps_of(make_stage("blip", "qwen3_vl"))
+    less = steps_of(make_stage("qwen3_vl"))
     assert less.lengths[-1] == int(0.75 * whole.lengths[-1]) // 8 * 8
 
 
 def test_workers_of_a_device_divide_that_share(
-    make_stage: Make, recorder: EmulatedRecorder, monkeypatch: pytest.MonkeyPatch
+    recorder: EmulatedRecorder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    made = make_stage("blip", "qwen3_vl")
+    made = make_stage("qwen3_vl")
     memory = steps_of(made).memory
     assert memory
     size = sum(part.nbytes for part in memory.parts)
@@ -288,9 +254,9 @@ def test_workers_of_a_device_divide_that_share(
 
 
 def test_released_memory_is_no_part_of_the_reported_peak(
-    make_stage: Make, recorder: EmulatedRecorder, monkeypatch: pytest.MonkeyPatch
+    recorder: EmulatedRecorder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    made = make_stage("blip", "qwen3_vl")
+    made = make_stage("qwen3_vl")
     calls: list[str] = []
     monkeypatch.setattr(torch.cuda, "empty_cache", lambda: calls.append("free"))
     monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", calls.append)
@@ -299,19 +265,17 @@ def test_released_memory_is_no_part_of_the_reported_peak(
     assert calls == ["free", "cuda:0"]
 
 
-def test_a_lost_device_ends_the_loading(
-    make_stage: Make, recorder: EmulatedRecorder, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_lost_device_ends_the_loading(recorder: EmulatedRecorder, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(recorder, "record", fail(RuntimeError, "CUDA error: an illegal memory access"))
     monkeypatch.setattr(language, "synchronize", fail(RuntimeError, "CUDA error: an illegal memory access"))
     with pytest.raises(DeviceLost):
-        make_stage("blip", "qwen3_vl")
+        make_stage("qwen3_vl")
 
 
 def test_a_batch_that_does_not_fit_gives_the_memory_of_the_steps_back(
-    make_stage: Make, recorder: EmulatedRecorder, monkeypatch: pytest.MonkeyPatch
+    recorder: EmulatedRecorder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    made = make_stage("blip", "qwen3_vl")
+    made = make_stage("qwen3_vl")
     pixels = draw(made, SIZES)
     expected, memory = write(made, pixels), weakref.ref(steps_of(made).memory)
     generate = made.model.generate
@@ -331,9 +295,9 @@ def test_a_batch_that_does_not_fit_gives_the_memory_of_the_steps_back(
     assert write(made, pixels) == expected
 
 
-def test_a_model_with_dynamic_frequencies_has_no_recorded_steps(make_stage: Make, recorder: Any) -> None:
+def test_a_model_with_dynamic_frequencies_has_no_recorded_steps(recorder: Any) -> None:
     """As InternVL3 is published."""
-    made = make_stage("blip", "internvl")
+    made = make_stage("internvl")
     assert is_steady(made.model)
     config = AutoConfig.for_model("qwen2", **captioners.TEXT, vocab_size=50)
     config.rope_parameters = {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}
@@ -344,15 +308,15 @@ def test_a_model_with_dynamic_frequencies_has_no_recorded_steps(make_stage: Make
     assert made.steps is None
 
 
-def test_a_model_with_a_sliding_window_has_no_recorded_steps(make_stage: Make) -> None:
-    model = make_stage("blip", "internvl").model
+def test_a_model_with_a_sliding_window_has_no_recorded_steps() -> None:
+    model = make_stage("internvl").model
     text = model.config.get_text_config(decoder=True)
     text.layer_types, text.sliding_window = ["sliding_attention"] * text.num_hidden_layers, 8
     assert not is_steady(model)
 
 
-def test_a_model_on_several_devices_has_no_recorded_steps(make_stage: Make) -> None:
-    model = make_stage("blip", "qwen3_vl").model
+def test_a_model_on_several_devices_has_no_recorded_steps() -> None:
+    model = make_stage("qwen3_vl").model
     model.hf_device_map = {"model.visual": "cuda:0", "model.language_model": "cuda:1"}
     assert not is_steady(model)
 
@@ -369,15 +333,15 @@ def test_a_model_with_an_encoder_for_text_has_no_recorded_steps(
     assert not is_steady(load_known((*BLIP2, *FLORENCE), str(folder), torch.float32, "cpu"))
 
 
-def test_the_cpu_records_nothing(make_stage: Make) -> None:
-    assert make_stage("blip", "qwen3_vl").steps is None
+def test_the_cpu_records_nothing() -> None:
+    assert make_stage("qwen3_vl").steps is None
 
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
 @each_kind
-def test_a_gpu_writes_the_same_texts(stage: str, kind: str, make_stage: Make) -> None:
-    made = make_stage(stage, kind, "cuda:0")
+def test_a_gpu_writes_the_same_texts(kind: str) -> None:
+    made = make_stage(kind, "cuda:0")
     steps = steps_of(made)
     assert len(steps.recordings) == len(steps.sizes) * len(steps.lengths)
     check_texts(made)
@@ -385,17 +349,17 @@ def test_a_gpu_writes_the_same_texts(stage: str, kind: str, make_stage: Make) ->
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
-def test_a_gpu_gets_the_memory_back(tmp_path: Path) -> None:
+def test_a_gpu_gets_the_memory_back() -> None:
     """In a process of its own: in this one the memory may lie between that of other tests' models, and stay reserved."""
     with ProcessPoolExecutor(1, get_context("spawn")) as pool:
-        size, allocated, reserved = pool.submit(release_steps, tmp_path).result()
+        size, allocated, reserved = pool.submit(release_steps).result()
     assert allocated >= size > 0
     assert reserved >= size
 
 
-def release_steps(place: Path) -> tuple[int, int, int]:
+def release_steps() -> tuple[int, int, int]:
     """Bytes of a stage's recorded steps, and how much less is allocated, and was reserved at most, without them."""
-    made = load_stage(place, "blip", "qwen3_vl", "cuda:0", batch_size=64)
+    made = make_stage("qwen3_vl", "cuda:0", batch_size=64)
     allocated, reserved = torch.cuda.memory_allocated(), torch.cuda.max_memory_reserved()
     memory = steps_of(made).memory
     assert memory
