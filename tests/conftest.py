@@ -65,6 +65,11 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def pytest_collection_finish() -> None:
+    if interpreter := sys.modules.get("triton.runtime.interpreter"):
+        # It would look for an overflow in every sum of integers, which takes longer than the sums.
+        # The tests of kernels see one in the answers.
+        builder = interpreter.interpreter_builder
+        builder.options = dataclasses.replace(builder.options, sanitize_overflow=False)
     gc.freeze()  # and later collections pass over it
     atexit.register(gc.unfreeze)  # or libraries report leaks at the end
     gc.enable()
@@ -74,11 +79,6 @@ def pytest_runtest_setup() -> None:
     """Torch's chance is the same for a test and its fixtures, whatever ran in this process before."""
     if torch := sys.modules.get("torch"):
         torch.manual_seed(0)
-    if interpreter := sys.modules.get("triton.runtime.interpreter"):
-        # It would look for an overflow in every sum of integers, which takes longer than the sums.
-        # The tests of kernels see one in the answers.
-        builder = interpreter.interpreter_builder
-        builder.options = dataclasses.replace(builder.options, sanitize_overflow=False)
 
 
 @pytest.fixture(scope="session")

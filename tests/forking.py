@@ -26,6 +26,8 @@ import traceback
 from pathlib import Path
 from typing import Any
 
+from tests.faults.syscalls import submit
+
 # What commands, and the libraries that they use, import when they are called.
 IMPORTED = [
     "anyio._backends._asyncio",
@@ -42,7 +44,6 @@ IMPORTED = [
     "pydantic.type_adapter",
     "rich._emoji_codes",
     "stages.fake",
-    "tests.faults.syscalls",
     "uvicorn.lifespan.off",
     "uvloop",
 ]
@@ -154,7 +155,7 @@ def become(
     os.chdir(folder)
     sys.argv = [str(Path(sys.modules["daemon"].__path__[0], "__main__.py")), *arguments]
     if supervisor:
-        sys.modules["tests.faults.syscalls"].submit(supervisor)
+        submit(supervisor)
 
 
 if __name__ == "__main__":
