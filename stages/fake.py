@@ -69,12 +69,19 @@ class FakeStage(Stage):
 
     @contextlib.contextmanager
     def _device(self) -> Iterator[None]:
-        """Waits until no other worker uses the fake device."""
+        """Waits until no other worker uses the fake device. The file has the pid of the last one."""
         if not self.options.device_file:
             yield
             return
-        with open(self.options.device_file, "a") as file:
+        with open(self.options.device_file, "a+") as file:
             fcntl.flock(file, fcntl.LOCK_EX)
+            file.seek(0)
+            own = str(os.getpid())
+            if file.read() != own:
+                time.sleep(self.options.switch_seconds)
+                file.truncate(0)
+                file.write(own)
+                file.flush()
             yield
 
     def _answer(self, image: Image) -> Result:

@@ -101,8 +101,9 @@ class FakeOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     OutOfMemory for a batch of more than `oom_above` images, "lost" as DeviceLost. "segfault" and "exit" end
     the process. "hang" blocks it forever, with the interpreter lock held. unusable: why the stage cannot be
     built. notice: like that of a pack. device_file: a file that is locked for the time of each forward pass, so
-    that all workers together are no faster than one device. memory_folder: the memory of a fake GPU (fake.py)
-    with memory_bytes, of which a stage takes load_bytes when it is loaded, and image_bytes for each image of a batch.
+    that all workers together are no faster than one device, and slower by switch_seconds for each pass of a process
+    that did not have the one before. memory_folder: the memory of a fake GPU (fake.py) with memory_bytes, of which
+    a stage takes load_bytes when it is loaded, and image_bytes for each image of a batch.
     salt: changes all answers, as another model does. reads_pixels: every image is decoded, as for a model.
     """
 
@@ -114,6 +115,7 @@ class FakeOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     unusable: str = ""
     notice: str = ""
     device_file: str = ""
+    switch_seconds: float = 0.0
     memory_folder: str = ""
     memory_bytes: int = 0
     load_bytes: int = 0

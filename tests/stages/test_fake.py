@@ -5,6 +5,7 @@ import select
 import subprocess
 import sys
 import time
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -167,6 +168,21 @@ def test_latency_counts_forward_passes_and_images() -> None:
     started = time.perf_counter()
     stage.run(IMAGES[:3])
     assert time.perf_counter() - started >= 0.07
+
+
+def test_a_device_loses_time_when_another_process_has_its_turn(tmp_path: Path) -> None:
+    device = tmp_path / "device"
+    stage = make_stage("ocr", latency_seconds=0.001, device_file=str(device), switch_seconds=0.3)
+    assert time_run(stage) >= 0.3  # it did not have the device before
+    assert time_run(stage) < 0.3
+    device.write_text("1")  # another process had it
+    assert time_run(stage) >= 0.3
+
+
+def time_run(stage: Stage) -> float:
+    started = time.perf_counter()
+    stage.run(IMAGES[:1])
+    return time.perf_counter() - started
 
 
 def test_an_answer_costs_a_few_microseconds() -> None:

@@ -74,9 +74,9 @@ class Interrupted:
 
 @pytest.fixture(scope="module")
 def interrupted(tmp_path_factory: pytest.TempPathFactory) -> Interrupted:
-    """At a place where all workers share one fake device."""
+    """At a place where all workers share one fake device, which loses time when another process has its turn."""
     folder = tmp_path_factory.mktemp("tuned")
-    place = make_place(folder, device_file=str(folder / "device"))
+    place = make_place(folder, device_file=str(folder / "device"), switch_seconds=4 * IMAGE_SECONDS)
     command = [sys.executable, "-P", "-m", "daemon", "tune", *QUICK, str(place.inbox())]
     environment = os.environ | {TOKEN: place.token, "VISIOND_CONFIG": str(place.config)}
     with subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True) as process:
@@ -119,13 +119,14 @@ def test_the_next_search_continues_without_measuring_again(interrupted: Interrup
     assert tuned.stderr.splitlines()[:2] == before
 
 
-def test_one_worker_is_chosen_where_a_second_one_gains_nothing(tuned: Tuned) -> None:
+def test_one_worker_is_chosen_where_a_second_one_costs_time(tuned: Tuned) -> None:
+    """A second one that only gains nothing may be chosen on a busy machine: there it does gain a few percent."""
     place = tuned.place
     profile = profile_of(place)
     assert profile.best
     assert profile.best.settings.workers == 1
     assert {trial.settings.workers for trial in profile.trials} >= {1, 2} or os.cpu_count() == 1
-    assert profile.best.images_per_second == pytest.approx(1 / IMAGE_SECONDS, rel=0.15)
+    assert profile.best.images_per_second == pytest.approx(1 / IMAGE_SECONDS, rel=0.3)
 
 
 def test_the_prediction_is_within_fifteen_percent_of_a_real_run(tuned: Tuned) -> None:
@@ -230,7 +231,8 @@ def test_two_workers_are_chosen_where_they_are_twice_as_fast(tmp_path: Path) -> 
     assert best
     if len(os.sched_getaffinity(0)) > 1:
         assert best.settings.workers == 2
-        assert best.images_per_second == pytest.approx(2 / IMAGE_SECONDS, rel=0.15)
+        # In so short a trial a pause of 0.2 s changes the rate by a quarter, but one worker cannot reach this.
+        assert best.images_per_second > 1.3 / IMAGE_SECONDS
 
 
 def test_batches_that_do_not_fit_are_left_and_a_dry_run_writes_nothing(tmp_path: Path) -> None:

@@ -159,8 +159,10 @@ def test_what_arrives_and_what_fails_is_seen_without_a_reload(tab: Tab, served: 
     tab.get_by_role("link", name="Log in").first.click()
     tab.get_by_label("Token").fill(served.token)
     tab.get_by_role("button", name="Log in").click()
-    (served.place.folder / "inbox" / "broken.jpg").write_bytes(image.read_bytes())
     tab.goto("/?state=failed")
     tab.get_by_role("button", name="Retry all failed images").click()
+    expect(tab.locator("#results")).to_contain_text("1 queued again.")
+    # Only now: the daemon sees the new file by itself, and then no failed image and no button is left.
+    (served.place.folder / "inbox" / "broken.jpg").write_bytes(image.read_bytes())
     expect(tab.locator(".live")).to_contain_text(f"{COUNT + 2} done")
     expect(tab.locator(".live")).not_to_contain_text("failed")
