@@ -24,7 +24,7 @@ from tests.daemon_process import TOKEN, Daemon, Place, wait_for
 
 pytestmark = pytest.mark.timeout(600)  # up to ten daemons, one after another
 
-QUICK = ["--seconds", "0.4", "--count", "20", "--images"]
+QUICK = ["--seconds", "1", "--count", "20", "--images"]
 IMAGE_SECONDS = 0.02
 
 
