@@ -14,6 +14,7 @@ import zlib
 from collections.abc import Iterator, Sequence
 from math import ceil
 from pathlib import Path
+from typing import TextIO
 
 from stages.base import (
     DeviceLost,
@@ -69,20 +70,25 @@ class FakeStage(Stage):
 
     @contextlib.contextmanager
     def _device(self) -> Iterator[None]:
-        """Waits until no other worker uses the fake device. The file has the pid of the last one."""
+        """Waits until no other worker uses the fake device."""
         if not self.options.device_file:
             yield
             return
         with open(self.options.device_file, "a+") as file:
             fcntl.flock(file, fcntl.LOCK_EX)
-            file.seek(0)
-            own = str(os.getpid())
-            if file.read() != own:
-                time.sleep(self.options.switch_seconds)
-                file.truncate(0)
-                file.write(own)
-                file.flush()
+            if self.options.switch_seconds:
+                self._switch(file)
             yield
+
+    def _switch(self, file: TextIO) -> None:
+        """Lose time if another process had the device. The file has the pid of the last one."""
+        file.seek(0)
+        own = str(os.getpid())
+        if file.read() != own:
+            time.sleep(self.options.switch_seconds)
+            file.truncate(0)
+            file.write(own)
+            file.flush()
 
     def _answer(self, image: Image) -> Result:
         earlier = frozenset(name for name in self._uses if name in image.results) if self._uses else NONE
