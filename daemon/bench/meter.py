@@ -27,38 +27,46 @@ class Sample(msgspec.Struct, frozen=True):
 
 
 class Meter:
-    """Within its context, a thread takes samples of a daemon's process."""
+    """Within its context, one thread takes samples of a daemon's process, and another one waits for its models:
+    while many workers start, the GPUs' driver answers slowly, and a sample can take two seconds."""
 
     def __init__(self, pid: int, config: Config) -> None:
         self.samples: list[Sample] = []
         self.started = time.time()
-        # Unix seconds: the last sample at which no worker had loaded its models
+        # Unix seconds: the last time the daemon was asked and no worker had loaded its models
         self.loaded_at = self.started
         self._config = config
         self._process = psutil.Process(pid)
         self._ended = threading.Event()
-        self._thread = threading.Thread(target=self._watch, name="meter")
+        self._threads = [
+            threading.Thread(target=self._watch, name="meter"),
+            threading.Thread(target=self._wait_for_models, name="meter-models"),
+        ]
 
     def __enter__(self) -> Meter:
-        self._thread.start()
+        for thread in self._threads:
+            thread.start()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._ended.set()
-        self._thread.join()
+        for thread in self._threads:
+            thread.join()
 
-    def _watch(self) -> None:
-        loading = True
+    def _wait_for_models(self) -> None:
         while not self._ended.wait(INTERVAL_SECONDS):
             now = time.time()
-            if loading:
-                snapshot = find_snapshot(self._config)
-                loading = snapshot is None or snapshot.loading
-                self.loaded_at = now if loading else self.loaded_at
+            snapshot = find_snapshot(self._config)
+            if snapshot and not snapshot.loading:
+                return
+            self.loaded_at = now
+
+    def _watch(self) -> None:
+        while not self._ended.wait(INTERVAL_SECONDS):
             try:
-                self.samples.append(self._take(now - self.started))
+                self.samples.append(self._take(time.time() - self.started))
             except psutil.NoSuchProcess:
                 return
 

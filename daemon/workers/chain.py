@@ -112,15 +112,26 @@ class Chain:
                 started = time.perf_counter()
                 self.stages.append(registry.build(spec, self.setup.device))
                 seconds[spec.name] = time.perf_counter() - started
+        self._uses = {name for stage in self.stages for name in registry.find_stage(stage.name).uses}
+        if any(stage.reads_pixels for stage in self.stages):
+            self._decode = _decoding(self.setup)
+            self._start_decoder(self._decode)
         for stage in self.stages:
             started = time.perf_counter()
             stage.load()
             seconds[stage.name] += time.perf_counter() - started
             report(Loaded(stage.name, seconds[stage.name]))
-        self._uses = {name for stage in self.stages for name in registry.find_stage(stage.name).uses}
-        if any(stage.reads_pixels for stage in self.stages):
-            self._decode = _decoding(self.setup)
         return seconds
+
+    def _start_decoder(self, decode: Callable[[Sequence[Entry]], Answers]) -> None:
+        """Decode the test page while the models load. nvJPEG opens the GPU's decoders in its first call, and the
+        driver lets the workers of all GPUs do that one after another. A problem shows again in `rehearse`."""
+        if self.setup.rehearse and self.setup.device.startswith("cuda"):
+            from stages.devices import run_in_background
+
+            page = draw_page(self.setup.limits)
+            entry = self._open(Item(0, len(page), {}), memoryview(page))
+            run_in_background(lambda: decode([entry]))
 
     def rehearse(self) -> None:
         """Run a test page in each thread before the first image, if the setup says so. By then the GPU's

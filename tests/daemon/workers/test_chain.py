@@ -6,6 +6,7 @@ import gc
 import itertools
 import math
 import sys
+import threading
 import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -56,6 +57,26 @@ def test_all_stages_are_imported_before_the_first_one_loads(monkeypatch: pytest.
     ).load()
     assert order == ["import", "import", "load", "load"]
     assert list(seconds) == ["ocr", "yolo"]
+
+
+def test_on_a_gpu_the_test_page_is_decoded_while_the_models_load(monkeypatch: pytest.MonkeyPatch) -> None:
+    decoded = threading.Event()
+
+    class Stage(FakeStage):
+        def load(self) -> None:
+            assert decoded.wait(10), "the first model waits for the decoder"
+
+    def decode(entries: Sequence[Entry]) -> list[None]:
+        assert [entry.error for entry in entries] == [None]
+        decoded.set()
+        return [None]
+
+    monkeypatch.setattr(module.registry, "build", Stage)
+    monkeypatch.setattr(module, "_decoding", lambda _: decode)
+    specs = [StageSpec("ocr", "fake", options={"reads_pixels": True})]
+    Chain(
+        Setup("w", "cuda:0", specs, 0, 1, 1, Limits(), None, ["ocr"], rehearse=True), memoryview(b"")
+    ).load()
 
 
 def test_a_batch_size_that_did_not_fit_is_not_tried_again() -> None:
