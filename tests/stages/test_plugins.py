@@ -1,8 +1,11 @@
 from __future__ import annotations
 
 import sys
-from importlib.metadata import EntryPoint
+from collections.abc import Callable, Iterator
+from importlib.metadata import Distribution, DistributionFinder, EntryPoint
+from pathlib import Path
 from typing import Any
+from zipfile import ZipFile
 
 import msgspec
 import pytest
@@ -46,7 +49,7 @@ UNREADABLE = describe("unreadable", result=Lost)
 
 def gather(monkeypatch: pytest.MonkeyPatch, **values: str) -> plugins.Gathered:
     entries = [EntryPoint(name.replace("_", "-"), value, plugins.GROUP) for name, value in values.items()]
-    monkeypatch.setattr(plugins, "entry_points", lambda group: entries)
+    monkeypatch.setattr(plugins, "find_entries", lambda: entries)
     return plugins.gather(BUILT_IN)
 
 
@@ -96,7 +99,7 @@ def test_if_two_distributions_have_a_stage_of_the_same_name_neither_is_used(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     entries = [EntryPoint("second", f"{__name__}:{name}", plugins.GROUP) for name in ("SECOND", "FIRST")]
-    monkeypatch.setattr(plugins, "entry_points", lambda group: entries)
+    monkeypatch.setattr(plugins, "find_entries", lambda: entries)
     found = plugins.gather(BUILT_IN)
     assert list(found.stages) == ["ocr", "yolo", "clip", "blip"]
     assert "has a stage with this name too; uninstall one of them" in found.problems["second"]
@@ -122,3 +125,67 @@ def test_a_descriptor_that_imports_torch_is_named(monkeypatch: pytest.MonkeyPatc
     assert list(found.problems) == ["heavy"]
     assert "imports wave with its descriptor, which makes every command slow" in found.problems["heavy"]
     assert "heavy" in found.stages
+
+
+METADATA = "Metadata-Version: 2.1\nName: quality\nVersion: 1.0\n"
+ENTRY_POINTS = "[visiond.stages]\nquality = quality:QUALITY\n"
+
+
+def put_info(folder: Path, metadata: str, entry_points: str = ENTRY_POINTS) -> Path:
+    folder.mkdir(parents=True)
+    (folder / metadata).write_text(METADATA)
+    (folder / "entry_points.txt").write_text(entry_points)
+    return folder
+
+
+def install(site: Path) -> Path:
+    put_info(site / "quality-1.0.dist-info", "METADATA")
+    return site
+
+
+def install_old(site: Path) -> Path:
+    put_info(site / "quality-1.0.egg-info", "PKG-INFO")
+    return site
+
+
+def install_egg(site: Path) -> Path:
+    return put_info(site / "quality.egg" / "EGG-INFO", "PKG-INFO").parent
+
+
+def install_archive(site: Path) -> Path:
+    with ZipFile(site / "quality.zip", "w") as archive:
+        archive.writestr("quality-1.0.dist-info/METADATA", METADATA)
+        archive.writestr("quality-1.0.dist-info/entry_points.txt", ENTRY_POINTS)
+    return site / "quality.zip"
+
+
+@pytest.mark.parametrize("install", [install, install_old, install_egg, install_archive])
+def test_a_plug_in_is_found_however_it_is_installed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, install: Callable[[Path], Path]
+) -> None:
+    monkeypatch.setattr(sys, "path", [str(install(tmp_path)), str(tmp_path / "missing")])
+    assert [entry.value for entry in plugins.find_entries()] == ["quality:QUALITY"]
+
+
+def test_a_plug_in_is_found_by_a_finder_of_another_kind(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Finder(DistributionFinder):
+        def find_distributions(self, context: object = None) -> Iterator[Distribution]:
+            yield Distribution.at(put_info(tmp_path / "quality-1.0.dist-info", "METADATA"))
+
+        def find_spec(self, *_: object) -> None:
+            return None
+
+    monkeypatch.setattr(sys, "path", [])
+    monkeypatch.setattr(sys, "meta_path", [*sys.meta_path, Finder()])
+    assert [entry.value for entry in plugins.find_entries()] == ["quality:QUALITY"]
+
+
+def test_without_plug_ins_a_start_does_not_search_for_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    put_info(tmp_path / "other-1.0.dist-info", "METADATA", "[console_scripts]\nquality = quality:main\n")
+    monkeypatch.setattr(sys, "path", [str(tmp_path), str(tmp_path / "missing")])
+    monkeypatch.setitem(sys.modules, "importlib.metadata", None)  # importing it fails
+    assert plugins.find_entries() == []
