@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 from collections.abc import Sequence
 from pathlib import Path
@@ -107,6 +106,8 @@ def write_manifest(path: Path, manifest: Manifest) -> None:
 
 
 def digest_file(path: Path) -> str:
+    import hashlib  # not at the start of every process
+
     with path.open("rb") as file:
         return f"sha256:{hashlib.file_digest(file, 'sha256').hexdigest()}"
 

@@ -5,8 +5,6 @@ ultralytics' own loader also builds RT-DETR and others, which later fail or give
 
 from __future__ import annotations
 
-import pickletools
-import zipfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
@@ -150,6 +148,10 @@ def check_checkpoint(file: Path) -> None:
 def list_classes(file: Path) -> list[tuple[str, str]]:
     """Module and name of each class in a torch archive, in order. They are read as text;
     nothing is imported or run."""
+    # Every worker imports this module, and these two take a tenth of its start.
+    import pickletools
+    import zipfile
+
     try:
         with file.open("rb") as opened:
             if opened.read(2) != b"PK":

@@ -71,6 +71,19 @@ def test_answers_are_those_of_ultralytics(
     )
 
 
+def test_on_a_cpu_a_stage_is_tried_with_one_image(
+    sure_weights: SureWeights, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    counts: list[int] = []
+
+    def count(stage: YoloStage, pixels: list[torch.Tensor], boxes: list[Letterbox]) -> None:
+        counts.append(len(pixels))
+
+    monkeypatch.setattr(YoloStage, "_forward", count)
+    make_stage(sure_weights(), batch_size=3)
+    assert counts == [1]
+
+
 def test_batch_mates_change_no_answer(sure_weights: SureWeights, mixed_images: list[Image]) -> None:
     bus = read_asset("bus.jpg")
     stage = make_stage(sure_weights(), conf=0.5, batch_size=3)
