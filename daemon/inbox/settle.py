@@ -13,6 +13,9 @@ from dataclasses import dataclass
 
 from daemon.jobs import File, Version
 
+# A file of which only the change time is new has to stay for this long. The daemon may be moving or deleting it just now:
+# a rename sets the time shortly before the name changes.
+TOUCHED_SECONDS = 1.0
 STEP_SECONDS = 0.5  # the clock was set if it moved by this much against the monotonic clock
 
 
@@ -65,23 +68,25 @@ class Settling:
         clock: float,
         *,
         renamed: bool = False,
+        touched: bool = False,
         read_by: float = 0.0,
     ) -> bool:
         """Whether this version of the file may be read now. If not, `due` returns it later.
 
         now, clock: before its status was read, as it may have changed since then. read_by: afterwards
-        (monotonic; 0: at the same time). The file is watched from then on.
+        (monotonic; 0: at the same time). The file is watched from then on. touched: only its change time is new.
         """
         wait = self._waiting.get(file.path)
         if wait is None or wait.version != file.version:
             wait = _Wait(file.version, max(now, read_by), now)
+        settle = max(patience.settle_seconds, TOUCHED_SECONDS if touched else 0.0)
         age = clock - file.version.ctime_ns / 1e9
-        trusted = patience.trusts_clock and now - self._last_set(now, clock) >= patience.settle_seconds
+        trusted = patience.trusts_clock and now - self._last_set(now, clock) >= settle
         quiet = max(now - wait.since, age if trusted else 0.0, 0.0)
-        if renamed or not file.regular or quiet >= patience.settle_seconds:
+        if (renamed and not touched) or not file.regular or quiet >= settle:
             self._waiting.pop(file.path, None)
             return True
-        wait.due = now + patience.settle_seconds - quiet
+        wait.due = now + settle - quiet
         if file.path in self._waiting or len(self._waiting) < self.limit:
             self._waiting[file.path] = wait
         else:

@@ -196,7 +196,7 @@ class Watcher:
         chunks, times, folder.handled = self._walk(folder, subtree), _times(), set()
         while (found := await folder.in_thread(next, chunks, None)) is not None:
             files = await self._retry.in_thread("ledger", self._unknown, folder, found)
-            whole = self._whole(folder, [(file, False) for file in files], times)
+            whole = self._whole(folder, files, times)
             if not (first or subtree or folder.polls):
                 missed = [file for file in whole if not folder.was_noticed(file.path)]
                 self._metrics.reconcile_found.inc(len(missed))
@@ -254,10 +254,13 @@ class Watcher:
                 found, yielded_at = [], time.monotonic()
         yield found
 
-    def _unknown(self, folder: Folder, files: list[File]) -> list[File]:
-        """Those that the ledger does not know. Runs in a thread. Raises LedgerUnusable."""
+    def _unknown(self, folder: Folder, files: list[File]) -> dict[File, bool]:
+        """Those that the ledger does not know, and whether only their change time is new.
+        Runs in a thread. Raises LedgerUnusable."""
         known = self._reader.versions(folder.number, [file.path for file in files])
-        return [file for file in files if (file.path, file.version) not in known]
+        unknown = [file for file in files if (file.path, file.version) not in known]
+        same = {(path, version._replace(ctime_ns=0)) for path, version in known} if unknown else set()
+        return {file: (file.path, file.version._replace(ctime_ns=0)) in same for file in unknown}
 
     # The hints: events
 
@@ -340,7 +343,7 @@ class Watcher:
         files = await self._retry.in_thread("ledger", self._unknown, folder, found)
         for path in paths - {file.path for file in files}:
             folder.settling.forget(path)
-        if whole := self._whole(folder, [(file, file.path in renamed) for file in files], times):
+        if whole := self._whole(folder, files, times, renamed):
             await self._admit(whole)
         folder.forget_events({path for path in paths if path not in folder.settling})
         if folder.settling.overflowed:
@@ -356,14 +359,19 @@ class Watcher:
         return [_file(folder.number, path, status) for path, status in found]
 
     def _whole(
-        self, folder: Folder, found: list[tuple[File, bool]], times: tuple[float, float]
+        self,
+        folder: Folder,
+        files: Mapping[File, bool],
+        times: tuple[float, float],
+        renamed: Collection[bytes] = (),
     ) -> list[File]:
-        """times: from before the files' status was read."""
-        settling, patience, read_by = folder.settling, folder.patience, time.monotonic()
+        """files: as from `_unknown`. times: from before their status was read. renamed: the paths of those that arrived
+        by a rename."""
+        is_whole = partial(folder.settling.is_whole, read_by=time.monotonic())
         return [
             file
-            for file, renamed in found
-            if settling.is_whole(file, patience, *times, renamed=renamed, read_by=read_by)
+            for file, touched in files.items()
+            if is_whole(file, folder.patience, *times, renamed=file.path in renamed, touched=touched)
         ]
 
 

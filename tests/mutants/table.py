@@ -410,6 +410,14 @@ SOURCES = [
         ("daemon/inbox/test_intake.py::test_a_file_that_is_another_by_now_is_gone",),
     ),
     Mutant(
+        "touched-settles",
+        "a file that the daemon takes away at this moment is no new version",
+        "daemon/inbox/settle.py",
+        "(renamed and not touched)",
+        "renamed",
+        ("daemon/inbox/test_watcher.py::test_a_file_that_the_daemon_is_deleting_is_no_other_version",),
+    ),
+    Mutant(
         "settle",
         "a file that is being written is not read",
         "daemon/inbox/settle.py",

@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from daemon.inbox.settle import Patience, Settling
+from daemon.inbox.settle import TOUCHED_SECONDS, Patience, Settling
 from tests.makers import make_file
 
 LOCAL = Patience(settle_seconds=2.0, trusts_clock=True)
@@ -33,12 +33,15 @@ class Watch:
         changed: float = 0.0,
         renamed: bool = False,
         regular: bool = True,
+        touched: bool = False,
         reading: float = 0.0,
     ) -> bool:
         file = make_file(path, size=size, ctime_ns=int((NOON + changed) * 1e9), regular=regular)
         now = 50.0 + self.now
         clock, read_by = NOON + self.now + self.ahead, now + reading
-        return self.settling.is_whole(file, self.patience, now, clock, renamed=renamed, read_by=read_by)
+        return self.settling.is_whole(
+            file, self.patience, now, clock, renamed=renamed, touched=touched, read_by=read_by
+        )
 
     def due(self) -> list[bytes]:
         return self.settling.due(50.0 + self.now)
@@ -53,6 +56,14 @@ def test_a_growing_file_is_not_whole_however_long_it_grows() -> None:
         assert not watch.at(second).sees(size=second, changed=second)
     assert not watch.at(10.9).sees(size=9, changed=9)
     assert watch.at(11.0).sees(size=9, changed=9)
+
+
+@pytest.mark.parametrize("renamed", [True, False])
+def test_a_file_of_which_only_the_change_time_is_new_has_to_stay_for_a_second(renamed: bool) -> None:
+    watch = Watch(patience=Patience(settle_seconds=0.0, trusts_clock=True))
+    assert not watch.sees(renamed=renamed, touched=True)
+    assert watch.pause() == TOUCHED_SECONDS
+    assert watch.at(TOUCHED_SECONDS).sees(renamed=renamed, touched=True)
 
 
 def test_a_file_that_has_been_quiet_long_enough_is_whole_at_first_sight() -> None:

@@ -26,7 +26,7 @@ from daemon.config.sections import Inbox
 from daemon.errors import LedgerUnusable
 from daemon.inbox import watcher as watching
 from daemon.inbox.disk import FolderOrigin
-from daemon.inbox.folder import open_folder
+from daemon.inbox.folder import Folder, open_folder
 from daemon.inbox.settle import Patience, Settling
 from daemon.inbox.walk import Listed, Walk
 from daemon.inbox.watcher import Watcher
@@ -700,3 +700,24 @@ async def test_how_far_an_ordered_listing_came_is_in_the_ledger_until_one_reache
         assert await watch_until(once=True) == []
         assert reader.marker(1) == b""
     assert [after for after, _ in groupby(origin.began)] == [b"", b"b.jpg", b""]
+
+
+async def test_a_file_that_the_daemon_is_deleting_is_no_other_version(
+    watch: Watch, inbox: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """To delete a file, the daemon renames it. For a moment, its change time is then new and its name still there."""
+    file, looks, read_status = inbox / "first", 0, watching._status_of
+
+    def delete_after(folder: Folder, path: bytes) -> os.stat_result | None:
+        nonlocal looks
+        status = read_status(folder, path)
+        if path == b"first":
+            looks += 1
+            file.unlink(missing_ok=True)
+        return status
+
+    async with watch(settle_seconds=0) as found:
+        monkeypatch.setattr(watching, "_status_of", delete_after)
+        file.rename(tmp_path / "aside").rename(file)
+        await until(lambda: looks > 1 or len(found.files) > 1)
+        assert [file.path for file in found.files] == [b"first"]
