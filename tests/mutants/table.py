@@ -421,8 +421,8 @@ SOURCES = [
         "settle",
         "a file that is being written is not read",
         "daemon/inbox/settle.py",
-        "quiet >= patience.settle_seconds",
-        "True",
+        "quiet >= settle:",
+        "True:",
         ("daemon/inbox/test_settle.py::test_a_growing_file_is_not_whole_however_long_it_grows",),
     ),
     Mutant(
