@@ -106,7 +106,7 @@ def write_manifest(path: Path, manifest: Manifest) -> None:
 
 
 def digest_file(path: Path) -> str:
-    import hashlib  # not at the start of every process
+    import hashlib  # it would slow every start
 
     with path.open("rb") as file:
         return f"sha256:{hashlib.file_digest(file, 'sha256').hexdigest()}"

@@ -99,8 +99,8 @@ def gather(built_in: Iterable[Descriptor]) -> Gathered:
 
 
 def find_entries() -> list[EntryPoint]:
-    """The entry points of stages, sorted. Most machines have none, and importing importlib.metadata to learn that is
-    a third of a worker's start: so that is left out where no distribution of a folder on the path names the group."""
+    """The entry points of stages, sorted. Importing importlib.metadata slows every start, so it is imported only if a
+    distribution on sys.path may have stages."""
     if not any(map(names_group, sys.path)) and not any(map(finds_distributions, sys.meta_path)):
         return []
     from importlib.metadata import entry_points
@@ -109,17 +109,18 @@ def find_entries() -> list[EntryPoint]:
 
 
 def names_group(place: str) -> bool:
-    """Whether a distribution in a place of sys.path may have stages. Only folders are looked into."""
-    if place.endswith(".egg"):
-        return True
-    with contextlib.suppress(FileNotFoundError, PermissionError):
-        try:
-            with os.scandir(place or os.curdir) as found:
-                folders = [entry.path for entry in found if entry.name.endswith((".dist-info", ".egg-info"))]
-        except NotADirectoryError:  # an archive
+    """Whether a distribution in a place of sys.path may have stages. Yes for whatever is not an ordinary folder, such
+    as an archive: importlib.metadata then decides."""
+    try:
+        if os.fspath(place).lower().endswith(".egg"):
             return True
-        return any(map(has_group, folders))
-    return False
+        with os.scandir(place or os.curdir) as found:
+            folders = [e.path for e in found if e.name.lower().endswith((".dist-info", ".egg-info"))]
+    except FileNotFoundError:
+        return False
+    except Exception:  # noqa: BLE001 - such a place must not end every command
+        return True
+    return any(map(has_group, folders))
 
 
 def has_group(folder: str) -> bool:

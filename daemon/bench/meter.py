@@ -27,46 +27,39 @@ class Sample(msgspec.Struct, frozen=True):
 
 
 class Meter:
-    """Within its context, one thread takes samples of a daemon's process, and another one waits for its models:
-    while many workers start, the GPUs' driver answers slowly, and a sample can take two seconds."""
+    """Within its context, a thread takes samples of a daemon's process."""
 
     def __init__(self, pid: int, config: Config) -> None:
         self.samples: list[Sample] = []
         self.started = time.time()
-        # Unix seconds: the last time the daemon was asked and no worker had loaded its models
+        # Unix seconds: when the first worker was ready. Until that is known, the last time that none was.
         self.loaded_at = self.started
         self._config = config
         self._process = psutil.Process(pid)
         self._ended = threading.Event()
-        self._threads = [
-            threading.Thread(target=self._watch, name="meter"),
-            threading.Thread(target=self._wait_for_models, name="meter-models"),
-        ]
+        self._thread = threading.Thread(target=self._watch, name="meter")
 
     def __enter__(self) -> Meter:
-        for thread in self._threads:
-            thread.start()
+        self._thread.start()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._ended.set()
-        for thread in self._threads:
-            thread.join()
-
-    def _wait_for_models(self) -> None:
-        while not self._ended.wait(INTERVAL_SECONDS):
-            now = time.time()
-            snapshot = find_snapshot(self._config)
-            if snapshot and not snapshot.loading:
-                return
-            self.loaded_at = now
+        self._thread.join()
 
     def _watch(self) -> None:
+        loading = True
         while not self._ended.wait(INTERVAL_SECONDS):
+            now = time.time()
+            if loading:
+                snapshot = find_snapshot(self._config)
+                loading = snapshot is None or snapshot.loading
+                ready_at = [worker.ready_at for worker in snapshot.workers] if snapshot else []
+                self.loaded_at = now if loading else min(filter(None, ready_at), default=self.loaded_at)
             try:
-                self.samples.append(self._take(time.time() - self.started))
+                self.samples.append(self._take(now - self.started))
             except psutil.NoSuchProcess:
                 return
 

@@ -1,6 +1,6 @@
 """Which files are complete. A file that is still being written must not be read; it has to settle first.
 
-A file is whole if it arrived by rename, or if its size, times and inode have not changed for
+A file is whole if it arrived by rename and its contents are new, or if its size, times and inode have not changed for
 `settle_seconds`. On a local file system its change time shows that at once. On a network mount, which uses
 another machine's clock, the file has to be watched for that long. The same is true for a while after the
 clock was set: a file that is growing may seem old.
@@ -13,8 +13,8 @@ from dataclasses import dataclass
 
 from daemon.jobs import File, Version
 
-# A file of which only the change time is new has to stay for this long. The daemon may be moving or deleting it just now:
-# a rename sets the time shortly before the name changes.
+# If only a file's change time is new, wait at least this long: the daemon may be moving or deleting it, and a rename sets
+# that time shortly before the name changes.
 TOUCHED_SECONDS = 1.0
 STEP_SECONDS = 0.5  # the clock was set if it moved by this much against the monotonic clock
 

@@ -21,6 +21,7 @@ from asyncinotify import Event, Inotify, Mask
 
 from daemon.config.sections import Inbox
 from daemon.inbox.folder import Folder, Hint, open_folder
+from daemon.inbox.settle import TOUCHED_SECONDS
 from daemon.inbox.walk import Unread, Walk
 from daemon.jobs import File, Version
 from daemon.ledger.records import Reader
@@ -172,7 +173,7 @@ class Watcher:
         interval = min(POLL_SECONDS, self._rescan_seconds) if is_quick else self._rescan_seconds
         if folder.settling.overflowed:
             # By then there is room for the files that did not fit.
-            interval = min(interval, folder.settings.settle_seconds)
+            interval = min(interval, max(folder.settings.settle_seconds, TOUCHED_SECONDS))
         # A scan that failed may only have waited for an answer, and the rest of it should follow soon.
         rest = 0.0 if folder.trouble else REST * folder.scan_seconds
         return folder.scanned_at + max(interval, rest)
@@ -255,7 +256,7 @@ class Watcher:
         yield found
 
     def _unknown(self, folder: Folder, files: list[File]) -> dict[File, bool]:
-        """Those that the ledger does not know, and whether only their change time is new.
+        """Those whose version the ledger does not know, each with whether only its change time is new.
         Runs in a thread. Raises LedgerUnusable."""
         known = self._reader.versions(folder.number, [file.path for file in files])
         unknown = [file for file in files if (file.path, file.version) not in known]
@@ -365,7 +366,7 @@ class Watcher:
         times: tuple[float, float],
         renamed: Collection[bytes] = (),
     ) -> list[File]:
-        """files: as from `_unknown`. times: from before their status was read. renamed: the paths of those that arrived
+        """files: the answer of `_unknown`. times: from before their status was read. renamed: the paths of those that arrived
         by a rename."""
         is_whole = partial(folder.settling.is_whole, read_by=time.monotonic())
         return [

@@ -16,7 +16,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from functools import cache
+from functools import cache, partial
 from typing import Any, TypeVar
 
 import msgspec
@@ -112,10 +112,11 @@ class Chain:
                 started = time.perf_counter()
                 self.stages.append(registry.build(spec, self.setup.device))
                 seconds[spec.name] = time.perf_counter() - started
+            if any(stage.reads_pixels for stage in self.stages):
+                self._decode = _decoding(self.setup)
+                if self.setup.rehearse and self.setup.device.startswith("cuda"):
+                    self._open_jpeg_decoder()
         self._uses = {name for stage in self.stages for name in registry.find_stage(stage.name).uses}
-        if any(stage.reads_pixels for stage in self.stages):
-            self._decode = _decoding(self.setup)
-            self._start_decoder(self._decode)
         for stage in self.stages:
             started = time.perf_counter()
             stage.load()
@@ -123,15 +124,14 @@ class Chain:
             report(Loaded(stage.name, seconds[stage.name]))
         return seconds
 
-    def _start_decoder(self, decode: Callable[[Sequence[Entry]], Answers]) -> None:
-        """Decode the test page while the models load. nvJPEG opens the GPU's decoders in its first call, and the
-        driver lets the workers of all GPUs do that one after another. A problem shows again in `rehearse`."""
-        if self.setup.rehearse and self.setup.device.startswith("cuda"):
-            from stages.devices import run_in_background
+    def _open_jpeg_decoder(self) -> None:
+        """Open the GPU's decoder while the models load: the driver does that for one process after another, even on
+        different GPUs. Errors are ignored, because `rehearse` decodes the same page again."""
+        from stages.decoding.images import find_jpeg_decoder, open_jpeg_decoder
+        from stages.devices import run_in_background
 
-            page = draw_page(self.setup.limits)
-            entry = self._open(Item(0, len(page), {}), memoryview(page))
-            run_in_background(lambda: decode([entry]))
+        find_jpeg_decoder()  # imported here, because models that load import it too
+        run_in_background(partial(open_jpeg_decoder, draw_page(self.setup.limits), self.setup.device))
 
     def rehearse(self) -> None:
         """Run a test page in each thread before the first image, if the setup says so. By then the GPU's

@@ -345,7 +345,7 @@ class Pool:
             tasks.start_soon(seat.server.stop)
 
     def _welcome(self, seat: Seat, worker: Worker, ready: Ready) -> None:
-        seat.state, seat.short, seat.full_until = "ready", False, 0.0
+        seat.state, seat.ready_at, seat.short, seat.full_until = "ready", time.time(), False, 0.0
         for stage, seconds in ready.load_seconds.items():
             self._metrics.model_load_seconds.labels(seat.device, stage).set(seconds)
         log.info(

@@ -33,6 +33,7 @@ class Seat:
     )
     rests: int = 0  # in a row, without STEADY_BATCHES between them
     peak_bytes: int = 0  # the most that a worker of this seat had reserved
+    ready_at: float = 0.0  # Unix seconds; 0: no worker of this seat was ready yet
 
     def __post_init__(self) -> None:
         if self.room:
@@ -72,4 +73,5 @@ class Seat:
             memory_bytes=beat.resident_bytes,
             gpu_bytes=beat.device_used_bytes,
             gpu_peak_bytes=max(self.peak_bytes, beat.device_peak_bytes),
+            ready_at=self.ready_at,
         )

@@ -190,15 +190,29 @@ def _try_jpegs(entries: Sequence[Encoded], device: torch.device) -> Sequence[tor
             torch.cuda.current_stream(device).synchronize()
     try:
         with device_errors():
-            return _jpeg_decoder()(sources, mode="RGB", device=device)
+            return find_jpeg_decoder()(sources, mode="RGB", device=device)
     except RuntimeError:  # a file that it cannot read; or out of memory, but that was tried above
         with device_errors():
             synchronize(str(device))  # it may still be writing the others, into memory that is already free
         return None
 
 
+def open_jpeg_decoder(page: bytes, device: str) -> None:
+    """Decode a JPEG on a GPU that loads models. Raises torch's errors.
+
+    Unlike `decode`, it never waits for the whole device: that would spoil a CUDA graph that another thread records.
+    """
+    import torch
+
+    stream, lock = _decoding_stream(torch.device(device))
+    source = torch.frombuffer(bytearray(page), dtype=torch.uint8)
+    with lock, torch.cuda.stream(stream):
+        find_jpeg_decoder()([source], mode="RGB", device=torch.device(device))
+        stream.synchronize()
+
+
 @functools.cache
-def _jpeg_decoder() -> DecodeJpegs:
+def find_jpeg_decoder() -> DecodeJpegs:
     """The decoder of torchvision or of its successor torchcodec. Both use nvJPEG and ignore EXIF."""
     try:
         from torchvision.io import decode_jpeg

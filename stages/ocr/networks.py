@@ -78,7 +78,7 @@ class NetworkLoader:
         """The best networks so far. Raises DeviceLost.
 
         Compiling begins with the first call, because then all stages have loaded: some
-        record CUDA graphs while they load, and nothing else may use the device at that time.
+        record CUDA graphs while they load, and nothing else may wait for the whole device at that time.
         """
         with self._lock:
             if self._fusing and self._fusing.done():

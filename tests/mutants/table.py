@@ -411,7 +411,7 @@ SOURCES = [
     ),
     Mutant(
         "touched-settles",
-        "a file that the daemon takes away at this moment is no new version",
+        "a file that the daemon is moving or deleting is not a new version",
         "daemon/inbox/settle.py",
         "(renamed and not touched)",
         "renamed",

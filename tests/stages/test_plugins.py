@@ -143,6 +143,11 @@ def install(site: Path) -> Path:
     return site
 
 
+def install_shouting(site: Path) -> Path:
+    put_info(site / "Quality-1.0.DIST-INFO", "METADATA")
+    return site
+
+
 def install_old(site: Path) -> Path:
     put_info(site / "quality-1.0.egg-info", "PKG-INFO")
     return site
@@ -159,7 +164,7 @@ def install_archive(site: Path) -> Path:
     return site / "quality.zip"
 
 
-@pytest.mark.parametrize("install", [install, install_old, install_egg, install_archive])
+@pytest.mark.parametrize("install", [install, install_shouting, install_old, install_egg, install_archive])
 def test_a_plug_in_is_found_however_it_is_installed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, install: Callable[[Path], Path]
 ) -> None:
@@ -189,3 +194,11 @@ def test_without_plug_ins_a_start_does_not_search_for_them(
     monkeypatch.setattr(sys, "path", [str(tmp_path), str(tmp_path / "missing")])
     monkeypatch.setitem(sys.modules, "importlib.metadata", None)  # importing it fails
     assert plugins.find_entries() == []
+
+
+def test_a_place_that_cannot_be_listed_ends_no_command(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "loop").symlink_to(tmp_path / "loop")
+    monkeypatch.setattr(sys, "path", [str(tmp_path / "loop"), str(install(tmp_path))])
+    assert [entry.value for entry in plugins.find_entries()] == ["quality:QUALITY"]

@@ -59,11 +59,16 @@ def test_a_growing_file_is_not_whole_however_long_it_grows() -> None:
 
 
 @pytest.mark.parametrize("renamed", [True, False])
-def test_a_file_of_which_only_the_change_time_is_new_has_to_stay_for_a_second(renamed: bool) -> None:
-    watch = Watch(patience=Patience(settle_seconds=0.0, trusts_clock=True))
+@pytest.mark.parametrize("trusts_clock", [True, False])
+@pytest.mark.parametrize(("settle_seconds", "wait"), [(0.0, TOUCHED_SECONDS), (3.0, 3.0)])
+def test_a_file_of_which_only_the_change_time_is_new_waits_a_second_or_as_long_as_others(
+    settle_seconds: float, wait: float, trusts_clock: bool, renamed: bool
+) -> None:
+    watch = Watch(patience=Patience(settle_seconds, trusts_clock))
     assert not watch.sees(renamed=renamed, touched=True)
-    assert watch.pause() == TOUCHED_SECONDS
-    assert watch.at(TOUCHED_SECONDS).sees(renamed=renamed, touched=True)
+    assert watch.pause() == wait
+    assert not watch.at(wait - 0.1).sees(renamed=renamed, touched=True)
+    assert watch.at(wait).sees(renamed=renamed, touched=True)
 
 
 def test_a_file_that_has_been_quiet_long_enough_is_whole_at_first_sight() -> None:

@@ -7,6 +7,7 @@ import json
 import os
 import signal
 import threading
+import time
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
@@ -100,6 +101,7 @@ def test_a_slab_has_room_for_an_image_in_every_station(tmp_path: Path) -> None:
 def test_metrics_and_status_count_the_work_of_all_stations(tmp_path: Path) -> None:
     place = Place(tmp_path, settings(2))
     place.drop_many(range(200))
+    started = time.time()
     with Daemon(place) as daemon:
         daemon.wait_idle(200)
         assert len(stations_of(place)) == 2
@@ -110,8 +112,12 @@ def test_metrics_and_status_count_the_work_of_all_stations(tmp_path: Path) -> No
         assert daemon.metric("visiond_device_stage_images_total", device="cpu", stage="blip") == 200
         assert daemon.metric("visiond_inbox_images_total", inbox="1", outcome="done") == 200
         assert daemon.metric("visiond_images_total", outcome="done", reason="") == 200
-        names = sorted(worker["name"] for worker in daemon.status()["workers"])
-        assert names == ["ocr+yolo+clip+blip/0", "ocr+yolo+clip+blip/1"]
+        workers = daemon.status()["workers"]
+        assert sorted(worker["name"] for worker in workers) == [
+            "ocr+yolo+clip+blip/0",
+            "ocr+yolo+clip+blip/1",
+        ]
+        assert all(started < worker["ready_at"] < time.time() for worker in workers)
         assert daemon.stop() == 0
     place.assert_kept(DONE=200)
 

@@ -19,6 +19,7 @@ from daemon.messages import Batch, Item, Setup
 from daemon.workers import chain as module
 from daemon.workers.chain import REGROW_CALLS, Allowance, Chain, Entry, draw_page
 from stages.base import Header, Image, Limits, OutOfMemory, Reason, StageSpec
+from stages.decoding import images
 from stages.decoding.images import inspect
 from stages.fake import FakeStage, answer
 from stages.ocr.descriptor import Ocr
@@ -59,24 +60,30 @@ def test_all_stages_are_imported_before_the_first_one_loads(monkeypatch: pytest.
     assert list(seconds) == ["ocr", "yolo"]
 
 
-def test_on_a_gpu_the_test_page_is_decoded_while_the_models_load(monkeypatch: pytest.MonkeyPatch) -> None:
-    decoded = threading.Event()
+@pytest.mark.parametrize(
+    ("device", "rehearse", "opens"), [("cuda:0", True, True), ("cuda:0", False, False), ("cpu", True, False)]
+)
+def test_a_gpus_decoder_is_opened_while_the_models_load(
+    monkeypatch: pytest.MonkeyPatch, device: str, rehearse: bool, opens: bool
+) -> None:
+    opened: list[str] = []
+    is_open = threading.Event()
 
     class Stage(FakeStage):
         def load(self) -> None:
-            assert decoded.wait(10), "the first model waits for the decoder"
+            assert not opens or is_open.wait(10), "the first model waits for the decoder"
 
-    def decode(entries: Sequence[Entry]) -> list[None]:
-        assert [entry.error for entry in entries] == [None]
-        decoded.set()
-        return [None]
+    def open_decoder(page: bytes, device: str) -> None:
+        assert inspect(memoryview(page), Limits()).format == "JPEG"
+        opened.append(device)
+        is_open.set()
 
     monkeypatch.setattr(module.registry, "build", Stage)
-    monkeypatch.setattr(module, "_decoding", lambda _: decode)
+    monkeypatch.setattr(images, "open_jpeg_decoder", open_decoder)
     specs = [StageSpec("ocr", "fake", options={"reads_pixels": True})]
-    Chain(
-        Setup("w", "cuda:0", specs, 0, 1, 1, Limits(), None, ["ocr"], rehearse=True), memoryview(b"")
-    ).load()
+    setup = Setup("w", device, specs, 0, 1, 1, Limits(), None, ["ocr"], rehearse=rehearse)
+    Chain(setup, memoryview(b"")).load()
+    assert opened == [device] * opens
 
 
 def test_a_batch_size_that_did_not_fit_is_not_tried_again() -> None:

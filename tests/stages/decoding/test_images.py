@@ -186,10 +186,10 @@ def test_one_device_call_decodes_no_more_pixels_than_the_limit() -> None:
 
 
 def test_the_gpu_decoder_prints_no_deprecation_warning() -> None:
-    images._jpeg_decoder.cache_clear()
+    images.find_jpeg_decoder.cache_clear()
     with warnings.catch_warnings(record=True) as caught:
         files = [torch.frombuffer(bytearray(jpeg()), dtype=torch.uint8)]
-        images._jpeg_decoder()(files, mode="RGB", device=torch.device("cpu"))
+        images.find_jpeg_decoder()(files, mode="RGB", device=torch.device("cpu"))
     assert caught == []
 
 
