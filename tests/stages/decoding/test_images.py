@@ -18,6 +18,7 @@ from stages.base import Header, ImageError, Limits, Reason
 from stages.decoding import formats, images
 from stages.decoding.decoder import Decoders
 from stages.decoding.images import Encoded, decode, inspect
+from stages.devices import run_in_background
 from tests.inputs import (
     CATALOGUE,
     COLORS,
@@ -267,3 +268,16 @@ def test_a_bad_jpeg_does_not_affect_the_others_of_its_gpu_batch(
         assert_is_the_picture(pixels)
         assert isinstance(pixels, torch.Tensor)
         assert pixels.device == cuda
+
+
+@pytest.mark.gpu
+@torchvision_is_deprecated
+def test_the_gpus_decoder_can_be_opened_while_another_thread_records_a_graph(cuda: torch.device) -> None:
+    images.find_jpeg_decoder()
+    value, graph = torch.zeros(8, device=cuda), torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, capture_error_mode="thread_local"):
+        value += 1
+        run_in_background(lambda: images.open_jpeg_decoder(jpeg(), str(cuda))).result(60)
+        value += 1
+    graph.replay()
+    assert value.tolist() == [2.0] * 8
