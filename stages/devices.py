@@ -118,6 +118,12 @@ def synchronize(device: str) -> None:
         torch.cuda.synchronize(device)
 
 
+def warm_up_size(device: str, batch_size: int) -> int:
+    """How many images a stage runs while it loads: on a GPU a full batch, which then has its memory and its kernels. A CPU
+    needs neither, and one image shows that the model runs."""
+    return 1 if device == "cpu" else batch_size
+
+
 def run_in_background(make: Callable[[], Item]) -> Future[Item]:
     """Run `make` in a separate thread. Unlike an executor's threads, it does not keep the process alive."""
     future: Future[Item] = Future()

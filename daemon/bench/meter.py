@@ -55,9 +55,12 @@ class Meter:
             now = time.time()
             if loading:
                 snapshot = find_snapshot(self._config)
-                loading = snapshot is None or snapshot.loading
-                ready_at = [worker.ready_at for worker in snapshot.workers] if snapshot else []
-                self.loaded_at = now if loading else min(filter(None, ready_at), default=self.loaded_at)
+                if snapshot and not snapshot.loading:
+                    loading = False
+                    ready_at = [worker.ready_at for worker in snapshot.workers if worker.ready_at]
+                    self.loaded_at = min(ready_at, default=self.loaded_at)
+                else:
+                    self.loaded_at = now
             try:
                 self.samples.append(self._take(now - self.started))
             except psutil.NoSuchProcess:

@@ -27,7 +27,7 @@ class WorkerState(msgspec.Struct, frozen=True):
     memory_bytes: int = 0  # of the host that its process uses
     gpu_bytes: int = 0  # that it has reserved
     gpu_peak_bytes: int = 0  # the most that it had
-    ready_at: float = 0.0  # when its process was ready, in Unix seconds; 0: none was yet
+    ready_at: float = 0.0  # when its last process was ready, in Unix seconds; 0: none was yet
 
     @property
     def progress(self) -> str:

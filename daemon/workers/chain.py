@@ -116,12 +116,12 @@ class Chain:
                 self._decode = _decoding(self.setup)
                 if self.setup.rehearse and self.setup.device.startswith("cuda"):
                     self._open_jpeg_decoder()
-        self._uses = {name for stage in self.stages for name in registry.find_stage(stage.name).uses}
         for stage in self.stages:
             started = time.perf_counter()
             stage.load()
             seconds[stage.name] += time.perf_counter() - started
             report(Loaded(stage.name, seconds[stage.name]))
+        self._uses = {name for stage in self.stages for name in registry.find_stage(stage.name).uses}
         return seconds
 
     def _open_jpeg_decoder(self) -> None:
@@ -130,7 +130,7 @@ class Chain:
         from stages.decoding.images import find_jpeg_decoder, open_jpeg_decoder
         from stages.devices import run_in_background
 
-        find_jpeg_decoder()  # imported here, because models that load import it too
+        find_jpeg_decoder()  # imports torchvision, as some models do: two threads must not do so at once
         run_in_background(partial(open_jpeg_decoder, draw_page(self.setup.limits), self.setup.device))
 
     def rehearse(self) -> None:

@@ -204,10 +204,11 @@ def open_jpeg_decoder(page: bytes, device: str) -> None:
     """
     import torch
 
-    stream, lock = _decoding_stream(torch.device(device))
+    gpu = torch.device(device)
+    stream, lock = _decoding_stream(gpu)
     source = torch.frombuffer(bytearray(page), dtype=torch.uint8)
     with lock, torch.cuda.stream(stream):
-        find_jpeg_decoder()([source], mode="RGB", device=torch.device(device))
+        find_jpeg_decoder()([source], mode="RGB", device=gpu)
         stream.synchronize()
 
 

@@ -13,7 +13,7 @@ from transformers import AutoImageProcessor
 
 from stages.base import Image, Stage, StageSpec, StageUnusable
 from stages.descriptor import SMALL, Model
-from stages.devices import dtype_of, hold_device, pixels_of, split_batches, synchronize
+from stages.devices import dtype_of, hold_device, pixels_of, split_batches, synchronize, warm_up_size
 from stages.pretrained.checkpoints import load_known, load_part
 from stages.pretrained.familiarity import Judge, KnowsAll, load_familiarity
 from stages.resizing.resize import ImageProcessor
@@ -64,10 +64,9 @@ class VisionStage(Stage, Generic[Output]):
         return load_known(self.models, spec.files["model"], dtype_of(spec), self.device, spec.spread, small)
 
     def warm_up(self) -> None:
-        """Run one full batch of black images: a GPU then has its memory and its kernels. A CPU needs neither, and one
-        image shows that the model runs. Call it while the device is held."""
+        """Run black images. Call it while the device is held."""
         blank = torch.zeros(3, *BLANK_SIZE, dtype=torch.uint8, device=self.device)
-        self.forward([blank] * (1 if self.device == "cpu" else self.spec.batch_size))
+        self.forward([blank] * warm_up_size(self.device, self.spec.batch_size))
         synchronize(self.device)
 
     def forward_batches(self, images: Sequence[Image]) -> Iterator[tuple[Sequence[Image], Output]]:

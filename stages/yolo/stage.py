@@ -22,6 +22,7 @@ from stages.devices import (
     pixels_of,
     split_batches,
     synchronize,
+    warm_up_size,
 )
 from stages.options import read_options
 from stages.pretrained.familiarity import load_familiarity
@@ -66,8 +67,7 @@ class YoloStage(Stage):
         ):
             speed_up_convolutions(self.model)
         blank = torch.zeros(3, self.size, self.size, dtype=torch.uint8, device=self.device)
-        # A full batch gives a GPU its memory and kernels. A CPU needs neither, and one image shows that the model runs.
-        count = 1 if self.device == "cpu" else self.spec.batch_size
+        count = warm_up_size(self.device, self.spec.batch_size)
         with hold_device(self.lock):
             self._forward([blank] * count, [Letterbox.fit(self.size, self.size, self.size, stride)] * count)
             synchronize(self.device)

@@ -127,7 +127,7 @@ def test_the_refusal_of_an_unknown_option_lists_all_options() -> None:
 
 FATAL = """
 import os
-from stages import fake, registry
+from stages import registry
 from stages.base import Image, StageSpec
 stage = registry.build(StageSpec(name="ocr", backend="fake", options={"fail": {"BAD": "%s"}}), "none")
 os.write(1, b"ready\\n")
