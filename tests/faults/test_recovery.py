@@ -8,6 +8,7 @@ import errno
 import json
 import os
 import random
+import re
 import shutil
 import sqlite3
 from collections.abc import Callable
@@ -21,6 +22,8 @@ from tests.faults.syscalls import Call, Supervisor
 
 # a name too long for its sidecar, one that is not UTF-8
 ODD = ["sub/a.ppm", "n" * 250 + ".ppm", b"\xff\n.ppm", "sub/b.jpg"]
+# A line that tells how far a command is, as terminal/progress.py prints it
+PROGRESS = re.compile(r"^.*, \d+ s( to go)?\n", re.MULTILINE)
 # Every call of a model fails.
 NO_MODEL = {"stages": {name: {"options": {"fail": {"": "raise"}}} for name in STAGES}}
 
@@ -44,7 +47,8 @@ def sidecars(place: Place) -> dict[Path, bytes]:
 def told(place: Place, *arguments: str) -> tuple[int, dict[str, int]]:
     """The exit status of a command, and the number of sidecars of each kind that it prints."""
     done = place.command(*arguments, "--json")
-    assert not done.stderr
+    # What takes longer than ten seconds says now and then how far it is.
+    assert not PROGRESS.sub("", done.stderr)
     return done.returncode, json.loads(done.stdout)["counts"]
 
 
