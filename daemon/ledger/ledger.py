@@ -23,19 +23,16 @@ import structlog
 from daemon.jobs import Admitted, Change, Ending, File, Job, JobStatus, Placed, reason_of
 from daemon.ledger import identity, looks, publications
 from daemon.ledger.joining import assemble
+from daemon.ledger.keeping import Results
 from daemon.ledger.record import BUILT_IN_KEYS, Model, Record
 from daemon.ledger.rows import (
     Generations,
-    Key,
     Root,
     Stored,
     add_models,
-    content_row,
     end_row,
     file_row,
     job_of,
-    read_stored,
-    result_row,
 )
 from daemon.ledger.statements import SQL, run_rows
 from daemon.ledger.waiting import PRIORITIES, Waiting, Wanted, priority_of
@@ -59,7 +56,6 @@ class Ledger:
         """
         self.path = path
         self._connection, self.remark = identity.open_ledger(path)  # a remark for the log, or none
-        self._damaged: set[Key] = set()  # digest with a model, or with None for format and size
         self._inbox_paths: dict[int, bytes] = {}
         self._priorities: dict[int, int] = {}  # inbox → priority
         # Inboxes, as JSON. Rows of other inboxes wait until these are configured again.
@@ -68,11 +64,11 @@ class Ledger:
         self._unpacking: list[int] | None = None  # inboxes with files to unpack; None: not registered yet
         self.look_names: list[str] = []  # of the configured second looks
         self.awaited = 0  # the number of waiting requests that stop the shrinking of the file
-        self.touched: set[bytes] | None = None  # digests written since pruning began; None without pruning
         self._writer = Writer(self._connection, path, observe_commit)
         self._ask = self._writer.ask
         self.generations = Generations(self._ask)
         self.models = self.generations.models  # all that the file knows, by number
+        self.results = Results(self.generations)
 
     def close(self) -> None:
         """Finish all requests and close the file."""
@@ -197,7 +193,7 @@ class Ledger:
         digests = {job.digest for job in jobs}
 
         def work(connection: sqlite3.Connection) -> Stored:
-            return self._read_stored(connection, digests)
+            return self.results.read(connection, digests)
 
         stored = await self._ask(work)
         for job in jobs:
@@ -206,21 +202,12 @@ class Ledger:
                 outputs, models = stored.results.get(job.digest, {}), self.generations.of(job)
                 job.outputs |= {stage: outputs[model] for stage, model in models.items() if model in outputs}
 
-    def _read_stored(self, connection: sqlite3.Connection, digests: Collection[bytes]) -> Stored:
-        """Damaged results are not used: the model runs again, and its new result replaces the damaged one."""
-        stored = read_stored(connection, digests, self.models)
-        for digest, model in stored.damaged - self._damaged:
-            what = self.models[model].stage if model in self.models else "format and size"
-            log.error("result damaged in the ledger; its model runs again", what=what, digest=digest.hex())
-        self._damaged |= stored.damaged
-        return stored
-
     # After it
 
     async def keep(self, jobs: Sequence[Job]) -> None:
         """Store the outputs of jobs that are not finished yet,
         so that work resumes at the next segment after a crash."""
-        await self._ask(lambda connection: self._keep(connection, jobs))
+        await self._ask(lambda connection: self.results.write(connection, jobs))
 
     async def blame(self, job: Job) -> None:
         """Store how many workers died on the job alone, so that a restart does not reset the count."""
@@ -241,7 +228,7 @@ class Ledger:
                 job.outputs = {stage: job.outputs[stage] for stage in sort_stages(job.outputs)}
 
         def work(connection: sqlite3.Connection) -> set[int]:
-            changed = [] if self._keep(connection, jobs) else self._take_kept(connection, jobs)
+            changed = [] if self.results.write(connection, jobs) else self.results.take(connection, jobs)
             if changed and judge:
                 again = {ending.job.id: ending for ending in judge(changed)}
                 endings[:] = [again.get(ending.job.id, ending) for ending in endings]
@@ -264,31 +251,6 @@ class Ledger:
             return ended
 
         return await self._ask(work)
-
-    def _take_kept(self, connection: sqlite3.Connection, jobs: list[Job]) -> list[Job]:
-        """Give the jobs the results that the ledger has; returns the jobs whose own results differed."""
-        digests = {job.digest for job in jobs}
-        stored = self._read_stored(connection, digests)
-        of = self.generations.of
-        known = {Key(job.digest, of(job)[stage]) for job in jobs for stage in job.outputs}
-        if stored.damaged & known:
-            self._drop_damaged(connection, stored.damaged & known)
-            self._keep(connection, jobs)
-            stored = self._read_stored(connection, digests)
-        changed = []
-        for job in jobs:
-            kept, models = stored.results.get(job.digest, {}), of(job)
-            outputs = {stage: kept.get(models[stage], said) for stage, said in job.outputs.items()}
-            if any(outputs[stage].payload != said.payload for stage, said in job.outputs.items()):
-                changed.append(job)
-            job.outputs = outputs
-        return changed
-
-    def _drop_damaged(self, connection: sqlite3.Connection, damaged: Collection[Key]) -> None:
-        """Delete damaged rows; the caller then writes the rows that replace them."""
-        connection.executemany(SQL["drop_content"], [(digest,) for digest, model in damaged if model is None])
-        connection.executemany(SQL["drop_result"], [key for key in damaged if key[1] is not None])
-        self._damaged -= set(damaged)
 
     def record_of(self, ending: Ending) -> Record:
         """The record that `end` has written, without reading it from the file."""
@@ -378,23 +340,3 @@ class Ledger:
             return await self._ask(work)
         finally:
             self.awaited -= 1
-
-    # In the writing thread
-
-    def _keep(self, connection: sqlite3.Connection, jobs: Sequence[Job]) -> bool:
-        """Write results, except those that the same bytes already have; returns whether all were written."""
-        if (touched := self.touched) is not None:  # the event loop may end pruning during this
-            touched.update(job.digest for job in jobs)
-        contents = [content_row(job) for job in jobs if job.width]
-        results = [
-            result_row(job.digest, (number := models[stage]), self.models[number], output)
-            for job in jobs
-            for models in [self.generations.of(job)]
-            for stage, output in job.outputs.items()
-        ]
-        if self._damaged:
-            self._drop_damaged(connection, self._damaged & {Key(row[0], None) for row in contents})
-        run_rows(connection, "keep_content", contents)
-        changes = connection.total_changes
-        run_rows(connection, "keep_result", results)
-        return connection.total_changes - changes == len(results)

@@ -115,14 +115,14 @@ async def prune(
     try:
         # From now on the ledger notes all bytes that get a
         # version again while unreferenced ones are searched for.
-        await ledger.run(lambda connection: setattr(ledger, "touched", set()))
+        await ledger.run(lambda connection: setattr(ledger.results, "touched", set()))
         async for digests in _find(ledger.path, "unreferenced", 0.0, b""):
             results, contents = await ledger.run(partial(_drop, digests=digests, ledger=ledger))
             removed[RESULTS].add(len(results), sum(size for (size,) in results))
             removed[CONTENTS].add(contents, CONTENT_BYTES * contents)
             step(removed, share_of_digests(digests[-1][0]))
     finally:
-        ledger.touched = None
+        ledger.results.touched = None
     return removed
 
 
@@ -153,9 +153,9 @@ def _prune(connection: sqlite3.Connection, ids: list[int], before: float) -> lis
 def _drop(
     connection: sqlite3.Connection, digests: list[tuple[bytes]], ledger: Ledger
 ) -> tuple[list[tuple[int]], int]:
-    if ledger.touched is None:  # pruning was cancelled, so this is no longer known
+    if ledger.results.touched is None:  # pruning was cancelled, so this is no longer known
         return [], 0
-    free = [(digest,) for (digest,) in digests if digest not in ledger.touched]
+    free = [(digest,) for (digest,) in digests if digest not in ledger.results.touched]
     return run_rows(connection, "drop_results", free), len(run_rows(connection, "drop_contents", free))
 
 

@@ -588,8 +588,8 @@ STATES = [
         "reuse-kept",
         "of two results of the same bytes, the one in the ledger is published",
         "daemon/ledger/ledger.py",
-        "changed = [] if self._keep(connection, jobs) else self._take_kept(connection, jobs)",
-        "changed = [] if self._keep(connection, jobs) else []",
+        "changed = [] if self.results.write(connection, jobs) else self.results.take(connection, jobs)",
+        "changed = [] if self.results.write(connection, jobs) else []",
         (
             "daemon/ledger/test_ledger.py::test_two_images_with_the_same_bytes_are_both_published_with_the_results_in_the_ledger",
         ),
@@ -807,7 +807,7 @@ PROCESSES = [
     Mutant(
         "prune-guard",
         "results of bytes that come again while it prunes stay",
-        "daemon/ledger/ledger.py",
+        "daemon/ledger/keeping.py",
         "touched.update(job.digest for job in jobs)",
         "pass",
         ("daemon/upkeep/test_pruning.py::test_results_of_bytes_that_come_again_while_it_prunes_stay",),

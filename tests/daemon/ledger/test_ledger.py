@@ -501,6 +501,28 @@ async def test_the_bin_is_judged_by_the_answers_that_are_published(ledger: Ledge
     assert find(ledger, "b.jpg").bin == endings[0].bin != own
 
 
+async def test_an_end_that_is_written_at_the_second_try_is_the_one_that_is_published(ledger: Ledger) -> None:
+    first, second = await admit(ledger, b"a.jpg", b"b.jpg")
+    await complete(ledger, done(first, 0, b"x"))
+    endings, gate = [done(second, 3, b"x")], threading.Event()
+
+    def fail(connection: sqlite3.Connection) -> None:
+        raise sqlite3.IntegrityError
+
+    async def spoil() -> None:
+        """Let the transaction fail that it shares with the end."""
+        with pytest.raises(sqlite3.IntegrityError):
+            await ledger.run(fail)
+
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(ledger.run, lambda connection: gate.wait())
+        tasks.start_soon(ledger.end, endings, lambda jobs: [done(job, data=b"x") for job in jobs])
+        tasks.start_soon(spoil)
+        await wait_all_tasks_blocked()
+        gate.set()
+    assert find(ledger, "b.jpg").bin == endings[0].bin == find(ledger, "a.jpg").bin
+
+
 async def test_only_a_changed_model_runs_again(ledger: Ledger, inbox: Path) -> None:
     [job] = await admit(ledger, b"a.jpg")
     await complete(ledger, done(job, data=b"bytes"))

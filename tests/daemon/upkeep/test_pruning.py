@@ -216,7 +216,7 @@ async def test_results_of_bytes_that_come_again_while_it_prunes_stay(
     assert counted(await prune(ledger, LATER)) == {"replaced DONE": 1}
     with contextlib.closing(Reader(ledger.path)) as reader:
         assert [len(record.outputs) for record in reader.finished()] == [4, 4]
-    assert ledger.touched is None
+    assert ledger.results.touched is None
 
 
 async def test_rows_that_are_needed_again_since_they_were_found_stay(ledger: Ledger) -> None:
