@@ -23,10 +23,10 @@ import structlog
 from daemon.jobs import Admitted, Change, Ending, File, Job, JobStatus, Placed, reason_of
 from daemon.ledger import identity, looks, publications
 from daemon.ledger.joining import assemble
-from daemon.ledger.keeping import Results
 from daemon.ledger.record import BUILT_IN_KEYS, Model, Record
 from daemon.ledger.rows import (
     Generations,
+    Results,
     Root,
     Stored,
     add_models,

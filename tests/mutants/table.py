@@ -616,6 +616,14 @@ STATES = [
         within="is_blank",
     ),
     Mutant(
+        "log-slow-disk",
+        "a slow disk costs none of the last lines",
+        "daemon/system/lines.py",
+        "FILE_SECONDS if _is_file(original) else DRAIN_SECONDS",
+        "DRAIN_SECONDS",
+        ("daemon/system/test_lines.py::test_a_slow_disk_costs_no_line",),
+    ),
+    Mutant(
         "drain-lets-go",
         "a drain does not wait for images that no worker has begun",
         "daemon/stations/station.py",
@@ -807,7 +815,7 @@ PROCESSES = [
     Mutant(
         "prune-guard",
         "results of bytes that come again while it prunes stay",
-        "daemon/ledger/keeping.py",
+        "daemon/ledger/rows.py",
         "touched.update(job.digest for job in jobs)",
         "pass",
         ("daemon/upkeep/test_pruning.py::test_results_of_bytes_that_come_again_while_it_prunes_stay",),
