@@ -11,6 +11,7 @@ import io
 import os
 import queue
 import select
+import stat
 import sys
 import threading
 from collections.abc import Callable, Iterator
@@ -21,7 +22,8 @@ import structlog
 
 MOST_BYTES = 1 << 18  # of waiting lines
 GROUP_BYTES = 1 << 16  # written at once
-DRAIN_SECONDS = 1.0  # for the last lines at the end
+DRAIN_SECONDS = 1.0  # for the last lines at the end, as nobody may read them
+FILE_SECONDS = 10.0  # the same for a file, which only a slow disk holds up
 
 Write = Callable[[bytes], None]
 
@@ -32,8 +34,9 @@ _dropped = 0  # lines, in this process
 class Lines:
     """Lines on their way to a stream, in order. Any thread may put some."""
 
-    def __init__(self, write: Write) -> None:
+    def __init__(self, write: Write, drain_seconds: float = DRAIN_SECONDS) -> None:
         self._write = write
+        self._drain_seconds = drain_seconds
         # Never held during a blocking call; reentrant, as a finalizer may write a warning while we hold it.
         self._lock = threading.RLock()
         self._bytes = 0  # of waiting lines
@@ -58,11 +61,11 @@ class Lines:
             self._bytes += len(line)
             self._queue.put(line)
 
-    def drain(self, seconds: float = DRAIN_SECONDS) -> bool:
-        """Wait until all lines are written, at most this long. Returns whether they are."""
+    def drain(self, seconds: float | None = None) -> bool:
+        """Wait until all lines are written, at most this long (None: `drain_seconds`). Returns whether they are."""
         written = threading.Event()
         self._queue.put(written)
-        return written.wait(seconds)
+        return written.wait(self._drain_seconds if seconds is None else seconds)
 
     def close(self) -> bool:
         """Drain, and return whether all lines are written. Later lines are written at once."""
@@ -160,7 +163,7 @@ def written_aside() -> Iterator[None]:
     if hasattr(original, "rich_proxied_file"):
         yield
         return
-    lines = _open = Lines(_writer_to(original))
+    lines = _open = Lines(_writer_to(original), FILE_SECONDS if _is_file(original) else DRAIN_SECONDS)
     sys.stderr = Stream(lines, original)
     try:
         yield
@@ -179,6 +182,13 @@ def drain() -> None:
 def dropped() -> int:
     """How many lines this process has dropped."""
     return _dropped
+
+
+def _is_file(stream: TextIO) -> bool:
+    try:
+        return stat.S_ISREG(os.fstat(stream.fileno()).st_mode)
+    except (OSError, ValueError):
+        return False
 
 
 def _writer_to(stream: TextIO) -> Write:

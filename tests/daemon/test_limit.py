@@ -34,7 +34,7 @@ def test_a_run_that_a_signal_cut_short_ends_as_a_shell_reports_it_even_where_fai
     tmp_path: Path, signum: signal.Signals
 ) -> None:
     place = Place(tmp_path, SLOW)
-    place.drop_many(range(200))
+    place.drop_many(range(1000))
     with Daemon(place, "--once", "--allow-failed") as daemon:
         daemon.wait_until(lambda status: status["done"], "work")
         daemon.signal(signum)

@@ -309,7 +309,7 @@ async def test_the_jobs_of_a_lost_station_are_handed_out_again(ledger: Ledger, t
     await coordinator.admit([make_file(b"a.jpg"), make_file(b"b.jpg")])
     jobs = await coordinator.next_jobs()
     await coordinator.take_back(jobs[:1], [], set())
-    with anyio.fail_after(5):
+    with anyio.fail_after(PATIENCE):
         assert [job.path for job in await coordinator.next_jobs()] == [jobs[0].path]
 
 
@@ -330,7 +330,7 @@ async def test_jobs_that_are_taken_back_while_the_ledger_is_read_are_handed_out_
 
     monkeypatch.setattr(ledger, "_ask", ask_and_lose)
     assert [job.path for job in await coordinator.next_jobs()] == [b"b.jpg"]
-    with anyio.fail_after(5):
+    with anyio.fail_after(PATIENCE):
         assert [job.path for job in await coordinator.next_jobs()] == [b"a.jpg"]
 
 
@@ -383,7 +383,7 @@ async def test_what_a_lost_station_has_committed_is_published_before_a_stop(
     assert coordinator.unfinished == 1
     coordinator.shifts = [Shift(asking(), coordinator)]
     coordinator.drain()
-    with anyio.fail_after(5):
+    with anyio.fail_after(PATIENCE):
         await coordinator.run()
     assert coordinator.unfinished == 0
     assert (tmp_path / "results" / "a.jpg.json").exists()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import time
 from pathlib import Path
 
@@ -66,12 +67,15 @@ def set_in_one_life(folder: Path, retry_seconds: float, ahead: list[float]) -> l
 def set_between_two_lives(folder: Path, retry_seconds: float, before: float, after: float) -> float:
     """Kill the daemon while an image waits, and set the clock before the next start. Returns
     how many seconds after its own pause, counted from that start, the next attempt came."""
-    place, clock = open_place(folder, retry_seconds, 2)
-    clock.set(before)
-    with Daemon(place, **clock.environment) as daemon:
-        place.drop("shaky.ppm", picture(1, b"SHAKY"))
-        wait_attempts(place, 1)
-        daemon.kill()
+    for number in itertools.count():
+        place, clock = open_place(folder / str(number), retry_seconds, 2)
+        clock.set(before)
+        with Daemon(place, **clock.environment) as daemon:
+            place.drop("shaky.ppm", picture(1, b"SHAKY"))
+            wait_attempts(place, 1)
+            daemon.kill()
+        if place.rows("SELECT attempts FROM image") == [(1,)]:
+            break  # else this process stood still during the wait, and the image does not wait any more
     clock.set(after)
     with Daemon(place, **clock.environment) as daemon:
         started = time.monotonic()
@@ -88,7 +92,7 @@ class ShakyPlace(Place):
 
 
 def open_place(folder: Path, retry_seconds: float, tries: int) -> tuple[ShakyPlace, Clock]:
-    folder.mkdir()
+    folder.mkdir(parents=True)
     pipeline = {"retry_seconds": retry_seconds, "max_attempts": tries}
     place = ShakyPlace(
         folder, {"pipeline": pipeline, "stages": {"ocr": {"options": {"fail": {"SHAKY": "transient"}}}}}

@@ -63,6 +63,7 @@ def assert_paused(daemon: Daemon, what: str, why: str) -> None:
 
 def assert_says_so_once(daemon: Daemon) -> None:
     """It logs little, although it tries again and again."""
+    daemon.wait_event("paused")  # a thread writes the log, and the status may be ahead of it
     text, started = daemon.log_text(), time.monotonic()
     daemon.wait_until(lambda _: time.monotonic() - started > OBSERVED_SECONDS, "some tries")
     assert daemon.log_text() == text

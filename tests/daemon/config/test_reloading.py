@@ -16,7 +16,7 @@ import pytest
 from daemon.config.loading import Config, parse
 from daemon.config.reloading import LIVE, Reloaded, Reloading, take_over
 from daemon.errors import ConfigError
-from tests.daemon_process import Daemon, Place, free_port, make_certificate, picture, wait_for
+from tests.daemon_process import PATIENCE, Daemon, Place, free_port, make_certificate, picture, wait_for
 
 FOLDER = Path("/srv")
 
@@ -80,7 +80,7 @@ async def test_when_a_part_refuses_nothing_changes() -> None:
 
     old = config()
     reloading = Reloading(old, lambda: config(log={"level": "debug"}), [refuse, got.append])
-    with anyio.fail_after(5):
+    with anyio.fail_after(PATIENCE):
         done = await reloading.reload()
     assert (done, reloading.config, got) == (Reloaded(problems=["http.token_file: it is empty"]), old, [])
 

@@ -7,6 +7,7 @@ import pytest
 from anyio import wait_all_tasks_blocked
 
 from daemon.looks.claims import Claims
+from tests.daemon_process import PATIENCE
 
 pytestmark = pytest.mark.anyio
 
@@ -49,7 +50,7 @@ async def test_looks_that_wait_for_one_file_get_it_one_after_another() -> None:
         holders -= 1
         claims.release({A})
 
-    with anyio.fail_after(10):
+    with anyio.fail_after(PATIENCE):
         async with anyio.create_task_group() as tasks:
             for _ in range(5):
                 tasks.start_soon(hold)
@@ -59,5 +60,5 @@ async def test_looks_that_wait_for_one_file_get_it_one_after_another() -> None:
 async def test_owed_files_wait_for_second_looks_only() -> None:
     claims = Claims()
     claims.jobs.add(A)
-    with anyio.fail_after(10):
+    with anyio.fail_after(PATIENCE):
         await claims.wait_for({A})

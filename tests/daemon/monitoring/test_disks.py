@@ -13,7 +13,7 @@ from daemon.config.loading import parse
 from daemon.monitoring import disks
 from daemon.monitoring.disks import Disks, Room, list_written_folders
 from daemon.monitoring.metrics import Metrics
-from tests.daemon_process import PATIENCE, Daemon, Place, until
+from tests.daemon_process import PATIENCE, Daemon, Place, until, wait_for
 
 pytestmark = pytest.mark.anyio
 
@@ -44,7 +44,10 @@ def test_a_folder_that_does_not_exist_yet_has_the_room_of_the_disk_it_will_be_on
 def test_a_scrape_has_the_room_of_each_folder(tmp_path: Path) -> None:
     with Daemon(Place(tmp_path)) as daemon:
         for folder in ("output.results", "output.failed", "state.path"):
-            free = daemon.metric("visiond_disk_free_bytes", folder=folder)
+            # A scrape does not wait for long.
+            free = wait_for(
+                lambda folder=folder: daemon.metric("visiond_disk_free_bytes", folder=folder), "the room"
+            )
             assert 0 < free <= daemon.metric("visiond_disk_size_bytes", folder=folder)
 
 
@@ -76,6 +79,7 @@ async def test_a_folder_that_cannot_be_asked_any_more_has_no_series(
     def fail(path: Any) -> os.statvfs_result:
         raise OSError
 
+    monkeypatch.setattr(disks, "WAIT_SECONDS", PATIENCE)
     metrics, found = Metrics(), Disks({"state.path": tmp_path})
     await found.look()
     metrics.measured(found.rooms)

@@ -10,7 +10,7 @@ from daemon.errors import VisiondError
 from daemon.jobs import Ending, JobStatus, Waiting
 from daemon.monitoring import inboxes
 from daemon.monitoring.inboxes import Count, InboxMetrics
-from tests.daemon_process import until
+from tests.daemon_process import PATIENCE, until
 from tests.makers import done, failed, make_job, postponed
 
 pytestmark = pytest.mark.anyio
@@ -58,7 +58,7 @@ async def test_a_slow_count_delays_no_scrape_and_is_repeated_rarely(monkeypatch:
     assert await count.count() == await count.count() == {}
     go_on.set()
     await until(counted.is_set)
-    with anyio.fail_after(10):
+    with anyio.fail_after(PATIENCE):
         while not await count.count():
             await anyio.lowlevel.checkpoint()
     seconds += 99.0

@@ -7,8 +7,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import pytest
-from playwright.sync_api import Browser, sync_playwright
+from playwright.sync_api import Browser, expect, sync_playwright
 from playwright.sync_api import Page as Tab
+
+from tests.daemon_process import PATIENCE
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 needs_chromium = pytest.mark.skipif(
@@ -18,10 +20,13 @@ needs_chromium = pytest.mark.skipif(
 
 @contextmanager
 def launched() -> Iterator[Browser]:
+    """Meanwhile Playwright waits as long as other tests: its own 5 s are too short for a machine that stands still."""
+    expect.set_options(timeout=1000 * PATIENCE)
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox", "--disable-gpu"])
         yield browser
         browser.close()
+    expect.set_options(timeout=None)
 
 
 @contextmanager

@@ -36,14 +36,6 @@ class Served:
         return (self.place.folder / "state" / "page.token").read_text().strip()
 
 
-@pytest.fixture(autouse=True)
-def patient() -> Iterator[None]:
-    """A daemon with models needs longer to answer than the pages of the other tests, which keep Playwright's own limit."""
-    expect.set_options(timeout=1000 * PATIENCE)
-    yield
-    expect.set_options(timeout=None)
-
-
 @pytest.fixture(scope="module")
 def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     folder, port = tmp_path_factory.mktemp("served"), free_port()

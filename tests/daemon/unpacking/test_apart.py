@@ -7,9 +7,8 @@ import os
 import re
 import signal
 import socket
-import threading
+import subprocess
 import zipfile
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -21,10 +20,23 @@ from daemon.unpacking.folder import Contents, Most, choose_target
 from daemon.unpacking.members import Rules
 from stages.base import Limits
 from tests.daemon.unpacking.containers import make_pages, make_sparse_tar, make_tar, make_video, make_zip
-from tests.daemon_process import wait_for
 
 IGNORED = re.compile(rb"\..*")
 MOST = Most(100, 1 << 30, 200)
+
+
+class Targets(Children):
+    """Children that get signals as soon as they are there."""
+
+    signals: tuple[signal.Signals, ...] = ()
+    stops = False
+
+    def add(self, process: subprocess.Popen[bytes]) -> None:
+        super().add(process)
+        for number in self.signals:
+            process.send_signal(number)
+        if self.stops:
+            self.stop()
 
 
 class Bench:
@@ -33,7 +45,7 @@ class Bench:
     def __init__(self, folder: Path) -> None:
         self.target = folder / "file.unpacked"
         self.file = folder / "file"
-        self.children = Children()
+        self.children = Targets()
 
     def take(self, kind: str, data: bytes, most: Most = MOST, limits: Limits | None = None) -> Outcome:
         self.file.write_bytes(data)
@@ -52,22 +64,6 @@ class Bench:
             if outcome.files:
                 contents.place(is_whole=not outcome.problem)
             return outcome
-
-    @contextlib.contextmanager
-    def killing(self, number: signal.Signals) -> Iterator[None]:
-        """The child gets this signal as soon as it is there."""
-
-        def kill() -> None:
-            wait_for(lambda: self.children.running, "a child")
-            [child] = self.children.running
-            child.send_signal(number)
-
-        thread = threading.Thread(target=kill)
-        thread.start()
-        try:
-            yield
-        finally:
-            thread.join()
 
     @property
     def names(self) -> list[str]:
@@ -158,23 +154,17 @@ def test_a_page_that_needs_too_much_memory_says_so(bench: Bench) -> None:
 
 
 def test_a_stop_ends_the_child_and_leaves_nothing(bench: Bench) -> None:
-    def stop() -> None:
-        wait_for(lambda: bench.children.running, "a child")
-        [child] = bench.children.running
-        child.send_signal(signal.SIGSTOP)  # in the middle, however fast it is
-        bench.children.stop()
-
-    thread = threading.Thread(target=stop)
-    thread.start()
+    bench.children.signals = (signal.SIGSTOP,)  # so that it is in the middle, however fast it is
+    bench.children.stops = True
     with pytest.raises(Stopped):
         bench.take("zip", make_zip({"a.png": b"a"}))
-    thread.join()
     assert not bench.children.running
     assert bench.left == {"file"}
 
 
 def test_a_child_that_was_killed_is_not_the_files_fault(bench: Bench) -> None:
-    with bench.killing(signal.SIGKILL), pytest.raises(Interrupted, match="SIGKILL"):
+    bench.children.signals = (signal.SIGKILL,)
+    with pytest.raises(Interrupted, match="SIGKILL"):
         bench.take("zip", make_zip({"a.png": b"a"}))
     assert bench.left == {"file"}
 
@@ -186,8 +176,8 @@ def test_a_child_that_was_killed_is_not_the_files_fault(bench: Bench) -> None:
 def test_a_child_that_hangs_or_crashes_is_the_files_fault(
     bench: Bench, number: signal.Signals, said: str
 ) -> None:
-    with bench.killing(number):
-        outcome = bench.take("zip", make_zip({"a.png": b"a"}))
+    bench.children.signals = (number,)
+    outcome = bench.take("zip", make_zip({"a.png": b"a"}))
     assert said in outcome.problem
     assert bench.left == {"file"}
 

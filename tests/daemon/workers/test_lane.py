@@ -16,6 +16,7 @@ from daemon.errors import WorkerLost
 from daemon.jobs import Extent, Job
 from daemon.messages import Item, Outcome, Reply
 from daemon.workers.lane import Lane
+from tests.daemon_process import PATIENCE
 from tests.makers import make_job
 
 pytestmark = pytest.mark.anyio
@@ -93,7 +94,7 @@ async def fill(lane: Lane, images: int) -> None:
 
 
 async def until(condition: Callable[[], bool]) -> None:
-    with anyio.fail_after(10):
+    with anyio.fail_after(PATIENCE):
         while not condition():
             await anyio.lowlevel.checkpoint()
 

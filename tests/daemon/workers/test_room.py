@@ -386,14 +386,16 @@ async def test_a_stop_does_not_wait_for_memory(
     monkeypatch.setattr(room, "LONGEST_PAUSE_SECONDS", 1000.0)
     place = open_place(tmp_path, card, workers=2)
     service = Service(parse(place.settings, place.folder))
-    with anyio.fail_after(service.config.pipeline.drain_seconds / 2):
+    with anyio.CancelScope() as stopping:
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(service.run)
             await until(lambda: service.loaded)
             card.fill(15)
             place.drop_many(range(20))
             await until(lambda: states_of(service) == ["waiting", "waiting"])
+            stopping.deadline = anyio.current_time() + service.config.pipeline.drain_seconds / 2
             signal.raise_signal(signal.SIGTERM)
+    assert not stopping.cancelled_caught
     assert place.judge(finished=False).problems == []
     assert counts_of(place) == {"PENDING": 20}
     assert place.rows("SELECT MAX(attempts) FROM image") == [(0,)]
@@ -409,14 +411,16 @@ async def test_a_stop_does_not_wait_for_a_worker_that_waits_for_memory_to_start(
     come_late(card, 15.5, monkeypatch)
     place.drop_many(range(20))
     service = Service(parse(place.settings, place.folder))
-    with anyio.fail_after(service.config.pipeline.drain_seconds / 2):
+    with anyio.CancelScope() as stopping:
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(service.run)
             taken = min(20, queue_images + 1)  # some are in the queue, and one may wait for room in it
             await until(lambda: service.pipeline is not None and len(service.pipeline.in_flight) >= taken)
             await until(lambda: service.loaded and workers_of(service)[0].short_of_memory)
             await anyio.wait_all_tasks_blocked()
+            stopping.deadline = anyio.current_time() + service.config.pipeline.drain_seconds / 2
             signal.raise_signal(signal.SIGTERM)
+    assert not stopping.cancelled_caught
     assert place.judge(finished=False).problems == []
     assert counts_of(place) == {"PENDING": 20}
     assert place.rows("SELECT MAX(attempts) FROM image") == [(0,)]

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import io
 import struct
+import time
 import tracemalloc
 from collections.abc import Callable
 
@@ -81,11 +82,12 @@ def test_padding_and_junk_between_jpeg_segments_are_skipped() -> None:
     assert read_jpeg(memoryview(data[:2] + b"junk\xff\xff\xff" + data[2:])) == (96, 64, 1)
 
 
-@pytest.mark.timeout(10)
 @pytest.mark.parametrize("filling", [b"\xff", b"\0", b"\xff\x00", b"\xff\xe0\0\2", b"\xff\xd0"])
 def test_a_long_jpeg_without_a_picture_is_refused_without_getting_slow(filling: bytes) -> None:
+    started = time.process_time()
     with pytest.raises((ImageError, IndexError)):
         read_jpeg(memoryview(b"\xff\xd8\xff" + filling * (1_000_000 // len(filling))))
+    assert time.process_time() - started < 5
 
 
 def test_a_directory_of_a_tiff_past_its_end_is_an_error_whatever_the_offset() -> None:
