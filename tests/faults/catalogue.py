@@ -269,14 +269,7 @@ def leave_the_log_unread(folder: Path, _chance: random.Random, sizes: Sizes) -> 
         folder, sizes["bad"], sizes["good"], sizes["pairs"]
     )
     text = f"{kept:.1%} of the rate kept, {dropped} lines dropped and counted, stopped in {seconds:.1f} s with status {status}"
-    passed = (
-        kept >= RATE_KEPT
-        and dropped > 0
-        and healthy
-        and status == 0
-        and seconds < 10 + SLACK_SECONDS
-        and not problems
-    )
+    passed = kept >= RATE_KEPT and dropped > 0 and healthy and status == 0 and seconds < 10 and not problems
     return Figure("\n".join([text, *problems[:10]]), passed)
 
 

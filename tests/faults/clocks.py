@@ -75,7 +75,9 @@ def set_between_two_lives(folder: Path, retry_seconds: float, before: float, aft
             wait_attempts(place, 1)
             daemon.kill()
         if place.rows("SELECT attempts FROM image") == [(1,)]:
-            break  # else this process stood still during the wait, and the image does not wait any more
+            break
+        # This process stood still during the wait, and the image does not wait any more.
+        assert number < 5, "the image never waits"
     clock.set(after)
     with Daemon(place, **clock.environment) as daemon:
         started = time.monotonic()

@@ -22,8 +22,11 @@ from tests.faults.syscalls import Call, Supervisor
 
 # a name too long for its sidecar, one that is not UTF-8
 ODD = ["sub/a.ppm", "n" * 250 + ".ppm", b"\xff\n.ppm", "sub/b.jpg"]
-# A line that tells how far a command is, as terminal/progress.py prints it
-PROGRESS = re.compile(r"^.*, \d+ s( to go)?\n", re.MULTILINE)
+# How far `verify` and `repair` are, as they say it when they take longer than ten seconds
+PROGRESS = re.compile(
+    r"^([\d,]+ of [\d,]+ sidecars, [\d,.]+/s, \d+ s to go|(reading the ledger, [\d,]+ MiB|counting the sidecars), \d+ s)\n",
+    re.MULTILINE,
+)
 # Every call of a model fails.
 NO_MODEL = {"stages": {name: {"options": {"fail": {"": "raise"}}} for name in STAGES}}
 
@@ -47,7 +50,6 @@ def sidecars(place: Place) -> dict[Path, bytes]:
 def told(place: Place, *arguments: str) -> tuple[int, dict[str, int]]:
     """The exit status of a command, and the number of sidecars of each kind that it prints."""
     done = place.command(*arguments, "--json")
-    # What takes longer than ten seconds says now and then how far it is.
     assert not PROGRESS.sub("", done.stderr)
     return done.returncode, json.loads(done.stdout)["counts"]
 

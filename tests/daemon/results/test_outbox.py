@@ -372,9 +372,8 @@ async def test_the_end_does_not_wait_for_a_sink_that_does_not_answer(
     await publish(ledger, b"a.jpg", into=opened)
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(opened.run)
-        await until(
-            lambda: answering.place.number == 1
-        )  # its disk may be slow; the silent one never comes so far
+        # Its disk may be slow. The silent one never comes so far.
+        await until(lambda: answering.place.number == 1)
         if drains:
             opened.drain()
         with anyio.fail_after(20):

@@ -117,6 +117,19 @@ with written_aside():
 """
 
 
+@pytest.mark.parametrize("end", ["raise RuntimeError('the end')", "sys.exit(3)", "pass"])
+def test_however_it_ends_no_line_before_that_is_lost(end: str) -> None:
+    run = subprocess.run(
+        [sys.executable, "-c", PROGRAM % (300, end)], capture_output=True, text=True, timeout=PATIENCE
+    )
+    assert re.findall(r'"number": (\d+)', run.stderr) == [str(number) for number in range(300)]
+    events, warning, printed = (run.stderr.find(text) for text in ('"number": 299', "a warning", "a print"))
+    assert -1 < events < warning < printed
+    if "raise" in end:
+        assert run.stderr.rstrip().endswith("RuntimeError: the end")
+        assert run.stderr.find("Traceback") > printed
+
+
 SLOW_DISK = """
 import os, threading
 write = os.write
@@ -127,26 +140,11 @@ os.write = write_slowly
 """
 
 
-def run_program(program: str, log: Path) -> str:
-    """What it has written to standard error, which is a file."""
+def test_a_slow_disk_costs_no_line(tmp_path: Path) -> None:
+    program, log = SLOW_DISK + PROGRAM % (3, "raise RuntimeError('the end')"), tmp_path / "log"
     with log.open("wb") as stderr:
         subprocess.run([sys.executable, "-c", program], stderr=stderr, timeout=PATIENCE, check=False)
-    return log.read_text()
-
-
-@pytest.mark.parametrize("end", ["raise RuntimeError('the end')", "sys.exit(3)", "pass"])
-def test_however_it_ends_no_line_before_that_is_lost(end: str, tmp_path: Path) -> None:
-    text = run_program(PROGRAM % (300, end), tmp_path / "log")
-    assert re.findall(r'"number": (\d+)', text) == [str(number) for number in range(300)]
-    events, warning, printed = (text.find(said) for said in ('"number": 299', "a warning", "a print"))
-    assert -1 < events < warning < printed
-    if "raise" in end:
-        assert text.rstrip().endswith("RuntimeError: the end")
-        assert text.find("Traceback") > printed
-
-
-def test_a_slow_disk_costs_no_line(tmp_path: Path) -> None:
-    text = run_program(SLOW_DISK + PROGRAM % (3, "raise RuntimeError('the end')"), tmp_path / "log")
+    text = log.read_text()
     assert (text.count('"number"'), text.count("a print"), text.rstrip()[-7:]) == (3, 1, "the end")
 
 
