@@ -135,6 +135,8 @@ class Ledger:
             last = connection.execute(SQL["last_id"]).fetchone()[0]
             rows = [file_row(file, priority, now) for file, priority in zip(files, priorities, strict=True)]
             taken = run_rows(connection, "admit", rows)
+            if len(taken) < len(rows):
+                taken += run_rows(connection, "admit_again", rows)
             statuses = [row[0] for row in taken]
             new = (statuses.count(JobStatus.PENDING), statuses.count(JobStatus.SKIPPED))
             if not taken:

@@ -1,12 +1,24 @@
 -- Every statement of the ledger, by name. `:rows` stands for a list of value rows: a whole batch is one statement, because
--- each call of SQLite releases the interpreter lock and may have to wait for it afterwards. `:is_newest` and `:is_spare` stand
--- for the conditions of these names: no later version of the image's file is known; nothing needs this version any more.
+-- each call of SQLite releases the interpreter lock and may have to wait for it afterwards. `OR FAIL`: a failure undoes the whole
+-- transaction anyway. Without it SQLite copies every page that such a statement changes, so that it could undo the statement alone;
+-- for pages all over a table these copies go to a temporary file. ON CONFLICT DO UPDATE makes them in any case. `:is_newest` and
+-- the like stand for the conditions of these names: no later version of the image's file is known; nothing needs this version any more.
 -- `+inbox` keeps SQLite from using the index that begins with `inbox`, which has every image that ever was, instead of one that
 -- only has the PENDING ones.
 
 -- name: is_newest
 NOT EXISTS (
     SELECT 1 FROM image AS newer WHERE newer.inbox = image.inbox AND newer.path = image.path AND newer.id > image.id
+)
+
+-- name: is_known
+-- It is known already, although a figure of it differs: the daemon moved the file, or an older daemon noted its device.
+EXISTS (
+    SELECT 1 FROM image AS old WHERE old.inbox = new.column1 AND old.path = new.column2 AND old.mtime_ns = new.column5
+    AND old.size = new.column4 AND (
+        old.location IS NOT NULL AND old.ctime_ns >= new.column6  -- a scan may have read its status just before the daemon moved it
+        OR old.device <> 0 AND old.status <> 4 AND old.inode = new.column3 AND old.ctime_ns = new.column6
+    )
 )
 
 -- name: is_spare
@@ -160,16 +172,16 @@ WHERE status = 0 AND inbox = :inbox AND priority <> :priority + iif(priority > :
 SELECT path, inode, size, mtime_ns, ctime_ns FROM image WHERE inbox = ? AND status <> 4 AND path IN (:rows);
 
 -- name: admit
-INSERT INTO image (inbox, path, inode, size, mtime_ns, ctime_ns, priority, status, seen_at, reason, device, emitted)
-SELECT * FROM (VALUES :rows) AS new WHERE NOT EXISTS (
-    SELECT 1 FROM image AS old WHERE old.inbox = new.column1 AND old.path = new.column2 AND old.mtime_ns = new.column5
-    AND old.size = new.column4 AND (
-        old.location IS NOT NULL AND old.ctime_ns >= new.column6  -- a scan may have read its status just before the daemon moved it
-        OR old.device <> 0 AND old.status <> 4 AND old.inode = new.column3 AND old.ctime_ns = new.column6
-    )
-) ON CONFLICT (inbox, path, mtime_ns, ctime_ns, size, inode, device) DO UPDATE  -- it was GONE, and is there again
-SET status = excluded.status, reason = excluded.reason, priority = excluded.priority, not_before = 1, detail = NULL, finished_at = NULL
-WHERE image.status = 4 RETURNING status, id;
+INSERT OR FAIL INTO image (inbox, path, inode, size, mtime_ns, ctime_ns, priority, status, seen_at, reason, device, emitted)
+SELECT * FROM (VALUES :rows) AS new WHERE NOT :is_known ON CONFLICT DO NOTHING RETURNING status, id;
+
+-- name: admit_again
+-- Versions that were GONE, and are there again.
+UPDATE OR FAIL image SET status = new.column8, reason = new.column10, priority = new.column7, not_before = 1, detail = NULL,
+    finished_at = NULL
+FROM (VALUES :rows) AS new WHERE image.inbox = new.column1 AND image.path = new.column2 AND image.inode = new.column3
+AND image.size = new.column4 AND image.mtime_ns = new.column5 AND image.ctime_ns = new.column6 AND image.device = new.column11
+AND image.status = 4 AND NOT :is_known RETURNING image.status, image.id;
 
 -- name: supersede
 -- A version that was DONE once is DONE again. CROSS JOIN: SQLite begins with the new rows, as all older ones may be millions.
@@ -223,15 +235,18 @@ SELECT digest, format, width, height, pages, checksum FROM content WHERE digest 
 SELECT digest, model, payload, seconds, checksum FROM result WHERE digest IN (:rows);
 
 -- name: keep_content
-INSERT INTO content (digest, format, width, height, pages, checksum) VALUES :rows
-ON CONFLICT (digest) DO UPDATE SET format = excluded.format, width = excluded.width, height = excluded.height,
-    pages = excluded.pages, checksum = excluded.checksum WHERE excluded.pages > content.pages;
+INSERT OR FAIL INTO content (digest, format, width, height, pages, checksum) VALUES :rows ON CONFLICT DO NOTHING;
+
+-- name: count_pages
+UPDATE content SET format = found.column2, width = found.column3, height = found.column4, pages = found.column5,
+    checksum = found.column6
+FROM (VALUES :rows) AS found WHERE content.digest = found.column1 AND found.column5 > content.pages;
 
 -- name: drop_content
 DELETE FROM content WHERE digest = ?;
 
 -- name: keep_result
-INSERT INTO result (digest, model, payload, seconds, checksum) VALUES :rows ON CONFLICT DO NOTHING;
+INSERT OR FAIL INTO result (digest, model, payload, seconds, checksum) VALUES :rows ON CONFLICT DO NOTHING;
 
 -- name: drop_result
 DELETE FROM result WHERE digest = ? AND model = ?;
@@ -242,7 +257,7 @@ UPDATE image SET status = 1, reason = NULL, detail = NULL
 WHERE status = 0 AND finished_at IS NOT NULL AND id IN (:rows) RETURNING id;
 
 -- name: end
-UPDATE image SET status = ended.column2, digest = COALESCE(ended.column3, digest), models = COALESCE(ended.column4, models),
+UPDATE OR FAIL image SET status = ended.column2, digest = COALESCE(ended.column3, digest), models = COALESCE(ended.column4, models),
     bin = ended.column5, criteria = ended.column6, reason = ended.column7, detail = ended.column8,
     finished_at = ended.column9, attempts = ended.column10, checksum = ended.column11, emitted = 0
 FROM (VALUES :rows) AS ended WHERE image.id = ended.column1 AND image.status = 0 RETURNING image.id;
@@ -259,7 +274,7 @@ UPDATE image SET not_before = :now + min(:longest, :retry * (1 << min(max(attemp
 WHERE status = 0 AND not_before > 0 AND not_before > :now + min(:longest, :retry * (1 << min(max(attempts, 1) - 1, 20)));
 
 -- name: emitted
-UPDATE image SET emitted = 1 WHERE id IN (:rows);
+UPDATE OR FAIL image SET emitted = 1 WHERE id IN (:rows);
 
 -- name: superseded
 -- Earlier versions that wait to leave their inbox: a newer one is there now, and the sidecar is that of the newer one.

@@ -30,9 +30,17 @@ Ask = Callable[[Callable[[sqlite3.Connection], Any]], Awaitable[Any]]
 
 
 def content_row(known: Job | Record) -> tuple[Any, ...]:
-    """A row for `keep_content`."""
+    """A row for `keep_contents`."""
     fields = (known.digest, known.format, known.width, known.height, known.pages)
     return (*fields, checksums.of_content(*fields))
+
+
+def keep_contents(connection: sqlite3.Connection, rows: Sequence[Sequence[Any]]) -> None:
+    """Store format and size of the bytes that have none, and how many pages there are where they were not counted."""
+    changes = connection.total_changes
+    run_rows(connection, "keep_content", rows)
+    if connection.total_changes - changes < len(rows):
+        run_rows(connection, "count_pages", rows)
 
 
 def result_row(digest: bytes, number: int, model: Model, output: Output) -> tuple[Any, ...]:
@@ -217,7 +225,7 @@ class Results:
         ]
         if self._damaged:
             self._drop_damaged(connection, self._damaged & {Key(row[0], None) for row in contents})
-        run_rows(connection, "keep_content", contents)
+        keep_contents(connection, contents)
         changes = connection.total_changes
         run_rows(connection, "keep_result", results)
         return connection.total_changes - changes == len(results)

@@ -15,7 +15,7 @@ from daemon.jobs import JobStatus
 from daemon.ledger import checksums, identity, looks
 from daemon.ledger.record import Record
 from daemon.ledger.records import Reader
-from daemon.ledger.rows import content_row, find_damaged, look_rows, result_row
+from daemon.ledger.rows import content_row, find_damaged, keep_contents, look_rows, result_row
 from daemon.ledger.statements import SQL, run_rows
 from daemon.recovery.rebuild import Finding, read_sidecar
 from daemon.results.destinations import Destination
@@ -149,7 +149,7 @@ class DamagedRows:
         with self._writing() as connection:
             if sidecar.width:
                 connection.execute(SQL["drop_content"], (sidecar.digest,))
-                run_rows(connection, "keep_content", [content_row(sidecar)])
+                keep_contents(connection, [content_row(sidecar)])
             for model, output in sidecar.answers():
                 connection.execute(SQL["drop_result"], (sidecar.digest, by_model[model]))
                 run_rows(

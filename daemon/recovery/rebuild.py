@@ -28,7 +28,7 @@ from daemon.jobs import JobStatus, Version
 from daemon.ledger import identity
 from daemon.ledger.files import sync_folder
 from daemon.ledger.record import Look, Model, Record
-from daemon.ledger.rows import content_row, look_rows, result_row
+from daemon.ledger.rows import content_row, keep_contents, look_rows, result_row
 from daemon.ledger.schema import connect
 from daemon.ledger.soundness import MOST
 from daemon.ledger.statements import SQL, run_rows
@@ -253,7 +253,7 @@ def write(connection: sqlite3.Connection, records: Sequence[Record]) -> set[int]
     for model in used | {look.model for record in records for look in record.looks.values()}:
         connection.execute(SQL["add_model"], (model.stage, model.fingerprint, model.notice))
         numbers[model] = connection.execute(SQL["model_id"], (model.stage, model.fingerprint)).fetchone()[0]
-    run_rows(connection, "keep_content", [content_row(r) for r in records if r.width])
+    keep_contents(connection, [content_row(r) for r in records if r.width])
     results = [
         result_row(r.digest, numbers[model], model, output) for r in records for model, output in r.answers()
     ]

@@ -1454,6 +1454,22 @@ LEDGERS = [
             "daemon/ledger/test_statements.py::test_files_that_are_admitted_are_looked_up_and_older_ones_are_not_read",
         ),
     ),
+    Mutant(
+        "ledger-temporary-files",
+        "the ledger needs room on no other disk than its own",
+        "daemon/ledger/ledger.sql",
+        "INSERT OR FAIL INTO result",
+        "INSERT INTO result",
+        ("daemon/ledger/test_rows.py::test_images_and_results_are_stored_without_temporary_files",),
+    ),
+    Mutant(
+        "admit-temporary-files",
+        "the ledger needs room on no other disk than its own, whatever the names of new files",
+        "daemon/ledger/ledger.sql",
+        "INSERT OR FAIL INTO image",
+        "INSERT INTO image",
+        ("daemon/ledger/test_rows.py::test_images_and_results_are_stored_without_temporary_files",),
+    ),
 ]
 
 # Sinks: each gets every record, and none delays another or the work
