@@ -20,6 +20,7 @@ import signal
 import socket
 import sqlite3
 import ssl
+import struct
 import subprocess
 import sys
 import threading
@@ -297,9 +298,13 @@ class Place:
         ]
 
 
+SO_TIMESTAMPNS = 35  # of asm-generic/socket.h; Python has no name for it
+SENT_AT = struct.Struct("@ll")  # a timespec
+
+
 @dataclass(frozen=True)
 class Notice:
-    """A message to systemd, and when it came (Unix seconds)."""
+    """A message to systemd, and when it was sent (Unix seconds)."""
 
     text: str
     at: float
@@ -314,6 +319,8 @@ class NotifySocket:
         self._changed = threading.Condition()
         path.unlink(missing_ok=True)
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+        # The kernel's time: the thread may read a message late.
+        self._socket.setsockopt(socket.SOL_SOCKET, SO_TIMESTAMPNS, 1)
         self._socket.bind(str(path))
         self._thread = threading.Thread(target=self._read, name="notify", daemon=True)
         self._thread.start()
@@ -352,9 +359,11 @@ class NotifySocket:
             end.sendto(text.encode(), str(self.path))
 
     def _read(self) -> None:
-        while message := self._socket.recv(4096):
+        while (received := self._socket.recvmsg(4096, socket.CMSG_SPACE(SENT_AT.size)))[0]:
+            message, [(_, _, sent_at)], *_ = received
+            seconds, nanoseconds = SENT_AT.unpack(sent_at)
             with self._changed:
-                self.notices.append(Notice(message.decode(), time.time()))
+                self.notices.append(Notice(message.decode(), seconds + nanoseconds / 1e9))
                 self._changed.notify_all()
 
 

@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 
 from daemon.bench.rates import measure_rate
+from daemon.hints import quantity
 from daemon.placement import choose_batches
 from daemon.profile import Profile, read_profile
 from daemon.recorded import read_gpus
@@ -109,7 +110,9 @@ def tuned(interrupted: Interrupted) -> Tuned:
 
 def test_after_ctrl_c_nothing_runs_and_auto_does_not_use_half_a_search(interrupted: Interrupted) -> None:
     assert interrupted.status == 130
-    assert "Stopped; 1 trial kept: `visiond tune` continues." in interrupted.stderr
+    told = sum(line.startswith("trial ") for line in interrupted.stderr.splitlines())
+    assert told  # more than one if this machine stood still while the signal was due
+    assert f"Stopped; {quantity(told, 'trial')} kept: `visiond tune` continues." in interrupted.stderr
     assert (interrupted.processes, interrupted.folders, interrupted.profile) == ([], [], None)
 
 
