@@ -36,7 +36,7 @@ from daemon.jobs import JobStatus
 from daemon.ledger.files import describe_lost_ledger
 from daemon.ledger.record import Record
 from daemon.ledger.records import Reader
-from daemon.ledger.schema import trouble_named
+from daemon.ledger.schema import keep_temporary_files, trouble_named
 from daemon.monitoring.diary import read_diary
 from daemon.monitoring.snapshot import LookState, SinkState, Snapshot, describe_behind
 from daemon.state import CONTROL, LEDGER, lock_state, socket_address
@@ -82,8 +82,7 @@ def run(
         most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
         # The soft limit is low only for the sake of programs that use select(2).
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
-        # This folder is most likely to have room for a copy of the ledger.
-        os.environ["SQLITE_TMPDIR"] = str(config.state.path)
+        keep_temporary_files(config.state.path)
         with written_aside():
             set_up_log(config.log.level, config.log.format)
             catch()

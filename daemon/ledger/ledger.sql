@@ -1,8 +1,9 @@
 -- Every statement of the ledger, by name. `:rows` stands for a list of value rows: a whole batch is one statement, because
 -- each call of SQLite releases the interpreter lock and may have to wait for it afterwards. `OR FAIL`: a failure undoes the whole
 -- transaction anyway. Without it SQLite copies every page that such a statement changes, so that it could undo the statement alone;
--- for pages all over a table these copies go to a temporary file. ON CONFLICT DO UPDATE makes them in any case. `:is_newest` and
--- the like stand for the conditions of these names: no later version of the image's file is known; nothing needs this version any more.
+-- for pages all over a table these copies go to a temporary file. ON CONFLICT DO UPDATE makes them in any case. `:is_newest`,
+-- `:is_known` and `:is_spare` stand for the conditions of these names: no later version of the image's file is known; a file is no
+-- new version; nothing needs this version any more.
 -- `+inbox` keeps SQLite from using the index that begins with `inbox`, which has every image that ever was, instead of one that
 -- only has the PENDING ones.
 
@@ -12,7 +13,7 @@ NOT EXISTS (
 )
 
 -- name: is_known
--- It is known already, although a figure of it differs: the daemon moved the file, or an older daemon noted its device.
+-- A figure of it differs only because the daemon moved the file, or because an older daemon noted its device.
 EXISTS (
     SELECT 1 FROM image AS old WHERE old.inbox = new.column1 AND old.path = new.column2 AND old.mtime_ns = new.column5
     AND old.size = new.column4 AND (
@@ -185,7 +186,7 @@ AND image.status = 4 AND NOT :is_known RETURNING image.status, image.id;
 
 -- name: supersede
 -- A version that was DONE once is DONE again. CROSS JOIN: SQLite begins with the new rows, as all older ones may be millions.
-UPDATE image SET status = iif(finished_at IS NULL, 4, 1), finished_at = COALESCE(finished_at, :now), reason = NULL,
+UPDATE OR FAIL image SET status = iif(finished_at IS NULL, 4, 1), finished_at = COALESCE(finished_at, :now), reason = NULL,
     detail = iif(finished_at IS NULL, 'replaced by a newer version', NULL) WHERE id IN (
     SELECT old.id FROM image AS new CROSS JOIN image AS old ON old.inbox = new.inbox AND old.path = new.path
     WHERE new.id > :last AND old.id <= :last AND old.status = 0
@@ -238,7 +239,7 @@ SELECT digest, model, payload, seconds, checksum FROM result WHERE digest IN (:r
 INSERT OR FAIL INTO content (digest, format, width, height, pages, checksum) VALUES :rows ON CONFLICT DO NOTHING;
 
 -- name: count_pages
-UPDATE content SET format = found.column2, width = found.column3, height = found.column4, pages = found.column5,
+UPDATE OR FAIL content SET format = found.column2, width = found.column3, height = found.column4, pages = found.column5,
     checksum = found.column6
 FROM (VALUES :rows) AS found WHERE content.digest = found.column1 AND found.column5 > content.pages;
 

@@ -152,6 +152,18 @@ def connect(path: Path, id: str = "") -> sqlite3.Connection:
     return connection
 
 
+def keep_temporary_files(folder: Path) -> None:
+    """Let SQLite make its temporary files here, such as the copy of the ledger that shrinks it, in this process and
+    in those that it starts. Call it while no other thread uses SQLite."""
+    # SQLite reads the variable when Python imports it, which is before the configuration is read.
+    os.environ["SQLITE_TMPDIR"] = str(folder)
+    with contextlib.closing(sqlite3.connect(":memory:")) as connection:
+        with contextlib.suppress(
+            UnicodeEncodeError
+        ):  # SQLite takes no other name than UTF-8: then it uses /var/tmp
+            connection.execute("PRAGMA temp_store_directory = '{}'".format(str(folder).replace("'", "''")))
+
+
 def set_factories(connection: sqlite3.Connection) -> None:
     """Return rows with named columns. Read text also if a
     flipped bit made it invalid: its checksum shows that."""

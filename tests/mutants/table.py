@@ -1463,6 +1463,24 @@ LEDGERS = [
         ("daemon/ledger/test_rows.py::test_images_and_results_are_stored_without_temporary_files",),
     ),
     Mutant(
+        "ledger-copied-elsewhere",
+        "the copy of the ledger that shrinks it is where room for it was found",
+        "daemon/control.py",
+        "keep_temporary_files(config.state.path)",
+        "pass",
+        ("daemon/test_control.py::test_temporary_files_of_the_ledger_are_in_the_state_folder",),
+    ),
+    Mutant(
+        "admit-moved-again",
+        "a file that the daemon has moved is not admitted again as an older version of it",
+        "daemon/ledger/ledger.sql",
+        "AND image.status = 4 AND NOT :is_known RETURNING",
+        "AND image.status = 4 RETURNING",
+        (
+            "daemon/ledger/test_rows.py::test_a_file_that_the_daemon_has_moved_is_no_older_version_that_is_there_again",
+        ),
+    ),
+    Mutant(
         "admit-temporary-files",
         "the ledger needs room on no other disk than its own, whatever the names of new files",
         "daemon/ledger/ledger.sql",

@@ -1,13 +1,15 @@
 from __future__ import annotations
 
 import contextlib
+import random
 import sqlite3
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import pytest
 
-from daemon.ledger.rows import CHUNK, content_row, file_row, keep_contents
+from daemon.jobs import Ending, JobStatus
+from daemon.ledger.rows import CHUNK, content_row, end_row, file_row, keep_contents
 from daemon.ledger.schema import connect
 from daemon.ledger.statements import run_rows
 from tests.makers import make_file, make_job, read
@@ -31,15 +33,21 @@ def temporary_files(tmp_path: Path, connection: sqlite3.Connection) -> Iterator[
     connection.execute("PRAGMA temp_store_directory = ''")
 
 
-def store(connection: sqlite3.Connection, numbers: range) -> None:
-    """Images with names and bytes in no order."""
+def store(connection: sqlite3.Connection, numbers: Iterable[int]) -> None:
+    """Images with names and bytes in no order, which end in no order."""
     jobs = [read(make_job(), b"%d" % number) for number in numbers]
+    files = [file_row(make_file(job.digest), 0, 1e9) for job in jobs]
     connection.execute("BEGIN IMMEDIATE")
-    run_rows(connection, "admit", [file_row(make_file(job.digest), 0, 1e9) for job in jobs])
+    taken = run_rows(connection, "admit", files) or run_rows(connection, "admit_again", files)
     keep_contents(connection, [content_row(job) for job in jobs])
     run_rows(
         connection, "keep_result", [(job.digest, model, b"{}", 0.1, 0) for job in jobs for model in (1, 2)]
     )
+    for job, (_, job.id) in zip(sorted(jobs, key=lambda job: job.digest), taken, strict=True):
+        job.outputs = {}
+    rows = [end_row(Ending(job, JobStatus.DONE, 2e9, 1, "A", b"{}"), b"/inbox", {}, {}) for job in jobs]
+    run_rows(connection, "end", rows)
+    run_rows(connection, "emitted", [(job.id,) for job in jobs])
     connection.execute("COMMIT")
 
 
@@ -48,10 +56,36 @@ def test_images_and_results_are_stored_without_temporary_files(
 ) -> None:
     """They would be on another disk than the ledger, which may be slow or full."""
     store(connection, range(IMAGES))
+    connection.execute("UPDATE image SET status = ? WHERE id % 4 = 0", (JobStatus.GONE,))
     before = temporary_files.stat().st_mtime_ns
     store(connection, range(IMAGES, IMAGES + CHUNK))
-    store(connection, range(IMAGES))  # the same bytes again
     assert temporary_files.stat().st_mtime_ns == before
+
+
+def test_files_that_are_there_again_are_admitted_without_temporary_files(
+    connection: sqlite3.Connection, temporary_files: Path
+) -> None:
+    store(connection, range(IMAGES))
+    connection.execute("UPDATE image SET status = ?", (JobStatus.GONE,))
+    before = temporary_files.stat().st_mtime_ns
+    store(connection, random.Random(1).sample(range(IMAGES), CHUNK))
+    assert temporary_files.stat().st_mtime_ns == before
+    [[done]] = connection.execute("SELECT COUNT(*) FROM image WHERE status = ?", (JobStatus.DONE,))
+    assert done == CHUNK
+
+
+def test_a_file_that_the_daemon_has_moved_is_no_older_version_that_is_there_again(
+    connection: sqlite3.Connection,
+) -> None:
+    """The moved one has another time of change, and the scan may have read the file just before."""
+    files = [file_row(make_file(ctime_ns=time), 0, 1e9) for time in (5, 6)]
+    assert len(run_rows(connection, "admit", files)) == 2
+    connection.execute("UPDATE image SET status = ? WHERE ctime_ns = 5", (JobStatus.GONE,))
+    connection.execute(
+        "UPDATE image SET location = '/moved', status = ? WHERE ctime_ns = 6", (JobStatus.DONE,)
+    )
+    for statement in ("admit", "admit_again"):
+        assert run_rows(connection, statement, files[:1]) == []
 
 
 def test_pages_are_counted_again_where_an_older_visiond_did_not_count_them(
