@@ -24,7 +24,6 @@ from daemon.state import lock_state
 from tests.daemon_process import (
     ON_A_TERMINAL,
     PATIENCE,
-    SLACK_SECONDS,
     Daemon,
     Notice,
     Place,
@@ -133,7 +132,7 @@ def test_a_second_daemon_on_the_same_state_exits_75_at_once_and_the_first_is_unh
             f"Another visiond is using {tmp_path / 'state'} (process {daemon.process.pid}). Stop it"
             in second.stderr
         )
-        assert cost < 1.0 + SLACK_SECONDS / 10  # 0.4 s; with torch it were four
+        assert 0.1 < cost < 1.5  # 0.4 s; with torch it were three
         place.drop_many(range(10))
         daemon.wait_idle(10)
         os.killpg(daemon.process.pid, signal.SIGINT)  # Ctrl-C, as a terminal sends it: to the workers too
@@ -143,9 +142,10 @@ def test_a_second_daemon_on_the_same_state_exits_75_at_once_and_the_first_is_unh
 
 
 def cost_of(place: Place, *arguments: str) -> tuple[float, subprocess.CompletedProcess[str]]:
-    """Seconds of processor time, as other programs may keep the machine busy."""
+    """Seconds of processor time, as other programs may keep the machine busy. A forked command would have its imports
+    already, and not be a child of this process."""
     before = os.times()
-    done = place.command(*arguments)
+    done = place.command(*arguments, prefix=["env"])
     after = os.times()
     return after.children_user - before.children_user + after.children_system - before.children_system, done
 
