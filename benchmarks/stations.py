@@ -2,7 +2,8 @@
 
     python -m benchmarks.stations --stations 1 2 4 --workers 8 --files 200000 --rounds 3 --folder /dev/shm
 
-With --pipelined OCR has half of the workers, and the other stages have the other half.
+With --pipelined OCR has half of the workers, and the other stages have the other half. With --capacity the workers together
+take the time that GPUs of this rate would: does the daemon keep up with them?
 
 Each round has new files, and first runs the bare loop of benchmarks/overhead.py over them. Prints images per
 second from the first image seen to the last one published, the same for the middle half of the images, which
@@ -38,15 +39,18 @@ class Run(NamedTuple):
     stations: float  # seconds of CPU time
 
 
-def run_daemon(folder: Path, stations: int, workers: int, *, pipelined: bool) -> Run:
+def run_daemon(folder: Path, stations: int, workers: int, *, pipelined: bool, capacity: float = 0.0) -> Run:
+    """capacity: images per second of all workers; 0: they take no time."""
     config = folder / "daemon.toml"
     segments = "".join(
         f'[[pipeline.segment]]\nstages = {stages}\ndevices = ["cpu"]\nworkers_per_device = {max(1, workers // 2)}\n'
         for stages in (["ocr"], ["yolo", "clip", "blip"])
     )
+    captioners = max(1, workers // 2) if pipelined else workers
+    pace = f"[stages.blip.options]\nlatency_per_image_seconds = {captioners / capacity}\n" if capacity else ""
     config.write_text(
         f'[[inbox]]\npath = "{folder}/inbox"\nsettle_seconds = 0\n[http]\nlisten = ""\n[log]\nlevel = "error"\n'
-        f"[pipeline]\nstations = {stations}\nworkers_per_device = {workers}\n{segments if pipelined else ''}{FAKES}"
+        f"[pipeline]\nstations = {stations}\nworkers_per_device = {workers}\n{segments if pipelined else ''}{FAKES}{pace}"
     )
     command = [sys.executable, "-P", "-m", "daemon", "run", "--once", "--config", str(config)]
     with subprocess.Popen(command, stdout=subprocess.DEVNULL) as process:
@@ -99,6 +103,9 @@ def main() -> None:
     parser.add_argument("--stations", type=int, nargs="+", default=[1, 2, 4])
     parser.add_argument("--workers", type=int, default=8)
     parser.add_argument("--pipelined", action="store_true")
+    parser.add_argument(
+        "--capacity", type=float, default=0.0, help="images per second of all workers together"
+    )
     parser.add_argument("--files", type=int, default=200_000)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--folder", type=Path, default=Path(tempfile.gettempdir()))
@@ -113,7 +120,13 @@ def main() -> None:
                 if len(bare) == number:
                     bare.append(run_bare(folder / "inbox", folder))
                     print(f"round {number + 1}, bare loop: {bare[-1]:,.0f} images/s", flush=True)
-                run = run_daemon(folder, stations, options.workers, pipelined=options.pipelined)
+                run = run_daemon(
+                    folder,
+                    stations,
+                    options.workers,
+                    pipelined=options.pipelined,
+                    capacity=options.capacity,
+                )
             finally:
                 shutil.rmtree(folder)
             runs[stations].append(run)
