@@ -2,8 +2,8 @@
 
     python -m benchmarks.stations --stations 1 2 4 --workers 8 --files 200000 --rounds 3 --folder /dev/shm
 
-With --pipelined OCR has half of the workers, and the other stages have the other half. With --capacity the workers together
-take the time that GPUs of this rate would: does the daemon keep up with them?
+With --pipelined OCR has half of the workers, and the other stages have the other half. --capacity slows
+the workers down to this rate, all together, as GPUs would: does the daemon keep up with them?
 
 Each round has new files, and first runs the bare loop of benchmarks/overhead.py over them. Prints images per
 second from the first image seen to the last one published, the same for the middle half of the images, which

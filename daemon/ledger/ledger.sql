@@ -1,9 +1,9 @@
 -- Every statement of the ledger, by name. `:rows` stands for a list of value rows: a whole batch is one statement, because
 -- each call of SQLite releases the interpreter lock and may have to wait for it afterwards. `OR FAIL`: a failure undoes the whole
 -- transaction anyway. Without it SQLite copies every page that such a statement changes, so that it could undo the statement alone;
--- for pages all over a table these copies go to a temporary file. ON CONFLICT DO UPDATE makes them in any case. `:is_newest`,
--- `:is_known` and `:is_spare` stand for the conditions of these names: no later version of the image's file is known; a file is no
--- new version; nothing needs this version any more.
+-- for pages all over a table these copies go to a temporary file. With ON CONFLICT DO UPDATE it copies them anyway. `:is_newest`,
+-- `:is_known` and `:is_spare` stand for the conditions of these names: no later version of the image's file is known; the ledger has
+-- this version already; nothing needs this version any more.
 -- `+inbox` keeps SQLite from using the index that begins with `inbox`, which has every image that ever was, instead of one that
 -- only has the PENDING ones.
 
@@ -13,7 +13,7 @@ NOT EXISTS (
 )
 
 -- name: is_known
--- A figure of it differs only because the daemon moved the file, or because an older daemon noted its device.
+-- It differs only because the daemon moved the file, or because an older daemon stored its device.
 EXISTS (
     SELECT 1 FROM image AS old WHERE old.inbox = new.column1 AND old.path = new.column2 AND old.mtime_ns = new.column5
     AND old.size = new.column4 AND (

@@ -36,7 +36,7 @@ def content_row(known: Job | Record) -> tuple[Any, ...]:
 
 
 def keep_contents(connection: sqlite3.Connection, rows: Sequence[Sequence[Any]]) -> None:
-    """Store format and size of the bytes that have none, and how many pages there are where they were not counted."""
+    """Store what new bytes are, and what known ones are if more pages were counted now."""
     changes = connection.total_changes
     run_rows(connection, "keep_content", rows)
     if connection.total_changes - changes < len(rows):

@@ -153,15 +153,17 @@ def connect(path: Path, id: str = "") -> sqlite3.Connection:
 
 
 def keep_temporary_files(folder: Path) -> None:
-    """Let SQLite make its temporary files here, such as the copy of the ledger that shrinks it, in this process and
-    in those that it starts. Call it while no other thread uses SQLite."""
+    """Let SQLite make temporary files in this folder, such as the copy of VACUUM, also in processes that this one starts.
+    Call it while no other thread uses SQLite."""
     # SQLite reads the variable when Python imports it, which is before the configuration is read.
     os.environ["SQLITE_TMPDIR"] = str(folder)
-    with contextlib.closing(sqlite3.connect(":memory:")) as connection:
-        with contextlib.suppress(
-            UnicodeEncodeError
-        ):  # SQLite takes no other name than UTF-8: then it uses /var/tmp
-            connection.execute("PRAGMA temp_store_directory = '{}'".format(str(folder).replace("'", "''")))
+    statement = "PRAGMA temp_store_directory = '{}'".format(str(folder).replace("'", "''"))
+    # SQLite takes only UTF-8 names; else it goes on with /var/tmp.
+    with (
+        contextlib.closing(sqlite3.connect(":memory:")) as connection,
+        contextlib.suppress(UnicodeEncodeError),
+    ):
+        connection.execute(statement)
 
 
 def set_factories(connection: sqlite3.Connection) -> None:

@@ -132,7 +132,7 @@ def test_a_second_daemon_on_the_same_state_exits_75_at_once_and_the_first_is_unh
             f"Another visiond is using {tmp_path / 'state'} (process {daemon.process.pid}). Stop it"
             in second.stderr
         )
-        assert 0.1 < cost < 1.5  # 0.4 s; with torch it were three
+        assert 0.1 < cost < 1.5  # 0.4 s; with torch it would be three
         place.drop_many(range(10))
         daemon.wait_idle(10)
         os.killpg(daemon.process.pid, signal.SIGINT)  # Ctrl-C, as a terminal sends it: to the workers too
@@ -142,8 +142,8 @@ def test_a_second_daemon_on_the_same_state_exits_75_at_once_and_the_first_is_unh
 
 
 def cost_of(place: Place, *arguments: str) -> tuple[float, subprocess.CompletedProcess[str]]:
-    """Seconds of processor time, as other programs may keep the machine busy. A forked command would have its imports
-    already, and not be a child of this process."""
+    """Seconds of processor time, as other programs may keep the machine busy. `env` prevents a fork: a forked
+    command has its imports already, and is no child of this process."""
     before = os.times()
     done = place.command(*arguments, prefix=["env"])
     after = os.times()

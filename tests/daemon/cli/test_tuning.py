@@ -110,9 +110,9 @@ def tuned(interrupted: Interrupted) -> Tuned:
 
 def test_after_ctrl_c_nothing_runs_and_auto_does_not_use_half_a_search(interrupted: Interrupted) -> None:
     assert interrupted.status == 130
-    told = sum(line.startswith("trial ") for line in interrupted.stderr.splitlines())
-    assert told  # more than one if this machine stood still while the signal was due
-    assert f"Stopped; {quantity(told, 'trial')} kept: `visiond tune` continues." in interrupted.stderr
+    reported = sum(line.startswith("trial ") for line in interrupted.stderr.splitlines())
+    assert reported  # more than one if this machine was busy when the signal was due
+    assert f"Stopped; {quantity(reported, 'trial')} kept: `visiond tune` continues." in interrupted.stderr
     assert (interrupted.processes, interrupted.folders, interrupted.profile) == ([], [], None)
 
 

@@ -54,7 +54,7 @@ def store(connection: sqlite3.Connection, numbers: Iterable[int]) -> None:
 def test_images_and_results_are_stored_without_temporary_files(
     connection: sqlite3.Connection, temporary_files: Path
 ) -> None:
-    """They would be on another disk than the ledger, which may be slow or full."""
+    """They could be on another disk, which may be slow or full."""
     store(connection, range(IMAGES))
     connection.execute("UPDATE image SET status = ? WHERE id % 4 = 0", (JobStatus.GONE,))
     before = temporary_files.stat().st_mtime_ns
