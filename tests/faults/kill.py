@@ -54,9 +54,9 @@ class Outcome:
         )
 
 
-def open_place(folder: Path, workers: int = 1) -> Place:
+def open_place(folder: Path, workers: int = 1, *, seconds_per_image: float = SECONDS_PER_IMAGE) -> Place:
     inboxes = [{"name": name, "on_success": name, "settle_seconds": 0.1} for name in INBOXES]
-    latency = SECONDS_PER_IMAGE * (SLOWER if workers > 1 else 1)
+    latency = seconds_per_image * (SLOWER if workers > 1 else 1)
     settings = {
         "inbox": inboxes,
         "stages": {"blip": {"options": {"latency_per_image_seconds": latency}}},
@@ -68,7 +68,8 @@ def open_place(folder: Path, workers: int = 1) -> Place:
 def kill_daemons(
     place: Place, kills: int, files: int, chance: random.Random, *, group: bool | None = None
 ) -> Outcome:
-    """Drop files in shares, kill the daemon during each, let the last one finish, and judge.
+    """Drop files in shares, kill the daemon during each, let the last one finish, and judge. The moments are random,
+    and spread evenly over one and a half times the time that a share takes.
 
     group: whether its children are killed too; None: at random.
     """
@@ -77,11 +78,13 @@ def kill_daemons(
     readings = Readings(place)
     orphans = under_load = 0
     next(shares)
-    for _ in range(kills):
-        at_start = chance.random() < STARTS
+    latency = place.settings["stages"]["blip"]["options"]["latency_per_image_seconds"]
+    seconds_per_image = latency / place.settings["pipeline"]["workers_per_device"]
+    for number in chance.sample(range(kills), kills):
+        moment, at_start = (number + chance.random()) / kills, chance.random() < STARTS
         with Daemon(place, ready=not at_start) as daemon:
-            busy = 1.5 * SECONDS_PER_IMAGE * next(shares)
-            let_work(daemon.process, chance.uniform(0, 1.0 if at_start else busy))
+            busy = 1.5 * seconds_per_image * next(shares)
+            let_work(daemon.process, moment * (1.0 if at_start else busy))
             daemon.kill(group=chance.random() < 0.5 if group is None else group)
             under_load += count_sidecars(place) < sum(map(len, place.dropped.values()))
             orphans += end_orphans(place)

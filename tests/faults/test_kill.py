@@ -10,7 +10,8 @@ from tests.faults.kill import all_ready, drop_shares, end_orphans, kill_daemons,
 
 
 def test_kill_9_at_any_instant_loses_nothing_doubles_nothing_and_leaves_no_process(tmp_path: Path) -> None:
-    outcome = kill_daemons(open_place(tmp_path), 6, 600, seeded())
+    place = open_place(tmp_path, seconds_per_image=0.01)  # a share of 85 takes a second
+    outcome = kill_daemons(place, 6, 600, seeded())
     assert outcome.verdict.problems == []
     assert outcome.verdict.counts == {"DONE": 600}
     assert outcome.orphans == 0

@@ -368,10 +368,13 @@ def test_a_scan_that_was_stopped_goes_on_where_it_was_also_after_a_restart(
     place = make_place(tmp_path, prefix)
     pauses = {"daemon.inbox.watcher.MARKER_SECONDS": -1.0}
     environment = proxy.environment | with_pauses(tmp_path, pauses)
+    # The next scan would go on there in the same daemon, perhaps before its worker is ready.
+    place.configure({"pipeline": {"rescan_seconds": 3600.0}})
     with Daemon(place, **environment) as daemon:
         daemon.wait_until(lambda status: status["done"] == 10 and status["obstacles"], "the first page")
         daemon.kill()
     assert place.rows("SELECT marker FROM inbox") == [(b"x09.ppm",)]
+    place.configure({"pipeline": {"rescan_seconds": 1.0}})
     proxy.fault = lambda asked: None
     proxy.asked.clear()
     with Daemon(place, **environment) as daemon:
