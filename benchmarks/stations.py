@@ -42,11 +42,12 @@ class Run(NamedTuple):
 def run_daemon(folder: Path, stations: int, workers: int, *, pipelined: bool, capacity: float = 0.0) -> Run:
     """capacity: images per second of all workers; 0: they take no time."""
     config = folder / "daemon.toml"
+    half = max(1, workers // 2)
     segments = "".join(
-        f'[[pipeline.segment]]\nstages = {stages}\ndevices = ["cpu"]\nworkers_per_device = {max(1, workers // 2)}\n'
+        f'[[pipeline.segment]]\nstages = {stages}\ndevices = ["cpu"]\nworkers_per_device = {half}\n'
         for stages in (["ocr"], ["yolo", "clip", "blip"])
     )
-    captioners = max(1, workers // 2) if pipelined else workers
+    captioners = half if pipelined else workers
     pace = f"[stages.blip.options]\nlatency_per_image_seconds = {captioners / capacity}\n" if capacity else ""
     config.write_text(
         f'[[inbox]]\npath = "{folder}/inbox"\nsettle_seconds = 0\n[http]\nlisten = ""\n[log]\nlevel = "error"\n'
