@@ -47,7 +47,9 @@ class Version(NamedTuple):
     def of(cls, status: os.stat_result) -> Version:
         figures = (status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns)
         # SQLite's integers have 64 bits and a sign. Inodes may use all 64, and times after 2262 need more.
-        return cls(*((figure + 2**63) % 2**64 - 2**63 for figure in figures))
+        if max(figures) >= 2**63 or min(figures) < -(2**63):
+            return cls(*((figure + 2**63) % 2**64 - 2**63 for figure in figures))
+        return cls(*figures)
 
     def is_of(self, status: os.stat_result, *, moved: bool) -> bool:
         """Whether a file is this version. moved: the daemon has moved it, so its change time is ignored: the
@@ -145,8 +147,16 @@ class Job(msgspec.Struct, array_like=True):
     generation: int = 0  # of the models that give its results: daemon/ledger/rows.py
 
 
+class Checksums(msgspec.Struct, array_like=True, frozen=True):
+    """Of the rows that an ending makes; see daemon/ledger/checksums.py. results: in the order of the job's outputs."""
+
+    content: int
+    results: list[int]
+    image: int | None
+
+
 class Ending(msgspec.Struct, frozen=True):
-    """How an attempt at a job ended. PENDING: it is retried, not before `not_before`."""
+    """How an attempt at a job ended. PENDING: it is retried, not before `not_before`. checksums: None: not computed yet."""
 
     job: Job
     status: JobStatus
@@ -157,6 +167,7 @@ class Ending(msgspec.Struct, frozen=True):
     failure: Failure | None = None
     not_before: float = 0.0  # Unix seconds, by clock.py
     looks: tuple[str, ...] = ()  # the second looks that a DONE image gets
+    checksums: Checksums | None = None
 
     @property
     def keeps_result(self) -> bool:

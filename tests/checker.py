@@ -283,7 +283,8 @@ def _lies(
 
 def _results(connection: sqlite3.Connection, row: Row) -> dict[str, Any]:
     """The results that the ledger has for a DONE row, by stage."""
-    query = "SELECT stage, payload FROM result JOIN model ON model.id = result.model WHERE digest = ? AND model.id = ?"
+    query = """SELECT stage, payload FROM content JOIN result ON content.id = content JOIN model ON model.id = model
+               WHERE digest = ? AND model = ?"""
     found = [connection.execute(query, (bytes.fromhex(row.digest), model)).fetchone() for model in row.models]
     return {stage: json.loads(payload) for stage, payload in filter(None, found)}
 

@@ -261,7 +261,7 @@ class Watcher:
         known = self._reader.versions(folder.number, [file.path for file in files])
         unknown = [file for file in files if (file.path, file.version) not in known]
         same = {(path, version._replace(ctime_ns=0)) for path, version in known} if unknown else set()
-        return {file: (file.path, file.version._replace(ctime_ns=0)) in same for file in unknown}
+        return {f: bool(same) and (f.path, f.version._replace(ctime_ns=0)) in same for f in unknown}
 
     # The hints: events
 
@@ -368,11 +368,11 @@ class Watcher:
     ) -> list[File]:
         """files: the answer of `_unknown`. times: from before their status was read. renamed: the paths of those that arrived
         by a rename."""
-        is_whole = partial(folder.settling.is_whole, read_by=time.monotonic())
+        patience, is_whole = folder.patience, partial(folder.settling.is_whole, read_by=time.monotonic())
         return [
             file
             for file, touched in files.items()
-            if is_whole(file, folder.patience, *times, renamed=file.path in renamed, touched=touched)
+            if is_whole(file, patience, *times, renamed=file.path in renamed, touched=touched)
         ]
 
 

@@ -23,7 +23,7 @@ import structlog
 from daemon.jobs import Admitted, Change, Ending, File, Job, JobStatus, Placed, reason_of
 from daemon.ledger import identity, looks, publications
 from daemon.ledger.joining import assemble
-from daemon.ledger.record import BUILT_IN_KEYS, Model, Record
+from daemon.ledger.record import Model, Record
 from daemon.ledger.rows import (
     Generations,
     Results,
@@ -33,12 +33,12 @@ from daemon.ledger.rows import (
     end_row,
     file_row,
     job_of,
+    order_outputs,
 )
 from daemon.ledger.statements import SQL, run_rows
 from daemon.ledger.waiting import PRIORITIES, Waiting, Wanted, priority_of
 from daemon.ledger.writer import Alone, T, Work, Writer
 from daemon.system.clock import steady_seconds
-from stages.registry import sort_stages
 
 log = structlog.get_logger()
 
@@ -225,12 +225,12 @@ class Ledger:
         is DONE as before."""
         jobs = [e.job for e in endings]
         for job in jobs:
-            if not job.outputs.keys() <= BUILT_IN_KEYS.keys():
-                # A sidecar has them in the order of its stored models.
-                job.outputs = {stage: job.outputs[stage] for stage in sort_stages(job.outputs)}
+            order_outputs(job)
+        computed = {e.job.id: e.checksums for e in endings if e.checksums}
 
         def work(connection: sqlite3.Connection) -> set[int]:
-            changed = [] if self.results.write(connection, jobs) else self.results.take(connection, jobs)
+            has_new = self.results.write(connection, jobs, computed)
+            changed = [] if has_new else self.results.take(connection, jobs)
             if changed and judge:
                 again = {ending.job.id: ending for ending in judge(changed)}
                 endings[:] = [again.get(ending.job.id, ending) for ending in endings]

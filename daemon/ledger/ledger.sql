@@ -57,20 +57,22 @@ CREATE TABLE model (
     UNIQUE (stage, fingerprint)
 );
 CREATE TABLE content (                    -- what the bytes are, under any file name
-    digest BLOB PRIMARY KEY,              -- SHA-256
-    format TEXT NOT NULL,
+    id INTEGER PRIMARY KEY,               -- in the order of the images, and so are their results: digests have no order
+    digest BLOB NOT NULL,                 -- SHA-256
+    format TEXT NOT NULL,                 -- '': not known any more, see `forget_content`
     width INTEGER NOT NULL,               -- pixels, upright
     height INTEGER NOT NULL,
     pages INTEGER NOT NULL DEFAULT 1,     -- pictures in the file; only the first is read. Before schema 3 not counted
     checksum INTEGER                      -- checksums.of_content; NULL: written by an older visiond, as in the other tables
-) WITHOUT ROWID;
+);
 CREATE TABLE result (                     -- a model's result for the bytes
-    digest BLOB NOT NULL,
+    id INTEGER PRIMARY KEY,
+    content INTEGER NOT NULL REFERENCES content (id),
     model INTEGER NOT NULL REFERENCES model (id),
     payload BLOB NOT NULL,                -- JSON
     seconds REAL NOT NULL,
     checksum INTEGER,                     -- checksums.of_result
-    UNIQUE (digest, model)
+    UNIQUE (content, model)
 );
 CREATE TABLE image (                      -- a version of a file
     id INTEGER PRIMARY KEY AUTOINCREMENT,
@@ -132,6 +134,7 @@ CREATE TABLE meta (                       -- one row: which ledger this is; the 
     made_at TEXT NOT NULL                 -- RFC 3339, UTC
 );
 INSERT INTO meta VALUES (lower(hex(randomblob(16))), strftime('%Y-%m-%dT%H:%M:%SZ', 'now'));
+CREATE UNIQUE INDEX bytes ON content (digest);
 CREATE UNIQUE INDEX version ON image (inbox, path, mtime_ns, ctime_ns, size, inode, device);
 CREATE INDEX fresh ON image (priority, id) WHERE status = 0 AND not_before = 0;
 CREATE INDEX again ON image (not_before) WHERE status = 0 AND not_before > 0;
@@ -230,10 +233,11 @@ WHERE status = 0 AND not_before > 0 AND not_before > ? AND +inbox IN (SELECT val
 SELECT DISTINCT priority FROM image WHERE status = 0 AND not_before = 0 ORDER BY priority DESC;
 
 -- name: contents
-SELECT digest, format, width, height, pages, checksum FROM content WHERE digest IN (:rows);
+SELECT digest, format, width, height, pages, checksum FROM content WHERE digest IN (:rows) AND format IS NOT '';
 
 -- name: results
-SELECT digest, model, payload, seconds, checksum FROM result WHERE digest IN (:rows);
+SELECT content.digest AS digest, model, payload, seconds, result.checksum AS checksum
+FROM content CROSS JOIN result ON result.content = content.id WHERE content.digest IN (:rows) AND format IS NOT '';
 
 -- name: keep_content
 INSERT OR FAIL INTO content (digest, format, width, height, pages, checksum) VALUES :rows ON CONFLICT DO NOTHING;
@@ -241,16 +245,21 @@ INSERT OR FAIL INTO content (digest, format, width, height, pages, checksum) VAL
 -- name: count_pages
 UPDATE OR FAIL content SET format = found.column2, width = found.column3, height = found.column4, pages = found.column5,
     checksum = found.column6
-FROM (VALUES :rows) AS found WHERE content.digest = found.column1 AND found.column5 > content.pages;
+FROM (VALUES :rows) AS found WHERE content.digest = found.column1
+AND (found.column5 > content.pages OR content.format = '');
 
--- name: drop_content
-DELETE FROM content WHERE digest = ?;
+-- name: forget_content
+-- A damaged row. Its number stays: the results have it.
+UPDATE content SET format = '', width = 0, height = 0, pages = 1, checksum = NULL WHERE digest = ?;
 
 -- name: keep_result
-INSERT OR FAIL INTO result (digest, model, payload, seconds, checksum) VALUES :rows ON CONFLICT DO NOTHING;
+-- After `keep_contents`. WHERE TRUE: SQLite would read ON CONFLICT as a condition of the join.
+INSERT OR FAIL INTO result (content, model, payload, seconds, checksum)
+SELECT content.id, new.column2, new.column3, new.column4, new.column5
+FROM (VALUES :rows) AS new CROSS JOIN content ON content.digest = new.column1 WHERE TRUE ON CONFLICT DO NOTHING;
 
 -- name: drop_result
-DELETE FROM result WHERE digest = ? AND model = ?;
+DELETE FROM result WHERE content = (SELECT id FROM content WHERE digest = ?) AND model = ?;
 
 -- name: stand
 -- An image that was DONE and cannot be read again stays DONE.
@@ -595,12 +604,12 @@ SELECT COALESCE(MAX(seq), 0) FROM sqlite_sequence WHERE name = 'image';
 
 -- name: all_contents
 -- The cast is for a digest that became text by a flipped bit.
-SELECT CAST(digest AS BLOB) AS digest, format, width, height, pages, checksum FROM content
-WHERE content.digest > ? ORDER BY content.digest LIMIT ?;
+SELECT id, CAST(digest AS BLOB) AS digest, format, width, height, pages, checksum FROM content
+WHERE id > ? ORDER BY id LIMIT ?;
 
 -- name: all_results
-SELECT rowid AS id, CAST(digest AS BLOB) AS digest, model, payload, seconds, checksum FROM result
-WHERE rowid > ? ORDER BY rowid LIMIT ?;
+SELECT result.id AS id, CAST(COALESCE(content.digest, x'') AS BLOB) AS digest, model, payload, seconds, result.checksum AS checksum
+FROM result LEFT JOIN content ON content.id = result.content WHERE result.id > ? ORDER BY result.id LIMIT ?;
 
 -- name: all_endings
 SELECT image.*, inbox.path AS inbox_path FROM image JOIN inbox ON inbox.id = image.inbox
@@ -629,10 +638,10 @@ SELECT digest FROM content WHERE digest > :after
 EXCEPT SELECT digest FROM image WHERE digest IS NOT NULL AND NOT (:is_spare) ORDER BY digest LIMIT :limit;
 
 -- name: sizes_of_results
-SELECT length(payload) + 100 FROM result WHERE digest IN (:rows);
+SELECT length(payload) + 100 FROM content CROSS JOIN result ON result.content = content.id WHERE content.digest IN (:rows);
 
 -- name: drop_results
-DELETE FROM result WHERE digest IN (:rows) RETURNING length(payload) + 100;
+DELETE FROM result WHERE content IN (SELECT id FROM content WHERE digest IN (:rows)) RETURNING length(payload) + 100;
 
 -- name: drop_contents
 DELETE FROM content WHERE digest IN (:rows) RETURNING length(digest);

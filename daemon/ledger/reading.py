@@ -14,13 +14,11 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from daemon.ledger.schema import (
-    OLDER,
-    WITH_CHECKSUMS,
-    WITH_LOOKS,
-    WITHOUT_LOOKS,
     explain,
+    newest,
     read_version,
     set_factories,
+    views_of,
 )
 
 STEPS = 20_000  # of SQLite between two checks whether to stop: some milliseconds
@@ -81,10 +79,8 @@ class Connections:
                 undo.callback(connection.close)
                 set_factories(connection)
                 version = read_version(self._path, connection)
-                if 0 < version < WITH_CHECKSUMS:
-                    connection.executescript(OLDER)
-                if 0 < version < WITH_LOOKS:
-                    connection.executescript(WITHOUT_LOOKS)
+                if 0 < version < newest():
+                    connection.executescript(views_of(version))
                 undo.pop_all()
         except sqlite3.DatabaseError as error:
             raise explain(self._path, error) from error

@@ -6,33 +6,37 @@ from __future__ import annotations
 
 import sqlite3
 from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from itertools import repeat
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import msgspec
 import structlog
 
-from daemon.jobs import Ending, File, Job, JobStatus, Version, reason_of
+from daemon.jobs import Checksums, Ending, File, Job, JobStatus, Version, reason_of
 from daemon.ledger import checksums
 from daemon.ledger.checksums import Named
-from daemon.ledger.record import Model, Record
+from daemon.ledger.record import BUILT_IN_KEYS, Model, Record
 from daemon.ledger.statements import SQL, run_rows
 from daemon.messages import Output
 from stages.base import Reason
+from stages.registry import sort_stages
 
 log = structlog.get_logger()
 
 CHUNK = 1024  # rows in memory at a time
+NONE: Mapping[int, Checksums] = MappingProxyType({})
 Root = Path | bytes  # of an inbox: the absolute path of its folder, or its URL
 GoOn = Callable[[], bool]
 Numbers = Mapping[str, int]  # stage → the number of its model in the ledger
 Ask = Callable[[Callable[[sqlite3.Connection], Any]], Awaitable[Any]]
 
 
-def content_row(known: Job | Record) -> tuple[Any, ...]:
-    """A row for `keep_contents`."""
+def content_row(known: Job | Record, checksum: int | None = None) -> tuple[Any, ...]:
+    """A row for `keep_contents`. checksum: None: it is computed."""
     fields = (known.digest, known.format, known.width, known.height, known.pages)
-    return (*fields, checksums.of_content(*fields))
+    return (*fields, checksums.of_content(*fields) if checksum is None else checksum)
 
 
 def keep_contents(connection: sqlite3.Connection, rows: Sequence[Sequence[Any]]) -> None:
@@ -43,10 +47,17 @@ def keep_contents(connection: sqlite3.Connection, rows: Sequence[Sequence[Any]])
         run_rows(connection, "count_pages", rows)
 
 
-def result_row(digest: bytes, number: int, model: Model, output: Output) -> tuple[Any, ...]:
-    """A row for `keep_result`. number: the model's number in the ledger."""
-    checksum = checksums.of_result(digest, model.stage, model.fingerprint, output.payload, output.seconds)
+def result_row(
+    digest: bytes, number: int, model: Model, output: Output, checksum: int | None = None
+) -> tuple[Any, ...]:
+    """A row for `keep_result`. number: the model's number in the ledger. checksum: None: it is computed."""
+    if checksum is None:
+        checksum = result_checksum(digest, model, output)
     return (digest, number, output.payload, output.seconds, checksum)
+
+
+def result_checksum(digest: bytes, model: Model, output: Output) -> int:
+    return checksums.of_result(digest, model.stage, model.fingerprint, output.payload, output.seconds)
 
 
 def ending_checksum(ending: Ending, inbox_path: bytes, models: Sequence[Model]) -> int | None:
@@ -61,6 +72,23 @@ def ending_checksum(ending: Ending, inbox_path: bytes, models: Sequence[Model]) 
         reason, detail = reason_of(ending.failure)
         return checksums.of_failed(image, reason or "", detail or "", ending.attempts)
     return None
+
+
+def order_outputs(job: Job) -> None:
+    """Put them into the order that a sidecar has: that of its stored models."""
+    if not job.outputs.keys() <= BUILT_IN_KEYS.keys():
+        job.outputs = {stage: job.outputs[stage] for stage in sort_stages(job.outputs)}
+
+
+def checksums_of(ending: Ending, inbox_path: bytes, models: Sequence[Model]) -> Checksums:
+    """What a station computes, as the coordinator has no time for it. models: of the job's outputs, in their order."""
+    job = ending.job
+    results = [
+        result_checksum(job.digest, model, output)
+        for model, output in zip(models, job.outputs.values(), strict=True)
+    ]
+    content = checksums.of_content(job.digest, job.format, job.width, job.height, job.pages)
+    return Checksums(content, results, ending_checksum(ending, inbox_path, models))
 
 
 def look_rows(record: Record, numbers: Mapping[Model, int]) -> list[tuple[Any, ...]]:
@@ -82,8 +110,10 @@ def end_row(
     if ending.status is JobStatus.DONE:
         used = msgspec.json.encode([numbers[stage] for stage in job.outputs]).decode()
     result = (job.digest or None, used, ending.bin or None, ending.criteria or None)
-    made_by = [models[numbers[stage]] for stage in job.outputs]
-    checksum = ending_checksum(ending, inbox_path, made_by)
+    if ending.checksums:
+        checksum = ending.checksums.image
+    else:
+        checksum = ending_checksum(ending, inbox_path, [models[numbers[stage]] for stage in job.outputs])
     reason = reason_of(ending.failure)
     return (job.id, int(ending.status), *result, *reason, ending.at, ending.attempts, checksum)
 
@@ -153,10 +183,10 @@ def _is_whole_result(row: sqlite3.Row, models: Mapping[int, Named]) -> bool:
 def find_damaged(connection: sqlite3.Connection, models: Mapping[int, Named], go_on: GoOn) -> Iterator[Key]:
     """Every row of `content` and `result` whose checksum does not match. go_on: called now and then;
     false stops early."""
-    last: bytes | int = b""
+    last = 0
     while go_on() and (rows := connection.execute(SQL["all_contents"], (last, CHUNK)).fetchall()):
         yield from (Key(row["digest"], None) for row in rows if not _is_whole_content(row))
-        last = rows[-1]["digest"]
+        last = rows[-1]["id"]
     last = 0
     while go_on() and (rows := connection.execute(SQL["all_results"], (last, CHUNK)).fetchall()):
         yield from (Key(row["digest"], row["model"]) for row in rows if not _is_whole_result(row, models))
@@ -212,17 +242,22 @@ class Results:
         self._generations = generations
         self._damaged: set[Key] = set()
 
-    def write(self, connection: sqlite3.Connection, jobs: Sequence[Job]) -> bool:
-        """Write results, except those that the same bytes already have; returns whether all were written."""
+    def write(
+        self, connection: sqlite3.Connection, jobs: Sequence[Job], computed: Mapping[int, Checksums] = NONE
+    ) -> bool:
+        """Write results, except those that the same bytes already have; returns whether all were written. computed:
+        checksums of some jobs, by their ids."""
         if (touched := self.touched) is not None:  # the event loop may end pruning during this
             touched.update(job.digest for job in jobs)
-        contents = [content_row(job) for job in jobs if job.width]
-        results = [
-            result_row(job.digest, (number := numbers[stage]), self._generations.models[number], output)
-            for job in jobs
-            for numbers in [self._generations.of(job)]
-            for stage, output in job.outputs.items()
-        ]
+        contents, results, models = [], [], self._generations.models
+        for job in jobs:
+            known, numbers = computed.get(job.id), self._generations.of(job)
+            if job.width:
+                contents.append(content_row(job, known.content if known else None))
+            sums: Iterable[int | None] = known.results if known else repeat(None)
+            for (stage, output), checksum in zip(job.outputs.items(), sums, strict=False):
+                number = numbers[stage]
+                results.append(result_row(job.digest, number, models[number], output, checksum))
         if self._damaged:
             self._drop_damaged(connection, self._damaged & {Key(row[0], None) for row in contents})
         keep_contents(connection, contents)
@@ -261,8 +296,10 @@ class Results:
         return changed
 
     def _drop_damaged(self, connection: sqlite3.Connection, damaged: Collection[Key]) -> None:
-        """Delete damaged rows; the caller then writes the rows that replace them."""
-        connection.executemany(SQL["drop_content"], [(digest,) for digest, model in damaged if model is None])
+        """Remove what damaged rows say; the caller then writes the rows that replace them."""
+        connection.executemany(
+            SQL["forget_content"], [(digest,) for digest, model in damaged if model is None]
+        )
         connection.executemany(SQL["drop_result"], [key for key in damaged if key[1] is not None])
         self._damaged -= set(damaged)
 

@@ -9,15 +9,20 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import shutil
 import sqlite3
 from collections.abc import Iterator
 from pathlib import Path
+
+import structlog
 
 from daemon.errors import ConfigError, LedgerDamaged, LedgerTooNew, LedgerUnusable, VisiondError
 from daemon.hints import command
 from daemon.ledger.soundness import find_altered_tables, find_fault
 from daemon.ledger.statements import SQL
 from daemon.system.scarcity import SCARCE, find_scarcity
+
+log = structlog.get_logger()
 
 APPLICATION_ID = 0x56495344  # "VISD"
 # The first migrates schema 1 to schema 2, and so on; append only.
@@ -81,6 +86,43 @@ MIGRATIONS = [
     """,
     "CREATE TABLE lost (image INTEGER PRIMARY KEY REFERENCES image (id));",
     "ALTER TABLE inbox ADD COLUMN marker BLOB NOT NULL DEFAULT x'';",
+    # In the order of the results, as if they had been numbered from the beginning. The index is made when all rows are there:
+    # SQLite then sorts them instead of writing pages all over it.
+    """
+    ALTER TABLE content RENAME TO old_content;
+    ALTER TABLE result RENAME TO old_result;
+    CREATE TABLE content (
+        id INTEGER PRIMARY KEY,
+        digest BLOB NOT NULL,
+        format TEXT NOT NULL,
+        width INTEGER NOT NULL,
+        height INTEGER NOT NULL,
+        pages INTEGER NOT NULL DEFAULT 1,
+        checksum INTEGER
+    );
+    CREATE TABLE result (
+        id INTEGER PRIMARY KEY,
+        content INTEGER NOT NULL REFERENCES content (id),
+        model INTEGER NOT NULL REFERENCES model (id),
+        payload BLOB NOT NULL,
+        seconds REAL NOT NULL,
+        checksum INTEGER,
+        UNIQUE (content, model)
+    );
+    INSERT INTO content (digest, format, width, height, pages, checksum)
+    SELECT numbered.digest, COALESCE(format, ''), COALESCE(width, 0), COALESCE(height, 0), COALESCE(pages, 1), checksum
+    FROM (SELECT digest, MIN(rowid) AS first FROM old_result GROUP BY digest) AS numbered
+    LEFT JOIN old_content ON old_content.digest = numbered.digest ORDER BY first;
+    INSERT INTO content (digest, format, width, height, pages, checksum)
+    SELECT digest, format, width, height, pages, checksum FROM old_content
+    WHERE NOT EXISTS (SELECT 1 FROM old_result WHERE old_result.digest = old_content.digest);
+    CREATE UNIQUE INDEX bytes ON content (digest);
+    INSERT INTO result (content, model, payload, seconds, checksum)
+    SELECT content.id, model, payload, seconds, old_result.checksum
+    FROM old_result CROSS JOIN content ON content.digest = old_result.digest ORDER BY old_result.rowid;
+    DROP TABLE old_content;
+    DROP TABLE old_result;
+    """,
 ]
 WITH_CHECKSUMS = 3  # the first schema with checksums and an id
 WITH_OUTBOX = 4  # the first schema with tables for sinks
@@ -89,10 +131,13 @@ WITH_NUMBERS = 7  # the first schema that numbers publications
 WITH_LOST = (
     8  # the first schema that knows which files a redo could not read; models are current since schema 6
 )
-# Views through which an older ledger is read as if it had the columns that were added later.
-ADDED = {"content": "1 AS pages, NULL AS checksum", "result": "NULL AS checksum", "image": "NULL AS checksum"}
-OLDER = "".join(
-    f"CREATE TEMP VIEW {table} AS SELECT *, {columns} FROM main.{table};" for table, columns in ADDED.items()
+WITH_ORDER = 10  # the first schema whose results are in the order of the images
+ADDED = (  # columns that a table got later, and the first schema that has them
+    ("content", "1 AS pages, NULL AS checksum", WITH_CHECKSUMS),
+    ("result", "NULL AS checksum", WITH_CHECKSUMS),
+    ("image", "NULL AS checksum", WITH_CHECKSUMS),
+    ("content", "digest AS id", WITH_ORDER),
+    ("result", "rowid AS id, digest AS content", WITH_ORDER),
 )
 WITHOUT_LOOKS = (
     "CREATE TEMP TABLE look (image INTEGER, name TEXT, not_before REAL, model INTEGER, reason TEXT, detail TEXT, "
@@ -112,6 +157,18 @@ _TROUBLE = (
 def newest() -> int:
     """The number of the schema that this program writes."""
     return 1 + len(MIGRATIONS)
+
+
+def views_of(version: int) -> str:
+    """Makes views through which a ledger of this older schema is read as if it had the columns that were added later."""
+    added: dict[str, str] = {}
+    for table, columns, first in ADDED:
+        if version < first:
+            added[table] = f"{added.get(table, '*')}, {columns}"
+    views = (
+        f"CREATE TEMP VIEW {table} AS SELECT {columns} FROM main.{table};" for table, columns in added.items()
+    )
+    return "".join(views) + (WITHOUT_LOOKS if version < WITH_LOOKS else "")
 
 
 def connect(path: Path, id: str = "") -> sqlite3.Connection:
@@ -137,19 +194,35 @@ def connect(path: Path, id: str = "") -> sqlite3.Connection:
         connection.execute("PRAGMA synchronous = FULL")
         connection.execute("PRAGMA cache_size = -65536")
         connection.execute("PRAGMA wal_autocheckpoint = 4000")
+        if 0 < version < WITH_ORDER:
+            _prepare_to_rewrite(path, version, connection)
         if version < newest():
             steps = "".join(MIGRATIONS[version - 1 :]) if version else SQL["schema"]
             steps += f"UPDATE meta SET id = '{id}';" if id and version < WITH_CHECKSUMS else ""
             connection.executescript(
-                f"BEGIN IMMEDIATE; {steps} PRAGMA application_id = {APPLICATION_ID}; PRAGMA user_version = {newest()}; COMMIT;"
+                f"BEGIN IMMEDIATE; {steps} PRAGMA application_id = {APPLICATION_ID}; PRAGMA user_version = {newest()}; COMMIT; "
+                "PRAGMA wal_checkpoint(TRUNCATE);"
             )
     except sqlite3.DatabaseError as error:
         connection.close()
         raise explain(path, error) from error
-    except (LedgerTooNew, LedgerDamaged, ConfigError):
+    except (LedgerTooNew, LedgerDamaged, LedgerUnusable, ConfigError):
         connection.close()
         raise
     return connection
+
+
+def _prepare_to_rewrite(path: Path, version: int, connection: sqlite3.Connection) -> None:
+    """A migration will write all results again. Raises LedgerUnusable if the disk has no room for that."""
+    size = path.stat().st_size
+    wanted, free = 2 * size, shutil.disk_usage(path.parent).free  # the new tables, and the -wal
+    if free < wanted:
+        raise LedgerUnusable(
+            f"{path} has to be migrated from schema {version} to {newest()}, and its disk has no room for that: "
+            f"{wanted >> 20} MiB are needed while it runs, and {free >> 20} MiB are free. The ledger is unchanged."
+        )
+    log.info("migrating the ledger", ledger=str(path), schema=version, to=newest(), mebibytes=size >> 20)
+    connection.execute("PRAGMA secure_delete = OFF")  # or SQLite overwrites the old tables with zeros
 
 
 def keep_temporary_files(folder: Path) -> None:

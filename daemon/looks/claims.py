@@ -15,7 +15,7 @@ class Claims:
     def __init__(self) -> None:
         self.jobs: set[File] = set()  # of the jobs in flight
         self._held: set[File] = set()
-        self._released = anyio.Event()
+        self._released: anyio.Event | None = None  # that somebody waits for
 
     def __contains__(self, file: File) -> bool:
         return file in self.jobs or file in self._held
@@ -27,7 +27,7 @@ class Claims:
     async def hold(self, files: set[File]) -> None:
         """Wait until nobody has these files in hand, and then have them."""
         while any(file in self for file in files):
-            await self._released.wait()
+            await self._wait()
         self._held |= files
 
     def release(self, files: set[File]) -> None:
@@ -37,8 +37,14 @@ class Claims:
     async def wait_for(self, files: set[File]) -> None:
         """Wait until no second look has these files."""
         while files & self._held:
-            await self._released.wait()
+            await self._wait()
+
+    async def _wait(self) -> None:
+        """Until something is released."""
+        self._released = self._released or anyio.Event()
+        await self._released.wait()
 
     def _wake(self) -> None:
-        event, self._released = self._released, anyio.Event()
-        event.set()
+        if self._released:
+            self._released.set()
+            self._released = None

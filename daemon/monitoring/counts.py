@@ -47,15 +47,13 @@ class Counts:
             self.states[status] += images
             self.ended[status] += images
 
-    def finished(self, ending: Ending) -> None:
-        if ending.status is JobStatus.PENDING:
-            return
-        self.states[JobStatus.PENDING] -= 1
-        if ending.keeps_result:
-            self.states[JobStatus.DONE] += 1
-            return
-        self.states[ending.status] += 1
-        self.ended[ending.status] += 1
+    def finished(self, endings: Sequence[Ending]) -> None:
+        for (status, keeps_result), images in Counter([(e.status, e.keeps_result) for e in endings]).items():
+            if status is JobStatus.PENDING:
+                continue
+            self.states[JobStatus.PENDING] -= images
+            self.states[JobStatus.DONE if keeps_result else status] += images
+            self.ended[status] += 0 if keeps_result else images
 
     def put_back(self, status: JobStatus, images: int) -> None:
         """Images of this state are PENDING again."""

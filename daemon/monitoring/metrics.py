@@ -294,11 +294,11 @@ class Metrics:
     def finished(self, endings: Sequence[Ending]) -> None:
         """Count a group of images: a label is looked up once for all that share it."""
         self.inboxes.finished(endings)
+        self.counts.finished(endings)
         now, last_success = time.monotonic(), 0.0
         reasons: collections.Counter[tuple[JobStatus, str]] = collections.Counter()
         bins: collections.Counter[str] = collections.Counter()
         for ending in endings:
-            self.counts.finished(ending)
             if ending.keeps_result:
                 continue
             reasons[ending.status, ending.failure.reason.value if ending.failure else ""] += 1

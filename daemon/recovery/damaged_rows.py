@@ -69,7 +69,7 @@ class DamagedRows:
         if fix and left:
             with self._writing() as connection:
                 connection.executemany(
-                    SQL["drop_content"], [(key.digest,) for key in left if key.model is None]
+                    SQL["forget_content"], [(key.digest,) for key in left if key.model is None]
                 )
                 connection.executemany(SQL["drop_result"], [key for key in left if key.model is not None])
 
@@ -148,7 +148,7 @@ class DamagedRows:
         attempts = sidecar.attempts if sidecar.status is JobStatus.FAILED else record.attempts
         with self._writing() as connection:
             if sidecar.width:
-                connection.execute(SQL["drop_content"], (sidecar.digest,))
+                connection.execute(SQL["forget_content"], (sidecar.digest,))
                 keep_contents(connection, [content_row(sidecar)])
             for model, output in sidecar.answers():
                 connection.execute(SQL["drop_result"], (sidecar.digest, by_model[model]))

@@ -20,6 +20,7 @@ from daemon.errors import VisiondError, leaves
 from daemon.jobs import Ending, Job
 from daemon.layout import Layout, judge_of
 from daemon.ledger.record import Model, Record
+from daemon.ledger.rows import checksums_of, order_outputs
 from daemon.monitoring.counts import Counts
 from daemon.monitoring.metrics import Metrics
 from daemon.monitoring.samples import read_samples
@@ -99,7 +100,9 @@ class RemoteCoordinator:
         await self._call(wire.Blame(next(self._numbers), job.id, job.deaths))
 
     async def end(self, endings: list[Ending]) -> set[int]:
-        verdicts = [wire.Verdict.of(ending) for ending in endings]
+        for ending in endings:
+            order_outputs(ending.job)
+        verdicts = [wire.Verdict.of(e, checksums_of(e, *self._origin_of(e))) for e in endings]
         answer = await self._call(wire.End(next(self._numbers), verdicts))
         assert isinstance(answer, wire.Ended)
         changed = {verdict.content.id: verdict for verdict in answer.changed}
@@ -107,12 +110,12 @@ class RemoteCoordinator:
         return set(answer.ended)
 
     def records_of(self, endings: Sequence[Ending]) -> list[Record]:
-        return [
-            Record.of(
-                e, self._destinations[e.job.inbox].inbox, [self._models[stage] for stage in e.job.outputs]
-            )
-            for e in endings
-        ]
+        return [Record.of(e, *self._origin_of(e)) for e in endings]
+
+    def _origin_of(self, ending: Ending) -> tuple[bytes, list[Model]]:
+        """The path of its inbox, and the models of its outputs."""
+        job = ending.job
+        return self._destinations[job.inbox].inbox, [self._models[stage] for stage in job.outputs]
 
     async def note_published(self, group: Published) -> None:
         publication = group.publication

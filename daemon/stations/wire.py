@@ -15,7 +15,7 @@ from typing import Any
 import msgspec
 
 from daemon import messages
-from daemon.jobs import Ending, Failure, Job, JobStatus, Placed
+from daemon.jobs import Checksums, Ending, Failure, Job, JobStatus, Placed
 from daemon.messages import Output, frame
 from daemon.monitoring.samples import Sample
 from daemon.monitoring.snapshot import StationState
@@ -84,9 +84,10 @@ class Verdict(msgspec.Struct, array_like=True, frozen=True):
     not_before: float
     cause: Failure | None
     looks: tuple[str, ...]
+    checksums: Checksums | None
 
     @classmethod
-    def of(cls, ending: Ending) -> Verdict:
+    def of(cls, ending: Ending, checksums: Checksums | None = None) -> Verdict:
         e = ending
         parts = (
             e.status,
@@ -98,6 +99,7 @@ class Verdict(msgspec.Struct, array_like=True, frozen=True):
             e.not_before,
             e.job.failure,
             e.looks,
+            checksums,
         )
         return cls(Content.of(e.job), *parts)
 
@@ -115,6 +117,7 @@ class Verdict(msgspec.Struct, array_like=True, frozen=True):
             self.failure,
             self.not_before,
             self.looks,
+            self.checksums,
         )
 
 

@@ -28,14 +28,16 @@ def flip(data: bytes, bit: int) -> bytes:
 def stored_results(place: Place) -> dict[tuple[bytes, int], bytes]:
     return {
         (digest, model): payload
-        for digest, model, payload in place.rows("SELECT digest, model, payload FROM result")
+        for digest, model, payload in place.rows(
+            "SELECT digest, model, payload FROM result JOIN content ON content.id = result.content"
+        )
     }
 
 
 def flip_results(place: Place, chance: random.Random, count: int) -> set[str]:
     """Flip a bit in a result of this many images; returns the names of their sidecars."""
-    query = """SELECT image.path, result.rowid, payload FROM result JOIN image ON image.digest = result.digest
-               WHERE image.status = 1 ORDER BY result.rowid"""
+    query = """SELECT path, result.id, payload FROM result JOIN content ON content.id = result.content JOIN image USING (digest)
+               WHERE status = 1 ORDER BY result.id"""
     results: dict[bytes, list[tuple[int, bytes]]] = {}
     for path, number, payload in place.rows(query):
         results.setdefault(path, []).append((number, payload))
@@ -44,7 +46,7 @@ def flip_results(place: Place, chance: random.Random, count: int) -> set[str]:
         for path in hit:
             number, payload = chance.choice(results[path])
             changed = flip(payload, chance.randrange(8 * len(payload)))
-            connection.execute("UPDATE result SET payload = ? WHERE rowid = ?", (changed, number))
+            connection.execute("UPDATE result SET payload = ? WHERE id = ?", (changed, number))
     return {f"{os.fsdecode(path)}.json" for path in hit}
 
 

@@ -14,7 +14,7 @@ import pytest
 from tests.daemon_process import Place
 
 SETTINGS = {"output": {"bins": "link"}}
-DIGEST = "SELECT digest FROM image WHERE path = CAST('00003.ppm' AS BLOB)"
+CONTENT = "SELECT content.id FROM content JOIN image USING (digest) WHERE path = CAST('00003.ppm' AS BLOB)"
 SIDECAR = "results/00003.ppm.json"
 
 
@@ -53,7 +53,7 @@ def answer_for_another(place: Place) -> None:
     blip = "SELECT id FROM model WHERE stage = 'blip'"
     sql(
         place,
-        f"UPDATE result SET payload = '{json.dumps(caption)}' WHERE model = ({blip}) AND digest = ({DIGEST})",
+        f"UPDATE result SET payload = '{json.dumps(caption)}' WHERE model = ({blip}) AND content = ({CONTENT})",
     )
     edit(place, {"caption": caption})
 
@@ -89,7 +89,7 @@ SPOILS: dict[str, tuple[str, Callable[[Place], object]]] = {
     ),
     "a result is gone": (
         "wrong",
-        lambda p: sql(p, f"DELETE FROM result WHERE digest = ({DIGEST})"),
+        lambda p: sql(p, f"DELETE FROM result WHERE content = ({CONTENT})"),
     ),
     "in no bin": ("wrong", lambda p: next((p.folder / "bins").glob("*/00003.ppm")).unlink()),
     "the answer of another image": ("wrong", answer_for_another),

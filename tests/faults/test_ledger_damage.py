@@ -314,12 +314,13 @@ def test_a_row_that_is_damaged_comes_back_from_its_sidecar(tmp_path: Path, chang
 
 # Versions that a newer one of the file has replaced
 
+# The first image's content is the first one.
 REPLACED = {
-    "a result": "UPDATE result SET payload = replace(payload, '0', '1') WHERE digest = (SELECT digest FROM image WHERE id = 1)",
-    "a result's checksum": "UPDATE result SET checksum = 7 WHERE digest = (SELECT digest FROM image WHERE id = 1)",
-    "a size": "UPDATE content SET width = 7 WHERE digest = (SELECT digest FROM image WHERE id = 1)",
+    "a result": "UPDATE result SET payload = replace(payload, '0', '1') WHERE content = 1",
+    "a result's checksum": "UPDATE result SET checksum = 7 WHERE content = 1",
+    "a size": "UPDATE content SET width = 7 WHERE id = 1",
     "the row": "UPDATE image SET bin = 'wrong' WHERE id = 1",
-    "results removed": "DELETE FROM result WHERE digest = (SELECT digest FROM image WHERE id = 1)",
+    "results removed": "DELETE FROM result WHERE content = 1",
 }
 
 
@@ -363,7 +364,10 @@ def test_the_check_and_verify_agree_on_what_is_not_published_and_on_an_inbox_tha
     assert not is_whole(place)
     assert place.command("repair").returncode == 0
     assert is_whole(place)
-    change(place, "UPDATE result SET checksum = 7 WHERE digest = (SELECT digest FROM image WHERE id = 2)")
+    change(
+        place,
+        "UPDATE result SET checksum = 7 WHERE content = 2",
+    )
     only_a = tmp_path / "a.toml"
     only_a.write_text(to_toml({**place.settings, "inbox": place.settings["inbox"][:1]}))
     assert place.command("repair", "--config", only_a).returncode == 0

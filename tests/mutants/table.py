@@ -588,8 +588,8 @@ STATES = [
         "reuse-kept",
         "of two results of the same bytes, the one in the ledger is published",
         "daemon/ledger/ledger.py",
-        "changed = [] if self.results.write(connection, jobs) else self.results.take(connection, jobs)",
-        "changed = [] if self.results.write(connection, jobs) else []",
+        "changed = [] if has_new else self.results.take(connection, jobs)",
+        "changed = []",
         (
             "daemon/ledger/test_ledger.py::test_two_images_with_the_same_bytes_are_both_published_with_the_results_in_the_ledger",
         ),
@@ -1266,11 +1266,11 @@ LEDGERS = [
     Mutant(
         "plug-ins-order",
         "a sidecar stays the same when plug-ins are uninstalled",
-        "daemon/ledger/ledger.py",
+        "daemon/ledger/rows.py",
         "for stage in sort_stages(job.outputs)}",
         "for stage in job.outputs}",
         ("daemon/ledger/test_records.py::test_a_sidecar_stays_the_same_when_plug_ins_are_uninstalled",),
-        within="Ledger.end",
+        within="order_outputs",
     ),
     Mutant(
         "redo-older-settings",
@@ -1458,9 +1458,50 @@ LEDGERS = [
         "ledger-temporary-files",
         "the ledger needs room on no other disk than its own",
         "daemon/ledger/ledger.sql",
-        "INSERT OR FAIL INTO result",
-        "INSERT INTO result",
+        "INSERT OR FAIL INTO content",
+        "INSERT INTO content",
         ("daemon/ledger/test_rows.py::test_images_and_results_are_stored_without_temporary_files",),
+    ),
+    Mutant(
+        "ledger-without-order",
+        "the results of a migrated ledger are in the order in which they were made",
+        "daemon/ledger/schema.py",
+        "numbered.digest ORDER BY first;",
+        "numbered.digest;",
+        (
+            "daemon/ledger/test_schema.py::test_results_of_an_older_ledger_get_the_order_in_which_they_were_made",
+        ),
+    ),
+    Mutant(
+        "ledger-migrated-without-room",
+        "a migration does not begin on a disk that has no room for it",
+        "daemon/ledger/schema.py",
+        "if free < wanted:",
+        "if False:",
+        (
+            "daemon/ledger/test_schema.py::test_without_room_to_write_all_results_again_the_ledger_is_unchanged",
+        ),
+        within="_prepare_to_rewrite",
+    ),
+    Mutant(
+        "content-never-known-again",
+        "a damaged format and size is replaced when the image is processed again",
+        "daemon/ledger/ledger.sql",
+        "(found.column5 > content.pages OR content.format = '')",
+        "found.column5 > content.pages",
+        (
+            "daemon/ledger/test_rows.py::test_a_damaged_format_that_is_written_again_keeps_the_results_of_its_bytes",
+        ),
+    ),
+    Mutant(
+        "station-checksums",
+        "a checksum that a station computed is that of the row",
+        "daemon/stations/child.py",
+        "checksums_of(e, *self._origin_of(e))",
+        'checksums_of(e, b"", self._origin_of(e)[1])',
+        (
+            "daemon/stations/test_remote.py::test_the_checksums_that_stations_compute_are_those_that_a_reader_computes",
+        ),
     ),
     Mutant(
         "ledger-copied-elsewhere",
@@ -2423,8 +2464,8 @@ LOOKS = [
         "look-wakes-all",
         "every second look that waits for a file is woken when it is free",
         "daemon/looks/claims.py",
-        "event, self._released = self._released, anyio.Event()",
-        "event = anyio.Event()",
+        "self._released.set()",
+        "pass",
         ("daemon/looks/test_claims.py::test_looks_that_wait_for_one_file_get_it_one_after_another",),
     ),
     Mutant(

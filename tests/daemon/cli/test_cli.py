@@ -49,10 +49,12 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Place:
         text = json.dumps(f"click {ESCAPE}]8;;http://evil.example{ESCAPE}\\here[/red]{OVERRIDE}")[1:-1]
         line = f'{{"text":"{text}","score":0.9,"box":[[0,0],[1,0],[1,1],[0,1]]}}'
         payload = f'{{"lines":[{line}],"count":1,"area_ratio":0.1}}'
-        digest = "SELECT digest FROM image WHERE path LIKE 'evil%' OR CAST(path AS TEXT) LIKE 'evil%'"
+        content = (
+            "SELECT content.id FROM content JOIN image USING (digest) WHERE CAST(path AS TEXT) LIKE 'evil%'"
+        )
         ocr = "SELECT id FROM model WHERE stage = 'ocr'"
         ledger.execute(
-            f"UPDATE result SET payload = ?, checksum = NULL WHERE model = ({ocr}) AND digest = ({digest})",
+            f"UPDATE result SET payload = ?, checksum = NULL WHERE model = ({ocr}) AND content = ({content})",
             (payload.encode(),),
         )
     return place

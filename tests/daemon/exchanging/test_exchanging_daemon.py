@@ -84,6 +84,7 @@ def test_an_exchange_under_load_loses_nothing_and_names_the_models_that_answered
         assert daemon.metric("visiond_exchanges_total", outcome="done") == 1
         assert daemon.stop() == 0
     place.assert_kept(DONE=images)
+    assert json.loads(place.command("verify", "--json").stdout)["counts"] == {"whole": images}
     assert answered_by_others(place, images) == []
     made = [place.sidecar(f"{number:05d}.ppm")["models"]["yolo"] for number in range(images)]
     assert sorted(set(made)) == sorted(makers(place))

@@ -382,7 +382,7 @@ CHANGES = {
         "payload = CAST('{}' AS BLOB)",
         "seconds = 0.5",
         "payload = '{}'",
-        "digest = zeroblob(32)",
+        "content = 2",
         "model = 99",
     ],
     "content": ["format = 'GIF'", "width = 641", "height = 1", "digest = zeroblob(32)", "width = 'a'"],

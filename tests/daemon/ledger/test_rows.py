@@ -3,16 +3,26 @@ from __future__ import annotations
 import contextlib
 import random
 import sqlite3
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
+import msgspec
 import pytest
 
-from daemon.jobs import Ending, JobStatus
-from daemon.ledger.rows import CHUNK, content_row, end_row, file_row, keep_contents
+from daemon.jobs import Ending, Job, JobStatus
+from daemon.ledger.rows import (
+    CHUNK,
+    Generations,
+    Results,
+    checksums_of,
+    content_row,
+    end_row,
+    file_row,
+    keep_contents,
+)
 from daemon.ledger.schema import connect
-from daemon.ledger.statements import run_rows
-from tests.makers import make_file, make_job, read
+from daemon.ledger.statements import SQL, run_rows
+from tests.makers import MODELS, done, failed, make_file, make_job, make_outputs, read
 
 IMAGES = 4 * CHUNK  # enough that new digests are on pages all over the tables
 
@@ -49,6 +59,28 @@ def store(connection: sqlite3.Connection, numbers: Iterable[int]) -> None:
     run_rows(connection, "end", rows)
     run_rows(connection, "emitted", [(job.id,) for job in jobs])
     connection.execute("COMMIT")
+
+
+@pytest.mark.parametrize("make", [done, failed])
+def test_checksums_that_a_station_computed_are_those_of_the_rows(
+    make: Callable[[Job], Ending], connection: sqlite3.Connection
+) -> None:
+    generations = Generations(ask=lambda work: work(connection))
+    generations.start(connection, MODELS)
+    results, numbers = Results(generations), {model.stage: number for number, model in enumerate(MODELS, 1)}
+    stored = []
+    for computes in (False, True):
+        job = make_job(outputs=make_outputs())
+        ending = make(job)
+        if computes:
+            ending = msgspec.structs.replace(ending, checksums=checksums_of(ending, b"/inbox", MODELS))
+        connection.execute("BEGIN")
+        results.write(connection, [job], {job.id: ending.checksums} if ending.checksums else {})
+        rows = connection.execute("SELECT * FROM result, content").fetchall()
+        stored.append((rows, end_row(ending, b"/inbox", generations.models, numbers)))
+        connection.execute("ROLLBACK")
+    assert stored[0] == stored[1]
+    assert len(stored[0][0]) == len(MODELS)
 
 
 def test_images_and_results_are_stored_without_temporary_files(
@@ -99,3 +131,17 @@ def test_pages_are_counted_again_where_an_older_visiond_did_not_count_them(
     found = run_rows(connection, "contents", [(job.digest,) for job in jobs])
     jobs[0].pages = 7
     assert {tuple(row) for row in found} == {content_row(job) for job in jobs}
+
+
+def test_a_damaged_format_that_is_written_again_keeps_the_results_of_its_bytes(
+    connection: sqlite3.Connection,
+) -> None:
+    store(connection, range(3))
+    before = connection.execute("SELECT * FROM result ORDER BY id").fetchall()
+    job = read(make_job(), b"1")
+    connection.execute(SQL["forget_content"], (job.digest,))
+    assert run_rows(connection, "contents", [(job.digest,)]) == []
+    keep_contents(connection, [content_row(job)])
+    assert [tuple(row) for row in run_rows(connection, "contents", [(job.digest,)])] == [content_row(job)]
+    assert connection.execute("SELECT * FROM result ORDER BY id").fetchall() == before
+    assert len(run_rows(connection, "results", [(job.digest,)])) == 2

@@ -8,21 +8,26 @@ import os
 import queue
 import re
 import resource
+import shutil
 import signal
 import sqlite3
 import subprocess
 import sys
-from collections.abc import Callable
-from contextlib import closing
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
+from hashlib import sha256
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from daemon.errors import IdentityDamaged, LedgerDamaged, LedgerTooNew, LedgerUnusable
 from daemon.jobs import Admitted, Outdated
-from daemon.ledger import identity, schema, soundness
+from daemon.ledger import checksums, identity, schema, soundness
 from daemon.ledger.ledger import Ledger
 from daemon.ledger.records import Reader
+from daemon.ledger.rows import read_stored
 from tests.daemon_process import PATIENCE, Place, seeded
 from tests.faults.syscalls import Call, Supervisor
 from tests.makers import make_file
@@ -145,8 +150,11 @@ def test_a_ledger_with_a_changed_structure_is_found_when_it_is_opened(
 
 
 def flip_after(path: Path, place: bytes) -> None:
-    """Flip a bit of the letter behind | in the file of an older ledger, which becomes a new one first."""
+    """Flip a bit of the letter behind | in the file of an older ledger, which becomes a new one first, without remains
+    of the old one."""
     Ledger(path).close()
+    with closing(schema.connect(path)) as connection:
+        connection.execute("VACUUM")
     data = bytearray(path.read_bytes())
     before, after = place.split(b"|")
     data[data.index(before + after) + len(before)] ^= 0x80
@@ -324,16 +332,24 @@ def test_what_a_sink_of_an_older_ledger_does_not_have_comes_after_all_that_was_p
         )
 
 
+@contextmanager
+def empty_ledger(folder: Path, version: int) -> Iterator[tuple[Path, sqlite3.Connection]]:
+    """An older ledger without rows."""
+    path = folder / "state" / "ledger.sqlite"
+    path.parent.mkdir()
+    with closing(sqlite3.connect(path)) as connection, connection:
+        connection.executescript(SCHEMA_1.read_text() + "".join(schema.MIGRATIONS[: version - 1]))
+        for table in ("image", "result", "content", "model", "inbox"):
+            connection.execute(f"DELETE FROM {table}")
+        connection.execute(f"PRAGMA user_version = {version}")
+        yield path, connection
+
+
 def _with_outbox(tmp_path: Path, *, waiting: list[int], delivered: int) -> Path:
     """A ledger of schema 6 with images 1 to 5, which are published, and an outbox from which
     this many records have left."""
-    path = tmp_path / "state" / "ledger.sqlite"
-    with closing(schema.connect(path)) as connection:
+    with empty_ledger(tmp_path, 6) as (path, connection):
         connection.executescript(
-            "DROP TABLE publication; DROP TABLE start; DROP TABLE lost; "
-            "ALTER TABLE inbox DROP COLUMN marker; "
-            "CREATE TABLE outbox (sequence INTEGER PRIMARY KEY AUTOINCREMENT, image INTEGER NOT NULL "
-            "REFERENCES image (id)); CREATE INDEX outbox_image ON outbox (image); PRAGMA user_version = 6; "
             f"INSERT INTO outbox VALUES ({delivered}, 1); DELETE FROM outbox; INSERT INTO sink VALUES ('x', {delivered}, 0);"
         )
         connection.executemany("INSERT INTO outbox (image) VALUES (?)", [(image,) for image in waiting])
@@ -344,3 +360,70 @@ def _with_outbox(tmp_path: Path, *, waiting: list[int], delivered: int) -> Path:
         )
         connection.execute("UPDATE image SET emitted = 0, finished_at = 9, not_before = 9 WHERE id = 3")
     return path
+
+
+def digest_of(number: int) -> bytes:
+    return sha256(b"%d" % number).digest()
+
+
+@pytest.fixture
+def unordered(tmp_path: Path) -> Path:
+    """A ledger of schema 9: six contents with two results each, one of which is damaged, and a content without
+    results."""
+    with empty_ledger(tmp_path, 9) as (path, connection):
+        connection.execute("INSERT INTO model VALUES (1, 'ocr', 'f', '', 1), (2, 'yolo', 'f', '', 1)")
+        for number in range(1, 8):
+            content = (digest_of(number), "JPEG", number, 480, 1)
+            row = (*content, checksums.of_content(*content))
+            connection.execute("INSERT INTO content VALUES (?, ?, ?, ?, ?, ?)", row)
+            for model, stage in ((1, "ocr"), (2, "yolo")) if number < 7 else ():
+                checksum = checksums.of_result(content[0], stage, "f", b"%d" % number, 0.5)
+                row = (content[0], model, b"%d" % number, 0.5, checksum + ((number, model) == (2, 1)))
+                connection.execute("INSERT INTO result VALUES (?, ?, ?, ?, ?)", row)
+    return path
+
+
+def test_results_of_an_older_ledger_get_the_order_in_which_they_were_made(unordered: Path) -> None:
+    with closing(sqlite3.connect(unordered)) as connection, connection:
+        connection.execute("DELETE FROM content WHERE width = 1")  # as a repair removed damaged ones
+    with closing(schema.connect(unordered)) as connection:
+        found = connection.execute(
+            "SELECT digest, width, model, payload FROM content LEFT JOIN result ON result.content = content.id "
+            "ORDER BY content.id, result.id"
+        ).fetchall()
+    made = [(digest_of(n), n if n > 1 else 0, model, b"%d" % n) for n in range(1, 7) for model in (1, 2)]
+    assert [tuple(row) for row in found] == [*made, (digest_of(7), 7, None, None)]
+
+
+def test_without_room_to_write_all_results_again_the_ledger_is_unchanged(
+    unordered: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = unordered.read_bytes()
+    monkeypatch.setattr(shutil, "disk_usage", lambda folder: usage_with(2 * len(before) - 1))
+    with pytest.raises(LedgerUnusable, match=r"from schema 9 to 1\d, and its disk has no room"):
+        schema.connect(unordered)
+    assert unordered.read_bytes() == before
+    monkeypatch.setattr(shutil, "disk_usage", lambda folder: usage_with(2 * len(before)))
+    schema.connect(unordered).close()
+
+
+def usage_with(free: int) -> SimpleNamespace:
+    return SimpleNamespace(free=free)
+
+
+def test_stored_results_are_read_the_same_before_and_after_a_migration(unordered: Path) -> None:
+    with closing(Reader(unordered)) as reader:
+        before = stored_in(reader)
+    schema.connect(unordered).close()
+    with closing(Reader(unordered)) as reader:
+        assert stored_in(reader) == before
+    contents, results, damaged = before
+    assert (len(contents), len(results)) == (7, 6)
+    assert damaged == [f"the result of ocr of the bytes sha256:{digest_of(2).hex()}"]
+
+
+def stored_in(reader: Reader) -> tuple[Any, Any, list[str]]:
+    """Contents, results, and damaged rows."""
+    with reader.lend() as connection:
+        stored = read_stored(connection, [digest_of(number) for number in range(1, 8)], reader.models)
+    return stored.contents, stored.results, list(reader.damaged_rows())

@@ -81,6 +81,14 @@ def test_sidecars_of_equal_files_are_what_the_ledger_has(tmp_path: Path) -> None
     assert verified.returncode == 0, verified.stdout
 
 
+def test_the_checksums_that_stations_compute_are_those_that_a_reader_computes(tmp_path: Path) -> None:
+    place = Place(tmp_path, settings(2))
+    place.drop_many(range(40))
+    place.drop("no picture.jpg", b"not one")
+    assert place.run_once().returncode == 1
+    assert json.loads(place.command("verify", "--json").stdout)["counts"] == {"whole": 41}
+
+
 def test_sinks_get_the_records_of_every_station(tmp_path: Path) -> None:
     place = Place(tmp_path, settings(2, output={"sinks": ["jsonl"]}))
     place.drop_many(range(200))

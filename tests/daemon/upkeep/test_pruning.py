@@ -312,7 +312,7 @@ def test_the_command_needs_no_plug_in_and_prunes_the_results_of_one_that_is_not_
             "INSERT INTO model (id, stage, fingerprint, notice) VALUES (99, 'sharpness', 'f', '')"
         )
         connection.execute(
-            "INSERT INTO result (digest, model, payload, seconds) SELECT digest, 99, CAST('{}' AS BLOB), 0 FROM content"
+            "INSERT INTO result (content, model, payload, seconds) SELECT id, 99, CAST('{}' AS BLOB), 0 FROM content"
         )
     with contextlib.ExitStack() as stack:
         if running:

@@ -46,7 +46,7 @@ def test_an_idle_time_does_not_count_for_the_time_to_go(monkeypatch: pytest.Monk
         clock.now += 5
     clock.admit(11)
     clock.now += 2
-    clock.metrics.counts.finished(done(make_job()))
+    clock.metrics.counts.finished([done(make_job())])
     assert clock.look() == 20.0
 
 
@@ -57,5 +57,5 @@ def test_the_loading_of_models_does_not_count_for_the_time_to_go(monkeypatch: py
         assert clock.look(LOADING) is None
         clock.now += 2
     assert clock.look() is None, "nothing is finished yet"
-    clock.metrics.counts.finished(done(make_job()))
+    clock.metrics.counts.finished([done(make_job())])
     assert clock.look() == 20.0
