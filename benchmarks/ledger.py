@@ -45,7 +45,7 @@ async def measure(folder: Path, images: int, group: int, groups: int) -> Round:
     in_work: dict[asyncio.Task[None], list[Job]] = {}
     published = 0
     while published < images:
-        busy = [job.id for jobs in in_work.values() for job in jobs]
+        busy = {job.id for jobs in in_work.values() for job in jobs}
         jobs = await ledger.next_jobs(group, busy) if len(in_work) < groups else []
         if jobs:
             in_work[asyncio.create_task(annotate(ledger, jobs))] = jobs
