@@ -148,10 +148,10 @@ class Job(msgspec.Struct, array_like=True):
 
 
 class Checksums(msgspec.Struct, array_like=True, frozen=True):
-    """Of the rows that an ending makes; see daemon/ledger/checksums.py. results: in the order of the job's outputs."""
+    """Of the rows that an ending makes; see daemon/ledger/checksums.py. results: by stage."""
 
     content: int
-    results: list[int]
+    results: dict[str, int]
     image: int | None
 
 

@@ -19,6 +19,7 @@ from typing import Any
 
 import msgspec
 import structlog
+from msgspec.structs import replace
 
 from daemon.jobs import Admitted, Change, Ending, File, Job, JobStatus, Placed, reason_of
 from daemon.ledger import identity, looks, publications
@@ -226,14 +227,15 @@ class Ledger:
         jobs = [e.job for e in endings]
         for job in jobs:
             order_outputs(job)
-        computed = {e.job.id: e.checksums for e in endings if e.checksums}
 
         def work(connection: sqlite3.Connection) -> set[int]:
-            has_new = self.results.write(connection, jobs, computed)
-            changed = [] if has_new else self.results.take(connection, jobs)
-            if changed and judge:
-                again = {ending.job.id: ending for ending in judge(changed)}
-                endings[:] = [again.get(ending.job.id, ending) for ending in endings]
+            computed = {e.job.id: e.checksums for e in endings if e.checksums}
+            if not self.results.write(connection, jobs, computed):
+                changed = self.results.take(connection, jobs)
+                again = {ending.job.id: ending for ending in judge(changed)} if changed and judge else {}
+                if again or computed:
+                    # This may run again, and the jobs have other outputs now than those whose checksums were computed.
+                    endings[:] = [again.get(e.job.id) or replace(e, checksums=None) for e in endings]
             postponed = [
                 (e.attempts, e.not_before, reason_of(e.failure)[1], e.job.id)
                 for e in endings

@@ -252,6 +252,9 @@ AND (found.column5 > content.pages OR content.format = '');
 -- A damaged row. Its number stays: the results have it.
 UPDATE content SET format = '', width = 0, height = 0, pages = 1, checksum = NULL WHERE digest = ?;
 
+-- name: forget_content_row
+UPDATE content SET format = '', width = 0, height = 0, pages = 1, checksum = NULL WHERE id = ?;
+
 -- name: keep_result
 -- After `keep_contents`. WHERE TRUE: SQLite would read ON CONFLICT as a condition of the join.
 INSERT OR FAIL INTO result (content, model, payload, seconds, checksum)
@@ -260,6 +263,9 @@ FROM (VALUES :rows) AS new CROSS JOIN content ON content.digest = new.column1 WH
 
 -- name: drop_result
 DELETE FROM result WHERE content = (SELECT id FROM content WHERE digest = ?) AND model = ?;
+
+-- name: drop_result_row
+DELETE FROM result WHERE id = ?;
 
 -- name: stand
 -- An image that was DONE and cannot be read again stays DONE.
@@ -608,7 +614,9 @@ SELECT id, CAST(digest AS BLOB) AS digest, format, width, height, pages, checksu
 WHERE id > ? ORDER BY id LIMIT ?;
 
 -- name: all_results
-SELECT result.id AS id, CAST(COALESCE(content.digest, x'') AS BLOB) AS digest, model, payload, seconds, result.checksum AS checksum
+-- The view of an older ledger has the digest as the number of its content, also of results without content.
+SELECT result.id AS id, CAST(COALESCE(content.digest, iif(typeof(content) = 'blob', content, x'')) AS BLOB) AS digest, model,
+    payload, seconds, result.checksum AS checksum
 FROM result LEFT JOIN content ON content.id = result.content WHERE result.id > ? ORDER BY result.id LIMIT ?;
 
 -- name: all_endings

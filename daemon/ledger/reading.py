@@ -14,11 +14,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from daemon.ledger.schema import (
+    add_views,
     explain,
-    newest,
-    read_version,
     set_factories,
-    views_of,
 )
 
 STEPS = 20_000  # of SQLite between two checks whether to stop: some milliseconds
@@ -37,7 +35,8 @@ class Connections:
         self._path = path
         self._idle: list[sqlite3.Connection] = []
         self._closed = False
-        self._lock = threading.Lock()  # of the two above; never held while SQLite works
+        self._is_older = False  # the ledger, and its connections have views that a migration makes wrong
+        self._lock = threading.Lock()  # of the three above; never held while SQLite works
 
     @contextlib.contextmanager
     def lend(self) -> Iterator[sqlite3.Connection]:
@@ -65,7 +64,7 @@ class Connections:
 
     def _give_back(self, connection: sqlite3.Connection) -> None:
         with self._lock:
-            if not self._closed:
+            if not (self._closed or self._is_older):
                 self._idle.append(connection)
                 return
         connection.close()
@@ -78,9 +77,9 @@ class Connections:
                 connection = sqlite3.connect(address, uri=True, check_same_thread=False)
                 undo.callback(connection.close)
                 set_factories(connection)
-                version = read_version(self._path, connection)
-                if 0 < version < newest():
-                    connection.executescript(views_of(version))
+                is_older = add_views(self._path, connection)
+                with self._lock:
+                    self._is_older = is_older
                 undo.pop_all()
         except sqlite3.DatabaseError as error:
             raise explain(self._path, error) from error

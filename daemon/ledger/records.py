@@ -277,7 +277,7 @@ class Reader:
     def damaged_rows(self, go_on: GoOn = lambda: True) -> Iterator[str]:
         """Every stored result, and every format and size, whose checksum does not match."""
         with self.lend() as connection:
-            for digest, model in find_damaged(connection, self.models, go_on):
+            for _, (digest, model) in find_damaged(connection, self.models, go_on):
                 if model is not None and model not in self.models:
                     self._read_models()  # an exchange may have brought it since the check began
                     if model in self.models:

@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import sqlite3
 from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from itertools import repeat
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple
@@ -81,12 +80,9 @@ def order_outputs(job: Job) -> None:
 
 
 def checksums_of(ending: Ending, inbox_path: bytes, models: Sequence[Model]) -> Checksums:
-    """What a station computes, as the coordinator has no time for it. models: of the job's outputs, in their order."""
+    """What a station computes, as the coordinator has no time for it. models: of the job's outputs."""
     job = ending.job
-    results = [
-        result_checksum(job.digest, model, output)
-        for model, output in zip(models, job.outputs.values(), strict=True)
-    ]
+    results = {model.stage: result_checksum(job.digest, model, job.outputs[model.stage]) for model in models}
     content = checksums.of_content(job.digest, job.format, job.width, job.height, job.pages)
     return Checksums(content, results, ending_checksum(ending, inbox_path, models))
 
@@ -180,16 +176,20 @@ def _is_whole_result(row: sqlite3.Row, models: Mapping[int, Named]) -> bool:
     return checksums.holds(row["checksum"], checksums.of_result, *fields)
 
 
-def find_damaged(connection: sqlite3.Connection, models: Mapping[int, Named], go_on: GoOn) -> Iterator[Key]:
-    """Every row of `content` and `result` whose checksum does not match. go_on: called now and then;
-    false stops early."""
+def find_damaged(
+    connection: sqlite3.Connection, models: Mapping[int, Named], go_on: GoOn
+) -> Iterator[tuple[int, Key]]:
+    """Every row of `content` and `result` whose checksum does not match: its number, and what it says that it is. go_on:
+    called now and then; false stops early."""
     last = 0
     while go_on() and (rows := connection.execute(SQL["all_contents"], (last, CHUNK)).fetchall()):
-        yield from (Key(row["digest"], None) for row in rows if not _is_whole_content(row))
+        yield from ((row["id"], Key(row["digest"], None)) for row in rows if not _is_whole_content(row))
         last = rows[-1]["id"]
     last = 0
     while go_on() and (rows := connection.execute(SQL["all_results"], (last, CHUNK)).fetchall()):
-        yield from (Key(row["digest"], row["model"]) for row in rows if not _is_whole_result(row, models))
+        yield from (
+            (row["id"], Key(row["digest"], row["model"])) for row in rows if not _is_whole_result(row, models)
+        )
         last = rows[-1]["id"]
 
 
@@ -254,9 +254,8 @@ class Results:
             known, numbers = computed.get(job.id), self._generations.of(job)
             if job.width:
                 contents.append(content_row(job, known.content if known else None))
-            sums: Iterable[int | None] = known.results if known else repeat(None)
-            for (stage, output), checksum in zip(job.outputs.items(), sums, strict=False):
-                number = numbers[stage]
+            for stage, output in job.outputs.items():
+                number, checksum = numbers[stage], known.results.get(stage) if known else None
                 results.append(result_row(job.digest, number, models[number], output, checksum))
         if self._damaged:
             self._drop_damaged(connection, self._damaged & {Key(row[0], None) for row in contents})

@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import math
 import os
 import shutil
 import sqlite3
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import structlog
@@ -21,9 +23,12 @@ from daemon.hints import command
 from daemon.ledger.soundness import find_altered_tables, find_fault
 from daemon.ledger.statements import SQL
 from daemon.system.scarcity import SCARCE, find_scarcity
+from daemon.system.systemd import Notifier
 
 log = structlog.get_logger()
 
+STEPS = 200_000  # of SQLite between two looks at signals and the clock: some tens of milliseconds
+EXTEND_SECONDS = 60.0  # that systemd waits for further signs of life from a migration
 APPLICATION_ID = 0x56495344  # "VISD"
 # The first migrates schema 1 to schema 2, and so on; append only.
 # `schema` in ledger.sql is the result of all of them.
@@ -86,8 +91,9 @@ MIGRATIONS = [
     """,
     "CREATE TABLE lost (image INTEGER PRIMARY KEY REFERENCES image (id));",
     "ALTER TABLE inbox ADD COLUMN marker BLOB NOT NULL DEFAULT x'';",
-    # In the order of the results, as if they had been numbered from the beginning. The index is made when all rows are there:
-    # SQLite then sorts them instead of writing pages all over it.
+    # In the order of the results, as if they had been numbered from the beginning. The index is made when its rows are there:
+    # SQLite then sorts them instead of writing pages all over it. NOT INDEXED, OR IGNORE: a damaged index of the old tables,
+    # which the old visiond may never have used, must not stop the migration.
     """
     ALTER TABLE content RENAME TO old_content;
     ALTER TABLE result RENAME TO old_result;
@@ -111,13 +117,12 @@ MIGRATIONS = [
     );
     INSERT INTO content (digest, format, width, height, pages, checksum)
     SELECT numbered.digest, COALESCE(format, ''), COALESCE(width, 0), COALESCE(height, 0), COALESCE(pages, 1), checksum
-    FROM (SELECT digest, MIN(rowid) AS first FROM old_result GROUP BY digest) AS numbered
+    FROM (SELECT digest, MIN(rowid) AS first FROM old_result NOT INDEXED GROUP BY digest) AS numbered
     LEFT JOIN old_content ON old_content.digest = numbered.digest ORDER BY first;
-    INSERT INTO content (digest, format, width, height, pages, checksum)
-    SELECT digest, format, width, height, pages, checksum FROM old_content
-    WHERE NOT EXISTS (SELECT 1 FROM old_result WHERE old_result.digest = old_content.digest);
     CREATE UNIQUE INDEX bytes ON content (digest);
-    INSERT INTO result (content, model, payload, seconds, checksum)
+    INSERT OR IGNORE INTO content (digest, format, width, height, pages, checksum)
+    SELECT digest, format, width, height, pages, checksum FROM old_content;
+    INSERT OR IGNORE INTO result (content, model, payload, seconds, checksum)
     SELECT content.id, model, payload, seconds, old_result.checksum
     FROM old_result CROSS JOIN content ON content.digest = old_result.digest ORDER BY old_result.rowid;
     DROP TABLE old_content;
@@ -159,8 +164,12 @@ def newest() -> int:
     return 1 + len(MIGRATIONS)
 
 
-def views_of(version: int) -> str:
-    """Makes views through which a ledger of this older schema is read as if it had the columns that were added later."""
+def add_views(path: Path, connection: sqlite3.Connection) -> bool:
+    """If the ledger has an older schema, let this connection read it through views, as if it had the columns that were
+    added later. Returns whether it has; a migration makes the views wrong. Raises ConfigError, LedgerTooNew."""
+    version = read_version(path, connection)
+    if not 0 < version < newest():
+        return False
     added: dict[str, str] = {}
     for table, columns, first in ADDED:
         if version < first:
@@ -168,7 +177,8 @@ def views_of(version: int) -> str:
     views = (
         f"CREATE TEMP VIEW {table} AS SELECT {columns} FROM main.{table};" for table, columns in added.items()
     )
-    return "".join(views) + (WITHOUT_LOOKS if version < WITH_LOOKS else "")
+    connection.executescript("".join(views) + (WITHOUT_LOOKS if version < WITH_LOOKS else ""))
+    return True
 
 
 def connect(path: Path, id: str = "") -> sqlite3.Connection:
@@ -196,6 +206,7 @@ def connect(path: Path, id: str = "") -> sqlite3.Connection:
         connection.execute("PRAGMA wal_autocheckpoint = 4000")
         if 0 < version < WITH_ORDER:
             _prepare_to_rewrite(path, version, connection)
+            connection.set_progress_handler(_step_in(Notifier()), STEPS)
         if version < newest():
             steps = "".join(MIGRATIONS[version - 1 :]) if version else SQL["schema"]
             steps += f"UPDATE meta SET id = '{id}';" if id and version < WITH_CHECKSUMS else ""
@@ -203,8 +214,11 @@ def connect(path: Path, id: str = "") -> sqlite3.Connection:
                 f"BEGIN IMMEDIATE; {steps} PRAGMA application_id = {APPLICATION_ID}; PRAGMA user_version = {newest()}; COMMIT; "
                 "PRAGMA wal_checkpoint(TRUNCATE);"
             )
+        connection.set_progress_handler(None, 0)
     except sqlite3.DatabaseError as error:
         connection.close()
+        if _code(error) == sqlite3.SQLITE_INTERRUPT:  # by a signal's handler, in `_step_in`
+            raise KeyboardInterrupt from error
         raise explain(path, error) from error
     except (LedgerTooNew, LedgerDamaged, LedgerUnusable, ConfigError):
         connection.close()
@@ -214,15 +228,33 @@ def connect(path: Path, id: str = "") -> sqlite3.Connection:
 
 def _prepare_to_rewrite(path: Path, version: int, connection: sqlite3.Connection) -> None:
     """A migration will write all results again. Raises LedgerUnusable if the disk has no room for that."""
-    size = path.stat().st_size
-    wanted, free = 2 * size, shutil.disk_usage(path.parent).free  # the new tables, and the -wal
+    size, wal = path.stat().st_size, Path(f"{path}-wal")
+    remains = (
+        wal.stat().st_size if wal.exists() else 0
+    )  # of a migration that was killed; they are written over
+    wanted, free = 2 * size, shutil.disk_usage(path.parent).free + remains  # the new tables, and the -wal
     if free < wanted:
         raise LedgerUnusable(
             f"{path} has to be migrated from schema {version} to {newest()}, and its disk has no room for that: "
             f"{wanted >> 20} MiB are needed while it runs, and {free >> 20} MiB are free. The ledger is unchanged."
         )
-    log.info("migrating the ledger", ledger=str(path), schema=version, to=newest(), mebibytes=size >> 20)
+    if structlog.is_configured():  # the daemon; the standard output of a command is no log
+        log.info("migrating the ledger", ledger=str(path), schema=version, to=newest(), mebibytes=size >> 20)
     connection.execute("PRAGMA secure_delete = OFF")  # or SQLite overwrites the old tables with zeros
+
+
+def _step_in(notifier: Notifier) -> Callable[[], int]:
+    """Called now and then during a migration. Python also runs the handlers of signals then: a stop need not wait."""
+    extended_at = -math.inf
+
+    def step() -> int:
+        nonlocal extended_at
+        if time.monotonic() > extended_at + EXTEND_SECONDS / 4:
+            notifier.starting("migrating the ledger", EXTEND_SECONDS)
+            extended_at = time.monotonic()
+        return 0  # go on
+
+    return step
 
 
 def keep_temporary_files(folder: Path) -> None:

@@ -60,7 +60,7 @@ class DamagedRows:
         reader = self._reader
         with reader.lend() as connection:
             left = list(find_damaged(connection, reader.models, lambda: True))
-        for digest, model in (key for key in left if key not in self._named):
+        for digest, model in (key for _, key in left if key not in self._named):
             what = reader.name_of(digest, model)
             then = "it was removed" if fix else "`repair` removes it"
             yield Finding(
@@ -68,10 +68,10 @@ class DamagedRows:
             )
         if fix and left:
             with self._writing() as connection:
-                connection.executemany(
-                    SQL["forget_content"], [(key.digest,) for key in left if key.model is None]
-                )
-                connection.executemany(SQL["drop_result"], [key for key in left if key.model is not None])
+                contents = [(number,) for number, key in left if key.model is None]
+                connection.executemany(SQL["forget_content_row"], contents)
+                results = [(number,) for number, key in left if key.model is not None]
+                connection.executemany(SQL["drop_result_row"], results)
 
     def check_replaced(self, *, fix: bool) -> Iterator[Finding]:
         """Check damaged versions whose sidecar is now that of a newer version: no file has their data.

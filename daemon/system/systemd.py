@@ -8,7 +8,7 @@ import socket
 
 
 class Notifier:
-    """Sends READY, STATUS, STOPPING and WATCHDOG. `watchdog_seconds`:
+    """Sends READY, STATUS, STOPPING, WATCHDOG and EXTEND_TIMEOUT_USEC. `watchdog_seconds`:
     the longest time between two WATCHDOG messages."""
 
     def __init__(self) -> None:
@@ -16,6 +16,10 @@ class Notifier:
         mine = os.environ.get("WATCHDOG_PID", str(os.getpid())) == str(os.getpid())
         microseconds = os.environ.get("WATCHDOG_USEC", "") if mine else ""
         self.watchdog_seconds = int(microseconds) / 1e6 if microseconds.isdigit() else None
+
+    def starting(self, text: str, seconds: float) -> None:
+        """The start goes on, and the next sign of life comes within this time, also beyond TimeoutStartSec."""
+        self._send(f"STATUS={text}\nEXTEND_TIMEOUT_USEC={seconds * 1e6:.0f}")
 
     def ready(self) -> None:
         self._send("READY=1")

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from daemon.ledger.reading import Stop, stopping
-from daemon.ledger.schema import trouble_named
+from daemon.ledger.schema import add_views, trouble_named
 
 T = TypeVar("T")
 
@@ -23,6 +23,7 @@ def opened_for_reading(path: Path, stop: Stop) -> Iterator[sqlite3.Connection]:
     with trouble_named(path):
         connection = sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True, isolation_level=None)
         with contextlib.closing(connection), stopping(connection, stop):
+            add_views(path, connection)
             yield connection
 
 

@@ -312,6 +312,17 @@ def test_a_row_that_is_damaged_comes_back_from_its_sidecar(tmp_path: Path, chang
     assert sidecars(place) == before
 
 
+def test_a_result_that_belongs_to_no_bytes_any_more_is_removed_by_a_repair(tmp_path: Path) -> None:
+    """Otherwise bytes that get its number later would get it too."""
+    place = worked(tmp_path)
+    before = sidecars(place)
+    change(place, "UPDATE result SET content = 99 WHERE content = 1 AND model = 2")
+    assert json.loads(place.command("repair", "--json").stdout)["counts"] == {"whole": 2, "damaged": 2}
+    assert place.rows("SELECT 1 FROM result WHERE content = 99") == []
+    assert json.loads(place.command("verify", "--json").stdout)["counts"] == {"whole": 3}
+    assert sidecars(place) == before
+
+
 # Versions that a newer one of the file has replaced
 
 # The first image's content is the first one.

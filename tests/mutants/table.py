@@ -588,7 +588,7 @@ STATES = [
         "reuse-kept",
         "of two results of the same bytes, the one in the ledger is published",
         "daemon/ledger/ledger.py",
-        "changed = [] if has_new else self.results.take(connection, jobs)",
+        "changed = self.results.take(connection, jobs)",
         "changed = []",
         (
             "daemon/ledger/test_ledger.py::test_two_images_with_the_same_bytes_are_both_published_with_the_results_in_the_ledger",
@@ -1501,6 +1501,52 @@ LEDGERS = [
         'checksums_of(e, b"", self._origin_of(e)[1])',
         (
             "daemon/stations/test_remote.py::test_the_checksums_that_stations_compute_are_those_that_a_reader_computes",
+        ),
+    ),
+    Mutant(
+        "stale-checksums",
+        "a checksum that a station computed is not stored with another station's result",
+        "daemon/ledger/ledger.py",
+        "again.get(e.job.id) or replace(e, checksums=None)",
+        "again.get(e.job.id) or e",
+        (
+            "daemon/ledger/test_ledger.py::test_checksums_are_true_when_results_of_the_same_bytes_were_stored_first_and_then_undone",
+        ),
+    ),
+    Mutant(
+        "reader-keeps-views",
+        "a command that repairs an older ledger goes on after its migration",
+        "daemon/ledger/reading.py",
+        "if not (self._closed or self._is_older):",
+        "if not self._closed:",
+        ("daemon/ledger/test_schema.py::test_a_reader_goes_on_when_an_older_ledger_is_migrated",),
+    ),
+    Mutant(
+        "migration-index",
+        "a migration does not fail on an index that the old visiond may never have used",
+        "daemon/ledger/schema.py",
+        "FROM old_result NOT INDEXED GROUP BY",
+        "FROM old_result GROUP BY",
+        ("daemon/ledger/test_schema.py::test_a_migration_needs_no_index_of_the_old_tables",),
+    ),
+    Mutant(
+        "stray-result-kept",
+        "a result that belongs to no bytes any more is removed by a repair",
+        "daemon/recovery/damaged_rows.py",
+        'connection.executemany(SQL["drop_result_row"], results)',
+        "pass",
+        (
+            "faults/test_ledger_damage.py::test_a_result_that_belongs_to_no_bytes_any_more_is_removed_by_a_repair",
+        ),
+    ),
+    Mutant(
+        "migration-deaf",
+        "a stop signal ends a migration",
+        "daemon/ledger/schema.py",
+        "connection.set_progress_handler(_step_in(Notifier()), STEPS)",
+        "pass",
+        (
+            "daemon/ledger/test_schema.py::test_a_stop_signal_ends_a_migration_and_systemd_waits_for_one_that_goes_on",
         ),
     ),
     Mutant(

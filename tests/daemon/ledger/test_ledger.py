@@ -7,7 +7,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Callable, Iterable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -22,6 +22,7 @@ from daemon.jobs import Admitted, Ending, File, Job, JobStatus, Placed, Version,
 from daemon.ledger.ledger import Ledger
 from daemon.ledger.record import Model, Record
 from daemon.ledger.records import Reader
+from daemon.ledger.rows import checksums_of
 from daemon.ledger.writer import GROUP
 from daemon.system.clock import steady_seconds
 from stages.base import Reason
@@ -615,6 +616,45 @@ async def test_a_request_that_fails_affects_no_other_request_of_its_group(
         gate.set()
     assert [type(outcome) for outcome in outcomes] == [Admitted, sqlite3.IntegrityError, Admitted]
     assert paths(await ledger.next_jobs(9, ())) == [b"good.jpg", b"fine.jpg"]
+
+
+async def test_checksums_are_true_when_results_of_the_same_bytes_were_stored_first_and_then_undone(
+    ledger: Ledger, commits: Commits
+) -> None:
+    """A station computed them for its own results. The ledger had others at the first try, and none at the second."""
+    gate, tries = threading.Event(), []
+    first, second = await admit(ledger, b"a.jpg", b"b.jpg")
+    commits.observe = lambda seconds: gate.wait() and None
+    done(first, variant=3, data=b"same")
+    ending = done(second, variant=4, data=b"same")
+    ending = replace(ending, checksums=checksums_of(ending, ledger._inbox_paths[1], MODELS))
+
+    def refuse(connection: sqlite3.Connection) -> None:
+        raise BlockingIOError
+
+    def store_first(connection: sqlite3.Connection) -> None:
+        tries.append(connection)
+        if len(tries) == 2:
+            refuse(connection)
+        ledger.results.write(connection, [first])
+
+    async def fail(work: Callable[[sqlite3.Connection], Any]) -> None:
+        with pytest.raises(BlockingIOError):
+            await ledger.run(work)
+
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(ledger.put_back, JobStatus.FAILED, [0])
+        await wait_all_tasks_blocked()
+        tasks.start_soon(fail, store_first)
+        await wait_all_tasks_blocked()
+        tasks.start_soon(ledger.end, [ending])
+        await wait_all_tasks_blocked()
+        tasks.start_soon(fail, refuse)
+        await wait_all_tasks_blocked()
+        gate.set()
+    assert len(tries) == 2
+    with contextlib.closing(Reader(ledger.path)) as reader:
+        reader.check()
 
 
 async def test_a_request_is_done_whole_or_not_at_all(ledger: Ledger) -> None:

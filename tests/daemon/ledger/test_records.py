@@ -382,7 +382,7 @@ CHANGES = {
         "payload = CAST('{}' AS BLOB)",
         "seconds = 0.5",
         "payload = '{}'",
-        "content = 2",
+        "content = 999",
         "model = 99",
     ],
     "content": ["format = 'GIF'", "width = 641", "height = 1", "digest = zeroblob(32)", "width = 'a'"],

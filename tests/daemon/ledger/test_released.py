@@ -71,6 +71,22 @@ def states(place: Place) -> dict[str, int]:
 
 
 @pytest.mark.parametrize("released", RELEASED, ids=lambda folder: folder.name)
+def test_a_damaged_ledger_of_an_earlier_version_can_be_repaired_and_pruned(
+    released: Path, tmp_path: Path
+) -> None:
+    place = restore(released, tmp_path)
+    with closing(sqlite3.connect(place.site.ledger)) as connection, connection:
+        connection.execute(
+            "DELETE FROM result WHERE model = 2 AND digest = (SELECT digest FROM image WHERE id = 8)"
+        )
+        connection.execute("INSERT INTO content VALUES (zeroblob(32), 'PPM', 8, 8)")  # of no image
+    prunable = counted(place, "prune", "--dry-run")["amounts"]
+    assert counted(place, "repair")["counts"] == {"whole": 5, "damaged": 1}
+    assert counted(place, "prune", "--dry-run")["amounts"] == prunable
+    assert counted(place, "verify")["counts"] == {"whole": 6}
+
+
+@pytest.mark.parametrize("released", RELEASED, ids=lambda folder: folder.name)
 def test_everything_that_an_earlier_version_left_is_there_and_nothing_is_processed_again(
     released: Path, tmp_path: Path
 ) -> None:

@@ -28,7 +28,8 @@ from daemon.ledger import checksums, identity, schema, soundness
 from daemon.ledger.ledger import Ledger
 from daemon.ledger.records import Reader
 from daemon.ledger.rows import read_stored
-from tests.daemon_process import PATIENCE, Place, seeded
+from daemon.system.systemd import Notifier
+from tests.daemon_process import PATIENCE, NotifySocket, Place, seeded, wait_for
 from tests.faults.syscalls import Call, Supervisor
 from tests.makers import make_file
 
@@ -386,6 +387,8 @@ def unordered(tmp_path: Path) -> Path:
 def test_results_of_an_older_ledger_get_the_order_in_which_they_were_made(unordered: Path) -> None:
     with closing(sqlite3.connect(unordered)) as connection, connection:
         connection.execute("DELETE FROM content WHERE width = 1")  # as a repair removed damaged ones
+    with closing(Reader(unordered)) as reader:
+        assert len(list(reader.damaged_rows())) == 1
     with closing(schema.connect(unordered)) as connection:
         found = connection.execute(
             "SELECT digest, width, model, payload FROM content LEFT JOIN result ON result.content = content.id "
@@ -409,6 +412,56 @@ def test_without_room_to_write_all_results_again_the_ledger_is_unchanged(
 
 def usage_with(free: int) -> SimpleNamespace:
     return SimpleNamespace(free=free)
+
+
+def test_a_migration_needs_no_index_of_the_old_tables(
+    unordered: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The old visiond may never have used a page of an index that is damaged."""
+    monkeypatch.setattr(soundness, "SMALL_BYTES", 0)  # a small ledger is refused, as all of it is read
+    with closing(sqlite3.connect(unordered)) as connection, connection:
+        connection.execute("INSERT INTO result VALUES (?, 3, x'33', 0.5, NULL)", (digest_of(1),))
+        query = "SELECT rootpage FROM sqlite_schema WHERE name = 'sqlite_autoindex_result_1'"
+        ((page,),) = connection.execute(query).fetchall()
+    data = bytearray(unordered.read_bytes())
+    place = data.index(digest_of(1) + b"\x02", 4096 * (page - 1))
+    assert place < 4096 * page
+    data[place] ^= 0x40  # between two others of the same digest
+    unordered.write_bytes(data)
+    with closing(schema.connect(unordered)) as connection:
+        counted = connection.execute("SELECT COUNT(*), COUNT(DISTINCT content) FROM result").fetchone()
+    assert tuple(counted) == (13, 6)
+
+
+def test_a_stop_signal_ends_a_migration_and_systemd_waits_for_one_that_goes_on(
+    unordered: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(schema, "STEPS", 50)
+    notify = NotifySocket(tmp_path / "notify")
+    monkeypatch.setenv("NOTIFY_SOCKET", str(notify.path))
+    sent = Notifier.starting
+
+    def interrupt(notifier: Notifier, text: str, seconds: float) -> None:
+        sent(notifier, text, seconds)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    monkeypatch.setattr(Notifier, "starting", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        schema.connect(unordered)
+    monkeypatch.setattr(Notifier, "starting", sent)
+    told = "STATUS=migrating the ledger\nEXTEND_TIMEOUT_USEC=60000000"
+    wait_for(lambda: [notice.text for notice in notify.notices] == [told], "a sign of life")
+    notify.close()
+    with closing(sqlite3.connect(unordered)) as connection:
+        assert schema.read_version(unordered, connection) == 9
+    schema.connect(unordered).close()
+
+
+def test_a_reader_goes_on_when_an_older_ledger_is_migrated(unordered: Path) -> None:
+    with closing(Reader(unordered)) as reader:
+        before = stored_in(reader)
+        schema.connect(unordered).close()
+        assert stored_in(reader) == before
 
 
 def test_stored_results_are_read_the_same_before_and_after_a_migration(unordered: Path) -> None:

@@ -498,7 +498,11 @@ def test_a_sink_on_an_older_ledger_gets_no_record_that_was_published_before(tmp_
         connection.executescript(
             "DROP INDEX made; ALTER TABLE model DROP COLUMN is_current; DROP TABLE look; DROP TABLE sink; "
             "DROP TABLE publication; DROP TABLE start; DROP TABLE lost; "
-            "ALTER TABLE inbox DROP COLUMN marker; PRAGMA user_version = 3;"
+            "ALTER TABLE inbox DROP COLUMN marker; PRAGMA user_version = 3; "
+            "CREATE TABLE answer AS SELECT digest, model, payload, seconds, result.checksum AS checksum "
+            "FROM content JOIN result ON content = content.id; DROP TABLE result; ALTER TABLE answer RENAME TO result; "
+            "CREATE TABLE known AS SELECT digest, format, width, height, pages, checksum FROM content; DROP TABLE content; "
+            "ALTER TABLE known RENAME TO content;"
         )
     assert "3 done" in place.command("status").stdout
     place.configure({"output": {"sinks": ["jsonl"]}})
