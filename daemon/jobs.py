@@ -148,7 +148,8 @@ class Job(msgspec.Struct, array_like=True):
 
 
 class Checksums(msgspec.Struct, array_like=True, frozen=True):
-    """Of the rows that an ending makes; see daemon/ledger/checksums.py. results: by stage."""
+    """Checksums of the rows that an ending makes; see daemon/ledger/checksums.py. results: by stage. image: None if the image
+    has neither a result nor a reason."""
 
     content: int
     results: dict[str, int]

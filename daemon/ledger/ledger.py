@@ -234,7 +234,7 @@ class Ledger:
                 changed = self.results.take(connection, jobs)
                 again = {ending.job.id: ending for ending in judge(changed)} if changed and judge else {}
                 if again or computed:
-                    # This may run again, and the jobs have other outputs now than those whose checksums were computed.
+                    # The outputs have changed, so the stations' checksums no longer fit. `work` may run a second time.
                     endings[:] = [again.get(e.job.id) or replace(e, checksums=None) for e in endings]
             postponed = [
                 (e.attempts, e.not_before, reason_of(e.failure)[1], e.job.id)

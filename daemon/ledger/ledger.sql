@@ -57,7 +57,7 @@ CREATE TABLE model (
     UNIQUE (stage, fingerprint)
 );
 CREATE TABLE content (                    -- what the bytes are, under any file name
-    id INTEGER PRIMARY KEY,               -- in the order of the images, and so are their results: digests have no order
+    id INTEGER PRIMARY KEY,               -- in the order in which the first results were stored; digests have no order
     digest BLOB NOT NULL,                 -- SHA-256
     format TEXT NOT NULL,                 -- '': not known any more, see `forget_content`
     width INTEGER NOT NULL,               -- pixels, upright
@@ -249,7 +249,7 @@ FROM (VALUES :rows) AS found WHERE content.digest = found.column1
 AND (found.column5 > content.pages OR content.format = '');
 
 -- name: forget_content
--- A damaged row. Its number stays: the results have it.
+-- For a damaged row. It keeps its id, because its results refer to it.
 UPDATE content SET format = '', width = 0, height = 0, pages = 1, checksum = NULL WHERE digest = ?;
 
 -- name: forget_content_row

@@ -35,7 +35,9 @@ class Connections:
         self._path = path
         self._idle: list[sqlite3.Connection] = []
         self._closed = False
-        self._is_older = False  # the ledger, and its connections have views that a migration makes wrong
+        self._with_views: set[int] = (
+            set()
+        )  # ids of lent connections whose views a migration makes wrong: they are not kept
         self._lock = threading.Lock()  # of the three above; never held while SQLite works
 
     @contextlib.contextmanager
@@ -64,7 +66,9 @@ class Connections:
 
     def _give_back(self, connection: sqlite3.Connection) -> None:
         with self._lock:
-            if not (self._closed or self._is_older):
+            has_views = id(connection) in self._with_views
+            self._with_views.discard(id(connection))
+            if not (self._closed or has_views):
                 self._idle.append(connection)
                 return
         connection.close()
@@ -77,9 +81,9 @@ class Connections:
                 connection = sqlite3.connect(address, uri=True, check_same_thread=False)
                 undo.callback(connection.close)
                 set_factories(connection)
-                is_older = add_views(self._path, connection)
-                with self._lock:
-                    self._is_older = is_older
+                if add_views(self._path, connection):
+                    with self._lock:
+                        self._with_views.add(id(connection))
                 undo.pop_all()
         except sqlite3.DatabaseError as error:
             raise explain(self._path, error) from error

@@ -74,13 +74,14 @@ def ending_checksum(ending: Ending, inbox_path: bytes, models: Sequence[Model]) 
 
 
 def order_outputs(job: Job) -> None:
-    """Put them into the order that a sidecar has: that of its stored models."""
+    """Sort the job's outputs as a sidecar has them: in the order of its models."""
     if not job.outputs.keys() <= BUILT_IN_KEYS.keys():
         job.outputs = {stage: job.outputs[stage] for stage in sort_stages(job.outputs)}
 
 
 def checksums_of(ending: Ending, inbox_path: bytes, models: Sequence[Model]) -> Checksums:
-    """What a station computes, as the coordinator has no time for it. models: of the job's outputs."""
+    """The checksums of the rows that an ending makes. Stations compute them to save the coordinator time. models: of the
+    job's outputs."""
     job = ending.job
     results = {model.stage: result_checksum(job.digest, model, job.outputs[model.stage]) for model in models}
     content = checksums.of_content(job.digest, job.format, job.width, job.height, job.pages)
@@ -179,8 +180,8 @@ def _is_whole_result(row: sqlite3.Row, models: Mapping[int, Named]) -> bool:
 def find_damaged(
     connection: sqlite3.Connection, models: Mapping[int, Named], go_on: GoOn
 ) -> Iterator[tuple[int, Key]]:
-    """Every row of `content` and `result` whose checksum does not match: its number, and what it says that it is. go_on:
-    called now and then; false stops early."""
+    """Yield the id and the key of every row of `content` and `result` whose checksum does not match. The key is as stored,
+    so it may be damaged itself. go_on: called now and then; false stops early."""
     last = 0
     while go_on() and (rows := connection.execute(SQL["all_contents"], (last, CHUNK)).fetchall()):
         yield from ((row["id"], Key(row["digest"], None)) for row in rows if not _is_whole_content(row))
@@ -295,7 +296,7 @@ class Results:
         return changed
 
     def _drop_damaged(self, connection: sqlite3.Connection, damaged: Collection[Key]) -> None:
-        """Remove what damaged rows say; the caller then writes the rows that replace them."""
+        """Clear damaged rows of `content` and delete damaged results; the caller then writes them again."""
         connection.executemany(
             SQL["forget_content"], [(digest,) for digest, model in damaged if model is None]
         )

@@ -27,8 +27,12 @@ from daemon.system.systemd import Notifier
 
 log = structlog.get_logger()
 
-STEPS = 200_000  # of SQLite between two looks at signals and the clock: some tens of milliseconds
-EXTEND_SECONDS = 60.0  # that systemd waits for further signs of life from a migration
+STEPS = (
+    200_000  # instructions of SQLite between two checks of signals and the clock: some tens of milliseconds
+)
+EXTEND_SECONDS = (
+    600.0  # how long systemd waits for the next message of a migration, or for the models after it
+)
 APPLICATION_ID = 0x56495344  # "VISD"
 # The first migrates schema 1 to schema 2, and so on; append only.
 # `schema` in ledger.sql is the result of all of them.
@@ -91,9 +95,9 @@ MIGRATIONS = [
     """,
     "CREATE TABLE lost (image INTEGER PRIMARY KEY REFERENCES image (id));",
     "ALTER TABLE inbox ADD COLUMN marker BLOB NOT NULL DEFAULT x'';",
-    # In the order of the results, as if they had been numbered from the beginning. The index is made when its rows are there:
-    # SQLite then sorts them instead of writing pages all over it. NOT INDEXED, OR IGNORE: a damaged index of the old tables,
-    # which the old visiond may never have used, must not stop the migration.
+    # Contents get ids in the order of their first results. The index is made after most rows are inserted, so that SQLite sorts
+    # them once instead of changing pages all over the index. NOT INDEXED and OR IGNORE: a damaged index of the old tables,
+    # which the old visiond perhaps never read, must not stop the migration.
     """
     ALTER TABLE content RENAME TO old_content;
     ALTER TABLE result RENAME TO old_result;
@@ -136,7 +140,7 @@ WITH_NUMBERS = 7  # the first schema that numbers publications
 WITH_LOST = (
     8  # the first schema that knows which files a redo could not read; models are current since schema 6
 )
-WITH_ORDER = 10  # the first schema whose results are in the order of the images
+WITH_ORDER = 10  # the first schema whose results are in the order in which they were made
 ADDED = (  # columns that a table got later, and the first schema that has them
     ("content", "1 AS pages, NULL AS checksum", WITH_CHECKSUMS),
     ("result", "NULL AS checksum", WITH_CHECKSUMS),
@@ -227,16 +231,17 @@ def connect(path: Path, id: str = "") -> sqlite3.Connection:
 
 
 def _prepare_to_rewrite(path: Path, version: int, connection: sqlite3.Connection) -> None:
-    """A migration will write all results again. Raises LedgerUnusable if the disk has no room for that."""
+    """Check for free space, write a log line and set SQLite up before a migration that writes all results again. Raises
+    LedgerUnusable if the disk has no room."""
     size, wal = path.stat().st_size, Path(f"{path}-wal")
     remains = (
         wal.stat().st_size if wal.exists() else 0
-    )  # of a migration that was killed; they are written over
+    )  # of a migration that was killed; SQLite overwrites them
     wanted, free = 2 * size, shutil.disk_usage(path.parent).free + remains  # the new tables, and the -wal
     if free < wanted:
         raise LedgerUnusable(
-            f"{path} has to be migrated from schema {version} to {newest()}, and its disk has no room for that: "
-            f"{wanted >> 20} MiB are needed while it runs, and {free >> 20} MiB are free. The ledger is unchanged."
+            f"{path} cannot be migrated from schema {version} to {newest()}: this needs {(wanted >> 20) + 1} MiB of free "
+            f"space on its disk, and {free >> 20} MiB are free. Free some space and start again. The ledger is unchanged."
         )
     if structlog.is_configured():  # the daemon; the standard output of a command is no log
         log.info("migrating the ledger", ledger=str(path), schema=version, to=newest(), mebibytes=size >> 20)
@@ -244,7 +249,8 @@ def _prepare_to_rewrite(path: Path, version: int, connection: sqlite3.Connection
 
 
 def _step_in(notifier: Notifier) -> Callable[[], int]:
-    """Called now and then during a migration. Python also runs the handlers of signals then: a stop need not wait."""
+    """Return a function that SQLite calls during a migration. It asks systemd to wait longer. Python handles signals in it, so
+    a stop signal takes effect at once."""
     extended_at = -math.inf
 
     def step() -> int:

@@ -18,7 +18,8 @@ class Notifier:
         self.watchdog_seconds = int(microseconds) / 1e6 if microseconds.isdigit() else None
 
     def starting(self, text: str, seconds: float) -> None:
-        """The start goes on, and the next sign of life comes within this time, also beyond TimeoutStartSec."""
+        """Say that the start is still in progress. systemd then waits this long for the next message, even after
+        TimeoutStartSec."""
         self._send(f"STATUS={text}\nEXTEND_TIMEOUT_USEC={seconds * 1e6:.0f}")
 
     def ready(self) -> None:

@@ -313,7 +313,7 @@ def test_a_row_that_is_damaged_comes_back_from_its_sidecar(tmp_path: Path, chang
 
 
 def test_a_result_that_belongs_to_no_bytes_any_more_is_removed_by_a_repair(tmp_path: Path) -> None:
-    """Otherwise bytes that get its number later would get it too."""
+    """Otherwise bytes that get the content id 99 later would get this result too."""
     place = worked(tmp_path)
     before = sidecars(place)
     change(place, "UPDATE result SET content = 99 WHERE content = 1 AND model = 2")
@@ -325,7 +325,7 @@ def test_a_result_that_belongs_to_no_bytes_any_more_is_removed_by_a_repair(tmp_p
 
 # Versions that a newer one of the file has replaced
 
-# The first image's content is the first one.
+# Image 1 has content 1.
 REPLACED = {
     "a result": "UPDATE result SET payload = replace(payload, '0', '1') WHERE content = 1",
     "a result's checksum": "UPDATE result SET checksum = 7 WHERE content = 1",

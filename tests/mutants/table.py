@@ -1510,14 +1510,14 @@ LEDGERS = [
         "again.get(e.job.id) or replace(e, checksums=None)",
         "again.get(e.job.id) or e",
         (
-            "daemon/ledger/test_ledger.py::test_checksums_are_true_when_results_of_the_same_bytes_were_stored_first_and_then_undone",
+            "daemon/ledger/test_ledger.py::test_checksums_are_right_when_results_of_the_same_bytes_were_stored_first_and_then_undone",
         ),
     ),
     Mutant(
         "reader-keeps-views",
         "a command that repairs an older ledger goes on after its migration",
         "daemon/ledger/reading.py",
-        "if not (self._closed or self._is_older):",
+        "if not (self._closed or has_views):",
         "if not self._closed:",
         ("daemon/ledger/test_schema.py::test_a_reader_goes_on_when_an_older_ledger_is_migrated",),
     ),

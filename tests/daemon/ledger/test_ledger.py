@@ -618,10 +618,11 @@ async def test_a_request_that_fails_affects_no_other_request_of_its_group(
     assert paths(await ledger.next_jobs(9, ())) == [b"good.jpg", b"fine.jpg"]
 
 
-async def test_checksums_are_true_when_results_of_the_same_bytes_were_stored_first_and_then_undone(
+async def test_checksums_are_right_when_results_of_the_same_bytes_were_stored_first_and_then_undone(
     ledger: Ledger, commits: Commits
 ) -> None:
-    """A station computed them for its own results. The ledger had others at the first try, and none at the second."""
+    """A station computed checksums for its own results. At the first try the ledger had other results, at the second
+    try none."""
     gate, tries = threading.Event(), []
     first, second = await admit(ledger, b"a.jpg", b"b.jpg")
     commits.observe = lambda seconds: gate.wait() and None

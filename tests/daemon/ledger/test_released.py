@@ -71,7 +71,7 @@ def states(place: Place) -> dict[str, int]:
 
 
 @pytest.mark.parametrize("released", RELEASED, ids=lambda folder: folder.name)
-def test_a_damaged_ledger_of_an_earlier_version_can_be_repaired_and_pruned(
+def test_a_damaged_ledger_of_an_earlier_version_can_be_repaired_and_prune_finds_the_same_before_and_after(
     released: Path, tmp_path: Path
 ) -> None:
     place = restore(released, tmp_path)

@@ -151,8 +151,7 @@ def test_a_ledger_with_a_changed_structure_is_found_when_it_is_opened(
 
 
 def flip_after(path: Path, place: bytes) -> None:
-    """Flip a bit of the letter behind | in the file of an older ledger, which becomes a new one first, without remains
-    of the old one."""
+    """Migrate an older ledger, remove what is left of the old tables, and flip a bit of the letter after |."""
     Ledger(path).close()
     with closing(schema.connect(path)) as connection:
         connection.execute("VACUUM")
@@ -369,8 +368,8 @@ def digest_of(number: int) -> bytes:
 
 @pytest.fixture
 def unordered(tmp_path: Path) -> Path:
-    """A ledger of schema 9: six contents with two results each, one of which is damaged, and a content without
-    results."""
+    """A ledger of schema 9: six contents with two results each, and one without results. One of the twelve results is
+    damaged."""
     with empty_ledger(tmp_path, 9) as (path, connection):
         connection.execute("INSERT INTO model VALUES (1, 'ocr', 'f', '', 1), (2, 'yolo', 'f', '', 1)")
         for number in range(1, 8):
@@ -403,7 +402,7 @@ def test_without_room_to_write_all_results_again_the_ledger_is_unchanged(
 ) -> None:
     before = unordered.read_bytes()
     monkeypatch.setattr(shutil, "disk_usage", lambda folder: usage_with(2 * len(before) - 1))
-    with pytest.raises(LedgerUnusable, match=r"from schema 9 to 1\d, and its disk has no room"):
+    with pytest.raises(LedgerUnusable, match=r"from schema 9 to 1\d: this needs 1 MiB of free space"):
         schema.connect(unordered)
     assert unordered.read_bytes() == before
     monkeypatch.setattr(shutil, "disk_usage", lambda folder: usage_with(2 * len(before)))
@@ -417,8 +416,10 @@ def usage_with(free: int) -> SimpleNamespace:
 def test_a_migration_needs_no_index_of_the_old_tables(
     unordered: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The old visiond may never have used a page of an index that is damaged."""
-    monkeypatch.setattr(soundness, "SMALL_BYTES", 0)  # a small ledger is refused, as all of it is read
+    """A page of an index may be damaged although the old visiond never read it."""
+    monkeypatch.setattr(
+        soundness, "SMALL_BYTES", 0
+    )  # otherwise the whole of a small ledger is checked, and it is refused
     with closing(sqlite3.connect(unordered)) as connection, connection:
         connection.execute("INSERT INTO result VALUES (?, 3, x'33', 0.5, NULL)", (digest_of(1),))
         query = "SELECT rootpage FROM sqlite_schema WHERE name = 'sqlite_autoindex_result_1'"
@@ -449,7 +450,7 @@ def test_a_stop_signal_ends_a_migration_and_systemd_waits_for_one_that_goes_on(
     with pytest.raises(KeyboardInterrupt):
         schema.connect(unordered)
     monkeypatch.setattr(Notifier, "starting", sent)
-    told = "STATUS=migrating the ledger\nEXTEND_TIMEOUT_USEC=60000000"
+    told = "STATUS=migrating the ledger\nEXTEND_TIMEOUT_USEC=600000000"
     wait_for(lambda: [notice.text for notice in notify.notices] == [told], "a sign of life")
     notify.close()
     with closing(sqlite3.connect(unordered)) as connection:
