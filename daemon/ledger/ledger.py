@@ -19,7 +19,6 @@ from typing import Any
 
 import msgspec
 import structlog
-from msgspec.structs import replace
 
 from daemon.jobs import Admitted, Change, Ending, File, Job, JobStatus, Placed, reason_of
 from daemon.ledger import identity, looks, publications
@@ -35,6 +34,7 @@ from daemon.ledger.rows import (
     file_row,
     job_of,
     order_outputs,
+    without_results,
 )
 from daemon.ledger.statements import SQL, run_rows
 from daemon.ledger.waiting import PRIORITIES, Waiting, Wanted, priority_of
@@ -235,7 +235,7 @@ class Ledger:
                 again = {ending.job.id: ending for ending in judge(changed)} if changed and judge else {}
                 if again or computed:
                     # The outputs have changed, so the stations' checksums no longer fit. `work` may run a second time.
-                    endings[:] = [again.get(e.job.id) or replace(e, checksums=None) for e in endings]
+                    endings[:] = [again.get(e.job.id) or without_results(e) for e in endings]
             postponed = [
                 (e.attempts, e.not_before, reason_of(e.failure)[1], e.job.id)
                 for e in endings

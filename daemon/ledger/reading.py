@@ -16,6 +16,7 @@ from pathlib import Path
 from daemon.ledger.schema import (
     add_views,
     explain,
+    is_current,
     set_factories,
 )
 
@@ -35,9 +36,7 @@ class Connections:
         self._path = path
         self._idle: list[sqlite3.Connection] = []
         self._closed = False
-        self._with_views: set[int] = (
-            set()
-        )  # ids of lent connections whose views a migration makes wrong: they are not kept
+        self._with_views: set[int] = set()  # ids of connections whose views a migration makes wrong
         self._lock = threading.Lock()  # of the three above; never held while SQLite works
 
     @contextlib.contextmanager
@@ -62,13 +61,18 @@ class Connections:
         with self._lock:
             if self._closed:
                 raise ReaderClosed
-            return self._idle.pop() if self._idle else None
+            connection = self._idle.pop() if self._idle else None
+            has_views = id(connection) in self._with_views
+        if connection and has_views and is_current(connection):  # the ledger has been migrated meanwhile
+            with self._lock:
+                self._with_views.discard(id(connection))
+            connection.close()
+            return self._take()
+        return connection
 
     def _give_back(self, connection: sqlite3.Connection) -> None:
         with self._lock:
-            has_views = id(connection) in self._with_views
-            self._with_views.discard(id(connection))
-            if not (self._closed or has_views):
+            if not self._closed:
                 self._idle.append(connection)
                 return
         connection.close()

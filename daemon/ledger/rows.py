@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 import structlog
+from msgspec.structs import replace
 
 from daemon.jobs import Checksums, Ending, File, Job, JobStatus, Version, reason_of
 from daemon.ledger import checksums
@@ -86,6 +87,12 @@ def checksums_of(ending: Ending, inbox_path: bytes, models: Sequence[Model]) -> 
     results = {model.stage: result_checksum(job.digest, model, job.outputs[model.stage]) for model in models}
     content = checksums.of_content(job.digest, job.format, job.width, job.height, job.pages)
     return Checksums(content, results, ending_checksum(ending, inbox_path, models))
+
+
+def without_results(ending: Ending) -> Ending:
+    """The ending without the checksums of its results, which have changed."""
+    known = ending.checksums
+    return replace(ending, checksums=replace(known, results={})) if known else ending
 
 
 def look_rows(record: Record, numbers: Mapping[Model, int]) -> list[tuple[Any, ...]]:

@@ -96,8 +96,8 @@ MIGRATIONS = [
     "CREATE TABLE lost (image INTEGER PRIMARY KEY REFERENCES image (id));",
     "ALTER TABLE inbox ADD COLUMN marker BLOB NOT NULL DEFAULT x'';",
     # Contents get ids in the order of their first results. The index is made after most rows are inserted, so that SQLite sorts
-    # them once instead of changing pages all over the index. NOT INDEXED and OR IGNORE: a damaged index of the old tables,
-    # which the old visiond perhaps never read, must not stop the migration.
+    # them once instead of changing pages all over the index. Damaged pages that the old visiond perhaps never read must not
+    # stop the migration (NOT INDEXED, OR IGNORE) or hide contents from it (DO UPDATE).
     """
     ALTER TABLE content RENAME TO old_content;
     ALTER TABLE result RENAME TO old_result;
@@ -124,8 +124,10 @@ MIGRATIONS = [
     FROM (SELECT digest, MIN(rowid) AS first FROM old_result NOT INDEXED GROUP BY digest) AS numbered
     LEFT JOIN old_content ON old_content.digest = numbered.digest ORDER BY first;
     CREATE UNIQUE INDEX bytes ON content (digest);
-    INSERT OR IGNORE INTO content (digest, format, width, height, pages, checksum)
-    SELECT digest, format, width, height, pages, checksum FROM old_content;
+    INSERT INTO content (digest, format, width, height, pages, checksum)
+    SELECT digest, format, width, height, pages, checksum FROM old_content WHERE TRUE
+    ON CONFLICT (digest) DO UPDATE SET format = excluded.format, width = excluded.width, height = excluded.height,
+        pages = excluded.pages, checksum = excluded.checksum WHERE content.format = '';
     INSERT OR IGNORE INTO result (content, model, payload, seconds, checksum)
     SELECT content.id, model, payload, seconds, old_result.checksum
     FROM old_result CROSS JOIN content ON content.digest = old_result.digest ORDER BY old_result.rowid;
@@ -166,6 +168,11 @@ _TROUBLE = (
 def newest() -> int:
     """The number of the schema that this program writes."""
     return 1 + len(MIGRATIONS)
+
+
+def is_current(connection: sqlite3.Connection) -> bool:
+    """Whether the ledger has the schema of this program."""
+    return bool(connection.execute("PRAGMA user_version").fetchone()[0] == newest())
 
 
 def add_views(path: Path, connection: sqlite3.Connection) -> bool:

@@ -631,7 +631,7 @@ async def test_checksums_are_right_when_results_of_the_same_bytes_were_stored_fi
     ending = replace(ending, checksums=checksums_of(ending, ledger._inbox_paths[1], MODELS))
 
     def refuse(connection: sqlite3.Connection) -> None:
-        raise BlockingIOError
+        raise sqlite3.IntegrityError
 
     def store_first(connection: sqlite3.Connection) -> None:
         tries.append(connection)
@@ -640,11 +640,11 @@ async def test_checksums_are_right_when_results_of_the_same_bytes_were_stored_fi
         ledger.results.write(connection, [first])
 
     async def fail(work: Callable[[sqlite3.Connection], Any]) -> None:
-        with pytest.raises(BlockingIOError):
+        with pytest.raises(sqlite3.IntegrityError):
             await ledger.run(work)
 
     async with anyio.create_task_group() as tasks:
-        tasks.start_soon(ledger.put_back, JobStatus.FAILED, [0])
+        tasks.start_soon(ledger.admit, [make_file(b"other.jpg")])
         await wait_all_tasks_blocked()
         tasks.start_soon(fail, store_first)
         await wait_all_tasks_blocked()
