@@ -27,6 +27,7 @@ from daemon.inbox.names import find_left_out, find_renamed
 from daemon.inbox.walk import count_unread, find_unread
 from daemon.layout import open_slab, size_slab
 from daemon.ledger.files import describe_lost_ledger
+from daemon.ledger.schema import DURATION, WITH_ORDER, check_room, newest, read_version
 from daemon.looks.planning import lay_out
 from daemon.monitoring.disks import find_existing, list_written_folders
 from daemon.monitoring.notices import list_notices
@@ -219,6 +220,14 @@ def _ledger(config: Config) -> Iterator[Finding]:
             images = sum(reader.counts().values())
             yield from (Finding("error", problem) for problem in find_renamed(config, reader))
             yield from (Finding("warning", warning) for warning in find_left_out(config, reader))
+            with reader.lend() as connection:
+                version = read_version(path, connection)
+        if version < WITH_ORDER:
+            check_room(path, version)
+            yield Finding(
+                "warning",
+                f"ledger: the next start migrates it from schema {version} to {newest()}; {DURATION}.",
+            )
         yield Finding("ok", f"ledger: {path} is readable and has {quantity(images, 'version')} of files.")
     except NothingFound:  # `run` creates it
         if warning := describe_lost_ledger(config):

@@ -289,7 +289,11 @@ class Reader:
         what = (
             "format and size" if model is None else f"the result of {self.models.get(model, UNKNOWN).stage}"
         )
-        return f"{what} of the bytes sha256:{digest.hex()}"
+        return (
+            f"{what} of the bytes sha256:{digest.hex()}"
+            if digest
+            else f"{what} of bytes that are not known any more"
+        )
 
     def lend(self) -> AbstractContextManager[sqlite3.Connection]:
         """A connection for reading, for this thread only."""

@@ -16,16 +16,13 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-import structlog
-
 from daemon.errors import ConfigError, LedgerDamaged, LedgerTooNew, LedgerUnusable, VisiondError
 from daemon.hints import command
 from daemon.ledger.soundness import find_altered_tables, find_fault
 from daemon.ledger.statements import SQL
+from daemon.system.log import print_line
 from daemon.system.scarcity import SCARCE, find_scarcity
 from daemon.system.systemd import Notifier
-
-log = structlog.get_logger()
 
 STEPS = (
     200_000  # instructions of SQLite between two checks of signals and the clock: some tens of milliseconds
@@ -33,6 +30,7 @@ STEPS = (
 EXTEND_SECONDS = (
     600.0  # how long systemd waits for the next message of a migration, or for the models after it
 )
+DURATION = "this takes about a minute for each million images"
 APPLICATION_ID = 0x56495344  # "VISD"
 # The first migrates schema 1 to schema 2, and so on; append only.
 # `schema` in ledger.sql is the result of all of them.
@@ -217,7 +215,6 @@ def connect(path: Path, id: str = "") -> sqlite3.Connection:
         connection.execute("PRAGMA wal_autocheckpoint = 4000")
         if 0 < version < WITH_ORDER:
             _prepare_to_rewrite(path, version, connection)
-            connection.set_progress_handler(_step_in(Notifier()), STEPS)
         if version < newest():
             steps = "".join(MIGRATIONS[version - 1 :]) if version else SQL["schema"]
             steps += f"UPDATE meta SET id = '{id}';" if id and version < WITH_CHECKSUMS else ""
@@ -237,9 +234,8 @@ def connect(path: Path, id: str = "") -> sqlite3.Connection:
     return connection
 
 
-def _prepare_to_rewrite(path: Path, version: int, connection: sqlite3.Connection) -> None:
-    """Check for free space, write a log line and set SQLite up before a migration that writes all results again. Raises
-    LedgerUnusable if the disk has no room."""
+def check_room(path: Path, version: int) -> None:
+    """Whether the disk has room for a migration that writes all results again. Raises LedgerUnusable."""
     size, wal = path.stat().st_size, Path(f"{path}-wal")
     remains = (
         wal.stat().st_size if wal.exists() else 0
@@ -250,9 +246,15 @@ def _prepare_to_rewrite(path: Path, version: int, connection: sqlite3.Connection
             f"{path} cannot be migrated from schema {version} to {newest()}: this needs {(wanted >> 20) + 1} MiB of free "
             f"space on its disk, and {free >> 20} MiB are free. Free some space and start again. The ledger is unchanged."
         )
-    if structlog.is_configured():  # the daemon; the standard output of a command is no log
-        log.info("migrating the ledger", ledger=str(path), schema=version, to=newest(), mebibytes=size >> 20)
+
+
+def _prepare_to_rewrite(path: Path, version: int, connection: sqlite3.Connection) -> None:
+    """Before a migration that writes all results again. Raises LedgerUnusable."""
+    check_room(path, version)
+    size = f"{path.stat().st_size >> 20} MiB"
+    print_line(f"Migrating the ledger {path} from schema {version} to {newest()} ({size}); {DURATION}.")
     connection.execute("PRAGMA secure_delete = OFF")  # or SQLite overwrites the old tables with zeros
+    connection.set_progress_handler(_step_in(Notifier()), STEPS)
 
 
 def _step_in(notifier: Notifier) -> Callable[[], int]:

@@ -68,6 +68,8 @@ class DamagedRows:
             )
         if fix and left:
             with self._writing() as connection:
+                # Once more: this may have migrated the ledger, which gives the rows other ids.
+                left = list(find_damaged(connection, reader.models, lambda: True))
                 contents = [(number,) for number, key in left if key.model is None]
                 connection.executemany(SQL["forget_content_row"], contents)
                 results = [(number,) for number, key in left if key.model is not None]

@@ -76,9 +76,6 @@ def repair(config: Config, showing: Showing = NOBODY) -> Iterator[Finding]:
                 yield from _settle_identity(config, showing)
                 with open_reader(config) as reader:
                     _check_file(reader, showing)
-                # Migrated before it is compared: a migration gives the rows other ids.
-                identity.open_ledger(config.state.path / LEDGER)[0].close()
-                with open_reader(config) as reader:
                     yield from _compare(reader, config, showing, fix=True)
                     remember_names(config)
                     return

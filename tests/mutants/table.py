@@ -1481,7 +1481,7 @@ LEDGERS = [
         (
             "daemon/ledger/test_schema.py::test_without_room_to_write_all_results_again_the_ledger_is_unchanged",
         ),
-        within="_prepare_to_rewrite",
+        within="check_room",
     ),
     Mutant(
         "content-never-known-again",
@@ -1530,11 +1530,11 @@ LEDGERS = [
         ("daemon/ledger/test_schema.py::test_a_migration_needs_no_index_of_the_old_tables",),
     ),
     Mutant(
-        "repair-before-migration",
+        "repair-old-ids",
         "a repair of an older ledger removes the rows that are damaged, and no others",
-        "daemon/recovery/verify.py",
-        "identity.open_ledger(config.state.path / LEDGER)[0].close()",
-        "pass",
+        "daemon/recovery/damaged_rows.py",
+        "left = list(find_damaged(connection, reader.models, lambda: True))\n                contents",
+        "contents",
         ("daemon/ledger/test_schema.py::test_a_repair_of_an_older_ledger_removes_only_what_is_damaged",),
     ),
     Mutant(

@@ -80,6 +80,7 @@ def test_a_damaged_ledger_of_an_earlier_version_can_be_repaired_and_prune_finds_
             "DELETE FROM result WHERE model = 2 AND digest = (SELECT digest FROM image WHERE id = 8)"
         )
         connection.execute("INSERT INTO content VALUES (zeroblob(32), 'PPM', 8, 8)")  # of no image
+    assert "warning ledger: the next start migrates it" in place.command("check", "--quick").stdout
     prunable = counted(place, "prune", "--dry-run")["amounts"]
     assert counted(place, "repair")["counts"] == {"whole": 5, "damaged": 1}
     assert counted(place, "prune", "--dry-run")["amounts"] == prunable
