@@ -24,12 +24,8 @@ from daemon.system.log import print_line
 from daemon.system.scarcity import SCARCE, find_scarcity
 from daemon.system.systemd import Notifier
 
-STEPS = (
-    200_000  # instructions of SQLite between two checks of signals and the clock: some tens of milliseconds
-)
-EXTEND_SECONDS = (
-    600.0  # how long systemd waits for the next message of a migration, or for the models after it
-)
+STEPS = 200_000  # instructions of SQLite between two checks of signals and the clock
+EXTEND_SECONDS = 600.0  # that systemd waits for the next message of a migration, or for the models after it
 DURATION = "this takes about a minute for each million images"
 APPLICATION_ID = 0x56495344  # "VISD"
 # The first migrates schema 1 to schema 2, and so on; append only.
@@ -237,9 +233,7 @@ def connect(path: Path, id: str = "") -> sqlite3.Connection:
 def check_room(path: Path, version: int) -> None:
     """Whether the disk has room for a migration that writes all results again. Raises LedgerUnusable."""
     size, wal = path.stat().st_size, Path(f"{path}-wal")
-    remains = (
-        wal.stat().st_size if wal.exists() else 0
-    )  # of a migration that was killed; SQLite overwrites them
+    remains = wal.stat().st_size if wal.exists() else 0  # of a killed migration; SQLite overwrites them
     wanted, free = 2 * size, shutil.disk_usage(path.parent).free + remains  # the new tables, and the -wal
     if free < wanted:
         raise LedgerUnusable(
