@@ -109,7 +109,7 @@ def tuned(interrupted: Interrupted) -> Tuned:
 
 
 def test_after_ctrl_c_nothing_runs_and_auto_does_not_use_half_a_search(interrupted: Interrupted) -> None:
-    assert interrupted.status == 130
+    assert interrupted.status == 130, interrupted.stderr
     reported = sum(line.startswith("trial ") for line in interrupted.stderr.splitlines())
     assert reported  # more than one if this machine was busy when the signal was due
     assert f"Stopped; {quantity(reported, 'trial')} kept: `visiond tune` continues." in interrupted.stderr
