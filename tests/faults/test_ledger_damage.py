@@ -375,10 +375,7 @@ def test_the_check_and_verify_agree_on_what_is_not_published_and_on_an_inbox_tha
     assert not is_whole(place)
     assert place.command("repair").returncode == 0
     assert is_whole(place)
-    change(
-        place,
-        "UPDATE result SET checksum = 7 WHERE content = 2",
-    )
+    change(place, "UPDATE result SET checksum = 7 WHERE content = 2")
     only_a = tmp_path / "a.toml"
     only_a.write_text(to_toml({**place.settings, "inbox": place.settings["inbox"][:1]}))
     assert place.command("repair", "--config", only_a).returncode == 0
