@@ -15,6 +15,7 @@ import typer
 
 from daemon.errors import ConfigError, NotWritable
 from daemon.hints import command, quantity
+from daemon.system.signals import ORDERS, SHELL_OFFSET, interruptible
 from daemon.terminal.display import console, errors, print_json, print_table, printable
 from daemon.terminal.options import ConfigOption, JsonOption, find_config, flag, option, read_config
 
@@ -101,7 +102,7 @@ def tune(
         refuse_early(file, lambda: set_keys(text, {("pipeline", "workers_per_device"): 1}), dry_run=dry_run)
     order = Plan(images.absolute() if images else None, count, seconds)
     errors.print("Each setting starts a daemon and measures it. Ctrl-C stops at any time.")
-    with interruptible(settings, keep=not dry_run), progress() as say:
+    with stoppable(settings, keep=not dry_run) as check, progress(check) as say:
         profile = search(
             settings,
             order,
@@ -136,30 +137,35 @@ def refuse_early(file: Path, change: Callable[[], object], *, dry_run: bool) -> 
 
 
 @contextlib.contextmanager
-def interruptible(config: Config, *, keep: bool) -> Iterator[None]:
-    """Ctrl-C and SIGTERM end the search in an orderly way: the daemon is stopped, its folder removed."""
+def stoppable(config: Config, *, keep: bool) -> Iterator[Callable[[], None]]:
+    """Ctrl-C and SIGTERM end the search in an orderly way: the daemon is stopped, its folder removed.
+    Yields the check of `interruptible`."""
     from daemon.profile import read_profile
 
-    for signum in (signal.SIGTERM, signal.SIGHUP):
-        signal.signal(signum, signal.default_int_handler)
     try:
-        yield
+        with interruptible(*ORDERS) as check:
+            yield check
     except KeyboardInterrupt:
         profile = read_profile(config.state.path, finished=False) if keep else None
         kept = len(profile.trials) if profile else 0
         again = f"; {quantity(kept, 'trial')} kept: `{command('tune')}` continues" if kept else ""
         errors.print(f"Stopped{printable(again)}.")
-        raise typer.Exit(128 + signal.SIGINT) from None
+        raise typer.Exit(SHELL_OFFSET + signal.SIGINT) from None
 
 
 @contextlib.contextmanager
-def progress() -> Iterator[Say]:
-    """On a terminal: a line on stderr that changes. Otherwise nothing: finished trials are printed anyway."""
-    if not sys.stderr.isatty():
-        yield lambda text: None
-        return
-    with errors.status("") as status:
-        yield lambda text: status.update(printable(text))
+def progress(check: Callable[[], None]) -> Iterator[Say]:
+    """On a terminal: a line on stderr that changes. Otherwise nothing: finished trials are printed anyway.
+    check: called whenever there is something to say."""
+    with contextlib.ExitStack() as stack:
+        status = stack.enter_context(errors.status("")) if sys.stderr.isatty() else None
+
+        def say(text: str) -> None:
+            check()
+            if status:
+                status.update(printable(text))
+
+        yield say
 
 
 def print_trial(number: int, trial: Trial) -> None:

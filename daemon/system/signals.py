@@ -1,4 +1,5 @@
-"""Signals that ask the daemon to stop or to reload, handled from the first line of `visiond run` to its last.
+"""Signals that ask the daemon to stop or to reload, handled from the first line of `visiond run` to its last; and
+`interruptible`, for other commands that work until they are stopped.
 
 SIGHUP from a terminal means that it was closed: the daemon stops. A daemon without a terminal, as systemd starts it,
 takes SIGHUP as a reload, and remembers one that comes too early. The others stop it.
@@ -14,7 +15,7 @@ import contextlib
 import os
 import signal
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from types import FrameType
 from typing import TYPE_CHECKING
 
@@ -79,6 +80,30 @@ def listening() -> Iterator[asyncio.Queue[signal.Signals]]:
         for order, handler in handlers.items():
             ours = getattr(handler, "__module__", "") == __name__
             signal.signal(order, signal.SIG_IGN if ours else handler)
+
+
+@contextlib.contextmanager
+def interruptible(*stops: signal.Signals) -> Iterator[Callable[[], None]]:
+    """Within the context these signals raise KeyboardInterrupt, as Ctrl-C does. Yields a check, to be called in each round
+    of a long loop: it raises KeyboardInterrupt if a signal has come whose exception is gone. Python drops an
+    exception that a handler raises while an object's destructor runs."""
+    has_come = False
+
+    def interrupt(_number: int, _frame: FrameType | None) -> None:
+        nonlocal has_come
+        has_come = True
+        raise KeyboardInterrupt
+
+    def check() -> None:
+        if has_come:
+            raise KeyboardInterrupt
+
+    before = {stop: signal.signal(stop, interrupt) for stop in stops if stop in _obeyed()}
+    try:
+        yield check
+    finally:
+        for stop, handler in before.items():
+            signal.signal(stop, handler)
 
 
 def _obeyed() -> list[signal.Signals]:

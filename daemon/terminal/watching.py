@@ -23,6 +23,7 @@ from daemon.errors import NotAnswering, NotRunning
 from daemon.hints import quantity
 from daemon.monitoring.notices import list_notices
 from daemon.monitoring.snapshot import Snapshot, StageState, WorkerState
+from daemon.system.signals import interruptible
 from daemon.terminal.display import make_table, print_json, printable
 
 RATE_SECONDS = 10.0  # over which the rates of stages are measured
@@ -124,32 +125,24 @@ def _rate_between(before: StageState, after: StageState, seconds: float) -> Stag
 def watch(watcher: Watcher, *, every: float | None = None, as_json: bool = False) -> None:
     """Show what `watcher` sees until Ctrl-C or SIGTERM. every: seconds between two looks; None: one second on a terminal,
     ten elsewhere. as_json: print each snapshot as a line of JSON. Raises VisiondError."""
-    with contextlib.suppress(KeyboardInterrupt), _interrupted_by_stop():
+    # SIGTERM is as Ctrl-C here: the cursor, which is hidden on a terminal, is shown again.
+    with contextlib.suppress(KeyboardInterrupt), interruptible(signal.SIGINT, signal.SIGTERM) as check:
         if sys.stdout.isatty() and not as_json:
-            _draw(watcher, every or DRAW_SECONDS)
+            _draw(watcher, every or DRAW_SECONDS, check)
         else:
-            _write(watcher, every or LINE_SECONDS, as_json=as_json)
+            _write(watcher, every or LINE_SECONDS, check, as_json=as_json)
 
 
-@contextlib.contextmanager
-def _interrupted_by_stop() -> Iterator[None]:
-    """SIGTERM is as Ctrl-C here: the cursor, which is hidden on a terminal, is shown again."""
-    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
-
-
-def _draw(watcher: Watcher, every: float) -> None:
+def _draw(watcher: Watcher, every: float, check: Callable[[], None]) -> None:
     screen = Console(highlight=False)
     with Live(console=screen, auto_refresh=False, vertical_overflow="ellipsis") as live:
         while True:
             live.update(picture(watcher.look()), refresh=True)
+            check()
             time.sleep(every)
 
 
-def _write(watcher: Watcher, every: float, *, as_json: bool) -> None:
+def _write(watcher: Watcher, every: float, check: Callable[[], None], *, as_json: bool) -> None:
     while True:
         view = watcher.look()
         if as_json:
@@ -157,6 +150,7 @@ def _write(watcher: Watcher, every: float, *, as_json: bool) -> None:
         else:
             print(f"{time.strftime('%H:%M:%S')} {printable(line(view))}")
         sys.stdout.flush()
+        check()
         time.sleep(every)
 
 

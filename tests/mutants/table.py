@@ -777,6 +777,16 @@ PROCESSES = [
         ),
     ),
     Mutant(
+        "orders-dropped",
+        "Ctrl-C ends a search also if it comes while an object is destroyed",
+        "daemon/system/signals.py",
+        "        has_come = True\n",
+        "",
+        (
+            "daemon/system/test_signals.py::test_a_signal_whose_exception_is_dropped_interrupts_at_the_next_check",
+        ),
+    ),
+    Mutant(
         "ledger-lost",
         "a ledger that was lost is not taken for a new one",
         "daemon/ledger/ledger.py",

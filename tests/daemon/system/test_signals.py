@@ -120,3 +120,25 @@ async def test_without_an_early_exit_the_earlier_handlers_come_back() -> None:
         with anyio.fail_after(PATIENCE):
             assert await orders.get() == signal.SIGTERM
     assert signal.getsignal(signal.SIGTERM) == before
+
+
+class Dying:
+    """Gets SIGTERM in its destructor, where Python drops what the signal's handler raises."""
+
+    def __del__(self) -> None:
+        signal.raise_signal(signal.SIGTERM)
+
+
+def test_a_signal_whose_exception_is_dropped_interrupts_at_the_next_check(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    dropped: list[object] = []
+    monkeypatch.setattr(sys, "unraisablehook", lambda args: dropped.append(args.exc_type))
+    before = signal.getsignal(signal.SIGTERM)
+    with signals.interruptible(signal.SIGTERM) as check:
+        check()
+        Dying()
+        assert dropped == [KeyboardInterrupt]
+        with pytest.raises(KeyboardInterrupt):
+            check()
+    assert signal.getsignal(signal.SIGTERM) is before
