@@ -77,7 +77,9 @@ class Printed(asyncio.Protocol):
         reading, writing = os.pipe()
         try:
             file = os.fdopen(reading, "rb", 0)
-            await asyncio.get_running_loop().connect_read_pipe(lambda: self, file)
+            # If it were cancelled here, uvloop would close the descriptor, and `file` once more: by then it may be another's.
+            with anyio.CancelScope(shield=True):
+                await asyncio.get_running_loop().connect_read_pipe(lambda: self, file)
         except BaseException:
             os.close(writing)
             raise

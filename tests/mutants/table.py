@@ -787,6 +787,14 @@ PROCESSES = [
         ),
     ),
     Mutant(
+        "start-cancelled",
+        "a start of a process that is cancelled closes no descriptor of something else",
+        "daemon/system/stray.py",
+        "anyio.CancelScope(shield=True):\n                await",
+        "anyio.CancelScope():\n                await",
+        ("daemon/system/test_stray.py::test_a_start_that_is_cancelled_closes_its_pipe_once",),
+    ),
+    Mutant(
         "ledger-lost",
         "a ledger that was lost is not taken for a new one",
         "daemon/ledger/ledger.py",

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 from pathlib import Path
 from typing import Any
 
+import anyio
 import pytest
 import structlog
 
+from daemon.system import children
 from daemon.system.stray import MOST_EVENTS, Printed
 from tests.daemon_process import Daemon, Place, picture
 
@@ -104,3 +107,14 @@ async def test_what_a_process_prints_at_its_end_is_logged_and_its_pipe_is_closed
         await printed.finish(60.0)
     assert [entry["exception"][-16:] for entry in heard] == ["ValueError: \\xff"]
     assert printed.ended.is_set()
+
+
+async def test_a_start_that_is_cancelled_closes_its_pipe_once() -> None:
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(children.start, "daemon.workers.child", Printed("w/0"))
+        await anyio.lowlevel.checkpoint()
+        tasks.cancel_scope.cancel()
+    others = [os.dup(0) for _ in range(20)]  # they get the numbers of descriptors that were closed
+    gc.collect()
+    for other in others:
+        os.close(other)  # raises OSError if it was closed with the pipe
