@@ -36,16 +36,22 @@ class Count:
         self._count, self._clock = count, clock
         self._last: dict[int, Waiting] = {}
         self._again_at = 0.0  # infinite while it is being counted
+        self._has_begun = False
 
     async def count(self) -> dict[int, Waiting]:
         """The last count; waits COUNT_SECONDS at most for a new one, when it is time for that."""
         if self._clock() >= self._again_at:
-            self._again_at = math.inf
-            with anyio.move_on_after(COUNT_SECONDS):
-                await to_thread.run_sync(self._count_again, abandon_on_cancel=True)
+            self._again_at, self._has_begun = math.inf, False
+            try:
+                with anyio.move_on_after(COUNT_SECONDS):
+                    await to_thread.run_sync(self._count_again, abandon_on_cancel=True)
+            finally:
+                if not self._has_begun:  # no thread was free
+                    self._again_at = self._clock()
         return self._last
 
     def _count_again(self) -> None:
+        self._has_begun = True
         started = self._clock()
         try:
             with contextlib.suppress(VisiondError, ReaderClosed, sqlite3.Error):  # reported elsewhere

@@ -13,7 +13,7 @@ import psutil
 import pytest
 
 from daemon.state import closed_to_others, lock_state
-from tests.daemon_process import Daemon, Place, counts_of, picture
+from tests.daemon_process import Daemon, Place, counts_of, picture, wait_for
 
 OTHERS = stat.S_IRWXO
 
@@ -37,7 +37,7 @@ def test_other_users_cannot_read_what_the_daemon_writes(tmp_path: Path) -> None:
     with Daemon(place) as daemon:
         daemon.wait_idle(2)
         made = [tmp_path / name for name in ("state", "results", "failed", "bins", "results.jsonl")]
-        assert all(path.exists() for path in made)
+        wait_for(lambda: all(path.exists() for path in made), "what it writes; the jsonl output comes last")
         assert [str(path) for path in made if path.stat().st_mode & OTHERS] == []
         assert [name for path in made for name in open_to_others(path)] == []
         assert stat.S_IMODE((tmp_path / "state").stat().st_mode) == 0o700

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -57,7 +58,7 @@ def test_each_of_eight_gets_its_share_of_what_is_free_and_of_what_workers_hold(
 
 
 def test_the_memory_of_workers_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(host, "WORKER", "worker-of-this-test")  # others may run beside it
+    monkeypatch.setattr(host, "WORKER", f"worker of {os.getpid()}")  # others may run beside it
     assert host.measure_held() == 0
     program = "import sys; held = b'x' * (64 << 20); print('ready', flush=True); sys.stdin.read()"
     with subprocess.Popen(
