@@ -39,7 +39,7 @@ from daemon.ledger.records import Reader
 from daemon.ledger.schema import keep_temporary_files, trouble_named
 from daemon.monitoring.diary import read_diary
 from daemon.monitoring.snapshot import LookState, SinkState, Snapshot, describe_behind
-from daemon.state import CONTROL, LEDGER, lock_state, socket_address
+from daemon.state import CONTROL, LEDGER, find_holder, lock_state, socket_address
 from daemon.system.log import set_up as set_up_log
 from stages.base import Reason
 from stages.processes import importing
@@ -165,6 +165,7 @@ def read_status(config: Config) -> Snapshot:
         upkeep=read_diary(config.state.path),
         outdated=outdated,
         notices={model.stage: model.notice for model in newest.models if model.notice} if newest else {},
+        held_by=find_holder(config.state.path),
     )
 
 

@@ -79,8 +79,9 @@ def _locked(folder: Path) -> Iterator[None]:
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
+            holder = f" (process {pid})" if (pid := _holder_of(fd)) else ""
             raise AlreadyRunning(
-                f"Another visiond is using {folder}{_holder_of(fd)}. Stop it, or set another [state] path."
+                f"Another visiond is using {folder}{holder}. Stop it, or set another [state] path."
             ) from None
         with contextlib.suppress(OSError):
             # This lock keeps nobody out, but names the process that holds it.
@@ -106,14 +107,27 @@ def _shut(folder: Path) -> None:
             path.chmod(stat.S_IMODE(status.st_mode) & ~stat.S_IRWXO)
 
 
-def _holder_of(fd: int) -> str:
-    """The process that holds the lock, from the kernel; empty if it is unknown,
+def find_holder(folder: Path) -> int:
+    """The process that has locked the folder; 0 if there is none or it is unknown. Not for that process itself:
+    it would cease to be named when the file is closed (fcntl(2))."""
+    try:
+        fd = os.open(folder / LOCK, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return 0
+    try:
+        return _holder_of(fd)
+    finally:
+        os.close(fd)
+
+
+def _holder_of(fd: int) -> int:
+    """The process that holds the lock, from the kernel; 0 if it is unknown,
     for example in another container."""
     question = struct.pack(FLOCK, fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
     with contextlib.suppress(OSError):
-        pid = struct.unpack(FLOCK, fcntl.fcntl(fd, fcntl.F_GETLK, question))[-1]
-        return f" (process {pid})" if pid > 0 else ""
-    return ""
+        pid: int = struct.unpack(FLOCK, fcntl.fcntl(fd, fcntl.F_GETLK, question))[-1]
+        return max(0, pid)
+    return 0
 
 
 @contextlib.contextmanager

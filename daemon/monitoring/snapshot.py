@@ -207,6 +207,8 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
     outdated: Outdated | None = None
     exchange: ExchangeState = ExchangeState()
     reload_problem: str = ""  # why the last reload was refused
+    # the process that uses the state folder although no daemon answers; 0: none, or unknown
+    held_by: int = 0
 
     @property
     def loading(self) -> bool:
@@ -272,4 +274,10 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
         problems = [*self.obstacles, *([unread] if self.unread_folders else [])]
         problems += [chore.failure for chore in self.upkeep if chore.failure]
         problems += [refusal] if (refusal := self.refusal_sentence()) else []
-        return "; ".join([", ".join(parts), *problems, *([] if self.running else ["no daemon is running"])])
+        return "; ".join([", ".join(parts), *problems, *([] if self.running else [self.absence_sentence()])])
+
+    def absence_sentence(self) -> str:
+        """Why there is no daemon to ask."""
+        if not self.held_by:
+            return "no daemon is running"
+        return f"no daemon answers yet: process {self.held_by} uses the state folder (a daemon that is starting, or a command)"

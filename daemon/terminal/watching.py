@@ -158,7 +158,8 @@ def line(view: View) -> str:
     """A view as one line of text."""
     if not view.absence:
         return view.snapshot.sentence()
-    return f"{view.absence.rstrip('.')}; {view.snapshot.sentence().removesuffix('; no daemon is running')}"
+    known = view.snapshot.sentence().removesuffix(f"; {view.snapshot.absence_sentence()}")
+    return f"{view.absence.rstrip('.')}; {known}"
 
 
 def picture(view: View) -> RenderableType:

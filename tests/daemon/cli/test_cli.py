@@ -25,6 +25,7 @@ import pytest
 from daemon.cli import commands
 from daemon.cli.commands import app
 from daemon.messages import Output
+from daemon.state import lock_state
 from daemon.terminal.display import StandardError, show_record
 from stages.weights.packs import MINI
 from tests.daemon_process import PATIENCE, Daemon, Place, counts_of, free_port, picture
@@ -71,6 +72,13 @@ def say(place: Place, *arguments: str | Path) -> str:
 def test_status_shows_the_counts_of_the_ledger_when_no_daemon_is_running(place: Place) -> None:
     told = json.loads(say(place, "status", "--json"))
     assert (told["running"], told["done"], told["failed"], told["workers"]) == (False, 6, 1, [])
+    assert "no daemon is running" in say(place, "status")
+
+
+def test_status_names_the_process_that_uses_the_state_folder_before_it_answers(place: Place) -> None:
+    with lock_state(place.folder / "state"):
+        assert json.loads(say(place, "status", "--json"))["held_by"] == os.getpid()
+        assert f"no daemon answers yet: process {os.getpid()} uses" in say(place, "status")
 
 
 def test_show_prints_every_criterion_and_every_stages_time(place: Place) -> None:
