@@ -28,7 +28,7 @@ from tests.makers import MODELS, Commits
 
 # Folders whose tests compute, the one with the longest files first. Tests in the other folders wait.
 COMPUTING = ("acceptance", "training", "stages")
-LONGEST = "faults"
+LONGEST = ("faults", "visiond")
 
 gc.disable()  # while the tests are collected: what a module makes stays
 keep_memory()  # as in workers, whose stages the tests run
@@ -55,7 +55,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         files.setdefault(item.path, []).append(item)
     folders = {path: path.relative_to(config.rootpath).parts[1] for path in files}
     computing = [path for name in COMPUTING for path in files if folders[path] == name]
-    waiting = sorted((path for path in files if path not in computing), key=lambda p: folders[p] != LONGEST)
+    waiting = sorted(
+        (path for path in files if path not in computing), key=lambda p: folders[p] not in LONGEST
+    )
     shares = [
         ((place + 0.5) / len(paths), path)
         for paths in (computing, waiting)
