@@ -3,6 +3,12 @@ Imports nothing of the daemon."""
 
 import logging
 
+from stages import interning
+
+# Here, because every process of visiond imports this package before it handles files.
+if interning.is_for_ever():
+    interning.leave_out_of_paths()
+
 # torchao, which transformers imports where it is installed, uses a deprecated function of torch: two lines in each
 # worker's log.
 logging.getLogger("torch.utils._pytree").setLevel(logging.ERROR)
