@@ -23,7 +23,9 @@ def module_names() -> set[str]:
     """The names of every module of the standard library, every installed package,
     and some that may not be installed."""
     installed = {name for name in importlib.metadata.packages_distributions() if name.isidentifier()}
-    return set(sys.stdlib_module_names) | installed | CUSTOM | OPTIONAL
+    # Python lists a package of a checkout only if the distribution has files in it. An empty entry on PYTHONPATH is before the
+    # checkout, so `visiond` itself would be taken from there, before it can prevent that.
+    return (set(sys.stdlib_module_names) | installed | CUSTOM | OPTIONAL) - {"daemon"}
 
 
 def lay(folder: Path, names: Iterable[str], mark: Path) -> None:

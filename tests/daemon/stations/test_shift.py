@@ -114,10 +114,12 @@ async def test_jobs_that_arrive_as_the_shift_ends_are_given_back() -> None:
     assert (heard, given_back) == ([[]], [job])
 
 
-async def test_after_its_shift_a_station_gets_no_jobs() -> None:
-    shift = open_shift([make_job()])
+@pytest.mark.parametrize("waiting", [0, 1], ids=["none wait", "one waits"])
+async def test_after_its_shift_a_station_gets_no_jobs_and_waits_for_none(waiting: int) -> None:
+    shift = open_shift([make_job()][:waiting])
     await shift.finish()
-    assert await shift.next_jobs() == []
+    with anyio.fail_after(PATIENCE):
+        assert await shift.next_jobs() == []
 
 
 @pytest.mark.parametrize("then", ["accept", "drain"])
