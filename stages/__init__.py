@@ -5,9 +5,9 @@ import logging
 
 from stages import interning
 
-# Here, because every process of visiond imports this package before it handles files.
-if interning.is_for_ever():
-    interning.leave_out_of_paths()
+# This is done here because every process of visiond imports this package before it handles files.
+if interning.never_frees():
+    interning.stop_in_pathlib()
 
 # torchao, which transformers imports where it is installed, uses a deprecated function of torch: two lines in each
 # worker's log.

@@ -1,6 +1,6 @@
-"""pathlib interns each part of a path. The first releases of Python 3.12, of which Ubuntu 24.04 has one, never free an interned
-string (https://github.com/python/cpython/issues/113993). There, a daemon would keep the names of all files that it ever saw:
-190 bytes for an image."""
+"""pathlib interns each part of a path. Python 3.12.0 to 3.12.6 never free an interned string
+(https://github.com/python/cpython/issues/113993), so a daemon would keep the name of every file that it has seen: 190 bytes for
+each image. This also changes pathlib in a program that uses visiond as a library."""
 
 from __future__ import annotations
 
@@ -8,11 +8,9 @@ import pathlib
 import sys
 from typing import Any
 
-IMMORTAL = 1 << 30  # at least this many references: what Python says of an object that it never frees
-
 
 class _Sys:
-    """The module sys without interning."""
+    """Stands in for the module sys, but interns nothing."""
 
     intern = staticmethod(str)
 
@@ -20,11 +18,11 @@ class _Sys:
         return getattr(sys, name)
 
 
-def is_for_ever() -> bool:
+def never_frees() -> bool:
     """Whether this Python never frees an interned string."""
-    return sys.getrefcount(sys.intern("".join(("visiond ", "probe")))) >= IMMORTAL
+    return (3, 12, 0) <= tuple(sys.version_info[:3]) <= (3, 12, 6)
 
 
-def leave_out_of_paths() -> None:
-    """Let pathlib intern nothing. Only sharing is lost: paths are as before."""
+def stop_in_pathlib() -> None:
+    """Stop pathlib from interning. Paths work as before, but equal parts are no longer one string in memory."""
     vars(pathlib)["sys"] = _Sys()

@@ -55,7 +55,7 @@ def find_nearest(
         if wanted == most or not count:
             return best
         # No row that was left out can be better than the last of the best, as far as rounding goes.
-        error = SIGMAS * float(scales.max()) / 12**0.5 + ROUNDING * abs(float(top.values[-1]))
+        error = SIGMAS * float(np.max(scales)) / 12**0.5 + ROUNDING * abs(float(top.values[-1]))
         if float(top.values[-1]) + error < float(best.scores[-1]):
             return best
         wanted = min(4 * wanted, most)

@@ -109,7 +109,7 @@ def mean_inside(maps: Maps, owner: NDArray[np.int64], quads: Quads) -> NDArray[n
             means[i] = cv2.mean(around[max(y, 0) : v + 1, max(x, 0) : u + 1])[0]
         else:
             inside = np.zeros(around.shape, dtype=np.uint8)
-            cv2.fillPoly(inside, outlines[i : i + 1], 1)
+            cv2.fillPoly(inside, [outlines[i]], 1)
             means[i] = cv2.mean(around, inside)[0]
     return means / 255 if maps.dtype == np.uint8 else means
 

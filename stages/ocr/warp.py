@@ -210,7 +210,9 @@ def warp_with_kernel(pages: Sequence[Tensor], lines: Lines) -> tuple[Tensor, NDA
             torch.from_numpy(table).to(device),
             torch.from_numpy(np.ascontiguousarray(find_transforms(lines))).to(device),
         )
-        warp_kernel[-(-int(areas.max()) // BLOCK_M), len(lines)](*tables, crops, len(lines), BLOCK_M=BLOCK_M)
+        warp_kernel[-(-int(np.max(areas)) // BLOCK_M), len(lines)](
+            *tables, crops, len(lines), BLOCK_M=BLOCK_M
+        )
     return crops, ends - areas
 
 

@@ -107,11 +107,13 @@ def prepare_axis(
     else:
         all_weights, _ = compute_weights(size, resized, np.arange(1), by)
         weights, inputs = compute_weights(size, resized, np.arange(start, start + kept), by)
-    shift = next(bits for bits in range(23) if bits == 22 or all_weights.max() * (2 << bits) + 0.5 >= 1 << 15)
+    shift = next(
+        bits for bits in range(23) if bits == 22 or np.max(all_weights) * (2 << bits) + 0.5 >= 1 << 15
+    )
     scaled = weights * (1 << shift)
     rounded = np.trunc(scaled + np.copysign(0.5, scaled)).astype(np.int32)
     outputs, taps = rounded.nonzero()
-    count = -(-(int(taps.max()) + 1) // BLOCK_TAPS) * BLOCK_TAPS
+    count = -(-(int(np.max(taps)) + 1) // BLOCK_TAPS) * BLOCK_TAPS
     first = np.minimum(inputs[:, 0], max(size - count, 0))  # so that all taps are in the image
     table = np.zeros((1 + count, kept), dtype=np.int32)
     table[0] = first - first[0]

@@ -120,7 +120,7 @@ def draw_leaves(rng: Rng, image: Floats, palette: Palette) -> Floats:
     """Cover an image with shapes; there are as many times more small ones as in photographs."""
     height, width = image.shape[:2]
     textures = [
-        draw_noise(rng, TEXTURE_SIZE, TEXTURE_SIZE, rng.uniform(0.4, 1.9), rng.choice([1, 1, 0.2, 5]))
+        draw_noise(rng, TEXTURE_SIZE, TEXTURE_SIZE, rng.uniform(0.4, 1.9), float(rng.choice([1, 1, 0.2, 5])))
         for _ in range(TEXTURES)
     ]
     count = round(400 ** rng.random())

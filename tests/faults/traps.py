@@ -15,6 +15,7 @@ TRAP = "import os, sys\nopen({mark!r}, 'a').write(__name__ + ' in ' + repr(sys.o
 CUSTOM = {"sitecustomize", "usercustomize"}  # which Python imports by itself
 # Modules that a library may import although they are not installed.
 OPTIONAL = {"pillow_heif", "uvloop", "pyarrow", "pynvml", "tensorrt", "flash_attn", "xformers"}
+OURS = {"daemon", "stages", "visiond"}
 MARK = "mark"  # where traps that run leave a line
 VISIOND = Path(sys.executable).with_name("visiond")
 
@@ -23,9 +24,7 @@ def module_names() -> set[str]:
     """The names of every module of the standard library, every installed package,
     and some that may not be installed."""
     installed = {name for name in importlib.metadata.packages_distributions() if name.isidentifier()}
-    # Python lists a package of a checkout only if the distribution has files in it. An empty entry on PYTHONPATH is before the
-    # checkout, so `visiond` itself would be taken from there, before it can prevent that.
-    return (set(sys.stdlib_module_names) | installed | CUSTOM | OPTIONAL) - {"daemon"}
+    return set(sys.stdlib_module_names) | installed | CUSTOM | OPTIONAL | OURS
 
 
 def lay(folder: Path, names: Iterable[str], mark: Path) -> None:
@@ -53,7 +52,9 @@ def spring(folder: Path, *, real: bool) -> tuple[int, list[str], int]:
     run(place, "run", "--once")
     # This many are made by several processes.
     run(place, "samples", "more", "--count", "200" if real else "2")
-    for name in loaded_by_python():
+    # With an empty entry on PYTHONPATH, Python imports `daemon` from the current folder before visiond can prevent it
+    # (SECURITY.md).
+    for name in loaded_by_python() | {"daemon"}:
         (folder / f"{name}.py").unlink(missing_ok=True)
     place.drop_many(range(4, 6))
     run(place, "run", "--once", PYTHONPATH=os.pathsep)

@@ -1081,7 +1081,7 @@ LEDGERS = [
         'connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")  # so',
         "pass  # so",
         (
-            "daemon/ledger/test_identity.py::test_the_tables_are_in_the_ledger_itself_before_its_identity_is_noted",
+            "daemon/ledger/test_identity.py::test_the_tables_are_in_the_main_file_before_the_identity_is_written",
         ),
         within="_settle",
     ),
@@ -2997,11 +2997,13 @@ EXCHANGES = [
     ),
     Mutant(
         "exchange-over",
-        "a station waits for no jobs after its shift",
+        "after its shift a station does not wait for jobs",
         "daemon/stations/shift.py",
         "if not self._over:",
         "if True:",
-        ("daemon/stations/test_shift.py::test_after_its_shift_a_station_gets_no_jobs_and_waits_for_none",),
+        (
+            "daemon/stations/test_shift.py::test_after_its_shift_a_station_gets_no_jobs_and_does_not_wait_for_any",
+        ),
         within="Shift.next_jobs",
     ),
     Mutant(
@@ -3269,11 +3271,18 @@ MUTANTS = [
     ),
     Mutant(
         "names-interned",
-        "on the first releases of Python 3.12 the names of files do not stay in memory",
+        "with Python 3.12.0 to 3.12.6 the names of files are freed",
         "stages/interning.py",
-        'vars(pathlib)["sys"] = _Sys()',
-        "pass",
-        ("stages/test_interning.py::test_without_interning_paths_are_as_before",),
-        within="leave_out_of_paths",
+        "intern = staticmethod(str)",
+        "intern = sys.intern",
+        ("stages/test_interning.py::test_without_interning_a_part_of_a_path_is_freed",),
+    ),
+    Mutant(
+        "names-interned-by-all",
+        "every process frees the names of files",
+        "stages/__init__.py",
+        "if interning.never_frees():",
+        "if False:",
+        ("stages/test_interning.py::test_every_process_stops_interning_if_its_python_never_frees_a_string",),
     ),
 ]

@@ -324,8 +324,9 @@ def test_only_an_error_that_may_pass_is_worth_another_try(
     def refuse(*_: object) -> int:
         raise OSError(number, os.strerror(number))
 
-    monkeypatch.setattr(os, "open", refuse)
-    take_in(slab, inbox, job)
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "open", refuse)
+        take_in(slab, inbox, job)
     assert job.failure == failure
     assert not job.gone
 
@@ -338,9 +339,10 @@ def test_an_error_of_a_whole_disk_is_no_images_fault(
     def refuse(*_: object) -> int:
         raise OSError(errno.EIO, os.strerror(errno.EIO))
 
-    monkeypatch.setattr(os, "open", refuse)
-    monkeypatch.setattr(os, "scandir", refuse)
-    take_in(slab, inbox, job)
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "open", refuse)
+        patch.setattr(os, "scandir", refuse)
+        take_in(slab, inbox, job)
     assert job.failure == Failure(Reason.UNREADABLE, "Input/output error", transient=True, away=True)
 
 

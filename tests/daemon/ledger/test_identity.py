@@ -1,4 +1,4 @@
-"""Which ledger belongs to a state folder: what a start that was killed leaves for the next one."""
+"""What a start finds after another one that was killed."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ from daemon.state import IDENTITY
 
 def kill_before_the_checkpoint(folder: Path) -> Path:
     """The ledger of a first start that was killed when its tables were only in the -wal."""
-    made, killed = folder / "made.sqlite", folder / "state" / "ledger.sqlite"
+    whole, killed = folder / "whole.sqlite", folder / "state" / "ledger.sqlite"
     killed.parent.mkdir()
-    with closing(sqlite3.connect(made)) as connection:
+    with closing(sqlite3.connect(whole)) as connection:
         connection.execute("PRAGMA journal_mode = WAL")
         connection.executescript(
             f"BEGIN; {SQL['schema']} PRAGMA application_id = {schema.APPLICATION_ID}; "
             f"PRAGMA user_version = {schema.newest()}; COMMIT"
         )
-        for end in ("", "-wal"):  # closing would checkpoint
-            shutil.copy(f"{made}{end}", f"{killed}{end}")
+        for end in ("", "-wal"):  # before it is closed, because closing moves the -wal into it
+            shutil.copy(f"{whole}{end}", f"{killed}{end}")
     return killed
 
 
-def test_the_tables_are_in_the_ledger_itself_before_its_identity_is_noted(tmp_path: Path) -> None:
+def test_the_tables_are_in_the_main_file_before_the_identity_is_written(tmp_path: Path) -> None:
     path = kill_before_the_checkpoint(tmp_path)
     connection, _ = identity.open_ledger(path)
     with closing(connection):

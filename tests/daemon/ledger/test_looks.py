@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -100,7 +101,7 @@ async def test_a_look_that_failed_says_why(ledger: Ledger, number: int) -> None:
     [record] = await ledger.owed(0, 10)
     assert (record.looks["again"].output, record.looks["again"].detail) == (None, "its end is missing")
     assert record.status is JobStatus.DONE
-    with Reader(ledger.path).lend() as connection:
+    with closing(Reader(ledger.path)) as reader, reader.lend() as connection:
         assert looks.count(connection, "again") == looks.Tally(waiting=0, done=0, failed=1)
 
 

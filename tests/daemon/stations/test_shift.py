@@ -114,8 +114,8 @@ async def test_jobs_that_arrive_as_the_shift_ends_are_given_back() -> None:
     assert (heard, given_back) == ([[]], [job])
 
 
-@pytest.mark.parametrize("waiting", [0, 1], ids=["none wait", "one waits"])
-async def test_after_its_shift_a_station_gets_no_jobs_and_waits_for_none(waiting: int) -> None:
+@pytest.mark.parametrize("waiting", [0, 1], ids=["no job", "one job"])
+async def test_after_its_shift_a_station_gets_no_jobs_and_does_not_wait_for_any(waiting: int) -> None:
     shift = open_shift([make_job()][:waiting])
     await shift.finish()
     with anyio.fail_after(PATIENCE):
