@@ -741,6 +741,17 @@ STATES = [
 
 PROCESSES = [
     Mutant(
+        "send-to-the-dead",
+        "a message to a process that is gone ends no daemon",
+        "daemon/messages.py",
+        "if writer.is_closing():",
+        "if False:",
+        (
+            "daemon/stations/test_wire.py::test_to_write_to_a_process_that_is_gone_is_an_end_of_file_however_often",
+        ),
+        within="send",
+    ),
+    Mutant(
         "worker-dies-too",
         "a worker that hangs ends with a killed daemon",
         "daemon/workers/child.py",
