@@ -2288,7 +2288,7 @@ STATIONS = [
         "station-silence",
         "a station that hangs is replaced",
         "daemon/stations/remote.py",
-        "process.kill()",
+        "children.kill(process)",
         "pass",
         ("daemon/stations/test_remote.py::test_a_station_that_hangs_is_replaced_and_holds_up_no_other",),
         within="RemoteStation._end_silence",
