@@ -985,6 +985,24 @@ PROCESSES = [
         ("stages/decoding/test_decoder.py::test_any_failure_of_the_child_fails_one_image_only",),
     ),
     Mutant(
+        "narrow-scan",
+        "a progressive scan of few coefficients may have the same value in every block",
+        "stages/decoding/scans.py",
+        "if rest or count >= MANY:",
+        "if True:",
+        (
+            "stages/decoding/test_scans.py::test_a_narrow_progressive_scan_may_have_the_same_value_in_all_blocks",
+        ),
+    ),
+    Mutant(
+        "full-blocks",
+        "zeros that would be blocks with many equal coefficients are damage",
+        "stages/decoding/scans.py",
+        "if rest or count >= MANY:",
+        "if False:",
+        ("stages/decoding/test_scans.py::test_no_scan_has_equal_blocks_of_many_coefficients",),
+    ),
+    Mutant(
         "pixels",
         "a picture too large is refused by its header",
         "stages/decoding/images.py",
