@@ -373,7 +373,7 @@ ODD: list[Input] = [
     *(Input(f"jpeg, EXIF orientation {turn}", partial(oriented, turn), None) for turn in range(1, 9)),
     Input("jpeg, white, profile of zeros", flat_jpeg, None),
     Input("jpeg, white, progressive, profile of zeros", partial(flat_jpeg, progressive=True), None),
-    Input("jpeg, equal coefficients in a narrow scan", partial(scanned_jpeg, *EQUAL_BLOCKS), None),
+    Input("jpeg, gray, equal coefficients in a narrow scan", partial(scanned_jpeg, *EQUAL_BLOCKS), None),
     Input("png", png, None),
     Input("png, text of 3 MB", lambda: png_with_text(bytes(3 << 20)), None),
     Input("png, text with a bad checksum", lambda: png_with_text(b"text", 0), None),
