@@ -55,6 +55,7 @@ def prepare() -> None:
     """Set up Pillow for untrusted files: no warnings, no threads,
     no check for bombs (`inspect` has checked the size)."""
     import PIL.AvifImagePlugin
+    import PIL.ImageCms  # used when no file can be opened any more
 
     warnings.simplefilter("ignore")
     Image.MAX_IMAGE_PIXELS = None

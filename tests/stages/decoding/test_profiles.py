@@ -60,7 +60,7 @@ def test_a_profile_in_any_format_becomes_srgb(decoder: Decoder, image_format: st
     lossless = {
         "JPEG": {"quality": 98, "subsampling": 0},
         "WEBP": {"lossless": True},
-        "AVIF": {"quality": 100},
+        "AVIF": {"quality": 100, "subsampling": "4:4:4"},
     }
     data = encode(picture(), image_format, icc_profile=PROFILES[name], **lossless.get(image_format, {}))
     plain = encode(picture(), image_format, **lossless.get(image_format, {}))
