@@ -18,7 +18,7 @@ from operator import mul
 from typing import TYPE_CHECKING, NamedTuple
 
 from stages.base import ImageError
-from stages.decoding.headers import jpeg_segments, png_chunks, primary_properties, read_jpeg_frame
+from stages.decoding.headers import jpeg_segments, png_chunks, primary_properties
 
 if TYPE_CHECKING:
     import torch
@@ -62,9 +62,10 @@ EXPONENTS = {
 # ------------------------------------------------------------------------------------------------
 
 
-def jpeg_profile(data: memoryview) -> bytes:
-    """The profile of a JPEG, of which each segment has a numbered part; empty if there is none, or not all of it."""
-    if ICC not in bytes(data[: read_jpeg_frame(data).pixels_at]):
+def jpeg_profile(data: memoryview, pixels_at: int) -> bytes:
+    """The profile of a JPEG, of which each segment has a numbered part; empty if there is none, or not all of it.
+    pixels_at: where the first scan begins."""
+    if ICC not in bytes(data[:pixels_at]):
         return b""
     parts, total = {}, 0
     for marker, start, end in jpeg_segments(data):
@@ -88,7 +89,7 @@ def hide_exif(data: memoryview) -> bytearray:
 
 def _png_profile(data: memoryview) -> bytes:
     """In the order of browsers: cICP, iCCP, sRGB; gAMA and cHRM only together."""
-    chunks = {}
+    chunks: dict[bytes, bytes] = {}
     for kind, start, end in png_chunks(data):
         if kind == b"IDAT":
             break

@@ -97,11 +97,11 @@ def test_a_profile_in_several_segments_is_joined(decoder: Decoder) -> None:
     long = P3[:-1] + P3[-1:] + bytes(100_000)
     long = struct.pack(">I", len(long)) + long[4:]
     data = jpeg(quality=98, icc_profile=long)
-    assert profiles.jpeg_profile(memoryview(data)) == long
+    assert profiles.jpeg_profile(memoryview(data), len(data)) == long
     assert difference(decoder.decode(*entry(data)), stated(P3)) < 2
     first = data.index(b"ICC_PROFILE\0")
     lost = data[:first] + b"?" + data[first + 1 :]  # its first part
-    assert profiles.jpeg_profile(memoryview(lost)) == b""
+    assert profiles.jpeg_profile(memoryview(lost), len(lost)) == b""
 
 
 def test_alpha_is_kept_beside_a_profile(decoder: Decoder) -> None:
