@@ -117,6 +117,28 @@ def flat_jpeg(**options: Any) -> bytes:
     return jpeg(Image.new("RGB", (900, 700), "white"), optimize=True, **options)
 
 
+def scanned_jpeg(*scans: tuple[int, int, bytes]) -> bytes:
+    """Gray, 320 × 320, progressive, by hand. Each scan has a first and a last coefficient, and for each of the 1,600 blocks the
+    one-bit code 0, which means the given symbol, and the bits of its value, which are zeros too."""
+
+    def segment(marker: int, content: bytes) -> bytes:
+        return struct.pack(">BBH", 0xFF, marker, len(content) + 2) + content
+
+    parts = [
+        segment(0xDB, b"\0" + b"\x10" * 64),
+        segment(0xC2, struct.pack(">BHHB3B", 8, 320, 320, 1, 1, 0x11, 0)),
+    ]
+    for first, last, symbol in scans:
+        bits = 1600 * (1 + (symbol[0] & 15)) // 8
+        parts.append(segment(0xC4, bytes((0x10 if first else 0, 1)) + bytes(15) + symbol))
+        parts.append(segment(0xDA, bytes((1, 1, 0, first, last, 0))) + bytes(bits))
+    return b"\xff\xd8" + b"".join(parts) + b"\xff\xd9"
+
+
+# As an optimizer of progressive JPEGs divides a gradient: one coefficient has the same value, -1, in all blocks.
+EQUAL_BLOCKS = ((0, 0, b"\0"), (1, 1, b"\1"), (2, 63, b"\0"))
+
+
 def ycck_jpeg() -> bytes:
     """Adobe's inverted CMYK under the YCbCr transform, read
     but not written by Pillow: its flag is set by hand."""
@@ -351,6 +373,7 @@ ODD: list[Input] = [
     *(Input(f"jpeg, EXIF orientation {turn}", partial(oriented, turn), None) for turn in range(1, 9)),
     Input("jpeg, white, profile of zeros", flat_jpeg, None),
     Input("jpeg, white, progressive, profile of zeros", partial(flat_jpeg, progressive=True), None),
+    Input("jpeg, gray, equal coefficients in a narrow scan", partial(scanned_jpeg, *EQUAL_BLOCKS), None),
     Input("png", png, None),
     Input("png, text of 3 MB", lambda: png_with_text(bytes(3 << 20)), None),
     Input("png, text with a bad checksum", lambda: png_with_text(b"text", 0), None),

@@ -58,7 +58,7 @@ class Pictures:
     def get(self, record: Record, side: int) -> bytes:
         """As WebP, at most `side` pixels wide and high. Raises NoPicture."""
         # Without a digest the file could not be read, or not be decoded.
-        name = f"{record.digest.hex() or record.id}-{side}"
+        name = f"{record.digest.hex() or record.id}-{side}-srgb"
         if record.digest and (kept := self._cache.get(name)):
             return kept
         content = self._make_once(record, side, name)

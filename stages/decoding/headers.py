@@ -116,7 +116,7 @@ def read_jpeg_frame(data: memoryview) -> Jpeg:
     Raises ImageError: HEADER, FORMAT, TRUNCATED.
     """
     frame, orientation, transform = None, 0, None
-    for marker, start, end in _segments(data):
+    for marker, start, end in jpeg_segments(data):
         if marker in SOF_MARKERS:
             frame = _read_sof(marker, data[start:end])
         elif marker == APP1 and not orientation and bytes(data[start : start + 6]) == EXIF:
@@ -132,7 +132,7 @@ def read_jpeg_frame(data: memoryview) -> Jpeg:
     raise ImageError(Reason.HEADER, "the JPEG ends before its picture begins")
 
 
-def _segments(data: memoryview) -> Iterator[tuple[int, int, int]]:
+def jpeg_segments(data: memoryview) -> Iterator[tuple[int, int, int]]:
     """(marker, start, end) of each segment's payload, up to and including the first scan's header."""
     at = 2
     for _ in range(PARTS):
@@ -300,7 +300,7 @@ TURNS = {
 def read_avif(data: memoryview) -> Size:
     """Size and orientation of the primary item: its ispe, irot and imir properties. EXIF is ignored,
     as the standard says. clap is ignored too, because Pillow does not crop."""
-    properties = dict(_primary_properties(data))
+    properties = dict(primary_properties(data))
     width, height = struct.unpack_from(">II", properties[b"ispe"], 4)
     turns = properties[b"irot"][0] & 3 if b"irot" in properties else 0
     mirror = properties[b"imir"][0] & 1 if b"imir" in properties else None
@@ -311,7 +311,7 @@ def read_heif(data: memoryview) -> Size:
     """As AVIF, but after rotation and cropping: pillow-heif rotates (irot) and crops (clap) the pixels while
     it decodes, in the order of the properties. Encoders that pad a picture to whole blocks use clap to
     restore its size."""
-    properties = _primary_properties(data)
+    properties = primary_properties(data)
     width, height = struct.unpack_from(">II", dict(properties)[b"ispe"], 4)
     for kind, value in properties:
         if kind == b"clap":
@@ -321,7 +321,7 @@ def read_heif(data: memoryview) -> Size:
     return width, height, 1
 
 
-def _primary_properties(data: memoryview) -> list[tuple[bytes, memoryview]]:
+def primary_properties(data: memoryview) -> list[tuple[bytes, memoryview]]:
     """(type, payload) of each property of the primary item, in the order in which they apply,
     with at least an ispe."""
     boxes = dict(_boxes(data))

@@ -19,6 +19,7 @@ from stages.base import Header, ImageError, Limits, Reason, advise
 from stages.decoding.formats import identify
 from stages.decoding.headers import READERS, read_jpeg_frame
 from stages.decoding.pages import count_pages
+from stages.decoding.profiles import apply, hide_exif, jpeg_profile, read_conversion
 
 if TYPE_CHECKING:
     import numpy as np
@@ -116,7 +117,13 @@ def decode(
 
 def _suits_device(entry: Encoded) -> bool:
     data, header = entry
-    return header.format == "JPEG" and read_jpeg_frame(data).is_plain
+    if header.format != "JPEG" or not (frame := read_jpeg_frame(data)).is_plain:
+        return False
+    try:
+        read_conversion(jpeg_profile(data, frame.pixels_at))
+    except (struct.error, ArithmeticError, LookupError, ValueError, TypeError):
+        return False  # of another kind, or broken: LittleCMS decides
+    return True
 
 
 def _decode_on_own_stream(
@@ -153,7 +160,11 @@ def _decode_on_device(
         pixels = _try_jpegs(group, device)
         if pixels is None:  # one bad file makes the whole call fail
             pixels = [tensor for entry in group for tensor in _try_jpegs([entry], device) or [None]]
-        for tensor, (_, header) in zip(pixels, group, strict=True):
+        for tensor, (data, header) in zip(pixels, group, strict=True):
+            if tensor is not None and (
+                conversion := read_conversion(jpeg_profile(data, read_jpeg_frame(data).pixels_at))
+            ):
+                apply(conversion, tensor)
             upright = None if tensor is None else _turn(tensor, header.orientation)
             fits = upright is not None and upright.shape == (3, header.height, header.width)
             yield upright if fits else None
@@ -180,7 +191,7 @@ def _try_jpegs(entries: Sequence[Encoded], device: torch.device) -> Sequence[tor
 
     from stages.devices import device_errors, synchronize
 
-    sources = [torch.frombuffer(bytearray(data), dtype=torch.uint8) for data, _ in entries]
+    sources = [torch.frombuffer(hide_exif(data), dtype=torch.uint8) for data, _ in entries]
     with device_errors():
         torch.empty(
             3 * sum(header.width * header.height for _, header in entries), dtype=torch.uint8, device=device
@@ -214,7 +225,7 @@ def open_jpeg_decoder(page: bytes, device: str) -> None:
 
 @functools.cache
 def find_jpeg_decoder() -> DecodeJpegs:
-    """The decoder of torchvision or of its successor torchcodec. Both use nvJPEG and ignore EXIF."""
+    """The decoder of torchvision or of its successor torchcodec. Both use nvJPEG; the latter applies EXIF's orientation."""
     try:
         from torchvision.io import decode_jpeg
     except ImportError:

@@ -25,6 +25,7 @@ from PIL.WebPImagePlugin import WebPImageFile
 
 from stages.base import Header, ImageError, Reason
 from stages.decoding.headers import png_chunks
+from stages.decoding.profiles import convert_to_srgb
 
 OPENERS: dict[str, Callable[[io.BytesIO], Image.Image]] = {
     "JPEG": JpegImageFile,  # not jpeg_factory: the first of several pictures (MPO)
@@ -54,6 +55,7 @@ def prepare() -> None:
     """Set up Pillow for untrusted files: no warnings, no threads,
     no check for bombs (`inspect` has checked the size)."""
     import PIL.AvifImagePlugin
+    import PIL.ImageCms  # used when no file can be opened any more
 
     warnings.simplefilter("ignore")
     Image.MAX_IMAGE_PIXELS = None
@@ -88,7 +90,8 @@ def write_rgb(data: memoryview, header: Header, out: memoryview) -> None:
             raise ImageError(Reason.HEADER, f"the header says {size[0]}×{size[1]}, the picture {image.size}")
         image.info.pop("xmp", None)  # Pillow would read an orientation from it that no other program applies
         _load(image, len(data))
-        upright = reduce_depth(image)
+        profile = image.info.get("icc_profile")
+        upright = convert_to_srgb(reduce_depth(image), data, header.format, profile)
         if orientation in TRANSPOSITIONS:
             upright = upright.transpose(TRANSPOSITIONS[orientation])
         if upright.size != (header.width, header.height):  # some plug-ins know the size only now

@@ -4,7 +4,8 @@ as after a broken download or on a failing disk.
 Every decoder reads zeros as codes, makes gray or striped blocks of them, and reports no error. A search for a
 run of zeros takes microseconds, and most complete files have none. A flat picture may have long ones. So if
 one is found, the Huffman tables show how many blocks it would be: no encoder writes more blocks than the
-picture has, and none writes several in a row with every coefficient set.
+picture has, and none writes several in a row with many coefficients all set to the same value. With few it does:
+a progressive scan may have one or two coefficients, and on a gradient these are the same in every block.
 
 Source of the bit stream: ITU-T T.81, annexes B, C, F and G.
 """
@@ -26,6 +27,7 @@ DHT, SOS, DRI, EOI = 0xC4, 0xDA, 0xDD, 0xD9
 SEQUENTIAL, PROGRESSIVE = frozenset((0xC0, 0xC1)), frozenset((0xC2,))
 LEVELS = 4096  # more than the largest change of a DC coefficient of 8-bit pixels
 FULL_BLOCKS = 2  # in a row with all coefficients the same: more than any encoder writes
+MANY = 16  # coefficients of a block that no picture sets to the same value, block after block
 
 Code = tuple[int, int]  # length in bits, and symbol, of the Huffman code that is all zeros
 
@@ -178,8 +180,10 @@ def _cost(picture: Picture, tables: int, first: int, last: int) -> tuple[int, in
         length, symbol = picture.codes[0x10 | tables & 15]
         skipped, size = symbol >> 4, symbol & 15
         if size or skipped == 15:  # a coefficient, or sixteen zeros
-            block_bits += _over(last - max(first, 1) + 1, skipped + 1) * (length + size)
-            most = FULL_BLOCKS
+            count, rest = divmod(last - max(first, 1) + 1, skipped + 1)
+            block_bits += (count + (rest > 0)) * (length + size)
+            if rest or count >= MANY:  # with a rest, the last code would be past the end of the block
+                most = FULL_BLOCKS
         else:  # the end of the block or, in a progressive scan, of the next 2^skipped blocks
             block_bits += _over(length + skipped, 1 << skipped)
     return block_bits, most

@@ -11,7 +11,7 @@ from stages.decoding import scans
 from stages.decoding.headers import read_jpeg_frame
 from stages.decoding.images import inspect
 from stages.decoding.scans import find_gap
-from tests.inputs import flat_jpeg, jpeg, without_bytes
+from tests.inputs import EQUAL_BLOCKS, flat_jpeg, jpeg, scanned_jpeg, without_bytes
 
 SETTINGS = [
     {},
@@ -64,6 +64,25 @@ def test_a_picture_whose_lower_half_is_white_is_not_damaged() -> None:
     data = jpeg(page, optimize=True)
     assert bytes(scans.SHORTEST_RUN) in data
     assert gap_in(data) is None
+
+
+def test_a_narrow_progressive_scan_may_have_the_same_value_in_all_blocks() -> None:
+    """An encoder gives its shortest code, which may be zeros, to a gradient's only coefficient."""
+    data = scanned_jpeg(*EQUAL_BLOCKS)
+    assert bytes(400) in data  # a block in two bits
+    assert gap_in(data) is None
+    assert gap_in(data[:-2] + bytes(800) + data[-2:]) is not None  # more blocks than the picture has
+
+
+def test_zeros_are_damage_if_a_progressive_jpeg_lacks_a_scan() -> None:
+    assert gap_in(scanned_jpeg(EQUAL_BLOCKS[0])) is not None
+
+
+def test_no_scan_has_equal_blocks_of_many_coefficients() -> None:
+    wide = scanned_jpeg((0, 0, b"\0"), (1, 63, b"\1"))
+    assert gap_in(wide) is not None
+    past_the_end = scanned_jpeg((0, 0, b"\0"), (1, 3, b"\x11"), (4, 63, b"\0"))  # every second of three
+    assert gap_in(past_the_end) is not None
 
 
 def test_zeros_after_the_end_marker_are_ignored() -> None:
