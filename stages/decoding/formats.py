@@ -61,6 +61,8 @@ OTHER_FILES: tuple[tuple[bytes, str], ...] = (
 BMP_HEADERS = frozenset((12, 40, 52, 56, 64, 108, 124))
 AVIF_BRANDS = frozenset((b"avif", b"avis"))
 HEIF_BRANDS = frozenset((b"heic", b"heix", b"heim", b"heis", b"hevc", b"hevx", b"mif1", b"msf1"))
+# Gray, and its brightest value.
+DEEP_PNM = re.compile(rb"P[25](?:(?:\s|#[^\r\n]*[\r\n])+\d{1,10}){2}(?:\s|#[^\r\n]*[\r\n])+(\d{3,5})\s")
 PNM = re.compile(rb"P([1-6])(?:\s|#[^\r\n]*[\r\n])+(\d{1,10})(?:\s|#[^\r\n]*[\r\n])+(\d{1,10})\s")
 
 

@@ -15,68 +15,13 @@ from itertools import islice
 from typing import NamedTuple
 
 from stages.base import ImageError, Reason
-from stages.decoding.formats import HEAD, PNM
+from stages.decoding.formats import DEEP_PNM, HEAD, PNM
 from stages.decoding.scans import check_scans
+from stages.decoding.tiff import EXIF, PARTS, find_picture, read_orientation, read_tiff
 
 Size = tuple[int, int, int]  # width, height as stored, orientation
 
-WIDTH_TAG, HEIGHT_TAG, ORIENTATION_TAG = 0x100, 0x101, 0x112
-NUMBER_BYTES = {1: 1, 3: 2, 4: 4, 16: 8}  # TIFF's unsigned integers, by type code
-EXIF = b"Exif\0\0"  # comes before the TIFF structure in JPEG, and sometimes elsewhere
 CHUNKS = 4096  # most chunks of a PNG or WebP that are searched for EXIF
-# Most parts of any other file that are searched for its size. Each takes about a
-# microsecond and can be a few bytes long. No camera or program writes this many.
-PARTS = 1 << 18
-
-
-# TIFF, which is also the format of EXIF
-# ------------------------------------------------------------------------------------
-
-
-def read_tags(data: memoryview) -> dict[int, int]:
-    """The first directory of a TIFF or BigTIFF structure: tag → value, for tags with one unsigned integer."""
-    little = bytes(data[:2]) == b"II"
-    order = "<" if little else ">"
-    if struct.unpack_from(order + "H", data, 2) == (43,):
-        (start,) = struct.unpack_from(order + "Q", data, 8)
-        (count,) = struct.unpack_from(order + "Q", data, start)
-        entry, start = struct.Struct(order + "HHQ8s"), start + 8
-    else:
-        (start,) = struct.unpack_from(order + "I", data, 4)
-        (count,) = struct.unpack_from(order + "H", data, start)
-        entry, start = struct.Struct(order + "HHI4s"), start + 2
-    end = start + min(count, PARTS) * entry.size
-    if end > len(data):
-        raise IndexError("the directory is past the end")
-    return {
-        tag: int.from_bytes(value[: NUMBER_BYTES[kind]], "little" if little else "big")
-        for tag, kind, number, value in entry.iter_unpack(data[start:end])
-        if number == 1 and kind in NUMBER_BYTES
-    }
-
-
-def read_tiff(data: memoryview) -> Size:
-    tags = read_tags(data)
-    if WIDTH_TAG not in tags or HEIGHT_TAG not in tags:
-        raise ImageError(Reason.HEADER, "the first page of the TIFF states no size")
-    return tags[WIDTH_TAG], tags[HEIGHT_TAG], _orientation_of(tags)
-
-
-def read_orientation(exif: memoryview) -> int:
-    """The orientation in an EXIF block; 1 if it is missing, malformed or out of range."""
-    if bytes(exif[:6]) == EXIF:
-        exif = exif[6:]
-    if bytes(exif[:2]) not in (b"II", b"MM"):
-        return 1
-    try:
-        return _orientation_of(read_tags(exif))
-    except (struct.error, IndexError):
-        return 1
-
-
-def _orientation_of(tags: dict[int, int]) -> int:
-    orientation = tags.get(ORIENTATION_TAG, 1)
-    return orientation if 1 <= orientation <= 8 else 1
 
 
 # JPEG (ITU-T T.81, annex B)
@@ -394,3 +339,12 @@ READERS: dict[str, Callable[[memoryview], Size]] = {
     "AVIF": read_avif,
     "HEIF": read_heif,
 }
+
+
+def is_deep(name: str, data: memoryview) -> bool:
+    """Whether a picture that has been found sound needs samples.py: gray with more than 8 bits, and much of TIFF."""
+    if name == "TIFF":
+        return find_picture(data).is_deep
+    if name == "PPM":
+        return (found := DEEP_PNM.match(data[:HEAD])) is not None and int(found[1]) > 255
+    return name == "PNG" and (data[24], data[25]) == (16, 0)

@@ -7,11 +7,10 @@ reach another plug-in of Pillow (EPS would start Ghostscript).
 from __future__ import annotations
 
 import io
-import math
+import struct
 import warnings
 import zlib
 from collections.abc import Callable
-from typing import cast
 
 from PIL import Image, ImageFile, UnidentifiedImageError
 from PIL.AvifImagePlugin import AvifImageFile
@@ -25,6 +24,7 @@ from PIL.WebPImagePlugin import WebPImageFile
 
 from stages.base import Header, ImageError, Reason
 from stages.decoding.headers import png_chunks
+from stages.decoding.tiff import find_picture
 
 OPENERS: dict[str, Callable[[io.BytesIO], Image.Image]] = {
     "JPEG": JpegImageFile,  # not jpeg_factory: the first of several pictures (MPO)
@@ -80,21 +80,61 @@ def write_rgb(data: memoryview, header: Header, out: memoryview) -> None:
     Raises ImageError: HEADER if the picture has another size than the header, TRUNCATED, DECODER;
     MemoryError.
     """
-    file = keep_picture(data) if header.format == "PNG" else io.BytesIO(data)
-    with OPENERS[header.format](file) as image:
-        orientation = 1 if header.format in TURNED_BY_PILLOW else header.orientation
+    is_turned = header.format in TURNED_BY_PILLOW and not header.is_deep
+    orientation = 1 if is_turned else header.orientation
+    with _open(data, header) as image:
         size = (header.height, header.width) if orientation > 4 else (header.width, header.height)
         if image.size != size:
             raise ImageError(Reason.HEADER, f"the header says {size[0]}×{size[1]}, the picture {image.size}")
         image.info.pop("xmp", None)  # Pillow would read an orientation from it that no other program applies
         _load(image, len(data))
-        upright = reduce_depth(image)
+        upright = _correct(image, data, header)
         if orientation in TRANSPOSITIONS:
             upright = upright.transpose(TRANSPOSITIONS[orientation])
         if upright.size != (header.width, header.height):  # some plug-ins know the size only now
             stated = f"{header.width}×{header.height}"
             raise ImageError(Reason.HEADER, f"the header says {stated}, the pixels are {upright.size}")
         _write_strips(upright, out)
+
+
+def _open(data: memoryview, header: Header) -> Image.Image:
+    if header.format == "PNG":
+        return OPENERS["PNG"](keep_picture(data))
+    if header.format != "TIFF":
+        return OPENERS[header.format](io.BytesIO(data))
+    picture = find_picture(data)
+    if header.is_deep:
+        from stages.decoding import samples
+
+        return samples.read_tiff(picture)
+    file = io.BytesIO(data)
+    # Pillow reads the first directory, and the picture may be in another one.
+    file.seek(8 if picture.is_big else 4)
+    file.write(struct.pack(picture.order + ("Q" if picture.is_big else "I"), picture.at))
+    file.seek(0)
+    return TiffImageFile(file)
+
+
+def _correct(image: Image.Image, data: memoryview, header: Header) -> Image.Image:
+    """What Pillow leaves out, after it has read the pixels."""
+    if header.format == "PNG":
+        significant = next((data[start] for kind, start, _ in png_chunks(data) if kind == b"sBIT"), 16)
+        bits, clear = data[24], image.info.get("transparency")
+        if header.is_deep:
+            from stages.decoding import samples
+
+            return samples.reduce_depth(image, significant if 0 < significant < 16 else 16)
+        if image.mode == "L" and bits < 8 and isinstance(clear, int):
+            image.info["transparency"] = clear * 255 // ((1 << bits) - 1)
+    if header.format == "PPM" and header.is_deep:
+        from stages.decoding import samples
+
+        return samples.reduce_depth(image)
+    if image.mode == "La":
+        return image.convert("LA")
+    if header.format == "BMP" and image.mode == "RGBA" and image.getchannel("A").getextrema() == (0, 0):
+        return image.convert("RGB")  # as Windows and browsers show it: nobody draws what cannot be seen
+    return image
 
 
 def keep_picture(data: memoryview) -> io.BytesIO:
@@ -136,28 +176,6 @@ def _is_cut_tiff(image: Image.Image, file_bytes: int) -> bool:
         for offsets, lengths in zip(TIFF_OFFSETS, TIFF_LENGTHS, strict=True)
         for offset, length in zip(image.tag_v2.get(offsets, ()), image.tag_v2.get(lengths, ()), strict=False)
     )
-
-
-def reduce_depth(image: Image.Image) -> Image.Image:
-    """Reduce more than 8 bits a channel to 8. Pillow's own conversion would clip values to 255.
-
-    16-bit gray is scaled from its full range. Wider integers and floats have no standard
-    range: they are scaled from the darkest to the brightest value of the picture.
-    """
-    low: float
-    high: float
-    if image.mode.startswith("I;16") or (image.mode == "I" and image.format == "PPM"):
-        low, high = 0, 65535
-    elif image.mode in ("I", "F"):
-        low, high = cast("tuple[float, float]", image.getextrema())
-    else:
-        return image
-    span = high - low
-    scale = 255 / span if span > 0 and math.isfinite(span) else 0.0
-    gray = image.convert("I") if image.mode.startswith("I;16") else image
-    gray = gray.point(lambda value: value * scale + (0.5 - low * scale)).convert("L")
-    gray.info.pop("transparency", None)  # it is in the old scale
-    return gray
 
 
 def _write_strips(image: Image.Image, out: memoryview) -> None:
