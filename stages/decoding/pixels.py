@@ -24,7 +24,7 @@ from PIL.WebPImagePlugin import WebPImageFile
 
 from stages.base import Header, ImageError, Reason
 from stages.decoding.headers import png_chunks
-from stages.decoding.tiff import find_picture
+from stages.decoding.tiff import Directory, find_picture
 
 OPENERS: dict[str, Callable[[io.BytesIO], Image.Image]] = {
     "JPEG": JpegImageFile,  # not jpeg_factory: the first of several pictures (MPO)
@@ -101,13 +101,22 @@ def _open(data: memoryview, header: Header) -> Image.Image:
     if header.format == "PNG":
         return OPENERS["PNG"](keep_picture(data))
     if header.format != "TIFF":
-        return OPENERS[header.format](io.BytesIO(data))
-    picture = find_picture(data)
-    if header.is_deep:
+        try:
+            return OPENERS[header.format](io.BytesIO(data))
+        except OSError as error:
+            if header.format == "BMP" and str(error).startswith("Unsupported BMP"):
+                raise ImageError(Reason.FORMAT, f"a BMP of this layout is not supported ({error}): save it as PNG") from error
+            raise
+    return open_tiff(find_picture(data))
+
+
+def open_tiff(picture: Directory) -> Image.Image:
+    """The picture of any directory. Raises ImageError."""
+    if picture.is_deep:
         from stages.decoding import samples
 
         return samples.read_tiff(picture)
-    file = io.BytesIO(data)
+    file = io.BytesIO(picture.data)
     # Pillow reads the first directory, and the picture may be in another one.
     file.seek(8 if picture.is_big else 4)
     file.write(struct.pack(picture.order + ("Q" if picture.is_big else "I"), picture.at))

@@ -321,7 +321,7 @@ def tiffs() -> Iterator[Layout]:
                 continue
             if photometric == 5 and alpha:
                 continue
-            if form == "tiles" and alpha is not None and bits != 16:
+            if alpha is not None and (bits < 8 or (form == "tiles" and bits != 16)):
                 continue
             values, shown = _stored(photometric, alpha)
             extra = () if alpha is None else (alpha,)
@@ -334,6 +334,12 @@ def tiffs() -> Iterator[Layout]:
             yield Layout(title, data, _seen_at_depth(shown, steps, alpha), 1 if bits >= 8 and not alpha else 3, 255)
     yield from _compressed_tiffs()
     yield from _written_by_pillow()
+
+
+def _coarse(values: Pixels, bits: int) -> Pixels:
+    """As many levels as the bits allow."""
+    steps = (1 << min(bits, 8)) - 1
+    return (values * steps).round() / steps
 
 
 def _seen_at_depth(shown: Pixels, steps: int, alpha: int | None) -> Pixels:
