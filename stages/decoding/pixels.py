@@ -23,7 +23,7 @@ from PIL.TiffImagePlugin import TiffImageFile
 from PIL.WebPImagePlugin import WebPImageFile
 
 from stages.base import Header, ImageError, Reason
-from stages.decoding.headers import png_chunks
+from stages.decoding.headers import bmp_masks, find_avif_crop, png_chunks
 from stages.decoding.tiff import Directory, find_picture
 
 OPENERS: dict[str, Callable[[io.BytesIO], Image.Image]] = {
@@ -47,6 +47,9 @@ TRANSPOSITIONS = {
 }
 TURNED_BY_PILLOW = frozenset(("TIFF",))
 STRIP_PIXELS = 4_000_000  # converted at once, which limits the additional memory
+SAMPLE = 512  # most pixels of a side that are looked at to choose the ground
+CLEAR, OPAQUE, LIGHT, NEARLY_NONE = 16, 128, 192, 0.05  # alpha, alpha, gray level, share of the pixels
+BLANK_FRAMES = 100  # most frames of an animation that are passed over because they have one color
 TIFF_OFFSETS, TIFF_LENGTHS = (273, 324), (279, 325)  # of strips and of tiles
 
 
@@ -84,7 +87,7 @@ def write_rgb(data: memoryview, header: Header, out: memoryview) -> None:
     orientation = 1 if is_turned else header.orientation
     with _open(data, header) as image:
         size = (header.height, header.width) if orientation > 4 else (header.width, header.height)
-        if image.size != size:
+        if image.size != size and header.format != "AVIF":  # which may be cropped
             raise ImageError(Reason.HEADER, f"the header says {size[0]}×{size[1]}, the picture {image.size}")
         image.info.pop("xmp", None)  # Pillow would read an orientation from it that no other program applies
         _load(image, len(data))
@@ -100,6 +103,10 @@ def write_rgb(data: memoryview, header: Header, out: memoryview) -> None:
 def _open(data: memoryview, header: Header) -> Image.Image:
     if header.format == "PNG":
         return OPENERS["PNG"](keep_picture(data))
+    if header.format == "BMP" and header.is_deep:
+        from stages.decoding import samples
+
+        return samples.read_bmp(data, bmp_masks(data))
     if header.format != "TIFF":
         try:
             return OPENERS[header.format](io.BytesIO(data))
@@ -139,11 +146,38 @@ def _correct(image: Image.Image, data: memoryview, header: Header) -> Image.Imag
         from stages.decoding import samples
 
         return samples.reduce_depth(image)
+    if header.format == "AVIF":
+        crop = find_avif_crop(data)
+        return image if crop == (0, 0, *image.size) else image.crop(crop)
+    if header.format in ("GIF", "WEBP"):
+        return _skip_blank(image, header.pages)
     if image.mode == "La":
         return image.convert("LA")
     if header.format == "BMP" and image.mode == "RGBA" and image.getchannel("A").getextrema() == (0, 0):
         return image.convert("RGB")  # as Windows and browsers show it: nobody draws what cannot be seen
     return image
+
+
+def _skip_blank(image: Image.Image, frames: int) -> Image.Image:
+    """The first frame of an animation, or if that has one color only, as when it fades in, the first one that has more."""
+    if frames == 1:
+        return image
+    first = image.copy()
+    for number in range(1, min(frames, BLANK_FRAMES)):
+        if not _is_blank(image):
+            return image
+        try:
+            image.seek(number)
+            image.load()
+        except (EOFError, OSError, SyntaxError, ValueError):  # the first frame is sound
+            return first
+    return first if _is_blank(image) else image
+
+
+def _is_blank(image: Image.Image) -> bool:
+    seen = image.convert("RGBA" if image.has_transparency_data else "RGB")
+    ends = seen.getextrema()
+    return ends[-1] == (0, 0) if seen.mode == "RGBA" and ends[-1] == (0, 0) else all(low == high for low, high in ends)
 
 
 def keep_picture(data: memoryview) -> io.BytesIO:
@@ -189,17 +223,33 @@ def _is_cut_tiff(image: Image.Image, file_bytes: int) -> bool:
 
 def _write_strips(image: Image.Image, out: memoryview) -> None:
     width, height = image.size
+    ground = _choose_ground(image) if image.has_transparency_data else "white"
     rows = max(1, STRIP_PIXELS // width)
     for top in range(0, height, rows):
         bottom = min(top + rows, height)
         strip = image if (top, bottom) == (0, height) else image.crop((0, top, width, bottom))
-        out[3 * width * top : 3 * width * bottom] = _convert_to_rgb(strip).tobytes()
+        out[3 * width * top : 3 * width * bottom] = _convert_to_rgb(strip, ground).tobytes()
 
 
-def _convert_to_rgb(image: Image.Image) -> Image.Image:
+def _choose_ground(image: Image.Image) -> str:
+    """White; but black for light text or drawings on nothing, of which white would show nothing.
+
+    So if most of a picture is see-through, and nearly all of the rest is nearly white. A sample of the pixels is enough.
+    """
+    width, height = image.size
+    sample = image.resize((min(width, SAMPLE), min(height, SAMPLE)), Image.Resampling.NEAREST).convert("RGBA")
+    alpha = sample.getchannel("A")
+    clear = sum(alpha.histogram()[:CLEAR])
+    if 2 * clear <= sample.width * sample.height:
+        return "white"
+    seen = sample.convert("L").histogram(alpha.point(lambda value: 255 if value >= OPAQUE else 0))
+    return "black" if sum(seen[:LIGHT]) < NEARLY_NONE * sum(seen) else "white"
+
+
+def _convert_to_rgb(image: Image.Image, ground: str) -> Image.Image:
     if not image.has_transparency_data:
         return image if image.mode == "RGB" else image.convert("RGB")
-    white = Image.new("RGB", image.size, "white")
+    picture = Image.new("RGB", image.size, ground)
     transparent = image.convert("RGBA")
-    white.paste(transparent, mask=transparent)
-    return white
+    picture.paste(transparent, mask=transparent)
+    return picture

@@ -45,7 +45,7 @@ def to_8_bits(
     seen = values[..., :colors]
     if not bits and no_data is None:
         no_data = _guess_no_data(seen)
-    low, high = _find_range(seen, bits, no_data)
+    low, high = _find_range(seen, bits, no_data, is_plain_gray=values.shape[2] == 1)
     out = np.empty(values.shape, np.uint8)
     for rows in _strips(values):
         gray = _scale(seen[rows], low, high, bits)
@@ -99,19 +99,19 @@ def _guess_no_data(values: Array) -> float | None:
     return low if 0 < most - least < least - low else None
 
 
-def _find_range(values: Array, bits: int, no_data: float | None) -> tuple[float, float]:
+def _find_range(values: Array, bits: int, no_data: float | None, *, is_plain_gray: bool) -> tuple[float, float]:
     """What becomes black, and what white.
 
     Unsigned numbers: their whole range, or what is used of it if that is a small part, as 12-bit sensors do in 16 bits.
     Signed numbers and floats: from the darkest to the brightest, without missing values and a few outliers; floats of
-    colors from 0 to 1, if all are in between.
+    colors, or with alpha, from 0 to 1 if all are in between.
     """
     low, high = _find_ends(values if bits and no_data is None else values[~_is_missing(values, no_data)])
     if bits:
         top = (1 << bits) - 1
         is_small = bits > 8 and LEAST_LEVELS <= high - low < top / SMALL_PART
         return (low, high) if is_small else (0, top)
-    is_usual = values.dtype.kind == "f" and values.shape[2] == 3 and low >= 0 and 1 / SMALL_PART < high <= 1
+    is_usual = values.dtype.kind == "f" and not is_plain_gray and low >= 0 and 1 / SMALL_PART < high <= 1
     return (0, 1) if is_usual else (low, high)
 
 
@@ -317,3 +317,23 @@ def _split_bits(rows: Array, bits: int) -> Array:
     at = first >> 3
     words = padded[:, at] << 16 | padded[:, at + 1] << 8 | padded[:, at + 2]
     return words >> (24 - bits - (first & 7)).astype(np.uint32) & ((1 << bits) - 1)
+
+
+# BMP
+# --------------------------------------------------------------------------------------------------------------------
+
+
+def read_bmp(data: memoryview, masks: tuple[int, ...]) -> Image.Image:
+    """A BMP of 16 or 32 bits a pixel with masks that Pillow does not know. masks: red, green, blue, and alpha or 0."""
+    (start,) = struct.unpack_from("<I", data, 10)
+    width, height, _, bits = struct.unpack_from("<iiHH", data, 18)
+    row_bytes = -(-width * bits // 32) * 4
+    if start + row_bytes * abs(height) > len(data):
+        raise ImageError(Reason.TRUNCATED, "the file ends before its pixels do")
+    raw = np.frombuffer(data[start:], np.uint8, row_bytes * abs(height)).reshape(abs(height), row_bytes)
+    numbers = raw.view(f"<u{bits // 8}")[:: -1 if height > 0 else 1, :width]
+    bands = []
+    for mask in masks if masks[3] else masks[:3]:
+        levels = (numbers & numbers.dtype.type(mask)).astype(np.float64) * (255 / mask if mask else 0)
+        bands.append((levels + 0.5).astype(np.uint8))
+    return Image.fromarray(np.stack(bands, -1))

@@ -214,6 +214,8 @@ class Directory:
             return f"{self.bits}-bit {'numbers' if self.kind == UNSIGNED else 'floats' if self.kind == FLOAT else 'signed numbers'}"
         if self.photometric == MIN_IS_WHITE and 1 in self.integers(EXTRA_SAMPLES):
             return "inverted gray and alpha that is multiplied into it"
+        if self.kind == SIGNED and any(extra in (1, 2) for extra in self.integers(EXTRA_SAMPLES)):
+            return "signed numbers and alpha"
         predictor = self.integer(PREDICTOR, 1)
         if predictor not in (1, 2, 3) or (predictor == 2 and self.bits not in (8, 16, 32, 64)):
             return f"predictor {predictor} for {self.bits}-bit numbers"
