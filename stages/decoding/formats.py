@@ -112,7 +112,9 @@ def _identify_container(data: memoryview, head: bytes) -> str | None:
     if brands & HEIF_BRANDS:
         return "HEIF"
     if box[8:12] == b"crx ":
-        raise ImageError(Reason.FORMAT, "camera raw (CR3) is not supported: save it as JPEG, PNG, WebP or TIFF")
+        raise ImageError(
+            Reason.FORMAT, "camera raw (CR3) is not supported: save it as JPEG, PNG, WebP or TIFF"
+        )
     raise ImageError(Reason.NOT_AN_IMAGE, "the bytes are a video (MP4 or QuickTime)")
 
 

@@ -112,7 +112,9 @@ def _open(data: memoryview, header: Header) -> Image.Image:
             return OPENERS[header.format](io.BytesIO(data))
         except OSError as error:
             if header.format == "BMP" and str(error).startswith("Unsupported BMP"):
-                raise ImageError(Reason.FORMAT, f"a BMP of this layout is not supported ({error}): save it as PNG") from error
+                raise ImageError(
+                    Reason.FORMAT, f"a BMP of this layout is not supported ({error}): save it as PNG"
+                ) from error
             raise
     return open_tiff(find_picture(data))
 
@@ -177,7 +179,11 @@ def _skip_blank(image: Image.Image, frames: int) -> Image.Image:
 def _is_blank(image: Image.Image) -> bool:
     seen = image.convert("RGBA" if image.has_transparency_data else "RGB")
     ends = seen.getextrema()
-    return ends[-1] == (0, 0) if seen.mode == "RGBA" and ends[-1] == (0, 0) else all(low == high for low, high in ends)
+    return (
+        ends[-1] == (0, 0)
+        if seen.mode == "RGBA" and ends[-1] == (0, 0)
+        else all(low == high for low, high in ends)
+    )
 
 
 def keep_picture(data: memoryview) -> io.BytesIO:

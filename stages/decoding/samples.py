@@ -82,7 +82,9 @@ def _scale(values: Array, low: float, high: float, bits: int) -> Array:
 
 
 def _is_missing(values: Array, no_data: float | None) -> Array:
-    missing = ~(np.abs(values) < HUGE) if values.dtype.kind == "f" else np.zeros(values.shape, bool)  # also NaN
+    missing = (
+        ~(np.abs(values) < HUGE) if values.dtype.kind == "f" else np.zeros(values.shape, bool)
+    )  # also NaN
     if no_data is None:
         return missing
     with np.errstate(all="ignore"):
@@ -99,7 +101,9 @@ def _guess_no_data(values: Array) -> float | None:
     return low if 0 < most - least < least - low else None
 
 
-def _find_range(values: Array, bits: int, no_data: float | None, *, is_plain_gray: bool) -> tuple[float, float]:
+def _find_range(
+    values: Array, bits: int, no_data: float | None, *, is_plain_gray: bool
+) -> tuple[float, float]:
     """What becomes black, and what white.
 
     Unsigned numbers: their whole range, or what is used of it if that is a small part, as 12-bit sensors do in 16 bits.
@@ -161,7 +165,9 @@ def read_tiff(picture: Directory) -> Image.Image:
     extras = picture.integers(tiff.EXTRA_SAMPLES)
     if picture.photometric == RGB and not extras and picture.samples == 4:
         extras = (2,)  # as Pillow and others understand it
-    alphas = [index for index, extra in enumerate(extras) if extra in (1, 2) and colors + index < picture.samples]
+    alphas = [
+        index for index, extra in enumerate(extras) if extra in (1, 2) and colors + index < picture.samples
+    ]
     is_alpha = bool(alphas) and picture.photometric not in (CMYK, PALETTE)
     kept = [*range(colors), *([colors + alphas[0]] if is_alpha else [])]
     values = _read_samples(picture, kept)
@@ -177,7 +183,9 @@ def read_tiff(picture: Directory) -> Image.Image:
     )
     del values
     is_multiplied = is_alpha and extras[alphas[0]] == 1
-    mode = {1: "L", 2: "La" if is_multiplied else "LA", 3: "RGB", 4: "RGBa" if is_multiplied else "RGBA"}[len(kept)]
+    mode = {1: "L", 2: "La" if is_multiplied else "LA", 3: "RGB", 4: "RGBa" if is_multiplied else "RGBA"}[
+        len(kept)
+    ]
     mode = "CMYK" if picture.photometric == CMYK else mode
     image = Image.frombuffer(mode, (out.shape[1], out.shape[0]), out, "raw", mode, 0, 1)
     image = image.convert(mode.upper()) if is_multiplied else image
@@ -225,7 +233,9 @@ def _read_samples(picture: Directory, kept: list[int]) -> Array:
             row_bytes = -(-part.columns * per_pixel * picture.bits // 8)
             found = _decode(picture, _unpack(picture, part, row_bytes), per_pixel)
             target = values[part.top : part.top + part.rows, part.left : part.left + part.columns]
-            found = found[:, : part.columns * per_pixel].reshape(part.rows, part.columns, per_pixel)[: target.shape[0], : target.shape[1]]
+            found = found[:, : part.columns * per_pixel].reshape(part.rows, part.columns, per_pixel)[
+                : target.shape[0], : target.shape[1]
+            ]
             if picture.is_planar:
                 target[..., place] = found[..., 0]
             else:
@@ -243,7 +253,11 @@ def _segments(picture: Directory, plane: int, width: int, height: int) -> Iterat
     offsets = picture.integers(tiff.TILES if is_tiled else tiff.STRIPS)
     lengths = picture.integers(tiff.TILE_BYTES if is_tiled else tiff.STRIP_BYTES)
     columns = picture.integer(tiff.TILE_WIDTH) if is_tiled else width
-    rows = picture.integer(tiff.TILE_HEIGHT) if is_tiled else min(picture.integer(tiff.STRIP_ROWS, height), height)
+    rows = (
+        picture.integer(tiff.TILE_HEIGHT)
+        if is_tiled
+        else min(picture.integer(tiff.STRIP_ROWS, height), height)
+    )
     if not rows or not columns:
         raise ImageError(Reason.HEADER, "the TIFF has strips or tiles without a size")
     across = -(-width // columns)
@@ -255,7 +269,9 @@ def _segments(picture: Directory, plane: int, width: int, height: int) -> Iterat
         if at + size > len(picture.data):
             raise ImageError(Reason.TRUNCATED, "the file ends before its pixels do")
         top = number // across * rows
-        yield Segment(top, number % across * columns, rows if is_tiled else min(rows, height - top), columns, at, size)
+        yield Segment(
+            top, number % across * columns, rows if is_tiled else min(rows, height - top), columns, at, size
+        )
 
 
 def _unpack(picture: Directory, part: Segment, row_bytes: int) -> Array:
@@ -269,7 +285,9 @@ def _unpack(picture: Directory, part: Segment, row_bytes: int) -> Array:
         if fill_order == 2:
             found = np.packbits(np.unpackbits(found, bitorder="little"))
     else:
-        with TiffImageFile(io.BytesIO(_wrap(raw, picture.compression, fill_order, row_bytes, part.rows))) as image:
+        with TiffImageFile(
+            io.BytesIO(_wrap(raw, picture.compression, fill_order, row_bytes, part.rows))
+        ) as image:
             found = np.frombuffer(image.tobytes(), np.uint8)
     return found.reshape(part.rows, row_bytes)
 
@@ -282,7 +300,13 @@ def _wrap(raw: memoryview, compression: int, fill_order: int, width: int, height
     }  # fmt: skip
     tags[tiff.STRIPS] = 8 + 2 + 12 * len(tags) + 4
     entries = b"".join(
-        struct.pack("<HHII", tag, 4 if tag in (tiff.WIDTH, tiff.HEIGHT, tiff.STRIPS, tiff.STRIP_ROWS, tiff.STRIP_BYTES) else 3, 1, value)
+        struct.pack(
+            "<HHII",
+            tag,
+            4 if tag in (tiff.WIDTH, tiff.HEIGHT, tiff.STRIPS, tiff.STRIP_ROWS, tiff.STRIP_BYTES) else 3,
+            1,
+            value,
+        )
         for tag, value in tags.items()
     )
     return struct.pack("<2sHIH", b"II", 42, 8, len(tags)) + entries + bytes(4) + raw

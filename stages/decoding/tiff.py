@@ -21,7 +21,15 @@ SIZES = {1: 1, 2: 1, 3: 2, 4: 4, 6: 1, 7: 1, 8: 2, 9: 4, 11: 4, 12: 8, 13: 4, 16
 INTEGERS = {1: "B", 3: "H", 4: "I", 13: "I", 16: "Q", 18: "Q"}
 TEXT = 2
 
-NEW_SUBFILE_TYPE, SUBFILE_TYPE, WIDTH, HEIGHT, BITS, COMPRESSION, PHOTOMETRIC = 254, 255, 256, 257, 258, 259, 262
+NEW_SUBFILE_TYPE, SUBFILE_TYPE, WIDTH, HEIGHT, BITS, COMPRESSION, PHOTOMETRIC = (
+    254,
+    255,
+    256,
+    257,
+    258,
+    259,
+    262,
+)
 FILL_ORDER, MAKE, STRIPS, ORIENTATION, SAMPLES, STRIP_ROWS, STRIP_BYTES = 266, 271, 273, 274, 277, 278, 279
 PLANAR, PREDICTOR, COLOR_MAP, TILE_WIDTH, TILE_HEIGHT, TILES, TILE_BYTES = 284, 317, 320, 322, 323, 324, 325
 SUB_DIRECTORIES, EXTRA_SAMPLES, SAMPLE_FORMAT, SUBSAMPLING, PROFILE = 330, 338, 339, 530, 34675
@@ -35,13 +43,29 @@ COLORS = {MIN_IS_WHITE: 1, MIN_IS_BLACK: 1, RGB: 3, PALETTE: 1, CMYK: 4, YCBCR: 
 SENSORS = (32803, 34892)  # what a camera's sensor saw, which has to be developed
 OLD_JPEG, JPEG = 6, 7
 FAX = (2, 3, 4)
-BYTEWISE = (1, 5, 8, 32773, 32946, 34925, 50000)  # none, LZW, deflate, PackBits, LZMA, Zstandard: libtiff in Pillow
+BYTEWISE = (
+    1,
+    5,
+    8,
+    32773,
+    32946,
+    34925,
+    50000,
+)  # none, LZW, deflate, PackBits, LZMA, Zstandard: libtiff in Pillow
 READ_BY_PILLOW = (*FAX, OLD_JPEG, JPEG, 32809)
 UNREAD_COMPRESSIONS = {
     34887: "LERC", 34661: "JBIG", 34712: "JPEG 2000", 33003: "JPEG 2000", 33004: "JPEG 2000", 33005: "JPEG 2000",
     50001: "WebP", 50002: "JPEG XL", 52546: "JPEG XL", 34676: "SGI LogLuv", 34677: "SGI LogLuv", 34925: "LZMA",
 }  # fmt: skip
-RAW_COMPRESSIONS = {34713: "NEF", 32767: "ARW", 65535: "PEF", 32769: "NEF", 32770: "SRW", 65000: "DCR", 262: "KDC"}
+RAW_COMPRESSIONS = {
+    34713: "NEF",
+    32767: "ARW",
+    65535: "PEF",
+    32769: "NEF",
+    32770: "SRW",
+    65000: "DCR",
+    262: "KDC",
+}
 UNREAD_COLORS = {4: "a mask", 9: "ICC L*a*b*", 10: "ITU L*a*b*", 32844: "LogL", 32845: "LogLuv"}
 WHOLE_BITS = (*range(1, 17), 24, 32, 64)  # of unsigned integers
 # What Pillow reads right, by photometric interpretation and bits: the kinds of the samples after the colors.
@@ -117,7 +141,9 @@ class Directory:
             tag, kind, _, value = self._entry.unpack_from(self.data, self._start + entry * self._entry.size)
             letter = INTEGERS.get(kind, "I")
             (number,) = struct.unpack_from(self.order + letter, value)
-            if tag == NEW_SUBFILE_TYPE and number & COPY_OR_MASK or tag == SUBFILE_TYPE and number == SMALLER_COPY:
+            if (tag == NEW_SUBFILE_TYPE and number & COPY_OR_MASK) or (
+                tag == SUBFILE_TYPE and number == SMALLER_COPY
+            ):
                 return True
         return False
 
@@ -178,14 +204,18 @@ class Directory:
         """Raises ImageError (FORMAT) for pixels that cannot be read, and names them."""
         unread = self._unread_compression() or self._unread_colors() or self._unread_samples()
         if unread:
-            raise ImageError(Reason.FORMAT, f"a TIFF with {unread} is not supported: save it as TIFF or PNG, 8-bit RGB")
+            raise ImageError(
+                Reason.FORMAT, f"a TIFF with {unread} is not supported: save it as TIFF or PNG, 8-bit RGB"
+            )
 
     def _unread_compression(self) -> str:
         if self.compression in FAX and (self.bits, self.samples) != (1, 1):
             return f"fax compression of {self.bits}-bit pixels"
         if self.compression in (OLD_JPEG, JPEG) and self.bits != 8:
             return f"JPEG compression of {self.bits or 'unequal'} bits a channel"
-        if self.compression == JPEG and self.integers(EXTRA_SAMPLES) not in PILLOW.get((self.photometric, 8), ()):
+        if self.compression == JPEG and self.integers(EXTRA_SAMPLES) not in PILLOW.get(
+            (self.photometric, 8), ()
+        ):
             return f"JPEG compression of {self.samples} channels"
         if self.compression not in (*BYTEWISE, *READ_BY_PILLOW):
             return f"{UNREAD_COMPRESSIONS.get(self.compression, f'the unknown compression {self.compression}')} compression"
@@ -279,7 +309,8 @@ def _refuse_raw(data: memoryview, parts: list[Directory]) -> None:
         name = first.text(MAKE) or "TIFF"
     if name:
         raise ImageError(
-            Reason.FORMAT, f"camera raw ({ascii(name)[1:-1]}) is not supported: develop it, and save it as JPEG or TIFF"
+            Reason.FORMAT,
+            f"camera raw ({ascii(name)[1:-1]}) is not supported: develop it, and save it as JPEG or TIFF",
         )
 
 

@@ -6,7 +6,6 @@ and for lossy compression. `python -m tests.stages.decoding.layouts` prints for 
 
 from __future__ import annotations
 
-import io
 import itertools
 import lzma
 import struct
@@ -331,7 +330,9 @@ def tiffs() -> Iterator[Layout]:
                 values, order=order, bits=bits, kind=kind, photometric=photometric, planar=planar,
                 tile=16 * (form == "tiles"), extra=extra,
             )  # fmt: skip
-            yield Layout(title, data, _seen_at_depth(shown, steps, alpha), 1 if bits >= 8 and not alpha else 3, 255)
+            yield Layout(
+                title, data, _seen_at_depth(shown, steps, alpha), 1 if bits >= 8 and not alpha else 3, 255
+            )
     yield from _compressed_tiffs()
     yield from _written_by_pillow()
 
@@ -357,7 +358,7 @@ def _compressed_tiffs() -> Iterator[Layout]:
             (16, 1, 2, 2), (16, 1, 5, 2), (16, 2, 1, 2), (32, 1, 1, 1), (32, 1, 1, 2), (32, 3, 1, 1), (32, 3, 1, 3), (32, 3, 2, 3),
             (16, 3, 1, 3), (64, 3, 1, 3), (64, 1, 1, 2), (32, 3, 1, 2),
         ):  # fmt: skip
-            if photometric < 2 and planar == 2 or (how == "packbits" and predictor > 1):
+            if (photometric < 2 and planar == 2) or (how == "packbits" and predictor > 1):
                 continue
             values, shown = _stored(photometric, None)
             data = tiff_of(
@@ -374,19 +375,30 @@ def _compressed_tiffs() -> Iterator[Layout]:
 
 
 def _written_by_pillow() -> Iterator[Layout]:
-    rgb, l = Image.fromarray(color()), Image.fromarray(gray())
-    bilevel = l.convert("1")
-    for how in ("group3", "group4", "tiff_ccitt", "packbits", "tiff_lzw", "tiff_adobe_deflate", "zstd", "lzma"):
+    rgb, plain = Image.fromarray(color()), Image.fromarray(gray())
+    bilevel = plain.convert("1")
+    for how in (
+        "group3",
+        "group4",
+        "tiff_ccitt",
+        "packbits",
+        "tiff_lzw",
+        "tiff_adobe_deflate",
+        "zstd",
+        "lzma",
+    ):
         shown = np.asarray(bilevel.convert("RGB"))
         yield Layout(f"tiff bilevel {how}", encode(bilevel, "TIFF", compression=how), shown)
     for how in ("tiff_lzw", "zstd", "lzma", "jpeg", "raw"):
         lossy = 70 if how == "jpeg" else 1
         yield Layout(f"tiff rgb {how}", encode(rgb, "TIFF", compression=how), color(), lossy, 4)
-    yield Layout("tiff gray jpeg", encode(l, "TIFF", compression="jpeg"), to_rgb(gray()), 40, 3)
+    yield Layout("tiff gray jpeg", encode(plain, "TIFF", compression="jpeg"), to_rgb(gray()), 60, 3)
     palette = rgb.quantize(16)
     for how in ("raw", "tiff_lzw"):
         yield Layout(
-            f"tiff palette {how}", encode(palette, "TIFF", compression=how), np.asarray(palette.convert("RGB"))
+            f"tiff palette {how}",
+            encode(palette, "TIFF", compression=how),
+            np.asarray(palette.convert("RGB")),
         )
     colors = [0, 13107, 26214, 39321, 52428, 65535] + [0] * 10
     for bits, order in itertools.product((1, 2, 4, 8, 16), "<>"):
@@ -395,7 +407,13 @@ def _written_by_pillow() -> Iterator[Layout]:
         table = [(colors + [0] * (1 << bits))[i] for i in range(1 << bits)] * 2 + [65535] * (1 << bits)
         seen = np.array([colors[i] // 257 for i in range(count)], np.uint8)[index]
         shown = np.stack([seen, seen, np.full_like(seen, 255)], -1)
-        data = tiff_of(index[..., None] / ((1 << bits) - 1), bits=bits, order=order, photometric=3, more={320: (3, table)})
+        data = tiff_of(
+            index[..., None] / ((1 << bits) - 1),
+            bits=bits,
+            order=order,
+            photometric=3,
+            more={320: (3, table)},
+        )
         yield Layout(f"tiff palette u{bits} {order}", data, shown)
 
 
@@ -437,7 +455,7 @@ def pngs() -> Iterator[Layout]:
             name = f"png type {kind} {bits} bits{' interlaced' * interlaced}"
             yield Layout(name, png_of(values, bits, kind, interlaced=interlaced), shown, 2 if kind > 2 else 1)
             if kind in (0, 2):
-                key = values[5, 20]
+                key = values[5, -7]
                 clear = (values == key).all(-1)
                 trns = chunk(b"tRNS", struct.pack(f">{len(key)}H", *key.tolist()))
                 yield Layout(
@@ -452,7 +470,9 @@ def pngs() -> Iterator[Layout]:
         name = f"png palette {bits} bits{' interlaced' * interlaced}"
         yield Layout(name, png_of(index[..., None], bits, 3, plte, interlaced=interlaced), table[index])
         alphas = np.array([(i * 37) % 256 for i in range(count)], np.uint8)
-        data = png_of(index[..., None], bits, 3, plte + chunk(b"tRNS", alphas.tobytes()), interlaced=interlaced)
+        data = png_of(
+            index[..., None], bits, 3, plte + chunk(b"tRNS", alphas.tobytes()), interlaced=interlaced
+        )
         yield Layout(f"{name} tRNS", data, on_white(table[index], alphas[index]), 2)
     for significant in (5, 8, 10, 12):
         top = (1 << significant) - 1
@@ -480,7 +500,18 @@ def bmp_of(
     else:
         entries = len(table) // 4
         info = struct.pack(
-            "<IiiHHIIiiII", header, width, -height if top_down else height, 1, bits, how, len(body), 2835, 2835, entries, 0
+            "<IiiHHIIiiII",
+            header,
+            width,
+            -height if top_down else height,
+            1,
+            bits,
+            how,
+            len(body),
+            2835,
+            2835,
+            entries,
+            0,
         )
         listed = struct.pack(f"<{len(masks)}I", *masks)
         info = info + listed if header == 40 else (info + listed).ljust(header, b"\0")
@@ -559,7 +590,9 @@ def bmps() -> Iterator[Layout]:
                 alpha = ((opacity() / 255 * top).round() / top * 255).round()
                 shown = on_white(shown, alpha)
             spread = 1 if bits == 32 else 9 if "4" not in name or name == "1555" else 17
-            data = bmp_of(_masked(pixels, fields, size), bits, header=header, how=3, masks=fields, top_down=top_down)
+            data = bmp_of(
+                _masked(pixels, fields, size), bits, header=header, how=3, masks=fields, top_down=top_down
+            )
             yield Layout(f"bmp {name} header {header}{' top-down' * top_down}", data, shown, spread + 1, 255)
     for header, bits in itertools.product((12, 40, 108, 124), (16, 24, 32)):
         if header == 12 and bits != 24:
@@ -568,7 +601,13 @@ def bmps() -> Iterator[Layout]:
             16: _masked(color(), masks["555"], "<u2"), 32: _masked(color(), wide["bgr"], "<u4"),
             24: [row[:, ::-1].tobytes() for row in color()],
         }[bits]  # fmt: skip
-        yield Layout(f"bmp {bits} bits header {header}", bmp_of(rows, bits, header=header), color(), 9 if bits == 16 else 1, 255)
+        yield Layout(
+            f"bmp {bits} bits header {header}",
+            bmp_of(rows, bits, header=header),
+            color(),
+            9 if bits == 16 else 1,
+            255,
+        )
     opaque = np.concatenate([color(), np.zeros((HEIGHT, WIDTH, 1), np.uint8)], -1)
     for header in (56, 108, 124):
         data = bmp_of(_masked(opaque, wide["bgra"], "<u4"), 32, header=header, how=3, masks=wide["bgra"])
@@ -580,7 +619,9 @@ def gifs() -> Iterator[Layout]:
         image = Image.fromarray(color()).quantize(colors)
         for interlace in (0, 1):
             shown = np.asarray(image.convert("RGB"))
-            yield Layout(f"gif {colors} colors interlace {interlace}", encode(image, "GIF", interlace=interlace), shown)
+            yield Layout(
+                f"gif {colors} colors interlace {interlace}", encode(image, "GIF", interlace=interlace), shown
+            )
         clear = image.getpixel((20, 5))
         seen = np.where((np.asarray(image) == clear)[..., None], 255, shown).astype(np.uint8)
         yield Layout(f"gif {colors} colors transparent", encode(image, "GIF", transparency=clear), seen)
@@ -591,15 +632,23 @@ def pnms() -> Iterator[Layout]:
         for kind in (2, 3, 5, 6):
             seen = gray()[..., None] if kind in (2, 5) else color()
             values = (seen / 255 * top).round().astype(int)
-            shown = to_rgb((values[..., 0] if kind in (2, 5) else values) / top * 255).round().astype(np.uint8)
+            shown = (
+                to_rgb((values[..., 0] if kind in (2, 5) else values) / top * 255).round().astype(np.uint8)
+            )
             flat = values.reshape(-1)
             body = " ".join(map(str, flat.tolist())).encode() + b"\n"
             if kind > 3:
                 body = flat.astype(">u2" if top > 255 else "u1").tobytes()
-            yield Layout(f"pnm P{kind} maxval {top}", b"P%d\n%d %d\n%d\n" % (kind, WIDTH, HEIGHT, top) + body, shown)
+            yield Layout(
+                f"pnm P{kind} maxval {top}", b"P%d\n%d %d\n%d\n" % (kind, WIDTH, HEIGHT, top) + body, shown
+            )
     dark = gray() < 128
     shown = to_rgb(np.where(dark, 0, 255).astype(np.uint8))
-    yield Layout("pnm P1", b"P1 %d %d\n" % (WIDTH, HEIGHT) + b" ".join(b"01"[int(d) : int(d) + 1] for d in dark.reshape(-1)), shown)
+    yield Layout(
+        "pnm P1",
+        b"P1 %d %d\n" % (WIDTH, HEIGHT) + b" ".join(b"01"[int(d) : int(d) + 1] for d in dark.reshape(-1)),
+        shown,
+    )
     yield Layout("pnm P4", b"P4 %d %d\n" % (WIDTH, HEIGHT) + np.packbits(dark, axis=1).tobytes(), shown)
 
 
@@ -610,8 +659,6 @@ GROUPS: dict[str, Callable[[], Iterator[Layout]]] = {
 
 def judge(layout: Layout) -> tuple[str, str]:
     """("right" | "refused" | "wrong", detail): refused is a failure as a format by name."""
-    import mmap  # noqa: F401
-
     from stages.base import ImageError, Limits, Reason
     from stages.decoding import pixels
     from stages.decoding.images import inspect
