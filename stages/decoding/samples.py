@@ -233,9 +233,8 @@ def _read_samples(picture: Directory, kept: list[int]) -> Array:
             row_bytes = -(-part.columns * per_pixel * picture.bits // 8)
             found = _decode(picture, _unpack(picture, part, row_bytes), per_pixel)
             target = values[part.top : part.top + part.rows, part.left : part.left + part.columns]
-            found = found[:, : part.columns * per_pixel].reshape(part.rows, part.columns, per_pixel)[
-                : target.shape[0], : target.shape[1]
-            ]
+            found = found[:, : part.columns * per_pixel].reshape(part.rows, part.columns, per_pixel)
+            found = found[: target.shape[0], : target.shape[1]]
             if picture.is_planar:
                 target[..., place] = found[..., 0]
             else:
@@ -299,16 +298,9 @@ def _wrap(raw: memoryview, compression: int, fill_order: int, width: int, height
         tiff.FILL_ORDER: fill_order, tiff.STRIPS: 0, tiff.SAMPLES: 1, tiff.STRIP_ROWS: height, tiff.STRIP_BYTES: len(raw),
     }  # fmt: skip
     tags[tiff.STRIPS] = 8 + 2 + 12 * len(tags) + 4
-    entries = b"".join(
-        struct.pack(
-            "<HHII",
-            tag,
-            4 if tag in (tiff.WIDTH, tiff.HEIGHT, tiff.STRIPS, tiff.STRIP_ROWS, tiff.STRIP_BYTES) else 3,
-            1,
-            value,
-        )
-        for tag, value in tags.items()
-    )
+    # All as 32-bit numbers, but those that are 16-bit by the standard.
+    short = (tiff.BITS, tiff.COMPRESSION, tiff.PHOTOMETRIC, tiff.FILL_ORDER, tiff.SAMPLES)
+    entries = b"".join(struct.pack("<HHII", tag, 3 if tag in short else 4, 1, tags[tag]) for tag in tags)
     return struct.pack("<2sHIH", b"II", 42, 8, len(tags)) + entries + bytes(4) + raw
 
 

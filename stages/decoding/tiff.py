@@ -241,7 +241,8 @@ class Directory:
         if known is None:
             return "complex numbers" if self.kind in (5, 6) else "channels of different types"
         if self.bits not in known:
-            return f"{self.bits}-bit {'numbers' if self.kind == UNSIGNED else 'floats' if self.kind == FLOAT else 'signed numbers'}"
+            names = {UNSIGNED: "numbers", SIGNED: "signed numbers", FLOAT: "floats"}
+            return f"{self.bits}-bit {names[self.kind]}"
         if self.photometric == MIN_IS_WHITE and 1 in self.integers(EXTRA_SAMPLES):
             return "inverted gray and alpha that is multiplied into it"
         if self.kind == SIGNED and any(extra in (1, 2) for extra in self.integers(EXTRA_SAMPLES)):

@@ -188,7 +188,7 @@ def compress(data: bytes, how: str, row_bytes: int) -> bytes:
 def tiff_file(directories: list[dict[int, tuple[int, Any]]], order: str, *, big: bool = False) -> bytes:
     """A TIFF of some directories in a row: tag → (type, its values or bytes). The values of a strip's or tile's offsets are
     the bytes themselves."""
-    number, entry_bytes = ("Q", 20) if big else ("I", 12)
+    number = "Q" if big else "I"
     head = struct.pack(order + "2sHHHQ", b"II" if order == "<" else b"MM", 43, 8, 0, 0)
     head = head if big else struct.pack(order + "2sHI", b"II" if order == "<" else b"MM", 42, 0)
     out = bytearray(head)
@@ -324,7 +324,8 @@ def tiffs() -> Iterator[Layout]:
                 continue
             values, shown = _stored(photometric, alpha)
             extra = () if alpha is None else (alpha,)
-            title = f"tiff {names[photometric]}{'' if alpha is None else f'+extra{alpha}'} {TYPES[kind]}{bits} {name} planar{planar} {form}"
+            form_of_color = names[photometric] + ("" if alpha is None else f"+extra{alpha}")
+            title = f"tiff {form_of_color} {TYPES[kind]}{bits} {name} planar{planar} {form}"
             steps = (1 << min(bits, 8)) - 1
             data = tiff_of(
                 values, order=order, bits=bits, kind=kind, photometric=photometric, planar=planar,
@@ -354,8 +355,10 @@ def _compressed_tiffs() -> Iterator[Layout]:
         ("lzw", "deflate", "packbits", "lzma"), "<>", (1, 2), (0, 16)
     ):
         for bits, kind, photometric, predictor in (
-            (8, 1, 1, 1), (8, 1, 2, 1), (8, 1, 2, 2), (12, 1, 1, 1), (16, 1, 0, 1), (16, 1, 1, 1), (16, 1, 1, 2), (16, 1, 2, 1),
-            (16, 1, 2, 2), (16, 1, 5, 2), (16, 2, 1, 2), (32, 1, 1, 1), (32, 1, 1, 2), (32, 3, 1, 1), (32, 3, 1, 3), (32, 3, 2, 3),
+            (8, 1, 1, 1), (8, 1, 2, 1), (8, 1, 2, 2), (12, 1, 1, 1), (16, 1, 0, 1), (16, 1, 1, 1), (16, 1, 1, 2),
+            (16, 1, 2, 1),
+            (16, 1, 2, 2), (16, 1, 5, 2), (16, 2, 1, 2), (32, 1, 1, 1), (32, 1, 1, 2), (32, 3, 1, 1),
+            (32, 3, 1, 3), (32, 3, 2, 3),
             (16, 3, 1, 3), (64, 3, 1, 3), (64, 1, 1, 2), (32, 3, 1, 2),
         ):  # fmt: skip
             if (photometric < 2 and planar == 2) or (how == "packbits" and predictor > 1):
