@@ -168,8 +168,8 @@ def walk_tiff(file: Source, rules: Rules) -> Iterator[Item]:
     """Its pages, without masks and smaller copies."""
     with mmap.mmap(file.fd, 0, prot=mmap.PROT_READ) as data, memoryview(data) as view:
         count = pages.count_pages("TIFF", view)
-        if count >= pages.MOST:
-            raise Unusable(f"it has {pages.MOST:,} pages or more; split it into smaller files")
+        if count >= tiff.MOST:
+            raise Unusable(f"it has {tiff.MOST:,} pages or more; split it into smaller files")
         yield Expected(count)
         for number, page in enumerate(tiff.walk(view), 1):
             yield None if page.is_copy else Member(b"page-%04d.png" % number, _draw_page(page, rules))

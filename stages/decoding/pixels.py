@@ -177,13 +177,11 @@ def _skip_blank(image: Image.Image, frames: int) -> Image.Image:
 
 
 def _is_blank(image: Image.Image) -> bool:
-    seen = image.convert("RGBA" if image.has_transparency_data else "RGB")
-    ends = seen.getextrema()
-    return (
-        ends[-1] == (0, 0)
-        if seen.mode == "RGBA" and ends[-1] == (0, 0)
-        else all(low == high for low, high in ends)
-    )
+    if image.has_transparency_data:
+        image = image.convert("RGBA")
+        if image.getchannel("A").getextrema() == (0, 0):
+            return True
+    return len(image.convert("RGBA").getcolors(1) or ()) == 1
 
 
 def keep_picture(data: memoryview) -> io.BytesIO:

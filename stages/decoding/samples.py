@@ -74,7 +74,8 @@ def _scale(values: Array, low: float, high: float, bits: int) -> Array:
     scale = 255 / (high - low) if high > low else 0.0
     if 0 < bits <= 16:  # a table is faster
         levels = np.arange(1 << bits) * scale + (0.5 - low * scale)
-        return levels.clip(0, 255).astype(np.uint8)[values]
+        table: Array = levels.clip(0, 255).astype(np.uint8)
+        return table[values]
     with np.errstate(all="ignore"):  # of values that are missing
         levels = np.asarray(values, np.float64) * scale + (0.5 - low * scale)
         levels = levels.astype(np.float32) if values.dtype.kind == "f" else levels
@@ -82,13 +83,13 @@ def _scale(values: Array, low: float, high: float, bits: int) -> Array:
 
 
 def _is_missing(values: Array, no_data: float | None) -> Array:
-    missing = (
-        ~(np.abs(values) < HUGE) if values.dtype.kind == "f" else np.zeros(values.shape, bool)
-    )  # also NaN
-    if no_data is None:
-        return missing
+    missing = np.zeros(values.shape, bool)
     with np.errstate(all="ignore"):
-        return missing | (values == (values.dtype.type(no_data) if values.dtype.kind == "f" else no_data))
+        if values.dtype.kind == "f":
+            missing |= ~(np.abs(values) < values.dtype.type(HUGE))  # also what is not a number
+        if no_data is not None:
+            missing |= values == (values.dtype.type(no_data) if values.dtype.kind == "f" else no_data)
+    return missing
 
 
 def _guess_no_data(values: Array) -> float | None:
@@ -323,7 +324,7 @@ def _decode(picture: Directory, rows: Array, per_pixel: int) -> Array:
     if predictor == 2:
         whole = np.ascontiguousarray(rows).view(f"{picture.order}u{size}").astype(f"u{size}")
         return whole.reshape(count, -1, per_pixel).cumsum(1, whole.dtype).reshape(count, -1).view(kind)
-    return np.ascontiguousarray(rows).view(kind.newbyteorder(picture.order)).astype(kind)
+    return np.ascontiguousarray(rows).view(f"{picture.order}{kind.kind}{size}").astype(kind)
 
 
 def _split_bits(rows: Array, bits: int) -> Array:

@@ -82,10 +82,13 @@ def pack_samples(values: Pixels, bits: int, kind: int, order: str) -> bytes:
     if kind == 3:
         return values.astype(f"{order}f{bits // 8}").tobytes()
     top = (1 << bits) - 1
-    whole = [[min(round(float(value) * top), top) for value in row] for row in values]
+    if bits in (8, 16, 32):
+        numbers = (values * top).round().astype(np.int64)
+        return (numbers - (1 << bits - 1) * (kind == 2)).astype(f"{order}{TYPES[kind]}{bits // 8}").tobytes()
+    whole = [[min(round(value * top), top) for value in row] for row in values.tolist()]
     if kind == 2:
         whole = [[value - (1 << bits - 1) for value in row] for row in whole]
-    if bits in (8, 16, 32, 64):
+    if bits == 64:
         return np.array(whole, f"{order}{TYPES[kind]}{bits // 8}").tobytes()
     if bits % 8 == 0:
         return b"".join(
@@ -309,7 +312,9 @@ def _stored(photometric: int, alpha: int | None) -> tuple[Pixels, Pixels]:
     return values, shown
 
 
-def tiffs() -> Iterator[Layout]:
+def tiffs(every: int = 1) -> Iterator[Layout]:
+    """every: only one in so many, as making them takes longer than reading them."""
+    number = itertools.count()
     orders = {"II": "<", "MM": ">"}
     depths = [(b, 1) for b in (1, 2, 4, 6, 8, 10, 12, 14, 16, 24, 32, 64)]
     depths += [(b, 2) for b in (8, 16, 32, 64)] + [(b, 3) for b in (16, 32, 64)]
@@ -321,6 +326,8 @@ def tiffs() -> Iterator[Layout]:
             if photometric == 5 and alpha:
                 continue
             if alpha is not None and (bits < 8 or (form == "tiles" and bits != 16)):
+                continue
+            if next(number) % every:
                 continue
             values, shown = _stored(photometric, alpha)
             extra = () if alpha is None else (alpha,)
@@ -334,7 +341,7 @@ def tiffs() -> Iterator[Layout]:
             yield Layout(
                 title, data, _seen_at_depth(shown, steps, alpha), 1 if bits >= 8 and not alpha else 3, 255
             )
-    yield from _compressed_tiffs()
+    yield from _compressed_tiffs(every)
     yield from _written_by_pillow()
 
 
@@ -350,7 +357,8 @@ def _seen_at_depth(shown: Pixels, steps: int, alpha: int | None) -> Pixels:
     return ((shown / 255 * steps).round() / steps * 255).round().astype(np.uint8)
 
 
-def _compressed_tiffs() -> Iterator[Layout]:
+def _compressed_tiffs(every: int) -> Iterator[Layout]:
+    number = itertools.count()
     for how, order, planar, tile in itertools.product(
         ("lzw", "deflate", "packbits", "lzma"), "<>", (1, 2), (0, 16)
     ):
@@ -362,6 +370,8 @@ def _compressed_tiffs() -> Iterator[Layout]:
             (16, 3, 1, 3), (64, 3, 1, 3), (64, 1, 1, 2), (32, 3, 1, 2),
         ):  # fmt: skip
             if (photometric < 2 and planar == 2) or (how == "packbits" and predictor > 1):
+                continue
+            if next(number) % every:
                 continue
             values, shown = _stored(photometric, None)
             data = tiff_of(
