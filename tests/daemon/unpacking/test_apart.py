@@ -11,7 +11,9 @@ import subprocess
 import zipfile
 from pathlib import Path
 
+import numpy as np
 import pytest
+from PIL import Image
 
 from daemon.jobs import Version
 from daemon.unpacking.apart import Children, Interrupted, Outcome, Stopped, take_apart
@@ -20,6 +22,7 @@ from daemon.unpacking.folder import Contents, Most, choose_target
 from daemon.unpacking.members import Rules
 from stages.base import Limits
 from tests.daemon.unpacking.containers import make_pages, make_sparse_tar, make_tar, make_video, make_zip
+from tests.stages.decoding.layouts import directory, gray, tiff_file
 
 IGNORED = re.compile(rb"\..*")
 MOST = Most(100, 1 << 30, 200)
@@ -96,6 +99,22 @@ def test_what_is_in_a_file_is_unpacked_into_a_folder(
     assert bench.take(kind, data) == Outcome(len(names))
     assert bench.names == names
     assert bench.left == {"file", "file.unpacked"}
+
+
+def test_pages_of_more_than_8_bits_are_read_as_single_pictures_are(bench: Bench) -> None:
+    """The second page has a layout that Pillow does not know, and the third one that is not read."""
+    values = gray()[..., None] / 255
+    pages = [
+        directory(values, bits=32, kind=3, how="lzw"),
+        directory(1 - values, bits=16, photometric=0),
+        directory(values, bits=8, photometric=32844),
+    ]
+    outcome = bench.take("tiff", tiff_file(pages, "<"))
+    assert bench.names == ["page-0001.png", "page-0002.png"]
+    for name in bench.names:
+        with Image.open(bench.target / name) as page:
+            assert abs(np.asarray(page.convert("L")).astype(int) - gray()).max() <= 1
+    assert "LogL is not supported" in str(outcome)
 
 
 def test_links_and_devices_are_not_made_but_counted(bench: Bench) -> None:
