@@ -206,19 +206,14 @@ class Page:
         place = last if (number := _number_in(given)) is None else number
         if place > last:
             raise HTTPException(409, f"The last publication has the number {last}; begin with after=0.")
-
         if self._streams >= MOST_STREAMS:
             raise HTTPException(503, f"{MOST_STREAMS} programs follow the events already. Try again later.")
 
-        async def counted(place: int) -> AsyncIterator[bytes]:
-            self._streams += 1
-            try:
-                async for part in stream(place):
-                    yield part
-            finally:
-                self._streams -= 1
+        return StreamingResponse(self._follow(place), media_type="text/event-stream")
 
-        async def stream(place: int) -> AsyncIterator[bytes]:
+    async def _follow(self, place: int) -> AsyncIterator[bytes]:
+        self._streams += 1
+        try:
             yield b": visiond\n\n"
             idle = 0.0
             while True:
@@ -231,8 +226,8 @@ class Page:
                         yield b":\n\n"  # or something on the way cuts the connection
                         idle = 0.0
                 place = following
-
-        return StreamingResponse(counted(place), media_type="text/event-stream")
+        finally:
+            self._streams -= 1
 
     async def state(self, request: Request) -> Response:
         snapshot = await self._snapshot()
@@ -324,10 +319,10 @@ register_url_convertor("number", _Number())
 
 
 def _number_in(text: str) -> int | None:
-    """None if it is no number; MOST + 1 for all that the ledger cannot have."""
-    if not re.fullmatch(r"[0-9]+", text):
-        return None
-    return min(int(text), MOST + 1) if re.fullmatch(_Number.regex, text) else MOST + 1
+    """None if it is no number; MOST + 1 for one of more digits than the ledger can have."""
+    if re.fullmatch(_Number.regex, text):
+        return int(text)
+    return MOST + 1 if re.fullmatch("[0-9]+", text) else None
 
 
 def _wants_cards(request: Request) -> bool:

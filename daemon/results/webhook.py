@@ -114,9 +114,10 @@ class WebhookSink:
     def _secret(self) -> bytes:
         """Read for each request, so that it can be changed; never empty. Raises ConfigError."""
         key, file = "output.webhook.secret_file", self._settings.secret_file
+        fix = f"make a secret with: openssl rand -hex 32 > {file}"
         text = read_secret(key, file).strip()
         if not text:
-            raise ConfigError([f"{key}: {file} is empty; make a secret with: openssl rand -hex 32 > {file}"])
+            raise ConfigError([f"{key}: {file} is empty; {fix}"])
         if not text.startswith(PREFIX):
             return text
         try:
@@ -125,7 +126,6 @@ class WebhookSink:
             why = "nothing follows"
         except ValueError as error:
             why = str(error)
-        fix = f"make a secret with: openssl rand -hex 32 > {file}"
         raise ConfigError(
             [f"{key}: {file} begins with {PREFIX.decode()}, so the rest must be base64: {why}; {fix}"]
         )

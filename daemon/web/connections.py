@@ -39,13 +39,13 @@ REQUEST_SECONDS = 10.0
 
 
 # The pages have no scripts, styles or pictures, and must not be framed.
-HEADERS = [
+HEADERS = (
     ("x-content-type-options", "nosniff"),
     (
         "content-security-policy",
         "default-src 'none'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
     ),
-]
+)
 
 
 class Connection(H11Protocol):
@@ -92,8 +92,7 @@ class Connection(H11Protocol):
         self._wait_no_more()
 
     def _wait(self) -> None:
-        self._limit_time()
-        if self.transport.is_closing():
+        if not self._limit_time():
             return
         self.waiting[self] = None
         if len(self.waiting) > MOST_WAITING:
@@ -107,10 +106,13 @@ class Connection(H11Protocol):
             longest.transport.abort()
         return longest is not None
 
-    def _limit_time(self) -> None:
+    def _limit_time(self) -> bool:
+        """Returns False if the connection is being closed already."""
         self._wait_no_more()
-        if not self.transport.is_closing():
-            self._deadline = self.loop.call_later(REQUEST_SECONDS, self.transport.abort)
+        if self.transport.is_closing():
+            return False
+        self._deadline = self.loop.call_later(REQUEST_SECONDS, self.transport.abort)
+        return True
 
     def _wait_no_more(self) -> None:
         self.waiting.pop(self, None)
@@ -132,7 +134,7 @@ class Server(uvicorn.Server):
         app: ASGIApp,
         listener: socket.socket,
         tls: ssl.SSLContext | None = None,
-        headers: Sequence[tuple[str, str]] = tuple(HEADERS),
+        headers: Sequence[tuple[str, str]] = HEADERS,
     ) -> None:
         """headers: of all answers."""
         super().__init__(

@@ -92,8 +92,8 @@ def decode(
     """Decode a batch: a tensor or an error for each (bytes, header from `inspect`), in order.
 
     A tensor is uint8 [3, height, width] on `device`, contiguous, RGB, upright; transparent pixels are blended
-    with white. On a GPU, one call decodes at most `limits.max_pixels` pixels. Raises OutOfMemory and
-    DeviceLost.
+    with white, or with black if white would hide a light picture. On a GPU, one call decodes at most
+    `limits.max_pixels` pixels. Raises OutOfMemory and DeviceLost.
     """
     import torch
 

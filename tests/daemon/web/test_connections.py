@@ -86,6 +86,15 @@ async def test_half_a_request_is_waited_for_only_so_long_and_so_is_the_next_one_
             assert await is_closed(client)
 
 
+async def test_after_a_request_of_two_lengths_the_connection_is_closed() -> None:
+    """Something before the server may take what follows for another request."""
+    lengths = b"Content-Length: 5\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n"
+    async with served() as port, await anyio.connect_tcp("127.0.0.1", port) as client:
+        await client.send(REQUEST[:-2] + lengths)
+        assert (await client.receive()).startswith(b"HTTP/1.1 204")
+        assert await is_closed(client)
+
+
 async def test_a_handshake_is_waited_for_only_so_long(
     monkeypatch: pytest.MonkeyPatch, tls: ssl.SSLContext
 ) -> None:
