@@ -147,8 +147,7 @@ class Pipeline:
         self._watching.cancel()
         self._admitted.set()
         self.outbox.drain(seconds / 2)
-        parts: list[Shift | RunningLook | Unpacker] = [*self.shifts, *self.looks]
-        for part in (*parts, *filter(None, [self.unpacker])):
+        for part in (*self.shifts, *self.looks, *filter(None, [self.unpacker])):
             part.drain()
 
     @property
@@ -175,10 +174,7 @@ class Pipeline:
 
     def blocked(self) -> list[str]:
         """Why nothing can be read or written: for example, the disk is full."""
-        reasons = [
-            *self.retry.blocked(),
-            *(reason for state in self.states() for reason in state.blocked),
-        ]
+        reasons = self.retry.blocked() + [reason for state in self.states() for reason in state.blocked]
         return list(dict.fromkeys(reasons))
 
     def wake(self) -> None:
@@ -290,11 +286,7 @@ class Pipeline:
         """The next jobs of these inboxes. With a limit there are none until all files are found, because
         the highest priority comes first; once enough have been taken, only their retries follow."""
         limit = self.limit
-        busy = (
-            self.in_flight.keys() | {job.id for job in self._deferred}
-            if self._deferred
-            else self.in_flight.keys()
-        )
+        busy = self.in_flight.keys() | {job.id for job in self._deferred}
         if not limit:
             return await self.retry("ledger", self.ledger.next_jobs, FEED, busy, inboxes)
         if not complete or limit.is_over:
@@ -320,6 +312,13 @@ class Pipeline:
         await self.retry("ledger", self.ledger.blame, job)
 
     async def end(self, endings: list[Ending]) -> set[int]:
+        if gone := [ending.job for ending in endings if ending.status is JobStatus.GONE]:
+            hidden = await self.watcher.find_hidden(gone, self.publisher.check_folders)
+            self.absences.note(hidden)
+            kept = {
+                job.id: self._judge.failed(job, job.failure, time.time()) for job in hidden if job.failure
+            }
+            endings[:] = [kept.get(ending.job.id, ending) for ending in endings]
         ended = await self.retry("ledger", self.ledger.end, endings, self._judge.endings)
         if new := {ending.bin for ending in endings if ending.bin} - self.bins.keys():
             self.bins |= dict.fromkeys(sorted(new))
@@ -336,12 +335,16 @@ class Pipeline:
 
     async def take_back(self, jobs: Sequence[Job], endings: Sequence[Ending], ended: set[int]) -> None:
         """A station was lost. Its jobs are handed out again; what it had committed is published here."""
+        self._owe(endings, ended)
+        self._leave(endings, ended)
+        self.let_go(jobs)
+
+    def _owe(self, endings: Sequence[Ending], ended: set[int]) -> None:
+        """Publish them again, before anything else of the same inboxes."""
         owed = {(e.job.inbox, e.job.path) for e in endings if e.job.id in ended}
         self._owed |= owed
         self.publisher.expect({inbox for inbox, _ in owed})
         self._recovered -= {inbox for inbox, _ in owed}
-        self._leave(endings, ended)
-        self.let_go(jobs)
 
     def let_go(self, jobs: Sequence[Job]) -> None:
         for job in jobs:
@@ -368,9 +371,13 @@ class Pipeline:
         Groups that arrived during one sync share the next."""
         while True:
             groups = [await self._published.get(), *drain(self._published)]
-            await self.publisher.confirm([group.publication for group in groups])
+            are_safe = await self.publisher.confirm([group.publication for group in groups])
             self._finished_at = time.monotonic()
+            if not are_safe:
+                self._recovered.clear()  # second looks are owed too
             for group in groups:
+                if not are_safe:
+                    self._owe(group.endings, group.ended)
                 self._leave(group.endings, group.ended)
                 if group.confirmed:
                     group.confirmed.set()

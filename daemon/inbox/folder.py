@@ -6,7 +6,7 @@ import asyncio
 import os
 import re
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple, TypeVar
 
@@ -15,10 +15,15 @@ import structlog
 from anyio import to_thread
 
 from daemon.config.sections import Inbox
+from daemon.inbox.disk import why_not_deleted
 from daemon.inbox.origin import Origin, origin_of
 from daemon.inbox.settle import Patience, Settling
 from daemon.inbox.walk import LONGEST_PATH, Unread, compile_ignored
+from daemon.jobs import Failure, Job
+from daemon.ledger.records import Reader
+from daemon.system.mounts import FolderAway, KnownFolder, is_within, list_mounts
 from daemon.system.scarcity import cause_of
+from stages.base import Reason
 
 log = structlog.get_logger()
 T = TypeVar("T")
@@ -49,6 +54,9 @@ class Folder:
     has_answered: bool = False  # at least once
     longest: int = LONGEST_PATH  # bytes of a file's path in it
     unread: Unread = field(init=False)  # folders in it that cannot be read
+    known: KnownFolder = field(init=False)
+    mounts: set[bytes] = field(default_factory=set)  # places of mounts below it, that there were at any scan
+    opened_at: float = field(default_factory=time.time)  # Unix seconds
     trouble: str = ""  # why it cannot be read
     given_up: str = ""  # why the watcher no longer waits for it
     scanned_at: float = 0.0  # monotonic
@@ -69,7 +77,7 @@ class Folder:
     calls: list[float] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self.unread = Unread(self.root)
+        self.unread, self.known = Unread(self.root), KnownFolder(self.root)
 
     @property
     def label(self) -> str:
@@ -104,6 +112,65 @@ class Folder:
         elif self.trouble and not error:
             log.info("inbox can be read again", path=path)
         self.trouble = cause_of(error) if error else ""
+
+    def find_absence(self, reader: Reader) -> OSError | None:
+        """Why it is not the folder with the files that the ledger knows; None if it is. Another folder is accepted if it
+        has at least one of these: a mount may come back under another number. Runs in a thread."""
+        if self.origin.is_remote:
+            return None
+        try:
+            self.known.check()
+            self.mounts |= _mounts_below(self.root)
+        except FolderAway as away:
+            if not any(map(self._has, reader.files_of(self.number))):
+                return away
+            self.known.accept()
+        except OSError:  # the walk reports it
+            return None
+        return None
+
+    def _has(self, file: tuple[bytes, int, int]) -> bool:
+        path, size, mtime_ns = file
+        try:
+            status = os.lstat(os.path.join(self.root, path))
+        except OSError:
+            return False
+        return (status.st_size, status.st_mtime_ns) == (size, mtime_ns)
+
+    def find_hidden(
+        self, jobs: Sequence[Job], reader: Reader, check_outputs: Callable[[], None]
+    ) -> list[Job]:
+        """See Watcher.find_hidden. Runs in a thread."""
+        away = self.find_absence(reader)
+        unmounted = self.mounts - _mounts_below(self.root) if self.mounts else set()
+        hidden = []
+        for job in jobs:
+            if job.location:
+                why = _trouble_of(check_outputs)
+            elif self.origin.is_remote:
+                why = ""
+            else:
+                why = str(away or "") or self._why_hidden(job, unmounted)
+            if why:
+                job.gone = False
+                job.failure = Failure(Reason.UNREADABLE, why, transient=True, away=True)
+                hidden.append(job)
+        return hidden
+
+    def _why_hidden(self, job: Job, unmounted: set[bytes]) -> str:
+        """Why a file that was not found has not been deleted; empty if it has, as far as that can be seen."""
+        path = os.path.join(self.root, job.path)
+        try:
+            is_there = job.version.is_of(os.lstat(path), moved=False)
+            return "it was away for a moment" if is_there else ""
+        except OSError:
+            pass
+        for mount in unmounted:
+            if is_within(path, mount):
+                fix = "Mount it again; if its images are not needed any more, restart the daemon"
+                return f"{os.fsdecode(mount)} is not mounted any more. {fix}"
+        # Of files that were seen since, the identity of their folders is known.
+        return why_not_deleted(self.root, job.path, job.seen_at) if job.seen_at < self.opened_at else ""
 
     def silent_seconds(self) -> float:
         """How long it has not answered, if that is too long; else 0."""
@@ -147,6 +214,19 @@ class Folder:
             what = "store" if self.origin.is_remote else "mount"
             return f"inbox {self.settings.place} has not answered for {silent:.0f} s; is its {what} dead?"
         return f"inbox {self.settings.place} cannot be read: {self.trouble}" if self.trouble else ""
+
+
+def _mounts_below(root: bytes) -> set[bytes]:
+    real = os.path.realpath(root)
+    return {mount.place for mount in list_mounts() if mount.place != real and is_within(mount.place, real)}
+
+
+def _trouble_of(check: Callable[[], None]) -> str:
+    try:
+        check()
+    except OSError as error:
+        return str(error)
+    return ""
 
 
 def open_folder(number: int, inbox: Inbox) -> Folder:

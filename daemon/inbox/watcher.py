@@ -23,7 +23,7 @@ from daemon.config.sections import Inbox
 from daemon.inbox.folder import Folder, Hint, open_folder
 from daemon.inbox.settle import TOUCHED_SECONDS
 from daemon.inbox.walk import Unread, Walk
-from daemon.jobs import File, Version
+from daemon.jobs import File, Job, Version
 from daemon.ledger.records import Reader
 from daemon.monitoring.metrics import Metrics
 from daemon.system.mounts import ANSWER_SECONDS
@@ -117,6 +117,15 @@ class Watcher:
         """The inboxes whose files are not found."""
         return {folder.number for folder in self._folders if folder.problem()}
 
+    async def find_hidden(self, jobs: Sequence[Job], check_outputs: Callable[[], None]) -> list[Job]:
+        """Of jobs that are `gone`, those whose files may come back; each gets the failure that says why. check_outputs:
+        raises OSError if the folders of moved files are away."""
+        hidden: list[Job] = []
+        for folder in self._folders:
+            if mine := [job for job in jobs if job.inbox == folder.number]:
+                hidden += await folder.in_thread(folder.find_hidden, mine, self._reader, check_outputs)
+        return hidden
+
     def unread(self) -> list[Unread]:
         """The folders that cannot be read, for each inbox that has some."""
         return [folder.unread for folder in self._folders if len(folder.unread)]
@@ -169,7 +178,9 @@ class Watcher:
     def _next_scan(self, folder: Folder) -> float:
         if not folder.scanned_at:
             return 0.0
-        is_quick = folder.polls and not folder.origin.is_remote  # a store charges for each request
+        is_quick = (
+            folder.polls or folder.trouble
+        ) and not folder.origin.is_remote  # a store charges for each request
         interval = min(POLL_SECONDS, self._rescan_seconds) if is_quick else self._rescan_seconds
         if folder.settling.overflowed:
             # By then there is room for the files that did not fit.
@@ -190,6 +201,10 @@ class Watcher:
                 return
             folder.polls |= not is_told and folder.settings.watch == "auto"
             self._answered()
+        if away := await folder.in_thread(folder.find_absence, self._reader):
+            folder.note_answer(away)
+            folder.scanned_at = time.monotonic()
+            return
         if not subtree:
             folder.unread.begin_scan()
             folder.settling.overflowed = False  # this walk finds again what did not fit

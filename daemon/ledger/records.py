@@ -104,6 +104,10 @@ class Reader:
             rows = run_rows(connection, "versions", [(path,) for path in paths], inbox)
         return {(row[0], Version(*tuple(row)[1:])) for row in rows}
 
+    def files_of(self, inbox: int) -> list[tuple[bytes, int, int]]:
+        """Path, size and mtime_ns of some files that should be in the inbox: a thousand that wait, and the newest ones."""
+        return [tuple(row) for row in self._rows("files_of", inbox, inbox)]
+
     def find(self, name: str) -> list[Record]:
         """The newest version of each file that a name can mean, by the most exact way that finds any."""
         return self.assemble(next(filter(None, self._called(name)), []))

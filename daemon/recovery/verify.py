@@ -43,11 +43,11 @@ from daemon.recovery.showing import Nobody, Showing
 from daemon.results.destinations import (
     Destination,
     open_destinations,
-    sidecar_paths,
     sync_folders,
     write_sidecar,
 )
 from daemon.results.folder_locks import lock_outputs
+from daemon.sidecar import sidecar_paths
 from daemon.state import IDENTITY, LEDGER, closed_to_others, lock_state
 
 NOBODY = Nobody()
