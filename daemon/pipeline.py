@@ -247,8 +247,7 @@ class Pipeline:
         return (inbox, path) in self.claims
 
     async def _next_jobs(self) -> list[Job]:
-        """Wait for the next jobs; an empty list when there will be no more.
-        Files of an inbox that does not answer are neither read nor moved."""
+        """As `next_jobs`. Files of an inbox that does not answer are neither read nor moved."""
         while not self.draining:
             if not all(map(self.must_wait, self._deferred)):
                 found, self._deferred = self._deferred, []
@@ -292,9 +291,8 @@ class Pipeline:
         if not complete or limit.is_over:
             return []
         only = None if limit.room else limit.postponed
-        jobs = await self.retry(
-            "ledger", self.ledger.next_jobs, min(FEED, limit.room or FEED), busy, inboxes, only
-        )
+        most = min(FEED, limit.room or FEED)
+        jobs = await self.retry("ledger", self.ledger.next_jobs, most, busy, inboxes, only)
         limit.take(jobs)
         return jobs
 
@@ -314,11 +312,7 @@ class Pipeline:
     async def end(self, endings: list[Ending]) -> set[int]:
         if gone := [ending.job for ending in endings if ending.status is JobStatus.GONE]:
             hidden = await self.watcher.find_hidden(gone, self.publisher.check_folders)
-            self.absences.note(hidden)
-            kept = {
-                job.id: self._judge.failed(job, job.failure, time.time()) for job in hidden if job.failure
-            }
-            endings[:] = [kept.get(ending.job.id, ending) for ending in endings]
+            self.absences.keep(hidden, endings, self._judge)
         ended = await self.retry("ledger", self.ledger.end, endings, self._judge.endings)
         if new := {ending.bin for ending in endings if ending.bin} - self.bins.keys():
             self.bins |= dict.fromkeys(sorted(new))
@@ -371,13 +365,12 @@ class Pipeline:
         Groups that arrived during one sync share the next."""
         while True:
             groups = [await self._published.get(), *drain(self._published)]
-            are_safe = await self.publisher.confirm([group.publication for group in groups])
-            self._finished_at = time.monotonic()
-            if not are_safe:
+            if not await self.publisher.confirm([group.publication for group in groups]):
                 self._recovered.clear()  # second looks are owed too
-            for group in groups:
-                if not are_safe:
+                for group in groups:
                     self._owe(group.endings, group.ended)
+            self._finished_at = time.monotonic()
+            for group in groups:
                 self._leave(group.endings, group.ended)
                 if group.confirmed:
                     group.confirmed.set()

@@ -7,13 +7,14 @@ import os
 import time
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import structlog
 
 from daemon.config.loading import Config
 from daemon.errors import ConfigError
 from daemon.inbox.origin import origin_of
-from daemon.jobs import Job
+from daemon.jobs import Ending, Failure, Job
 from daemon.system.mounts import describe_missing
 
 log = structlog.get_logger()
@@ -33,6 +34,11 @@ def check_inboxes(config: Config) -> None:
         )
     if missing := [inbox.path for inbox, answer in there if answer is False]:
         raise ConfigError([describe_missing(path) for path in missing])
+
+
+class Judge(Protocol):
+    def failed(self, job: Job, failure: Failure, now: float) -> Ending:
+        """Another attempt, or FAILED."""
 
 
 @dataclass(slots=True)
@@ -73,6 +79,12 @@ class Absences:
         for absence in [self._absent[inbox] for inbox in {job.inbox for job in jobs} & self._absent.keys()]:
             if absence.is_tried:  # its images are gone, or to blame themselves: others are tried
                 absence.until, absence.is_tried = time.monotonic(), False
+
+    def keep(self, hidden: Sequence[Job], endings: list[Ending], judge: Judge) -> None:
+        """Let these images wait, instead of being GONE: `endings` gets other entries for them."""
+        self.note(hidden)
+        kept = {job.id: judge.failed(job, job.failure, time.time()) for job in hidden if job.failure}
+        endings[:] = [kept.get(ending.job.id, ending) for ending in endings]
 
     def begin(self, inboxes: Collection[int]) -> None:
         """Images of these inboxes are handed out. If one is away, no more follow until they have been read: a store may

@@ -17,10 +17,10 @@ from anyio import to_thread
 from daemon.config.sections import Inbox
 from daemon.inbox.disk import why_not_deleted
 from daemon.inbox.origin import Origin, origin_of
-from daemon.inbox.settle import Patience, Settling
+from daemon.inbox.settle import TOUCHED_SECONDS, Patience, Settling
 from daemon.inbox.walk import LONGEST_PATH, Unread, compile_ignored
 from daemon.jobs import Failure, Job
-from daemon.ledger.records import Reader
+from daemon.ledger.records import Expected, Reader
 from daemon.system.mounts import FolderAway, KnownFolder, is_within, list_mounts
 from daemon.system.scarcity import cause_of
 from stages.base import Reason
@@ -30,6 +30,8 @@ T = TypeVar("T")
 
 THREADS = 2  # per inbox, so that a dead mount does not use up the threads of all inboxes
 HINTS = 65_536  # events that wait; more are dropped, and a scan finds their files
+POLL_SECONDS = 5.0  # between scans where there are no events
+REST = 10  # a scan that took t seconds is followed by at least REST × t of rest
 UNSETTLED = 20_000  # files that wait until they are whole; more are left to a scan that follows soon
 
 
@@ -115,27 +117,35 @@ class Folder:
 
     def find_absence(self, reader: Reader) -> OSError | None:
         """Why it is not the folder with the files that the ledger knows; None if it is. Another folder is accepted if it
-        has at least one of these: a mount may come back under another number. Runs in a thread."""
+        has at least one of these, as a mount may come back under another number; or on the same disk if no file waits.
+        Runs in a thread."""
         if self.origin.is_remote:
             return None
         try:
             self.known.check()
             self.mounts |= _mounts_below(self.root)
         except FolderAway as away:
-            if not any(map(self._has, reader.files_of(self.number))):
+            files = reader.files_of(self.number)
+            if not any(map(self._has, files)) and (
+                any(file.waits for file in files) or not self._is_on_same_disk()
+            ):
                 return away
             self.known.accept()
         except OSError:  # the walk reports it
             return None
         return None
 
-    def _has(self, file: tuple[bytes, int, int]) -> bool:
-        path, size, mtime_ns = file
+    def _has(self, file: Expected) -> bool:
         try:
-            status = os.lstat(os.path.join(self.root, path))
+            status = os.lstat(os.path.join(self.root, file.path))
         except OSError:
             return False
-        return (status.st_size, status.st_mtime_ns) == (size, mtime_ns)
+        return (status.st_size, status.st_mtime_ns) == (file.size, file.mtime_ns)
+
+    def _is_on_same_disk(self) -> bool:
+        with contextlib.suppress(OSError):
+            return self.known.identity is not None and os.stat(self.root).st_dev == self.known.identity.device
+        return False
 
     def find_hidden(
         self, jobs: Sequence[Job], reader: Reader, check_outputs: Callable[[], None]
@@ -184,6 +194,21 @@ class Folder:
         if is_scan_wanted:
             self.wanted.add(b"")
         self.wake.set()  # the next scan may be due earlier
+
+    def next_scan(self, rescan_seconds: float) -> float:
+        """When a scan of all of it is due (monotonic)."""
+        if not self.scanned_at:
+            return 0.0
+        is_quick = (
+            self.polls or self.trouble
+        ) and not self.origin.is_remote  # a store charges for each request
+        interval = min(POLL_SECONDS, rescan_seconds) if is_quick else rescan_seconds
+        if self.settling.overflowed:
+            # By then there is room for the files that did not fit.
+            interval = min(interval, max(self.settings.settle_seconds, TOUCHED_SECONDS))
+        # A scan that failed may only have waited for an answer, and the rest of it should follow soon.
+        rest = 0.0 if self.trouble else REST * self.scan_seconds
+        return self.scanned_at + max(interval, rest)
 
     def want_scan(self, subtree: bytes = b"") -> None:
         self.wanted.add(subtree)

@@ -103,7 +103,7 @@ class Destination:
         return cls(inbox.root, results, failed, done, folder, mode, fate, names, known)
 
     def check(self) -> None:
-        """Raises FolderAway if one of its folders is missing or another one, OSError."""
+        """Raises FolderAway if one of its folders is not the same any more, OSError."""
         for folder in self.known:
             folder.check()
 
@@ -266,8 +266,8 @@ def remember_folders(destinations: Iterable[Destination]) -> None:
     """Look at their folders for the first time, unless a mount is dead. Runs in a thread."""
 
     def look() -> None:
-        with contextlib.suppress(OSError):  # it is reported when something is written
-            for destination in destinations:
+        for destination in destinations:
+            with contextlib.suppress(OSError):  # it is reported when something is written
                 destination.check()
 
     ask(look)
