@@ -11,11 +11,11 @@ from typing import Protocol
 
 import structlog
 
-from daemon.config.loading import Config
+from daemon.config.loading import Config, find_shared_folders
 from daemon.errors import ConfigError
 from daemon.inbox.origin import origin_of
 from daemon.jobs import Ending, Failure, Job
-from daemon.system.mounts import describe_missing
+from daemon.system.mounts import ask, describe_missing
 
 log = structlog.get_logger()
 
@@ -25,8 +25,8 @@ TRY_SECONDS = 120.0  # after which a try is taken for lost, with the station tha
 
 
 def check_inboxes(config: Config) -> None:
-    """Raises ConfigError when an inbox does not exist. It is not created,
-    because that might hide a missing mount. Raises MissingLibrary."""
+    """Raises ConfigError when an inbox does not exist. It is not created, because that might hide a missing mount.
+    Also when links or mounts bring folders together that must be apart. Raises MissingLibrary."""
     there = [(inbox, origin_of(inbox.root).is_there()) for inbox in config.inbox]
     for inbox in [inbox for inbox, answer in there if answer is None]:
         log.warning(
@@ -34,6 +34,8 @@ def check_inboxes(config: Config) -> None:
         )
     if missing := [inbox.path for inbox, answer in there if answer is False]:
         raise ConfigError([describe_missing(path) for path in missing])
+    if problems := ask(lambda: find_shared_folders(config)):
+        raise ConfigError(problems)
 
 
 class Judge(Protocol):

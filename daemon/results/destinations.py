@@ -255,15 +255,14 @@ class Destination:
             raise Held(f"{os.fsdecode(record.location)}: {error.strerror}") from error
 
     def _move(self, record: Record) -> Placed:
-        """Move the source to its place. A source that can never be moved stays: its result is safe.
-        Raises Held."""
+        """Move the source to its place. One that can never be moved stays: its result is safe. Raises Held."""
         home = self.home_of(record)
         placed = None if home is None else self._try_with_source(record, lambda: sources.move(record, home))
         return placed or Placed(record.id)
 
 
 def remember_folders(destinations: Iterable[Destination]) -> None:
-    """Look at their folders for the first time, unless a mount is dead. Runs in a thread."""
+    """Look at their folders for the first time. A dead mount is left out. Runs in a thread."""
 
     def look() -> None:
         for destination in destinations:

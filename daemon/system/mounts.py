@@ -83,6 +83,42 @@ def is_within(path: bytes, folder: bytes) -> bool:
     return (path + b"/").startswith(os.path.join(folder, b""))
 
 
+@dataclass(frozen=True, slots=True)
+class Position:
+    """Where a folder really is. folders: device and inode of it, if it exists, and of all folders above it; the first is
+    its own. places: where its file system has it, with the device's number before it: another name of a folder, made by
+    a mount of that folder alone, has no folder above it in common."""
+
+    own: tuple[int, int] | None
+    folders: frozenset[tuple[int, int]]
+    place: bytes
+
+    @classmethod
+    def of(cls, path: Path) -> Position:
+        real = Path(os.path.realpath(path))
+        found = [(status.st_dev, status.st_ino) for each in (real, *real.parents) if (status := _stat(each))]
+        own = found[0] if _stat(real) else None
+        mount = mount_of(real)
+        place = (
+            mount.device
+            + os.path.normpath(os.path.join(mount.root, os.path.relpath(os.fsencode(real), mount.place)))
+            if mount
+            else b""
+        )
+        return cls(own, frozenset(found), place)
+
+    def is_within(self, other: Position) -> bool:
+        """Whether it is the other folder or in it, under whatever names."""
+        return other.own in self.folders or (bool(other.place) and is_within(self.place, other.place))
+
+
+def _stat(path: Path) -> os.stat_result | None:
+    try:
+        return os.stat(path)
+    except OSError:
+        return None
+
+
 def is_network_mount(path: Path) -> bool:
     """Whether a folder is on a network file system, which sends no events for changes by other machines."""
     mount = mount_of(path)
