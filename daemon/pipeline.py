@@ -134,7 +134,7 @@ class Pipeline:
             await self.publisher.try_again()
 
     def held_back(self) -> list[str]:
-        """Why some images wait while others go on: an inbox cannot be read, or a source cannot be moved."""
+        """Why some images wait while others go on."""
         return self.watcher.held_back() + self.absences.held_back() + self.publisher.held_back()
 
     def drain(self, seconds: float = math.inf) -> None:
@@ -147,8 +147,10 @@ class Pipeline:
         self._watching.cancel()
         self._admitted.set()
         self.outbox.drain(seconds / 2)
-        for part in (*self.shifts, *self.looks, *filter(None, [self.unpacker])):
+        for part in (*self.shifts, *self.looks):
             part.drain()
+        if self.unpacker:
+            self.unpacker.drain()
 
     @property
     def stations(self) -> list[Station | RemoteStation]:

@@ -120,10 +120,10 @@ def why_not_deleted(root: bytes, path: bytes, seen_at: float) -> str:
     is_fresh = born > seen_at * 1e9 and status.st_mtime_ns <= born
     if status.st_ctime >= seen_at and not is_fresh:
         return ""
-    name = os.fsdecode(folder).rstrip("/")
+    shown = os.fsdecode(folder).rstrip("/")
     return (
-        f"nothing has been deleted from {name} since its images were seen, so perhaps its mount is missing. Mount it or move "
-        f"it back; if the images were deleted: `{shlex.join(['touch', name])}`"
+        f"nothing has been deleted from {shown} since its images were seen, so perhaps its mount is missing. Mount it or move "
+        f"it back; if the images were deleted: `{shlex.join(['touch', shown])}`"
     )
 
 
