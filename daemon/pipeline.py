@@ -147,10 +147,9 @@ class Pipeline:
         self._watching.cancel()
         self._admitted.set()
         self.outbox.drain(seconds / 2)
-        for part in (*self.shifts, *self.looks):
+        parts: list[Shift | RunningLook | Unpacker] = [*self.shifts, *self.looks]
+        for part in parts + ([self.unpacker] if self.unpacker else []):
             part.drain()
-        if self.unpacker:
-            self.unpacker.drain()
 
     @property
     def stations(self) -> list[Station | RemoteStation]:
@@ -186,8 +185,7 @@ class Pipeline:
             self.unpacker.line.wake()
 
     async def recover(self, inboxes: set[int]) -> None:
-        """Publish what the last daemon, or a station that was lost, left in the ledger without publishing it,
-        before anything else of the same inbox."""
+        """Publish what is owed, before anything else of the same inbox: by the last daemon or a station that was lost."""
         owed = {path for path in self._owed if path[0] in inboxes}
         await self.claims.wait_for(owed)  # otherwise they are skipped
         await self.publisher.publish_owed(inboxes)
@@ -357,7 +355,7 @@ class Pipeline:
         self.claims.release_job((job.inbox, job.path))
 
     def looked_for(self) -> set[int] | None:
-        """The only images that may get a second look in this run; None: all. With a limit, those that it finished."""
+        """The only images that may get a second look in this run; None: all."""
         return self._finished if self.limit else None
 
     # 4. The results are confirmed to be on the disk. results/outbox.py takes them on to the sinks.

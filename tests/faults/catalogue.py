@@ -384,7 +384,7 @@ ROWS = [
         by_tests(f"{FAULTS}test_unread.py"), {}),
     Row("29", "ledger emptied, lost, cut, exchanged; deleted or replaced under the daemon", "refused, or noticed in a rescan",
         by_tests(f"{FAULTS}test_ledger_damage.py", "-k", "lost or running or another or restored or allows_a_new"), {}),
-    Row("53", "a folder of results is renamed or its mount goes away", "named in a rescan; nothing is marked or moved elsewhere",
+    Row("53", "a folder of results is renamed or its mount goes away", "named in a rescan; nothing marked or moved elsewhere",
         by_tests(f"{FAULTS}test_away.py", "-k", "results"), {}),
     Row("54", "an inbox is renamed or its mount goes away", "its images stay PENDING, it is named; `run --once` exits 74",
         by_tests(f"{FAULTS}test_away.py", "-k", "inbox_that_is or deletes"), {}),

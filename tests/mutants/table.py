@@ -434,6 +434,16 @@ SOURCES = [
         ("daemon/inbox/test_watcher.py::test_an_overflow_of_the_kernels_queue_loses_no_file",),
     ),
     Mutant(
+        "away-results-again",
+        "what was published before a folder came back is published again",
+        "daemon/results/publisher.py",
+        "if each.begun_at >= self._returned_at",
+        "if True",
+        (
+            "daemon/results/test_publisher.py::test_what_was_published_before_a_folder_came_back_is_not_marked_but_owed",
+        ),
+    ),
+    Mutant(
         "away-results-publish",
         "nothing is published to another folder than that of the start",
         "daemon/results/destinations.py",
@@ -2334,7 +2344,7 @@ STATIONS = [
         (
             "daemon/test_pipeline.py::test_what_a_lost_station_has_committed_is_published_before_a_later_version_is_handed_out",
         ),
-        within="Pipeline.take_back",
+        within="Pipeline._owe",
     ),
     Mutant(
         "station-committed-known",
