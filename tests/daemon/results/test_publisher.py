@@ -226,13 +226,13 @@ async def test_what_was_published_before_a_folder_came_back_is_not_marked_but_ow
     publisher.check_folders()
     job = await end(ledger, tmp_path / "inbox" / "a.jpg", b"image")
     before = publish(publisher, destinations, ledger.record_of(done(job, data=b"image")))
-    results = Path(os.fsdecode(destinations[1].results))
-    results.rename(tmp_path / "aside")
-    results.mkdir()
+    results, aside = os.fsdecode(destinations[1].results), tmp_path / "aside"
+    os.rename(results, aside)
+    os.mkdir(results)
     with pytest.raises(FolderAway):
         publisher.check_folders()
-    results.rmdir()
-    (tmp_path / "aside").rename(results)
+    os.rmdir(results)
+    os.rename(aside, results)
     assert not await publisher.confirm([before])
     assert [record.id for record in await ledger.owed(0, 10)] == [job.id]
     await publisher.publish_owed({1})
