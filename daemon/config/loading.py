@@ -6,6 +6,7 @@ All problems are reported at once.
 
 from __future__ import annotations
 
+import itertools
 import os
 import tomllib
 from collections.abc import Callable, Iterator, Mapping
@@ -32,6 +33,7 @@ from daemon.config.sections import (
 from daemon.config.traces import TracesSection
 from daemon.config.unpacking import UnpackingSection
 from daemon.errors import ConfigError
+from daemon.system.mounts import Position
 from stages.registry import ORDER, UnknownName, find_backend
 from stages.weights import names
 
@@ -200,9 +202,8 @@ def _anchor(config: Config, folder: Path) -> Config:
     )
 
 
-def _misplaced_folders(config: Config) -> list[str]:
-    """Folders inside each other, so that the daemon would process its own output or mix two inboxes."""
-    problems: list[str] = []
+def _own_folders(config: Config) -> dict[str, Path]:
+    """The folders that are no inboxes, by their keys."""
     own = {
         "output.results": config.output.results,
         "output.failed": config.output.failed,
@@ -213,6 +214,13 @@ def _misplaced_folders(config: Config) -> list[str]:
     }
     if config.upkeep.backup_folder:
         own["upkeep.backup_folder"] = Path(config.upkeep.backup_folder)
+    return own
+
+
+def _misplaced_folders(config: Config) -> list[str]:
+    """Folders inside each other, so that the daemon would process its own output or mix two inboxes."""
+    problems: list[str] = []
+    own = _own_folders(config)
     for index, inbox in enumerate(config.inbox):
         problems += _misplaced_inbox(config, inbox, own)
         for other in config.inbox[index + 1 :]:
@@ -253,6 +261,35 @@ def _misplaced_folders(config: Config) -> list[str]:
             "output.store.images: the sink uploads images after they were published, so they must stay where they are; "
             'set on_success = "keep" for every inbox, and output.bins to "none", "link" or "copy".'
         )
+    return problems
+
+
+def find_shared_folders(config: Config) -> list[str]:
+    """As `_misplaced_folders`, but for folders that only links or mounts bring together. Looks at the disk, and may wait
+    for a dead mount."""
+    inboxes = [
+        (f"the inbox {inbox.path}", Position.of(inbox.path), inbox.recursive)
+        for inbox in config.inbox
+        if not inbox.url
+    ]
+    problems = [
+        f"inbox: {one} and {other} are the same folder, or one contains the other, by a link or a mount; keep one of them."
+        for (one, here, _), (other, there, _) in itertools.combinations(inboxes, 2)
+        if here.is_within(there) or there.is_within(here)
+    ]
+    for key, folder in _own_folders(config).items():
+        position = Position.of(folder)
+        problems += [
+            f"{key}: {folder} is inside {name}, by a link or a mount; choose a folder outside it."
+            for name, inbox, recursive in inboxes
+            if position.is_within(inbox) and (recursive or inbox.is_within(position))
+        ]
+        if key in ("output.failed", "output.done", "output.bins_folder"):
+            problems += [
+                f"{key}: {name} is inside {folder}, by a link or a mount; move one of them."
+                for name, inbox, _ in inboxes
+                if inbox.is_within(position) and not position.is_within(inbox)
+            ]
     return problems
 
 

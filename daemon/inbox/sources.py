@@ -93,13 +93,17 @@ def link(source: bytes, target: bytes) -> None:
 
 
 def delete(record: Record) -> None:
-    """Delete the source. It is renamed first, so that a
-    version that takes its place at that moment is not deleted."""
-    aside = temporary_name(record.location)
+    """Delete the source. It is renamed first, so that a version that takes its place at that moment is not deleted.
+    A file of somebody else that has the temporary name stays. Raises OSError."""
+    names = [temporary_name(record.location), temporary_name(b"%b~%d" % (record.location, record.id))]
     if _is_same(record, record.location):
+        aside = next((name for name in names if not os.path.lexists(name)), None)
+        if aside is None:
+            raise FileExistsError(errno.EEXIST, "files with its temporary names are in the way", names[0])
         _take(record, aside)
-    if _is_same(record, aside):  # just now, or before a crash
-        os.unlink(aside)
+    for aside in names:
+        if _is_same(record, aside):  # just now, or before a crash
+            os.unlink(aside)
 
 
 def second_name(target: bytes, number: int) -> bytes:

@@ -8,7 +8,7 @@ import sqlite3
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -34,6 +34,15 @@ from daemon.ledger.statements import SQL, run_rows
 
 BACKUP_PAGES = 4096  # copied between two reports: 16 MiB
 MOST_OUTDATED = 100_000  # most versions to look at; 100,000 take 0.4 s on a slow core
+
+
+class Expected(NamedTuple):
+    """A file that should be in an inbox. waits: whether its version is PENDING."""
+
+    path: bytes
+    size: int
+    mtime_ns: int
+    waits: bool
 
 
 class Reader:
@@ -103,6 +112,10 @@ class Reader:
         with self._connections.lend() as connection:
             rows = run_rows(connection, "versions", [(path,) for path in paths], inbox)
         return {(row[0], Version(*tuple(row)[1:])) for row in rows}
+
+    def files_of(self, inbox: int) -> list[Expected]:
+        """Some files that should be in the inbox: a thousand that wait, and the newest ones."""
+        return [Expected(*row) for row in self._rows("files_of", inbox, inbox)]
 
     def find(self, name: str) -> list[Record]:
         """The newest version of each file that a name can mean, by the most exact way that finds any."""

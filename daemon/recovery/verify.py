@@ -20,6 +20,7 @@ import msgspec
 from daemon.config.loading import Config
 from daemon.control import open_reader
 from daemon.errors import (
+    ConfigError,
     IdentityDamaged,
     LedgerDamaged,
     LedgerUnusable,
@@ -29,7 +30,7 @@ from daemon.errors import (
     WrongArgument,
 )
 from daemon.hints import command
-from daemon.inbox.names import find_left_out, remember_names
+from daemon.inbox.names import find_left_out, find_renamed, remember_names
 from daemon.jobs import JobStatus
 from daemon.ledger import identity
 from daemon.ledger.files import STDOUT, written_whole
@@ -43,11 +44,11 @@ from daemon.recovery.showing import Nobody, Showing
 from daemon.results.destinations import (
     Destination,
     open_destinations,
-    sidecar_paths,
     sync_folders,
     write_sidecar,
 )
 from daemon.results.folder_locks import lock_outputs
+from daemon.sidecar import sidecar_paths
 from daemon.state import IDENTITY, LEDGER, closed_to_others, lock_state
 
 NOBODY = Nobody()
@@ -56,9 +57,12 @@ NOBODY = Nobody()
 def verify(config: Config, showing: Showing = NOBODY) -> Iterator[Finding]:
     """Compare every sidecar and reason of failure with the ledger.
 
-    Raises NothingFound without a ledger, AlreadyRunning, LedgerDamaged.
+    Raises NothingFound without a ledger, AlreadyRunning, LedgerDamaged; ConfigError if inboxes have other names than before.
     """
     # Open before locking: the lock makes the folder.
+    with open_reader(config) as reader:
+        if problems := find_renamed(config, reader):  # every sidecar would look edited or missing
+            raise ConfigError(problems)
     with open_reader(config) as reader, lock_state(config.state.path):
         _check_file(reader, showing)
         yield from _compare(reader, config, showing)

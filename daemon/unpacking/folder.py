@@ -22,7 +22,8 @@ import msgspec
 
 from daemon.inbox.sources import temporary_name
 from daemon.jobs import Version
-from daemon.results.destinations import LONGEST_NAME, sync_file_system
+from daemon.results.destinations import sync_file_system
+from daemon.sidecar import LONGEST_NAME
 from daemon.system.beneath import READ
 
 MARK = b".visiond-unpacked"  # a file in each such folder; the watcher passes it over

@@ -173,8 +173,9 @@ class Unpacker:
 
     async def _end(self, ending: Ending) -> None:
         coordinator = self._coordinator
-        ended = await coordinator.end([ending])
-        records = coordinator.records_of(published_of([ending], ended))
+        endings = [ending]
+        ended = await coordinator.end(endings)  # may replace it, as in a folder that is not mounted
+        records = coordinator.records_of(published_of(endings, ended))
         publication = await coordinator.retry.in_thread(
             "results", publish_records, records, self._destinations
         )

@@ -433,6 +433,87 @@ SOURCES = [
         "pass\n            elif",
         ("daemon/inbox/test_watcher.py::test_an_overflow_of_the_kernels_queue_loses_no_file",),
     ),
+    Mutant(
+        "away-results-again",
+        "what was published before a folder came back is published again",
+        "daemon/results/publisher.py",
+        "if each.begun_at >= self._returned_at",
+        "if True",
+        (
+            "daemon/results/test_publisher.py::test_what_was_published_before_a_folder_came_back_is_not_marked_but_owed",
+        ),
+    ),
+    Mutant(
+        "away-results-publish",
+        "nothing is published to another folder than that of the start",
+        "daemon/results/destinations.py",
+        "            folder.check()",
+        "            pass",
+        (
+            "faults/test_away.py::test_results_that_are_moved_away_are_noticed_while_idle_and_nothing_is_published_elsewhere",
+        ),
+        within="Destination.check",
+    ),
+    Mutant(
+        "away-results-watch",
+        "results that go away are noticed while nothing is published",
+        "daemon/service.py",
+        "tasks.start_soon(pipeline.publisher.watch, self._rescan_seconds)",
+        "pass",
+        (
+            "faults/test_away.py::test_results_that_are_moved_away_are_noticed_while_idle_and_nothing_is_published_elsewhere",
+        ),
+    ),
+    Mutant(
+        "away-inbox-gone",
+        "images of an inbox that is away are not GONE",
+        "daemon/pipeline.py",
+        "self.absences.keep(hidden, endings, self._judge)",
+        "pass",
+        (
+            "faults/test_away.py::test_an_inbox_that_is_not_mounted_at_the_start_ends_a_run_with_74_and_a_touch_says_that_it_was_emptied",
+        ),
+    ),
+    Mutant(
+        "away-inbox-named",
+        "an inbox that was moved away is named",
+        "daemon/inbox/folder.py",
+        "                return away\n",
+        "                return None\n",
+        ("faults/test_away.py::test_images_of_an_inbox_that_is_moved_away_stay_pending_until_it_is_back",),
+    ),
+    Mutant(
+        "away-inbox-emptied",
+        "a user who deletes the images of an inbox is believed",
+        "daemon/inbox/disk.py",
+        "if status.st_ctime >= seen_at and not is_fresh:",
+        "if False:",
+        ("faults/test_away.py::test_images_that_a_user_deletes_are_gone",),
+    ),
+    Mutant(
+        "shared-folders",
+        "folders that links bring together are refused",
+        "daemon/inbox/absence.py",
+        "if problems := ask(lambda: find_shared_folders(config)):",
+        "if problems := None:",
+        ("faults/test_away.py::test_results_that_a_link_puts_into_an_inbox_are_refused",),
+    ),
+    Mutant(
+        "delete-aside-taken",
+        "a deletion overwrites no file that has its temporary name",
+        "daemon/inbox/sources.py",
+        "next((name for name in names if not os.path.lexists(name)), None)",
+        "names[0]",
+        ("daemon/inbox/test_sources.py::test_a_deletion_overwrites_no_file_that_has_its_temporary_name",),
+    ),
+    Mutant(
+        "locks-above",
+        "results inside those of another daemon are refused",
+        "daemon/results/folder_locks.py",
+        "                _lock_above(stack, folder)",
+        "                pass",
+        ("daemon/results/test_folder_locks.py::test_results_inside_those_of_another_daemon_are_refused",),
+    ),
 ]
 
 # The ledger's states, attempts and order
@@ -2315,7 +2396,7 @@ STATIONS = [
         (
             "daemon/test_pipeline.py::test_what_a_lost_station_has_committed_is_published_before_a_later_version_is_handed_out",
         ),
-        within="Pipeline.take_back",
+        within="Pipeline._owe",
     ),
     Mutant(
         "station-committed-known",

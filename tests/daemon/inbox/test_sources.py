@@ -435,3 +435,14 @@ def test_a_bin_that_a_power_failure_took_is_filled_again_from_where_the_source_l
     assert tree(tmp_path) == dict.fromkeys(("bins/A/a.jpg", "done/a.jpg"), b"image") | {
         "results/a.jpg.json": record.sidecar
     }
+
+
+def test_a_deletion_overwrites_no_file_that_has_its_temporary_name(tmp_path: Path) -> None:
+    record = drop(tmp_path)
+    other = Path(os.fsdecode(sources.temporary_name(record.location)))
+    other.write_bytes(b"somebody else's")
+    sources.delete(record)
+    assert not os.path.lexists(record.location)
+    assert [(file.name, file.read_bytes()) for file in other.parent.iterdir()] == [
+        (other.name, b"somebody else's")
+    ]
