@@ -32,7 +32,7 @@ from daemon.results.judge import Judge, Selection
 from daemon.state import KERNELS
 from daemon.system.cores import Cores
 from daemon.system.gpus import Gpu, list_gpus
-from daemon.system.host import Host, count_cores
+from daemon.system.host import Host
 from daemon.workers.compiler import Want
 from daemon.workers.kernels import list_wants
 from daemon.workers.lane import Lane
@@ -282,7 +282,7 @@ def gpus_of(look: SecondLook, config: Config, gpus: Sequence[Gpu]) -> list[Gpu]:
 
 def find_profile(config: Config, gpus: Sequence[Gpu], specs: Mapping[str, StageSpec]) -> Profile | None:
     """What `visiond tune` measured on this machine with these models."""
-    return find_tuned(config.state.path, Machine.of(used_gpus(config, gpus), count_cores(), specs))
+    return find_tuned(config.state.path, Machine.of(used_gpus(config, gpus), Host.here().cores, specs))
 
 
 def use_profile(config: Config, gpus: Sequence[Gpu], profile: Profile | None) -> tuple[Config, str]:

@@ -1,4 +1,5 @@
-"""Starts child processes of visiond, binds them to their parent, and locks a folder for one process.
+"""Starts child processes of visiond, binds them to their parent, and locks a folder for one process. Counts the cores that
+they may use.
 
 No code is imported from the working directory: it may be an inbox,
 where anybody can put a file called resource.py.
@@ -18,6 +19,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 PR_SET_PDEATHSIG = 1  # linux/prctl.h
+CGROUPS = Path("/sys/fs/cgroup")
 ROOT = str(Path(__file__).resolve().parents[1])
 
 
@@ -84,6 +86,48 @@ def locked_folder(folder: str | Path) -> Iterator[int]:
         yield fd
     finally:
         os.close(fd)
+
+
+def count_cores() -> int:
+    """The cores that this process may use: by its affinity, and by the quota of CPU time of its container. At least 1."""
+    return max(1, min([len(os.sched_getaffinity(0)), *measure_quotas(CGROUPS)]))
+
+
+def measure_quotas(root: Path) -> list[int]:
+    """In cores, each quota of CPU time that holds for this process by its cgroups, of version 2 and of version 1. Rounded up:
+    with 1.5 cores a second process still gains something."""
+    quotas = [_read_quota(folder, "cpu.max") for folder in with_parents(root, own_cgroup())]
+    for top in (root / "cpu", root / "cpu,cpuacct"):
+        files = ("cpu.cfs_quota_us", "cpu.cfs_period_us")
+        quotas += [_read_quota(folder, *files) for folder in with_parents(top, own_cgroup("cpu"))]
+    return [quota for quota in quotas if quota > 0]
+
+
+def _read_quota(folder: Path, *names: str) -> int:
+    """In cores; 0 or less: none."""
+    try:
+        quota, period = map(int, " ".join((folder / name).read_text() for name in names).split())
+        return -(-quota // period)
+    except (OSError, ValueError, ZeroDivisionError):  # "max"; the root has no quota
+        return 0
+
+
+def own_cgroup(controller: str = "") -> str:
+    """The cgroup of this process, below the root: of version 2, or in the hierarchy of this controller of version 1. Empty
+    if there is none."""
+    try:
+        lines = Path("/proc/self/cgroup").read_text().splitlines()
+    except OSError:
+        return ""
+    groups = (line.split(":", 2)[1:] for line in lines)  # "4:cpu,cpuacct:/docker/…"
+    return next((path for names, path in groups if controller in names.split(",")), "")
+
+
+def with_parents(root: Path, group: str) -> list[Path]:
+    """The folders of a cgroup and of all around it. In a container the path may be that of the host: then only the root is
+    there, which is the container's."""
+    own = root / group.strip("/")
+    return [folder for folder in (own, *own.parents) if folder.is_relative_to(root)]
 
 
 def main() -> None:

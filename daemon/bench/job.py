@@ -32,7 +32,7 @@ from daemon.layout import Layout
 from daemon.ledger.record import Record
 from daemon.state import KERNELS
 from daemon.system.gpus import driver_version, list_gpus
-from stages.processes import environment, python
+from stages.processes import count_cores, environment, python
 from stages.scenes.truth import TRUTH
 
 NEW_TOKENS = 12  # of each caption, forced
@@ -122,9 +122,7 @@ class Machine(msgspec.Struct, frozen=True):
     @classmethod
     def this(cls) -> Machine:
         names = [gpu.name for gpu in list_gpus()]
-        return cls(
-            names, driver_version(), version("torch"), sys.version.split()[0], len(os.sched_getaffinity(0))
-        )
+        return cls(names, driver_version(), version("torch"), sys.version.split()[0], count_cores())
 
 
 class Report(msgspec.Struct, frozen=True, kw_only=True):

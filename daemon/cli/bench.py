@@ -293,7 +293,7 @@ def read_table(file: Path | None, gpus: str = "", models: str = "") -> str:
             f"--second-look cannot be used together with {other}: run visiond bench once with each of them"
         )
     try:
-        text = file.read_text()
+        text = file.read_text("utf-8-sig")
         found = tomllib.loads(text)
     except (OSError, ValueError) as error:
         raise typer.BadParameter(f"--second-look {file} cannot be read: {error}") from error

@@ -213,6 +213,9 @@ def export(
             help="Share of each bin, for example A=0.4,B=0.4,C=0.2. Exports as many images as these shares allow.",
         ),
     ] = "",
+    bom: Annotated[
+        bool, flag("--bom", help="Begin CSV with a byte order mark, without which Excel misreads letters.")
+    ] = False,
     force: ForceOption = False,
     config: ConfigOption = None,
 ) -> None:
@@ -243,6 +246,7 @@ def export(
             parse_ratio(ratio),
             progress.step,
             force=force,
+            mark=bom,
             warn=lambda text: errors.print(printable(text)),
         )
         left_out = sum(reader.bin_counts().values()) - written if ratio else 0

@@ -89,6 +89,7 @@ def tune(
       visiond tune --images /data/photos --count 500
       visiond tune --dry-run
     """
+    from daemon.config.loading import read_text
     from daemon.tuning.edit import keys_of, set_keys
     from daemon.tuning.tuner import Plan, refuse_segments
     from daemon.tuning.tuner import tune as search
@@ -97,7 +98,7 @@ def tune(
     refuse_segments(settings)
     if images and not images.is_dir():
         raise typer.BadParameter(f"--images: there is no folder {images}")
-    text = file.read_text() if file else ""
+    text = read_text(file) if file else ""
     if file:
         refuse_early(file, lambda: set_keys(text, {("pipeline", "workers_per_device"): 1}), dry_run=dry_run)
     order = Plan(images.absolute() if images else None, count, seconds)

@@ -6,8 +6,11 @@ All problems are reported at once.
 
 from __future__ import annotations
 
+import codecs
+import io
 import itertools
 import os
+import re
 import tomllib
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -36,6 +39,8 @@ from daemon.errors import ConfigError
 from daemon.system.mounts import Position
 from stages.registry import ORDER, UnknownName, find_backend
 from stages.weights import names
+
+_AS_UTF8 = "Save it as UTF-8, for example in Notepad with Save as, Encoding."
 
 
 class Config(Section):
@@ -93,7 +98,7 @@ def load(path: Path | None, *, warn: Callable[[str], None] | None = None) -> Con
     if path is None:
         return parse({}, Path.cwd())
     try:
-        document = tomllib.loads(path.read_text())
+        document = tomllib.loads(read_text(path))
         if warn and (missing := drop_missing_stages(document)):
             warn(f"{path}: {' '.join(map(explain_missing_stage, missing))}")
         return parse(document, path.parent)
@@ -101,10 +106,28 @@ def load(path: Path | None, *, warn: Callable[[str], None] | None = None) -> Con
         raise ConfigError(
             [f"{path} cannot be read: {error.strerror}. Name another file with --config."]
         ) from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except tomllib.TOMLDecodeError as error:
         raise ConfigError([f"{path} is not valid TOML: {error}"]) from error
     except ConfigError as error:
         raise ConfigError([f"{path}: {problem}" for problem in error.problems]) from None
+
+
+def read_text(path: Path) -> str:
+    """The text of a file as editors write it: UTF-8, with or without a byte order mark. Raises OSError, and ConfigError if
+    it has another encoding."""
+    data = path.read_bytes()
+    half_zeros = len(data) > 1 and (not data[0]) != (not data[1])
+    if half_zeros or data.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+        raise ConfigError([f"the file is encoded in UTF-16, which TOML does not allow. {_AS_UTF8}"])
+    try:
+        return io.TextIOWrapper(io.BytesIO(data), encoding="utf-8-sig").read()
+    except UnicodeDecodeError as error:
+        line = data.count(b"\n", 0, error.start) + 1
+        raise ConfigError(
+            [
+                f"line {line} has a character that is not encoded in UTF-8 (byte 0x{data[error.start]:02x}). {_AS_UTF8}"
+            ]
+        ) from None
 
 
 def parse(document: dict[str, Any], folder: Path) -> Config:
@@ -121,6 +144,22 @@ def parse(document: dict[str, Any], folder: Path) -> Config:
     if problems := [*_misplaced_folders(config), *_misused_names(config)]:
         raise ConfigError(problems)
     return config
+
+
+def expand(path: str) -> Path:
+    """Replace ~, $NAME and ${NAME}; $$ is a dollar sign. Raises ConfigError, and RuntimeError if there is no home folder."""
+
+    def value_of(found: re.Match[str]) -> str:
+        name = found[1] or found[2]
+        if name and name not in os.environ:
+            raise ConfigError(
+                [
+                    f"{path}: there is no variable {name} in the environment. Write the path itself, or $$ for a dollar sign."
+                ]
+            )
+        return os.environ[name] if name else "$"
+
+    return Path(re.sub(r"\$(?:([A-Za-z_]\w*)|\{(\w+)\}|\$)", value_of, path)).expanduser()
 
 
 def drop_missing_stages(document: dict[str, Any]) -> list[str]:
@@ -157,11 +196,11 @@ def _anchor(config: Config, folder: Path) -> Config:
     """The configuration with absolute paths."""
 
     def anchored(section: Section, *names: str) -> Any:
-        paths = {name: Path(os.path.normpath(folder / getattr(section, name).expanduser())) for name in names}
+        paths = {name: Path(absolute(str(getattr(section, name)))) for name in names}
         return section.model_copy(update=paths)
 
     def absolute(file: str) -> str:
-        return os.path.normpath(folder / Path(file).expanduser())
+        return os.path.normpath(folder / expand(file))
 
     def located(name: str) -> str:
         """A pack's or model's name unchanged, its path absolute. "org/name" is a path if there is one."""

@@ -7,7 +7,7 @@ import tomllib
 from pathlib import Path
 from typing import Any
 
-from daemon.config.loading import Config, parse
+from daemon.config.loading import Config, parse, read_text
 from daemon.errors import ConfigError
 
 HEADER = re.compile(r"^(?=\s*\[)", re.MULTILINE)  # before each line that may begin a table
@@ -17,8 +17,8 @@ def load_rest(path: Path) -> Config | None:
     """The configuration without the tables that have a problem, which have their defaults; None if [state] is one of
     these, or if nothing can be read."""
     try:
-        text = path.read_text()
-    except (OSError, UnicodeDecodeError):
+        text = read_text(path)
+    except (OSError, ConfigError):
         return None
     document = _parse_tables(text)
     return None if document is None else _keep_valid(document, path.parent)

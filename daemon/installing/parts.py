@@ -194,7 +194,7 @@ def free_ports(configurations: Iterable[Path]) -> Iterator[int]:
     taken = set()
     for file in configurations:
         with suppress(OSError, tomllib.TOMLDecodeError):
-            sections = tomllib.loads(file.read_text())
+            sections = tomllib.loads(file.read_text("utf-8-sig"))
             for name, port in PORTS.items():
                 listen = sections.get(name, {}).get("listen", f":{port}")
                 taken.add(listen.rpartition(":")[2])

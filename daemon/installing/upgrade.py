@@ -74,7 +74,9 @@ def _schema_of(environment: Path) -> str:
 
 
 def _state_of(config: Path) -> Path:
-    return config.parent / str(tomllib.loads(config.read_text()).get("state", {}).get("path", "state"))
+    return config.parent / str(
+        tomllib.loads(config.read_text("utf-8-sig")).get("state", {}).get("path", "state")
+    )
 
 
 def _restore(ledger: Path, copy: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import sqlite3
+import unicodedata
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -118,8 +119,14 @@ class Reader:
         return [Expected(*row) for row in self._rows("files_of", inbox, inbox)]
 
     def find(self, name: str) -> list[Record]:
-        """The newest version of each file that a name can mean, by the most exact way that finds any."""
-        return self.assemble(next(filter(None, self._called(name)), []))
+        """The newest version of each file that a name can mean, by the most exact way that finds any. The same letters may be
+        written in two ways: macOS writes an accent as a character of its own."""
+        spellings = dict.fromkeys(
+            [name, unicodedata.normalize("NFC", name), unicodedata.normalize("NFD", name)]
+        )
+        return self.assemble(
+            next(filter(None, (rows for each in spellings for rows in self._called(each))), [])
+        )
 
     def _called(self, name: str) -> Iterator[list[sqlite3.Row]]:
         """Rows by number, path, a link to it, path in an inbox, path that the daemon moved it to,

@@ -72,18 +72,21 @@ def export_records(
     step: Step,
     *,
     force: bool = False,
+    mark: bool = False,
     warn: Callable[[str], None] = lambda sentence: None,
 ) -> int:
     """Write every DONE image (of a bin, or in a mix of bins) to `file`, whole or not at all;
     returns how many.
 
     file: STDOUT for standard output. format: "csv", "jsonl" or "parquet". step: called with the number of
-    rows written, and of all. force: replace an existing file. warn: called with what a reader of the file
-    should know. Raises WrongArgument, NotWritable, MissingLibrary; LedgerDamaged, after writing all others,
-    when some images are damaged.
+    rows written, and of all. force: replace an existing file. mark: begin CSV with a byte order mark. warn: called
+    with what a reader of the file should know. Raises WrongArgument, NotWritable, MissingLibrary; LedgerDamaged,
+    after writing all others, when some images are damaged.
     """
     counts = reader.bin_counts()
     _check_choice(file, format, bin_name, ratio, {*BINS, *counts})
+    if mark and format != "csv":
+        raise WrongArgument(f"--bom is for CSV; {format} has no byte order mark.")
     wanted = _mix(counts, ratio) if ratio else {bin_name: counts.get(bin_name, 0)} if bin_name else counts
     damaged: list[int] = []
     found, total, written = _whole(reader.finished(bin_name), damaged), sum(wanted.values()), 0
@@ -102,7 +105,7 @@ def export_records(
             f"Embeddings have several lengths ({listed}): the column embedding has plain lists, not lists of one size. {fix}"
         )
     writers: dict[str, Callable[[BinaryIO, Iterator[Record]], None]] = {
-        "csv": _write_csv,
+        "csv": functools.partial(_write_csv, encoding="utf-8-sig" if mark else "utf-8"),
         "jsonl": _write_jsonl,
         "parquet": functools.partial(_write_parquet, sizes=sizes),
     }
@@ -241,8 +244,8 @@ def _pick(records: Iterable[Record], counts: dict[str, int], wanted: dict[str, i
         left[record.bin] -= 1
 
 
-def _write_csv(out: BinaryIO, records: Iterator[Record]) -> None:
-    text = io.TextIOWrapper(out, encoding="utf-8", newline="")
+def _write_csv(out: BinaryIO, records: Iterator[Record], encoding: str) -> None:
+    text = io.TextIOWrapper(out, encoding=encoding, newline="")
     writer = csv.DictWriter(text, COLUMNS)
     writer.writeheader()
     for record in records:

@@ -103,6 +103,7 @@ def parse(text: str) -> Query:
     terms: list[Term] = []
     filters: dict[str, tuple[str, ...]] = {}
     days: dict[str, date] = {}
+    has_signs = False
     for minus, name, phrase, word in TERM.findall(text.replace("\0", " ")):
         value = phrase or word
         if name in FILTERS and not minus:
@@ -120,13 +121,19 @@ def parse(text: str) -> Query:
                 )
             prefix = not phrase and value.endswith("*")
             words = value.rstrip("*") if prefix else value
-            if WORD.search(words):  # else it is only punctuation, which is not in the index
+            if WORD.search(words):
                 terms.append(Term(words, name, prefix, bool(minus)))
+            else:  # only punctuation, which is not in the index
+                has_signs |= not minus
     for state in filters.get("state", ()):
         if state not in STATES:
             raise QueryError(f"state:{state} cannot be searched for; only state:done and state:failed are.")
     if len(terms) > MOST_TERMS:
         raise QueryError(f"a search has at most {MOST_TERMS} words; this one has {len(terms)}.")
+    if has_signs and all(
+        term.excluded for term in terms
+    ):  # nothing has these signs, as far as the index knows
+        filters["state"] = ("none",)
     return Query(tuple(terms), tuple(filters.items()), days.get("after"), days.get("before"))
 
 

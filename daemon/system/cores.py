@@ -16,6 +16,7 @@ from pathlib import Path
 import msgspec
 
 from daemon.system.gpus import Gpu
+from stages.processes import count_cores
 
 SYSFS = Path("/sys")
 FARTHEST = 255  # the largest distance that there is; also for one that is not known
@@ -40,7 +41,7 @@ class Cores(msgspec.Struct, frozen=True):
             if node in nodes:
                 cores = find_near(node, nodes, allowed, least * on_node[node])
                 near |= {device: sorted(cores)} if cores else {}
-        return cls(max(1, len(allowed) // sharers), near)
+        return cls(max(1, count_cores() // sharers), near)
 
     def common(self, devices: Iterable[str]) -> list[int]:
         """The cores of all these devices, if they are the same; otherwise none."""

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
 
-CGROUPS = Path("/sys/fs/cgroup")
+from stages.processes import CGROUPS, count_cores, own_cgroup, with_parents
+
 WORKER = "daemon.workers.child"  # in the command of a worker process
 
 
@@ -21,13 +21,9 @@ class Host:
     def here(cls, sharers: int = 1) -> Host:
         """sharers: how many processes, this one included, each take an equal share of this machine: of what is free, and of
         what the workers of the others hold already."""
-        free = measure_free(psutil.virtual_memory().available, CGROUPS, _own_cgroup())
+        free = measure_free(psutil.virtual_memory().available, CGROUPS, own_cgroup())
         share = (free + measure_held()) // sharers if sharers > 1 else free
         return cls(max(1, count_cores() // sharers), min(free, share))
-
-
-def count_cores() -> int:
-    return len(os.sched_getaffinity(0))
 
 
 def measure_free(available: int, root: Path, group: str) -> int:
@@ -36,7 +32,7 @@ def measure_free(available: int, root: Path, group: str) -> int:
 
     Only anonymous memory counts as used: the kernel drops cached files when memory is needed.
     """
-    for folder in _with_parents(root, group):
+    for folder in with_parents(root, group):
         available = min([available, *_allowed(folder)])
     return max(0, available)
 
@@ -49,11 +45,6 @@ def measure_held() -> int:
         if WORKER in (process.info["cmdline"] or ())
     )
     return sum(process.info["memory_info"].rss - process.info["memory_info"].shared for process in workers)
-
-
-def _with_parents(root: Path, group: str) -> list[Path]:
-    own = root / group.strip("/")
-    return [folder for folder in (own, *own.parents) if folder.is_relative_to(root)]
 
 
 def _allowed(folder: Path) -> list[int]:
@@ -70,12 +61,3 @@ def _limits(folder: Path) -> list[int]:
         return [int(limit) for limit in limits if limit != "max"]
     except (OSError, ValueError):  # the root has no limits, and version 1 has other files
         return []
-
-
-def _own_cgroup() -> str:
-    """Its path below the root."""
-    try:
-        lines = Path("/proc/self/cgroup").read_text().splitlines()
-    except OSError:
-        return ""
-    return next((line.removeprefix("0::") for line in lines if line.startswith("0::")), "")

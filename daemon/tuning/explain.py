@@ -17,8 +17,9 @@ from daemon.profile import Machine, Settings, find_tuned
 from daemon.recorded import find_rates
 from daemon.system.cores import Cores
 from daemon.system.gpus import Gpu
-from daemon.system.host import Host, count_cores
+from daemon.system.host import Host
 from stages.base import StageSpec
+from stages.processes import count_cores
 
 AMPLE = Host(cores=1 << 20, free_bytes=1 << 50)  # of a host that is not known
 

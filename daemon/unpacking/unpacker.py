@@ -42,6 +42,7 @@ from daemon.unpacking.kinds import FOLDER, TIFF, find_missing, has_further_pages
 from daemon.unpacking.line import Line, Source
 from daemon.unpacking.members import Rules
 from stages.base import Reason
+from stages.processes import count_cores
 
 log = structlog.get_logger()
 
@@ -117,7 +118,7 @@ class Unpacker:
     async def run(self) -> None:
         """Unpack until cancelled."""
         async with anyio.create_task_group() as tasks:
-            for _ in range(min(MOST_AT_ONCE, max(AT_ONCE, len(os.sched_getaffinity(0)) // CORES))):
+            for _ in range(min(MOST_AT_ONCE, max(AT_ONCE, count_cores() // CORES))):
                 tasks.start_soon(self._work)
 
     async def _work(self) -> None:

@@ -16,7 +16,6 @@ import io
 import itertools
 import math
 import multiprocessing
-import os
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
@@ -28,6 +27,7 @@ import cv2
 import msgspec
 from PIL import ExifTags, Image
 
+from stages.processes import count_cores
 from stages.scenes.composition import RECIPES, Draft, Recipe, compose_poster
 from stages.scenes.drawing import Pixels, add_camera, add_grain, add_light
 from stages.scenes.truth import (
@@ -211,7 +211,7 @@ WORTH_A_PROCESS = 100  # images; starting one takes as long as making thirty
 
 def map_processes(work: Callable[[int], Made], count: int) -> Iterator[Made]:
     """work(0), work(1), … in order, in as many processes as pay for their start."""
-    processes = min(len(os.sched_getaffinity(0)), count // WORTH_A_PROCESS)
+    processes = min(count_cores(), count // WORTH_A_PROCESS)
     if processes < 2:
         yield from map(work, range(count))
         return

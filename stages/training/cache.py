@@ -23,7 +23,7 @@ import msgspec
 import numpy as np
 from PIL import Image, ImageOps
 
-from stages.processes import die_with
+from stages.processes import count_cores, die_with
 from stages.scenes.drawing import COLORS, Pixels
 from stages.scenes.generator import encode_scene, make_scene
 from stages.scenes.shapes import LABELS
@@ -88,7 +88,7 @@ def map_chunks(plan: Plan) -> Iterator[list[bytes]]:
     """The chunks in order, made by one process for each core, until all are made or the time is up."""
     began = time.monotonic()
     starts = iter(range(0, plan.scenes, CHUNK))
-    processes = min(len(os.sched_getaffinity(0)), -(-plan.scenes // CHUNK))
+    processes = min(count_cores(), -(-plan.scenes // CHUNK))
     context = multiprocessing.get_context("spawn")  # a process that has touched CUDA must not fork
     with ProcessPoolExecutor(processes, context, start_worker, (os.getpid(),)) as pool:
         waiting: list[Future[list[bytes]]] = []

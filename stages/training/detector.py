@@ -20,6 +20,7 @@ import cv2
 import msgspec
 import torch
 
+from stages.processes import count_cores
 from stages.scenes.truth import Truth
 from stages.training import mini
 from stages.training.cache import label_line, open_dataset, read_upright
@@ -175,7 +176,7 @@ def validate_detector(weights: Path, dataset: Path, workdir: Path) -> dict[str, 
 def write_dataset(files: Path, truths: Sequence[Truth], folder: Path) -> None:
     """Write the files for ultralytics' validator: upright, with label files."""
     open_dataset(folder, train="val")
-    with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as threads:
+    with ThreadPoolExecutor(count_cores()) as threads:
         list(threads.map(lambda truth: write_upright(files / truth.file, truth, folder), truths))
 
 

@@ -6,7 +6,6 @@ python -m stages.training.score PACK [--count 2000] [--seed 90001] [--photograph
 from __future__ import annotations
 
 import argparse
-import os
 import tempfile
 import time
 from collections import Counter, defaultdict
@@ -29,6 +28,7 @@ from stages.decoding.images import decode, inspect
 from stages.devices import split_batches
 from stages.ocr.descriptor import Ocr
 from stages.pretrained.familiarity import UNFAMILIAR
+from stages.processes import count_cores
 from stages.scenes.generator import write_samples
 from stages.scenes.strange import find_photographs
 from stages.scenes.truth import TRUTH, Truth, caption_is_true, parse_caption, read_truth
@@ -158,7 +158,7 @@ def load_stages(pack: Pack, overrides: Mapping[str, Mapping[str, Any]], device: 
 def read_batches(paths: Sequence[Path], size: int, device: str) -> Iterator[list[Image]]:
     """Batches of images, decoded as in a worker."""
     limits = Limits()
-    with closing(Decoders(len(os.sched_getaffinity(0)), limits)) as decoders:
+    with closing(Decoders(count_cores(), limits)) as decoders:
         for batch in split_batches(paths, size):
             yield read_images(batch, device, decoders, limits)
 

@@ -14,8 +14,8 @@ from daemon.layout import Layout
 from daemon.profile import Machine, Profile, Settings, Trial, apply, find_tuned, read_profile, write_profile
 from daemon.state import PROFILE
 from daemon.system.gpus import Gpu
-from daemon.system.host import count_cores
 from stages.base import StageSpec
+from stages.processes import count_cores
 from tests.daemon_process import Place
 
 GIB = 1 << 30

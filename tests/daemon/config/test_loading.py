@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from daemon.config.loading import Config, load, parse
+from daemon.config.salvage import load_rest
 from daemon.config.sections import Section
 from daemon.errors import ConfigError
 from stages.base import Limits
@@ -90,12 +91,66 @@ def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
         load(tmp_path / "missing.toml")
 
 
-@pytest.mark.parametrize("content", [b"[pipeline\n", b"a = \xff\n"])
+@pytest.mark.parametrize("content", [b"[pipeline\n", b"\0\0\0\0"])
 def test_a_file_that_is_not_toml_is_named(tmp_path: Path, content: bytes) -> None:
     file = tmp_path / "daemon.toml"
     file.write_bytes(content)
     with pytest.raises(ConfigError, match=r"daemon.toml is not valid TOML"):
         load(file)
+
+
+LEVEL = '# Größe\r\n[log]\r\nlevel = "debug"\r\n'
+
+
+def test_a_file_of_a_windows_editor_is_read(tmp_path: Path) -> None:
+    file = tmp_path / "daemon.toml"
+    file.write_bytes(LEVEL.encode("utf-8-sig"))
+    assert load(file).log.level == "debug"
+    file.write_bytes(LEVEL.encode("utf-8-sig") + b"[inbox]\n")
+    rest = load_rest(file)
+    assert rest
+    assert rest.log.level == "debug"
+
+
+@pytest.mark.parametrize(
+    ("encoding", "sentence"),
+    [
+        (
+            "utf-16",
+            r"daemon.toml: the file is encoded in UTF-16, which TOML does not allow. Save it as UTF-8",
+        ),
+        ("utf-16-be", "encoded in UTF-16"),
+        ("utf-32", "encoded in UTF-16"),  # its mark begins with that of UTF-16
+        ("cp1252", r"line 1 has a character that is not encoded in UTF-8 \(byte 0xf6\)"),
+    ],
+)
+def test_another_encoding_is_named(tmp_path: Path, encoding: str, sentence: str) -> None:
+    file = tmp_path / "daemon.toml"
+    file.write_bytes(LEVEL.encode(encoding))
+    with pytest.raises(ConfigError, match=sentence):
+        load(file)
+
+
+def test_variables_in_paths_are_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", "/home/ada")
+    monkeypatch.setenv("DATA", "big")
+    document = {
+        "inbox": [{"path": "$HOME/in"}],
+        "output": {"results": "/mnt/${DATA}/results", "done": "~/done", "failed": "/mnt/c$/a$$b"},
+        "state": {"path": "$DATA"},
+        "http": {"token_file": "$HOME/token"},
+    }
+    config = parse(document, Path("/srv/$HOME"))
+    assert config.inbox[0].path == Path("/home/ada/in")
+    assert config.output.results == Path("/mnt/big/results")
+    assert (config.output.done, config.output.failed) == (Path("/home/ada/done"), Path("/mnt/c$/a$b"))
+    assert (config.state.path, config.http.token_file) == (Path("/srv/$HOME/big"), "/home/ada/token")
+
+
+def test_a_variable_that_is_not_set_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("NOWHERE", raising=False)
+    [problem] = problems_of({"inbox": [{"path": "$NOWHERE/in"}]})
+    assert problem.startswith("$NOWHERE/in: there is no variable NOWHERE in the environment")
 
 
 @pytest.mark.parametrize(

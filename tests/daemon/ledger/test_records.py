@@ -5,6 +5,7 @@ import contextlib
 import dataclasses
 import os
 import sqlite3
+import unicodedata
 from pathlib import Path
 from typing import Any
 
@@ -226,6 +227,21 @@ async def test_the_newest_version_of_a_file_is_the_one_that_is_found(ledger: Led
     [record] = reader.find("a.jpg")
     assert (record.version.size, record.status) == (3, JobStatus.PENDING)
     reader.close()
+
+
+@pytest.mark.parametrize("name", ["Müll/Größe é.jpg", "Größe é.jpg"])
+async def test_a_name_is_found_however_its_accents_are_written(ledger: Ledger, name: str) -> None:
+    await admit(
+        ledger, *(unicodedata.normalize(form, "Müll/Größe é.jpg").encode() for form in ("NFC", "NFD"))
+    )
+    with contextlib.closing(Reader(ledger.path)) as reader:
+        found = [
+            [record.id for record in reader.find(unicodedata.normalize(f, name))] for f in ("NFC", "NFD")
+        ]
+        assert found == [[1], [2]]  # the one that is written so
+    await admit(ledger, unicodedata.normalize("NFD", "š.jpg").encode())
+    with contextlib.closing(Reader(ledger.path)) as reader:
+        assert [record.id for record in reader.find("š.jpg")] == [3]
 
 
 async def test_a_file_named_like_a_number_is_found_when_no_image_has_that_number(ledger: Ledger) -> None:

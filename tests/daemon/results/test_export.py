@@ -532,3 +532,12 @@ async def test_a_mix_is_exact_though_images_are_added_meanwhile(
         export_records(reader, tmp_path / "mix.jsonl", "jsonl", "", {"C": 1.0}, lambda done, total: None) == 2
     )
     reader.close()
+
+
+async def test_csv_begins_with_a_byte_order_mark_on_wish(reader: Reader, tmp_path: Path) -> None:
+    plain, marked = tmp_path / "plain.csv", tmp_path / "marked.csv"
+    for file, mark in ((plain, False), (marked, True)):
+        export_records(reader, file, "csv", "", {}, lambda done, total: None, mark=mark)
+    assert marked.read_bytes() == b"\xef\xbb\xbf" + plain.read_bytes()
+    with pytest.raises(WrongArgument, match="--bom is for CSV"):
+        export_records(reader, tmp_path / "a.jsonl", "jsonl", "", {}, lambda done, total: None, mark=True)

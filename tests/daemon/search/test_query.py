@@ -29,6 +29,16 @@ def test_words_become_terms(text: str, terms: tuple[Term, ...]) -> None:
     assert parse(text).terms == terms
 
 
+@pytest.mark.parametrize("text", ["!!!", "...", "“ ”", '"?"', "text:…", "* -draft", "-"])
+def test_a_search_of_signs_alone_finds_nothing(text: str) -> None:
+    assert f"marks : ({mark('state', 'none')})" in parse(text).expression()
+
+
+@pytest.mark.parametrize("text", ["", "  ", "car - !", "-!!! bin:A"])
+def test_signs_beside_words_change_nothing(text: str) -> None:
+    assert mark("state", "none") not in parse(text).expression()
+
+
 def test_values_of_one_filter_are_alternatives_and_filters_narrow() -> None:
     found = parse("car bin:A bin:B state:done after:2026-11-01")
     assert found.filters == (("bin", ("A", "B")), ("state", ("done",)))

@@ -11,7 +11,9 @@ import psutil
 import pytest
 
 from daemon.system import host
+from daemon.system.cores import Cores
 from daemon.system.host import Host, measure_free
+from stages import processes
 
 AVAILABLE = 64 << 30
 
@@ -74,3 +76,63 @@ def test_this_machine_has_cores_and_memory() -> None:
     here = Host.here()
     assert here.cores > 0
     assert 0 < here.free_bytes < psutil.virtual_memory().total
+
+
+def cgroups(monkeypatch: pytest.MonkeyPatch, root: Path, files: dict[str, str], own: str) -> None:
+    """Let this process be in these cgroups; `own` is what /proc/self/cgroup has."""
+    for name, text in files.items():
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_text(text)
+    monkeypatch.setattr(processes, "CGROUPS", root)
+    read = Path.read_text
+    monkeypatch.setattr(
+        Path, "read_text", lambda file: own if file == Path("/proc/self/cgroup") else read(file)
+    )
+    monkeypatch.setattr("os.sched_getaffinity", lambda _: set(range(16)))
+
+
+@pytest.mark.parametrize(
+    ("files", "own", "cores"),
+    [
+        pytest.param({}, "0::/", 16, id="no quota"),
+        pytest.param({"cpu.max": "max 100000\n"}, "0::/", 16, id="none in a container"),
+        pytest.param({"cpu.max": "200000 100000\n"}, "0::/", 2, id="of a container"),
+        pytest.param({"cpu.max": "150000 100000\n"}, "0::/", 2, id="a part of a core"),
+        pytest.param({"cpu.max": "5000 100000\n"}, "0::/", 1, id="less than a core"),
+        pytest.param(
+            {"a.slice/cpu.max": "300000 100000\n", "a.slice/b.service/cpu.max": "800000 100000\n"},
+            "0::/a.slice/b.service\n",
+            3,
+            id="of a slice, which is less than that of its service",
+        ),
+        pytest.param(
+            {"cpu/docker/x/cpu.cfs_quota_us": "400000\n", "cpu/docker/x/cpu.cfs_period_us": "100000\n"},
+            "3:memory:/docker/y\n1:cpu,cpuacct:/docker/x\n",
+            4,
+            id="version 1",
+        ),
+        pytest.param(
+            {"cpu/cpu.cfs_quota_us": "400000\n", "cpu/cpu.cfs_period_us": "100000\n"},
+            "1:cpu:/docker/not-seen-from-inside\n",
+            4,
+            id="version 1 in a container",
+        ),
+        pytest.param(
+            {"cpu/cpu.cfs_quota_us": "-1\n", "cpu/cpu.cfs_period_us": "100000\n"},
+            "1:cpu:/\n",
+            16,
+            id="none in version 1",
+        ),
+    ],
+)
+def test_a_quota_of_cpu_time_counts_as_cores(
+    files: dict[str, str], own: str, cores: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cgroups(monkeypatch, tmp_path, files, own)
+    assert processes.count_cores() == Host.here().cores == Cores.of([], [], 1).total == cores
+
+
+def test_fewer_cores_than_the_quota_count(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    cgroups(monkeypatch, tmp_path, {"cpu.max": "800000 100000\n"}, "0::/")
+    monkeypatch.setattr("os.sched_getaffinity", lambda _: {0, 5, 7})
+    assert processes.count_cores() == 3

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from daemon.layout import LEAST_CPU_THREADS
-from daemon.system.host import count_cores
 from daemon.workers import child
+from stages.processes import count_cores
 from tests.daemon_process import Daemon, Place
 
 PROGRAM = """
