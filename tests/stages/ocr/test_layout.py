@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from stages.ocr.dbpost import order_corners
-from stages.ocr.turning import guess_turns, is_sure, order_lines, score_reading, turn_corners
+from stages.ocr.layout import guess_turns, is_sure, order_lines, score_reading, turn_corners
 
 SIZES = np.array([[90, 9], [35, 10], [30, 10]])
 LINES = (
@@ -33,14 +33,14 @@ def test_boxes_are_turned_to_the_direction_of_the_text(way: int, degrees: float)
 @pytest.mark.parametrize("way", range(4))
 def test_lines_are_ordered_as_they_are_read(way: int) -> None:
     quads = turn(LINES, way)[[2, 0, 1]]
-    assert order_lines(quads, way).tolist() == [1, 2, 0]
+    assert order_lines(quads, [""] * 3, way) == [1, 2, 0]
 
 
 def test_a_page_without_boxes_works() -> None:
     nothing = np.empty((0, 4, 2), np.float32)
     assert guess_turns(nothing) == 0
     assert turn_corners(nothing, 2).shape == (0, 4, 2)
-    assert order_lines(nothing, 3).tolist() == []
+    assert order_lines(nothing, [], 3) == []
 
 
 def test_a_reading_with_more_characters_of_high_scores_scores_higher() -> None:
