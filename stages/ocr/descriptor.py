@@ -55,7 +55,7 @@ class Ocr(msgspec.Struct, frozen=True, omit_defaults=True):
     area_ratio: float  # area of all boxes / area of the image
     text: str | None = None
     cut: bool = False
-    scale: float = 1.0  # at which PP-OCR read the image: less than 1 if max_side made it smaller
+    scale: float | None = None  # at which PP-OCR read the image, if max_side made it smaller
 
 
 class OcrOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -173,7 +173,7 @@ def find_run(rows: Sequence[Sequence[Place]], start: int, em: float) -> tuple[in
         left = [(a + b) / 2 for (_, a), (b, _) in pairwise(wider) if b - a >= GUTTER * em]
         is_far = min(place.top for place in rows[end]) - bottom > BREAK * em
         closes = len(left) < len(gutters) and (not left or end - start >= FEW_ROWS)
-        if end > start and (is_far or closes or not gutters):
+        if end > start and (is_far or closes or not left):
             return end, gutters
         covered, gutters = wider, left
         bottom = max(place.bottom for place in rows[end])

@@ -77,9 +77,10 @@ def plan_pieces(width: int, height: int, options: OcrOptions) -> list[Plan]:
     return [Plan(piece.image, piece.page, piece.padding, piece.map, (0, start)) for start in starts]
 
 
-def shrink(pieces: Sequence[Plan], options: OcrOptions) -> float:
-    """The scale at which an image is read, if max_side makes it smaller; otherwise 1."""
-    return round(min(1.0, options.max_side / max(pieces[0].image)), 4)
+def shrink(pieces: Sequence[Plan], options: OcrOptions) -> float | None:
+    """The scale at which an image is read, if max_side makes it smaller."""
+    longer = max(pieces[0].image)
+    return round(options.max_side / longer, 4) if longer > options.max_side else None
 
 
 def join_pieces(pieces: Sequence[Plan], found: Iterable[Quads]) -> Quads:

@@ -7,16 +7,45 @@ from collections.abc import Callable
 
 import numpy as np
 
-WORDS = "river stone paper market garden window silver morning letter coffee bridge winter under before the of and".split()
-NAMES = ["Ada Lovelace", "14 Garden Row", "London", "4711", "123.45 EUR", "12.03.2026", "+49 30 1234", "Charles Babbage King"]
+WORDS = [
+    "river",
+    "stone",
+    "paper",
+    "market",
+    "garden",
+    "window",
+    "silver",
+    "morning",
+    "letter",
+    "coffee",
+    "bridge",
+    "winter",
+    "under",
+    "before",
+    "the",
+    "of",
+    "and",
+]
+NAMES = [
+    "Ada Lovelace",
+    "14 Garden Row",
+    "London",
+    "4711",
+    "123.45 EUR",
+    "12.03.2026",
+    "+49 30 1234",
+    "Charles Babbage King",
+]
 LABELS = ["Name", "Street", "City", "Invoice number", "Total", "Date of birth", "Phone:", "Contact:"]
 
 Cell = tuple[float, float, float, str]  # left, top, height of the letters, text
 Page = list[Cell]  # in reading order
 
 
-def prose(pick: random.Random, count: int) -> list[str]:
-    return [" ".join(pick.choices(WORDS, k=pick.randint(4, 6))) for _ in range(count)]
+def prose(pick: random.Random, count: int, most: int = 40) -> list[str]:
+    """Lines of words, filled up to `most` characters; the last one of a paragraph is shorter."""
+    lines = [" ".join(pick.choices(WORDS, k=12))[:most].rsplit(" ", 1)[0] for _ in range(count)]
+    return [*lines[:-1], lines[-1][: most // 2].rsplit(" ", 1)[0]]
 
 
 def columns(pick: random.Random, count: int, *, top: float = 60, offset: float = 0) -> Page:
@@ -25,7 +54,7 @@ def columns(pick: random.Random, count: int, *, top: float = 60, offset: float =
     return [
         (60 + column * (1180 / count), top + column * offset + row * pitch, size, text)
         for column in range(count)
-        for row, text in enumerate(prose(pick, pick.randint(5, 14)))
+        for row, text in enumerate(prose(pick, pick.randint(5, 14), 80 // count))
     ]
 
 
@@ -52,7 +81,10 @@ def receipt(pick: random.Random) -> Page:
     page: Page = [(300, 30, 40, "CORNER SHOP"), (280, 90, 24, "12 Market Street")]
     for row in range(pick.randint(5, 14)):
         y = 160 + row * 40
-        page += [(60, y, 24, " ".join(pick.choices(WORDS, k=pick.randint(1, 3)))), (640, y, 24, f"{row + 1}.50")]
+        page += [
+            (60, y, 24, " ".join(pick.choices(WORDS, k=pick.randint(1, 3)))),
+            (640, y, 24, f"{row + 1}.50"),
+        ]
     return [*page, (60, 760, 30, "TOTAL"), (620, 760, 30, "87.50")]
 
 
@@ -60,7 +92,12 @@ def table(pick: random.Random) -> Page:
     """Some cells are empty."""
     page: Page = []
     for row in range(pick.randint(4, 12)):
-        cells = [f"{row + 1}", " ".join(pick.choices(WORDS, k=3)), f"{pick.randint(1, 99)}", f"{pick.random() * 90:.2f}"]
+        cells = [
+            f"{row + 1}",
+            " ".join(pick.choices(WORDS, k=3)),
+            f"{pick.randint(1, 99)}",
+            f"{pick.random() * 90:.2f}",
+        ]
         for column, text in enumerate(cells):
             if column == 1 or pick.random() < 0.9:
                 page.append(((60.0, 160.0, 640.0, 860.0)[column], 60.0 + row * 46, 26.0, text))
@@ -79,7 +116,13 @@ def sign(pick: random.Random) -> Page:
 def letter(pick: random.Random) -> Page:
     """After the sender, a date at the right margin, then the text."""
     body = [(60, 420 + 36 * row, 24, text) for row, text in enumerate(prose(pick, 12))]
-    return [(60, 60, 24, "Ada Lovelace"), (60, 100, 24, "14 Garden Row"), (900, 200, 24, "May 27, 1993"), (60, 300, 24, "Dear Sir,"), *body]
+    return [
+        (60, 60, 24, "Ada Lovelace"),
+        (60, 100, 24, "14 Garden Row"),
+        (900, 200, 24, "May 27, 1993"),
+        (60, 300, 24, "Dear Sir,"),
+        *body,
+    ]
 
 
 def chat(pick: random.Random) -> Page:
@@ -112,7 +155,9 @@ def draw_boxes(page: Page, degrees: float, pick: random.Random, width: float = 0
     square = np.array([[0, 0], [1, 0], [1, 1], [0, 1]])
     quads = []
     for left, top, size, text in page:
-        box = np.array([left, top]) + square * [width * size * len(text), size] + (square * 2 - 1) * 0.2 * size
+        box = (
+            np.array([left, top]) + square * [width * size * len(text), size] + (square * 2 - 1) * 0.2 * size
+        )
         quad = box @ turn
         if len(text) < 8:
             low, high = quad.min(axis=0), quad.max(axis=0)

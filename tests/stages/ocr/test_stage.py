@@ -16,6 +16,7 @@ import torch
 from hypothesis import example, given
 from hypothesis import strategies as st
 from PIL import Image as Pillow
+from PIL import ImageDraw, ImageFont
 
 from daemon.workers import chain
 from stages.base import Image, Limits, StageSpec
@@ -31,6 +32,7 @@ from stages.ocr.stage import (
     plan_lines,
 )
 from tests.stages.ocr.textpages import (
+    FONT,
     HALF,
     PAGES,
     READ,
@@ -177,6 +179,41 @@ def test_a_blank_page_gives_no_lines_and_no_nan(half: OcrStage) -> None:
     blank, text = read(half, wrap_pixels(np.full((150, 200, 3), 255, np.uint8)), draw_half(1))
     assert msgspec.json.encode(blank) == b'{"lines":[],"count":0,"area_ratio":0.0}'
     assert text.count
+
+
+LONG = [f"Line {number} of a long page" for number in range(40)]
+
+
+def draw_long() -> Image:
+    """At half of all limits it is read in pieces; lines are drawn across each place where a piece begins or ends."""
+    return draw_lines(LONG, width=600)
+
+
+def test_a_long_image_is_read_in_pieces_without_lost_or_doubled_lines(half: OcrStage) -> None:
+    page = draw_long()
+    assert len(plan_pieces(page.width, page.height, half.options)) > 3
+    assert [line.text for line in read(half, page)[0].lines] == LONG
+
+
+def test_letters_too_large_for_the_detector_are_read_at_a_smaller_scale(stage: OcrStage) -> None:
+    page = Pillow.new("RGB", (1540, 645), "white")
+    ImageDraw.Draw(page).text((40, 30), "STOP", "black", ImageFont.truetype(str(FONT), 500))
+    assert [line.text for line in read(stage, wrap_pixels(np.array(page)))[0].lines] == ["STOP"]
+
+
+def test_a_result_says_that_its_image_was_shrunk(half: OcrStage) -> None:
+    assert read(half, wrap_pixels(np.full((1000, 2000, 3), 255, np.uint8)))[0].scale == 0.5
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+def test_a_gpu_reads_a_long_image_as_the_cpu_does(half: OcrStage) -> None:
+    page = draw_long()
+    [theirs], [ours] = read(half, page), read(build_stage("cuda", **HALF), to_cuda(page))
+    assert [line.text for line in ours.lines] == [line.text for line in theirs.lines]
+    assert (
+        np.abs(np.subtract([line.box for line in ours.lines], [line.box for line in theirs.lines])).max() <= 1
+    )
 
 
 @pytest.mark.parametrize("size", [(1, 1), (500, 10), (1, 50)])
