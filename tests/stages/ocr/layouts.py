@@ -27,14 +27,8 @@ WORDS = [
     "and",
 ]
 NAMES = [
-    "Ada Lovelace",
-    "14 Garden Row",
-    "London",
-    "4711",
-    "123.45 EUR",
-    "12.03.2026",
-    "+49 30 1234",
-    "Charles Babbage King",
+    *("Ada Lovelace", "14 Garden Row", "London", "4711"),
+    *("123.45 EUR", "12.03.2026", "+49 30 1234", "Charles Babbage King"),
 ]
 LABELS = ["Name", "Street", "City", "Invoice number", "Total", "Date of birth", "Phone:", "Contact:"]
 
