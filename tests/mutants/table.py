@@ -3182,7 +3182,7 @@ TEXTS = [
 
 MUTANTS = [
     *(*DISK, *SOURCES, *STATES, *PROCESSES, *LEDGERS, *STORES, *SINKS, *SEARCH, *INSTALLATION),
-    *(*STATIONS, *PAGES, *TUNING, *GPUS, *LOOKS, *ALERTS, *CLUSTER, *EXCHANGES),
+    *(*STATIONS, *PAGES, *TUNING, *GPUS, *LOOKS, *ALERTS, *CLUSTER, *EXCHANGES, *TEXTS),
     Mutant(
         "unpack-mark",
         "after a kill nothing is unpacked twice",

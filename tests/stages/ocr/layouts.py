@@ -8,23 +8,8 @@ from collections.abc import Callable
 import numpy as np
 
 WORDS = [
-    "river",
-    "stone",
-    "paper",
-    "market",
-    "garden",
-    "window",
-    "silver",
-    "morning",
-    "letter",
-    "coffee",
-    "bridge",
-    "winter",
-    "under",
-    "before",
-    "the",
-    "of",
-    "and",
+    *("river", "stone", "paper", "market", "garden", "window", "silver", "morning", "letter"),
+    *("coffee", "bridge", "winter", "under", "before", "the", "of", "and"),
 ]
 NAMES = [
     *("Ada Lovelace", "14 Garden Row", "London", "4711"),
