@@ -3247,9 +3247,75 @@ EXCHANGES = [
     ),
 ]
 
+TEXTS = [
+    Mutant(
+        "ocr-pieces",
+        "a long image is read in pieces",
+        "stages/ocr/pieces.py",
+        "if long <= options.max_side or",
+        "if True or",
+        ("stages/ocr/test_stage.py::test_a_long_image_is_read_in_pieces_without_lost_or_doubled_lines",),
+        within="plan_pieces",
+    ),
+    Mutant(
+        "ocr-doubled-lines",
+        "a line that two pieces show is in the result once",
+        "stages/ocr/pieces.py",
+        "first = unite(first, after.pop(i))",
+        "pass",
+        ("stages/ocr/test_stage.py::test_a_long_image_is_read_in_pieces_without_lost_or_doubled_lines",),
+        within="join_boxes",
+    ),
+    Mutant(
+        "ocr-large-letters",
+        "letters that are too large for the detector are read at a second scale",
+        "stages/ocr/stage.py",
+        "                if sure:",
+        "                if False:",
+        ("stages/ocr/test_stage.py::test_letters_too_large_for_the_detector_are_read_at_a_smaller_scale",),
+        within="OcrStage._read_large",
+    ),
+    Mutant(
+        "ocr-skew",
+        "a page is made straight before its rows are found",
+        "stages/ocr/layout.py",
+        "slope = find_slope(x, y)",
+        "slope = 0.0",
+        ("stages/ocr/test_layout.py::test_the_lines_of_a_page_are_in_reading_order",),
+        within="order_lines",
+    ),
+    Mutant(
+        "ocr-columns",
+        "columns of text are read one after the other",
+        "stages/ocr/layout.py",
+        "if are_columns(columns, em):",
+        "if False:",
+        ("stages/ocr/test_layout.py::test_the_lines_of_a_page_are_in_reading_order",),
+        within="cut",
+    ),
+    Mutant(
+        "ocr-forms",
+        "forms and tables are read row by row",
+        "stages/ocr/layout.py",
+        "return all(map(is_prose, columns)) or",
+        "return True or",
+        ("stages/ocr/test_layout.py::test_the_lines_of_a_page_are_in_reading_order",),
+        within="are_columns",
+    ),
+    Mutant(
+        "signs-are-no-text",
+        "signs that are read into photographs are kept out of the text",
+        "stages/binning.py",
+        'for line in ocr.get("lines", ()) if has_text(line["text"])',
+        'for line in ocr.get("lines", ())',
+        ("daemon/results/test_export.py::test_text_is_measured_as_for_the_bin_and_written_whole",),
+        within="text_of",
+    ),
+]
+
 MUTANTS = [
     *(*DISK, *SOURCES, *STATES, *PROCESSES, *LEDGERS, *STORES, *SINKS, *SEARCH, *INSTALLATION),
-    *(*STATIONS, *PAGES, *TUNING, *GPUS, *LOOKS, *ALERTS, *CLUSTER, *EXCHANGES),
+    *(*STATIONS, *PAGES, *TUNING, *GPUS, *LOOKS, *ALERTS, *CLUSTER, *EXCHANGES, *TEXTS),
     Mutant(
         "unpack-mark",
         "after a kill nothing is unpacked twice",
