@@ -132,12 +132,32 @@ def frame(message: Any) -> bytes:
     return LENGTH.pack(len(body)) + body
 
 
+# Between two event loops and a process that may die at any time, "it is gone" has many names. Here they become one.
+
+
+def send(writer: asyncio.StreamWriter, framed: bytes) -> None:
+    """Send a message that `frame` has made. Raises EOFError when the other side is gone.
+
+    A write that fails closes the transport without a word, and whoever reads gets to know it a turn of the loop later.
+    To write in between raises RuntimeError in uvloop, and only logs a warning in asyncio.
+    """
+    if writer.is_closing():
+        raise EOFError
+    try:
+        writer.write(framed)
+    except (OSError, RuntimeError) as error:
+        raise EOFError from error
+
+
 async def receive(reader: asyncio.StreamReader, longest: int) -> bytes:
     """The bytes of the next message. longest: in bytes.
 
-    Raises EOFError or OSError when the other side is gone, and msgspec.DecodeError if it is longer.
+    Raises EOFError when the other side is gone, and msgspec.DecodeError if it is longer.
     """
-    length = LENGTH.unpack(await reader.readexactly(LENGTH.size))[0]
-    if length > longest:
-        raise msgspec.DecodeError(f"a message of {length} bytes")
-    return await reader.readexactly(length)
+    try:
+        length = LENGTH.unpack(await reader.readexactly(LENGTH.size))[0]
+        if length > longest:
+            raise msgspec.DecodeError(f"a message of {length} bytes")
+        return await reader.readexactly(length)
+    except (OSError, RuntimeError) as error:  # what the transport was closed with
+        raise EOFError from error

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
 import os
 import signal
@@ -157,8 +158,10 @@ async def work(connection: socket.socket) -> None:
         os._exit(os.EX_UNAVAILABLE)  # the daemon is gone; the kernel ends the workers
     except* (VisiondError, Hurried) as group:
         error = next(leaves(group))
-        coordinator.say(wire.Farewell(type(error).__name__, str(error)))
-    await writer.drain()
+        with contextlib.suppress(EOFError):
+            coordinator.say(wire.Farewell(type(error).__name__, str(error)))
+    with contextlib.suppress(OSError, RuntimeError):  # the daemon is gone
+        await writer.drain()
     writer.close()
 
 

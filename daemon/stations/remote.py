@@ -7,6 +7,7 @@ endings were committed: those are published by the daemon itself, as after a cra
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
@@ -101,7 +102,7 @@ class RemoteStation:
         self._stopped.set()
         self._send(wire.Stop())
         if self._process and not self._has_reported():
-            self._process.kill()  # It still starts, and would not read that for a while.
+            children.kill(self._process)  # It still starts, and would not read that for a while.
 
     def state(self) -> StationState:
         return self._state
@@ -155,9 +156,9 @@ class RemoteStation:
         reader, writer = await asyncio.open_unix_connection(sock=child.connection)
         self._cause, self._writer = "", writer
         if self._stopped.is_set():
-            process.kill()
+            children.kill(process)
         try:
-            wire.send(writer, self._setup)
+            self._send(self._setup)
             # A call that commits something runs to its end, even if the station dies meanwhile.
             async with anyio.create_task_group() as calls, anyio.create_task_group() as watches:
                 watches.start_soon(self._end_silence, process)
@@ -193,7 +194,7 @@ class RemoteStation:
             if time.monotonic() - now > pause + SILENCE_SECONDS / 2:
                 self._heard_at = time.monotonic()  # This process was stopped itself: its reports wait.
         self._cause = f"it reported nothing for {patience:g} s"
-        process.kill()
+        children.kill(process)
 
     async def _next_message(self, reader: asyncio.StreamReader) -> wire.FromStation | None:
         """None when it is gone. Raises the error that it reported."""
@@ -316,8 +317,10 @@ class RemoteStation:
         return self._coordinator
 
     def _send(self, message: wire.ToStation) -> None:
-        if self._writer and not self._writer.is_closing():
-            wire.send(self._writer, message)
+        """What a station that is gone does not get is lost with it."""
+        if self._writer:
+            with contextlib.suppress(EOFError):
+                wire.send(self._writer, message)
 
     def _loading_state(self, state: str = "loading") -> StationState:
         """What is known while there is no report."""

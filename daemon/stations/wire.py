@@ -238,12 +238,13 @@ decode_to_station: Callable[[bytes], ToStation] = msgspec.msgpack.Decoder(ToStat
 
 
 def send(writer: asyncio.StreamWriter, message: FromStation | ToStation) -> None:
-    """Send a message. A name in it that is not UTF-8 is shown with backslashes."""
+    """Send a message. A name in it that is not UTF-8 is shown with backslashes. Raises EOFError when the other side is
+    gone."""
     try:
         framed = frame(message)
     except UnicodeEncodeError:
         framed = frame(_escape(msgspec.to_builtins(message, builtin_types=(bytes,))))
-    writer.write(framed)
+    messages.send(writer, framed)
 
 
 def _escape(value: Any) -> Any:
@@ -259,7 +260,4 @@ def _escape(value: Any) -> Any:
 
 async def receive(reader: asyncio.StreamReader) -> bytes:
     """The bytes of the next message. Raises EOFError when the other side is gone."""
-    try:
-        return await messages.receive(reader, LONGEST_MESSAGE)
-    except OSError as error:
-        raise EOFError from error
+    return await messages.receive(reader, LONGEST_MESSAGE)

@@ -75,14 +75,19 @@ async def start(module: str, printed: P, *fds: int, environment: Mapping[str, st
     return Child(process, ours, printed)
 
 
+def kill(process: anyio.abc.Process, signum: signal.Signals = signal.SIGKILL) -> None:
+    """Send it a signal. It may have ended, even where its `returncode` does not show that yet."""
+    with contextlib.suppress(ProcessLookupError):
+        process.send_signal(signum)
+
+
 async def end(process: anyio.abc.Process, term_seconds: float = TERM_SECONDS) -> None:
     """SIGTERM, later SIGKILL, and reap. A process that is ending already gets more time. If it is not gone
     afterwards, its returncode is None."""
     with anyio.CancelScope(shield=True):
         for signum, seconds in ((signal.SIGTERM, term_seconds), (signal.SIGKILL, KILL_SECONDS)):
             if process.returncode is None:
-                with contextlib.suppress(ProcessLookupError):
-                    process.send_signal(signum)
+                kill(process, signum)
                 await _wait(process, seconds)
         if is_ending(process.pid):
             await _wait(process, EXIT_SECONDS)

@@ -27,6 +27,7 @@ from daemon.messages import (
     decode_from_worker,
     frame,
     receive,
+    send,
 )
 from daemon.system import children
 from daemon.system.stray import Printed
@@ -88,9 +89,9 @@ class Worker:
 
     async def load(self, timeout_seconds: float) -> Ready:
         """Wait until its models are loaded. Raises WorkerLost."""
-        self._reader, self._writer = await asyncio.open_unix_connection(sock=self.connection)
-        self._send(self._setup)
         try:
+            self._reader, self._writer = await asyncio.open_unix_connection(sock=self.connection)
+            self._send(self._setup)
             with anyio.fail_after(timeout_seconds):
                 while isinstance(message := await self._receive(), Loaded):
                     self.stages_loaded.append(message.stage)
@@ -102,7 +103,7 @@ class Worker:
                     )
         except TimeoutError:
             raise WorkerLost(self.name, f"its models were not loaded within {timeout_seconds:g} s") from None
-        except (EOFError, OSError):
+        except (EOFError, OSError):  # OSError: it could not be connected
             raise WorkerLost(self.name, "it died while it loaded its models") from None
         if isinstance(message, Farewell):
             self.curable, self.unusable = message.curable, message.unusable
@@ -119,9 +120,13 @@ class Worker:
             raise WorkerLost(self.name, self.cause or "it is gone", began=False)
         self._numbers += 1
         number = self._numbers
-        future = self._pending[number] = asyncio.get_running_loop().create_future()
         try:
             self._send(Batch(number, items))
+        except EOFError:  # it has died, and `listen` will only see it now
+            self.abandon()
+            raise WorkerLost(self.name, self.cause or "it died", began=False) from None
+        future = self._pending[number] = asyncio.get_running_loop().create_future()
+        try:
             with anyio.fail_after(timeout_seconds):
                 reply: Reply = await future
                 return reply
@@ -147,7 +152,7 @@ class Worker:
                     self.beat = message
                 elif isinstance(message, Farewell):
                     self.cause, self.curable = message.cause, message.curable
-        except (EOFError, OSError):
+        except EOFError:
             pass
         finally:
             self.abandon()
@@ -170,13 +175,12 @@ class Worker:
     def dismiss(self) -> None:
         """Tell the worker that no more batches will come. It exits when it has finished those it has."""
         if self.alive:
-            with contextlib.suppress(OSError):
+            with contextlib.suppress(EOFError):
                 self._send(Stop())
 
     def give_up(self) -> None:
         """End it while it loads: it does not listen yet."""
-        with contextlib.suppress(ProcessLookupError):
-            self.process.kill()
+        children.kill(self.process)
 
     def leave(self) -> None:
         """Let it finish the batches that it has, and exit, so that its device's memory is free."""
@@ -208,8 +212,9 @@ class Worker:
         return self.cause or processes.describe_end(self.process.returncode)
 
     def _send(self, message: Setup | Batch | Stop) -> None:
+        """Raises EOFError."""
         assert self._writer is not None
-        self._writer.write(frame(message))
+        send(self._writer, frame(message))
 
     async def _receive(self) -> Loaded | Ready | Reply | Beat | Farewell:
         try:

@@ -80,6 +80,11 @@ def kill_workers(folder: Path, chance: random.Random, sizes: Sizes) -> Figure:
     )
 
 
+def kill_under_load(folder: Path, chance: random.Random, sizes: Sizes) -> Figure:
+    outcome = kill.kill_under_load(folder, sizes["lives"], sizes["kills"], chance)
+    return Figure(str(outcome), outcome.kept)
+
+
 def kill_while_unpacking(folder: Path, chance: random.Random, sizes: Sizes) -> Figure:
     outcome = unpacking.kill_while_unpacking(folder, sizes["kills"], sizes["archives"], chance)
     return Figure(str(outcome), outcome.kept)
@@ -333,6 +338,8 @@ ROWS = [
     Row("1", "kill -9 the daemon", KILLED, kill_daemons, {"kills": 200, "files": 10_000}),
     Row("2", "kill -9 the process group", KILLED, kill_groups, {"kills": 100, "files": 5_000}, {"kills": 2, "files": 200}),
     Row("3", "kill -9 a random worker", f"{KILLED}; the others keep 95 %", kill_workers, {"kills": 300, "files": 30_000}),
+    Row("3 load", "kill -9 a worker twice a second, under full load", f"{KILLED}; no daemon ends", kill_under_load,
+        {"lives": 5, "kills": 40}, {"lives": 1, "kills": 1}),
     Row("4", "a file makes its worker segfault", "exactly those FAILED(poison)", poison, {"poison": 10, "files": 1000}),
     Row("5", "a worker hangs, interpreter lock held", "found within the time-out + 2 s",
         by_tests(f"{FAULTS}test_workers.py::test_a_worker_that_hangs_with_the_interpreter_lock_held_is_replaced_in_time"), {}),

@@ -29,6 +29,8 @@ SECONDS_PER_IMAGE = 0.003
 LATENCIES = (0.0, 0.001, 0.01)
 SLOWER = 2  # times SECONDS_PER_IMAGE, while workers are killed
 DRAIN_SECONDS = 10.0
+BETWEEN_KILLS_SECONDS = 0.5  # under load
+MOST_BACKLOG = 3_000  # images
 DONE_PATHS = f"SELECT path FROM image WHERE status = {checker.DONE}"
 
 
@@ -153,6 +155,40 @@ def kill_workers(place: Place, kills: int, files: int, chance: random.Random) ->
         time.monotonic() - started,
         {"of their rate kept by the others": kept},
     )
+
+
+def kill_under_load(folder: Path, lives: int, kills: int, chance: random.Random) -> Outcome:
+    """In each of some lives of a daemon, a worker is killed twice a second while files come faster than they are done, so
+    that batches are sent to workers in the moment in which they die."""
+    started, ended, verdict = time.monotonic(), list[int](), checker.Verdict()
+    orphans = files = 0
+    for life in range(lives):
+        (folder / str(life)).mkdir()
+        place = Place(folder / str(life), {"pipeline": {"workers_per_device": 2}})
+        with Daemon(place) as daemon:
+            dropped = done = 0
+            for _ in range(kills):
+                deadline = time.monotonic() + BETWEEN_KILLS_SECONDS
+                while time.monotonic() < deadline and dropped - done < MOST_BACKLOG:
+                    place.drop_many(range(dropped, dropped + 20))
+                    dropped += 20
+                threading.Event().wait(max(0.0, deadline - time.monotonic()))
+                if not daemon.alive():
+                    break
+                done = daemon.status()["ended_in_this_run"]
+                workers = wait_for(lambda daemon=daemon: not daemon.alive() or daemon.workers(), "a worker")
+                if isinstance(workers, list):
+                    os.kill(chance.choice(workers), signal.SIGKILL)
+            if daemon.alive():
+                daemon.wait_idle(dropped, 240)
+                daemon.stop()
+            ended.append(daemon.wait_end())
+        orphans, files = orphans + end_orphans(place), files + dropped
+        judged = place.judge()
+        verdict.counts += judged.counts
+        verdict.wrong += judged.problems
+    verdict.wrong += [f"a daemon ended with {status}" for status in ended if status]
+    return Outcome(lives * kills, orphans, verdict, time.monotonic() - started, {"lives": lives})
 
 
 def kill_one(daemon: Daemon, chance: random.Random) -> dict[str, Any]:

@@ -822,6 +822,17 @@ STATES = [
 
 PROCESSES = [
     Mutant(
+        "send-to-the-dead",
+        "a message to a process that is gone ends no daemon",
+        "daemon/messages.py",
+        "if writer.is_closing():",
+        "if False:",
+        (
+            "daemon/stations/test_wire.py::test_to_write_to_a_process_that_is_gone_is_an_end_of_file_however_often",
+        ),
+        within="send",
+    ),
+    Mutant(
         "worker-dies-too",
         "a worker that hangs ends with a killed daemon",
         "daemon/workers/child.py",
@@ -2410,7 +2421,7 @@ STATIONS = [
         "station-silence",
         "a station that hangs is replaced",
         "daemon/stations/remote.py",
-        "process.kill()",
+        "children.kill(process)",
         "pass",
         ("daemon/stations/test_remote.py::test_a_station_that_hangs_is_replaced_and_holds_up_no_other",),
         within="RemoteStation._end_silence",

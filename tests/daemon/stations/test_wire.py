@@ -1,10 +1,13 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 from typing import Any
 
+import anyio.lowlevel
 import pytest
 
+from daemon import messages
 from daemon.jobs import Failure
 from daemon.stations import wire
 from daemon.stations.wire import End, Verdict
@@ -17,6 +20,9 @@ class Writer:
 
     def __init__(self) -> None:
         self.written = b""
+
+    def is_closing(self) -> bool:
+        return False
 
     def write(self, data: bytes) -> None:
         self.written += data
@@ -60,3 +66,24 @@ async def test_the_end_of_the_other_side_is_an_end_of_file() -> None:
     reader.feed_eof()
     with pytest.raises(EOFError):
         await wire.receive(reader)
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize(
+    "anyio_backend",
+    [("asyncio", {"use_uvloop": True}), ("asyncio", {"use_uvloop": False})],
+    ids=["uvloop", "asyncio"],
+)
+async def test_to_write_to_a_process_that_is_gone_is_an_end_of_file_however_often(
+    anyio_backend: object,
+) -> None:
+    ours, theirs = socket.socketpair()
+    ours.setblocking(False)
+    _, writer = await asyncio.open_unix_connection(sock=ours)
+    theirs.close()
+    messages.send(writer, b"this write fails without a word")
+    for _ in range(3):  # the loop closes the transport in one of these turns
+        with pytest.raises(EOFError):
+            messages.send(writer, b"this one is the next")
+        await anyio.lowlevel.checkpoint()
+    writer.close()
