@@ -100,7 +100,7 @@ def _fill(contents: Contents, fd: int, kind: str, rules: Rules, limits: Limits, 
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,
                 pass_fds=handed,
-                env=environment({"MALLOC_ARENA_MAX": "1"}),
+                env=environment({"MALLOC_ARENA_MAX": "1", "OPENBLAS_NUM_THREADS": "1"}),
             )
         children.add(process)
         try:

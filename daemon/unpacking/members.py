@@ -19,7 +19,8 @@ from typing import Any, NamedTuple
 import msgspec
 
 from daemon.unpacking.kinds import LIBRARIES
-from stages.decoding import pages
+from stages.base import ImageError
+from stages.decoding import pages, tiff
 
 PIECE = 1 << 20  # bytes of a member that are passed on together
 SHARPNESS = 95  # of frames, as JPEG
@@ -163,28 +164,33 @@ def _pieces(source: Any) -> Iterator[bytes]:
         yield piece
 
 
-def walk_tiff(file: Source, _: Rules) -> Iterator[Item]:
+def walk_tiff(file: Source, rules: Rules) -> Iterator[Item]:
     """Its pages, without masks and smaller copies."""
-    from PIL import Image, ImageSequence
-
     with mmap.mmap(file.fd, 0, prot=mmap.PROT_READ) as data, memoryview(data) as view:
         count = pages.count_pages("TIFF", view)
-    if count >= pages.MOST:
-        raise Unusable(f"it has {pages.MOST:,} pages or more; split it into smaller files")
-    yield Expected(count)
-    with Image.open(file, formats=("TIFF",)) as image:
-        for page in ImageSequence.Iterator(image):
-            tags: Any = image.tag_v2  # type: ignore[attr-defined]
-            kind = tags.get(pages.NEW_SUBFILE_TYPE, 0)
-            if isinstance(kind, int) and kind & pages.COPY_OR_MASK:
-                yield None
-            else:
-                yield Member(b"page-%04d.png" % (page.tell() + 1), _encode_page(image))
+        if count >= tiff.MOST:
+            raise Unusable(f"it has {tiff.MOST:,} pages or more; split it into smaller files")
+        yield Expected(count)
+        for number, page in enumerate(tiff.walk(view), 1):
+            yield None if page.is_copy else Member(b"page-%04d.png" % number, _draw_page(page, rules))
 
 
-def _encode_page(image: Any) -> Iterator[bytes]:
-    # A copy has no file, whose name Pillow would look up.
-    yield from _encode(image.copy(), "PNG")
+def _draw_page(page: tiff.Directory, rules: Rules) -> Iterator[bytes]:
+    from stages.decoding import pixels
+
+    width, height = page.integer(tiff.WIDTH), page.integer(tiff.HEIGHT)
+    if width * height > rules.pixels:
+        raise Unusable(f"it has more pixels than max_pixels = {rules.pixels}")
+    try:
+        page.refuse()
+        with pixels.open_tiff(page) as image:
+            image.load()
+            # Pillow has turned what it has read itself.
+            turn = pixels.TRANSPOSITIONS.get(page.orientation) if page.is_deep else None
+            # A copy has no file, whose name Pillow would look up.
+            yield from _encode(image.transpose(turn) if turn is not None else image.copy(), "PNG")
+    except ImageError as error:
+        raise Unusable(error.detail) from error
 
 
 def walk_pdf(file: Source, rules: Rules) -> Iterator[Item]:
@@ -278,6 +284,8 @@ def prepare(kind: str) -> None:
 
     pixels.prepare()
     Image.init()  # its plug-ins
+    if kind == "tiff":
+        importlib.import_module("stages.decoding.samples")
     for module in MODULES:
         importlib.import_module(module)
     if kind in LIBRARIES:

@@ -36,7 +36,14 @@ UNREAD_IMAGES: tuple[tuple[bytes, str], ...] = (
     (b"qoif", "QOI"),
     (b"AT&TFORM", "DjVu"),
     (b"SIMPLE  =", "FITS"),
-    (b"FUJIFILMCCD-RAW", "camera raw"),
+    (b"FUJIFILMCCD-RAW", "camera raw (RAF)"),
+    (b"IIRO", "camera raw (ORF)"),
+    (b"IIRS", "camera raw (ORF)"),
+    (b"MMOR", "camera raw (ORF)"),
+    (b"IIU\0", "camera raw (RW2)"),
+    (b"\0MRM", "camera raw (MRW)"),
+    (b"FOVb", "camera raw (X3F)"),
+    (b"II\x1a\0\0\0HEAPCCDR", "camera raw (CRW)"),
     (b"Pf", "PFM"),
     (b"PF", "PFM"),
     (b"P7\n", "PAM"),
@@ -61,6 +68,8 @@ OTHER_FILES: tuple[tuple[bytes, str], ...] = (
 BMP_HEADERS = frozenset((12, 40, 52, 56, 64, 108, 124))
 AVIF_BRANDS = frozenset((b"avif", b"avis"))
 HEIF_BRANDS = frozenset((b"heic", b"heix", b"heim", b"heis", b"hevc", b"hevx", b"mif1", b"msf1"))
+# Gray, and its brightest value.
+DEEP_PNM = re.compile(rb"P[25](?:(?:\s|#[^\r\n]*[\r\n])+\d{1,10}){2}(?:\s|#[^\r\n]*[\r\n])+(\d{3,5})\s")
 PNM = re.compile(rb"P([1-6])(?:\s|#[^\r\n]*[\r\n])+(\d{1,10})(?:\s|#[^\r\n]*[\r\n])+(\d{1,10})\s")
 
 
@@ -102,6 +111,10 @@ def _identify_container(data: memoryview, head: bytes) -> str | None:
         return "AVIF"
     if brands & HEIF_BRANDS:
         return "HEIF"
+    if box[8:12] == b"crx ":
+        raise ImageError(
+            Reason.FORMAT, "camera raw (CR3) is not supported: save it as JPEG, PNG, WebP or TIFF"
+        )
     raise ImageError(Reason.NOT_AN_IMAGE, "the bytes are a video (MP4 or QuickTime)")
 
 

@@ -15,68 +15,13 @@ from itertools import islice
 from typing import NamedTuple
 
 from stages.base import ImageError, Reason
-from stages.decoding.formats import HEAD, PNM
+from stages.decoding.formats import DEEP_PNM, HEAD, PNM
 from stages.decoding.scans import check_scans
+from stages.decoding.tiff import EXIF, PARTS, find_picture, read_orientation, read_tiff
 
 Size = tuple[int, int, int]  # width, height as stored, orientation
 
-WIDTH_TAG, HEIGHT_TAG, ORIENTATION_TAG = 0x100, 0x101, 0x112
-NUMBER_BYTES = {1: 1, 3: 2, 4: 4, 16: 8}  # TIFF's unsigned integers, by type code
-EXIF = b"Exif\0\0"  # comes before the TIFF structure in JPEG, and sometimes elsewhere
 CHUNKS = 4096  # most chunks of a PNG or WebP that are searched for EXIF
-# Most parts of any other file that are searched for its size. Each takes about a
-# microsecond and can be a few bytes long. No camera or program writes this many.
-PARTS = 1 << 18
-
-
-# TIFF, which is also the format of EXIF
-# ------------------------------------------------------------------------------------
-
-
-def read_tags(data: memoryview) -> dict[int, int]:
-    """The first directory of a TIFF or BigTIFF structure: tag → value, for tags with one unsigned integer."""
-    little = bytes(data[:2]) == b"II"
-    order = "<" if little else ">"
-    if struct.unpack_from(order + "H", data, 2) == (43,):
-        (start,) = struct.unpack_from(order + "Q", data, 8)
-        (count,) = struct.unpack_from(order + "Q", data, start)
-        entry, start = struct.Struct(order + "HHQ8s"), start + 8
-    else:
-        (start,) = struct.unpack_from(order + "I", data, 4)
-        (count,) = struct.unpack_from(order + "H", data, start)
-        entry, start = struct.Struct(order + "HHI4s"), start + 2
-    end = start + min(count, PARTS) * entry.size
-    if end > len(data):
-        raise IndexError("the directory is past the end")
-    return {
-        tag: int.from_bytes(value[: NUMBER_BYTES[kind]], "little" if little else "big")
-        for tag, kind, number, value in entry.iter_unpack(data[start:end])
-        if number == 1 and kind in NUMBER_BYTES
-    }
-
-
-def read_tiff(data: memoryview) -> Size:
-    tags = read_tags(data)
-    if WIDTH_TAG not in tags or HEIGHT_TAG not in tags:
-        raise ImageError(Reason.HEADER, "the first page of the TIFF states no size")
-    return tags[WIDTH_TAG], tags[HEIGHT_TAG], _orientation_of(tags)
-
-
-def read_orientation(exif: memoryview) -> int:
-    """The orientation in an EXIF block; 1 if it is missing, malformed or out of range."""
-    if bytes(exif[:6]) == EXIF:
-        exif = exif[6:]
-    if bytes(exif[:2]) not in (b"II", b"MM"):
-        return 1
-    try:
-        return _orientation_of(read_tags(exif))
-    except (struct.error, IndexError):
-        return 1
-
-
-def _orientation_of(tags: dict[int, int]) -> int:
-    orientation = tags.get(ORIENTATION_TAG, 1)
-    return orientation if 1 <= orientation <= 8 else 1
 
 
 # JPEG (ITU-T T.81, annex B)
@@ -243,6 +188,29 @@ def read_bmp(data: memoryview) -> Size:
     return width, abs(height), 1  # a negative height means rows from the top
 
 
+# The masks that Pillow reads, by bits of a pixel: red, green, blue, alpha.
+BMP_MASKS = {
+    16: ((0xF800, 0x7E0, 0x1F, 0), (0x7C00, 0x3E0, 0x1F, 0)),
+    32: (
+        (0xFF0000, 0xFF00, 0xFF, 0), (0xFF000000, 0xFF0000, 0xFF00, 0), (0xFF000000, 0xFF00, 0xFF, 0), (0, 0, 0, 0),
+        (0xFF000000, 0xFF0000, 0xFF00, 0xFF), (0xFF, 0xFF00, 0xFF0000, 0xFF000000),
+        (0xFF0000, 0xFF00, 0xFF, 0xFF000000), (0xFF000000, 0xFF00, 0xFF, 0xFF0000),
+    ),
+}  # fmt: skip
+
+
+def bmp_masks(data: memoryview) -> tuple[int, ...]:
+    """The masks of a BMP that Pillow does not know; () for all others."""
+    (header,) = struct.unpack_from("<I", data, 14)
+    bits, how = struct.unpack_from("<HI", data, 28) if header >= 40 else (0, 0)
+    if how not in (3, 6) or bits not in BMP_MASKS:
+        return ()
+    has_alpha = header >= 56 or how == 6
+    masks: tuple[int, ...] = struct.unpack_from("<4I" if has_alpha else "<3I", data, 54)
+    masks = masks if has_alpha else (*masks, 0)
+    return () if masks in BMP_MASKS[bits] else masks
+
+
 def read_pnm(data: memoryview) -> Size:
     found = PNM.match(data[:HEAD])
     if found is None:
@@ -298,13 +266,35 @@ TURNS = {
 
 
 def read_avif(data: memoryview) -> Size:
-    """Size and orientation of the primary item: its ispe, irot and imir properties. EXIF is ignored,
-    as the standard says. clap is ignored too, because Pillow does not crop."""
+    """Size and orientation of the primary item: its ispe, clap, irot and imir properties. EXIF is ignored,
+    as the standard says."""
     properties = dict(primary_properties(data))
-    width, height = struct.unpack_from(">II", properties[b"ispe"], 4)
+    left, top, right, bottom = _find_crop(properties)
     turns = properties[b"irot"][0] & 3 if b"irot" in properties else 0
     mirror = properties[b"imir"][0] & 1 if b"imir" in properties else None
-    return width, height, TURNS[turns, mirror]
+    return right - left, bottom - top, TURNS[turns, mirror]
+
+
+def find_avif_crop(data: memoryview) -> tuple[int, int, int, int]:
+    """Left, top, right and bottom of what is to be seen of the stored picture, before it is turned: Pillow does not crop."""
+    return _find_crop(dict(primary_properties(data)))
+
+
+def _find_crop(properties: dict[bytes, memoryview]) -> tuple[int, int, int, int]:
+    whole_width, whole_height = struct.unpack_from(">II", properties[b"ispe"], 4)
+    if b"clap" not in properties:
+        return 0, 0, whole_width, whole_height
+    clap = properties[b"clap"]
+    width, height = _read_aperture(clap)
+    across, across_parts, down, down_parts = struct.unpack_from(">iIiI", clap, 16)
+    if not (across_parts and down_parts):
+        raise ImageError(Reason.HEADER, "the primary picture is cropped to an impossible size")
+    # The offsets are between the centers.
+    left = (whole_width - width) // 2 + across // across_parts
+    top = (whole_height - height) // 2 + down // down_parts
+    if left < 0 or top < 0 or left + width > whole_width or top + height > whole_height:
+        return 0, 0, whole_width, whole_height  # as browsers do
+    return left, top, left + width, top + height
 
 
 def read_heif(data: memoryview) -> Size:
@@ -394,3 +384,14 @@ READERS: dict[str, Callable[[memoryview], Size]] = {
     "AVIF": read_avif,
     "HEIF": read_heif,
 }
+
+
+def is_deep(name: str, data: memoryview) -> bool:
+    """Whether a picture that has been found sound needs samples.py: gray with more than 8 bits, and much of TIFF."""
+    if name == "TIFF":
+        return find_picture(data).is_deep
+    if name == "PPM":
+        return (found := DEEP_PNM.match(data[:HEAD])) is not None and int(found[1]) > 255
+    if name == "BMP":
+        return bool(bmp_masks(data))
+    return name == "PNG" and (data[24], data[25]) == (16, 0)

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Protocol, cast
 
 from stages.base import Header, ImageError, Limits, Reason, advise
 from stages.decoding.formats import identify
-from stages.decoding.headers import READERS, read_jpeg_frame
+from stages.decoding.headers import READERS, is_deep, read_jpeg_frame
 from stages.decoding.pages import count_pages
 from stages.decoding.profiles import apply, hide_exif, jpeg_profile, read_conversion
 
@@ -60,7 +60,7 @@ def inspect(data: memoryview, limits: Limits) -> Header:
     if orientation > 4:
         width, height = height, width
     _check_size(width, height, limits)
-    return Header(name, width, height, orientation, count_pages(name, data))
+    return Header(name, width, height, orientation, count_pages(name, data), is_deep(name, data))
 
 
 def _check_size(width: int, height: int, limits: Limits) -> None:

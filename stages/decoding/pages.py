@@ -12,11 +12,8 @@ from collections.abc import Callable, Iterator
 from itertools import islice
 
 from stages.base import ImageError
-from stages.decoding.headers import CHUNKS, PARTS, png_chunks
-
-MOST = 10_000  # most pictures that are counted
-NEW_SUBFILE_TYPE = 0xFE  # the tag that marks a directory as a smaller copy or a mask; tags are sorted
-COPY_OR_MASK = 1 | 4
+from stages.decoding.headers import CHUNKS, png_chunks
+from stages.decoding.tiff import MOST, PARTS, walk
 
 
 def count_pages(name: str, data: memoryview) -> int:
@@ -31,20 +28,9 @@ def count_pages(name: str, data: memoryview) -> int:
 
 
 def _walk_tiff(data: memoryview) -> Iterator[None]:
-    order = "<" if bytes(data[:2]) == b"II" else ">"
-    big = struct.unpack_from(order + "H", data, 2) == (43,)
-    number, size, entry = (order + "Q", 8, 20) if big else (order + "I", 4, 12)
-    (at,) = struct.unpack_from(number, data, size)
-    seen: set[int] = set()
-    while at and at not in seen and len(seen) < MOST:
-        seen.add(at)
-        (entries,) = struct.unpack_from(order + ("Q" if big else "H"), data, at)
-        first = at + (8 if big else 2)
-        (tag,) = struct.unpack_from(order + "H", data, first)
-        (kind,) = struct.unpack_from(order + "I", data, first + entry - size)
-        if tag != NEW_SUBFILE_TYPE or not kind & COPY_OR_MASK:
+    for page in walk(data):
+        if not page.is_copy:
             yield
-        (at,) = struct.unpack_from(number, data, first + entries * entry)
 
 
 def _walk_gif(data: memoryview) -> Iterator[None]:

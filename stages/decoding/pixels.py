@@ -7,11 +7,10 @@ reach another plug-in of Pillow (EPS would start Ghostscript).
 from __future__ import annotations
 
 import io
-import math
+import struct
 import warnings
 import zlib
 from collections.abc import Callable
-from typing import cast
 
 from PIL import Image, ImageFile, UnidentifiedImageError
 from PIL.AvifImagePlugin import AvifImageFile
@@ -24,8 +23,9 @@ from PIL.TiffImagePlugin import TiffImageFile
 from PIL.WebPImagePlugin import WebPImageFile
 
 from stages.base import Header, ImageError, Reason
-from stages.decoding.headers import png_chunks
+from stages.decoding.headers import bmp_masks, find_avif_crop, png_chunks
 from stages.decoding.profiles import convert_to_srgb
+from stages.decoding.tiff import Directory, find_picture
 
 OPENERS: dict[str, Callable[[io.BytesIO], Image.Image]] = {
     "JPEG": JpegImageFile,  # not jpeg_factory: the first of several pictures (MPO)
@@ -48,6 +48,9 @@ TRANSPOSITIONS = {
 }
 TURNED_BY_PILLOW = frozenset(("TIFF",))
 STRIP_PIXELS = 4_000_000  # converted at once, which limits the additional memory
+SAMPLE = 512  # most pixels of a side that are looked at to choose the ground
+CLEAR, OPAQUE, LIGHT, NEARLY_NONE = 16, 128, 192, 0.05  # alpha, alpha, gray level, share of the pixels
+BLANK_FRAMES = 100  # most frames of an animation that are passed over because they have one color
 TIFF_OFFSETS, TIFF_LENGTHS = (273, 324), (279, 325)  # of strips and of tiles
 
 
@@ -82,22 +85,106 @@ def write_rgb(data: memoryview, header: Header, out: memoryview) -> None:
     Raises ImageError: HEADER if the picture has another size than the header, TRUNCATED, DECODER;
     MemoryError.
     """
-    file = keep_picture(data) if header.format == "PNG" else io.BytesIO(data)
-    with OPENERS[header.format](file) as image:
-        orientation = 1 if header.format in TURNED_BY_PILLOW else header.orientation
+    is_turned = header.format in TURNED_BY_PILLOW and not header.is_deep
+    orientation = 1 if is_turned else header.orientation
+    with _open(data, header) as image:
         size = (header.height, header.width) if orientation > 4 else (header.width, header.height)
-        if image.size != size:
+        if image.size != size and header.format != "AVIF":  # which may be cropped
             raise ImageError(Reason.HEADER, f"the header says {size[0]}×{size[1]}, the picture {image.size}")
         image.info.pop("xmp", None)  # Pillow would read an orientation from it that no other program applies
         _load(image, len(data))
         profile = image.info.get("icc_profile")
-        upright = convert_to_srgb(reduce_depth(image), data, header.format, profile)
+        upright = convert_to_srgb(_correct(image, data, header), data, header.format, profile)
         if orientation in TRANSPOSITIONS:
             upright = upright.transpose(TRANSPOSITIONS[orientation])
         if upright.size != (header.width, header.height):  # some plug-ins know the size only now
             stated = f"{header.width}×{header.height}"
             raise ImageError(Reason.HEADER, f"the header says {stated}, the pixels are {upright.size}")
         _write_strips(upright, out)
+
+
+def _open(data: memoryview, header: Header) -> Image.Image:
+    if header.format == "PNG":
+        return OPENERS["PNG"](keep_picture(data))
+    if header.format == "BMP" and header.is_deep:
+        from stages.decoding import samples
+
+        return samples.read_bmp(data, bmp_masks(data))
+    if header.format != "TIFF":
+        try:
+            return OPENERS[header.format](io.BytesIO(data))
+        except OSError as error:
+            if header.format == "BMP" and str(error).startswith("Unsupported BMP"):
+                raise ImageError(
+                    Reason.FORMAT, f"a BMP of this layout is not supported ({error}): save it as PNG"
+                ) from error
+            raise
+    return open_tiff(find_picture(data))
+
+
+def open_tiff(picture: Directory) -> Image.Image:
+    """The picture of any directory. Raises ImageError."""
+    if picture.is_deep:
+        from stages.decoding import samples
+
+        return samples.read_tiff(picture)
+    file = io.BytesIO(picture.data)
+    # Pillow reads the first directory, and the picture may be in another one.
+    file.seek(8 if picture.is_big else 4)
+    file.write(struct.pack(picture.order + ("Q" if picture.is_big else "I"), picture.at))
+    file.seek(0)
+    return TiffImageFile(file)
+
+
+def _correct(image: Image.Image, data: memoryview, header: Header) -> Image.Image:
+    """What Pillow leaves out, after it has read the pixels."""
+    if header.format == "PNG":
+        significant = next((data[start] for kind, start, _ in png_chunks(data) if kind == b"sBIT"), 16)
+        bits, clear = data[24], image.info.get("transparency")
+        if header.is_deep:
+            from stages.decoding import samples
+
+            return samples.reduce_depth(image, significant if 0 < significant < 16 else 16)
+        if image.mode == "L" and bits < 8 and isinstance(clear, int):
+            image.info["transparency"] = clear * 255 // ((1 << bits) - 1)
+    if header.format == "PPM" and header.is_deep:
+        from stages.decoding import samples
+
+        return samples.reduce_depth(image)
+    if header.format == "AVIF":
+        crop = find_avif_crop(data)
+        return image if crop == (0, 0, *image.size) else image.crop(crop)
+    if header.format in ("GIF", "WEBP"):
+        return _skip_blank(image, header.pages)
+    if image.mode == "La":
+        return image.convert("LA")
+    if header.format == "BMP" and image.mode == "RGBA" and image.getchannel("A").getextrema() == (0, 0):
+        return image.convert("RGB")  # as Windows and browsers show it: nobody draws what cannot be seen
+    return image
+
+
+def _skip_blank(image: Image.Image, frames: int) -> Image.Image:
+    """The first frame of an animation, or if that has one color only, as when it fades in, the first one that has more."""
+    if frames == 1:
+        return image
+    first = image.copy()
+    for number in range(1, min(frames, BLANK_FRAMES)):
+        if not _is_blank(image):
+            return image
+        try:
+            image.seek(number)
+            image.load()
+        except (EOFError, OSError, SyntaxError, ValueError):  # the first frame is sound
+            return first
+    return first if _is_blank(image) else image
+
+
+def _is_blank(image: Image.Image) -> bool:
+    if image.has_transparency_data:
+        image = image.convert("RGBA")
+        if image.getchannel("A").getextrema() == (0, 0):
+            return True
+    return len(image.convert("RGBA").getcolors(1) or ()) == 1
 
 
 def keep_picture(data: memoryview) -> io.BytesIO:
@@ -141,41 +228,35 @@ def _is_cut_tiff(image: Image.Image, file_bytes: int) -> bool:
     )
 
 
-def reduce_depth(image: Image.Image) -> Image.Image:
-    """Reduce more than 8 bits a channel to 8. Pillow's own conversion would clip values to 255.
-
-    16-bit gray is scaled from its full range. Wider integers and floats have no standard
-    range: they are scaled from the darkest to the brightest value of the picture.
-    """
-    low: float
-    high: float
-    if image.mode.startswith("I;16") or (image.mode == "I" and image.format == "PPM"):
-        low, high = 0, 65535
-    elif image.mode in ("I", "F"):
-        low, high = cast("tuple[float, float]", image.getextrema())
-    else:
-        return image
-    span = high - low
-    scale = 255 / span if span > 0 and math.isfinite(span) else 0.0
-    gray = image.convert("I") if image.mode.startswith("I;16") else image
-    gray = gray.point(lambda value: value * scale + (0.5 - low * scale)).convert("L")
-    gray.info.pop("transparency", None)  # it is in the old scale
-    return gray
-
-
 def _write_strips(image: Image.Image, out: memoryview) -> None:
     width, height = image.size
+    ground = _choose_ground(image) if image.has_transparency_data else "white"
     rows = max(1, STRIP_PIXELS // width)
     for top in range(0, height, rows):
         bottom = min(top + rows, height)
         strip = image if (top, bottom) == (0, height) else image.crop((0, top, width, bottom))
-        out[3 * width * top : 3 * width * bottom] = _convert_to_rgb(strip).tobytes()
+        out[3 * width * top : 3 * width * bottom] = _convert_to_rgb(strip, ground).tobytes()
 
 
-def _convert_to_rgb(image: Image.Image) -> Image.Image:
+def _choose_ground(image: Image.Image) -> str:
+    """White; but black for light text or drawings on nothing, of which white would show nothing.
+
+    So if most of a picture is see-through, and nearly all of the rest is nearly white. A sample of the pixels is enough.
+    """
+    width, height = image.size
+    sample = image.resize((min(width, SAMPLE), min(height, SAMPLE)), Image.Resampling.NEAREST).convert("RGBA")
+    alpha = sample.getchannel("A")
+    clear = sum(alpha.histogram()[:CLEAR])
+    if 2 * clear <= sample.width * sample.height:
+        return "white"
+    seen = sample.convert("L").histogram(alpha.point(lambda value: 255 if value >= OPAQUE else 0))
+    return "black" if sum(seen[:LIGHT]) < NEARLY_NONE * sum(seen) else "white"
+
+
+def _convert_to_rgb(image: Image.Image, ground: str) -> Image.Image:
     if not image.has_transparency_data:
         return image if image.mode == "RGB" else image.convert("RGB")
-    white = Image.new("RGB", image.size, "white")
+    picture = Image.new("RGB", image.size, ground)
     transparent = image.convert("RGBA")
-    white.paste(transparent, mask=transparent)
-    return white
+    picture.paste(transparent, mask=transparent)
+    return picture

@@ -11,17 +11,13 @@ from PIL import Image, ImageOps
 
 from stages.base import Header, ImageError, Limits, Reason
 from stages.decoding.headers import (
-    HEIGHT_TAG,
-    PARTS,
-    WIDTH_TAG,
     read_avif,
     read_heif,
     read_jpeg,
     read_jpeg_frame,
-    read_orientation,
-    read_tiff,
 )
 from stages.decoding.images import inspect
+from stages.decoding.tiff import HEIGHT, PARTS, WIDTH, read_orientation, read_tiff
 from tests.inputs import EXIF_MESS, ODD, Input, arithmetic_jpeg, huge_png, jpeg, oriented, ycck_jpeg
 
 LIMITS = Limits()
@@ -166,7 +162,7 @@ def big_tiff_of(entries: bytes) -> bytes:
 
 GIF_SCREEN = b"GIF89a" + struct.pack("<HHBBB", 96, 64, 0, 0, 0)
 GIF_FRAME = b"\x2c" + struct.pack("<HHHH", 0, 0, 96, 64)
-TIFF_SIZE = struct.pack("<HHQQHHQQ", WIDTH_TAG, 4, 1, 96, HEIGHT_TAG, 4, 1, 64)
+TIFF_SIZE = struct.pack("<HHQQHHQQ", WIDTH, 4, 1, 96, HEIGHT, 4, 1, 64)
 ENDLESS: dict[str, Callable[[int], bytes]] = {  # very many small parts, and the size after them
     "JPEG, bare markers": lambda parts: b"\xff\xd8" + b"\xff\x01" * parts + jpeg()[2:],
     "JPEG, empty segments": lambda parts: b"\xff\xd8" + b"\xff\xe5\0\2" * parts + jpeg()[2:],
