@@ -21,16 +21,17 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from math import ceil
+from math import ceil, inf
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import msgspec
 
 from stages.base import Header, ImageError, Limits, Reason, advise
-from stages.decoding.seccomp import keep_system_calls
+from stages.decoding.seccomp import forbid_files, keep_system_calls
 from stages.processes import die_with, environment, python
 
 if TYPE_CHECKING:
@@ -43,6 +44,7 @@ KEPT_BYTES = 32 << 20  # shared memory that a decoder keeps between images
 LIFETIME = 2000  # images after which a child is replaced, so that a library's leak cannot grow
 START_SECONDS = 30.0
 DEATH_SECONDS = 10.0
+CPU_CLOCK = 2  # of a process, in the number of its clock (linux/posix-timers.h)
 WALL_PER_CPU_SECOND = 2.0  # a child may wait for the processor as long as it runs on it
 
 
@@ -105,6 +107,7 @@ def seal() -> None:
     os.dup2(null, 2)
     os.close(null)
     lower_limit(resource.RLIMIT_FSIZE, 0)
+    forbid_files()
     keep_system_calls()
 
 
@@ -118,12 +121,12 @@ def lower_limit(which: int, most: int) -> None:
 def serve(channel: socket.socket, memory_fd: int, limits: Limits) -> None:
     memory: mmap.mmap | None = None  # kept between images: a new mapping costs a page fault for every page
     while message := channel.recv(MESSAGE_BYTES):
-        allow_cpu_seconds(limits.decode_seconds)
         try:
-            if memory is not None and len(memory) != os.fstat(memory_fd).st_size:
+            size = os.lseek(memory_fd, 0, os.SEEK_END)
+            if memory is not None and len(memory) != size:
                 memory.close()
                 memory = None
-            memory = memory or mmap.mmap(memory_fd, 0)
+            memory = memory or mmap.mmap(memory_fd, size)
             reply = answer(msgspec.json.decode(message, type=Request), memory)
         except (MemoryError, OSError):  # OSError: no address space for the mapping
             problem = f"needs more than the {limits.decode_bytes >> 20} MiB of decode_bytes"
@@ -132,16 +135,6 @@ def serve(channel: socket.socket, memory_fd: int, limits: Limits) -> None:
         channel.send(msgspec.json.encode(reply))
         if reply.last:
             return
-
-
-def allow_cpu_seconds(seconds: float) -> None:
-    """Send SIGXCPU when this process has used this much more CPU time (the kernel counts whole seconds)."""
-    used = resource.getrusage(resource.RUSAGE_SELF)
-    most = ceil(used.ru_utime + used.ru_stime + seconds)
-    _, hard = resource.getrlimit(resource.RLIMIT_CPU)
-    resource.setrlimit(
-        resource.RLIMIT_CPU, (most if hard == resource.RLIM_INFINITY else min(most, hard), hard)
-    )
 
 
 def answer(request: Request, memory: mmap.mmap) -> Reply:
@@ -163,6 +156,18 @@ def answer(request: Request, memory: mmap.mmap) -> Reply:
 
 # The parent's side
 # ----------------------------------------------------------------------------------------------------
+
+
+def allow_cpu_seconds(pid: int, seconds: float) -> None:
+    """Make the kernel send SIGXCPU to a child when it has used this much more CPU time (the kernel counts whole
+    seconds). The child itself may not do this. math.inf: as much as it wants."""
+    with contextlib.suppress(OSError):  # it has died
+        _, hard = resource.prlimit(pid, resource.RLIMIT_CPU)
+        most = hard
+        if seconds != inf:
+            used = time.clock_gettime(~pid << 3 | CPU_CLOCK)
+            most = ceil(used + seconds) if hard == resource.RLIM_INFINITY else min(ceil(used + seconds), hard)
+        resource.prlimit(pid, resource.RLIMIT_CPU, (most, hard))
 
 
 class Decoder:
@@ -218,6 +223,8 @@ class Decoder:
 
     def _ask(self, request: Request) -> Reply:
         channel = self._ready_channel()
+        assert self._process is not None
+        allow_cpu_seconds(self._process.pid, self.limits.decode_seconds)
         try:
             channel.send(msgspec.json.encode(request))
             message = channel.recv(MESSAGE_BYTES)
