@@ -45,6 +45,8 @@ KOREAN = (
     "름목풍족졸꽃몰코몽멕"
 )
 CYRILLIC = "абвгдежзийклмнопрстуфхцчшщъыьэюяё"
+# Of the characters that take two bytes in UTF-8: Latin, accents, Greek, Cyrillic, Hebrew and Arabic.
+USUAL = ((0xC0, 0x17F), (0x300, 0x36F), (0x386, 0x3CE), (0x400, 0x45F), (0x5D0, 0x6FF))
 LATIN = "äöüÄÖÜßéèêëàâçñóíáúôûùîïåæøÅÆÉÑ"
 
 
@@ -86,7 +88,16 @@ def _of_western(code: bytes) -> float:
     return 0.05 / 80 if code.decode("cp850").isalpha() else 0.0
 
 
+def _of_utf_8(code: bytes) -> float:
+    if len(code) != 2:
+        return 0.5 / 5000
+    number = ord(code.decode())
+    is_usual = any(first <= number <= last for first, last in USUAL)
+    return 0.3 / 400 if is_usual else 1e-6
+
+
 PAGES = (
+    Page("utf-8", LATIN + CYRILLIC + CYRILLIC.upper(), 0.9, _of_utf_8),
     Page("cp932", JAPANESE, 0.25, _of_shift_jis),
     Page("gb18030", SIMPLIFIED, 0.5, _of_gbk),
     Page("cp950", TRADITIONAL, 0.5, _of_big5),
@@ -105,18 +116,10 @@ def prepare() -> None:
 
 def decode_names(names: Sequence[bytes]) -> list[str]:
     """Names of one archive that are in one code page, which nothing states."""
-    try:
-        return [name.decode() for name in names]
-    except UnicodeDecodeError:
-        page = _choose_page(names)
-        return [name.decode(page, errors="replace") for name in names]
-
-
-def _choose_page(names: Sequence[bytes]) -> str:
     parts = {part for name in names for part in name.split(b"/") if not part.isascii()}
     sample = sorted(parts)[:SAMPLE]
-    best = max(PAGES, key=lambda page: _judge(page, sample))
-    return best.name
+    page = max(PAGES, key=lambda page: _judge(page, sample)).name
+    return [name.decode(page, errors="replace") for name in names]
 
 
 def _judge(page: Page, sample: Sequence[bytes]) -> float:

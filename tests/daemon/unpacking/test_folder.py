@@ -13,17 +13,8 @@ import pytest
 
 from daemon.jobs import Version
 from daemon.unpacking import folder
-from daemon.unpacking.folder import (
-    MARK,
-    Contents,
-    Mark,
-    Most,
-    NoRoom,
-    TooMuch,
-    choose_target,
-    mark_of,
-    plain_path,
-)
+from daemon.unpacking.folder import Contents, Mark, Most, NoRoom, TooMuch, choose_target, mark_of
+from daemon.unpacking.paths import MARK, plain_path
 
 IGNORED = re.compile(rb"\..*|__MACOSX")
 MOST = Most(100, 1 << 30, 200)
@@ -84,9 +75,9 @@ def test_names_never_lead_out_of_the_folder(beside: Beside) -> None:
 def test_names_that_cannot_be_used_are_left_out_and_named(beside: Beside) -> None:
     names = ["..", "x" * 256, "a.png", "./a.png", "a.png/b.png"]
     contents = beside.unpack(dict.fromkeys(names, b"x"))
-    assert (contents.files, contents.missing) == (1, 4)
-    assert contents.left_out[2] == "./a.png: its name cannot be used, or another file has it"
-    assert beside.names() == ["a.png"]
+    assert (contents.files, contents.missing) == (2, 3)
+    assert contents.left_out[2] == "a.png/b.png: its name cannot be used, or a folder has it"
+    assert beside.names() == ["a.png", "a~2.png"]
 
 
 def test_folders_are_not_nested_without_end() -> None:
@@ -125,7 +116,7 @@ def test_ignored_names_are_left_out_without_a_message(beside: Beside) -> None:
     [
         (
             Most(3, 1 << 30, 200),
-            "more than 3 files. To allow it, set most_files = 30",
+            "more than 3 files, folders and links. To allow it, set most_files = 30",
         ),
         (
             Most(9, 1000, 200),
@@ -244,7 +235,7 @@ def test_a_folder_is_on_the_disk_before_its_mark_and_its_mark_before_its_name(
     sync = folder.sync_file_system
 
     def note(fd: int) -> None:
-        seen.append((os.fsdecode(folder.MARK) in os.listdir(fd), beside.entries & {"a.zip.unpacked"}))
+        seen.append((os.fsdecode(MARK) in os.listdir(fd), beside.entries & {"a.zip.unpacked"}))
         sync(fd)
 
     monkeypatch.setattr(folder, "sync_file_system", note)
