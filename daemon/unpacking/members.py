@@ -303,7 +303,9 @@ def walk_video(file: Source, rules: Rules) -> Iterator[Item]:
 
     with av.open(file, mode="r") as source:
         if not source.streams.video:
-            raise Unusable("there are no pictures in it")
+            raise Unusable(
+                "there are no pictures in it: it was cut, or is no video; copy it into the inbox again"
+            )
         stream = source.streams.video[0]
         yield Expected(int((source.duration or 0) / av.time_base / rules.video_seconds) + 1)
         rate, following, count, damaged = float(stream.average_rate or USUAL_RATE), 0.0, 0, 0

@@ -13,9 +13,11 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import importlib
 import mmap
 import os
 import queue
+import re
 import resource
 import signal
 import socket
@@ -68,7 +70,13 @@ class Reply(msgspec.Struct, frozen=True):
 # ------------------------------------------------------------------------------------------------------------
 
 PR_SET_NO_NEW_PRIVS = 38
+# What Pillow and Python import only for some files.
+LATE = (
+    *(f"PIL.Image{name}" for name in ("Cms", "Color", "Filter", "Math", "Palette", "Sequence")),
+    *("copy", "colorsys", "encodings.latin_1", "encodings.utf_16", "encodings.ascii", "encodings.cp437"),
+)
 OPEN_FILES = 32
+NOT_FOR_USERS = re.compile(r"<[^<>]* at 0x[0-9a-f]+>|(?<![\w.:])/[^\s'\",;:)]+/[^\s'\",;:)]*")
 
 
 def main(arguments: Sequence[str]) -> None:
@@ -102,7 +110,9 @@ def confine(parent: int, limits: Limits) -> None:
 
 def seal() -> None:
     """From here on the libraries' warnings are dropped, no file can be written and,
-    if the kernel supports it, none opened."""
+    if the kernel supports it, none opened. So what the libraries import only when they need it is imported before."""
+    for module in LATE:
+        importlib.import_module(module)
     null = os.open(os.devnull, os.O_WRONLY)
     os.dup2(null, 2)
     os.close(null)
@@ -149,9 +159,16 @@ def answer(request: Request, memory: mmap.mmap) -> Reply:
     except MemoryError:
         raise
     except Exception as error:  # noqa: BLE001 – libraries raise anything on bad bytes
-        what = str(error) if isinstance(error, OSError | SyntaxError | ValueError) else repr(error)
-        return Reply(Reason.DECODER, f"{request.header.format}: {what}"[:DETAIL_CHARACTERS])
+        return Reply(Reason.DECODER, f"{request.header.format}: {_describe(error)}"[:DETAIL_CHARACTERS])
     return Reply()
+
+
+def _describe(error: Exception) -> str:
+    """A library's message without paths of this machine, numbers of errors and objects in memory."""
+    if isinstance(error, OSError) and error.errno and error.strerror:
+        return f"the library for it fails: {error.strerror}"
+    what = str(error) if isinstance(error, OSError | SyntaxError | ValueError) else repr(error)
+    return NOT_FOR_USERS.sub("…", what)
 
 
 # The parent's side

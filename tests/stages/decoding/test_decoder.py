@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import ctypes
 import os
 import random
 import resource
@@ -351,6 +352,55 @@ def test_code_that_runs_in_a_decoder_reaches_no_files_network_or_processes(
     decoder = make(command=sabotaged(attempt))
     decoder.decode(*entry(GOOD))
     with pytest.raises(ImageError, match="Operation not permitted"):
+        decoder.decode(*entry(TRAP))
+
+
+LATE_IMPORT = """
+import os, sys
+from stages.decoding import decoder
+
+class Refusal:
+    def find_spec(self, name, path=None, target=None):
+        os._exit(77)
+
+def seal(honest=decoder.seal):
+    honest()
+    sys.meta_path.insert(0, Refusal())
+
+decoder.seal = seal
+decoder.main(sys.argv[1:])
+"""
+
+
+def test_nothing_is_imported_after_the_seal(make: Callable[..., Decoder]) -> None:
+    """It could not be read then, and the message would name a path of the installation."""
+    decoder = make(command=[sys.executable, "-P", "-c", LATE_IMPORT])
+    lab = tiff(Image.frombytes("LAB", (96, 64), bytes(3 * 96 * 64)))
+    details = []
+    for data in (*(given.make() for given in CATALOGUE), lab):
+        try:
+            decoder.decode(*entry(data))
+        except ImageError as error:
+            details.append(error.detail)
+    assert details
+    assert not [detail for detail in details if "77" in detail]
+
+
+def test_a_message_names_no_path_and_no_object_of_this_machine() -> None:
+    describe = decoder_module._describe
+    assert "/" not in describe(PermissionError(1, "Operation not permitted", "/opt/visiond/PIL/ImageCms.py"))
+    assert describe(ValueError("no <_io.BytesIO object at 0x7f00> in /usr/lib/x.py")) == "no … in …"
+
+
+def test_a_child_that_no_seccomp_fits_still_opens_no_file(make: Callable[..., Decoder]) -> None:
+    if ctypes.CDLL(None).syscall(444, None, 0, 1) < 1:
+        pytest.skip("this kernel has no Landlock")
+    command = sabotaged("open('/etc/passwd')")
+    command[-1] = command[-1].replace(
+        "decoder.main", "decoder.keep_system_calls = lambda: None\ndecoder.main"
+    )
+    decoder = make(command=command)
+    with pytest.raises(ImageError, match="Permission denied"):
         decoder.decode(*entry(TRAP))
 
 
