@@ -178,7 +178,7 @@ def _unicode_path(extra: bytes, raw: bytes) -> str:
 
 def _opened_zip(file: Source) -> zipfile.ZipFile:
     try:
-        return zipfile.ZipFile(_Unmarked(file), metadata_encoding="latin-1")  # type: ignore[arg-type]
+        return zipfile.ZipFile(_Unmarked(file), metadata_encoding="latin-1")
     except zipfile.BadZipFile as error:
         file.seek(0)
         if file.read(len(ZIP_HEAD)) != ZIP_HEAD:
@@ -198,7 +198,7 @@ def _read_entry(file: Source, entry: zipfile.ZipInfo) -> Iterator[bytes]:
     if len(head) < 30 or not head.startswith(ZIP_HEAD):
         raise zipfile.BadZipFile("no file begins where the list says")
     file.seek(sum(struct.unpack_from("<HH", head, 26)), os.SEEK_CUR)
-    with zipfile.ZipExtFile(file, "r", entry) as source:  # type: ignore[call-overload]
+    with zipfile.ZipExtFile(file, "r", entry) as source:
         yield from _pieces(source)
 
 

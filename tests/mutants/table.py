@@ -954,7 +954,7 @@ PROCESSES = [
         "decoder-cpu",
         "an image cannot use up the processor",
         "stages/decoding/decoder.py",
-        "allow_cpu_seconds(limits.decode_seconds)",
+        "allow_cpu_seconds(self._process.pid, self.limits.decode_seconds)",
         "pass",
         ("stages/decoding/test_decoder.py::test_the_child_is_confined",),
     ),
@@ -3191,7 +3191,7 @@ MUTANTS = [
     Mutant(
         "unpack-links",
         "no link on the way is followed",
-        "daemon/unpacking/folder.py",
+        "daemon/unpacking/paths.py",
         "os.O_DIRECTORY | os.O_CLOEXEC | os.O_NOFOLLOW",
         "os.O_DIRECTORY | os.O_CLOEXEC",
         ("daemon/unpacking/test_folder.py::test_a_link_that_somebody_puts_on_the_way_is_not_followed",),
@@ -3199,7 +3199,7 @@ MUTANTS = [
     Mutant(
         "unpack-upwards",
         "names do not lead out of the folder",
-        "daemon/unpacking/folder.py",
+        "daemon/unpacking/paths.py",
         'not in (b"", b".", b"..")',
         'not in (b"", b".")',
         ("daemon/unpacking/test_folder.py::test_names_never_lead_out_of_the_folder",),
