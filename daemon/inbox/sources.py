@@ -147,6 +147,7 @@ def _is_same(record: Record, path: bytes) -> bool:
 
 def _is_copy(record: Record, path: bytes) -> bool:
     """Whether the file at `path` has the same bytes as the source."""
+    filecmp.clear_cache()  # it would remember its answer for files of the same sizes and times
     return _is_same(record, path) and filecmp.cmp(record.location, path, shallow=False)
 
 
