@@ -30,6 +30,7 @@ REPAIRED = {
     "edited": " and written again",
     "foreign": " and left alone",
     "damaged": " and repaired",
+    "unreadable": " and left alone",
 }
 
 
@@ -69,7 +70,7 @@ def repair(config: ConfigOption = None, as_json: JsonOption = False) -> None:
 
     settings = read_config(config)
     counts = _show(partial(recovery.repair, settings), settings, as_json=as_json, done=REPAIRED)
-    raise typer.Exit(1 if counts["left out"] else 0)
+    raise typer.Exit(1 if counts["left out"] or counts["unreadable"] else 0)
 
 
 def backup(

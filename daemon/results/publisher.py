@@ -97,7 +97,7 @@ class Publisher:
         last = 0
         while inboxes:
             async with self._turn:
-                if not (records := await self._ledger.owed(last, OWED)):
+                if not (records := await self._retry("ledger", self._ledger.owed, last, OWED)):
                     break
                 last = records[-1].id
                 wanted = inboxes - self._recovering if again else inboxes
