@@ -104,7 +104,9 @@ def fail_reads(folder: Path, chance: random.Random, seconds: float) -> Outcome:
                     threading.Event().wait(PAUSE_SECONDS)
                 if daemon.alive():
                     wait_for(
-                        lambda: not daemon.alive() or _is_done(place, daemon, dropped),
+                        lambda daemon=daemon, files=dropped: (
+                            not daemon.alive() or _is_done(place, daemon, files)
+                        ),
                         "the rest",
                         2 * PATIENCE,
                     )
@@ -122,5 +124,8 @@ def _names_a_disk(daemon: Daemon) -> bool:
 
 
 def _is_done(place: Place, daemon: Daemon, files: int) -> bool:
+    """Whether each has its result, and each source that leaves its inbox has left it."""
+    left = place.rows("SELECT COUNT(*) FROM image WHERE NOT emitted")[0][0]
     status = daemon.status()
-    return counts_of(place) == {"DONE": files} and not (status["pending"] or status["in_flight"])
+    busy = status["pending"] or status["in_flight"] or status["obstacles"]
+    return counts_of(place) == {"DONE": files} and not (left or busy)
