@@ -43,8 +43,8 @@ LEFT_OUT = (
 def verify(config: ConfigOption = None, as_json: JsonOption = False) -> None:
     """Check the ledger's integrity, and compare every sidecar with it.
 
-    Stop the daemon first. Exits with 1 if a sidecar is missing, edited or
-    damaged, or belongs to no image in the ledger.
+    Stop the daemon first. Exits with 1 if a sidecar is missing, edited,
+    damaged or unreadable, or belongs to no image in the ledger.
 
     Examples:
       visiond verify

@@ -98,6 +98,25 @@ def test_what_sqlite_calls_damaged_is_so_only_if_a_second_reading_agrees(tmp_pat
     assert isinstance(schema.explain(place.site.ledger, claim), LedgerDamaged)
 
 
+def test_damage_is_not_believed_while_the_disk_does_not_deliver_every_byte(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place = worked(tmp_path)
+    claim = sqlite3.DatabaseError("database disk image is malformed")
+    claim.sqlite_errorcode = sqlite3.SQLITE_CORRUPT
+
+    def refuse(*_: object) -> bytes:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    def say_so_again(*_: object) -> None:
+        raise claim
+
+    monkeypatch.setattr(soundness, "check_integrity", say_so_again)
+    assert isinstance(schema.explain(place.site.ledger, claim), LedgerDamaged)
+    monkeypatch.setattr(os, "pread", refuse)
+    assert isinstance(schema.explain(place.site.ledger, claim), LedgerUnusable)
+
+
 @pytest.mark.parametrize("text", ["Page 7: unable to get the page. error code=8458", "failed to get page 9"])
 def test_a_page_that_an_integrity_check_could_not_read_is_an_error_of_the_disk(text: str) -> None:
     class Connection(sqlite3.Connection):
