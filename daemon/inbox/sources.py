@@ -35,7 +35,7 @@ def move(record: Record, target: bytes) -> Placed:
             return Placed(record.id)
         delete(record)  # in case the crash came before the deletion was complete
         return Placed(record.id, done, Version.of(os.lstat(done)))
-    final = next(path for path in _names(target, record.id) if not os.path.lexists(path))
+    final = next(path for path in _names(target, record.id) if not _is_there(path))
     os.makedirs(os.path.dirname(final), exist_ok=True)
     try:
         _take(record, final)
@@ -114,8 +114,17 @@ def second_name(target: bytes, number: int) -> bytes:
 def taken_names(target: bytes, number: int) -> list[bytes]:
     """The names for a source at `target` that some file already has."""
     names = _names(target, number)
-    first = [path for path in itertools.islice(names, 2) if os.path.lexists(path)]
-    return first + list(itertools.takewhile(os.path.lexists, names))
+    first = [path for path in itertools.islice(names, 2) if _is_there(path)]
+    return first + list(itertools.takewhile(_is_there, names))
+
+
+def _is_there(path: bytes) -> bool:
+    """Raises OSError if the disk does not say: a rename to a name that is only thought to be free replaces a file."""
+    try:
+        os.lstat(path)
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    return True
 
 
 def _names(target: bytes, number: int) -> Iterator[bytes]:

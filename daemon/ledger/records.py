@@ -18,7 +18,7 @@ from daemon.hints import command
 from daemon.jobs import JobStatus, Outdated, Version, Waiting
 from daemon.ledger import identity, looks, publications
 from daemon.ledger.joining import assemble
-from daemon.ledger.reading import Connections, find_fault_in_file
+from daemon.ledger.reading import Connections, check_whole_file
 from daemon.ledger.record import UNKNOWN, Model, Record
 from daemon.ledger.rows import GoOn, find_damaged
 from daemon.ledger.schema import (
@@ -290,9 +290,9 @@ class Reader:
         """Read the file from end to end, without checksums. Raises LedgerDamaged."""
         with self.lend() as connection:
             is_current = read_version(self.path, connection) == newest()
-            found = (is_current and find_altered_tables(connection)) or find_fault_in_file(connection, go_on)
-        if found:
-            raise damaged(self.path, found)
+            if is_current and (found := find_altered_tables(connection)):
+                raise damaged(self.path, found)
+            check_whole_file(connection, go_on)
 
     def damaged_rows(self, go_on: GoOn = lambda: True) -> Iterator[str]:
         """Every stored result, and every format and size, whose checksum does not match."""

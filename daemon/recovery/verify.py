@@ -140,13 +140,22 @@ def _compare(reader: Reader, config: Config, showing: Showing, *, fix: bool = Fa
     redone = (record for record in reader.redone() if not record.damage)
     for record in itertools.chain(reader.published(), _aside(reader, JobStatus.FAILED), redone):
         destination = destinations.get(record.inbox_path)
-        if record.damage:
-            finding = damaged_rows.check(destination, record, fix=fix)
-            known.add(finding.file)
-            yield finding
-        elif destination:
-            finding = _find(destination, record)
-            if fix and finding.kind in ("missing", "edited"):
+        if record.damage or destination:
+            try:
+                finding = (
+                    _find(destination, record)
+                    if destination and not record.damage
+                    else damaged_rows.check(destination, record, fix=fix)
+                )
+            except LedgerUnusable:
+                raise
+            except OSError as error:  # of the disk; the sidecar may be right, and stays
+                file = os.fsencode(error.filename or reader.path)
+                finding = Finding(
+                    "unreadable", file, f"{error.strerror}: check its disk; nothing was changed"
+                )
+                known.update(destination.paths_of(record) if destination else ())
+            if fix and destination and finding.kind in ("missing", "edited"):
                 written = write_sidecar(record, *destination.paths_of(record))
                 known.add(written)
                 changed.add(os.path.dirname(written))
@@ -203,7 +212,7 @@ def _find(destination: Destination, record: Record) -> Finding:
     for path in (*paths, *numbered):
         if _holds(path, data):
             return Finding("whole", path)
-    there = next(filter(os.path.isfile, paths), None)
+    there = next(filter(stat_regular, paths), None)
     return Finding("edited", there) if there else Finding("missing", paths[0])
 
 

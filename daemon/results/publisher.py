@@ -121,7 +121,7 @@ class Publisher:
         last = 0
         while inboxes:
             async with self._turn:
-                if not (records := await self._ledger.owed(last, OWED)):
+                if not (records := await self._retry("ledger", self._ledger.owed, last, OWED)):
                     break
                 before, last = last, records[-1].id
                 wanted = inboxes - self._recovering if again else inboxes
