@@ -32,11 +32,7 @@ POINTS = 72  # of a PDF, to the inch
 ENCRYPTED = 0x1  # a member of a zip
 ADVICE = "files in it are encrypted: unpack it with its password, and put the files into the inbox"
 ZIP_HEAD, ZIP_ENTRY = b"PK\x03\x04", b"PK\x01\x02"  # before a member, and in the list of members
-IN_UTF_8, MARKED = (
-    0x0800,
-    0x8000,
-)  # a member's name; the bit to which this is moved, which zipfile does not look at
-UNICODE_PATH = 0x7075  # Info-ZIP's extra field with a name in UTF-8
+IN_UTF_8 = 0x0800  # a member's name
 USUAL_RATE = 25.0  # frames a second of a video without times
 WIDEST = 16  # a pixel may be so many times as wide as high, or the reverse; more is damage
 
@@ -118,7 +114,7 @@ class Source(io.BufferedReader):
 def walk_zip(file: Source, _: Rules) -> Iterator[Item]:
     entries = _opened_zip(file).infolist()
     yield Expected(len(entries), sum(entry.file_size for entry in entries))
-    for entry, name in zip(entries, _zip_names(entries), strict=True):
+    for entry, name in zip(entries, names.zip_names(entries), strict=True):
         if name.endswith(("/", "\\")):
             yield Folder()
         elif stat.S_IFMT(entry.external_attr >> 16) not in (0, stat.S_IFREG):
@@ -144,37 +140,10 @@ class _Unmarked:
         entries, at = bytearray(data), 0
         while entries[at : at + 4] == ZIP_ENTRY and at + 46 <= len(entries):
             (flags,) = struct.unpack_from("<H", entries, at + 8)
-            moved = MARKED if flags & IN_UTF_8 else 0
-            struct.pack_into("<H", entries, at + 8, flags & ~(IN_UTF_8 | MARKED) | moved)
+            moved = names.MARKED if flags & IN_UTF_8 else 0
+            struct.pack_into("<H", entries, at + 8, flags & ~(IN_UTF_8 | names.MARKED) | moved)
             at += 46 + sum(struct.unpack_from("<HHH", entries, at + 28))
         return bytes(entries)
-
-
-def _zip_names(entries: list[zipfile.ZipInfo]) -> list[str]:
-    """By what each says about its name, or all others together by their bytes."""
-    found: list[str | None] = []
-    unknown: list[bytes] = []
-    for entry in entries:
-        raw = entry.orig_filename.encode("latin-1")
-        try:
-            name = _unicode_path(entry.extra, raw) or (raw.decode() if entry.flag_bits & MARKED else None)
-        except UnicodeDecodeError:
-            name = None
-        found.append(name)
-        if name is None:
-            unknown.append(raw)
-    decoded = iter(names.decode_names(unknown))
-    return [next(decoded) if name is None else name for name in found]
-
-
-def _unicode_path(extra: bytes, raw: bytes) -> str:
-    """The name in UTF-8, unless it belongs to another name; empty if there is none. Raises UnicodeDecodeError."""
-    while len(extra) >= 4:
-        kind, size = struct.unpack_from("<HH", extra)
-        if kind == UNICODE_PATH and size > 5 and struct.unpack_from("<BI", extra, 4) == (1, zlib.crc32(raw)):
-            return extra[9 : 4 + size].decode()
-        extra = extra[4 + size :]
-    return ""
 
 
 def _opened_zip(file: Source) -> zipfile.ZipFile:

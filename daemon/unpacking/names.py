@@ -10,10 +10,15 @@ single names in GBK again.)
 from __future__ import annotations
 
 import codecs
+import struct
+import zipfile
+import zlib
 from collections.abc import Callable, Sequence
 from math import log
 from typing import NamedTuple
 
+MARKED = 0x8000  # a name in UTF-8: to here the reader moves the bit, as zipfile does not look at it
+UNICODE_PATH = 0x7075  # Info-ZIP's extra field with a name in UTF-8
 SAMPLE = 5_000  # different names that are looked at
 ASCII, NEVER = log(1 / 40), log(1e-7)
 OTHER_SCRIPT = log(0.02)  # a Latin letter directly before one of another script
@@ -146,3 +151,30 @@ def _rare(page: Page, character: str) -> float:
         return 2 * NEVER
     chance = page.rare(character.encode(page.name))
     return log(chance) if chance else NEVER
+
+
+def zip_names(entries: list[zipfile.ZipInfo]) -> list[str]:
+    """By what each says about its name, or all others together by their bytes."""
+    found: list[str | None] = []
+    unknown: list[bytes] = []
+    for entry in entries:
+        raw = entry.orig_filename.encode("latin-1")
+        try:
+            name = _unicode_path(entry.extra, raw) or (raw.decode() if entry.flag_bits & MARKED else None)
+        except UnicodeDecodeError:
+            name = None
+        found.append(name)
+        if name is None:
+            unknown.append(raw)
+    decoded = iter(decode_names(unknown))
+    return [next(decoded) if name is None else name for name in found]
+
+
+def _unicode_path(extra: bytes, raw: bytes) -> str:
+    """The name in UTF-8, unless it belongs to another name; empty if there is none. Raises UnicodeDecodeError."""
+    while len(extra) >= 4:
+        kind, size = struct.unpack_from("<HH", extra)
+        if kind == UNICODE_PATH and size > 5 and struct.unpack_from("<BI", extra, 4) == (1, zlib.crc32(raw)):
+            return extra[9 : 4 + size].decode()
+        extra = extra[4 + size :]
+    return ""
