@@ -18,6 +18,7 @@ from daemon.ledger.record import Record
 from daemon.system.beneath import FOLDER, READ, open_beneath
 
 COPIED_BYTES = 1 << 20  # at once
+_ABSENT = (errno.ENOENT, errno.ENOTDIR, errno.ENAMETOOLONG)  # no file has such a name
 
 
 def move(record: Record, target: bytes) -> Placed:
@@ -122,7 +123,9 @@ def _is_there(path: bytes) -> bool:
     """Raises OSError if the disk does not say: a rename to a name that is only thought to be free replaces a file."""
     try:
         os.lstat(path)
-    except (FileNotFoundError, NotADirectoryError):
+    except OSError as error:
+        if error.errno not in _ABSENT:
+            raise
         return False
     return True
 

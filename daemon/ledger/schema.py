@@ -337,7 +337,7 @@ def _find_altered_tables(path: Path) -> str:
     return ""
 
 
-def explain(path: Path, error: sqlite3.DatabaseError | MemoryError) -> VisiondError:
+def explain(path: Path, error: Exception) -> VisiondError:
     """Why a file cannot be used as a ledger: LedgerUnusable if the disk does not deliver it now, or did not a moment ago;
     else LedgerDamaged."""
     if code_of(error) in DISK:
