@@ -77,7 +77,7 @@ class Place(NamedTuple):
     right: float
     bottom: float
     text: str
-    index: int
+    number: int
 
     @property
     def height(self) -> float:
@@ -108,7 +108,7 @@ def order_lines(quads: Quads, texts: Sequence[str], turns: int = 0) -> list[int]
     edges = np.stack([x.min(axis=1), y.min(axis=1), x.max(axis=1), y.max(axis=1)], axis=1).tolist()
     places = [Place(*edge, text, i) for i, (edge, text) in enumerate(zip(edges, texts, strict=True))]
     em = float(np.median([place.height for place in places]))
-    return [place.index for place in cut(places, max(em, 1.0))]
+    return [place.number for place in cut(places, max(em, 1.0))]
 
 
 def find_slope(x: NDArray[Any], y: NDArray[Any]) -> float:
@@ -206,7 +206,10 @@ def are_columns(columns: Sequence[Sequence[Place]], em: float) -> bool:
     """
     if len(columns) < 2 or min(map(len, columns)) < 2 or max(map(len, columns)) < 3:
         return False
-    shares = [share_rows(*sorted(pair, key=len), em) for pair in pairwise(columns)]
+    shares = []
+    for pair in pairwise(columns):
+        fewer, more = sorted(pair, key=len)
+        shares.append(share_rows(fewer, more, em))
     if min(beside for beside, _ in shares) < 0.5:
         return False
     return all(map(is_prose, columns)) or min(aligned for _, aligned in shares) < 0.5
