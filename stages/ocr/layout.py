@@ -153,7 +153,7 @@ def split_rows(places: Sequence[Place], em: float) -> list[list[Place]]:
     """The lines between cuts that go across a whole region, from top to bottom."""
     rows: list[list[Place]] = []
     bottom = -np.inf
-    for place in sorted(places, key=lambda place: (place.top, place.left, place.index)):
+    for place in sorted(places, key=lambda place: (place.top, place.left, place.number)):
         edge = CORE * min(place.height, em)
         if place.top + edge < bottom:
             rows[-1].append(place)
@@ -249,7 +249,7 @@ def count_words(text: str) -> float:
 def order_row(row: Sequence[Place], em: float) -> list[Place]:
     """The lines of one row from left to right; of a row that holds several, as a large letter beside small lines does,
     each part by itself."""
-    row = sorted(row, key=lambda place: (place.left, place.top, place.index))
+    row = sorted(row, key=lambda place: (place.left, place.top, place.number))
     middles = [place.middle for place in row]
     if max(middles) - min(middles) <= BESIDE * em:
         return row
