@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import AsyncIterator, Callable, Mapping
 from functools import partial
 from pathlib import Path
@@ -14,6 +15,7 @@ import msgspec
 from anyio import to_thread
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from starlette.applications import Starlette
+from starlette.convertors import IntegerConvertor, register_url_convertor
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response, StreamingResponse
@@ -44,6 +46,7 @@ from daemon.state import CONTROL, PAGE_TOKEN
 T = TypeVar("T")
 
 EVENT_SECONDS, KEEP_ALIVE_SECONDS = 0.5, 15.0
+MOST_STREAMS = 128  # of events at once: other requests need connections too
 SHOWN = 48  # images at once
 THUMBNAIL, PICTURE = 320, 1600  # pixels of the longer side
 WEEK = "private, max-age=604800, immutable"  # for addresses that name the content
@@ -59,6 +62,7 @@ class Page:
         self._searcher = searcher
         self._pictures = pictures
         self._few = anyio.CapacityLimiter(DECODERS)
+        self._streams = 0  # of events, that are open
         self._templates = Environment(
             loader=PackageLoader("daemon.page"),
             autoescape=True,
@@ -72,11 +76,11 @@ class Page:
     def application(self) -> Starlette:
         routes = [
             Route("/", self.gallery),
-            Route("/images/{id:int}", self.image),
-            Route("/images/{id:int}/like", self.like),
-            Route("/images/{id:int}/result.json", self.result),
-            Route("/images/{id:int}/again", self.again, methods=["POST"]),
-            Route("/pictures/{id:int}/{digest}/{size}", self.picture),
+            Route("/images/{id:number}", self.image),
+            Route("/images/{id:number}/like", self.like),
+            Route("/images/{id:number}/result.json", self.result),
+            Route("/images/{id:number}/again", self.again, methods=["POST"]),
+            Route("/pictures/{id:number}/{digest}/{size}", self.picture),
             Route("/retry", self.retry, methods=["POST"]),
             Route("/live", self.live),
             Route("/state", self.state),
@@ -187,8 +191,7 @@ class Page:
 
     async def live(self, request: Request) -> Response:
         """The line on top of each page, again every two seconds. `newest`: the last publication when the gallery was shown."""
-        given = request.query_params.get("newest", "")
-        seen = int(given) if given.isdecimal() else 0
+        seen = _number_in(request.query_params.get("newest", "")) or 0
         snapshot = await self._snapshot()
         fresh = 0
         if seen:
@@ -200,9 +203,20 @@ class Page:
         """Server-sent events: each image that is published after a number, or after the last one that was received."""
         given = request.headers.get("last-event-id") or request.query_params.get("after", "")
         last = await _in_thread(partial(read_last, self._reader))
-        place = int(given) if given.isdecimal() else last
+        place = last if (number := _number_in(given)) is None else number
         if place > last:
             raise HTTPException(409, f"The last publication has the number {last}; begin with after=0.")
+
+        if self._streams >= MOST_STREAMS:
+            raise HTTPException(503, f"{MOST_STREAMS} programs follow the events already. Try again later.")
+
+        async def counted(place: int) -> AsyncIterator[bytes]:
+            self._streams += 1
+            try:
+                async for part in stream(place):
+                    yield part
+            finally:
+                self._streams -= 1
 
         async def stream(place: int) -> AsyncIterator[bytes]:
             yield b": visiond\n\n"
@@ -221,7 +235,7 @@ class Page:
                         idle = 0.0
                 place = following
 
-        return StreamingResponse(stream(place), media_type="text/event-stream")
+        return StreamingResponse(counted(place), media_type="text/event-stream")
 
     async def state(self, request: Request) -> Response:
         snapshot = await self._snapshot()
@@ -256,7 +270,7 @@ class Page:
     async def retry(self, request: Request) -> Response:
         """Failed images back to pending: those that are ticked, or all."""
         form = await read_form(request)
-        ids = [int(each) for each in form.get("id", []) if each.isdecimal() and int(each) <= MOST]
+        ids = [number for each in form.get("id", []) if (number := _number_in(each) or 0) <= MOST]
         if "all" in form:
             ids = await _in_thread(self._reader.failed_ids)
         count = await _in_thread(lambda: control.put_back(self._config, JobStatus.FAILED, ids))
@@ -301,6 +315,22 @@ class Page:
         response = self._show(request, "error.html", {"sentence": sentence, "status": status})
         response.status_code = status
         return response
+
+
+class _Number(IntegerConvertor):
+    """Python refuses to read numbers of thousands of digits."""
+
+    regex = f"[0-9]{{1,{len(str(MOST))}}}"
+
+
+register_url_convertor("number", _Number())
+
+
+def _number_in(text: str) -> int | None:
+    """None if it is no number; MOST + 1 for all that the ledger cannot have."""
+    if not re.fullmatch(r"[0-9]+", text):
+        return None
+    return min(int(text), MOST + 1) if re.fullmatch(_Number.regex, text) else MOST + 1
 
 
 def _wants_cards(request: Request) -> bool:

@@ -14,7 +14,6 @@ from functools import partial
 import anyio
 import msgspec
 import structlog
-import uvicorn
 from starlette.middleware import Middleware
 from starlette.middleware.trustedhost import TrustedHostMiddleware
 
@@ -22,7 +21,7 @@ from daemon.config.loading import Config
 from daemon.control import open_reader
 from daemon.errors import VisiondError
 from daemon.page.app import Page, token_file
-from daemon.page.guard import Guard, own_token
+from daemon.page.guard import HEADERS, Guard, own_token
 from daemon.page.pictures import Pictures
 from daemon.search.index import check_ledger
 from daemon.search.opening import find_embedder
@@ -32,6 +31,7 @@ from daemon.system.lines import written_aside
 from daemon.system.log import set_up
 from daemon.system.stray import catch
 from daemon.web.app import LOOPBACK_NAMES, load_certificate, read_token
+from daemon.web.connections import Server
 from daemon.web.keeper import Order
 from stages.base import Limits
 from stages.processes import die_with
@@ -39,8 +39,6 @@ from stages.processes import die_with
 log = structlog.get_logger()
 
 NICE = 5  # images come first
-MOST_CONNECTIONS = 512
-KEEP_SECONDS = 30
 CATCH_UP_SECONDS, TROUBLE_SECONDS = 1.0, 30.0
 
 
@@ -81,39 +79,19 @@ async def serve(
             guards.insert(0, Middleware(TrustedHostMiddleware, allowed_hosts=[*LOOPBACK_NAMES, http.host]))
         application = page.application()
         application.user_middleware = guards
-        settings = uvicorn.Config(
-            application,
-            log_config=None,
-            access_log=False,
-            server_header=False,
-            lifespan="off",
-            limit_concurrency=MOST_CONNECTIONS,
-            timeout_keep_alive=KEEP_SECONDS,
-            timeout_graceful_shutdown=1,
-        )
-        settings.load()
-        if http.tls_certificate:
-            settings.ssl = load_certificate(http)
-        server = _Server(settings)
+        tls = load_certificate(http) if http.tls_certificate else None
+        server = Server(application, listener, tls, HEADERS)
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(_follow, searcher)
             tasks.start_soon(_stop_at_signal, server, stop)
-            await server.serve([listener])
+            await server.serve([])
             tasks.cancel_scope.cancel()
 
 
-class _Server(uvicorn.Server):
-    """Leaves signals to `serve`, so that all is closed at the end."""
-
-    @contextlib.contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        yield
-
-
-async def _stop_at_signal(server: uvicorn.Server, numbers: Sequence[signal.Signals]) -> None:
+async def _stop_at_signal(server: Server, numbers: Sequence[signal.Signals]) -> None:
     with anyio.open_signal_receiver(*numbers) as received:
         async for _ in received:
-            server.should_exit = True
+            server.should_exit = server.force_exit = True
 
 
 async def _follow(searcher: Searcher) -> None:

@@ -51,7 +51,8 @@ class WebhookSink:
         if not self._settings.url:
             return "[output.webhook] url is not set"
         try:
-            self._secret()
+            if self._settings.secret_file:
+                self._secret()
         except ConfigError as error:
             return str(error).removesuffix(".")
         return ""
@@ -104,26 +105,30 @@ class WebhookSink:
         headers = {"content-type": "application/json", "user-agent": f"visiond/{__version__}"}
         number, moment = f"msg_{hashlib.blake2b(body, digest_size=16).hexdigest()}", str(int(time.time()))
         headers |= {"webhook-id": number, "webhook-timestamp": moment}
-        if secret := self._secret():
+        if self._settings.secret_file:
+            secret = self._secret()
             signed = hmac.digest(secret, f"{number}.{moment}.".encode() + body, hashlib.sha256)
             headers["webhook-signature"] = f"v1,{base64.b64encode(signed).decode()}"
         return headers
 
     def _secret(self) -> bytes:
-        """Read for each request, so that it can be changed. Raises ConfigError."""
+        """Read for each request, so that it can be changed; never empty. Raises ConfigError."""
         key, file = "output.webhook.secret_file", self._settings.secret_file
-        if not file:
-            return b""
         text = read_secret(key, file).strip()
         if not text:
             raise ConfigError([f"{key}: {file} is empty; make a secret with: openssl rand -hex 32 > {file}"])
         if not text.startswith(PREFIX):
             return text
         try:
-            return base64.b64decode(text.removeprefix(PREFIX))
+            if secret := base64.b64decode(text.removeprefix(PREFIX), validate=True):
+                return secret
+            why = "nothing follows"
         except ValueError as error:
-            problem = f"{key}: {file} begins with {PREFIX.decode()}, so the rest must be base64: {error}."
-            raise ConfigError([problem]) from error
+            why = str(error)
+        fix = f"make a secret with: openssl rand -hex 32 > {file}"
+        raise ConfigError(
+            [f"{key}: {file} begins with {PREFIX.decode()}, so the rest must be base64: {why}; {fix}"]
+        )
 
 
 class _NoRedirects(urllib.request.HTTPRedirectHandler):

@@ -10,7 +10,7 @@ import resource
 import socket
 import ssl
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, ClassVar
 
 import anyio
@@ -33,7 +33,8 @@ WARNING_SECONDS = 60.0  # between two warnings about few descriptors
 SCARCE_SECONDS = 0.01  # pause after a client when descriptors are few
 ACCEPT_SECONDS = 0.2  # pause after an accept that failed for lack of descriptors
 MOST_WAITING = 128  # connections without a complete request yet
-# From the start of a connection or the end of its last answer to the end of the next answer.
+# For a whole request, from the start of the connection or the end of its last answer; and for each part of the
+# answer that the client has to take before there is room for more.
 REQUEST_SECONDS = 10.0
 
 
@@ -48,7 +49,7 @@ HEADERS = [
 
 
 class Connection(H11Protocol):
-    """Is closed when a request and its answer take too long, or
+    """Is closed when the client takes too long to send a request or to take the answer, or
     when too many connections wait and it has waited longest."""
 
     waiting: ClassVar[dict[Connection, None]] = {}  # the longest first
@@ -60,8 +61,27 @@ class Connection(H11Protocol):
 
     def handle_events(self) -> None:
         super().handle_events()
-        if self.cycle and not self.cycle.response_complete:
-            self.waiting.pop(self, None)
+        if not self._is_answering():
+            return
+        self.waiting.pop(self, None)
+        if not self.cycle.more_body:  # the rest is the server's time
+            self._wait_no_more()
+        if {b"content-length", b"transfer-encoding"} <= {name for name, _ in self.headers}:
+            # Something before this server may take what follows for another request (RFC 9112, 6.1).
+            self.cycle.keep_alive = False
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        if self._is_answering():
+            self._limit_time()
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        if self._is_answering():
+            self._wait_no_more()
+
+    def _is_answering(self) -> bool:
+        return bool(self.cycle) and not self.cycle.response_complete
 
     def on_response_complete(self) -> None:
         super().on_response_complete()
@@ -72,10 +92,9 @@ class Connection(H11Protocol):
         self._wait_no_more()
 
     def _wait(self) -> None:
-        self._wait_no_more()
+        self._limit_time()
         if self.transport.is_closing():
             return
-        self._deadline = self.loop.call_later(REQUEST_SECONDS, self.transport.abort)
         self.waiting[self] = None
         if len(self.waiting) > MOST_WAITING:
             self.let_go()
@@ -87,6 +106,11 @@ class Connection(H11Protocol):
             longest._wait_no_more()
             longest.transport.abort()
         return longest is not None
+
+    def _limit_time(self) -> None:
+        self._wait_no_more()
+        if not self.transport.is_closing():
+            self._deadline = self.loop.call_later(REQUEST_SECONDS, self.transport.abort)
 
     def _wait_no_more(self) -> None:
         self.waiting.pop(self, None)
@@ -103,7 +127,14 @@ class Server(uvicorn.Server):
     """Serves an app at a listening socket, with or without TLS. It accepts the clients itself,
     as uvicorn does not limit TLS handshakes; run it with `serve([])`."""
 
-    def __init__(self, app: ASGIApp, listener: socket.socket, tls: ssl.SSLContext | None = None) -> None:
+    def __init__(
+        self,
+        app: ASGIApp,
+        listener: socket.socket,
+        tls: ssl.SSLContext | None = None,
+        headers: Sequence[tuple[str, str]] = tuple(HEADERS),
+    ) -> None:
+        """headers: of all answers."""
         super().__init__(
             uvicorn.Config(
                 app,
@@ -113,7 +144,7 @@ class Server(uvicorn.Server):
                 log_config=None,
                 log_level="error",  # otherwise invalid requests fill the log
                 server_header=False,
-                headers=HEADERS,
+                headers=list(headers),
                 limit_concurrency=MOST_CONNECTIONS,
             )
         )

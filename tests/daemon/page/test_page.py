@@ -13,7 +13,9 @@ import pytest
 
 from daemon.jobs import JobStatus
 from tests.daemon.page.site import Site
+from tests.faults.load import slow_clients
 
+LONG = "9" * 5_000  # Python refuses to read so many digits as a number
 EVIL = "<script>alert('x')</script>\"&.jpg"
 
 
@@ -90,6 +92,7 @@ def test_what_cannot_be_understood_is_explained_in_the_page(site: Site) -> None:
         "q=a%00b",
         "cursor=x",
         f"cursor={10**20}",
+        f"cursor={LONG}",
         "by=meaning&q=word",
         f"q={'w+' * 99}",
     ):
@@ -97,6 +100,16 @@ def test_what_cannot_be_understood_is_explained_in_the_page(site: Site) -> None:
     assert site.ask(f"/images/{10**20}")[0] == 404
     assert site.ask(f"/events?after={10**20}")[0] == 409
     assert site.ask("/live?newest=abc")[0] == 200
+    for path in (
+        f"/images/{LONG}",
+        f"/images/{LONG}/like",
+        f"/images/{LONG}/result.json",
+        f"/pictures/{LONG}/x/small",
+    ):
+        assert site.ask(path)[0] == 404
+    assert site.ask(f"/events?after={LONG}")[0] == 409
+    assert site.ask(f"/live?newest={LONG}")[0] == 200
+    assert site.ask("/retry", "POST", f"id={LONG}", Cookie=site.log_in(), Origin=site.origin)[0] == 303
     assert "truncated" in site.read("/?q=state:failed+%22bad&state=failed")
 
 
@@ -152,6 +165,14 @@ def test_events_go_on_behind_a_number(site: Site) -> None:
         lines = [answer.readline().decode() for _ in range(4)]
     assert lines[1] == "id: 58\n"
     assert json.loads(lines[2].removeprefix("data: "))["path"] == "57.jpg"
+
+
+def test_half_requests_and_streams_of_events_do_not_keep_others_out(site: Site) -> None:
+    with slow_clients(site.port, 530, b"GET / HTTP/1.1\r\nHost: 127.0.0.1\r\n"):
+        assert site.ask("/state")[0] == 200
+    follow = b"GET /events HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n"
+    with slow_clients(site.port, 530, follow):
+        assert site.ask("/state")[0] == 200
 
 
 def test_the_state_and_the_settings_are_shown(site: Site) -> None:

@@ -131,8 +131,18 @@ def test_what_is_missing_is_told_before_the_start(tmp_path: Path) -> None:
     assert "cannot be read" in WebhookSink(settings).problem()
     write_secret(tmp_path / "none", "\n")
     assert "openssl rand" in WebhookSink(settings).problem()
-    write_secret(tmp_path / "none", "whsec_a")
-    assert "must be base64" in WebhookSink(settings).problem()
+    for broken in ("whsec_a", "whsec_", "whsec_ ", "whsec_====", "whsec_not/base64!"):
+        write_secret(tmp_path / "none", broken)
+        assert "must be base64" in WebhookSink(settings).problem()
+
+
+async def test_nothing_is_sent_unsigned_because_the_secret_broke(receiver: Receiver, tmp_path: Path) -> None:
+    secret = tmp_path / "secret"
+    write_secret(secret, "whsec_")
+    sink = WebhookSink(WebhookSection(url=receiver.url, secret_file=str(secret)))
+    with pytest.raises(ConfigError, match="nothing follows"):
+        await sink.append([make_record(tmp_path)])
+    assert receiver.got == []
 
 
 def test_a_secret_that_every_user_can_read_is_refused(tmp_path: Path) -> None:
