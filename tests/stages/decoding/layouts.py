@@ -417,7 +417,7 @@ def _written_by_pillow() -> Iterator[Layout]:
     for bits, order in itertools.product((1, 2, 4, 8, 16), "<>"):
         count = min(1 << bits, 6)
         index = (np.arange(WIDTH)[None, :] + np.arange(HEIGHT)[:, None]) % count
-        table = [(colors + [0] * (1 << bits))[i] for i in range(1 << bits)] * 2 + [65535] * (1 << bits)
+        table = (colors + [0] * (1 << bits))[: 1 << bits] * 2 + [65535] * (1 << bits)
         seen = np.array([colors[i] // 257 for i in range(count)], np.uint8)[index]
         shown = np.stack([seen, seen, np.full_like(seen, 255)], -1)
         data = tiff_of(
