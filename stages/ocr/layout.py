@@ -106,7 +106,10 @@ def order_lines(quads: Quads, texts: Sequence[str], turns: int = 0) -> list[int]
     if goes_left(texts):
         x = -x
     edges = np.stack([x.min(axis=1), y.min(axis=1), x.max(axis=1), y.max(axis=1)], axis=1).tolist()
-    places = [Place(*edge, text, i) for i, (edge, text) in enumerate(zip(edges, texts, strict=True))]
+    places = [
+        Place(left, top, right, bottom, text, number)
+        for number, ((left, top, right, bottom), text) in enumerate(zip(edges, texts, strict=True))
+    ]
     em = float(np.median([place.height for place in places]))
     return [place.number for place in cut(places, max(em, 1.0))]
 
