@@ -127,9 +127,8 @@ class Service:
                     # It admits and reads files while the models load.
                     await pipeline.run(once=self.once, limit=self.limit)
                     self.notifier.stopping()
-                    self.looks_left = sum(
-                        [await pipeline.retry("ledger", look.count_waiting) for look in pipeline.looks]
-                    )
+                    left = [await pipeline.retry("ledger", look.count_waiting) for look in pipeline.looks]
+                    self.looks_left = sum(left)
                     if not self.once:
                         leave_within(LEAVE_SECONDS)
                     # If the ledger's file is gone, its results are lost: fail.
