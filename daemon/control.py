@@ -101,9 +101,11 @@ def open_reader(config: Config) -> Iterator[Reader]:
     and LedgerDamaged as soon as damage is found."""
     path = config.state.path / LEDGER
     try:
-        reader = Reader(path)
-    except PermissionError as error:
-        raise NotPermitted(path) from error
+        with trouble_named(path):
+            try:
+                reader = Reader(path)
+            except PermissionError as error:
+                raise NotPermitted(path) from error
     except FileNotFoundError:
         fix = (
             f"`{command('run')}` creates it. If you mean another one, name its configuration{like_service()}."

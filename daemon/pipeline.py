@@ -134,7 +134,7 @@ class Pipeline:
             await self.publisher.try_again()
 
     def held_back(self) -> list[str]:
-        """Why some images wait while others go on: an inbox cannot be read, or a source cannot be moved."""
+        """Why some images wait while others go on."""
         return self.watcher.held_back() + self.absences.held_back() + self.publisher.held_back()
 
     def drain(self, seconds: float = math.inf) -> None:
@@ -148,7 +148,7 @@ class Pipeline:
         self._admitted.set()
         self.outbox.drain(seconds / 2)
         parts: list[Shift | RunningLook | Unpacker] = [*self.shifts, *self.looks]
-        for part in (*parts, *filter(None, [self.unpacker])):
+        for part in parts + ([self.unpacker] if self.unpacker else []):
             part.drain()
 
     @property
@@ -175,10 +175,7 @@ class Pipeline:
 
     def blocked(self) -> list[str]:
         """Why nothing can be read or written: for example, the disk is full."""
-        reasons = [
-            *self.retry.blocked(),
-            *(reason for state in self.states() for reason in state.blocked),
-        ]
+        reasons = self.retry.blocked() + [reason for state in self.states() for reason in state.blocked]
         return list(dict.fromkeys(reasons))
 
     def wake(self) -> None:
@@ -188,8 +185,7 @@ class Pipeline:
             self.unpacker.line.wake()
 
     async def recover(self, inboxes: set[int]) -> None:
-        """Publish what the last daemon, or a station that was lost, left in the ledger without publishing it,
-        before anything else of the same inbox."""
+        """Publish what is owed, before anything else of the same inbox: by the last daemon or a station that was lost."""
         owed = {path for path in self._owed if path[0] in inboxes}
         await self.claims.wait_for(owed)  # otherwise they are skipped
         await self.publisher.publish_owed(inboxes)
@@ -251,8 +247,7 @@ class Pipeline:
         return (inbox, path) in self.claims
 
     async def _next_jobs(self) -> list[Job]:
-        """Wait for the next jobs; an empty list when there will be no more.
-        Files of an inbox that does not answer are neither read nor moved."""
+        """As `next_jobs`. Files of an inbox that does not answer are neither read nor moved."""
         while not self.draining:
             if not all(map(self.must_wait, self._deferred)):
                 found, self._deferred = self._deferred, []
@@ -290,19 +285,14 @@ class Pipeline:
         """The next jobs of these inboxes. With a limit there are none until all files are found, because
         the highest priority comes first; once enough have been taken, only their retries follow."""
         limit = self.limit
-        busy = (
-            self.in_flight.keys() | {job.id for job in self._deferred}
-            if self._deferred
-            else self.in_flight.keys()
-        )
+        busy = self.in_flight.keys() | {job.id for job in self._deferred}
         if not limit:
             return await self.retry("ledger", self.ledger.next_jobs, FEED, busy, inboxes)
         if not complete or limit.is_over:
             return []
         only = None if limit.room else limit.postponed
-        jobs = await self.retry(
-            "ledger", self.ledger.next_jobs, min(FEED, limit.room or FEED), busy, inboxes, only
-        )
+        most = min(FEED, limit.room or FEED)
+        jobs = await self.retry("ledger", self.ledger.next_jobs, most, busy, inboxes, only)
         limit.take(jobs)
         return jobs
 
@@ -320,6 +310,9 @@ class Pipeline:
         await self.retry("ledger", self.ledger.blame, job)
 
     async def end(self, endings: list[Ending]) -> set[int]:
+        if gone := [ending.job for ending in endings if ending.status is JobStatus.GONE]:
+            hidden = await self.watcher.find_hidden(gone, self.publisher.check_folders)
+            self.absences.keep(hidden, endings, self._judge)
         ended = await self.retry("ledger", self.ledger.end, endings, self._judge.endings)
         if new := {ending.bin for ending in endings if ending.bin} - self.bins.keys():
             self.bins |= dict.fromkeys(sorted(new))
@@ -336,12 +329,16 @@ class Pipeline:
 
     async def take_back(self, jobs: Sequence[Job], endings: Sequence[Ending], ended: set[int]) -> None:
         """A station was lost. Its jobs are handed out again; what it had committed is published here."""
+        self._owe(endings, ended)
+        self._leave(endings, ended)
+        self.let_go(jobs)
+
+    def _owe(self, endings: Sequence[Ending], ended: set[int]) -> None:
+        """Publish them again, before anything else of the same inboxes."""
         owed = {(e.job.inbox, e.job.path) for e in endings if e.job.id in ended}
         self._owed |= owed
         self.publisher.expect({inbox for inbox, _ in owed})
         self._recovered -= {inbox for inbox, _ in owed}
-        self._leave(endings, ended)
-        self.let_go(jobs)
 
     def let_go(self, jobs: Sequence[Job]) -> None:
         for job in jobs:
@@ -358,7 +355,7 @@ class Pipeline:
         self.claims.release_job((job.inbox, job.path))
 
     def looked_for(self) -> set[int] | None:
-        """The only images that may get a second look in this run; None: all. With a limit, those that it finished."""
+        """The only images that may get a second look in this run; None: all."""
         return self._finished if self.limit else None
 
     # 4. The results are confirmed to be on the disk. results/outbox.py takes them on to the sinks.
@@ -368,7 +365,10 @@ class Pipeline:
         Groups that arrived during one sync share the next."""
         while True:
             groups = [await self._published.get(), *drain(self._published)]
-            await self.publisher.confirm([group.publication for group in groups])
+            if not await self.publisher.confirm([group.publication for group in groups]):
+                self._recovered.clear()  # second looks are owed too
+                for group in groups:
+                    self._owe(group.endings, group.ended)
             self._finished_at = time.monotonic()
             for group in groups:
                 self._leave(group.endings, group.ended)

@@ -46,7 +46,7 @@ from daemon.monitoring.inboxes import Count
 from daemon.monitoring.metrics import Metrics
 from daemon.monitoring.snapshot import Snapshot
 from daemon.pipeline import Pipeline
-from daemon.results.destinations import Destination
+from daemon.results.destinations import Destination, remember_folders
 from daemon.results.judge import LONGEST_PAUSE_SECONDS
 from daemon.results.outbox import Outbox
 from daemon.results.sinks import open_sinks
@@ -121,12 +121,14 @@ class Service:
                         tasks.start_soon(self._keeper.run)
                     files = OpenFiles(pipeline.ledger.path)
                     tasks.start_soon(guard, files, pipeline.ledger, self._rescan_seconds)
+                    tasks.start_soon(pipeline.publisher.watch, self._rescan_seconds)
                     if status.upkeep:
                         tasks.start_soon(partial(status.upkeep.run, scheduled=not self.once))
                     # It admits and reads files while the models load.
                     await pipeline.run(once=self.once, limit=self.limit)
                     self.notifier.stopping()
-                    self.looks_left = sum([await look.count_waiting() for look in pipeline.looks])
+                    left = [await pipeline.retry("ledger", look.count_waiting) for look in pipeline.looks]
+                    self.looks_left = sum(left)
                     if not self.once:
                         leave_within(LEAVE_SECONDS)
                     # If the ledger's file is gone, its results are lost: fail.
@@ -191,6 +193,7 @@ class Service:
             inboxes = dict(zip(numbers, config.inbox, strict=True))
             bins = await to_thread.run_sync(reader.bins) if config.output.bins in ("link", "copy") else ()
             destinations = {number: Destination.of(inbox, config, bins) for number, inbox in inboxes.items()}
+            await to_thread.run_sync(remember_folders, destinations.values())
             retry = Retry()
             longest = {number: destination.longest_path for number, destination in destinations.items()}
             parts = (metrics, longest, retry, ledger.keep_marker)

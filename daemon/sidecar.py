@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import base64
+import hashlib
+import os
 from datetime import UTC, datetime
 from functools import lru_cache
 from typing import Annotated, Any, NamedTuple, Protocol
@@ -14,6 +16,7 @@ from stages.binning import Bin
 from stages.registry import BUILT_IN, KEYS, STAGES, decode
 
 SCHEMA = "visiond/1"
+LONGEST_NAME = 255  # bytes, of every common file system
 TIMINGS = "By stage: the seconds of the batch that the image was in, divided by its images; as measured when the model ran."
 
 
@@ -183,3 +186,37 @@ def _default_of(field: msgspec.structs.FieldInfo) -> Any:
 
 if __name__ == "__main__":
     print(json_schema().decode(), end="")
+
+
+def sidecar_paths(folder: bytes, path: bytes) -> tuple[bytes, bytes]:
+    """<folder>/<path>.json, in which a name that is too long is cut and ends in a digest of the whole path;
+    and, if that cannot be written, a digest of the path at the top of `folder`."""
+    head, name = os.path.split(path)
+    digest = hashlib.sha256(path).hexdigest().encode()
+    sidecar = name + b".json"
+    if len(sidecar) > LONGEST_NAME:
+        mark = b"~" + digest[:16] + b".json"
+        sidecar = _cut(name, LONGEST_NAME - len(mark)) + mark
+    return os.path.join(folder, head, sidecar), os.path.join(folder, b"~" + digest + b".json")
+
+
+def _cut(name: bytes, length: int) -> bytes:
+    """The start of a name, at most this number of bytes; UTF-8 is not cut within a character."""
+    while length > 0 and name[length] & 0xC0 == 0x80:
+        length -= 1
+    return name[:length]
+
+
+class _Reason(msgspec.Struct):
+    source: Source
+
+
+def is_reason_of(path: bytes, file: bytes) -> bool:
+    """Whether a file is the reason of the image with this path in its inbox: another image may have the same name as its
+    second name. Raises FileNotFoundError."""
+    try:
+        with open(file, "rb") as opened:
+            source = msgspec.json.decode(opened.read(), type=_Reason).source
+    except (NotADirectoryError, IsADirectoryError, msgspec.DecodeError):
+        return False
+    return path_of(source) == path

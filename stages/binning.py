@@ -165,14 +165,25 @@ def apply_rule(rule: Rule, record: dict[str, Any]) -> str:
 
 def _find_text(ocr: _Ocr, least_score: float) -> _Text:
     if ocr.text is not None:
-        return _Text(sum(1 for line in ocr.text.splitlines() if _HAS_TWO_CHARACTERS.search(line)), None)
-    counted = [
-        line for line in ocr.lines if line.score > least_score and _HAS_TWO_CHARACTERS.search(line.text)
-    ]
+        return _Text(sum(1 for line in ocr.text.splitlines() if has_text(line)), None)
+    counted = [line for line in ocr.lines if line.score > least_score and has_text(line.text)]
     if len(counted) == len(ocr.lines):
         return _Text(len(counted), ocr.area_ratio)
     areas = [sum(measure_area(line.box) for line in lines) for lines in (counted, ocr.lines)]
     return _Text(len(counted), ocr.area_ratio * areas[0] / areas[1] if areas[0] else 0.0)
+
+
+def text_of(ocr: Mapping[str, Any]) -> str:
+    """What an image says, line by line, from OCR's result as decoded JSON: without the signs that are not counted for
+    bins either. Of a page reader, its whole text."""
+    if ocr.get("text") is not None:
+        return str(ocr["text"])
+    return "\n".join(line["text"] for line in ocr.get("lines", ()) if has_text(line["text"]))
+
+
+def has_text(line: str) -> bool:
+    """Whether a line is text, and not a sign that a recognizer reads into a shape."""
+    return bool(_HAS_TWO_CHARACTERS.search(line))
 
 
 def measure_area(corners: Corners) -> float:

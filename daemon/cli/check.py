@@ -17,7 +17,7 @@ import msgspec
 
 from daemon.cli.rules import RuleFailed, try_choice, try_rule
 from daemon.cli.tryouts import try_stages
-from daemon.config.loading import Config
+from daemon.config.loading import Config, find_shared_folders
 from daemon.config.sections import Inbox
 from daemon.control import ask, open_reader
 from daemon.devices import select_devices
@@ -39,6 +39,7 @@ from daemon.stations.tracing import check_traces
 from daemon.stores.opening import find_trouble
 from daemon.system.gpus import list_gpus
 from daemon.system.host import Host
+from daemon.system.mounts import ask as ask_files
 from daemon.system.mounts import describe_missing, is_network_mount, is_there
 from daemon.unpacking.kinds import find_missing
 from daemon.web.app import listen, load_certificate, read_token, risks
@@ -112,6 +113,9 @@ def _plugins(config: Config) -> Iterator[Finding]:
 
 
 def _inboxes(config: Config) -> Iterator[Finding]:
+    yield from (
+        Finding("error", problem) for problem in ask_files(partial(find_shared_folders, config)) or ()
+    )
     for inbox in config.inbox:
         if inbox.url:
             yield _bucket(inbox)

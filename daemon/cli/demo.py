@@ -21,6 +21,7 @@ from daemon.ledger.record import Record
 from daemon.terminal.display import console, print_outcomes, printable
 from daemon.terminal.options import read_config
 from daemon.terminal.progress import Progress
+from stages.binning import text_of
 from stages.scenes import generator
 from stages.scenes.truth import TRUTH
 
@@ -110,7 +111,7 @@ def print_records(records: list[Record]) -> None:
             record.path.decode(errors="replace"),
             record.bin,
             document["caption"]["text"],
-            " / ".join(line["text"] for line in document["ocr"]["lines"]),
+            " / ".join(text_of(document["ocr"]).splitlines()),
             ", ".join(f"{number} {label}" if number > 1 else label for label, number in labels.items()),
         )
         table.add_row(*(printable(shorten(cell)) for cell in cells))

@@ -30,6 +30,7 @@ REPAIRED = {
     "edited": " and written again",
     "foreign": " and left alone",
     "damaged": " and repaired",
+    "unreadable": " and left alone",
 }
 
 
@@ -42,8 +43,8 @@ LEFT_OUT = (
 def verify(config: ConfigOption = None, as_json: JsonOption = False) -> None:
     """Check the ledger's integrity, and compare every sidecar with it.
 
-    Stop the daemon first. Exits with 1 if a sidecar is missing, edited or
-    damaged, or belongs to no image in the ledger.
+    Stop the daemon first. Exits with 1 if a sidecar is missing, edited,
+    damaged or unreadable, or belongs to no image in the ledger.
 
     Examples:
       visiond verify
@@ -69,7 +70,7 @@ def repair(config: ConfigOption = None, as_json: JsonOption = False) -> None:
 
     settings = read_config(config)
     counts = _show(partial(recovery.repair, settings), settings, as_json=as_json, done=REPAIRED)
-    raise typer.Exit(1 if counts["left out"] else 0)
+    raise typer.Exit(1 if counts["left out"] or counts["unreadable"] else 0)
 
 
 def backup(

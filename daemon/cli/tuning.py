@@ -89,7 +89,7 @@ def tune(
       visiond tune --images /data/photos --count 500
       visiond tune --dry-run
     """
-    from daemon.config.loading import read_text
+    from daemon.config.values import read_text
     from daemon.tuning.edit import keys_of, set_keys
     from daemon.tuning.tuner import Plan, refuse_segments
     from daemon.tuning.tuner import tune as search

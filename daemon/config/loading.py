@@ -6,10 +6,8 @@ All problems are reported at once.
 
 from __future__ import annotations
 
-import codecs
-import io
+import itertools
 import os
-import re
 import tomllib
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -34,11 +32,11 @@ from daemon.config.sections import (
 )
 from daemon.config.traces import TracesSection
 from daemon.config.unpacking import UnpackingSection
+from daemon.config.values import expand, read_text
 from daemon.errors import ConfigError
+from daemon.system.mounts import Position
 from stages.registry import ORDER, UnknownName, find_backend
 from stages.weights import names
-
-_AS_UTF8 = "Save it as UTF-8, for example in Notepad with Save as, Encoding."
 
 
 class Config(Section):
@@ -110,24 +108,6 @@ def load(path: Path | None, *, warn: Callable[[str], None] | None = None) -> Con
         raise ConfigError([f"{path}: {problem}" for problem in error.problems]) from None
 
 
-def read_text(path: Path) -> str:
-    """The text of a file as editors write it: UTF-8, with or without a byte order mark. Raises OSError, and ConfigError if
-    it has another encoding."""
-    data = path.read_bytes()
-    half_zeros = len(data) > 1 and (not data[0]) != (not data[1])
-    if half_zeros or data.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
-        raise ConfigError([f"the file is encoded in UTF-16, which TOML does not allow. {_AS_UTF8}"])
-    try:
-        return io.TextIOWrapper(io.BytesIO(data), encoding="utf-8-sig").read()
-    except UnicodeDecodeError as error:
-        line = data.count(b"\n", 0, error.start) + 1
-        raise ConfigError(
-            [
-                f"line {line} has a character that is not encoded in UTF-8 (byte 0x{data[error.start]:02x}). {_AS_UTF8}"
-            ]
-        ) from None
-
-
 def parse(document: dict[str, Any], folder: Path) -> Config:
     """Check a parsed document; `folder` is what relative paths are relative to."""
     try:
@@ -142,22 +122,6 @@ def parse(document: dict[str, Any], folder: Path) -> Config:
     if problems := [*_misplaced_folders(config), *_misused_names(config)]:
         raise ConfigError(problems)
     return config
-
-
-def expand(path: str) -> Path:
-    """Replace ~, $NAME and ${NAME}; $$ is a dollar sign. Raises ConfigError, and RuntimeError if there is no home folder."""
-
-    def value_of(found: re.Match[str]) -> str:
-        name = found[1] or found[2]
-        if name and name not in os.environ:
-            raise ConfigError(
-                [
-                    f"{path}: there is no variable {name} in the environment. Write the path itself, or $$ for a dollar sign."
-                ]
-            )
-        return os.environ[name] if name else "$"
-
-    return Path(re.sub(r"\$(?:([A-Za-z_]\w*)|\{(\w+)\}|\$)", value_of, path)).expanduser()
 
 
 def drop_missing_stages(document: dict[str, Any]) -> list[str]:
@@ -239,9 +203,8 @@ def _anchor(config: Config, folder: Path) -> Config:
     )
 
 
-def _misplaced_folders(config: Config) -> list[str]:
-    """Folders inside each other, so that the daemon would process its own output or mix two inboxes."""
-    problems: list[str] = []
+def _own_folders(config: Config) -> dict[str, Path]:
+    """The folders that are no inboxes, by their keys."""
     own = {
         "output.results": config.output.results,
         "output.failed": config.output.failed,
@@ -252,6 +215,13 @@ def _misplaced_folders(config: Config) -> list[str]:
     }
     if config.upkeep.backup_folder:
         own["upkeep.backup_folder"] = Path(config.upkeep.backup_folder)
+    return own
+
+
+def _misplaced_folders(config: Config) -> list[str]:
+    """Folders inside each other, so that the daemon would process its own output or mix two inboxes."""
+    problems: list[str] = []
+    own = _own_folders(config)
     for index, inbox in enumerate(config.inbox):
         problems += _misplaced_inbox(config, inbox, own)
         for other in config.inbox[index + 1 :]:
@@ -292,6 +262,35 @@ def _misplaced_folders(config: Config) -> list[str]:
             "output.store.images: the sink uploads images after they were published, so they must stay where they are; "
             'set on_success = "keep" for every inbox, and output.bins to "none", "link" or "copy".'
         )
+    return problems
+
+
+def find_shared_folders(config: Config) -> list[str]:
+    """As `_misplaced_folders`, but for folders that only links or mounts bring together. Looks at the disk, and may wait
+    for a dead mount."""
+    inboxes = [
+        (f"the inbox {inbox.path}", Position.of(inbox.path), inbox.recursive)
+        for inbox in config.inbox
+        if not inbox.url
+    ]
+    problems = [
+        f"inbox: {one} and {other} are the same folder, or one contains the other, by a link or a mount; keep one of them."
+        for (one, here, _), (other, there, _) in itertools.combinations(inboxes, 2)
+        if here.is_within(there) or there.is_within(here)
+    ]
+    for key, folder in _own_folders(config).items():
+        position = Position.of(folder)
+        problems += [
+            f"{key}: {folder} is inside {name}, by a link or a mount; choose a folder outside it."
+            for name, inbox, recursive in inboxes
+            if position.is_within(inbox) and (recursive or inbox.is_within(position))
+        ]
+        if key in ("output.failed", "output.done", "output.bins_folder"):
+            problems += [
+                f"{key}: {name} is inside {folder}, by a link or a mount; move one of them."
+                for name, inbox, _ in inboxes
+                if inbox.is_within(position) and not position.is_within(inbox)
+            ]
     return problems
 
 

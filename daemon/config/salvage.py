@@ -7,7 +7,8 @@ import tomllib
 from pathlib import Path
 from typing import Any
 
-from daemon.config.loading import Config, parse, read_text
+from daemon.config.loading import Config, parse
+from daemon.config.values import read_text
 from daemon.errors import ConfigError
 
 HEADER = re.compile(r"^(?=\s*\[)", re.MULTILINE)  # before each line that may begin a table

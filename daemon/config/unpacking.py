@@ -13,12 +13,20 @@ class UnpackingSection(Section):
         100_000,
         ge=1,
         le=1_000_000,
-        description="Most files that may come from one archive, document or video. With more, nothing of it is unpacked.",
+        description="Most files, folders and links that may come from one archive, document or video. With more, nothing of it "
+        "is unpacked.",
     )
     most_bytes: ByteCount = Field(
         64 << 30,
         ge=1 << 20,
         description="Most bytes that these files may have together. With more, nothing of it is unpacked.",
+    )
+    most_ratio: int = Field(
+        1100,
+        ge=1,
+        le=1_000_000_000_000_000,
+        description="Most bytes that these files may have for each byte of the archive; 64 MiB are always allowed. Deflate, "
+        "which zip files use, reaches 1,032.",
     )
     dpi: int = Field(200, ge=1, le=1200, description="Resolution at which the pages of a PDF are drawn.")
     video_seconds: float = Field(

@@ -1,11 +1,18 @@
-"""The kinds of values in daemon.toml: sizes, names, addresses and devices; each is checked as it is read."""
+"""The text of daemon.toml, and the kinds of values in it: paths, sizes, names, addresses and devices; each is checked as
+it is read."""
 
 from __future__ import annotations
 
+import codecs
+import io
+import os
 import re
+from pathlib import Path
 from typing import Annotated, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field
+
+from daemon.errors import ConfigError
 
 LEAST_SLAB_BYTES = 1 << 20
 GROUP = "+"  # joins the devices of a group
@@ -16,6 +23,7 @@ MOST = {"_seconds": 10**8, "_bytes": 1 << 50, "": 10**12}  # largest value, by s
 
 Dtype = Literal["auto", "float32", "half", "bfloat16", "float16", "int8", "float8", "int4"]
 
+_AS_UTF8 = "Save it as UTF-8, for example in Notepad with Save as, Encoding."
 _UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "ki": 2**10, "mi": 2**20, "gi": 2**30}
 
 
@@ -124,3 +132,37 @@ ContainerKind = Literal["zip", "tar", "tiff", "pdf", "video"]
 Ratio = Annotated[float, Field(ge=0, le=1)]
 Device = Annotated[str, AfterValidator(_refuse_group), AfterValidator(_canonical_device)]
 Place = Annotated[str, AfterValidator(_canonical_place)]  # of a worker: a device or a group
+
+
+def read_text(path: Path) -> str:
+    """The text of a file as editors write it: UTF-8, with or without a byte order mark. Raises OSError, and ConfigError if
+    it has another encoding."""
+    data = path.read_bytes()
+    half_zeros = len(data) > 1 and (not data[0]) != (not data[1])
+    if half_zeros or data.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+        raise ConfigError([f"the file is encoded in UTF-16, which TOML does not allow. {_AS_UTF8}"])
+    try:
+        return io.TextIOWrapper(io.BytesIO(data), encoding="utf-8-sig").read()
+    except UnicodeDecodeError as error:
+        line = data.count(b"\n", 0, error.start) + 1
+        raise ConfigError(
+            [
+                f"line {line} has a character that is not encoded in UTF-8 (byte 0x{data[error.start]:02x}). {_AS_UTF8}"
+            ]
+        ) from None
+
+
+def expand(path: str) -> Path:
+    """Replace ~, $NAME and ${NAME}; $$ is a dollar sign. Raises ConfigError, and RuntimeError if there is no home folder."""
+
+    def value_of(found: re.Match[str]) -> str:
+        name = found[1] or found[2]
+        if name and name not in os.environ:
+            raise ConfigError(
+                [
+                    f"{path}: there is no variable {name} in the environment. Write the path itself, or $$ for a dollar sign."
+                ]
+            )
+        return os.environ[name] if name else "$"
+
+    return Path(re.sub(r"\$(?:([A-Za-z_]\w*)|\{(\w+)\}|\$)", value_of, path)).expanduser()

@@ -7,14 +7,15 @@ import os
 import time
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import structlog
 
-from daemon.config.loading import Config
+from daemon.config.loading import Config, find_shared_folders
 from daemon.errors import ConfigError
 from daemon.inbox.origin import origin_of
-from daemon.jobs import Job
-from daemon.system.mounts import describe_missing
+from daemon.jobs import Ending, Failure, Job
+from daemon.system.mounts import ask, describe_missing
 
 log = structlog.get_logger()
 
@@ -24,8 +25,8 @@ TRY_SECONDS = 120.0  # after which a try is taken for lost, with the station tha
 
 
 def check_inboxes(config: Config) -> None:
-    """Raises ConfigError when an inbox does not exist. It is not created,
-    because that might hide a missing mount. Raises MissingLibrary."""
+    """Raises ConfigError when an inbox does not exist. It is not created, because that might hide a missing mount.
+    Also when links or mounts bring folders together that must be apart. Raises MissingLibrary."""
     there = [(inbox, origin_of(inbox.root).is_there()) for inbox in config.inbox]
     for inbox in [inbox for inbox, answer in there if answer is None]:
         log.warning(
@@ -33,6 +34,13 @@ def check_inboxes(config: Config) -> None:
         )
     if missing := [inbox.path for inbox, answer in there if answer is False]:
         raise ConfigError([describe_missing(path) for path in missing])
+    if problems := ask(lambda: find_shared_folders(config)):
+        raise ConfigError(problems)
+
+
+class Judge(Protocol):
+    def failed(self, job: Job, failure: Failure, now: float) -> Ending:
+        """Another attempt, or FAILED."""
 
 
 @dataclass(slots=True)
@@ -73,6 +81,12 @@ class Absences:
         for absence in [self._absent[inbox] for inbox in {job.inbox for job in jobs} & self._absent.keys()]:
             if absence.is_tried:  # its images are gone, or to blame themselves: others are tried
                 absence.until, absence.is_tried = time.monotonic(), False
+
+    def keep(self, hidden: Sequence[Job], endings: list[Ending], judge: Judge) -> None:
+        """Let these images wait, instead of being GONE: `endings` gets other entries for them."""
+        self.note(hidden)
+        kept = {job.id: judge.failed(job, job.failure, time.time()) for job in hidden if job.failure}
+        endings[:] = [kept.get(ending.job.id, ending) for ending in endings]
 
     def begin(self, inboxes: Collection[int]) -> None:
         """Images of these inboxes are handed out. If one is away, no more follow until they have been read: a store may

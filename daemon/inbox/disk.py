@@ -6,6 +6,7 @@ from __future__ import annotations
 import errno
 import hashlib
 import os
+import shlex
 import stat
 from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
@@ -15,7 +16,7 @@ from daemon.inbox.walk import Listed, Walk
 from daemon.jobs import Failure, Job, Version
 from daemon.ledger.record import Record
 from daemon.system.beneath import READ, open_beneath
-from daemon.system.mounts import ANSWER_SECONDS, is_network_mount, is_there
+from daemon.system.mounts import ANSWER_SECONDS, FolderIdentity, is_network_mount, is_there
 from daemon.system.scarcity import AWAY, SCARCE
 from daemon.workers.slab import Slab
 from stages.base import Reason
@@ -100,6 +101,30 @@ class FolderOrigin:
         folders = {job.id: os.path.dirname(job.location) or self._root for job in jobs}
         missing = {folder for folder in set(folders.values()) if not _has_entries(folder)}
         return [job for job in jobs if folders[job.id] in missing]
+
+
+def why_not_deleted(root: bytes, path: bytes, seen_at: float) -> str:
+    """Why a file of an inbox that is missing has not been deleted; empty if it may have been. seen_at: Unix seconds. A
+    folder from which something was deleted since then was changed since then, and after it was made; an empty folder
+    below a mount point was not."""
+    folder = root
+    try:
+        for name in os.path.dirname(path).split(b"/"):
+            inner = os.path.join(folder, name)
+            if not os.path.isdir(inner) or os.path.islink(inner):
+                break
+            folder = inner
+        status, born = os.stat(folder), FolderIdentity.of(folder).born
+    except OSError as error:
+        return error.strerror or str(error)
+    is_fresh = born > seen_at * 1e9 and status.st_mtime_ns <= born
+    if status.st_ctime >= seen_at and not is_fresh:
+        return ""
+    shown = os.fsdecode(folder).rstrip("/")
+    return (
+        f"nothing has been deleted from {shown} since its images were seen, so perhaps its mount is missing. Mount it or move "
+        f"it back; if the images were deleted: `{shlex.join(['touch', shown])}`"
+    )
 
 
 def _has_entries(folder: bytes) -> bool | None:

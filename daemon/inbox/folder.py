@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import re
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple, TypeVar
 
@@ -15,16 +16,23 @@ import structlog
 from anyio import to_thread
 
 from daemon.config.sections import Inbox
+from daemon.inbox.disk import why_not_deleted
 from daemon.inbox.origin import Origin, origin_of
-from daemon.inbox.settle import Patience, Settling
+from daemon.inbox.settle import TOUCHED_SECONDS, Patience, Settling
 from daemon.inbox.walk import LONGEST_PATH, Unread, compile_ignored
+from daemon.jobs import Failure, Job
+from daemon.ledger.records import Expected, Reader
+from daemon.system.mounts import FolderAway, KnownFolder, is_within, list_mounts
 from daemon.system.scarcity import cause_of
+from stages.base import Reason
 
 log = structlog.get_logger()
 T = TypeVar("T")
 
 THREADS = 2  # per inbox, so that a dead mount does not use up the threads of all inboxes
 HINTS = 65_536  # events that wait; more are dropped, and a scan finds their files
+POLL_SECONDS = 5.0  # between scans where there are no events
+REST = 10  # a scan that took t seconds is followed by at least REST × t of rest
 UNSETTLED = 20_000  # files that wait until they are whole; more are left to a scan that follows soon
 
 
@@ -49,6 +57,9 @@ class Folder:
     has_answered: bool = False  # at least once
     longest: int = LONGEST_PATH  # bytes of a file's path in it
     unread: Unread = field(init=False)  # folders in it that cannot be read
+    known: KnownFolder = field(init=False)
+    mounts: set[bytes] = field(default_factory=set)  # places of mounts below it, that there were at any scan
+    opened_at: float = field(default_factory=time.time)  # Unix seconds
     trouble: str = ""  # why it cannot be read
     given_up: str = ""  # why the watcher no longer waits for it
     scanned_at: float = 0.0  # monotonic
@@ -69,7 +80,7 @@ class Folder:
     calls: list[float] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self.unread = Unread(self.root)
+        self.unread, self.known = Unread(self.root), KnownFolder(self.root)
 
     @property
     def label(self) -> str:
@@ -105,6 +116,73 @@ class Folder:
             log.info("inbox can be read again", path=path)
         self.trouble = cause_of(error) if error else ""
 
+    def find_absence(self, reader: Reader) -> OSError | None:
+        """Why it is not the folder with the files that the ledger knows; None if it is. Another folder is accepted if it
+        has at least one of these, as a mount may come back under another number; or on the same disk if no file waits.
+        Runs in a thread."""
+        if self.origin.is_remote:
+            return None
+        try:
+            self.known.check()
+            self.mounts |= _mounts_below(self.root)
+        except FolderAway as away:
+            files = reader.files_of(self.number)
+            if not any(map(self._has, files)) and (
+                any(file.waits for file in files) or not self._is_on_same_disk()
+            ):
+                return away
+            self.known.accept()
+        except OSError:  # the walk reports it
+            return None
+        return None
+
+    def _has(self, file: Expected) -> bool:
+        try:
+            status = os.lstat(os.path.join(self.root, file.path))
+        except OSError:
+            return False
+        return (status.st_size, status.st_mtime_ns) == (file.size, file.mtime_ns)
+
+    def _is_on_same_disk(self) -> bool:
+        with contextlib.suppress(OSError):
+            return self.known.identity is not None and os.stat(self.root).st_dev == self.known.identity.device
+        return False
+
+    def find_hidden(
+        self, jobs: Sequence[Job], reader: Reader, check_outputs: Callable[[], None]
+    ) -> list[Job]:
+        """See Watcher.find_hidden. Runs in a thread."""
+        away = self.find_absence(reader)
+        unmounted = self.mounts - _mounts_below(self.root) if self.mounts else set()
+        hidden = []
+        for job in jobs:
+            if job.location:
+                why = _trouble_of(check_outputs)
+            elif self.origin.is_remote:
+                why = ""
+            else:
+                why = str(away or "") or self._why_hidden(job, unmounted)
+            if why:
+                job.gone = False
+                job.failure = Failure(Reason.UNREADABLE, why, transient=True, away=True)
+                hidden.append(job)
+        return hidden
+
+    def _why_hidden(self, job: Job, unmounted: set[bytes]) -> str:
+        """Why a file that was not found has not been deleted; empty if it has, as far as that can be seen."""
+        path = os.path.join(self.root, job.path)
+        try:
+            is_there = job.version.is_of(os.lstat(path), moved=False)
+            return "it was away for a moment" if is_there else ""
+        except OSError:
+            pass
+        for mount in unmounted:
+            if is_within(path, mount):
+                fix = "Mount it again; if its images are not needed any more, restart the daemon"
+                return f"{os.fsdecode(mount)} is not mounted any more. {fix}"
+        # Of files that were seen since, the identity of their folders is known.
+        return why_not_deleted(self.root, job.path, job.seen_at) if job.seen_at < self.opened_at else ""
+
     def silent_seconds(self) -> float:
         """How long it has not answered, if that is too long; else 0."""
         waited = time.monotonic() - min(self.calls, default=time.monotonic())
@@ -117,6 +195,21 @@ class Folder:
         if is_scan_wanted:
             self.wanted.add(b"")
         self.wake.set()  # the next scan may be due earlier
+
+    def next_scan(self, rescan_seconds: float) -> float:
+        """When a scan of all of it is due (monotonic)."""
+        if not self.scanned_at:
+            return 0.0
+        is_quick = (
+            self.polls or self.trouble
+        ) and not self.origin.is_remote  # a store charges for each request
+        interval = min(POLL_SECONDS, rescan_seconds) if is_quick else rescan_seconds
+        if self.settling.overflowed:
+            # By then there is room for the files that did not fit.
+            interval = min(interval, max(self.settings.settle_seconds, TOUCHED_SECONDS))
+        # A scan that failed may only have waited for an answer, and the rest of it should follow soon.
+        rest = 0.0 if self.trouble else REST * self.scan_seconds
+        return self.scanned_at + max(interval, rest)
 
     def want_scan(self, subtree: bytes = b"") -> None:
         self.wanted.add(subtree)
@@ -147,6 +240,19 @@ class Folder:
             what = "store" if self.origin.is_remote else "mount"
             return f"inbox {self.settings.place} has not answered for {silent:.0f} s; is its {what} dead?"
         return f"inbox {self.settings.place} cannot be read: {self.trouble}" if self.trouble else ""
+
+
+def _mounts_below(root: bytes) -> set[bytes]:
+    real = os.path.realpath(root)
+    return {mount.place for mount in list_mounts() if mount.place != real and is_within(mount.place, real)}
+
+
+def _trouble_of(check: Callable[[], None]) -> str:
+    try:
+        check()
+    except OSError as error:
+        return str(error)
+    return ""
 
 
 def open_folder(number: int, inbox: Inbox) -> Folder:

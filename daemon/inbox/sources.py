@@ -18,6 +18,7 @@ from daemon.ledger.record import Record
 from daemon.system.beneath import FOLDER, READ, open_beneath
 
 COPIED_BYTES = 1 << 20  # at once
+_ABSENT = (errno.ENOENT, errno.ENOTDIR, errno.ENAMETOOLONG)  # no file has such a name
 
 
 def move(record: Record, target: bytes) -> Placed:
@@ -35,7 +36,7 @@ def move(record: Record, target: bytes) -> Placed:
             return Placed(record.id)
         delete(record)  # in case the crash came before the deletion was complete
         return Placed(record.id, done, Version.of(os.lstat(done)))
-    final = next(path for path in _names(target, record.id) if not os.path.lexists(path))
+    final = next(path for path in _names(target, record.id) if not _is_there(path))
     os.makedirs(os.path.dirname(final), exist_ok=True)
     try:
         _take(record, final)
@@ -93,13 +94,17 @@ def link(source: bytes, target: bytes) -> None:
 
 
 def delete(record: Record) -> None:
-    """Delete the source. It is renamed first, so that a
-    version that takes its place at that moment is not deleted."""
-    aside = temporary_name(record.location)
+    """Delete the source. It is renamed first, so that a version that takes its place at that moment is not deleted.
+    A file of somebody else that has the temporary name stays. Raises OSError."""
+    names = [temporary_name(record.location), temporary_name(b"%b~%d" % (record.location, record.id))]
     if _is_same(record, record.location):
+        aside = next((name for name in names if not os.path.lexists(name)), None)
+        if aside is None:
+            raise FileExistsError(errno.EEXIST, "files with its temporary names are in the way", names[0])
         _take(record, aside)
-    if _is_same(record, aside):  # just now, or before a crash
-        os.unlink(aside)
+    for aside in names:
+        if _is_same(record, aside):  # just now, or before a crash
+            os.unlink(aside)
 
 
 def second_name(target: bytes, number: int) -> bytes:
@@ -110,8 +115,19 @@ def second_name(target: bytes, number: int) -> bytes:
 def taken_names(target: bytes, number: int) -> list[bytes]:
     """The names for a source at `target` that some file already has."""
     names = _names(target, number)
-    first = [path for path in itertools.islice(names, 2) if os.path.lexists(path)]
-    return first + list(itertools.takewhile(os.path.lexists, names))
+    first = [path for path in itertools.islice(names, 2) if _is_there(path)]
+    return first + list(itertools.takewhile(_is_there, names))
+
+
+def _is_there(path: bytes) -> bool:
+    """Raises OSError if the disk does not say: a rename to a name that is only thought to be free replaces a file."""
+    try:
+        os.lstat(path)
+    except OSError as error:
+        if error.errno not in _ABSENT:
+            raise
+        return False
+    return True
 
 
 def _names(target: bytes, number: int) -> Iterator[bytes]:
@@ -143,6 +159,7 @@ def _is_same(record: Record, path: bytes) -> bool:
 
 def _is_copy(record: Record, path: bytes) -> bool:
     """Whether the file at `path` has the same bytes as the source."""
+    filecmp.clear_cache()  # it would remember its answer for files of the same sizes and times
     return _is_same(record, path) and filecmp.cmp(record.location, path, shallow=False)
 
 

@@ -21,9 +21,8 @@ from asyncinotify import Event, Inotify, Mask
 
 from daemon.config.sections import Inbox
 from daemon.inbox.folder import Folder, Hint, open_folder
-from daemon.inbox.settle import TOUCHED_SECONDS
 from daemon.inbox.walk import Unread, Walk
-from daemon.jobs import File, Version
+from daemon.jobs import File, Job, Version
 from daemon.ledger.records import Reader
 from daemon.monitoring.metrics import Metrics
 from daemon.system.mounts import ANSWER_SECONDS
@@ -33,9 +32,7 @@ log = structlog.get_logger()
 T = TypeVar("T")
 
 CHUNK, CHUNK_SECONDS = 512, 1.0  # files for one query of the ledger; the longest time for collecting them
-POLL_SECONDS = 5.0  # between scans where there are no events
 MARKER_SECONDS = 5.0  # between two commits of how far a listing came
-REST = 10  # a scan that took t seconds is followed by at least REST × t of rest
 
 _EVENTS = Mask.CREATE | Mask.CLOSE_WRITE | Mask.MOVED_TO | Mask.MOVED_FROM | Mask.ATTRIB | Mask.ONLYDIR
 
@@ -117,6 +114,15 @@ class Watcher:
         """The inboxes whose files are not found."""
         return {folder.number for folder in self._folders if folder.problem()}
 
+    async def find_hidden(self, jobs: Sequence[Job], check_outputs: Callable[[], None]) -> list[Job]:
+        """Of jobs that are `gone`, those whose files may come back; each gets the failure that says why. check_outputs:
+        raises OSError if the folders of moved files are away."""
+        hidden: list[Job] = []
+        for folder in self._folders:
+            if mine := [job for job in jobs if job.inbox == folder.number]:
+                hidden += await folder.in_thread(folder.find_hidden, mine, self._reader, check_outputs)
+        return hidden
+
     def unread(self) -> list[Unread]:
         """The folders that cannot be read, for each inbox that has some."""
         return [folder.unread for folder in self._folders if len(folder.unread)]
@@ -159,24 +165,12 @@ class Watcher:
     async def _rescan(self, folder: Folder) -> None:
         while True:
             folder.wake = anyio.Event()  # before the check, so that no request in between is missed
-            if folder.wanted or time.monotonic() >= self._next_scan(folder):
+            if folder.wanted or time.monotonic() >= folder.next_scan(self._rescan_seconds):
                 subtrees, folder.wanted = folder.wanted or {b""}, set()
                 for subtree in sorted(subtrees):
                     await self._scan(folder, subtree)
-            with anyio.move_on_after(max(self._next_scan(folder) - time.monotonic(), 0.05)):
+            with anyio.move_on_after(max(folder.next_scan(self._rescan_seconds) - time.monotonic(), 0.05)):
                 await folder.wake.wait()
-
-    def _next_scan(self, folder: Folder) -> float:
-        if not folder.scanned_at:
-            return 0.0
-        is_quick = folder.polls and not folder.origin.is_remote  # a store charges for each request
-        interval = min(POLL_SECONDS, self._rescan_seconds) if is_quick else self._rescan_seconds
-        if folder.settling.overflowed:
-            # By then there is room for the files that did not fit.
-            interval = min(interval, max(folder.settings.settle_seconds, TOUCHED_SECONDS))
-        # A scan that failed may only have waited for an answer, and the rest of it should follow soon.
-        rest = 0.0 if folder.trouble else REST * folder.scan_seconds
-        return folder.scanned_at + max(interval, rest)
 
     async def _scan(self, folder: Folder, subtree: bytes) -> None:
         """Walk a folder and admit the files that the ledger does not know, in chunks."""
@@ -190,6 +184,10 @@ class Watcher:
                 return
             folder.polls |= not is_told and folder.settings.watch == "auto"
             self._answered()
+        if away := await folder.in_thread(folder.find_absence, self._reader):
+            folder.note_answer(away)
+            folder.scanned_at = time.monotonic()
+            return
         if not subtree:
             folder.unread.begin_scan()
             folder.settling.overflowed = False  # this walk finds again what did not fit

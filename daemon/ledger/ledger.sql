@@ -175,6 +175,15 @@ WHERE status = 0 AND inbox = :inbox AND priority <> :priority + iif(priority > :
 -- name: versions
 SELECT path, inode, size, mtime_ns, ctime_ns FROM image WHERE inbox = ? AND status <> 4 AND path IN (:rows);
 
+-- name: files_of
+SELECT * FROM (
+    SELECT path, size, mtime_ns, status = 0 AS waits FROM image
+    WHERE inbox = ? AND status = 0 AND location IS NULL LIMIT 1000
+)
+UNION ALL SELECT * FROM (
+    SELECT path, size, mtime_ns, status = 0 AS waits FROM image WHERE inbox = ? AND location IS NULL ORDER BY id DESC LIMIT 1000
+);
+
 -- name: admit
 INSERT OR FAIL INTO image (inbox, path, inode, size, mtime_ns, ctime_ns, priority, status, seen_at, reason, device, emitted)
 SELECT * FROM (VALUES :rows) AS new WHERE NOT :is_known ON CONFLICT DO NOTHING RETURNING status, id;

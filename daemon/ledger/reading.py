@@ -18,7 +18,9 @@ from daemon.ledger.schema import (
     explain,
     is_current,
     set_factories,
+    trouble_named,
 )
+from daemon.ledger.soundness import DAMAGE, DISK, check_integrity, code_of
 
 STEPS = 20_000  # of SQLite between two checks whether to stop: some milliseconds
 
@@ -43,11 +45,22 @@ class Connections:
     def lend(self) -> Iterator[sqlite3.Connection]:
         """A connection for this thread only. Raises ReaderClosed, LedgerDamaged, LedgerUnusable,
         LedgerTooNew."""
-        connection = self._take() or self._open()
+        with trouble_named(self._path):
+            connection = self._take() or self._open()
         try:
             yield connection
-        finally:
+        except sqlite3.DatabaseError as error:
+            connection.close()  # what it has in memory may be wrong
+            is_ours = (
+                getattr(error, "sqlite_errorcode", 0) == sqlite3.SQLITE_READONLY
+            )  # readers write nothing
+            if code_of(error) in DAMAGE + DISK and not is_ours:
+                raise explain(self._path, error) from error
+            raise
+        except BaseException:
             self._give_back(connection)
+            raise
+        self._give_back(connection)
 
     def close(self) -> None:
         """Close idle connections now, and lent ones when they are given back."""
@@ -78,19 +91,16 @@ class Connections:
         connection.close()
 
     def _open(self) -> sqlite3.Connection:
-        try:
-            with contextlib.ExitStack() as undo:
-                address = f"{self._path.absolute().as_uri()}?mode=ro"
-                # Several threads use it, one after another.
-                connection = sqlite3.connect(address, uri=True, check_same_thread=False)
-                undo.callback(connection.close)
-                set_factories(connection)
-                if add_views(self._path, connection):
-                    with self._lock:
-                        self._with_views.add(id(connection))
-                undo.pop_all()
-        except sqlite3.DatabaseError as error:
-            raise explain(self._path, error) from error
+        with contextlib.ExitStack() as undo:
+            address = f"{self._path.absolute().as_uri()}?mode=ro"
+            # Several threads use it, one after another.
+            connection = sqlite3.connect(address, uri=True, check_same_thread=False)
+            undo.callback(connection.close)
+            set_factories(connection)
+            if add_views(self._path, connection):
+                with self._lock:
+                    self._with_views.add(id(connection))
+            undo.pop_all()
         return connection
 
 
@@ -112,12 +122,7 @@ def stopping(connection: sqlite3.Connection, stop: Stop) -> Iterator[None]:
         connection.set_progress_handler(None, 0)
 
 
-def find_fault_in_file(connection: sqlite3.Connection, go_on: Callable[[], bool]) -> str:
-    """What SQLite finds wrong when it reads the whole file; empty if nothing is wrong,
-    or if `go_on` stopped it."""
-    try:
-        with stopping(connection, lambda: not go_on()):
-            found: str = connection.execute("PRAGMA integrity_check(1)").fetchone()[0]
-    except Stopped:
-        return ""
-    return "" if found == "ok" else found.replace("\n", " ")
+def check_whole_file(connection: sqlite3.Connection, go_on: Callable[[], bool]) -> None:
+    """Read the whole file, or as much as `go_on` allows. Raises sqlite3.DatabaseError as check_integrity."""
+    with contextlib.suppress(Stopped), stopping(connection, lambda: not go_on()):
+        check_integrity(connection)

@@ -18,10 +18,10 @@ from pathlib import Path
 
 from daemon.errors import ConfigError, LedgerDamaged, LedgerTooNew, LedgerUnusable, VisiondError
 from daemon.hints import command
-from daemon.ledger.soundness import find_altered_tables, find_fault
+from daemon.ledger.soundness import DAMAGE, DISK, code_of, find_altered_tables, find_fault, look_again
 from daemon.ledger.statements import SQL
 from daemon.system.log import print_line
-from daemon.system.scarcity import SCARCE, find_scarcity
+from daemon.system.scarcity import AWAY, SCARCE, find_scarcity
 from daemon.system.systemd import Notifier
 
 STEPS = 200_000  # instructions of SQLite between two checks of signals and the clock
@@ -149,15 +149,6 @@ WITHOUT_LOOKS = (
     "checksum INTEGER);"
 )
 
-_DAMAGE = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
-_TROUBLE = (
-    sqlite3.SQLITE_IOERR,
-    sqlite3.SQLITE_FULL,
-    sqlite3.SQLITE_READONLY,
-    sqlite3.SQLITE_CANTOPEN,
-    sqlite3.SQLITE_BUSY,
-)
-
 
 def newest() -> int:
     """The number of the schema that this program writes."""
@@ -221,7 +212,7 @@ def connect(path: Path, id: str = "") -> sqlite3.Connection:
         connection.set_progress_handler(None, 0)
     except sqlite3.DatabaseError as error:
         connection.close()
-        if _code(error) == sqlite3.SQLITE_INTERRUPT:  # by a signal's handler, in `_step_in`
+        if code_of(error) == sqlite3.SQLITE_INTERRUPT:  # by a signal's handler, in `_step_in`
             raise KeyboardInterrupt from error
         raise explain(path, error) from error
     except (LedgerTooNew, LedgerDamaged, LedgerUnusable, ConfigError):
@@ -311,7 +302,9 @@ def read_version(path: Path, connection: sqlite3.Connection) -> int:
 
 
 # Errors in reading other files in the folder.
-_UNREADABLE = (errno.EIO, errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOSPC, errno.EDQUOT)
+_UNREADABLE = (
+    AWAY | SCARCE.keys() | {errno.EIO, errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOSPC, errno.EDQUOT}
+)
 
 
 @contextlib.contextmanager
@@ -321,7 +314,7 @@ def trouble_named(path: Path) -> Iterator[None]:
     try:
         yield
     except (sqlite3.DatabaseError, UnicodeDecodeError) as error:
-        if isinstance(error, sqlite3.DatabaseError) and _code(error) in _DAMAGE + _TROUBLE:
+        if code_of(error) in DAMAGE + DISK:
             raise explain(path, error) from error
         if fault := _find_altered_tables(path):  # it has no such column, or one that is no longer UTF-8
             raise damaged(path, fault) from error
@@ -344,28 +337,32 @@ def _find_altered_tables(path: Path) -> str:
     return ""
 
 
-def explain(path: Path, error: sqlite3.DatabaseError) -> VisiondError:
-    """Why a file cannot be used as a ledger: LedgerUnusable if it may still be whole, else LedgerDamaged."""
-    if _code(error) in _TROUBLE:
+def explain(path: Path, error: Exception) -> VisiondError:
+    """Why a file cannot be used as a ledger: LedgerUnusable if the disk does not deliver it now, or did not a moment ago;
+    else LedgerDamaged."""
+    if code_of(error) in DISK:
         return unusable(path, error)
+    if code_of(error) in DAMAGE:
+        try:
+            if not look_again(path):
+                return unusable(
+                    path, OSError(errno.EIO, "its disk failed, and a second reading found nothing wrong")
+                )
+        except (OSError, sqlite3.DatabaseError) as trouble:
+            return unusable(path, trouble)
     return damaged(path, error)
-
-
-def _code(error: sqlite3.DatabaseError) -> int:
-    """SQLite's primary result code; 0 for errors of Python's own module."""
-    return getattr(error, "sqlite_errorcode", 0) & 0xFF
 
 
 def unusable(path: Path, error: Exception) -> LedgerUnusable:
     if (
         isinstance(error, sqlite3.DatabaseError)
-        and _code(error) == sqlite3.SQLITE_CANTOPEN
+        and code_of(error) == sqlite3.SQLITE_CANTOPEN
         and (lack := find_scarcity())
     ):
         trouble = LedgerUnusable(f"{path} cannot be used: {SCARCE[lack]}.")
         trouble.errno = lack
         return trouble
-    cause = error.strerror if isinstance(error, OSError) else error
+    cause = error.strerror if isinstance(error, OSError) else str(error) or "there is too little memory"
     return LedgerUnusable(f"{path} cannot be used: {cause}. Check its permissions and the room on its disk.")
 
 

@@ -3,6 +3,9 @@
 Always checked: the file's length, its tables and indexes by name and text, the free list, the last number
 given, and the small tables with their indexes. A ledger of up to SMALL_BYTES is read from end to end.
 Checksums are compared whenever a row is read (checksums.py).
+
+SQLite reports a page that the disk did not deliver as if the file were damaged: EIO becomes SQLITE_CORRUPT in any
+statement, and a line of text in an integrity check. So nothing is called damaged before `look_again` has agreed.
 """
 
 from __future__ import annotations
@@ -23,6 +26,22 @@ MOST = 1 << 53  # the highest number of an image, and the largest size: every JS
 MAGIC = b"SQLite format 3\0"
 HEADER_BYTES = 100
 SMALL_TABLES = ("inbox", "model", "meta", "sink")
+LOOKS = 2  # more that must all find damage; the disk delivers every byte after each of them
+PAGE_BYTES = 4096  # read at once by a look, as SQLite does
+DAMAGE = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)  # as SQLite says it, rightly or not
+DISK = (  # the disk refuses for now, or memory or a lock is lacking
+    sqlite3.SQLITE_IOERR,
+    sqlite3.SQLITE_FULL,
+    sqlite3.SQLITE_READONLY,
+    sqlite3.SQLITE_CANTOPEN,
+    sqlite3.SQLITE_BUSY,
+    sqlite3.SQLITE_PROTOCOL,
+    sqlite3.SQLITE_NOMEM,
+)
+# What an integrity check says of a page that could not be read, with or without SQLite's code.
+_NOT_READ = re.compile(
+    r"(?:unable|failed) to (?:get|read)\b(?:.*error code=(\d+))?", re.IGNORECASE | re.DOTALL
+)
 
 
 def is_blank(path: Path) -> bool:
@@ -88,13 +107,68 @@ def find_fault(connection: sqlite3.Connection, *, current: bool) -> str:
         return fault
     small = pages * page_bytes <= SMALL_BYTES
     for scope in ("1",) if small else SMALL_TABLES if current else ():
-        if (found := connection.execute(f"PRAGMA integrity_check({scope})").fetchone()[0]) != "ok":
-            return str(found).replace("\n", " ")
+        check_integrity(connection, scope)
     last = connection.execute(SQL["last_number"]).fetchone()[0]
     highest = connection.execute(SQL["last_id"]).fetchone()[0]
     if not highest <= last <= MOST:
         return f"its last image number is {last}, the highest number in a row is {highest}, and the limit is {MOST}"
     return ""
+
+
+def check_integrity(connection: sqlite3.Connection, scope: str = "1") -> None:
+    """Raises sqlite3.DatabaseError with what SQLite finds wrong in the whole file, or in one table; its code is that of
+    an error of the disk if that did not deliver a page."""
+    found: str = connection.execute(f"PRAGMA integrity_check({scope})").fetchone()[0]
+    if found == "ok":
+        return
+    unread = _NOT_READ.search(found)
+    error = sqlite3.DatabaseError(found.replace("\n", " "))
+    is_read = not unread or int(unread[1] or 0) & 0xFF in DAMAGE
+    error.sqlite_errorcode = sqlite3.SQLITE_CORRUPT if is_read else sqlite3.SQLITE_IOERR
+    raise error
+
+
+def code_of(error: BaseException) -> int:
+    """SQLite's primary result code; 0 for errors of Python's own module."""
+    if isinstance(error, MemoryError):  # how Python reports SQLite's lack of memory
+        return sqlite3.SQLITE_NOMEM
+    return getattr(error, "sqlite_errorcode", 0) & 0xFF
+
+
+def look_again(path: Path) -> bool:
+    """Whether a database that SQLite has called damaged is so. It is read from end to end, by SQLite and without it.
+    Raises OSError or sqlite3.DatabaseError while the disk does not deliver it."""
+    for _ in range(LOOKS):
+        try:
+            with closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True)) as connection:
+                tables_of(connection)
+                check_integrity(connection)
+                return False
+        except UnicodeDecodeError:
+            pass  # a damaged name of a table, or the message that quotes one
+        except sqlite3.DatabaseError as error:
+            if code_of(error) in DISK:
+                raise
+        for file in (path, Path(f"{path}-wal")):
+            _read_through(file)
+    return True
+
+
+def _read_through(file: Path) -> None:
+    """Let the disk deliver every byte. Raises OSError."""
+    try:
+        status = os.stat(file)
+        fd = _descriptor(file, status.st_dev, status.st_ino)
+    except FileNotFoundError:
+        return
+    for start in range(0, status.st_size, PAGE_BYTES):
+        os.pread(fd, PAGE_BYTES, start)
+
+
+@cache
+def _descriptor(file: Path, device: int, inode: int) -> int:
+    """Never closed: that would release the locks that SQLite has on the file in this process (see is_blank)."""
+    return os.open(file, os.O_RDONLY | os.O_CLOEXEC)
 
 
 def find_altered_tables(connection: sqlite3.Connection) -> str:

@@ -14,7 +14,9 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
-from daemon.ledger.schema import unusable
+from daemon.errors import LedgerDamaged, VisiondError
+from daemon.ledger.schema import explain, unusable
+from daemon.ledger.soundness import DAMAGE, code_of
 
 T = TypeVar("T")
 Work = Callable[[sqlite3.Connection], Any]
@@ -38,6 +40,7 @@ class Writer:
         self._connection = connection
         self._path = path
         self._committed = committed
+        self._damage: LedgerDamaged | None = None
         self._requests: queue.SimpleQueue[tuple[Work | Alone, asyncio.Future[Any]] | None] = (
             queue.SimpleQueue()
         )
@@ -93,10 +96,24 @@ class Writer:
     def _attempt(self, work: Work | Alone) -> Any:
         try:
             return work.work(self._connection) if isinstance(work, Alone) else self._transact([work])[0]
-        except sqlite3.OperationalError as error:  # disk full, I/O error, read-only: may be temporary
+        except (
+            sqlite3.OperationalError,
+            MemoryError,
+        ) as error:  # disk full, I/O error, read-only: may be temporary
             return unusable(self._path, error)
+        except sqlite3.DatabaseError as error:  # damage, or a page that the disk did not deliver
+            return self._explain(error) if code_of(error) in DAMAGE else error
         except Exception as error:  # noqa: BLE001 - the caller gets it
             return error
+
+    def _explain(self, error: sqlite3.DatabaseError) -> VisiondError:
+        """Damage is looked for until it is found, not once for each request."""
+        if self._damage is None:
+            found = explain(self._path, error)
+            if not isinstance(found, LedgerDamaged):
+                return found
+            self._damage = found
+        return self._damage
 
 
 def _answer(group: list[tuple[Any, asyncio.Future[Any]]], answers: list[Any]) -> None:

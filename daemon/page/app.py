@@ -24,7 +24,7 @@ from starlette.staticfiles import StaticFiles
 
 from daemon import __version__, control
 from daemon.config.loading import Config
-from daemon.errors import NotRunning, VisiondError
+from daemon.errors import LedgerUnusable, NotRunning, VisiondError
 from daemon.hints import quantity
 from daemon.jobs import JobStatus
 from daemon.ledger.record import Record
@@ -217,7 +217,10 @@ class Page:
             yield b": visiond\n\n"
             idle = 0.0
             while True:
-                events, following = await _in_thread(partial(encode_events, self._reader, place))
+                try:
+                    events, following = await _in_thread(partial(encode_events, self._reader, place))
+                except LedgerUnusable:  # it is read again; the line on top of the page says why
+                    events, following = [], place
                 for number, line in events:
                     yield b"id: %d\ndata: %b\n\n" % (number, line)
                 if following == place:

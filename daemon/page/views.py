@@ -13,6 +13,7 @@ import msgspec
 from daemon.jobs import JobStatus
 from daemon.ledger.record import Record
 from daemon.search.entries import LEAST_SCORE
+from stages.binning import text_of
 
 SHORT_TEXT = 160  # characters on a card
 # In a name these would be invisible, or turn what follows around: "a<U+202E>gpj.exe" would look like "aexe.jpg".
@@ -104,7 +105,7 @@ def view_of(record: Record, score: float | None = None) -> View:
         digest=record.digest.hex()[:16],
         score=score,
         caption=caption.get("text") or "",
-        text=" ".join(line["text"] for line in ocr.get("lines", ())),
+        text=" ".join(text_of(ocr).split("\n")),
         tags=[(tag["label"], tag["score"]) for tag in clip.get("tags", ())],
         objects=[(label, labels.count(label)) for label in dict.fromkeys(labels)],
         shapes=[*_texts(ocr.get("lines", ())), *_objects(objects.get("detections", ()))],

@@ -103,7 +103,7 @@ class DamagedRows:
         folder = destination.results if record.status is JobStatus.DONE else destination.failed
         numbered = destination.numbered_reason_paths(record) if record.status is JobStatus.FAILED else ()
         for file in (*destination.paths_of(record), *numbered):
-            with contextlib.suppress(OSError, ValueError, KeyError, OverflowError, msgspec.DecodeError):
+            with contextlib.suppress(ValueError, KeyError, OverflowError, msgspec.DecodeError):
                 sidecar = read_sidecar(file, folder, record.inbox, destination)
                 if self._is_true(sidecar, record):
                     return file, sidecar

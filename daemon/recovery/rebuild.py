@@ -6,6 +6,7 @@ The daemon's scan of the inboxes finds pending images again.
 from __future__ import annotations
 
 import contextlib
+import errno
 import itertools
 import os
 import shlex
@@ -44,7 +45,7 @@ CLOCK_SECONDS = 0.001  # the precision of the times in a sidecar
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One sidecar. kind, compared with a ledger: "whole", "missing", "edited", "foreign" (it has no row) or
+    """One sidecar. kind, compared with a ledger: "whole", "missing", "edited", "foreign" (it has no row), "unreadable" or
     "damaged" (its row is); for a new ledger: "restored" or "left out". "kept" is not a sidecar but the place
     of the old ledger."""
 
@@ -150,7 +151,7 @@ def _restore(
         except OtherInbox as error:
             others[error.inbox] += 1
             yield Finding("left out", file, str(error))
-        except (OSError, ValueError, msgspec.DecodeError) as error:
+        except (ValueError, msgspec.DecodeError) as error:
             yield Finding("left out", file, str(error))
     restored = write(connection, list(records.values()))
     for file, record in records.items():
@@ -290,7 +291,9 @@ def write(connection: sqlite3.Connection, records: Sequence[Record]) -> set[int]
 def stat_regular(path: bytes) -> os.stat_result | None:
     try:
         status = os.lstat(path)
-    except OSError:
+    except OSError as error:
+        if error.errno not in (errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.ENAMETOOLONG):
+            raise  # it may well be there
         return None
     return status if stat.S_ISREG(status.st_mode) else None
 
@@ -305,5 +308,11 @@ def folders_of(destinations: Iterable[Destination]) -> list[bytes]:
 
 
 def list_sidecars(*folders: bytes) -> Iterator[bytes]:
-    for where, _, names in itertools.chain.from_iterable(map(os.walk, folders)):
+    """Raises OSError if a folder cannot be listed: what is in it must not be taken for missing."""
+
+    def refuse(error: OSError) -> None:
+        if not isinstance(error, FileNotFoundError):
+            raise error
+
+    for where, _, names in itertools.chain.from_iterable(os.walk(each, onerror=refuse) for each in folders):
         yield from (os.path.join(where, name) for name in names if name.endswith(b".json"))

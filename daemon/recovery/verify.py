@@ -20,6 +20,7 @@ import msgspec
 from daemon.config.loading import Config
 from daemon.control import open_reader
 from daemon.errors import (
+    ConfigError,
     IdentityDamaged,
     LedgerDamaged,
     LedgerUnusable,
@@ -29,7 +30,7 @@ from daemon.errors import (
     WrongArgument,
 )
 from daemon.hints import command
-from daemon.inbox.names import find_left_out, remember_names
+from daemon.inbox.names import find_left_out, find_renamed, remember_names
 from daemon.jobs import JobStatus
 from daemon.ledger import identity
 from daemon.ledger.files import STDOUT, written_whole
@@ -43,11 +44,11 @@ from daemon.recovery.showing import Nobody, Showing
 from daemon.results.destinations import (
     Destination,
     open_destinations,
-    sidecar_paths,
     sync_folders,
     write_sidecar,
 )
 from daemon.results.folder_locks import lock_outputs
+from daemon.sidecar import sidecar_paths
 from daemon.state import IDENTITY, LEDGER, closed_to_others, lock_state
 
 NOBODY = Nobody()
@@ -56,9 +57,12 @@ NOBODY = Nobody()
 def verify(config: Config, showing: Showing = NOBODY) -> Iterator[Finding]:
     """Compare every sidecar and reason of failure with the ledger.
 
-    Raises NothingFound without a ledger, AlreadyRunning, LedgerDamaged.
+    Raises NothingFound without a ledger, AlreadyRunning, LedgerDamaged; ConfigError if inboxes have other names than before.
     """
     # Open before locking: the lock makes the folder.
+    with open_reader(config) as reader:
+        if problems := find_renamed(config, reader):  # every sidecar would look edited or missing
+            raise ConfigError(problems)
     with open_reader(config) as reader, lock_state(config.state.path):
         _check_file(reader, showing)
         yield from _compare(reader, config, showing)
@@ -136,13 +140,22 @@ def _compare(reader: Reader, config: Config, showing: Showing, *, fix: bool = Fa
     redone = (record for record in reader.redone() if not record.damage)
     for record in itertools.chain(reader.published(), _aside(reader, JobStatus.FAILED), redone):
         destination = destinations.get(record.inbox_path)
-        if record.damage:
-            finding = damaged_rows.check(destination, record, fix=fix)
-            known.add(finding.file)
-            yield finding
-        elif destination:
-            finding = _find(destination, record)
-            if fix and finding.kind in ("missing", "edited"):
+        if record.damage or destination:
+            try:
+                finding = (
+                    _find(destination, record)
+                    if destination and not record.damage
+                    else damaged_rows.check(destination, record, fix=fix)
+                )
+            except LedgerUnusable:
+                raise
+            except OSError as error:  # of the disk; the sidecar may be right, and stays
+                file = os.fsencode(error.filename or reader.path)
+                finding = Finding(
+                    "unreadable", file, f"{error.strerror}: check its disk; nothing was changed"
+                )
+                known.update(destination.paths_of(record) if destination else ())
+            if fix and destination and finding.kind in ("missing", "edited"):
                 written = write_sidecar(record, *destination.paths_of(record))
                 known.add(written)
                 changed.add(os.path.dirname(written))
@@ -199,7 +212,7 @@ def _find(destination: Destination, record: Record) -> Finding:
     for path in (*paths, *numbered):
         if _holds(path, data):
             return Finding("whole", path)
-    there = next(filter(os.path.isfile, paths), None)
+    there = next(filter(stat_regular, paths), None)
     return Finding("edited", there) if there else Finding("missing", paths[0])
 
 

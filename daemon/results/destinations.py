@@ -10,13 +10,12 @@ import contextlib
 import ctypes
 import dataclasses
 import errno
-import hashlib
 import os
+import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TypeVar
 
-import msgspec
 import structlog
 
 from daemon.config.loading import Config
@@ -26,7 +25,8 @@ from daemon.inbox.sources import second_name, temporary_name
 from daemon.inbox.walk import LONGEST_PATH
 from daemon.jobs import JobStatus, Placed
 from daemon.ledger.record import Record
-from daemon.sidecar import Source, path_of
+from daemon.sidecar import is_reason_of, sidecar_paths
+from daemon.system.mounts import KnownFolder, ask
 from daemon.system.scarcity import AWAY, SCARCE
 from stages.binning import BINS
 
@@ -35,7 +35,6 @@ Answer = TypeVar("Answer")
 
 _libc = ctypes.CDLL(None, use_errno=True)
 ADDED_TO_PATHS = 128  # bytes, at most
-LONGEST_NAME = 255  # bytes, of every common file system
 # These may be temporary.
 _DISK_TROUBLE = (errno.EIO, errno.EROFS, errno.ENOSPC, errno.EDQUOT, errno.ESTALE, *AWAY, *SCARCE)
 _IN_THE_WAY = (FileNotFoundError, NotADirectoryError, IsADirectoryError)
@@ -57,6 +56,7 @@ class Publication:
     held: inboxes with sources that cannot leave, and why; their images have to be published again.
     folders: those in which files were added or removed.
     images: all of these, those that are held too. records: of these images, if there is a sink.
+    begun_at: monotonic seconds.
     """
 
     placed: list[Placed]
@@ -64,6 +64,7 @@ class Publication:
     folders: set[bytes]
     images: list[int]
     records: list[Record]
+    begun_at: float = field(default_factory=time.monotonic)
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,14 +79,17 @@ class Destination:
     bins_mode: str  # "none", "link", "copy" or "move"
     on_success: str  # "keep", "move" or "delete"
     known_bins: set[bytes]  # other folders there are not the daemon's
+    known: Sequence[KnownFolder] = ()  # those of the above that are written to
 
     @classmethod
-    def of(cls, inbox: Inbox, config: Config, bins: Iterable[str] = ()) -> Destination:
-        """bins: those that a rule has named before now."""
+    def of(
+        cls, inbox: Inbox, config: Config, bins: Iterable[str] = (), known: Sequence[KnownFolder] = ()
+    ) -> Destination:
+        """bins: those that a rule has named before now. known: its folders, if they have been looked at."""
         output = config.output
         name = os.fsencode(inbox.name)
         folders = (output.results, output.failed, output.done, output.bins_folder)
-        known = {os.fsencode(name) for name in (*BINS, *bins)}
+        names = {os.fsencode(name) for name in (*BINS, *bins)}
         results, failed, done, folder = (
             os.path.join(os.fsencode(folder), name).rstrip(b"/") for folder in folders
         )
@@ -94,7 +98,14 @@ class Destination:
             mode, fate = "move", "keep"
         if inbox.url:  # objects stay where they are
             mode, fate = "none", "keep"
-        return cls(inbox.root, results, failed, done, folder, mode, fate, known)
+        written = [results, failed, *[done] * (fate == "move"), *[folder] * (mode != "none")]
+        known = known or [KnownFolder(each) for each in written]
+        return cls(inbox.root, results, failed, done, folder, mode, fate, names, known)
+
+    def check(self) -> None:
+        """Raises FolderAway if one of its folders is not the same any more, OSError."""
+        for folder in self.known:
+            folder.check()
 
     @property
     def longest_path(self) -> int:
@@ -109,6 +120,8 @@ class Destination:
 
         Raises OSError when a result cannot be written, and Held. Nothing is lost then.
         """
+        if self.on_success == "move" or self.bins_mode == "move" or record.status is not JobStatus.DONE:
+            self.check()  # a source that is moved below a mount point would be hard to find
         if record.status is JobStatus.DONE:
             write_sidecar(record, *self.paths_of(record))
             return self._place(record)
@@ -121,6 +134,7 @@ class Destination:
     def send_away(self, record: Record) -> None:
         """Move or delete a file whose contents are images of their own now, as the inbox says; a reason of an earlier
         attempt goes. It may be called again. Raises OSError if the disk is full or fails."""
+        self.check()
         self._try(record, lambda: self._forget_reason(record))
         if self.on_success == "delete":
             self._try(record, lambda: sources.delete(record))
@@ -207,7 +221,7 @@ class Destination:
         ):
             with contextlib.suppress(FileNotFoundError):  # without the first there is no second
                 for path in (first, second):
-                    if _is_reason_of(record, path):
+                    if is_reason_of(record.path, path):
                         _unlink(path)
 
     def _leave_other_bins(self, record: Record) -> None:
@@ -241,11 +255,21 @@ class Destination:
             raise Held(f"{os.fsdecode(record.location)}: {error.strerror}") from error
 
     def _move(self, record: Record) -> Placed:
-        """Move the source to its place. A source that can never be moved stays: its result is safe.
-        Raises Held."""
+        """Move the source to its place. One that can never be moved stays: its result is safe. Raises Held."""
         home = self.home_of(record)
         placed = None if home is None else self._try_with_source(record, lambda: sources.move(record, home))
         return placed or Placed(record.id)
+
+
+def remember_folders(destinations: Iterable[Destination]) -> None:
+    """Look at their folders for the first time. A dead mount is left out. Runs in a thread."""
+
+    def look() -> None:
+        for destination in destinations:
+            with contextlib.suppress(OSError):  # it is reported when something is written
+                destination.check()
+
+    ask(look)
 
 
 def open_destinations(config: Config) -> dict[bytes, Destination]:
@@ -254,8 +278,9 @@ def open_destinations(config: Config) -> dict[bytes, Destination]:
 
 
 def publish_records(records: Sequence[Record], destinations: Mapping[int, Destination]) -> Publication:
-    """Publish each record; records of inboxes that are no longer configured wait. Runs in a thread."""
+    """Publish each record; records of inboxes that are no longer configured wait. Runs in a thread. Raises OSError."""
     published = Publication([], {}, set(), [], [])
+    check_folders(records, destinations)
     for record in records:
         if destination := destinations.get(record.inbox):
             try:
@@ -267,13 +292,21 @@ def publish_records(records: Sequence[Record], destinations: Mapping[int, Destin
                 published.folders.update(destination.folders_of(record, placed))
             published.images.append(record.id)
             published.records.append(record)
+    check_folders(records, destinations)
     return published
+
+
+def check_folders(records: Sequence[Record], destinations: Mapping[int, Destination]) -> None:
+    """Raises FolderAway if these records cannot be, or have not been, published to their own folders; OSError."""
+    for inbox in {record.inbox for record in records} & destinations.keys():
+        destinations[inbox].check()
 
 
 def publish_sidecars(records: Sequence[Record], destinations: Mapping[int, Destination]) -> Publication:
     """Write only the sidecars of images that were published before: users may have emptied the bins. Runs in a
     thread."""
     published = Publication([], {}, set(), [], [])
+    check_folders(records, destinations)
     for record in records:
         if destination := destinations.get(record.inbox):
             path = write_sidecar(record, *destination.paths_of(record))
@@ -281,6 +314,7 @@ def publish_sidecars(records: Sequence[Record], destinations: Mapping[int, Desti
             published.folders.add(os.path.dirname(path))
             published.images.append(record.id)
             published.records.append(record)
+    check_folders(records, destinations)
     return published
 
 
@@ -322,43 +356,9 @@ def write_sidecar(record: Record, first: bytes, second: bytes) -> bytes:
     return first
 
 
-class _Reason(msgspec.Struct):
-    source: Source
-
-
-def _is_reason_of(record: Record, path: bytes) -> bool:
-    """Whether the file is a reason of this image: another image may have the same name as its second name.
-    Raises FileNotFoundError."""
-    try:
-        with open(path, "rb") as file:
-            source = msgspec.json.decode(file.read(), type=_Reason).source
-    except (NotADirectoryError, IsADirectoryError, msgspec.DecodeError):
-        return False
-    return path_of(source) == record.path
-
-
 def _could_be_a_reason(path: bytes) -> bool:
     """Images with such a name are never moved to the failed folder."""
     return path.endswith(b".json")
-
-
-def sidecar_paths(folder: bytes, path: bytes) -> tuple[bytes, bytes]:
-    """<folder>/<path>.json, in which a name that is too long is cut and ends in a digest of the whole path;
-    and, if that cannot be written, a digest of the path at the top of `folder`."""
-    head, name = os.path.split(path)
-    digest = hashlib.sha256(path).hexdigest().encode()
-    sidecar = name + b".json"
-    if len(sidecar) > LONGEST_NAME:
-        mark = b"~" + digest[:16] + b".json"
-        sidecar = _cut(name, LONGEST_NAME - len(mark)) + mark
-    return os.path.join(folder, head, sidecar), os.path.join(folder, b"~" + digest + b".json")
-
-
-def _cut(name: bytes, length: int) -> bytes:
-    """The start of a name, at most this number of bytes; UTF-8 is not cut within a character."""
-    while length > 0 and name[length] & 0xC0 == 0x80:
-        length -= 1
-    return name[:length]
 
 
 def write_whole(path: bytes, data: bytes) -> None:

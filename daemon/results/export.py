@@ -25,7 +25,7 @@ from daemon.ledger.records import Reader
 from daemon.results import columns
 from daemon.results.parquet import write_table
 from daemon.state import closed_to_others
-from stages.binning import BINS
+from stages.binning import BINS, text_of
 
 COLUMNS = {  # lists are lists of strings; a datetime is a string, except in Parquet
     "id": int,
@@ -208,7 +208,7 @@ def row_of(record: Record, document: dict[str, Any] | None = None) -> dict[str, 
         "pages": record.pages,
         "bytes": source["bytes"],
         "digest": source.get("digest"),
-        "text": ocr.get("text", "\n".join(line["text"] for line in ocr["lines"])) if ocr else None,
+        "text": text_of(ocr) if ocr else None,
         "text_boxes": None if text_boxes is None else int(text_boxes),
         "text_area_ratio": text_area,
         "objects": [found["label"] for found in objects["detections"]] if objects else None,

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
+import stat
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -33,9 +34,45 @@ def lock_outputs(config: Config, *, make: bool = True) -> Iterator[None]:
     Raises AlreadyRunning.
     """
     with contextlib.ExitStack() as stack:
-        for folder, mode in sorted(_modes(config).items()):
+        modes = _modes(config)
+        for folder, mode in sorted(modes.items()):
             _lock(stack, folder, mode, make=make and folder.is_relative_to(config.output.results))
+        own = {identity for folder in modes if (identity := _identity_of(folder))}
+        for folder in sorted({above for each in modes for above in Path(os.path.realpath(each)).parents}):
+            if _identity_of(folder) not in own:
+                _lock_above(stack, folder)
         yield
+
+
+def _identity_of(folder: Path) -> tuple[int, int] | None:
+    try:
+        status = os.stat(folder)
+    except OSError:
+        return None
+    return status.st_dev, status.st_ino
+
+
+def _lock_above(stack: contextlib.ExitStack, folder: Path) -> None:
+    """Share a folder above one of ours: another daemon must not have it, or get it, for its results. Raises
+    AlreadyRunning."""
+    try:
+        fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    except OSError:
+        return
+    stack.callback(os.close, fd)
+    if (
+        os.fstat(fd).st_mode & stat.S_ISVTX
+    ):  # such as /tmp, where a lock means to others that nothing is cleaned up
+        return
+    try:
+        fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        raise AlreadyRunning(
+            f"The results would be inside {folder}{_holder_of(fd)}, where another visiond writes its results. Name other "
+            "folders in [output]."
+        ) from None
+    except OSError:  # it has no locks
+        return
 
 
 def _modes(config: Config) -> dict[Path, int]:

@@ -52,6 +52,8 @@ class Publisher:
         self._held_of_late: set[int] = set()
         # Inboxes of which not all that a crash left behind is published yet.
         self._recovering: set[int] = set()
+        self._is_away = False  # a folder of results, as last looked at
+        self._returned_at = 0.0  # when one was last seen to be back (monotonic)
 
     def held_back(self) -> list[str]:
         return [f"an image cannot leave its inbox: {why}" for why in self._held.values()]
@@ -75,10 +77,13 @@ class Publisher:
             self._held[inbox] = why
         self._held_of_late |= publication.held.keys()
 
-    async def confirm(self, publications: Sequence[Publication]) -> None:
-        """Flush them to the disk, and then mark them in the ledger. Raises ResultsLost."""
+    async def confirm(self, publications: Sequence[Publication]) -> bool:
+        """Flush them to the disk, and then mark them in the ledger. False if some may have gone elsewhere, because a
+        folder was away for a while: these are owed. Raises ResultsLost."""
         folders = set[bytes]().union(*(publication.folders for publication in publications))
         await self._retry("results", self._sync, folders)
+        all_begun = publications
+        publications = [each for each in all_begun if each.begun_at >= self._returned_at]
         placed = [placed for publication in publications for placed in publication.placed]
         held = {image for publication in publications for image in publication.images}
         held.difference_update(each.id for each in placed)
@@ -87,6 +92,25 @@ class Publisher:
         if added and self._outbox.deliveries:
             records = {record.id: record for publication in publications for record in publication.records}
             self._outbox.add({number: records[image] for number, image in added.items()})
+        return len(publications) == len(all_begun)
+
+    async def watch(self, interval_seconds: Callable[[], float]) -> None:
+        """Look at the folders of results at this interval, which may change: work is paused, and says so, while one is
+        away."""
+        while True:
+            await self._retry.in_thread("results", self.check_folders)
+            await anyio.sleep(interval_seconds())
+
+    def check_folders(self) -> None:
+        """Raises FolderAway if one is missing or another one, OSError. Runs in a thread."""
+        try:
+            for destination in self._destinations.values():
+                destination.check()
+        except OSError:
+            self._is_away = True
+            raise
+        if self._is_away:
+            self._is_away, self._returned_at = False, time.monotonic()
 
     async def publish_owed(self, inboxes: set[int], *, again: bool = False) -> None:
         """Publish the images of these inboxes that have ended and are not in work.
@@ -97,9 +121,9 @@ class Publisher:
         last = 0
         while inboxes:
             async with self._turn:
-                if not (records := await self._ledger.owed(last, OWED)):
+                if not (records := await self._retry("ledger", self._ledger.owed, last, OWED)):
                     break
-                last = records[-1].id
+                before, last = last, records[-1].id
                 wanted = inboxes - self._recovering if again else inboxes
                 mine = [record for record in records if record.inbox in wanted]
                 free = [record for record in mine if not self._is_in_flight(record.inbox, record.path)]
@@ -112,7 +136,8 @@ class Publisher:
                     publication = await self._publish(sound)
                 finally:
                     self._publishing = set()
-            await self.confirm([publication])
+            if not await self.confirm([publication]):
+                last = before
         for inbox in inboxes - self._held_of_late:
             self._held.pop(inbox, None)
         if not again:
@@ -139,3 +164,5 @@ class Publisher:
         except NotSynced as error:
             # The system has dropped what it could not write, so another call would not help.
             raise ResultsLost(f"{error}. What is missing is published again at the next start.") from error
+        # After the flush: what is marked is in the folders that were flushed.
+        await to_thread.run_sync(self.check_folders)

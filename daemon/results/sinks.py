@@ -19,6 +19,7 @@ from daemon.ledger.files import sync_folder
 from daemon.ledger.record import Record
 from daemon.results.uploads import StoreSink
 from daemon.results.webhook import WebhookSink
+from daemon.system.mounts import KnownFolder
 
 
 class Sink(Protocol):
@@ -42,6 +43,7 @@ class JsonlSink:
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        self._folder = KnownFolder(os.fsencode(path.parent))
 
     def problem(self) -> str:
         if self.path.exists() and not (self.path.is_file() and os.access(self.path, os.R_OK | os.W_OK)):
@@ -55,6 +57,7 @@ class JsonlSink:
             await to_thread.run_sync(self._append, lines, abandon_on_cancel=True)
 
     def _append(self, lines: bytes) -> None:
+        self._folder.check()
         fd = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o666)
         try:
             end = os.lseek(fd, 0, os.SEEK_END)
@@ -64,6 +67,7 @@ class JsonlSink:
                 while left:
                     left = left[os.write(fd, left) :]
                 os.fsync(fd)
+                self._folder.check()
             except OSError:
                 # Otherwise each try would leave a partial write that takes room from the results.
                 os.ftruncate(fd, end)

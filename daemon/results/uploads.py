@@ -20,7 +20,7 @@ from daemon.errors import MissingLibrary
 from daemon.inbox.origin import origin_of
 from daemon.jobs import JobStatus
 from daemon.ledger.record import Record
-from daemon.results.destinations import sidecar_paths
+from daemon.sidecar import sidecar_paths
 from daemon.stores.opening import CREDENTIALS, StoreFailed, store_errors, store_of
 from daemon.stores.urls import split_url
 from daemon.system.scarcity import AWAY, SCARCE

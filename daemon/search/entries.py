@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from daemon.jobs import JobStatus
 from daemon.ledger.record import Record
+from stages.binning import text_of
 
 LEAST_SCORE = 0.1  # of a tag that counts besides the most probable one
 MOST_WORDS = 100_000  # characters of each field that are indexed
@@ -66,7 +67,7 @@ def make_entry(number: int, record: Record) -> Entry:
 
 
 def _read_ocr(entry: Entry, answer: Mapping[str, Any]) -> None:
-    _add(entry, "text", "\n".join(line["text"] for line in answer["lines"]))
+    _add(entry, "text", text_of(answer))
 
 
 def _read_yolo(entry: Entry, answer: Mapping[str, Any]) -> None:

@@ -26,6 +26,7 @@ from daemon.errors import VisiondError
 from daemon.ledger import identity, publications
 from daemon.ledger.records import Reader
 from daemon.ledger.schema import WITH_NUMBERS, read_version
+from daemon.ledger.soundness import DAMAGE, code_of, look_again
 from daemon.ledger.statements import SQL as LEDGER_SQL
 from daemon.ledger.statements import read_statements
 from daemon.search import matrix
@@ -33,7 +34,7 @@ from daemon.search.entries import FIELDS, Entry, make_entry
 from daemon.search.query import Query
 from daemon.system.ownership import hand_over, make_folder
 
-VERSION = 1  # of the entries and their tables; an index of another version is made again
+VERSION = 2  # of the entries and their tables; an index of another version is made again
 CHUNK = 512  # images in one transaction
 RANKED = 10_000  # most matches that are ranked; beyond these, the newest come first
 BUSY_SECONDS = 30.0  # wait for another process that writes
@@ -137,18 +138,18 @@ class Index:
 
     def _add_some(self, reader: Reader) -> int | None:
         """Add one chunk; None if there was nothing to add."""
-        with self._lend() as connection, reader.lend() as ledger:
-            if self._is_current(
-                about := _about(connection), ledger
-            ) and about.place >= publications.read_last(ledger):
+        about = self.about()
+        with reader.lend() as ledger:  # nothing of the index in it: each names the trouble of its own file
+            if self._is_current(about, ledger) and about.place >= publications.read_last(ledger):
                 return None
         with self._lend() as connection, _transaction(connection):
             about = _about(connection)  # another process may have been faster
             with reader.lend() as ledger:
-                last = publications.read_last(ledger)
-                if not self._is_current(about, ledger):
-                    about = self._begin_again(connection, identity.identity_of(ledger).ledger)
-                starts = publications.read_starts(ledger, about.start)
+                last, present = publications.read_last(ledger), identity.identity_of(ledger).ledger
+                is_current = self._is_current(about, ledger)
+                starts = publications.read_starts(ledger, about.start if is_current else 0)
+            if not is_current:
+                about = self._begin_again(connection, present)
             found, place = reader.published_after(about.place, CHUNK)
             entries = [make_entry(number, record) for number, record in found.items() if not record.damage]
             connection.executemany(SQL["add"], [_row(entry) for entry in entries])
@@ -217,12 +218,25 @@ class Index:
                 yield connection
             finally:
                 self._give_back(inode, connection)
+        except VisiondError:  # of the ledger
+            raise
         except (sqlite3.Error, OSError) as error:
-            if isinstance(error, sqlite3.DatabaseError) and not isinstance(error, sqlite3.OperationalError):
+            if self._is_useless(error):
                 self._remove()
-            raise SearchUnusable(
+            trouble = SearchUnusable(
                 f"the search index {self.folder} cannot be used: {error}. It may be deleted: it is made again from the ledger."
-            ) from error
+            )
+            trouble.exit_status = os.EX_IOERR  # of its disk
+            raise trouble from error
+
+    def _is_useless(self, error: Exception) -> bool:
+        """Whether the index has to be made again after this error: it is damaged, or of another version."""
+        if not isinstance(error, sqlite3.DatabaseError) or isinstance(error, sqlite3.OperationalError):
+            return False
+        try:
+            return code_of(error) not in DAMAGE or look_again(self._file) or _is_of_words(error)
+        except (sqlite3.DatabaseError, OSError):  # the disk does not deliver it now
+            return False
 
     def _take(self) -> tuple[int, sqlite3.Connection] | None:
         inode = _inode_of(self._file)
@@ -248,10 +262,10 @@ class Index:
         make_folder(self.folder)
         try:
             return self._connect()
-        except sqlite3.OperationalError:
-            raise
-        except sqlite3.DatabaseError:  # it is damaged, or of another version, and the ledger has all of it
-            self._remove()
+        except sqlite3.DatabaseError as error:
+            if not self._is_useless(error):
+                raise
+            self._remove()  # the ledger has all of it
             return self._connect()
 
     def _connect(self) -> tuple[int, sqlite3.Connection]:
@@ -285,6 +299,11 @@ class Index:
         for path in self.folder.iterdir():
             with contextlib.suppress(OSError):
                 shutil.rmtree(path) if path.is_dir() else path.unlink()
+
+
+def _is_of_words(error: sqlite3.DatabaseError) -> bool:
+    """Whether the tables of words are damaged, which SQLite's own check does not read."""
+    return getattr(error, "sqlite_errorcode", 0) == sqlite3.SQLITE_CORRUPT_VTAB
 
 
 def _about(connection: sqlite3.Connection) -> About:

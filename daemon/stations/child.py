@@ -128,6 +128,7 @@ class RemoteCoordinator:
                 publication.placed,
                 publication.held,
                 sorted(publication.folders),
+                publication.begun_at,
             )
         )
 
@@ -172,7 +173,10 @@ async def _serve(setup: wire.Setup, config: Config, coordinator: RemoteCoordinat
     metrics = Metrics(Counts())
     slab = Slab(setup.slab_bytes)
     inboxes = dict(zip(setup.inboxes, config.inbox, strict=True))
-    destinations = {number: Destination.of(inbox, config, setup.bins) for number, inbox in inboxes.items()}
+    destinations = {
+        number: Destination.of(inbox, config, setup.bins, known)
+        for (number, inbox), known in zip(inboxes.items(), setup.known, strict=True)
+    }
     roots = {number: destination.inbox for number, destination in destinations.items()}
     coordinator.serve(destinations)
     lanes = layout.open_lanes(slab, metrics, setup.workers)

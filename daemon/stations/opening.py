@@ -62,8 +62,8 @@ class Opening:
             lanes = layout.open_lanes(self._slab, self._metrics)
             parts = (self._judge, self._destinations, self._metrics)
             return Station(self._slab, lanes, *parts, tracer=self._tracer)
-        inboxes, part = list(self._destinations), parts_of(layout)[place]
-        setup = describe(layout, f"station {place}", part, self._slab_bytes, inboxes, self._bins)
+        part = parts_of(layout)[place]
+        setup = describe(layout, f"station {place}", part, self._slab_bytes, self._destinations, self._bins)
         station = RemoteStation(setup, self._metrics, self._siblings)
         station.log_at(self.level)
         return station
@@ -84,7 +84,7 @@ def describe(
     name: str,
     part: Sequence[list[int]],
     slab_bytes: int,
-    numbers: Sequence[int],
+    destinations: Mapping[int, Destination],
     bins: Iterable[str],
 ) -> wire.Setup:
     """What a station needs to know. part: for each segment, the numbers of its workers there."""
@@ -97,7 +97,8 @@ def describe(
         gpus=layout.gpus,
         segments=[(list(segment.stages), list(segment.devices)) for segment in segments],
         workers=list(part),
-        inboxes=list(numbers),
+        inboxes=list(destinations),
         bins=list(bins),
+        known=[list(destination.known) for destination in destinations.values()],
         slab_bytes=slab_bytes,
     )

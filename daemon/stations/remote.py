@@ -293,7 +293,7 @@ class RemoteStation:
         published = published_of(endings, ended)
         records = coordinator.records_of(published) if coordinator.has_sinks else []
         images = [ending.job.id for ending in published]
-        publication = Publication(call.placed, call.held, set(call.folders), images, records)
+        publication = Publication(call.placed, call.held, set(call.folders), images, records, call.begun_at)
         await coordinator.note_published(Published(endings, ended, publication))
         self._send(wire.Done(call.number))
 

@@ -21,6 +21,7 @@ from daemon.monitoring.samples import Sample
 from daemon.monitoring.snapshot import StationState
 from daemon.system.cores import Cores
 from daemon.system.gpus import Gpu
+from daemon.system.mounts import KnownFolder
 from stages.base import StageSpec
 
 LONGEST_MESSAGE = 1 << 30  # bytes
@@ -38,6 +39,7 @@ class Setup(msgspec.Struct, tag="setup", frozen=True):
     workers: list[list[int]]  # of each segment, the numbers of those in this station
     inboxes: list[int]  # their numbers in the ledger, in the order of the configuration
     bins: list[str]  # those that a rule has named before now
+    known: list[list[KnownFolder]]  # of each inbox, the folders of its results
     slab_bytes: int
 
 
@@ -155,6 +157,7 @@ class NotePublished(msgspec.Struct, tag="published", frozen=True):
     placed: list[Placed]
     held: dict[int, str]
     folders: list[bytes]
+    begun_at: float
 
 
 class LetGo(msgspec.Struct, tag="let_go", frozen=True):

@@ -1,14 +1,18 @@
-"""The file systems of inboxes: whether one answers, and whether it sends events."""
+"""The folders that the daemon uses: whether one is still the same, whether it answers, and whether it sends events."""
 
 from __future__ import annotations
 
+import ctypes
+import errno
 import os
 import re
 import shlex
+import struct
 import threading
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 T = TypeVar("T")
 
@@ -16,6 +20,9 @@ ANSWER_SECONDS = 2.0  # after that a folder is reported as not answering
 NETWORK_FILE_SYSTEMS = re.compile(
     rb"nfs\d?|cifs|smb\d?|smbfs|9p|afs|ceph|glusterfs|lustre|beegfs|gpfs|fuse\..*|virtiofs|vboxsf"
 )
+_STATX = getattr(ctypes.CDLL(None, use_errno=True), "statx", None)  # of the C library, since glibc 2.28
+_AT_FDCWD, _BASIC, _BORN = -100, 0x7FF, 0x800  # fcntl.h, linux/stat.h
+_GONE = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP)
 
 
 def is_there(folder: Path) -> bool | None:
@@ -42,16 +49,157 @@ def describe_missing(inbox: Path) -> str:
     )
 
 
-def is_network_mount(path: Path) -> bool:
-    """Whether a folder is on a network file system, which sends no events for changes by other machines."""
+class Mount(NamedTuple):
+    """A mounted file system. device: its number as text; root: the folder in it that is mounted."""
+
+    place: bytes
+    kind: bytes
+    device: bytes
+    root: bytes
+
+
+def list_mounts() -> list[Mount]:
+    def plain(field: bytes) -> bytes:  # proc(5): blanks are octal
+        return field.decode("unicode_escape").encode("latin-1")
+
     mounts = []
     for line in Path("/proc/self/mountinfo").read_bytes().splitlines():
         fields, _, kind = line.partition(b" - ")
-        mounts.append((fields.split()[4].decode("unicode_escape").encode("latin-1"), kind.split()[0]))
+        _, _, device, root, place, *_ = fields.split()
+        mounts.append(Mount(plain(place), kind.split()[0], device, plain(root)))
+    return mounts
+
+
+def mount_of(path: Path) -> Mount | None:
+    """The mount that a folder is on, whether or not the folder exists."""
     target = os.fsencode(path.resolve())
-    holding = [
-        mount
-        for mount in mounts
-        if mount[0] == b"/" or target == mount[0] or target.startswith(mount[0] + b"/")
-    ]
-    return bool(holding and NETWORK_FILE_SYSTEMS.fullmatch(max(holding, key=lambda mount: len(mount[0]))[1]))
+    holding = [mount for mount in list_mounts() if is_within(target, mount.place)]
+    # Of two at one place, the later one covers the other.
+    return max(enumerate(holding), key=lambda each: (len(each[1].place), each[0]))[1] if holding else None
+
+
+def is_within(path: bytes, folder: bytes) -> bool:
+    """Whether an absolute path is in a folder, or is that folder."""
+    return (path + b"/").startswith(os.path.join(folder, b""))
+
+
+@dataclass(frozen=True, slots=True)
+class Position:
+    """Where a folder really is. folders: device and inode of it, if it exists, and of all folders above it; the first is
+    its own. places: where its file system has it, with the device's number before it: another name of a folder, made by
+    a mount of that folder alone, has no folder above it in common."""
+
+    own: tuple[int, int] | None
+    folders: frozenset[tuple[int, int]]
+    place: bytes
+
+    @classmethod
+    def of(cls, path: Path) -> Position:
+        real = Path(os.path.realpath(path))
+        found = [(status.st_dev, status.st_ino) for each in (real, *real.parents) if (status := _stat(each))]
+        own = found[0] if _stat(real) else None
+        mount = mount_of(real)
+        place = (
+            mount.device
+            + os.path.normpath(os.path.join(mount.root, os.path.relpath(os.fsencode(real), mount.place)))
+            if mount
+            else b""
+        )
+        return cls(own, frozenset(found), place)
+
+    def is_within(self, other: Position) -> bool:
+        """Whether it is the other folder or in it, under whatever names."""
+        return other.own in self.folders or (bool(other.place) and is_within(self.place, other.place))
+
+
+def _stat(path: Path) -> os.stat_result | None:
+    try:
+        return os.stat(path)
+    except OSError:
+        return None
+
+
+def is_network_mount(path: Path) -> bool:
+    """Whether a folder is on a network file system, which sends no events for changes by other machines."""
+    mount = mount_of(path)
+    return bool(mount and NETWORK_FILE_SYSTEMS.fullmatch(mount.kind))
+
+
+class FolderAway(OSError):
+    """A folder is missing, or another one has its place: it was unmounted or renamed. Otherwise an empty folder would take
+    every new file, or would look as if all files had been deleted."""
+
+
+class FolderIdentity(NamedTuple):
+    """born: when it was made, in Unix nanoseconds; 0 if its file system does not say."""
+
+    device: int
+    inode: int
+    born: int
+
+    @classmethod
+    def of(cls, path: bytes) -> FolderIdentity:
+        """Raises OSError."""
+        inner = os.path.join(path, b".")  # so that an automatic mount is mounted first
+        found = ctypes.create_string_buffer(256)  # struct statx
+        if _STATX is None or _STATX(_AT_FDCWD, inner, 0, _BASIC | _BORN, found):
+            status = os.stat(inner)  # with the same error; or the call is missing or not allowed
+            return cls(status.st_dev, status.st_ino, 0)
+        mask, inode = struct.unpack_from("=I28xQ", found)
+        seconds, nanoseconds = struct.unpack_from("=qI", found, 80)
+        born = seconds * 10**9 + nanoseconds if mask & _BORN else 0
+        return cls(os.makedev(*struct.unpack_from("=II", found, 136)), inode, born)
+
+    def is_same(self, other: FolderIdentity) -> bool:
+        """The number of a device may be another after it was mounted again, and a number of an inode is used again: the
+        moment at which a folder was made shows both."""
+        if self.inode != other.inode:
+            return False
+        return self.born == other.born if self.born and other.born else self.device == other.device
+
+
+@dataclass(slots=True)
+class KnownFolder:
+    """A folder as it was when it was first looked at. Until it exists, `seen` is the nearest one above it that does."""
+
+    path: bytes
+    seen: bytes = b""
+    identity: FolderIdentity | None = None
+
+    def check(self) -> None:
+        """Raises FolderAway if it is not the same any more; OSError."""
+        if self.identity is None:
+            self.accept()
+            return
+        try:
+            now = FolderIdentity.of(self.seen)
+        except OSError as error:
+            if error.errno in _GONE:
+                raise self._away("is gone") from error
+            raise
+        if not now.is_same(self.identity) and not self._is_mounted_again(now):
+            raise self._away("is not the folder that it was; perhaps its mount is missing")
+        if self.seen != self.path:
+            self.accept()  # it may exist by now
+
+    def accept(self) -> None:
+        """Remember what is there now. Raises OSError."""
+        seen = self.path
+        while not os.path.isdir(seen) and seen != b"/":
+            seen = os.path.dirname(seen)
+        self.seen, self.identity = seen, FolderIdentity.of(seen)
+
+    def _is_mounted_again(self, now: FolderIdentity) -> bool:
+        """Network mounts get another device number each time, and some do not say when a folder was made."""
+        assert self.identity
+        is_likely = now.inode == self.identity.inode and not (now.born and self.identity.born)
+        if is_likely and is_network_mount(Path(os.fsdecode(self.seen))):
+            self.identity = now
+            return True
+        return False
+
+    def _away(self, what: str) -> FolderAway:
+        fix = "Mount it or move it back, and work goes on"
+        return FolderAway(
+            f"{os.fsdecode(self.seen)} {what}. {fix}; if that is on purpose, restart the daemon"
+        )

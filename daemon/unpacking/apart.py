@@ -9,6 +9,7 @@ import socket
 import subprocess
 import time
 from dataclasses import dataclass, field
+from math import inf
 
 import msgspec
 
@@ -18,7 +19,7 @@ from daemon.unpacking.child import NUMBER, Torn, read_frames
 from daemon.unpacking.folder import Contents, TooMuch
 from daemon.unpacking.members import Rules
 from stages.base import Limits, Reason, advise
-from stages.decoding.decoder import START_SECONDS, WALL_PER_CPU_SECOND
+from stages.decoding.decoder import START_SECONDS, WALL_PER_CPU_SECOND, allow_cpu_seconds
 from stages.processes import describe_end, environment, python
 
 MODULE = "daemon.unpacking.child"
@@ -88,6 +89,7 @@ def take_apart(
 def _fill(contents: Contents, fd: int, kind: str, rules: Rules, limits: Limits, children: Children) -> str:
     """Write all members; returns why some are missing, if the file is to blame. Raises Stopped, Interrupted,
     TooMuch, NoRoom, OSError."""
+    contents.compare_with(os.fstat(fd).st_size)
     ours, theirs = socket.socketpair()
     with ours:
         with theirs:
@@ -105,7 +107,7 @@ def _fill(contents: Contents, fd: int, kind: str, rules: Rules, limits: Limits, 
         children.add(process)
         try:
             ours.settimeout(START_SECONDS + limits.decode_seconds * WALL_PER_CPU_SECOND)
-            return _write_frames(contents, ours, children)
+            return _write_frames(contents, ours, process.pid, limits, children)
         except TimeoutError:
             return _explain_slow(limits)
         except (Torn, ConnectionError) as error:
@@ -120,8 +122,12 @@ def _fill(contents: Contents, fd: int, kind: str, rules: Rules, limits: Limits, 
             contents.finish_open()
 
 
-def _write_frames(contents: Contents, channel: socket.socket, children: Children) -> str:
+def _write_frames(
+    contents: Contents, channel: socket.socket, pid: int, limits: Limits, children: Children
+) -> str:
+    allow_cpu_seconds(pid, START_SECONDS + limits.decode_seconds)
     for letter, content in read_frames(channel):
+        allow_cpu_seconds(pid, inf)  # while this process writes, which a slow disk may make long
         children.progressed_at = time.monotonic()
         match letter:
             case b"N":
@@ -136,8 +142,14 @@ def _write_frames(contents: Contents, channel: socket.socket, children: Children
                 contents.finish(content.decode(errors="replace") or "it cannot be read")
             case b"L":
                 contents.pass_over()
+            case b"O":
+                contents.pass_folder()
+            case b"H":
+                length, names = _number(content[: NUMBER.size]), content[NUMBER.size :]
+                contents.repeat(names[:length], names[length:])
             case b"P":
                 return content.decode(errors="replace") or "it cannot be read"
+        allow_cpu_seconds(pid, limits.decode_seconds)
     return ""
 
 

@@ -7,6 +7,7 @@ of CPU time for each step. It only sends what it finds; the parent (folder.py) g
 It sends frames: a letter, the length as four bytes, and the content.
 
     N  how many members and bytes to expect     L  a link or device, which is left out
+    O  a folder, which is only counted          H  a hard link; the length of its name, it, and the name of the file
     M  a member begins; its size and name       D  some of its bytes
     E  it is complete                           X  it cannot be read; why
     B  nothing new, but it goes on
@@ -26,16 +27,27 @@ from typing import NamedTuple
 import msgspec
 
 from daemon.unpacking import members
-from daemon.unpacking.members import PIECE, WALKERS, Expected, Item, Link, Member, Rules, Source
+from daemon.unpacking.members import (
+    PIECE,
+    WALKERS,
+    Expected,
+    Folder,
+    Item,
+    Link,
+    Member,
+    Rules,
+    Source,
+    Twin,
+)
 from stages.base import Limits, advise
-from stages.decoding.decoder import DETAIL_CHARACTERS, allow_cpu_seconds, confine, seal
+from stages.decoding.decoder import DETAIL_CHARACTERS, confine, seal
 
 HEAD = struct.Struct("!cI")
 NUMBER = struct.Struct("!Q")
 MOST = NUMBER.unpack(b"\xff" * NUMBER.size)[0]
 LONGEST_NAME = 1 << 16  # bytes of a member's name that are sent
-LETTERS = b"NLMDEXBFP"
-BEAT_SECONDS = 1.0
+LETTERS = b"NLOHMDEXBFP"
+BEAT_SECONDS, BEATS = 1.0, 4  # at least so many in decode_seconds
 
 
 class Frame(NamedTuple):
@@ -73,28 +85,26 @@ def main(arguments: Sequence[str]) -> None:
     members.prepare(kind)
     with socket.socket(fileno=channel_fd) as channel, Source(file_fd) as file:
         seal()
-        Sending(channel, limits).send_all(WALKERS[kind](file, rules))
+        Sending(channel, kind, limits).send_all(WALKERS[kind](file, rules))
 
 
 class Sending:
-    """Sends the members of one container. Each step gets its own time."""
+    """Sends the members of one container. The parent gives it time for each frame."""
 
-    def __init__(self, channel: socket.socket, limits: Limits) -> None:
-        self._channel, self._limits = channel, limits
+    def __init__(self, channel: socket.socket, kind: str, limits: Limits) -> None:
+        self._channel, self._kind, self._limits = channel, kind, limits
         self._sent_at = 0.0
 
     def send_all(self, items: Iterator[Item]) -> None:
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # the parent no longer reads
-            self._begin_step()
             try:
                 for item in items:
-                    self._begin_step()
                     self._send_item(item)
                 self._send(b"F")
             except (BrokenPipeError, ConnectionResetError):
                 raise
             except Exception as error:  # noqa: BLE001 - libraries raise anything on bad bytes
-                self._send(b"P", self._explain(error))
+                self._send(b"P", self._explain(error, self._kind))
 
     def _send_item(self, item: Item) -> None:
         match item:
@@ -104,7 +114,12 @@ class Sending:
                 self._send_member(item)
             case Link():
                 self._send(b"L")
-            case None if time.monotonic() > self._sent_at + BEAT_SECONDS:
+            case Folder():
+                self._send(b"O")
+            case Twin(name, first):
+                name = name[:LONGEST_NAME]
+                self._send(b"H", NUMBER.pack(len(name)) + name + first[:LONGEST_NAME])
+            case None if time.monotonic() > self._sent_at + self._beat_seconds:
                 self._send(b"B")
 
     def _send_member(self, member: Member) -> None:
@@ -116,23 +131,23 @@ class Sending:
                 return self._send(b"X", self._explain(error))
             if piece is None:
                 return self._send(b"E")
-            self._begin_step()
             self._send(b"D", piece)
 
     def _send(self, letter: bytes, content: bytes = b"") -> None:
         self._channel.sendall(HEAD.pack(letter, len(content)) + content)
         self._sent_at = time.monotonic()
 
-    def _begin_step(self) -> None:
-        allow_cpu_seconds(self._limits.decode_seconds)
+    @property
+    def _beat_seconds(self) -> float:
+        return min(BEAT_SECONDS, self._limits.decode_seconds / BEATS)
 
-    def _explain(self, error: Exception) -> bytes:
+    def _explain(self, error: Exception, kind: str = "") -> bytes:
         if isinstance(error, MemoryError):
             most = self._limits.decode_bytes >> 20
             more = f'decode_bytes = "{2 * most} MiB"'
             what = f"it needs more than the {most} MiB of decode_bytes. {advise(more)}"
         else:
-            what = str(error) or repr(error)
+            what = members.explain(error, kind)
         return what[:DETAIL_CHARACTERS].encode(errors="replace")
 
 

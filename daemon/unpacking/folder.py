@@ -10,31 +10,46 @@ again, and one with a mark is complete and gets its name.
 
 from __future__ import annotations
 
-import contextlib
 import os
 import re
-import shutil
-import stat
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import msgspec
 
 from daemon.inbox.sources import temporary_name
 from daemon.jobs import Version
-from daemon.results.destinations import LONGEST_NAME, sync_file_system
+from daemon.results.destinations import sync_file_system
+from daemon.sidecar import LONGEST_NAME
 from daemon.system.beneath import READ
+from daemon.unpacking.paths import (
+    INNER,
+    MARK,
+    allow_as,
+    exists,
+    made_inner,
+    open_below,
+    opened,
+    plain_path,
+    printable,
+    remove,
+    walk_files,
+)
 
-MARK = b".visiond-unpacked"  # a file in each such folder; the watcher passes it over
 ROOM_BYTES, KEPT_SHARE = 1 << 30, 20  # left free on the disk; on a small one a twentieth
-CHECKED_BYTES = 64 << 20  # that are written between two looks at the disk
+ROOM_FILES = 10_000  # as many inodes are left free; on a small disk a twentieth
+CHECKED_BYTES = 1 << 20  # that are written between two looks at the disk
+FOLDER_BYTES = 4096  # that a folder takes on the disk
+ANY_RATIO_BYTES = 64 << 20  # so much may come from a file of any size
+MOST_NAME_BYTES = (
+    128 << 20
+)  # of all paths together: they are kept in memory, and the mark must stay below MARK_BYTES
 NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
-INNER = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC | os.O_NOFOLLOW
-DEEPEST = 100  # folders in each other: what removes or walks them calls itself for each
 MARK_BYTES = 256 << 20  # of a mark that is read: others may write to the inbox
 NAMED = 3  # members that a message names
-SEPARATORS = re.compile(rb"[/\\]+")
-UNPRINTABLE = re.compile(rb"[\x00-\x1f\x7f]")
+APPLE = re.compile(
+    rb"__MACOSX|\._.*", re.DOTALL
+)  # what macOS packs beside each file; no pictures, whatever their names
 
 
 class Mark(msgspec.Struct, frozen=True):
@@ -67,11 +82,12 @@ class NoRoom(Exception):
 
 
 class Most(NamedTuple):
-    """What a file may become. path_bytes: of a member's path below the folder."""
+    """What a file may become. path_bytes: of a member's path below the folder. ratio: its bytes to those of the file."""
 
     files: int
     bytes: int
     path_bytes: int
+    ratio: int = 1100
 
 
 class Contents:
@@ -97,8 +113,14 @@ class Contents:
         self._most, self._ignored = most, ignored
         self._before = frozenset(before.paths) if before else frozenset[bytes]()
         self._paths: set[bytes] = set()  # of the members so far
-        self._count = 0  # of all members, also those that are not written
+        self._named: dict[
+            bytes, int
+        ] = {}  # how many members so far have had this path, also those that are dropped
+        self._count = 0  # of all members, also those that are not written, and of the folders that are made
+        self._folders = 0  # entries for folders
         self._bytes = 0
+        self._name_bytes = 0
+        self._expanded_bytes = most.bytes  # the most by `most.ratio`
         self._unchecked = 0  # bytes since the room on the disk was looked at
         self._fd: int | None = None  # the file of the member that has begun
         self._name = self._path = b""
@@ -109,6 +131,10 @@ class Contents:
         os.mkdir(self._temporary, dir_fd=parent)
         self._folder = os.open(self._temporary, INNER, dir_fd=parent)
         allow_as(parent, self._folder)
+
+    def compare_with(self, packed_bytes: int) -> None:
+        """The size of the container, to which `most.ratio` refers."""
+        self._expanded_bytes = max(ANY_RATIO_BYTES, self._most.ratio * packed_bytes)
 
     def expect(self, files: int, size: int) -> None:
         """The container says that it has so much. Raises TooMuch, NoRoom, OSError."""
@@ -121,26 +147,61 @@ class Contents:
         self._count += 1
         self._check(self._count, self._bytes + size)
         self._name, self._path = name, plain_path(name, self._most.path_bytes)
-        if any(map(self._ignored.fullmatch, self._path.split(b"/"))):
+        if self._is_ignored(self._path):
             self._name = self._path = b""
-        elif self._path in self._paths:
-            self._path = b""
         elif self._path:
-            self._paths.add(self._path)
-            if self._path not in self._before:
+            self._path = self._free_path(self._path)
+            if self._path and self._path not in self._before:
+                self._look_at_disk(size)
                 self._open()
+            if self._path:
+                self._paths.add(self._path)
+
+    def _is_ignored(self, path: bytes) -> bool:
+        return any(APPLE.fullmatch(part) or self._ignored.fullmatch(part) for part in path.split(b"/"))
+
+    def _free_path(self, path: bytes) -> bytes:
+        """a.png, a~2.png, a~3.png … The same at each attempt, as members that are dropped keep their names; empty if it
+        would be too long. Raises TooMuch."""
+        free, number = path, self._named.get(path, 0)
+        while free in self._named:
+            number += 1
+            stem, suffix = os.path.splitext(path)
+            free = b"%b~%d%b" % (stem, number, suffix)
+        self._named[path] = max(number, 1)
+        self._named.setdefault(free, 1)
+        self._name_bytes += len(free)
+        if self._name_bytes > MOST_NAME_BYTES:
+            raise TooMuch(
+                f"the names of its files have more than {MOST_NAME_BYTES:,} bytes: pack fewer files together"
+            )
+        fits = len(free) <= self._most.path_bytes and len(os.path.basename(free)) <= LONGEST_NAME
+        return free if fits else b""
 
     def _open(self) -> None:
         *folders, name = self._path.split(b"/")
         try:
-            with made_inner(self._folder, folders) as folder:
+            with made_inner(self._folder, folders, self._count_folder) as folder:
                 self._fd = os.open(name, NEW, 0o666, dir_fd=folder)
         except (
             FileExistsError,
             NotADirectoryError,
         ):  # another member is a folder of this name, or the reverse
-            self._paths.discard(self._path)
             self._path = b""
+
+    def _count_folder(self) -> None:
+        """One is to be made. Raises TooMuch, NoRoom."""
+        self._count += 1
+        self._bytes += FOLDER_BYTES
+        self._check(self._count, self._bytes)
+        self._unchecked += FOLDER_BYTES
+        self._look_at_disk()
+
+    def _look_at_disk(self, size: int = 0) -> None:
+        """Raises NoRoom. size: of what comes."""
+        if self._unchecked + size >= CHECKED_BYTES:
+            self._unchecked = 0
+            check_room(self._folder, size)
 
     def write(self, piece: bytes) -> None:
         """Raises TooMuch, NoRoom, OSError."""
@@ -148,9 +209,7 @@ class Contents:
         self._check(self._count, self._bytes)
         if self._fd is not None:
             self._unchecked += len(piece)
-            if self._unchecked > CHECKED_BYTES:
-                self._unchecked = 0
-                check_room(self._folder)
+            self._look_at_disk()
             while piece:
                 piece = piece[os.write(self._fd, piece) :]
 
@@ -169,7 +228,7 @@ class Contents:
                     os.unlink(name, dir_fd=folder)
                 self._paths.discard(self._path)
             if self._name:
-                self._leave_out(problem or "its name cannot be used, or another file has it")
+                self._leave_out(problem or "its name cannot be used, or a folder has it")
         self._name = self._path = b""
 
     def finish_open(self) -> None:
@@ -182,6 +241,33 @@ class Contents:
         self._count += 1
         self.links += 1
         self._check(self._count, self._bytes)
+
+    def pass_folder(self) -> None:
+        """An entry for a folder. It is made with the first file in it, and counts as a file then. Raises TooMuch."""
+        self._folders += 1
+        self._check(self._folders, self._bytes)
+
+    def repeat(self, name: bytes, first: bytes) -> None:
+        """A hard link: a file like the one that the container had under `first`, but of its own, as each image is moved or
+        deleted by itself. Raises TooMuch, NoRoom, OSError."""
+        path = plain_path(first, self._most.path_bytes)
+        if path and self._is_ignored(path):  # and so not here
+            self.pass_over()
+            return
+        number = self._named.get(path, 0)
+        stem, suffix = os.path.splitext(path)
+        path = b"%b~%d%b" % (stem, number, suffix) if number > 1 else path
+        try:
+            source = open_below(self._folder, path)
+        except (OSError, ValueError):  # ValueError: a name with a zero byte
+            self.begin(name)
+            self.finish(f"it is a link to {printable(first)}, which is not in it")
+            return
+        with open(source, "rb") as file:
+            self.begin(name, os.fstat(source).st_size)
+            while piece := file.read(CHECKED_BYTES):
+                self.write(piece)
+            self.finish()
 
     def _leave_out(self, problem: str) -> None:
         self.missing += 1
@@ -216,13 +302,14 @@ class Contents:
     def _check(self, files: int, size: int) -> None:
         """Raises TooMuch."""
         if files > self._most.files:
-            problem, more = (
-                f"it has more than {self._most.files:,} files",
-                f"most_files = {10 * self._most.files}",
-            )
+            problem = f"it has more than {self._most.files:,} files, folders and links"
+            more = f"most_files = {10 * self._most.files}"
         elif size > self._most.bytes:
             problem = f"its files have more than {self._most.bytes:,} bytes"
             more = f"most_bytes = {10 * self._most.bytes}"
+        elif size > self._expanded_bytes:
+            problem = f"its files have more than {self._most.ratio:,} times its own bytes"
+            more = f"most_ratio = {10 * self._most.ratio}"
         else:
             return
         raise TooMuch(f"{problem}. To allow it, set {more} under [unpacking] in daemon.toml")
@@ -232,7 +319,8 @@ def check_room(fd: int, size: int = 0, *, is_new: bool = True) -> None:
     """Raises NoRoom if these bytes would nearly fill the disk of this folder: results need room too."""
     disk = os.fstatvfs(fd)
     kept = min(ROOM_BYTES, disk.f_blocks * disk.f_frsize // KEPT_SHARE)
-    if disk.f_bavail * disk.f_frsize < kept + size:
+    kept_files = min(ROOM_FILES, disk.f_files // KEPT_SHARE)  # 0 where a file system does not count them
+    if disk.f_bavail * disk.f_frsize < kept + size or disk.f_favail < kept_files:
         raise NoRoom(is_new=is_new)
 
 
@@ -289,80 +377,3 @@ def mark_of(parent: int, name: bytes) -> Mark | None:
             return msgspec.json.decode(file.read(MARK_BYTES), type=Mark)
     except (OSError, msgspec.DecodeError, RecursionError):
         return None
-
-
-def walk_files(parent: int, name: bytes) -> Iterator[tuple[bytes, int]]:
-    """The files in a folder and below, without its mark: their paths in it, each with a descriptor of its folder."""
-    for folder, _, files, fd in os.fwalk(name, dir_fd=parent):
-        inner = folder[len(name) + 1 :]
-        for file in files:
-            if (path := os.path.join(inner, file)) != MARK:
-                yield path, fd
-
-
-def exists(parent: int, name: bytes) -> bool:
-    try:
-        os.stat(name, dir_fd=parent, follow_symlinks=False)
-    except FileNotFoundError:
-        return False
-    return True
-
-
-def remove(parent: int, name: bytes) -> None:
-    """Remove a folder with all that is in it, or a file or link. What cannot be removed stays."""
-    try:
-        shutil.rmtree(name, dir_fd=parent)  # it follows no link
-    except RecursionError:  # somebody else has made folders in folders
-        pass
-    except OSError:
-        with contextlib.suppress(OSError):
-            os.unlink(name, dir_fd=parent)
-
-
-def allow_as(parent: int, folder: int) -> None:
-    """Give a folder the permissions of the one that it is in: who may delete files there may do so here."""
-    with contextlib.suppress(OSError):  # some file systems have none
-        os.fchmod(folder, stat.S_IMODE(os.fstat(parent).st_mode))
-
-
-@contextlib.contextmanager
-def opened(parent: int, name: bytes) -> Iterator[int]:
-    """A descriptor of a folder. Raises OSError, also for a link."""
-    fd = os.open(name, INNER, dir_fd=parent)
-    try:
-        yield fd
-    finally:
-        os.close(fd)
-
-
-@contextlib.contextmanager
-def made_inner(parent: int, names: Sequence[bytes]) -> Iterator[int]:
-    """A descriptor of a folder below another, which is made if it is missing. Raises OSError, also for a link."""
-    fd = os.dup(parent)
-    try:
-        for name in names:
-            is_new = not exists(fd, name)
-            if is_new:
-                os.mkdir(name, dir_fd=fd)
-            inner = os.open(name, INNER, dir_fd=fd)
-            if is_new:
-                allow_as(fd, inner)
-            os.close(fd)
-            fd = inner
-        yield fd
-    finally:
-        os.close(fd)
-
-
-def plain_path(name: bytes, longest: int) -> bytes:
-    """A path of plain names for a member; empty if it can have none. Folders that lead upwards are left out."""
-    parts = [UNPRINTABLE.sub(b"_", part) for part in SEPARATORS.split(name)]
-    parts = [part for part in parts if part not in (b"", b".", b"..")]
-    path = b"/".join(parts)
-    fits = len(parts) <= DEEPEST and len(path) <= longest and max(map(len, parts), default=0) <= LONGEST_NAME
-    return path if fits else b""
-
-
-def printable(name: bytes) -> str:
-    """A name for a message."""
-    return UNPRINTABLE.sub(b"_", name[:LONGEST_NAME]).decode(errors="replace")

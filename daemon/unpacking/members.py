@@ -7,17 +7,21 @@ from __future__ import annotations
 
 import importlib
 import io
+import lzma
 import mmap
 import os
 import pkgutil
 import stat
+import struct
 import tarfile
 import zipfile
+import zlib
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import msgspec
 
+from daemon.unpacking import names
 from daemon.unpacking.kinds import LIBRARIES
 from stages.base import ImageError
 from stages.decoding import pages, tiff
@@ -27,8 +31,10 @@ SHARPNESS = 95  # of frames, as JPEG
 POINTS = 72  # of a PDF, to the inch
 ENCRYPTED = 0x1  # a member of a zip
 ADVICE = "files in it are encrypted: unpack it with its password, and put the files into the inbox"
-ZIP_HEAD = b"PK\x03\x04"
+ZIP_HEAD, ZIP_ENTRY = b"PK\x03\x04", b"PK\x01\x02"  # before a member, and in the list of members
+IN_UTF_8 = 0x0800  # a member's name
 USUAL_RATE = 25.0  # frames a second of a video without times
+WIDEST = 16  # a pixel may be so many times as wide as high, or the reverse; more is damage
 
 
 class Rules(msgspec.Struct, frozen=True):
@@ -56,11 +62,22 @@ class Member(NamedTuple):
 
 
 class Link(NamedTuple):
-    """A link, device or FIFO, which is left out."""
+    """A symbolic link, device or FIFO, which is left out."""
+
+
+class Folder(NamedTuple):
+    """An entry for a folder, which is only counted."""
+
+
+class Twin(NamedTuple):
+    """Another name, in bytes as those of members are, of a file that came before: a hard link."""
+
+    name: bytes
+    first: bytes
 
 
 # None: nothing yet, but it goes on.
-Item = Expected | Member | Link | None
+Item = Expected | Member | Link | Folder | Twin | None
 
 
 class Unusable(Exception):
@@ -95,23 +112,43 @@ class Source(io.BufferedReader):
 
 
 def walk_zip(file: Source, _: Rules) -> Iterator[Item]:
-    with _opened_zip(file) as archive:
-        entries = [entry for entry in archive.infolist() if not entry.is_dir()]
-        yield Expected(len(entries), sum(entry.file_size for entry in entries))
-        for entry in entries:
-            if stat.S_IFMT(entry.external_attr >> 16) not in (0, stat.S_IFREG):
-                yield Link()
-                continue
-            # Names are UTF-8, or else the old code page 437.
-            name = entry.filename.encode(errors="surrogateescape")
-            yield Member(name, _read_entry(archive, entry), entry.file_size)
-        if any(entry.flag_bits & ENCRYPTED for entry in entries):
-            raise Unusable(ADVICE)
+    entries = _opened_zip(file).infolist()
+    yield Expected(len(entries), sum(entry.file_size for entry in entries))
+    for entry, name in zip(entries, names.zip_names(entries), strict=True):
+        if name.endswith(("/", "\\")):
+            yield Folder()
+        elif stat.S_IFMT(entry.external_attr >> 16) not in (0, stat.S_IFREG):
+            yield Link()
+        else:
+            yield Member(name.encode(errors="replace"), _read_entry(file, entry), entry.file_size)
+    if any(entry.flag_bits & ENCRYPTED for entry in entries):
+        raise Unusable(ADVICE)
+
+
+class _Unmarked:
+    """A zip file whose names zipfile takes for bytes: it would refuse all of an archive for one that is not the UTF-8
+    that its mark promises, and would cut names at a zero byte."""
+
+    def __init__(self, file: Source) -> None:
+        self._file = file
+        self.seek, self.tell, self.seekable = file.seek, file.tell, file.seekable
+
+    def read(self, size: int = -1) -> bytes:
+        data = self._file.read(size)
+        if not data.startswith(ZIP_ENTRY):
+            return data
+        entries, at = bytearray(data), 0
+        while entries[at : at + 4] == ZIP_ENTRY and at + 46 <= len(entries):
+            (flags,) = struct.unpack_from("<H", entries, at + 8)
+            moved = names.MARKED if flags & IN_UTF_8 else 0
+            struct.pack_into("<H", entries, at + 8, flags & ~(IN_UTF_8 | names.MARKED) | moved)
+            at += 46 + sum(struct.unpack_from("<HHH", entries, at + 28))
+        return bytes(entries)
 
 
 def _opened_zip(file: Source) -> zipfile.ZipFile:
     try:
-        return zipfile.ZipFile(file)
+        return zipfile.ZipFile(_Unmarked(file), metadata_encoding="latin-1")
     except zipfile.BadZipFile as error:
         file.seek(0)
         if file.read(len(ZIP_HEAD)) != ZIP_HEAD:
@@ -122,10 +159,16 @@ def _opened_zip(file: Source) -> zipfile.ZipFile:
         ) from error
 
 
-def _read_entry(archive: zipfile.ZipFile, entry: zipfile.ZipInfo) -> Iterator[bytes]:
+def _read_entry(file: Source, entry: zipfile.ZipInfo) -> Iterator[bytes]:
+    """Its bytes. The name before them is not looked at: tools write it in other ways than that in the list."""
     if entry.flag_bits & ENCRYPTED:
         raise Unusable("it is encrypted")
-    with archive.open(entry) as source:
+    file.seek(entry.header_offset)
+    head = file.read(30)
+    if len(head) < 30 or not head.startswith(ZIP_HEAD):
+        raise zipfile.BadZipFile("no file begins where the list says")
+    file.seek(sum(struct.unpack_from("<HH", head, 26)), os.SEEK_CUR)
+    with zipfile.ZipExtFile(file, "r", entry) as source:
         yield from _pieces(source)
 
 
@@ -152,11 +195,18 @@ def walk_tar(file: Source, _: Rules) -> Iterator[Item]:
         while entry := archive.next():
             archive.members.clear()  # type: ignore[attr-defined]  # otherwise it remembers all of them
             if entry.isdir():
-                yield None
+                yield Folder()
+            elif entry.islnk():
+                yield Twin(_tar_name(entry.name), _tar_name(entry.linkname))
             elif entry.isfile() and (source := archive.extractfile(entry)):
-                yield Member(entry.name.encode(errors="surrogateescape"), _pieces(source), entry.size)
+                yield Member(_tar_name(entry.name), _pieces(source), entry.size)
             else:
                 yield Link()
+
+
+def _tar_name(name: str) -> bytes:
+    """Its bytes, as no list of all names tells their code page."""
+    return name.encode(errors="surrogateescape")
 
 
 def _pieces(source: Any) -> Iterator[bytes]:
@@ -166,7 +216,8 @@ def _pieces(source: Any) -> Iterator[bytes]:
 
 def walk_tiff(file: Source, rules: Rules) -> Iterator[Item]:
     """Its pages, without masks and smaller copies."""
-    with mmap.mmap(file.fd, 0, prot=mmap.PROT_READ) as data, memoryview(data) as view:
+    size = os.lseek(file.fd, 0, os.SEEK_END)  # mmap itself would look it up, which a sealed process may not
+    with mmap.mmap(file.fd, size, prot=mmap.PROT_READ) as data, memoryview(data) as view:
         count = pages.count_pages("TIFF", view)
         if count >= tiff.MOST:
             raise Unusable(f"it has {tiff.MOST:,} pages or more; split it into smaller files")
@@ -203,7 +254,7 @@ def walk_pdf(file: Source, rules: Rules) -> Iterator[Item]:
             raise Unusable(
                 "it is encrypted; save it without its password, and put that file into the inbox"
             ) from error
-        raise Unusable(str(error)) from error
+        raise
     yield Expected(len(document))
     for number in range(len(document)):
         yield Member(b"page-%04d.png" % (number + 1), _render(document, number, rules))
@@ -227,7 +278,9 @@ def walk_video(file: Source, rules: Rules) -> Iterator[Item]:
 
     with av.open(file, mode="r") as source:
         if not source.streams.video:
-            raise Unusable("there are no pictures in it")
+            raise Unusable(
+                "there are no pictures in it: it was cut, or is no video; copy it into the inbox again"
+            )
         stream = source.streams.video[0]
         yield Expected(int((source.duration or 0) / av.time_base / rules.video_seconds) + 1)
         rate, following, count, damaged = float(stream.average_rate or USUAL_RATE), 0.0, 0, 0
@@ -240,17 +293,23 @@ def walk_video(file: Source, rules: Rules) -> Iterator[Item]:
                 seconds = count / rate if frame.time is None else float(frame.time)
                 count += 1
                 if seconds >= following:
-                    yield Member(b"at-%010.3fs.jpg" % seconds, _draw(frame, rules))
+                    yield Member(
+                        b"at-%010.3fs.jpg" % seconds, _draw(frame, stream.sample_aspect_ratio, rules)
+                    )
                     following = seconds + rules.video_seconds
             yield None
         if damaged:
             raise Unusable(f"some of its pictures are damaged ({damaged:,} packets)")
 
 
-def _draw(frame: Any, rules: Rules) -> Iterator[bytes]:
-    if frame.width * frame.height > rules.pixels:
+def _draw(frame: Any, shape: Any, rules: Rules) -> Iterator[bytes]:
+    """shape: a pixel's width by its height; None or 0 if the video does not say."""
+    width, height = frame.width, frame.height
+    if shape and shape != 1 and 1 / WIDEST <= shape <= WIDEST:  # nothing is made smaller
+        width, height = (round(width * shape), height) if shape > 1 else (width, round(height / shape))
+    if width * height > rules.pixels:
         raise Unusable(f"it has more pixels than max_pixels = {rules.pixels}")
-    image = frame.to_image()
+    image = frame.to_image(width=width, height=height)
     # The angle is counterclockwise for both.
     yield from _encode(image.rotate(frame.rotation, expand=True), "JPEG", quality=SHARPNESS)
 
@@ -273,7 +332,29 @@ WALKERS: dict[str, Callable[[Source, Rules], Iterator[Item]]] = {
     "pdf": walk_pdf,
     "video": walk_video,
 }
-MODULES = ("bz2", "gzip", "lzma", "zlib", "encodings.cp437")
+# What damaged bytes make the libraries raise. Other errors are bugs, and say which.
+DAMAGE = (
+    *(zipfile.BadZipFile, tarfile.TarError, zlib.error, lzma.LZMAError, EOFError, OSError, SyntaxError),
+    *(ValueError, struct.error, RuntimeError),  # libav's, pdfium's, Pillow's
+)
+WORDS = {"zip": "zip file", "tar": "tar archive", "tiff": "TIFF", "pdf": "PDF", "video": "video"}
+
+
+def explain(error: Exception, kind: str) -> str:
+    """Why a container or, with `kind` "", one of its members cannot be read. The libraries' own messages would name
+    numbers, objects in memory and paths of this machine."""
+    if isinstance(error, Unusable):
+        return str(error)
+    if isinstance(error, NotImplementedError) and kind in ("", "zip"):
+        return "it is packed in a way that cannot be read here (as Deflate64 is): pack it again with the usual one"
+    if not isinstance(error, DAMAGE):
+        return f"it cannot be read: the library for it fails ({type(error).__name__})"
+    if kind:
+        return f"it is damaged or was cut, or is no {WORDS[kind]}: copy it into the inbox again"
+    return "it was cut" if isinstance(error, EOFError) else "it is damaged"
+
+
+MODULES = ("bz2", "gzip", "lzma", "zlib", "encodings.latin_1")
 
 
 def prepare(kind: str) -> None:
@@ -283,6 +364,7 @@ def prepare(kind: str) -> None:
     from stages.decoding import pixels
 
     pixels.prepare()
+    names.prepare()
     Image.init()  # its plug-ins
     if kind == "tiff":
         importlib.import_module("stages.decoding.samples")

@@ -37,10 +37,11 @@ from daemon.stations.station import Published, published_of
 from daemon.system.beneath import READ, open_beneath
 from daemon.system.scarcity import AWAY, SCARCE
 from daemon.unpacking.apart import Children, Interrupted, Outcome, Stopped, take_apart
-from daemon.unpacking.folder import Contents, Mark, Most, NoRoom, choose_target, exists, made_inner, mark_of
+from daemon.unpacking.folder import Contents, Mark, Most, NoRoom, choose_target, mark_of
 from daemon.unpacking.kinds import FOLDER, TIFF, find_missing, has_further_pages, kind_of
 from daemon.unpacking.line import Line, Source
 from daemon.unpacking.members import Rules
+from daemon.unpacking.paths import exists, made_inner
 from stages.base import Reason
 from stages.processes import count_cores
 
@@ -174,8 +175,9 @@ class Unpacker:
 
     async def _end(self, ending: Ending) -> None:
         coordinator = self._coordinator
-        ended = await coordinator.end([ending])
-        records = coordinator.records_of(published_of([ending], ended))
+        endings = [ending]
+        ended = await coordinator.end(endings)  # may replace it, as in a folder that is not mounted
+        records = coordinator.records_of(published_of(endings, ended))
         publication = await coordinator.retry.in_thread(
             "results", publish_records, records, self._destinations
         )
@@ -247,7 +249,7 @@ class Unpacker:
         settings, limits = self._settings, self._limits
         folder = os.path.join(os.path.dirname(job.path), target)
         longest = self._destinations[job.inbox].longest_path - len(folder) - 1
-        most = Most(settings.most_files, settings.most_bytes, longest)
+        most = Most(settings.most_files, settings.most_bytes, longest, settings.most_ratio)
         ignored = compile_ignored(self._inboxes[job.inbox].ignore)
         rules = Rules(settings.dpi, settings.video_seconds, limits.max_pixels)
         with contextlib.closing(Contents(parent, target, job.version, most, ignored, mark)) as contents:

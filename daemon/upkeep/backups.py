@@ -14,6 +14,7 @@ from daemon.errors import NotWritable
 from daemon.ledger.files import written_whole
 from daemon.ledger.reading import Stop, Stopped, stopping
 from daemon.ledger.schema import damaged
+from daemon.ledger.soundness import DAMAGE, check_integrity, code_of, look_again
 from daemon.upkeep.background import opened_for_reading
 
 PAGES = 256  # copied at once: a megabyte
@@ -59,11 +60,11 @@ def _copy(source: sqlite3.Connection, partial: Path, ledger: Path, stop: Stop) -
         with contextlib.closing(sqlite3.connect(partial)) as copy:
             source.backup(copy, pages=PAGES, progress=pause)
             with stopping(copy, stop):
-                found = copy.execute("PRAGMA integrity_check(1)").fetchone()[0]
+                check_integrity(copy)
     except sqlite3.DatabaseError as error:
-        raise OSError(str(error)) from error
-    if found != "ok":
-        raise damaged(ledger, found)
+        if code_of(error) in DAMAGE and look_again(ledger):
+            raise damaged(ledger, error) from error
+        raise OSError(str(error)) from error  # of the disk with the copy, or passing
 
 
 def list_backups(folder: Path) -> list[Path]:

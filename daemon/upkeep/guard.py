@@ -51,7 +51,7 @@ class OpenFiles:
 
 async def guard(files: OpenFiles, ledger: Ledger, interval_seconds: Callable[[], float]) -> None:
     """Check at this interval, which may change, and note how many images the ledger has numbered. Raises LedgerDamaged."""
-    noted = await ledger.identity()
+    noted: identity.Identity | None = None
     while True:
         await anyio.sleep(interval_seconds())
         with contextlib.suppress(OSError):

@@ -10,6 +10,7 @@ A task that fails is logged, counted and tried again an hour later; work goes on
 from __future__ import annotations
 
 import contextlib
+import os
 import shutil
 import sqlite3
 import threading
@@ -21,6 +22,7 @@ from pathlib import Path
 import anyio
 import msgspec
 import structlog
+from anyio import to_thread
 
 from daemon.config.loading import Config
 from daemon.errors import NotWritable
@@ -33,6 +35,7 @@ from daemon.ledger.writer import Alone
 from daemon.monitoring.diary import read_diary, write_diary
 from daemon.monitoring.metrics import Metrics
 from daemon.monitoring.snapshot import TASKS, Chore
+from daemon.system.mounts import KnownFolder
 from daemon.upkeep.background import run_in_background
 from daemon.upkeep.backups import back_up_into
 from daemon.upkeep.pruning import Amounts, prune
@@ -77,6 +80,7 @@ class Upkeep:
         self._is_idle = is_idle
         self._forget = forget
         self._clock = clock
+        self._backups = KnownFolder(b"")
         self.configure(config)
         self._work: dict[str, Callable[[], Awaitable[str]]] = {
             "verify": self._verify,
@@ -97,6 +101,8 @@ class Upkeep:
     def configure(self, config: Config) -> None:
         """Use these settings from now on. A task that is running goes on."""
         upkeep = self._settings = config.upkeep
+        if os.fsencode(upkeep.backup_folder) != self._backups.path:
+            self._backups = KnownFolder(os.fsencode(upkeep.backup_folder))
         backup_days = upkeep.backup_days if upkeep.backup_folder else 0.0
         upload_days = backup_days if upkeep.backup_url else 0.0
         days = (upkeep.verify_days, backup_days, upload_days, upkeep.prune_days, upkeep.vacuum_days)
@@ -112,6 +118,9 @@ class Upkeep:
 
     async def run(self, *, scheduled: bool = True) -> None:
         """Run until cancelled. scheduled: if false, only what a user asks for."""
+        if self._backups.path:  # as it is at the start
+            with contextlib.suppress(OSError):  # `_back_up` reports it
+                await to_thread.run_sync(self._backups.check, abandon_on_cancel=True)
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(self._prune_when_asked)
             while scheduled:
@@ -172,6 +181,7 @@ class Upkeep:
 
     async def _back_up(self) -> str:
         folder, now = Path(self._settings.backup_folder), self._clock()
+        await to_thread.run_sync(self._backups.check)
         return str(
             await run_in_background(back_up_into, self._ledger.path, folder, self._settings.backups_kept, now)
         )

@@ -136,7 +136,8 @@ class Status:
 
     async def refresh(self) -> None:
         """Update the gauges that are not updated by events. Called before a scrape."""
-        with anyio.move_on_after(ASK_SECONDS):  # otherwise the last known value is reported
+        # Otherwise the last known value is reported.
+        with contextlib.suppress(VisiondError), anyio.move_on_after(ASK_SECONDS):
             self._oldest = await self._ledger.oldest_pending()
         await self.disks.look()
         self._metrics.measured(dict(self.disks.rooms))

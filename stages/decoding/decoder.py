@@ -13,24 +13,27 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import importlib
 import mmap
 import os
 import queue
+import re
 import resource
 import signal
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from math import ceil
+from math import ceil, inf
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import msgspec
 
 from stages.base import Header, ImageError, Limits, Reason, advise
-from stages.decoding.seccomp import keep_system_calls
+from stages.decoding.seccomp import forbid_files, keep_system_calls
 from stages.processes import die_with, environment, python
 
 if TYPE_CHECKING:
@@ -43,6 +46,7 @@ KEPT_BYTES = 32 << 20  # shared memory that a decoder keeps between images
 LIFETIME = 2000  # images after which a child is replaced, so that a library's leak cannot grow
 START_SECONDS = 30.0
 DEATH_SECONDS = 10.0
+CPU_CLOCK = 2  # of a process, in the number of its clock (linux/posix-timers.h)
 WALL_PER_CPU_SECOND = 2.0  # a child may wait for the processor as long as it runs on it
 
 
@@ -66,7 +70,13 @@ class Reply(msgspec.Struct, frozen=True):
 # ------------------------------------------------------------------------------------------------------------
 
 PR_SET_NO_NEW_PRIVS = 38
+# What Pillow and Python import only for some files.
+LATE = (
+    *(f"PIL.Image{name}" for name in ("Cms", "Color", "Filter", "Math", "Palette", "Sequence")),
+    *("copy", "colorsys", "encodings.latin_1", "encodings.utf_16", "encodings.ascii", "encodings.cp437"),
+)
 OPEN_FILES = 32
+NOT_FOR_USERS = re.compile(r"<[^<>]* at 0x[0-9a-f]+>|(?<![\w.:])/[^\s'\",;:)]+/[^\s'\",;:)]*")
 
 
 def main(arguments: Sequence[str]) -> None:
@@ -103,11 +113,14 @@ def confine(parent: int, limits: Limits) -> None:
 
 def seal() -> None:
     """From here on the libraries' warnings are dropped, no file can be written and,
-    if the kernel supports it, none opened."""
+    if the kernel supports it, none opened. So what the libraries import only when they need it is imported before."""
+    for module in LATE:
+        importlib.import_module(module)
     null = os.open(os.devnull, os.O_WRONLY)
     os.dup2(null, 2)
     os.close(null)
     lower_limit(resource.RLIMIT_FSIZE, 0)
+    forbid_files()
     keep_system_calls()
 
 
@@ -121,12 +134,12 @@ def lower_limit(which: int, most: int) -> None:
 def serve(channel: socket.socket, memory_fd: int, limits: Limits) -> None:
     memory: mmap.mmap | None = None  # kept between images: a new mapping costs a page fault for every page
     while message := channel.recv(MESSAGE_BYTES):
-        allow_cpu_seconds(limits.decode_seconds)
         try:
-            if memory is not None and len(memory) != os.fstat(memory_fd).st_size:
+            size = os.lseek(memory_fd, 0, os.SEEK_END)
+            if memory is not None and len(memory) != size:
                 memory.close()
                 memory = None
-            memory = memory or mmap.mmap(memory_fd, 0)
+            memory = memory or mmap.mmap(memory_fd, size)
             reply = answer(msgspec.json.decode(message, type=Request), memory)
         except (MemoryError, OSError):  # OSError: no address space for the mapping
             problem = f"needs more than the {limits.decode_bytes >> 20} MiB of decode_bytes"
@@ -135,16 +148,6 @@ def serve(channel: socket.socket, memory_fd: int, limits: Limits) -> None:
         channel.send(msgspec.json.encode(reply))
         if reply.last:
             return
-
-
-def allow_cpu_seconds(seconds: float) -> None:
-    """Send SIGXCPU when this process has used this much more CPU time (the kernel counts whole seconds)."""
-    used = resource.getrusage(resource.RUSAGE_SELF)
-    most = ceil(used.ru_utime + used.ru_stime + seconds)
-    _, hard = resource.getrlimit(resource.RLIMIT_CPU)
-    resource.setrlimit(
-        resource.RLIMIT_CPU, (most if hard == resource.RLIM_INFINITY else min(most, hard), hard)
-    )
 
 
 def answer(request: Request, memory: mmap.mmap) -> Reply:
@@ -159,13 +162,32 @@ def answer(request: Request, memory: mmap.mmap) -> Reply:
     except MemoryError:
         raise
     except Exception as error:  # noqa: BLE001 – libraries raise anything on bad bytes
-        what = str(error) if isinstance(error, OSError | SyntaxError | ValueError) else repr(error)
-        return Reply(Reason.DECODER, f"{request.header.format}: {what}"[:DETAIL_CHARACTERS])
+        return Reply(Reason.DECODER, f"{request.header.format}: {_describe(error)}"[:DETAIL_CHARACTERS])
     return Reply()
+
+
+def _describe(error: Exception) -> str:
+    """A library's message without paths of this machine, numbers of errors and objects in memory."""
+    if isinstance(error, OSError) and error.errno and error.strerror:
+        return f"the library for it fails: {error.strerror}"
+    what = str(error) if isinstance(error, OSError | SyntaxError | ValueError) else repr(error)
+    return NOT_FOR_USERS.sub("…", what)
 
 
 # The parent's side
 # ----------------------------------------------------------------------------------------------------
+
+
+def allow_cpu_seconds(pid: int, seconds: float) -> None:
+    """Make the kernel send SIGXCPU to a child when it has used this much more CPU time (the kernel counts whole
+    seconds). The child itself may not do this. math.inf: as much as it wants."""
+    with contextlib.suppress(OSError):  # it has died
+        _, hard = resource.prlimit(pid, resource.RLIMIT_CPU)
+        most = hard
+        if seconds != inf:
+            used = time.clock_gettime(~pid << 3 | CPU_CLOCK)
+            most = ceil(used + seconds) if hard == resource.RLIM_INFINITY else min(ceil(used + seconds), hard)
+        resource.prlimit(pid, resource.RLIMIT_CPU, (most, hard))
 
 
 class Decoder:
@@ -225,6 +247,8 @@ class Decoder:
 
     def _ask(self, request: Request) -> Reply:
         channel = self._ready_channel()
+        assert self._process is not None
+        allow_cpu_seconds(self._process.pid, self.limits.decode_seconds)
         try:
             channel.send(msgspec.json.encode(request))
             message = channel.recv(MESSAGE_BYTES)

@@ -46,7 +46,7 @@ class Line(msgspec.Struct, frozen=True, omit_defaults=True):
 
 class Ocr(msgspec.Struct, frozen=True, omit_defaults=True):
     """The text of an image: as lines, each with its box; or, from a page reader, which finds no boxes, as `text`, without
-    lines. `cut` if that text ends at max_new_tokens."""
+    lines. `cut` if that text ends at max_new_tokens; `scale` if the image was made smaller for OCR."""
 
     # A reader measures neither boxes nor scores, and a line without them would break whoever reads lines. So a
     # reader's text is not made into lines.
@@ -55,6 +55,7 @@ class Ocr(msgspec.Struct, frozen=True, omit_defaults=True):
     area_ratio: float  # area of all boxes / area of the image
     text: str | None = None
     cut: bool = False
+    scale: float | None = None  # at which PP-OCR read the image, if max_side made it smaller
 
 
 class OcrOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -78,7 +79,11 @@ class OcrOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         ),
     ] = 1.6
     max_side: Annotated[
-        Side, Meta(description="Pixels. An image with a longer side is shrunk to this size (max_side_len).")
+        Side,
+        Meta(
+            description="Pixels. An image with a longer side is shrunk to this size (max_side_len), and its result has "
+            "`scale`; a long and narrow one is read in pieces of this length instead."
+        ),
     ] = 2000
     min_side: Annotated[
         int,
@@ -162,7 +167,7 @@ OCR = Descriptor(
         "ppocr": Backend(
             place="stages.ocr.stage:OcrStage",
             options=OcrOptions,
-            version=2,
+            version=3,
             bundled=bundled_weights,
             roles=("det", "rec"),
             models=files.MODELS,

@@ -23,7 +23,7 @@ from stages.kernels.layers import (
     PointwiseMlp,
     SqueezeExcitation,
 )
-from stages.ocr.levels import PLAIN
+from stages.ocr.generic import PLAIN
 from stages.ocr.loading import load_networks
 from stages.ocr.ppocr import BLANK, LINE_HEIGHT, Detector, Recognizer, count_steps, list_shapes
 

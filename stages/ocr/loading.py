@@ -14,9 +14,8 @@ import torch
 
 from stages.base import StageUnusable
 from stages.ocr.files import MODELS
-from stages.ocr.generic import GenericDetector, GenericRecognizer
+from stages.ocr.generic import GenericDetector, GenericRecognizer, Levels
 from stages.ocr.graph import Graph
-from stages.ocr.levels import Levels
 from stages.ocr.onnxfile import WeightsError, read_characters, read_onnx
 from stages.ocr.ppocr import (
     LINE_HEIGHT,

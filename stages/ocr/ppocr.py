@@ -28,7 +28,7 @@ from transformers import (
     PPOCRV6SmallRecForTextRecognition,
 )
 
-from stages.ocr.levels import PLAIN, Levels, blank_right
+from stages.ocr.generic import PLAIN, Levels, blank_right
 from stages.ocr.onnxfile import OnnxFile, WeightsError, read_characters, read_onnx
 
 # The published weights where they differ from transformers' defaults.

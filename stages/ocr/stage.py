@@ -15,7 +15,6 @@ line's own width.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from itertools import islice
 from typing import Any, NamedTuple, cast
 
@@ -26,14 +25,16 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from stages.base import FULL_BATCH, Image, ImageError, Result, Stage, StageSpec
+from stages.binning import Thresholds, has_text
 from stages.devices import dtype_of, group_places, hold_device, pixels_of, split_batches
 from stages.ocr.dbpost import Quads, area, find_boxes
 from stages.ocr.descriptor import Line, Ocr, OcrOptions, Point
 from stages.ocr.direction import put_in_order
+from stages.ocr.layout import guess_turns, is_sure, order_lines, score_reading, turn_corners
 from stages.ocr.networks import NetworkLoader, Networks
 from stages.ocr.onnxfile import WeightsError, weight_files
+from stages.ocr.pieces import Plan, join_pieces, plan_pieces, shrink, smaller_map
 from stages.ocr.ppocr import BLANK, LINE_HEIGHT
-from stages.ocr.turning import guess_turns, is_sure, order_lines, score_reading, turn_corners
 from stages.ocr.warp import (
     VERTICAL_RATIO,
     Lines,
@@ -47,9 +48,6 @@ from stages.ocr.warp import (
 from stages.options import read_options
 
 WARM_WIDTHS = (320, 640, 1024)
-STRIDE = 32  # of the detector; the sides of its maps are multiples of it
-MAX_RATIO, MIN_HEIGHT = 8, 30  # a page is padded above this width / height, or up to this height
-LONGEST_MAP = 8 * 736  # pixels: by rapidocr's rule, for a page of the greatest ratio without padding
 LINES_IN_GROUP = 6
 NARROWEST_LINE, WIDEST_LINE = 320, 3200  # columns
 
@@ -62,6 +60,9 @@ LINE_COLUMNS_CPU = 1 << 12
 # of 813 read wrongly, 650.
 SURE_SHARE = 0.8
 
+SURE_LARGE = 0.9  # score of a line from which one of large letters is in the result
+TEXT_SCORE = Thresholds().text_score
+
 Box = tuple[Point, Point, Point, Point]
 
 
@@ -71,42 +72,6 @@ class Reading(NamedTuple):
     text: str
     score: float
     guessed: bool
-
-
-@dataclass(frozen=True, slots=True)
-class Plan:
-    """The sizes of an image on its way to the detector, by rapidocr's rules. Width before height, in pixels."""
-
-    image: tuple[int, int]
-    page: tuple[int, int]  # without the padding
-    padding: int  # black rows above, and the same number below
-    map: tuple[int, int]
-
-    @classmethod
-    def fit(cls, width: int, height: int, options: OcrOptions) -> Plan:
-        page = (width, height)
-        if max(page) > options.max_side:
-            page = scale(page, options.max_side / max(page))
-        if min(page) < options.min_side:
-            page = scale(page, min(options.min_side / min(page), options.max_side / max(page)))
-        padding = 0
-        if page[1] <= MIN_HEIGHT or page[0] / page[1] > MAX_RATIO:
-            padding = abs(2 * max(page[0] // MAX_RATIO, MIN_HEIGHT) - page[1]) // 2
-        padded = (page[0], page[1] + 2 * padding)
-        ratio = max(options.map_side / min(padded), 1.0)
-        return cls((width, height), page, padding, scale(padded, min(ratio, LONGEST_MAP / max(padded))))
-
-    def to_image(self, quads: Quads) -> Quads:
-        """Boxes of the padded page as boxes of the image, in rapidocr's float32 arithmetic."""
-        image, page = (np.array(size, dtype=np.float64) for size in (self.image, self.page))
-        moved = (quads - np.array([0, self.padding], dtype=np.float32)) * (image / page).astype(np.float32)
-        return np.clip(moved, 0, image.astype(np.float32))
-
-
-def scale(size: tuple[int, int], ratio: float) -> tuple[int, int]:
-    """Both sides times a ratio, rounded down, then to the nearest multiple of the stride."""
-    width, height = (max(round(int(side * ratio) / STRIDE), 1) * STRIDE for side in size)
-    return width, height
 
 
 class OcrStage(Stage):
@@ -128,35 +93,76 @@ class OcrStage(Stage):
 
     def run(self, images: Sequence[Image]) -> list[Result | ImageError]:
         networks = self.networks.latest()
-        plans = [Plan.fit(image.width, image.height, self.options) for image in images]
-        pages, quads = self._find(networks, images, plans)
-        if self.options.orientation:
-            quads, readings = self._read_turned(networks, pages, quads)
-        else:
-            readings = self._read_pages(networks, pages, quads)
-        return [self._describe(*page) for page in zip(plans, quads, readings, strict=True)]
+        pieces = [plan_pieces(image.width, image.height, self.options) for image in images]
+        pages, quads = self._find(networks, images, pieces)
+        turns = [guess_turns(boxes) if self.options.orientation else 0 for boxes in quads]
+        quads, readings = self._read_turned(networks, pages, quads, turns)
+        self._read_large(networks, pages, pieces, quads, readings)
+        return [self._describe(*page) for page in zip(pieces, quads, readings, turns, strict=True)]
 
     def _find(
-        self, networks: Networks, images: Sequence[Image], plans: Sequence[Plan]
+        self, networks: Networks, images: Sequence[Image], pieces: Sequence[Sequence[Plan]]
     ) -> tuple[list[Tensor], list[Quads]]:
-        """Each image's page, on the device, and the boxes of its lines in pixels of the padded page."""
-        options, pixels = self.options, pixels_of(images)
+        """Each image's page, on the device, and the boxes of its lines in pixels of the padded page. The page of an
+        image in several pieces is the image itself."""
+        pixels = pixels_of(images)
+        owners = [i for i, plans in enumerate(pieces) for _ in plans]
+        plans = [plan for plans in pieces for plan in plans]
         pages: dict[int, Tensor] = {}
-        quads: dict[int, Quads] = {}
-        for places in self._batch_maps(plans):
+        found: dict[int, Quads] = {}
+        for places in self._batch_maps([plan.map for plan in plans]):
             with hold_device(self.lock):
-                pages.update((i, make_page(pixels[i], plans[i])) for i in places)
-                maps = self._detect(networks, [pages[i] for i in places], plans[places[0]].map)
-            sizes = [(pages[i].shape[1], pages[i].shape[0]) for i in places]
-            found = find_boxes(
-                maps, sizes, options.mask_threshold, options.box_threshold, options.unclip_ratio
-            )
-            quads.update(zip(places, found, strict=True))
-        return [pages[i] for i in range(len(images))], [quads[i] for i in range(len(images))]
+                made = [make_page(pixels[owners[k]], plans[k]) for k in places]
+                maps = self._detect(networks, made, plans[places[0]].map)
+            found.update(zip(places, self._find_boxes(maps, made), strict=True))
+            pages |= {
+                owners[k]: page for k, page in zip(places, made, strict=True) if len(pieces[owners[k]]) == 1
+            }
+        boxes = iter(found[k] for k in range(len(plans)))
+        quads = [
+            next(boxes) if len(plans) == 1 else join_pieces(plans, islice(boxes, len(plans)))
+            for plans in pieces
+        ]
+        with hold_device(self.lock):
+            pages |= {i: interleave(pixels[i]) for i in range(len(images)) if i not in pages}
+        return [pages[i] for i in range(len(images))], quads
 
-    def _batch_maps(self, plans: Sequence[Plan]) -> Iterator[Sequence[int]]:
-        """Batches for the detector: indices of images whose maps have one size."""
-        for (width, height), places in group_places(plan.map for plan in plans).items():
+    def _find_boxes(self, maps: NDArray[Any], pages: Sequence[Tensor]) -> list[Quads]:
+        options = self.options
+        sizes = [(page.shape[1], page.shape[0]) for page in pages]
+        return find_boxes(maps, sizes, options.mask_threshold, options.box_threshold, options.unclip_ratio)
+
+    def _read_large(
+        self,
+        networks: Networks,
+        pages: Sequence[Tensor],
+        pieces: Sequence[Sequence[Plan]],
+        quads: list[Quads],
+        readings: list[list[Reading]],
+    ) -> None:
+        """Read pages without any text at a smaller scale, at which the detector finds letters of 450 pixels and more.
+        Only what is certain is added: in a photograph without text shapes look like letters. Changes quads and
+        readings."""
+        empty = [
+            i for i, texts in enumerate(readings) if len(pieces[i]) == 1 and not any(map(is_text, texts))
+        ]
+        sizes = [smaller_map(pieces[i][0]) for i in empty]
+        for places in self._batch_maps(sizes):
+            chosen = [empty[k] for k in places]
+            with hold_device(self.lock):
+                maps = self._detect(networks, [pages[i] for i in chosen], sizes[places[0]])
+            found = self._find_boxes(maps, [pages[i] for i in chosen])
+            texts = self._read_pages(networks, [pages[i] for i in chosen], found)
+            for i, boxes, read in zip(chosen, found, texts, strict=True):
+                sure = [
+                    k for k, reading in enumerate(read) if is_text(reading) and reading.score >= SURE_LARGE
+                ]
+                if sure:
+                    quads[i], readings[i] = boxes[sure], [read[k] for k in sure]
+
+    def _batch_maps(self, sizes: Sequence[tuple[int, int]]) -> Iterator[Sequence[int]]:
+        """Batches for the detector: indices of maps of one size."""
+        for (width, height), places in group_places(sizes).items():
             pixels = MAP_PIXELS if self.spec.batch_size >= FULL_BATCH else FEW_MAP_PIXELS
             most = 1 if self.on_cpu else min(self.spec.batch_size, pixels // (width * height))
             parts = -(-len(places) // max(most, 1))
@@ -173,13 +179,15 @@ class OcrStage(Stage):
         return to_host(probabilities)
 
     def _read_turned(
-        self, networks: Networks, pages: Sequence[Tensor], quads: Sequence[Quads]
+        self, networks: Networks, pages: Sequence[Tensor], quads: list[Quads], turns: list[int]
     ) -> tuple[list[Quads], list[list[Reading]]]:
-        """Pages of any orientation: each page's boxes in reading direction and order, and their readings."""
-        turns = [guess_turns(boxes) for boxes in quads]
+        """Each page's boxes and their readings. With the option `orientation`, pages of any orientation; then turns
+        are corrected."""
         readings = self._read_pages(
             networks, pages, [turn_corners(*page) for page in zip(quads, turns, strict=True)]
         )
+        if not self.options.orientation:
+            return quads, readings
         doubtful = [i for i, texts in enumerate(readings) if not is_sure([text[:2] for text in texts])]
         turned = [turn_corners(quads[i], turns[i] + 2) for i in doubtful]
         for i, texts in zip(
@@ -189,9 +197,7 @@ class OcrStage(Stage):
                 [text[:2] for text in readings[i]]
             ):
                 turns[i], readings[i] = turns[i] + 2, texts
-        orders = [order_lines(*page) for page in zip(quads, turns, strict=True)]
-        readings = [[texts[place] for place in order] for texts, order in zip(readings, orders, strict=True)]
-        return [boxes[order] for boxes, order in zip(quads, orders, strict=True)], readings
+        return quads, readings
 
     def _read_pages(
         self, networks: Networks, pages: Sequence[Tensor], quads: Sequence[Quads]
@@ -235,19 +241,21 @@ class OcrStage(Stage):
         classes, probabilities = to_host(torch.stack([answer.float() for answer in answers]))
         return classes.astype(np.int64), probabilities
 
-    def _describe(self, plan: Plan, quads: Quads, readings: Sequence[Reading]) -> Ocr:
+    def _describe(self, pieces: Sequence[Plan], quads: Quads, readings: Sequence[Reading], turns: int) -> Ocr:
         kept = [
             i
             for i, (text, score, _) in enumerate(readings)
             if text.strip() and score >= self.options.text_score
         ]
-        boxes = plan.to_image(quads[kept])
+        kept = [kept[i] for i in order_lines(quads[kept], [readings[i].text for i in kept], turns)]
+        boxes = pieces[0].to_image(quads[kept]) if len(pieces) == 1 else quads[kept]
         corners = [cast(Box, tuple(map(tuple, box))) for box in boxes.tolist()]
         lines = [
             Line(*readings[i][:2], box, readings[i].guessed) for i, box in zip(kept, corners, strict=True)
         ]
-        ratio = float(area(boxes).sum()) / (plan.image[0] * plan.image[1])
-        return Ocr(lines, len(lines), min(ratio, 1.0))
+        width, height = (a + b for a, b in zip(pieces[-1].origin, pieces[-1].image, strict=True))
+        ratio = float(area(boxes).sum()) / (width * height)
+        return Ocr(lines, len(lines), min(ratio, 1.0), scale=shrink(pieces, self.options))
 
     def _try_out(self, networks: Networks) -> None:
         """Run a page of the most common size, and a line of each of a few widths. On a CPU, which compiles nothing,
@@ -270,8 +278,14 @@ def find_files(spec: StageSpec) -> dict[str, str]:
 
 def make_page(pixels: Tensor, plan: Plan) -> Tensor:
     """uint8 [height, width, 3] from an image's [3, height, width], on its device."""
-    page = resize(interleave(pixels), *plan.page)
+    (left, top), (width, height) = plan.origin, plan.image
+    page = resize(interleave(pixels[:, top : top + height, left : left + width]), *plan.page)
     return F.pad(page, (0, 0, 0, 0, plan.padding, plan.padding)) if plan.padding else page
+
+
+def is_text(reading: Reading) -> bool:
+    """Whether a line counts as text, by the rule of stages/binning.py, and was not guessed."""
+    return reading.score > TEXT_SCORE and not reading.guessed and has_text(reading.text)
 
 
 def plan_lines(page: int, quads: Quads) -> Lines:

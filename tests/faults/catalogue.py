@@ -30,6 +30,7 @@ from tests.faults import (
     looks,
     persistent,
     power,
+    reads,
     scarce,
     stations,
     stop,
@@ -170,6 +171,13 @@ def keep_failing(folder: Path, chance: random.Random, sizes: Sizes) -> Figure:
     ends = ", ".join(f"{count} {ending}" for ending, count in tally.endings.items())
     text = f"{tally.tried} kinds of failure: {ends}; {len(tally.problems)} violations"
     return Figure("\n".join([text, *tally.problems]), tally.tried == sizes["faults"] and not tally.problems)
+
+
+def fail_reads(folder: Path, chance: random.Random, sizes: Sizes) -> Figure:
+    outcome = reads.fail_reads(folder, chance, sizes["seconds"])
+    return Figure(
+        str(outcome), not outcome.endings and not outcome.verdict.problems and outcome.failed.total() > 0
+    )
 
 
 def drop_while_stopped(folder: Path, _chance: random.Random, sizes: Sizes) -> Figure:
@@ -391,6 +399,10 @@ ROWS = [
         by_tests(f"{FAULTS}test_unread.py"), {}),
     Row("29", "ledger emptied, lost, cut, exchanged; deleted or replaced under the daemon", "refused, or noticed in a rescan",
         by_tests(f"{FAULTS}test_ledger_damage.py", "-k", "lost or running or another or restored or allows_a_new"), {}),
+    Row("53", "a folder of results is renamed or its mount goes away", "named in a rescan; nothing marked or moved elsewhere",
+        by_tests(f"{FAULTS}test_away.py", "-k", "results"), {}),
+    Row("54", "an inbox is renamed or its mount goes away", "its images stay PENDING, it is named; `run --once` exits 74",
+        by_tests(f"{FAULTS}test_away.py", "-k", "inbox_that_is or deletes"), {}),
     Row("30", "a bit flips in a stored result", "found when read; repair keeps the true one", flip_results,
         {"flips": 24}, {"flips": 24}),
     Row("30", "a bit flips anywhere in the ledger", "refused, noticed or harmless; nothing false, nothing lost", flip_anywhere,
@@ -422,6 +434,9 @@ ROWS = [
         {"kills": 100, "archives": 300}, {"kills": 3, "archives": 30}),
     Row("44", "kill -9 the daemon or its process group while second looks run", f"{KILLED}; both answers kept",
         kill_during_looks, {"kills": 100, "files": 1_000}, {"kills": 2, "files": 60}),
+    Row("45", "reads and writes of a working daemon fail at random, EIO, ENOSPC and ENOMEM",
+        "it pauses, names the disk, goes on; 0 ends, 0 lost, double, torn, wrong", fail_reads,
+        {"seconds": 300}, {"seconds": 4}),
     Row("mix", "bad inputs among good images", "each in its state, no worker lost", mix_inputs, {"copies": 20, "good": 2_000}),
     Row("fuzz", "mutated images", "each DONE or its own fault, no worker lost", fuzz,
         {"files": 20_000, "real": 1}, {"files": 300, "real": 0}),

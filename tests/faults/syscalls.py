@@ -1,5 +1,5 @@
-"""Sees every system call by which a process changes files before it happens,
-and makes it fail if a test wants that.
+"""Sees every system call by which a process changes files, and if a test wants that also those by which it reads
+them, before it happens, and makes it fail if a test wants that.
 
 The kernel asks us (seccomp's user notification, Linux 5.5), so the program under test is the real one,
 including SQLite's C code. A `Supervisor` gives the command that puts a daemon under it; that command is this
@@ -23,7 +23,7 @@ import struct
 import subprocess
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cache
 from pathlib import Path
 from types import TracebackType
@@ -50,6 +50,18 @@ CALLS = {
     306: ("syncfs", None),
     437: ("open", 1),  # openat2
 }
+READS = {
+    0: ("read", None),
+    4: ("stat", 0),
+    5: ("stat", None),  # fstat
+    6: ("stat", 0),  # lstat
+    17: ("read", None),  # pread64
+    217: ("list", None),  # getdents64
+    262: ("stat", 1),  # newfstatat
+    295: ("read", None),  # preadv
+    332: ("stat", 1),  # statx
+}
+NUMBER = struct.Struct("=I")
 SECCOMP, SET_MODE_FILTER, NEW_LISTENER, NO_NEW_PRIVS = 317, 1, 8, 38
 ALLOW, USER_NOTIFY = 0x7FFF0000, 0x7FC00000
 RECEIVE, SEND, CONTINUE = 0xC0502100, 0xC0182101, 1
@@ -77,7 +89,9 @@ class Supervisor:
 
     A program is put under it by the command `prefix`, or by `submit(path)` in its own process."""
 
-    def __init__(self, folder: Path, decide: Callable[[Call], int]) -> None:
+    def __init__(self, folder: Path, decide: Callable[[Call], int], *, reads: bool = False) -> None:
+        """reads: also about the calls by which files are read."""
+        self._known = CALLS | READS if reads else CALLS
         self.calls: list[Call] = []
         self._folder = os.fsencode(folder) + b"/"
         self._decide = decide
@@ -108,6 +122,8 @@ class Supervisor:
     def _supervise(self) -> None:
         connection, _ = self._server.accept()
         with connection:
+            connection.sendall(b"".join(map(NUMBER.pack, self._known)))
+            connection.shutdown(socket.SHUT_WR)
             listener = socket.recv_fds(connection, 1, 1)[1][0]
         poll = select.poll()
         poll.register(listener, select.POLLIN)
@@ -125,14 +141,12 @@ class Supervisor:
         os.close(listener)
 
     def _judge(self, pid: int, number: int, arguments: list[int]) -> int:
-        name, position = CALLS[number]
+        name, position = self._known[number]
         try:
-            if position is None:
-                path = os.readlink(b"/proc/%d/fd/%d" % (pid, arguments[0]))
-            else:
-                path = _read_string(pid, arguments[position])
-                if not path.startswith(b"/"):  # it is below a folder that is open
-                    path = os.path.join(os.readlink(b"/proc/%d/fd/%d" % (pid, arguments[position - 1])), path)
+            path = b"" if position is None else _read_string(pid, arguments[position])
+            if not path.startswith(b"/"):  # it is below a folder that is open, or is open itself
+                opened = os.readlink(b"/proc/%d/fd/%d" % (pid, arguments[position - 1 if position else 0]))
+                path = os.path.join(opened, path) if path else opened
         except OSError:
             return 0
         if not path.startswith(self._folder):
@@ -162,13 +176,13 @@ class _Program(ctypes.Structure):
     _fields_ = [("length", ctypes.c_ushort), ("instructions", ctypes.POINTER(_Instruction))]
 
 
-def install() -> int:
-    """Let the kernel ask about the calls of this process and its children from now on;
+def install(numbers: Sequence[int] = tuple(CALLS)) -> int:
+    """Let the kernel ask about these calls of this process and its children from now on;
     returns the descriptor to listen on."""
     if platform.machine() != "x86_64":
         raise OSError(errno.ENOSYS, "the system calls' numbers are those of x86-64")
     checks = [
-        _Instruction(JUMP_IF_EQUAL, len(CALLS) - index, 0, number) for index, number in enumerate(CALLS)
+        _Instruction(JUMP_IF_EQUAL, len(numbers) - index, 0, number) for index, number in enumerate(numbers)
     ]
     program = [
         _Instruction(LOAD, 0, 0, 0),
@@ -189,7 +203,9 @@ def submit(path: str) -> None:
     """Put this process under the supervisor at this path."""
     with socket.socket(socket.AF_UNIX) as connection:
         connection.connect(path)
-        listener = install()
+        with connection.makefile("rb") as told:
+            numbers = [number for (number,) in NUMBER.iter_unpack(told.read())]
+        listener = install(numbers)
         socket.send_fds(connection, [b"!"], [listener])
     os.close(listener)
 

@@ -22,9 +22,10 @@ from daemon.jobs import Failure, Version
 from daemon.stores.urls import is_url
 from daemon.system.beneath import READ
 from daemon.unpacking.apart import Children, Interrupted, Outcome, take_apart
-from daemon.unpacking.folder import Contents, Most, NoRoom, check_room, walk_files
+from daemon.unpacking.folder import Contents, Most, NoRoom, check_room
 from daemon.unpacking.kinds import FOLDER, TIFF, find_missing, has_further_pages, kind_of
 from daemon.unpacking.members import Rules
+from daemon.unpacking.paths import walk_files
 from stages.base import Reason
 from visiond.cluster.inputs import Input
 from visiond.cluster.objects import open_stream
@@ -120,7 +121,8 @@ class Unpacker:
     def _take_apart(self, kind: str, name: bytes, fd: int, parent: int) -> Outcome:
         """Raises Interrupted, NoRoom, OSError."""
         settings = self._settings
-        most = Most(settings.most_files, settings.most_bytes, LONGEST_PATH - len(name) - len(FOLDER) - 1)
+        longest = LONGEST_PATH - len(name) - len(FOLDER) - 1
+        most = Most(settings.most_files, settings.most_bytes, longest, settings.most_ratio)
         rules = Rules(settings.dpi, settings.video_seconds, self._limits.max_pixels)
         contents = Contents(parent, TARGET, Version(0, 0, 0, 0), most, self._ignored)
         try:

@@ -13,12 +13,14 @@ import stat
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from structlog.testing import capture_logs
 
 from daemon.inbox import sources
+from daemon.inbox.sources import _is_copy
 from daemon.jobs import Placed, Version
 from daemon.ledger.record import Record
 from daemon.results.destinations import Held
@@ -435,3 +437,28 @@ def test_a_bin_that_a_power_failure_took_is_filled_again_from_where_the_source_l
     assert tree(tmp_path) == dict.fromkeys(("bins/A/a.jpg", "done/a.jpg"), b"image") | {
         "results/a.jpg.json": record.sidecar
     }
+
+
+def test_a_deletion_overwrites_no_file_that_has_its_temporary_name(tmp_path: Path) -> None:
+    record = drop(tmp_path)
+    other = Path(os.fsdecode(sources.temporary_name(record.location)))
+    other.write_bytes(b"somebody else's")
+    sources.delete(record)
+    assert not os.path.lexists(record.location)
+    assert [(file.name, file.read_bytes()) for file in other.parent.iterdir()] == [
+        (other.name, b"somebody else's")
+    ]
+
+
+def test_another_file_of_the_same_size_and_time_is_no_copy(tmp_path: Path) -> None:
+    """The source would be deleted, and that file taken for it."""
+    source, other = tmp_path / "a.jpg", tmp_path / "b.jpg"
+    for path, data in ((source, b"mine"), (other, b"else")):
+        path.write_bytes(data)
+        os.utime(path, ns=(10**18, 10**18))
+    version = Version.of(source.stat())
+    record: Any = SimpleNamespace(location=os.fsencode(source), version=version, has_moved=True)
+    assert not _is_copy(record, os.fsencode(other))
+    other.write_bytes(b"mine")
+    os.utime(other, ns=(10**18, 10**18))
+    assert _is_copy(record, os.fsencode(other))

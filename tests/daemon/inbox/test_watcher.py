@@ -625,6 +625,8 @@ async def test_an_inbox_that_vanishes_and_returns_is_watched_again(watch: Watch,
     async with watch(rescan_seconds=0.1) as found:
         found.inbox.rename(outside / "gone")
         found.inbox.mkdir()
+        found.inbox.rmdir()
+        (outside / "gone").rename(found.inbox)
         (outside / "a.jpg").touch()
         (outside / "a.jpg").rename(found.inbox / "a.jpg")  # whole at every moment of a scan
         await found.until(["a.jpg"])

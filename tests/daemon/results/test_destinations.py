@@ -19,10 +19,10 @@ from daemon.jobs import JobStatus, Placed, Version
 from daemon.results.destinations import (
     Destination,
     publish_records,
-    sidecar_paths,
     write_sidecar,
     write_whole,
 )
+from daemon.sidecar import sidecar_paths
 from tests.makers import MODES, drop, make_record, open_destination, tree
 
 FAILED = {

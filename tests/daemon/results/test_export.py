@@ -120,7 +120,7 @@ def test_text_is_measured_as_for_the_bin_and_written_whole() -> None:
     payload = msgspec.json.encode({"lines": lines, "count": 3, "area_ratio": 0.03})
     row = row_of(make_record(INBOX, outputs=make_outputs() | {"ocr": Output(payload, 0.25)}))
     assert (row["text_boxes"], row["text_area_ratio"]) == (1, pytest.approx(0.01))
-    assert row["text"] == "Total\nTqtcl\nO"
+    assert row["text"] == "Total\nTqtcl"  # a sign is no text, as for the bin
 
 
 def test_a_page_readers_text_is_in_the_column_of_text() -> None:

@@ -85,3 +85,15 @@ def test_a_second_daemon_and_a_repair_are_refused_by_name_and_no_file_is_left_am
         assert daemon.stop() == 0
     assert list(place.site.results.iterdir()) == []
     assert place.run_once().returncode == 0
+
+
+@pytest.mark.parametrize("above_is_first", [True, False])
+def test_results_inside_those_of_another_daemon_are_refused(tmp_path: Path, above_is_first: bool) -> None:
+    inner = {**APART, "results": "results/inner"}
+    configs = [configure(tmp_path, HERE), configure(tmp_path, THERE, {"output": inner})]
+    first, second = configs if above_is_first else reversed(configs)
+    with lock_outputs(first):
+        with pytest.raises(AlreadyRunning, match="visiond writes its results"), lock_outputs(second):
+            pass
+    with lock_outputs(second):
+        pass

@@ -18,6 +18,7 @@ from daemon.results.destinations import Destination, Publication, publish_record
 from daemon.results.outbox import Outbox
 from daemon.results.publisher import Publisher
 from daemon.results.sinks import JsonlSink
+from daemon.system.mounts import FolderAway
 from daemon.system.retry import Retry
 from tests.makers import MODELS, done, open_destination
 
@@ -215,3 +216,24 @@ async def test_what_did_not_fit_on_the_disk_is_taken_out_of_the_jsonl_output(
     assert file.read_bytes() == record.sidecar
     await JsonlSink(file).append([record])
     assert file.read_bytes() == 2 * record.sidecar
+
+
+async def test_what_was_published_before_a_folder_came_back_is_not_marked_but_owed(
+    ledger: Ledger, tmp_path: Path
+) -> None:
+    destinations = {1: open_destination(tmp_path)}
+    publisher = Publisher(ledger, destinations, Outbox(), Retry(), lambda inbox, path: False)
+    publisher.check_folders()
+    job = await end(ledger, tmp_path / "inbox" / "a.jpg", b"image")
+    before = publish(publisher, destinations, ledger.record_of(done(job, data=b"image")))
+    results, aside = os.fsdecode(destinations[1].results), tmp_path / "aside"
+    os.rename(results, aside)
+    os.mkdir(results)
+    with pytest.raises(FolderAway):
+        publisher.check_folders()
+    os.rmdir(results)
+    os.rename(aside, results)
+    assert not await publisher.confirm([before])
+    assert [record.id for record in await ledger.owed(0, 10)] == [job.id]
+    await publisher.publish_owed({1})
+    assert not await ledger.owed(0, 10)

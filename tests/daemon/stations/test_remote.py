@@ -243,7 +243,7 @@ class Recorder:
 @contextlib.asynccontextmanager
 async def working(coordinator: Any) -> AsyncIterator[remote.RemoteStation]:
     """A station without a process, which has the coordinator's jobs."""
-    setup = wire.Setup("a station", b"", [], Cores(1), [], [], [], [], [], 1 << 20)
+    setup = wire.Setup("a station", b"", [], Cores(1), [], [], [], [], [], [], 1 << 20)
     station = remote.RemoteStation(setup, Metrics())
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(station.run, coordinator)
@@ -268,5 +268,7 @@ async def test_sinks_get_images_too_whose_source_cannot_leave_its_inbox_yet(has_
     coordinator.has_sinks = has_sinks
     async with working(coordinator) as station:
         await station._end(2, [wire.Verdict.of(done(make_job(id=number))) for number in (1, 2)])
-        await station._note_published(wire.NotePublished(3, [1, 2], [1, 2], [Placed(1)], {1: "full"}, []))
+        await station._note_published(
+            wire.NotePublished(3, [1, 2], [1, 2], [Placed(1)], {1: "full"}, [], 0.0)
+        )
     assert [group.publication.records for group in coordinator.published] == [[1, 2] if has_sinks else []]

@@ -23,6 +23,25 @@ def make_zip(files: Mapping[str, bytes], claimed_bytes: int = 0) -> bytes:
     return file.getvalue()
 
 
+def make_raw_zip(names: Sequence[bytes], *, extra: bytes = b"", in_utf_8: bool = False) -> bytes:
+    """A zip with names in bytes, each with the bytes of its number."""
+    stand_ins = [b"%04d" % number + b"x" * (len(name) - 4) for number, name in enumerate(names)]
+    file = io.BytesIO()
+    with zipfile.ZipFile(file, "w") as archive:
+        for number, stand_in in enumerate(stand_ins):
+            entry = zipfile.ZipInfo(stand_in.decode())
+            entry.extra = extra
+            archive.writestr(entry, str(number))
+    data = bytearray(file.getvalue())
+    for name, stand_in in zip(names, stand_ins, strict=True):
+        data = data.replace(stand_in, name)
+    if in_utf_8:
+        for at in range(len(data) - 4):
+            if data[at : at + 4] in (b"PK\x03\x04", b"PK\x01\x02"):
+                data[at + (7 if data[at + 2] == 3 else 9)] |= 0x08
+    return bytes(data)
+
+
 def encrypt_pdf(document: bytes) -> bytes:
     """The same PDF, which says that it is encrypted, by a password that nobody knows."""
     key = b"<" + b"00" * 32 + b">"
@@ -37,8 +56,13 @@ def encrypt(archive: bytes) -> bytes:
     return bytes(data)
 
 
-def make_tar(files: Mapping[str, bytes], links: Mapping[str, str] | None = None, mode: str = "w:gz") -> bytes:
-    """links: names and what they point to; "" makes a device."""
+def make_tar(
+    files: Mapping[str, bytes],
+    links: Mapping[str, str] | None = None,
+    mode: str = "w:gz",
+    twins: Mapping[str, str] | None = None,
+) -> bytes:
+    """links: names and what they point to; "" makes a device. twins: hard links."""
     file = io.BytesIO()
     with tarfile.open(fileobj=file, mode=mode) as archive:  # type: ignore[call-overload]
         for name, data in files.items():
@@ -48,6 +72,10 @@ def make_tar(files: Mapping[str, bytes], links: Mapping[str, str] | None = None,
         for name, target in (links or {}).items():
             entry = tarfile.TarInfo(name)
             entry.type, entry.linkname = (tarfile.SYMTYPE, target) if target else (tarfile.CHRTYPE, "")
+            archive.addfile(entry)
+        for name, target in (twins or {}).items():
+            entry = tarfile.TarInfo(name)
+            entry.type, entry.linkname = tarfile.LNKTYPE, target
             archive.addfile(entry)
     return file.getvalue()
 
@@ -86,8 +114,8 @@ def make_pyramid(pages: int) -> bytes:
     return file.getvalue()
 
 
-def make_video(times: Sequence[float]) -> bytes:
-    """A video with a frame at each of these seconds."""
+def make_video(times: Sequence[float], shape: Fraction | None = None) -> bytes:
+    """A video with a frame at each of these seconds. shape: a pixel's width by its height."""
     import av
 
     file = io.BytesIO()
@@ -95,6 +123,8 @@ def make_video(times: Sequence[float]) -> bytes:
         stream = output.add_stream("mpeg4", rate=10)
         stream.width, stream.height, stream.pix_fmt = 64, 48, "yuv420p"
         stream.codec_context.time_base = Fraction(1, 10)
+        if shape:
+            stream.codec_context.sample_aspect_ratio = shape
         for number, seconds in enumerate(times):
             frame = av.VideoFrame.from_ndarray(np.full((48, 64, 3), 3 * number, np.uint8), format="rgb24")
             frame.pts, frame.time_base = round(10 * seconds), Fraction(1, 10)

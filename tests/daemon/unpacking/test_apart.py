@@ -9,6 +9,7 @@ import signal
 import socket
 import subprocess
 import zipfile
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -21,7 +22,14 @@ from daemon.unpacking.child import HEAD, Torn, read_frames
 from daemon.unpacking.folder import Contents, Most, choose_target
 from daemon.unpacking.members import Rules
 from stages.base import Limits
-from tests.daemon.unpacking.containers import make_pages, make_sparse_tar, make_tar, make_video, make_zip
+from tests.daemon.unpacking.containers import (
+    make_pages,
+    make_raw_zip,
+    make_sparse_tar,
+    make_tar,
+    make_video,
+    make_zip,
+)
 from tests.stages.decoding.layouts import directory, gray, tiff_file
 
 IGNORED = re.compile(rb"\..*")
@@ -117,6 +125,80 @@ def test_pages_of_more_than_8_bits_are_read_as_single_pictures_are(bench: Bench)
     assert "LogL is not supported" in str(outcome)
 
 
+SPY = """
+import os, sys
+from daemon.unpacking import child, members
+
+class Refusal:
+    def find_spec(self, name, path=None, target=None):
+        os._exit(77)
+
+def seal(honest=child.seal):
+    honest()
+    sys.meta_path.insert(0, Refusal())
+
+def walk(file, rules):
+    try:
+        {deed}
+    except OSError as error:
+        raise members.Unusable(error.strerror)
+    raise members.Unusable("it was possible")
+    yield
+
+child.seal = seal
+if {deed!r} != "pass":
+    members.WALKERS["zip"] = walk
+child.main(sys.argv[1:])
+"""
+
+
+@pytest.fixture
+def spy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
+    """Lets the child run `deed` after its seal, and end if it imports anything then."""
+
+    def install(deed: str) -> None:
+        folder = tmp_path / ".spy"
+        folder.mkdir()
+        (folder / "spying_child.py").write_text(SPY.format(deed=deed))
+        monkeypatch.setenv("PYTHONPATH", str(folder), prepend=os.pathsep)
+        monkeypatch.setattr("daemon.unpacking.apart.MODULE", "spying_child")
+
+    return install
+
+
+@pytest.mark.parametrize("deed", ["open('/etc/passwd')", "os.stat('/etc/passwd')", "os.fork()"])
+def test_the_process_that_unpacks_is_sealed(bench: Bench, spy: Callable[[str], None], deed: str) -> None:
+    spy(deed)
+    outcome = bench.take("zip", make_zip({"a.png": b"a"}))
+    assert outcome.problem == "Operation not permitted"
+
+
+def test_nothing_is_imported_after_the_seal(bench: Bench, spy: Callable[[str], None]) -> None:
+    spy("pass")
+    names = ["写真/ソ.jpg".encode("cp932")]
+    bz2, xz = (make_tar({"a.png": b"a"}, mode=f"w:{kind}") for kind in ("bz2", "xz"))
+    cases = [("zip", make_raw_zip(names)), ("tar", bz2), ("tar", xz), ("tar", make_tar({"a": b"a"}))]
+    cases += [(kind.lower(), make_pages(kind, 2)) for kind in ("TIFF", "PDF")]
+    cases += [
+        ("video", make_video([0])),
+        *((kind, b"nothing of the kind") for kind in ("zip", "tar", "pdf", "video")),
+    ]
+    for kind, data in cases:
+        assert "status 77" not in bench.take(kind, data).problem
+
+
+def test_a_hard_link_in_a_tar_is_an_image_like_its_file(bench: Bench) -> None:
+    data = make_tar({"./b.jpg": b"b"}, twins={"./a.jpg": "./b.jpg", "./sub/c.jpg": "./b.jpg"})
+    assert bench.take("tar", data) == Outcome(3)
+    assert bench.names == ["a.jpg", "b.jpg", "sub/c.jpg"]
+
+
+def test_a_video_that_was_cut_says_so(bench: Bench) -> None:
+    data = make_video([0, 1, 2])
+    assert "was cut" in bench.take("video", data[: len(data) // 2]).problem
+    assert "was cut" in bench.take("video", b"\0\0\0\x20ftypisom" + bytes(40)).problem
+
+
 def test_links_and_devices_are_not_made_but_counted(bench: Bench) -> None:
     data = make_tar({"a.png": b"a"}, links={"b.png": "/etc/passwd", "c.png": ""})
     assert bench.take("tar", data) == Outcome(1, links=2)
@@ -155,6 +237,7 @@ def test_a_tar_that_is_cut_gives_what_is_whole(bench: Bench) -> None:
         ("zip", make_zip({f"{number}": bytes(500_000) for number in range(5)}), "most_bytes = 10485760"),
         ("tar", make_sparse_tar(1 << 32), "most_bytes = 10485760"),
         ("tar", make_tar({f"{number}": b"" for number in range(5)}), "most_files = 40"),
+        ("tar", make_tar({"d/" * 50 + f"{number}/a.png": b"" for number in range(9)}), "most_files = 40"),
         ("video", make_video([0, 100_000]), "most_files = 40"),
     ],
 )
@@ -162,6 +245,17 @@ def test_nothing_of_a_bomb_is_unpacked(bench: Bench, kind: str, data: bytes, sai
     outcome = bench.take(kind, data, Most(4 if said.startswith("most_files") else 10, 1 << 20, 200))
     assert said in outcome.problem
     assert outcome.files == 0
+    assert bench.left == {"file"}
+
+
+@pytest.mark.parametrize(
+    "data",
+    [make_sparse_tar(6 << 30), make_tar({"a.png": bytes(70 << 20)}, mode="w:xz")],
+    ids=["sparse", "xz"],
+)
+def test_a_tar_becomes_only_so_many_times_its_size(bench: Bench, data: bytes) -> None:
+    outcome = bench.take("tar", data, Most(100, 1 << 40, 200))
+    assert "most_ratio = 11000" in outcome.problem
     assert bench.left == {"file"}
 
 

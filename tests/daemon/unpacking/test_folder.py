@@ -13,17 +13,8 @@ import pytest
 
 from daemon.jobs import Version
 from daemon.unpacking import folder
-from daemon.unpacking.folder import (
-    MARK,
-    Contents,
-    Mark,
-    Most,
-    NoRoom,
-    TooMuch,
-    choose_target,
-    mark_of,
-    plain_path,
-)
+from daemon.unpacking.folder import Contents, Mark, Most, NoRoom, TooMuch, choose_target, mark_of
+from daemon.unpacking.paths import MARK, plain_path
 
 IGNORED = re.compile(rb"\..*|__MACOSX")
 MOST = Most(100, 1 << 30, 200)
@@ -84,9 +75,9 @@ def test_names_never_lead_out_of_the_folder(beside: Beside) -> None:
 def test_names_that_cannot_be_used_are_left_out_and_named(beside: Beside) -> None:
     names = ["..", "x" * 256, "a.png", "./a.png", "a.png/b.png"]
     contents = beside.unpack(dict.fromkeys(names, b"x"))
-    assert (contents.files, contents.missing) == (1, 4)
-    assert contents.left_out[2] == "./a.png: its name cannot be used, or another file has it"
-    assert beside.names() == ["a.png"]
+    assert (contents.files, contents.missing) == (2, 3)
+    assert contents.left_out[2] == "a.png/b.png: its name cannot be used, or a folder has it"
+    assert beside.names() == ["a.png", "a~2.png"]
 
 
 def test_folders_are_not_nested_without_end() -> None:
@@ -125,7 +116,7 @@ def test_ignored_names_are_left_out_without_a_message(beside: Beside) -> None:
     [
         (
             Most(3, 1 << 30, 200),
-            "more than 3 files. To allow it, set most_files = 30",
+            "more than 3 files, folders and links. To allow it, set most_files = 30",
         ),
         (
             Most(9, 1000, 200),
@@ -244,7 +235,7 @@ def test_a_folder_is_on_the_disk_before_its_mark_and_its_mark_before_its_name(
     sync = folder.sync_file_system
 
     def note(fd: int) -> None:
-        seen.append((os.fsdecode(folder.MARK) in os.listdir(fd), beside.entries & {"a.zip.unpacked"}))
+        seen.append((os.fsdecode(MARK) in os.listdir(fd), beside.entries & {"a.zip.unpacked"}))
         sync(fd)
 
     monkeypatch.setattr(folder, "sync_file_system", note)
@@ -306,3 +297,123 @@ def test_a_kill_at_any_step_leaves_what_the_next_attempt_completes(
     assert sorted(taken) == ["a.png", "x/b.png", "y/c.png"]
     attempt(-1)
     assert beside.entries == {"a.zip.unpacked"}
+
+
+def test_two_members_of_one_name_are_both_unpacked_and_under_the_same_names_each_time(beside: Beside) -> None:
+    """At the first attempt, the first one is damaged."""
+    for first in (b"1", None, b"1"):
+        contents = Contents(beside.fd, NAMES[0], FIRST, MOST, IGNORED)
+        for data in (first, b"2", b"3"):
+            contents.begin(b"x/a.png")
+            contents.write(data or b"")
+            contents.finish("" if data else "it is damaged")
+        assert contents._paths == {b"x/a.png", b"x/a~2.png", b"x/a~3.png"} - (
+            set() if first else {b"x/a.png"}
+        )
+        contents.close()
+
+
+def test_what_macos_packs_beside_files_is_left_out_whatever_is_ignored(beside: Beside) -> None:
+    contents = Contents(beside.fd, NAMES[0], FIRST, MOST, re.compile(rb"nothing"))
+    for name in (b"__MACOSX/x/._a.jpg", b"x/._a.jpg", b"x/a.jpg"):
+        contents.begin(name)
+        contents.finish()
+    assert (contents.files, contents.missing) == (1, 0)
+    contents.close()
+
+
+def test_folders_count_as_files_and_as_room(beside: Beside, monkeypatch: pytest.MonkeyPatch) -> None:
+    for most, said in ((Most(50, 1 << 30, 200), "files, folders"), (Most(100, 100_000, 200), "bytes")):
+        contents = Contents(beside.fd, NAMES[0], FIRST, most, IGNORED)
+        with pytest.raises(TooMuch, match=said):
+            contents.begin(b"d/" * 60 + b"a.png")
+        contents.close()
+    contents = Contents(beside.fd, NAMES[0], FIRST, Most(5, 1 << 30, 200), IGNORED)
+    for _ in range(5):
+        contents.pass_folder()
+    with pytest.raises(TooMuch):
+        contents.pass_folder()
+    contents.close()
+
+
+def test_long_names_have_a_limit(beside: Beside, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(folder, "MOST_NAME_BYTES", 100)
+    with pytest.raises(TooMuch, match="names of its files"):
+        beside.unpack({f"{'x' * 40}{number}": b"" for number in range(3)})
+
+
+def test_what_is_many_times_as_large_as_its_container_is_refused(
+    beside: Beside, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(folder, "ANY_RATIO_BYTES", 1000)
+    contents = Contents(beside.fd, NAMES[0], FIRST, Most(9, 1 << 40, 200, 10), IGNORED)
+    contents.compare_with(500)
+    contents.begin(b"a.png", 5000)
+    with pytest.raises(TooMuch, match=r"10 times its own bytes\. To allow it, set most_ratio = 100"):
+        contents.write(bytes(5001))
+    contents.close()
+
+
+@pytest.mark.parametrize("by", ["bytes", "size", "folders"])
+def test_the_disk_is_looked_at_while_a_container_is_unpacked(
+    beside: Beside, monkeypatch: pytest.MonkeyPatch, by: str
+) -> None:
+    contents = Contents(beside.fd, NAMES[0], FIRST, Most(900, 1 << 40, 2000), IGNORED)
+    monkeypatch.setattr(folder, "ROOM_BYTES", 1 << 60)
+    monkeypatch.setattr(folder, "KEPT_SHARE", 1)
+
+    def unpack() -> None:
+        for number in range(4 if by == "folders" else 0):
+            contents.begin(b"%d/" % number + b"d/" * 80 + b"a.png")
+        contents.begin(b"a.png", 1 << 30 if by == "size" else 0)
+        contents.write(bytes(2 << 20 if by == "bytes" else 0))
+
+    with pytest.raises(NoRoom):
+        unpack()
+    contents.close()
+
+
+def test_a_hard_link_becomes_a_file_of_its_own(beside: Beside) -> None:
+    contents = Contents(beside.fd, NAMES[0], FIRST, MOST, IGNORED)
+    for data in (b"1", b"2"):
+        contents.begin(b"x/a.png")
+        contents.write(data)
+        contents.finish()
+    contents.repeat(b"b.png", b"./x/a.png")
+    contents.repeat(b"c.png", b"elsewhere.png")
+    contents.repeat(b"d.png", b".hidden/a.png")
+    assert (contents.files, contents.links) == (3, 1)
+    assert contents.left_out == ["c.png: it is a link to elsewhere.png, which is not in it"]
+    contents.place(is_whole=True)
+    assert (
+        beside.path / "a.zip.unpacked/b.png"
+    ).read_bytes() == b"2"  # a tar's later file replaces the earlier one
+    assert (beside.path / "a.zip.unpacked/b.png").stat().st_nlink == 1
+
+
+def test_a_backslash_is_a_separator_but_not_as_half_a_letter() -> None:
+    assert plain_path("フォルダ\\ソ.png".encode(), 200) == "フォルダ/ソ.png".encode()
+    assert plain_path("ソ.png".encode("cp932"), 200) == "ソ.png".encode("cp932")
+
+
+def test_the_name_of_a_folder_and_what_was_added_to_one_are_on_the_disk(
+    beside: Beside, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    named, added, fsync, sync = [], [], os.fsync, folder.sync_file_system
+
+    def note_name(fd: int) -> None:
+        named.append((os.fstat(fd).st_ino == beside.path.stat().st_ino, "a.zip.unpacked" in beside.entries))
+        fsync(fd)
+
+    def note_added(fd: int) -> None:
+        target = beside.path / "a.zip.unpacked"
+        if target.exists() and os.fstat(fd).st_ino == target.stat().st_ino:
+            added.append(beside.names())
+        sync(fd)
+
+    beside.unpack({"a.png": b"a", "b.png": None})
+    monkeypatch.setattr(os, "fsync", note_name)
+    monkeypatch.setattr(folder, "sync_file_system", note_added)
+    beside.unpack({"a.png": b"a", "b.png": b"b"})
+    assert named[-1] == (True, True)
+    assert added == [["a.png", "b.png"]]

@@ -2,19 +2,36 @@
 
 from __future__ import annotations
 
+import io
 import os
+import struct
+import zlib
 from collections.abc import Iterator
+from fractions import Fraction
 from zipfile import BadZipFile
 
 import pytest
+from PIL import Image
 
 from daemon.unpacking.kinds import find_missing, has_further_pages, kind_of
-from daemon.unpacking.members import WALKERS, Expected, Item, Link, Member, Rules, Source, Unusable
+from daemon.unpacking.members import (
+    WALKERS,
+    Expected,
+    Item,
+    Link,
+    Member,
+    Rules,
+    Source,
+    Twin,
+    Unusable,
+    explain,
+)
 from tests.daemon.unpacking.containers import (
     encrypt,
     encrypt_pdf,
     make_pages,
     make_pyramid,
+    make_raw_zip,
     make_sparse_tar,
     make_tar,
     make_video,
@@ -159,3 +176,57 @@ def test_a_damaged_header_is_not_taken_for_the_end_of_a_tar() -> None:
     data[1536 + 148] ^= 0x40
     with pytest.raises(Unusable, match="after 1,536 bytes"):
         names("tar", bytes(data))
+
+
+@pytest.mark.parametrize(
+    ("page", "expected"),
+    [
+        ("cp932", ["写真/東京タワー.jpg", "新しいフォルダ/ソ.jpg"]),
+        ("cp932", ["新しいフォルダ/SJIS_835C_ソ.txt", "新しいフォルダ/新しいテキスト ドキュメント.txt"]),
+        ("gb18030", ["图片/风景1.jpg", "新建文件夹/尤里的陰謀v1.0 .png"]),
+        ("cp949", ["사진/여행.jpg", "새 폴더/스크린샷.png"]),
+        ("cp950", ["照片/功能.jpg", "新增資料夾/許功蓋.png"]),
+        ("utf-8", ["中文名1.jpg", "中文名2.jpg"]),
+        ("cp866", ["Новая папка/Фото.jpg"]),
+        ("cp850", ["Grüße/São Paulo.jpg"]),
+    ],
+)
+def test_names_that_are_not_marked_are_in_the_code_page_that_fits_them_all(
+    page: str, expected: list[str]
+) -> None:
+    assert names("zip", make_raw_zip([name.encode(page) for name in expected])) == expected
+
+
+def test_a_name_that_is_not_what_its_mark_says_refuses_no_archive() -> None:
+    raw = ["风景.jpg".encode("gb18030"), "风景照片.jpg".encode("gb18030")]
+    assert names("zip", make_raw_zip(raw, in_utf_8=True)) == ["风景.jpg", "风景照片.jpg"]
+
+
+@pytest.mark.parametrize(("of", "expected"), [(b"0000.jpg", "東京.jpg"), (b"another!", "0000.jpg")])
+def test_info_zips_name_in_utf_8_counts_if_it_belongs_to_the_name(of: bytes, expected: str) -> None:
+    name = "東京.jpg".encode()
+    extra = struct.pack("<HHBI", 0x7075, 5 + len(name), 1, zlib.crc32(of)) + name
+    assert names("zip", make_raw_zip([b"0000.jpg"], extra=extra)) == [expected]
+
+
+def test_a_hard_link_is_another_name_of_a_file() -> None:
+    items = list(walk("tar", make_tar({"a.png": b"a"}, twins={"x/b.png": "a.png"})))
+    assert items[1] == Twin(b"x/b.png", b"a.png")
+
+
+@pytest.mark.parametrize(
+    ("shape", "size"), [(Fraction(2), (128, 48)), (Fraction(1, 2), (64, 96)), (None, (64, 48))]
+)
+def test_frames_of_a_video_have_square_pixels(shape: Fraction | None, size: tuple[int, int]) -> None:
+    _, frame, *_ = walk("video", make_video([0], shape))
+    assert isinstance(frame, Member)
+    assert Image.open(io.BytesIO(b"".join(frame.pieces))).size == size
+
+
+def test_no_message_of_a_library_is_shown() -> None:
+    error = ValueError("[Errno 1094995529] Invalid data found when processing input: '<none>'")
+    assert explain(error, "video") == (
+        "it is damaged or was cut, or is no video: copy it into the inbox again"
+    )
+    assert "Deflate64" in explain(NotImplementedError("That compression method is not supported"), "")
+    assert "KeyError" in explain(KeyError("/opt/visiond"), "pdf")

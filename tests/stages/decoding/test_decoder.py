@@ -1,7 +1,9 @@
 from __future__ import annotations
 
+import ctypes
 import os
 import random
+import resource
 import select
 import signal
 import subprocess
@@ -40,7 +42,7 @@ pixels.write_rgb = misbehave
 decoder.main(sys.argv[1:])
 """
 DEEDS = {
-    "is killed": "resource.setrlimit(resource.RLIMIT_CPU, (1, 1))\n        while True: pass",
+    "is killed": "while True: pass",
     "crashes": "__import__('ctypes').string_at(0)",
     "leaves": "os._exit(3)",
     "hangs": "time.sleep(600)",
@@ -183,12 +185,14 @@ def test_any_failure_of_the_child_fails_one_image_only(
     decoder = make(limits, command=sabotaged(DEEDS[deed]))
     decoder.decode(*entry(GOOD))
     first = decoder.pid
+    assert first is not None
+    if deed == "is killed":
+        resource.prlimit(first, resource.RLIMIT_CPU, (1, 1))  # at the hard limit, the kernel sends SIGKILL
     with pytest.raises(ImageError) as failed:
         decoder.decode(*entry(TRAP))
     assert failed.value.reason is Reason.DECODER
     assert failed.value.transient == (deed == "is killed")
     assert decoder.decode(*entry(GOOD)).shape == (64, 96, 3)
-    assert first is not None
     assert wait_for_end(first)
     assert decoder.pid != first
 
@@ -332,6 +336,10 @@ def test_the_child_is_confined(make: Callable[..., Decoder]) -> None:
         "os.execv('/bin/true', ['true'])",
         "os.kill(os.getppid(), 0)",
         "resource.prlimit(os.getppid(), resource.RLIMIT_NOFILE)",
+        "resource.prlimit(0, resource.RLIMIT_CPU, (-1, -1))",
+        "os.stat('/etc/passwd')",
+        "os.stat('/etc/passwd', follow_symlinks=False)",
+        "os.access('/etc/passwd', os.R_OK) or os.readlink('/proc/self/exe')",
         "fcntl.fcntl(int(sys.argv[2]), fcntl.F_SETOWN, os.getppid())",
         "fcntl.fcntl(int(sys.argv[2]), fcntl.F_SETFL, os.O_ASYNC)",
         "os.fork()",
@@ -344,6 +352,55 @@ def test_code_that_runs_in_a_decoder_reaches_no_files_network_or_processes(
     decoder = make(command=sabotaged(attempt))
     decoder.decode(*entry(GOOD))
     with pytest.raises(ImageError, match="Operation not permitted"):
+        decoder.decode(*entry(TRAP))
+
+
+LATE_IMPORT = """
+import os, sys
+from stages.decoding import decoder
+
+class Refusal:
+    def find_spec(self, name, path=None, target=None):
+        os._exit(77)
+
+def seal(honest=decoder.seal):
+    honest()
+    sys.meta_path.insert(0, Refusal())
+
+decoder.seal = seal
+decoder.main(sys.argv[1:])
+"""
+
+
+def test_nothing_is_imported_after_the_seal(make: Callable[..., Decoder]) -> None:
+    """It could not be read then, and the message would name a path of the installation."""
+    decoder = make(command=[sys.executable, "-P", "-c", LATE_IMPORT])
+    lab = tiff(Image.frombytes("LAB", (96, 64), bytes(3 * 96 * 64)))
+    details = []
+    for data in (*(given.make() for given in CATALOGUE), lab):
+        try:
+            decoder.decode(*entry(data))
+        except ImageError as error:
+            details.append(error.detail)
+    assert details
+    assert not [detail for detail in details if "77" in detail]
+
+
+def test_a_message_names_no_path_and_no_object_of_this_machine() -> None:
+    describe = decoder_module._describe
+    assert "/" not in describe(PermissionError(1, "Operation not permitted", "/opt/visiond/PIL/ImageCms.py"))
+    assert describe(ValueError("no <_io.BytesIO object at 0x7f00> in /usr/lib/x.py")) == "no … in …"
+
+
+def test_a_child_that_no_seccomp_fits_still_opens_no_file(make: Callable[..., Decoder]) -> None:
+    if ctypes.CDLL(None).syscall(444, None, 0, 1) < 1:
+        pytest.skip("this kernel has no Landlock")
+    command = sabotaged("open('/etc/passwd')")
+    command[-1] = command[-1].replace(
+        "decoder.main", "decoder.keep_system_calls = lambda: None\ndecoder.main"
+    )
+    decoder = make(command=command)
+    with pytest.raises(ImageError, match="Permission denied"):
         decoder.decode(*entry(TRAP))
 
 

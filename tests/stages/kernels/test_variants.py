@@ -79,7 +79,8 @@ PROGRAMS = {
 from stages.ocr import warp
 from stages.ocr.descriptor import OcrOptions
 from stages.ocr.fused import FusedDetector, FusedRecognizer
-from stages.ocr.stage import Plan, find_files, plan_lines
+from stages.ocr.pieces import Plan
+from stages.ocr.stage import find_files, plan_lines
 from stages.ocr.ppocr import load_detector, load_recognizer
 
 files = find_files(spec)

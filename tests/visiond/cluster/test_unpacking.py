@@ -39,7 +39,7 @@ class Disk:
 
     def measure(self, _fd: int) -> Any:
         free = max(0, self.size - self.others - self.count())
-        return SimpleNamespace(f_frsize=1, f_blocks=self.size, f_bavail=free)
+        return SimpleNamespace(f_files=0, f_favail=0, f_frsize=1, f_blocks=self.size, f_bavail=free)
 
     def count(self) -> int:
         return sum(file.lstat().st_blocks * 512 for file in self.folder.rglob("*") if file.is_file())

@@ -1,10 +1,13 @@
 from __future__ import annotations
 
+import random
+
 import numpy as np
 import pytest
 
 from stages.ocr.dbpost import order_corners
-from stages.ocr.turning import guess_turns, is_sure, order_lines, score_reading, turn_corners
+from stages.ocr.layout import guess_turns, is_sure, order_lines, score_reading, turn_corners
+from tests.stages.ocr.layouts import MAKERS, draw_boxes
 
 SIZES = np.array([[90, 9], [35, 10], [30, 10]])
 LINES = (
@@ -33,14 +36,14 @@ def test_boxes_are_turned_to_the_direction_of_the_text(way: int, degrees: float)
 @pytest.mark.parametrize("way", range(4))
 def test_lines_are_ordered_as_they_are_read(way: int) -> None:
     quads = turn(LINES, way)[[2, 0, 1]]
-    assert order_lines(quads, way).tolist() == [1, 2, 0]
+    assert order_lines(quads, [""] * 3, way) == [1, 2, 0]
 
 
 def test_a_page_without_boxes_works() -> None:
     nothing = np.empty((0, 4, 2), np.float32)
     assert guess_turns(nothing) == 0
     assert turn_corners(nothing, 2).shape == (0, 4, 2)
-    assert order_lines(nothing, 3).tolist() == []
+    assert order_lines(nothing, [], 3) == []
 
 
 def test_a_reading_with_more_characters_of_high_scores_scores_higher() -> None:
@@ -53,3 +56,24 @@ def test_a_reading_with_more_characters_of_high_scores_scores_higher() -> None:
         > score_reading([("a lot of nothing at all", 0.4)])
         == 0
     )
+
+
+@pytest.mark.parametrize("kind", MAKERS)
+def test_the_lines_of_a_page_are_in_reading_order(kind: str) -> None:
+    for degrees in (-2, -1, 0, 1, 2):
+        pick = random.Random(f"{kind}{degrees}")
+        page = MAKERS[kind](pick)
+        mixed = pick.sample(range(len(page)), len(page))
+        quads = draw_boxes(page, degrees, pick)[mixed]
+        order = order_lines(quads, [page[i][3] for i in mixed])
+        assert [page[mixed[i]][3] for i in order] == [cell[3] for cell in page], degrees
+
+
+def test_hundreds_of_lines_are_ordered_without_repeats() -> None:
+    pick = random.Random(0)
+    page = [
+        (pick.uniform(0, 900), pick.uniform(0, 900), pick.uniform(8, 90), "some words here")
+        for _ in range(500)
+    ]
+    order = order_lines(draw_boxes(page, 1, pick), [cell[3] for cell in page])
+    assert sorted(order) == list(range(500))

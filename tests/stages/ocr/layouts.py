@@ -1,0 +1,145 @@
+"""Pages whose reading order is known: boxes as the detector draws them, and what they say."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+
+import numpy as np
+
+WORDS = [
+    *("river", "stone", "paper", "market", "garden", "window", "silver", "morning", "letter"),
+    *("coffee", "bridge", "winter", "under", "before", "the", "of", "and"),
+]
+NAMES = [
+    *("Ada Lovelace", "14 Garden Row", "London", "4711"),
+    *("123.45 EUR", "12.03.2026", "+49 30 1234", "Charles Babbage King"),
+]
+LABELS = ["Name", "Street", "City", "Invoice number", "Total", "Date of birth", "Phone:", "Contact:"]
+
+Cell = tuple[float, float, float, str]  # left, top, height of the letters, text
+Page = list[Cell]  # in reading order
+
+
+def prose(pick: random.Random, count: int, most: int = 40) -> list[str]:
+    """Lines of words, filled up to `most` characters; the last one of a paragraph is shorter."""
+    lines = [" ".join(pick.choices(WORDS, k=12))[:most].rsplit(" ", 1)[0] for _ in range(count)]
+    return [*lines[:-1], lines[-1][: most // 2].rsplit(" ", 1)[0]]
+
+
+def columns(pick: random.Random, count: int, *, top: float = 60, offset: float = 0) -> Page:
+    """Columns of text; offset: of each one's rows from those of the one before, in pixels."""
+    size, pitch = 22, pick.choice([32, 40, 56])
+    return [
+        (60 + column * (1180 / count), top + column * offset + row * pitch, size, text)
+        for column in range(count)
+        for row, text in enumerate(prose(pick, pick.randint(5, 14), 80 // count))
+    ]
+
+
+def headed(pick: random.Random, count: int) -> Page:
+    heading = (200.0, 40.0, 44.0, "The long heading of a page about rivers")
+    return [heading, *columns(pick, count, top=130)]
+
+
+def footed(pick: random.Random) -> Page:
+    return [*headed(pick, 2), (520, 1100, 20, "Page 3 of a longer report on rivers")]
+
+
+def form(pick: random.Random) -> Page:
+    pitch, left = pick.choice([44, 60, 80]), pick.choice([300, 500, 750])
+    rows = list(zip(LABELS, pick.sample(NAMES, len(LABELS)), strict=True))[: pick.randint(2, 8)]
+    return [
+        cell
+        for row, pair in enumerate(rows)
+        for cell in zip((75.0, left), (60.0 + row * pitch,) * 2, (28.0, 28.0), pair, strict=True)
+    ]
+
+
+def receipt(pick: random.Random) -> Page:
+    page: Page = [(300, 30, 40, "CORNER SHOP"), (280, 90, 24, "12 Market Street")]
+    for row in range(pick.randint(5, 14)):
+        y = 160 + row * 40
+        page += [
+            (60, y, 24, " ".join(pick.choices(WORDS, k=pick.randint(1, 3)))),
+            (640, y, 24, f"{row + 1}.50"),
+        ]
+    return [*page, (60, 760, 30, "TOTAL"), (620, 760, 30, "87.50")]
+
+
+def table(pick: random.Random) -> Page:
+    """Some cells are empty."""
+    page: Page = []
+    for row in range(pick.randint(4, 12)):
+        cells = [
+            f"{row + 1}",
+            " ".join(pick.choices(WORDS, k=3)),
+            f"{pick.randint(1, 99)}",
+            f"{pick.random() * 90:.2f}",
+        ]
+        for column, text in enumerate(cells):
+            if column == 1 or pick.random() < 0.9:
+                page.append(((60.0, 160.0, 640.0, 860.0)[column], 60.0 + row * 46, 26.0, text))
+    return page
+
+
+def plate(pick: random.Random) -> Page:
+    return [(40, 120, 30, "D"), (120, 40, 130, "M AB"), (560, 42, 130, str(pick.randint(1000, 9999)))]
+
+
+def sign(pick: random.Random) -> Page:
+    """A large number beside two small lines."""
+    return [(40, 40, 160, "24"), (400, 50, 50, "Platform"), (400, 140, 50, "to the city center")]
+
+
+def letter(pick: random.Random) -> Page:
+    """After the sender, a date at the right margin, then the text."""
+    body = [(60, 420 + 36 * row, 24, text) for row, text in enumerate(prose(pick, 12))]
+    return [
+        (60, 60, 24, "Ada Lovelace"),
+        (60, 100, 24, "14 Garden Row"),
+        (900, 200, 24, "May 27, 1993"),
+        (60, 300, 24, "Dear Sir,"),
+        *body,
+    ]
+
+
+def chat(pick: random.Random) -> Page:
+    """Messages at the left and at the right, one below the other."""
+    return [(60.0 if row % 2 else 760.0, 60 + row * 90, 26, text) for row, text in enumerate(prose(pick, 12))]
+
+
+MAKERS: dict[str, Callable[[random.Random], Page]] = {
+    "two columns": lambda pick: columns(pick, 2),
+    "two columns with rows of their own": lambda pick: columns(pick, 2, offset=17),
+    "three columns": lambda pick: columns(pick, 3),
+    "a heading over two columns": lambda pick: headed(pick, 2),
+    "a heading over three columns": lambda pick: headed(pick, 3),
+    "a heading and a footer": footed,
+    "form": form,
+    "receipt": receipt,
+    "table": table,
+    "plate": plate,
+    "sign": sign,
+    "letter": letter,
+    "chat": chat,
+}
+
+
+def draw_boxes(page: Page, degrees: float, pick: random.Random, width: float = 0.5) -> np.ndarray:
+    """The boxes of a page that is turned clockwise, float32 [N, 4, 2]. Like a detector's, they are larger than the letters,
+    short ones are upright whatever the page's angle is, and their edges are not exact. width: of a letter, in heights."""
+    angle = np.radians(degrees)
+    turn = np.array([[np.cos(angle), np.sin(angle)], [-np.sin(angle), np.cos(angle)]])
+    square = np.array([[0, 0], [1, 0], [1, 1], [0, 1]])
+    quads = []
+    for left, top, size, text in page:
+        box = (
+            np.array([left, top]) + square * [width * size * len(text), size] + (square * 2 - 1) * 0.2 * size
+        )
+        quad = box @ turn
+        if len(text) < 8:
+            low, high = quad.min(axis=0), quad.max(axis=0)
+            quad = low + square * (high - low)
+        quads.append(quad + np.array([pick.uniform(-1.5, 1.5), pick.uniform(-1.5, 1.5)]))
+    return np.array(quads, dtype=np.float32) + 100
