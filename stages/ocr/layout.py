@@ -77,7 +77,7 @@ class Place(NamedTuple):
     right: float
     bottom: float
     text: str
-    index: int
+    number: int
 
     @property
     def height(self) -> float:
@@ -106,9 +106,12 @@ def order_lines(quads: Quads, texts: Sequence[str], turns: int = 0) -> list[int]
     if goes_left(texts):
         x = -x
     edges = np.stack([x.min(axis=1), y.min(axis=1), x.max(axis=1), y.max(axis=1)], axis=1).tolist()
-    places = [Place(*edge, text, i) for i, (edge, text) in enumerate(zip(edges, texts, strict=True))]
+    places = [
+        Place(left, top, right, bottom, text, i)
+        for i, ((left, top, right, bottom), text) in enumerate(zip(edges, texts, strict=True))
+    ]
     em = float(np.median([place.height for place in places]))
-    return [place.index for place in cut(places, max(em, 1.0))]
+    return [place.number for place in cut(places, max(em, 1.0))]
 
 
 def find_slope(x: NDArray[Any], y: NDArray[Any]) -> float:
@@ -153,7 +156,7 @@ def split_rows(places: Sequence[Place], em: float) -> list[list[Place]]:
     """The lines between cuts that go across a whole region, from top to bottom."""
     rows: list[list[Place]] = []
     bottom = -np.inf
-    for place in sorted(places, key=lambda place: (place.top, place.left, place.index)):
+    for place in sorted(places, key=lambda place: (place.top, place.left, place.number)):
         edge = CORE * min(place.height, em)
         if place.top + edge < bottom:
             rows[-1].append(place)
@@ -206,7 +209,7 @@ def are_columns(columns: Sequence[Sequence[Place]], em: float) -> bool:
     """
     if len(columns) < 2 or min(map(len, columns)) < 2 or max(map(len, columns)) < 3:
         return False
-    shares = [share_rows(*sorted(pair, key=len), em) for pair in pairwise(columns)]
+    shares = [share_rows(min(pair, key=len), max(pair[::-1], key=len), em) for pair in pairwise(columns)]
     if min(beside for beside, _ in shares) < 0.5:
         return False
     return all(map(is_prose, columns)) or min(aligned for _, aligned in shares) < 0.5
@@ -246,7 +249,7 @@ def count_words(text: str) -> float:
 def order_row(row: Sequence[Place], em: float) -> list[Place]:
     """The lines of one row from left to right; of a row that holds several, as a large letter beside small lines does,
     each part by itself."""
-    row = sorted(row, key=lambda place: (place.left, place.top, place.index))
+    row = sorted(row, key=lambda place: (place.left, place.top, place.number))
     middles = [place.middle for place in row]
     if max(middles) - min(middles) <= BESIDE * em:
         return row

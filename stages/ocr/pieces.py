@@ -136,7 +136,8 @@ def unite(first: Quads, second: Quads) -> Quads:
     if (smaller.min(axis=0) >= edges[0] - margin).all() and (smaller.max(axis=0) <= edges[1] + margin).all():
         return larger
     corners = cv2.boxPoints(cv2.minAreaRect(np.concatenate([first, second])))
-    return order_corners(np.round(corners[None]).astype(np.float32))[0]
+    around: Quads = order_corners(np.round(corners[None]).astype(np.float32))[0]
+    return around
 
 
 def smaller_map(plan: Plan) -> tuple[int, int]:
