@@ -107,8 +107,8 @@ def order_lines(quads: Quads, texts: Sequence[str], turns: int = 0) -> list[int]
         x = -x
     edges = np.stack([x.min(axis=1), y.min(axis=1), x.max(axis=1), y.max(axis=1)], axis=1).tolist()
     places = [
-        Place(left, top, right, bottom, text, number)
-        for number, ((left, top, right, bottom), text) in enumerate(zip(edges, texts, strict=True))
+        Place(left, top, right, bottom, text, i)
+        for i, ((left, top, right, bottom), text) in enumerate(zip(edges, texts, strict=True))
     ]
     em = float(np.median([place.height for place in places]))
     return [place.number for place in cut(places, max(em, 1.0))]
@@ -209,10 +209,7 @@ def are_columns(columns: Sequence[Sequence[Place]], em: float) -> bool:
     """
     if len(columns) < 2 or min(map(len, columns)) < 2 or max(map(len, columns)) < 3:
         return False
-    shares = []
-    for pair in pairwise(columns):
-        fewer, more = sorted(pair, key=len)
-        shares.append(share_rows(fewer, more, em))
+    shares = [share_rows(min(pair, key=len), max(pair[::-1], key=len), em) for pair in pairwise(columns)]
     if min(beside for beside, _ in shares) < 0.5:
         return False
     return all(map(is_prose, columns)) or min(aligned for _, aligned in shares) < 0.5
