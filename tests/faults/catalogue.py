@@ -416,7 +416,7 @@ ROWS = [
     Row("44", "kill -9 the daemon or its process group while second looks run", f"{KILLED}; both answers kept",
         kill_during_looks, {"kills": 100, "files": 1_000}, {"kills": 2, "files": 60}),
     Row("bombs", "archives of folders, holes, long names, ratios; no room while unpacking", "refused whole, nothing left",
-        by_tests(f"{DAEMON}unpacking", "-k", "bomb or times_its_size or limit or folders_count or disk_is_looked"), {}),
+        by_tests(f"{DAEMON}unpacking/test_apart.py", f"{DAEMON}unpacking/test_folder.py", "-k", "bomb or times_its_size or limit or folders_count or disk_is_looked"), {}),
     Row("mix", "bad inputs among good images", "each in its state, no worker lost", mix_inputs, {"copies": 20, "good": 2_000}),
     Row("fuzz", "mutated images", "each DONE or its own fault, no worker lost", fuzz,
         {"files": 20_000, "real": 1}, {"files": 300, "real": 0}),
