@@ -24,7 +24,7 @@ class UnpackingSection(Section):
     most_ratio: int = Field(
         1100,
         ge=1,
-        le=1_000_000_000_000_000,
+        le=1_000_000_000_000,
         description="Most bytes that these files may have for each byte of the archive; 64 MiB are always allowed. Deflate, "
         "which zip files use, reaches 1,032.",
     )

@@ -437,6 +437,8 @@ ROWS = [
     Row("45", "reads and writes of a working daemon fail at random, EIO, ENOSPC and ENOMEM",
         "it pauses, names the disk, goes on; 0 ends, 0 lost, double, torn, wrong", fail_reads,
         {"seconds": 300}, {"seconds": 4}),
+    Row("bombs", "archives of folders, holes, long names, ratios; no room while unpacking", "refused whole, nothing left",
+        by_tests(f"{DAEMON}unpacking/test_apart.py", f"{DAEMON}unpacking/test_folder.py", "-k", "bomb or times_its_size or limit or folders_count or disk_is_looked"), {}),
     Row("mix", "bad inputs among good images", "each in its state, no worker lost", mix_inputs, {"copies": 20, "good": 2_000}),
     Row("fuzz", "mutated images", "each DONE or its own fault, no worker lost", fuzz,
         {"files": 20_000, "real": 1}, {"files": 300, "real": 0}),

@@ -3576,8 +3576,8 @@ MUTANTS = [
         "unpack-again",
         "another attempt does not unpack what was delivered",
         "daemon/unpacking/folder.py",
-        "if self._path not in self._before:",
-        "if True:",
+        "if self._path and self._path not in self._before:",
+        "if self._path:",
         ("daemon/unpacking/test_folder.py::test_another_attempt_adds_only_what_is_missing",),
     ),
     Mutant(

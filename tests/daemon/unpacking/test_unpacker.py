@@ -197,8 +197,8 @@ def test_a_trial_takes_as_many_archives_and_images_as_it_says(tmp_path: Path) ->
 
 
 def test_a_trial_tries_an_archive_again_and_ends(tmp_path: Path) -> None:
-    place = open_place(tmp_path, unpacking={"most_bytes": 1 << 50, "most_ratio": 10**15})
-    place.drop("a.zip", make_zip(pictures(1), claimed_bytes=1 << 49))  # more than any disk has
+    place = open_place(tmp_path, unpacking={"most_bytes": 1 << 50, "most_ratio": 10**12})
+    place.drop("a.zip", make_zip(pictures(1), claimed_bytes=1 << 47))  # more than any disk has
     assert place.command("run", "--once", "--limit", "1").returncode == 1
     assert states(place) == {"a.zip": ("failed", "container")}
     assert json.loads((tmp_path / "failed/a.zip.json").read_text())["attempts"] == 3

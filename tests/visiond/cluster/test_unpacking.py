@@ -151,7 +151,7 @@ def test_what_alone_needs_more_room_than_there_is_fails_as_in_the_daemon(
     """The last one fills the disk by its copy alone."""
     monkeypatch.setattr(unpacking, "PIECE_BYTES", 1 << 16)
     expected = f"would nearly fill the disk of {disk.folder}; make room, or set TMPDIR to another folder"
-    large = read(make_zip(IMAGES, claimed_bytes=1 << 30), "file", most_bytes=1 << 40)
+    large = read(make_zip(IMAGES, claimed_bytes=1 << 30), "file", most_bytes=1 << 40, most_ratio=10**9)
     assert large == {"a.zip": Failure(Reason.CONTAINER, f"what is in it {expected}")}
     disk.size = 1 << 20
     for size, what in ((2 << 20, "it"), (1000 << 10, "what is in it")):
