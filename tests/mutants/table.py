@@ -3885,7 +3885,7 @@ MUTANTS = [
     Mutant(
         "unpack-foreign-path",
         "a name in UTF-8 that belongs to another name is not used",
-        "daemon/unpacking/members.py",
+        "daemon/unpacking/names.py",
         "(1, zlib.crc32(raw))",
         "(1, struct.unpack_from('<I', extra, 5)[0])",
         ("daemon/unpacking/test_members.py::test_info_zips_name_in_utf_8_counts_if_it_belongs_to_the_name",),
@@ -3952,7 +3952,7 @@ MUTANTS = [
     Mutant(
         "byte-order-mark",
         "a daemon.toml of a Windows editor is read",
-        "daemon/config/loading.py",
+        "daemon/config/values.py",
         'encoding="utf-8-sig"',
         'encoding="utf-8"',
         ("daemon/config/test_loading.py::test_a_file_of_a_windows_editor_is_read",),
@@ -3960,7 +3960,7 @@ MUTANTS = [
     Mutant(
         "unset-variable",
         "a variable in a path that is not set is refused",
-        "daemon/config/loading.py",
+        "daemon/config/values.py",
         "if name and name not in os.environ:",
         "if False:",
         ("daemon/config/test_loading.py::test_a_variable_that_is_not_set_is_refused",),
