@@ -51,9 +51,7 @@ class Connections:
             yield connection
         except sqlite3.DatabaseError as error:
             connection.close()  # what it has in memory may be wrong
-            is_ours = (
-                getattr(error, "sqlite_errorcode", 0) == sqlite3.SQLITE_READONLY
-            )  # readers write nothing
+            is_ours = getattr(error, "sqlite_errorcode", 0) == sqlite3.SQLITE_READONLY  # not the disk's
             if code_of(error) in DAMAGE + DISK and not is_ours:
                 raise explain(self._path, error) from error
             raise

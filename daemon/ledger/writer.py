@@ -96,10 +96,7 @@ class Writer:
     def _attempt(self, work: Work | Alone) -> Any:
         try:
             return work.work(self._connection) if isinstance(work, Alone) else self._transact([work])[0]
-        except (
-            sqlite3.OperationalError,
-            MemoryError,
-        ) as error:  # disk full, I/O error, read-only: may be temporary
+        except (sqlite3.OperationalError, MemoryError) as error:  # it may be temporary, as a full disk is
             return unusable(self._path, error)
         except sqlite3.DatabaseError as error:  # damage, or a page that the disk did not deliver
             return self._explain(error) if code_of(error) in DAMAGE else error

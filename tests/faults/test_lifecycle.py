@@ -268,7 +268,10 @@ def test_a_missing_inbox_is_named_with_78_and_not_created(tmp_path: Path) -> Non
 
 def test_an_inbox_that_goes_missing_is_in_the_status_until_it_is_back(tmp_path: Path) -> None:
     place = Place(tmp_path)
-    told = f"inbox {place.inbox()} cannot be read: No such file or directory"
+    told = (
+        f"inbox {place.inbox()} cannot be read: {place.inbox()} is gone. Mount it or move it back, and work goes on; "
+        "if that is on purpose, restart the daemon"
+    )
     with Daemon(place) as daemon:
         place.inbox().rename(tmp_path / "elsewhere")
         daemon.wait_until(lambda status: status["obstacles"] == [told], "word of it")
