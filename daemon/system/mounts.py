@@ -5,10 +5,13 @@ from __future__ import annotations
 import os
 import re
 import shlex
+import stat
 import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
+
+from daemon.system.scarcity import PASSING
 
 T = TypeVar("T")
 
@@ -19,8 +22,15 @@ NETWORK_FILE_SYSTEMS = re.compile(
 
 
 def is_there(folder: Path) -> bool | None:
-    """Whether the folder exists; None if its file system does not answer in time."""
-    return ask(lambda: os.path.isdir(folder))
+    """Whether the folder exists; None if its file system does not answer in time, or with an error that may pass."""
+
+    def look() -> bool | None:
+        try:
+            return stat.S_ISDIR(os.stat(folder).st_mode)
+        except OSError as error:
+            return None if error.errno in PASSING else False
+
+    return ask(look)
 
 
 def ask(look: Callable[[], T]) -> T | None:

@@ -2811,6 +2811,76 @@ ALERTS = [
     ),
 ]
 
+# Troubles that pass, and numbers and letters from outside
+
+ENDS = [
+    Mutant(
+        "start-repeated",
+        "a start that an error of the system prevents is repeated if that may pass",
+        "daemon/errors.py",
+        "os.EX_IOERR if status == os.EX_CONFIG and may_pass(error) else status",
+        "status",
+        ("faults/test_starts.py::test_a_start_is_repeated_after_an_error_that_may_pass",),
+        within="exit_status_of",
+    ),
+    Mutant(
+        "start-not-repeated",
+        "a start that a wrong configuration prevents is not repeated",
+        "daemon/errors.py",
+        "and cause.errno in PASSING",
+        "",
+        ("faults/test_starts.py::test_a_start_is_repeated_after_an_error_that_may_pass",),
+        within="may_pass",
+    ),
+    Mutant(
+        "start-quota",
+        "a disk quota that is used up may pass",
+        "daemon/system/scarcity.py",
+        "errno.EDQUOT,",
+        "",
+        ("faults/test_starts.py::test_a_start_is_repeated_after_an_error_that_may_pass",),
+    ),
+    Mutant(
+        "start-weights",
+        "weights that the disk does not deliver are no wrong weights",
+        "daemon/layout.py",
+        "from errors[0]",
+        "from error",
+        ("faults/test_starts.py::test_weights_that_the_disk_does_not_deliver_are_no_wrong_weights",),
+        within="pack_errors",
+    ),
+    Mutant(
+        "start-certificate",
+        "OpenSSL's own numbers are no errors of the system",
+        "daemon/web/app.py",
+        "(None if isinstance(error, ssl.SSLError) else error)",
+        "error",
+        (
+            "faults/test_starts.py::test_a_certificate_with_the_wrong_key_is_wrong_whatever_number_openssl_gives",
+        ),
+        within="load_certificate",
+    ),
+    Mutant(
+        "inbox-stale",
+        "an inbox that its disk does not show is no missing one",
+        "daemon/system/mounts.py",
+        "return None if error.errno in PASSING else False",
+        "return False",
+        ("faults/test_starts.py::test_an_inbox_that_its_disk_does_not_show_is_no_missing_one",),
+        within="is_there",
+    ),
+    Mutant(
+        "page-address",
+        "the page waits for an address that is in use",
+        "daemon/web/keeper.py",
+        "if not may_pass(error):",
+        "if True:",
+        ("daemon/web/test_keeper.py::test_a_page_whose_address_becomes_free_is_served",),
+        within="_listen",
+    ),
+]
+
+
 # The installation
 
 INSTALLED = "deploy/test_installed_service.py::test_systemd_runs_what_is_installed_upgraded_and_brought_back"
@@ -3316,7 +3386,7 @@ EXCHANGES = [
 
 MUTANTS = [
     *(*DISK, *SOURCES, *STATES, *PROCESSES, *LEDGERS, *STORES, *SINKS, *SEARCH, *INSTALLATION),
-    *(*STATIONS, *PAGES, *TUNING, *GPUS, *LOOKS, *ALERTS, *CLUSTER, *EXCHANGES),
+    *(*STATIONS, *PAGES, *TUNING, *GPUS, *LOOKS, *ALERTS, *ENDS, *CLUSTER, *EXCHANGES),
     Mutant(
         "unpack-mark",
         "after a kill nothing is unpacked twice",
