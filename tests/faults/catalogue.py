@@ -422,6 +422,8 @@ ROWS = [
         {"kills": 100, "archives": 300}, {"kills": 3, "archives": 30}),
     Row("44", "kill -9 the daemon or its process group while second looks run", f"{KILLED}; both answers kept",
         kill_during_looks, {"kills": 100, "files": 1_000}, {"kills": 2, "files": 60}),
+    Row("56", "a machine becomes too slow for a batch within its limit", "one worker lost, smaller batches, 0 FAILED",
+        by_tests(f"{FAULTS}test_workers.py", f"{DAEMON}workers/test_lane.py", "-k", "too_slow or too_long"), {}),
     Row("55", "a start meets an error of the system that may pass (EIO, ENOSPC, EMFILE, an address in use)",
         "exit 74, which the unit repeats, not 78", by_tests(f"{FAULTS}test_starts.py"), {}),
     Row("mix", "bad inputs among good images", "each in its state, no worker lost", mix_inputs, {"copies": 20, "good": 2_000}),

@@ -2878,6 +2878,52 @@ ENDS = [
         ("daemon/web/test_keeper.py::test_a_page_whose_address_becomes_free_is_served",),
         within="_listen",
     ),
+    Mutant(
+        "batch-limit-follows",
+        "a batch may take longer on a machine that is slow",
+        "daemon/workers/pool.py",
+        "self._settings.batch_timeout_seconds + self.extra_seconds",
+        "self._settings.batch_timeout_seconds",
+        (
+            "daemon/workers/test_pool.py::test_a_batch_may_take_longer_on_a_machine_that_is_slow_and_no_longer_when_it_is_fast_again",
+            "daemon/workers/test_lane.py::test_after_a_batch_that_took_too_long_batches_begin_small_and_grow_again",
+        ),
+        within="Pool.run_batch",
+    ),
+    Mutant(
+        "batch-limit-fades",
+        "on a machine that is fast again, a worker that hangs is noticed as soon as before",
+        "daemon/workers/pool.py",
+        "FADING * slowest",
+        "slowest",
+        (
+            "daemon/workers/test_pool.py::test_a_batch_may_take_longer_on_a_machine_that_is_slow_and_no_longer_when_it_is_fast_again",
+        ),
+        within="Pool.run_batch",
+    ),
+    Mutant(
+        "batch-shrinks",
+        "after a batch that took too long, single images are tried",
+        "daemon/workers/lane.py",
+        "self._most = 1",
+        "pass",
+        (
+            "daemon/workers/test_lane.py::test_after_a_batch_that_took_too_long_batches_begin_small_and_grow_again",
+            "faults/test_workers.py::test_a_machine_that_is_too_slow_for_full_batches_loses_one_worker_and_no_image",
+        ),
+        within="Lane._work",
+    ),
+    Mutant(
+        "batch-watchdog",
+        "the watchdog waits as long as a slow batch may take",
+        "daemon/workers/lane.py",
+        "time.monotonic() + 2 * self.pool.extra_seconds",
+        "time.monotonic()",
+        (
+            "daemon/workers/test_lane.py::test_after_a_batch_that_took_too_long_batches_begin_small_and_grow_again",
+        ),
+        within="Lane._note_progress",
+    ),
 ]
 
 
