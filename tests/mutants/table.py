@@ -3214,6 +3214,27 @@ ENDS = [
         "open(file, 'rb').read().strip()",
         ("daemon/results/test_webhook.py::test_a_secret_that_every_user_can_read_is_refused",),
     ),
+    Mutant(
+        "pace-crew",
+        "the pace is that of the workers that are ready",
+        "daemon/monitoring/counts.py",
+        "self._samples.clear()",
+        "pass",
+        (
+            "daemon/web/test_status.py::test_the_time_in_which_no_worker_is_ready_does_not_count",
+            "daemon/web/test_status.py::test_the_pace_is_that_of_the_workers_that_are_left",
+        ),
+        within="Pace.measure",
+    ),
+    Mutant(
+        "pace-idle",
+        "an idle time does not count for the pace",
+        "daemon/monitoring/counts.py",
+        "max(self._samples[0], counts.began)",
+        "self._samples[0]",
+        ("daemon/web/test_status.py::test_an_idle_time_does_not_count_for_the_time_to_go",),
+        within="Pace._pace",
+    ),
 ]
 
 
