@@ -12,6 +12,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from daemon.system.scarcity import PASSING
 from daemon.system.signals import SHELL_OFFSET
 
 if TYPE_CHECKING:
@@ -199,6 +200,20 @@ class WorkerLost(Exception):
         self.cause = cause
         self.timed_out = timed_out
         self.began = began
+
+
+def may_pass(error: BaseException) -> bool:
+    """Whether an error comes from one of the system that may pass: `raise … from` names it."""
+    cause: BaseException | None = error
+    while cause and not (isinstance(cause, OSError) and cause.errno in PASSING):
+        cause = cause.__cause__
+    return cause is not None
+
+
+def exit_status_of(error: BaseException) -> int:
+    """Of an error that ends the process. systemd never repeats a start after EX_CONFIG, so what may pass gets EX_IOERR."""
+    status: int = getattr(error, "exit_status", os.EX_SOFTWARE)
+    return os.EX_IOERR if status == os.EX_CONFIG and may_pass(error) else status
 
 
 def leaves(group: BaseExceptionGroup[BaseException]) -> Iterator[BaseException]:

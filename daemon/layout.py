@@ -217,7 +217,7 @@ def pack_errors() -> Iterator[None]:
         yield
     except (PackError, UnknownName) as error:
         errors = error.errors if isinstance(error, PackErrors) else [error]
-        raise ModelsUnusable("\n".join(dict.fromkeys(map(explain, errors)))) from error
+        raise ModelsUnusable("\n".join(dict.fromkeys(map(explain, errors)))) from errors[0]
 
 
 def explain(error: Exception) -> str:

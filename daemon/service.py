@@ -24,6 +24,7 @@ from daemon.errors import (
     SinkBehind,
     Unfinished,
     VisiondError,
+    exit_status_of,
     leaves,
 )
 from daemon.exchanging.exchange import Exchange, Models
@@ -356,19 +357,16 @@ async def run_service(
     ends_process: bool = False,
     read: Callable[[], Config] | None = None,
 ) -> Counter[JobStatus]:
-    """Run the daemon. Returns the number of images that reached each state in this run,
-    and of those that are PENDING.
+    """Run the daemon. Returns the number of images that reached each state in this run, and of those that are PENDING.
 
-    ends_process: after an error the process ends soon, even if a thread of it hangs, as one of a sink on
-    a dead mount. read: reads the configuration again.
-    Raises VisiondError; errors are taken out of the groups that task groups put them in.
-    """
+    ends_process: after an error the process ends soon, even if a thread of it hangs, as one of a sink on a dead mount.
+    read: reads the configuration again. Raises VisiondError, taken out of the groups that task groups put errors in."""
     service = Service(config, once=once, limit=limit, show=show, read=read)
     try:
         await _run_to_its_end(service)
     except Exception as error:
         if ends_process:
-            leave_within(LEAVE_SECONDS, getattr(error, "exit_status", os.EX_SOFTWARE), str(error))
+            leave_within(LEAVE_SECONDS, exit_status_of(error), str(error))
         raise
     outcomes = service.counts.outcomes()
     pending = outcomes[JobStatus.PENDING]

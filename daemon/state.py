@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from daemon.errors import AlreadyRunning, ConfigError
+from daemon.system.scarcity import cause_of
 
 LEDGER = "ledger.sqlite"
 IDENTITY = "identity"  # the id of the ledger that belongs here
@@ -74,7 +75,7 @@ def _locked(folder: Path) -> Iterator[None]:
         _shut(folder)
         fd = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     except OSError as error:
-        raise ConfigError([f"state.path: cannot use {folder}: {error.strerror}."]) from error
+        raise _cannot_use(folder, error) from error
     try:
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -83,12 +84,18 @@ def _locked(folder: Path) -> Iterator[None]:
             raise AlreadyRunning(
                 f"Another visiond is using {folder}{holder}. Stop it, or set another [state] path."
             ) from None
+        except OSError as error:  # some network file systems have no locks
+            raise _cannot_use(folder, error) from error
         with contextlib.suppress(OSError):
             # This lock keeps nobody out, but names the process that holds it.
             fcntl.lockf(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         yield
     finally:
         os.close(fd)
+
+
+def _cannot_use(folder: Path, error: OSError) -> ConfigError:
+    return ConfigError([f"state.path: cannot use {folder}: {cause_of(error)}."])
 
 
 def _shut(folder: Path) -> None:

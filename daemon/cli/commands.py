@@ -26,7 +26,7 @@ from daemon.cli.recovery import backup, prune, repair, verify
 from daemon.cli.results import export, list_images, show, status
 from daemon.cli.run import run
 from daemon.cli.tuning import plan, tune
-from daemon.errors import ConfigError, NotRunning, VisiondError
+from daemon.errors import ConfigError, NotRunning, VisiondError, exit_status_of
 from daemon.hints import command, quantity
 from daemon.jobs import JobStatus
 from daemon.system.log import is_json
@@ -78,7 +78,7 @@ def main() -> None:
     except VisiondError as error:
         for line in str(error).splitlines():
             print_error(line)
-        sys.exit(error.exit_status)
+        sys.exit(exit_status_of(error))
     except Exception as error:  # noqa: BLE001 - the top of the process
         if is_json():
             import structlog

@@ -7,6 +7,7 @@ import shlex
 import stat
 
 from daemon.errors import ConfigError
+from daemon.system.scarcity import cause_of
 
 
 def read_secret(key: str, name: str) -> bytes:
@@ -16,7 +17,7 @@ def read_secret(key: str, name: str) -> bytes:
         with open(name, "rb") as file:
             data, mode = file.read(), os.fstat(file.fileno()).st_mode
     except OSError as error:
-        raise ConfigError([f"{key}: {name} cannot be read: {error.strerror}."]) from error
+        raise ConfigError([f"{key}: {name} cannot be read: {cause_of(error)}."]) from error
     if mode & stat.S_IRWXO:
         fix = shlex.join(["chmod", "o=", name])
         raise ConfigError(

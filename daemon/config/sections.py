@@ -267,7 +267,10 @@ class PipelineSection(Section):
         5.0, ge=0, description="Wait before the second attempt; doubled before each further one."
     )
     batch_timeout_seconds: float = Field(
-        120.0, gt=0, description="A worker that takes longer for a batch is killed."
+        120.0,
+        gt=0,
+        description="A worker that takes longer for a batch is killed, and its images are tried one by one. On a slow machine "
+        "a batch may take longer: four times as long as the slowest of the last batches.",
     )
     load_timeout_seconds: float = Field(
         600.0, gt=0, description="A worker that takes longer to load its models is killed."

@@ -4,11 +4,14 @@ status and exit statuses all come from here."""
 from __future__ import annotations
 
 import time
-from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections import Counter, deque
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from daemon.jobs import Admitted, Change, Ending, JobStatus
+
+RATE_SECONDS = 30.0  # over which the pace is measured
+FIRST_SECONDS = 3.0  # of other workers, in which little is finished
 
 
 @dataclass(slots=True)
@@ -76,3 +79,36 @@ class Counts:
         """A row of this state was deleted. Of a file that FAILED only the newest version is counted,
         and that one stays."""
         self.states[status] -= status is not JobStatus.FAILED
+
+
+class Pace:
+    """How many images a second the workers finish that are at work now, over the last half minute at most.
+
+    An idle time before, and the time in which the successor of a lost worker loads its models, say nothing about what is
+    to come. In the first seconds of other workers it is what as many of those before them did.
+    """
+
+    def __init__(self) -> None:
+        self._samples: deque[tuple[float, int]] = (
+            deque()
+        )  # monotonic seconds, and the images finished by then
+        self._crew: Collection[object] = ()  # the workers at work
+        self._each = 0.0  # images a second of each worker before them
+
+    def measure(self, now: float, counts: Counts, crew: Collection[object]) -> float:
+        """crew: the workers that are ready. Called every few seconds."""
+        if crew != self._crew:
+            if self._crew and self._samples:
+                self._each = self._pace(self._samples[-1], counts) / len(self._crew)
+            self._crew = crew
+            self._samples.clear()
+        self._samples.append((now, counts.finished_in_this_run))
+        while now - self._samples[0][0] > RATE_SECONDS:
+            self._samples.popleft()
+        return self._pace(self._samples[-1], counts)
+
+    def _pace(self, last: tuple[float, int], counts: Counts) -> float:
+        (now, done), (then, before) = last, max(self._samples[0], counts.began)
+        if now - then < FIRST_SECONDS and self._each:
+            return self._each * len(self._crew)
+        return (done - before) / (now - then) if self._crew and now > then else 0.0

@@ -185,7 +185,7 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
     in_flight: int = 0
     ended_in_this_run: int = 0
     left_in_this_run: int = 0  # pending images that this run will process; with --limit not all
-    images_per_second: float = 0.0  # over the last half minute
+    images_per_second: float = 0.0  # of the workers that are ready now, over the last half minute at most
     eta_seconds: float | None = None  # None while nothing is processed
     obstacles: list[str] = []  # what cannot be read or written, and why
     unread_folders: int = 0  # in the inboxes; they are skipped

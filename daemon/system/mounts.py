@@ -7,12 +7,15 @@ import errno
 import os
 import re
 import shlex
+import stat
 import struct
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple, TypeVar
+
+from daemon.system.scarcity import PASSING
 
 T = TypeVar("T")
 
@@ -26,8 +29,15 @@ _GONE = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP)
 
 
 def is_there(folder: Path) -> bool | None:
-    """Whether the folder exists; None if its file system does not answer in time."""
-    return ask(lambda: os.path.isdir(folder))
+    """Whether the folder exists; None if its file system does not answer in time, or with an error that may pass."""
+
+    def look() -> bool | None:
+        try:
+            return stat.S_ISDIR(os.stat(folder).st_mode)
+        except OSError as error:
+            return None if error.errno in PASSING else False
+
+    return ask(look)
 
 
 def ask(look: Callable[[], T]) -> T | None:

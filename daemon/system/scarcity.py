@@ -1,4 +1,4 @@
-"""System errors that no file causes and that may pass: too few descriptors, a mount that is gone."""
+"""System errors that no file causes and that may pass: too few descriptors, a mount that is gone, a full disk."""
 
 from __future__ import annotations
 
@@ -25,6 +25,18 @@ AWAY = frozenset(
         ),
         *(errno.EHOSTDOWN, errno.EHOSTUNREACH, errno.ENETDOWN, errno.ENETUNREACH),
         *(errno.ENODEV, errno.ENOMEDIUM, errno.EREMOTEIO, errno.ENOMEM),
+    )
+)
+
+# What stops a start but no configuration can change. An address may be missing (EADDRNOTAVAIL) while a machine boots, and
+# in use while another program ends. A read-only file system is not among these: in a systemd unit that is how a folder
+# shows that it is missing in ReadWritePaths=.
+PASSING = frozenset(
+    (
+        *SCARCE,
+        *AWAY,
+        *(errno.EIO, errno.ENOSPC, errno.EDQUOT, errno.ESTALE, errno.EAGAIN, errno.EBUSY),
+        *(errno.ENOBUFS, errno.ENOLCK, errno.EADDRINUSE, errno.EADDRNOTAVAIL),
     )
 )
 

@@ -288,7 +288,9 @@ def load_certificate(http: Http) -> ssl.SSLContext:
     except OSError as error:  # ssl.SSLError is one
         raise ConfigError(
             [f"http.tls_certificate: the certificate or its key is unusable: {error.strerror or error}."]
-        ) from error
+        ) from (
+            None if isinstance(error, ssl.SSLError) else error
+        )  # SSLError has numbers of its own in errno
     return context
 
 
@@ -329,16 +331,16 @@ def listen(http: Http, section: str = "http") -> socket.socket:
 
 def _listen_control(path: Path) -> socket.socket:
     """The state folder is locked for this process, so an existing socket is stale."""
-    listener = socket.socket(socket.AF_UNIX)
     try:
+        listener = socket.socket(socket.AF_UNIX)
         path.unlink(missing_ok=True)
         with socket_address(path) as address:
             listener.bind(address)
+        path.chmod(0o600)
     except OSError as error:
         raise ConfigError(
             [f"state.path: cannot create the socket {path}: {error.strerror or error}."]
         ) from error
-    path.chmod(0o600)
     return listener
 
 

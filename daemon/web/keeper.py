@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import time
 from contextlib import suppress
 from pathlib import Path
@@ -14,7 +15,8 @@ import structlog
 from anyio import to_thread
 
 from daemon.config.loading import Config, parse
-from daemon.errors import ConfigError
+from daemon.config.sections import Http
+from daemon.errors import ConfigError, may_pass
 from daemon.stations.relay import Relayed
 from daemon.system import children
 from daemon.web.app import listen
@@ -55,22 +57,19 @@ class Keeper:
         self._changed.set()
 
     async def run(self) -> None:
-        """Serve the page until cancelled. If its address is in use, there is none. Raises nothing."""
+        """Serve the page until cancelled. While its address cannot be used, there is none. Raises nothing."""
         try:
             await self._keep()
+        except ConfigError as error:
+            log.warning("there is no page", why=str(error))
         except Exception as error:
             log.error("there is no page", why=str(error), exc_info=True)
 
     async def _keep(self) -> None:
         if not self._config.page.listen:
             return
-        http = self._config.page_http
-        try:
-            listener = listen(http, "page")
-        except ConfigError as error:
-            log.warning("there is no page", why=str(error))
-            return
-        pause = PAUSE_SECONDS
+        http, pause = self._config.page_http, PAUSE_SECONDS
+        listener = await _listen(http)
         with listener:
             log.info("page", address=http.url_at(listener.getsockname()[1]))
             while True:
@@ -84,6 +83,21 @@ class Keeper:
                 )
                 await anyio.sleep(pause)
                 pause = min(2 * pause, LONGEST_PAUSE_SECONDS)
+
+
+async def _listen(http: Http) -> socket.socket:
+    """Waits for what may pass, as while another program has the address. Raises ConfigError."""
+    why = ""
+    while True:
+        try:
+            return listen(http, "page")
+        except ConfigError as error:
+            if not may_pass(error):
+                raise
+            if str(error) != why:
+                log.warning("there is no page", why=str(error))
+            why = str(error)
+        await anyio.sleep(LONGEST_PAUSE_SECONDS)
 
 
 async def _run(order: bytes, listener: int, changed: anyio.Event) -> int | None:

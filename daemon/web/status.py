@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import sqlite3
 import time
-from collections import deque
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
@@ -20,6 +19,7 @@ from daemon.hints import quantity
 from daemon.inbox.walk import SHOWN, count_unread
 from daemon.jobs import JobStatus, Outdated
 from daemon.ledger.ledger import Ledger
+from daemon.monitoring.counts import Pace
 from daemon.monitoring.devices import STATES
 from daemon.monitoring.disks import Disks
 from daemon.monitoring.inboxes import Count
@@ -28,7 +28,6 @@ from daemon.monitoring.snapshot import ExchangeState, LaneState, SegmentState, S
 from daemon.pipeline import Pipeline
 from daemon.upkeep.schedule import Upkeep
 
-RATE_SECONDS = 30.0  # over which the rate is measured
 OUTDATED_SECONDS = 5.0  # for which the number of files with results of earlier models is not counted again
 ASK_SECONDS = 0.5  # a scrape's wait for the ledger, whose thread may be busy with VACUUM
 
@@ -63,10 +62,7 @@ class Status:
         self._started = time.monotonic()
         self._reload_problem = ""  # why the last reload changed nothing
         metrics.configuration_refused.set_function(lambda: float(self._is_refused()))
-        self._samples: deque[tuple[float, int]] = deque()
-        # When the daemon last had nothing to do, or no worker that could do it: monotonic seconds, and the images
-        # that were finished by then.
-        self._idle = (self._started, 0)
+        self._pace = Pace()
         self.disks = Disks({})
         self.waiting = Count(dict)
         self._oldest: float | None = None  # when the longest-waiting image was seen, in Unix seconds
@@ -84,7 +80,8 @@ class Status:
         pipeline, counts = self._pipeline, self._counts
         pending = counts.of(JobStatus.PENDING)
         left = min(pending, pipeline.limit.left) if pipeline.limit else pending
-        rate, workers, states = self._rate(), self._workers(), pipeline.states()
+        workers, states = self._workers(), pipeline.states()
+        rate = self._rate(workers)
         return Snapshot(
             running=True,
             pending=pending,
@@ -96,7 +93,7 @@ class Status:
             skipped=counts.of(JobStatus.SKIPPED),
             gone=counts.of(JobStatus.GONE),
             images_per_second=round(rate, 2),
-            eta_seconds=self._estimate(left, workers),
+            eta_seconds=left / rate if left and rate else None,
             obstacles=pipeline.blocked() + pipeline.held_back() + self._sink_problems() + self._crowded(),
             unread_folders=sum(map(len, unread := pipeline.watcher.unread())),
             unread=[line for folders in unread for line in folders.lines()][:SHOWN],
@@ -273,20 +270,6 @@ class Status:
         lanes = [lane for look in self._pipeline.looks for lane in look.station.state().lanes]
         return [worker for lane in lanes for worker in lane.workers]
 
-    def _estimate(self, left: int, workers: list[WorkerState]) -> float | None:
-        """Seconds until the images that are left are done, by the pace since there is something to do: an idle time
-        before says nothing about them."""
-        now, done = time.monotonic(), self._counts.finished_in_this_run
-        if not left or not any(worker.state == "ready" for worker in workers):
-            self._idle = (now, done)
-            return None
-        then, before = max(self._idle, self._samples[0], self._counts.began)
-        return left * (now - then) / (done - before) if done > before else None
-
-    def _rate(self) -> float:
-        now, done = time.monotonic(), self._counts.finished_in_this_run
-        self._samples.append((now, done))
-        while now - self._samples[0][0] > RATE_SECONDS:
-            self._samples.popleft()
-        then, before = self._samples[0]
-        return (done - before) / (now - then) if now > then else 0.0
+    def _rate(self, workers: list[WorkerState]) -> float:
+        crew = frozenset((worker.name, worker.ready_at) for worker in workers if worker.state == "ready")
+        return self._pace.measure(time.monotonic(), self._counts, crew)

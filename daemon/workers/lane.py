@@ -51,7 +51,7 @@ class Lane:
         self.stages = stages
         self.batch_size = batch_size
         self.pool = pool
-        self.progressed_at = time.monotonic()  # when a batch last began or ended
+        self.progressed_at = time.monotonic()  # when a batch last began or ended; later if one may take long
         self._queue: asyncio.Queue[Job] = asyncio.Queue(queue_images)
         # Never more than is in flight. The last one in is the first one out,
         # so each is settled before the next begins.
@@ -61,6 +61,9 @@ class Lane:
         # A slot is free again before its batch is committed, so that no GPU waits for the disk.
         # This bounds the batches that wait for a commit: as many as are being worked on.
         self._unfinished = anyio.Semaphore(2 * sum(seat.setup.threads for seat in pool.seats))
+        self._most = (
+            batch_size  # images in a batch; after one that took too long it begins again at 1, and doubles
+        )
         self._fitted = 0  # batches of which something fitted into the GPU's memory
 
     def is_needed_by(self, job: Job) -> bool:
@@ -89,7 +92,7 @@ class Lane:
                 await self._unfinished.acquire()
                 worker = await self.pool.reserve()
                 jobs = self._claim(first)
-                jobs += drain(self._queue, self.batch_size - 1)  # as late, and so as full, as possible
+                jobs += drain(self._queue, self._most - 1)  # as late, and so as full, as possible
                 if jobs:
                     tasks.start_soon(self._work, listener, worker, jobs)
                 else:
@@ -113,6 +116,8 @@ class Lane:
             try:
                 listener.begin(jobs)
                 reply = await self._ask(worker, jobs)
+                if len(jobs) >= self._most:
+                    self._most = min(2 * self._most, self.batch_size)
                 jobs, reply, again = await self._make_room(listener, worker, jobs, reply)
             finally:
                 self.pool.release(worker)
@@ -121,6 +126,10 @@ class Lane:
                 loss = _no_room(worker)
         except WorkerLost as error:
             loss = error
+            if (
+                loss.timed_out
+            ):  # the machine may be busy: single images are done sooner, and show how slow it is
+                self._most = 1
         finally:
             self._unfinished.release()
         if loss:  # only now: it may wait for room in the queue, which `run` empties
@@ -176,11 +185,15 @@ class Lane:
 
     async def _ask(self, worker: Worker, jobs: Sequence[Job]) -> Reply:
         """One batch on a reserved worker; the pool limits how long it may take. Raises WorkerLost."""
-        self.progressed_at = time.monotonic()
+        self._note_progress()
         try:
             return await self.pool.run_batch(worker, [_item_of(job) for job in jobs])
         finally:
-            self.progressed_at = time.monotonic()
+            self._note_progress()
+
+    def _note_progress(self) -> None:
+        """The watchdog waits for twice the configured time, and knows of no other."""
+        self.progressed_at = time.monotonic() + 2 * self.pool.extra_seconds
 
 
 def _part_of(reply: Reply, places: Sequence[int]) -> Reply:

@@ -44,6 +44,8 @@ ATTEMPT_SECONDS = 15.0  # after a pause, for an image to be tried again, and for
 REST_SECONDS = 5.0  # before a seat looks for memory again; doubles with each further rest in a row
 LONGEST_REST_SECONDS = 60.0
 MOST_DOUBLINGS = 10  # of a pause; a thousand would be more than a float holds
+SLOWER = 4  # times the slowest batch lately: how long the next one may take, if that is more than configured
+FADING = 0.9  # of the slowest batch's time, with each further batch of that size
 STEADY_BATCHES = 100  # of a worker, after which its next rest is a first one
 
 
@@ -59,6 +61,7 @@ class Pool:
         self._settings = settings
         self._metrics = metrics
         self._free: asyncio.Queue[Worker] = asyncio.Queue()  # each worker once for each of its free slots
+        self._slowest = 0.0, 0  # batch that was done lately: its seconds and images
         self._stopping = False
         self._hurried = anyio.Event()  # the images that wait are given up
         self._over = anyio.Event()  # no worker is started any more
@@ -123,7 +126,19 @@ class Pool:
 
     async def run_batch(self, worker: Worker, items: list[Item]) -> Reply:
         """One batch on a reserved worker. Raises WorkerLost."""
-        return await worker.run(items, self._settings.batch_timeout_seconds)
+        started = time.monotonic()
+        reply = await worker.run(items, self._settings.batch_timeout_seconds + self.extra_seconds)
+        seconds, (slowest, size) = time.monotonic() - started, self._slowest
+        if seconds >= slowest:
+            self._slowest = seconds, len(items)
+        elif len(items) >= size:  # a smaller one says nothing about those
+            self._slowest = max(seconds, FADING * slowest), size
+        return reply
+
+    @property
+    def extra_seconds(self) -> float:
+        """How much longer than configured a batch may take: a busy machine has shown that it is slow, not that it hangs."""
+        return max(0.0, SLOWER * self._slowest[0] - self._settings.batch_timeout_seconds)
 
     @property
     def is_short(self) -> bool:

@@ -196,15 +196,16 @@ def is_default(path: Path, models_folder: Path, stage: str, backend: str) -> boo
 
 def verify(pack: Pack, files: Iterable[str] | None = None) -> None:
     """Compare files (all, or those named by relative path) with their digests.
-
-    Raises PackError that lists every missing or changed file.
-    """
+    Raises PackError that lists every missing or changed file."""
     wrong = []
     for name in pack.manifest.digests if files is None else files:
-        if not (pack.folder / name).is_file():
-            wrong.append(f"{name} is missing")
-        elif digest_file(pack.folder / name) != pack.manifest.digests[name]:
-            wrong.append(f"{name} is altered")
+        try:
+            if not (pack.folder / name).is_file():
+                wrong.append(f"{name} is missing")
+            elif digest_file(pack.folder / name) != pack.manifest.digests[name]:
+                wrong.append(f"{name} is altered")
+        except OSError as error:
+            raise PackError(f"{pack.folder / name} cannot be read: {error.strerror}.") from error
     if wrong:
         fix = "Copy or pull it again"
         if pack.plain:

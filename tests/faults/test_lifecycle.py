@@ -222,7 +222,7 @@ def test_a_thread_that_hangs_in_a_system_call_does_not_delay_the_exit(tmp_path: 
 
 
 @pytest.mark.parametrize(
-    ("nth", "status", "said"), [(1, os.EX_CONFIG, "cannot create the socket"), (2, os.EX_OK, "")]
+    ("nth", "status", "said"), [(1, os.EX_IOERR, "cannot create the socket"), (2, os.EX_OK, "")]
 )
 def test_a_control_socket_that_cannot_be_removed_is_reported_at_the_start_and_ignored_at_the_end(
     tmp_path: Path, nth: int, status: int, said: str

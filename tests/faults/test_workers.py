@@ -122,6 +122,18 @@ def test_a_worker_that_hangs_with_the_interpreter_lock_held_is_replaced_in_time(
     assert failed_as(place.assert_kept(DONE=8, FAILED=1), "timeout") == hung
 
 
+def test_a_machine_that_is_too_slow_for_full_batches_loses_one_worker_and_no_image(tmp_path: Path) -> None:
+    slow = {"batch_size": 16, "options": {"latency_per_image_seconds": 0.02}}
+    place = Place(tmp_path, {"stages": {"ocr": slow}, "pipeline": {"batch_timeout_seconds": 0.15}})
+    place.drop_many(range(64))
+    run = place.run_once()
+    assert run.returncode == 0, run.stderr
+    assert 1 <= run.stderr.count('"event": "worker lost"') <= 3, (
+        "on a busy machine a single image may take too long"
+    )
+    place.assert_kept(DONE=64)
+
+
 def test_a_worker_that_cannot_load_ends_the_daemon_with_69_and_the_cause(tmp_path: Path) -> None:
     place = open_place(tmp_path)
     place.configure({"stages": {"blip": {"options": {"load_seconds": -1.0}}}})

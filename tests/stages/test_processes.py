@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from daemon.cli import forget_working_directory
-from stages.processes import ROOT, environment, importing, python
+from stages.processes import ROOT, environment, importing, locked_folder, python
 
 PRINT_PATH = "import sys; print(*sys.path, sep='\\n')"
 
@@ -95,3 +95,14 @@ def test_nothing_is_collected_while_modules_are_imported(freeze: bool) -> None:
         assert (gc.get_freeze_count() > 0) == freeze
     finally:
         gc.freeze()  # as it is during tests
+
+
+def test_a_link_with_the_name_of_a_folder_is_not_locked_in_its_place(tmp_path: Path) -> None:
+    """What is locked may be removed with all that is in it."""
+    (tmp_path / "precious").mkdir()
+    (tmp_path / "temporary").symlink_to(tmp_path / "precious")
+    with pytest.raises(NotADirectoryError), locked_folder(tmp_path / "temporary"):
+        pass
+    with locked_folder(tmp_path / "precious"):
+        with pytest.raises(BlockingIOError), locked_folder(tmp_path / "precious"):
+            pass

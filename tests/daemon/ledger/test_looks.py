@@ -88,6 +88,17 @@ async def test_an_answer_is_stored_and_the_image_is_to_be_published_again(
     assert (record.looks["again"].model, record.outputs.keys()) == (OTHER, make_outputs().keys())
 
 
+async def test_a_look_that_has_ended_does_not_end_again(ledger: Ledger, number: int) -> None:
+    """As when a station that was taken for lost reports it after all."""
+    [job] = await finish(ledger, b"a.jpg")
+    assert await end(ledger, number, answer(job)) == {1}
+    await ledger.mark_emitted([Placed(1)])
+    assert await end(ledger, number, failed(job)) == set()
+    assert await ledger.owed(0, 10) == []
+    with closing(Reader(ledger.path)) as reader, reader.lend() as connection:
+        assert looks.count(connection, "again") == looks.Tally(waiting=0, done=1, failed=0)
+
+
 async def test_the_look_of_a_replaced_version_is_not_published(ledger: Ledger, number: int) -> None:
     [job] = await finish(ledger, b"a.jpg")
     await ledger.admit([make_file(b"a.jpg", mtime_ns=9)])

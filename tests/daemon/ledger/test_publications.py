@@ -60,6 +60,15 @@ async def test_an_image_that_is_published_again_has_only_its_new_number(
     assert images_after(reader, 2) == {3: 1}
 
 
+async def test_a_version_that_is_published_marks_earlier_ones_and_no_later_one(ledger: Ledger) -> None:
+    for size in (3, 4, 5):
+        await ledger.admit([make_file(b"a.jpg", size=size)])
+        await ledger.end([done(job) for job in await ledger.next_jobs(100, ())])
+    assert [record.id for record in await ledger.owed(0, 10)] == [1, 2, 3]
+    await ledger.mark_emitted([Placed(2)], superseding=True)
+    assert [record.id for record in await ledger.owed(0, 10)] == [3]
+
+
 async def test_an_image_that_is_held_is_numbered_once(ledger: Ledger, reader: Reader) -> None:
     await ledger.admit([make_file(b"a.jpg")])
     await ledger.end([done(job) for job in await ledger.next_jobs(1, ())])

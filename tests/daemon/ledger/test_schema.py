@@ -285,13 +285,21 @@ def test_the_message_says_when_the_ledger_cannot_be_opened_for_lack_of_descripto
     assert "disk" not in str(caught.value)
 
 
-@pytest.mark.parametrize("name", ["ledger.sqlite", "identity"])
+@pytest.mark.parametrize(
+    ("name", "number"),
+    [
+        ("ledger.sqlite", errno.EIO),
+        ("identity", errno.EIO),
+        ("identity", errno.EDQUOT),
+        ("upkeep", errno.EACCES),
+    ],
+)
 def test_a_file_of_the_state_folder_that_cannot_be_read_is_named_and_is_no_defect(
-    tmp_path: Path, name: str
+    tmp_path: Path, name: str, number: int
 ) -> None:
-    with pytest.raises(LedgerUnusable, match=rf"{name} cannot be used: Input/output error\. Check its"):
+    with pytest.raises(LedgerUnusable, match=rf"{name} cannot be used: {os.strerror(number)}\. Check its"):
         with schema.trouble_named(tmp_path / "ledger.sqlite"):
-            raise OSError(errno.EIO, os.strerror(errno.EIO), str(tmp_path / name))
+            raise OSError(number, os.strerror(number), str(tmp_path / name))
     for other in (tmp_path / "no" / name, tmp_path / "missing"):
         with pytest.raises(FileNotFoundError), schema.trouble_named(tmp_path / "ledger.sqlite"):
             other.read_bytes()

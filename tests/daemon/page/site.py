@@ -41,7 +41,7 @@ class Site:
             command, stdout=subprocess.PIPE, env=processes.environment({"PYTHONUNBUFFERED": "1"}), text=True
         )
         assert self.process.stdout
-        found = re.match(r"http://127\.0\.0\.1:(\d+)", self.process.stdout.readline())
+        found = re.match(r"http://[\d.]+:(\d+)", self.process.stdout.readline())
         assert found
         self.port = int(found[1])
         self.token = ""

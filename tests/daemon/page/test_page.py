@@ -7,6 +7,7 @@ import json
 import re
 from collections.abc import Iterator
 from contextlib import closing
+from pathlib import Path
 from urllib.parse import quote
 
 import pytest
@@ -141,6 +142,20 @@ def test_a_change_needs_the_token_and_the_page_itself(site: Site) -> None:
     assert site.place.reader.find_numbers([image])[0].status is JobStatus.FAILED
     assert "<button>Retry</button>" in site.read(f"/images/{image}", Cookie=cookie)
     assert "Retry the ticked" not in site.read("/?q=state:failed")
+
+
+def test_a_form_that_is_too_large_is_refused_before_all_of_it_is_read(site: Site) -> None:
+    form = "token=wrong&to=/" + "x" * (1 << 20)
+    assert site.ask("/login", "POST", form, Origin=site.origin)[0] == 413
+    assert site.ask("/retry", "POST", form, Cookie=site.log_in(), Origin=site.origin)[0] == 413
+
+
+def test_where_others_can_reach_the_page_reading_needs_the_token(tmp_path: Path) -> None:
+    with closing(Site(tmp_path, "--listen", "0.0.0.0:0")) as opened:
+        status, _, headers = opened.ask("/", Accept="text/html")
+        assert (status, headers["location"]) == (303, "/login")
+        assert opened.ask("/images/1")[0] == 401
+        assert opened.ask("/", Cookie=opened.log_in())[0] == 200
 
 
 def test_failed_images_are_tried_again(site: Site) -> None:

@@ -15,6 +15,7 @@ import msgspec
 import pytest
 
 from daemon.config.loading import parse
+from daemon.inbox.sources import temporary_name
 from daemon.jobs import JobStatus, Placed, Version
 from daemon.results.destinations import (
     Destination,
@@ -80,6 +81,16 @@ def test_a_reader_never_sees_a_torn_sidecar(tmp_path: Path) -> None:
     assert all(seen)
 
 
+def test_a_link_with_the_temporary_name_of_a_sidecar_is_not_followed(tmp_path: Path) -> None:
+    """Another user of a results folder could let the daemon write over any of its files."""
+    (tmp_path / "diary").write_text("precious")
+    sidecar = os.fsencode(tmp_path / "a.jpg.json")
+    os.symlink(os.fsencode(tmp_path / "diary"), temporary_name(sidecar))
+    with pytest.raises(OSError, match="symbolic links"):
+        write_whole(sidecar, b"{}")
+    assert (tmp_path / "diary").read_text() == "precious"
+
+
 def test_a_sidecar_that_cannot_be_written_leaves_the_old_one_and_no_temporary_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -99,7 +110,7 @@ def test_a_sidecar_that_cannot_be_written_leaves_the_old_one_and_no_temporary_fi
     assert tree(tmp_path) == before
 
 
-@pytest.mark.parametrize("error", [errno.EMFILE, errno.ENFILE, errno.ENOSPC])
+@pytest.mark.parametrize("error", [errno.EMFILE, errno.ENFILE, errno.ENOSPC, errno.EDQUOT, errno.ESTALE])
 def test_what_concerns_every_file_leaves_no_bin_out(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: int
 ) -> None:

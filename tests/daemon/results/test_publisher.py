@@ -78,6 +78,7 @@ async def test_an_image_that_is_held_leaves_later_and_is_published_once(
         f"an image cannot leave its inbox: {tmp_path}/inbox/a.jpg: Read-only file system"
     ]
     assert len(await ledger.owed(0, 10)) == 1
+    assert opened.published_after(0, 10)[1] == 1, "its record is published before it leaves"
     await publisher.try_again()
     assert publisher.held_back() == []
     assert await ledger.owed(0, 10) == []

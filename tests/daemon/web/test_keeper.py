@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import os
 import signal
@@ -9,7 +10,12 @@ import socket
 import urllib.request
 from pathlib import Path
 
-from tests.daemon_process import Daemon, Place, command_of, free_port, wait_for
+import anyio
+import pytest
+
+from daemon.config.sections import Http
+from daemon.web import keeper
+from tests.daemon_process import PATIENCE, Daemon, Place, command_of, free_port, wait_for
 
 
 def page_process(daemon: int) -> int:
@@ -70,3 +76,13 @@ def test_a_page_whose_address_is_in_use_holds_nothing_up(tmp_path: Path) -> None
             place.drop_many(range(1))
             daemon.wait_idle(1)
             assert "page.listen: cannot listen" in daemon.wait_event("there is no page")["why"]
+
+
+@pytest.mark.anyio
+async def test_a_page_whose_address_becomes_free_is_served(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(keeper, "LONGEST_PAUSE_SECONDS", 0.01)
+    with socket.create_server(("127.0.0.1", 0)) as taken, anyio.fail_after(PATIENCE):
+        address = taken.getsockname()
+        asyncio.get_running_loop().call_later(0.05, taken.close)
+        with await keeper._listen(Http(listen=f"127.0.0.1:{address[1]}")) as listener:
+            assert listener.getsockname() == address

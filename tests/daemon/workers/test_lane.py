@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from types import SimpleNamespace
 from typing import Any, cast
@@ -12,9 +13,12 @@ import anyio.abc
 import anyio.lowlevel
 import pytest
 
+from daemon.config.sections import PipelineSection
 from daemon.errors import WorkerLost
 from daemon.jobs import Extent, Job
 from daemon.messages import Item, Outcome, Reply
+from daemon.monitoring.metrics import Metrics
+from daemon.workers import pool
 from daemon.workers.lane import Lane
 from tests.daemon_process import PATIENCE
 from tests.makers import make_job
@@ -31,6 +35,7 @@ class FakePool:
     def __init__(self, slots: int = 1, lost: int = 0) -> None:
         self.seats = [SimpleNamespace(setup=SimpleNamespace(threads=slots))]
         self.is_short = False
+        self.extra_seconds = 0.0
         self.batches: list[int] = []  # how many images each one had
         self._lost = lost
         self._slots = anyio.Semaphore(slots)
@@ -61,6 +66,30 @@ class FakePool:
         return REPLY
 
 
+class SlowWorker:
+    """A worker that is as slow as the test says, by a clock of its own."""
+
+    device, name, slots = "cpu", "w", 1
+    alive, leaving = True, False
+
+    def __init__(self) -> None:
+        self.seconds = 1.0  # for each image
+        self.now = 0.0
+        self.batches: list[int] = []  # how many images each one had
+        self.lost = 0
+        self.parked = 0
+        self.alone: anyio.Event | None = None
+
+    async def run(self, items: list[Item], limit: float) -> Reply:
+        self.batches.append(len(items))
+        await anyio.lowlevel.checkpoint()
+        self.now += min(limit, len(items) * self.seconds)
+        if len(items) * self.seconds > limit:
+            self.lost += 1
+            raise WorkerLost("w", "a batch was not done", timed_out=True)
+        return REPLY
+
+
 class FakePipeline:
     """Commits answers when the test says so, and queues lost images again."""
 
@@ -84,7 +113,7 @@ class FakePipeline:
         raise AssertionError
 
 
-def open_lane(pool: FakePool, *, batch_size: int = 1, queue_images: int = 100) -> Lane:
+def open_lane(pool: FakePool | pool.Pool, *, batch_size: int = 1, queue_images: int = 100) -> Lane:
     return Lane("w", ("ocr",), batch_size, cast(Any, pool), queue_images)
 
 
@@ -119,6 +148,27 @@ async def test_a_batch_takes_what_waits_when_a_slot_is_free() -> None:
     async with running(lane, pipeline):
         await until(lambda: pipeline.done == 5)
     assert pool.batches == [3, 2]
+
+
+@pytest.mark.parametrize("drop", [5, 50, 100])
+async def test_after_a_batch_that_took_too_long_batches_begin_small_and_grow_again(
+    drop: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    worker, pipeline = SlowWorker(), FakePipeline()
+    monkeypatch.setattr(pool, "time", SimpleNamespace(monotonic=lambda: worker.now))
+    seat = SimpleNamespace(setup=SimpleNamespace(threads=1), full_until=0.0)
+    settings = PipelineSection(batch_timeout_seconds=100.0)
+    workers = pool.Pool("w", cast(Any, [seat]), 0, settings, Metrics())
+    workers.release(cast(Any, worker))
+    lane = open_lane(workers, batch_size=32)
+    async with running(lane, pipeline):
+        for total, seconds in ((64, 1.0), (264, drop), (270, drop), (334, drop)):
+            worker.seconds = seconds
+            await fill(lane, total - pipeline.done)
+            await until(lambda total=total: pipeline.done == total)
+        assert (worker.lost, worker.batches[-2:]) == (1, [32, 32])
+        patience = 2 * settings.batch_timeout_seconds
+        assert lane.progressed_at + patience > time.monotonic() + 32 * drop, "the watchdog waits as long"
 
 
 async def test_a_slot_is_free_again_before_its_batch_is_committed() -> None:

@@ -6,12 +6,13 @@ import contextlib
 import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any, cast
 
 import anyio
 import pytest
 
 from daemon.config.sections import PipelineSection
-from daemon.messages import Setup
+from daemon.messages import Item, Reply, Setup
 from daemon.monitoring.metrics import Metrics
 from daemon.workers import pool
 from daemon.workers.pool import Pool
@@ -110,3 +111,29 @@ async def test_a_pool_that_is_stopped_waits_for_no_worker_that_is_not_ready(
         workers.stop()
         with anyio.fail_after(PATIENCE):
             await ended.wait()
+
+
+class FakeWorker:
+    """Notes how long each batch may take."""
+
+    def __init__(self) -> None:
+        self.seconds, self.limits = 0.0, list[float]()
+
+    async def run(self, items: list[Item], limit: float) -> Reply:
+        self.limits.append(limit)
+        await anyio.sleep(self.seconds)
+        return Reply(0, [], [])
+
+
+async def test_a_batch_may_take_longer_on_a_machine_that_is_slow_and_no_longer_when_it_is_fast_again() -> (
+    None
+):
+    worker = FakeWorker()
+    workers = Pool("w", [], 0, PipelineSection(batch_timeout_seconds=0.1), Metrics())
+    many, few = [Item(0, 1, {})] * 8, [Item(0, 1, {})]
+    for seconds, items in ((0.05, many), *([(0.0, few)] * 9), *([(0.0, many)] * 9)):
+        worker.seconds = seconds
+        await workers.run_batch(cast(Any, worker), items)
+    first, *after_few = worker.limits[:11]
+    assert first == worker.limits[-1] == 0.1
+    assert min(after_few) > 0.15, "small batches say nothing about large ones"

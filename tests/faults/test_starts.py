@@ -1,0 +1,86 @@
+"""A start that an error of the system prevents: systemd repeats it if the error may pass, and only then."""
+
+from __future__ import annotations
+
+import errno
+import os
+import ssl
+from pathlib import Path
+
+import pytest
+
+from daemon.config.sections import Http
+from daemon.errors import ConfigError, ModelsUnusable, exit_status_of
+from daemon.layout import pack_errors
+from daemon.system import mounts
+from daemon.web.app import load_certificate
+from stages.manifest import PackError, PackErrors
+from tests.daemon_process import Place, make_certificate
+from tests.faults.syscalls import Call, Supervisor
+
+TOKEN = {"listen": "127.0.0.1:0", "token_file": "token"}
+
+
+@pytest.mark.parametrize(
+    ("call", "path", "fault", "status"),
+    [
+        ("open", "state/lock", errno.EIO, os.EX_IOERR),
+        ("open", "state/lock", errno.ENOSPC, os.EX_IOERR),
+        ("mkdir", "state", errno.EDQUOT, os.EX_IOERR),
+        ("open", "daemon.toml", errno.ENFILE, os.EX_IOERR),
+        ("open", "token", errno.EMFILE, os.EX_IOERR),
+        ("open", "token", errno.ESTALE, os.EX_IOERR),
+        ("open", "state/lock", errno.EACCES, os.EX_CONFIG),
+        ("open", "state/lock", errno.EROFS, os.EX_CONFIG),
+        ("open", "daemon.toml", errno.ENOENT, os.EX_CONFIG),
+        ("open", "token", errno.EACCES, os.EX_CONFIG),
+    ],
+)
+def test_a_start_is_repeated_after_an_error_that_may_pass(
+    tmp_path: Path, call: str, path: str, fault: int, status: int
+) -> None:
+    place = Place(tmp_path, {"http": TOKEN})
+    (tmp_path / "token").write_text("secret")
+    (tmp_path / "token").chmod(0o600)
+    wanted = Call(call, os.fsencode(tmp_path / path))
+    with Supervisor(tmp_path, lambda seen: fault if seen == wanted else 0) as supervisor:
+        run = place.run_once(supervisor=supervisor.path)
+    assert (run.returncode, "Traceback" in run.stderr) == (status, False), run.stderr
+    assert path.removesuffix("/lock") in run.stderr
+
+
+def test_an_inbox_that_its_disk_does_not_show_is_no_missing_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert (mounts.is_there(tmp_path), mounts.is_there(tmp_path / "none")) == (True, False)
+
+    def refuse(path: Path) -> os.stat_result:
+        raise OSError(errno.ESTALE, "Stale file handle")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "stat", refuse)
+        found = mounts.is_there(tmp_path)
+    assert found is None
+
+
+@pytest.mark.parametrize(("fault", "status"), [(errno.EIO, os.EX_IOERR), (errno.EACCES, os.EX_CONFIG)])
+def test_weights_that_the_disk_does_not_deliver_are_no_wrong_weights(fault: int, status: int) -> None:
+    unread = PackError("the manifest cannot be read")
+    unread.__cause__ = OSError(fault, os.strerror(fault))
+    with pytest.raises(ModelsUnusable) as refused, pack_errors():
+        raise PackErrors([unread, PackError("another model is altered")])
+    assert exit_status_of(refused.value) == status
+
+
+def test_a_certificate_with_the_wrong_key_is_wrong_whatever_number_openssl_gives(tmp_path: Path) -> None:
+    other = tmp_path / "other"
+    other.mkdir()
+    names = make_certificate(tmp_path), make_certificate(other)
+    mixed = Http(
+        tls_certificate=str(tmp_path / names[0]["tls_certificate"]),
+        tls_key=str(other / names[1]["tls_key"]),
+    )
+    with pytest.raises(ConfigError, match="unusable") as refused:
+        load_certificate(mixed)
+    assert exit_status_of(refused.value) == os.EX_CONFIG
+    assert not isinstance(refused.value.__cause__, ssl.SSLError)
