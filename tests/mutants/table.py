@@ -3314,6 +3314,35 @@ EXCHANGES = [
     ),
 ]
 
+PUBLISHED = [
+    Mutant(
+        "siglip-lower-case",
+        "texts for SigLIP 2 become lower case, as its tokenizer_config.json says",
+        "stages/pretrained/checkpoints.py",
+        "lower(tokenizer)\n    return tokenizer",
+        "return tokenizer",
+        ("stages/clip/test_families.py::test_texts_for_siglip_2_become_the_tokens_of_its_authors_tokenizer",),
+    ),
+    Mutant(
+        "siglip-lower-ascii",
+        "of texts for SigLIP 2 only A to Z become lower case",
+        "stages/pretrained/checkpoints.py",
+        "_, rest = rest",
+        "return",
+        ("stages/clip/test_families.py::test_texts_for_siglip_2_become_the_tokens_of_its_authors_tokenizer",),
+    ),
+    Mutant(
+        "siglip-stale",
+        "results of SigLIP from before its texts were lower case are stale",
+        "stages/weights/packs.py",
+        "digests | list_versions(backend, paths)",
+        "digests",
+        (
+            "stages/clip/test_families.py::test_results_of_siglip_from_before_its_texts_were_lower_case_are_stale",
+        ),
+    ),
+]
+
 MUTANTS = [
     *(*DISK, *SOURCES, *STATES, *PROCESSES, *LEDGERS, *STORES, *SINKS, *SEARCH, *INSTALLATION),
     *(*STATIONS, *PAGES, *TUNING, *GPUS, *LOOKS, *ALERTS, *CLUSTER, *EXCHANGES),
