@@ -3345,7 +3345,7 @@ PUBLISHED = [
 
 MUTANTS = [
     *(*DISK, *SOURCES, *STATES, *PROCESSES, *LEDGERS, *STORES, *SINKS, *SEARCH, *INSTALLATION),
-    *(*STATIONS, *PAGES, *TUNING, *GPUS, *LOOKS, *ALERTS, *CLUSTER, *EXCHANGES),
+    *(*STATIONS, *PAGES, *TUNING, *GPUS, *LOOKS, *ALERTS, *CLUSTER, *EXCHANGES, *PUBLISHED),
     Mutant(
         "unpack-mark",
         "after a kill nothing is unpacked twice",
