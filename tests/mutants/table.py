@@ -3316,6 +3316,14 @@ EXCHANGES = [
 
 PUBLISHED = [
     Mutant(
+        "hub-gated",
+        "a file that the hub refuses is recognized behind the error of its library",
+        "stages/weights/hub.py",
+        "cause = cause.__cause__",
+        "break",
+        ("daemon/cli/test_models.py::test_for_a_gated_model_the_message_says_where_to_accept_its_terms",),
+    ),
+    Mutant(
         "siglip-lower-case",
         "texts for SigLIP 2 become lower case, as its tokenizer_config.json says",
         "stages/pretrained/checkpoints.py",
