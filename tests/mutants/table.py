@@ -3316,6 +3316,40 @@ EXCHANGES = [
 
 PUBLISHED = [
     Mutant(
+        "lighton-tokens",
+        "the tokens for images in LightOnOCR's processor_config.json are used",
+        "stages/pretrained/language.py",
+        "name_tokens(folder) if is_lighton else {}",
+        "{}",
+        ("stages/reading/test_reading.py::test_lightonocr_in_its_form_of_2025_reads_the_same",),
+    ),
+    Mutant(
+        "lighton-patch",
+        "LightOnOCR's images have whole merged patches",
+        "stages/pretrained/language.py",
+        "processor.image_processor.patch_size = processor.effective_patch_size",
+        "pass",
+        ("stages/reading/test_reading.py::test_lightonocr_in_its_form_of_2025_reads_the_same",),
+    ),
+    Mutant(
+        "template-of-tokenizer",
+        "a chat template in tokenizer_config.json is used",
+        "stages/pretrained/language.py",
+        "processor.chat_template or processor.tokenizer.chat_template",
+        "processor.chat_template",
+        ("stages/blip/test_chat.py::test_a_chat_template_is_found_wherever_models_have_it",),
+    ),
+    Mutant(
+        "template-for-images",
+        "a chat template without a place for an image is refused",
+        "stages/pretrained/language.py",
+        "if processor.image_token not in question:",
+        "if False:",
+        (
+            "stages/blip/test_chat.py::test_a_chat_template_without_a_place_for_images_and_several_without_a_default_are_refused",
+        ),
+    ),
+    Mutant(
         "hub-gated",
         "a file that the hub refuses is recognized behind the error of its library",
         "stages/weights/hub.py",
