@@ -49,6 +49,7 @@ class Model:
     parts: what it needs in addition to its weights: an "image processor", a "tokenizer".
     loaded_as: the class of transformers that loads it, if that has another name.
     role: of its folder among the files of its stage.
+    version: as that of a Backend, where a change of the code changes only the answers of this model.
     """
 
     type: str
@@ -58,6 +59,7 @@ class Model:
     parts: tuple[str, ...] = ("image processor", "tokenizer")
     loaded_as: str = ""
     role: str = "model"
+    version: int = 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -19,9 +19,9 @@ CLASSIFIER = {"classifier.": "a model of this family for classes"}
 MODELS = (
     Model("clip", "CLIPModel", "CLIP with both its halves", foreign=CLASSIFIER),
     Model("metaclip_2", "MetaClip2Model", "MetaCLIP 2 with both its halves", foreign=CLASSIFIER),
-    Model("siglip", "SiglipModel", "SigLIP, and SigLIP 2 of a fixed size", foreign=CLASSIFIER),
+    Model("siglip", "SiglipModel", "SigLIP, and SigLIP 2 of a fixed size", foreign=CLASSIFIER, version=2),
 )
-FLEXIBLE = (Model("siglip2", "Siglip2Model", "SigLIP 2 NaFlex", foreign=CLASSIFIER),)
+FLEXIBLE = (Model("siglip2", "Siglip2Model", "SigLIP 2 NaFlex", foreign=CLASSIFIER, version=2),)
 TOWERS = (*MODELS, *FLEXIBLE)  # each has a text half that embeds captions
 
 

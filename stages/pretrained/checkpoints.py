@@ -5,12 +5,15 @@ from __future__ import annotations
 import pickle
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from string import ascii_uppercase
 from typing import Any, TypeVar
 
 import torch
 import transformers
 from safetensors import SafetensorError
-from transformers import AutoConfig, AutoTokenizer, PreTrainedModel
+from tokenizers.normalizers import Replace
+from tokenizers.normalizers import Sequence as Normalizers
+from transformers import AutoConfig, AutoTokenizer, PreTrainedModel, Siglip2Tokenizer
 from transformers.utils import logging
 
 from stages.base import StageUnusable
@@ -137,7 +140,25 @@ def find_kind(models: Sequence[Known], folder: str) -> tuple[type[PreTrainedMode
 
 def load_tokenizer(folder: str) -> Any:
     """The folder's tokenizer, of the class that its tokenizer_config.json names. Raises StageUnusable."""
-    return load_part("tokenizer", AutoTokenizer, folder, trust_remote_code=False)
+    tokenizer = load_part("tokenizer", AutoTokenizer, folder, trust_remote_code=False)
+    lower(tokenizer)
+    return tokenizer
+
+
+def lower(tokenizer: Any) -> None:
+    """Make text lower case where tokenizer_config.json says so and the class of transformers ignores it: Gemma's, of
+    SigLIP 2 of a fixed size. Its authors' own tokenizer (big_vision's SigLIP2_demo.ipynb) lowers only the letters A to Z,
+    so that the class for NaFlex, which lowers all letters, is corrected too."""
+    if not tokenizer.is_fast:
+        return
+    backend = tokenizer.backend_tokenizer
+    rest = backend.normalizer
+    if isinstance(tokenizer, Siglip2Tokenizer):
+        _, rest = rest
+    elif not tokenizer.init_kwargs.get("do_lower_case") or (rest and rest.normalize_str("A") != "A"):
+        return
+    letters = [Replace(letter, letter.lower()) for letter in ascii_uppercase]
+    backend.normalizer = Normalizers([*letters, *([rest] if rest else [])])
 
 
 def load_part(what: str, kind: Any, folder: str, **options: Any) -> Any:

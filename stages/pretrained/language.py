@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
-from transformers import AutoImageProcessor, AutoProcessor
+from transformers import AutoImageProcessor, AutoProcessor, LightOnOcrProcessor
 from transformers.models.smolvlm import processing_smolvlm
+from transformers.utils import PROCESSOR_NAME
 
 from stages.base import OutOfMemory, StageSpec, StageUnusable
 from stages.devices import device_errors, dtype_of, synchronize
@@ -24,6 +26,7 @@ from stages.pretrained.recording import CudaRecorder, Recorder
 from stages.pretrained.spreading import measure_free
 from stages.pretrained.steps import DRY_RUN_TOKENS, RecordedSteps, is_steady
 from stages.pretrained.vision import BLANK_SIZE, VisionStage
+from stages.recognition import read_config
 from stages.resizing.lanczos import make_exact, resize_by_lanczos, uses_lanczos
 
 # Of the device's free memory, for the keys and values of all its workers; batches and other stages have the rest.
@@ -170,13 +173,26 @@ def choose_recorder(device: str) -> Recorder | None:
 def load_processor(folder: str, kind: Any = AutoProcessor) -> Any:
     """A model's processor for images and text, which works on any device. kind: its class. Raises StageUnusable."""
     do_without_num2words()
-    processor = load_part("processor", kind, folder, trust_remote_code=False)
+    is_lighton = kind is LightOnOcrProcessor
+    tokens = name_tokens(folder) if is_lighton else {}
+    processor = load_part("processor", kind, folder, trust_remote_code=False, **tokens)
     if processor.image_processor.backend == "pil":  # it takes images on the host only
         processor.image_processor = load_part(
             "image processor", AutoImageProcessor, folder, trust_remote_code=False, backend="torchvision"
         )
+    if is_lighton:  # its authors' files have the size of a patch before patches are merged
+        processor.image_processor.patch_size = processor.effective_patch_size
     make_exact(processor.image_processor)
     return processor
+
+
+def name_tokens(folder: str) -> dict[str, dict[str, str]]:
+    """The tokens that stand for an image, as an option of the tokenizer, if processor_config.json names them: so its
+    authors published LightOnOCR in 2025, and transformers looks for them in tokenizer_config.json alone."""
+    file = Path(folder) / PROCESSOR_NAME
+    named = read_config(file) if file.is_file() else {}
+    tokens = {name: str(token) for name, token in named.items() if name.endswith("_token")}
+    return {"extra_special_tokens": tokens} if tokens else {}
 
 
 def do_without_num2words() -> None:
@@ -187,12 +203,29 @@ def do_without_num2words() -> None:
 def load_chat_processor(folder: str, kind: Any = AutoProcessor) -> Any:
     """As load_processor. Raises StageUnusable if it has no chat template."""
     processor = load_processor(folder, kind)
-    if not processor.chat_template:
+    processor.chat_template = find_template(processor, folder)
+    return processor
+
+
+def find_template(processor: Any, folder: str) -> str:
+    """The chat template in one of the places where models have it: a file of its own, processor_config.json or
+    tokenizer_config.json; alone or as one of several. Raises StageUnusable."""
+    template = processor.chat_template or processor.tokenizer.chat_template
+    if isinstance(template, list):
+        template = {each["name"]: each["template"] for each in template}
+    if isinstance(template, dict):
+        if len(template) > 1 and "default" not in template:
+            raise StageUnusable(
+                f"{folder} has several chat templates, {', '.join(template)}, and none is the default; save the one to use as "
+                "chat_template.jinja."
+            )
+        template = template.get("default") or next(iter(template.values()), "")
+    if not template:
         raise StageUnusable(
             f"{folder} has no chat template (chat_template.jinja), so the model cannot be asked about an image. "
             "Copy the whole folder again, or take the model's version for instructions (-Instruct)."
         )
-    return processor
+    return str(template)
 
 
 def ask(processor: Any, prompt: str, folder: str) -> str:
@@ -206,4 +239,6 @@ def ask(processor: Any, prompt: str, folder: str) -> str:
         )
     except Exception as error:  # the template is a program
         raise StageUnusable(f"the chat template in {folder} cannot be used: {first_line(error)}") from error
+    if processor.image_token not in question:
+        raise StageUnusable(f"the chat template in {folder} cannot be used: it has no place for an image.")
     return question

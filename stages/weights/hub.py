@@ -13,6 +13,7 @@ import errno
 import json
 import os
 from collections.abc import Callable, Collection
+from http import HTTPStatus
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
@@ -140,10 +141,11 @@ class HuggingFaceHub:
             ) from error
         except HFValidationError as error:
             raise PackError(f"{repository} is not a name that the model hub allows: {error}") from error
-        except (GatedRepoError, RepositoryNotFoundError) as error:
+        except GatedRepoError as error:
+            raise unreachable(repository, error) from error
+        except RepositoryNotFoundError as error:
             raise PackError(
-                f"the model hub has no repository {repository}, or you may not read it. For a private or gated one "
-                "accept its terms on the hub, and set HF_TOKEN."
+                f"the model hub has no repository {repository}, or you may not read it. For a private one set HF_TOKEN."
             ) from error
         except network_errors() as error:
             raise unreachable(repository, error) from error
@@ -174,7 +176,19 @@ def network_errors() -> tuple[type[Exception], ...]:
 
 
 def unreachable(repository: str, error: BaseException) -> PackError:
+    """What to do about an error of the model hub, or of the network."""
     first = str(error).strip().split("\n")[0] or type(error).__name__
+    cause: BaseException | None = error
+    while cause and (response := getattr(cause, "response", None)) is None:
+        cause = cause.__cause__  # the hub's library hides a refused file behind a missing one
+    if cause and response.status_code in (HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN):
+        from huggingface_hub.constants import ENDPOINT
+
+        said = response.headers.get("X-Error-Message") or f"HTTP status {response.status_code}"
+        return PackError(
+            f"{repository} could not be pulled, because the model hub refuses it ({said.rstrip('.')}). If the model is gated, "
+            f"accept the terms at {ENDPOINT}/{repository}, and set HF_TOKEN to a token of the same account."
+        )
     return PackError(
         f"{repository} could not be pulled from the model hub ({first}). Set HF_ENDPOINT to a mirror, "
         "or copy its folder in the models folder from a machine that has it."

@@ -148,6 +148,19 @@ def name_models(backend: Backend, files: Mapping[str, Path]) -> list[str]:
     return found
 
 
+def list_versions(backend: Backend, files: Mapping[str, Path]) -> dict[str, dict[str, str]]:
+    """The versions of the models of transformers among a stage's files, those of other stages too, as a part of its
+    fingerprint; {} if all are the first."""
+    if not backend.models:
+        return {}
+    known = [model for kind in registry.BUILT_IN for one in kind.backends.values() for model in one.models]
+    versions = {model.type: str(model.version) for model in known if model.version > 1}
+    folders = {role: file for role, file in files.items() if (file / "config.json").is_file()}
+    types = {role: recognition.name_model(folder)[0] for role, folder in folders.items()}
+    found = {role: versions[type_] for role, type_ in types.items() if type_ in versions}
+    return {"versions": found} if found else {}
+
+
 def describe_words(spec: StageSpec, look: str = "") -> str:
     """A sentence if a model uses the words of the demonstration pack, which it did not come with, as its labels; else
     empty. look: the name of the second look that runs it, if one does."""

@@ -38,7 +38,7 @@ from stages.manifest import (
 from stages.weights import names, pulling
 from stages.weights.dtypes import choose_dtype
 from stages.weights.hub import Hub, pull
-from stages.weights.layouts import plugin_errors, recognize, shared_files
+from stages.weights.layouts import list_versions, plugin_errors, recognize, shared_files
 from stages.weights.names import find_pulled
 
 MINI = Path(__file__).parents[1] / "mini"
@@ -265,7 +265,7 @@ def resolve(
         name=stage,
         backend=name,
         files={role: str(path) for role, path in paths.items()},
-        fingerprint=fingerprint(stage, name, digests, dtype, options),
+        fingerprint=fingerprint(stage, name, digests | list_versions(backend, paths), dtype, options),
         dtype=dtype,
         batch_size=wanted.get("batch_size", 16),
         options=options,

@@ -3951,9 +3951,80 @@ TEXTS = [
     ),
 ]
 
+PUBLISHED = [
+    Mutant(
+        "lighton-tokens",
+        "the tokens for images in LightOnOCR's processor_config.json are used",
+        "stages/pretrained/language.py",
+        "name_tokens(folder) if is_lighton else {}",
+        "{}",
+        ("stages/reading/test_reading.py::test_lightonocr_in_its_form_of_2025_reads_the_same",),
+    ),
+    Mutant(
+        "lighton-patch",
+        "LightOnOCR's images have whole merged patches",
+        "stages/pretrained/language.py",
+        "processor.image_processor.patch_size = processor.effective_patch_size",
+        "pass",
+        ("stages/reading/test_reading.py::test_lightonocr_in_its_form_of_2025_reads_the_same",),
+    ),
+    Mutant(
+        "template-of-tokenizer",
+        "a chat template in tokenizer_config.json is used",
+        "stages/pretrained/language.py",
+        "processor.chat_template or processor.tokenizer.chat_template",
+        "processor.chat_template",
+        ("stages/blip/test_chat.py::test_a_chat_template_is_found_wherever_models_have_it",),
+    ),
+    Mutant(
+        "template-for-images",
+        "a chat template without a place for an image is refused",
+        "stages/pretrained/language.py",
+        "if processor.image_token not in question:",
+        "if False:",
+        (
+            "stages/blip/test_chat.py::test_a_chat_template_without_a_place_for_images_and_several_without_a_default_are_refused",
+        ),
+    ),
+    Mutant(
+        "hub-gated",
+        "a file that the hub refuses is recognized behind the error of its library",
+        "stages/weights/hub.py",
+        "cause = cause.__cause__",
+        "break",
+        ("daemon/cli/test_models.py::test_for_a_gated_model_the_message_says_where_to_accept_its_terms",),
+    ),
+    Mutant(
+        "siglip-lower-case",
+        "texts for SigLIP 2 become lower case, as its tokenizer_config.json says",
+        "stages/pretrained/checkpoints.py",
+        "lower(tokenizer)\n    return tokenizer",
+        "return tokenizer",
+        ("stages/clip/test_families.py::test_texts_for_siglip_2_become_the_tokens_of_its_authors_tokenizer",),
+    ),
+    Mutant(
+        "siglip-lower-ascii",
+        "of texts for SigLIP 2 only A to Z become lower case",
+        "stages/pretrained/checkpoints.py",
+        "_, rest = rest",
+        "return",
+        ("stages/clip/test_families.py::test_texts_for_siglip_2_become_the_tokens_of_its_authors_tokenizer",),
+    ),
+    Mutant(
+        "siglip-stale",
+        "results of SigLIP from before its texts were lower case are stale",
+        "stages/weights/packs.py",
+        "digests | list_versions(backend, paths)",
+        "digests",
+        (
+            "stages/clip/test_families.py::test_results_of_siglip_from_before_its_texts_were_lower_case_are_stale",
+        ),
+    ),
+]
+
 MUTANTS = [
     *(*DISK, *SOURCES, *STATES, *PROCESSES, *LEDGERS, *STORES, *SINKS, *SEARCH, *INSTALLATION),
-    *(*STATIONS, *PAGES, *TUNING, *GPUS, *LOOKS, *ALERTS, *ENDS, *CLUSTER, *EXCHANGES, *TEXTS),
+    *(*STATIONS, *PAGES, *TUNING, *GPUS, *LOOKS, *ALERTS, *ENDS, *CLUSTER, *EXCHANGES, *TEXTS, *PUBLISHED),
     Mutant(
         "unpack-mark",
         "after a kill nothing is unpacked twice",

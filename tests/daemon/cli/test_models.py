@@ -116,6 +116,25 @@ def test_an_interrupted_download_continues(hub: Path, place: Place, sent: list[s
     assert before & {*sent} == set(), "what is there is not downloaded again"
 
 
+@pytest.mark.parametrize(
+    ("refused", "answer"),
+    [
+        ("config", "401 GatedRepo Access to model me/clip is restricted."),
+        ("model", "403 GatedRepo Your request to access me/clip is awaiting a review."),
+        ("model", "403 - Forbidden"),
+    ],
+)
+def test_for_a_gated_model_the_message_says_where_to_accept_its_terms(
+    hub: Path, place: Place, sent: list[str], refused: str, answer: str
+) -> None:
+    checkpoints.TOWERS["clip"](hub / "me/clip")
+    (hub / f"me/clip/{refused}.broken").write_text(answer)
+    failed = place.command("models", "pull", "me/clip")
+    said, page = answer.split(maxsplit=2)[2].rstrip("."), f"{os.environ['HF_ENDPOINT']}/me/clip"
+    assert f"accept the terms at {page}, and set HF_TOKEN to a token" in failed.stderr
+    assert (failed.returncode, f"({said})" in failed.stderr) == (os.EX_CONFIG, True)
+
+
 def test_all_names_are_checked_before_the_first_download(place: Place, sent: list[str], hub: Path) -> None:
     checkpoints.TOWERS["clip"](hub / "me/clip")
     assert place.command("models", "pull", "me/clip", "nothing").returncode == os.EX_CONFIG

@@ -3,21 +3,26 @@
 from __future__ import annotations
 
 import functools
+import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+import sentencepiece
 import torch
 import torch.nn.functional as F
-from transformers import AutoImageProcessor, AutoModel, AutoTokenizer
+from transformers import AutoImageProcessor, AutoModel, AutoTokenizer, GemmaTokenizer
+from transformers.tokenization_utils_base import generate_merges
 
 from stages.base import Image
 from stages.clip.descriptor import CLIP, TOWERS, Clip
 from stages.clip.embeddings import TextTower, decode_embedding
-from stages.pretrained.checkpoints import load_known
+from stages.manifest import digest_folder
+from stages.pretrained.checkpoints import load_known, load_tokenizer
 from stages.registry import build
-from stages.weights.packs import open_pack, resolve
+from stages.weights.packs import fingerprint, open_pack, resolve
 from tests.stages import checkpoints
 from tests.stages.pictures import draw_image
 
@@ -132,3 +137,89 @@ def test_a_template_of_ones_own_is_used(make_folder: Make, tmp_path: Path) -> No
 def test_without_labels_there_are_no_tags(kind: str, make_folder: Make, tmp_path: Path) -> None:
     [answer] = run(make_folder(kind), tmp_path, [draw_image(64, 64)], labels=[])
     assert (answer.tags, answer.embedding.dim) == ([], 32 if "siglip" in kind else 24)
+
+
+@pytest.fixture(scope="module")
+def pieces(tmp_path_factory: pytest.TempPathFactory) -> sentencepiece.SentencePieceProcessor:
+    """A small vocabulary of the kind that SigLIP 2's authors use."""
+    folder = tmp_path_factory.mktemp("pieces")
+    (folder / "lines").write_text(
+        "this is a photo of the Eiffel Tower.\nÉTÉ two blue trees, a big cat\n" * 20
+    )
+    sentencepiece.SentencePieceTrainer.train(
+        input=str(folder / "lines"),
+        model_prefix=str(folder / "pieces"),
+        model_type="bpe",
+        vocab_size=320,
+        byte_fallback=True,
+        normalization_rule_name="identity",
+        add_dummy_prefix=False,
+        remove_extra_whitespaces=False,
+        **{f"{name}_id": place for place, name in enumerate(("pad", "eos", "bos", "unk"))},
+        **{f"{name}_piece": f"<{name}>" for name in ("pad", "eos", "bos", "unk")},
+        hard_vocab_limit=False,
+        minloglevel=2,
+    )
+    return sentencepiece.SentencePieceProcessor(model_file=str(folder / "pieces.model"))
+
+
+def save_gemma(pieces: sentencepiece.SentencePieceProcessor, folder: Path, **settings: Any) -> None:
+    """The tokenizer as in the repositories of SigLIP 2 of a fixed size. settings: of tokenizer_config.json."""
+    vocabulary = {pieces.id_to_piece(number): number for number in range(len(pieces))}
+    GemmaTokenizer(
+        vocab=vocabulary,
+        merges=generate_merges(vocabulary),
+        add_bos_token=False,
+        add_eos_token=True,
+        padding_side="right",
+        model_input_names=["input_ids"],
+    ).save_pretrained(folder)
+    file = folder / "tokenizer_config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | settings))
+
+
+@pytest.mark.parametrize(
+    "text", ["This is a photo of THE Eiffel Tower.", " two  ÉTÉ\tBlue Ünit ẞ", "A cat, " * 9]
+)
+@pytest.mark.parametrize(
+    ("kind", "settings"),
+    [
+        ("siglip", {"do_lower_case": True}),
+        ("siglip", {"do_lower_case": True, "tokenizer_class": "GemmaTokenizerFast"}),
+        ("siglip2", {"do_lower_case": True}),
+        ("siglip2", {"tokenizer_class": "Siglip2Tokenizer"}),
+    ],
+)
+def test_texts_for_siglip_2_become_the_tokens_of_its_authors_tokenizer(
+    pieces: sentencepiece.SentencePieceProcessor,
+    make_folder: Make,
+    tmp_path: Path,
+    kind: str,
+    settings: dict[str, Any],
+    text: str,
+) -> None:
+    """It lowers A to Z alone, keeps punctuation, and a text that is too long keeps its last token."""
+    folder = shutil.copytree(make_folder(kind), tmp_path / kind)
+    save_gemma(pieces, folder, **settings)
+    model = load_known(TOWERS, str(folder), torch.float32, "cpu")
+    lowered = "".join(letter.lower() if letter.isascii() else letter for letter in text)
+    expected = [*pieces.encode(lowered)[:15], 1]
+    [tokens] = TextTower(model, str(folder)).tokenize([text])["input_ids"].tolist()
+    assert tokens == expected + [0] * (16 - len(expected))
+
+
+def test_capitals_stay_where_the_tokenizers_file_does_not_say_otherwise(
+    pieces: sentencepiece.SentencePieceProcessor, make_folder: Make, tmp_path: Path
+) -> None:
+    folder = shutil.copytree(make_folder("siglip"), tmp_path / "siglip")
+    save_gemma(pieces, folder)
+    assert load_tokenizer(str(folder))(["Eiffel"])["input_ids"] == [[*pieces.encode("Eiffel"), 1]]
+
+
+@pytest.mark.parametrize(("kind", "stale"), [("clip", False), ("siglip", True)])
+def test_results_of_siglip_from_before_its_texts_were_lower_case_are_stale(
+    kind: str, stale: bool, make_folder: Make, tmp_path: Path
+) -> None:
+    folder = make_folder(kind)
+    before = fingerprint("clip", "transformers", {"model": digest_folder(folder)}, "float32", {})
+    assert (resolve(open_pack(folder, tmp_path), "clip").fingerprint != before) == stale

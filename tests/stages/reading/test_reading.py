@@ -64,6 +64,27 @@ def test_tokens_are_those_of_transformers(
     assert len({tuple(tokens) for tokens in expected}) > len(expected) / 2, "they must depend on the page"
 
 
+def test_lightonocr_in_its_form_of_2025_reads_the_same(
+    make_reader: Make, write_pages: Write, pages: list[Image], tmp_path: Path
+) -> None:
+    """Its tokens for images are in processor_config.json, and the size of a patch is that before patches are merged."""
+    folder = shutil.copytree(make_reader("mistral3"), tmp_path / "reader")
+    tokenizer, processor = (
+        json.loads((folder / name).read_text()) for name in ("tokenizer_config.json", "processor_config.json")
+    )
+    names = ["image_token", "image_break_token", "image_end_token"]
+    tokens = {name: tokenizer.pop(name) for name in names}
+    tokenizer = {key: value for key, value in tokenizer.items() if key != "extra_special_tokens"}
+    images = processor.pop("image_processor") | {"image_processor_type": "PixtralImageProcessorFast"}
+    for name, content in (
+        ("tokenizer_config.json", tokenizer | {"additional_special_tokens": [*tokens.values()]}),
+        ("processor_config.json", processor | tokens),
+        ("preprocessor_config.json", images | {"patch_size": 4, "do_pad": None, "crop_size": None}),
+    ):
+        (folder / name).write_text(json.dumps(content))
+    assert write(share_stage(folder), pages) == write_pages("mistral3")
+
+
 @each_kind
 def test_batch_mates_change_no_token(
     kind: str, make_reader: Make, write_pages: Write, pages: list[Image]

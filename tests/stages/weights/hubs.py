@@ -39,7 +39,7 @@ class FolderHub:
 @contextlib.contextmanager
 def serve(root: Path) -> Iterator[tuple[str, list[str]]]:
     """Serve root/org/name as the hub does. Yields its address, and the paths of files that were sent. A file x.y is
-    refused while there is x.broken."""
+    refused while there is x.broken, with the status, error code and message that are in it."""
     sent: list[str] = []
     commit = "0123456789abcdef0123456789abcdef01234567"
 
@@ -88,8 +88,9 @@ def serve(root: Path) -> Iterator[tuple[str, list[str]]]:
 
         def send_file(self, repository: str, file: str) -> None:
             path = root / repository / file
-            if path.with_suffix(".broken").exists():
-                return self.refuse("", 403)
+            if (broken := path.with_suffix(".broken")).exists():
+                status, code, said = (broken.read_text() or "409 - -").split(maxsplit=2)
+                return self.refuse(code, int(status), said)
             if not path.is_file():
                 return self.refuse("EntryNotFound")
             if self.command == "GET":
@@ -107,9 +108,10 @@ def serve(root: Path) -> Iterator[tuple[str, list[str]]]:
             if self.command == "GET":
                 self.wfile.write(body)
 
-        def refuse(self, code: str, status: int = 404) -> None:
+        def refuse(self, code: str, status: int = 404, said: str = "") -> None:
             self.send_response(status)
             self.send_header("X-Error-Code", code)
+            self.send_header("X-Error-Message", said)
             self.send_header("Content-Length", "0")
             self.end_headers()
 

@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from stages.weights.layouts import describe_unknown, describe_words
+from stages import registry
+from stages.weights.layouts import describe_unknown, describe_words, list_versions
 from stages.weights.packs import MINI, open_pack, resolve
 
 
@@ -64,3 +65,14 @@ def test_a_path_that_is_no_model_is_refused_and_the_message_says_what_to_name(
     for name, text in files.items():
         (folder / name).write_text(text)
     assert re.search(message, describe_unknown(folder / named).rstrip("."))
+
+
+def test_a_fingerprint_has_the_version_of_a_model_whose_answers_have_changed_also_for_captions(
+    tmp_path: Path,
+) -> None:
+    for name in ("clip", "siglip", "blip"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "config.json").write_text(f'{{"model_type": "{name}"}}')
+    blip = registry.find_backend("blip", "transformers")
+    for name, versions in (("clip", {}), ("siglip", {"versions": {"clip": "2"}})):
+        assert list_versions(blip, {"model": tmp_path / "blip", "clip": tmp_path / name}) == versions
