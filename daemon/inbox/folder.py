@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-import re
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -14,12 +13,15 @@ from typing import NamedTuple, TypeVar
 import anyio
 import structlog
 from anyio import to_thread
+from msgspec.structs import replace
 
+from daemon.config.ignored import Ignored, ignored_by
 from daemon.config.sections import Inbox
 from daemon.inbox.disk import why_not_deleted
 from daemon.inbox.origin import Origin, origin_of
 from daemon.inbox.settle import TOUCHED_SECONDS, Patience, Settling
-from daemon.inbox.walk import LONGEST_PATH, Unread, compile_ignored
+from daemon.inbox.sources import WRITTEN, is_still_written
+from daemon.inbox.walk import LONGEST_PATH, Unread
 from daemon.jobs import Failure, Job
 from daemon.ledger.records import Expected, Reader
 from daemon.system.mounts import FolderAway, KnownFolder, is_within, list_mounts
@@ -52,7 +54,7 @@ class Folder:
     settings: Inbox
     root: bytes
     origin: Origin
-    ignored: re.Pattern[bytes]
+    ignored: Ignored
     polls: bool = False
     has_answered: bool = False  # at least once
     longest: int = LONGEST_PATH  # bytes of a file's path in it
@@ -156,6 +158,9 @@ class Folder:
         unmounted = self.mounts - _mounts_below(self.root) if self.mounts else set()
         hidden = []
         for job in jobs:
+            if not job.gone:
+                hidden += [job] if self._note_writer(job) else []
+                continue
             if job.location:
                 why = _trouble_of(check_outputs)
             elif self.origin.is_remote:
@@ -167,6 +172,15 @@ class Folder:
                 job.failure = Failure(Reason.UNREADABLE, why, transient=True, away=True)
                 hidden.append(job)
         return hidden
+
+    def _note_writer(self, job: Job) -> bool:
+        """Whether the file of a job that has failed is still open for writing, and not for too long; its failure says so
+        then."""
+        path = job.location or os.path.join(self.root, job.path)
+        if self.origin.is_remote or not job.failure or not is_still_written(path, job.seen_at):
+            return False
+        job.failure = replace(job.failure, detail=f"{WRITTEN}: {job.failure.detail}", written=True)
+        return True
 
     def _why_hidden(self, job: Job, unmounted: set[bytes]) -> str:
         """Why a file that was not found has not been deleted; empty if it has, as far as that can be seen."""
@@ -191,7 +205,7 @@ class Folder:
     def configure(self, inbox: Inbox) -> None:
         """Use these settings from now on. If other names are ignored than before, scan it for them."""
         is_scan_wanted = inbox.ignore != self.settings.ignore
-        self.settings, self.ignored = inbox, compile_ignored(inbox.ignore)
+        self.settings, self.ignored = inbox, ignored_by(inbox.ignore)
         if is_scan_wanted:
             self.wanted.add(b"")
         self.wake.set()  # the next scan may be due earlier
@@ -258,4 +272,4 @@ def _trouble_of(check: Callable[[], None]) -> str:
 def open_folder(number: int, inbox: Inbox) -> Folder:
     root = inbox.root
     polls = inbox.watch == "poll"
-    return Folder(number, inbox, root, origin_of(root), compile_ignored(inbox.ignore), polls=polls)
+    return Folder(number, inbox, root, origin_of(root), ignored_by(inbox.ignore), polls=polls)

@@ -115,8 +115,8 @@ class Watcher:
         return {folder.number for folder in self._folders if folder.problem()}
 
     async def find_hidden(self, jobs: Sequence[Job], check_outputs: Callable[[], None]) -> list[Job]:
-        """Of jobs that are `gone`, those whose files may come back; each gets the failure that says why. check_outputs:
-        raises OSError if the folders of moved files are away."""
+        """Of jobs that are `gone` or have failed, those whose files may come back, or are still being written; each gets the
+        failure that says why. check_outputs: raises OSError if the folders of moved files are away."""
         hidden: list[Job] = []
         for folder in self._folders:
             if mine := [job for job in jobs if job.inbox == folder.number]:
@@ -311,10 +311,10 @@ class Watcher:
             self._watched.pop(event.watch.wd, None)
             return
         name = os.fsencode(event.name) if event.name else b""
-        if not name or folder.ignored.fullmatch(name):
+        path, is_folder = os.path.join(relative, name), bool(event.mask & Mask.ISDIR)
+        if not name or folder.ignored.hides(path, is_folder=is_folder):
             return
-        path = os.path.join(relative, name) if relative else name
-        if not event.mask & Mask.ISDIR:
+        if not is_folder:
             folder.push(Hint(path, renamed=bool(event.mask & Mask.MOVED_TO)))
         elif folder.settings.recursive and (
             event.mask & (Mask.CREATE | Mask.MOVED_TO) or path in folder.unread.causes

@@ -23,11 +23,12 @@ import anyio
 import structlog
 from anyio import to_thread
 
+from daemon.config.ignored import ignored_by
 from daemon.config.loading import Config
 from daemon.config.sections import Inbox
 from daemon.errors import MissingLibrary
-from daemon.inbox.sources import second_name
-from daemon.inbox.walk import Unread, Walk, compile_ignored
+from daemon.inbox.sources import WRITTEN, is_still_written, second_name
+from daemon.inbox.walk import Unread, Walk
 from daemon.jobs import Ending, Failure, File, Job, JobStatus, Version
 from daemon.ledger.record import Record
 from daemon.ledger.waiting import take_as_image
@@ -217,6 +218,8 @@ class Unpacker:
             if error.errno in (*SCARCE, *AWAY):
                 self._log_wait(job, error.strerror or "")
                 return Failure(Reason.CONTAINER, f"{error.strerror}", transient=True, away=True)
+            if error.errno == errno.ETXTBSY:
+                return Failure(Reason.CONTAINER, WRITTEN, written=True)
             problem = f"it cannot be unpacked into its inbox: {error.strerror}"
             return Failure(Reason.CONTAINER, problem, transient=error.errno in PASSING)
         except Stopped:
@@ -241,6 +244,8 @@ class Unpacker:
             if not mark and exists(parent, target) and not mark_of(parent, target):
                 problem = f"{os.fsdecode(target)} is in the way; move or rename it"
                 return Unpacked(path, Outcome(0, problem=problem))
+            if is_still_written(job.location or os.path.join(destination.inbox, job.path), job.seen_at):
+                raise OSError(errno.ETXTBSY, WRITTEN)
             with self._opened_job(job) as fd:
                 return Unpacked(path, self._fill(job, kind, fd, parent, target, mark))
 
@@ -250,9 +255,13 @@ class Unpacker:
         folder = os.path.join(os.path.dirname(job.path), target)
         longest = self._destinations[job.inbox].longest_path - len(folder) - 1
         most = Most(settings.most_files, settings.most_bytes, longest, settings.most_ratio)
-        ignored = compile_ignored(self._inboxes[job.inbox].ignore)
+        ignored = ignored_by(self._inboxes[job.inbox].ignore)
+
+        def is_ignored(member: bytes) -> bool:
+            return ignored.hides(os.path.join(folder, member))
+
         rules = Rules(settings.dpi, settings.video_seconds, limits.max_pixels)
-        with contextlib.closing(Contents(parent, target, job.version, most, ignored, mark)) as contents:
+        with contextlib.closing(Contents(parent, target, job.version, most, is_ignored, mark)) as contents:
             outcome = take_apart(fd, kind, contents, rules, limits, self._children)
             if not job.version.is_of(os.fstat(fd), moved=bool(job.location)):
                 raise Gone
@@ -263,7 +272,7 @@ class Unpacker:
     def _list_files(self, job: Job, folder: bytes) -> list[list[File]]:
         """What was in it, in groups."""
         root = self._destinations[job.inbox].inbox
-        ignored = compile_ignored(self._inboxes[job.inbox].ignore)
+        ignored = ignored_by(self._inboxes[job.inbox].ignore)
         found = Walk(root, ignored, True, Unread(root, logs=False)).files(folder)
         files = [File(job.inbox, path, Version.of(status)) for path, status in filter(None, found)]
         return [files[start : start + CHUNK] for start in range(0, len(files), CHUNK)]
