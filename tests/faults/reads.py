@@ -82,10 +82,11 @@ def fail_reads(folder: Path, chance: random.Random, seconds: float) -> Outcome:
     pipeline = {"rescan_seconds": 0.5, "retry_seconds": 0.2, "max_attempts": 100}
     place = Place(folder, {"inbox": inboxes, "pipeline": pipeline, "output": {"sinks": ["jsonl"]}})
     trouble, endings, dropped, faults, named = Trouble(folder, chance), [], 0, 0, 0
-    until = time.monotonic() + seconds
-    while time.monotonic() < until:
+    until = 0.0  # counts from the first daemon that is ready
+    while not until or time.monotonic() < until:
         with Supervisor(folder, trouble.decide, reads=True) as supervisor:
             with Daemon(place, prefix=supervisor.prefix) as daemon:
+                until = until or time.monotonic() + seconds
                 while time.monotonic() < until and daemon.alive():
                     trouble.begin()
                     faults, over, told = (
