@@ -1,7 +1,8 @@
-"""Pulls one model from the model hub into a pack. Imports no torch until there is a pickle to convert.
+"""Pulls one model from the model hub into a pack. Imports no torch until there is preprocessing to check or a pickle to
+convert.
 
 What a repository holds is recognized by its config.json, so that a model that no backend takes is refused before
-its weights are downloaded.
+its weights are downloaded; and so is one whose preprocessing its stage does not do.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from pathlib import Path
 import msgspec
 
 from stages import recognition, registry
+from stages.base import StageSpec, StageUnusable
 from stages.descriptor import Model
 from stages.manifest import (
     MANIFEST,
@@ -138,8 +140,12 @@ def fetch(source: Hub, part: Part, partial: Path, progress: Print) -> None:
     commit = part.listing.commit
     folder = begin(partial / part.place, commit)
     progress(f"{part.repository} at {commit}: {', '.join(part.order.files)}")
-    source.download(part.repository, commit, part.order.files, folder)
+    files, support = part.order.files, choose_support(part.order.files)
     try:
+        if part.order.model and support:
+            source.download(part.repository, commit, support, folder)
+            check_processor(part.order, folder)
+        source.download(part.repository, commit, [file for file in files if file not in support], folder)
         finish(part.order, folder, progress)
     except PackError as error:
         raise rename(error, folder, part.repository) from error
@@ -192,6 +198,17 @@ def plan_checkpoint(reference: Reference, listing: Listing, *, allow_pickle: boo
     check_pickle(name, allow_pickle=allow_pickle)
     yolo_recognition.check_library(name)
     return Order([reference.file], "yolo", StageEntry(ULTRALYTICS, dict(YOLO_FILES)))
+
+
+def check_processor(order: Order, folder: Path) -> None:
+    """Raises PackError if the stage cannot prepare images as the model's files say, before its weights are downloaded."""
+    spec = StageSpec(order.stage, order.entry.backend, {"model": str(folder)})
+    load_processor = getattr(registry.find_class(spec), "load_processor", None)
+    try:
+        if load_processor:
+            load_processor(spec, "cpu")
+    except StageUnusable as error:
+        raise PackError(str(error)) from error
 
 
 def finish(order: Order, folder: Path, progress: Print) -> None:

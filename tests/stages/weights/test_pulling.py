@@ -263,6 +263,27 @@ def test_a_model_that_no_backend_takes_is_refused_before_its_weights_are_downloa
     assert not models.exists()
 
 
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"resample": 0}, r"me/finder cannot be used: .* resample = 0, which is not supported"),
+        (
+            {"size": {"shortest_edge": 64, "longest_edge": 99}, "do_pad": True},
+            "me/finder cannot be used: .*or pad to",
+        ),
+    ],
+)
+def test_preprocessing_that_the_stage_does_not_do_is_refused_before_weights_are_downloaded(
+    hub: FolderHub, models: Path, settings: dict[str, Any], message: str
+) -> None:
+    checkpoints.DETECTORS["d_fine"](folder := hub.root / "me/finder")
+    file = folder / "preprocessor_config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | settings))
+    with pytest.raises(PackError, match=message):
+        pull("me/finder", models, hub)
+    assert "model.safetensors" not in hub.downloads
+
+
 def test_a_repository_of_another_kind_is_named(hub: FolderHub, models: Path) -> None:
     folder = hub.root / "me/x"
     folder.mkdir(parents=True)
