@@ -6,7 +6,9 @@ of a captioner. So each model is identified here before any is loaded; YOLO's fi
 
 from __future__ import annotations
 
+import json
 import struct
+from codecs import BOM_UTF8
 from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any
@@ -83,6 +85,11 @@ def check_transformers(models: Sequence[Model], folder: Path, *, pickle: bool = 
     """The model in a folder. Raises PackError if the folder does not have one of these models, complete.
     pickle: its weights may be a pickle."""
     model = check_config(models, folder)
+    if marked := find_marked(folder):
+        raise PackError(
+            f"{', '.join(map(str, marked))} begins with a byte order mark, which transformers does not read. Save it as UTF-8 "
+            "without one, for example with: sed -i '1s/^\\xEF\\xBB\\xBF//' FILE"
+        )
     check_parts(model, {file.name for file in folder.iterdir()}, str(folder))
     taken = describe_taken([model])
     for file in list_weights(folder, pickle=pickle):
@@ -129,12 +136,23 @@ def name_model(folder: Path) -> tuple[str, str]:
 
 
 def read_config(file: Path) -> dict[str, Any]:
-    """Raises PackError if it is not a JSON object."""
+    """A JSON object as Python reads and writes it: it may have NaN, Infinity and a byte order mark. Raises PackError."""
     try:
-        config: dict[str, Any] = msgspec.json.decode(file.read_bytes(), type=dict[str, Any])
-    except (OSError, msgspec.DecodeError) as error:
+        config: dict[str, Any] = msgspec.convert(json.loads(file.read_bytes()), dict[str, Any])
+    except (OSError, ValueError, msgspec.ValidationError) as error:
         raise PackError(f"{file} cannot be read: {error}. Copy it again.") from error
     return config
+
+
+def find_marked(folder: Path) -> list[Path]:
+    """The JSON files of a folder that begin with a byte order mark, as editors on Windows write it. transformers refuses
+    them."""
+    marked = []
+    for file in sorted(folder.glob("*.json")):
+        with file.open("rb") as opened:
+            if opened.read(len(BOM_UTF8)) == BOM_UTF8:
+                marked.append(file)
+    return marked
 
 
 def list_weights(folder: Path, *, pickle: bool = False) -> list[Path]:

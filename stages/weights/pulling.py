@@ -11,6 +11,7 @@ import difflib
 import os
 import shutil
 import tempfile
+from codecs import BOM_UTF8
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -144,6 +145,8 @@ def fetch(source: Hub, part: Part, partial: Path, progress: Print) -> None:
     try:
         if part.order.model and support:
             source.download(part.repository, commit, support, folder)
+            for file in recognition.find_marked(folder):
+                file.write_bytes(file.read_bytes().removeprefix(BOM_UTF8))
             check_processor(part.order, folder)
         source.download(part.repository, commit, [file for file in files if file not in support], folder)
         finish(part.order, folder, progress)

@@ -3316,6 +3316,16 @@ EXCHANGES = [
 
 PUBLISHED = [
     Mutant(
+        "mark-pulled",
+        "a byte order mark in a model's JSON is removed by a pull",
+        "stages/weights/pulling.py",
+        ".removeprefix(BOM_UTF8)",
+        "",
+        (
+            "stages/weights/test_pulling.py::test_a_byte_order_mark_is_removed_when_a_model_is_pulled_and_refused_in_a_folder",
+        ),
+    ),
+    Mutant(
         "box-padding",
         "boxes of a detector that sees padding are those of the image",
         "stages/yolo/detr.py",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from codecs import BOM_UTF8
 from pathlib import Path
 from typing import Any
 
@@ -315,6 +316,28 @@ def test_a_file_that_is_no_json_object_is_named_by_its_repository(
     (folder / file).write_text("[1, 2]")
     with pytest.raises(PackError, match=rf"^me/my-clip/{file} cannot be read: Expected `object`"):
         pull("me/my-clip", models, hub)
+
+
+def test_a_byte_order_mark_is_removed_when_a_model_is_pulled_and_refused_in_a_folder(
+    hub: FolderHub, models: Path
+) -> None:
+    folder, names = save_tower(hub, "clip", "me/clip"), ("config.json", "tokenizer_config.json")
+    for name in names:
+        (folder / name).write_bytes(BOM_UTF8 + (folder / name).read_bytes())
+    with pytest.raises(
+        PackError, match=r"/config\.json, .*/tokenizer_config\.json begins with a byte order mark.* sed -i"
+    ):
+        open_pack(folder, models)
+    pack = pull("me/clip", models, hub)
+    build(resolve(pack, "clip", {"options": {"labels": ["red"]}}), "cpu").load()
+
+
+def test_numbers_that_only_python_writes_into_json_are_read(hub: FolderHub, models: Path) -> None:
+    folder = save_tower(hub, "clip", "me/clip")
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"limits": [float("nan"), float("inf")]}))
+    assert "NaN, Infinity" in (folder / "config.json").read_text()
+    build(resolve(pull("me/clip", models, hub), "clip"), "cpu").load()
 
 
 def test_a_pickle_is_downloaded_only_where_that_is_allowed(hub: FolderHub, models: Path) -> None:
