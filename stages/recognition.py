@@ -7,6 +7,7 @@ of a captioner. So each model is identified here before any is loaded; YOLO's fi
 from __future__ import annotations
 
 import json
+import re
 import struct
 from codecs import BOM_UTF8
 from collections.abc import Collection, Sequence
@@ -20,6 +21,22 @@ from stages.manifest import PackError
 
 LONGEST_HEADER = 100_000_000  # bytes; the limit of the format
 PICKLE = "pytorch_model.bin"
+# Weights in another precision: model.fp16.safetensors, or the list of such ones. They keep their names in the list.
+VARIANT = re.compile(r"(model|pytorch_model)[._]\w+(\.safetensors|\.safetensors\.index\.json|\.bin)")
+FORMS = {  # of weights, by the end of a file's name
+    "adapter_model.safetensors": "an adapter (LoRA) without its model",
+    "open_clip_model.safetensors": "a model of OpenCLIP",
+    "open_clip_pytorch_model.bin": "a model of OpenCLIP",
+    "open_clip_config.json": "a model of OpenCLIP",
+    ".bin.index.json": "a list of pickles",
+    "consolidated.safetensors": "a model in a form of its authors' own",
+    ".gguf": "a model for llama.cpp",
+    ".onnx": "a model for ONNX",
+    ".h5": "a model for TensorFlow",
+    ".msgpack": "a model for Flax",
+    ".ckpt": "a pickle",
+    ".pth": "a pickle",
+}
 
 # What a transformers model needs in addition to its config.json: one file of each.
 WEIGHTS = ("model.safetensors", "model.safetensors.index.json")
@@ -170,9 +187,40 @@ def list_weights(folder: Path, *, pickle: bool = False) -> list[Path]:
         raise PackError(
             f"the weights in {folder} are a pickle, {PICKLE}; `visiond models make` converts it to a pack with safetensors."
         )
-    raise PackError(
-        f"{folder} has no weights: none of {', '.join(WEIGHTS)}. Save them there with save_pretrained."
-    )
+    advice = advise(names_in(folder), str(folder)) or "Save them there with save_pretrained."
+    raise PackError(f"{folder} has no weights: none of {', '.join(WEIGHTS)}. {advice}")
+
+
+def names_in(folder: Path) -> set[str]:
+    """The names of the files in a folder, and in its subfolders."""
+    return {file.relative_to(folder).as_posix() for pattern in ("*", "*/*") for file in folder.glob(pattern)}
+
+
+def advise(files: Collection[str], folder: str, before: str = "") -> str:
+    """What there is instead of weights, or of a model, where transformers looks for them, and what to type so that they are
+    there; "" for nothing known.
+
+    files: their names, those in subfolders too. folder: where they are, after the command `before`.
+    """
+    for file in sorted(files):
+        place, _, name = file.rpartition("/")
+        command = ""
+        if place and f"{place}/config.json" in files:
+            return f"The subfolder {place} has a model: {before and f'type `{before}`, and '}name the folder {folder}/{place}."
+        if place and name in (*WEIGHTS, PICKLE):
+            command = f"mv {folder}/{place}/* {folder}/"
+        elif not place and (variant := VARIANT.fullmatch(name)):
+            command = f"mv {folder}/{name} {folder}/{variant[1]}{variant[2]}"
+        if command:
+            typed = " && ".join(filter(None, (before, command)))
+            return f"There is {file}: to use it, type `{typed}`, and name the folder {folder}."
+    for end, form in FORMS.items():
+        if found := min((file for file in files if file.endswith(end)), default=""):
+            return (
+                f"There is {found}, which is {form}; visiond does not read it. Load the model with transformers where that is "
+                "possible, and save it with save_pretrained."
+            )
+    return ""
 
 
 def read_header(file: Path) -> dict[str, Any]:

@@ -173,7 +173,8 @@ def plan(hub: Hub, reference: Reference, listing: Listing, *, allow_pickle: bool
     repository = reference.repository
     if CONFIG not in listing.files:
         raise PackError(
-            f"{repository} has no {CONFIG}, so it is not a model of transformers; {list_checkpoints(listing)}."
+            f"{repository} has no {CONFIG}, so it is not a model of transformers; {list_checkpoints(listing)}. "
+            f"{advise(repository, listing)}".rstrip()
         )
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
@@ -270,9 +271,16 @@ def choose_weights(hub: Hub, repository: str, listing: Listing, folder: Path) ->
         return shards
     if PICKLE not in listing.files:
         raise PackError(
-            f"{repository} has no weights that visiond can use: none of {', '.join((*WEIGHTS, PICKLE))}."
+            f"{repository} has no weights that visiond can use: none of {', '.join((*WEIGHTS, PICKLE))}. "
+            f"{advise(repository, listing)}".rstrip()
         )
     return [PICKLE]
+
+
+def advise(repository: str, listing: Listing) -> str:
+    """What a repository has in other places than transformers', and what to type to use it; "" for nothing known."""
+    folder = "./" + repository.rpartition("/")[2]
+    return recognition.advise(listing.files, folder, f"hf download {repository} --local-dir {folder}")
 
 
 def check_pickle(name: str, *, allow_pickle: bool) -> None:

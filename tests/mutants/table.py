@@ -3316,6 +3316,17 @@ EXCHANGES = [
 
 PUBLISHED = [
     Mutant(
+        "weights-variant",
+        "the message about weights of another precision says what to type",
+        "stages/recognition.py",
+        "(variant := VARIANT.fullmatch(name))",
+        "(variant := None)",
+        (
+            "stages/weights/test_pulling.py::test_for_weights_of_other_names_the_message_says_what_is_there_and_what_to_type",
+            "stages/weights/test_pulling.py::test_for_a_folder_the_message_says_it_too",
+        ),
+    ),
+    Mutant(
         "mark-pulled",
         "a byte order mark in a model's JSON is removed by a pull",
         "stages/weights/pulling.py",

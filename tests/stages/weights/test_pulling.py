@@ -285,6 +285,80 @@ def test_preprocessing_that_the_stage_does_not_do_is_refused_before_weights_are_
     assert "model.safetensors" not in hub.downloads
 
 
+FETCHED = r"hf download me/x --local-dir \./x"
+
+
+@pytest.mark.parametrize(
+    ("there", "message"),
+    [
+        (
+            "config.json model.fp16.safetensors",
+            rf"`{FETCHED} && mv \./x/model\.fp16\.safetensors \./x/model\.safetensors`, and name the folder \./x\.$",
+        ),
+        (
+            "config.json model.bf16.safetensors.index.json model.bf16-00001-of-00002.safetensors",
+            r" mv \./x/model\.bf16\.safetensors\.index\.json \./x/model\.safetensors\.index\.json`",
+        ),
+        ("config.json pytorch_model.fp16.bin", r" mv \./x/pytorch_model\.fp16\.bin \./x/pytorch_model\.bin`"),
+        ("config.json fp16/model.safetensors", r" mv \./x/fp16/\* \./x/`"),
+        (
+            "config.json checkpoint-9/config.json checkpoint-9/model.safetensors",
+            rf"The subfolder checkpoint-9 has a model: type `{FETCHED}`, and name the folder \./x/checkpoint-9\.$",
+        ),
+        (
+            "clip/config.json clip/model.safetensors",
+            rf"has no config\.json, .*has no \.pt file\. The subfolder clip has a model: type `{FETCHED}`",
+        ),
+        (
+            "config.json pytorch_model.bin.index.json",
+            r"There is pytorch_model\.bin\.index\.json, which is a list of pickles",
+        ),
+        (
+            "open_clip_config.json open_clip_model.safetensors",
+            "which is a model of OpenCLIP; visiond does not",
+        ),
+        ("config.json tf_model.h5", "is a model for TensorFlow; .* save it with save_pretrained"),
+        ("config.json README.md", r"none of [^:]*pytorch_model\.bin\.$"),
+    ],
+)
+def test_for_weights_of_other_names_the_message_says_what_is_there_and_what_to_type(
+    there: str, message: str, hub: FolderHub, models: Path
+) -> None:
+    repository = save_tower(hub, "clip", "me/x")
+    config = (repository / "config.json").read_text()
+    (repository / "config.json").unlink()
+    (repository / "model.safetensors").unlink()
+    for name in there.split():
+        (repository / name).parent.mkdir(exist_ok=True)
+        (repository / name).write_text(config)
+    with pytest.raises(PackError, match=message):
+        pull("me/x", models, hub)
+
+
+@pytest.mark.parametrize(
+    ("moved", "message"),
+    [
+        ("model.fp16.safetensors", r"type `mv .*/x/model\.fp16\.safetensors .*/x/model\.safetensors`"),
+        ("fp16/model.safetensors", r"type `mv .*/x/fp16/\* .*/x/`"),
+        (
+            "clip-model/",
+            r"/x has no config\.json\. The subfolder clip-model has a model: name the folder .*/x/clip-model\.",
+        ),
+    ],
+)
+def test_for_a_folder_the_message_says_it_too(moved: str, message: str, hub: FolderHub, models: Path) -> None:
+    folder = save_tower(hub, "clip", "x")
+    if moved.endswith("/"):
+        save_tower(hub, "clip", f"x/{moved}")
+        for name in ("config.json", "model.safetensors"):
+            (folder / name).unlink()
+    else:
+        (folder / moved).parent.mkdir(exist_ok=True)
+        (folder / "model.safetensors").rename(folder / moved)
+    with pytest.raises(PackError, match=message):
+        open_pack(folder, models)
+
+
 def test_a_repository_of_another_kind_is_named(hub: FolderHub, models: Path) -> None:
     folder = hub.root / "me/x"
     folder.mkdir(parents=True)
