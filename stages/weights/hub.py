@@ -15,7 +15,7 @@ import os
 from collections.abc import Callable, Collection
 from http import HTTPStatus
 from pathlib import Path
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from stages.manifest import (
     MANIFEST,
@@ -179,9 +179,10 @@ def unreachable(repository: str, error: BaseException) -> PackError:
     """What to do about an error of the model hub, or of the network."""
     first = str(error).strip().split("\n")[0] or type(error).__name__
     cause: BaseException | None = error
+    response: Any = None
     while cause and (response := getattr(cause, "response", None)) is None:
         cause = cause.__cause__  # the hub's library hides a refused file behind a missing one
-    if cause and response.status_code in (HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN):
+    if response is not None and response.status_code in (HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN):
         from huggingface_hub.constants import ENDPOINT
 
         said = response.headers.get("X-Error-Message") or f"HTTP status {response.status_code}"
