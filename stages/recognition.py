@@ -6,7 +6,10 @@ of a captioner. So each model is identified here before any is loaded; YOLO's fi
 
 from __future__ import annotations
 
+import json
+import re
 import struct
+from codecs import BOM_UTF8
 from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any
@@ -18,6 +21,22 @@ from stages.manifest import PackError
 
 LONGEST_HEADER = 100_000_000  # bytes; the limit of the format
 PICKLE = "pytorch_model.bin"
+# Weights in another precision: model.fp16.safetensors, or the list of such ones. They keep their names in the list.
+VARIANT = re.compile(r"(model|pytorch_model)[._]\w+(\.safetensors|\.safetensors\.index\.json|\.bin)")
+FORMS = {  # of weights, by the end of a file's name
+    "adapter_model.safetensors": "an adapter (LoRA) without its model",
+    "open_clip_model.safetensors": "a model of OpenCLIP",
+    "open_clip_pytorch_model.bin": "a model of OpenCLIP",
+    "open_clip_config.json": "a model of OpenCLIP",
+    ".bin.index.json": "a list of pickles",
+    "consolidated.safetensors": "a model in a form of its authors' own",
+    ".gguf": "a model for llama.cpp",
+    ".onnx": "a model for ONNX",
+    ".h5": "a model for TensorFlow",
+    ".msgpack": "a model for Flax",
+    ".ckpt": "a pickle",
+    ".pth": "a pickle",
+}
 
 # What a transformers model needs in addition to its config.json: one file of each.
 WEIGHTS = ("model.safetensors", "model.safetensors.index.json")
@@ -83,6 +102,11 @@ def check_transformers(models: Sequence[Model], folder: Path, *, pickle: bool = 
     """The model in a folder. Raises PackError if the folder does not have one of these models, complete.
     pickle: its weights may be a pickle."""
     model = check_config(models, folder)
+    if marked := find_marked(folder):
+        raise PackError(
+            f"{', '.join(map(str, marked))} begins with a byte order mark, which transformers does not read. Save it as UTF-8 "
+            "without one, for example with: sed -i '1s/^\\xEF\\xBB\\xBF//' FILE"
+        )
     check_parts(model, {file.name for file in folder.iterdir()}, str(folder))
     taken = describe_taken([model])
     for file in list_weights(folder, pickle=pickle):
@@ -129,12 +153,23 @@ def name_model(folder: Path) -> tuple[str, str]:
 
 
 def read_config(file: Path) -> dict[str, Any]:
-    """Raises PackError if it is not a JSON object."""
+    """A JSON object as Python reads and writes it: it may have NaN, Infinity and a byte order mark. Raises PackError."""
     try:
-        config: dict[str, Any] = msgspec.json.decode(file.read_bytes(), type=dict[str, Any])
-    except (OSError, msgspec.DecodeError) as error:
+        config: dict[str, Any] = msgspec.convert(json.loads(file.read_bytes()), dict[str, Any])
+    except (OSError, ValueError, msgspec.ValidationError) as error:
         raise PackError(f"{file} cannot be read: {error}. Copy it again.") from error
     return config
+
+
+def find_marked(folder: Path) -> list[Path]:
+    """The JSON files of a folder that begin with a byte order mark, as editors on Windows write it. transformers refuses
+    them."""
+    marked = []
+    for file in sorted(folder.glob("*.json")):
+        with file.open("rb") as opened:
+            if opened.read(len(BOM_UTF8)) == BOM_UTF8:
+                marked.append(file)
+    return marked
 
 
 def list_weights(folder: Path, *, pickle: bool = False) -> list[Path]:
@@ -152,9 +187,40 @@ def list_weights(folder: Path, *, pickle: bool = False) -> list[Path]:
         raise PackError(
             f"the weights in {folder} are a pickle, {PICKLE}; `visiond models make` converts it to a pack with safetensors."
         )
-    raise PackError(
-        f"{folder} has no weights: none of {', '.join(WEIGHTS)}. Save them there with save_pretrained."
-    )
+    advice = advise(names_in(folder), str(folder)) or "Save them there with save_pretrained."
+    raise PackError(f"{folder} has no weights: none of {', '.join(WEIGHTS)}. {advice}")
+
+
+def names_in(folder: Path) -> set[str]:
+    """The names of the files in a folder, and in its subfolders."""
+    return {file.relative_to(folder).as_posix() for pattern in ("*", "*/*") for file in folder.glob(pattern)}
+
+
+def advise(files: Collection[str], folder: str, before: str = "") -> str:
+    """What there is instead of weights, or of a model, where transformers looks for them, and what to type so that they are
+    there; "" for nothing known.
+
+    files: their names, those in subfolders too. folder: where they are, after the command `before`.
+    """
+    for file in sorted(files):
+        place, _, name = file.rpartition("/")
+        command = ""
+        if place and f"{place}/config.json" in files:
+            return f"The subfolder {place} has a model: {before and f'type `{before}`, and '}name the folder {folder}/{place}."
+        if place and name in (*WEIGHTS, PICKLE):
+            command = f"mv {folder}/{place}/* {folder}/"
+        elif not place and (variant := VARIANT.fullmatch(name)):
+            command = f"mv {folder}/{name} {folder}/{variant[1]}{variant[2]}"
+        if command:
+            typed = " && ".join(filter(None, (before, command)))
+            return f"There is {file}: to use it, type `{typed}`, and name the folder {folder}."
+    for end, form in FORMS.items():
+        if found := min((file for file in files if file.endswith(end)), default=""):
+            return (
+                f"There is {found}, which is {form}; visiond does not read it. Load the model with transformers where that is "
+                "possible, and save it with save_pretrained."
+            )
+    return ""
 
 
 def read_header(file: Path) -> dict[str, Any]:

@@ -33,20 +33,23 @@ class Geometry:
     shortest: int = 0
 
     @classmethod
-    def of(cls, settings: Any) -> Geometry:
+    def of(cls, settings: Any) -> Geometry | BoxGeometry:
         """settings: an image processor of transformers. Raises ValueError if it asks for anything else."""
         size, crop = settings.size, settings.crop_size if getattr(settings, "do_center_crop", False) else None
+        box = getattr(settings, "pad_size", None) if getattr(settings, "do_pad", False) else None
         fixed = (size.height, size.width) if size.height and size.width else None
         kept = (crop.height, crop.width) if crop else fixed
-        if not settings.do_resize or not settings.do_rescale or abs(settings.rescale_factor * 255 - 1) > 1e-6:
-            wrong = "it must resize, and scale by 1/255"
+        if not settings.do_resize or getattr(settings, "do_flip_channel_order", False):
+            wrong = "it must resize, and keep the order of red, green and blue"
+        elif box and not crop and (box.height, box.width) != fixed:
+            return BoxGeometry.of(size, (box.height, box.width))
         elif kept is None or not all(kept) or not (fixed or size.shortest_edge):
-            wrong = "it must resize to a height and a width, or to a shortest edge with a center crop"
+            wrong = "it must resize to a height and a width, or to a shortest edge with a center crop, or pad to a pad_size"
         elif max(kept) > min(fixed or (size.shortest_edge,)) and kept != fixed:
             wrong = "its center crop must not be larger than the resized image"
         else:
             return cls(kept, fixed, size.shortest_edge or 0)
-        raise ValueError(f"preprocessor_config.json asks for preprocessing that is not supported: {wrong}.")
+        raise unsupported(wrong)
 
     def place(self, height: int, width: int) -> Place:
         """The longer side is rounded down."""
@@ -58,6 +61,50 @@ class Geometry:
             resized = int(self.shortest * height / width), self.shortest
         corner = (resized[0] - self.kept[0]) // 2, (resized[1] - self.kept[1]) // 2
         return Place(resized, corner, self.kept)
+
+
+@dataclass(frozen=True, slots=True)
+class BoxGeometry:
+    """From images of any size to the top left of a box, the rest of which is padding.
+
+    kept: the size of the box.
+    size: to which an image is resized, as transformers' image processors describe it: a height and a width; the shortest
+        edge, if the longest one then has no more than so many pixels; or as large as fits into a height and a width.
+    """
+
+    kept: Size
+    size: Any
+
+    @classmethod
+    def of(cls, size: Any, kept: Size) -> BoxGeometry:
+        """Raises ValueError if an image may be larger than the box."""
+        edge = size.longest_edge if size.shortest_edge else None
+        largest = (edge, edge) if edge else (size.max_height or size.height, size.max_width or size.width)
+        if not all(side and side <= most for side, most in zip(largest, kept, strict=True)):
+            raise unsupported("its pad_size must not be smaller than the resized image")
+        return cls(kept, size)
+
+    def place(self, height: int, width: int) -> Place:
+        resized = self._resize(height, width)
+        return Place(resized, (0, 0), resized)
+
+    def _resize(self, height: int, width: int) -> Size:
+        """Rounded as in transformers' get_size_with_aspect_ratio and get_image_size_for_max_height_width."""
+        if self.size.shortest_edge:
+            short, long = sorted((height, width))
+            edge = float(self.size.shortest_edge)
+            if long / short * edge > self.size.longest_edge:
+                edge = self.size.longest_edge * short / long
+            sides = round(edge), int(edge * long / short)
+            return sides if height < width else sides[::-1]
+        if self.size.max_height:
+            scale = min(self.size.max_height / height, self.size.max_width / width)
+            return max(int(height * scale), 1), max(int(width * scale), 1)
+        return self.size.height, self.size.width
+
+
+def unsupported(wrong: str) -> ValueError:
+    return ValueError(f"preprocessor_config.json asks for preprocessing that is not supported: {wrong}.")
 
 
 @dataclass(frozen=True, slots=True)

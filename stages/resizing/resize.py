@@ -9,7 +9,7 @@ resizes the whole image before it crops it, and would need 8 GB for a PNG of 1×
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -22,7 +22,7 @@ from PIL.Image import Resampling
 from torch import Tensor
 
 from stages.devices import group_places, has_kernels_for, split_batches
-from stages.resizing.geometry import Geometry, PatchGeometry
+from stages.resizing.geometry import BoxGeometry, Geometry, PatchGeometry
 
 Floats = npt.NDArray[np.float64]
 Integers = npt.NDArray[np.int64]
@@ -236,7 +236,7 @@ class Resizer:
     """Resizes, crops and normalizes images: exactly as a stock processor."""
 
     def __init__(
-        self, settings: Any, geometry: Geometry | PatchGeometry, device: str, dtype: torch.dtype
+        self, settings: Any, geometry: Geometry | BoxGeometry | PatchGeometry, device: str, dtype: torch.dtype
     ) -> None:
         """settings: an image processor of transformers. Raises ValueError if it asks for a filter that is not
         supported."""
@@ -248,10 +248,13 @@ class Resizer:
             )
         self.filter = FILTERS[settings.resample]
         self.antialias = type(settings).__name__ not in WITHOUT_ANTIALIAS
-        normalized = settings.do_normalize
-        mean = torch.tensor(settings.image_mean if normalized else [0.0] * 3, device=device) * 255
-        deviation = torch.tensor(settings.image_std if normalized else [1.0] * 3, device=device) * 255
-        self.mean, self.deviation = mean.view(3, 1, 1), deviation.view(3, 1, 1)
+        values = (settings.image_mean, settings.image_std) if settings.do_normalize else (0.0, 1.0)
+        levels = 1 / settings.rescale_factor if settings.do_rescale else 1.0
+        levels = 255 if abs(levels - 255) < 1e-3 else levels  # 1/255 is often written with few digits
+        self.mean, self.deviation = (
+            (torch.tensor(value, device=device) * levels).expand(3).reshape(3, 1, 1).contiguous()
+            for value in values
+        )
         self._prepare_axis = lru_cache(CACHED_AXES)(prepare_axis)
         self._device = device
         self.stock = device == "cpu"
@@ -300,11 +303,20 @@ class ImageProcessor(Resizer):
         return self.prepare_in_torch(pixels)
 
     def prepare_in_torch(self, pixels: Sequence[Tensor]) -> Tensor:
-        batch = torch.empty(len(pixels), 3, *self.geometry.kept, device=self._device)
-        for places, resized in self.resize(pixels):
-            batch[places] = resized.float()
-        return self.normalize(batch)
+        return self._collect(len(pixels), self.resize(pixels))
 
     def prepare_with_kernels(self, pixels: Sequence[Tensor]) -> Tensor:
         axes = [self._axes(*image.shape[1:]) for image in pixels]
-        return resize_with_kernels(pixels, axes, self.mean, self.deviation, self.dtype)
+        if not isinstance(self.geometry, BoxGeometry):
+            return resize_with_kernels(pixels, axes, self.mean, self.deviation, self.dtype)
+        resized = (
+            resize_to_bytes_with_kernels([image], [pair]) for image, pair in zip(pixels, axes, strict=True)
+        )
+        return self._collect(len(pixels), (([place], image) for place, image in enumerate(resized)))
+
+    def _collect(self, count: int, parts: Iterable[tuple[Sequence[int], Tensor]]) -> Tensor:
+        """One batch of resized images, by their places. Padding is 0 after it is normalized."""
+        batch = self.mean.repeat(count, 1, 1, 1).expand(-1, -1, *self.geometry.kept).contiguous()
+        for places, resized in parts:
+            batch[places, :, : resized.shape[2], : resized.shape[3]] = resized.float()
+        return self.normalize(batch)

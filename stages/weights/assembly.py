@@ -227,10 +227,12 @@ def write_labels(folder: Path, labels: Path | None) -> None:
 def read_classes(folder: Path) -> list[str]:
     """The names of the object detector's classes in a pack, if it has one."""
     if (config := folder / YOLO_FILES["config"]).is_file():
-        return [str(name) for name in recognition.read_config(config)["names"]]
-    if (config := folder / "yolo" / "config.json").is_file():
-        return [str(name) for name in recognition.read_config(config).get("id2label", {}).values()]
-    return []
+        names = recognition.read_config(config)["names"]
+    elif (config := folder / "yolo" / "config.json").is_file():
+        names = (recognition.read_config(config).get("id2label") or {}).values()
+    else:
+        names = []
+    return [str(name) for name in names if yolo_recognition.has_name(str(name))]
 
 
 def notice_beside(source: Path, stage: str) -> str:

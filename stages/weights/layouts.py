@@ -111,6 +111,10 @@ def describe_unknown(path: Path, stage: str = "") -> str:
         return f"{path} has weights, but no config.json for them. Save the whole model there with save_pretrained."
     if damage := describe_damage(path):
         return damage
+    if any(path.glob("*/config.json")) and (
+        advice := recognition.advise(recognition.names_in(path), str(path))
+    ):
+        return f"{path} has no config.json. {advice}"
     return (
         f"{path} has no weights that visiond knows: it must have a model as transformers saves it (config.json with "
         f"model.safetensors), a {MANIFEST}, or clip/, blip/, yolo.safetensors with yolo.json, or det/ and rec/ of PP-OCR."

@@ -1,7 +1,8 @@
-"""Pulls one model from the model hub into a pack. Imports no torch until there is a pickle to convert.
+"""Pulls one model from the model hub into a pack. Imports no torch until there is preprocessing to check or a pickle to
+convert.
 
 What a repository holds is recognized by its config.json, so that a model that no backend takes is refused before
-its weights are downloaded.
+its weights are downloaded; and so is one whose preprocessing its stage does not do.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import difflib
 import os
 import shutil
 import tempfile
+from codecs import BOM_UTF8
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +19,7 @@ from pathlib import Path
 import msgspec
 
 from stages import recognition, registry
+from stages.base import StageSpec, StageUnusable
 from stages.descriptor import Model
 from stages.manifest import (
     MANIFEST,
@@ -138,8 +141,14 @@ def fetch(source: Hub, part: Part, partial: Path, progress: Print) -> None:
     commit = part.listing.commit
     folder = begin(partial / part.place, commit)
     progress(f"{part.repository} at {commit}: {', '.join(part.order.files)}")
-    source.download(part.repository, commit, part.order.files, folder)
+    files, support = part.order.files, choose_support(part.order.files)
     try:
+        if part.order.model and support:
+            source.download(part.repository, commit, support, folder)
+            for file in recognition.find_marked(folder):
+                file.write_bytes(file.read_bytes().removeprefix(BOM_UTF8))
+            check_processor(part.order, folder)
+        source.download(part.repository, commit, [file for file in files if file not in support], folder)
         finish(part.order, folder, progress)
     except PackError as error:
         raise rename(error, folder, part.repository) from error
@@ -164,7 +173,8 @@ def plan(hub: Hub, reference: Reference, listing: Listing, *, allow_pickle: bool
     repository = reference.repository
     if CONFIG not in listing.files:
         raise PackError(
-            f"{repository} has no {CONFIG}, so it is not a model of transformers; {list_checkpoints(listing)}."
+            f"{repository} has no {CONFIG}, so it is not a model of transformers; {list_checkpoints(listing)}. "
+            f"{advise(repository, listing)}".rstrip()
         )
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
@@ -192,6 +202,17 @@ def plan_checkpoint(reference: Reference, listing: Listing, *, allow_pickle: boo
     check_pickle(name, allow_pickle=allow_pickle)
     yolo_recognition.check_library(name)
     return Order([reference.file], "yolo", StageEntry(ULTRALYTICS, dict(YOLO_FILES)))
+
+
+def check_processor(order: Order, folder: Path) -> None:
+    """Raises PackError if the stage cannot prepare images as the model's files say, before its weights are downloaded."""
+    spec = StageSpec(order.stage, order.entry.backend, {"model": str(folder)})
+    load_processor = getattr(registry.find_class(spec), "load_processor", None)
+    try:
+        if load_processor:
+            load_processor(spec, "cpu")
+    except StageUnusable as error:
+        raise PackError(str(error)) from error
 
 
 def finish(order: Order, folder: Path, progress: Print) -> None:
@@ -250,9 +271,16 @@ def choose_weights(hub: Hub, repository: str, listing: Listing, folder: Path) ->
         return shards
     if PICKLE not in listing.files:
         raise PackError(
-            f"{repository} has no weights that visiond can use: none of {', '.join((*WEIGHTS, PICKLE))}."
+            f"{repository} has no weights that visiond can use: none of {', '.join((*WEIGHTS, PICKLE))}. "
+            f"{advise(repository, listing)}".rstrip()
         )
     return [PICKLE]
+
+
+def advise(repository: str, listing: Listing) -> str:
+    """What a repository has in other places than transformers', and what to type to use it; "" for nothing known."""
+    folder = "./" + repository.rpartition("/")[2]
+    return recognition.advise(listing.files, folder, f"hf download {repository} --local-dir {folder}")
 
 
 def check_pickle(name: str, *, allow_pickle: bool) -> None:

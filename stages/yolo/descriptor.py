@@ -142,7 +142,7 @@ YOLO = Descriptor(
             check=recognition.check,
             find_license=recognition.find_license,
         ),
-        "transformers": make_backend("stages.yolo.detr:DetrStage", DetrOptions, DETECTORS),
+        "transformers": make_backend("stages.yolo.detr:DetrStage", DetrOptions, DETECTORS, version=2),
         "owlv2": make_backend("stages.yolo.owlv2:Owlv2Stage", Owlv2Options, OPEN_VOCABULARY),
     },
     half="float16",  # bfloat16 loses some objects

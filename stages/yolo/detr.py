@@ -8,21 +8,38 @@ processor and model.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from stages.base import Image
+from stages.base import Image, StageSpec, StageUnusable
 from stages.devices import hold_device
 from stages.options import read_options
 from stages.pretrained.convolutions import fold_norms
+from stages.recognition import name_model
+from stages.resizing.geometry import BoxGeometry
 from stages.yolo.candidates import Candidates, CandidateStage, corners_of
 from stages.yolo.descriptor import DETECTORS, DetrOptions, Objects
 from stages.yolo.objects import describe
+from stages.yolo.recognition import has_name
+
+WITH_MASKS = ("rf_detr", "lw_detr")  # whose attention must not see padding; the others of transformers see it
 
 
 class DetrStage(CandidateStage):
     models = DETECTORS
+
+    @classmethod
+    def load_processor(cls, spec: StageSpec, device: str) -> Any:
+        prepare, folder = super().load_processor(spec, device), spec.files["model"]
+        if isinstance(prepare.geometry, BoxGeometry) and name_model(Path(folder))[0] in WITH_MASKS:
+            raise StageUnusable(
+                f"{spec.name}: the model in {folder} cannot be used: its preprocessor_config.json asks for padding, which "
+                "visiond does not hide from models of this type. Train and save it with a height and a width as size."
+            )
+        return prepare
 
     def load(self) -> None:
         self.options = read_options(self.spec, DetrOptions)
@@ -39,12 +56,18 @@ class DetrStage(CandidateStage):
         output = self.model(pixel_values=prepared)
         scores = output.logits.float().sigmoid()
         _, queries, classes = scores.shape
-        best, places = scores.flatten(1).topk(min(self.options.max_det, queries))
+        best, places = scores.flatten(1).topk(queries)
         boxes = corners_of(output.pred_boxes).gather(1, (places // classes)[..., None].expand(-1, -1, 4))
         return best.cpu(), (places % classes).cpu(), boxes.cpu()
 
     def choose(self, scores: Tensor, numbers: Tensor, corners: Tensor, image: Image) -> Objects:
-        kept = int((scores > self.options.conf).sum())
-        labels = [self.labels[number] for number in numbers[:kept].tolist()]
-        boxes = corners[:kept].clamp(0, 1) * torch.tensor([image.width, image.height] * 2)
-        return describe(labels, scores[:kept].tolist(), boxes.tolist(), image)
+        count = int((scores > self.options.conf).sum())
+        labels = [self.labels.get(number, "") for number in numbers[:count].tolist()]
+        kept = [place for place, label in enumerate(labels) if has_name(label)][: self.options.max_det]
+        geometry = self.prepare.geometry
+        resized = geometry.place(image.height, image.width).resized
+        # The model sees padding below and to the right of the image, where its processor asks for that.
+        down, across = (whole / part for whole, part in zip(geometry.kept, resized, strict=True))
+        shares = (corners[kept] * torch.tensor([across, down] * 2)).clamp(0, 1)
+        boxes = shares * torch.tensor([image.width, image.height] * 2)
+        return describe([labels[place] for place in kept], scores[kept].tolist(), boxes.tolist(), image)

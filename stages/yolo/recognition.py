@@ -32,6 +32,7 @@ CLASSES = {
 }
 MODELS = {"DetectionModel", "YOLOv10DetectionModel"}
 HEADS = {"Detect", "v10Detect"}
+NAMELESS = ("", "n/a", "__background__")  # of classes, in lower case
 
 Positive = Annotated[float, Meta(gt=0)]
 Row = tuple[int | list[int], int, str, list[Any]]  # as in stages/yolo/structure.py
@@ -53,6 +54,11 @@ class Config(msgspec.Struct):
     nc: Annotated[int, Meta(ge=1)]
     names: list[Any]
     imgsz: Annotated[int, Meta(ge=32)]
+
+
+def has_name(label: str) -> bool:
+    """Whether a class stands for something: COCO has 91 numbers for 80 classes, and models name the others "N/A"."""
+    return label.strip().lower() not in NAMELESS
 
 
 def check(files: Mapping[str, Path], *, allow_pickle: bool = True) -> None:

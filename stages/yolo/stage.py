@@ -30,6 +30,7 @@ from stages.yolo.descriptor import Objects, YoloOptions
 from stages.yolo.letterbox import Letterbox, fill_canvases, fill_with_kernel
 from stages.yolo.network import convolutions_with_silu, speed_up_convolutions
 from stages.yolo.objects import describe
+from stages.yolo.recognition import has_name
 from stages.yolo.suppression import keep_confident, select, suppress
 from stages.yolo.weights import load_network
 
@@ -102,7 +103,8 @@ class YoloStage(Stage):
         return suppress(candidates, conf, self.options.iou, most)
 
     def _describe(self, found: Tensor, box: Letterbox, image: Image) -> Objects:
-        rows = found.numpy().astype(np.float64)
+        labels = [self.names[number] for number in found[:, 5].int().tolist()]
+        rows = found.numpy().astype(np.float64)[[has_name(label) for label in labels]]
         corners = box.unplace(rows[:, :4], image.height, image.width).tolist()
-        labels = [self.names[number] for number in rows[:, 5].astype(int).tolist()]
+        labels = [label for label in labels if has_name(label)]
         return describe(labels, rows[:, 4].tolist(), corners, image)

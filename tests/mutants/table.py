@@ -3954,6 +3954,80 @@ TEXTS = [
 
 PUBLISHED = [
     Mutant(
+        "weights-variant",
+        "the message about weights of another precision says what to type",
+        "stages/recognition.py",
+        "(variant := VARIANT.fullmatch(name))",
+        "(variant := None)",
+        (
+            "stages/weights/test_pulling.py::test_for_weights_of_other_names_the_message_says_what_is_there_and_what_to_type",
+            "stages/weights/test_pulling.py::test_for_a_folder_the_message_says_it_too",
+        ),
+    ),
+    Mutant(
+        "mark-pulled",
+        "a byte order mark in a model's JSON is removed by a pull",
+        "stages/weights/pulling.py",
+        ".removeprefix(BOM_UTF8)",
+        "",
+        (
+            "stages/weights/test_pulling.py::test_a_byte_order_mark_is_removed_when_a_model_is_pulled_and_refused_in_a_folder",
+        ),
+    ),
+    Mutant(
+        "box-padding",
+        "boxes of a detector that sees padding are those of the image",
+        "stages/yolo/detr.py",
+        "corners[kept] * torch.tensor([across, down] * 2)",
+        "corners[kept]",
+        ("stages/yolo/test_detr.py::test_boxes_of_a_model_that_sees_padding_are_those_of_the_image",),
+    ),
+    Mutant(
+        "box-zero",
+        "padding is 0 after it is normalized, as in transformers",
+        "stages/resizing/resize.py",
+        "batch = self.mean.repeat(count, 1, 1, 1)",
+        "batch = torch.zeros_like(self.mean).repeat(count, 1, 1, 1)",
+        ("stages/resizing/test_resize.py::test_pixels_are_those_of_the_stock_processor",),
+    ),
+    Mutant(
+        "box-masks",
+        "a detector that must not see padding is refused",
+        "stages/yolo/detr.py",
+        "in WITH_MASKS:",
+        "in ():",
+        ("stages/yolo/test_detr.py::test_a_model_that_must_not_see_padding_is_refused",),
+    ),
+    Mutant(
+        "nameless-classes",
+        'classes named "N/A" are no objects',
+        "stages/yolo/detr.py",
+        "if has_name(label)",
+        "",
+        ("stages/yolo/test_detr.py::test_classes_without_a_name_are_left_out",),
+    ),
+    Mutant(
+        "nameless-classes-yolo",
+        'classes of YOLO named "N/A" are no objects',
+        "stages/yolo/recognition.py",
+        "return label.strip().lower() not in NAMELESS",
+        "return True",
+        (
+            "stages/yolo/test_stage.py::test_a_class_without_a_name_is_left_out",
+            "stages/weights/test_layouts.py::test_classes_without_a_name_are_no_labels",
+        ),
+    ),
+    Mutant(
+        "pull-processor",
+        "preprocessing that a stage does not do is refused before weights are pulled",
+        "stages/weights/pulling.py",
+        "check_processor(part.order, folder)",
+        "pass",
+        (
+            "stages/weights/test_pulling.py::test_preprocessing_that_the_stage_does_not_do_is_refused_before_weights_are_downloaded",
+        ),
+    ),
+    Mutant(
         "lighton-tokens",
         "the tokens for images in LightOnOCR's processor_config.json are used",
         "stages/pretrained/language.py",

@@ -6,7 +6,7 @@ from __future__ import annotations
 import pytest
 import torch
 from torch import Tensor
-from transformers import BlipImageProcessor, CLIPImageProcessor
+from transformers import BlipImageProcessor, CLIPImageProcessor, RTDetrImageProcessor
 
 from stages.devices import pixels_of
 from stages.resizing import lanczos, resize
@@ -46,8 +46,11 @@ def draw_pictures() -> list[Tensor]:
     [
         CLIPImageProcessor(size={"shortest_edge": 12}, crop_size=KEPT),
         BlipImageProcessor(size={"height": 12, "width": 12}),
+        RTDetrImageProcessor(
+            size={"max_height": 12, "max_width": 10}, do_pad=True, pad_size={"height": 13, "width": 12}
+        ),
     ],
-    ids=["clip", "blip"],
+    ids=["clip", "blip", "boxed"],
 )
 def test_pixels_are_those_of_torchs_own_resize_of_bytes(
     monkeypatch: pytest.MonkeyPatch, settings: CLIPImageProcessor

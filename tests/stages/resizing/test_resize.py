@@ -4,6 +4,7 @@ import json
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import PIL.Image
 import pytest
@@ -15,12 +16,15 @@ from transformers import (
     RfDetrImageProcessor,
     RTDetrImageProcessor,
     SiglipImageProcessor,
+    ViTImageProcessor,
 )
 
 from stages.base import Image
 from stages.devices import pixels_of
 from stages.resizing.resize import ImageProcessor, prepare_axis, resize_in_torch, sum_taps
 from tests.stages.pictures import draw_noise
+
+BOXED: dict[str, Any] = {"do_pad": True, "pad_size": {"height": 96, "width": 96}}
 
 
 def tap_by_tap(settings: CLIPImageProcessor) -> ImageProcessor:
@@ -38,8 +42,28 @@ def tap_by_tap(settings: CLIPImageProcessor) -> ImageProcessor:
         RTDetrImageProcessor(),
         SiglipImageProcessor(),
         RfDetrImageProcessor(size={"height": 56, "width": 70}, do_pad=False),
+        RTDetrImageProcessor(size={"max_height": 64, "max_width": 90}, **BOXED),
+        RTDetrImageProcessor(size={"shortest_edge": 40, "longest_edge": 90}, do_normalize=True, **BOXED),
+        RTDetrImageProcessor(size={"height": 64, "width": 90}, **BOXED),
+        CLIPImageProcessor(do_rescale=False, image_mean=[100.0, 90.0, 80.0], image_std=[60.0] * 3),
+        BlipImageProcessor(do_rescale=False, do_normalize=False),
+        SiglipImageProcessor(rescale_factor=1 / 127.5, image_mean=[1.0] * 3, image_std=[1.0] * 3),
+        CLIPImageProcessor(image_mean=0.5, image_std=0.25),
+        ViTImageProcessor(),
     ],
-    ids=["clip", "blip", "rt-detr", "siglip", "rf-detr"],
+    ids=[
+        *(
+            "clip",
+            "blip",
+            "rt-detr",
+            "siglip",
+            "rf-detr",
+            "boxed",
+            "boxed by edges",
+            "boxed with a fixed size",
+        ),
+        *("not scaled", "bytes", "scaled otherwise", "one mean", "vit"),
+    ],
 )
 def test_pixels_are_those_of_the_stock_processor(
     settings: CLIPImageProcessor, mixed_images: list[Image]

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from stages import registry
+from stages.weights.assembly import read_classes
 from stages.weights.layouts import describe_unknown, describe_words, list_versions
 from stages.weights.packs import MINI, open_pack, resolve
 
@@ -76,3 +77,11 @@ def test_a_fingerprint_has_the_version_of_a_model_whose_answers_have_changed_als
     blip = registry.find_backend("blip", "transformers")
     for name, versions in (("clip", {}), ("siglip", {"versions": {"clip": "2"}})):
         assert list_versions(blip, {"model": tmp_path / "blip", "clip": tmp_path / name}) == versions
+
+
+def test_classes_without_a_name_are_no_labels(tmp_path: Path) -> None:
+    (tmp_path / "yolo").mkdir()
+    (tmp_path / "yolo/config.json").write_text(
+        '{"id2label": {"0": "N/A", "1": "cup", "2": "N/A", "3": "dog"}}'
+    )
+    assert read_classes(tmp_path) == ["cup", "dog"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from codecs import BOM_UTF8
 from pathlib import Path
 from typing import Any
 
@@ -263,6 +264,101 @@ def test_a_model_that_no_backend_takes_is_refused_before_its_weights_are_downloa
     assert not models.exists()
 
 
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"resample": 0}, r"me/finder cannot be used: .* resample = 0, which is not supported"),
+        (
+            {"size": {"shortest_edge": 64, "longest_edge": 99}, "do_pad": True},
+            "me/finder cannot be used: .*or pad to",
+        ),
+    ],
+)
+def test_preprocessing_that_the_stage_does_not_do_is_refused_before_weights_are_downloaded(
+    hub: FolderHub, models: Path, settings: dict[str, Any], message: str
+) -> None:
+    checkpoints.DETECTORS["d_fine"](folder := hub.root / "me/finder")
+    file = folder / "preprocessor_config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | settings))
+    with pytest.raises(PackError, match=message):
+        pull("me/finder", models, hub)
+    assert "model.safetensors" not in hub.downloads
+
+
+FETCHED = r"hf download me/x --local-dir \./x"
+
+
+@pytest.mark.parametrize(
+    ("there", "message"),
+    [
+        (
+            "config.json model.fp16.safetensors",
+            rf"`{FETCHED} && mv \./x/model\.fp16\.safetensors \./x/model\.safetensors`, and name the folder \./x\.$",
+        ),
+        (
+            "config.json model.bf16.safetensors.index.json model.bf16-00001-of-00002.safetensors",
+            r" mv \./x/model\.bf16\.safetensors\.index\.json \./x/model\.safetensors\.index\.json`",
+        ),
+        ("config.json pytorch_model.fp16.bin", r" mv \./x/pytorch_model\.fp16\.bin \./x/pytorch_model\.bin`"),
+        ("config.json fp16/model.safetensors", r" mv \./x/fp16/\* \./x/`"),
+        (
+            "config.json checkpoint-9/config.json checkpoint-9/model.safetensors",
+            rf"The subfolder checkpoint-9 has a model: type `{FETCHED}`, and name the folder \./x/checkpoint-9\.$",
+        ),
+        (
+            "clip/config.json clip/model.safetensors",
+            rf"has no config\.json, .*has no \.pt file\. The subfolder clip has a model: type `{FETCHED}`",
+        ),
+        (
+            "config.json pytorch_model.bin.index.json",
+            r"There is pytorch_model\.bin\.index\.json, which is a list of pickles",
+        ),
+        (
+            "open_clip_config.json open_clip_model.safetensors",
+            "which is a model of OpenCLIP; visiond does not",
+        ),
+        ("config.json tf_model.h5", "is a model for TensorFlow; .* save it with save_pretrained"),
+        ("config.json README.md", r"none of [^:]*pytorch_model\.bin\.$"),
+    ],
+)
+def test_for_weights_of_other_names_the_message_says_what_is_there_and_what_to_type(
+    there: str, message: str, hub: FolderHub, models: Path
+) -> None:
+    repository = save_tower(hub, "clip", "me/x")
+    config = (repository / "config.json").read_text()
+    (repository / "config.json").unlink()
+    (repository / "model.safetensors").unlink()
+    for name in there.split():
+        (repository / name).parent.mkdir(exist_ok=True)
+        (repository / name).write_text(config)
+    with pytest.raises(PackError, match=message):
+        pull("me/x", models, hub)
+
+
+@pytest.mark.parametrize(
+    ("moved", "message"),
+    [
+        ("model.fp16.safetensors", r"type `mv .*/x/model\.fp16\.safetensors .*/x/model\.safetensors`"),
+        ("fp16/model.safetensors", r"type `mv .*/x/fp16/\* .*/x/`"),
+        (
+            "clip-model/",
+            r"/x has no config\.json\. The subfolder clip-model has a model: name the folder .*/x/clip-model\.",
+        ),
+    ],
+)
+def test_for_a_folder_the_message_says_it_too(moved: str, message: str, hub: FolderHub, models: Path) -> None:
+    folder = save_tower(hub, "clip", "x")
+    if moved.endswith("/"):
+        save_tower(hub, "clip", f"x/{moved}")
+        for name in ("config.json", "model.safetensors"):
+            (folder / name).unlink()
+    else:
+        (folder / moved).parent.mkdir(exist_ok=True)
+        (folder / "model.safetensors").rename(folder / moved)
+    with pytest.raises(PackError, match=message):
+        open_pack(folder, models)
+
+
 def test_a_repository_of_another_kind_is_named(hub: FolderHub, models: Path) -> None:
     folder = hub.root / "me/x"
     folder.mkdir(parents=True)
@@ -294,6 +390,28 @@ def test_a_file_that_is_no_json_object_is_named_by_its_repository(
     (folder / file).write_text("[1, 2]")
     with pytest.raises(PackError, match=rf"^me/my-clip/{file} cannot be read: Expected `object`"):
         pull("me/my-clip", models, hub)
+
+
+def test_a_byte_order_mark_is_removed_when_a_model_is_pulled_and_refused_in_a_folder(
+    hub: FolderHub, models: Path
+) -> None:
+    folder, names = save_tower(hub, "clip", "me/clip"), ("config.json", "tokenizer_config.json")
+    for name in names:
+        (folder / name).write_bytes(BOM_UTF8 + (folder / name).read_bytes())
+    with pytest.raises(
+        PackError, match=r"/config\.json, .*/tokenizer_config\.json begins with a byte order mark.* sed -i"
+    ):
+        open_pack(folder, models)
+    pack = pull("me/clip", models, hub)
+    build(resolve(pack, "clip", {"options": {"labels": ["red"]}}), "cpu").load()
+
+
+def test_numbers_that_only_python_writes_into_json_are_read(hub: FolderHub, models: Path) -> None:
+    folder = save_tower(hub, "clip", "me/clip")
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"limits": [float("nan"), float("inf")]}))
+    assert "NaN, Infinity" in (folder / "config.json").read_text()
+    build(resolve(pull("me/clip", models, hub), "clip"), "cpu").load()
 
 
 def test_a_pickle_is_downloaded_only_where_that_is_allowed(hub: FolderHub, models: Path) -> None:

@@ -17,11 +17,12 @@ from stages.base import Image, StageUnusable
 from stages.manifest import PackError
 from stages.weights.packs import open_pack, resolve
 from stages.yolo.descriptor import DETECTORS, Objects
-from stages.yolo.detr import DetrStage
+from stages.yolo.detr import WITH_MASKS, DetrStage
 from tests.stages import checkpoints
 from tests.stages.pictures import draw_image
 
 Make = Callable[[str], Path]
+SIDE = 48  # to which images are resized before they are padded
 
 
 @pytest.fixture
@@ -85,9 +86,14 @@ def stock_answer(
     with torch.inference_mode():
         output = model(**processor(images=[image.pixels], return_tensors="pt"))
     queries = {"top_k": output.logits.shape[1]} if "Deformable" in type(processor).__name__ else {}
-    [found] = processor.post_process_object_detection(
-        output, threshold=conf, target_sizes=[(image.height, image.width)], **queries
-    )
+    size = image.height, image.width
+    if processor.do_pad and processor.pad_size:  # boxes are shares of what the model sees, padding too
+        seen, scale = processor.pad_size, min(SIDE / side for side in size)
+        size = tuple(
+            side * length / int(side * scale)
+            for side, length in zip(size, (seen.height, seen.width), strict=True)
+        )
+    [found] = processor.post_process_object_detection(output, threshold=conf, target_sizes=[size], **queries)
     limit = torch.tensor([image.width, image.height] * 2)
     labels = [model.config.id2label[number] for number in found["labels"].tolist()]
     return labels, found["scores"].tolist(), found["boxes"].clamp(min=torch.zeros(4), max=limit)
@@ -119,6 +125,50 @@ def test_answers_are_those_of_transformers(
         labels, scores, boxes = stock_answer(folder, image)
         assert len(labels) > 2
         agree(answer, labels, scores, boxes, tolerance=1e-3 * max(image.width, image.height))
+
+
+def pad(folder: Path) -> Path:
+    """The image processor as transformers' example of training saves it."""
+    box = {"size": {"max_height": SIDE, "max_width": SIDE}, "do_pad": True}
+    change(folder / "preprocessor_config.json", **box, pad_size={"height": 64, "width": 64})
+    return folder
+
+
+def change(file: Path, **values: Any) -> None:
+    file.write_text(json.dumps(json.loads(file.read_text()) | values))
+
+
+@pytest.mark.parametrize("kind", [model.type for model in DETECTORS if model.type not in WITH_MASKS])
+def test_boxes_of_a_model_that_sees_padding_are_those_of_the_image(
+    kind: str, make_folder: Make, tmp_path: Path, images: list[Image]
+) -> None:
+    folder = pad(shutil.copytree(make_folder(kind), tmp_path / kind))
+    for image, answer in zip(images, run(make_stage(folder, tmp_path / "none"), images), strict=True):
+        labels, scores, boxes = stock_answer(folder, image)
+        assert len(labels) > 2
+        agree(answer, labels, scores, boxes, tolerance=1e-3 * max(image.width, image.height))
+
+
+@pytest.mark.parametrize("kind", WITH_MASKS)
+def test_a_model_that_must_not_see_padding_is_refused(kind: str, make_folder: Make, tmp_path: Path) -> None:
+    folder = pad(shutil.copytree(make_folder(kind), tmp_path / kind))
+    with pytest.raises(
+        StageUnusable, match=rf"{kind} cannot be used: its preprocessor_config\.json asks for padding"
+    ):
+        make_stage(folder, tmp_path / "none")
+
+
+def test_classes_without_a_name_are_left_out(make_folder: Make, tmp_path: Path, images: list[Image]) -> None:
+    """They take no place of max_det either."""
+    folder = shutil.copytree(make_folder("rf_detr"), tmp_path / "91")
+    change(folder / "config.json", id2label={0: "N/A", 1: "cup", 2: " n/a", 3: "dog", 4: ""})
+    everything = run(make_stage(make_folder("rf_detr"), tmp_path / "none"), images)
+    named = run(make_stage(folder, tmp_path / "none", max_det=2), images)
+    names = {"thing 1": "cup", "thing 3": "dog"}
+    for whole, part in zip(everything, named, strict=True):
+        expected = [(names[d.label], d.score) for d in whole.detections if d.label in names]
+        assert [(d.label, d.score) for d in part.detections] == expected[:2]
+    assert any(whole.count > part.count == 2 for whole, part in zip(everything, named, strict=True))
 
 
 @pytest.mark.parametrize("kind", [model.type for model in DETECTORS])

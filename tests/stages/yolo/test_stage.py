@@ -101,6 +101,17 @@ def test_batch_mates_change_no_answer(sure_weights: SureWeights, mixed_images: l
             assert 0 <= found.box[1] <= found.box[3] <= image.height
 
 
+def test_a_class_without_a_name_is_left_out(sure_weights: SureWeights) -> None:
+    stage, bus = make_stage(sure_weights(), conf=0.5), read_asset("bus.jpg")
+    [whole] = stage.run([bus])
+    assert isinstance(whole, Objects)
+    label = whole.detections[0].label
+    stage.names[int(label)] = "N/A"
+    [named] = stage.run([bus])
+    assert isinstance(named, Objects)
+    assert named.detections == [found for found in whole.detections if found.label != label]
+
+
 def test_half_precision_answers(blank_pack: Pack) -> None:
     stage = make_stage(resolve(blank_pack, "yolo").files, dtype="bfloat16", conf=0.0, max_det=2)
     [answer] = stage.run([draw_image(64, 64)])
