@@ -125,6 +125,31 @@ def test_only_addresses_of_http_are_taken(tmp_path: Path) -> None:
         parse({"output": {"webhook": {"url": "file:///etc/hostname"}}}, tmp_path)
 
 
+@pytest.mark.parametrize(
+    ("url", "why"),
+    [
+        ("https://user:swordfish@host/hook", "has a user or a password"),
+        ("https://:swordfish@host/hook", "has a user or a password"),
+        ("https://host/a b?key=swordfish", "has the character ' '"),
+        ("https://host/\u00fc?key=swordfish", r"has the character '\\xfc'"),
+        ("https://host/hook\n?key=swordfish", "has the character"),
+        ("http://[::1?key=swordfish", "a host or a port that cannot be read"),
+        ("http://host:99999/?key=swordfish", "a host or a port that cannot be read"),
+        ("http://host:swordfish/", "a host or a port that cannot be read"),
+        ("http://:8080/swordfish", "no address of HTTP"),
+        ("ftp://host/swordfish", "no address of HTTP"),
+    ],
+)
+def test_an_address_that_cannot_be_posted_to_is_refused_without_its_secrets(
+    tmp_path: Path, url: str, why: str
+) -> None:
+    with pytest.raises(ConfigError, match=rf"output\.webhook\.url: .*{why}") as refused:
+        parse({"output": {"sinks": ["webhook"], "webhook": {"url": url}}}, tmp_path)
+    assert "swordfish" not in str(refused.value)
+    for fit in ("https://host/path?a=%20#x", "http://[::1]:8080/", "http://127.0.0.1:9"):
+        assert parse({"output": {"webhook": {"url": fit}}}, tmp_path).output.webhook.url == fit
+
+
 def test_what_is_missing_is_told_before_the_start(tmp_path: Path) -> None:
     assert "url is not set" in WebhookSink(WebhookSection()).problem()
     settings = WebhookSection(url="http://127.0.0.1:9/x", secret_file=str(tmp_path / "none"))
