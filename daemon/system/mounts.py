@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import re
 import shlex
-import stat
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -26,9 +25,10 @@ def is_there(folder: Path) -> bool | None:
 
     def look() -> bool | None:
         try:
-            return stat.S_ISDIR(os.stat(folder).st_mode)
+            os.stat(folder)
         except OSError as error:
             return None if error.errno in PASSING else False
+        return os.path.isdir(folder)
 
     return ask(look)
 
