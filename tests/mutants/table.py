@@ -3357,6 +3357,15 @@ ENDS = [
         ("daemon/page/test_pictures.py::test_huge_images_hold_up_no_other_picture",),
         within="Page.picture",
     ),
+    Mutant(
+        "load-again",
+        "a worker that an error of the system kept from loading is started again",
+        "daemon/workers/child.py",
+        "isinstance(error, DeviceLost) or may_pass(error)",
+        "isinstance(error, DeviceLost)",
+        ("daemon/workers/test_child.py::test_after_an_error_that_may_pass_the_next_worker_may_load",),
+        within="is_curable",
+    ),
 ]
 
 
