@@ -3366,6 +3366,15 @@ ENDS = [
         ("daemon/workers/test_child.py::test_after_an_error_that_may_pass_the_next_worker_may_load",),
         within="is_curable",
     ),
+    Mutant(
+        "webhook-reason",
+        "an image that failed comes with its reason",
+        "daemon/results/webhook.py",
+        "if record.status is JobStatus.DONE:",
+        "if True:",
+        ("daemon/results/test_webhook.py::test_an_image_that_failed_comes_with_its_reason",),
+        within="describe",
+    ),
 ]
 
 

@@ -17,6 +17,7 @@ import pytest
 from daemon.config.loading import parse
 from daemon.config.output import WebhookSection
 from daemon.errors import ConfigError
+from daemon.jobs import JobStatus
 from daemon.results import webhook
 from daemon.results.webhook import Refused, WebhookSink
 from tests.daemon_process import Place
@@ -90,6 +91,18 @@ async def test_whole_records_are_what_sidecars_have(receiver: Receiver, tmp_path
     record = make_record(tmp_path)
     await WebhookSink(WebhookSection(url=receiver.url, content="record")).append([record])
     assert receiver.records == [json.loads(record.sidecar)]
+
+
+async def test_an_image_that_failed_comes_with_its_reason(receiver: Receiver, tmp_path: Path) -> None:
+    fields: dict[str, Any] = {"outputs": {}, "bin": "", "reason": "unreadable", "detail": "no permission"}
+    failed = make_record(tmp_path, status=JobStatus.FAILED, digest=b"", **fields)
+    sink = WebhookSink(WebhookSection(url=receiver.url))
+    assert sink.problem() == ""
+    await sink.append([failed, make_record(tmp_path)])
+    record, other = receiver.records
+    assert (record["status"], record["reason"], record["detail"]) == ("FAILED", "unreadable", "no permission")
+    assert (record["digest"], other["digest"]) == ("", f"sha256:{bytes(32).hex()}")
+    assert "bin" not in record
 
 
 @pytest.mark.parametrize("status", [500, 302, 410])
