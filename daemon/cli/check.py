@@ -19,6 +19,7 @@ from daemon.cli.rules import RuleFailed, try_choice, try_rule
 from daemon.cli.tryouts import try_stages
 from daemon.config.ignored import describe_added
 from daemon.config.loading import Config, find_shared_folders
+from daemon.config.secrets import list_open
 from daemon.config.sections import Inbox
 from daemon.control import ask, open_reader
 from daemon.devices import select_devices
@@ -90,6 +91,7 @@ def examine(config: Config, file: Path | None, *, quick: bool = False) -> Iterat
         models,
     )
     yield Finding("ok", source)
+    yield from (Finding("warning", risk) for risk in (list_open(file) if file else ()))
     for examination in examinations:
         yield from examination(config)
 

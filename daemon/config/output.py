@@ -8,12 +8,12 @@ from typing import Annotated, Literal
 from pydantic import AfterValidator, Field
 
 from daemon.config.sections import Section
-from daemon.config.values import check_url
+from daemon.config.values import check_webhook_url
 from daemon.stores.urls import check_bucket
 
 
 class WebhookSection(Section):
-    url: Annotated[str, AfterValidator(check_url)] = Field(
+    url: Annotated[str, AfterValidator(check_webhook_url)] = Field(
         "", description='Where the sink webhook posts records, for example "https://host/path".'
     )
     secret_file: str = Field(

@@ -61,7 +61,8 @@ def explain(problem: Mapping[str, Any], root: type[Section]) -> str:
         wanted = "write " + problem["ctx"]["expected"].replace("'", '"')
     else:
         wanted = f"write {WANTED[kind]}" if kind in WANTED else problem["msg"].removeprefix("Value error, ")
-    said = "" if location[-1] == "url" else f" (it is {problem['input']!r})"  # a URL may have a password
+    is_address = str(location[-1]).endswith(("url", "endpoint"))  # which may have a password
+    said = "" if is_address else f" (it is {problem['input']!r})"
     return f"{where}: {wanted}{said}"
 
 

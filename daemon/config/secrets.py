@@ -1,10 +1,11 @@
-"""Files with tokens, keys and other secrets."""
+"""Files with tokens, keys and other secrets, and who may change daemon.toml."""
 
 from __future__ import annotations
 
 import os
 import shlex
 import stat
+from pathlib import Path
 
 from daemon.errors import ConfigError
 from daemon.system.scarcity import cause_of
@@ -24,3 +25,17 @@ def read_secret(key: str, name: str) -> bytes:
             [f"{key}: every user can read or change {name}, but it must be secret; fix it with: {fix}"]
         )
     return data
+
+
+def list_open(file: Path) -> list[str]:
+    """Why other users can change daemon.toml, which names code that the daemon runs and folders whose files it deletes."""
+    problems = []
+    for path in (file.resolve(), file.resolve().parent):
+        mode = path.stat().st_mode
+        if mode & stat.S_IWOTH and not mode & stat.S_ISVTX:  # a sticky folder lets only owners rename
+            fix = shlex.join(["chmod", "o-w", str(path)])
+            problems.append(
+                f"every user can change {path}, and so decide which code the daemon runs and which files it deletes; fix it "
+                f"with: {fix}"
+            )
+    return problems

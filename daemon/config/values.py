@@ -9,6 +9,7 @@ import os
 import re
 from pathlib import Path
 from typing import Annotated, Literal
+from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, BeforeValidator, Field
 
@@ -61,9 +62,30 @@ def check_address(text: str) -> str:
 
 
 def check_url(text: str) -> str:
-    """Accept an address of HTTP, or ""."""
-    if text and not re.match(r"https?://[^/\s]+", text):
-        raise ValueError(f'"{text}" is no address of HTTP; write it as "https://host/path"')
+    """Accept an address of HTTP, or "". No message repeats the address, as it may have a password."""
+    if not text:
+        return text
+    form = 'write it as "https://host/path"'
+    if unfit := re.search(r"[^!-~]", text):
+        raise ValueError(
+            f"the address has the character {unfit[0]!a}; write it with percent signs, or a host as xn--…; {form}"
+        )
+    try:
+        parts = urlsplit(text)
+        host, _ = parts.hostname, parts.port  # both are checked only now
+    except ValueError:  # its message may have the password
+        raise ValueError(f"the address has a host or a port that cannot be read; {form}") from None
+    if parts.scheme not in ("http", "https") or not host:
+        raise ValueError(f"it is no address of HTTP; {form}")
+    return text
+
+
+def check_webhook_url(text: str) -> str:
+    if "@" in urlsplit(check_url(text)).netloc:
+        raise ValueError(
+            "the address has a user or a password, which is not sent; use what the receiver takes: secret_file, or a part of "
+            "the path"
+        )
     return text
 
 

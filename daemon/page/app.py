@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 from collections.abc import AsyncIterator, Callable, Mapping
@@ -49,6 +50,7 @@ EVENT_SECONDS, KEEP_ALIVE_SECONDS = 0.5, 15.0
 MOST_STREAMS = 128  # of events at once: other requests need connections too
 SHOWN = 48  # images at once
 THUMBNAIL, PICTURE = 320, 1600  # pixels of the longer side
+HUGE_PIXELS, HUGE_BYTES = 24_000_000, 64 << 20  # an image takes seconds to become a thumbnail
 WEEK = "private, max-age=604800, immutable"  # for addresses that name the content
 STATIC = Path(__file__).with_name("static")
 
@@ -62,6 +64,7 @@ class Page:
         self._searcher = searcher
         self._pictures = pictures
         self._few = anyio.CapacityLimiter(DECODERS)
+        self._huge = anyio.CapacityLimiter(DECODERS - 1)
         self._streams = 0  # of events, that are open
         self._templates = Environment(
             loader=PackageLoader("daemon.page"),
@@ -183,8 +186,12 @@ class Page:
         if side is None:
             raise HTTPException(404)
         try:
-            # Few at a time: each has a whole file in memory.
-            content = await to_thread.run_sync(self._pictures.get, record, side, limiter=self._few)
+            content = await to_thread.run_sync(self._pictures.find, record, side)
+            if content is None:
+                # Few at a time: each has a whole file in memory. Huge ones take seconds, and leave a decoder for the others.
+                huge = record.width * record.height > HUGE_PIXELS or record.version.size > HUGE_BYTES
+                async with self._huge if huge else contextlib.nullcontext():
+                    content = await to_thread.run_sync(self._pictures.get, record, side, limiter=self._few)
         except NoPicture as error:
             return Response(draw_reason(str(error)), media_type="image/svg+xml")
         return Response(content, headers={"cache-control": WEEK}, media_type="image/webp")

@@ -24,6 +24,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from daemon.errors import ConfigError
 from daemon.system.ownership import hand_over
+from daemon.web.app import note_wrong_token
 
 COOKIE = "visiond"
 COOKIE_SECONDS = 30 * 86400
@@ -67,6 +68,8 @@ class Guard:
 
         request = Request(scope, receive)
         request.state.may_change = self._has_token(request)
+        if _bearer(request.headers) and not request.state.may_change:
+            await note_wrong_token(scope)
         answer: ASGIApp = self._refuse(request) or self._app
         if request.url.path == "/logout" and answer is self._app:
             answer = RedirectResponse("/", 303)
@@ -85,6 +88,7 @@ class Guard:
             and not changes
         ):
             return None
+        # A browser sends no token by itself, only a cookie.
         if changes and not (is_from_page(request.headers) or _bearer(request.headers)):
             return _say("This request does not come from the page itself.", 403)
         if request.state.may_change or (self._reading_is_free and not changes):
@@ -94,18 +98,21 @@ class Guard:
         return RedirectResponse("/login", 303)
 
     def _has_token(self, request: Request) -> bool:
+        """Where there is a token, the cookie does not count: otherwise a wrong one would make a forged change pass."""
         cookie, bearer = request.cookies.get(COOKIE, ""), _bearer(request.headers)
         if not cookie and not bearer:
             return False
         token = self._read_token()
         # compare_digest takes constant time
-        by_cookie = hmac.compare_digest(cookie.encode(), cookie_of(token).encode())
-        return by_cookie or (bool(bearer) and hmac.compare_digest(bearer, token))
+        if bearer:
+            return hmac.compare_digest(bearer, token)
+        return hmac.compare_digest(cookie.encode(), cookie_of(token).encode())
 
     async def _log_in(self, request: Request) -> Response:
         form = await read_form(request)
         given, to = form.get("token", [""])[0].strip().encode(), own_path(form.get("to", ["/"])[0])
         if not hmac.compare_digest(given, token := self._read_token()):
+            await note_wrong_token(request.scope)
             return RedirectResponse(f"/login?wrong=1&to={quote(to)}", 303)
         response = RedirectResponse(to, 303)
         response.set_cookie(

@@ -55,28 +55,29 @@ class Pictures:
     def close(self) -> None:
         self._decoders.close()
 
-    def get(self, record: Record, side: int) -> bytes:
-        """As WebP, at most `side` pixels wide and high. Raises NoPicture."""
-        # Without a digest the file could not be read, or not be decoded.
-        name = f"{record.digest.hex() or record.id}-{side}-srgb"
-        if record.digest and (kept := self._cache.get(name)):
-            return kept
-        content = self._make_once(record, side, name)
-        if record.digest:
-            self._cache.put(name, content)
-        return content
-
-    def _make_once(self, record: Record, side: int, name: str) -> bytes:
-        """A file that cannot be shown is not tried again at each view."""
+    def find(self, record: Record, side: int) -> bytes | None:
+        """What `get` would return, if that needs no work. Raises NoPicture if the file could not be shown a moment ago."""
+        name = _name_of(record, side)
         if (known := self._failures.get(name)) and time.monotonic() < known[0]:
             raise NoPicture(known[1])
+        # Without a digest the file could not be read, or not be decoded.
+        return self._cache.get(name) if record.digest else None
+
+    def get(self, record: Record, side: int) -> bytes:
+        """As WebP, at most `side` pixels wide and high. Raises NoPicture."""
+        if found := self.find(record, side):
+            return found
+        name = _name_of(record, side)
         try:
-            return self._make(record, side)
+            content = self._make(record, side)
         except NoPicture as error:
             if len(self._failures) >= MOST_FAILURES:
                 self._failures.clear()
             self._failures[name] = time.monotonic() + FAILURE_SECONDS, str(error)
             raise
+        if record.digest:
+            self._cache.put(name, content)
+        return content
 
     def _make(self, record: Record, side: int) -> bytes:
         data = memoryview(read_source(record))
@@ -92,6 +93,10 @@ class Pictures:
         out = io.BytesIO()
         picture.save(out, "WEBP", quality=QUALITY, method=2)
         return out.getvalue()
+
+
+def _name_of(record: Record, side: int) -> str:
+    return f"{record.digest.hex() or record.id}-{side}-srgb"
 
 
 def draw_reason(reason: str) -> bytes:

@@ -55,8 +55,13 @@ COLUMNS = {  # lists are lists of strings; a datetime is a string, except in Par
     "notice": str,
     **{column.name: column.kind for column in columns.COLUMNS},
 }
-# At the start of a cell. Some programs ignore spaces before it, or accept wide characters.
-FORMULA = re.compile(r"\s*[=+\-@＝＋－＠]|[\t\r\n]")
+# At the start of a cell. Some programs ignore spaces before it, or what nobody sees (control characters, the byte order mark,
+# and the rest of Unicode's Default_Ignorable_Code_Point), or accept wide and small characters.
+_UNSEEN = (
+    r"\s\x00-\x1f\x7f-\x9f\u00ad\u034f\u061c\u115f\u1160\u17b4\u17b5\u180b-\u180f\u200b-\u200f\u202a-\u202e\u2060-\u206f"
+    r"\u2800\u3164\ufe00-\ufe0f\ufeff\uffa0\ufff0-\ufffb\U0001d173-\U0001d17a\U000e0000-\U000e0fff"
+)
+FORMULA = re.compile(rf"[{_UNSEEN}]*[=+\-@\uff1d\uff0b\uff0d\uff20\ufe66\ufe62\ufe63\ufe6b]|[\t\r\n]")
 FORMATS = ("csv", "jsonl", "parquet")
 SEED = 0  # so that a mix leaves out the same images each time
 

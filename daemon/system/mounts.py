@@ -7,7 +7,6 @@ import errno
 import os
 import re
 import shlex
-import stat
 import struct
 import threading
 from collections.abc import Callable
@@ -33,9 +32,10 @@ def is_there(folder: Path) -> bool | None:
 
     def look() -> bool | None:
         try:
-            return stat.S_ISDIR(os.stat(folder).st_mode)
+            os.stat(folder)
         except OSError as error:
             return None if error.errno in PASSING else False
+        return os.path.isdir(folder)
 
     return ask(look)
 

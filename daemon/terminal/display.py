@@ -191,7 +191,10 @@ def print_looks(snapshot: Snapshot) -> None:
 
 
 def _moment(at: float | None) -> str:
-    return time.strftime("%Y-%m-%d %H:%M", time.localtime(at)) if at else "never"
+    try:
+        return time.strftime("%Y-%m-%d %H:%M", time.localtime(at)) if at else "never"
+    except (OverflowError, ValueError, OSError):  # a damaged file or ledger may have any number
+        return f"{at:g}"
 
 
 def show_record(record: Record) -> None:

@@ -45,6 +45,7 @@ from daemon.web.status import Status
 log = structlog.get_logger()
 
 PUT_BACK = (JobStatus.FAILED.name, JobStatus.DONE.name)
+WRONG_TOKEN_SECONDS = 0.5  # until the answer
 PUT_BACK_IMAGES = 10_000  # in one request
 PUT_BACK_BYTES = 20 * PUT_BACK_IMAGES
 Number = Annotated[int, msgspec.Meta(ge=1, le=MOST)]
@@ -258,9 +259,18 @@ class RequireToken:
         if not wanted or (scheme.lower() == b"bearer" and hmac.compare_digest(token.strip(), wanted)):
             await self._app(scope, receive, send)
         else:
+            if token:
+                await note_wrong_token(scope)
             await Response(
                 "this page needs a token: Authorization: Bearer ...\n", 401, {"www-authenticate": "Bearer"}
             )(scope, receive, send)
+
+
+async def note_wrong_token(scope: Scope) -> None:
+    """Log it, and let whoever tries tokens wait. As the number of connections is bounded, so is that of tries."""
+    host, _ = scope.get("client") or ("", 0)
+    log.warning("a request had a wrong token", client=host, path=scope["path"])
+    await anyio.sleep(WRONG_TOKEN_SECONDS)
 
 
 def read_token(http: Http) -> bytes:

@@ -19,6 +19,7 @@ import threading
 import time
 import traceback
 
+from daemon.errors import may_pass
 from daemon.messages import (
     LENGTH,
     Batch,
@@ -83,10 +84,15 @@ def main() -> None:
     except Exception as error:  # noqa: BLE001 - it is reported to the daemon
         traceback.print_exc()
         full = isinstance(error, OutOfMemory) or "out of memory" in str(error)
-        curable = full or isinstance(error, DeviceLost)
+        curable = full or is_curable(error)
         _leave(channel, f"{type(error).__name__}: {error}", curable=curable, out_of_memory=full)
     limit_threads()
     _serve(channel, chain, Ready(seconds))
+
+
+def is_curable(error: Exception) -> bool:
+    """Whether the next worker may load what this one could not: its device, or a disk, may be back by then."""
+    return isinstance(error, DeviceLost) or may_pass(error)
 
 
 def _serve(channel: Channel, chain: Chain, ready: Ready) -> None:

@@ -25,6 +25,7 @@ import msgspec
 from daemon.config.loading import Config
 from daemon.errors import MissingLibrary, VisiondError
 from daemon.jobs import JobStatus
+from daemon.workers.pool import SLOWER
 from visiond.cluster.actor import Chain
 from visiond.cluster.job import Job
 from visiond.cluster.planning import Unit, to_table
@@ -172,7 +173,7 @@ class Pool:
             0  # running.py starts the pool again, unless a stage is unusable
         )
         context.execution_no_progress_timeout_s = (
-            pipeline.load_timeout_seconds + pipeline.batch_timeout_seconds + SPARE_SECONDS
+            pipeline.load_timeout_seconds + SLOWER * pipeline.batch_timeout_seconds + SPARE_SECONDS
         )
         context.enable_progress_bars = context.print_on_execution_start = False
 

@@ -422,6 +422,29 @@ def test_check_and_run_agree_on_a_device_that_is_not_there(tmp_path: Path) -> No
         assert "Traceback" not in told.stderr
 
 
+def test_check_warns_of_a_configuration_that_every_user_can_change(tmp_path: Path) -> None:
+    place = Place(tmp_path)
+    assert "every user can change" not in say(place, "check", "--quick")
+    place.config.chmod(0o666)
+    tmp_path.chmod(0o777)
+    told = say(place, "check", "--quick")
+    for path in (place.config, tmp_path):
+        assert f"chmod o-w {path}" in told.replace("\n", " ")
+    tmp_path.chmod(0o1777)
+    assert f"chmod o-w {tmp_path} " not in f"{say(place, 'check', '--quick')} "
+
+
+def test_times_beyond_any_calendar_are_shown_as_numbers(tmp_path: Path) -> None:
+    place = Place(tmp_path)
+    place.drop_many(range(1))
+    assert place.run_once().returncode == 0
+    times = {"verify": 1.36e10, "backup": 1e20, "vacuum": -9e18}
+    chores = [{"task": task, "tried_at": at, "succeeded_at": at} for task, at in times.items()]
+    (tmp_path / "state" / "upkeep.json").write_text(json.dumps(chores))
+    told = say(place, "status")
+    assert all(moment in told for moment in ("2400-12-", "1e+20", "-9e+18"))
+
+
 def test_check_reports_a_damaged_ledger(tmp_path: Path) -> None:
     place = Place(tmp_path)
     place.drop_many(range(2))

@@ -139,6 +139,30 @@ def test_a_sparse_file_of_100_gigabytes_fails_before_it_is_read(mixed: tuple[Pla
     assert mixed[1].reasons("FAILED")[b"sparse.jpg"] == Reason.BYTES
 
 
+def test_files_of_any_time_are_done_and_are_the_same_files_at_the_next_start(tmp_path: Path) -> None:
+    """Nanoseconds since 1970 have more than 64 bits from 2262 on."""
+    place = Place(
+        tmp_path, {"output": {"bins": "copy"}, "inbox": [{"settle_seconds": 0.1, "unpack": ["tiff"]}]}
+    )
+    years = {
+        "1901": -(2**31),
+        "1969": -1,
+        "1970": 0,
+        "2262": 2**63 // 10**9 + 1,
+        "2400": 13_569_465_600,
+        "2446": 15_032_385_535,
+    }
+    for number, (name, seconds) in enumerate(years.items()):
+        os.utime(place.drop(f"{name}.ppm", picture(number)), (seconds, seconds))
+    for done in (len(years), 0):
+        run = place.run_once()
+        assert (run.returncode, run.stdout.partition(",")[0]) == (0, f"{done} done"), run.stderr
+    place.configure({"inbox": [{"path": "inbox", "settle_seconds": 0.1, "on_success": "move"}]})
+    assert place.command("redo", "--all").returncode == 0
+    assert place.run_once().returncode == 0
+    place.assert_kept(DONE=len(years))
+
+
 def test_a_file_that_cannot_be_read_fails_and_is_not_tried_again(tmp_path: Path, humble: list[str]) -> None:
     place = Place(tmp_path)
     place.drop("closed.png", png()).chmod(0)

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from daemon.errors import ConfigError
 from daemon.page.guard import own_path, own_token
+from daemon.web import app
 
 
 def test_a_token_is_made_once_and_only_for_its_owner(tmp_path: Path) -> None:
@@ -30,3 +32,32 @@ def test_an_empty_token_opens_nothing(tmp_path: Path) -> None:
 def test_a_login_leads_to_no_other_site(given: str) -> None:
     assert own_path(given) == "/"
     assert own_path("/images/7?q=a%20b") == "/images/7?q=a%20b"
+
+
+@pytest.mark.anyio
+async def test_wrong_tokens_are_logged_and_a_missing_one_is_not(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(app, "WRONG_TOKEN_SECONDS", 0.0)
+    credentials = app.Credentials()
+    credentials.token = b"right"
+    statuses: list[int] = []
+
+    async def send(message: Any) -> None:
+        statuses.append(message.get("status", 0))
+
+    async def answer(scope: Any, receive: Any, send: Any) -> None:
+        statuses.append(200)
+
+    for header in (b"Bearer wrong", b"Basic cmlnaHQ=", b"", b"bearer right"):
+        scope = {
+            "type": "http",
+            "path": "/metrics",
+            "client": ("198.51.100.7", 4711),
+            "headers": [(b"authorization", header)],
+        }
+        await app.RequireToken(answer, credentials)(scope, answer, send)
+    assert [status for status in statuses if status] == [401, 401, 401, 200]
+    said = capsys.readouterr().out
+    assert said.count("a request had a wrong token") == said.count("198.51.100.7") == 2
+    assert "right" not in said

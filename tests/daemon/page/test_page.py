@@ -5,6 +5,7 @@ from __future__ import annotations
 import http.client
 import json
 import re
+import time
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
@@ -13,7 +14,9 @@ from urllib.parse import quote
 import pytest
 
 from daemon.jobs import JobStatus
+from daemon.web.app import WRONG_TOKEN_SECONDS
 from tests.daemon.page.site import Site
+from tests.daemon_process import SLACK_SECONDS
 from tests.faults.load import slow_clients
 
 LONG = "9" * 5_000  # Python refuses to read so many digits as a number
@@ -164,6 +167,26 @@ def test_failed_images_are_tried_again(site: Site) -> None:
     status, _, headers = site.ask("/retry", "POST", f"id={image}", Cookie=site.log_in(), Origin=site.origin)
     assert (status, headers["location"]) == (303, "/?state=failed&queued=1")
     assert site.place.find("name:again.jpg") == []
+
+
+def test_a_wrong_token_beside_a_good_cookie_changes_nothing(site: Site) -> None:
+    cookie = site.log_in()
+    for origin in ("http://evil.example", site.origin):
+        headers = {"Cookie": cookie, "Origin": origin, "Authorization": "Bearer wrong"}
+        assert site.ask("/images/8/again", "POST", "", **headers)[0] == 401
+
+
+def test_whoever_tries_tokens_waits(site: Site) -> None:
+    for path, body, headers in (
+        ("/images/8/again", "", {"Authorization": "Bearer wrong"}),
+        ("/login", "token=wrong", {"Origin": site.origin}),
+    ):
+        started = time.monotonic()
+        site.ask(path, "POST", body, **headers)
+        assert time.monotonic() - started >= WRONG_TOKEN_SECONDS
+    started = time.monotonic()
+    site.log_in()
+    assert time.monotonic() - started < WRONG_TOKEN_SECONDS + SLACK_SECONDS
 
 
 def test_programs_send_the_token_themselves(site: Site) -> None:

@@ -4,15 +4,22 @@ from __future__ import annotations
 
 import io
 import os
+import threading
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
 
+import anyio
 import pytest
 from PIL import Image
 
+from daemon.config.loading import parse
+from daemon.page.app import Page
 from daemon.page.pictures import Cache, NoPicture, Pictures
 from stages.base import Limits
+from tests.daemon_process import PATIENCE
 from tests.makers import make_record
 
 
@@ -80,3 +87,45 @@ def test_the_longest_unused_pictures_go_when_there_are_too_many(tmp_path: Path) 
     assert cache.get("90-320")
     assert cache.get("10-320") is None
     assert sum(size for _, size, _ in Cache(tmp_path / "kept", 1000)._list()) <= 900
+
+
+class SlowPictures:
+    """Huge images take until `over`; one is known."""
+
+    def __init__(self) -> None:
+        self.over = threading.Event()
+
+    def find(self, record: Any, side: int) -> bytes | None:
+        return b"known" if record.id == 3 else None
+
+    def get(self, record: Any, side: int) -> bytes:
+        assert record.id not in (1, 2) or self.over.wait(PATIENCE)
+        return b"made"
+
+
+@pytest.mark.anyio
+async def test_huge_images_hold_up_no_other_picture(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pictures: Any = SlowPictures()
+    nobody: Any = None
+    page, done = Page(parse({}, tmp_path), nobody, nobody, pictures), list[int]()
+
+    async def find(request: Any) -> Any:
+        huge = request.id in (1, 2)
+        size = SimpleNamespace(size=1)
+        return SimpleNamespace(id=request.id, width=10_000 if huge else 100, height=10_000, version=size)
+
+    async def ask(number: int) -> None:
+        await page.picture(cast(Any, SimpleNamespace(id=number, path_params={"size": "small"})))
+        done.append(number)
+
+    monkeypatch.setattr(page, "_record", find)
+    async with anyio.create_task_group() as tasks:
+        for number in (1, 2):
+            tasks.start_soon(ask, number)
+        await anyio.wait_all_tasks_blocked()
+        with anyio.fail_after(PATIENCE):
+            await ask(3)
+            await ask(4)
+        assert done == [3, 4]
+        pictures.over.set()
+    assert sorted(done) == [1, 2, 3, 4]

@@ -278,7 +278,26 @@ async def test_progress_is_reported_with_the_total(reader: Reader, tmp_path: Pat
     assert reported == [(1, 3), (2, 3), (3, 3)]
 
 
-@pytest.mark.parametrize("start", ["=1+1", "+1", "-1", "@SUM(A1)", "\t=1", "\r=1", "\n=1", " =1", "＝1"])
+@pytest.mark.parametrize(
+    "start",
+    [
+        "=1+1",
+        "+1",
+        "-1",
+        "@SUM(A1)",
+        "\t=1",
+        "\r=1",
+        "\n=1",
+        " =1",
+        "＝1",
+        "\ufeff=1",
+        "\u200b+1",
+        "\u2060\u00ad-1",
+        "\x01@1",
+        "\u3164\ufe0f=1",
+        "﹣1",
+    ],
+)
 async def test_a_cell_that_looks_like_a_formula_is_made_harmless_in_csv(
     ledger: Ledger, tmp_path: Path, start: str
 ) -> None:

@@ -17,6 +17,7 @@ import pytest
 from daemon.config.loading import parse
 from daemon.config.output import WebhookSection
 from daemon.errors import ConfigError
+from daemon.jobs import JobStatus
 from daemon.results import webhook
 from daemon.results.webhook import Refused, WebhookSink
 from tests.daemon_process import Place
@@ -92,6 +93,18 @@ async def test_whole_records_are_what_sidecars_have(receiver: Receiver, tmp_path
     assert receiver.records == [json.loads(record.sidecar)]
 
 
+async def test_an_image_that_failed_comes_with_its_reason(receiver: Receiver, tmp_path: Path) -> None:
+    fields: dict[str, Any] = {"outputs": {}, "bin": "", "reason": "unreadable", "detail": "no permission"}
+    failed = make_record(tmp_path, status=JobStatus.FAILED, digest=b"", **fields)
+    sink = WebhookSink(WebhookSection(url=receiver.url))
+    assert sink.problem() == ""
+    await sink.append([failed, make_record(tmp_path)])
+    record, other = receiver.records
+    assert (record["status"], record["reason"], record["detail"]) == ("FAILED", "unreadable", "no permission")
+    assert (record["digest"], other["digest"]) == ("", f"sha256:{bytes(32).hex()}")
+    assert "bin" not in record
+
+
 @pytest.mark.parametrize("status", [500, 302, 410])
 async def test_only_a_status_from_200_to_299_counts(receiver: Receiver, tmp_path: Path, status: int) -> None:
     receiver.status = status
@@ -123,6 +136,31 @@ async def test_a_group_that_is_too_large_for_the_receiver_comes_in_parts(
 def test_only_addresses_of_http_are_taken(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="no address of HTTP"):
         parse({"output": {"webhook": {"url": "file:///etc/hostname"}}}, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("url", "why"),
+    [
+        ("https://user:swordfish@host/hook", "has a user or a password"),
+        ("https://:swordfish@host/hook", "has a user or a password"),
+        ("https://host/a b?key=swordfish", "has the character ' '"),
+        ("https://host/\u00fc?key=swordfish", r"has the character '\\xfc'"),
+        ("https://host/hook\n?key=swordfish", "has the character"),
+        ("http://[::1?key=swordfish", "a host or a port that cannot be read"),
+        ("http://host:99999/?key=swordfish", "a host or a port that cannot be read"),
+        ("http://host:swordfish/", "a host or a port that cannot be read"),
+        ("http://:8080/swordfish", "no address of HTTP"),
+        ("ftp://host/swordfish", "no address of HTTP"),
+    ],
+)
+def test_an_address_that_cannot_be_posted_to_is_refused_without_its_secrets(
+    tmp_path: Path, url: str, why: str
+) -> None:
+    with pytest.raises(ConfigError, match=rf"output\.webhook\.url: .*{why}") as refused:
+        parse({"output": {"sinks": ["webhook"], "webhook": {"url": url}}}, tmp_path)
+    assert "swordfish" not in str(refused.value)
+    for fit in ("https://host/path?a=%20#x", "http://[::1]:8080/", "http://127.0.0.1:9"):
+        assert parse({"output": {"webhook": {"url": fit}}}, tmp_path).output.webhook.url == fit
 
 
 def test_what_is_missing_is_told_before_the_start(tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import errno
 import os
 import subprocess
 import sys
@@ -10,6 +11,7 @@ import torch
 
 from daemon.layout import LEAST_CPU_THREADS
 from daemon.workers import child
+from stages.base import DeviceLost
 from stages.processes import count_cores
 from tests.daemon_process import Daemon, Place
 
@@ -33,6 +35,15 @@ PAGES = 16 * (4 << 20) // 4096  # that it takes once
 def test_memory_that_one_batch_frees_serves_the_next_without_the_kernel() -> None:
     ended = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, check=True)
     assert int(ended.stdout) < PAGES
+
+
+def test_after_an_error_that_may_pass_the_next_worker_may_load() -> None:
+    broken = RuntimeError("the checkpoint cannot be opened")
+    broken.__cause__ = OSError(errno.EIO, os.strerror(errno.EIO))
+    for error in (DeviceLost("gone"), broken, OSError(errno.EMFILE, os.strerror(errno.EMFILE))):
+        assert child.is_curable(error)
+    for error in (RuntimeError("a bug"), FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))):
+        assert not child.is_curable(error)
 
 
 def test_a_worker_of_a_group_reports_the_memory_of_all_its_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
