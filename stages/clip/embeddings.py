@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from stages.base import StageUnusable
 from stages.clip.descriptor import Embedding
 from stages.devices import split_batches
 from stages.pretrained.checkpoints import load_tokenizer
@@ -27,6 +28,11 @@ class TextTower:
         # SigLIP's text tower ends with its projection.
         self.projection = getattr(model, "text_projection", nn.Identity())
         self.tokenizer = load_tokenizer(folder)
+        if self.tokenizer.pad_token is None:
+            raise StageUnusable(
+                f"the tokenizer in {folder} has no pad_token, with which shorter texts are filled up. Set it in "
+                "tokenizer_config.json as the model was trained, for CLIP to its eos_token."
+            )
         self.longest = model.config.text_config.max_position_embeddings
         self.full_length = is_sigmoid(model)
         self.device = model.device

@@ -249,6 +249,10 @@ class Resizer:
         self.filter = FILTERS[settings.resample]
         self.antialias = type(settings).__name__ not in WITHOUT_ANTIALIAS
         values = (settings.image_mean, settings.image_std) if settings.do_normalize else (0.0, 1.0)
+        if None in values:
+            raise ValueError(
+                "preprocessor_config.json asks for do_normalize, but has no image_mean and image_std."
+            )
         levels = 1 / settings.rescale_factor if settings.do_rescale else 1.0
         levels = 255 if abs(levels - 255) < 1e-3 else levels  # 1/255 is often written with few digits
         self.mean, self.deviation = (

@@ -46,7 +46,8 @@ class DetrStage(CandidateStage):
         self.model = self.load_vision_model()
         fold_norms(self.model)
         self.model.to(memory_format=torch.channels_last)  # the order that tensor cores read
-        self.labels = self.model.config.id2label
+        labels = self.model.config.id2label.items()
+        self.labels = {number: "" if label is None else str(label) for number, label in labels}
         with hold_device(self.lock):
             self.warm_up()
 

@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from transformers import AutoImageProcessor, AutoModel, AutoTokenizer, GemmaTokenizer
 from transformers.tokenization_utils_base import generate_merges
 
-from stages.base import Image
+from stages.base import Image, StageUnusable
 from stages.clip.descriptor import CLIP, TOWERS, Clip
 from stages.clip.embeddings import TextTower, decode_embedding
 from stages.manifest import digest_folder
@@ -223,3 +223,13 @@ def test_results_of_siglip_from_before_its_texts_were_lower_case_are_stale(
     folder = make_folder(kind)
     before = fingerprint("clip", "transformers", {"model": digest_folder(folder)}, "float32", {})
     assert (resolve(open_pack(folder, tmp_path), "clip").fingerprint != before) == stale
+
+
+def test_a_tokenizer_without_a_pad_token_is_refused(make_folder: Make, tmp_path: Path) -> None:
+    folder = shutil.copytree(make_folder("clip"), tmp_path / "clip")
+    settings = json.loads((folder / "tokenizer_config.json").read_text())
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings | {"pad_token": None}))
+    with pytest.raises(
+        StageUnusable, match=r"the tokenizer in .* has no pad_token, .* for CLIP to its eos_token"
+    ):
+        run(folder, tmp_path / "models", [])

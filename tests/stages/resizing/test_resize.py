@@ -127,11 +127,12 @@ def test_weights_of_a_pixel_sum_to_one() -> None:
         CLIPImageProcessor(size={"shortest_edge": 100}, crop_size={"height": 128, "width": 128}),
         CLIPImageProcessor(do_resize=False),
         BlipImageProcessor(resample=PIL.Image.Resampling.BOX),
+        RTDetrImageProcessor(do_normalize=True, image_mean=None),
     ],
-    ids=["a crop larger than the image", "no resize", "another filter"],
+    ids=["a crop larger than the image", "no resize", "another filter", "no mean"],
 )
 def test_an_unsupported_image_processor_is_refused(settings: CLIPImageProcessor) -> None:
-    with pytest.raises(ValueError, match="not supported"):
+    with pytest.raises(ValueError, match=r"not supported|has no image_mean"):
         ImageProcessor(settings, "cpu", torch.float32)
 
 

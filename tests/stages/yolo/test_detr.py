@@ -171,6 +171,20 @@ def test_classes_without_a_name_are_left_out(make_folder: Make, tmp_path: Path, 
     assert any(whole.count > part.count == 2 for whole, part in zip(everything, named, strict=True))
 
 
+def test_labels_are_words_even_if_the_file_has_numbers_or_holes(
+    make_folder: Make, tmp_path: Path, images: list[Image]
+) -> None:
+    folder = shutil.copytree(make_folder("d_fine"), tmp_path / "numbers")
+    change(
+        folder / "config.json", id2label={"1": 1, "2": None, "3": "dog", "4": 4, "7": "none has this number"}
+    )
+    found = {
+        d.label for answer in run(make_stage(folder, tmp_path / "none"), images) for d in answer.detections
+    }
+    assert found <= {"1", "dog", "4"}
+    assert found & {"1", "4"}
+
+
 @pytest.mark.parametrize("kind", [model.type for model in DETECTORS])
 def test_batch_mates_change_no_answer(
     kind: str, share_stage: Callable[[str], DetrStage], images: list[Image]
