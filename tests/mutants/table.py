@@ -3375,6 +3375,50 @@ ENDS = [
         ("daemon/results/test_webhook.py::test_an_image_that_failed_comes_with_its_reason",),
         within="describe",
     ),
+    Mutant(
+        "form-from-page",
+        "a form of another site changes nothing",
+        "daemon/page/guard.py",
+        'return headers.get("sec-fetch-site", "") == "same-origin"',
+        "return True",
+        (
+            "daemon/page/test_guard.py::test_a_form_counts_only_if_the_browser_says_that_a_page_of_ours_sent_it",
+        ),
+        within="is_from_page",
+    ),
+    Mutant(
+        "form-null-origin",
+        "a form whose sender hides itself counts only if the browser says that it is ours",
+        "daemon/page/guard.py",
+        'if origin and origin != "null":',
+        "if origin:",
+        (
+            "daemon/page/test_guard.py::test_a_form_counts_only_if_the_browser_says_that_a_page_of_ours_sent_it",
+        ),
+        within="is_from_page",
+    ),
+    Mutant(
+        "done-lock",
+        "two daemons do not move images into one folder",
+        "daemon/results/folder_locks.py",
+        'if any(inbox.on_success == "move" for inbox in config.inbox)',
+        "if False",
+        (
+            "daemon/results/test_folder_locks.py::test_folders_that_a_daemon_does_not_write_to_are_free_for_others",
+        ),
+        within="_modes",
+    ),
+    Mutant(
+        "bins-lock",
+        "bins that a daemon does not write are free for others",
+        "daemon/results/folder_locks.py",
+        'if output.bins != "none"',
+        "if True",
+        (
+            "daemon/results/test_folder_locks.py::test_folders_that_a_daemon_does_not_write_to_are_free_for_others",
+        ),
+        within="_modes",
+    ),
 ]
 
 
