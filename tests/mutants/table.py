@@ -3419,6 +3419,24 @@ ENDS = [
         ),
         within="_modes",
     ),
+    Mutant(
+        "pace-window",
+        "the pace is that of the last half minute",
+        "daemon/monitoring/counts.py",
+        "while now - self._samples[0][0] > RATE_SECONDS:",
+        "while False:",
+        ("daemon/web/test_status.py::test_the_pace_is_that_of_the_last_half_minute",),
+        within="Pace.measure",
+    ),
+    Mutant(
+        "pace-retry",
+        "an idle time before a retry does not count for the pace",
+        "daemon/monitoring/counts.py",
+        "self._note_work()",
+        "pass",
+        ("daemon/web/test_status.py::test_an_idle_time_before_a_retry_does_not_count_either",),
+        within="Counts.put_back",
+    ),
 ]
 
 
