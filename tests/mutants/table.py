@@ -3136,8 +3136,8 @@ ENDS = [
         "quota-state",
         "a quota that is used up is no defect of the ledger",
         "daemon/ledger/schema.py",
-        "errno.ENOSPC, errno.EDQUOT)",
-        "errno.ENOSPC)",
+        "errno.ENOSPC, errno.EDQUOT",
+        "errno.ENOSPC",
         (
             "daemon/ledger/test_schema.py::test_a_file_of_the_state_folder_that_cannot_be_read_is_named_and_is_no_defect",
         ),
