@@ -6,9 +6,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from starlette.datastructures import Headers
 
 from daemon.errors import ConfigError
-from daemon.page.guard import own_path, own_token
+from daemon.page.guard import is_from_page, own_path, own_token
 from daemon.web import app
 
 
@@ -32,6 +33,27 @@ def test_an_empty_token_opens_nothing(tmp_path: Path) -> None:
 def test_a_login_leads_to_no_other_site(given: str) -> None:
     assert own_path(given) == "/"
     assert own_path("/images/7?q=a%20b") == "/images/7?q=a%20b"
+
+
+@pytest.mark.parametrize(
+    ("headers", "is_ours"),
+    [
+        ({"origin": "http://page:1"}, True),
+        ({"origin": "http://evil.example"}, False),
+        ({"origin": "http://evil.example", "sec-fetch-site": "same-origin"}, False),
+        ({"origin": "http://page:1.evil.example"}, False),
+        ({"origin": "null"}, False),
+        ({"origin": "null", "sec-fetch-site": "same-origin"}, True),
+        ({"origin": "null", "sec-fetch-site": "cross-site"}, False),
+        ({"sec-fetch-site": "same-origin"}, True),
+        ({"sec-fetch-site": "same-site"}, False),
+        ({}, False),
+    ],
+)
+def test_a_form_counts_only_if_the_browser_says_that_a_page_of_ours_sent_it(
+    headers: dict[str, str], is_ours: bool
+) -> None:
+    assert is_from_page(Headers({"host": "page:1"} | headers)) == is_ours
 
 
 @pytest.mark.anyio

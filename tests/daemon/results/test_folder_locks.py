@@ -49,6 +49,22 @@ def test_two_daemons_do_not_write_to_one_folder(tmp_path: Path, shared: str) -> 
         pass
 
 
+@pytest.mark.parametrize("shared", ["done", "bins_folder"])
+def test_folders_that_a_daemon_does_not_write_to_are_free_for_others(tmp_path: Path, shared: str) -> None:
+    for name in ("done", "bins"):
+        (tmp_path / name).mkdir()
+    output = {key: value for key, value in APART.items() if key != shared}
+    moving = {"bins": "link" if shared == "bins_folder" else "none"}
+    mover = {"path": "inbox", "on_success": "move" if shared == "done" else "keep"}
+    other = configure(tmp_path, THERE, {"output": output})
+    writer = configure(tmp_path, THERE, {"output": output | moving, "inbox": [mover | {"path": "other"}]})
+    with lock_outputs(configure(tmp_path, HERE, {"output": moving, "inbox": [mover]})):
+        with lock_outputs(other):
+            pass
+        with pytest.raises(AlreadyRunning, match="writes its results to"), lock_outputs(writer):
+            pass
+
+
 def test_daemons_whose_inboxes_have_other_names_may_share_the_top_folders(tmp_path: Path) -> None:
     with lock_outputs(configure(tmp_path, {"inbox": [{"path": "a", "name": "a"}]})):
         with lock_outputs(configure(tmp_path, {"inbox": [{"path": "b", "name": "b"}]})):

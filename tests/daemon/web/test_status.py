@@ -90,3 +90,19 @@ def test_the_pace_is_that_of_the_workers_that_are_left(monkeypatch: pytest.Monke
     assert clock.work(20, 20, READY, OTHER)[-1] == 30.0
     assert clock.work(10, 10, OTHER) == [59.0 - n for n in range(10)]
     assert clock.work(5, 20, NEXT, OTHER) == [24.0 - n for n in range(5)]
+
+
+def test_the_pace_is_that_of_the_last_half_minute(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = Clock(monkeypatch)
+    clock.admit(10_000)
+    clock.look()
+    clock.work(40, 1)
+    assert clock.work(30, 10)[-1] == (10_000 - 40 - 300) / 10
+
+
+def test_an_idle_time_before_a_retry_does_not_count_either(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = Clock(monkeypatch)
+    clock.work(20, 0)
+    clock.metrics.counts.begin({JobStatus.FAILED: 11})
+    clock.metrics.counts.put_back(JobStatus.FAILED, 11)
+    assert clock.work(2, 1)[-1] == 9.0
