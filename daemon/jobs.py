@@ -104,14 +104,23 @@ class Extent(NamedTuple):
     length: int
 
 
+OF_BYTES = frozenset(  # reasons that a file gives which is not complete yet
+    (
+        *(Reason.EMPTY, Reason.NOT_AN_IMAGE, Reason.FORMAT, Reason.HEADER, Reason.PIXELS, Reason.ASPECT),
+        *(Reason.TRUNCATED, Reason.DECODER),
+    )
+)
+
+
 class Failure(msgspec.Struct, frozen=True):
-    """Why a job has no result. transient: it may succeed next time. away: the
-    file's disk or mount is not available, so this attempt does not count."""
+    """Why a job has no result. transient: it may succeed next time. away: the file's disk or mount is not available.
+    written: somebody has the file open for writing. In both cases this attempt does not count."""
 
     reason: Reason
     detail: str
     transient: bool = False
     away: bool = False
+    written: bool = False
 
     @property
     def is_logged(self) -> bool:
@@ -169,6 +178,12 @@ class Ending(msgspec.Struct, frozen=True):
     not_before: float = 0.0  # Unix seconds, by clock.py
     looks: tuple[str, ...] = ()  # the second looks that a DONE image gets
     checksums: Checksums | None = None
+
+    @property
+    def is_doubtful(self) -> bool:
+        """Whether its file may only be away, or not be complete yet."""
+        blamed = self.failure is not None and self.failure.reason in OF_BYTES
+        return self.status is JobStatus.GONE or (blamed and self.status is not JobStatus.PENDING)
 
     @property
     def keeps_result(self) -> bool:

@@ -198,6 +198,8 @@ class Pipeline:
 
     async def watch(self, once: bool) -> None:
         with self._watching:
+            if once:  # else `Publisher.watch` does it
+                await self.publisher.look_again()
             await self.watcher.run(self.admit, self.wake, once=once)
             self.found_all = True
         self._complete = True
@@ -216,11 +218,8 @@ class Pipeline:
     # 2. A station asks for jobs.
 
     async def next_jobs(self) -> list[Job]:
-        """Wait for the next jobs; an empty list when there will be no more.
-
-        A job waits while another version of its file is in flight,
-        so that their sidecars are written in order.
-        """
+        """Wait for the next jobs; an empty list when there will be no more. A job waits while another version of its file is
+        in flight, so that their sidecars are written in order."""
         async with self._handing_out:
             while found := await self._next_jobs():
                 if jobs := [job for job in found if self.take(job)]:
@@ -310,8 +309,8 @@ class Pipeline:
         await self.retry("ledger", self.ledger.blame, job)
 
     async def end(self, endings: list[Ending]) -> set[int]:
-        if gone := [ending.job for ending in endings if ending.status is JobStatus.GONE]:
-            hidden = await self.watcher.find_hidden(gone, self.publisher.check_folders)
+        if doubtful := [ending.job for ending in endings if ending.is_doubtful]:
+            hidden = await self.watcher.find_hidden(doubtful, self.publisher.check_folders)
             self.absences.keep(hidden, endings, self._judge)
         ended = await self.retry("ledger", self.ledger.end, endings, self._judge.endings)
         if new := {ending.bin for ending in endings if ending.bin} - self.bins.keys():

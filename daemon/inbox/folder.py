@@ -14,11 +14,13 @@ from typing import NamedTuple, TypeVar
 import anyio
 import structlog
 from anyio import to_thread
+from msgspec.structs import replace
 
 from daemon.config.sections import Inbox
 from daemon.inbox.disk import why_not_deleted
 from daemon.inbox.origin import Origin, origin_of
 from daemon.inbox.settle import TOUCHED_SECONDS, Patience, Settling
+from daemon.inbox.sources import WRITTEN, is_still_written
 from daemon.inbox.walk import LONGEST_PATH, Unread, compile_ignored
 from daemon.jobs import Failure, Job
 from daemon.ledger.records import Expected, Reader
@@ -152,10 +154,12 @@ class Folder:
         self, jobs: Sequence[Job], reader: Reader, check_outputs: Callable[[], None]
     ) -> list[Job]:
         """See Watcher.find_hidden. Runs in a thread."""
+        hidden = [job for job in jobs if not job.gone and self._note_writer(job)]
+        if not (gone := [job for job in jobs if job.gone]):
+            return hidden
         away = self.find_absence(reader)
         unmounted = self.mounts - _mounts_below(self.root) if self.mounts else set()
-        hidden = []
-        for job in jobs:
+        for job in gone:
             if job.location:
                 why = _trouble_of(check_outputs)
             elif self.origin.is_remote:
@@ -167,6 +171,15 @@ class Folder:
                 job.failure = Failure(Reason.UNREADABLE, why, transient=True, away=True)
                 hidden.append(job)
         return hidden
+
+    def _note_writer(self, job: Job) -> bool:
+        """Whether the file of a job that has failed is still open for writing, and not for too long; its failure says so
+        then."""
+        path = job.location or os.path.join(self.root, job.path)
+        if self.origin.is_remote or not job.failure or not is_still_written(path, job.seen_at):
+            return False
+        job.failure = replace(job.failure, detail=f"{WRITTEN}: {job.failure.detail}", written=True)
+        return True
 
     def _why_hidden(self, job: Job, unmounted: set[bytes]) -> str:
         """Why a file that was not found has not been deleted; empty if it has, as far as that can be seen."""

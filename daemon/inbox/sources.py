@@ -5,12 +5,16 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import fcntl
 import filecmp
 import hashlib
 import itertools
 import os
 import shutil
-from collections.abc import Iterator
+import signal
+import stat
+import time
+from collections.abc import Callable, Iterator, Sequence
 
 from daemon.jobs import Placed, Version
 from daemon.ledger.files import sync_folder
@@ -18,6 +22,9 @@ from daemon.ledger.record import Record
 from daemon.system.beneath import FOLDER, READ, open_beneath
 
 COPIED_BYTES = 1 << 20  # at once
+WRITER_SECONDS = 600.0  # for which a file that is open for writing is not judged
+QUIET_SECONDS = 1.0  # since the last change of a file that was moved
+WRITTEN = "another program has it open for writing"
 _ABSENT = (errno.ENOENT, errno.ENOTDIR, errno.ENAMETOOLONG)  # no file has such a name
 
 
@@ -164,13 +171,73 @@ def _is_copy(record: Record, path: bytes) -> bool:
 
 
 def _take(record: Record, target: bytes) -> None:
-    """Rename the source to `target`. If another version took its place at the last moment, rename that back."""
+    """Rename the source to `target`. If another version took its place at the last moment, or somebody has opened it for
+    writing, rename that back."""
     name = os.path.basename(record.location)
-    with _opened_folder(record) as folder:
+    with _opened_folder(record) as folder, _asked_for_writers(name, folder) as is_written:
+        written = OSError(errno.ETXTBSY, WRITTEN, record.location)
+        if is_written():
+            raise written
         os.rename(name, target, src_dir_fd=folder)
-        if not record.version.is_of(os.lstat(target), moved=True):  # a rename keeps the inode
+        is_same = record.version.is_of(os.lstat(target), moved=True)  # a rename keeps the inode
+        if not is_same or is_written():
             os.rename(target, name, dst_dir_fd=folder)
-            raise _replaced(record)
+            raise written if is_same else _replaced(record)
+
+
+def find_changed(files: Sequence[tuple[int, bytes, Version]]) -> dict[int, Version]:
+    """The present version of those files that somebody has written to where the daemon has moved them, and has finished as far
+    as that can be seen. files: with their ids, and the versions that were moved there."""
+    changed, now = {}, time.time()
+    for id, path, version in files:
+        with contextlib.suppress(OSError):
+            status = os.lstat(path)
+            present, is_fresh = Version.of(status), 0 <= now - status.st_ctime < QUIET_SECONDS
+            same_file = stat.S_ISREG(status.st_mode) and present.inode == version.inode
+            if not same_file or (present.size, present.mtime_ns) == (version.size, version.mtime_ns):
+                continue
+            if not is_fresh and not _is_written(path):
+                changed[id] = present
+    return changed
+
+
+def is_still_written(path: bytes, seen_at: float) -> bool:
+    """Whether somebody on this machine has the file open for writing, as far as that can be seen, and not for so long that
+    it counts as complete. seen_at: Unix seconds."""
+    return 0 <= time.time() - seen_at < WRITER_SECONDS and _is_written(path)  # the clock may have been set
+
+
+def _is_written(path: bytes) -> bool:
+    with _asked_for_writers(path) as is_written:
+        return is_written()
+
+
+@contextlib.contextmanager
+def _asked_for_writers(path: bytes, folder: int | None = None) -> Iterator[Callable[[], bool]]:
+    """Whether somebody has the file open for writing, whenever that is called. The system refuses a read lease then (fcntl(2),
+    F_SETLEASE). It gives leases only to the owner of the file (or with CAP_LEASE), not on every file system, and knows
+    nothing of other machines: false there. folder: the descriptor of the one that `path` is relative to."""
+    try:
+        fd = os.open(path, READ, dir_fd=folder)
+    except OSError as error:
+        refused = error.errno == errno.EAGAIN  # a file server has a lease to write to it
+        yield lambda: refused
+        return
+
+    def is_written() -> bool:
+        try:
+            # If somebody opens the file at that moment, this process gets a signal, by default one that ends it.
+            fcntl.fcntl(fd, fcntl.F_SETSIG, signal.SIGURG)
+            fcntl.fcntl(fd, fcntl.F_SETLEASE, fcntl.F_RDLCK)
+            fcntl.fcntl(fd, fcntl.F_SETLEASE, fcntl.F_UNLCK)  # others wait for it when they open the file
+        except OSError as error:
+            return error.errno == errno.EAGAIN
+        return False
+
+    try:
+        yield is_written
+    finally:
+        os.close(fd)
 
 
 def _expect(record: Record, fd: int) -> os.stat_result:

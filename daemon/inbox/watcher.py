@@ -115,8 +115,8 @@ class Watcher:
         return {folder.number for folder in self._folders if folder.problem()}
 
     async def find_hidden(self, jobs: Sequence[Job], check_outputs: Callable[[], None]) -> list[Job]:
-        """Of jobs that are `gone`, those whose files may come back; each gets the failure that says why. check_outputs:
-        raises OSError if the folders of moved files are away."""
+        """Of jobs that are `gone` or have failed, those whose files may come back, or are still being written; each gets the
+        failure that says why. check_outputs: raises OSError if the folders of moved files are away."""
         hidden: list[Job] = []
         for folder in self._folders:
             if mine := [job for job in jobs if job.inbox == folder.number]:

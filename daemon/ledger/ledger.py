@@ -12,15 +12,16 @@ import contextlib
 import os
 import sqlite3
 import time
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import msgspec
 import structlog
 
-from daemon.jobs import Admitted, Change, Ending, File, Job, JobStatus, Placed, reason_of
+from daemon.jobs import Admitted, Change, Ending, File, Job, JobStatus, Placed, Version, reason_of
 from daemon.ledger import identity, looks, publications
 from daemon.ledger.joining import assemble
 from daemon.ledger.record import Model, Record
@@ -42,6 +43,8 @@ from daemon.ledger.writer import Alone, T, Work, Writer
 from daemon.system.clock import steady_seconds
 
 log = structlog.get_logger()
+
+NONE_CHANGED: Mapping[int, Version] = MappingProxyType({})
 
 
 class Ledger:
@@ -308,14 +311,25 @@ class Ledger:
 
         return await self._ask(work)
 
-    async def put_back(self, status: JobStatus, ids: Sequence[int]) -> int:
+    async def moved_failures(self, limit: int) -> list[tuple[int, bytes, Version]]:
+        """The last images that FAILED and were moved: their ids, and where their files are, in this version."""
+        rows = await self._ask(
+            lambda connection: connection.execute(SQL["moved_failures"], (limit,)).fetchall()
+        )
+        return [(id, location, Version(*version)) for id, location, *version in rows]
+
+    async def put_back(
+        self, status: JobStatus, ids: Collection[int], changed: Mapping[int, Version] = NONE_CHANGED
+    ) -> int:
         """Make images that are FAILED, or DONE, PENDING again with a fresh set of attempts; returns how many.
-        One that was DONE keeps its result until it has a new one."""
+        One that was DONE keeps its result until it has a new one. changed: files that have this version now."""
         unpacking = None if self._unpacking is None else msgspec.json.encode(self._unpacking).decode()
         rows = [{"id": number, "status": status, "unpacking": unpacking, **PRIORITIES} for number in ids]
 
         def work(connection: sqlite3.Connection) -> int:
             connection.executemany(SQL["forget_lost"], [(number,) for number in ids])
+            renewed = [(version.size, version.mtime_ns, number) for number, version in changed.items()]
+            connection.executemany(SQL["renew"], renewed)
             return sum(connection.execute(SQL["put_back"], row).rowcount for row in rows)
 
         return await self._ask_soon(work)

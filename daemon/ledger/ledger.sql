@@ -140,6 +140,7 @@ CREATE INDEX fresh ON image (priority, id) WHERE status = 0 AND not_before = 0;
 CREATE INDEX again ON image (not_before) WHERE status = 0 AND not_before > 0;
 CREATE INDEX owed ON image (id) WHERE emitted = 0 AND status IN (1, 2);
 CREATE INDEX made ON image (models) WHERE status = 1 AND models IS NOT NULL;  -- no other query has this condition
+CREATE INDEX failures ON image (id) WHERE status = 2 AND location IS NOT NULL;
 CREATE INDEX waiting ON look (name, not_before, image) WHERE not_before IS NOT NULL;
 
 -- name: add_inbox
@@ -569,6 +570,15 @@ UPDATE image SET priority = iif(priority > :least AND :unpacking IS NOT NULL
     status = 0, attempts = 0, deaths = 0, not_before = 1, reason = NULL, detail = NULL,
     finished_at = iif(status = 1, finished_at, NULL)
 WHERE status = :status AND emitted = 1 AND id = :id AND :is_newest;  -- an image that is not published yet will move its file first
+
+-- name: moved_failures
+-- The last ones that the daemon has moved.
+SELECT id, location, inode, size, mtime_ns, ctime_ns FROM image INDEXED BY failures
+WHERE status = 2 AND location IS NOT NULL AND emitted = 1 AND :is_newest ORDER BY id DESC LIMIT ?;
+
+-- name: renew
+-- Its file has changed where the daemon has moved it.
+UPDATE image SET size = ?, mtime_ns = ? WHERE id = ? AND status = 2;
 
 -- name: note_lost
 INSERT INTO lost SELECT id FROM image WHERE id = ? AND status = 1 ON CONFLICT DO NOTHING;

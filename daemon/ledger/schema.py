@@ -128,6 +128,7 @@ MIGRATIONS = [
     DROP TABLE old_content;
     DROP TABLE old_result;
     """,
+    "CREATE INDEX failures ON image (id) WHERE status = 2 AND location IS NOT NULL;",
 ]
 WITH_CHECKSUMS = 3  # the first schema with checksums and an id
 WITH_OUTBOX = 4  # the first schema with tables for sinks

@@ -12,7 +12,7 @@ import dataclasses
 import errno
 import os
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TypeVar
 
@@ -21,7 +21,7 @@ import structlog
 from daemon.config.loading import Config
 from daemon.config.sections import Inbox
 from daemon.inbox import sources
-from daemon.inbox.sources import second_name, temporary_name
+from daemon.inbox.sources import WRITTEN, second_name, temporary_name
 from daemon.inbox.walk import LONGEST_PATH
 from daemon.jobs import JobStatus, Placed
 from daemon.ledger.record import Record
@@ -232,13 +232,15 @@ class Destination:
             if path != record.location and (self.bins_mode != "link" or os.path.islink(path)):
                 _unlink(path)
 
-    def _try(self, record: Record, step: Callable[[], Answer]) -> Answer | None:
+    def _try(
+        self, record: Record, step: Callable[[], Answer], passing: Collection[int] = _DISK_TROUBLE
+    ) -> Answer | None:
         """Do a step that other files or permissions may make impossible for this file:
-        then it is skipped and logged. Raises OSError if the disk is full or fails."""
+        then it is skipped and logged. Raises OSError if that may pass, as when the disk is full or fails."""
         try:
             return step()
         except OSError as error:
-            if error.errno in _DISK_TROUBLE:
+            if error.errno in passing:
                 raise
             log.warning(
                 "bin or source stays as it is", path=os.fsdecode(record.location), error=error.strerror
@@ -248,7 +250,7 @@ class Destination:
     def _try_with_source(self, record: Record, step: Callable[[], Answer]) -> Answer | None:
         """The same with the source, which may be on another disk than the results. Raises Held."""
         try:
-            return self._try(record, step)
+            return self._try(record, step, (*_DISK_TROUBLE, errno.ETXTBSY))
         except OSError as error:
             if error.errno in SCARCE:
                 raise
@@ -286,7 +288,8 @@ def publish_records(records: Sequence[Record], destinations: Mapping[int, Destin
             try:
                 placed = destination.publish(record)
             except Held as trouble:
-                published.held[record.inbox] = str(trouble)
+                if published.held.get(record.inbox, WRITTEN).endswith(WRITTEN):  # a fault is named first
+                    published.held[record.inbox] = str(trouble)
             else:
                 published.placed.append(placed)
                 published.folders.update(destination.folders_of(record, placed))
@@ -379,16 +382,10 @@ def write_whole(path: bytes, data: bytes) -> None:
         raise
 
 
-def _unlink(path: bytes) -> bool:
-    """Remove a file. Returns whether the name is free: no folder has it,
-    and no file has the name of a parent folder."""
-    try:
+def _unlink(path: bytes) -> None:
+    """Remove a file, unless there is a folder, or a parent folder is a file."""
+    with contextlib.suppress(*_IN_THE_WAY):
         os.unlink(path)
-    except FileNotFoundError:
-        pass
-    except (NotADirectoryError, IsADirectoryError):
-        return False
-    return True
 
 
 def _create(path: bytes) -> int:

@@ -162,8 +162,10 @@ class Judge:
 
     def failed(self, job: Job, failure: Failure, now: float) -> Ending:
         """Another attempt, or FAILED."""
-        if failure.away:  # without a limit
-            not_before = self._steady() + self._retry_seconds
+        if failure.away or failure.written:  # without a limit
+            # The longer a file has been open for writing, the longer it may take.
+            pause = min(LONGEST_PAUSE_SECONDS, now - job.seen_at) if failure.written else 0.0
+            not_before = self._steady() + max(self._retry_seconds, pause)
             return Ending(job, JobStatus.PENDING, now, job.attempts, failure=failure, not_before=not_before)
         attempts = job.attempts + 1
         if failure.transient and attempts < self._max_attempts:

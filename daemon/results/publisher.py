@@ -3,6 +3,7 @@ tries again to move sources that could not leave their inbox."""
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -12,7 +13,8 @@ import structlog
 from anyio import to_thread
 
 from daemon.errors import ResultsLost
-from daemon.jobs import Change
+from daemon.inbox.sources import WRITTEN, find_changed
+from daemon.jobs import Change, JobStatus
 from daemon.ledger.ledger import Ledger
 from daemon.ledger.record import Record
 from daemon.results.damage import leave_out_damaged
@@ -23,6 +25,7 @@ from daemon.system.retry import Retry
 log = structlog.get_logger()
 
 OWED = 128  # images published together
+FAILURES = 1000  # of those that were moved, the last ones are looked at again
 PAUSE_SECONDS = 5.0  # between attempts for held images
 
 
@@ -73,7 +76,8 @@ class Publisher:
             publication.records.clear()
         for inbox, why in publication.held.items():
             if inbox not in self._held:
-                log.error("an image cannot leave its inbox", why=why)
+                level = logging.INFO if why.endswith(WRITTEN) else logging.ERROR
+                log.log(level, "an image cannot leave its inbox", why=why)
             self._held[inbox] = why
         self._held_of_late |= publication.held.keys()
 
@@ -96,10 +100,19 @@ class Publisher:
 
     async def watch(self, interval_seconds: Callable[[], float]) -> None:
         """Look at the folders of results at this interval, which may change: work is paused, and says so, while one is
-        away."""
+        away. And look at what has failed."""
         while True:
             await self._retry.in_thread("results", self.check_folders)
+            await self.look_again()
             await anyio.sleep(interval_seconds())
+
+    async def look_again(self) -> None:
+        """Let images be processed again that FAILED, were moved, and have changed since: their upload had only paused."""
+        failures = await self._retry("ledger", self._ledger.moved_failures, FAILURES)
+        if changed := await to_thread.run_sync(find_changed, failures):
+            again = await self._retry("ledger", self._ledger.put_back, JobStatus.FAILED, changed, changed)
+            self._note_changes([Change(JobStatus.FAILED, JobStatus.PENDING)] * again)
+            log.info("images that had failed have changed since; they are processed again", images=again)
 
     def check_folders(self) -> None:
         """Raises FolderAway if one is missing or another one, OSError. Runs in a thread."""

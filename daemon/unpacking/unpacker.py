@@ -26,7 +26,7 @@ from anyio import to_thread
 from daemon.config.loading import Config
 from daemon.config.sections import Inbox
 from daemon.errors import MissingLibrary
-from daemon.inbox.sources import second_name
+from daemon.inbox.sources import WRITTEN, is_still_written, second_name
 from daemon.inbox.walk import Unread, Walk, compile_ignored
 from daemon.jobs import Ending, Failure, File, Job, JobStatus, Version
 from daemon.ledger.record import Record
@@ -217,6 +217,8 @@ class Unpacker:
             if error.errno in (*SCARCE, *AWAY):
                 self._log_wait(job, error.strerror or "")
                 return Failure(Reason.CONTAINER, f"{error.strerror}", transient=True, away=True)
+            if error.errno == errno.ETXTBSY:
+                return Failure(Reason.CONTAINER, WRITTEN, written=True)
             problem = f"it cannot be unpacked into its inbox: {error.strerror}"
             return Failure(Reason.CONTAINER, problem, transient=error.errno in PASSING)
         except Stopped:
@@ -241,6 +243,8 @@ class Unpacker:
             if not mark and exists(parent, target) and not mark_of(parent, target):
                 problem = f"{os.fsdecode(target)} is in the way; move or rename it"
                 return Unpacked(path, Outcome(0, problem=problem))
+            if is_still_written(job.location or os.path.join(destination.inbox, job.path), job.seen_at):
+                raise OSError(errno.ETXTBSY, WRITTEN)
             with self._opened_job(job) as fd:
                 return Unpacked(path, self._fill(job, kind, fd, parent, target, mark))
 

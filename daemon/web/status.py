@@ -17,6 +17,7 @@ from anyio import to_thread
 from daemon.config.reloading import Reloading
 from daemon.errors import VisiondError
 from daemon.hints import quantity
+from daemon.inbox.sources import WRITTEN
 from daemon.inbox.walk import SHOWN, count_unread
 from daemon.jobs import JobStatus, Outdated
 from daemon.ledger.ledger import Ledger
@@ -218,7 +219,7 @@ class Status:
 
     def unready(self) -> list[str]:
         """Why images do not get through now. Empty if they do."""
-        return self.blocked() + self._pipeline.held_back()
+        return self.blocked() + [why for why in self._pipeline.held_back() if not why.endswith(WRITTEN)]
 
     def blocked(self) -> list[str]:
         """What blocks the images in flight. An inbox that cannot be read does not."""
@@ -231,12 +232,13 @@ class Status:
         return stuck + self._pipeline.blocked()
 
     def warnings(self) -> list[str]:
-        """Problems that stop no image: folders in the inboxes that cannot be read, and sinks."""
+        """Problems that stop no image: folders in the inboxes that cannot be read, files that others write to, and sinks."""
         unread = [
             f"{count_unread(unread)}; `visiond status` lists them"
             for unread in self._pipeline.watcher.unread()
         ]
-        return unread + self._sink_problems() + self._crowded() + self._look_problems()
+        written = [why for why in self._pipeline.publisher.held_back() if why.endswith(WRITTEN)]
+        return unread + written + self._sink_problems() + self._crowded() + self._look_problems()
 
     def _crowded(self) -> list[str]:
         """On which GPUs workers wait for memory."""

@@ -405,8 +405,8 @@ SOURCES = [
         "take-goes-back",
         "a newer version that arrives at the last moment is renamed back",
         "daemon/inbox/sources.py",
-        "if not record.version.is_of(os.lstat(target), moved=True):",
-        "if False:",
+        "if not is_same or is_written():",
+        "if is_written():",
         ("daemon/inbox/test_sources.py::test_a_newer_version_that_slips_in_at_the_last_moment_goes_back",),
         within="_take",
     ),
@@ -702,6 +702,7 @@ STATES = [
         "min(LONGEST_PAUSE_SECONDS,",
         "max(0.0,",
         ("daemon/results/test_judge.py::test_the_pause_has_a_bound",),
+        within="pause_before",
     ),
     Mutant(
         "retry-attempts",
@@ -805,8 +806,8 @@ STATES = [
         "away-attempts",
         "a mount that is away costs no image an attempt",
         "daemon/results/judge.py",
-        "if failure.away:",
-        "if False:",
+        "if failure.away or failure.written:",
+        "if failure.written:",
         ("daemon/results/test_judge.py::test_an_image_whose_inbox_is_away_is_tried_until_it_can_be_read",),
     ),
     Mutant(
@@ -3524,9 +3525,149 @@ TEXTS = [
     ),
 ]
 
+# Folders as people keep them
+
+UPLOADS = [
+    Mutant(
+        "verdict-on-a-half",
+        "a file that somebody has open for writing is not judged",
+        "daemon/pipeline.py",
+        "if ending.is_doubtful",
+        "if ending.status is JobStatus.GONE",
+        ("daemon/inbox/test_uploads.py::test_an_upload_that_pauses_is_done_when_it_is_complete",),
+    ),
+    Mutant(
+        "attempt-on-a-half",
+        "no attempt is counted while somebody has a file open for writing",
+        "daemon/results/judge.py",
+        "if failure.away or failure.written:",
+        "if failure.away:",
+        (
+            "daemon/inbox/test_uploads.py::test_the_longer_a_file_is_open_the_longer_it_waits_and_no_attempt_is_counted",
+        ),
+    ),
+    Mutant(
+        "longer-wait-for-a-writer",
+        "the longer a file is open for writing, the longer it waits",
+        "daemon/results/judge.py",
+        "now - job.seen_at) if failure.written else 0.0",
+        "now - job.seen_at) if failure.away else 0.0",
+        (
+            "daemon/inbox/test_uploads.py::test_the_longer_a_file_is_open_the_longer_it_waits_and_no_attempt_is_counted",
+        ),
+    ),
+    Mutant(
+        "writer-for-ever",
+        "a writer that never closes does not hold up a verdict for ever",
+        "daemon/inbox/sources.py",
+        "return 0 <= time.time() - seen_at < WRITER_SECONDS and _is_written(path)",
+        "return _is_written(path)",
+        (
+            "daemon/inbox/test_uploads.py::test_a_file_is_being_written_while_somebody_has_it_open_for_writing",
+        ),
+    ),
+    Mutant(
+        "moved-from-under-a-writer",
+        "nothing is moved from under a writer",
+        "daemon/inbox/sources.py",
+        "if is_written():",
+        "if False:",
+        ("daemon/inbox/test_uploads.py::test_a_file_that_somebody_writes_to_leaves_when_it_is_closed",),
+        within="_take",
+    ),
+    Mutant(
+        "writer-at-the-last-moment",
+        "a file that is opened for writing while it is moved is put back",
+        "daemon/inbox/sources.py",
+        "if not is_same or is_written():",
+        "if not is_same:",
+        (
+            "daemon/inbox/test_uploads.py::test_a_file_that_is_opened_for_writing_while_it_is_moved_is_put_back",
+        ),
+    ),
+    Mutant(
+        "signal-of-a-lease",
+        "whoever opens a file at the wrong moment does not end the daemon",
+        "daemon/inbox/sources.py",
+        "fcntl.fcntl(fd, fcntl.F_SETSIG, signal.SIGURG)",
+        "pass",
+        (
+            "daemon/inbox/test_uploads.py::test_whoever_opens_a_file_while_that_is_asked_neither_waits_nor_ends_the_daemon",
+        ),
+    ),
+    Mutant(
+        "lease-that-stays",
+        "no program that opens a file for writing waits until the daemon has moved it",
+        "daemon/inbox/sources.py",
+        "fcntl.fcntl(fd, fcntl.F_SETLEASE, fcntl.F_UNLCK)",
+        "pass",
+        (
+            "daemon/inbox/test_uploads.py::test_a_file_that_is_opened_for_writing_while_it_is_moved_is_put_back",
+        ),
+    ),
+    Mutant(
+        "writer-is-no-fault",
+        "a file that cannot leave because somebody writes to it does not make the daemon unready",
+        "daemon/web/status.py",
+        "if not why.endswith(WRITTEN)",
+        "if why",
+        ("daemon/inbox/test_uploads.py::test_a_writer_that_never_closes_is_named_and_blocks_nothing",),
+    ),
+    Mutant(
+        "writer-is-held",
+        "a file that somebody writes to leaves its inbox later",
+        "daemon/results/destinations.py",
+        "(*_DISK_TROUBLE, errno.ETXTBSY)",
+        "_DISK_TROUBLE",
+        ("daemon/inbox/test_uploads.py::test_a_file_that_somebody_writes_to_leaves_when_it_is_closed",),
+    ),
+    Mutant(
+        "half-of-an-archive",
+        "an archive is not unpacked while somebody writes to it",
+        "daemon/unpacking/unpacker.py",
+        "raise OSError(errno.ETXTBSY, WRITTEN)",
+        "pass",
+        ("daemon/inbox/test_uploads.py::test_an_archive_is_not_unpacked_while_somebody_writes_to_it",),
+    ),
+    Mutant(
+        "completed-half",
+        "what changes after it FAILED is processed again, in its new version",
+        "daemon/ledger/ledger.py",
+        'connection.executemany(SQL["renew"], renewed)',
+        "pass",
+        (
+            "daemon/inbox/test_uploads.py::test_a_half_that_was_moved_and_is_completed_there_is_looked_at_again",
+        ),
+    ),
+    Mutant(
+        "half-on-its-way",
+        "a moved file that changes is processed again when nobody writes to it any more",
+        "daemon/inbox/sources.py",
+        "if not is_fresh and not _is_written(path):",
+        "if not is_fresh:",
+        ("daemon/inbox/test_uploads.py::test_only_a_moved_file_that_was_written_to_and_closed_has_changed",),
+    ),
+    Mutant(
+        "half-of-a-moment-ago",
+        "a moved file that changes is processed again when it has settled",
+        "daemon/inbox/sources.py",
+        "if not is_fresh and not _is_written(path):",
+        "if not _is_written(path):",
+        ("daemon/inbox/test_uploads.py::test_only_a_moved_file_that_was_written_to_and_closed_has_changed",),
+    ),
+    Mutant(
+        "another-file-in-failed",
+        "another file in the place of one that FAILED is not taken for it",
+        "daemon/inbox/sources.py",
+        "and present.inode == version.inode",
+        "",
+        ("daemon/inbox/test_uploads.py::test_only_a_moved_file_that_was_written_to_and_closed_has_changed",),
+    ),
+]
+
 MUTANTS = [
     *(*DISK, *SOURCES, *STATES, *PROCESSES, *LEDGERS, *STORES, *SINKS, *SEARCH, *INSTALLATION),
-    *(*STATIONS, *PAGES, *TUNING, *GPUS, *LOOKS, *ALERTS, *CLUSTER, *EXCHANGES, *TEXTS),
+    *(*STATIONS, *PAGES, *TUNING, *GPUS, *LOOKS, *ALERTS, *CLUSTER, *EXCHANGES, *TEXTS, *UPLOADS),
     Mutant(
         "unpack-mark",
         "after a kill nothing is unpacked twice",
