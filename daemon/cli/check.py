@@ -17,6 +17,7 @@ import msgspec
 
 from daemon.cli.rules import RuleFailed, try_choice, try_rule
 from daemon.cli.tryouts import try_stages
+from daemon.config.ignored import describe_added
 from daemon.config.loading import Config, find_shared_folders
 from daemon.config.sections import Inbox
 from daemon.control import ask, open_reader
@@ -117,6 +118,8 @@ def _inboxes(config: Config) -> Iterator[Finding]:
         Finding("error", problem) for problem in ask_files(partial(find_shared_folders, config)) or ()
     )
     for inbox in config.inbox:
+        if added := describe_added(inbox.ignore):
+            yield Finding("warning", f"inbox {inbox.place}: {added}.")
         if inbox.url:
             yield _bucket(inbox)
             continue

@@ -22,6 +22,7 @@ from pydantic import (
 )
 from pydantic_core import PydanticCustomError
 
+from daemon.config.ignored import check_patterns
 from daemon.config.values import (
     OUT_OF_RANGE,
     ByteCount,
@@ -38,20 +39,6 @@ from daemon.stores.urls import check_bucket
 from stages.base import Limits
 from stages.binning import Thresholds
 from stages.registry import BUILT_IN
-
-# Names of temporary and partial files of programs for upload and editing.
-IGNORED = [
-    ".*",
-    "*~",
-    "*.tmp",
-    "*.temp",
-    "*.part",
-    "*.partial",
-    "*.crdownload",
-    "*.download",
-    "*.swp",
-    "*.filepart",
-]
 
 
 class Section(BaseModel):
@@ -90,8 +77,10 @@ class Inbox(Section):
         ge=0,
         description="A file is complete when it has not changed for this long; one that arrives by rename, at once.",
     )
-    ignore: list[str] = Field(
-        IGNORED, description="Shell patterns of names to skip; each part of the path is compared with them."
+    ignore: Annotated[list[str], AfterValidator(check_patterns)] = Field(
+        [],
+        description="More files and folders to pass over, as in .gitignore: names, paths in the inbox, folders with / at their "
+        'ends. Hidden and unfinished files and recycle bins are ignored by default; "!pattern" takes one out.',
     )
     on_success: Literal["keep", "move", "delete"] = Field(
         "keep", description="What to do with an image when its result is durable. move: into [output] done."

@@ -70,7 +70,7 @@ class BucketOrigin:
     def _judge(self, meta: Any, walk: Walk) -> Listed | None:
         path = meta["path"][len(self._prefix) :].lstrip("/").encode()
         parts = path.split(b"/")
-        if any(walk.ignored.fullmatch(part) for part in parts) or (len(parts) > 1 and not walk.recursive):
+        if walk.ignored.hides(path) or (len(parts) > 1 and not walk.recursive):
             return None
         if not meta["size"] and not os.path.splitext(parts[-1])[1]:
             return None  # consoles make such objects to show a folder

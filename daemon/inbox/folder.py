@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-import re
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -16,12 +15,13 @@ import structlog
 from anyio import to_thread
 from msgspec.structs import replace
 
+from daemon.config.ignored import Ignored, ignored_by
 from daemon.config.sections import Inbox
 from daemon.inbox.disk import why_not_deleted
 from daemon.inbox.origin import Origin, origin_of
 from daemon.inbox.settle import TOUCHED_SECONDS, Patience, Settling
 from daemon.inbox.sources import WRITTEN, is_still_written
-from daemon.inbox.walk import LONGEST_PATH, Unread, compile_ignored
+from daemon.inbox.walk import LONGEST_PATH, Unread
 from daemon.jobs import Failure, Job
 from daemon.ledger.records import Expected, Reader
 from daemon.system.mounts import FolderAway, KnownFolder, is_within, list_mounts
@@ -54,7 +54,7 @@ class Folder:
     settings: Inbox
     root: bytes
     origin: Origin
-    ignored: re.Pattern[bytes]
+    ignored: Ignored
     polls: bool = False
     has_answered: bool = False  # at least once
     longest: int = LONGEST_PATH  # bytes of a file's path in it
@@ -204,7 +204,7 @@ class Folder:
     def configure(self, inbox: Inbox) -> None:
         """Use these settings from now on. If other names are ignored than before, scan it for them."""
         is_scan_wanted = inbox.ignore != self.settings.ignore
-        self.settings, self.ignored = inbox, compile_ignored(inbox.ignore)
+        self.settings, self.ignored = inbox, ignored_by(inbox.ignore)
         if is_scan_wanted:
             self.wanted.add(b"")
         self.wake.set()  # the next scan may be due earlier
@@ -271,4 +271,4 @@ def _trouble_of(check: Callable[[], None]) -> str:
 def open_folder(number: int, inbox: Inbox) -> Folder:
     root = inbox.root
     polls = inbox.watch == "poll"
-    return Folder(number, inbox, root, origin_of(root), compile_ignored(inbox.ignore), polls=polls)
+    return Folder(number, inbox, root, origin_of(root), ignored_by(inbox.ignore), polls=polls)

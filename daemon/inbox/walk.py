@@ -9,16 +9,15 @@ published.
 from __future__ import annotations
 
 import errno
-import fnmatch
 import os
-import re
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 import structlog
 
+from daemon.config.ignored import Ignored, ignored_by
 from daemon.config.sections import Inbox
 from daemon.jobs import Version
 from daemon.system.scarcity import cause_of
@@ -28,7 +27,6 @@ log = structlog.get_logger()
 MOST_NAMED = 1000  # folders of an inbox whose names are kept; others are only counted
 SHOWN = 20  # of them, in `visiond status` and `check`
 CHECK_ENTRIES, CHECK_SECONDS = 100_000, 5.0  # the most that `check` reads of an inbox
-OWN = ".visiond-*"  # temporary and other files of the daemon
 LONGEST_SHOWN = 200  # characters of a path
 LONGEST_PATH = 4095  # bytes (PATH_MAX)
 TOO_LONG = (
@@ -120,7 +118,7 @@ class Walk:
     """
 
     root: bytes
-    ignored: re.Pattern[bytes]
+    ignored: Ignored
     recursive: bool
     unread: Unread
     longest: int = LONGEST_PATH  # bytes of a file's path in the inbox
@@ -139,11 +137,11 @@ class Walk:
                 with os.scandir(os.path.join(self.root, relative)) as entries:
                     for entry in entries:
                         path = os.path.join(relative, entry.name) if relative else entry.name
-                        if self.ignored.fullmatch(entry.name):
-                            yield None
-                            continue
                         try:
                             is_folder = entry.is_dir(follow_symlinks=False)
+                            if self.ignored.ignores(path, is_folder=is_folder):
+                                yield None
+                                continue
                             status = None if is_folder else entry.stat(follow_symlinks=False)
                         except OSError as error:
                             # The folder can be listed but not entered, or the path is too long.
@@ -182,17 +180,11 @@ def count_unread(unread: Unread) -> str:
     return f"{count:,} folder{'' if count == 1 else 's'} in inbox {os.fsdecode(unread.root)} cannot be read"
 
 
-def compile_ignored(patterns: Iterable[str]) -> re.Pattern[bytes]:
-    """A pattern of the names that an inbox ignores, from shell patterns; the daemon's own files are always among them."""
-    translated = [b"(?:" + os.fsencode(fnmatch.translate(pattern)) + b")" for pattern in (*patterns, OWN)]
-    return re.compile(b"|".join(translated), re.DOTALL)
-
-
 def find_unread(inbox: Inbox, longest: int) -> tuple[Unread, bool]:
     """The folders that cannot be read, and whether the walk was complete. It ends
     after CHECK_ENTRIES files or CHECK_SECONDS, as a mount may die during that."""
     unread = Unread(os.fsencode(inbox.path), logs=False)
-    walk = Walk(unread.root, compile_ignored(inbox.ignore), inbox.recursive, unread, longest)
+    walk = Walk(unread.root, ignored_by(inbox.ignore), inbox.recursive, unread, longest)
     deadline, whole = time.monotonic() + CHECK_SECONDS, []
 
     def walk_through() -> None:

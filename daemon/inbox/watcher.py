@@ -311,10 +311,10 @@ class Watcher:
             self._watched.pop(event.watch.wd, None)
             return
         name = os.fsencode(event.name) if event.name else b""
-        if not name or folder.ignored.fullmatch(name):
+        path, is_folder = os.path.join(relative, name), bool(event.mask & Mask.ISDIR)
+        if not name or folder.ignored.hides(path, is_folder=is_folder):
             return
-        path = os.path.join(relative, name) if relative else name
-        if not event.mask & Mask.ISDIR:
+        if not is_folder:
             folder.push(Hint(path, renamed=bool(event.mask & Mask.MOVED_TO)))
         elif folder.settings.recursive and (
             event.mask & (Mask.CREATE | Mask.MOVED_TO) or path in folder.unread.causes

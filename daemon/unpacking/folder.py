@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import msgspec
@@ -99,18 +99,18 @@ class Contents:
         target: bytes,
         version: Version,
         most: Most,
-        ignored: re.Pattern[bytes],
+        is_ignored: Callable[[bytes], bool],
         before: Mark | None = None,
     ) -> None:
         """parent: a descriptor of the folder with the container. target: the name of the finished folder in it.
-        ignored: names that the inbox ignores; such members are not written. before: of an earlier attempt that did not
+        is_ignored: by the inbox; such members are not written. before: of an earlier attempt that did not
         get everything. Raises OSError."""
         self.files = 0
         self.links = 0
         self.missing = 0
         self.left_out: list[str] = []  # a sentence for each of the first members that are missing
         self._parent, self._target, self._version = parent, target, version
-        self._most, self._ignored = most, ignored
+        self._most, self._is_left_out = most, is_ignored
         self._before = frozenset(before.paths) if before else frozenset[bytes]()
         self._paths: set[bytes] = set()  # of the members so far
         self._named: dict[
@@ -158,7 +158,7 @@ class Contents:
                 self._paths.add(self._path)
 
     def _is_ignored(self, path: bytes) -> bool:
-        return any(APPLE.fullmatch(part) or self._ignored.fullmatch(part) for part in path.split(b"/"))
+        return any(map(APPLE.fullmatch, path.split(b"/"))) or self._is_left_out(path)
 
     def _free_path(self, path: bytes) -> bytes:
         """a.png, a~2.png, a~3.png … The same at each attempt, as members that are dropped keep their names; empty if it

@@ -23,11 +23,12 @@ import anyio
 import structlog
 from anyio import to_thread
 
+from daemon.config.ignored import ignored_by
 from daemon.config.loading import Config
 from daemon.config.sections import Inbox
 from daemon.errors import MissingLibrary
 from daemon.inbox.sources import WRITTEN, is_still_written, second_name
-from daemon.inbox.walk import Unread, Walk, compile_ignored
+from daemon.inbox.walk import Unread, Walk
 from daemon.jobs import Ending, Failure, File, Job, JobStatus, Version
 from daemon.ledger.record import Record
 from daemon.ledger.waiting import take_as_image
@@ -254,9 +255,13 @@ class Unpacker:
         folder = os.path.join(os.path.dirname(job.path), target)
         longest = self._destinations[job.inbox].longest_path - len(folder) - 1
         most = Most(settings.most_files, settings.most_bytes, longest, settings.most_ratio)
-        ignored = compile_ignored(self._inboxes[job.inbox].ignore)
+        ignored = ignored_by(self._inboxes[job.inbox].ignore)
+
+        def is_ignored(member: bytes) -> bool:
+            return ignored.hides(os.path.join(folder, member))
+
         rules = Rules(settings.dpi, settings.video_seconds, limits.max_pixels)
-        with contextlib.closing(Contents(parent, target, job.version, most, ignored, mark)) as contents:
+        with contextlib.closing(Contents(parent, target, job.version, most, is_ignored, mark)) as contents:
             outcome = take_apart(fd, kind, contents, rules, limits, self._children)
             if not job.version.is_of(os.fstat(fd), moved=bool(job.location)):
                 raise Gone
@@ -267,7 +272,7 @@ class Unpacker:
     def _list_files(self, job: Job, folder: bytes) -> list[list[File]]:
         """What was in it, in groups."""
         root = self._destinations[job.inbox].inbox
-        ignored = compile_ignored(self._inboxes[job.inbox].ignore)
+        ignored = ignored_by(self._inboxes[job.inbox].ignore)
         found = Walk(root, ignored, True, Unread(root, logs=False)).files(folder)
         files = [File(job.inbox, path, Version.of(status)) for path, status in filter(None, found)]
         return [files[start : start + CHUNK] for start in range(0, len(files), CHUNK)]

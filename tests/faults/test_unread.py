@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from daemon.inbox.walk import MOST_NAMED, TOO_LONG, Unread, Walk, compile_ignored
+from daemon.config.ignored import Ignored
+from daemon.inbox.walk import MOST_NAMED, TOO_LONG, Unread, Walk
 from tests.daemon_process import Daemon, Place, picture
 from tests.inputs import png
 
@@ -152,7 +153,7 @@ def test_files_that_vanish_during_a_walk_are_not_reported(tmp_path: Path) -> Non
     (tmp_path / "sub").mkdir()
     unread = Unread(os.fsencode(tmp_path))
     walk = Walk(
-        unread.root, compile_ignored([]), True, unread, enter=lambda path: path and (tmp_path / "sub").rmdir()
+        unread.root, Ignored([]), True, unread, enter=lambda path: path and (tmp_path / "sub").rmdir()
     )
     assert [found for found in walk.files() if found] == []
     assert len(unread) == 0

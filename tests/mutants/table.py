@@ -3122,7 +3122,7 @@ CLUSTER = [
         "unpacked-without-its-ignored-archive",
         "images that the daemon has unpacked are read if their archive is ignored",
         "visiond/cluster/inputs.py",
-        "if self._ignored.fullmatch(os.path.basename(path)):",
+        "if self._ignored.hides(path):",
         "if False:",
         (
             "visiond/cluster/test_inputs.py::test_what_the_daemon_has_unpacked_is_dropped_only_if_its_archive_is_an_input",
@@ -3663,6 +3663,84 @@ UPLOADS = [
         "",
         ("daemon/inbox/test_uploads.py::test_only_a_moved_file_that_was_written_to_and_closed_has_changed",),
     ),
+    Mutant(
+        "pattern-with-a-path",
+        "a pattern with a path is compared with the path in the inbox, by scans",
+        "daemon/inbox/walk.py",
+        "if self.ignored.ignores(path, is_folder=is_folder):",
+        "if self.ignored.ignores(entry.name, is_folder=is_folder):",
+        ("daemon/inbox/test_watcher.py::test_patterns_with_a_path_are_asked_by_scans_and_events_alike",),
+    ),
+    Mutant(
+        "pattern-in-an-event",
+        "a pattern with a path is compared with the path in the inbox, when an event names a file",
+        "daemon/inbox/watcher.py",
+        "if not name or folder.ignored.hides(path, is_folder=is_folder):",
+        "if not name or folder.ignored.hides(name, is_folder=is_folder):",
+        ("daemon/inbox/test_watcher.py::test_patterns_with_a_path_are_asked_by_scans_and_events_alike",),
+    ),
+    Mutant(
+        "pattern-in-a-store",
+        "a pattern with a path is compared with the key, in stores",
+        "daemon/inbox/bucket.py",
+        "walk.ignored.hides(path)",
+        "walk.ignored.hides(parts[-1])",
+        (
+            "daemon/stores/test_inbox.py::test_a_pattern_with_a_path_is_compared_with_the_key_behind_the_prefix",
+        ),
+    ),
+    Mutant(
+        "default-patterns-stay",
+        "a list of one's own adds to the default patterns",
+        "daemon/config/ignored.py",
+        "return Ignored((*IGNORED, *patterns))",
+        "return Ignored(tuple(patterns) or IGNORED)",
+        (
+            "daemon/config/test_ignored.py::test_recycle_bins_snapshots_and_unfinished_files_are_ignored_whatever_else_is",
+        ),
+    ),
+    Mutant(
+        "last-pattern-decides",
+        "the last pattern that fits decides",
+        "daemon/config/ignored.py",
+        "itertools.groupby(reversed(rules),",
+        "itertools.groupby(rules,",
+        ("daemon/config/test_ignored.py::test_patterns_mean_what_they_mean_in_gitignore",),
+    ),
+    Mutant(
+        "patterns-without-case",
+        "names are ignored whatever the case of their letters",
+        "daemon/config/ignored.py",
+        "path = path.lower()",
+        "path = path",
+        (
+            "daemon/config/test_ignored.py::test_recycle_bins_snapshots_and_unfinished_files_are_ignored_whatever_else_is",
+        ),
+    ),
+    Mutant(
+        "pattern-in-both-forms",
+        "a pattern is found however its accents are written",
+        "daemon/config/ignored.py",
+        'for form in ("NFC", "NFD")',
+        'for form in ("NFC",)',
+        ("daemon/config/test_ignored.py::test_patterns_mean_what_they_mean_in_gitignore",),
+    ),
+    Mutant(
+        "inside-and-not-the-folder",
+        "raw/** ignores what is in the folder, and not the folder",
+        "daemon/config/ignored.py",
+        'if bare.split(b"/")[-1] == b"**":',
+        "if False:",
+        ("daemon/config/test_ignored.py::test_patterns_mean_what_they_mean_in_gitignore",),
+    ),
+    Mutant(
+        "pattern-for-nothing",
+        "a pattern that matches nothing is refused",
+        "daemon/config/sections.py",
+        "AfterValidator(check_patterns)",
+        "AfterValidator(list)",
+        ("daemon/config/test_ignored.py::test_a_pattern_that_matches_nothing_is_refused",),
+    ),
 ]
 
 MUTANTS = [
@@ -4035,7 +4113,7 @@ MUTANTS = [
         "unpack-apple",
         "what macOS packs beside files is left out",
         "daemon/unpacking/folder.py",
-        "APPLE.fullmatch(part) or",
+        'any(map(APPLE.fullmatch, path.split(b"/"))) or',
         "",
         (
             "daemon/unpacking/test_folder.py::test_what_macos_packs_beside_files_is_left_out_whatever_is_ignored",

@@ -17,9 +17,10 @@ from urllib.parse import quote, unquote, urljoin, urlsplit
 
 import msgspec
 
+from daemon.config.ignored import ignored_by
 from daemon.config.loading import Config
 from daemon.errors import MissingLibrary, NothingFound, WrongArgument
-from daemon.inbox.walk import Unread, Walk, compile_ignored
+from daemon.inbox.walk import Unread, Walk
 from daemon.stores.opening import StoreFailed
 from daemon.stores.urls import is_url, split_url
 from daemon.unpacking.kinds import FOLDER, TIFF, kind_of
@@ -61,7 +62,7 @@ class Listing:
 
     def __init__(self, source: str, config: Config, *, column: str = "") -> None:
         """column: of a list, with the URLs or the bytes. Raises WrongArgument."""
-        self._ignored = compile_ignored(config.inbox[0].ignore)
+        self._ignored = ignored_by(config.inbox[0].ignore)
         self._recursive, self._kinds = config.inbox[0].recursive, config.inbox[0].unpack
         self._column = column
         self.source = source if is_url(source) else os.path.abspath(os.path.expanduser(source))
@@ -142,7 +143,7 @@ class Listing:
         """Whether this is an input that will be unpacked."""
         if not (kind_of(path, self._kinds) and self._matches(path)):
             return False
-        if self._ignored.fullmatch(os.path.basename(path)):
+        if self._ignored.hides(path):
             return False
         try:
             return stat.S_ISREG(os.lstat(os.path.join(os.fsencode(self.root), path)).st_mode)
@@ -166,7 +167,7 @@ class Listing:
         if len(parts) > 1 and not self._recursive:
             return False
         is_folder = not size and not os.path.splitext(parts[-1])[1]
-        return bool(parts[-1]) and not is_folder and not any(map(self._ignored.fullmatch, parts))
+        return bool(parts[-1]) and not is_folder and not self._ignored.hides(b"/".join(parts))
 
 
 def unquote_to_bytes(name: bytes) -> bytes:

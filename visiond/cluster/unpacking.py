@@ -14,10 +14,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO
 
+from daemon.config.ignored import ignored_by
 from daemon.config.loading import Config
 from daemon.errors import MissingLibrary
 from daemon.inbox.sources import temporary_name
-from daemon.inbox.walk import LONGEST_PATH, compile_ignored
+from daemon.inbox.walk import LONGEST_PATH
 from daemon.jobs import Failure, Version
 from daemon.stores.urls import is_url
 from daemon.system.beneath import READ
@@ -45,7 +46,7 @@ class Unpacker:
     def __init__(self, config: Config) -> None:
         """Raises MissingLibrary, TemporaryUnusable."""
         self._kinds = config.inbox[0].unpack
-        self._ignored = compile_ignored(config.inbox[0].ignore)
+        self._ignored = ignored_by(config.inbox[0].ignore)
         self._settings, self._limits = config.unpacking, config.pipeline.limits()
         self._attempts = config.pipeline.max_attempts
         if missing := find_missing(self._kinds):
@@ -124,7 +125,7 @@ class Unpacker:
         longest = LONGEST_PATH - len(name) - len(FOLDER) - 1
         most = Most(settings.most_files, settings.most_bytes, longest, settings.most_ratio)
         rules = Rules(settings.dpi, settings.video_seconds, self._limits.max_pixels)
-        contents = Contents(parent, TARGET, Version(0, 0, 0, 0), most, self._ignored)
+        contents = Contents(parent, TARGET, Version(0, 0, 0, 0), most, self._ignored.hides)
         try:
             outcome = take_apart(fd, kind, contents, rules, self._limits, Children())
         except BaseException:

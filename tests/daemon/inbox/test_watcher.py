@@ -249,7 +249,21 @@ async def test_names_that_are_ignored_are_passed_over_and_so_are_folders_where_n
     async with watch(ignore=["*.png"]) as found:
         for name in ("f.png", "folder.png/g.jpg", "h.jpg"):
             found.write(name)
-        await found.until([*passed_over, "h.jpg"])
+        await found.until(["sub/e.jpg", "h.jpg"])
+
+
+async def test_patterns_with_a_path_are_asked_by_scans_and_events_alike(watch: Watch) -> None:
+    ignored = ["private/a.jpg", "private/sub/b.jpg", "x/@EADIR/c.jpg", "d.PART"]
+    taken = ["x/private/a.jpg", "e.jpg"]
+    async with watch(ignore=["private/*"]) as found:
+        for name in [*ignored, *taken]:  # events
+            found.write(name)
+        await found.until(taken)
+        for name in ("private/later.jpg", "last.jpg"):  # the folder is known now
+            found.write(name)
+        await found.until([*taken, "last.jpg"])
+    async with watch(ignore=["/PRIVATE/sub/"]) as found:  # a scan finds what was passed over
+        await found.until(["private/a.jpg", "private/later.jpg"])
 
 
 async def test_an_irregular_file_is_skipped_and_never_opened(watch: Watch, outside: Path) -> None:

@@ -13,8 +13,9 @@ from pathlib import Path
 
 import pytest
 
+from daemon.config.ignored import Ignored
 from daemon.inbox.bucket import BucketOrigin, is_version, version_of
-from daemon.inbox.walk import Unread, Walk, compile_ignored
+from daemon.inbox.walk import Unread, Walk
 from daemon.jobs import Job, JobStatus, Version
 from daemon.page.pictures import NoPicture, read_source
 from daemon.workers.slab import Slab
@@ -35,7 +36,7 @@ from tests.makers import make_job, make_record
 
 SHORT = {"daemon.inbox.absence.REST_SECONDS": 0.1, "daemon.stores.opening.RETRIES": 1}  # pauses
 META = {"size": 3, "e_tag": '"x"', "version": None, "last_modified": datetime.now(UTC)}
-IGNORED = compile_ignored([".*", "*.tmp"])
+IGNORED = Ignored([".*", "*.tmp"])
 
 
 @pytest.fixture
@@ -171,9 +172,19 @@ def test_the_page_gets_an_object_only_in_the_version_that_has_the_result(
         read_source(record)
 
 
+def test_a_pattern_with_a_path_is_compared_with_the_key_behind_the_prefix() -> None:
+    origin, walk = (
+        BucketOrigin("s3://bucket/in"),
+        Walk(b"", Ignored(["private/*"]), True, Unread(b"", logs=False)),
+    )
+    keys = ["in/private/a.jpg", "in/private/b/c.jpg", "in/x/private/a.jpg", "in/private.jpg"]
+    listed = [origin._judge(META | {"path": key}, walk) for key in keys]
+    assert [found[0] for found in listed if found] == [b"x/private/a.jpg", b"private.jpg"]
+
+
 def test_a_key_that_would_lead_out_of_the_results_folder_is_left_out(prefix: str) -> None:
     origin, unread = BucketOrigin("s3://bucket/in"), Unread(b"", logs=False)
-    walk = Walk(b"", compile_ignored([]), True, unread, 20)
+    walk = Walk(b"", Ignored([]), True, unread, 20)
     keys = ["in/../../etc/x.jpg", "in/a//x.jpg", "in/./x.jpg", f"in/{'x' * 20}.jpg", "in/fine.jpg"]
     listed = [origin._judge(META | {"path": key}, walk) for key in keys]
     assert [entry and entry[0] for entry in listed] == [None, None, None, None, b"fine.jpg"]

@@ -12,12 +12,13 @@ from pathlib import Path
 import pytest
 
 from daemon.cli.check import examine
+from daemon.config.ignored import Ignored
 from daemon.config.loading import parse
 from daemon.config.output import StoreSection
 from daemon.control import find_cause
 from daemon.errors import ConfigError
 from daemon.inbox.origin import origin_of
-from daemon.inbox.walk import Unread, Walk, compile_ignored
+from daemon.inbox.walk import Unread, Walk
 from daemon.jobs import JobStatus
 from daemon.results.uploads import LONGEST_KEY, StoreSink, fit_key
 from daemon.stores.opening import StoreFailed
@@ -80,9 +81,7 @@ async def test_an_object_of_another_store_is_uploaded_unless_it_has_changed(
     bucket.put({f"{prefix}/from/a.jpg": b"one"})
     root = f"s3://{BUCKET}/{prefix}/from".encode()
     origin = origin_of(root)
-    [version] = [
-        found[1] for found in origin.files(Walk(root, compile_ignored([]), True, Unread(root))) if found
-    ]
+    [version] = [found[1] for found in origin.files(Walk(root, Ignored([]), True, Unread(root))) if found]
     record = make_record(inbox, inbox_path=root, location=root + b"/a.jpg", version=version, bin="A")
     sink = make_sink(inbox, f"{prefix}/to", images=True)
     await sink.append([record])

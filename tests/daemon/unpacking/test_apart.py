@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import re
 import signal
 import socket
 import subprocess
@@ -16,6 +15,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from daemon.config.ignored import Ignored
 from daemon.jobs import Version
 from daemon.unpacking.apart import Children, Interrupted, Outcome, Stopped, take_apart
 from daemon.unpacking.child import HEAD, Torn, read_frames
@@ -32,7 +32,7 @@ from tests.daemon.unpacking.containers import (
 )
 from tests.stages.decoding.layouts import directory, gray, tiff_file
 
-IGNORED = re.compile(rb"\..*")
+IGNORED = Ignored([".*"]).hides
 MOST = Most(100, 1 << 30, 200)
 
 

@@ -11,12 +11,13 @@ from typing import Any
 
 import pytest
 
+from daemon.config.ignored import Ignored
 from daemon.jobs import Version
 from daemon.unpacking import folder
 from daemon.unpacking.folder import Contents, Mark, Most, NoRoom, TooMuch, choose_target, mark_of
 from daemon.unpacking.paths import MARK, plain_path
 
-IGNORED = re.compile(rb"\..*|__MACOSX")
+IGNORED = Ignored([".*", "__MACOSX"]).hides
 MOST = Most(100, 1 << 30, 200)
 NAMES = (b"a.zip.unpacked", b"a~1.zip.unpacked")
 FIRST, SECOND = Version(1, 10, 100, 1000), Version(2, 10, 200, 2000)
@@ -314,7 +315,7 @@ def test_two_members_of_one_name_are_both_unpacked_and_under_the_same_names_each
 
 
 def test_what_macos_packs_beside_files_is_left_out_whatever_is_ignored(beside: Beside) -> None:
-    contents = Contents(beside.fd, NAMES[0], FIRST, MOST, re.compile(rb"nothing"))
+    contents = Contents(beside.fd, NAMES[0], FIRST, MOST, Ignored([]).hides)
     for name in (b"__MACOSX/x/._a.jpg", b"x/._a.jpg", b"x/a.jpg"):
         contents.begin(name)
         contents.finish()

@@ -1,0 +1,169 @@
+"""What an inbox passes over."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from daemon.config.ignored import EARLIER, IGNORED, Ignored, describe_added, ignored_by
+from daemon.config.loading import parse
+from daemon.errors import ConfigError
+from tests.daemon_process import seeded
+
+
+def hidden(patterns: list[str], *paths: str) -> list[str]:
+    return [path for path in paths if ignored_by(patterns).hides(os.fsencode(path))]
+
+
+NAS = [
+    *("#recycle/a.jpg", "$RECYCLE.BIN/S-1-5/a.jpg", "x/@eaDir/a.jpg/SYNOPHOTO_THUMB_M.jpg", "@Recycle/a.jpg"),
+    *(
+        "@Recently-Snapshot/a.jpg",
+        "#snapshot/a.jpg",
+        ".snapshot/a.jpg",
+        "~snapshot/a.jpg",
+        "__MACOSX/._a.jpg",
+    ),
+    *(
+        ".Trash-1000/files/a.jpg",
+        ".Trashes/501/a.jpg",
+        "lost+found/#12.jpg",
+        "System Volume Information/a.jpg",
+    ),
+    *(".DS_Store", "RECYCLER/a.jpg", "recycler/a.jpg", "$Recycle.Bin/a.jpg"),
+]
+UNFINISHED = [
+    *(".a.jpg.Kx81fZ", "a.jpg.part", "a.JPG.PART", "a.jpg.crdownload", "a.jpg.Crdownload", "a.tmp", "A.TMP"),
+    *(
+        "a.jpg.download/a.jpg",
+        "a.opdownload",
+        "a.jpg.filepart",
+        "a.jpg.!qB",
+        "a.jpg.aria2",
+        ".~lock.a.jpg",
+        "~$a.jpg",
+    ),
+]
+TAKEN = [
+    "a.jpg",
+    "recycle/a.jpg",
+    "snapshot/a.jpg",
+    "part.jpg",
+    "a.part.jpg",
+    "a~1.jpg",
+    "#1.jpg",
+    "$1.jpg",
+    "@a.jpg",
+]
+
+
+@pytest.mark.parametrize("path", [*NAS, *UNFINISHED])
+def test_recycle_bins_snapshots_and_unfinished_files_are_ignored_whatever_else_is(path: str) -> None:
+    assert hidden([], path) == hidden(["*.png"], path) == [path]
+
+
+def test_names_like_theirs_are_not_ignored() -> None:
+    assert hidden([], *TAKEN) == []
+
+
+@pytest.mark.parametrize(
+    ("patterns", "ignored", "taken"),
+    [
+        (["private/*"], "private/a.jpg private/sub/a.jpg Private/A.JPG", "x/private/a.jpg private2/a.jpg"),
+        (["**/private/*"], "private/a.jpg x/private/y/a.jpg", "private"),
+        (["/a.jpg"], "a.jpg", "x/a.jpg"),
+        (["raw/"], "raw/a.jpg x/raw/a.jpg", "raw"),
+        (["raw/**/b.jpg"], "raw/b.jpg raw/x/y/b.jpg", "raw/a.jpg b.jpg"),
+        (["raw/**", "!raw/a.jpg"], "raw/b.jpg raw/x/b.jpg", "raw/a.jpg"),
+        (["*.png", "!keep.png"], "a.png x/b.png", "keep.png x/keep.png"),
+        (["private/*", "!private/a.jpg"], "private/b.jpg", "private/a.jpg"),
+        (["!*.tmp", "!#recycle"], "a.part", "a.tmp #recycle/a.jpg"),
+        (["[ab].jpg", "[^x]1.jpg"], "a.jpg y/b.jpg c1.jpg", "c.jpg x1.jpg"),
+        (["#1/*", "#2"], "#1/a.jpg #2/a.jpg", "#3/a.jpg"),
+        (["Entwu\u0308rfe/*"], "Entwu\u0308rfe/a.jpg Entw\u00fcrfe/a.jpg", "Entwurfe/a.jpg"),
+        (["!.*", "!.visiond-*"], ".visiond-1.tmp", ".a.jpg"),
+    ],
+)
+def test_patterns_mean_what_they_mean_in_gitignore(patterns: list[str], ignored: str, taken: str) -> None:
+    assert hidden(patterns, *ignored.split(), *taken.split()) == ignored.split()
+
+
+NAMES = ["a", "b", "ab", "x.tmp", "private", "p q", "a.jpg", "[z]", "c!", "#r"]
+PATTERNS = [
+    *(
+        "a",
+        "/a",
+        "a/",
+        "a/b",
+        "a/*",
+        "*/a",
+        "**/a",
+        "a/**",
+        "a/**/b",
+        "*.tmp",
+        "*",
+        "?",
+        "[ab]",
+        "[!a]",
+        "[^a]",
+        "/*",
+    ),
+    *(
+        "/**",
+        "**",
+        "**/",
+        "private/*",
+        "private/",
+        "p q",
+        "/private/*.jpg",
+        "a*b",
+        "b/*/a",
+        "\\[z\\]",
+        "a**",
+        "**a",
+    ),
+    *("a/**/", "*/**/b", "x.*", "/a/**/b/*", "c!", "[a-c]", "**/private/*", "*/*", "*/*/*"),
+]
+
+
+def test_git_says_the_same_of_random_patterns_and_trees(tmp_path: Path) -> None:
+    if not shutil.which("git"):
+        pytest.skip("git is not installed")
+    chance = seeded()
+    paths = {"/".join(chance.choices(NAMES, k=chance.randint(1, 4))) for _ in range(80)}
+    folders = {path[:at] for path in paths for at, letter in enumerate(path) if letter == "/"}
+    files = paths - folders
+    for file in files:
+        (tmp_path / file).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / file).touch()
+    git = ["git", "-C", str(tmp_path)]
+    subprocess.run([*git, "init", "--quiet"], check=True)
+    for _ in range(40):
+        patterns = [chance.choice(["", "", "", "!"]) + chance.choice(PATTERNS) for _ in range(4)]
+        (tmp_path / ".git" / "info" / "exclude").write_text("\n".join(patterns))
+        command = [*git, "-c", "core.excludesFile=", "check-ignore", "--no-index", "-z", "--stdin"]
+        asked = subprocess.run(
+            command, input="\0".join(paths | folders), stdout=subprocess.PIPE, text=True, check=False
+        )
+        rules = Ignored(patterns)
+        ours = {file for file in files if rules.hides(os.fsencode(file))}
+        ours |= {folder for folder in folders if rules.hides(os.fsencode(folder), is_folder=True)}
+        assert ours == set(filter(None, asked.stdout.split("\0"))), patterns
+
+
+@pytest.mark.parametrize("pattern", ["", "!", "/", "[", "./private/*", "private/../x", "a\\", "[z-a]/x"])
+def test_a_pattern_that_matches_nothing_is_refused(tmp_path: Path, pattern: str) -> None:
+    with pytest.raises(ConfigError, match="matches nothing"):
+        parse({"inbox": [{"ignore": [pattern]}]}, tmp_path)
+
+
+def test_a_list_that_replaced_the_default_one_is_named_where_that_matters() -> None:
+    assert describe_added([]) == describe_added([*EARLIER, "*.png"]) == ""
+    assert describe_added(["*.png", *(f"!{pattern}" for pattern in EARLIER)]) == ""
+    added = describe_added(["*.png", *EARLIER[1:]])
+    assert added.endswith('so .* are ignored too; "!.*" takes one out')
+    assert set(EARLIER) <= set(IGNORED)
