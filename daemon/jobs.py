@@ -178,6 +178,9 @@ class Ending(msgspec.Struct, frozen=True):
     not_before: float = 0.0  # Unix seconds, by clock.py
     looks: tuple[str, ...] = ()  # the second looks that a DONE image gets
     checksums: Checksums | None = None
+    is_repeat: bool = (
+        False  # its file had this result before: the row of that version has the new one in its place
+    )
 
     @property
     def is_doubtful(self) -> bool:
@@ -187,8 +190,8 @@ class Ending(msgspec.Struct, frozen=True):
 
     @property
     def keeps_result(self) -> bool:
-        """Whether the image is DONE with its previous result, because its file is gone."""
-        return self.status is JobStatus.GONE and self.job.has_result
+        """Whether the image is DONE with its previous result, because its file is gone or is a repeat."""
+        return self.status is JobStatus.GONE and (self.job.has_result or self.is_repeat)
 
 
 class Placed(msgspec.Struct, array_like=True, frozen=True):

@@ -74,7 +74,6 @@ LEAVE_SECONDS = 5.0  # for the end itself, when no work is left and no worker is
 # How many batch time-outs may pass without progress before the watchdog is no longer notified
 STALL_FACTOR = 2.0
 
-
 Show = Callable[[Snapshot], None]
 
 
@@ -244,6 +243,7 @@ class Service:
             layout.models(),
             [plan.model for plan in plans],
             [inbox.root for inbox in config.inbox if inbox.unpack],
+            config.kept_inboxes,
         )
         ledger.look_names = [plan.name for plan in plans]
         if dropped := await ledger.run(partial(looks.begin, names=ledger.look_names, inboxes=numbers)):

@@ -31,8 +31,6 @@ IGNORED = (  # whatever else a configuration ignores
         "$RECYCLE.BIN",
         "RECYCLER",
         "System Volume Information",
-        "Thumbs.db",
-        "desktop.ini",
     ),
     *("#snapshot", "@Recently-Snapshot", "~snapshot", "@eaDir", "@tmp", "__MACOSX", "lost+found"),
 )

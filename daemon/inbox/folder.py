@@ -154,13 +154,12 @@ class Folder:
         self, jobs: Sequence[Job], reader: Reader, check_outputs: Callable[[], None]
     ) -> list[Job]:
         """See Watcher.find_hidden. Runs in a thread."""
+        hidden = [job for job in jobs if not job.gone and self._note_writer(job)]
+        if not (gone := [job for job in jobs if job.gone]):
+            return hidden
         away = self.find_absence(reader)
         unmounted = self.mounts - _mounts_below(self.root) if self.mounts else set()
-        hidden = []
-        for job in jobs:
-            if not job.gone:
-                hidden += [job] if self._note_writer(job) else []
-                continue
+        for job in gone:
             if job.location:
                 why = _trouble_of(check_outputs)
             elif self.origin.is_remote:

@@ -35,6 +35,7 @@ from daemon.ledger.rows import (
     file_row,
     job_of,
     order_outputs,
+    repeat_of,
     without_results,
 )
 from daemon.ledger.statements import SQL, run_rows
@@ -67,6 +68,7 @@ class Ledger:
         self._waiting = Waiting()
         self._unpacking: list[int] | None = None  # inboxes with files to unpack; None: not registered yet
         self.look_names: list[str] = []  # of the configured second looks
+        self._kept = "[]"  # inboxes whose files are not deleted, as JSON
         self.awaited = 0  # the number of waiting requests that stop the shrinking of the file
         self._writer = Writer(self._connection, path, observe_commit)
         self._ask = self._writer.ask
@@ -93,9 +95,11 @@ class Ledger:
         models: Iterable[Model],
         others: Sequence[Model] = (),
         unpacking: Collection[Root] = (),
+        kept: Collection[Root] = (),
     ) -> list[int]:
         """Add inboxes, with their priorities, and models; returns the inboxes' numbers.
-        models: the current one of each stage. others: of second looks. unpacking: the inboxes with files to unpack."""
+        models: the current one of each stage. others: of second looks. unpacking: the inboxes with files to unpack. kept: those
+        whose files are not deleted."""
         present = list(models)
 
         def work(connection: sqlite3.Connection) -> list[int]:
@@ -112,8 +116,9 @@ class Ledger:
             self.generations.start(connection, present)
             connection.execute(SQL["note_start"])
             self._configured = msgspec.json.encode(numbers).decode()
-            roots = zip(numbers, inboxes, strict=True)
+            roots = list(zip(numbers, inboxes, strict=True))
             self._unpacking = [number for number, (path, _) in roots if path in unpacking]
+            self._kept = msgspec.json.encode([n for n, (path, _) in roots if path in kept]).decode()
             known = [row[0] for row in connection.execute(SQL["priorities"])]
             self._waiting.add([*known, *self._priorities.values()])
             return numbers
@@ -226,14 +231,15 @@ class Ledger:
         file was replaced in the meantime is not among them and must not be published. If other results of the
         same bytes were stored first, the jobs get those and are judged again, in `endings`: what is published
         is what the ledger has. A job that already had a result and whose file is GONE keeps that result, and
-        is DONE as before."""
+        is DONE as before. So is the version before, if only the file's times or inode have changed: it gets these, the
+        row of the job goes, and its ending says that it is a repeat."""
         jobs = [e.job for e in endings]
         for job in jobs:
             order_outputs(job)
 
-        def work(connection: sqlite3.Connection) -> set[int]:
+        def work(connection: sqlite3.Connection) -> tuple[set[int], set[int]]:
             computed = {e.job.id: e.checksums for e in endings if e.checksums}
-            if not self.results.write(connection, jobs, computed):
+            if not (all_new := self.results.write(connection, jobs, computed)):
                 changed = self.results.take(connection, jobs)
                 again = {ending.job.id: ending for ending in judge(changed)} if changed and judge else {}
                 if again or computed:
@@ -254,10 +260,25 @@ class Ledger:
             ended = {
                 row[0] for row in run_rows(connection, "stand", standing) + run_rows(connection, "end", rows)
             }
-            looks.want(connection, endings, ended, self.look_names)
-            return ended
+            repeats = set() if all_new else self._join_repeats(connection, endings, ended)
+            looks.want(connection, endings, ended - repeats, self.look_names)
+            return ended, repeats
 
-        return await self._ask(work)
+        ended, repeats = await self._ask(work)
+        if repeats:
+            endings[:] = [repeat_of(ending) if ending.job.id in repeats else ending for ending in endings]
+        return ended
+
+    def _join_repeats(
+        self, connection: sqlite3.Connection, endings: Sequence[Ending], ended: Collection[int]
+    ) -> set[int]:
+        """Let the row of the version before have the job's version, if its file is the same but for times or inode, and so
+        is its result. Returns the jobs whose rows are gone."""
+        jobs = {e.job.id: e.job for e in endings if e.status is JobStatus.DONE and e.job.id in ended}
+        before = dict(map(tuple, run_rows(connection, "repeats", [(number,) for number in jobs], self._kept)))
+        connection.executemany(SQL["drop_image"], [(number,) for number in before])
+        connection.executemany(SQL["has_now"], [(*jobs[new].version, old) for new, old in before.items()])
+        return set(before)
 
     def record_of(self, ending: Ending) -> Record:
         """The record that `end` has written, without reading it from the file."""

@@ -288,6 +288,21 @@ UPDATE OR FAIL image SET status = ended.column2, digest = COALESCE(ended.column3
     finished_at = ended.column9, attempts = ended.column10, checksum = ended.column11, emitted = 0
 FROM (VALUES :rows) AS ended WHERE image.id = ended.column1 AND image.status = 0 RETURNING image.id;
 
+-- name: repeats
+-- Of images that have just ended: the version before of the same file, if it has the same bytes and the same result, and is published.
+SELECT now.id, old.id FROM image AS now CROSS JOIN image AS old ON old.id = (
+    SELECT MAX(id) FROM image WHERE inbox = now.inbox AND path = now.path AND id < now.id
+)
+WHERE now.inbox IN (SELECT value FROM json_each(?)) AND now.id IN (:rows) AND now.location IS NULL AND old.location IS NULL
+AND old.status = 1 AND old.emitted = 1 AND old.digest = now.digest AND old.models = now.models AND old.bin = now.bin
+AND old.criteria = now.criteria;
+
+-- name: drop_image
+DELETE FROM image WHERE id = ?;
+
+-- name: has_now
+UPDATE image SET device = 0, inode = ?, size = ?, mtime_ns = ?, ctime_ns = ? WHERE id = ?;
+
 -- name: blame
 UPDATE image SET deaths = ? WHERE id = ?;
 

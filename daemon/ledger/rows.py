@@ -95,6 +95,13 @@ def without_results(ending: Ending) -> Ending:
     return replace(ending, checksums=replace(known, results={})) if known else ending
 
 
+def repeat_of(ending: Ending) -> Ending:
+    """The ending of a job whose file had this result before."""
+    return replace(
+        ending, status=JobStatus.GONE, bin="", criteria=b"", looks=(), checksums=None, is_repeat=True
+    )
+
+
 def look_rows(record: Record, numbers: Mapping[Model, int]) -> list[tuple[Any, ...]]:
     """Rows for `restore_look`. numbers: of the models in the ledger."""
     return [

@@ -51,10 +51,13 @@ class Counts:
             self.ended[status] += images
 
     def finished(self, endings: Sequence[Ending]) -> None:
-        for (status, keeps_result), images in Counter([(e.status, e.keeps_result) for e in endings]).items():
+        kinds = Counter([(e.status, e.keeps_result, e.is_repeat) for e in endings])
+        for (status, keeps_result, is_repeat), images in kinds.items():
             if status is JobStatus.PENDING:
                 continue
             self.states[JobStatus.PENDING] -= images
+            if is_repeat:  # its row is gone
+                continue
             self.states[JobStatus.DONE if keeps_result else status] += images
             self.ended[status] += 0 if keeps_result else images
 

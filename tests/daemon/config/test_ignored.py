@@ -34,7 +34,7 @@ NAS = [
         "lost+found/#12.jpg",
         "System Volume Information/a.jpg",
     ),
-    *("Thumbs.db", ".DS_Store", "desktop.ini", "RECYCLER/a.jpg", "recycler/a.jpg", "$Recycle.Bin/a.jpg"),
+    *(".DS_Store", "RECYCLER/a.jpg", "recycler/a.jpg", "$Recycle.Bin/a.jpg"),
 ]
 UNFINISHED = [
     *(".a.jpg.Kx81fZ", "a.jpg.part", "a.JPG.PART", "a.jpg.crdownload", "a.jpg.Crdownload", "a.tmp", "A.TMP"),

@@ -4,11 +4,14 @@ changes after it FAILED is looked at again."""
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import os
 import signal
 import zipfile
+from collections.abc import Callable
 from pathlib import Path
+from typing import BinaryIO
 
 import pytest
 from PIL import Image
@@ -152,6 +155,20 @@ def test_whoever_opens_a_file_while_that_is_asked_neither_waits_nor_ends_the_dae
         pass
 
 
+@pytest.mark.parametrize("number", [errno.EACCES, errno.EINVAL, errno.ENOLCK])
+def test_where_the_system_does_not_say_who_writes_a_file_leaves_as_ever(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    """A file of another user, or on a file system without leases."""
+
+    def refuse(fd: int, command: int, argument: int) -> int:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(sources.fcntl, "fcntl", refuse)
+    open_destination(tmp_path, on_success="move").publish(drop(tmp_path))
+    assert (tmp_path / "done" / "a.jpg").read_bytes() == b"image"
+
+
 # What changes after it FAILED
 
 
@@ -173,18 +190,53 @@ def test_only_a_moved_file_that_was_written_to_and_closed_has_changed(tmp_path: 
 # A daemon at work
 
 
+def write_half(folder: Path, data: bytes) -> BinaryIO:
+    upload = (folder / "a.jpg").open("wb", buffering=0)
+    upload.write(data[: len(data) // 2])
+    return upload
+
+
+def reserve_name(folder: Path, data: bytes) -> BinaryIO:
+    return (folder / "a.jpg").open("wb", buffering=0)
+
+
+def reserve_room(folder: Path, data: bytes) -> BinaryIO:
+    """As a download in parts does: all of the file is there, and zeros."""
+    upload = (folder / "a.jpg").open("wb", buffering=0)
+    upload.truncate(len(data))
+    return upload
+
+
+def rename_half(folder: Path, data: bytes) -> BinaryIO:
+    """A file that is renamed is taken at once."""
+    upload = (folder / ".a.jpg.Kx81fZ").open("wb", buffering=0)
+    upload.write(data[: len(data) // 2])
+    (folder / ".a.jpg.Kx81fZ").rename(folder / "a.jpg")
+    return upload
+
+
 @pytest.mark.parametrize(
-    "settings", [{"on_success": "move"}, {"on_success": "delete"}, {"on_success": "keep"}]
+    ("begin", "on_success"),
+    [
+        (write_half, "move"),
+        (write_half, "delete"),
+        (write_half, "keep"),
+        (reserve_name, "move"),
+        (reserve_room, "move"),
+        (rename_half, "move"),
+    ],
 )
-def test_an_upload_that_pauses_is_done_when_it_is_complete(tmp_path: Path, settings: dict[str, str]) -> None:
-    place = Place(tmp_path, {"inbox": [{"settle_seconds": 0.05, **settings}]})
+def test_an_upload_that_pauses_is_done_when_it_is_complete(
+    tmp_path: Path, begin: Callable[[Path, bytes], BinaryIO], on_success: str
+) -> None:
+    place = Place(tmp_path, {"inbox": [{"settle_seconds": 0.05, "on_success": on_success}]})
     data = jpeg(tmp_path)
     with Daemon(place) as daemon:
-        with (place.inbox() / "a.jpg").open("wb", buffering=0) as upload:
-            upload.write(data[: len(data) // 2])
-            daemon.wait_event("image not done", reason="truncated")
+        with begin(place.inbox(), data) as upload:
+            daemon.wait_event("image not done", outcome="PENDING")
             assert (place.inbox() / "a.jpg").exists()
-            upload.write(data[len(data) // 2 :])
+            upload.seek(0)
+            upload.write(data)
         daemon.wait_until(lambda status: status["done"] == 1, "the whole image")
         assert daemon.status()["failed"] == 0
         assert daemon.stop() == 0
