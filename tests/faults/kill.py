@@ -203,8 +203,9 @@ def kill_one(daemon: Daemon, chance: random.Random) -> dict[str, Any]:
 
 
 class Readings:
-    """How often each image of a place is opened, as the kernel reports it. The next daemon
-    may read images again that were in flight at a kill, but not those that were DONE."""
+    """How many daemons have read each image of a place, as the kernel reports it. The next daemon
+    may read images again that were in flight at a kill, but not those that were DONE: it opens these at most, to ask
+    whether somebody still writes to them."""
 
     def __init__(self, place: Place) -> None:
         self.times: collections.Counter[str] = collections.Counter()
@@ -213,13 +214,13 @@ class Readings:
         self._done: set[str] = set()
         self._inotify = Inotify(sync_timeout=0)
         for name in place.dropped:
-            self._inotify.add_watch(place.inbox(name), Mask.OPEN)
+            self._inotify.add_watch(place.inbox(name), Mask.ACCESS)
 
     def count(self) -> None:
         """Check between two daemons."""
-        opened = [str(event.name) for event in self._inotify if not event.mask & Mask.ISDIR]
-        self.times.update(opened)
-        self.needless |= self._done.intersection(opened)
+        read = {str(event.name) for event in self._inotify if not event.mask & Mask.ISDIR}
+        self.times.update(read)
+        self.needless |= self._done & read
         there = self._place.has_ledger()  # a daemon may be killed before it has made one
         self._done = {os.fsdecode(path) for (path,) in self._place.rows(DONE_PATHS)} if there else set()
 
