@@ -191,7 +191,9 @@ def _try_jpegs(entries: Sequence[Encoded], device: torch.device) -> Sequence[tor
 
     from stages.devices import device_errors, synchronize
 
-    sources = [torch.frombuffer(hide_exif(data), dtype=torch.uint8) for data, _ in entries]
+    # Some of the GPU's decoders turn pixels as EXIF says, and others do not: so none does.
+    copies = (hide_exif(data) if header.orientation > 1 else bytearray(data) for data, header in entries)
+    sources = [torch.frombuffer(copy, dtype=torch.uint8) for copy in copies]
     with device_errors():
         torch.empty(
             3 * sum(header.width * header.height for _, header in entries), dtype=torch.uint8, device=device

@@ -78,8 +78,7 @@ def jpeg_profile(data: memoryview, pixels_at: int) -> bytes:
 
 
 def hide_exif(data: memoryview) -> bytearray:
-    """A copy of a JPEG in which EXIF is a comment. Some of the GPU's decoders turn pixels as EXIF says, and others do
-    not: so none does."""
+    """A copy of a JPEG in which EXIF is a comment."""
     copy = bytearray(data)
     for marker, start, _ in jpeg_segments(data):
         if marker == APP1:

@@ -11,6 +11,7 @@ import re
 from bisect import bisect
 from collections.abc import Sequence
 from itertools import pairwise
+from statistics import median
 from typing import Any, NamedTuple
 from unicodedata import bidirectional
 
@@ -110,7 +111,7 @@ def order_lines(quads: Quads, texts: Sequence[str], turns: int = 0) -> list[int]
         Place(left, top, right, bottom, text, i)
         for i, ((left, top, right, bottom), text) in enumerate(zip(edges, texts, strict=True))
     ]
-    em = float(np.median([place.height for place in places]))
+    em = median(place.height for place in places)
     return [place.number for place in cut(places, max(em, 1.0))]
 
 
@@ -120,8 +121,8 @@ def find_slope(x: NDArray[Any], y: NDArray[Any]) -> float:
     First guess: the slope of the boxes, of which the short ones say little. Then the one near it for which the ends of
     the boxes are in the fewest rows, if that saves enough: some slope puts any two lines into one row.
     """
-    em = max(float(np.median(y.max(axis=1) - y.min(axis=1))), 1.0)
-    x, y = (np.stack([side[:, [0, 3]].mean(axis=1), side[:, [1, 2]].mean(axis=1)]) for side in (x, y))
+    em = max(median((y.max(axis=1) - y.min(axis=1)).tolist()), 1.0)
+    x, y = ((side[:, [0, 1]] + side[:, [3, 2]]).T / 2 for side in (x, y))  # the middles of both ends
     width = np.maximum(x[1] - x[0], 1.0)
     slopes = (y[1] - y[0]) / width
     order = np.argsort(slopes, kind="stable")
@@ -134,6 +135,8 @@ def find_slope(x: NDArray[Any], y: NDArray[Any]) -> float:
 
 def goes_left(texts: Sequence[str]) -> bool:
     """Whether most letters of a page are of a right-to-left script."""
+    if all(text.isascii() for text in texts):
+        return False
     kinds = [bidirectional(character) for text in texts for character in text]
     return sum(kind in RIGHT_TO_LEFT for kind in kinds) > kinds.count("L")
 
@@ -231,7 +234,7 @@ def share_rows(fewer: Sequence[Place], more: Sequence[Place], em: float) -> tupl
 def is_prose(column: Sequence[Place]) -> bool:
     """Whether the lines of a column are those of a text: of several words, and not labels, names or amounts."""
     texts = [place.text.strip() for place in column]
-    words = float(np.median([count_words(text) for text in texts]))
+    words = median(count_words(text) for text in texts)
     begun = sum(text[:1].islower() for text in texts) / len(texts)
     labels = sum(text.endswith((":", "：")) for text in texts) / len(texts)
     if labels > 0.3 or words < SHORT_PROSE:
