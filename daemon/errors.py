@@ -203,7 +203,7 @@ class WorkerLost(Exception):
 
 
 def may_pass(error: BaseException) -> bool:
-    """Whether an error comes from one of the system that may pass: `raise … from` names it."""
+    """Whether an error, or one that it was raised from, is a temporary error of the system."""
     cause: BaseException | None = error
     while cause and not (isinstance(cause, OSError) and cause.errno in PASSING):
         cause = cause.__cause__

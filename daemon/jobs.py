@@ -104,7 +104,7 @@ class Extent(NamedTuple):
     length: int
 
 
-OF_BYTES = frozenset(  # reasons that a file gives which is not complete yet
+OF_BYTES = frozenset(  # reasons that a file may have because it is not complete yet
     (
         *(Reason.EMPTY, Reason.NOT_AN_IMAGE, Reason.FORMAT, Reason.HEADER, Reason.PIXELS, Reason.ASPECT),
         *(Reason.TRUNCATED, Reason.DECODER),

@@ -132,7 +132,7 @@ def frame(message: Any) -> bytes:
     return LENGTH.pack(len(body)) + body
 
 
-# Between two event loops and a process that may die at any time, "it is gone" has many names. Here they become one.
+# Event loops report a process that has died in many ways. Here they all become EOFError.
 
 
 def send(writer: asyncio.StreamWriter, framed: bytes) -> None:

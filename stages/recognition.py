@@ -29,7 +29,7 @@ FORMS = {  # of weights, by the end of a file's name
     "open_clip_pytorch_model.bin": "a model of OpenCLIP",
     "open_clip_config.json": "a model of OpenCLIP",
     ".bin.index.json": "a list of pickles",
-    "consolidated.safetensors": "a model in a form of its authors' own",
+    "consolidated.safetensors": "a model in its authors' own format",
     ".gguf": "a model for llama.cpp",
     ".onnx": "a model for ONNX",
     ".h5": "a model for TensorFlow",
@@ -217,7 +217,7 @@ def advise(files: Collection[str], folder: str, before: str = "") -> str:
     for end, form in FORMS.items():
         if found := min((file for file in files if file.endswith(end)), default=""):
             return (
-                f"There is {found}, which is {form}; visiond does not read it. Load the model with transformers where that is "
+                f"There is {found}, which is {form}; visiond does not read it. Load the model with transformers if "
                 "possible, and save it with save_pretrained."
             )
     return ""

@@ -1,4 +1,4 @@
-"""Which files and folders an inbox passes over. Patterns mean what they mean in .gitignore, except that the case of letters
+"""Which files and folders an inbox ignores. Patterns mean what they mean in .gitignore, except that the case of letters
 does not matter, and that # begins no comment."""
 
 from __future__ import annotations
@@ -10,9 +10,9 @@ import re
 import unicodedata
 from collections.abc import Iterable
 
-IGNORED = (  # whatever else a configuration ignores
+IGNORED = (  # by default
     *(".*", "*~", "~$*", "*.tmp", "*.temp", "*.swp"),
-    # downloads and uploads on their way
+    # unfinished downloads and uploads
     *(
         "*.part",
         "*.partial",
@@ -34,7 +34,7 @@ IGNORED = (  # whatever else a configuration ignores
     ),
     *("#snapshot", "@Recently-Snapshot", "~snapshot", "@eaDir", "@tmp", "__MACOSX", "lost+found"),
 )
-EARLIER = (  # the ones before 0.2, which a list of one's own replaced
+EARLIER = (  # the default ones before 0.2, which `ignore` replaced
     *(
         ".*",
         "*~",
@@ -95,8 +95,8 @@ def describe_added(patterns: Iterable[str]) -> str:
     if not added:
         return ""
     return (
-        f"its ignore adds to the default list, which it replaced before 0.2, so {', '.join(added)} are ignored too; "
-        f'"!{added[-1]}" takes one out'
+        f"its ignore adds to the default list (before 0.2 it replaced it), so {', '.join(added)} are ignored too; "
+        f'to make an exception, add "!{added[-1]}"'
     )
 
 
@@ -117,7 +117,7 @@ def _translate(pattern: str) -> list[tuple[bool, bool, bytes]]:
         return [(True, bare == pattern, os.fsencode(fnmatch.translate(os.fsdecode(form)))) for form in forms]
     paths = [_translate_path(form) for form in forms]
     if not all(paths):
-        raise ValueError(f'"{pattern}" matches nothing')
+        raise ValueError(f'"{pattern}" matches nothing: correct it or remove it')
     return [(False, bare == pattern, path) for path in paths]
 
 

@@ -266,28 +266,28 @@ def _misplaced_folders(config: Config) -> list[str]:
 
 
 def find_shared_folders(config: Config) -> list[str]:
-    """As `_misplaced_folders`, but for folders that only links or mounts bring together. Looks at the disk, and may wait
-    for a dead mount."""
+    """As `_misplaced_folders`, but for folders that are inside each other only through links or mounts. Looks at the disk,
+    and may wait for a dead mount."""
     inboxes = [
         (f"the inbox {inbox.path}", Position.of(inbox.path), inbox.recursive)
         for inbox in config.inbox
         if not inbox.url
     ]
     problems = [
-        f"inbox: {one} and {other} are the same folder, or one contains the other, by a link or a mount; keep one of them."
+        f"inbox: {one} and {other} are the same folder, or one contains the other, through a link or a mount; keep one of them."
         for (one, here, _), (other, there, _) in itertools.combinations(inboxes, 2)
         if here.is_within(there) or there.is_within(here)
     ]
     for key, folder in _own_folders(config).items():
         position = Position.of(folder)
         problems += [
-            f"{key}: {folder} is inside {name}, by a link or a mount; choose a folder outside it."
+            f"{key}: {folder} is inside {name}, through a link or a mount; choose a folder outside it."
             for name, inbox, recursive in inboxes
             if position.is_within(inbox) and (recursive or inbox.is_within(position))
         ]
         if key in ("output.failed", "output.done", "output.bins_folder"):
             problems += [
-                f"{key}: {name} is inside {folder}, by a link or a mount; move one of them."
+                f"{key}: {name} is inside {folder}, through a link or a mount; move one of them."
                 for name, inbox, _ in inboxes
                 if inbox.is_within(position) and not position.is_within(inbox)
             ]

@@ -79,8 +79,8 @@ class Inbox(Section):
     )
     ignore: Annotated[list[str], AfterValidator(check_patterns)] = Field(
         [],
-        description="More files and folders to pass over, as in .gitignore: names, paths in the inbox, folders with / at their "
-        'ends. Hidden and unfinished files and recycle bins are ignored by default; "!pattern" takes one out.',
+        description="More files and folders to ignore, as in .gitignore: names, paths in the inbox, folders with / at the end. "
+        'Hidden and unfinished files and recycle bins are ignored by default; "!pattern" makes an exception.',
     )
     on_success: Literal["keep", "move", "delete"] = Field(
         "keep", description="What to do with an image when its result is durable. move: into [output] done."
@@ -259,7 +259,7 @@ class PipelineSection(Section):
         120.0,
         gt=0,
         description="A worker that takes longer for a batch is killed, and its images are tried one by one. On a slow machine "
-        "a batch may take longer: four times as long as the slowest of the last batches.",
+        "a batch may take longer: four times as long as the slowest recent one.",
     )
     load_timeout_seconds: float = Field(
         600.0, gt=0, description="A worker that takes longer to load its models is killed."

@@ -68,7 +68,7 @@ def check_url(text: str) -> str:
     form = 'write it as "https://host/path"'
     if unfit := re.search(r"[^!-~]", text):
         raise ValueError(
-            f"the address has the character {unfit[0]!a}; write it with percent signs, or a host as xn--…; {form}"
+            f"the address has the character {unfit[0]!a}; write it percent-encoded, or in a host name as xn--…"
         )
     try:
         parts = urlsplit(text)
@@ -76,15 +76,14 @@ def check_url(text: str) -> str:
     except ValueError:  # its message may have the password
         raise ValueError(f"the address has a host or a port that cannot be read; {form}") from None
     if parts.scheme not in ("http", "https") or not host:
-        raise ValueError(f"it is no address of HTTP; {form}")
+        raise ValueError(f"it is not an HTTP address; {form}")
     return text
 
 
 def check_webhook_url(text: str) -> str:
     if "@" in urlsplit(check_url(text)).netloc:
         raise ValueError(
-            "the address has a user or a password, which is not sent; use what the receiver takes: secret_file, or a part of "
-            "the path"
+            "the address has a user or a password, which would not be sent; use secret_file, or a token in the path"
         )
     return text
 
@@ -182,7 +181,7 @@ def expand(path: str) -> Path:
         if name and name not in os.environ:
             raise ConfigError(
                 [
-                    f"{path}: there is no variable {name} in the environment. Write the path itself, or $$ for a dollar sign."
+                    f"{path}: there is no variable {name} in the environment. Set it, or write $$ for a dollar sign."
                 ]
             )
         return os.environ[name] if name else "$"

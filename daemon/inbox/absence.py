@@ -26,7 +26,7 @@ TRY_SECONDS = 120.0  # after which a try is taken for lost, with the station tha
 
 def check_inboxes(config: Config) -> None:
     """Raises ConfigError when an inbox does not exist. It is not created, because that might hide a missing mount.
-    Also when links or mounts bring folders together that must be apart. Raises MissingLibrary."""
+    Also when folders that must be apart are not, through links or mounts. Raises MissingLibrary."""
     there = [(inbox, origin_of(inbox.root).is_there()) for inbox in config.inbox]
     for inbox in [inbox for inbox, answer in there if answer is None]:
         log.warning(

@@ -123,7 +123,7 @@ def why_not_deleted(root: bytes, path: bytes, seen_at: float) -> str:
     shown = os.fsdecode(folder).rstrip("/")
     return (
         f"nothing has been deleted from {shown} since its images were seen, so perhaps its mount is missing. Mount it or move "
-        f"it back; if the images were deleted: `{shlex.join(['touch', shown])}`"
+        f"it back; if you deleted the images, type `{shlex.join(['touch', shown])}`"
     )
 
 

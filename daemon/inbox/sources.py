@@ -107,7 +107,7 @@ def delete(record: Record) -> None:
     if _is_same(record, record.location):
         aside = next((name for name in names if not os.path.lexists(name)), None)
         if aside is None:
-            raise FileExistsError(errno.EEXIST, "files with its temporary names are in the way", names[0])
+            raise FileExistsError(errno.EEXIST, "its temporary names are taken by other files", names[0])
         _take(record, aside)
     for aside in names:
         if _is_same(record, aside):  # just now, or before a crash
@@ -214,7 +214,7 @@ def _is_written(path: bytes) -> bool:
 
 @contextlib.contextmanager
 def _asked_for_writers(path: bytes, folder: int | None = None) -> Iterator[Callable[[], bool]]:
-    """Whether somebody has the file open for writing, whenever that is called. The system refuses a read lease then (fcntl(2),
+    """A function that says whether a program has the file open for writing. The system then refuses a read lease (fcntl(2),
     F_SETLEASE). It gives leases only to the owner of the file (or with CAP_LEASE), not on every file system, and knows
     nothing of other machines: false there. folder: the descriptor of the one that `path` is relative to."""
     try:

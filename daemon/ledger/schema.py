@@ -339,7 +339,7 @@ def _find_altered_tables(path: Path) -> str:
 
 
 def explain(path: Path, error: Exception) -> VisiondError:
-    """Why a file cannot be used as a ledger: LedgerUnusable if the disk does not deliver it now, or did not a moment ago;
+    """Why a file cannot be used as a ledger: LedgerUnusable if its disk fails now, or did a moment ago;
     else LedgerDamaged."""
     if code_of(error) in DISK:
         return unusable(path, error)

@@ -4,7 +4,7 @@ Always checked: the file's length, its tables and indexes by name and text, the 
 given, and the small tables with their indexes. A ledger of up to SMALL_BYTES is read from end to end.
 Checksums are compared whenever a row is read (checksums.py).
 
-SQLite reports a page that the disk did not deliver as if the file were damaged: EIO becomes SQLITE_CORRUPT in any
+SQLite reports a page that could not be read from the disk as if the file were damaged: EIO becomes SQLITE_CORRUPT in any
 statement, and a line of text in an integrity check. So nothing is called damaged before `look_again` has agreed.
 """
 
@@ -26,7 +26,7 @@ MOST = 1 << 53  # the highest number of an image, and the largest size: every JS
 MAGIC = b"SQLite format 3\0"
 HEADER_BYTES = 100
 SMALL_TABLES = ("inbox", "model", "meta", "sink")
-LOOKS = 2  # more that must all find damage; the disk delivers every byte after each of them
+LOOKS = 2  # more that must all find damage; every byte is read from the disk after each of them
 PAGE_BYTES = 4096  # read at once by a look, as SQLite does
 DAMAGE = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)  # as SQLite says it, rightly or not
 DISK = (  # the disk refuses for now, or memory or a lock is lacking
@@ -137,7 +137,7 @@ def code_of(error: BaseException) -> int:
 
 def look_again(path: Path) -> bool:
     """Whether a database that SQLite has called damaged is so. It is read from end to end, by SQLite and without it.
-    Raises OSError or sqlite3.DatabaseError while the disk does not deliver it."""
+    Raises OSError or sqlite3.DatabaseError while its disk fails."""
     for _ in range(LOOKS):
         try:
             with closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True)) as connection:
@@ -155,7 +155,7 @@ def look_again(path: Path) -> bool:
 
 
 def _read_through(file: Path) -> None:
-    """Let the disk deliver every byte. Raises OSError."""
+    """Read every byte from the disk. Raises OSError."""
     try:
         status = os.stat(file)
         fd = _descriptor(file, status.st_dev, status.st_ino)

@@ -85,25 +85,25 @@ class Counts:
 
 
 class Pace:
-    """How many images a second the workers finish that are at work now, over the last half minute at most.
+    """How many images a second the workers that are ready now finish, over the last half minute at most.
 
     An idle time before, and the time in which the successor of a lost worker loads its models, say nothing about what is
-    to come. In the first seconds of other workers it is what as many of those before them did.
+    to come. In the first seconds after the workers have changed, each counts as much as one before did.
     """
 
     def __init__(self) -> None:
         self._samples: deque[tuple[float, int]] = (
             deque()
         )  # monotonic seconds, and the images finished by then
-        self._crew: Collection[object] = ()  # the workers at work
+        self._workers: Collection[object] = ()  # the ready ones
         self._each = 0.0  # images a second of each worker before them
 
-    def measure(self, now: float, counts: Counts, crew: Collection[object]) -> float:
-        """crew: the workers that are ready. Called every few seconds."""
-        if crew != self._crew:
-            if self._crew and self._samples:
-                self._each = self._pace(self._samples[-1], counts) / len(self._crew)
-            self._crew = crew
+    def measure(self, now: float, counts: Counts, workers: Collection[object]) -> float:
+        """workers: the workers that are ready. Called every few seconds."""
+        if workers != self._workers:
+            if self._workers and self._samples:
+                self._each = self._pace(self._samples[-1], counts) / len(self._workers)
+            self._workers = workers
             self._samples.clear()
         self._samples.append((now, counts.finished_in_this_run))
         while now - self._samples[0][0] > RATE_SECONDS:
@@ -113,5 +113,5 @@ class Pace:
     def _pace(self, last: tuple[float, int], counts: Counts) -> float:
         (now, done), (then, before) = last, max(self._samples[0], counts.began)
         if now - then < FIRST_SECONDS and self._each:
-            return self._each * len(self._crew)
-        return (done - before) / (now - then) if self._crew and now > then else 0.0
+            return self._each * len(self._workers)
+        return (done - before) / (now - then) if self._workers and now > then else 0.0

@@ -98,7 +98,7 @@ class Guard:
         return RedirectResponse("/login", 303)
 
     def _has_token(self, request: Request) -> bool:
-        """Where there is a token, the cookie does not count: otherwise a wrong one would make a forged change pass."""
+        """Where there is a token, the cookie does not count: otherwise a forged change would pass with a wrong token."""
         cookie, bearer = request.cookies.get(COOKIE, ""), _bearer(request.headers)
         if not cookie and not bearer:
             return False

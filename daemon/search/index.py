@@ -235,7 +235,7 @@ class Index:
             return False
         try:
             return code_of(error) not in DAMAGE or look_again(self._file) or _is_of_words(error)
-        except (sqlite3.DatabaseError, OSError):  # the disk does not deliver it now
+        except (sqlite3.DatabaseError, OSError):  # its disk fails now
             return False
 
     def _take(self) -> tuple[int, sqlite3.Connection] | None:

@@ -155,7 +155,7 @@ def _opened_zip(file: Source) -> zipfile.ZipFile:
             raise
         raise Unusable(
             "it begins as a zip file, but the list of its files, which is at the end, cannot be read; "
-            "perhaps it was cut: copy it into the inbox again"
+            "perhaps it is incomplete: copy it into the inbox again"
         ) from error
 
 
@@ -185,7 +185,7 @@ class _Entry(tarfile.TarInfo):
         except tarfile.HeaderError as error:
             if not archive.offset:
                 raise  # it is no tar
-            raise Unusable(f"after {archive.offset:,} bytes it is damaged, or was cut: {error}") from error
+            raise Unusable(f"after {archive.offset:,} bytes it is damaged or incomplete: {error}") from error
 
 
 def walk_tar(file: Source, _: Rules) -> Iterator[Item]:
@@ -279,7 +279,7 @@ def walk_video(file: Source, rules: Rules) -> Iterator[Item]:
     with av.open(file, mode="r") as source:
         if not source.streams.video:
             raise Unusable(
-                "there are no pictures in it: it was cut, or is no video; copy it into the inbox again"
+                "there are no pictures in it: it is incomplete, or not a video; copy it into the inbox again"
             )
         stream = source.streams.video[0]
         yield Expected(int((source.duration or 0) / av.time_base / rules.video_seconds) + 1)
@@ -346,12 +346,12 @@ def explain(error: Exception, kind: str) -> str:
     if isinstance(error, Unusable):
         return str(error)
     if isinstance(error, NotImplementedError) and kind in ("", "zip"):
-        return "it is packed in a way that cannot be read here (as Deflate64 is): pack it again with the usual one"
+        return "visiond cannot read its compression, for example Deflate64: compress it again with Deflate"
     if not isinstance(error, DAMAGE):
         return f"it cannot be read: the library for it fails ({type(error).__name__})"
     if kind:
-        return f"it is damaged or was cut, or is no {WORDS[kind]}: copy it into the inbox again"
-    return "it was cut" if isinstance(error, EOFError) else "it is damaged"
+        return f"it is damaged or incomplete, or not a {WORDS[kind]}: copy it into the inbox again"
+    return "it is incomplete" if isinstance(error, EOFError) else "it is damaged"
 
 
 MODULES = ("bz2", "gzip", "lzma", "zlib", "encodings.latin_1")

@@ -1,10 +1,10 @@
 """In which code page are the names in a zip that does not say so?
 
-Names that are not marked as UTF-8 are in code page 437 only by the letter. In fact they are in that of the system which
-made the archive; macOS writes UTF-8. All names of an archive are decided together: each page says how probable they
+By the standard, names that are not marked as UTF-8 are in code page 437. In fact they are in that of the system which made
+the archive; macOS writes UTF-8. All names of an archive are decided together: each page says how probable they
 are, and the most probable page is taken. A few names suffice, because each language has some hundred characters that make up
-most of its texts, and a wrong page gives characters that are rare. (charset-normalizer needs longer texts: it knew 3 of 63
-single names in GBK again.)
+most of its texts, and a wrong page gives characters that are rare. (charset-normalizer needs longer texts: it recognized
+3 of 63 single names in GBK.)
 """
 
 from __future__ import annotations

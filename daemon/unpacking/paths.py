@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from daemon.sidecar import LONGEST_NAME
 from daemon.system.beneath import READ
 
-MARK = b".visiond-unpacked"  # a file in each such folder; the watcher passes it over
+MARK = b".visiond-unpacked"  # a file in each such folder; the watcher ignores it
 INNER = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC | os.O_NOFOLLOW
 DEEPEST = 100  # folders in each other: what removes or walks them calls itself for each
 SEPARATORS, SLASHES = re.compile(rb"[/\\]+"), re.compile(rb"/+")
@@ -41,7 +41,7 @@ def remove(parent: int, name: bytes) -> None:
     """Remove a folder with all that is in it, or a file or link. What cannot be removed stays."""
     try:
         shutil.rmtree(name, dir_fd=parent)  # it follows no link
-    except RecursionError:  # somebody else has made folders in folders
+    except RecursionError:  # another program has made too many folders in each other
         pass
     except OSError:
         with contextlib.suppress(OSError):

@@ -267,7 +267,7 @@ class RequireToken:
 
 
 async def note_wrong_token(scope: Scope) -> None:
-    """Log it, and let whoever tries tokens wait. As the number of connections is bounded, so is that of tries."""
+    """Log it, and wait: as connections are limited, so is the number of tokens that can be tried."""
     host, _ = scope.get("client") or ("", 0)
     log.warning("a request had a wrong token", client=host, path=scope["path"])
     await anyio.sleep(WRONG_TOKEN_SECONDS)

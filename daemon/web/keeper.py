@@ -86,7 +86,7 @@ class Keeper:
 
 
 async def _listen(http: Http) -> socket.socket:
-    """Waits for what may pass, as while another program has the address. Raises ConfigError."""
+    """Waits while the error may pass, for example while another program has the address. Raises ConfigError."""
     why = ""
     while True:
         try:

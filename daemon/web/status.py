@@ -273,5 +273,5 @@ class Status:
         return [worker for lane in lanes for worker in lane.workers]
 
     def _rate(self, workers: list[WorkerState]) -> float:
-        crew = frozenset((worker.name, worker.ready_at) for worker in workers if worker.state == "ready")
-        return self._pace.measure(time.monotonic(), self._counts, crew)
+        ready = frozenset((worker.name, worker.ready_at) for worker in workers if worker.state == "ready")
+        return self._pace.measure(time.monotonic(), self._counts, ready)

@@ -104,7 +104,10 @@ def jpeg_segments(data: memoryview) -> Iterator[tuple[int, int, int]]:
 def _read_sof(marker: int, segment: memoryview) -> Jpeg:
     precision, height, width, count = struct.unpack_from(">BHHB", segment)
     if marker not in SOF_READ:
-        raise ImageError(Reason.FORMAT, "hierarchical and lossless arithmetic JPEG are not supported")
+        raise ImageError(
+            Reason.FORMAT,
+            "hierarchical and lossless arithmetic JPEG are not supported: save it as plain JPEG",
+        )
     if precision != 8:
         raise ImageError(
             Reason.FORMAT, f"{precision}-bit JPEG is not supported: save it with 8 bits a channel"

@@ -50,7 +50,7 @@ TURNED_BY_PILLOW = frozenset(("TIFF",))
 STRIP_PIXELS = 4_000_000  # converted at once, which limits the additional memory
 SAMPLE = 512  # most pixels of a side that are looked at to choose the ground
 CLEAR, OPAQUE, LIGHT, NEARLY_NONE = 16, 128, 192, 0.05  # alpha, alpha, gray level, share of the pixels
-BLANK_FRAMES = 100  # most frames of an animation that are passed over because they have one color
+BLANK_FRAMES = 100  # most frames of an animation that are skipped because they have one color
 TIFF_OFFSETS, TIFF_LENGTHS = (273, 324), (279, 325)  # of strips and of tiles
 
 
@@ -239,9 +239,8 @@ def _write_strips(image: Image.Image, out: memoryview) -> None:
 
 
 def _choose_ground(image: Image.Image) -> str:
-    """White; but black for light text or drawings on nothing, of which white would show nothing.
-
-    So if most of a picture is see-through, and nearly all of the rest is nearly white. A sample of the pixels is enough.
+    """White; or black for light text or drawings on transparency, which white would hide: most of the picture is
+    transparent, and nearly all of the rest is nearly white. A sample of the pixels is enough.
     """
     width, height = image.size
     sample = image.resize((min(width, SAMPLE), min(height, SAMPLE)), Image.Resampling.NEAREST).convert("RGBA")

@@ -218,18 +218,18 @@ class Directory:
         ):
             return f"JPEG compression of {self.samples} channels"
         if self.compression not in (*BYTEWISE, *READ_BY_PILLOW):
-            return f"{UNREAD_COMPRESSIONS.get(self.compression, f'the unknown compression {self.compression}')} compression"
+            return f"{UNREAD_COMPRESSIONS.get(self.compression, f'unknown ({self.compression})')} compression"
         return ""
 
     def _unread_colors(self) -> str:
         if self.photometric not in COLORS:
-            return UNREAD_COLORS.get(self.photometric, f"the unknown colors {self.photometric}")
+            return UNREAD_COLORS.get(self.photometric, f"an unknown color space ({self.photometric})")
         if self.samples < COLORS[self.photometric] and (self.photometric, self.samples) != (YCBCR, 1):
-            return f"{self.samples} of {COLORS[self.photometric]} color channels"
+            return f"only {self.samples} of {COLORS[self.photometric]} color channels"
         if self.is_deep and self.photometric in (YCBCR, LAB):
             return f"{'L*a*b*' if self.photometric == LAB else 'YCbCr'} colors of {self.bits} bits"
         if self.photometric == YCBCR and self.compression == 1 and self.integers(SUBSAMPLING, 2, 2) != (1, 1):
-            return "YCbCr colors of a lower resolution, not compressed"
+            return "uncompressed YCbCr colors of a lower resolution"
         return ""
 
     def _unread_samples(self) -> str:

@@ -1,4 +1,4 @@
-"""A start that an error of the system prevents: systemd repeats it if the error may pass, and only then."""
+"""A start that an error of the system prevents: systemd repeats it only if the error is temporary."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What an inbox passes over."""
+"""What an inbox ignores."""
 
 from __future__ import annotations
 
@@ -165,5 +165,5 @@ def test_a_list_that_replaced_the_default_one_is_named_where_that_matters() -> N
     assert describe_added([]) == describe_added([*EARLIER, "*.png"]) == ""
     assert describe_added(["*.png", *(f"!{pattern}" for pattern in EARLIER)]) == ""
     added = describe_added(["*.png", *EARLIER[1:]])
-    assert added.endswith('so .* are ignored too; "!.*" takes one out')
+    assert added.endswith('so .* are ignored too; to make an exception, add "!.*"')
     assert set(EARLIER) <= set(IGNORED)

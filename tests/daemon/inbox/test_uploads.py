@@ -1,5 +1,5 @@
-"""Uploads that pause: no verdict about a file that somebody still writes to, nothing is moved from under a writer, and what
-changes after it FAILED is looked at again."""
+"""Uploads that pause: a file that is being written does not FAIL and is not moved, and what changes after it FAILED is
+processed again."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def jpeg(folder: Path) -> bytes:
     return (folder / "noise.jpg").read_bytes()
 
 
-# No verdict about a file that is being written
+# A file that is being written does not FAIL
 
 
 @pytest.mark.parametrize("mode", ["r+b", "ab"])
@@ -91,7 +91,7 @@ def test_the_longer_a_file_is_open_the_longer_it_waits_and_no_attempt_is_counted
     assert {(ending.status, ending.attempts) for ending in endings} == {(JobStatus.PENDING, 2)}
 
 
-# Nothing is moved from under a writer
+# Nothing is moved while it is being written
 
 
 @pytest.mark.parametrize(("bins", "fate"), [("none", "move"), ("none", "delete"), ("move", "keep")])

@@ -262,7 +262,7 @@ async def test_patterns_with_a_path_are_asked_by_scans_and_events_alike(watch: W
         for name in ("private/later.jpg", "last.jpg"):  # the folder is known now
             found.write(name)
         await found.until([*taken, "last.jpg"])
-    async with watch(ignore=["/PRIVATE/sub/"]) as found:  # a scan finds what was passed over
+    async with watch(ignore=["/PRIVATE/sub/"]) as found:  # a scan finds what was ignored
         await found.until(["private/a.jpg", "private/later.jpg"])
 
 

@@ -134,7 +134,7 @@ async def test_a_group_that_is_too_large_for_the_receiver_comes_in_parts(
 
 
 def test_only_addresses_of_http_are_taken(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="no address of HTTP"):
+    with pytest.raises(ConfigError, match="not an HTTP address"):
         parse({"output": {"webhook": {"url": "file:///etc/hostname"}}}, tmp_path)
 
 
@@ -149,8 +149,8 @@ def test_only_addresses_of_http_are_taken(tmp_path: Path) -> None:
         ("http://[::1?key=swordfish", "a host or a port that cannot be read"),
         ("http://host:99999/?key=swordfish", "a host or a port that cannot be read"),
         ("http://host:swordfish/", "a host or a port that cannot be read"),
-        ("http://:8080/swordfish", "no address of HTTP"),
-        ("ftp://host/swordfish", "no address of HTTP"),
+        ("http://:8080/swordfish", "not an HTTP address"),
+        ("ftp://host/swordfish", "not an HTTP address"),
     ],
 )
 def test_an_address_that_cannot_be_posted_to_is_refused_without_its_secrets(

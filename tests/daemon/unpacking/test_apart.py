@@ -195,8 +195,8 @@ def test_a_hard_link_in_a_tar_is_an_image_like_its_file(bench: Bench) -> None:
 
 def test_a_video_that_was_cut_says_so(bench: Bench) -> None:
     data = make_video([0, 1, 2])
-    assert "was cut" in bench.take("video", data[: len(data) // 2]).problem
-    assert "was cut" in bench.take("video", b"\0\0\0\x20ftypisom" + bytes(40)).problem
+    assert "incomplete" in bench.take("video", data[: len(data) // 2]).problem
+    assert "incomplete" in bench.take("video", b"\0\0\0\x20ftypisom" + bytes(40)).problem
 
 
 def test_links_and_devices_are_not_made_but_counted(bench: Bench) -> None:

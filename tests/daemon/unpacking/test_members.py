@@ -138,7 +138,7 @@ def test_an_encrypted_member_says_so_and_the_others_are_read() -> None:
 
 def test_a_zip_that_was_cut_says_so_and_something_else_is_no_zip() -> None:
     data = make_zip({"a.png": bytes(1000)})
-    with pytest.raises(Unusable, match="perhaps it was cut"):
+    with pytest.raises(Unusable, match="perhaps it is incomplete"):
         next(walk("zip", data[: len(data) // 2]))
     with pytest.raises(BadZipFile):
         next(walk("zip", b"something else"))
@@ -167,7 +167,7 @@ def test_links_and_devices_are_no_members() -> None:
 @pytest.mark.parametrize("kept", [1536, 1600, 3072])
 def test_a_tar_that_ends_early_says_so(kept: int) -> None:
     data = make_tar({"a.png": b"a" * 600, "b.png": b"b" * 600}, mode="w")
-    with pytest.raises(Unusable, match="damaged, or was cut"):
+    with pytest.raises(Unusable, match="damaged or incomplete"):
         names("tar", data[:kept])
 
 
@@ -226,7 +226,7 @@ def test_frames_of_a_video_have_square_pixels(shape: Fraction | None, size: tupl
 def test_no_message_of_a_library_is_shown() -> None:
     error = ValueError("[Errno 1094995529] Invalid data found when processing input: '<none>'")
     assert explain(error, "video") == (
-        "it is damaged or was cut, or is no video: copy it into the inbox again"
+        "it is damaged or incomplete, or not a video: copy it into the inbox again"
     )
     assert "Deflate64" in explain(NotImplementedError("That compression method is not supported"), "")
     assert "KeyError" in explain(KeyError("/opt/visiond"), "pdf")

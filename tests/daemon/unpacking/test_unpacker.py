@@ -114,7 +114,7 @@ def test_what_cannot_be_unpacked_fails_with_a_reason_and_can_be_tried_again(tmp_
     assert place.run_once().returncode == 1
     assert states(place) == {"a.zip": ("failed", "container")}
     assert (
-        "nothing was unpacked: it is damaged or was cut, or is no zip file"
+        "nothing was unpacked: it is damaged or incomplete, or not a zip file"
         in (tmp_path / "failed/a.zip.json").read_text()
     )
     bad.write_bytes(make_zip(pictures(1)))
