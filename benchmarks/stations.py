@@ -29,7 +29,7 @@ from typing import NamedTuple
 from benchmarks.overhead import FAKES, make_files, run_bare, spread
 
 TICK = os.sysconf("SC_CLK_TCK")
-STATION = b"daemon.stations.child"
+STATION = b"daemon.pipeline.child"
 
 
 class Run(NamedTuple):

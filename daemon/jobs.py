@@ -154,6 +154,22 @@ class Job(msgspec.Struct, array_like=True):
     waits: int = 0  # for memory of its GPU, while other images fitted into it
     had_room: bool = False  # it was tried after nobody else used its GPU's memory
     generation: int = 0  # of the models that give its results: daemon/ledger/rows.py
+    priority: int = 0  # in the ledger
+
+    def fresh(self) -> Job:
+        """The same job, before anybody began it."""
+        return Job(
+            self.id,
+            self.inbox,
+            self.path,
+            self.location,
+            self.version,
+            self.attempts,
+            self.seen_at,
+            self.deaths,
+            self.has_result,
+            priority=self.priority,
+        )
 
 
 class Checksums(msgspec.Struct, array_like=True, frozen=True):
@@ -165,7 +181,7 @@ class Checksums(msgspec.Struct, array_like=True, frozen=True):
     image: int | None
 
 
-class Ending(msgspec.Struct, frozen=True):
+class Ending(msgspec.Struct, array_like=True, frozen=True):
     """How an attempt at a job ended. PENDING: it is retried, not before `not_before`. checksums: None: not computed yet."""
 
     job: Job

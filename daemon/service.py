@@ -38,27 +38,27 @@ from daemon.ledger import looks
 from daemon.ledger.files import describe_lost_ledger
 from daemon.ledger.ledger import Ledger
 from daemon.ledger.records import Reader
-from daemon.looks.announcing import announce, warn_of_outdated
-from daemon.looks.planning import Plan, lay_out
-from daemon.looks.running import open_looks
 from daemon.monitoring.counts import Counts
 from daemon.monitoring.disks import Disks, list_written_folders
 from daemon.monitoring.inboxes import Count
 from daemon.monitoring.metrics import Metrics
 from daemon.monitoring.snapshot import Snapshot
-from daemon.pipeline import Pipeline
+from daemon.pipeline.announcing import announce, warn_of_outdated
+from daemon.pipeline.coordinator import Pipeline
+from daemon.pipeline.opening import Opening
+from daemon.pipeline.planning import Plan, lay_out
+from daemon.pipeline.running import open_looks
+from daemon.pipeline.unpacker import open_unpacker
 from daemon.results.destinations import Destination, remember_folders
 from daemon.results.judge import LONGEST_PAUSE_SECONDS
 from daemon.results.outbox import Outbox
 from daemon.results.sinks import open_sinks
 from daemon.state import KERNELS, LEDGER
-from daemon.stations.opening import Opening
 from daemon.system import signals
 from daemon.system.children import leave_within
 from daemon.system.log import set_up as set_up_log
 from daemon.system.retry import Hurried, Retry
 from daemon.system.systemd import Notifier
-from daemon.unpacking.unpacker import open_unpacker
 from daemon.upkeep.guard import OpenFiles, guard
 from daemon.upkeep.schedule import Upkeep
 from daemon.web.app import Credentials, serve
@@ -163,7 +163,7 @@ class Service:
 
     def _check_images(self, pipeline: Pipeline) -> None:
         """Raises InboxUnreadable, InboxUnwritable."""
-        if problems := pipeline.watcher.held_back() + pipeline.absences.held_back():
+        if problems := pipeline.watcher.held_back() + pipeline.unreadable():
             raise InboxUnreadable(
                 f"Not every file was found and read: {'; '.join(problems)}.", self.counts.outcomes()
             )
@@ -293,8 +293,8 @@ class Service:
         for look in pipeline.looks:  # first looks do not wait for its model
             tasks.start_soon(look.staff)
         async with anyio.create_task_group() as starting:
-            for shift in pipeline.shifts:
-                starting.start_soon(tasks.start, shift.staff)
+            for executor in pipeline.executors:
+                starting.start_soon(tasks.start, executor.staff)
         self.loaded = True
         self.notifier.ready()
         workers = sum(len(lane.workers) for state in pipeline.states() for lane in state.lanes)
@@ -313,7 +313,7 @@ class Service:
             assert status.reloading is not None
             tasks.start_soon(status.reloading.reload)  # the file's disk may hang, and a stop must not wait
         self.stopped_by = order
-        log.info("draining", signal=order.name, in_flight=len(pipeline.in_flight))
+        log.info("draining", signal=order.name, in_flight=pipeline.in_flight)
         self.notifier.stopping()
         if status.upkeep:
             status.upkeep.leave()
@@ -370,7 +370,7 @@ async def run_service(
         raise
     outcomes = service.counts.outcomes()
     pending = outcomes[JobStatus.PENDING]
-    found_all = service.pipeline is not None and service.pipeline.found_all
+    found_all = service.pipeline is not None and service.pipeline.schedule.found_all
     if once and service.stopped_by and (pending or service.looks_left or not found_all):
         left = "1 image is still pending" if pending == 1 else f"{pending:,} images are still pending"
         left += f", {quantity(service.looks_left, 'second look')} not done" if service.looks_left else ""

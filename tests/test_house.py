@@ -149,7 +149,7 @@ class Class:
 
 
 def test_the_daemon_and_its_commands_load_no_torch() -> None:
-    modules = "daemon.service, daemon.stations.child, daemon.cli.commands"
+    modules = "daemon.service, daemon.pipeline.child, daemon.cli.commands"
     program = f"import sys, {modules}; print(*({HEAVY!r} & sys.modules.keys()))"
     result = subprocess.run(
         [sys.executable, "-c", program], capture_output=True, text=True, check=True, cwd=ROOT

@@ -59,8 +59,8 @@ def test_no_page_loads_anything_from_another_host(site: Path) -> None:
 
 @needs_zensical
 def test_a_link_to_code_leads_to_its_text(site: Path) -> None:
-    assert "source/daemon/pipeline.py.html" in (site / "design.html").read_text()
-    assert "class" in (site / "source/daemon/pipeline.py.html").read_text()
+    assert "source/daemon/pipeline/coordinator.py.html" in (site / "design.html").read_text()
+    assert "class" in (site / "source/daemon/pipeline/coordinator.py.html").read_text()
 
 
 @needs_zensical

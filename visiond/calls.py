@@ -1,7 +1,7 @@
 """The coordinator of an Annotator's station: hands out the images of calls, and answers each call when all of its
 images are finished.
 
-It stands where the daemon has its pipeline and its ledger (see `Coordinator` in daemon/stations/station.py). Jobs
+It stands where the daemon has its pipeline and its ledger (see `Coordinator` in daemon/pipeline/station.py). Jobs
 are made from the names and bytes that a caller passes, and nothing is stored: an image that a crash interrupts is
 passed again by whoever called.
 """
@@ -20,8 +20,8 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from daemon.jobs import Ending, Failure, Job, JobStatus, Version
 from daemon.ledger.record import Model, Record
+from daemon.pipeline.station import Published
 from daemon.results.destinations import Destination, Publication
-from daemon.stations.station import Published
 from daemon.system.clock import steady_seconds
 from daemon.workers.slab import Slab
 from stages.base import Reason
@@ -135,7 +135,7 @@ class Calls:
 
     # The side of the station.
 
-    async def next_jobs(self) -> list[Job]:
+    async def next_jobs(self, station: object) -> list[Job]:
         """Wait for images of calls, or for one whose pause before another attempt is over."""
         while True:
             with self._changed:

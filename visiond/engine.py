@@ -32,8 +32,8 @@ from daemon.errors import VisiondError, leaves
 from daemon.layout import Layout, judge_of, open_slab
 from daemon.ledger.record import Record
 from daemon.monitoring.metrics import Metrics
+from daemon.pipeline.station import Station
 from daemon.state import KERNELS
-from daemon.stations.station import Station
 from daemon.system.children import END_SECONDS, Parent
 from daemon.system.log import set_up
 from daemon.workers.kernels import compile_for_workers

@@ -30,14 +30,14 @@ from daemon.inbox.walk import count_unread, find_unread
 from daemon.layout import open_slab, size_slab
 from daemon.ledger.files import describe_lost_ledger
 from daemon.ledger.schema import DURATION, WITH_ORDER, check_room, newest, read_version
-from daemon.looks.planning import lay_out
 from daemon.monitoring.disks import find_existing, list_written_folders
 from daemon.monitoring.notices import list_notices
+from daemon.pipeline.planning import lay_out
+from daemon.pipeline.tracing import check_traces
 from daemon.results.destinations import Destination
 from daemon.results.sinks import open_sinks
 from daemon.results.uploads import StoreSink
 from daemon.state import CONTROL, LEDGER
-from daemon.stations.tracing import check_traces
 from daemon.stores.opening import find_trouble
 from daemon.system.gpus import list_gpus
 from daemon.system.host import Host

@@ -304,7 +304,7 @@ def find_wants(settings: Config, capabilities: list[str] | None) -> tuple[list[W
     """The stages with kernels, and the GPUs that they run on: those of this machine, or of the named kinds."""
     from daemon.devices import assume_gpus
     from daemon.layout import resolve_models, used_gpus
-    from daemon.looks.planning import lay_out
+    from daemon.pipeline.planning import lay_out
     from daemon.placement import Segment
     from daemon.workers.kernels import list_wants
 

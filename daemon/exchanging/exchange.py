@@ -23,15 +23,15 @@ from anyio import to_thread
 from daemon.config.loading import Config
 from daemon.errors import ConfigError, ModelsUnusable
 from daemon.layout import Layout, digest_settings
-from daemon.looks.announcing import announce, warn_of_outdated
-from daemon.looks.planning import Plan, lay_out
 from daemon.monitoring.snapshot import ExchangeState
-from daemon.pipeline import Pipeline
+from daemon.pipeline.announcing import announce, warn_of_outdated
+from daemon.pipeline.coordinator import Pipeline
+from daemon.pipeline.executor import Executor
+from daemon.pipeline.opening import Opening, parts_of
+from daemon.pipeline.planning import Plan, lay_out
+from daemon.pipeline.remote import RemoteStation
+from daemon.pipeline.station import Station
 from daemon.state import KERNELS
-from daemon.stations.opening import Opening, parts_of
-from daemon.stations.remote import RemoteStation
-from daemon.stations.shift import Shift
-from daemon.stations.station import Station
 from daemon.web.status import Status
 from daemon.workers.kernels import compile_for_workers
 
@@ -66,7 +66,7 @@ class Exchange:
         self.undone: Callable[[Config], None] = lambda config: None
         self._standing = models  # of all stations, unless an exchange is under way
         self._wanted: Models | None = None  # of an exchange that is under way, or begins
-        self._loading: Shift | None = None  # whose station loads its models
+        self._loading: Executor | None = None  # whose station loads its models
         self._asked = anyio.Event()
         self.state = ExchangeState()
         self._began = 0.0  # monotonic seconds
@@ -151,13 +151,11 @@ class Exchange:
     async def _bring(self, models: Models, wanted: Models | None, tasks: anyio.abc.TaskGroup) -> None:
         """Bring the models to each station that has others, as long as nothing else is wanted. wanted: None: the
         stations go back to these models, and their workers need not be ready. Raises NotLoaded."""
-        for place, shift in enumerate(self.pipeline.shifts):
-            if self.pipeline.draining:
-                await self.pipeline.next_jobs()  # ends the handing out, even if no station can ask
+        for place, executor in enumerate(self.pipeline.executors):
             if self._wanted is not wanted or self.pipeline.draining:
                 return
-            is_right = shift.is_accepted and shift.generation == models.generation
-            if not is_right and not is_closed(shift.station):
+            is_right = executor.is_accepted and executor.generation == models.generation
+            if not is_right and not is_closed(executor.station):
                 await self._relieve(place, models, wanted, tasks)
             self._count(models, wanted)
 
@@ -166,33 +164,33 @@ class Exchange:
     ) -> None:
         """Let a station with these models take this place. Raises NotLoaded."""
         pipeline, began = self.pipeline, time.monotonic()
-        before = pipeline.shifts[place]
-        await before.finish()
+        before = pipeline.executors[place]
+        await pipeline.retire(before)
         finished = time.monotonic()
         await before.leave()
         station = self._opening.open(models.layout, place)
-        shift = pipeline.shifts[place] = Shift(station, pipeline, models.generation, on_trial=True)
-        tasks.start_soon(shift.run)
+        executor = pipeline.executors[place] = Executor(station, models.generation, on_trial=True)
+        tasks.start_soon(executor.run, pipeline)
         if pipeline.draining:
-            shift.drain()
+            executor.drain()
             return
-        self._loading = shift
+        self._loading = executor
         if self._wanted is not wanted:
-            shift.give_up()
-        await shift.try_out(tasks)
+            executor.give_up()
+        await executor.try_out(tasks)
         self._loading = None
-        problem = shift.problem or (describe_unready(station) if wanted else "")
+        problem = executor.problem or (describe_unready(station) if wanted else "")
         if not problem and self._wanted is wanted:
             self._opening.accept(place, station)
-            shift.accept()
+            executor.accept()
             seconds = {"finished": finished - began, "stood_still": time.monotonic() - finished}
             rounded = {f"{name}_seconds": round(value, 2) for name, value in seconds.items()}
             log.info("a station has other models", station=place, **rounded)
-            shift.when_published = partial(_log_pause, place, seconds["stood_still"])
+            executor.when_published = partial(_log_pause, place, seconds["stood_still"])
         elif not pipeline.draining:
-            await shift.leave()
+            await executor.leave()
             if self._wanted is wanted:  # if not, it was given up
-                raise NotLoaded(shift.problem or problem)
+                raise NotLoaded(problem)
 
     async def _go_back(self, problem: str, tasks: anyio.abc.TaskGroup) -> None:
         """Bring the former models to the stations that have others. Raises ModelsUnusable if they do not load any
@@ -232,7 +230,7 @@ class Exchange:
             return
         if outcome == "running":
             self._began = time.monotonic()
-        stations = len(self.pipeline.shifts)
+        stations = len(self.pipeline.executors)
         seconds = round(time.monotonic() - self._began, 2) if outcome in ("done", "undone") else 0.0
         changed = stations if outcome == "done" else 0
         line = " ".join(problem.split())
@@ -244,7 +242,7 @@ class Exchange:
         """Show in the status how many stations have these models, if they are still those that are wanted."""
         if self._wanted is not wanted:
             return
-        changed = sum(shift.generation == models.generation for shift in self.pipeline.shifts)
+        changed = sum(each.generation == models.generation for each in self.pipeline.executors)
         self.state = msgspec.structs.replace(self.state, changed=changed)
 
 

@@ -215,13 +215,13 @@ SELECT COALESCE(MAX(id), 0) FROM image;
 
 -- name: fresh
 SELECT id, inbox, path, location, inode, size, mtime_ns, ctime_ns, attempts, seen_at, deaths,
-    finished_at IS NOT NULL AS has_result FROM image
+    finished_at IS NOT NULL AS has_result, priority FROM image
 WHERE status = 0 AND not_before = 0 AND priority = ? AND id > ? AND +inbox IN (SELECT value FROM json_each(?))
 ORDER BY id LIMIT ?;
 
 -- name: again
 SELECT id, inbox, path, location, inode, size, mtime_ns, ctime_ns, attempts, seen_at, deaths,
-    finished_at IS NOT NULL AS has_result FROM image
+    finished_at IS NOT NULL AS has_result, priority FROM image
 WHERE status = 0 AND not_before > 0 AND not_before <= ? AND +inbox IN (SELECT value FROM json_each(?))
 AND (+priority > ?) = ? ORDER BY not_before LIMIT ?;
 

@@ -138,9 +138,24 @@ def file_row(file: File, priority: int, now: float) -> tuple[Any, ...]:
 def job_of(row: sqlite3.Row) -> Job:
     """A job from a row of `fresh` or `again`."""
     # Without the columns' names, which sqlite3 looks up one after another.
-    id, inbox, path, location, inode, size, mtime_ns, ctime_ns, attempts, seen_at, deaths, has_result = row
+    (
+        id,
+        inbox,
+        path,
+        location,
+        inode,
+        size,
+        mtime_ns,
+        ctime_ns,
+        attempts,
+        seen_at,
+        deaths,
+        has_result,
+        priority,
+    ) = row
     version = Version(inode, size, mtime_ns, ctime_ns)
-    return Job(id, inbox, path, location or b"", version, attempts, seen_at, deaths, bool(has_result))
+    origin = (id, inbox, path, location or b"", version)
+    return Job(*origin, attempts, seen_at, deaths, bool(has_result), priority=priority)
 
 
 class Key(NamedTuple):

@@ -14,7 +14,7 @@ from daemon.jobs import Job
 from daemon.layout import digest_settings, judge_of, resolve_models
 from daemon.ledger.record import Record
 from daemon.ledger.records import Reader
-from daemon.looks.planning import resolve_looks
+from daemon.pipeline.planning import resolve_looks
 from daemon.results.destinations import Destination, open_destinations
 from daemon.results.judge import Judge
 from daemon.system.gpus import list_gpus

@@ -217,3 +217,17 @@ def describe(job: Job, verdict: Bin, inbox: bytes) -> dict[str, Any]:
     document["timings"] = {stage: round(output.seconds, 6) for stage, output in job.outputs.items()}
     document["bin"] = msgspec.to_builtins(verdict)
     return document
+
+
+def log_failures(endings: Sequence[Ending], roots: Mapping[int, bytes]) -> None:
+    """Log why these images have no result. roots: the inboxes' folders."""
+    for ending in endings:
+        if (failure := ending.failure) and failure.is_logged:
+            log.warning(
+                "image failed" if ending.status is JobStatus.FAILED else "image not done",
+                inbox=os.fsdecode(roots[ending.job.inbox]),
+                path=os.fsdecode(ending.job.path),
+                outcome=ending.status.name,
+                reason=failure.reason.value,
+                detail=failure.detail,
+            )

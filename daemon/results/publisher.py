@@ -5,8 +5,9 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
+from typing import Protocol
 
 import anyio
 import structlog
@@ -29,6 +30,13 @@ FAILURES = 1000  # of those that were moved, the last ones are looked at again
 PAUSE_SECONDS = 5.0  # between attempts for held images
 
 
+class Holds(Protocol):
+    """Who has which file: pipeline/schedule.py."""
+
+    def hold_each(self, files: Iterable[tuple[int, bytes]], holder: object) -> set[tuple[int, bytes]]: ...
+    def release(self, files: Iterable[tuple[int, bytes]], holder: object) -> None: ...
+
+
 class Publisher:
     """Publishes one group of images at a time, in the order of the ledger."""
 
@@ -38,19 +46,17 @@ class Publisher:
         destinations: Mapping[int, Destination],
         outbox: Outbox,
         retry: Retry,
-        is_in_flight: Callable[[int, bytes], bool],
+        holds: Holds,
         note_changes: Callable[[Sequence[Change]], None] = lambda changes: None,
     ) -> None:
-        """is_in_flight: whether a version of the file with this inbox and path is.
-        note_changes: called with what became of images whose results are damaged."""
+        """holds: who has which file. note_changes: called with what became of images whose results are damaged."""
         self._ledger = ledger
         self._destinations = destinations
         self._outbox = outbox
         self._retry = retry
-        self._is_in_flight = is_in_flight
+        self._holds = holds
         self._note_changes = note_changes
         self._turn = anyio.Lock()
-        self._publishing: set[tuple[int, bytes]] = set()  # inbox and path
         self._held: dict[int, str] = {}  # inboxes that sources cannot leave, and why
         self._held_of_late: set[int] = set()
         # Inboxes of which not all that a crash left behind is published yet.
@@ -60,11 +66,6 @@ class Publisher:
 
     def held_back(self) -> list[str]:
         return [f"an image cannot leave its inbox: {why}" for why in self._held.values()]
-
-    def is_busy(self, inbox: int, path: bytes) -> bool:
-        """Whether an earlier version of this file is being
-        published here: its sidecar must not follow a later one's."""
-        return (inbox, path) in self._publishing
 
     def expect(self, inboxes: set[int]) -> None:
         """Images of these inboxes are owed: `publish_owed` follows."""
@@ -139,16 +140,17 @@ class Publisher:
                 before, last = last, records[-1].id
                 wanted = inboxes - self._recovering if again else inboxes
                 mine = [record for record in records if record.inbox in wanted]
-                free = [record for record in mine if not self._is_in_flight(record.inbox, record.path)]
+                # A sidecar must not follow a later version's.
+                held = self._holds.hold_each({(record.inbox, record.path) for record in mine}, self)
+                free = [record for record in mine if (record.inbox, record.path) in held]
                 if len(free) < len(mine):  # the others may still be held
                     self._held_of_late |= self._held.keys() & inboxes
-                self._publishing = {(record.inbox, record.path) for record in free}
                 try:
                     sound, changes = await self._retry("ledger", leave_out_damaged, self._ledger, free)
                     self._note_changes(changes)
                     publication = await self._publish(sound)
                 finally:
-                    self._publishing = set()
+                    self._holds.release(held, self)
             if not await self.confirm([publication]):
                 last = before
         for inbox in inboxes - self._held_of_late:

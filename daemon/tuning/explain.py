@@ -11,7 +11,7 @@ from daemon.config.loading import Config
 from daemon.devices import describe_gpu
 from daemon.hints import command
 from daemon.layout import resolve_models, used_gpus, weights_of
-from daemon.looks.planning import lay_out
+from daemon.pipeline.planning import lay_out
 from daemon.placement import CORES_PER_WORKER, WORKER_BYTES, Batches, Placement, Segment, plan
 from daemon.profile import Machine, Settings, find_tuned
 from daemon.recorded import find_rates

@@ -17,7 +17,7 @@ from anyio import to_thread
 from daemon.config.loading import Config, parse
 from daemon.config.sections import Http
 from daemon.errors import ConfigError, may_pass
-from daemon.stations.relay import Relayed
+from daemon.pipeline.relay import Relayed
 from daemon.system import children
 from daemon.web.app import listen
 from stages.processes import describe_end

@@ -26,7 +26,7 @@ from daemon.monitoring.disks import Disks
 from daemon.monitoring.inboxes import Count
 from daemon.monitoring.metrics import Metrics
 from daemon.monitoring.snapshot import ExchangeState, LaneState, SegmentState, Snapshot, WorkerState
-from daemon.pipeline import Pipeline
+from daemon.pipeline.coordinator import Pipeline
 from daemon.upkeep.schedule import Upkeep
 
 OUTDATED_SECONDS = 5.0  # for which the number of files with results of earlier models is not counted again
@@ -67,7 +67,7 @@ class Status:
         self.disks = Disks({})
         self.waiting = Count(dict)
         self._oldest: float | None = None  # when the longest-waiting image was seen, in Unix seconds
-        metrics.in_flight.set_function(lambda: pipeline.unfinished)
+        metrics.in_flight.set_function(lambda: pipeline.in_flight)
         metrics.paused.set_function(lambda: float(bool(pipeline.blocked())))
         metrics.slab_size.set_function(lambda: sum(state.slab_size for state in pipeline.states()))
         metrics.slab_used.set_function(lambda: sum(state.slab_used for state in pipeline.states()))
@@ -80,13 +80,13 @@ class Status:
     def snapshot(self) -> Snapshot:
         pipeline, counts = self._pipeline, self._counts
         pending = counts.of(JobStatus.PENDING)
-        left = min(pending, pipeline.limit.left) if pipeline.limit else pending
+        left = pending if (most := pipeline.schedule.left) is None else min(pending, most)
         workers, states = self._workers(), pipeline.states()
         rate = self._rate(workers)
         return Snapshot(
             running=True,
             pending=pending,
-            in_flight=pipeline.unfinished,
+            in_flight=pipeline.in_flight,
             ended_in_this_run=counts.ended.total(),
             left_in_this_run=left,
             done=counts.of(JobStatus.DONE),
@@ -139,7 +139,7 @@ class Status:
             self._oldest = await self._ledger.oldest_pending()
         await self.disks.look()
         self._metrics.measured(dict(self.disks.rooms))
-        away = self._pipeline.watcher.away() | self._pipeline.absences.away()
+        away = self._pipeline.watcher.away() | self._pipeline.schedule.away().keys()
         for number, label in self._pipeline.watcher.labels().items():
             self._metrics.inboxes.away.labels(label).set(number in away)
         self._metrics.inboxes.measured(await self.waiting.count())

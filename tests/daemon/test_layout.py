@@ -9,7 +9,7 @@ import pytest
 
 from daemon.config.loading import parse
 from daemon.layout import resolve_models, weights_of
-from daemon.looks.planning import resolve_looks
+from daemon.pipeline.planning import resolve_looks
 from daemon.system.gpus import Gpu
 from stages.base import StageSpec
 from tests.stages import readers

@@ -22,7 +22,7 @@ from daemon.messages import Beat, Outcome, Reply, Setup, StageRun
 from daemon.monitoring.disks import Disks
 from daemon.monitoring.metrics import Metrics
 from daemon.monitoring.snapshot import SinkState
-from daemon.stations.station import Station
+from daemon.pipeline.station import Station
 from daemon.system.gpus import Gpu
 from daemon.web.status import Status
 from daemon.workers.lane import Lane
@@ -81,10 +81,10 @@ async def report_everything(metrics: Metrics, path: Path) -> None:
         station = Station(slab, [lane], nobody, {}, metrics)
         pipeline: Any = SimpleNamespace(
             looks=[],
-            unfinished=0,
+            in_flight=0,
             blocked=list,
             watcher=SimpleNamespace(labels=lambda: {1: "1"}, away=set),
-            absences=SimpleNamespace(away=set),
+            schedule=SimpleNamespace(away=dict),
             stations=[station],
             states=lambda: [station.state()],
             outbox=outbox,

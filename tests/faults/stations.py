@@ -18,7 +18,7 @@ MOST_SECONDS = 0.4  # of work before the next kill
 
 def stations_of(place: Place) -> list[int]:
     """Process ids of its stations."""
-    return running("daemon.stations.child", place.processes())
+    return running("daemon.pipeline.child", place.processes())
 
 
 def open_stations(folder: Path) -> Place:

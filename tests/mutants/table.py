@@ -229,7 +229,7 @@ DISK = [
     Mutant(
         "ledger-before-sidecar",
         "nothing is published that is not in the ledger",
-        "daemon/stations/station.py",
+        "daemon/pipeline/station.py",
         "ended = await self._coordinator.end(endings)",
         "publish_records(self._coordinator.records_of([e for e in endings if e.status == 1]), self._destinations); "
         "ended = await self._coordinator.end(endings)",
@@ -530,8 +530,8 @@ SOURCES = [
     Mutant(
         "away-inbox-gone",
         "images of an inbox that is away are not GONE",
-        "daemon/pipeline.py",
-        "self.absences.keep(hidden, endings, self._judge)",
+        "daemon/pipeline/coordinator.py",
+        "endings[:] = [kept.get(ending.job.id, ending) for ending in endings]",
         "pass",
         (
             "faults/test_away.py::test_an_inbox_that_is_not_mounted_at_the_start_ends_a_run_with_74_and_a_touch_says_that_it_was_emptied",
@@ -623,11 +623,11 @@ STATES = [
     Mutant(
         "publish-ended",
         "a version that was replaced in the meantime is not published",
-        "daemon/stations/station.py",
+        "daemon/pipeline/station.py",
         "and e.job.id in ended]",
         "]",
         (
-            "daemon/test_pipeline.py::test_a_version_that_is_replaced_while_a_worker_has_it_is_never_published",
+            "daemon/pipeline/test_coordinator.py::test_a_version_that_is_replaced_while_a_worker_has_it_is_never_published",
         ),
         within="published_of",
     ),
@@ -650,7 +650,7 @@ STATES = [
     Mutant(
         "owed-at-start",
         "what a crash left unpublished is published at the next start",
-        "daemon/pipeline.py",
+        "daemon/pipeline/coordinator.py",
         "await self.publisher.publish_owed(inboxes)",
         "pass",
         (
@@ -742,11 +742,11 @@ STATES = [
     Mutant(
         "segment-keep",
         "after a crash, work resumes at the segment that was reached",
-        "daemon/pipeline.py",
+        "daemon/pipeline/coordinator.py",
         'await self.retry("ledger", self.ledger.keep, jobs)',
         "pass",
         (
-            "daemon/test_pipeline.py::test_after_a_crash_between_segments_work_resumes_at_the_stage_it_had_reached",
+            "daemon/pipeline/test_coordinator.py::test_after_a_crash_between_segments_work_resumes_at_the_stage_it_had_reached",
         ),
     ),
     Mutant(
@@ -771,7 +771,7 @@ STATES = [
     Mutant(
         "drain-lets-go",
         "a drain does not wait for images that no worker has begun",
-        "daemon/stations/station.py",
+        "daemon/pipeline/station.py",
         "for job in lane.empty():",
         "for job in ():",
         ("faults/test_lifecycle.py::test_the_daemon_reports_ready_and_drains_on_sigterm_under_load",),
@@ -780,11 +780,12 @@ STATES = [
     Mutant(
         "drain-feeds-no-more",
         "a drain takes no more images",
-        "daemon/pipeline.py",
-        "while not self.draining:",
-        "while True:",
-        ("faults/test_lifecycle.py::test_a_drain_reads_no_more_files",),
-        within="Pipeline._next_jobs",
+        "daemon/pipeline/coordinator.py",
+        "        if self.draining:\n            return []\n        return schedule.take",
+        "        return schedule.take",
+        (
+            "daemon/pipeline/test_coordinator.py::test_a_drain_hands_out_nothing_that_the_ledger_still_answers",
+        ),
     ),
     Mutant(
         "pause",
@@ -839,18 +840,18 @@ STATES = [
     Mutant(
         "away-rest",
         "an inbox that is away is not read all the time",
-        "daemon/inbox/absence.py",
+        "daemon/pipeline/schedule.py",
         "if now < absence.until",
         "if False",
-        ("daemon/inbox/test_absence.py::test_an_inbox_that_is_away_rests_and_is_reported_once",),
+        ("daemon/pipeline/test_schedule.py::test_an_inbox_that_is_away_rests_and_is_reported_once",),
     ),
     Mutant(
         "away-once",
         "an inbox that is away is logged once",
-        "daemon/inbox/absence.py",
-        "if inbox not in self._absent:",
-        "if True:",
-        ("daemon/inbox/test_absence.py::test_an_inbox_that_is_away_rests_and_is_reported_once",),
+        "daemon/pipeline/schedule.py",
+        "for inbox, why in failed.items() if inbox not in self._absent}",
+        "for inbox, why in failed.items()}",
+        ("daemon/pipeline/test_schedule.py::test_an_inbox_that_is_away_rests_and_is_reported_once",),
     ),
     Mutant(
         "flush-not-asked",
@@ -863,11 +864,11 @@ STATES = [
     Mutant(
         "slab-release",
         "room in the slab is given back",
-        "daemon/stations/station.py",
+        "daemon/pipeline/station.py",
         "self.slab.release(job.extent)",
         "pass",
         (
-            "daemon/test_pipeline.py::test_a_backlog_larger_than_the_slab_is_processed_and_a_file_larger_than_it_fails",
+            "daemon/pipeline/test_coordinator.py::test_a_backlog_larger_than_the_slab_is_processed_and_a_file_larger_than_it_fails",
         ),
     ),
     Mutant(
@@ -892,7 +893,7 @@ PROCESSES = [
         "if writer.is_closing():",
         "if False:",
         (
-            "daemon/stations/test_wire.py::test_to_write_to_a_process_that_is_gone_is_an_end_of_file_however_often",
+            "daemon/pipeline/test_wire.py::test_to_write_to_a_process_that_is_gone_is_an_end_of_file_however_often",
         ),
         within="send",
     ),
@@ -1005,7 +1006,7 @@ PROCESSES = [
     Mutant(
         "poison-remembered",
         "a restart does not reset the count of a file's worker deaths",
-        "daemon/pipeline.py",
+        "daemon/pipeline/coordinator.py",
         'await self.retry("ledger", self.ledger.blame, job)',
         "pass",
         (
@@ -1016,7 +1017,7 @@ PROCESSES = [
     Mutant(
         "poison-alone",
         "batch-mates of a deadly image are not blamed",
-        "daemon/stations/station.py",
+        "daemon/pipeline/station.py",
         "await self._queue(lane, job, suspect=loss.began)",
         "job.failure = Failure(Reason.POISON, loss.cause); await self._pass_on(job)",
         ("faults/test_workers.py::test_batch_mates_of_an_image_that_kills_its_worker_are_done",),
@@ -1025,7 +1026,7 @@ PROCESSES = [
     Mutant(
         "poison-twice",
         "one death alone proves nothing",
-        "daemon/stations/station.py",
+        "daemon/pipeline/station.py",
         "if job.deaths < SOLO_DEATHS:",
         "if job.deaths < 1:",
         (
@@ -1829,11 +1830,11 @@ LEDGERS = [
     Mutant(
         "station-checksums",
         "a checksum that a station computed is that of the row",
-        "daemon/stations/child.py",
+        "daemon/pipeline/child.py",
         "checksums_of(e, *self._origin_of(e))",
         'checksums_of(e, b"", self._origin_of(e)[1])',
         (
-            "daemon/stations/test_remote.py::test_the_checksums_that_stations_compute_are_those_that_a_reader_computes",
+            "daemon/pipeline/test_remote.py::test_the_checksums_that_stations_compute_are_those_that_a_reader_computes",
         ),
     ),
     Mutant(
@@ -1970,7 +1971,7 @@ STORES = [
     Mutant(
         "store-beside",
         "a store that answers late holds up no other inbox",
-        "daemon/stations/station.py",
+        "daemon/pipeline/station.py",
         "reading.start_soon(self._take_up_remote, group)",
         "await self._take_up_remote(group)",
         ("daemon/stores/test_inbox.py::test_a_store_that_does_not_answer_holds_up_no_other_inbox",),
@@ -1978,7 +1979,7 @@ STORES = [
     Mutant(
         "store-silent",
         "a store that does not answer is away before its requests end",
-        "daemon/stations/station.py",
+        "daemon/pipeline/station.py",
         "if origin_of(self._roots[inbox]).silent_seconds() > SILENT_SECONDS:",
         "if False:",
         ("daemon/stores/test_inbox.py::test_a_store_that_does_not_answer_holds_up_no_other_inbox",),
@@ -1986,10 +1987,10 @@ STORES = [
     Mutant(
         "store-trial",
         "while an inbox is away, one group of its images is tried at a time",
-        "daemon/inbox/absence.py",
-        "absence.until, absence.is_tried = time.monotonic() + TRY_SECONDS, True",
+        "daemon/pipeline/schedule.py",
+        "absence.until, absence.is_tried = now + TRY_SECONDS, True",
         "absence.is_tried = True",
-        ("daemon/inbox/test_absence.py::test_while_an_inbox_is_tried_no_more_of_its_images_follow",),
+        ("daemon/pipeline/test_schedule.py::test_while_an_inbox_is_tried_no_more_of_its_images_follow",),
     ),
     Mutant(
         "store-marker",
@@ -2014,19 +2015,19 @@ STORES = [
     Mutant(
         "look-gathers",
         "second looks do not take the GPU from first looks by small batches",
-        "daemon/looks/desk.py",
+        "daemon/pipeline/desk.py",
         "len(found.jobs) >= enough or",
         "found.jobs or",
-        ("daemon/looks/test_desk.py::test_a_few_images_wait_until_first_looks_have_ended",),
+        ("daemon/pipeline/test_desk.py::test_a_few_images_wait_until_first_looks_have_ended",),
     ),
     Mutant(
         "look-asks-seldom",
         "a second look with a rate leaves the ledger to first looks",
-        "daemon/looks/desk.py",
+        "daemon/pipeline/desk.py",
         "if room < enough or not found.some_left:",
         "if not found.some_left:",
         (
-            "daemon/looks/test_desk.py::test_with_a_rate_a_batch_is_as_large_as_the_rate_allows_and_the_ledger_is_asked_seldom",
+            "daemon/pipeline/test_desk.py::test_with_a_rate_a_batch_is_as_large_as_the_rate_allows_and_the_ledger_is_asked_seldom",
         ),
     ),
     Mutant(
@@ -2201,18 +2202,20 @@ SINKS = [
     Mutant(
         "version-order",
         "two stations never have versions of the same file at the same time",
-        "daemon/pipeline.py",
-        "return (inbox, path) in self.claims",
-        "return False",
-        ("daemon/test_pipeline.py::test_a_version_waits_while_another_one_of_its_file_is_with_a_station",),
+        "daemon/pipeline/schedule.py",
+        "return entry.look != FIRST or entry.file not in self._holders",
+        "return True",
+        ("daemon/pipeline/test_schedule.py::test_of_a_file_one_version_is_in_hand_until_it_is_on_the_disk",),
     ),
     Mutant(
         "version-order-owed",
         "a version is not handed out while an earlier one that a crash left behind is published",
         "daemon/results/publisher.py",
-        "self._publishing = {(record.inbox, record.path) for record in free}",
-        "pass",
-        ("daemon/results/test_publisher.py::test_a_file_whose_earlier_version_is_being_published_is_busy",),
+        "held = self._holds.hold_each({(record.inbox, record.path) for record in mine}, self)",
+        "held = {(record.inbox, record.path) for record in mine}",
+        (
+            "daemon/results/test_publisher.py::test_nobody_else_gets_a_file_whose_earlier_version_is_being_published",
+        ),
     ),
     Mutant(
         "sink-again",
@@ -2593,38 +2596,36 @@ STATIONS = [
     Mutant(
         "station-jobs-returned",
         "the jobs of a lost station are handed out again",
-        "daemon/pipeline.py",
-        "self.ledger.read_again()",
-        "pass",
-        ("daemon/test_pipeline.py::test_the_jobs_of_a_lost_station_are_handed_out_again",),
-        within="Pipeline.let_go",
+        "daemon/pipeline/schedule.py",
+        "            if entry.state is State.TAKEN:\n                self._return(entry)\n",
+        "            if entry.state is State.TAKEN:\n                self._leave(entry)\n",
+        (
+            "daemon/pipeline/test_schedule_model.py::test_each_image_is_published_once_whatever_happens_to_executors",
+        ),
     ),
     Mutant(
         "station-owed-first",
         "what a lost station has committed is published before a later version of the file",
-        "daemon/pipeline.py",
-        "self._owed |= owed",
-        "pass",
-        (
-            "daemon/test_pipeline.py::test_what_a_lost_station_has_committed_is_published_before_a_later_version_is_handed_out",
-        ),
-        within="Pipeline._owe",
+        "daemon/pipeline/schedule.py",
+        "            if not entry.is_newest:\n                self._leave(entry)",
+        "            self._leave(entry)",
+        ("daemon/pipeline/test_schedule.py::test_what_a_lost_executor_had_ended_is_owed_and_keeps_its_file",),
     ),
     Mutant(
         "station-committed-known",
         "an image whose ending a lost station has committed is not handed out again",
-        "daemon/stations/remote.py",
-        "if job.id not in self._endings",
-        "if job.id",
-        ("daemon/stations/test_remote.py::test_of_a_lost_station_committed_images_are_not_handed_out_again",),
+        "daemon/pipeline/schedule.py",
+        "            if entry.state is State.TAKEN:\n                self._return(entry)\n",
+        "            self._return(entry)\n",
+        ("daemon/pipeline/test_remote.py::test_of_a_lost_station_committed_images_are_not_handed_out_again",),
     ),
     Mutant(
         "station-silence",
         "a station that hangs is replaced",
-        "daemon/stations/remote.py",
+        "daemon/pipeline/remote.py",
         "children.kill(process)",
         "pass",
-        ("daemon/stations/test_remote.py::test_a_station_that_hangs_is_replaced_and_holds_up_no_other",),
+        ("daemon/pipeline/test_remote.py::test_a_station_that_hangs_is_replaced_and_holds_up_no_other",),
         within="RemoteStation._end_silence",
     ),
     Mutant(
@@ -2640,29 +2641,29 @@ STATIONS = [
     Mutant(
         "station-exit-status",
         "the cause of a lost station is its own end, not our signal",
-        "daemon/stations/remote.py",
+        "daemon/pipeline/remote.py",
         "STATUS_SECONDS = 5.0",
         "STATUS_SECONDS = 0.0",
-        ("daemon/stations/test_remote.py::test_without_any_station_left_the_daemon_says_why",),
+        ("daemon/pipeline/test_remote.py::test_without_any_station_left_the_daemon_says_why",),
     ),
     Mutant(
         "station-held-for-sinks",
         "sinks get images whose source cannot leave its inbox yet",
-        "daemon/stations/remote.py",
+        "daemon/pipeline/remote.py",
         "published_of(endings, ended)",
         "[e for e in endings if e.job.id in {p.id for p in call.placed}]",
         (
-            "daemon/stations/test_remote.py::test_sinks_get_images_too_whose_source_cannot_leave_its_inbox_yet",
+            "daemon/pipeline/test_remote.py::test_sinks_get_images_too_whose_source_cannot_leave_its_inbox_yet",
         ),
         within="RemoteStation._note_published",
     ),
     Mutant(
         "station-log",
         "a station's log becomes the daemon's, line by line",
-        "daemon/stations/relay.py",
+        "daemon/pipeline/relay.py",
         "if event := decode_event(line):",
         "if event := None:",
-        ("daemon/stations/test_relay.py::test_events_come_in_pieces_and_anything_else_is_an_event_too",),
+        ("daemon/pipeline/test_relay.py::test_events_come_in_pieces_and_anything_else_is_an_event_too",),
         within="Relayed.data_received",
     ),
     Mutant(
@@ -2753,7 +2754,7 @@ GPUS = [
     Mutant(
         "mig-of-the-daemon",
         "a worker in a station sees the MIG device that the daemon has chosen",
-        "daemon/stations/child.py",
+        "daemon/pipeline/child.py",
         "layout = Layout(config, setup.gpus,",
         "layout = Layout(config, [],",
         ("daemon/test_devices.py::test_a_worker_sees_only_its_mig_device",),
@@ -2761,7 +2762,7 @@ GPUS = [
     Mutant(
         "cores-of-the-station",
         "a station runs near its GPU",
-        "daemon/stations/child.py",
+        "daemon/pipeline/child.py",
         "bind(setup.cores.common(devices_of(setup)))",
         "pass",
         ("daemon/system/test_cores.py::test_processes_run_near_their_gpu",),
@@ -2849,17 +2850,17 @@ LOOKS = [
         "if models[model].stage != stage",
         "",
         (
-            "daemon/looks/test_second_looks.py::test_the_images_of_the_bin_get_another_answer_beside_the_first",
+            "daemon/pipeline/test_second_looks.py::test_the_images_of_the_bin_get_another_answer_beside_the_first",
         ),
         within="recall",
     ),
     Mutant(
         "look-two-models",
         "a file whose second look is being published is kept from other jobs",
-        "daemon/looks/claims.py",
-        "return file in self.jobs or file in self._held",
-        "return file in self.jobs",
-        ("daemon/looks/test_claims.py::test_looks_that_wait_for_one_file_get_it_one_after_another",),
+        "daemon/pipeline/schedule.py",
+        "if any(file in self._holders for file in files):",
+        "if False:",
+        ("daemon/pipeline/test_schedule.py::test_files_are_held_together_or_not_at_all",),
     ),
     Mutant(
         "look-new-version",
@@ -2875,7 +2876,7 @@ LOOKS = [
         "daemon/ledger/looks.py",
         "job.outputs[stage] = known[number]",
         "pass",
-        ("daemon/looks/test_second_looks.py::test_an_answer_that_is_known_is_used_again",),
+        ("daemon/pipeline/test_second_looks.py::test_an_answer_that_is_known_is_used_again",),
         within="recall",
     ),
     Mutant(
@@ -2884,16 +2885,8 @@ LOOKS = [
         "daemon/ledger/looks.py",
         "for e in endings if e.job.id in ended and (e.looks or e.job.has_result)",
         "for e in endings if e.job.id in ended and e.looks and not e.job.has_result",
-        ("daemon/looks/test_second_looks.py::test_images_from_before_get_it_by_redo_stale",),
+        ("daemon/pipeline/test_second_looks.py::test_images_from_before_get_it_by_redo_stale",),
         within="want",
-    ),
-    Mutant(
-        "look-wakes-all",
-        "every second look that waits for a file is woken when it is free",
-        "daemon/looks/claims.py",
-        "self._released.set()",
-        "pass",
-        ("daemon/looks/test_claims.py::test_looks_that_wait_for_one_file_get_it_one_after_another",),
     ),
     Mutant(
         "look-inbox-away",
@@ -2901,16 +2894,16 @@ LOOKS = [
         "daemon/inbox/disk.py",
         "return [job for job in jobs if folders[job.id] in missing]",
         "return []",
-        ("daemon/looks/test_second_looks.py::test_looks_wait_while_their_inbox_is_away",),
+        ("daemon/pipeline/test_second_looks.py::test_looks_wait_while_their_inbox_is_away",),
         within="FolderOrigin.hidden",
     ),
     Mutant(
         "look-only-sidecars",
         "a second look does not fill a bin again that a user has emptied",
-        "daemon/looks/running.py",
+        "daemon/pipeline/running.py",
         "destinations, own, publish_sidecars",
         "destinations, own",
-        ("daemon/looks/test_second_looks.py::test_bins_that_a_user_has_emptied_stay_empty",),
+        ("daemon/pipeline/test_second_looks.py::test_bins_that_a_user_has_emptied_stay_empty",),
         within="open_looks",
     ),
 ]
@@ -3935,28 +3928,29 @@ EXCHANGES = [
     Mutant(
         "exchange-stamp",
         "a job has the generation of its station",
-        "daemon/stations/shift.py",
+        "daemon/pipeline/executor.py",
         "job.generation = self.generation",
         "pass",
-        ("daemon/stations/test_shift.py::test_it_gives_each_job_the_generation_of_its_models",),
+        ("daemon/pipeline/test_executor.py::test_it_gives_each_job_the_generation_of_its_models",),
     ),
     Mutant(
         "exchange-finish",
-        "a station's workers end when its results are published, not before",
-        "daemon/stations/shift.py",
-        "while self._held:",
+        "the workers of a station end when its results are published, not before",
+        "daemon/pipeline/coordinator.py",
+        "while self.schedule.has(executor):",
         "while False:",
-        ("daemon/stations/test_shift.py::test_it_is_finished_when_all_its_jobs_have_left_the_station",),
-        within="Shift.finish",
+        ("daemon/pipeline/test_coordinator.py::test_a_station_is_retired_when_all_its_jobs_have_left_it",),
+        within="Pipeline.retire",
     ),
     Mutant(
         "exchange-waiting",
         "an exchange does not wait for images that wait for a worker",
-        "daemon/stations/shift.py",
+        "daemon/pipeline/executor.py",
         "self.station.drain(hurried=False)",
         "pass",
-        ("daemon/stations/test_shift.py::test_jobs_that_wait_for_a_worker_do_not_wait_for_its_last_batches",),
-        within="Shift.finish",
+        (
+            "daemon/pipeline/test_executor.py::test_jobs_that_wait_for_a_worker_do_not_wait_for_its_last_batches",
+        ),
     ),
     Mutant(
         "memory-release",
@@ -3971,25 +3965,21 @@ EXCHANGES = [
     ),
     Mutant(
         "exchange-over",
-        "after its shift a station does not wait for jobs",
-        "daemon/stations/shift.py",
-        "if not self._over:",
+        "once retired, a station does not wait for jobs",
+        "daemon/pipeline/executor.py",
+        "if not self.is_retired:",
         "if True:",
-        (
-            "daemon/stations/test_shift.py::test_after_its_shift_a_station_gets_no_jobs_and_does_not_wait_for_any",
-        ),
-        within="Shift.next_jobs",
+        ("daemon/pipeline/test_executor.py::test_once_retired_a_station_gets_no_jobs",),
     ),
     Mutant(
         "exchange-trial",
         "models that do not load do not end a daemon that works",
-        "daemon/stations/shift.py",
-        "if self._accepted:",
+        "daemon/pipeline/executor.py",
+        "if self.is_accepted:",
         "if True:",
         (
             "daemon/exchanging/test_exchange.py::test_if_models_do_not_load_every_station_has_the_former_ones_again",
         ),
-        within="Shift.staff",
     ),
     Mutant(
         "exchange-unready",
@@ -4030,9 +4020,9 @@ EXCHANGES = [
     Mutant(
         "exchange-drain",
         "a stop ends the work although no station can ask for jobs",
-        "daemon/exchanging/exchange.py",
-        "await self.pipeline.next_jobs()",
-        "pass",
+        "daemon/pipeline/coordinator.py",
+        "while not (self._is_over or self.draining) or",
+        "while not self._is_over or",
         ("daemon/exchanging/test_exchange.py::test_a_drain_during_an_exchange_ends_the_work",),
     ),
     Mutant(
@@ -4305,7 +4295,7 @@ UPLOADS = [
     Mutant(
         "verdict-on-a-half",
         "a file that somebody has open for writing is not judged",
-        "daemon/pipeline.py",
+        "daemon/pipeline/coordinator.py",
         "if ending.is_doubtful",
         "if ending.status is JobStatus.GONE",
         ("daemon/inbox/test_uploads.py::test_an_upload_that_pauses_is_done_when_it_is_complete",),
@@ -4398,7 +4388,7 @@ UPLOADS = [
     Mutant(
         "half-of-an-archive",
         "an archive is not unpacked while somebody writes to it",
-        "daemon/unpacking/unpacker.py",
+        "daemon/pipeline/unpacker.py",
         "raise OSError(errno.ETXTBSY, WRITTEN)",
         "pass",
         ("daemon/inbox/test_uploads.py::test_an_archive_is_not_unpacked_while_somebody_writes_to_it",),
@@ -4600,19 +4590,19 @@ MUTANTS = [
     Mutant(
         "unpack-mark",
         "after a kill nothing is unpacked twice",
-        "daemon/unpacking/unpacker.py",
+        "daemon/pipeline/unpacker.py",
         "if mark and mark.is_whole:",
         "if False:",
-        ("daemon/unpacking/test_unpacker.py::test_what_a_killed_daemon_left_is_finished_by_the_next",),
+        ("daemon/pipeline/test_unpacker.py::test_what_a_killed_daemon_left_is_finished_by_the_next",),
     ),
     Mutant(
         "unpack-admit",
         "an archive ends only after what was in it has rows",
-        "daemon/unpacking/unpacker.py",
+        "daemon/pipeline/unpacker.py",
         "await self._coordinator.admit(found)",
         "pass",
         (
-            "daemon/unpacking/test_unpacker.py::test_each_file_in_an_archive_or_document_is_an_image_of_its_own",
+            "daemon/pipeline/test_unpacker.py::test_each_file_in_an_archive_or_document_is_an_image_of_its_own",
         ),
     ),
     Mutant(
@@ -4747,7 +4737,7 @@ MUTANTS = [
         "daemon/service.py",
         "[inbox.root for inbox in config.inbox if inbox.unpack]",
         "[]",
-        ("daemon/unpacking/test_unpacker.py::test_what_a_killed_daemon_left_is_finished_by_the_next",),
+        ("daemon/pipeline/test_unpacker.py::test_what_a_killed_daemon_left_is_finished_by_the_next",),
     ),
     Mutant(
         "unpack-seal",
@@ -5050,5 +5040,57 @@ MUTANTS = [
         'unicodedata.normalize("NFD", name)',
         "name",
         ("daemon/ledger/test_records.py::test_a_name_is_found_however_its_accents_are_written",),
+    ),
+    Mutant(
+        "schedule-limit",
+        "a limit counts images, not attempts",
+        "daemon/pipeline/schedule.py",
+        "if self.limit is None or entry.look != FIRST or entry.job.id in self._begun:",
+        "if self.limit is None or entry.look != FIRST:",
+        ("daemon/pipeline/test_schedule.py::test_a_limit_counts_images_with_all_their_attempts",),
+    ),
+    Mutant(
+        "schedule-known",
+        "a question leaves out what is in memory",
+        "daemon/pipeline/schedule.py",
+        "known = frozenset(self._entries.get(look, ()))",
+        "known = frozenset()",
+        ("daemon/pipeline/test_schedule.py::test_what_is_in_memory_is_not_asked_for_and_not_offered_twice",),
+    ),
+    Mutant(
+        "schedule-fresh",
+        "a job that an executor has lost begins anew",
+        "daemon/pipeline/schedule.py",
+        "entry.job = entry.job.fresh()",
+        "pass",
+        (
+            "daemon/pipeline/test_schedule.py::test_what_a_lost_executor_had_waits_again_as_if_nobody_had_begun_it",
+        ),
+    ),
+    Mutant(
+        "schedule-over",
+        "a run does not end while something waits in memory",
+        "daemon/pipeline/schedule.py",
+        "return not (waits or later or",
+        "return not (later or",
+        (
+            "daemon/pipeline/test_schedule.py::test_a_run_is_over_when_nothing_is_in_hand_waits_or_is_due_later",
+        ),
+    ),
+    Mutant(
+        "schedule-priority",
+        "the highest priority comes first",
+        "daemon/pipeline/schedule.py",
+        "return -entry.job.priority, entry.job.id",
+        "return 0, entry.job.id",
+        ("daemon/pipeline/test_schedule.py::test_the_highest_priority_is_first_and_the_oldest_within_it",),
+    ),
+    Mutant(
+        "schedule-release",
+        "a release lets go only what the holder has",
+        "daemon/pipeline/schedule.py",
+        "if self._holders.get(file) is holder:",
+        "if True:",
+        ("daemon/pipeline/test_schedule.py::test_files_are_held_together_or_not_at_all",),
     ),
 ]

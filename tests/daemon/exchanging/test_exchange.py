@@ -16,13 +16,13 @@ from daemon.errors import ConfigError, ModelsUnusable
 from daemon.exchanging.exchange import Exchange, Models, describe_unready
 from daemon.layout import Layout
 from daemon.ledger.ledger import Ledger
-from daemon.looks.planning import lay_out
 from daemon.monitoring.metrics import Metrics
 from daemon.monitoring.snapshot import ExchangeState, LaneState, StationState, WorkerState
-from daemon.pipeline import Pipeline
+from daemon.pipeline.coordinator import Pipeline
+from daemon.pipeline.executor import Executor
+from daemon.pipeline.planning import lay_out
+from daemon.pipeline.remote import RemoteStation
 from daemon.results.judge import Judge
-from daemon.stations.remote import RemoteStation
-from daemon.stations.shift import Shift
 from stages.binning import Thresholds
 from tests.daemon_process import PATIENCE, STAGES, until
 from tests.makers import make_job, open_destination
@@ -47,7 +47,7 @@ class FakeStation:
         self.gone.set()
 
     async def run(self, coordinator: Any) -> None:
-        while self.asks and (jobs := await coordinator.next_jobs()):
+        while self.asks and (jobs := await coordinator.next_jobs(self)):
             self.jobs += jobs
 
     async def staff(self, *, task_status: Any) -> None:
@@ -84,7 +84,7 @@ class Place:
         self.pipeline = open_pipeline(ledger, folder)
         first = config(folder, 0)
         layout, _ = lay_out(first)
-        self.pipeline.shifts = [Shift(self.open(layout, place), self.pipeline) for place in (0, 1)]
+        self.pipeline.executors = [Executor(self.open(layout, place)) for place in (0, 1)]
         self.status = SimpleNamespace(models_changed=lambda *_: None, count_outdated=self.count_outdated)
         opening: Any = self
         status: Any = self.status
@@ -124,8 +124,8 @@ class Place:
     async def working(self) -> AsyncIterator[anyio.abc.TaskGroup]:
         with anyio.fail_after(PATIENCE):
             async with anyio.create_task_group() as tasks:
-                for shift in self.pipeline.shifts:
-                    await tasks.start(shift.staff)
+                for executor in self.pipeline.executors:
+                    await tasks.start(executor.staff)
                 tasks.start_soon(self.exchange.run, tasks)
                 yield tasks
                 tasks.cancel_scope.cancel()
@@ -161,9 +161,9 @@ async def test_a_reload_to_the_old_models_while_a_station_goes_back_to_them_leav
         await place.want(0)
         loads.set()
         await until(lambda: place.state.outcome == "done")
-        for shift in place.pipeline.shifts:
-            station: Any = shift.station
-            assert (shift.is_accepted, station.stopped.is_set()) == (True, False)
+        for executor in place.pipeline.executors:
+            station: Any = executor.station
+            assert (executor.is_accepted, station.stopped.is_set()) == (True, False)
 
 
 @pytest.mark.anyio
@@ -179,7 +179,7 @@ async def test_one_station_changes_after_another(place: Place) -> None:
         assert place.state.changed == 1
         loads[1].set()
         await until(lambda: place.state.outcome == "done")
-    assert [shift.generation for shift in place.pipeline.shifts] == [1, 1]
+    assert [executor.generation for executor in place.pipeline.executors] == [1, 1]
     assert await place.count_current() == {1}, "the models with which results are not outdated"
     assert [each.stages.yolo.options for each in place.done] == [{"salt": 1}]  # type: ignore[attr-defined]
     assert place.pipeline.metrics.value("visiond_exchanges_total", outcome="done") == 1
@@ -287,7 +287,7 @@ async def test_a_reload_that_takes_an_exchange_back_does_not_wait_for_its_models
 async def test_a_drain_during_an_exchange_ends_the_work(place: Place, during: str) -> None:
     """Even if no station could ask for jobs any more: it is the station's answer that ends the pipeline."""
     loads, ended = anyio.Event(), anyio.Event()
-    place.pipeline.shifts = place.pipeline.shifts[:1]
+    place.pipeline.executors = place.pipeline.executors[:1]
     station = FakeStation(1, loads=loads)
     station.asks = during != "the way back"  # its process has ended
     place.make = lambda salt, number: station

@@ -14,6 +14,7 @@ from daemon.jobs import Ending, File, Job, JobStatus, Version
 from daemon.ledger.ledger import Ledger
 from daemon.ledger.record import Record
 from daemon.ledger.records import Reader
+from daemon.pipeline.schedule import Schedule
 from daemon.results.destinations import Destination, Publication, publish_records
 from daemon.results.outbox import Outbox
 from daemon.results.publisher import Publisher
@@ -66,7 +67,7 @@ async def test_an_image_that_is_held_leaves_later_and_is_published_once(
     outbox = await Outbox.open(
         ledger, opened, {"jsonl": JsonlSink(tmp_path / "results.jsonl")}, lambda images: None
     )
-    publisher = Publisher(ledger, destinations, outbox, Retry(), lambda inbox, path: False)
+    publisher = Publisher(ledger, destinations, outbox, Retry(), Schedule())
     job = await end(ledger, tmp_path / "inbox" / "a.jpg", b"image")
     with monkeypatch.context() as patch:
         patch.setattr("daemon.inbox.sources.delete", refuse)
@@ -97,7 +98,7 @@ async def test_an_image_that_is_held_through_restarts_goes_to_a_sink_once_and_it
     async def start() -> Publisher:
         sinks = {"jsonl": JsonlSink(tmp_path / "results.jsonl")}
         outbox = await Outbox.open(ledger, opened, sinks, lambda images: None)
-        return Publisher(ledger, destinations, outbox, Retry(), lambda inbox, path: False)
+        return Publisher(ledger, destinations, outbox, Retry(), Schedule())
 
     job = await end(ledger, tmp_path / "inbox" / "a.jpg", b"image")
     with monkeypatch.context() as patch:
@@ -135,16 +136,16 @@ async def test_a_line_of_the_jsonl_output_that_a_crash_has_torn_is_ended_before_
 async def test_an_earlier_version_that_is_held_never_replaces_a_later_one(
     ledger: Ledger, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    in_flight: set[bytes] = set()
+    schedule = Schedule()
     destinations = {1: open_destination(tmp_path, on_success="move")}
-    publisher = Publisher(ledger, destinations, Outbox(), Retry(), lambda inbox, path: path in in_flight)
+    publisher = Publisher(ledger, destinations, Outbox(), Retry(), schedule)
     file, sidecar = tmp_path / "inbox" / "a.jpg", tmp_path / "results" / "a.jpg.json"
     with monkeypatch.context() as patch:
         patch.setattr("daemon.inbox.sources.move", refuse)
         earlier = await end(ledger, file, b"earlier")
         publish(publisher, destinations, ledger.record_of(done(earlier, data=b"earlier")))
         later = await end(ledger, file, b"later one")
-        in_flight.add(later.path)
+        schedule.hold({(1, later.path)}, later)
         record = ledger.record_of(done(later, data=b"later one"))
         publish(publisher, destinations, record)
         await publisher.try_again()
@@ -153,36 +154,32 @@ async def test_an_earlier_version_that_is_held_never_replaces_a_later_one(
     await publisher.try_again()
     assert sidecar.read_bytes() == record.sidecar
     await publisher.confirm([publication])
-    in_flight.clear()
     assert await ledger.owed(0, 10) == []
     assert (tmp_path / "done" / "a.jpg").read_bytes() == b"later one"
 
 
-async def test_a_file_whose_earlier_version_is_being_published_is_busy(
+async def test_nobody_else_gets_a_file_whose_earlier_version_is_being_published(
     ledger: Ledger, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await end(ledger, tmp_path / "inbox" / "a.jpg", b"image")
-    publisher = Publisher(
-        ledger, {1: open_destination(tmp_path)}, Outbox(), Retry(), lambda inbox, path: False
-    )
-    busy: list[bool] = []
+    schedule, files = Schedule(), {(1, b"a.jpg")}
+    publisher = Publisher(ledger, {1: open_destination(tmp_path)}, Outbox(), Retry(), schedule)
+    free: list[bool] = []
 
     def publish_and_look(*arguments: Any) -> Publication:
-        busy.append(publisher.is_busy(1, b"a.jpg"))
+        free.append(schedule.hold(files, "another"))
         return publish_records(*arguments)
 
     monkeypatch.setattr("daemon.results.publisher.publish_records", publish_and_look)
     await publisher.publish_owed({1})
-    assert busy == [True]
-    assert not publisher.is_busy(1, b"a.jpg")
+    assert free == [False]
+    assert schedule.hold(files, "another")
 
 
 async def test_held_images_are_not_tried_again_before_all_that_a_crash_left_behind_is_published(
     ledger: Ledger, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    publisher = Publisher(
-        ledger, {1: open_destination(tmp_path)}, Outbox(), Retry(), lambda inbox, path: False
-    )
+    publisher = Publisher(ledger, {1: open_destination(tmp_path)}, Outbox(), Retry(), Schedule())
     await end(ledger, tmp_path / "inbox" / "a.jpg", b"image")
     asked: list[set[int]] = []
 
@@ -223,7 +220,7 @@ async def test_what_was_published_before_a_folder_came_back_is_not_marked_but_ow
     ledger: Ledger, tmp_path: Path
 ) -> None:
     destinations = {1: open_destination(tmp_path)}
-    publisher = Publisher(ledger, destinations, Outbox(), Retry(), lambda inbox, path: False)
+    publisher = Publisher(ledger, destinations, Outbox(), Retry(), Schedule())
     publisher.check_folders()
     job = await end(ledger, tmp_path / "inbox" / "a.jpg", b"image")
     before = publish(publisher, destinations, ledger.record_of(done(job, data=b"image")))

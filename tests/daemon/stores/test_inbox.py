@@ -314,7 +314,7 @@ def test_a_store_that_does_not_answer_holds_up_no_other_inbox(
 
     proxy.fault = hang
     with Daemon(
-        place, **proxy.environment, **with_pauses(tmp_path, {"daemon.stations.station.SILENT_SECONDS": 0.5})
+        place, **proxy.environment, **with_pauses(tmp_path, {"daemon.pipeline.station.SILENT_SECONDS": 0.5})
     ) as daemon:
         daemon.wait_until(
             lambda status: status["pending"] == len(objects) and status["obstacles"], "the outage"

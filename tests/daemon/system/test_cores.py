@@ -221,7 +221,7 @@ def observe() -> dict[str, list[int]]:
             entry for entry in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0") if b"VISIBLE" in entry
         )
         seen[f"worker/{device.decode()[-1]}"] = cores_of(pid)
-    stations = [cores_of(pid) for pid in running("daemon.stations.child", processes)]
+    stations = [cores_of(pid) for pid in running("daemon.pipeline.child", processes)]
     return seen | {"stations": [core for held in sorted(stations) for core in held]}
 
 

@@ -29,7 +29,7 @@ if "daemon.workers.child" in sys.orig_argv:
         threading.Thread(target=flood, daemon=True).start()
 else:
     import logging, threading, warnings
-    from daemon.pipeline import Pipeline
+    from daemon.pipeline.coordinator import Pipeline
     run = Pipeline.run
     async def stumble(self, **options):
         logging.getLogger("some.library").warning("it logs %s", "this")

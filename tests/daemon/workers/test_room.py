@@ -27,9 +27,9 @@ from daemon.errors import NoWorkersLeft
 from daemon.messages import Beat, Setup
 from daemon.monitoring.metrics import Metrics
 from daemon.monitoring.snapshot import WorkerState
+from daemon.pipeline.station import Station
 from daemon.placement import CONTEXT_BYTES
 from daemon.service import Service, run_service
-from daemon.stations.station import Station
 from daemon.system.gpus import Gpu
 from daemon.workers import lane, pool, room
 from daemon.workers.pool import Pool
@@ -415,7 +415,7 @@ async def test_a_stop_does_not_wait_for_a_worker_that_waits_for_memory_to_start(
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(service.run)
             taken = min(20, queue_images + 1)  # some are in the queue, and one may wait for room in it
-            await until(lambda: service.pipeline is not None and len(service.pipeline.in_flight) >= taken)
+            await until(lambda: service.pipeline is not None and service.pipeline.in_flight >= taken)
             await until(lambda: service.loaded and workers_of(service)[0].short_of_memory)
             await anyio.wait_all_tasks_blocked()
             stopping.deadline = anyio.current_time() + service.config.pipeline.drain_seconds / 2

@@ -21,7 +21,7 @@ from daemon.config.traces import TracesSection
 from daemon.errors import ConfigError
 from daemon.jobs import Job
 from daemon.messages import Outcome, Reply, StageRun
-from daemon.stations.tracing import Tracer, check_traces
+from daemon.pipeline.tracing import Tracer, check_traces
 from daemon.system.clock import steady_seconds
 from stages.base import Reason
 from tests.daemon_process import STAGES, Place, free_port, picture

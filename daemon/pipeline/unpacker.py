@@ -16,7 +16,6 @@ import errno
 import os
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from functools import partial
 from typing import NamedTuple, Protocol
 
 import anyio
@@ -31,16 +30,15 @@ from daemon.inbox.sources import WRITTEN, is_still_written, second_name
 from daemon.inbox.walk import Unread, Walk
 from daemon.jobs import Ending, Failure, File, Job, JobStatus, Version
 from daemon.ledger.record import Record
-from daemon.ledger.waiting import take_as_image
+from daemon.pipeline.station import Published, published_of
 from daemon.results.destinations import Destination, publish_records
 from daemon.results.judge import Judge
-from daemon.stations.station import Published, published_of
 from daemon.system.beneath import READ, open_beneath
+from daemon.system.retry import Retry
 from daemon.system.scarcity import AWAY, SCARCE
 from daemon.unpacking.apart import Children, Interrupted, Outcome, Stopped, take_apart
 from daemon.unpacking.folder import Contents, Mark, Most, NoRoom, choose_target, mark_of
 from daemon.unpacking.kinds import FOLDER, TIFF, find_missing, has_further_pages, kind_of
-from daemon.unpacking.line import Line, Source
 from daemon.unpacking.members import Rules
 from daemon.unpacking.paths import exists, made_inner
 from stages.base import Reason
@@ -50,6 +48,8 @@ log = structlog.get_logger()
 
 AT_ONCE, MOST_AT_ONCE = 2, 8  # files that are unpacked at the same time: at least, and at most
 CORES = 4  # for each of them
+PAUSE_SECONDS = 1.0  # between two questions
+PAUSE_SHARE, LONGEST_PAUSE_SECONDS = 20, 5.0  # at least so many times as long as the answer took; at most
 CHUNK = 512  # files that get their rows together
 VANISHED = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.EXDEV, errno.ENXIO, errno.ESTALE)
 PASSING = (errno.EIO, errno.EROFS, errno.ENOSPC, errno.EDQUOT, errno.EAGAIN)  # another attempt may succeed
@@ -66,11 +66,15 @@ class Unpacked(NamedTuple):
     outcome: Outcome
 
 
-class Coordinator(Source, Protocol):
+class Coordinator(Protocol):
     """What an unpacker needs of the pipeline."""
 
+    retry: Retry
+
+    async def next_container(self, unpacker: object) -> Job | None: ...
+    async def pause(self, seconds: float) -> None: ...
+    async def take_as_image(self, job: Job) -> None: ...
     def let_go(self, jobs: Sequence[Job]) -> None: ...
-    def wake(self) -> None: ...
     def records_of(self, endings: Sequence[Ending]) -> list[Record]: ...
     async def admit(self, files: list[File]) -> None: ...
     async def end(self, endings: list[Ending]) -> set[int]: ...
@@ -99,7 +103,7 @@ class Unpacker:
         self._limits = config.pipeline.limits()
         self._settings = config.unpacking
         self._children = Children()
-        self.line = Line(coordinator)
+        self._asking = anyio.Lock()
         self._waits: set[int] = set()  # files of which the log says that they wait
 
     @property
@@ -108,7 +112,6 @@ class Unpacker:
         return self._children.progressed_at
 
     def drain(self) -> None:
-        self.line.close()
         self._children.stop()
 
     async def sort(self, files: list[File]) -> list[File]:
@@ -125,7 +128,19 @@ class Unpacker:
 
     async def _work(self) -> None:
         while True:
-            await self._unpack(await self.line.next())
+            await self._unpack(await self._next())
+
+    async def _next(self) -> Job:
+        """Wait for the next file. One of the tasks asks."""
+        async with self._asking:
+            while True:
+                asked_at = anyio.current_time()
+                if job := await self._coordinator.next_container(self):
+                    return job
+                # With many images that are to be processed again the answer takes long, and the ledger has other work.
+                answered_in = anyio.current_time() - asked_at
+                await anyio.sleep(min(LONGEST_PAUSE_SECONDS, PAUSE_SHARE * answered_in))
+                await self._coordinator.pause(PAUSE_SECONDS)
 
     def _kind_of(self, inbox: int, path: bytes) -> str:
         return kind_of(path, self._inboxes[inbox].unpack) if inbox in self._inboxes else ""
@@ -147,7 +162,7 @@ class Unpacker:
     async def _unpack(self, job: Job) -> None:
         kind = self._kind_of(job.inbox, job.path)
         if not kind:  # it had one by the configuration of an earlier start
-            await self._take_as_image(job)
+            await self._coordinator.take_as_image(job)
             return
         try:
             result = await to_thread.run_sync(self._try, job, kind, abandon_on_cancel=True)
@@ -183,16 +198,6 @@ class Unpacker:
             "results", publish_records, records, self._destinations
         )
         await coordinator.note_published(Published([ending], ended, publication))
-
-    async def _take_as_image(self, job: Job) -> None:
-        """A station gets it next."""
-        coordinator = self._coordinator
-        await coordinator.retry("ledger", coordinator.ledger.run, partial(take_as_image, number=job.id))
-        coordinator.ledger.read_again()
-        if coordinator.limit:
-            coordinator.limit.take_back(job)
-        coordinator.let_go([job])
-        coordinator.wake()
 
     # In a thread
 

@@ -9,16 +9,16 @@ from pathlib import Path
 import pytest
 import structlog
 
-from daemon.stations.relay import Relayed
+from daemon.pipeline.relay import Relayed
 from tests.daemon_process import Daemon, Place
 
 # Of both stations together less than the daemon keeps for a late reader (lines.MOST_BYTES), or it would drop some.
 IN_STATIONS = """
 import sys
-if "daemon.stations.child" in sys.orig_argv:
+if "daemon.pipeline.child" in sys.orig_argv:
     import os, structlog
     from daemon.system import lines
-    from daemon.stations.station import Station
+    from daemon.pipeline.station import Station
     run = Station.run
     async def talk(self, coordinator):
         for number in range(5):

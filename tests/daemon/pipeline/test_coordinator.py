@@ -4,6 +4,7 @@ in a separate process."""
 from __future__ import annotations
 
 import errno
+import time
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,16 +15,16 @@ import msgspec
 import pytest
 
 from daemon.config.loading import parse
-from daemon.inbox import absence
-from daemon.jobs import Failure
+from daemon.jobs import Failure, Job
 from daemon.ledger.ledger import Ledger
 from daemon.monitoring.metrics import Metrics
-from daemon.pipeline import Pipeline
+from daemon.pipeline import schedule, station
+from daemon.pipeline.coordinator import Pipeline
+from daemon.pipeline.station import Published
 from daemon.results import publisher
+from daemon.results.destinations import Publication
 from daemon.results.judge import Judge
 from daemon.service import Service
-from daemon.stations import station
-from daemon.stations.shift import Shift
 from daemon.system.clock import steady_seconds
 from daemon.workers.pool import Pool
 from stages.base import Reason
@@ -248,22 +249,23 @@ def published(folder: Path) -> list[str]:
     return [file.name for file in folder.rglob("*.json")]
 
 
+async def run_nothing(coordinator: Pipeline) -> None: ...
+
+
+STATION = SimpleNamespace(run=run_nothing, drain=lambda **_: None)
+
+
 def make_coordinator(ledger: Ledger, folder: Path) -> Pipeline:
     async def watch(*_: object, once: bool) -> None:
         await anyio.sleep_forever()
 
     watcher: Any = SimpleNamespace(answering=lambda: {1}, run=watch)
-    return Pipeline(ledger, watcher, [], Judge(Thresholds()), {1: open_destination(folder)}, Metrics())
+    station: Any = STATION
+    return Pipeline(ledger, watcher, [station], Judge(Thresholds()), {1: open_destination(folder)}, Metrics())
 
 
-def asking() -> Any:
-    """A station that only asks for jobs."""
-
-    async def run(coordinator: Pipeline) -> None:
-        while await coordinator.next_jobs():
-            pass
-
-    return SimpleNamespace(run=run, drain=lambda **_: None)
+async def next_jobs(coordinator: Pipeline) -> list[Job]:
+    return await coordinator.next_jobs(STATION)
 
 
 @pytest.mark.anyio
@@ -273,11 +275,13 @@ async def test_a_version_waits_while_another_one_of_its_file_is_with_a_station(
     """Otherwise two stations might publish the earlier one last."""
     coordinator = make_coordinator(ledger, tmp_path)
     await coordinator.admit([make_file(b"a.jpg", mtime_ns=1)])
-    [first] = await coordinator.next_jobs()
+    [first] = await next_jobs(coordinator)
     await coordinator.admit([make_file(b"a.jpg", mtime_ns=2), make_file(b"b.jpg")])
-    assert [job.path for job in await coordinator.next_jobs()] == [b"b.jpg"]
+    assert [job.path for job in await next_jobs(coordinator)] == [b"b.jpg"]
     coordinator.let_go([first])
-    assert [job.version.mtime_ns for job in await coordinator.next_jobs()] == [2]
+    assert [job.version.mtime_ns for job in await next_jobs(coordinator)] == [1]
+    coordinator.schedule.forget([first])
+    assert [job.version.mtime_ns for job in await next_jobs(coordinator)] == [2]
 
 
 @pytest.mark.anyio
@@ -286,19 +290,18 @@ async def test_what_a_lost_station_has_committed_is_published_before_a_later_ver
 ) -> None:
     coordinator, handed_out = make_coordinator(ledger, tmp_path), []
     await coordinator.admit([make_file(b"a.jpg", mtime_ns=1)])
-    [first] = await coordinator.next_jobs()
-    ending = done(first)
-    ended = await coordinator.end([ending])
+    [first] = await next_jobs(coordinator)
+    await coordinator.end([done(first)])
     await coordinator.admit([make_file(b"a.jpg", mtime_ns=2)])
 
     async def take_next() -> None:
-        handed_out.extend(await coordinator.next_jobs())
+        handed_out.extend(await next_jobs(coordinator))
         assert published(tmp_path) == ["a.jpg.json"]
 
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(take_next)
-        await until(lambda: bool(coordinator._deferred))
-        await coordinator.take_back([], [ending], ended)
+        await anyio.wait_all_tasks_blocked()
+        coordinator.lose(STATION)
     assert [job.version.mtime_ns for job in handed_out] == [2]
     assert coordinator.metrics.counts.ended.total() == 1
 
@@ -307,31 +310,30 @@ async def test_what_a_lost_station_has_committed_is_published_before_a_later_ver
 async def test_the_jobs_of_a_lost_station_are_handed_out_again(ledger: Ledger, tmp_path: Path) -> None:
     coordinator = make_coordinator(ledger, tmp_path)
     await coordinator.admit([make_file(b"a.jpg"), make_file(b"b.jpg")])
-    jobs = await coordinator.next_jobs()
-    await coordinator.take_back(jobs[:1], [], set())
+    jobs = await next_jobs(coordinator)
+    coordinator.lose(STATION)
     with anyio.fail_after(PATIENCE):
-        assert [job.path for job in await coordinator.next_jobs()] == [jobs[0].path]
+        assert [job.path for job in await next_jobs(coordinator)] == [job.path for job in jobs]
 
 
 @pytest.mark.anyio
-async def test_jobs_that_are_taken_back_while_the_ledger_is_read_are_handed_out_again(
+async def test_jobs_that_come_back_while_the_ledger_is_read_are_handed_out_again(
     ledger: Ledger, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     coordinator, ask = make_coordinator(ledger, tmp_path), ledger._ask
     await coordinator.admit([make_file(b"a.jpg")])
-    lost = await coordinator.next_jobs()
+    lost = await next_jobs(coordinator)
     await coordinator.admit([make_file(b"b.jpg")])
 
     async def ask_and_lose(work: Callable[..., Any]) -> Any:
         answer = await ask(work)
         if lost and isinstance(answer, tuple) and len(answer) == 2 and answer[0]:  # rows and cursors
-            await coordinator.take_back([lost.pop()], [], set())
+            coordinator.let_go([lost.pop()])
         return answer
 
     monkeypatch.setattr(ledger, "_ask", ask_and_lose)
-    assert [job.path for job in await coordinator.next_jobs()] == [b"b.jpg"]
     with anyio.fail_after(PATIENCE):
-        assert [job.path for job in await coordinator.next_jobs()] == [b"a.jpg"]
+        assert [job.path for job in await next_jobs(coordinator)] == [b"a.jpg", b"b.jpg"]
 
 
 @pytest.mark.anyio
@@ -340,31 +342,38 @@ async def test_a_run_does_not_end_without_an_image_that_was_passed_over_and_is_d
     away: bool, ledger: Ledger, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It was in flight, or its inbox rested, when the ledger was asked for jobs."""
-    monkeypatch.setattr(absence, "REST_SECONDS", 0.3)
+    monkeypatch.setattr(schedule, "REST_SECONDS", 0.3)
     coordinator, ask = make_coordinator(ledger, tmp_path), ledger.seconds_to_next_try
-    coordinator._complete = True
+    coordinator.schedule.found_all = True
     await coordinator.admit([make_file(b"a.jpg")])
-    [job] = await coordinator.next_jobs()
+    [job] = await next_jobs(coordinator)
     await coordinator.end([postponed(job, steady_seconds())])
+
+    def leave() -> None:
+        if coordinator.in_flight:
+            coordinator.schedule.publish([job.id])
+            coordinator.schedule.confirm([job.id])
+
     if away:
-        coordinator.absences.note([make_job(failure=Failure(Reason.UNREADABLE, "no answer", away=True))])
-        coordinator.let_go([job])
+        away_job = make_job(failure=Failure(Reason.UNREADABLE, "no answer", away=True))
+        coordinator.schedule.note_read([away_job], time.monotonic())
+        leave()
 
     async def ask_later(*arguments: Any) -> float | None:
-        coordinator.let_go([*coordinator.in_flight.values()])
-        await until(lambda: not coordinator.absences.resting())
+        leave()
+        await until(lambda: not coordinator.schedule.resting(time.monotonic()))
         return await ask(*arguments)
 
     monkeypatch.setattr(ledger, "seconds_to_next_try", ask_later)
     with anyio.fail_after(PATIENCE):
-        assert [again.id for again in await coordinator.next_jobs()] == [job.id]
+        assert [again.id for again in await next_jobs(coordinator)] == [job.id]
 
 
 @pytest.mark.anyio
 async def test_a_bin_that_one_station_has_filled_is_known_to_all(ledger: Ledger, tmp_path: Path) -> None:
     coordinator = make_coordinator(ledger, tmp_path)
     await coordinator.admit([make_file(b"a.jpg")])
-    [job] = await coordinator.next_jobs()
+    [job] = await next_jobs(coordinator)
     await coordinator.end([msgspec.structs.replace(done(job), bin="mine")])
     assert list(coordinator.bins) == ["mine"]
     assert b"mine" in coordinator._destinations[1].known_bins
@@ -376,14 +385,52 @@ async def test_what_a_lost_station_has_committed_is_published_before_a_stop(
 ) -> None:
     coordinator = make_coordinator(ledger, tmp_path)
     await coordinator.admit([make_file(b"a.jpg")])
-    [job] = await coordinator.next_jobs()
-    endings = [done(job)]
-    ended = await coordinator.end(endings)
-    await coordinator.take_back([], endings, ended)
-    assert coordinator.unfinished == 1
-    coordinator.shifts = [Shift(asking(), coordinator)]
+    [job] = await next_jobs(coordinator)
+    await coordinator.end([done(job)])
+    coordinator.lose(STATION)
+    assert coordinator.in_flight == 1
     coordinator.drain()
     with anyio.fail_after(PATIENCE):
         await coordinator.run()
-    assert coordinator.unfinished == 0
+    assert coordinator.in_flight == 0
     assert (tmp_path / "results" / "a.jpg.json").exists()
+
+
+@pytest.mark.anyio
+async def test_a_drain_hands_out_nothing_that_the_ledger_still_answers(
+    ledger: Ledger, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    coordinator, find = make_coordinator(ledger, tmp_path), ledger.next_jobs
+    await coordinator.admit([make_file(b"a.jpg")])
+
+    async def find_and_drain(*arguments: Any, **options: Any) -> list[Job]:
+        found = await find(*arguments, **options)
+        coordinator.draining = True
+        return found
+
+    monkeypatch.setattr(ledger, "next_jobs", find_and_drain)
+    assert await next_jobs(coordinator) == []
+    assert coordinator.in_flight == 0
+
+
+@pytest.mark.anyio
+async def test_a_station_is_retired_when_all_its_jobs_have_left_it(ledger: Ledger, tmp_path: Path) -> None:
+    coordinator = make_coordinator(ledger, tmp_path)
+    await coordinator.admit([make_file(name) for name in (b"published", b"let go")])
+    published, let_go = await next_jobs(coordinator)
+    endings = [done(published)]
+    ended, order = await coordinator.end(endings), list[str]()
+
+    async def retire() -> None:
+        await coordinator.retire(coordinator.executors[0])
+        order.append("retired")
+
+    with anyio.fail_after(PATIENCE):
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(retire)
+            coordinator.let_go([let_go])
+            await anyio.wait_all_tasks_blocked()
+            order.append("published")
+            nothing = Publication([], {}, set(), [], [])
+            await coordinator.note_published(Published(endings, ended, nothing))
+    assert order == ["published", "retired"]

@@ -1,6 +1,6 @@
 """A station takes jobs from files on disk to published results, on the workers of its segments.
 
-It asks the coordinator (daemon/pipeline.py) for jobs, and reports to it everything that concerns the ledger.
+It asks the coordinator (daemon/pipeline/coordinator.py) for jobs, and reports to it everything that concerns the ledger.
 A report is about a group of jobs, never about a single image that succeeded, because there is one coordinator
 for all GPUs of the machine.
 """
@@ -26,8 +26,8 @@ from daemon.ledger.record import Record
 from daemon.messages import Reply
 from daemon.monitoring.metrics import LookMetrics, Metrics
 from daemon.monitoring.snapshot import LaneState, StationState
+from daemon.pipeline.tracing import Tracer
 from daemon.results.destinations import Destination, Publication, publish_records
-from daemon.stations.tracing import Tracer
 from daemon.system.queues import drain
 from daemon.system.retry import Retry
 from daemon.workers.lane import Lane
@@ -58,8 +58,8 @@ def published_of(endings: Sequence[Ending], ended: set[int]) -> list[Ending]:
 class Coordinator(Protocol):
     """What a station needs to know and to report; the pipeline."""
 
-    async def next_jobs(self) -> list[Job]:
-        """Wait for the next jobs; an empty list when there will be no more."""
+    async def next_jobs(self, station: object) -> list[Job]:
+        """Wait for the next jobs of this station; an empty list when there will be no more."""
 
     async def note_read(self, jobs: Sequence[Job]) -> None:
         """The files of these jobs were read, or could not be.
@@ -181,7 +181,7 @@ class Station:
         """Fetch jobs, reserve room in the slab, and read them, many at a time.
         Jobs that have room are read before one that must wait for it."""
         async with anyio.create_task_group() as reading:
-            while jobs := await self._coordinator.next_jobs():
+            while jobs := await self._coordinator.next_jobs(self):
                 group: list[Job] = []
                 for job in jobs:
                     if not self._reserve_now(job):

@@ -1,4 +1,4 @@
-"""The process of a station: `python -m daemon.stations.child SOCKET_FD PARENT_PID`. remote.py starts it."""
+"""The process of a station: `python -m daemon.pipeline.child SOCKET_FD PARENT_PID`. remote.py starts it."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from collections.abc import Mapping, Sequence
 import anyio
 import msgspec
 import structlog
+from msgspec.structs import replace
 
 from daemon.config.loading import Config
 from daemon.config.values import members_of
@@ -25,11 +26,11 @@ from daemon.ledger.rows import checksums_of, order_outputs
 from daemon.monitoring.counts import Counts
 from daemon.monitoring.metrics import Metrics
 from daemon.monitoring.samples import read_samples
+from daemon.pipeline import wire
+from daemon.pipeline.station import Published, Station
+from daemon.pipeline.tracing import opened_tracer
 from daemon.placement import Placement, Segment
 from daemon.results.destinations import Destination
-from daemon.stations import wire
-from daemon.stations.station import Published, Station
-from daemon.stations.tracing import opened_tracer
 from daemon.system.cores import bind
 from daemon.system.lines import written_aside
 from daemon.system.log import set_up
@@ -79,7 +80,7 @@ class RemoteCoordinator:
         answer: wire.Answer = await future
         return answer
 
-    async def next_jobs(self) -> list[Job]:
+    async def next_jobs(self, station: object) -> list[Job]:
         answer = await self._call(wire.NextJobs(next(self._numbers)))
         assert isinstance(answer, wire.Jobs)
         for destination in self._destinations.values():
@@ -103,11 +104,11 @@ class RemoteCoordinator:
     async def end(self, endings: list[Ending]) -> set[int]:
         for ending in endings:
             order_outputs(ending.job)
-        verdicts = [wire.Verdict.of(e, checksums_of(e, *self._origin_of(e))) for e in endings]
-        answer = await self._call(wire.End(next(self._numbers), verdicts))
+        summed = [replace(e, checksums=checksums_of(e, *self._origin_of(e))) for e in endings]
+        answer = await self._call(wire.End(next(self._numbers), summed))
         assert isinstance(answer, wire.Ended)
-        changed = {verdict.content.id: verdict for verdict in answer.changed}
-        endings[:] = [changed[e.job.id].about(e.job) if e.job.id in changed else e for e in endings]
+        changed = {ending.job.id: ending for ending in answer.changed}
+        endings[:] = [changed.get(e.job.id, e) for e in endings]
         return set(answer.ended)
 
     def records_of(self, endings: Sequence[Ending]) -> list[Record]:

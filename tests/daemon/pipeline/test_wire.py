@@ -9,8 +9,8 @@ import pytest
 
 from daemon import messages
 from daemon.jobs import Failure
-from daemon.stations import wire
-from daemon.stations.wire import End, Verdict
+from daemon.pipeline import wire
+from daemon.pipeline.wire import End
 from stages.base import Reason
 from tests.makers import failed, make_job
 
@@ -39,24 +39,11 @@ async def pass_on(message: Any) -> bytes:
 @pytest.mark.anyio
 async def test_a_name_that_is_not_utf_8_passes_with_backslashes() -> None:
     ending = failed(make_job(path=b"\xff.jpg"), Reason.RULE, "no bin for \udcff.jpg")
-    message = wire.decode_from_station(await pass_on(End(1, [Verdict.of(ending)])))
+    message = wire.decode_from_station(await pass_on(End(1, [ending])))
     assert isinstance(message, End)
-    [verdict] = message.verdicts
-    assert verdict.failure == Failure(Reason.RULE, "no bin for \\udcff.jpg")
-    assert verdict.content == Verdict.of(ending).content
-
-
-@pytest.mark.anyio
-async def test_a_jobs_own_failure_is_known_on_the_other_side_and_a_rules_is_not() -> None:
-    job = make_job()
-    for own in (None, Failure(Reason.TRUNCATED, "its end is missing")):
-        ending = failed(job)
-        job.failure = own
-        message = wire.decode_from_station(await pass_on(End(1, [Verdict.of(ending)])))
-        assert isinstance(message, End)
-        other = make_job()
-        message.verdicts[0].about(other)
-        assert other.failure == own
+    [other] = message.endings
+    assert other.failure == Failure(Reason.RULE, "no bin for \\udcff.jpg")
+    assert other.job == ending.job
 
 
 @pytest.mark.anyio

@@ -15,7 +15,7 @@ from typing import Any
 import msgspec
 
 from daemon import messages
-from daemon.jobs import Checksums, Ending, Failure, Job, JobStatus, Placed
+from daemon.jobs import Ending, Failure, Job, Placed
 from daemon.messages import Output, frame
 from daemon.monitoring.samples import Sample
 from daemon.monitoring.snapshot import StationState
@@ -73,56 +73,6 @@ class Looked(msgspec.Struct, array_like=True, frozen=True):
     gone: bool
 
 
-class Verdict(msgspec.Struct, array_like=True, frozen=True):
-    """How an attempt at a job ended; see jobs.Ending. cause: the job's own failure; that of a rule is not."""
-
-    content: Content
-    status: JobStatus
-    at: float
-    attempts: int
-    bin: str
-    criteria: bytes
-    failure: Failure | None
-    not_before: float
-    cause: Failure | None
-    looks: tuple[str, ...]
-    checksums: Checksums | None
-
-    @classmethod
-    def of(cls, ending: Ending, checksums: Checksums | None = None) -> Verdict:
-        e = ending
-        parts = (
-            e.status,
-            e.at,
-            e.attempts,
-            e.bin,
-            e.criteria,
-            e.failure,
-            e.not_before,
-            e.job.failure,
-            e.looks,
-            checksums,
-        )
-        return cls(Content.of(e.job), *parts)
-
-    def about(self, job: Job) -> Ending:
-        """The ending of this job, which gets the content too."""
-        self.content.tell(job)
-        job.failure = self.cause
-        return Ending(
-            job,
-            self.status,
-            self.at,
-            self.attempts,
-            self.bin,
-            self.criteria,
-            self.failure,
-            self.not_before,
-            self.looks,
-            self.checksums,
-        )
-
-
 class NextJobs(msgspec.Struct, tag="next_jobs", frozen=True):
     number: int
 
@@ -145,7 +95,7 @@ class Blame(msgspec.Struct, tag="blame", frozen=True):
 
 class End(msgspec.Struct, tag="end", frozen=True):
     number: int
-    verdicts: list[Verdict]
+    endings: list[Ending]
 
 
 class NotePublished(msgspec.Struct, tag="published", frozen=True):
@@ -209,7 +159,7 @@ class Ended(msgspec.Struct, tag="ended", frozen=True):
 
     number: int
     ended: list[int]
-    changed: list[Verdict]
+    changed: list[Ending]
 
 
 class LogLevel(msgspec.Struct, tag="log_level", frozen=True):

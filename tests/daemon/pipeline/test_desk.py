@@ -15,10 +15,10 @@ from msgspec.structs import replace
 from daemon.jobs import Job, Placed
 from daemon.ledger.ledger import Ledger
 from daemon.ledger.record import Model
-from daemon.looks import desk
-from daemon.looks.claims import Claims
-from daemon.looks.desk import Desk
-from daemon.stations.station import Published
+from daemon.pipeline import desk
+from daemon.pipeline.desk import Desk
+from daemon.pipeline.schedule import Schedule
+from daemon.pipeline.station import Published
 from daemon.system.retry import Retry
 from tests.makers import MODELS, admit, done
 
@@ -41,16 +41,15 @@ class FakeHome:
 
     def __init__(self, ledger: Ledger) -> None:
         self.calls = CountingRetry()
-        self.ledger, self.retry, self.claims = ledger, cast("Retry", self.calls), Claims()
-        self.unfinished = 0
+        self.ledger, self.retry, self.schedule = ledger, cast("Retry", self.calls), Schedule()
+        self.in_flight = 0
 
     def answering(self) -> set[int]:
         return {1}
 
-    def looked_for(self) -> set[int] | None:
-        return None
-
     async def note_published(self, group: Published) -> None: ...
+
+    async def pause(self, seconds: float) -> None: ...
 
     def wake(self) -> None: ...
 
@@ -76,7 +75,7 @@ async def finish(home: FakeHome, *paths: bytes) -> None:
 
 async def ids(desk: Desk) -> list[int]:
     with anyio.fail_after(30):
-        return [job.id for job in await desk.next_jobs()]
+        return [job.id for job in await desk.next_jobs(None)]
 
 
 async def take_while(desk: Desk, home: FakeHome, event: Callable[[], object]) -> list[Job]:
@@ -84,7 +83,7 @@ async def take_while(desk: Desk, home: FakeHome, event: Callable[[], object]) ->
     taken: list[Job] = []
 
     async def take() -> None:
-        taken.extend(await desk.next_jobs())
+        taken.extend(await desk.next_jobs(None))
 
     with anyio.fail_after(30):
         async with anyio.create_task_group() as tasks:
@@ -104,27 +103,27 @@ async def test_without_first_looks_an_image_is_handed_out_at_once(home: FakeHome
 
 
 async def test_beside_first_looks_a_full_batch_is_handed_out_at_once(home: FakeHome) -> None:
-    home.unfinished = 1
+    home.in_flight = 1
     await finish(home, *(b"%d.jpg" % number for number in range(BATCH + 1)))
     assert await ids(open_desk(home)) == [1, 2, 3, 4, 5]
 
 
 async def test_a_few_images_do_not_wait_for_others_on_a_device_of_their_own(home: FakeHome) -> None:
-    home.unfinished = 1
+    home.in_flight = 1
     await finish(home, b"a.jpg")
     assert await ids(open_desk(home, gathers=False)) == [1]
 
 
 async def test_a_few_images_wait_until_first_looks_have_ended(home: FakeHome) -> None:
-    home.unfinished = 1
+    home.in_flight = 1
     await finish(home, b"a.jpg", b"b.jpg")
-    taken = await take_while(open_desk(home), home, lambda: setattr(home, "unfinished", 0))
+    taken = await take_while(open_desk(home), home, lambda: setattr(home, "in_flight", 0))
     assert [job.id for job in taken] == [1, 2]
 
 
 async def test_a_few_images_wait_for_a_limited_time(home: FakeHome, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(desk, "GATHER_SECONDS", 0.2)
-    home.unfinished = 1
+    home.in_flight = 1
     await finish(home, b"a.jpg")
     started = time.monotonic()
     assert await ids(open_desk(home)) == [1]
@@ -134,7 +133,7 @@ async def test_a_few_images_wait_for_a_limited_time(home: FakeHome, monkeypatch:
 async def test_with_a_rate_a_batch_is_as_large_as_the_rate_allows_and_the_ledger_is_asked_seldom(
     home: FakeHome,
 ) -> None:
-    home.unfinished = 1
+    home.in_flight = 1
     await finish(home, *(b"%d.jpg" % number for number in range(2 * BATCH)))
     limited = open_desk(home, rate=2.0)
     assert await ids(limited) == [1, 2]
@@ -143,7 +142,7 @@ async def test_with_a_rate_a_batch_is_as_large_as_the_rate_allows_and_the_ledger
 
 
 async def test_a_stop_ends_the_wait(home: FakeHome) -> None:
-    home.unfinished = 1
+    home.in_flight = 1
     await finish(home, b"a.jpg")
     waiting = open_desk(home)
     assert await take_while(waiting, home, waiting.stop) == []

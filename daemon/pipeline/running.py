@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 
 import anyio
 import structlog
@@ -13,13 +12,13 @@ from anyio import to_thread
 from daemon.errors import ModelsUnusable, NoWorkersLeft, leaves
 from daemon.layout import open_slab
 from daemon.ledger.records import Reader
-from daemon.looks.desk import Desk, Home, LookJudge
-from daemon.looks.planning import Plan
 from daemon.monitoring.metrics import LookMetrics, Metrics
 from daemon.monitoring.snapshot import LookState, StationState
+from daemon.pipeline.desk import Desk, Home, LookJudge
+from daemon.pipeline.planning import Plan
+from daemon.pipeline.station import Station
 from daemon.results.destinations import Destination, publish_sidecars
 from daemon.results.judge import Judge
-from daemon.stations.station import Station
 
 log = structlog.get_logger()
 
@@ -79,7 +78,7 @@ class RunningLook:
             waiting=waiting,
             done=done,
             failed=failed,
-            in_flight=len(self.desk.in_flight),
+            in_flight=self.desk.in_flight,
             problem=self.problem,
         )
 
@@ -87,15 +86,13 @@ class RunningLook:
         return self.station.state()
 
 
-async def finish_looks(looks: Sequence[RunningLook], landed: asyncio.Event) -> None:
+async def finish_looks(looks: Sequence[RunningLook], pause: Callable[[float], Awaitable[None]]) -> None:
     """Wait until no image waits for a second look. While one is being published, another of the same image
-    cannot be seen. landed: set when an image has ended."""
+    cannot be seen. pause: until something has ended, or for so many seconds."""
     while any(look.desk.in_flight for look in looks) or not all(
         [await look.desk.is_idle() for look in looks]
     ):
-        landed.clear()
-        with anyio.move_on_after(1.0):
-            await landed.wait()
+        await pause(1.0)
 
 
 def open_looks(

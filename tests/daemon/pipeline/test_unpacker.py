@@ -15,9 +15,9 @@ from daemon.cli import check
 from daemon.config.loading import parse
 from daemon.errors import MissingLibrary
 from daemon.jobs import Failure
+from daemon.pipeline.unpacker import Unpacker, open_unpacker
 from daemon.results.judge import Judge
 from daemon.unpacking.folder import NoRoom
-from daemon.unpacking.unpacker import Unpacker, open_unpacker
 from stages.base import Reason
 from stages.binning import Thresholds
 from tests.daemon.unpacking.containers import make_pages, make_tar, make_video, make_zip

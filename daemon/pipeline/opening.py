@@ -7,13 +7,13 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from daemon.layout import Layout, open_slab, size_slabs
 from daemon.monitoring.metrics import Metrics
+from daemon.pipeline import wire
+from daemon.pipeline.remote import RemoteStation
+from daemon.pipeline.station import Station
+from daemon.pipeline.tracing import check_traces, opened_tracer
 from daemon.placement import share_out
 from daemon.results.destinations import Destination
 from daemon.results.judge import Judge
-from daemon.stations import wire
-from daemon.stations.remote import RemoteStation
-from daemon.stations.station import Station
-from daemon.stations.tracing import check_traces, opened_tracer
 from daemon.system.cores import bind
 from daemon.workers.slab import Slab
 

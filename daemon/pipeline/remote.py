@@ -21,10 +21,11 @@ from daemon.errors import ModelsUnusable, NoWorkersLeft
 from daemon.jobs import Ending, Job
 from daemon.monitoring.metrics import Metrics
 from daemon.monitoring.snapshot import LaneState, StationState, WorkerState
+from daemon.pipeline import station, wire
+from daemon.pipeline.relay import Relayed
+from daemon.pipeline.schedule import Schedule
+from daemon.pipeline.station import Published, published_of
 from daemon.results.destinations import Publication
-from daemon.stations import station, wire
-from daemon.stations.relay import Relayed
-from daemon.stations.station import Published, published_of
 from daemon.system import children
 from daemon.system.retry import Hurried
 from stages import processes
@@ -44,15 +45,16 @@ LEAVE_SECONDS = 5.0 + children.END_SECONDS  # for a station to end its workers, 
 class Coordinator(station.Coordinator, Protocol):
     """What a RemoteStation needs from the coordinator. bins: those that images got in this run."""
 
+    schedule: Schedule
+
     @property
     def bins(self) -> Mapping[str, None]: ...
 
     @property
     def has_sinks(self) -> bool: ...
 
-    async def take_back(self, jobs: Sequence[Job], endings: Sequence[Ending], ended: set[int]) -> None:
-        """The station was lost with these jobs, and with others whose endings were committed, but perhaps not
-        published. ended: as `end` has returned it."""
+    def lose(self, station: object) -> int:
+        """The station is gone, with the jobs that it had. Returns how many these were."""
 
 
 class RemoteStation:
@@ -68,9 +70,6 @@ class RemoteStation:
         self._begun, self._stopped = anyio.Event(), anyio.Event()
         self._writer: asyncio.StreamWriter | None = None
         self._process: anyio.abc.Process | None = None
-        self._jobs: dict[int, Job] = {}  # those it has
-        self._endings: dict[int, Ending] = {}  # of those that are committed and not yet published
-        self._ended: set[int] = set()  # those of them that no newer version has replaced
         self._stopping = self.closed = False
         self._draining: wire.Drain | None = None
         self._losses = self._bins_sent = 0
@@ -137,8 +136,8 @@ class RemoteStation:
                 self._metrics.stations.keep(self)
                 self._state = self._loading_state()
             if not self._stopping:
-                log.warning("station lost", station=self.name, cause=self._cause, images=len(self._jobs))
-                await self._return_jobs()
+                images = self._coordinator.lose(self) if self._coordinator else 0
+                log.warning("station lost", station=self.name, cause=self._cause, images=images)
         if self._stopping:
             return
         self.closed = True
@@ -151,7 +150,7 @@ class RemoteStation:
     # The life of one process.
 
     async def _live(self, note_staffed: Callable[[], None]) -> None:
-        child = await children.start("daemon.stations.child", Relayed(self.name))
+        child = await children.start("daemon.pipeline.child", Relayed(self.name))
         process = self._process = child.process
         reader, writer = await asyncio.open_unix_connection(sock=child.connection)
         self._cause, self._writer = "", writer
@@ -224,15 +223,15 @@ class RemoteStation:
                     self._losses = 0
                 self._metrics.stations.take(self, samples)
             case wire.LetGo(numbers):
-                self._of_pipeline().let_go([self._jobs.pop(number) for number in numbers])
+                self._of_pipeline().let_go([self._job(number) for number in numbers])
             case wire.NoteRead():
                 tasks.start_soon(self._note_read, message)
             case wire.Keep(number, contents):
                 tasks.start_soon(self._keep, number, contents)
             case wire.Blame(number, job, deaths):
                 tasks.start_soon(self._blame, number, job, deaths)
-            case wire.End(number, verdicts):
-                tasks.start_soon(self._end, number, verdicts)
+            case wire.End(number, endings):
+                tasks.start_soon(self._end, number, endings)
             case wire.NotePublished():
                 tasks.start_soon(self._note_published, message)
 
@@ -240,11 +239,10 @@ class RemoteStation:
 
     async def _hand_out(self, call: wire.NextJobs) -> None:
         await self._begun.wait()
-        jobs = await self._of_pipeline().next_jobs()
+        jobs = await self._of_pipeline().next_jobs(self)
         now = time.monotonic()
         for job in jobs:
             job.fed_at = now
-            self._jobs[job.id] = job
         bins = list(self._of_pipeline().bins)
         self._send(wire.Jobs(call.number, jobs, bins[self._bins_sent :]))
         self._bins_sent = len(bins)
@@ -254,7 +252,7 @@ class RemoteStation:
     async def _note_read(self, call: wire.NoteRead) -> None:
         jobs = []
         for looked in call.jobs:
-            job = self._jobs[looked.id]
+            job = self._job(looked.id)
             job.digest, job.failure, job.gone = looked.digest, looked.failure, looked.gone
             job.reserved = looked.reserved
             jobs.append(job)
@@ -266,30 +264,25 @@ class RemoteStation:
         self._send(wire.Done(number))
 
     async def _blame(self, number: int, job: int, deaths: int) -> None:
-        self._jobs[job].deaths = deaths
-        await self._of_pipeline().blame(self._jobs[job])
+        blamed = self._job(job)
+        blamed.deaths = deaths
+        await self._of_pipeline().blame(blamed)
         self._send(wire.Done(number))
 
-    async def _end(self, number: int, verdicts: Sequence[wire.Verdict]) -> None:
-        endings = [verdict.about(self._jobs[verdict.content.id]) for verdict in verdicts]
+    async def _end(self, number: int, endings: list[Ending]) -> None:
         said = [(ending, ending.job.outputs) for ending in endings]
         ended = await self._of_pipeline().end(endings)
-        self._endings |= {ending.job.id: ending for ending in endings}
-        self._ended |= ended
         changed = [
             now
             for now, (before, outputs) in zip(endings, said, strict=True)
             if now is not before or now.job.outputs is not outputs
         ]
-        self._send(wire.Ended(number, sorted(ended), [wire.Verdict.of(ending) for ending in changed]))
+        self._send(wire.Ended(number, sorted(ended), changed))
 
     async def _note_published(self, call: wire.NotePublished) -> None:
-        endings = [self._endings.pop(number) for number in call.jobs]
-        for number in call.jobs:
-            del self._jobs[number]
-            self._ended.discard(number)
         self._losses = 0
         ended, coordinator = set(call.ended), self._of_pipeline()
+        endings = [ending for number in call.jobs if (ending := coordinator.schedule.entry(number).ending)]
         published = published_of(endings, ended)
         records = coordinator.records_of(published) if coordinator.has_sinks else []
         images = [ending.job.id for ending in published]
@@ -301,16 +294,12 @@ class RemoteStation:
         return self._heard_at > self._started_at
 
     def _told(self, content: wire.Content) -> Job:
-        job = self._jobs[content.id]
+        job = self._job(content.id)
         content.tell(job)
         return job
 
-    async def _return_jobs(self) -> None:
-        jobs = [job for job in self._jobs.values() if job.id not in self._endings]
-        endings, ended = list(self._endings.values()), self._ended
-        self._jobs, self._endings, self._ended = {}, {}, set()
-        if self._coordinator:
-            await self._coordinator.take_back(jobs, endings, ended)
+    def _job(self, number: int) -> Job:
+        return self._of_pipeline().schedule.entry(number).job
 
     def _of_pipeline(self) -> Coordinator:
         assert self._coordinator is not None

@@ -9,8 +9,8 @@ import structlog
 from daemon.hints import command
 from daemon.jobs import Outdated
 from daemon.layout import Layout
-from daemon.looks.planning import Plan
 from daemon.monitoring.notices import list_notices
+from daemon.pipeline.planning import Plan
 from stages.registry import PROBLEMS
 from stages.weights.layouts import describe_words
 

@@ -1,7 +1,7 @@
 """The coordinator of a second look's station: hands out the images that wait for the look, and commits how they
 ended.
 
-A look has its own station (stations/station.py) with its own slab, queue and workers, so it holds up no first look.
+A look has its own station (station.py) with its own slab, queue and workers, so it holds up no first look.
 Its images stay DONE. When a look ends, the sidecar is written again; other versions of the file wait until then.
 """
 
@@ -29,10 +29,9 @@ from daemon.ledger.ledger import Ledger
 from daemon.ledger.record import Model, Record
 from daemon.ledger.rows import Key
 from daemon.ledger.statements import SQL, run_rows
-from daemon.looks.budget import Budget
-from daemon.looks.claims import Claims
+from daemon.pipeline.schedule import FileKey, Question, Schedule
+from daemon.pipeline.station import Published
 from daemon.results.judge import Judge
-from daemon.stations.station import Published
 from daemon.system.retry import Retry
 from stages.base import Reason
 
@@ -42,10 +41,45 @@ POLL_SECONDS = 1.0
 LEAST_TAKEN, MOST_GATHERED = 16, 256  # images
 GATHER_SECONDS = 2.0  # the longest time that images wait for others
 COUNT_SECONDS = 5.0  # between two counts of the images that wait, for status and metrics
+# The bucket's size. At most the images of one second are taken at once; the rest makes up for the time until that is noticed.
+BUCKET_SECONDS = 1.25
 REST_SECONDS = 30.0  # until an inbox is tried again that was missing or empty
 
 T = TypeVar("T")
-Files = set[tuple[int, bytes]]  # inbox and path
+
+
+class Budget:
+    """Limits the rate of a second look: a token bucket. At most `rate` images/s; 0: no limit."""
+
+    def __init__(self, rate: float, clock: Callable[[], float] = time.monotonic) -> None:
+        """clock: monotonic seconds."""
+        self.rate = rate
+        self._clock = clock
+        self._most = max(1, int(rate))
+        self._size = BUCKET_SECONDS * max(1.0, rate)
+        self._left = max(1.0, rate)
+        self._at = clock()
+
+    def most(self, wanted: int) -> int:
+        """The most images that can be taken at once: this number, or fewer if the rate allows fewer."""
+        return min(wanted, self._most) if self.rate else wanted
+
+    def room(self, most: int) -> int:
+        """How many images may be taken now, at most this number."""
+        if not self.rate:
+            return most
+        now = self._clock()
+        self._left = min(self._size, self._left + (now - self._at) * self.rate)
+        self._at = now
+        return min(most, self._most, int(self._left))
+
+    def take(self, images: int) -> None:
+        if self.rate:
+            self._left -= images
+
+    def seconds_to(self, images: int) -> float:
+        """Seconds until there is room for this many images."""
+        return max(0.0, (images - self._left) / self.rate) if self.rate else 0.0
 
 
 class LookJudge:
@@ -77,23 +111,23 @@ class Home(Protocol):
 
     ledger: Ledger
     retry: Retry
-    claims: Claims
+    schedule: Schedule
 
     def answering(self) -> set[int]:
-        """The inboxes whose files can be read."""
+        """The inboxes that can be listed."""
 
-    def looked_for(self) -> set[int] | None:
-        """The only images that may get a second look in this run; None: all."""
+    async def pause(self, seconds: float) -> None:
+        """Until there may be more to do, or for so long."""
+
+    def wake(self) -> None:
+        """Jobs that waited for a file can go on."""
 
     async def note_published(self, group: Published) -> None:
         """Results are written to files. Sets `group.confirmed` when they are on the disk."""
 
     @property
-    def unfinished(self) -> int:
+    def in_flight(self) -> int:
         """How many first looks are at work."""
-
-    def wake(self) -> None:
-        """Jobs that waited for a file can go on."""
 
 
 class Desk:
@@ -117,7 +151,6 @@ class Desk:
         self.name, self.model = name, model
         self._gathered = min(batch_size, MOST_GATHERED) if gathers else 1
         self._taken = max(LEAST_TAKEN, batch_size)
-        self.in_flight: dict[int, Job] = {}
         self.tally = looks.Tally(0, 0, 0)  # as last counted in the ledger
         self._home = home
         self._roots = roots
@@ -127,7 +160,7 @@ class Desk:
         self._number = 0  # of the look's model in the ledger
         self._damaged: set[Key] = set()
         self._records: dict[int, Record] = {}  # that are being published
-        self._holding: Files = set()
+        self._holding: set[FileKey] = set()
         self._resting: dict[int, float] = {}  # inbox → when it may be tried again, in monotonic seconds
         self._changed = anyio.Event()
         self._stopped = False
@@ -146,8 +179,12 @@ class Desk:
         """Hand out no more. What is in flight waits for the next start."""
         self._stopped = True
         self._changed.set()
-        self.in_flight.clear()
+        self._home.schedule.forget_look(self.name)
         self._release(set(self._holding))
+
+    @property
+    def in_flight(self) -> int:
+        return self._home.schedule.has_of(self.name)
 
     async def open(self) -> None:
         """Find the look's model in the ledger."""
@@ -167,8 +204,14 @@ class Desk:
         """Whether this run has no image left to look at. Images that are not published do not count."""
         if self._stopped:
             return True
-        only, inboxes = self._home.looked_for(), self._readable()
-        return not await self._ask(partial(looks.is_wanted, name=self.name, inboxes=inboxes, only=only))
+        question = self._question(1)
+        wanted = partial(looks.is_wanted, name=self.name, inboxes=question.inboxes, only=question.only)
+        return not await self._ask(wanted)
+
+    def _question(self, most: int) -> Question:
+        question = self._home.schedule.ask(most, self._readable(), time.monotonic(), self.name)
+        assert question is not None, "a limit holds up no second look"
+        return question
 
     def _readable(self) -> set[int]:
         now = time.monotonic()
@@ -184,9 +227,9 @@ class Desk:
         answer: T = await self._home.retry("ledger", self._home.ledger.run, work)
         return answer
 
-    # As the coordinator of a station: see stations/station.py.
+    # As the coordinator of a station: see station.py.
 
-    async def next_jobs(self) -> list[Job]:
+    async def next_jobs(self, station: object) -> list[Job]:
         """Wait for the next jobs; an empty list when there will be no more. Images may have to wait until they fill a
         batch: a smaller one takes nearly as much of the device's time."""
         seen_at = math.inf  # since when there are images, but too few for a batch
@@ -196,19 +239,18 @@ class Desk:
             found = await self._take(room) if room else looks.Waiting([], some_left=False)
             seen_at = min(seen_at, time.monotonic()) if found.jobs else math.inf
             left = seen_at + GATHER_SECONDS - time.monotonic()
-            if found.jobs and (len(found.jobs) >= enough or left <= 0 or not self._home.unfinished):
+            if found.jobs and (len(found.jobs) >= enough or left <= 0 or not self._home.in_flight):
                 self._budget.take(len(found.jobs))
-                self.in_flight |= {job.id: job for job in found.jobs}
-                return found.jobs
+                return self._home.schedule.take_look(self.name, found.jobs, station)
             if room < enough or not found.some_left:
                 pause = self._budget.seconds_to(enough if found.jobs else 1) or POLL_SECONDS
                 await self._pause(min(POLL_SECONDS, left, pause))
         return []
 
     async def _take(self, limit: int) -> looks.Waiting:
-        busy, inboxes, only = set(self.in_flight), self._readable(), self._home.looked_for()
+        most, busy, inboxes, only = self._question(limit)
         return await self._ask(
-            partial(looks.take, name=self.name, limit=limit, busy=busy, inboxes=inboxes, only=only)
+            partial(looks.take, name=self.name, limit=most, busy=busy, inboxes=inboxes, only=only)
         )
 
     async def note_read(self, jobs: Sequence[Job]) -> None:
@@ -241,7 +283,8 @@ class Desk:
     async def end(self, endings: list[Ending]) -> set[int]:
         """Returns the images that are published again."""
         files = {(e.job.inbox, e.job.path) for e in endings}
-        await self._home.claims.hold(files)
+        while not self._home.schedule.hold(files, self):
+            await self._home.pause(POLL_SECONDS)
         self._holding |= files
 
         def work(connection: sqlite3.Connection) -> list[Record]:
@@ -275,11 +318,11 @@ class Desk:
         self.let_go([ending.job for ending in group.endings])
 
     def let_go(self, jobs: Sequence[Job]) -> None:
-        for job in jobs:
-            self.in_flight.pop(job.id, None)
+        if not self._stopped:
+            self._home.schedule.forget(jobs, self.name)
         self.wake()
 
-    def _release(self, files: Files) -> None:
+    def _release(self, files: set[FileKey]) -> None:
         self._holding -= files
-        self._home.claims.release(files)
+        self._home.schedule.release(files, self)
         self._home.wake()

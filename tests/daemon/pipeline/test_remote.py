@@ -20,9 +20,10 @@ from daemon.config.loading import parse
 from daemon.errors import NoWorkersLeft
 from daemon.jobs import Ending, Job, JobStatus, Placed
 from daemon.monitoring.metrics import Metrics
+from daemon.pipeline import remote, wire
+from daemon.pipeline.schedule import Schedule
+from daemon.pipeline.station import Published
 from daemon.service import Service, run_service
-from daemon.stations import remote, wire
-from daemon.stations.station import Published
 from daemon.system.cores import Cores
 from tests.daemon_process import Daemon, Place, picture, running, wait_for
 from tests.faults.stations import stations_of
@@ -184,7 +185,7 @@ def workers_of(station: int) -> list[str]:
 def children() -> list[int]:
     """Stations of this process."""
     own = Path(f"/proc/self/task/{threading.main_thread().native_id}/children").read_text().split()
-    return running("daemon.stations.child", map(int, own))
+    return running("daemon.pipeline.child", map(int, own))
 
 
 @pytest.mark.usefixtures("impatient")
@@ -221,23 +222,22 @@ class Recorder:
 
     def __init__(self) -> None:
         self.published: list[Published] = []
-        self.jobs = [make_job(id=1), make_job(id=2)]
-        self.taken_back: tuple[list[int], list[int], set[int]] | None = None
+        self.jobs = [make_job(b"a.jpg", id=1), make_job(b"b.jpg", id=2)]
+        self.schedule = Schedule()
 
-    async def next_jobs(self) -> list[Job]:
-        return self.jobs
+    async def next_jobs(self, station: object) -> list[Job]:
+        self.schedule.offer(self.jobs)
+        return self.schedule.take(station, 2, {1}, 0.0)
 
     async def end(self, endings: list[Ending]) -> set[int]:
-        return {ending.job.id for ending in endings}
+        self.schedule.end(endings, ended := {ending.job.id for ending in endings})
+        return ended
 
     def records_of(self, endings: Sequence[Ending]) -> list[int]:
         return [ending.job.id for ending in endings]
 
     async def note_published(self, group: Published) -> None:
         self.published.append(group)
-
-    async def take_back(self, jobs: Sequence[Job], endings: Sequence[Ending], ended: set[int]) -> None:
-        self.taken_back = ([job.id for job in jobs], [ending.job.id for ending in endings], ended)
 
 
 @contextlib.asynccontextmanager
@@ -256,9 +256,10 @@ async def working(coordinator: Any) -> AsyncIterator[remote.RemoteStation]:
 async def test_of_a_lost_station_committed_images_are_not_handed_out_again() -> None:
     coordinator = Recorder()
     async with working(coordinator) as station:
-        await station._end(2, [wire.Verdict.of(done(make_job(id=1)))])
-        await station._return_jobs()
-    assert coordinator.taken_back == ([2], [1], {1})
+        await station._end(2, [done(make_job(id=1))])
+        coordinator.schedule.lose(station)
+    assert [entry.job.id for entry in coordinator.schedule.owed()] == [1]
+    assert [job.id for job in coordinator.schedule.take("another", 2, {1}, 0.0)] == [2]
 
 
 @pytest.mark.anyio
@@ -267,7 +268,7 @@ async def test_sinks_get_images_too_whose_source_cannot_leave_its_inbox_yet(has_
     coordinator = Recorder()
     coordinator.has_sinks = has_sinks
     async with working(coordinator) as station:
-        await station._end(2, [wire.Verdict.of(done(make_job(id=number))) for number in (1, 2)])
+        await station._end(2, [done(make_job(id=number)) for number in (1, 2)])
         await station._note_published(
             wire.NotePublished(3, [1, 2], [1, 2], [Placed(1)], {1: "full"}, [], 0.0)
         )

@@ -1,0 +1,397 @@
+"""Read this first: the life of an image, step by step. The coordinator, here, watches the inboxes, owns the
+ledger and hands out jobs; schedule.py knows who has which. A station (station.py) does the work on each image.
+
+    here 1     watch, admit   a file is complete (inbox/watcher.py), or was in another (unpacking/): it gets a row
+    here 2     next_jobs      a station asks for jobs
+    station 1  _feed          their bytes come into shared memory, known results from the ledger
+    station 2  lane, advance  a batch (workers/lane.py) runs through the stages of a worker (workers/chain.py)
+    station 3  _pass_on       to the next segment, or to the end
+    station 4  _finish        the result is committed (here 3: end): from now on it is durable
+    station 4  _publish       sidecar, bin and source: results/destinations.py
+    here 4     confirm        all of that is on the disk; results/outbox.py takes it on to the sinks
+
+Every step is bounded: a station asks for jobs when it has room for their bytes, and forms a batch only when a
+worker has a free slot. So the slowest GPU limits how fast files are read, and the number of files costs no
+memory. A job is PENDING in the ledger until its station has finished it; what a crash interrupts is done again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import os
+import time
+from collections.abc import Collection, Mapping, Sequence
+from functools import partial
+
+import anyio
+import structlog
+
+from daemon.inbox.watcher import Watcher
+from daemon.jobs import Ending, File, Job, JobStatus
+from daemon.ledger.ledger import Ledger
+from daemon.ledger.record import Record
+from daemon.ledger.waiting import has_containers, take_as_image
+from daemon.monitoring.metrics import Metrics
+from daemon.monitoring.snapshot import StationState
+from daemon.pipeline.executor import Executor
+from daemon.pipeline.remote import RemoteStation
+from daemon.pipeline.running import RunningLook, finish_looks
+from daemon.pipeline.schedule import Entry, Schedule
+from daemon.pipeline.station import Published, Station
+from daemon.pipeline.unpacker import Unpacker
+from daemon.results.destinations import Destination
+from daemon.results.judge import Judge, log_failures
+from daemon.results.outbox import Outbox
+from daemon.results.publisher import Publisher
+from daemon.system.clock import steady_seconds
+from daemon.system.queues import drain
+from daemon.system.retry import Retry
+
+log = structlog.get_logger()
+
+FEED = 64  # jobs fetched, read and digested together
+UNCONFIRMED = 32  # groups that may be published but not yet confirmed to be on the disk
+
+
+class Pipeline:
+    """Takes every file of the inboxes to a result or a failure. It owns none of its parts;
+    all of them are passed in."""
+
+    def __init__(
+        self,
+        ledger: Ledger,
+        watcher: Watcher,
+        stations: Sequence[Station | RemoteStation],
+        judge: Judge,
+        destinations: Mapping[int, Destination],
+        metrics: Metrics,
+        *,
+        outbox: Outbox | None = None,
+        retry: Retry | None = None,
+        reuse_results: bool = True,
+    ) -> None:
+        self.ledger = ledger
+        self.watcher = watcher
+        self.executors = [Executor(station) for station in stations]  # an exchange of models replaces them
+        self.metrics = metrics
+        self.looks: list[RunningLook] = []
+        self.unpacker: Unpacker | None = None
+        self.retry = retry or Retry()
+        self.outbox = outbox or Outbox()
+        self.schedule = Schedule()
+        self.publisher = Publisher(
+            ledger, destinations, self.outbox, self.retry, self.schedule, metrics.counts.changed
+        )
+        self._judge = judge
+        self._reuse_results = reuse_results
+        self._roots = {inbox: destination.inbox for inbox, destination in destinations.items()}
+        self._finished_at = time.monotonic()  # when an image was last finished
+        self._recovered: set[int] = set()  # inboxes of which nothing is owed
+        self._destinations = destinations
+        self.bins: dict[str, None] = {}  # that images got in this run
+        self._handing_out = anyio.Lock()
+        self._changed = anyio.Event()  # set, and replaced, when there may be more to do
+        self._published: asyncio.Queue[Published] = asyncio.Queue(UNCONFIRMED)
+        self._watching = anyio.CancelScope()
+        self._is_over = False  # nothing will be handed out any more
+        self.draining = False
+
+    async def run(self, *, once: bool = False, limit: int = 0) -> None:
+        """Work until drained. With `once`, stop when every file that is there is finished; with a limit,
+        after that many."""
+        self.schedule.limit = limit or None
+        async with anyio.create_task_group() as tasks:
+            for task in (self.confirm, self.publisher.release, self.outbox.run):
+                tasks.start_soon(task)
+            tasks.start_soon(self.watch, once)
+            for executor in self.executors:
+                tasks.start_soon(executor.run, self)
+            for look in self.looks:
+                tasks.start_soon(look.run)
+            if self.unpacker:
+                tasks.start_soon(self.unpacker.run)
+            while not (self._is_over or self.draining) or self.schedule.in_hand:
+                await self._changed.wait()
+            await finish_looks(self.looks, self.pause)
+            if owed := self.schedule.owed():  # of a station that was lost only now
+                await self.recover({entry.job.inbox for entry in owed})
+            await self.outbox.finish()
+            tasks.cancel_scope.cancel()
+        if once and not self.draining:
+            await self.publisher.try_again()
+
+    def held_back(self) -> list[str]:
+        """Why some images wait while others go on."""
+        return self.watcher.held_back() + self.unreadable() + self.publisher.held_back()
+
+    def unreadable(self) -> list[str]:
+        """The inboxes whose images cannot be read, and why."""
+        return [
+            f"images of inbox {os.fsdecode(self._roots[inbox])} cannot be read: {why}; they wait"
+            for inbox, why in self.schedule.away().items()
+        ]
+
+    def drain(self, seconds: float = math.inf) -> None:
+        """Take no more images, and release those that wait for a worker.
+        `run` returns when the rest is finished.
+
+        seconds: the time for that. The sinks get half of it at most.
+        """
+        self.draining = self.retry.hurried = True
+        self._watching.cancel()
+        self.outbox.drain(seconds / 2)
+        parts: list[Executor | RunningLook | Unpacker | None] = [*self.executors, *self.looks, self.unpacker]
+        for part in [each for each in parts if each]:
+            part.drain()
+        self.wake()
+
+    async def retire(self, executor: Executor) -> None:
+        """It gets no more jobs. Returns when the results of those that it has are published."""
+        executor.retire()
+        while self.schedule.has(executor):
+            await self._changed.wait()
+
+    @property
+    def stations(self) -> list[Station | RemoteStation]:
+        return [executor.station for executor in self.executors]
+
+    @property
+    def in_flight(self) -> int:
+        """Images that were taken, and those that a lost station has left to be published here."""
+        return self.schedule.in_hand + len(self.schedule.owed())
+
+    @property
+    def has_sinks(self) -> bool:
+        return bool(self.outbox.deliveries)
+
+    def states(self) -> list[StationState]:
+        return [station.state() for station in self.stations]
+
+    @property
+    def progressed_at(self) -> float:
+        """When a batch last began or ended, or an image was last finished. Monotonic seconds."""
+        unpacked_at = self.unpacker.progressed_at if self.unpacker else 0.0
+        return max([self._finished_at, unpacked_at, *(state.progressed_at for state in self.states())])
+
+    def blocked(self) -> list[str]:
+        """Why nothing can be read or written: for example, the disk is full."""
+        reasons = self.retry.blocked() + [reason for state in self.states() for reason in state.blocked]
+        return list(dict.fromkeys(reasons))
+
+    def wake(self) -> None:
+        """There may be more to do: new rows, images to be retried or processed again, files that nobody holds any more."""
+        changed, self._changed = self._changed, anyio.Event()
+        changed.set()
+
+    async def pause(self, seconds: float) -> None:
+        """Until there may be more to do, or for so long."""
+        with anyio.move_on_after(seconds):
+            await self._changed.wait()
+
+    async def recover(self, inboxes: Collection[int]) -> None:
+        """Publish what is owed, before anything else of the same inbox: by the last daemon or a station that was lost."""
+        inboxes = set(inboxes)
+        owed = [entry for entry in self.schedule.owed() if entry.job.inbox in inboxes]
+        await self.publisher.publish_owed(inboxes)
+        self.schedule.settle(owed)
+        again = {entry.job.inbox for entry in self.schedule.owed()}  # by one that was lost meanwhile
+        self.publisher.expect(again)
+        self._recovered |= inboxes - again
+        if owed:
+            self.wake()
+
+    # 1. A file appears and is complete.
+
+    async def watch(self, once: bool) -> None:
+        with self._watching:
+            if once:  # else `Publisher.watch` does it
+                await self.publisher.look_again()
+            await self.watcher.run(self.admit, self.wake, once=once)
+        self.schedule.found_all = True
+        self.wake()
+
+    async def admit(self, files: list[File]) -> None:
+        """Write a row for each new version of files of one inbox. A backlog of a million files is a million rows,
+        not a million objects in memory."""
+        if self.unpacker:
+            files = await self.unpacker.sort(files)
+        admitted = await self.retry("ledger", self.ledger.admit, files)
+        self.metrics.admitted(admitted, files[0].inbox if files else 0)
+        if admitted.replaced:  # perhaps some that wait in memory
+            self.schedule.forget_waiting()
+            self.ledger.read_again()
+        if admitted.pending:
+            self.wake()
+
+    # 2. A station asks for jobs.
+
+    async def next_jobs(self, station: object) -> list[Job]:
+        """Wait for the next jobs; an empty list when there will be no more."""
+        executor = self._executor_of(station)
+        return await executor.ask(partial(self._wait_for_jobs, executor))
+
+    def _executor_of(self, station: object) -> Executor:
+        return next(each for each in self.executors if each.station is station)
+
+    async def _wait_for_jobs(self, executor: Executor) -> list[Job]:
+        async with self._handing_out:
+            while not (self.draining or self._is_over):
+                with anyio.CancelScope(shield=True):  # A station that asks may be lost meanwhile.
+                    await self.recover(self.answering() - self._recovered)
+                # What is passed over now may be due by the time that the ledger has answered.
+                changed, asked_at, was_busy = self._changed, steady_seconds(), bool(self.in_flight)
+                resting = self.schedule.resting(time.monotonic())
+                if jobs := await self._find(executor, FEED):
+                    return jobs
+                lasting = self.schedule.lasting() if self.schedule.found_all else frozenset[int]()
+                pause = await self.retry("ledger", self.ledger.seconds_to_next_try, asked_at, lasting)
+                if changed.is_set():
+                    continue
+                later = pause is not None or bool(resting - lasting)
+                if not was_busy and await self._has_nothing_left(later=later):
+                    self._is_over = True
+                    self.wake()
+                    break
+                with anyio.move_on_after(1.0 if pause is None else min(pause, 1.0)):
+                    await changed.wait()
+        return []
+
+    async def next_container(self, unpacker: object) -> Job | None:
+        """A file that is to be unpacked, if one can be now."""
+        jobs = await self._find(unpacker, 1, containers=True)
+        return jobs[0] if jobs else None
+
+    async def _find(self, executor: object, most: int, *, containers: bool = False) -> list[Job]:
+        """Jobs for this executor, of those that wait in memory or in the ledger."""
+        schedule, inboxes = self.schedule, self.answering()
+        if jobs := schedule.take(executor, most, inboxes, time.monotonic(), containers=containers):
+            return jobs
+
+        async def ask() -> list[Job]:
+            question = schedule.ask(most, self.answering(), time.monotonic())
+            return await self.ledger.next_jobs(*question, containers=containers) if question else []
+
+        schedule.offer(await self.retry("ledger", ask), containers=containers)
+        if self.draining:
+            return []
+        return schedule.take(executor, most, self.answering(), time.monotonic(), containers=containers)
+
+    async def _has_nothing_left(self, *, later: bool) -> bool:
+        """Whether this run has nothing left to hand out. later: as in Schedule.is_over."""
+        if not self.schedule.is_over(time.monotonic(), later=later):
+            return False
+        question = self.schedule.ask(1, self.answering(), time.monotonic()) if self.unpacker else None
+        if question is None:
+            return True
+        work = partial(has_containers, inboxes=question.inboxes)
+        return not await self.retry("ledger", self.ledger.run, work)
+
+    def answering(self) -> set[int]:
+        """The inboxes that can be listed now."""
+        return self.watcher.answering()
+
+    async def take_as_image(self, job: Job) -> None:
+        """A file that waited to be unpacked is an image after all."""
+        await self.retry("ledger", self.ledger.run, partial(take_as_image, number=job.id))
+        self.schedule.forget([job])
+        self.ledger.read_again()
+        self.wake()
+
+    # 3. The station asks and reports what concerns the ledger, in groups.
+
+    async def note_read(self, jobs: Sequence[Job]) -> None:
+        self._note_read([job for job in jobs if job.reserved])
+        if self._reuse_results:
+            await self.retry("ledger", self.ledger.recall, [job for job in jobs if job.digest])
+
+    def _note_read(self, jobs: Sequence[Job]) -> None:
+        noted = self.schedule.note_read(jobs, time.monotonic())
+        for inbox in noted.back:
+            log.info("inbox can be read again", path=os.fsdecode(self._roots[inbox]))
+        for inbox, why in noted.away.items():
+            path = os.fsdecode(self._roots[inbox])
+            log.warning("images of an inbox cannot be read; they wait", path=path, error=why)
+
+    async def keep(self, jobs: Sequence[Job]) -> None:
+        await self.retry("ledger", self.ledger.keep, jobs)
+
+    async def blame(self, job: Job) -> None:
+        await self.retry("ledger", self.ledger.blame, job)
+
+    async def end(self, endings: list[Ending]) -> set[int]:
+        if doubtful := [ending.job for ending in endings if ending.is_doubtful]:
+            hidden = await self.watcher.find_hidden(doubtful, self.publisher.check_folders)
+            self._note_read(hidden)
+            now = time.time()
+            kept = {job.id: self._judge.failed(job, job.failure, now) for job in hidden if job.failure}
+            endings[:] = [kept.get(ending.job.id, ending) for ending in endings]
+        ended = await self.retry("ledger", self.ledger.end, endings, self._judge.endings)
+        self.schedule.end(endings, ended)
+        if new := {ending.bin for ending in endings if ending.bin} - self.bins.keys():
+            self.bins |= dict.fromkeys(sorted(new))
+            for destination in self._destinations.values():
+                destination.known_bins.update(map(os.fsencode, new))
+        return ended
+
+    def records_of(self, endings: Sequence[Ending]) -> list[Record]:
+        return [self.ledger.record_of(ending) for ending in endings]
+
+    async def note_published(self, group: Published) -> None:
+        executors = self.schedule.publish(ending.job.id for ending in group.endings)
+        self.publisher.note(group.publication)
+        await self._published.put(group)
+        for executor in executors:
+            if isinstance(executor, Executor):
+                executor.note_results()
+                if executor.is_retired:
+                    self.wake()
+
+    def let_go(self, jobs: Sequence[Job]) -> None:
+        self.schedule.give_back(jobs)
+        self.wake()
+
+    def lose(self, station: object) -> int:
+        """A station was lost. Its jobs are handed out again; what it had committed is published here. Returns how many it
+        had."""
+        images = self.schedule.has(executor := self._executor_of(station))
+        self._note_owed(self.schedule.lose(executor))
+        self.wake()
+        return images
+
+    def _note_owed(self, entries: Sequence[Entry]) -> None:
+        self._note_finished(entries)
+        inboxes = {entry.job.inbox for entry in entries if entry.is_owed}
+        self.publisher.expect(inboxes)
+        self._recovered -= inboxes
+
+    # 4. The results are confirmed to be on the disk. results/outbox.py takes them on to the sinks.
+
+    async def confirm(self) -> None:
+        """Mark as published only what would survive a power failure.
+        Groups that arrived during one sync share the next."""
+        while True:
+            groups = [await self._published.get(), *drain(self._published)]
+            is_sure = await self.publisher.confirm([group.publication for group in groups])
+            if not is_sure:
+                self._recovered.clear()  # second looks are owed too
+            self._finished_at = time.monotonic()
+            for group in groups:
+                images = [ending.job.id for ending in group.endings]
+                if is_sure:
+                    self._note_finished(self.schedule.confirm(images))
+                else:
+                    self._note_owed(self.schedule.owe(images))
+                if group.confirmed:
+                    group.confirmed.set()
+            for look in self.looks:
+                look.desk.wake()
+            self.wake()
+
+    def _note_finished(self, entries: Sequence[Entry]) -> None:
+        """Count these in the metrics, and log why there is no result."""
+        endings = [entry.ending for entry in entries if entry.ending]
+        newest = {entry.job.id for entry in entries if entry.is_newest}
+        lasting = [e for e in endings if e.status is JobStatus.PENDING or e.job.id in newest]
+        self.metrics.finished(lasting)
+        log_failures(lasting, self._roots)

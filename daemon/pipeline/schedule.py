@@ -1,0 +1,383 @@
+"""Who has an image: the only place that knows the jobs in memory.
+
+A job that is not here waits in the ledger, which knows when it is due. Here it has one state:
+
+    WAITING    in memory, and nobody has it: a version of its file is held, or an executor was lost with it
+    TAKEN      an executor works on it
+    ENDED      its result is durable; its files are being written
+    PUBLISHED  its files are written, and may not be on the disk yet
+
+After that it is forgotten. An ENDED job without an executor is owed: the daemon itself publishes it, before anything else
+of its inbox. Nothing here does input or output, or waits; whoever asks passes the time, in monotonic seconds.
+
+Work is an image's first look, a file that is to be unpacked, or a second look. First looks and files to unpack hold their
+file from the moment they are taken until they are forgotten, so that two versions of a file are never published in the
+wrong order. A second look takes long and holds up no new version: it holds the file only while its result is published.
+"""
+
+from __future__ import annotations
+
+from bisect import insort
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Final, NamedTuple
+
+from daemon.jobs import Ending, Job, JobStatus
+
+REST_SECONDS = 5.0  # between tries with a few images of an inbox that is away
+TRIES = 3  # after these, a run that is to end no longer waits for an inbox
+TRY_SECONDS = 120.0  # after which a try is taken for lost, with the executor that made it
+
+FileKey = tuple[int, bytes]  # inbox and path
+FIRST: Final = ""  # where second looks have their name
+
+
+class State(Enum):
+    WAITING = "waiting"
+    TAKEN = "taken"
+    ENDED = "ended"
+    PUBLISHED = "published"
+
+
+@dataclass(slots=True)
+class Entry:
+    """executor: who has it; None: nobody, or the daemon itself. ending: as committed. is_newest: whether no newer version
+    has replaced it by then."""
+
+    job: Job
+    look: str = FIRST
+    is_container: bool = False
+    state: State = State.WAITING
+    executor: object = None
+    ending: Ending | None = None
+    is_newest: bool = False
+
+    @property
+    def file(self) -> FileKey:
+        return self.job.inbox, self.job.path
+
+    @property
+    def is_owed(self) -> bool:
+        return self.state is State.ENDED and self.executor is None
+
+
+def _turn(entry: Entry) -> tuple[int, int]:
+    """Sorts what waits: the highest priority first, and the oldest first within it."""
+    return -entry.job.priority, entry.job.id
+
+
+class Question(NamedTuple):
+    """What to ask the ledger for. known: images that it must leave out, as they are in memory now; what ends while it
+    answers is then not offered again. only: the only images that count; None: all."""
+
+    most: int
+    known: frozenset[int]
+    inboxes: frozenset[int]
+    only: frozenset[int] | None
+
+
+@dataclass(slots=True)
+class Absence:
+    """An inbox whose files cannot be read. until: it is not tried before."""
+
+    why: str
+    until: float
+    tries: int
+    is_tried: bool = False  # images of it were taken, to see whether it is back
+
+
+class Noted(NamedTuple):
+    """What reading files has shown, for the log. away: why, by inbox."""
+
+    away: dict[int, str]
+    back: set[int]
+
+
+@dataclass
+class Schedule:
+    """limit: images that this run may begin; None: all. found_all: whether every file that was there at the start has its
+    row: with a limit nothing begins before, because the highest priority comes first."""
+
+    limit: int | None = None
+    found_all: bool = False
+    _entries: dict[str, dict[int, Entry]] = field(default_factory=lambda: {FIRST: {}})  # by look and image
+    _waiting: dict[tuple[str, bool], list[Entry]] = field(
+        default_factory=dict
+    )  # by look and is_container; sorted
+    _holders: dict[FileKey, object] = field(default_factory=dict)
+    _absent: dict[int, Absence] = field(default_factory=dict)  # by inbox
+    _begun: set[int] = field(default_factory=set)  # images, with a limit
+    _unfinished: set[int] = field(default_factory=set)  # of these, without a final state
+
+    # From the ledger.
+
+    def ask(self, most: int, inboxes: Collection[int], now: float, look: str = FIRST) -> Question | None:
+        """The question whose answer `offer` wants; None if nothing may begin now. inboxes: those that answer."""
+        only: frozenset[int] | None = None
+        if self.limit is not None and look == FIRST:
+            room = self.limit - len(self._begun)
+            if not self.found_all or not (room or self._unfinished):
+                return None
+            most = min(most, room or most)
+            only = None if room else frozenset(self._unfinished)
+        elif self.limit is not None:
+            only = frozenset(self._begun - self._unfinished)
+        known = frozenset(self._entries.get(look, ()))
+        return Question(most, known, frozenset(inboxes) - self.resting(now), only)
+
+    def offer(self, jobs: Iterable[Job], look: str = FIRST, *, containers: bool = False) -> None:
+        """These wait in the ledger. Those that are here already are passed over."""
+        entries = self._entries.setdefault(look, {})
+        for job in jobs:
+            if job.id not in entries:
+                entries[job.id] = entry = Entry(job, look, containers)
+                self._wait(entry)
+
+    # To the executors.
+
+    def take(
+        self,
+        executor: object,
+        most: int,
+        inboxes: Collection[int],
+        now: float,
+        look: str = FIRST,
+        *,
+        containers: bool = False,
+    ) -> list[Job]:
+        """At most so many jobs, which are in this executor's hands from now on. inboxes: those that answer."""
+        waiting = self._waiting.get((look, containers), [])
+        inboxes = frozenset(inboxes) - self.resting(now)
+        taken: list[Entry] = []
+        for entry in waiting:
+            if len(taken) == most:
+                break
+            if entry.job.inbox in inboxes and self._is_free(entry) and self._is_within_limit(entry):
+                self._begin(entry, executor)
+                taken.append(entry)
+        if taken:
+            waiting[:] = [entry for entry in waiting if entry.state is State.WAITING]
+        for inbox in {entry.job.inbox for entry in taken} & self._absent.keys():
+            absence = self._absent[inbox]
+            absence.until, absence.is_tried = now + TRY_SECONDS, True
+        return [entry.job for entry in taken]
+
+    def take_look(self, look: str, jobs: Sequence[Job], executor: object) -> list[Job]:
+        """These second looks are in this executor's hands from now on."""
+        self._entries.setdefault(look, {}).update(
+            {job.id: Entry(job, look, state=State.TAKEN, executor=executor) for job in jobs}
+        )
+        return list(jobs)
+
+    def forget_look(self, look: str) -> None:
+        """All of it waits in the ledger."""
+        self._entries.pop(look, None)
+
+    def entry(self, image: int) -> Entry:
+        """A first look, or a file to unpack, that is in memory."""
+        return self._entries[FIRST][image]
+
+    def end(self, endings: Iterable[Ending], newest: Collection[int]) -> None:
+        """They are committed. newest: those that no newer version has replaced."""
+        for ending in endings:
+            entry = self._entries[FIRST][ending.job.id]
+            entry.state, entry.ending, entry.is_newest = State.ENDED, ending, ending.job.id in newest
+
+    def publish(self, images: Iterable[int]) -> set[object]:
+        """Their files are written. Returns the executors that had them."""
+        entries = [self._entries[FIRST][image] for image in images]
+        executors = {entry.executor for entry in entries}
+        for entry in entries:
+            entry.state, entry.executor = State.PUBLISHED, None
+        return executors
+
+    def confirm(self, images: Iterable[int]) -> list[Entry]:
+        """All that was written for them is on the disk. An attempt that is to be repeated waits in the ledger."""
+        return [self._leave(self._entries[FIRST][image]) for image in images]
+
+    def owe(self, images: Iterable[int]) -> list[Entry]:
+        """What was written for them may be lost, and the daemon publishes it again. Those without files are forgotten."""
+        entries = [self._entries[FIRST][image] for image in images]
+        for entry in entries:
+            entry.state, entry.executor = State.ENDED, None
+            if not entry.is_newest:
+                self._leave(entry)
+        return entries
+
+    def give_back(self, jobs: Iterable[Job], look: str = FIRST) -> None:
+        """They wait again, as if nobody had begun them."""
+        for job in jobs:
+            self._return(self._entries[look][job.id])
+
+    def forget(self, jobs: Iterable[Job], look: str = FIRST) -> None:
+        """They wait in the ledger."""
+        for job in jobs:
+            entry = self._entries[look].pop(job.id)
+            self._let_go(entry)
+            self._begun.discard(job.id)
+            self._unfinished.discard(job.id)
+            if entry.state is State.WAITING:
+                self._waiting[look, entry.is_container].remove(entry)
+
+    def forget_waiting(self) -> None:
+        """What nobody has waits in the ledger."""
+        for look, is_container in list(self._waiting):
+            for entry in self._waiting.pop((look, is_container)):
+                del self._entries[look][entry.job.id]
+
+    def lose(self, executor: object) -> list[Entry]:
+        """An executor is gone. What it had taken waits again. What it had ended is returned: those that are to be published
+        are owed, and the others forgotten."""
+        mine = [entry for entry in self._entries[FIRST].values() if entry.executor is executor]
+        for entry in mine:
+            if entry.state is State.TAKEN:
+                self._return(entry)
+        return self.owe(entry.job.id for entry in mine if entry.state is State.ENDED)
+
+    def has(self, executor: object) -> int:
+        """How many jobs an executor has."""
+        return sum(
+            entry.executor is executor for entries in self._entries.values() for entry in entries.values()
+        )
+
+    def has_of(self, look: str) -> int:
+        """How many images of a second look were taken."""
+        return len(self._entries.get(look, ()))
+
+    # Conditions of `take`. Each holds work back, and says nothing about the others.
+
+    def _is_free(self, entry: Entry) -> bool:
+        return entry.look != FIRST or entry.file not in self._holders
+
+    def _is_within_limit(self, entry: Entry) -> bool:
+        if self.limit is None or entry.look != FIRST or entry.job.id in self._begun:
+            return True
+        return self.found_all and len(self._begun) < self.limit
+
+    # Files that are held by something else than a job: a second look, or what is published again.
+
+    def hold(self, files: Collection[FileKey], holder: object) -> bool:
+        """Whether nobody had one of these files, so that `holder` has all of them."""
+        if any(file in self._holders for file in files):
+            return False
+        self._holders |= dict.fromkeys(files, holder)
+        return True
+
+    def hold_each(self, files: Iterable[FileKey], holder: object) -> set[FileKey]:
+        """Those of these files that are free, and held from now on, or whose job is owed, and holds them itself."""
+        held = set()
+        for file in files:
+            owner = self._holders.setdefault(file, holder)
+            if owner is holder or (isinstance(owner, Entry) and owner.is_owed):
+                held.add(file)
+        return held
+
+    def release(self, files: Iterable[FileKey], holder: object) -> None:
+        for file in files:
+            if self._holders.get(file) is holder:
+                del self._holders[file]
+
+    # What is owed.
+
+    def owed(self) -> list[Entry]:
+        return [entry for entry in self._entries[FIRST].values() if entry.is_owed]
+
+    def settle(self, entries: Iterable[Entry]) -> None:
+        """What was owed is published."""
+        for entry in entries:
+            self._leave(entry)
+
+    # Inboxes that are away, as shown by reading their files. While one is away, few of its images are tried.
+
+    def note_read(self, jobs: Sequence[Job], now: float) -> Noted:
+        """Note which of these jobs' inboxes could be read."""
+        failed = {job.inbox: job.failure.detail for job in jobs if job.failure and job.failure.away}
+        read = {job.inbox for job in jobs if job.digest}
+        # If others of the group could not be read, as while a store throttles, it is not back yet.
+        back = (read - failed.keys()) & self._absent.keys()
+        for inbox in back:
+            del self._absent[inbox]
+        away = {inbox: why for inbox, why in failed.items() if inbox not in self._absent}
+        for inbox, why in failed.items():
+            known = self._absent.get(inbox)
+            if known is None or known.is_tried or now >= known.until:  # else they belong to the last try
+                tries = known.tries + 1 if known and inbox not in read else 1
+                self._absent[inbox] = Absence(why, now + REST_SECONDS, tries)
+        for absence in [self._absent[inbox] for inbox in {job.inbox for job in jobs} & self._absent.keys()]:
+            if absence.is_tried:  # its images are gone, or to blame themselves: others are tried
+                absence.until, absence.is_tried = now, False
+        return Noted(away, back)
+
+    def resting(self, now: float) -> frozenset[int]:
+        """The inboxes that are not tried now."""
+        return frozenset(inbox for inbox, absence in self._absent.items() if now < absence.until)
+
+    def lasting(self) -> frozenset[int]:
+        """The inboxes that have been tried often enough for a run to end without them."""
+        return frozenset(inbox for inbox, absence in self._absent.items() if absence.tries >= TRIES)
+
+    def away(self) -> dict[int, str]:
+        """Why, by inbox."""
+        return {inbox: absence.why for inbox, absence in self._absent.items()}
+
+    # How much is left.
+
+    @property
+    def in_hand(self) -> int:
+        """First looks and files to unpack that were taken and are not forgotten. Those that are owed are not counted."""
+        return sum(not entry.is_owed for entry in self._taken())
+
+    @property
+    def left(self) -> int | None:
+        """Images that must still finish to reach the limit; None: there is none."""
+        return None if self.limit is None else self.limit - len(self._begun) + len(self._unfinished)
+
+    def is_over(self, now: float, *, later: bool) -> bool:
+        """Whether nothing that this run may do is in hand or waits. later: whether images that are waited for are due
+        for another attempt, now or later, by what the ledger says."""
+        lasting = self.lasting()
+        if not self.found_all or any(not e.is_owed or e.job.inbox not in lasting for e in self._taken()):
+            return False
+        if self.limit is not None and not (self.limit - len(self._begun) or self._unfinished):
+            return True
+        waits = any(
+            entry.job.inbox not in lasting and self._is_within_limit(entry)
+            for (look, _), entries in self._waiting.items()
+            for entry in entries
+            if look == FIRST
+        )
+        return not (waits or later or self.resting(now) - lasting)
+
+    def _taken(self) -> Iterator[Entry]:
+        return (entry for entry in self._entries[FIRST].values() if entry.state is not State.WAITING)
+
+    # Changes of an entry.
+
+    def _begin(self, entry: Entry, executor: object) -> None:
+        entry.state, entry.executor = State.TAKEN, executor
+        if entry.look == FIRST:
+            self._holders[entry.file] = entry
+            if self.limit is not None and entry.job.id not in self._begun:
+                self._begun.add(entry.job.id)
+                self._unfinished.add(entry.job.id)
+
+    def _return(self, entry: Entry) -> None:
+        self._let_go(entry)
+        entry.job = entry.job.fresh()
+        entry.state, entry.executor = State.WAITING, None
+        self._wait(entry)
+
+    def _wait(self, entry: Entry) -> None:
+        insort(self._waiting.setdefault((entry.look, entry.is_container), []), entry, key=_turn)
+
+    def _leave(self, entry: Entry) -> Entry:
+        del self._entries[entry.look][entry.job.id]
+        self._let_go(entry)
+        if entry.ending and entry.ending.status is not JobStatus.PENDING:
+            self._unfinished.discard(entry.job.id)
+        return entry
+
+    def _let_go(self, entry: Entry) -> None:
+        if self._holders.get(entry.file) is entry:
+            del self._holders[entry.file]

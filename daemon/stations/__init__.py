@@ -1,1 +1,0 @@
-"""Stations: each takes jobs from files on disk to published results, on its own workers."""
