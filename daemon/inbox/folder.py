@@ -17,6 +17,7 @@ from msgspec.structs import replace
 
 from daemon.config.ignored import Ignored, ignored_by
 from daemon.config.sections import Inbox
+from daemon.errors import LedgerUnusable
 from daemon.inbox.disk import why_not_deleted
 from daemon.inbox.origin import Origin, origin_of
 from daemon.inbox.settle import TOUCHED_SECONDS, Patience, Settling
@@ -128,7 +129,10 @@ class Folder:
             self.known.check()
             self.mounts |= _mounts_below(self.root)
         except FolderAway as away:
-            files = reader.files_of(self.number)
+            try:
+                files = reader.files_of(self.number)
+            except LedgerUnusable:  # it is asked again at the next scan
+                return away
             if not any(map(self._has, files)) and (
                 any(file.waits for file in files) or not self._is_on_same_disk()
             ):
@@ -158,7 +162,9 @@ class Folder:
         if not (gone := [job for job in jobs if job.gone]):
             return hidden
         away = self.find_absence(reader)
-        unmounted = self.mounts - _mounts_below(self.root) if self.mounts else set()
+        unmounted = self.mounts
+        with contextlib.suppress(OSError):  # if that cannot be read, images below a mount wait
+            unmounted = self.mounts - _mounts_below(self.root)
         for job in gone:
             if job.location:
                 why = _trouble_of(check_outputs)

@@ -180,9 +180,24 @@ def _take(record: Record, target: bytes) -> None:
             raise written
         os.rename(name, target, src_dir_fd=folder)
         is_same = record.version.is_of(os.lstat(target), moved=True)  # a rename keeps the inode
-        if not is_same or is_written():
-            os.rename(target, name, dst_dir_fd=folder)
-            raise written if is_same else _replaced(record)
+        if not is_same:
+            _put_back(target, name, folder)
+            raise _replaced(record)
+        if is_written() and _put_back(target, name, folder):
+            raise written
+
+
+def _put_back(target: bytes, name: bytes, folder: int) -> bool:
+    """Whether it has its name in the folder again. Not if a new file has that name: then both stay."""
+    try:
+        os.link(target, name, dst_dir_fd=folder, follow_symlinks=False)  # a rename would replace a new file
+    except FileExistsError:
+        return False
+    except OSError:  # a file system without hard links
+        os.rename(target, name, dst_dir_fd=folder)
+        return True
+    os.unlink(target)
+    return True
 
 
 def find_changed(files: Sequence[tuple[int, bytes, Version]]) -> dict[int, Version]:

@@ -273,11 +273,12 @@ class Ledger:
         self, connection: sqlite3.Connection, endings: Sequence[Ending], ended: Collection[int]
     ) -> set[int]:
         """Let the row of the version before have the job's version, if its file is the same but for times or inode, and so
-        is its result. Returns the jobs whose rows are gone."""
-        jobs = {e.job.id: e.job for e in endings if e.status is JobStatus.DONE and e.job.id in ended}
+        is its result. An image that had a result was published, and keeps its row. Returns the jobs whose rows are gone."""
+        new = [e.job for e in endings if e.status is JobStatus.DONE and not e.job.has_result]
+        jobs = {job.id: job for job in new if job.id in ended}
         before = dict(map(tuple, run_rows(connection, "repeats", [(number,) for number in jobs], self._kept)))
         connection.executemany(SQL["drop_image"], [(number,) for number in before])
-        connection.executemany(SQL["has_now"], [(*jobs[new].version, old) for new, old in before.items()])
+        connection.executemany(SQL["has_now"], [(*jobs[now].version, old) for now, old in before.items()])
         return set(before)
 
     def record_of(self, ending: Ending) -> Record:

@@ -49,7 +49,7 @@ class Connections:
             connection = self._take() or self._open()
         try:
             yield connection
-        except sqlite3.DatabaseError as error:
+        except (sqlite3.DatabaseError, MemoryError) as error:
             connection.close()  # what it has in memory may be wrong
             is_ours = getattr(error, "sqlite_errorcode", 0) == sqlite3.SQLITE_READONLY  # not the disk's
             if code_of(error) in DAMAGE + DISK and not is_ours:

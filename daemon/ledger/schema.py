@@ -314,7 +314,7 @@ def trouble_named(path: Path) -> Iterator[None]:
     into errors of visiond. Errors that are defects of the program pass unchanged."""
     try:
         yield
-    except (sqlite3.DatabaseError, UnicodeDecodeError) as error:
+    except (sqlite3.DatabaseError, UnicodeDecodeError, MemoryError) as error:
         if code_of(error) in DAMAGE + DISK:
             raise explain(path, error) from error
         if fault := _find_altered_tables(path):  # it has no such column, or one that is no longer UTF-8

@@ -96,8 +96,8 @@ def is_within(path: bytes, folder: bytes) -> bool:
 @dataclass(frozen=True, slots=True)
 class Position:
     """Where a folder really is. folders: device and inode of it, if it exists, and of all folders above it; the first is
-    its own. places: where its file system has it, with the device's number before it: another name of a folder, made by
-    a mount of that folder alone, has no folder above it in common."""
+    its own. place: where its file system has it, with the device's number before it: another name of a folder, made by
+    a mount of that folder alone, has no folder above it in common. Empty for network mounts: NFS states no such place."""
 
     own: tuple[int, int] | None
     folders: frozenset[tuple[int, int]]
@@ -112,7 +112,7 @@ class Position:
         place = (
             mount.device
             + os.path.normpath(os.path.join(mount.root, os.path.relpath(os.fsencode(real), mount.place)))
-            if mount
+            if mount and not NETWORK_FILE_SYSTEMS.fullmatch(mount.kind)
             else b""
         )
         return cls(own, frozenset(found), place)
@@ -198,6 +198,9 @@ class KnownFolder:
         while not os.path.isdir(seen) and seen != b"/":
             seen = os.path.dirname(seen)
         self.seen, self.identity = seen, FolderIdentity.of(seen)
+        mount = mount_of(Path(os.fsdecode(seen)))
+        if mount and mount.kind == b"overlay":  # the first write copies a folder, which is then born again
+            self.identity = self.identity._replace(born=0)
 
     def _is_mounted_again(self, now: FolderIdentity) -> bool:
         """Network mounts get another device number each time, and some do not say when a folder was made."""

@@ -258,7 +258,12 @@ class Contents:
         stem, suffix = os.path.splitext(path)
         path = b"%b~%d%b" % (stem, number, suffix) if number > 1 else path
         try:
-            source = open_below(self._folder, path)
+            place = (
+                (self._parent, os.path.join(self._target, path))
+                if path in self._before
+                else (self._folder, path)
+            )
+            source = open_below(*place)
         except (OSError, ValueError):  # ValueError: a name with a zero byte
             self.begin(name)
             self.finish(f"it is a link to {printable(first)}, which is not in it")

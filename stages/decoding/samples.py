@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import io
 import struct
+import zlib
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
@@ -21,6 +22,7 @@ from stages.decoding.tiff import CMYK, FLOAT, MIN_IS_WHITE, PALETTE, RGB, UNSIGN
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
+DEFLATE = (8, 32946)  # of Adobe, and the older number
 STRIP_VALUES = 1 << 20  # converted at once, which limits the additional memory
 SMALL_PART = 8  # unsigned numbers in less than one of so many parts of their range are stretched
 LEAST_LEVELS = 255  # … if they have at least so many levels: fewer are the noise of an empty page
@@ -284,6 +286,15 @@ def _unpack(picture: Directory, part: Segment, row_bytes: int) -> Array:
         found = np.frombuffer(raw, np.uint8, part.rows * row_bytes)
         if fill_order == 2:
             found = np.packbits(np.unpackbits(found, bitorder="little"))
+    elif (
+        picture.compression in DEFLATE and fill_order == 1
+    ):  # pictures of one row a strip have thousands of strips
+        try:
+            found = np.frombuffer(zlib.decompressobj().decompress(raw, part.rows * row_bytes), np.uint8)
+        except zlib.error as error:
+            raise OSError(f"deflate: {error}") from None
+        if len(found) < part.rows * row_bytes:
+            raise ImageError(Reason.TRUNCATED, "the TIFF has fewer pixels than it states")
     else:
         with TiffImageFile(
             io.BytesIO(_wrap(raw, picture.compression, fill_order, row_bytes, part.rows))

@@ -109,6 +109,27 @@ def test_a_file_that_somebody_writes_to_leaves_when_it_is_closed(
     assert not source.exists()
 
 
+def test_a_new_file_that_gets_the_name_meanwhile_is_not_replaced_by_what_is_put_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    destination, record = open_destination(tmp_path, on_success="move"), drop(tmp_path)
+    source, rename, opened = tmp_path / "inbox" / "a.jpg", os.rename, contextlib.ExitStack()
+
+    def rename_late(*names: bytes, **folders: int) -> None:
+        if "src_dir_fd" in folders:
+            opened.callback(os.close, open_now(os.fspath(source), os.O_WRONLY))
+            rename(*names, **folders)
+            source.write_bytes(b"a new upload")
+        else:
+            rename(*names, **folders)
+
+    with opened, monkeypatch.context() as patch:
+        patch.setattr(sources.os, "rename", rename_late)
+        destination.publish(record)
+    assert source.read_bytes() == b"a new upload"
+    assert (tmp_path / "done" / "a.jpg").read_bytes() == b"image"
+
+
 def test_a_file_that_is_opened_for_writing_while_it_is_moved_is_put_back(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -15,6 +15,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterat
 from functools import partial
 from itertools import groupby
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, Literal
 
 import anyio
@@ -33,7 +34,7 @@ from daemon.inbox.walk import Listed, Walk
 from daemon.inbox.watcher import Watcher
 from daemon.jobs import Admitted, File, JobStatus, Placed
 from daemon.ledger.ledger import Ledger
-from daemon.ledger.records import Reader
+from daemon.ledger.records import Expected, Reader
 from daemon.monitoring.metrics import Metrics
 from daemon.service import Service
 from daemon.system.mounts import ANSWER_SECONDS
@@ -632,6 +633,19 @@ def test_an_outage_of_an_inbox_is_in_the_log_once_and_so_is_its_end(inbox: Path)
         "inbox cannot be read; it is tried again at every scan",
         "inbox can be read again",
     ]
+
+
+def test_an_inbox_stays_away_while_the_ledger_cannot_be_asked_what_is_in_it(inbox: Path) -> None:
+    folder = open_folder(1, Inbox(path=inbox))
+    reader: Any = SimpleNamespace(files_of=lambda _: [])
+    assert folder.find_absence(reader) is None
+    inbox.rename(inbox.with_name("elsewhere"))
+
+    def refuse(_: int) -> list[Expected]:
+        raise LedgerUnusable("the disk does not answer")
+
+    reader.files_of = refuse
+    assert "is gone" in str(folder.find_absence(reader))
 
 
 async def test_an_inbox_that_vanishes_and_returns_is_watched_again(watch: Watch, outside: Path) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 import anyio
 import pytest
 
-from daemon.errors import LedgerDamaged
+from daemon.errors import LedgerDamaged, LedgerUnusable
 from daemon.ledger.ledger import Ledger
 from daemon.ledger.reading import Connections, ReaderClosed
 
@@ -92,3 +92,11 @@ async def test_a_connection_that_cannot_be_opened_is_not_left_open(tmp_path: Pat
     (tmp_path / "ledger.sqlite").write_bytes(b"this is no database" * 100)
     with pytest.raises(LedgerDamaged, match="not a database"), Connections(tmp_path / "ledger.sqlite").lend():
         pass
+
+
+async def test_a_lack_of_memory_while_the_ledger_is_read_is_waited_for(ledger: Ledger) -> None:
+    """It is how Python reports SQLITE_NOMEM."""
+    connections = Connections(ledger.path)
+    with pytest.raises(LedgerUnusable, match="too little memory"), connections.lend():
+        raise MemoryError
+    connections.close()

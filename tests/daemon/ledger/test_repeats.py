@@ -59,6 +59,18 @@ async def test_a_file_with_the_bytes_of_the_version_before_keeps_its_row(kept: L
     assert await kept.owed(0, 9) == []
 
 
+async def test_an_image_that_is_processed_again_keeps_its_own_row(kept: Ledger) -> None:
+    """Ledgers of earlier versions have two images with the same bytes for a file that was touched."""
+    await process(kept)
+    await process(kept, b"other", inode=12)
+    await kept.run(lambda c: c.execute("UPDATE image SET digest = (SELECT digest FROM image WHERE id = 1)"))
+    await kept.run(lambda c: c.execute("UPDATE image SET status = 0, not_before = 1 WHERE id = 2"))
+    [job] = await kept.next_jobs(1, ())
+    assert job.has_result
+    assert await kept.end([done(job, data=b"data")]) == {2}
+    assert [row[0] for row in images(kept)] == [1, 2]
+
+
 async def test_a_repeat_counts_as_nothing_new() -> None:
     counts = Counts()
     counts.begin({JobStatus.DONE: 1, JobStatus.PENDING: 1})

@@ -1,8 +1,12 @@
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
-from daemon.system.mounts import NETWORK_FILE_SYSTEMS, is_network_mount
+import pytest
+
+from daemon.system import mounts
+from daemon.system.mounts import NETWORK_FILE_SYSTEMS, KnownFolder, Mount, Position, is_network_mount
 
 
 def test_the_kinds_of_file_system_that_send_no_events_are_known() -> None:
@@ -10,3 +14,30 @@ def test_the_kinds_of_file_system_that_send_no_events_are_known() -> None:
     assert NETWORK_FILE_SYSTEMS.fullmatch(b"fuse.sshfs")
     assert not NETWORK_FILE_SYSTEMS.fullmatch(b"ext4")
     assert not is_network_mount(Path("/proc"))
+
+
+@pytest.mark.parametrize(("kind", "is_shared"), [(b"nfs4", False), (b"ext4", True)])
+def test_mounts_of_one_file_system_of_a_network_are_told_apart_by_their_folders_alone(
+    kind: bytes, is_shared: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """NFS says "/" for every folder of a server that is mounted."""
+    folders = [tmp_path / name for name in ("in", "out")]
+    for folder in folders:
+        folder.mkdir()
+    found = [Mount(os.fsencode(folder), kind, b"0:52", b"/") for folder in folders]
+    monkeypatch.setattr(mounts, "list_mounts", lambda: found)
+    one, other = map(Position.of, folders)
+    assert one.is_within(other) == is_shared
+
+
+def test_a_folder_of_an_image_of_a_container_is_the_same_after_the_first_write(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """overlayfs then copies it: the inode stays, and it is born again."""
+    found = [Mount(os.fsencode(tmp_path), b"overlay", b"0:52", b"/")]
+    monkeypatch.setattr(mounts, "list_mounts", lambda: found)
+    folder = KnownFolder(os.fsencode(tmp_path))
+    folder.check()
+    of = mounts.FolderIdentity.of
+    monkeypatch.setattr(mounts.FolderIdentity, "of", lambda path: of(path)._replace(born=1))
+    folder.check()

@@ -418,3 +418,16 @@ def test_the_name_of_a_folder_and_what_was_added_to_one_are_on_the_disk(
     beside.unpack({"a.png": b"a", "b.png": b"b"})
     assert named[-1] == (True, True)
     assert added == [["a.png", "b.png"]]
+
+
+def test_a_link_to_a_file_of_an_earlier_attempt_is_a_file_like_it(beside: Beside) -> None:
+    beside.unpack({"a.png": b"one", "b.png": None})
+    target, mark = beside.choose(FIRST)
+    with contextlib.closing(Contents(beside.fd, target, FIRST, MOST, IGNORED, mark)) as contents:
+        contents.begin(b"a.png", 3)
+        contents.write(b"one")
+        contents.finish()
+        contents.repeat(b"c.png", b"a.png")
+        contents.place(is_whole=True)
+    assert contents.missing == 0
+    assert (beside.path / os.fsdecode(target) / "c.png").read_bytes() == b"one"
