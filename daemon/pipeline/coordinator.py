@@ -240,7 +240,7 @@ class Pipeline:
                 with anyio.CancelScope(shield=True):  # A station that asks may be lost meanwhile.
                     await self.recover(self.answering() - self._recovered)
                 # What is passed over now may be due by the time that the ledger has answered.
-                changed, asked_at, was_busy = self._changed, steady_seconds(), bool(self.in_flight)
+                changed, asked_at, was_busy = self._changed, steady_seconds(), self.schedule.is_busy
                 resting = self.schedule.resting(time.monotonic())
                 if jobs := await self._find(executor, FEED):
                     return jobs

@@ -329,6 +329,11 @@ class Schedule:
         return sum(not entry.is_owed for entry in self._taken())
 
     @property
+    def is_busy(self) -> bool:
+        """Whether something was taken, or is owed."""
+        return any(True for _ in self._taken())
+
+    @property
     def left(self) -> int | None:
         """Images that must still finish to reach the limit; None: there is none."""
         return None if self.limit is None else self.limit - len(self._begun) + len(self._unfinished)
