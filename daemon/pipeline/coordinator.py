@@ -159,7 +159,7 @@ class Pipeline:
     @property
     def in_flight(self) -> int:
         """Images that were taken, and those that a lost station has left to be published here."""
-        return self.schedule.in_hand + len(self.schedule.owed())
+        return self.schedule.taken
 
     @property
     def has_sinks(self) -> bool:
@@ -237,10 +237,11 @@ class Pipeline:
     async def _wait_for_jobs(self, executor: Executor) -> list[Job]:
         async with self._handing_out:
             while not (self.draining or self._is_over):
-                with anyio.CancelScope(shield=True):  # A station that asks may be lost meanwhile.
-                    await self.recover(self.answering() - self._recovered)
+                if unsettled := self.answering() - self._recovered:
+                    with anyio.CancelScope(shield=True):  # A station that asks may be lost meanwhile.
+                        await self.recover(unsettled)
                 # What is passed over now may be due by the time that the ledger has answered.
-                changed, asked_at, was_busy = self._changed, steady_seconds(), self.schedule.is_busy
+                changed, asked_at, was_busy = self._changed, steady_seconds(), self.schedule.taken > 0
                 resting = self.schedule.resting(time.monotonic())
                 if jobs := await self._find(executor, FEED):
                     return jobs

@@ -325,13 +325,14 @@ class Schedule:
 
     @property
     def in_hand(self) -> int:
-        """First looks and files to unpack that were taken and are not forgotten. Those that are owed are not counted."""
-        return sum(not entry.is_owed for entry in self._taken())
+        """As `taken`, without those that are owed."""
+        return self.taken - len(self.owed())
 
     @property
-    def is_busy(self) -> bool:
-        """Whether something was taken, or is owed."""
-        return any(True for _ in self._taken())
+    def taken(self) -> int:
+        """First looks and files to unpack that were taken and are not forgotten, with those that are owed."""
+        waiting = sum(len(entries) for (look, _), entries in self._waiting.items() if look == FIRST)
+        return len(self._entries[FIRST]) - waiting
 
     @property
     def left(self) -> int | None:

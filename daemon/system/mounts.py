@@ -175,6 +175,7 @@ class KnownFolder:
     path: bytes
     seen: bytes = b""
     identity: FolderIdentity | None = None
+    is_overlay: bool = False
 
     def check(self) -> None:
         """Raises FolderAway if it is not the same any more; OSError."""
@@ -197,9 +198,11 @@ class KnownFolder:
         seen = self.path
         while not os.path.isdir(seen) and seen != b"/":
             seen = os.path.dirname(seen)
+        if seen != self.seen:
+            mount = mount_of(Path(os.fsdecode(seen)))
+            self.is_overlay = bool(mount and mount.kind == b"overlay")
         self.seen, self.identity = seen, FolderIdentity.of(seen)
-        mount = mount_of(Path(os.fsdecode(seen)))
-        if mount and mount.kind == b"overlay":  # the first write copies a folder, which is then born again
+        if self.is_overlay:  # the first write copies a folder, which is then born again
             self.identity = self.identity._replace(born=0)
 
     def _is_mounted_again(self, now: FolderIdentity) -> bool:
