@@ -237,11 +237,12 @@ class Pipeline:
     async def _wait_for_jobs(self, executor: Executor) -> list[Job]:
         async with self._handing_out:
             while not (self.draining or self._is_over):
+                changed = self._changed  # before all that waits, in which another inbox may begin to answer
                 if unsettled := self.answering() - self._recovered:
                     with anyio.CancelScope(shield=True):  # A station that asks may be lost meanwhile.
                         await self.recover(unsettled)
                 # What is passed over now may be due by the time that the ledger has answered.
-                changed, asked_at, was_busy = self._changed, steady_seconds(), self.schedule.taken > 0
+                asked_at, was_busy = steady_seconds(), self.schedule.taken > 0
                 resting = self.schedule.resting(time.monotonic())
                 if jobs := await self._find(executor, FEED):
                     return jobs

@@ -5157,4 +5157,14 @@ MUTANTS = [
         "except sqlite3.DatabaseError as error:",
         ("daemon/ledger/test_reading.py::test_a_lack_of_memory_while_the_ledger_is_read_is_waited_for",),
     ),
+    Mutant(
+        "late-inbox-owed",
+        "a run does not end before what is owed of an inbox that answers late is published",
+        "daemon/pipeline/coordinator.py",
+        "                asked_at, was_busy = steady_seconds(), self.schedule.taken > 0",
+        "                changed = self._changed; asked_at, was_busy = steady_seconds(), self.schedule.taken > 0",
+        (
+            "daemon/pipeline/test_coordinator.py::test_a_run_does_not_end_before_what_is_owed_of_an_inbox_that_answers_late_is_published",
+        ),
+    ),
 ]

@@ -434,3 +434,23 @@ async def test_a_station_is_retired_when_all_its_jobs_have_left_it(ledger: Ledge
             nothing = Publication([], {}, set(), [], [])
             await coordinator.note_published(Published(endings, ended, nothing))
     assert order == ["published", "retired"]
+
+
+@pytest.mark.anyio
+async def test_a_run_does_not_end_before_what_is_owed_of_an_inbox_that_answers_late_is_published(
+    ledger: Ledger, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    coordinator, answering, recovered = make_coordinator(ledger, tmp_path), {1}, list[set[int]]()
+    monkeypatch.setattr(coordinator, "answering", lambda: set(answering))
+
+    async def recover(inboxes: set[int]) -> None:
+        recovered.append(inboxes)
+        coordinator._recovered |= inboxes
+        answering.add(2)  # its listing ends meanwhile, and is the last one
+        coordinator.schedule.found_all = True
+        coordinator.wake()
+
+    monkeypatch.setattr(coordinator, "recover", recover)
+    with anyio.fail_after(PATIENCE):
+        assert await next_jobs(coordinator) == []
+    assert recovered == [{1}, {2}]
