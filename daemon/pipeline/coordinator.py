@@ -296,18 +296,18 @@ class Pipeline:
     async def take_as_image(self, job: Job) -> None:
         """A file that waited to be unpacked is an image after all."""
         await self.retry("ledger", self.ledger.run, partial(take_as_image, number=job.id))
-        self.schedule.forget([job])
+        self.schedule.forget(job)
         self.ledger.read_again()
         self.wake()
 
     # 3. The station asks and reports what concerns the ledger, in groups.
 
     async def note_read(self, jobs: Sequence[Job]) -> None:
-        self._note_read([job for job in jobs if job.reserved])
+        self._note_absences([job for job in jobs if job.reserved])
         if self._reuse_results:
             await self.retry("ledger", self.ledger.recall, [job for job in jobs if job.digest])
 
-    def _note_read(self, jobs: Sequence[Job]) -> None:
+    def _note_absences(self, jobs: Sequence[Job]) -> None:
         noted = self.schedule.note_read(jobs, time.monotonic())
         for inbox in noted.back:
             log.info("inbox can be read again", path=os.fsdecode(self._roots[inbox]))
@@ -324,7 +324,7 @@ class Pipeline:
     async def end(self, endings: list[Ending]) -> set[int]:
         if doubtful := [ending.job for ending in endings if ending.is_doubtful]:
             hidden = await self.watcher.find_hidden(doubtful, self.publisher.check_folders)
-            self._note_read(hidden)
+            self._note_absences(hidden)
             now = time.time()
             kept = {job.id: self._judge.failed(job, job.failure, now) for job in hidden if job.failure}
             endings[:] = [kept.get(ending.job.id, ending) for ending in endings]

@@ -184,7 +184,7 @@ class Desk:
 
     @property
     def in_flight(self) -> int:
-        return self._home.schedule.has_of(self.name)
+        return len(self._home.schedule.looked_at(self.name))
 
     async def open(self) -> None:
         """Find the look's model in the ledger."""
@@ -209,9 +209,7 @@ class Desk:
         return not await self._ask(wanted)
 
     def _question(self, most: int) -> Question:
-        question = self._home.schedule.ask(most, self._readable(), time.monotonic(), self.name)
-        assert question is not None, "a limit holds up no second look"
-        return question
+        return self._home.schedule.ask_look(self.name, most, self._readable(), time.monotonic())
 
     def _readable(self) -> set[int]:
         now = time.monotonic()
@@ -241,7 +239,8 @@ class Desk:
             left = seen_at + GATHER_SECONDS - time.monotonic()
             if found.jobs and (len(found.jobs) >= enough or left <= 0 or not self._home.in_flight):
                 self._budget.take(len(found.jobs))
-                return self._home.schedule.take_look(self.name, found.jobs, station)
+                self._home.schedule.take_look(self.name, found.jobs)
+                return found.jobs
             if room < enough or not found.some_left:
                 pause = self._budget.seconds_to(enough if found.jobs else 1) or POLL_SECONDS
                 await self._pause(min(POLL_SECONDS, left, pause))
@@ -318,8 +317,7 @@ class Desk:
         self.let_go([ending.job for ending in group.endings])
 
     def let_go(self, jobs: Sequence[Job]) -> None:
-        if not self._stopped:
-            self._home.schedule.forget(jobs, self.name)
+        self._home.schedule.leave_look(self.name, jobs)
         self.wake()
 
     def _release(self, files: set[FileKey]) -> None:

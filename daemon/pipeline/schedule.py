@@ -17,11 +17,12 @@ wrong order. A second look takes long and holds up no new version: it holds the 
 
 from __future__ import annotations
 
+import itertools
 from bisect import insort
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Final, NamedTuple
+from typing import NamedTuple
 
 from daemon.jobs import Ending, Job, JobStatus
 
@@ -30,7 +31,6 @@ TRIES = 3  # after these, a run that is to end no longer waits for an inbox
 TRY_SECONDS = 120.0  # after which a try is taken for lost, with the executor that made it
 
 FileKey = tuple[int, bytes]  # inbox and path
-FIRST: Final = ""  # where second looks have their name
 
 
 class State(Enum):
@@ -46,7 +46,6 @@ class Entry:
     has replaced it by then."""
 
     job: Job
-    look: str = FIRST
     is_container: bool = False
     state: State = State.WAITING
     executor: object = None
@@ -101,10 +100,10 @@ class Schedule:
 
     limit: int | None = None
     found_all: bool = False
-    _entries: dict[str, dict[int, Entry]] = field(default_factory=lambda: {FIRST: {}})  # by look and image
-    _waiting: dict[tuple[str, bool], list[Entry]] = field(
-        default_factory=dict
-    )  # by look and is_container; sorted
+    _entries: dict[int, Entry] = field(default_factory=dict)  # by image
+    # Those that wait, by is_container, and sorted.
+    _waiting: dict[bool, list[Entry]] = field(default_factory=lambda: {False: [], True: []})
+    _looks: dict[str, set[int]] = field(default_factory=dict)  # images of each second look that were taken
     _holders: dict[FileKey, object] = field(default_factory=dict)
     _absent: dict[int, Absence] = field(default_factory=dict)  # by inbox
     _begun: set[int] = field(default_factory=set)  # images, with a limit
@@ -112,26 +111,22 @@ class Schedule:
 
     # From the ledger.
 
-    def ask(self, most: int, inboxes: Collection[int], now: float, look: str = FIRST) -> Question | None:
+    def ask(self, most: int, inboxes: Collection[int], now: float) -> Question | None:
         """The question whose answer `offer` wants; None if nothing may begin now. inboxes: those that answer."""
         only: frozenset[int] | None = None
-        if self.limit is not None and look == FIRST:
+        if self.limit is not None:
             room = self.limit - len(self._begun)
             if not self.found_all or not (room or self._unfinished):
                 return None
             most = min(most, room or most)
             only = None if room else frozenset(self._unfinished)
-        elif self.limit is not None:
-            only = frozenset(self._begun - self._unfinished)
-        known = frozenset(self._entries.get(look, ()))
-        return Question(most, known, frozenset(inboxes) - self.resting(now), only)
+        return Question(most, frozenset(self._entries), frozenset(inboxes) - self.resting(now), only)
 
-    def offer(self, jobs: Iterable[Job], look: str = FIRST, *, containers: bool = False) -> None:
+    def offer(self, jobs: Iterable[Job], *, containers: bool = False) -> None:
         """These wait in the ledger. Those that are here already are passed over."""
-        entries = self._entries.setdefault(look, {})
         for job in jobs:
-            if job.id not in entries:
-                entries[job.id] = entry = Entry(job, look, containers)
+            if job.id not in self._entries:
+                self._entries[job.id] = entry = Entry(job, containers)
                 self._wait(entry)
 
     # To the executors.
@@ -142,12 +137,11 @@ class Schedule:
         most: int,
         inboxes: Collection[int],
         now: float,
-        look: str = FIRST,
         *,
         containers: bool = False,
     ) -> list[Job]:
         """At most so many jobs, which are in this executor's hands from now on. inboxes: those that answer."""
-        waiting = self._waiting.get((look, containers), [])
+        waiting = self._waiting[containers]
         inboxes = frozenset(inboxes) - self.resting(now)
         taken: list[Entry] = []
         for entry in waiting:
@@ -163,30 +157,19 @@ class Schedule:
             absence.until, absence.is_tried = now + TRY_SECONDS, True
         return [entry.job for entry in taken]
 
-    def take_look(self, look: str, jobs: Sequence[Job], executor: object) -> list[Job]:
-        """These second looks are in this executor's hands from now on."""
-        self._entries.setdefault(look, {}).update(
-            {job.id: Entry(job, look, state=State.TAKEN, executor=executor) for job in jobs}
-        )
-        return list(jobs)
-
-    def forget_look(self, look: str) -> None:
-        """All of it waits in the ledger."""
-        self._entries.pop(look, None)
-
     def entry(self, image: int) -> Entry:
         """A first look, or a file to unpack, that is in memory."""
-        return self._entries[FIRST][image]
+        return self._entries[image]
 
     def end(self, endings: Iterable[Ending], newest: Collection[int]) -> None:
         """They are committed. newest: those that no newer version has replaced."""
         for ending in endings:
-            entry = self._entries[FIRST][ending.job.id]
+            entry = self._entries[ending.job.id]
             entry.state, entry.ending, entry.is_newest = State.ENDED, ending, ending.job.id in newest
 
     def publish(self, images: Iterable[int]) -> set[object]:
         """Their files are written. Returns the executors that had them."""
-        entries = [self._entries[FIRST][image] for image in images]
+        entries = [self._entries[image] for image in images]
         executors = {entry.executor for entry in entries}
         for entry in entries:
             entry.state, entry.executor = State.PUBLISHED, None
@@ -194,42 +177,39 @@ class Schedule:
 
     def confirm(self, images: Iterable[int]) -> list[Entry]:
         """All that was written for them is on the disk. An attempt that is to be repeated waits in the ledger."""
-        return [self._leave(self._entries[FIRST][image]) for image in images]
+        return [self._leave(self._entries[image]) for image in images]
 
     def owe(self, images: Iterable[int]) -> list[Entry]:
         """What was written for them may be lost, and the daemon publishes it again. Those without files are forgotten."""
-        entries = [self._entries[FIRST][image] for image in images]
+        entries = [self._entries[image] for image in images]
         for entry in entries:
             entry.state, entry.executor = State.ENDED, None
             if not entry.is_newest:
                 self._leave(entry)
         return entries
 
-    def give_back(self, jobs: Iterable[Job], look: str = FIRST) -> None:
+    def give_back(self, jobs: Iterable[Job]) -> None:
         """They wait again, as if nobody had begun them."""
         for job in jobs:
-            self._return(self._entries[look][job.id])
+            self._return(self._entries[job.id])
 
-    def forget(self, jobs: Iterable[Job], look: str = FIRST) -> None:
-        """They wait in the ledger."""
-        for job in jobs:
-            entry = self._entries[look].pop(job.id)
-            self._let_go(entry)
-            self._begun.discard(job.id)
-            self._unfinished.discard(job.id)
-            if entry.state is State.WAITING:
-                self._waiting[look, entry.is_container].remove(entry)
+    def forget(self, job: Job) -> None:
+        """It was taken, and waits in the ledger, as if nobody had begun it."""
+        self._let_go(self._entries.pop(job.id))
+        self._begun.discard(job.id)
+        self._unfinished.discard(job.id)
 
     def forget_waiting(self) -> None:
         """What nobody has waits in the ledger."""
-        for look, is_container in list(self._waiting):
-            for entry in self._waiting.pop((look, is_container)):
-                del self._entries[look][entry.job.id]
+        for waiting in self._waiting.values():
+            for entry in waiting:
+                del self._entries[entry.job.id]
+            waiting.clear()
 
     def lose(self, executor: object) -> list[Entry]:
         """An executor is gone. What it had taken waits again. What it had ended is returned: those that are to be published
         are owed, and the others forgotten."""
-        mine = [entry for entry in self._entries[FIRST].values() if entry.executor is executor]
+        mine = [entry for entry in self._entries.values() if entry.executor is executor]
         for entry in mine:
             if entry.state is State.TAKEN:
                 self._return(entry)
@@ -237,21 +217,37 @@ class Schedule:
 
     def has(self, executor: object) -> int:
         """How many jobs an executor has."""
-        return sum(
-            entry.executor is executor for entries in self._entries.values() for entry in entries.values()
-        )
+        return sum(entry.executor is executor for entry in self._entries.values())
 
-    def has_of(self, look: str) -> int:
-        """How many images of a second look were taken."""
-        return len(self._entries.get(look, ()))
+    # Second looks, which have the order of the ledger, and executors of their own.
+
+    def ask_look(self, look: str, most: int, inboxes: Collection[int], now: float) -> Question:
+        """As `ask`. With a limit, only its images get second looks."""
+        only = None if self.limit is None else frozenset(self._begun - self._unfinished)
+        return Question(most, frozenset(self.looked_at(look)), frozenset(inboxes) - self.resting(now), only)
+
+    def take_look(self, look: str, jobs: Iterable[Job]) -> None:
+        self._looks.setdefault(look, set()).update(job.id for job in jobs)
+
+    def leave_look(self, look: str, jobs: Iterable[Job]) -> None:
+        """Their look is over, or waits in the ledger."""
+        self.looked_at(look).difference_update([job.id for job in jobs])
+
+    def looked_at(self, look: str) -> set[int]:
+        """The images whose look was taken."""
+        return self._looks.get(look, set())
+
+    def forget_look(self, look: str) -> None:
+        """All of it waits in the ledger."""
+        self._looks.pop(look, None)
 
     # Conditions of `take`. Each holds work back, and says nothing about the others.
 
     def _is_free(self, entry: Entry) -> bool:
-        return entry.look != FIRST or entry.file not in self._holders
+        return entry.file not in self._holders
 
     def _is_within_limit(self, entry: Entry) -> bool:
-        if self.limit is None or entry.look != FIRST or entry.job.id in self._begun:
+        if self.limit is None or entry.job.id in self._begun:
             return True
         return self.found_all and len(self._begun) < self.limit
 
@@ -281,7 +277,7 @@ class Schedule:
     # What is owed.
 
     def owed(self) -> list[Entry]:
-        return [entry for entry in self._entries[FIRST].values() if entry.is_owed]
+        return [entry for entry in self._entries.values() if entry.is_owed]
 
     def settle(self, entries: Iterable[Entry]) -> None:
         """What was owed is published."""
@@ -331,8 +327,7 @@ class Schedule:
     @property
     def taken(self) -> int:
         """First looks and files to unpack that were taken and are not forgotten, with those that are owed."""
-        waiting = sum(len(entries) for (look, _), entries in self._waiting.items() if look == FIRST)
-        return len(self._entries[FIRST]) - waiting
+        return len(self._entries) - sum(map(len, self._waiting.values()))
 
     @property
     def left(self) -> int | None:
@@ -349,24 +344,21 @@ class Schedule:
             return True
         waits = any(
             entry.job.inbox not in lasting and self._is_within_limit(entry)
-            for (look, _), entries in self._waiting.items()
-            for entry in entries
-            if look == FIRST
+            for entry in itertools.chain(*self._waiting.values())
         )
         return not (waits or later or self.resting(now) - lasting)
 
     def _taken(self) -> Iterator[Entry]:
-        return (entry for entry in self._entries[FIRST].values() if entry.state is not State.WAITING)
+        return (entry for entry in self._entries.values() if entry.state is not State.WAITING)
 
     # Changes of an entry.
 
     def _begin(self, entry: Entry, executor: object) -> None:
         entry.state, entry.executor = State.TAKEN, executor
-        if entry.look == FIRST:
-            self._holders[entry.file] = entry
-            if self.limit is not None and entry.job.id not in self._begun:
-                self._begun.add(entry.job.id)
-                self._unfinished.add(entry.job.id)
+        self._holders[entry.file] = entry
+        if self.limit is not None and entry.job.id not in self._begun:
+            self._begun.add(entry.job.id)
+            self._unfinished.add(entry.job.id)
 
     def _return(self, entry: Entry) -> None:
         self._let_go(entry)
@@ -375,10 +367,10 @@ class Schedule:
         self._wait(entry)
 
     def _wait(self, entry: Entry) -> None:
-        insort(self._waiting.setdefault((entry.look, entry.is_container), []), entry, key=_turn)
+        insort(self._waiting[entry.is_container], entry, key=_turn)
 
     def _leave(self, entry: Entry) -> Entry:
-        del self._entries[entry.look][entry.job.id]
+        del self._entries[entry.job.id]
         self._let_go(entry)
         if entry.ending and entry.ending.status is not JobStatus.PENDING:
             self._unfinished.discard(entry.job.id)

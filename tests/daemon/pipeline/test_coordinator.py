@@ -280,7 +280,7 @@ async def test_a_version_waits_while_another_one_of_its_file_is_with_a_station(
     assert [job.path for job in await next_jobs(coordinator)] == [b"b.jpg"]
     coordinator.let_go([first])
     assert [job.version.mtime_ns for job in await next_jobs(coordinator)] == [1]
-    coordinator.schedule.forget([first])
+    coordinator.schedule.forget(first)
     assert [job.version.mtime_ns for job in await next_jobs(coordinator)] == [2]
 
 

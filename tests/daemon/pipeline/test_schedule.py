@@ -165,11 +165,12 @@ def test_files_are_held_together_or_not_at_all() -> None:
 
 def test_a_second_look_holds_up_no_new_version_while_it_is_at_work() -> None:
     schedule = offered(image(2, b"a"))
-    schedule.take_look("again", [image(1, b"a")], "desk")
+    schedule.take_look("again", [image(1, b"a")])
     assert take(schedule) == [2]
-    assert (schedule.has_of("again"), schedule.in_hand) == (1, 1)
+    assert (schedule.looked_at("again"), schedule.in_hand) == ({1}, 1)
+    assert schedule.ask_look("again", 9, INBOXES, 0.0).known == {1}
     schedule.forget_look("again")
-    assert schedule.has_of("again") == 0
+    assert schedule.looked_at("again") == set()
 
 
 # A limit
@@ -210,9 +211,16 @@ def test_with_a_limit_only_its_images_get_second_looks() -> None:
     schedule = offered(*map(image, (1, 2)), limit=1)
     take(schedule)
     finish(schedule, 1)
-    question = schedule.ask(9, INBOXES, 0.0, "again")
-    assert question
-    assert question.only == {1}
+    assert schedule.ask_look("again", 9, INBOXES, 0.0).only == {1}
+
+
+def test_a_second_look_that_ends_makes_no_room_for_another_image_in_a_limit() -> None:
+    schedule = offered(*map(image, (1, 2)), limit=1)
+    [job] = schedule.take("a", 9, INBOXES, 0.0)
+    finish(schedule, 1)
+    schedule.take_look("again", [job])
+    schedule.leave_look("again", [job])
+    assert (take(schedule), schedule.left) == ([], 0)
 
 
 # Inboxes that are away
