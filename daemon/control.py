@@ -53,11 +53,6 @@ POLL_SECONDS = 0.1  # while the daemon carries out a request
 PATIENCE_SECONDS = 30.0  # for an answer of the daemon
 RELOAD_SECONDS = 600.0  # the same, while it reads the weights of other models to check them
 CHUNK = 10_000  # images named in one request
-GARBAGE = (
-    10_000,
-    20,
-    20,
-)  # for gc.set_threshold: to look at thousands of jobs in memory takes long, and finds little
 
 
 def run(
@@ -98,7 +93,7 @@ def run(
                 run_service, config, once=once, limit=limit, show=show, ends_process=True, read=read
             )
             gc.freeze()  # what is loaded by now stays, and need not be looked at
-            gc.set_threshold(*GARBAGE)
+            gc.set_threshold(10_000, 20, 20)  # to look at thousands of jobs takes long, and finds little
             with lock_outputs(config):
                 return anyio.run(work, backend_options={"use_uvloop": True})
 

@@ -123,9 +123,8 @@ def _translate(pattern: str) -> list[tuple[bool, bool, bytes]]:
 
 def _translate_path(pattern: bytes) -> bytes:
     """A regular expression; empty for a pattern that matches nothing. Folders end with a slash."""
-    from pathspec.patterns.gitignore.spec import (
-        GitIgnoreSpecPattern,
-    )  # takes as long as the rest of this package
+    # Only here: that takes as long as the rest of this package.
+    from pathspec.patterns.gitignore.spec import GitIgnoreSpecPattern
 
     bare = pattern.rstrip(b"/")
     if bare.split(b"/")[-1] == b"**":  # all that is in a folder, and not the folder itself

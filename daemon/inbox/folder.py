@@ -219,9 +219,8 @@ class Folder:
         """When a scan of all of it is due (monotonic)."""
         if not self.scanned_at:
             return 0.0
-        is_quick = (
-            self.polls or self.trouble
-        ) and not self.origin.is_remote  # a store charges for each request
+        # A store charges for each request.
+        is_quick = (self.polls or self.trouble) and not self.origin.is_remote
         interval = min(POLL_SECONDS, rescan_seconds) if is_quick else rescan_seconds
         if self.settling.overflowed:
             # By then there is room for the files that did not fit.

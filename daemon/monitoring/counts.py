@@ -92,9 +92,8 @@ class Pace:
     """
 
     def __init__(self) -> None:
-        self._samples: deque[tuple[float, int]] = (
-            deque()
-        )  # monotonic seconds, and the images finished by then
+        # Monotonic seconds, and the images finished by then.
+        self._samples: deque[tuple[float, int]] = deque()
         self._workers: Collection[object] = ()  # the ready ones
         self._each = 0.0  # images a second of each worker before them
 

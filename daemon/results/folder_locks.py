@@ -60,9 +60,7 @@ def _lock_above(stack: contextlib.ExitStack, folder: Path) -> None:
     except OSError:
         return
     stack.callback(os.close, fd)
-    if (
-        os.fstat(fd).st_mode & stat.S_ISVTX
-    ):  # such as /tmp, where a lock means to others that nothing is cleaned up
+    if os.fstat(fd).st_mode & stat.S_ISVTX:  # as /tmp, where a lock tells others to clean nothing up
         return
     try:
         fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)

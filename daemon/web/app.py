@@ -295,12 +295,10 @@ def load_certificate(http: Http) -> ssl.SSLContext:
     context.set_ciphers(CIPHERS)
     try:
         context.load_cert_chain(http.tls_certificate, http.tls_key or None)
-    except OSError as error:  # ssl.SSLError is one
-        raise ConfigError(
-            [f"http.tls_certificate: the certificate or its key is unusable: {error.strerror or error}."]
-        ) from (
-            None if isinstance(error, ssl.SSLError) else error
-        )  # SSLError has numbers of its own in errno
+    except OSError as error:
+        cause = None if isinstance(error, ssl.SSLError) else error  # which has numbers of its own in errno
+        problem = f"the certificate or its key is unusable: {error.strerror or error}"
+        raise ConfigError([f"http.tls_certificate: {problem}."]) from cause
     return context
 
 

@@ -61,9 +61,8 @@ class Lane:
         # A slot is free again before its batch is committed, so that no GPU waits for the disk.
         # This bounds the batches that wait for a commit: as many as are being worked on.
         self._unfinished = anyio.Semaphore(2 * sum(seat.setup.threads for seat in pool.seats))
-        self._most = (
-            batch_size  # images in a batch; after one that took too long it begins again at 1, and doubles
-        )
+        # Images in a batch; after one that took too long it begins again at 1, and doubles.
+        self._most = batch_size
         self._fitted = 0  # batches of which something fitted into the GPU's memory
 
     def is_needed_by(self, job: Job) -> bool:
@@ -126,9 +125,7 @@ class Lane:
                 loss = _no_room(worker)
         except WorkerLost as error:
             loss = error
-            if (
-                loss.timed_out
-            ):  # the machine may be busy: single images are done sooner, and show how slow it is
+            if loss.timed_out:  # perhaps on a busy machine: single images show how slow it is
                 self._most = 1
         finally:
             self._unfinished.release()

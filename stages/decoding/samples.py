@@ -286,9 +286,7 @@ def _unpack(picture: Directory, part: Segment, row_bytes: int) -> Array:
         found = np.frombuffer(raw, np.uint8, part.rows * row_bytes)
         if fill_order == 2:
             found = np.packbits(np.unpackbits(found, bitorder="little"))
-    elif (
-        picture.compression in DEFLATE and fill_order == 1
-    ):  # pictures of one row a strip have thousands of strips
+    elif picture.compression in DEFLATE and fill_order == 1:  # there may be thousands of strips of one row
         try:
             found = np.frombuffer(zlib.decompressobj().decompress(raw, part.rows * row_bytes), np.uint8)
         except zlib.error as error:

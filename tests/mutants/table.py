@@ -2991,7 +2991,7 @@ ENDS = [
         "start-certificate",
         "OpenSSL's own numbers are no errors of the system",
         "daemon/web/app.py",
-        "(None if isinstance(error, ssl.SSLError) else error)",
+        "None if isinstance(error, ssl.SSLError) else error",
         "error",
         (
             "faults/test_starts.py::test_a_certificate_with_the_wrong_key_is_wrong_whatever_number_openssl_gives",

@@ -9,7 +9,7 @@ import fcntl
 import os
 import signal
 import zipfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import BinaryIO
 
@@ -109,22 +109,32 @@ def test_a_file_that_somebody_writes_to_leaves_when_it_is_closed(
     assert not source.exists()
 
 
+@contextlib.contextmanager
+def opened_while_moved(
+    source: Path, monkeypatch: pytest.MonkeyPatch, then: Callable[[], object] = lambda: None
+) -> Iterator[None]:
+    """The source is opened for writing just before it leaves its inbox. then: what happens just after."""
+    rename = os.rename
+
+    def rename_late(*names: bytes, **folders: int) -> None:
+        leaves = "src_dir_fd" in folders
+        if leaves:
+            opened.callback(os.close, open_now(os.fspath(source), os.O_WRONLY))
+        rename(*names, **folders)
+        if leaves:
+            then()
+
+    with contextlib.ExitStack() as opened, monkeypatch.context() as patch:
+        patch.setattr(sources.os, "rename", rename_late)
+        yield
+
+
 def test_a_new_file_that_gets_the_name_meanwhile_is_not_replaced_by_what_is_put_back(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     destination, record = open_destination(tmp_path, on_success="move"), drop(tmp_path)
-    source, rename, opened = tmp_path / "inbox" / "a.jpg", os.rename, contextlib.ExitStack()
-
-    def rename_late(*names: bytes, **folders: int) -> None:
-        if "src_dir_fd" in folders:
-            opened.callback(os.close, open_now(os.fspath(source), os.O_WRONLY))
-            rename(*names, **folders)
-            source.write_bytes(b"a new upload")
-        else:
-            rename(*names, **folders)
-
-    with opened, monkeypatch.context() as patch:
-        patch.setattr(sources.os, "rename", rename_late)
+    source = tmp_path / "inbox" / "a.jpg"
+    with opened_while_moved(source, monkeypatch, lambda: source.write_bytes(b"a new upload")):
         destination.publish(record)
     assert source.read_bytes() == b"a new upload"
     assert (tmp_path / "done" / "a.jpg").read_bytes() == b"image"
@@ -134,17 +144,9 @@ def test_a_file_that_is_opened_for_writing_while_it_is_moved_is_put_back(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     destination, record = open_destination(tmp_path, on_success="move"), drop(tmp_path)
-    source, rename, opened = tmp_path / "inbox" / "a.jpg", os.rename, contextlib.ExitStack()
-
-    def rename_late(*names: bytes, **folders: int) -> None:
-        if "src_dir_fd" in folders:
-            opened.callback(os.close, open_now(os.fspath(source), os.O_WRONLY))
-        rename(*names, **folders)
-
-    with opened, monkeypatch.context() as patch:
-        patch.setattr(sources.os, "rename", rename_late)
-        with pytest.raises(Held, match=WRITTEN):
-            destination.publish(record)
+    source = tmp_path / "inbox" / "a.jpg"
+    with opened_while_moved(source, monkeypatch), pytest.raises(Held, match=WRITTEN):
+        destination.publish(record)
     assert source.read_bytes() == b"image"
     assert not list((tmp_path / "done").iterdir())
 
