@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from benchmarks.overhead import spread
-from daemon.jobs import Ending, File, Job, JobStatus, Placed, Version
+from daemon.jobs import Content, Ending, File, Job, JobStatus, Placed, Version
 from daemon.ledger.ledger import Ledger
 from daemon.ledger.record import Model
 from daemon.messages import Output
@@ -71,13 +71,12 @@ async def admit(ledger: Ledger, images: int) -> None:
 
 async def annotate(ledger: Ledger, jobs: list[Job]) -> None:
     """What a station asks of the ledger for a group of images."""
-    for job in jobs:
-        job.digest = hashlib.sha256(job.path).digest()
-    await ledger.recall(jobs)
-    for job in jobs:
-        job.format, job.width, job.height, job.outputs = "JPEG", 64, 48, dict(OUTPUTS)
+    digests = [hashlib.sha256(job.path).digest() for job in jobs]
+    await ledger.recall(list(zip(jobs, digests, strict=True)))
+    contents = [Content(digest, "JPEG", 64, 48, outputs=dict(OUTPUTS)) for digest in digests]
     done = {"status": JobStatus.DONE, "at": time.time(), "attempts": 1, "bin": "A", "criteria": b"{}"}
-    await ledger.end([Ending(job, **done) for job in jobs])
+    pairs = zip(jobs, contents, strict=True)
+    await ledger.end([Ending(job, **done, content=content) for job, content in pairs])
     await ledger.mark_emitted([Placed(job.id) for job in jobs])
 
 

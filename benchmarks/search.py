@@ -32,7 +32,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from daemon.jobs import Ending, File, Job, JobStatus, Placed, Version
+from daemon.jobs import Content, Ending, File, Job, JobStatus, Placed, Version
 from daemon.ledger.ledger import Ledger
 from daemon.ledger.record import Model
 from daemon.ledger.records import Reader
@@ -142,9 +142,8 @@ async def fill(path: Path, images: int) -> None:
 
 
 def end(job: Job, outputs: dict[str, Output], words: Words) -> Ending:
-    job.digest = job.id.to_bytes(32, "big")
-    job.format, job.width, job.height, job.outputs = "JPEG", 1280, 960, outputs
-    return Ending(job, JobStatus.DONE, time.time(), 1, words.choose_bin(), b"{}")
+    content = Content(job.id.to_bytes(32, "big"), "JPEG", 1280, 960, outputs=outputs)
+    return Ending(job, JobStatus.DONE, time.time(), 1, words.choose_bin(), b"{}", content=content)
 
 
 def make_model(folder: Path) -> StageSpec:

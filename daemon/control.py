@@ -1,5 +1,4 @@
-"""What the commands do with the daemon: run it, send a request to the running one,
-or read its ledger if none is running.
+"""What the commands do with the daemon: send a request to the running one, or read its ledger if none is running.
 
 What only some commands need is imported where they need it, so that `status` and error messages come at once.
 """
@@ -7,13 +6,10 @@ What only some commands need is imported where they need it, so that `status` an
 from __future__ import annotations
 
 import contextlib
-import gc
 import http.client
 import os
-import resource
 import socket
 import time
-from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator
 from functools import partial
 from pathlib import Path
@@ -32,18 +28,14 @@ from daemon.errors import (
     NotRunning,
     WrongArgument,
 )
-from daemon.hints import command, like_service
+from daemon.hints import command
 from daemon.jobs import JobStatus
-from daemon.ledger.files import describe_lost_ledger
 from daemon.ledger.record import Record
-from daemon.ledger.records import Reader
-from daemon.ledger.schema import keep_temporary_files, trouble_named
+from daemon.ledger.records import Reader, open_reader
 from daemon.monitoring.diary import read_diary
 from daemon.monitoring.snapshot import LookState, SinkState, Snapshot, describe_behind
 from daemon.state import CONTROL, LEDGER, find_holder, lock_state, socket_address
-from daemon.system.log import set_up as set_up_log
 from stages.base import Reason
-from stages.processes import importing
 
 if TYPE_CHECKING:
     from daemon.ledger.ledger import Ledger
@@ -53,71 +45,6 @@ POLL_SECONDS = 0.1  # while the daemon carries out a request
 PATIENCE_SECONDS = 30.0  # for an answer of the daemon
 RELOAD_SECONDS = 600.0  # the same, while it reads the weights of other models to check them
 CHUNK = 10_000  # images named in one request
-
-
-def run(
-    config: Config,
-    *,
-    once: bool = False,
-    limit: int = 0,
-    show: Callable[[Snapshot], None] | None = None,
-    read: Callable[[], Config] | None = None,
-) -> Counter[JobStatus]:
-    """Run the daemon; returns the number of images by status, PENDING included. read: reads the configuration
-    again, for a reload. Raises VisiondError; AlreadyRunning before it does anything."""
-    from daemon.inbox.absence import check_inboxes
-
-    is_first = not config.state.path.exists()
-    if is_first:  # if it fails, it leaves no folders behind
-        set_up_log(config.log.level, config.log.format)
-        check_inboxes(config)
-    with lock_state(config.state.path), trouble_named(config.state.path / LEDGER):
-        with importing():
-            import anyio
-
-            from daemon.results.folder_locks import lock_outputs
-            from daemon.service import run_service
-            from daemon.system.lines import written_aside
-            from daemon.system.stray import catch
-
-        most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
-        # The soft limit is low only for the sake of programs that use select(2).
-        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
-        keep_temporary_files(config.state.path)
-        with written_aside():
-            set_up_log(config.log.level, config.log.format)
-            catch()
-            if not is_first:
-                check_inboxes(config)
-            work = partial(
-                run_service, config, once=once, limit=limit, show=show, ends_process=True, read=read
-            )
-            gc.freeze()  # what is loaded by now stays, and need not be looked at
-            gc.set_threshold(10_000, 20, 20)  # to look at thousands of jobs takes long, and finds little
-            with lock_outputs(config):
-                return anyio.run(work, backend_options={"use_uvloop": True})
-
-
-@contextlib.contextmanager
-def open_reader(config: Config) -> Iterator[Reader]:
-    """The ledger, for reading. Raises NothingFound if there is none yet,
-    and LedgerDamaged as soon as damage is found."""
-    path = config.state.path / LEDGER
-    try:
-        with trouble_named(path):
-            try:
-                reader = Reader(path)
-            except PermissionError as error:
-                raise NotPermitted(path) from error
-    except FileNotFoundError:
-        fix = (
-            f"`{command('run')}` creates it. If you mean another one, name its configuration{like_service()}."
-        )
-        raise NothingFound(
-            describe_lost_ledger(config) or f"There is no ledger at {path} yet; {fix}"
-        ) from None
-    with contextlib.closing(reader), trouble_named(path):
-        yield reader
 
 
 def find_snapshot(config: Config) -> Snapshot | None:

@@ -128,8 +128,8 @@ class Failure(msgspec.Struct, frozen=True):
         return not self.away and self.reason is not Reason.UNPACKED
 
 
-class Job(msgspec.Struct, array_like=True):
-    """One version of one file on its way from PENDING to a final state."""
+class Job(msgspec.Struct, array_like=True, frozen=True):
+    """One version of one file that is to be processed, as its row in the ledger says."""
 
     id: int
     inbox: int
@@ -140,36 +140,57 @@ class Job(msgspec.Struct, array_like=True):
     seen_at: float  # Unix seconds
     deaths: int = 0  # workers that died while they ran only this image
     has_result: bool = False  # kept until there is a new one
-    fed_at: float = 0.0  # monotonic seconds
-    extent: Extent | None = None  # where its bytes are in the slab of its station
-    reserved: bool = False  # whether there was room for its bytes
+    priority: int = 0  # in the ledger
+    generation: int = 0  # of the models that give its results: daemon/ledger/rows.py
+
+
+class Content(msgspec.Struct, array_like=True, frozen=True):
+    """What is known about the bytes of a file. outputs: by stage name."""
+
     digest: bytes = b""
     format: str = ""
     width: int = 0  # pixels, upright
     height: int = 0
     pages: int = 1  # pictures in the file; only the first is read
-    outputs: dict[str, Output] = msgspec.field(default_factory=dict)  # by stage name
+    outputs: dict[str, Output] = {}
+
+    def with_outputs(self, outputs: dict[str, Output]) -> Content:
+        return Content(self.digest, self.format, self.width, self.height, self.pages, outputs)
+
+    def says_the_same(self, other: Content) -> bool:
+        """Whether the results of the same stages are equal, but for the time that they took."""
+        return all(self.outputs[stage].payload == each.payload for stage, each in other.outputs.items())
+
+
+UNREAD = Content()
+
+
+class Read(msgspec.Struct, array_like=True, frozen=True):
+    """What came of reading a file: its digest, why it could not be read, or that it is not there in this version."""
+
+    digest: bytes = b""
     failure: Failure | None = None
     gone: bool = False
+
+
+GONE = Read(gone=True)
+
+
+class Attempt(msgspec.Struct):
+    """A job in the hands of an executor: what is known so far. Nobody else changes it."""
+
+    job: Job
+    content: Content = UNREAD
+    failure: Failure | None = None
+    gone: bool = False
+    began_at: float = 0.0  # monotonic seconds, in all processes
+    extent: Extent | None = None  # where its bytes are in the slab
     waits: int = 0  # for memory of its GPU, while other images fitted into it
     had_room: bool = False  # it was tried after nobody else used its GPU's memory
-    generation: int = 0  # of the models that give its results: daemon/ledger/rows.py
-    priority: int = 0  # in the ledger
 
-    def fresh(self) -> Job:
-        """The same job, before anybody began it."""
-        return Job(
-            self.id,
-            self.inbox,
-            self.path,
-            self.location,
-            self.version,
-            self.attempts,
-            self.seen_at,
-            self.deaths,
-            self.has_result,
-            priority=self.priority,
-        )
+    def take_over(self, read: Read) -> None:
+        self.content = Content(read.digest)
+        self.failure, self.gone = read.failure, read.gone
 
 
 class Checksums(msgspec.Struct, array_like=True, frozen=True):
@@ -194,9 +215,10 @@ class Ending(msgspec.Struct, array_like=True, frozen=True):
     not_before: float = 0.0  # Unix seconds, by clock.py
     looks: tuple[str, ...] = ()  # the second looks that a DONE image gets
     checksums: Checksums | None = None
-    is_repeat: bool = (
-        False  # its file had this result before: the row of that version has the new one in its place
-    )
+    content: Content = UNREAD
+    began_at: float = 0.0  # monotonic seconds; 0: it never began
+    # Its file had this result before: the row of that version has the new one in its place.
+    is_repeat: bool = False
 
     @property
     def is_doubtful(self) -> bool:
@@ -208,6 +230,13 @@ class Ending(msgspec.Struct, array_like=True, frozen=True):
     def keeps_result(self) -> bool:
         """Whether the image is DONE with its previous result, because its file is gone or is a repeat."""
         return self.status is JobStatus.GONE and (self.job.has_result or self.is_repeat)
+
+
+class Committed(NamedTuple):
+    """What the ledger has written. newest: the ids of those that no newer version of their file has replaced."""
+
+    endings: list[Ending]
+    newest: set[int]
 
 
 class Placed(msgspec.Struct, array_like=True, frozen=True):

@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-import psutil
 
 from daemon.config.loading import Config
 from daemon.config.second_look import SecondLook
@@ -48,7 +47,6 @@ from stages.manifest import Manifest, NotPulled, PackError, PackErrors, list_fil
 from stages.registry import UnknownName, check_options, find_license
 from stages.weights import packs
 
-GPU_SLAB, CPU_SLAB = 1 << 30, 256 << 20  # bytes: for each GPU; without a GPU
 # With one thread torch uses slower convolutions: OCR takes 1.3 times the CPU time, even on one core
 LEAST_CPU_THREADS = 2
 
@@ -310,34 +308,6 @@ def weights_of(specs: Iterable[StageSpec]) -> dict[str, int]:
         return sum(file.stat().st_size for path in spec.files.values() for file in list_files(Path(path)))
 
     return {spec.name: int(measure(spec) * SHARES.get(spec.dtype, 1)) for spec in specs}
-
-
-def size_slab(config: Config, gpus: Sequence[Gpu]) -> int:
-    """Bytes, as configured or by the number of GPUs."""
-    return config.pipeline.slab_bytes or len(used_gpus(config, gpus)) * GPU_SLAB or CPU_SLAB
-
-
-def size_slabs(config: Config, gpus: Sequence[Gpu], stations: int) -> int:
-    """Bytes of each station's slab. Raises ConfigError if this machine does not have that much memory."""
-    size = config.pipeline.slab_bytes or size_slab(config, gpus) // stations
-    if size * stations > psutil.virtual_memory().total:
-        raise ConfigError([_too_much(size, stations)])
-    return size
-
-
-def open_slab(config: Config, gpus: Sequence[Gpu]) -> Slab:
-    """Raises ConfigError if this machine does not have that much memory."""
-    size = size_slabs(config, gpus, 1)
-    try:
-        return Slab(size)
-    except OSError as error:
-        raise ConfigError([f"{_too_much(size, 1)} ({error.strerror})"]) from error
-
-
-def _too_much(size: int, stations: int) -> str:
-    for_each = f" for each of {stations} stations" if stations > 1 else ""
-    has = f"this machine has {psutil.virtual_memory().total >> 20:,} MiB of memory"
-    return f"pipeline.slab_bytes: {size >> 20:,} MiB{for_each} is too much; {has}. Set a smaller value."
 
 
 def used_gpus(config: Config, gpus: Sequence[Gpu]) -> list[Gpu]:

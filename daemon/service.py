@@ -183,7 +183,8 @@ class Service:
             layout, plans = await to_thread.run_sync(lay_out, config)
             self._layouts = [layout, *(plan.layout for plan in plans)]
             announce(layout, plans, layout if self.once else None)  # its summary has the notices
-            ledger, numbers = await self._open_ledger(stack, layout, plans)
+            retry = Retry()
+            ledger, numbers = await self._open_ledger(stack, layout, plans, retry)
             reader = stack.enter_context(contextlib.closing(Reader(ledger.path)))
             await to_thread.run_sync(check_names, config, reader)
             every_stage = config.pipeline.mode == "full"
@@ -194,7 +195,6 @@ class Service:
             bins = await to_thread.run_sync(reader.bins) if config.output.bins in ("link", "copy") else ()
             destinations = {number: Destination.of(inbox, config, bins) for number, inbox in inboxes.items()}
             await to_thread.run_sync(remember_folders, destinations.values())
-            retry = Retry()
             longest = {number: destination.longest_path for number, destination in destinations.items()}
             parts = (metrics, longest, retry, ledger.keep_marker)
             watcher = Watcher(inboxes, reader, config.pipeline.rescan_seconds, *parts)
@@ -228,13 +228,13 @@ class Service:
                 yield pipeline, status, exchange
 
     async def _open_ledger(
-        self, stack: contextlib.ExitStack, layout: Layout, plans: list[Plan]
+        self, stack: contextlib.ExitStack, layout: Layout, plans: list[Plan], retry: Retry
     ) -> tuple[Ledger, list[int]]:
         """The ledger, and the numbers of the inboxes in it."""
         config = self.config
         if warning := await to_thread.run_sync(describe_lost_ledger, config):
             log.warning(warning)
-        ledger = Ledger(config.state.path / LEDGER, self.metrics.commit_seconds.observe)
+        ledger = Ledger(config.state.path / LEDGER, self.metrics.commit_seconds.observe, retry)
         stack.callback(ledger.close)
         if ledger.remark:
             log.warning(ledger.remark)

@@ -97,13 +97,20 @@ def parse_sidecar(data: bytes) -> Parts:
     return Parts(sidecar, results, criteria)
 
 
-class Described(Protocol):
-    """What is known about an image's file."""
+class Named(Protocol):
+    """A version of a file."""
 
     @property
     def path(self) -> bytes: ...  # relative to the inbox
     @property
     def version(self) -> Version: ...
+    @property
+    def seen_at(self) -> float: ...
+
+
+class Described(Protocol):
+    """What is known about its bytes."""
+
     @property
     def digest(self) -> bytes: ...
     @property
@@ -114,11 +121,9 @@ class Described(Protocol):
     def height(self) -> int: ...
     @property
     def pages(self) -> int: ...
-    @property
-    def seen_at(self) -> float: ...
 
 
-def describe_source(inbox: bytes, image: Described) -> dict[str, Any]:
+def describe_source(inbox: bytes, image: Named, content: Described) -> dict[str, Any]:
     """The sidecar's `source`. inbox: its folder."""
     source: dict[str, Any] = {
         "inbox": inbox.decode(errors="replace"),
@@ -127,12 +132,12 @@ def describe_source(inbox: bytes, image: Described) -> dict[str, Any]:
     if source["path"].encode() != image.path:
         source["path_base64"] = base64.b64encode(image.path).decode()
     source["bytes"] = image.version.size
-    if image.digest:
-        source["digest"] = f"sha256:{image.digest.hex()}"
-    if image.width:
-        source |= {"width": image.width, "height": image.height, "format": image.format}
-    if image.pages > 1:
-        source["pages"] = image.pages
+    if content.digest:
+        source["digest"] = f"sha256:{content.digest.hex()}"
+    if content.width:
+        source |= {"width": content.width, "height": content.height, "format": content.format}
+    if content.pages > 1:
+        source["pages"] = content.pages
     source["seen_at"] = timestamp(image.seen_at)
     return source
 

@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 
 from daemon.config.loading import parse
-from daemon.jobs import Ending, Failure, File, Job, JobStatus, Version
+from daemon.jobs import Attempt, Content, Ending, Failure, File, Job, JobStatus, Version
 from daemon.ledger.ledger import Ledger
 from daemon.ledger.record import Model, Record
 from daemon.messages import Output
@@ -69,24 +69,34 @@ def make_outputs(variant: int = 3, stages: Iterable[str] = ORDER) -> dict[str, O
     return {stage: Output(msgspec.json.encode(answer), 0.25) for stage, answer in answers.items()}
 
 
-def read(job: Job, data: bytes = b"an image") -> Job:
-    """The job after its bytes are in the slab and its header has been read."""
-    job.digest, job.format, job.width, job.height = hashlib.sha256(data).digest(), "JPEG", 640, 480
-    return job
+def content_of(data: bytes = b"an image", outputs: dict[str, Output] | None = None) -> Content:
+    """What is known about these bytes, once they are in the slab and their header has been read."""
+    return Content(hashlib.sha256(data).digest(), "JPEG", 640, 480, outputs=outputs or {})
 
 
-def done(job: Job, variant: int = 3, data: bytes | None = None) -> Ending:
+def make_attempt(job: Job | None = None, outputs: dict[str, Output] | None = None, **fields: Any) -> Attempt:
+    job = job or make_job()
+    return Attempt(job, content_of(job.path, outputs), **fields)
+
+
+def done(
+    job: Job, variant: int = 3, data: bytes | None = None, outputs: dict[str, Output] | None = None
+) -> Ending:
     """The job's end with every stage's result; each path has its own bytes unless `data` says otherwise."""
-    read(job, job.path if data is None else data)
-    job.outputs = job.outputs or make_outputs(variant)
-    verdict = judge({stage: output.payload for stage, output in job.outputs.items()}, Thresholds())
-    return Ending(
-        job, JobStatus.DONE, 2e9, job.attempts + 1, verdict.name, msgspec.json.encode(verdict.criteria)
-    )
+    content = content_of(job.path if data is None else data, outputs or make_outputs(variant))
+    verdict = judge({stage: output.payload for stage, output in content.outputs.items()}, Thresholds())
+    criteria = msgspec.json.encode(verdict.criteria)
+    return Ending(job, JobStatus.DONE, 2e9, job.attempts + 1, verdict.name, criteria, content=content)
 
 
-def failed(job: Job, reason: Reason = Reason.TRUNCATED, detail: str = "its end is missing") -> Ending:
-    return Ending(read(job), JobStatus.FAILED, 2e9, job.attempts + 1, failure=Failure(reason, detail))
+def failed(
+    job: Job,
+    reason: Reason = Reason.TRUNCATED,
+    detail: str = "its end is missing",
+    outputs: dict[str, Output] | None = None,
+) -> Ending:
+    why, content = Failure(reason, detail), content_of(outputs=outputs)
+    return Ending(job, JobStatus.FAILED, 2e9, job.attempts + 1, failure=why, content=content)
 
 
 def postponed(job: Job, not_before: float) -> Ending:
@@ -134,8 +144,8 @@ async def admit(ledger: Ledger, *paths: bytes) -> list[Job]:
 
 async def complete(ledger: Ledger, *endings: Ending) -> Sequence[Record]:
     """End these jobs; returns the records to publish now."""
-    await ledger.end(endings)
-    return [ledger.record_of(ending) for ending in endings if ending.status is not JobStatus.PENDING]
+    committed = await ledger.end(endings)
+    return [ledger.record_of(each) for each in committed.endings if each.status is not JobStatus.PENDING]
 
 
 def open_destination(root: Path, bins: str = "none", on_success: str = "keep", **output: Any) -> Destination:

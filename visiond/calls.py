@@ -18,7 +18,20 @@ import time
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 
-from daemon.jobs import Ending, Failure, Job, JobStatus, Version
+from msgspec.structs import replace
+
+from daemon.jobs import (
+    GONE,
+    Committed,
+    Content,
+    Ending,
+    Extent,
+    Failure,
+    Job,
+    JobStatus,
+    Read,
+    Version,
+)
 from daemon.ledger.record import Model, Record
 from daemon.pipeline.station import Published
 from daemon.results.destinations import Destination, Publication
@@ -124,7 +137,7 @@ class Calls:
             return number
 
     def _record(self, ending: Ending) -> Record:
-        models = [self._models[stage] for stage in ending.job.outputs]
+        models = [self._models[stage] for stage in ending.content.outputs]
         return Record.of(ending, self.roots[ending.job.inbox], models)
 
     def fail(self, error: BaseException) -> None:
@@ -154,33 +167,35 @@ class Calls:
             except TimeoutError:
                 continue
 
-    def read(self, jobs: Sequence[Job], slab: Slab, roots: Mapping[int, bytes]) -> None:
-        """Copy each job's bytes into its extent, and set its digest or its failure. Runs in a thread."""
-        for job in jobs:
-            data = self._data.get(job.id)
-            if data is None:  # its call was given up
-                job.gone = True
-                continue
-            if isinstance(data, Failure):
-                job.failure = data
-                continue
-            if isinstance(data, OSError):
-                job.failure = Failure(Reason.UNREADABLE, data.strerror or str(data) or type(data).__name__)
-                continue
-            assert job.extent is not None
-            slab.window(job.extent)[: len(data)] = data
-            job.digest = hashlib.sha256(data).digest()
+    def read(
+        self, jobs: Sequence[tuple[Job, Extent]], slab: Slab, roots: Mapping[int, bytes]
+    ) -> dict[int, Read]:
+        """Copy each job's bytes into its extent. Runs in a thread."""
+        return {job.id: self._copy(job.id, slab.window(extent)) for job, extent in jobs}
 
-    async def note_read(self, jobs: Sequence[Job]) -> None:
+    def _copy(self, image: int, window: memoryview) -> Read:
+        data = self._data.get(image)
+        if data is None:  # its call was given up
+            return GONE
+        if isinstance(data, Failure):
+            return Read(failure=data)
+        if isinstance(data, OSError):
+            why = data.strerror or str(data) or type(data).__name__
+            return Read(failure=Failure(Reason.UNREADABLE, why))
+        window[: len(data)] = data
+        return Read(hashlib.sha256(data).digest())
+
+    async def note_read(self, read: Mapping[int, Read]) -> dict[int, Content]:
         """No results are known from before."""
+        return {}
 
-    async def keep(self, jobs: Sequence[Job]) -> None:
+    async def keep(self, known: Mapping[int, Content]) -> None:
         """Nothing is stored between segments."""
 
-    async def blame(self, job: Job) -> None:
+    async def blame(self, image: int, deaths: int) -> None:
         """The job itself counts its deaths."""
 
-    async def end(self, endings: list[Ending]) -> set[int]:
+    async def end(self, endings: Sequence[Ending]) -> Committed:
         """Answer the calls. A job that gets another attempt begins again after its pause."""
         with self._changed:
             for ending in endings:
@@ -188,16 +203,7 @@ class Calls:
                 if job.id not in self._places:
                     continue
                 if ending.status is JobStatus.PENDING:
-                    again = Job(
-                        job.id,
-                        job.inbox,
-                        job.path,
-                        b"",
-                        job.version,
-                        ending.attempts,
-                        job.seen_at,
-                        job.deaths,
-                    )
+                    again = replace(job, attempts=ending.attempts)
                     heapq.heappush(self._again, (ending.not_before, job.id, again))
                     self._offered.set()
                     continue
@@ -206,7 +212,7 @@ class Calls:
                 call.left -= 1
                 self._drop(job.id)
             self._changed.notify_all()
-        return set()
+        return Committed(list(endings), set())
 
     def records_of(self, endings: Sequence[Ending]) -> list[Record]:
         return []
@@ -218,5 +224,5 @@ class Calls:
     async def note_published(self, group: Published) -> None:
         pass
 
-    def let_go(self, jobs: Sequence[Job]) -> None:
+    def let_go(self, images: Sequence[int]) -> None:
         """The station is drained only when no call waits."""

@@ -29,10 +29,11 @@ from anyio import from_thread
 
 from daemon.config.loading import Config, load
 from daemon.errors import VisiondError, leaves
-from daemon.layout import Layout, judge_of, open_slab
+from daemon.layout import Layout, judge_of
 from daemon.ledger.record import Record
 from daemon.monitoring.metrics import Metrics
 from daemon.pipeline.station import Station
+from daemon.slabs import open_slab
 from daemon.state import KERNELS
 from daemon.system.children import END_SECONDS, Parent
 from daemon.system.log import set_up

@@ -26,10 +26,11 @@ from daemon import __version__
 from daemon.bench.ceiling import measure_ceiling
 from daemon.bench.meter import INTERVAL_SECONDS, Meter, Sample
 from daemon.config.loading import Config, load
-from daemon.control import find_snapshot, open_reader
+from daemon.control import find_snapshot
 from daemon.errors import VisiondError
 from daemon.layout import Layout
 from daemon.ledger.record import Record
+from daemon.ledger.records import open_reader
 from daemon.state import KERNELS
 from daemon.system.gpus import driver_version, list_gpus
 from stages.processes import count_cores, environment, python

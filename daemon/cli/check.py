@@ -21,14 +21,14 @@ from daemon.config.ignored import describe_added
 from daemon.config.loading import Config, find_shared_folders
 from daemon.config.secrets import list_open
 from daemon.config.sections import Inbox
-from daemon.control import ask, open_reader
+from daemon.control import ask
 from daemon.devices import select_devices
 from daemon.errors import ConfigError, NothingFound, VisiondError
 from daemon.hints import quantity
 from daemon.inbox.names import find_left_out, find_renamed
 from daemon.inbox.walk import count_unread, find_unread
-from daemon.layout import open_slab, size_slab
 from daemon.ledger.files import describe_lost_ledger
+from daemon.ledger.records import open_reader
 from daemon.ledger.schema import DURATION, WITH_ORDER, check_room, newest, read_version
 from daemon.monitoring.disks import find_existing, list_written_folders
 from daemon.monitoring.notices import list_notices
@@ -37,6 +37,7 @@ from daemon.pipeline.tracing import check_traces
 from daemon.results.destinations import Destination
 from daemon.results.sinks import open_sinks
 from daemon.results.uploads import StoreSink
+from daemon.slabs import open_slab, size_slab
 from daemon.state import CONTROL, LEDGER
 from daemon.stores.opening import find_trouble
 from daemon.system.gpus import list_gpus
@@ -302,10 +303,8 @@ def _shared_memory(config: Config) -> Iterator[Finding]:
         yield Finding("error", str(error))
         return
     if size > available // 2:
-        yield Finding(
-            "warning",
-            f"pipeline.slab_bytes: {size >> 20} MiB is more than half of the {available >> 20} MiB of available memory.",
-        )
+        most = f"half of the {available >> 20} MiB of available memory"
+        yield Finding("warning", f"pipeline.slab_bytes: {size >> 20} MiB is more than {most}.")
 
 
 def _limits(config: Config) -> Iterator[Finding]:

@@ -119,11 +119,12 @@ def retry(
       visiond retry --all
     """
     from daemon import control
+    from daemon.ledger.records import open_reader
 
     settings = read_config(config)
     if bool(images) == every:
         raise typer.BadParameter("name the images to retry, or use --all, but not both")
-    with control.open_reader(settings) as reader:
+    with open_reader(settings) as reader:
         ids = (
             reader.failed_ids()
             if every
@@ -159,12 +160,13 @@ def redo(
       visiond redo inbox/a.jpg 17
     """
     from daemon import control
+    from daemon.ledger.records import open_reader
     from daemon.recovery.redo import choose, choose_stale
 
     settings = read_config(config)
     if bool(images) + every + stale != 1:
         raise typer.BadParameter("use exactly one of: image names, --all, --stale")
-    with control.open_reader(settings) as reader, Progress("images", after=LATE_SECONDS) as progress:
+    with open_reader(settings) as reader, Progress("images", after=LATE_SECONDS) as progress:
         if images:
             named = [control.find_ended(reader, name, JobStatus.DONE) for name in images]
             choice = choose(named, settings)

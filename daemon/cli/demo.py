@@ -12,12 +12,13 @@ from typing import Any
 import msgspec
 from rich.table import Table
 
-from daemon import control
 from daemon.cli.looking import serve_page
 from daemon.hints import command, quantity
 from daemon.jobs import JobStatus
 from daemon.ledger.files import written_into
 from daemon.ledger.record import Record
+from daemon.ledger.records import open_reader
+from daemon.start import run as run_daemon
 from daemon.terminal.display import console, print_outcomes, printable
 from daemon.terminal.options import read_config
 from daemon.terminal.progress import Progress
@@ -64,8 +65,8 @@ def run_demo(folder: Path, count: int, *, keep: bool = False) -> None:
     config = config.model_copy(update={"log": quiet, "http": closed})
     console.print(f"{quantity(new, 'new image')} in {inbox}; processing those without a result.")
     with Progress("images") as progress:
-        outcomes = control.run(config, once=True, show=progress.show)
-    with control.open_reader(config) as reader:
+        outcomes = run_daemon(config, once=True, show=progress.show)
+    with open_reader(config) as reader:
         records = list(reader.newest(JobStatus.DONE, ROWS))
     print_records(records)
     example = inbox / (os.fsdecode(records[0].path) if records else "IMAGE")

@@ -56,7 +56,7 @@ def search(
       visiond search "two red cars" --bin B --json
       visiond search 'invoice -draft after:2026-11-01' --by words
     """
-    from daemon import control
+    from daemon.ledger.records import open_reader
     from daemon.search.opening import open_searcher
     from daemon.search.query import parse
     from daemon.search.searcher import NEWEST, By
@@ -68,7 +68,7 @@ def search(
         raise typer.BadParameter("it is words, meaning or both.", param_hint="--by") from None
     query = parse(" ".join(words or [])).narrowed(bin=[bin] if bin else [])
     settings = read_config(config, needs_stages=False)
-    with control.open_reader(settings) as reader:
+    with open_reader(settings) as reader:
         with Progress("images") as progress, open_searcher(settings, reader, progress.step) as searcher:
             if newest or not query.sentence:
                 found = searcher.newest(query, NEWEST, limit)
@@ -176,11 +176,11 @@ def follow(
     """
     import sys
 
-    from daemon import control
+    from daemon.ledger.records import open_reader
     from daemon.search.following import encode_events, read_last
 
     with (
-        control.open_reader(read_config(config, needs_stages=False)) as reader,
+        open_reader(read_config(config, needs_stages=False)) as reader,
         contextlib.suppress(KeyboardInterrupt),
     ):
         place = read_last(reader) if after is None else after

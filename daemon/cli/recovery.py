@@ -162,6 +162,7 @@ def prune(
       visiond prune --older-than 90d
     """
     from daemon import control
+    from daemon.ledger.records import open_reader
     from daemon.upkeep.pruning import Amounts, survey
 
     # No stage runs, and which rows are needed does not depend on what is installed.
@@ -175,7 +176,7 @@ def prune(
             progress.step(done, round(done / share) if share else None)
 
         if dry_run:
-            with control.open_reader(settings) as reader:
+            with open_reader(settings) as reader:
                 amounts = survey(reader.path, before, lambda: False, step)
         else:
             amounts = control.prune(settings, before, step)

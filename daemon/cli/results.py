@@ -148,9 +148,9 @@ def list_images(
       visiond list --status failed
       visiond list --limit 1000 --json
     """
-    from daemon import control
+    from daemon.ledger.records import open_reader
 
-    with control.open_reader(read_config_to_look(config)) as reader:
+    with open_reader(read_config_to_look(config)) as reader:
         records = list(reader.newest(JobStatus[status.upper()] if status else None, limit))
         # The newest version of a file may have another state.
         versions = reader.counts()[JobStatus[status.upper()]] if status and len(records) < limit else 0
@@ -187,8 +187,9 @@ def show(
       visiond show 17 --json
     """
     from daemon import control
+    from daemon.ledger.records import open_reader
 
-    with control.open_reader(read_config_to_look(config)) as reader:
+    with open_reader(read_config_to_look(config)) as reader:
         record = control.find_whole(reader, image)
     if as_json:
         sys.stdout.buffer.write(record.sidecar)
@@ -231,13 +232,13 @@ def export(
       visiond export --format jsonl -
       visiond export --ratio A=0.4,B=0.4,C=0.2 results.parquet
     """
-    from daemon import control
     from daemon.ledger.files import STDOUT
+    from daemon.ledger.records import open_reader
     from daemon.results.export import export_records, format_of, parse_ratio
     from daemon.terminal.progress import Progress
 
     chosen = format.value if format else format_of(file)
-    with control.open_reader(read_config(config, needs_stages=False)) as reader, Progress("rows") as progress:
+    with open_reader(read_config(config, needs_stages=False)) as reader, Progress("rows") as progress:
         written = export_records(
             reader,
             file,

@@ -9,11 +9,11 @@ import msgspec
 
 from daemon.config.loading import Config
 from daemon.config.second_look import SecondLook
-from daemon.control import open_reader
 from daemon.errors import VisiondError
-from daemon.jobs import Job, JobStatus, Version
+from daemon.jobs import Attempt, Content, Job, JobStatus, Version
+from daemon.ledger.records import open_reader
 from daemon.messages import Output
-from daemon.recovery.redo import job_of
+from daemon.recovery.redo import attempt_of
 from daemon.results.judge import describe, explain, place_in_rule
 from stages.binning import Rule, apply_rule, judge, load_rule
 from stages.fake import answer
@@ -33,9 +33,9 @@ def try_rule(config: Config) -> str:
         rule = load_rule(reference)
     except ValueError as error:
         raise RuleFailed(str(error)) from error
-    job, inbox, name = _find_image(config)
-    payloads = {stage: output.payload for stage, output in job.outputs.items()}
-    record = describe(job, judge(payloads, config.binning.thresholds()), inbox)
+    attempt, inbox, name = _find_image(config)
+    payloads = {stage: output.payload for stage, output in attempt.content.outputs.items()}
+    record = describe(attempt.job, attempt.content, judge(payloads, config.binning.thresholds()), inbox)
     try:
         chosen = apply_rule(rule, record)
     except Exception as error:
@@ -53,9 +53,9 @@ def try_choice(config: Config, look: SecondLook) -> str:
         rule = load_rule(look.function, f"[[second_look]] {look.name}: when")
     except ValueError as error:
         raise RuleFailed(str(error)) from error
-    job, inbox, name = _find_image(config)
-    payloads = {stage: output.payload for stage, output in job.outputs.items()}
-    record = describe(job, judge(payloads, config.binning.thresholds()), inbox)
+    attempt, inbox, name = _find_image(config)
+    payloads = {stage: output.payload for stage, output in attempt.content.outputs.items()}
+    record = describe(attempt.job, attempt.content, judge(payloads, config.binning.thresholds()), inbox)
     try:
         chosen = bool(rule(record))
     except Exception as error:
@@ -64,13 +64,17 @@ def try_choice(config: Config, look: SecondLook) -> str:
     return f"second look {look.name}: {look.when} {'chooses' if chosen else 'does not choose'} {name}."
 
 
-def _find_image(config: Config) -> tuple[Job, bytes, str]:
+def _find_image(config: Config) -> tuple[Attempt, bytes, str]:
     """An image with results, the folder of its inbox, and a name for messages."""
     try:
         with open_reader(config) as reader:
             for record in reader.newest(JobStatus.DONE, 1):
                 if record.outputs:
-                    return job_of(record), record.inbox_path, f"image {record.id} (the newest that is DONE)"
+                    return (
+                        attempt_of(record),
+                        record.inbox_path,
+                        f"image {record.id} (the newest that is DONE)",
+                    )
     except VisiondError:  # another finding reports it
         pass
     earlier = frozenset(config.stage_names)
@@ -78,9 +82,9 @@ def _find_image(config: Config) -> tuple[Job, bytes, str]:
         stage: Output(msgspec.json.encode(answer(stage, *SAMPLE, earlier)), 0.1)
         for stage in config.stage_names
     }
-    job = Job(1, 1, b"sample.jpg", b"sample.jpg", Version(0, 1, 0, 0), 0, time.time(), outputs=outputs)
-    job.format, job.width, job.height = "JPEG", 640, 480
-    return job, str(config.inbox[0].path).encode(errors="surrogateescape"), "a sample record"
+    job = Job(1, 1, b"sample.jpg", b"sample.jpg", Version(0, 1, 0, 0), 0, time.time())
+    sample = Attempt(job, Content(format="JPEG", width=640, height=480, outputs=outputs))
+    return sample, str(config.inbox[0].path).encode(errors="surrogateescape"), "a sample record"
 
 
 def _definition_of(rule: Rule) -> str:

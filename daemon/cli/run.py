@@ -44,7 +44,7 @@ def run(
       visiond run --once --limit 20
       visiond run --config /etc/visiond/daemon.toml
     """
-    from daemon import control
+    from daemon.start import run as run_daemon
     from daemon.terminal.progress import Progress
 
     if not once and (limit or allow_failed):
@@ -53,7 +53,7 @@ def run(
     shortfall: Incomplete | None = None
     with Progress("images", shown=once) as progress:
         try:
-            outcomes = control.run(
+            outcomes = run_daemon(
                 settings,
                 once=once,
                 limit=limit or 0,

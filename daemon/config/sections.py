@@ -244,7 +244,7 @@ class PipelineSection(Section):
     slab_bytes: Annotated[ByteCount, AfterValidator(check_slab)] = Field(
         0,
         description="Size of the slab, a station's shared memory for images in flight. "
-        "0: 1 GiB for each GPU, 256 MiB without a GPU.",
+        "0: an eighth of the free memory, for each GPU at least 1 GiB and at most 12 GiB; 256 MiB without a GPU.",
     )
     queue_images: int = Field(
         1024, ge=1, le=1_000_000, description="Largest number of images waiting for each segment."

@@ -143,9 +143,7 @@ class Exchange:
         announce(wanted.layout, [], self._standing.layout)
         folder = wanted.config.state.path / KERNELS
         await compile_for_workers(folder, wanted.layout.wanted_kernels())
-        generation = await self.pipeline.retry(
-            "ledger", self.pipeline.ledger.generations.begin, wanted.layout.models()
-        )
+        generation = await self.pipeline.ledger.generations.begin(wanted.layout.models())
         return replace(wanted, generation=generation)
 
     async def _bring(self, models: Models, wanted: Models | None, tasks: anyio.abc.TaskGroup) -> None:
@@ -212,7 +210,7 @@ class Exchange:
 
     async def _finish(self, models: Models, wanted: Models) -> None:
         generations = self.pipeline.ledger.generations
-        await self.pipeline.retry("ledger", generations.make_current, models.generation)
+        await generations.make_current(models.generation)
         self._standing = models
         if self._wanted is not wanted:  # there was another reload in the meantime
             return

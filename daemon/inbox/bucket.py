@@ -9,15 +9,14 @@ import hashlib
 import os
 import threading
 import time
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
 from itertools import chain
 from typing import Any
 
 from daemon.errors import SourceChanged
 from daemon.inbox.walk import Listed, Walk
-from daemon.jobs import Failure, Job, Version
+from daemon.jobs import GONE, Extent, Failure, Job, Read, Version
 from daemon.ledger.record import Record
 from daemon.stores.opening import BUSY, StoreFailed, find_trouble, list_objects, store_errors, store_of
 from daemon.stores.urls import split_url
@@ -88,32 +87,34 @@ class BucketOrigin:
 
     # Reading
 
-    def read(self, jobs: Sequence[Job], slab: Slab) -> None:
+    def read(self, jobs: Sequence[tuple[Job, Extent]], slab: Slab) -> dict[int, Read]:
         group = _Group()
         with ThreadPoolExecutor(min(READERS, len(jobs)), "store") as threads:
-            list(threads.map(partial(self._read, slab, group), jobs))
+            read = list(threads.map(lambda each: self._read(slab, group, *each), jobs))
+        return {job.id: each for (job, _), each in zip(jobs, read, strict=True)}
 
-    def _read(self, slab: Slab, group: _Group, job: Job) -> None:
+    def _read(self, slab: Slab, group: _Group, job: Job, extent: Extent) -> Read:
         if group.away:  # the others would only wait for the same
-            job.failure = group.away
-        elif error := self._try(job, slab):
-            away = error.status == 0 or error.status in BUSY or not self._answers()
+            return group.away
+        read = self._try(job, extent, slab)
+        if isinstance(read, StoreFailed):
+            away = read.status == 0 or read.status in BUSY or not self._answers()
             # The store may have come back between the two requests.
-            if away or (error := self._try(job, slab)):
-                job.failure = Failure(Reason.UNREADABLE, str(error), transient=True, away=away)
+            if away or isinstance(read := self._try(job, extent, slab), StoreFailed):
+                read = Read(failure=Failure(Reason.UNREADABLE, str(read), transient=True, away=away))
             if away:
-                group.away = job.failure
+                group.away = read
+        return read
 
-    def _try(self, job: Job, slab: Slab) -> StoreFailed | None:
+    def _try(self, job: Job, extent: Extent, slab: Slab) -> Read | StoreFailed:
         """Read an object, or find that it is gone; returns why neither is possible."""
         try:
             with store_errors(self._key(job.path)), self._waiting():
-                job.gone = not self._fetch(job, slab)
+                return self._fetch(job, extent, slab)
         except FileNotFoundError:
-            job.gone = True
+            return GONE
         except StoreFailed as error:
             return error
-        return None
 
     def silent_seconds(self) -> float:
         return time.monotonic() - self._heard_at if self._reads else 0.0
@@ -130,26 +131,21 @@ class BucketOrigin:
             with self._counting:
                 self._reads -= 1
 
-    def _fetch(self, job: Job, slab: Slab) -> bool:
-        """Whether the object is there in this version."""
+    def _fetch(self, job: Job, extent: Extent, slab: Slab) -> Read:
         import obstore
 
-        assert job.extent is not None
         answer = obstore.get(self._store, self._key(job.path))
         self._heard_at = time.monotonic()
         if not is_version(job.version, answer.meta):
-            return False
+            return GONE
         # An error keeps this frame until the garbage collection, and the slab cannot be closed while a window is open.
-        with slab.window(job.extent) as window:
+        with slab.window(extent) as window:
             filled = 0
             for piece in answer.stream(min_chunk_size=PIECE_BYTES) if len(window) else ():
                 window[filled : filled + len(piece)] = memoryview(piece)
                 filled += len(piece)
                 self._heard_at = time.monotonic()
-            is_whole = filled == len(window)
-            if is_whole:
-                job.digest = hashlib.sha256(window).digest()
-        return is_whole
+            return Read(hashlib.sha256(window).digest()) if filled == len(window) else GONE
 
     def read_source(self, record: Record) -> bytes:
         import obstore
@@ -164,14 +160,11 @@ class BucketOrigin:
         """One request for each object would take too long: an object that is gone keeps its result when it is read."""
         return ""
 
-    def hidden(self, jobs: Collection[Job]) -> list[Job]:
-        return []
-
 
 class _Group:
     """What is known while a group of objects is read."""
 
-    away: Failure | None = None
+    away: Read | None = None
 
 
 def version_of(meta: Any) -> Version:

@@ -8,12 +8,12 @@ import hashlib
 import os
 import shlex
 import stat
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from daemon.errors import SourceChanged
 from daemon.inbox.walk import Listed, Walk
-from daemon.jobs import Failure, Job, Version
+from daemon.jobs import GONE, Extent, Failure, Job, Read, Version
 from daemon.ledger.record import Record
 from daemon.system.beneath import READ, open_beneath
 from daemon.system.mounts import ANSWER_SECONDS, FolderIdentity, is_network_mount, is_there
@@ -42,39 +42,35 @@ class FolderOrigin:
         for entry in walk.files(subtree):
             yield (entry[0], Version.of(entry[1]), stat.S_ISREG(entry[1].st_mode)) if entry else None
 
-    def read(self, jobs: Sequence[Job], slab: Slab) -> None:
-        for job in jobs:
-            try:
-                self._read(job, slab)
-            except OSError as error:
-                if error.errno in SCARCE:
-                    raise
-                if error.errno in _VANISHED:
-                    job.gone = True
-                else:
-                    transient = not isinstance(error, PermissionError)
-                    # A bad sector is the problem of one file, a disk that is gone is not.
-                    away = error.errno in AWAY or (
-                        error.errno == errno.EIO and _has_entries(self._root) is None
-                    )
-                    job.failure = Failure(Reason.UNREADABLE, f"{error.strerror}", transient, away)
+    def read(self, jobs: Sequence[tuple[Job, Extent]], slab: Slab) -> dict[int, Read]:
+        return {job.id: self._read(job, slab.window(extent)) for job, extent in jobs}
 
-    def _read(self, job: Job, slab: Slab) -> None:
-        assert job.extent is not None
+    def _read(self, job: Job, window: memoryview) -> Read:
+        """Raises OSError for what keeps every file from being read."""
+        try:
+            return self._read_version(job, window)
+        except OSError as error:
+            if error.errno in SCARCE:
+                raise
+            if error.errno in _VANISHED:
+                return GONE
+            transient = not isinstance(error, PermissionError)
+            # A bad sector is the problem of one file, a disk that is gone is not.
+            away = error.errno in AWAY or (error.errno == errno.EIO and _has_entries(self._root) is None)
+            return Read(failure=Failure(Reason.UNREADABLE, f"{error.strerror}", transient, away))
+
+    def _read_version(self, job: Job, window: memoryview) -> Read:
         fd = os.open(job.location, READ) if job.location else open_beneath(self._root, job.path)
         try:
             if not job.version.is_of(os.fstat(fd), moved=bool(job.location)):
-                job.gone = True
-                return
-            window = slab.window(job.extent)
+                return GONE
             filled = 0
             while filled < len(window) and (count := os.preadv(fd, [window[filled:]], filled)):
                 filled += count
             # A file that changed while it was read is another version, even if its size is the same.
             if filled < len(window) or not job.version.is_of(os.fstat(fd), moved=bool(job.location)):
-                job.gone = True
-                return
-            job.digest = hashlib.sha256(window).digest()
+                return GONE
+            return Read(hashlib.sha256(window).digest())
         finally:
             os.close(fd)
 
@@ -95,12 +91,6 @@ class FolderOrigin:
             return "the file is gone"
         same = record.version.is_of(status, moved=record.has_moved)
         return "" if same else "the file has changed since it was processed"
-
-    def hidden(self, jobs: Collection[Job]) -> list[Job]:
-        """Those whose folder is missing or empty."""
-        folders = {job.id: os.path.dirname(job.location) or self._root for job in jobs}
-        missing = {folder for folder in set(folders.values()) if not _has_entries(folder)}
-        return [job for job in jobs if folders[job.id] in missing]
 
 
 def why_not_deleted(root: bytes, path: bytes, seen_at: float) -> str:

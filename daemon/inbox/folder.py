@@ -23,7 +23,7 @@ from daemon.inbox.origin import Origin, origin_of
 from daemon.inbox.settle import TOUCHED_SECONDS, Patience, Settling
 from daemon.inbox.sources import WRITTEN, is_still_written
 from daemon.inbox.walk import LONGEST_PATH, Unread
-from daemon.jobs import Failure, Job
+from daemon.jobs import Ending, Failure, Job, JobStatus
 from daemon.ledger.records import Expected, Reader
 from daemon.system.mounts import FolderAway, KnownFolder, is_within, list_mounts
 from daemon.system.scarcity import cause_of
@@ -155,11 +155,12 @@ class Folder:
         return False
 
     def find_hidden(
-        self, jobs: Sequence[Job], reader: Reader, check_outputs: Callable[[], None]
-    ) -> list[Job]:
+        self, endings: Sequence[Ending], reader: Reader, check_outputs: Callable[[], None]
+    ) -> dict[int, Failure]:
         """See Watcher.find_hidden. Runs in a thread."""
-        hidden = [job for job in jobs if not job.gone and self._note_writer(job)]
-        if not (gone := [job for job in jobs if job.gone]):
+        failures = [(e.job, e.failure) for e in endings if e.failure]
+        hidden = {job.id: found for job, why in failures if (found := self._find_writer(job, why))}
+        if not (gone := [e.job for e in endings if e.status is JobStatus.GONE]):
             return hidden
         away = self.find_absence(reader)
         unmounted = self.mounts
@@ -173,19 +174,15 @@ class Folder:
             else:
                 why = str(away or "") or self._why_hidden(job, unmounted)
             if why:
-                job.gone = False
-                job.failure = Failure(Reason.UNREADABLE, why, transient=True, away=True)
-                hidden.append(job)
+                hidden[job.id] = Failure(Reason.UNREADABLE, why, transient=True, away=True)
         return hidden
 
-    def _note_writer(self, job: Job) -> bool:
-        """Whether the file of a job that has failed is still open for writing, and not for too long; its failure says so
-        then."""
+    def _find_writer(self, job: Job, failure: Failure) -> Failure | None:
+        """If the file of a job that has failed is still open for writing, and not for too long: the failure that says so."""
         path = job.location or os.path.join(self.root, job.path)
-        if self.origin.is_remote or not job.failure or not is_still_written(path, job.seen_at):
-            return False
-        job.failure = replace(job.failure, detail=f"{WRITTEN}: {job.failure.detail}", written=True)
-        return True
+        if self.origin.is_remote or not is_still_written(path, job.seen_at):
+            return None
+        return replace(failure, detail=f"{WRITTEN}: {failure.detail}", written=True)
 
     def _why_hidden(self, job: Job, unmounted: set[bytes]) -> str:
         """Why a file that was not found has not been deleted; empty if it has, as far as that can be seen."""

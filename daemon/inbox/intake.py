@@ -5,18 +5,19 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from daemon.inbox.origin import origin_of
-from daemon.jobs import Job
+from daemon.jobs import Extent, Job, Read
 from daemon.workers.slab import Slab
 
 
-def read_files(jobs: Sequence[Job], slab: Slab, roots: Mapping[int, bytes]) -> None:
-    """Read each job's image into its extent and set its digest; else its `failure`, or `gone` when
-    it has changed since it was seen. `roots` are the inboxes' folders or URLs. Runs in a thread.
+def read_files(jobs: Sequence[tuple[Job, Extent]], slab: Slab, roots: Mapping[int, bytes]) -> dict[int, Read]:
+    """Read each job's file into its extent of the slab; returns what came of that, by image. roots: the inboxes' folders or
+    URLs. Runs in a thread.
 
     Raises OSError if no file at all can be read for now. It may then be called again."""
-    groups: dict[int, list[Job]] = {}
-    for job in jobs:
-        job.digest, job.failure, job.gone = b"", None, False  # from a call that ended before it had read all
-        groups.setdefault(job.inbox, []).append(job)
+    groups: dict[int, list[tuple[Job, Extent]]] = {}
+    for job, extent in jobs:
+        groups.setdefault(job.inbox, []).append((job, extent))
+    read: dict[int, Read] = {}
     for inbox, group in groups.items():
-        origin_of(roots[inbox]).read(group, slab)
+        read |= origin_of(roots[inbox]).read(group, slab)
+    return read

@@ -4,14 +4,14 @@ behind this interface; nothing else asks which of them an inbox is."""
 from __future__ import annotations
 
 import os
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from typing import Protocol
 
 from daemon.inbox.bucket import BucketOrigin
 from daemon.inbox.disk import FolderOrigin
 from daemon.inbox.walk import Listed, Walk
-from daemon.jobs import Job
+from daemon.jobs import Extent, Job, Read
 from daemon.ledger.record import Record
 from daemon.stores.urls import is_url
 from daemon.workers.slab import Slab
@@ -42,9 +42,9 @@ class Origin(Protocol):
         """Every file, and None now and then, so that a caller sees that it goes on. walk: what to leave out, and whom
         to inform. Errors are not raised: `walk.answer` gets them."""
 
-    def read(self, jobs: Sequence[Job], slab: Slab) -> None:
-        """Read each job's image into its extent and set its digest; else its `failure`, or `gone` if it has changed since
-        it was seen. Raises OSError if no file at all can be read for now; it may then be called again."""
+    def read(self, jobs: Sequence[tuple[Job, Extent]], slab: Slab) -> dict[int, Read]:
+        """Read each job's file into its extent; returns what came of that, by image. Raises OSError if no file at all can
+        be read for now; it may then be called again."""
 
     def silent_seconds(self) -> float:
         """How long no read has heard anything; 0 if none waits, or if that is not known."""
@@ -54,9 +54,6 @@ class Origin(Protocol):
 
     def why_lost(self, record: Record) -> str:
         """Why an image cannot be read again, as far as that is known without a network; empty if it can."""
-
-    def hidden(self, jobs: Collection[Job]) -> list[Job]:
-        """Of jobs that are `gone`, those whose images may come back, as when a disk is not mounted."""
 
 
 @lru_cache(64)

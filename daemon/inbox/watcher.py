@@ -22,7 +22,7 @@ from asyncinotify import Event, Inotify, Mask
 from daemon.config.sections import Inbox
 from daemon.inbox.folder import Folder, Hint, open_folder
 from daemon.inbox.walk import Unread, Walk
-from daemon.jobs import File, Job, Version
+from daemon.jobs import Ending, Failure, File, Version
 from daemon.ledger.records import Reader
 from daemon.monitoring.metrics import Metrics
 from daemon.system.mounts import ANSWER_SECONDS
@@ -114,13 +114,15 @@ class Watcher:
         """The inboxes whose files are not found."""
         return {folder.number for folder in self._folders if folder.problem()}
 
-    async def find_hidden(self, jobs: Sequence[Job], check_outputs: Callable[[], None]) -> list[Job]:
-        """Of jobs that are `gone` or have failed, those whose files may come back, or are still being written; each gets the
-        failure that says why. check_outputs: raises OSError if the folders of moved files are away."""
-        hidden: list[Job] = []
+    async def find_hidden(
+        self, endings: Sequence[Ending], check_outputs: Callable[[], None]
+    ) -> dict[int, Failure]:
+        """Of images that are GONE or have failed, those whose files may come back, or are still being written, and why.
+        check_outputs: raises OSError if the folders of moved files are away."""
+        hidden: dict[int, Failure] = {}
         for folder in self._folders:
-            if mine := [job for job in jobs if job.inbox == folder.number]:
-                hidden += await folder.in_thread(folder.find_hidden, mine, self._reader, check_outputs)
+            if mine := [ending for ending in endings if ending.job.inbox == folder.number]:
+                hidden |= await folder.in_thread(folder.find_hidden, mine, self._reader, check_outputs)
         return hidden
 
     def unread(self) -> list[Unread]:
@@ -234,7 +236,7 @@ class Watcher:
         """Store where the listing goes on after a restart: listing ten million objects takes a quarter of an hour. The
         marker is only a hint: without it a scan begins again, and a scan from a marker is followed by a complete one."""
         if self._keep_marker and folder.marker != folder.kept_marker:
-            await self._retry("ledger", self._keep_marker, folder.number, folder.marker)
+            await self._keep_marker(folder.number, folder.marker)
             folder.kept_marker, folder.marker_kept_at = folder.marker, time.monotonic()
 
     def _walk(self, folder: Folder, subtree: bytes) -> Iterator[list[File]]:

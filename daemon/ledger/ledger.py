@@ -12,7 +12,7 @@ import contextlib
 import os
 import sqlite3
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from types import MappingProxyType
@@ -21,12 +21,13 @@ from typing import Any
 import msgspec
 import structlog
 
-from daemon.jobs import Admitted, Change, Ending, File, Job, JobStatus, Placed, Version, reason_of
+from daemon.jobs import Admitted, Change, Committed, Content, Ending, File, Job, JobStatus, Placed, Version
 from daemon.ledger import identity, looks, publications
 from daemon.ledger.joining import assemble
 from daemon.ledger.record import Model, Record
 from daemon.ledger.rows import (
     Generations,
+    JudgeAgain,
     Results,
     Root,
     Stored,
@@ -34,14 +35,15 @@ from daemon.ledger.rows import (
     end_row,
     file_row,
     job_of,
-    order_outputs,
+    ordered_by_stage,
+    postponed_row,
     repeat_of,
-    without_results,
 )
 from daemon.ledger.statements import SQL, run_rows
-from daemon.ledger.waiting import PRIORITIES, Waiting, Wanted, priority_of
+from daemon.ledger.waiting import PRIORITIES, Waiting, Wanted, has_containers, priority_of, take_as_image
 from daemon.ledger.writer import Alone, T, Work, Writer
 from daemon.system.clock import steady_seconds
+from daemon.system.retry import Retry
 
 log = structlog.get_logger()
 
@@ -51,10 +53,16 @@ NONE_CHANGED: Mapping[int, Version] = MappingProxyType({})
 class Ledger:
     """The only writer. Every method is a request to the writing thread, and returns when it is durable.
 
-    Raises LedgerUnusable if the disk is full or fails; then the request had no effect and may be repeated.
+    Raises LedgerUnusable if the disk is full or fails; then the request had no effect and may be repeated. What the
+    pipeline asks for is repeated here, if there is a `Retry`.
     """
 
-    def __init__(self, path: Path, observe_commit: Callable[[float], None] = lambda seconds: None) -> None:
+    def __init__(
+        self,
+        path: Path,
+        observe_commit: Callable[[float], None] = lambda seconds: None,
+        retry: Retry | None = None,
+    ) -> None:
         """Open or create the file. observe_commit: called with the seconds of each commit.
 
         Raises LedgerDamaged, LedgerUnusable, LedgerTooNew, ConfigError.
@@ -71,8 +79,8 @@ class Ledger:
         self._kept = "[]"  # inboxes whose files are not deleted, as JSON
         self.awaited = 0  # the number of waiting requests that stop the shrinking of the file
         self._writer = Writer(self._connection, path, observe_commit)
-        self._ask = self._writer.ask
-        self.generations = Generations(self._ask)
+        self._ask, self._retry = self._writer.ask, retry
+        self.generations = Generations(self._insist)
         self.models = self.generations.models  # all that the file knows, by number
         self.results = Results(self.generations)
 
@@ -157,13 +165,13 @@ class Ledger:
             kept, back = old.count(JobStatus.DONE), sum(row[1] <= last for row in taken)
             return Admitted(*new, old.count(JobStatus.GONE), failures, kept, back)
 
-        admitted = await self._ask_soon(work)
+        admitted = await self._soon(self._insist(work))
         self._waiting.add(priorities)
         return admitted
 
     async def keep_marker(self, inbox: int, marker: bytes) -> None:
         """Store how far a listing of the inbox came; see `Reader.marker`."""
-        await self._ask(lambda connection: connection.execute(SQL["keep_marker"], (marker, inbox)))
+        await self._insist(lambda connection: connection.execute(SQL["keep_marker"], (marker, inbox)))
 
     async def next_jobs(
         self,
@@ -178,7 +186,7 @@ class Ledger:
         asked_of = self._inbox_paths.keys() if inboxes is None else inboxes
         wanted = Wanted(limit, busy, asked_of, only, containers)
         expected = self._waiting.expect(asked_of)
-        rows, places = await self._ask(partial(self._waiting.find, wanted=wanted))
+        rows, places = await self._insist(partial(self._waiting.find, wanted=wanted))
         self._waiting.move(places, expected)
         return [job_of(row) for row in rows]
 
@@ -193,63 +201,50 @@ class Ledger:
         wanted = self._configured
         if without:
             wanted = msgspec.json.encode(sorted(self._inbox_paths.keys() - set(without))).decode()
-        row = await self._ask(
+        row = await self._insist(
             lambda connection: connection.execute(SQL["next_again"], (asked_at, wanted)).fetchone()
         )
         return None if row[0] is None else max(0.0, float(row[0]) - steady_seconds())
 
-    async def recall(self, jobs: Sequence[Job]) -> None:
-        """Add to each job what the ledger knows about its bytes: format and size,
-        and the results of the models of its generation."""
-        digests = {job.digest for job in jobs}
-
-        def work(connection: sqlite3.Connection) -> Stored:
-            return self.results.read(connection, digests)
-
-        stored = await self._ask(work)
-        for job in jobs:
-            if job.digest in stored.contents:
-                job.format, job.width, job.height, job.pages = stored.contents[job.digest]
-                outputs, models = stored.results.get(job.digest, {}), self.generations.of(job)
-                job.outputs |= {stage: outputs[model] for stage, model in models.items() if model in outputs}
+    async def recall(self, read: Sequence[tuple[Job, bytes]]) -> dict[int, Content]:
+        """What the ledger knows about the bytes of these jobs' files, by image: format and size, and the results of the
+        models of the job's generation. read: jobs, and the digests of their files."""
+        digests = {digest for _, digest in read}
+        stored: Stored = await self._insist(lambda connection: self.results.read(connection, digests))
+        known = {}
+        for job, digest in read:
+            if digest in stored.contents:
+                outputs, models = stored.results.get(digest, {}), self.generations.of(job)
+                had = {stage: outputs[model] for stage, model in models.items() if model in outputs}
+                known[job.id] = Content(digest, *stored.contents[digest], had)
+        return known
 
     # After it
 
-    async def keep(self, jobs: Sequence[Job]) -> None:
+    async def keep(self, known: Sequence[tuple[Job, Content]]) -> None:
         """Store the outputs of jobs that are not finished yet,
         so that work resumes at the next segment after a crash."""
-        await self._ask(lambda connection: self.results.write(connection, jobs))
+        await self._insist(lambda connection: self.results.write(connection, known))
 
-    async def blame(self, job: Job) -> None:
-        """Store how many workers died on the job alone, so that a restart does not reset the count."""
-        await self._ask(lambda connection: connection.execute(SQL["blame"], (job.deaths, job.id)))
+    async def blame(self, image: int, deaths: int) -> None:
+        """Store how many workers died on the image alone, so that a restart does not reset the count."""
+        await self._insist(lambda connection: connection.execute(SQL["blame"], (deaths, image)))
 
-    async def end(
-        self, endings: list[Ending], judge: Callable[[list[Job]], list[Ending]] | None = None
-    ) -> set[int]:
-        """Write how jobs ended, with all their results. Returns the ids that were still PENDING: a job whose
-        file was replaced in the meantime is not among them and must not be published. If other results of the
-        same bytes were stored first, the jobs get those and are judged again, in `endings`: what is published
-        is what the ledger has. A job that already had a result and whose file is GONE keeps that result, and
-        is DONE as before. So is the version before, if only the file's times or inode have changed: it gets these, the
-        row of the job goes, and its ending says that it is a repeat."""
-        jobs = [e.job for e in endings]
-        for job in jobs:
-            order_outputs(job)
+    async def end(self, said: Sequence[Ending], judge: JudgeAgain | None = None) -> Committed:
+        """Write how jobs ended, with all their results. A job whose file was replaced in the meantime is not among the
+        newest and must not be published. If other results of the same bytes were stored first, the jobs get those and are
+        judged again: what is published is what the ledger has. A job that already had a result and whose file is GONE
+        keeps that result, and is DONE as before. So is the version before, if only the file's times or inode have
+        changed: it gets these, the row of the job goes, and its ending says that it is a repeat."""
+        ordered = [ordered_by_stage(ending) for ending in said]
 
-        def work(connection: sqlite3.Connection) -> tuple[set[int], set[int]]:
+        def work(connection: sqlite3.Connection) -> Committed:
+            endings = ordered
+            known = [(e.job, e.content) for e in endings]
             computed = {e.job.id: e.checksums for e in endings if e.checksums}
-            if not (all_new := self.results.write(connection, jobs, computed)):
-                changed = self.results.take(connection, jobs)
-                again = {ending.job.id: ending for ending in judge(changed)} if changed and judge else {}
-                if again or computed:
-                    # The outputs have changed, so the stations' checksums no longer fit. `work` may run a second time.
-                    endings[:] = [again.get(e.job.id) or without_results(e) for e in endings]
-            postponed = [
-                (e.attempts, e.not_before, reason_of(e.failure)[1], e.job.id)
-                for e in endings
-                if e.status is JobStatus.PENDING
-            ]
+            if not (all_new := self.results.write(connection, known, computed)):
+                endings = self.results.settle(connection, endings, judge)
+            postponed = [postponed_row(e) for e in endings if e.status is JobStatus.PENDING]
             connection.executemany(SQL["postpone"], postponed)
             standing = [(e.job.id,) for e in endings if e.keeps_result]
             rows = [
@@ -262,12 +257,9 @@ class Ledger:
             }
             repeats = set() if all_new else self._join_repeats(connection, endings, ended)
             looks.want(connection, endings, ended - repeats, self.look_names)
-            return ended, repeats
+            return Committed([repeat_of(e) if e.job.id in repeats else e for e in endings], ended)
 
-        ended, repeats = await self._ask(work)
-        if repeats:
-            endings[:] = [repeat_of(ending) if ending.job.id in repeats else ending for ending in endings]
-        return ended
+        return await self._insist(work)
 
     def _join_repeats(
         self, connection: sqlite3.Connection, endings: Sequence[Ending], ended: Collection[int]
@@ -283,7 +275,7 @@ class Ledger:
 
     def record_of(self, ending: Ending) -> Record:
         """The record that `end` has written, without reading it from the file."""
-        models = self.generations.models_of(ending.job)
+        models = self.generations.models_of(ending)
         return Record.of(ending, self._inbox_paths[ending.job.inbox], models)
 
     async def mark_emitted(
@@ -304,7 +296,7 @@ class Ledger:
             images = [p.id for p in placed]
             return publications.add(connection, [*images, *held], images)
 
-        return await self._ask(work)
+        return await self._insist(work)
 
     async def owed(self, after: int, limit: int) -> list[Record]:
         """Images that have ended and are not marked as published,
@@ -314,7 +306,7 @@ class Ledger:
             rows = connection.execute(SQL["owed"], (after, limit)).fetchall()
             return list(assemble(connection, rows, self.models))
 
-        return await self._ask(work)
+        return await self._insist(work)
 
     async def annotate_again(self, ids: Sequence[int]) -> list[Change]:
         """Make images PENDING again whose stored results are damaged and cannot be published. Versions
@@ -331,11 +323,11 @@ class Ledger:
                 changes.append(Change(before, after))
             return changes
 
-        return await self._ask(work)
+        return await self._insist(work)
 
     async def moved_failures(self, limit: int) -> list[tuple[int, bytes, Version]]:
         """The last images that FAILED and were moved: their ids, and where their files are, in this version."""
-        rows = await self._ask(
+        rows = await self._insist(
             lambda connection: connection.execute(SQL["moved_failures"], (limit,)).fetchall()
         )
         return [(id, location, Version(*version)) for id, location, *version in rows]
@@ -354,7 +346,7 @@ class Ledger:
             connection.executemany(SQL["renew"], renewed)
             return sum(connection.execute(SQL["put_back"], row).rowcount for row in rows)
 
-        return await self._ask_soon(work)
+        return await self._soon(self._ask(work))
 
     async def note_lost(self, ids: Sequence[int]) -> int:
         """A redo could not read the files of these images; returns of how many that was not known."""
@@ -362,21 +354,37 @@ class Ledger:
         def work(connection: sqlite3.Connection) -> int:
             return sum(connection.execute(SQL["note_lost"], (number,)).rowcount for number in ids)
 
-        return await self._ask_soon(work)
+        return await self._soon(self._ask(work))
 
     async def oldest_pending(self) -> float | None:
         """When the image that waits longest was seen, in Unix seconds."""
         return await self._ask(self._waiting.oldest)
+
+    async def has_containers(self, inboxes: Collection[int]) -> bool:
+        """Whether files of these inboxes could be unpacked now."""
+        return await self._insist(partial(has_containers, inboxes=inboxes))
+
+    async def take_as_image(self, image: int) -> None:
+        """A file that waited to be unpacked waits as an image from now on."""
+        await self._insist(partial(take_as_image, number=image))
+        self.read_again()
 
     async def run(self, work: Work | Alone) -> Any:
         """Run anything else in the writing thread. It shares a transaction with others,
         so it should take only milliseconds."""
         return await self._ask(work)
 
-    async def _ask_soon(self, work: Callable[[sqlite3.Connection], T]) -> T:
+    async def insist(self, work: Callable[[sqlite3.Connection], T]) -> T:
+        """As `run`, until the disk takes it."""
+        return await self._insist(work)
+
+    async def _insist(self, work: Callable[[sqlite3.Connection], T]) -> T:
+        return await (self._retry("ledger", self._ask, work) if self._retry else self._ask(work))
+
+    async def _soon(self, request: Awaitable[T]) -> T:
         """Make a request that must not wait until the file is shrunk, as an image or a person waits for it."""
         self.awaited += 1
         try:
-            return await self._ask(work)
+            return await request
         finally:
             self.awaited -= 1

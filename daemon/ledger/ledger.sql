@@ -182,7 +182,9 @@ SELECT * FROM (
     WHERE inbox = ? AND status = 0 AND location IS NULL LIMIT 1000
 )
 UNION ALL SELECT * FROM (
-    SELECT path, size, mtime_ns, status = 0 AS waits FROM image WHERE inbox = ? AND location IS NULL ORDER BY id DESC LIMIT 1000
+    SELECT path, size, mtime_ns, status = 0 OR EXISTS (
+        SELECT 1 FROM look WHERE look.image = image.id AND look.not_before IS NOT NULL
+    ) FROM image WHERE inbox = ? AND location IS NULL ORDER BY id DESC LIMIT 1000
 );
 
 -- name: admit

@@ -14,10 +14,10 @@ from typing import NamedTuple
 
 import msgspec
 
-from daemon.jobs import Ending, Job, JobStatus, Version, reason_of
+from daemon.jobs import Content, Ending, Job, JobStatus, Version, reason_of
 from daemon.ledger import checksums
 from daemon.ledger.record import Model
-from daemon.ledger.rows import Key, read_stored, result_row
+from daemon.ledger.rows import Key, postponed_row, read_stored, result_row
 from daemon.ledger.statements import SQL, run_rows
 from daemon.system.clock import steady_seconds
 
@@ -144,31 +144,31 @@ def _job_of(row: sqlite3.Row) -> Job:
 
 def recall(
     connection: sqlite3.Connection,
-    jobs: Sequence[Job],
+    read: Sequence[tuple[int, bytes]],
     models: Mapping[int, Model],
     number: int,
     *,
     reuse: bool = True,
-) -> set[Key]:
-    """Give each job what is known about its bytes: the results of the other stages by the models that its image
-    has, and, with `reuse`, the look's own result if the model of this number has made it before. A job whose bytes are not
-    those of its image is `gone`. Returns the damaged rows, which were not used."""
-    rows = {row["id"]: row for row in run_rows(connection, "images", [(job.id,) for job in jobs])}
-    stored = read_stored(connection, {job.digest for job in jobs}, models)
-    for job in jobs:
-        row = rows.get(job.id)  # none: pruned meanwhile
-        if row is None or job.digest != row["digest"] or row["models"] is None:
-            job.gone = True
+) -> tuple[dict[int, Content], set[Key]]:
+    """What is known about the bytes of these images, by image: the results of the other stages by the models that it
+    has, and, with `reuse`, the look's own result if the model of this number has made it before. An image whose bytes are
+    other ones now is left out: it is gone. read: images, and the digests of their files. Also returns the damaged rows,
+    which were not used."""
+    rows = {row["id"]: row for row in run_rows(connection, "images", [(image,) for image, _ in read])}
+    stored = read_stored(connection, {digest for _, digest in read}, models)
+    contents = {}
+    for image, digest in read:
+        row = rows.get(image)  # none: pruned meanwhile
+        if row is None or digest != row["digest"] or row["models"] is None:
             continue
-        if job.digest in stored.contents:
-            job.format, job.width, job.height, job.pages = stored.contents[job.digest]
-        known = stored.results.get(job.digest, {})
+        known = stored.results.get(digest, {})
         used = [model for model in msgspec.json.decode(row["models"]) if model in known]
         stage = models[number].stage
-        job.outputs = {models[model].stage: known[model] for model in used if models[model].stage != stage}
+        outputs = {models[model].stage: known[model] for model in used if models[model].stage != stage}
         if reuse and number in known:
-            job.outputs[stage] = known[number]
-    return stored.damaged
+            outputs[stage] = known[number]
+        contents[image] = Content(digest, *stored.contents.get(digest, ("", 0, 0, 1)), outputs)
+    return contents, stored.damaged
 
 
 def end(
@@ -186,14 +186,10 @@ def end(
     model = models[number]
     gone = [(e.job.id, name) for e in endings if e.status is JobStatus.GONE]
     connection.executemany(SQL["drop_look"], gone)
-    later = [
-        (e.attempts, e.not_before, reason_of(e.failure)[1], e.job.id, name)
-        for e in endings
-        if e.status is JobStatus.PENDING
-    ]
+    later = [(*postponed_row(e), name) for e in endings if e.status is JobStatus.PENDING]
     connection.executemany(SQL["postpone_look"], later)
     done = [e for e in endings if e.status is JobStatus.DONE]
-    outputs = {e.job.digest: e.job.outputs[model.stage] for e in done}
+    outputs = {e.content.digest: e.content.outputs[model.stage] for e in done}
     replaced = [key for key in damaged if key.model == number and key.digest in outputs]
     connection.executemany(SQL["drop_result"], replaced)
     rows = [result_row(digest, number, model, output) for digest, output in outputs.items()]

@@ -83,7 +83,7 @@ class Record:
     @classmethod
     def of(cls, ending: Ending, inbox_path: bytes, models: list[Model]) -> Record:
         """The record of an ending, without reading it from the ledger. models: those that gave its results."""
-        job = ending.job
+        job, content = ending.job, ending.content
         reason, detail = reason_of(ending.failure)
         return cls(
             id=job.id,
@@ -96,12 +96,12 @@ class Record:
             attempts=ending.attempts,
             seen_at=job.seen_at,
             finished_at=ending.at,
-            digest=job.digest,
-            format=job.format,
-            width=job.width,
-            height=job.height,
-            pages=job.pages,
-            outputs=job.outputs,
+            digest=content.digest,
+            format=content.format,
+            width=content.width,
+            height=content.height,
+            pages=content.pages,
+            outputs=content.outputs,
             models=models if ending.status is JobStatus.DONE else [],
             bin=ending.bin,
             criteria=ending.criteria,
@@ -136,7 +136,7 @@ class Record:
         document: dict[str, Any] = {
             "schema": SCHEMA,
             "id": self.id,
-            "source": describe_source(self.inbox_path, self),
+            "source": describe_source(self.inbox_path, self, self),
         }
         if notices := sorted({model.notice for model in self.models if model.notice}):
             document["notice"] = " ".join(notices)

@@ -13,10 +13,12 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from daemon.errors import LedgerDamaged
-from daemon.hints import command
+from daemon.config.loading import Config
+from daemon.errors import LedgerDamaged, NothingFound, NotPermitted
+from daemon.hints import command, like_service
 from daemon.jobs import JobStatus, Outdated, Version, Waiting
 from daemon.ledger import identity, looks, publications
+from daemon.ledger.files import describe_lost_ledger
 from daemon.ledger.joining import assemble
 from daemon.ledger.reading import Connections, check_whole_file
 from daemon.ledger.record import UNKNOWN, Model, Record
@@ -29,9 +31,11 @@ from daemon.ledger.schema import (
     explain,
     newest,
     read_version,
+    trouble_named,
 )
 from daemon.ledger.soundness import find_altered_tables
 from daemon.ledger.statements import SQL, run_rows
+from daemon.state import LEDGER
 
 BACKUP_PAGES = 4096  # copied between two reports: 16 MiB
 MOST_OUTDATED = 100_000  # most versions to look at; 100,000 take 0.4 s on a slow core
@@ -369,3 +373,25 @@ class Reader:
     def _rows(self, statement: str, *parameters: Any) -> list[sqlite3.Row]:
         with self._connections.lend() as connection:
             return connection.execute(SQL[statement], parameters).fetchall()
+
+
+@contextlib.contextmanager
+def open_reader(config: Config) -> Iterator[Reader]:
+    """The ledger, for reading. Raises NothingFound if there is none yet,
+    and LedgerDamaged as soon as damage is found."""
+    path = config.state.path / LEDGER
+    try:
+        with trouble_named(path):
+            try:
+                reader = Reader(path)
+            except PermissionError as error:
+                raise NotPermitted(path) from error
+    except FileNotFoundError:
+        fix = (
+            f"`{command('run')}` creates it. If you mean another one, name its configuration{like_service()}."
+        )
+        raise NothingFound(
+            describe_lost_ledger(config) or f"There is no ledger at {path} yet; {fix}"
+        ) from None
+    with contextlib.closing(reader), trouble_named(path):
+        yield reader

@@ -14,7 +14,7 @@ import msgspec
 import structlog
 from msgspec.structs import replace
 
-from daemon.jobs import Checksums, Ending, File, Job, JobStatus, Version, reason_of
+from daemon.jobs import Attempt, Checksums, Content, Ending, File, Job, JobStatus, Version, reason_of
 from daemon.ledger import checksums
 from daemon.ledger.checksums import Named
 from daemon.ledger.record import BUILT_IN_KEYS, Model, Record
@@ -30,10 +30,11 @@ NONE: Mapping[int, Checksums] = MappingProxyType({})
 Root = Path | bytes  # of an inbox: the absolute path of its folder, or its URL
 GoOn = Callable[[], bool]
 Numbers = Mapping[str, int]  # stage → the number of its model in the ledger
+JudgeAgain = Callable[[list[Attempt]], list[Ending]]
 Ask = Callable[[Callable[[sqlite3.Connection], Any]], Awaitable[Any]]
 
 
-def content_row(known: Job | Record, checksum: int | None = None) -> tuple[Any, ...]:
+def content_row(known: Content | Record, checksum: int | None = None) -> tuple[Any, ...]:
     """A row for `keep_contents`. checksum: None: it is computed."""
     fields = (known.digest, known.format, known.width, known.height, known.pages)
     return (*fields, checksums.of_content(*fields) if checksum is None else checksum)
@@ -62,10 +63,8 @@ def result_checksum(digest: bytes, model: Model, output: Output) -> int:
 
 def ending_checksum(ending: Ending, inbox_path: bytes, models: Sequence[Model]) -> int | None:
     """The checksum of the record that an ending makes; only images with a sidecar or a reason have one."""
-    job = ending.job
-    image = checksums.Image(
-        job.id, inbox_path, job.path, job.version.size, job.seen_at, ending.at, job.digest
-    )
+    job, digest = ending.job, ending.content.digest
+    image = checksums.Image(job.id, inbox_path, job.path, job.version.size, job.seen_at, ending.at, digest)
     if ending.status is JobStatus.DONE:
         return checksums.of_done(image, models, ending.bin, ending.criteria or b"{}")
     if ending.status is JobStatus.FAILED:
@@ -74,25 +73,24 @@ def ending_checksum(ending: Ending, inbox_path: bytes, models: Sequence[Model]) 
     return None
 
 
-def order_outputs(job: Job) -> None:
-    """Sort the job's outputs as a sidecar has them: in the order of its models."""
-    if not job.outputs.keys() <= BUILT_IN_KEYS.keys():
-        job.outputs = {stage: job.outputs[stage] for stage in sort_stages(job.outputs)}
+def ordered_by_stage(ending: Ending) -> Ending:
+    """The ending with its outputs as a sidecar has them: in the order of its models."""
+    outputs = ending.content.outputs
+    if outputs.keys() <= BUILT_IN_KEYS.keys():
+        return ending
+    in_order = {stage: outputs[stage] for stage in sort_stages(outputs)}
+    return replace(ending, content=ending.content.with_outputs(in_order))
 
 
 def checksums_of(ending: Ending, inbox_path: bytes, models: Sequence[Model]) -> Checksums:
     """The checksums of the rows that an ending makes. Stations compute them to save the coordinator time. models: of the
     job's outputs."""
-    job = ending.job
-    results = {model.stage: result_checksum(job.digest, model, job.outputs[model.stage]) for model in models}
-    content = checksums.of_content(job.digest, job.format, job.width, job.height, job.pages)
+    known = ending.content
+    results = {
+        model.stage: result_checksum(known.digest, model, known.outputs[model.stage]) for model in models
+    }
+    content = checksums.of_content(known.digest, known.format, known.width, known.height, known.pages)
     return Checksums(content, results, ending_checksum(ending, inbox_path, models))
-
-
-def without_results(ending: Ending) -> Ending:
-    """The ending without the checksums of its results, which have changed."""
-    known = ending.checksums
-    return replace(ending, checksums=replace(known, results={})) if known else ending
 
 
 def repeat_of(ending: Ending) -> Ending:
@@ -117,16 +115,21 @@ def end_row(
     ending: Ending, inbox_path: bytes, models: Mapping[int, Model], numbers: Mapping[str, int]
 ) -> tuple[Any, ...]:
     """A row for `end`. numbers: of each stage's current model."""
-    job, used = ending.job, None
+    job, content, used = ending.job, ending.content, None
     if ending.status is JobStatus.DONE:
-        used = msgspec.json.encode([numbers[stage] for stage in job.outputs]).decode()
-    result = (job.digest or None, used, ending.bin or None, ending.criteria or None)
+        used = msgspec.json.encode([numbers[stage] for stage in content.outputs]).decode()
+    result = (content.digest or None, used, ending.bin or None, ending.criteria or None)
     if ending.checksums:
         checksum = ending.checksums.image
     else:
-        checksum = ending_checksum(ending, inbox_path, [models[numbers[stage]] for stage in job.outputs])
+        checksum = ending_checksum(ending, inbox_path, [models[numbers[stage]] for stage in content.outputs])
     reason = reason_of(ending.failure)
     return (job.id, int(ending.status), *result, *reason, ending.at, ending.attempts, checksum)
+
+
+def postponed_row(ending: Ending) -> tuple[Any, ...]:
+    """A row for `postpone` and, with the look's name behind it, for `postpone_look`."""
+    return (ending.attempts, ending.not_before, reason_of(ending.failure)[1], ending.job.id)
 
 
 def file_row(file: File, priority: int, now: float) -> tuple[Any, ...]:
@@ -257,10 +260,10 @@ class Generations:
         """The models that give this job's results."""
         return self._numbers[job.generation]
 
-    def models_of(self, job: Job) -> list[Model]:
-        """Those that gave the results that the job has."""
-        numbers = self.of(job)
-        return [self.models[numbers[stage]] for stage in job.outputs]
+    def models_of(self, ending: Ending) -> list[Model]:
+        """Those that gave the results that it has."""
+        numbers = self.of(ending.job)
+        return [self.models[numbers[stage]] for stage in ending.content.outputs]
 
 
 class Results:
@@ -273,20 +276,23 @@ class Results:
         self._damaged: set[Key] = set()
 
     def write(
-        self, connection: sqlite3.Connection, jobs: Sequence[Job], computed: Mapping[int, Checksums] = NONE
+        self,
+        connection: sqlite3.Connection,
+        known: Sequence[tuple[Job, Content]],
+        computed: Mapping[int, Checksums] = NONE,
     ) -> bool:
         """Write results, except those that the same bytes already have; returns whether all were written. computed:
         checksums of some jobs, by their ids."""
         if (touched := self.touched) is not None:  # the event loop may end pruning during this
-            touched.update(job.digest for job in jobs)
+            touched.update(content.digest for _, content in known)
         contents, results, models = [], [], self._generations.models
-        for job in jobs:
-            known, numbers = computed.get(job.id), self._generations.of(job)
-            if job.width:
-                contents.append(content_row(job, known.content if known else None))
-            for stage, output in job.outputs.items():
-                number, checksum = numbers[stage], known.results.get(stage) if known else None
-                results.append(result_row(job.digest, number, models[number], output, checksum))
+        for job, content in known:
+            sums, numbers = computed.get(job.id), self._generations.of(job)
+            if content.width:
+                contents.append(content_row(content, sums.content if sums else None))
+            for stage, output in content.outputs.items():
+                number, checksum = numbers[stage], sums.results.get(stage) if sums else None
+                results.append(result_row(content.digest, number, models[number], output, checksum))
         if self._damaged:
             self._drop_damaged(connection, self._damaged & {Key(row[0], None) for row in contents})
         keep_contents(connection, contents)
@@ -305,24 +311,42 @@ class Results:
         self._damaged |= stored.damaged
         return stored
 
-    def take(self, connection: sqlite3.Connection, jobs: Sequence[Job]) -> list[Job]:
-        """Give the jobs the results that the ledger has; returns the jobs whose own results differed."""
-        digests = {job.digest for job in jobs}
+    def take(
+        self, connection: sqlite3.Connection, known: Sequence[tuple[Job, Content]]
+    ) -> dict[int, Content]:
+        """The results that the ledger has for the same bytes, by image, where they differ."""
+        digests = {content.digest for _, content in known}
         stored = self.read(connection, digests)
         of = self._generations.of
-        known = {Key(job.digest, of(job)[stage]) for job in jobs for stage in job.outputs}
-        if stored.damaged & known:
-            self._drop_damaged(connection, stored.damaged & known)
-            self.write(connection, jobs)
+        keys = {Key(content.digest, of(job)[stage]) for job, content in known for stage in content.outputs}
+        if stored.damaged & keys:
+            self._drop_damaged(connection, stored.damaged & keys)
+            self.write(connection, known)
             stored = self.read(connection, digests)
-        changed = []
-        for job in jobs:
-            kept, models = stored.results.get(job.digest, {}), of(job)
-            outputs = {stage: kept.get(models[stage], said) for stage, said in job.outputs.items()}
-            if any(outputs[stage].payload != said.payload for stage, said in job.outputs.items()):
-                changed.append(job)
-            job.outputs = outputs
+        changed = {}
+        for job, content in known:
+            kept, models = stored.results.get(content.digest, {}), of(job)
+            outputs = {stage: kept.get(models[stage], said) for stage, said in content.outputs.items()}
+            if outputs != content.outputs:
+                changed[job.id] = content.with_outputs(outputs)
         return changed
+
+    def settle(
+        self, connection: sqlite3.Connection, endings: list[Ending], judge: JudgeAgain | None
+    ) -> list[Ending]:
+        """The endings with the results that the ledger has for the same bytes. Those whose results differed are judged
+        again."""
+        stored = self.take(connection, [(e.job, e.content) for e in endings])
+        differing = [
+            Attempt(e.job, now, began_at=e.began_at)
+            for e in endings
+            if (now := stored.get(e.job.id)) and not now.says_the_same(e.content)
+        ]
+        again = {ending.job.id: ending for ending in judge(differing)} if differing and judge else {}
+        given = {
+            e.job.id: replace(e, content=stored[e.job.id]) for e in endings if e.job.id in stored
+        } | again
+        return [given.get(e.job.id, e) for e in endings]
 
     def _drop_damaged(self, connection: sqlite3.Connection, damaged: Collection[Key]) -> None:
         """Clear damaged rows of `content` and delete damaged results; the caller then writes them again."""

@@ -110,8 +110,7 @@ def has_containers(connection: sqlite3.Connection, inboxes: Collection[int]) -> 
 
 
 def take_as_image(connection: sqlite3.Connection, number: int) -> None:
-    """A file that waited to be unpacked waits as an image from now on. Runs in the writing thread; call
-    `Ledger.read_again` afterwards."""
+    """A file that waited to be unpacked waits as an image from now on. Runs in the writing thread."""
     connection.execute(SQL["take_as_image"], {"id": number, **PRIORITIES})
 
 

@@ -140,7 +140,7 @@ class InboxMetrics:
             if ending.status is JobStatus.DONE:
                 bins[job.inbox, ending.bin if ending.bin in BINS else "other"] += 1
                 total = sums.setdefault(job.inbox, [0.0, 0.0, 0])
-                seconds = max(0.0, now - job.fed_at)
+                seconds = max(0.0, now - ending.began_at)
                 total[0] += seconds
                 if not job.has_result:  # else it was seen long ago
                     total[1] += max(0.0, clock - job.seen_at - seconds)

@@ -19,7 +19,7 @@ from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 
 from daemon import __version__
-from daemon.jobs import Admitted, Ending, Job, JobStatus
+from daemon.jobs import Admitted, Attempt, Ending, JobStatus
 from daemon.messages import Reply
 from daemon.monitoring import notices
 from daemon.monitoring.counts import Counts
@@ -276,10 +276,10 @@ class Metrics:
             if count:
                 self.images.labels(status.name.lower(), reason).inc(count)
 
-    def fed(self, job: Job) -> None:
-        if not job.has_result:  # a redo: it was seen long ago
-            self.wait_seconds.observe(max(0.0, time.time() - job.seen_at))
-        for stage in job.outputs:
+    def fed(self, attempt: Attempt) -> None:
+        if not attempt.job.has_result:  # a redo: it was seen long ago
+            self.wait_seconds.observe(max(0.0, time.time() - attempt.job.seen_at))
+        for stage in attempt.content.outputs:
             self.reused.labels(stage).inc()
 
     def replied(self, lane: str, device: str, reply: Reply) -> None:
@@ -304,7 +304,7 @@ class Metrics:
             reasons[ending.status, ending.failure.reason.value if ending.failure else ""] += 1
             if ending.status is JobStatus.DONE:
                 bins[ending.bin if ending.bin in BINS else "other"] += 1
-                self.image_seconds.observe(now - ending.job.fed_at)
+                self.image_seconds.observe(now - ending.began_at)
                 last_success = ending.at
         if last_success:
             self.last_success.set(last_success)
@@ -367,7 +367,7 @@ class LookMetrics:
         for metric in (metrics.stage_seconds, metrics.stage_images):
             metric.labels(label)
 
-    def fed(self, job: Job) -> None:
+    def fed(self, attempt: Attempt) -> None:
         """Already counted in its first look."""
 
     def replied(self, lane: str, device: str, reply: Reply) -> None:

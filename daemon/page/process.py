@@ -18,8 +18,8 @@ from starlette.middleware import Middleware
 from starlette.middleware.trustedhost import TrustedHostMiddleware
 
 from daemon.config.loading import Config
-from daemon.control import open_reader
 from daemon.errors import VisiondError
+from daemon.ledger.records import open_reader
 from daemon.page.app import Page, token_file
 from daemon.page.guard import HEADERS, Guard, own_token
 from daemon.page.pictures import Pictures

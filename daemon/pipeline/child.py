@@ -19,10 +19,10 @@ from msgspec.structs import replace
 from daemon.config.loading import Config
 from daemon.config.values import members_of
 from daemon.errors import VisiondError, leaves
-from daemon.jobs import Ending, Job
+from daemon.jobs import Committed, Content, Ending, Job, Read
 from daemon.layout import Layout, judge_of
 from daemon.ledger.record import Model, Record
-from daemon.ledger.rows import checksums_of, order_outputs
+from daemon.ledger.rows import checksums_of, ordered_by_stage
 from daemon.monitoring.counts import Counts
 from daemon.monitoring.metrics import Metrics
 from daemon.monitoring.samples import read_samples
@@ -87,37 +87,32 @@ class RemoteCoordinator:
             destination.known_bins.update(map(os.fsencode, answer.bins))
         return answer.jobs
 
-    async def note_read(self, jobs: Sequence[Job]) -> None:
-        looked = [wire.Looked(j.id, j.extent is not None, j.digest, j.failure, j.gone) for j in jobs]
-        answer = await self._call(wire.NoteRead(next(self._numbers), looked))
+    async def note_read(self, read: Mapping[int, Read]) -> dict[int, Content | None]:
+        answer = await self._call(wire.NoteRead(next(self._numbers), dict(read)))
         assert isinstance(answer, wire.Known)
-        known = {content.id: content for content in answer.contents}
-        for job in [job for job in jobs if job.id in known]:
-            known[job.id].tell(job)
+        return answer.contents
 
-    async def keep(self, jobs: Sequence[Job]) -> None:
-        await self._call(wire.Keep(next(self._numbers), [wire.Content.of(job) for job in jobs]))
+    async def keep(self, known: Mapping[int, Content]) -> None:
+        await self._call(wire.Keep(next(self._numbers), dict(known)))
 
-    async def blame(self, job: Job) -> None:
-        await self._call(wire.Blame(next(self._numbers), job.id, job.deaths))
+    async def blame(self, image: int, deaths: int) -> None:
+        await self._call(wire.Blame(next(self._numbers), image, deaths))
 
-    async def end(self, endings: list[Ending]) -> set[int]:
-        for ending in endings:
-            order_outputs(ending.job)
-        summed = [replace(e, checksums=checksums_of(e, *self._origin_of(e))) for e in endings]
+    async def end(self, endings: Sequence[Ending]) -> Committed:
+        ordered = [ordered_by_stage(ending) for ending in endings]
+        summed = [replace(e, checksums=checksums_of(e, *self._origin_of(e))) for e in ordered]
         answer = await self._call(wire.End(next(self._numbers), summed))
         assert isinstance(answer, wire.Ended)
         changed = {ending.job.id: ending for ending in answer.changed}
-        endings[:] = [changed.get(e.job.id, e) for e in endings]
-        return set(answer.ended)
+        return Committed([changed.get(e.job.id, e) for e in summed], answer.newest)
 
     def records_of(self, endings: Sequence[Ending]) -> list[Record]:
         return [Record.of(e, *self._origin_of(e)) for e in endings]
 
     def _origin_of(self, ending: Ending) -> tuple[bytes, list[Model]]:
         """The path of its inbox, and the models of its outputs."""
-        job = ending.job
-        return self._destinations[job.inbox].inbox, [self._models[stage] for stage in job.outputs]
+        models = [self._models[stage] for stage in ending.content.outputs]
+        return self._destinations[ending.job.inbox].inbox, models
 
     async def note_published(self, group: Published) -> None:
         publication = group.publication
@@ -125,7 +120,7 @@ class RemoteCoordinator:
             wire.NotePublished(
                 next(self._numbers),
                 [ending.job.id for ending in group.endings],
-                sorted(group.ended),
+                group.newest,
                 publication.placed,
                 publication.held,
                 sorted(publication.folders),
@@ -133,8 +128,8 @@ class RemoteCoordinator:
             )
         )
 
-    def let_go(self, jobs: Sequence[Job]) -> None:
-        wire.send(self._writer, wire.LetGo([job.id for job in jobs]))
+    def let_go(self, images: Sequence[int]) -> None:
+        wire.send(self._writer, wire.LetGo(list(images)))
 
     def report(self, station: Station, metrics: Metrics) -> None:
         station.measure()

@@ -21,17 +21,16 @@ import asyncio
 import math
 import os
 import time
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from functools import partial
 
 import anyio
 import structlog
 
 from daemon.inbox.watcher import Watcher
-from daemon.jobs import Ending, File, Job, JobStatus
+from daemon.jobs import Committed, Content, Ending, File, Job, JobStatus, Read
 from daemon.ledger.ledger import Ledger
 from daemon.ledger.record import Record
-from daemon.ledger.waiting import has_containers, take_as_image
 from daemon.monitoring.metrics import Metrics
 from daemon.monitoring.snapshot import StationState
 from daemon.pipeline.executor import Executor
@@ -216,7 +215,7 @@ class Pipeline:
         not a million objects in memory."""
         if self.unpacker:
             files = await self.unpacker.sort(files)
-        admitted = await self.retry("ledger", self.ledger.admit, files)
+        admitted = await self.ledger.admit(files)
         self.metrics.admitted(admitted, files[0].inbox if files else 0)
         if admitted.replaced:  # perhaps some that wait in memory
             self.schedule.forget_waiting()
@@ -244,10 +243,10 @@ class Pipeline:
                 # What is passed over now may be due by the time that the ledger has answered.
                 asked_at, was_busy = steady_seconds(), self.schedule.taken > 0
                 resting = self.schedule.resting(time.monotonic())
-                if jobs := await self._find(executor, FEED):
+                if jobs := await self._find(executor, FEED, generation=executor.generation):
                     return jobs
                 lasting = self.schedule.lasting() if self.schedule.found_all else frozenset[int]()
-                pause = await self.retry("ledger", self.ledger.seconds_to_next_try, asked_at, lasting)
+                pause = await self.ledger.seconds_to_next_try(asked_at, lasting)
                 if changed.is_set():
                     continue
                 later = pause is not None or bool(resting - lasting)
@@ -264,30 +263,24 @@ class Pipeline:
         jobs = await self._find(unpacker, 1, containers=True)
         return jobs[0] if jobs else None
 
-    async def _find(self, executor: object, most: int, *, containers: bool = False) -> list[Job]:
+    async def _find(
+        self, executor: object, most: int, *, containers: bool = False, generation: int = 0
+    ) -> list[Job]:
         """Jobs for this executor, of those that wait in memory or in the ledger."""
-        schedule, inboxes = self.schedule, self.answering()
-        if jobs := schedule.take(executor, most, inboxes, time.monotonic(), containers=containers):
+        take = partial(self.schedule.take, executor, most, containers=containers, generation=generation)
+        if jobs := take(self.answering(), time.monotonic()):
             return jobs
-
-        async def ask() -> list[Job]:
-            question = schedule.ask(most, self.answering(), time.monotonic())
-            return await self.ledger.next_jobs(*question, containers=containers) if question else []
-
-        schedule.offer(await self.retry("ledger", ask), containers=containers)
-        if self.draining:
-            return []
-        return schedule.take(executor, most, self.answering(), time.monotonic(), containers=containers)
+        if question := self.schedule.ask(most, self.answering(), time.monotonic()):
+            found = await self.ledger.next_jobs(*question, containers=containers)
+            self.schedule.offer(found, containers=containers)
+        return [] if self.draining else take(self.answering(), time.monotonic())
 
     async def _has_nothing_left(self, *, later: bool) -> bool:
         """Whether this run has nothing left to hand out. later: as in Schedule.is_over."""
         if not self.schedule.is_over(time.monotonic(), later=later):
             return False
         question = self.schedule.ask(1, self.answering(), time.monotonic()) if self.unpacker else None
-        if question is None:
-            return True
-        work = partial(has_containers, inboxes=question.inboxes)
-        return not await self.retry("ledger", self.ledger.run, work)
+        return question is None or not await self.ledger.has_containers(question.inboxes)
 
     def answering(self) -> set[int]:
         """The inboxes that can be listed now."""
@@ -295,46 +288,54 @@ class Pipeline:
 
     async def take_as_image(self, job: Job) -> None:
         """A file that waited to be unpacked is an image after all."""
-        await self.retry("ledger", self.ledger.run, partial(take_as_image, number=job.id))
-        self.schedule.forget(job)
-        self.ledger.read_again()
+        await self.ledger.take_as_image(job.id)
+        self.schedule.forget(job.id)
         self.wake()
 
     # 3. The station asks and reports what concerns the ledger, in groups.
 
-    async def note_read(self, jobs: Sequence[Job]) -> None:
-        self._note_absences([job for job in jobs if job.reserved])
-        if self._reuse_results:
-            await self.retry("ledger", self.ledger.recall, [job for job in jobs if job.digest])
+    async def note_read(self, read: Mapping[int, Read]) -> dict[int, Content]:
+        jobs = {image: self.schedule.entry(image).job for image in read}
+        self._note_absences([(jobs[image].inbox, each) for image, each in read.items()])
+        if not self._reuse_results:
+            return {}
+        digests = [(jobs[image], each.digest) for image, each in read.items() if each.digest]
+        return await self.ledger.recall(digests)
 
-    def _note_absences(self, jobs: Sequence[Job]) -> None:
-        noted = self.schedule.note_read(jobs, time.monotonic())
+    def _note_absences(self, reads: Sequence[tuple[int, Read]]) -> None:
+        noted = self.schedule.note_read(reads, time.monotonic())
         for inbox in noted.back:
             log.info("inbox can be read again", path=os.fsdecode(self._roots[inbox]))
         for inbox, why in noted.away.items():
             path = os.fsdecode(self._roots[inbox])
             log.warning("images of an inbox cannot be read; they wait", path=path, error=why)
 
-    async def keep(self, jobs: Sequence[Job]) -> None:
-        await self.retry("ledger", self.ledger.keep, jobs)
+    async def keep(self, known: Mapping[int, Content]) -> None:
+        await self.ledger.keep([(self.schedule.entry(image).job, each) for image, each in known.items()])
 
-    async def blame(self, job: Job) -> None:
-        await self.retry("ledger", self.ledger.blame, job)
+    async def blame(self, image: int, deaths: int) -> None:
+        self.schedule.blame(image, deaths)
+        await self.ledger.blame(image, deaths)
 
-    async def end(self, endings: list[Ending]) -> set[int]:
-        if doubtful := [ending.job for ending in endings if ending.is_doubtful]:
-            hidden = await self.watcher.find_hidden(doubtful, self.publisher.check_folders)
-            self._note_absences(hidden)
-            now = time.time()
-            kept = {job.id: self._judge.failed(job, job.failure, now) for job in hidden if job.failure}
-            endings[:] = [kept.get(ending.job.id, ending) for ending in endings]
-        ended = await self.retry("ledger", self.ledger.end, endings, self._judge.endings)
-        self.schedule.end(endings, ended)
-        if new := {ending.bin for ending in endings if ending.bin} - self.bins.keys():
+    async def end(self, endings: Sequence[Ending]) -> Committed:
+        if hidden := await self.find_hidden(endings):
+            self._note_absences([(e.job.inbox, Read(failure=e.failure)) for e in hidden.values()])
+            endings = [hidden.get(ending.job.id, ending) for ending in endings]
+        committed = await self.ledger.end(endings, self._judge.endings)
+        self.schedule.end(*committed)
+        if new := {ending.bin for ending in committed.endings if ending.bin} - self.bins.keys():
             self.bins |= dict.fromkeys(sorted(new))
             for destination in self._destinations.values():
                 destination.known_bins.update(map(os.fsencode, new))
-        return ended
+        return committed
+
+    async def find_hidden(self, endings: Iterable[Ending]) -> dict[int, Ending]:
+        """Those whose files may only be away, or are still being written, by image: they wait instead."""
+        if not (doubtful := [ending for ending in endings if ending.is_doubtful]):
+            return {}
+        hidden = await self.watcher.find_hidden(doubtful, self.publisher.check_folders)
+        now, jobs = time.time(), [ending.job for ending in doubtful if ending.job.id in hidden]
+        return {job.id: self._judge.failed(job, hidden[job.id], now) for job in jobs}
 
     def records_of(self, endings: Sequence[Ending]) -> list[Record]:
         return [self.ledger.record_of(ending) for ending in endings]
@@ -349,8 +350,8 @@ class Pipeline:
                 if executor.is_retired:
                     self.wake()
 
-    def let_go(self, jobs: Sequence[Job]) -> None:
-        self.schedule.give_back(jobs)
+    def let_go(self, images: Sequence[int]) -> None:
+        self.schedule.give_back(images)
         self.wake()
 
     def lose(self, station: object) -> int:

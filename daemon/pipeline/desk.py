@@ -12,7 +12,7 @@ import math
 import os
 import sqlite3
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Protocol, TypeVar
 
@@ -21,8 +21,7 @@ import structlog
 from anyio import to_thread
 
 from daemon.errors import VisiondError
-from daemon.inbox.origin import origin_of
-from daemon.jobs import Ending, Failure, Job, JobStatus
+from daemon.jobs import Attempt, Committed, Content, Ending, Job, JobStatus, Read
 from daemon.ledger import looks
 from daemon.ledger.joining import assemble
 from daemon.ledger.ledger import Ledger
@@ -32,8 +31,6 @@ from daemon.ledger.statements import SQL, run_rows
 from daemon.pipeline.schedule import FileKey, Question, Schedule
 from daemon.pipeline.station import Published
 from daemon.results.judge import Judge
-from daemon.system.retry import Retry
-from stages.base import Reason
 
 log = structlog.get_logger()
 
@@ -89,18 +86,19 @@ class LookJudge:
         """judge: for the number of attempts. clock: Unix seconds."""
         self._judge, self._clock = judge, clock
 
-    def is_decided(self, job: Job) -> bool:
+    def is_decided(self, content: Content) -> bool:
         return False
 
-    def endings(self, jobs: Sequence[Job]) -> list[Ending]:
-        return [self._ending(job, self._clock()) for job in jobs]
+    def endings(self, attempts: Sequence[Attempt]) -> list[Ending]:
+        return [self._ending(attempt, self._clock()) for attempt in attempts]
 
-    def _ending(self, job: Job, now: float) -> Ending:
-        if job.gone:
+    def _ending(self, attempt: Attempt, now: float) -> Ending:
+        job = attempt.job
+        if attempt.gone:
             return Ending(job, JobStatus.GONE, now, job.attempts)
-        if job.failure is None:
-            return Ending(job, JobStatus.DONE, now, job.attempts + 1)
-        ending = self._judge.failed(job, job.failure, now)
+        if attempt.failure is None:
+            return Ending(job, JobStatus.DONE, now, job.attempts + 1, content=attempt.content)
+        ending = self._judge.failed(job, attempt.failure, now)
         if ending.status is JobStatus.PENDING:
             return ending
         return Ending(job, JobStatus.FAILED, now, ending.attempts, failure=ending.failure)
@@ -110,11 +108,13 @@ class Home(Protocol):
     """What a desk needs of the pipeline."""
 
     ledger: Ledger
-    retry: Retry
     schedule: Schedule
 
     def answering(self) -> set[int]:
         """The inboxes that can be listed."""
+
+    async def find_hidden(self, endings: Iterable[Ending]) -> dict[int, Ending]:
+        """Those whose files may only be away, or are still being written, by image: they wait instead."""
 
     async def pause(self, seconds: float) -> None:
         """Until there may be more to do, or for so long."""
@@ -222,8 +222,7 @@ class Desk:
         self._changed = anyio.Event()
 
     async def _ask(self, work: Callable[[sqlite3.Connection], T]) -> T:
-        answer: T = await self._home.retry("ledger", self._home.ledger.run, work)
-        return answer
+        return await self._home.ledger.insist(work)
 
     # As the coordinator of a station: see station.py.
 
@@ -252,19 +251,14 @@ class Desk:
             partial(looks.take, name=self.name, limit=most, busy=busy, inboxes=inboxes, only=only)
         )
 
-    async def note_read(self, jobs: Sequence[Job]) -> None:
-        if gone := [job for job in jobs if job.gone]:
-            for job in await to_thread.run_sync(self._find_hidden, gone):
-                job.gone, job.failure = False, Failure(Reason.UNREADABLE, "its folder is missing", away=True)
-        self._rest({job.inbox for job in jobs if job.failure and job.failure.away})
-        read = [job for job in jobs if job.digest]
-        recall = partial(looks.recall, jobs=read, models=self._models, number=self._number, reuse=self._reuse)
-        self._damaged |= await self._ask(recall)
-
-    def _find_hidden(self, jobs: Sequence[Job]) -> list[Job]:
-        """Those whose images may come back, as when a disk is not mounted. Runs in a thread."""
-        groups = {inbox: [job for job in jobs if job.inbox == inbox] for inbox in {job.inbox for job in jobs}}
-        return [job for inbox, group in groups.items() for job in origin_of(self._roots[inbox]).hidden(group)]
+    async def note_read(self, read: Mapping[int, Read]) -> dict[int, Content | None]:
+        digests = [(image, each.digest) for image, each in read.items() if each.digest]
+        recall = partial(
+            looks.recall, read=digests, models=self._models, number=self._number, reuse=self._reuse
+        )
+        known, damaged = await self._ask(recall)
+        self._damaged |= damaged
+        return {image: known.get(image) for image, _ in digests}
 
     def _rest(self, inboxes: set[int]) -> None:
         for inbox in inboxes - self._resting.keys():
@@ -272,15 +266,18 @@ class Desk:
             log.warning("second looks wait for an inbox that cannot be read", look=self.name, inbox=folder)
         self._resting |= dict.fromkeys(inboxes, time.monotonic() + REST_SECONDS)
 
-    async def keep(self, jobs: Sequence[Job]) -> None:
+    async def keep(self, known: Mapping[int, Content]) -> None:
         raise AssertionError("a look has one segment")
 
-    async def blame(self, job: Job) -> None:
-        row = (job.deaths, job.id, self.name)
+    async def blame(self, image: int, deaths: int) -> None:
+        row = (deaths, image, self.name)
         await self._ask(lambda connection: connection.execute(SQL["blame_look"], row))
 
-    async def end(self, endings: list[Ending]) -> set[int]:
-        """Returns the images that are published again."""
+    async def end(self, endings: Sequence[Ending]) -> Committed:
+        """The newest are the images that are published again."""
+        hidden = await self._home.find_hidden(endings)
+        endings = [hidden.get(ending.job.id, ending) for ending in endings]
+        self._rest({ending.job.inbox for ending in endings if ending.failure and ending.failure.away})
         files = {(e.job.inbox, e.job.path) for e in endings}
         while not self._home.schedule.hold(files, self):
             await self._home.pause(POLL_SECONDS)
@@ -304,7 +301,7 @@ class Desk:
                     reason=failure.reason.value,
                     detail=failure.detail,
                 )
-        return {record.id for record in records if not record.damage}
+        return Committed(list(endings), {record.id for record in records if not record.damage})
 
     def records_of(self, endings: Sequence[Ending]) -> list[Record]:
         return [self._records.pop(ending.job.id) for ending in endings]
@@ -314,10 +311,10 @@ class Desk:
         await self._home.note_published(Published([], set(), group.publication, confirmed))
         await confirmed.wait()
         self._release({(e.job.inbox, e.job.path) for e in group.endings})
-        self.let_go([ending.job for ending in group.endings])
+        self.let_go([ending.job.id for ending in group.endings])
 
-    def let_go(self, jobs: Sequence[Job]) -> None:
-        self._home.schedule.leave_look(self.name, jobs)
+    def let_go(self, images: Sequence[int]) -> None:
+        self._home.schedule.leave_look(self.name, images)
         self.wake()
 
     def _release(self, files: set[FileKey]) -> None:

@@ -80,7 +80,7 @@ class Executor:
         return self._accepted.is_set()
 
     async def ask(self, find: Callable[[], Awaitable[list[Job]]]) -> list[Job]:
-        """The jobs that `find` finds for the station; none if it gets no more. They have its generation."""
+        """The jobs that `find` finds for the station; none if it gets no more."""
         jobs: list[Job] = []
         with anyio.CancelScope() as self._asking:
             await self._accepted.wait()
@@ -88,8 +88,6 @@ class Executor:
                 jobs = await find()
         if jobs:
             self._began = self._began or time.monotonic()
-        for job in jobs:
-            job.generation = self.generation
         return jobs
 
     def accept(self) -> None:

@@ -11,18 +11,10 @@ from daemon.config.loading import Config
 from daemon.config.second_look import SecondLook
 from daemon.config.values import GROUP, members_of
 from daemon.errors import ConfigError
-from daemon.layout import (
-    CPU_SLAB,
-    GPU_SLAB,
-    Layout,
-    choose_dtypes,
-    gpus_of,
-    open_pack,
-    pack_errors,
-    weights_of,
-)
+from daemon.layout import Layout, choose_dtypes, gpus_of, open_pack, pack_errors, weights_of
 from daemon.ledger.record import Model
 from daemon.placement import CPU_BATCH, Batches, Placement, Segment, working_bytes
+from daemon.slabs import CPU_SLAB, GPU_SLAB
 from daemon.system.gpus import Gpu
 from stages.base import StageSpec
 from stages.manifest import PackError, name_place

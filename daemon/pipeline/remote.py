@@ -18,7 +18,6 @@ import msgspec
 import structlog
 
 from daemon.errors import ModelsUnusable, NoWorkersLeft
-from daemon.jobs import Ending, Job
 from daemon.monitoring.metrics import Metrics
 from daemon.monitoring.snapshot import LaneState, StationState, WorkerState
 from daemon.pipeline import station, wire
@@ -222,16 +221,16 @@ class RemoteStation:
                 if self._heard_at - self._started_at > STEADY_SECONDS:
                     self._losses = 0
                 self._metrics.stations.take(self, samples)
-            case wire.LetGo(numbers):
-                self._of_pipeline().let_go([self._job(number) for number in numbers])
+            case wire.LetGo(images):
+                self._of_pipeline().let_go(images)
             case wire.NoteRead():
                 tasks.start_soon(self._note_read, message)
-            case wire.Keep(number, contents):
-                tasks.start_soon(self._keep, number, contents)
-            case wire.Blame(number, job, deaths):
-                tasks.start_soon(self._blame, number, job, deaths)
-            case wire.End(number, endings):
-                tasks.start_soon(self._end, number, endings)
+            case wire.Keep():
+                tasks.start_soon(self._keep, message)
+            case wire.Blame():
+                tasks.start_soon(self._blame, message)
+            case wire.End():
+                tasks.start_soon(self._end, message)
             case wire.NotePublished():
                 tasks.start_soon(self._note_published, message)
 
@@ -240,9 +239,6 @@ class RemoteStation:
     async def _hand_out(self, call: wire.NextJobs) -> None:
         await self._begun.wait()
         jobs = await self._of_pipeline().next_jobs(self)
-        now = time.monotonic()
-        for job in jobs:
-            job.fed_at = now
         bins = list(self._of_pipeline().bins)
         self._send(wire.Jobs(call.number, jobs, bins[self._bins_sent :]))
         self._bins_sent = len(bins)
@@ -250,56 +246,34 @@ class RemoteStation:
             self._send(self._draining)
 
     async def _note_read(self, call: wire.NoteRead) -> None:
-        jobs = []
-        for looked in call.jobs:
-            job = self._job(looked.id)
-            job.digest, job.failure, job.gone = looked.digest, looked.failure, looked.gone
-            job.reserved = looked.reserved
-            jobs.append(job)
-        await self._of_pipeline().note_read(jobs)
-        self._send(wire.Known(call.number, [wire.Content.of(job) for job in jobs if job.outputs]))
+        self._send(wire.Known(call.number, dict(await self._of_pipeline().note_read(call.read))))
 
-    async def _keep(self, number: int, contents: Sequence[wire.Content]) -> None:
-        await self._of_pipeline().keep([self._told(content) for content in contents])
-        self._send(wire.Done(number))
+    async def _keep(self, call: wire.Keep) -> None:
+        await self._of_pipeline().keep(call.known)
+        self._send(wire.Done(call.number))
 
-    async def _blame(self, number: int, job: int, deaths: int) -> None:
-        blamed = self._job(job)
-        blamed.deaths = deaths
-        await self._of_pipeline().blame(blamed)
-        self._send(wire.Done(number))
+    async def _blame(self, call: wire.Blame) -> None:
+        await self._of_pipeline().blame(call.image, call.deaths)
+        self._send(wire.Done(call.number))
 
-    async def _end(self, number: int, endings: list[Ending]) -> None:
-        said = [(ending, ending.job.outputs) for ending in endings]
-        ended = await self._of_pipeline().end(endings)
-        changed = [
-            now
-            for now, (before, outputs) in zip(endings, said, strict=True)
-            if now is not before or now.job.outputs is not outputs
-        ]
-        self._send(wire.Ended(number, sorted(ended), changed))
+    async def _end(self, call: wire.End) -> None:
+        endings, newest = await self._of_pipeline().end(call.endings)
+        changed = [now for now, said in zip(endings, call.endings, strict=True) if now is not said]
+        self._send(wire.Ended(call.number, newest, changed))
 
     async def _note_published(self, call: wire.NotePublished) -> None:
         self._losses = 0
-        ended, coordinator = set(call.ended), self._of_pipeline()
-        endings = [ending for number in call.jobs if (ending := coordinator.schedule.entry(number).ending)]
-        published = published_of(endings, ended)
+        coordinator = self._of_pipeline()
+        endings = [ending for image in call.images if (ending := coordinator.schedule.entry(image).ending)]
+        published = published_of(endings, call.newest)
         records = coordinator.records_of(published) if coordinator.has_sinks else []
         images = [ending.job.id for ending in published]
         publication = Publication(call.placed, call.held, set(call.folders), images, records, call.begun_at)
-        await coordinator.note_published(Published(endings, ended, publication))
+        await coordinator.note_published(Published(endings, call.newest, publication))
         self._send(wire.Done(call.number))
 
     def _has_reported(self) -> bool:
         return self._heard_at > self._started_at
-
-    def _told(self, content: wire.Content) -> Job:
-        job = self._job(content.id)
-        content.tell(job)
-        return job
-
-    def _job(self, number: int) -> Job:
-        return self._of_pipeline().schedule.entry(number).job
 
     def _of_pipeline(self) -> Coordinator:
         assert self._coordinator is not None

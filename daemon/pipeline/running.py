@@ -10,7 +10,6 @@ import structlog
 from anyio import to_thread
 
 from daemon.errors import ModelsUnusable, NoWorkersLeft, leaves
-from daemon.layout import open_slab
 from daemon.ledger.records import Reader
 from daemon.monitoring.metrics import LookMetrics, Metrics
 from daemon.monitoring.snapshot import LookState, StationState
@@ -19,6 +18,7 @@ from daemon.pipeline.planning import Plan
 from daemon.pipeline.station import Station
 from daemon.results.destinations import Destination, publish_sidecars
 from daemon.results.judge import Judge
+from daemon.slabs import open_slab
 
 log = structlog.get_logger()
 

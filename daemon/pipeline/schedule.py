@@ -24,7 +24,9 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import NamedTuple
 
-from daemon.jobs import Ending, Job, JobStatus
+from msgspec.structs import replace
+
+from daemon.jobs import Ending, Job, JobStatus, Read
 
 REST_SECONDS = 5.0  # between tries with a few images of an inbox that is away
 TRIES = 3  # after these, a run that is to end no longer waits for an inbox
@@ -139,8 +141,10 @@ class Schedule:
         now: float,
         *,
         containers: bool = False,
+        generation: int = 0,
     ) -> list[Job]:
-        """At most so many jobs, which are in this executor's hands from now on. inboxes: those that answer."""
+        """At most so many jobs, which are in this executor's hands from now on. inboxes: those that answer. generation: of
+        the executor's models."""
         waiting = self._waiting[containers]
         inboxes = frozenset(inboxes) - self.resting(now)
         taken: list[Entry] = []
@@ -148,7 +152,7 @@ class Schedule:
             if len(taken) == most:
                 break
             if entry.job.inbox in inboxes and self._is_free(entry) and self._is_within_limit(entry):
-                self._begin(entry, executor)
+                self._begin(entry, executor, generation)
                 taken.append(entry)
         if taken:
             waiting[:] = [entry for entry in waiting if entry.state is State.WAITING]
@@ -188,16 +192,21 @@ class Schedule:
                 self._leave(entry)
         return entries
 
-    def give_back(self, jobs: Iterable[Job]) -> None:
+    def give_back(self, images: Iterable[int]) -> None:
         """They wait again, as if nobody had begun them."""
-        for job in jobs:
-            self._return(self._entries[job.id])
+        for image in images:
+            self._return(self._entries[image])
 
-    def forget(self, job: Job) -> None:
+    def blame(self, image: int, deaths: int) -> None:
+        """So many workers have died while they ran only this image."""
+        entry = self._entries[image]
+        entry.job = replace(entry.job, deaths=deaths)
+
+    def forget(self, image: int) -> None:
         """It was taken, and waits in the ledger, as if nobody had begun it."""
-        self._let_go(self._entries.pop(job.id))
-        self._begun.discard(job.id)
-        self._unfinished.discard(job.id)
+        self._let_go(self._entries.pop(image))
+        self._begun.discard(image)
+        self._unfinished.discard(image)
 
     def forget_waiting(self) -> None:
         """What nobody has waits in the ledger."""
@@ -229,9 +238,9 @@ class Schedule:
     def take_look(self, look: str, jobs: Iterable[Job]) -> None:
         self._looks.setdefault(look, set()).update(job.id for job in jobs)
 
-    def leave_look(self, look: str, jobs: Iterable[Job]) -> None:
+    def leave_look(self, look: str, images: Iterable[int]) -> None:
         """Their look is over, or waits in the ledger."""
-        self.looked_at(look).difference_update([job.id for job in jobs])
+        self.looked_at(look).difference_update(images)
 
     def looked_at(self, look: str) -> set[int]:
         """The images whose look was taken."""
@@ -286,10 +295,10 @@ class Schedule:
 
     # Inboxes that are away, as shown by reading their files. While one is away, few of its images are tried.
 
-    def note_read(self, jobs: Sequence[Job], now: float) -> Noted:
-        """Note which of these jobs' inboxes could be read."""
-        failed = {job.inbox: job.failure.detail for job in jobs if job.failure and job.failure.away}
-        read = {job.inbox for job in jobs if job.digest}
+    def note_read(self, reads: Sequence[tuple[int, Read]], now: float) -> Noted:
+        """Note which inboxes could be read. reads: what came of each image's, and its inbox."""
+        failed = {inbox: each.failure.detail for inbox, each in reads if each.failure and each.failure.away}
+        read = {inbox for inbox, each in reads if each.digest}
         # If others of the group could not be read, as while a store throttles, it is not back yet.
         back = (read - failed.keys()) & self._absent.keys()
         for inbox in back:
@@ -300,7 +309,7 @@ class Schedule:
             if known is None or known.is_tried or now >= known.until:  # else they belong to the last try
                 tries = known.tries + 1 if known and inbox not in read else 1
                 self._absent[inbox] = Absence(why, now + REST_SECONDS, tries)
-        for absence in [self._absent[inbox] for inbox in {job.inbox for job in jobs} & self._absent.keys()]:
+        for absence in [self._absent[inbox] for inbox in {inbox for inbox, _ in reads} & self._absent.keys()]:
             if absence.is_tried:  # its images are gone, or to blame themselves: others are tried
                 absence.until, absence.is_tried = now, False
         return Noted(away, back)
@@ -353,8 +362,10 @@ class Schedule:
 
     # Changes of an entry.
 
-    def _begin(self, entry: Entry, executor: object) -> None:
+    def _begin(self, entry: Entry, executor: object, generation: int) -> None:
         entry.state, entry.executor = State.TAKEN, executor
+        if entry.job.generation != generation:
+            entry.job = replace(entry.job, generation=generation)
         self._holders[entry.file] = entry
         if self.limit is not None and entry.job.id not in self._begun:
             self._begun.add(entry.job.id)
@@ -362,7 +373,6 @@ class Schedule:
 
     def _return(self, entry: Entry) -> None:
         self._let_go(entry)
-        entry.job = entry.job.fresh()
         entry.state, entry.executor = State.WAITING, None
         self._wait(entry)
 

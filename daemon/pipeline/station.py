@@ -17,11 +17,22 @@ from typing import Protocol
 import anyio
 import anyio.abc
 from anyio import to_thread
+from msgspec.structs import replace
 
 from daemon.errors import WorkerLost
 from daemon.inbox.intake import read_files
 from daemon.inbox.origin import origin_of
-from daemon.jobs import Ending, Failure, Job, JobStatus
+from daemon.jobs import (
+    Attempt,
+    Committed,
+    Content,
+    Ending,
+    Extent,
+    Failure,
+    Job,
+    JobStatus,
+    Read,
+)
 from daemon.ledger.record import Record
 from daemon.messages import Reply
 from daemon.monitoring.metrics import LookMetrics, Metrics
@@ -45,14 +56,14 @@ class Published:
     """A group of jobs whose results are written to files, but perhaps not yet to the disk."""
 
     endings: list[Ending]
-    ended: set[int]  # ids of those that no newer version has replaced
+    newest: set[int]  # ids of those that no newer version has replaced
     publication: Publication
     confirmed: anyio.Event | None = None  # set when all of it is on the disk
 
 
-def published_of(endings: Sequence[Ending], ended: set[int]) -> list[Ending]:
-    """Those that are published. ended: as in `Published`."""
-    return [e for e in endings if e.status in (JobStatus.DONE, JobStatus.FAILED) and e.job.id in ended]
+def published_of(endings: Sequence[Ending], newest: set[int]) -> list[Ending]:
+    """Those that are published. newest: as in `Published`."""
+    return [e for e in endings if e.status in (JobStatus.DONE, JobStatus.FAILED) and e.job.id in newest]
 
 
 class Coordinator(Protocol):
@@ -61,18 +72,18 @@ class Coordinator(Protocol):
     async def next_jobs(self, station: object) -> list[Job]:
         """Wait for the next jobs of this station; an empty list when there will be no more."""
 
-    async def note_read(self, jobs: Sequence[Job]) -> None:
-        """The files of these jobs were read, or could not be.
-        Fill in the results that the ledger has for their bytes."""
+    async def note_read(self, read: Mapping[int, Read]) -> Mapping[int, Content | None]:
+        """The files of these images were read, or could not be. Returns what the ledger knows about their bytes; None: they
+        are not those of the image any more."""
 
-    async def keep(self, jobs: Sequence[Job]) -> None:
-        """Store the results of jobs that go on to another segment."""
+    async def keep(self, known: Mapping[int, Content]) -> None:
+        """Store the results of images that go on to another segment."""
 
-    async def blame(self, job: Job) -> None:
-        """Store how many workers died while they ran only this job."""
+    async def blame(self, image: int, deaths: int) -> None:
+        """Store how many workers died while they ran only this image."""
 
-    async def end(self, endings: list[Ending]) -> set[int]:
-        """Commit how jobs ended. Returns the ids of those that no newer version has replaced."""
+    async def end(self, endings: Sequence[Ending]) -> Committed:
+        """Commit how jobs ended."""
 
     def records_of(self, endings: Sequence[Ending]) -> list[Record]:
         """What `end` has committed."""
@@ -80,15 +91,15 @@ class Coordinator(Protocol):
     async def note_published(self, group: Published) -> None:
         """Results are written to files. Waits while too many groups are not confirmed yet."""
 
-    def let_go(self, jobs: Sequence[Job]) -> None:
-        """These jobs stay PENDING, for another station or the next daemon."""
+    def let_go(self, images: Sequence[int]) -> None:
+        """These images stay PENDING, for another station or the next daemon."""
 
 
 class Judging(Protocol):
     """Decides how jobs end: results/judge.py."""
 
-    def is_decided(self, job: Job) -> bool: ...
-    def endings(self, jobs: Sequence[Job]) -> list[Ending]: ...
+    def is_decided(self, content: Content) -> bool: ...
+    def endings(self, attempts: Sequence[Attempt]) -> list[Ending]: ...
 
 
 class Station:
@@ -102,11 +113,12 @@ class Station:
         destinations: Mapping[int, Destination],
         metrics: Metrics | LookMetrics,
         publish: Callable[[Sequence[Record], Mapping[int, Destination]], Publication] | None = None,
-        read: Callable[[Sequence[Job], Slab, Mapping[int, bytes]], None] | None = None,
+        read: Callable[[Sequence[tuple[Job, Extent]], Slab, Mapping[int, bytes]], dict[int, Read]]
+        | None = None,
         tracer: Tracer | None = None,
     ) -> None:
         """publish: writes results to files; None: `publish_records`.
-        read: brings the bytes of jobs into the slab; None: `read_files`. tracer: None if no image is traced."""
+        read: as `read_files`, which it is if None. tracer: None if no image is traced."""
         self.slab = slab
         self.lanes = list(lanes)
         self.retry = Retry()
@@ -119,8 +131,8 @@ class Station:
         self._tracer = tracer
         self._write_results = publish or publish_records
         self._read = read or read_files
-        self._ended: asyncio.Queue[Job] = asyncio.Queue(4 * FINISH)
-        self._durable: asyncio.Queue[tuple[list[Ending], set[int]]] = asyncio.Queue(2)
+        self._ended: asyncio.Queue[Attempt] = asyncio.Queue(4 * FINISH)
+        self._durable: asyncio.Queue[Committed] = asyncio.Queue(2)
         self._draining = False
 
     async def run(self, coordinator: Coordinator) -> None:
@@ -182,24 +194,36 @@ class Station:
         Jobs that have room are read before one that must wait for it."""
         async with anyio.create_task_group() as reading:
             while jobs := await self._coordinator.next_jobs(self):
-                group: list[Job] = []
+                group: list[Attempt] = []
                 for job in jobs:
-                    if not self._reserve_now(job):
+                    attempt = Attempt(job, began_at=time.monotonic())
+                    if not self._reserve_now(attempt):
                         await self._share_out(group, reading)
                         group = []
-                        job.extent = await self.slab.reserve(job.version.size)
-                    group.append(job)
+                        attempt.extent = await self.slab.reserve(job.version.size)
+                    group.append(attempt)
                 await self._share_out(group, reading)
 
-    async def _share_out(self, jobs: list[Job], reading: anyio.abc.TaskGroup) -> None:
+    def _reserve_now(self, attempt: Attempt) -> bool:
+        """Whether it got room in the slab at once. A file that is larger than the slab fails."""
+        size = attempt.job.version.size
+        if self.slab.fits(size):
+            attempt.extent = self.slab.try_reserve(size)
+            return attempt.extent is not None
+        problem = f"{size} bytes are more than slab_bytes = {self.slab.size}"
+        fix = f"{advise(f'slab_bytes = {size}')}; this much shared memory is reserved for images"
+        attempt.failure = Failure(Reason.BYTES, f"{problem}. {fix}")
+        return True
+
+    async def _share_out(self, attempts: list[Attempt], reading: anyio.abc.TaskGroup) -> None:
         """Take up the jobs. Those of a store are read beside the others, as it may answer late."""
-        for inbox in {job.inbox for job in jobs} & self._remote:
-            group = [job for job in jobs if job.inbox == inbox]
+        for inbox in {attempt.job.inbox for attempt in attempts} & self._remote:
+            group = [attempt for attempt in attempts if attempt.job.inbox == inbox]
             if await self._find_room(inbox):
                 reading.start_soon(self._take_up_remote, group)
             else:
                 await self._give_back(inbox, group)
-        await self._take_up([job for job in jobs if job.inbox not in self._remote])
+        await self._take_up([attempt for attempt in attempts if attempt.job.inbox not in self._remote])
 
     async def _find_room(self, inbox: int) -> bool:
         """Wait until a group of this inbox can be read beside the others. False if its store does not answer:
@@ -214,157 +238,158 @@ class Station:
                 await self._reading.acquire()
                 return True
 
-    async def _give_back(self, inbox: int, jobs: list[Job]) -> None:
-        """Report these jobs as those of an inbox that is away: they wait, and no attempt is counted."""
+    async def _give_back(self, inbox: int, attempts: list[Attempt]) -> None:
+        """Report these as those of an inbox that is away: they wait, and no attempt is counted."""
         silent = origin_of(self._roots[inbox]).silent_seconds()
         why = f"the store has not answered for {silent:.0f} s"
-        for job in jobs:
-            job.failure = job.failure or Failure(Reason.UNREADABLE, why, transient=True, away=True)
-        await self._note_read(jobs)
+        for attempt in attempts:
+            attempt.failure = attempt.failure or Failure(Reason.UNREADABLE, why, transient=True, away=True)
+        await self._go_on(attempts)
 
-    async def _take_up_remote(self, jobs: list[Job]) -> None:
+    async def _take_up_remote(self, attempts: list[Attempt]) -> None:
         try:
-            await self._take_up(jobs)
+            await self._take_up(attempts)
         finally:
             self._reading.release()
 
-    def _reserve_now(self, job: Job) -> bool:
-        """Whether the job got room in the slab at once. A job that is larger than the slab fails."""
-        job.fed_at = time.monotonic()
-        if self.slab.fits(job.version.size):
-            job.extent = self.slab.try_reserve(job.version.size)
-            job.reserved = True
-            return job.extent is not None
-        problem = f"{job.version.size} bytes are more than slab_bytes = {self.slab.size}"
-        fix = f"{advise(f'slab_bytes = {job.version.size}')}; this much shared memory is reserved for images"
-        job.failure = Failure(Reason.BYTES, f"{problem}. {fix}")
-        return True
-
-    async def _take_up(self, jobs: list[Job]) -> None:
-        """Read and digest the files, take over results that the ledger already has, and queue the rest."""
-        if not jobs:
+    async def _take_up(self, attempts: list[Attempt]) -> None:
+        """Read and digest the files."""
+        if not attempts:
             return
-        await self.retry.in_thread(
-            "inbox", self._read, [job for job in jobs if job.extent], self.slab, self._roots
-        )
-        await self._note_read(jobs)
+        wanted = [(attempt.job, attempt.extent) for attempt in attempts if attempt.extent]
+        read = await self.retry.in_thread("inbox", self._read, wanted, self.slab, self._roots)
+        for attempt in attempts:
+            if found := read.get(attempt.job.id):
+                attempt.take_over(found)
+        await self._go_on(attempts)
 
-    async def _note_read(self, jobs: list[Job]) -> None:
-        await self._coordinator.note_read(jobs)
+    async def _go_on(self, attempts: list[Attempt]) -> None:
+        """Take over results that the ledger already has, and queue the rest."""
+        read = {a.job.id: Read(a.content.digest, a.failure, a.gone) for a in attempts}
+        known = await self._coordinator.note_read(read)
+        for attempt in attempts:
+            if found := known.get(attempt.job.id, attempt.content):
+                attempt.content = found
+            else:
+                attempt.gone = True
         if self._tracer:
-            self._tracer.read(jobs)
-        for job in jobs:
-            self._metrics.fed(job)
-            await self._pass_on(job)
+            self._tracer.read(attempts)
+        for attempt in attempts:
+            self._metrics.fed(attempt)
+            await self._pass_on(attempt)
 
     # 2. A worker runs each job through the stages of a segment,
     # in a batch with others: see daemon/workers/lane.py.
 
-    def begin(self, jobs: Sequence[Job]) -> None:
+    def begin(self, attempts: Sequence[Attempt]) -> None:
         """A worker gets these as a batch."""
         if self._tracer:
-            self._tracer.sent(jobs)
+            self._tracer.sent(attempts)
 
-    async def try_again(self, lane: Lane, jobs: Sequence[Job], loss: WorkerLost) -> None:
+    async def try_again(self, lane: Lane, attempts: Sequence[Attempt], loss: WorkerLost) -> None:
         """A worker was lost with these images. If one of them may be the cause, each one runs alone."""
         if self._tracer:
-            self._tracer.lost(jobs, loss.cause)
-        for job in jobs:
-            await self._queue(lane, job, suspect=loss.began)
+            self._tracer.lost(attempts, loss.cause)
+        for attempt in attempts:
+            await self._queue(lane, attempt, suspect=loss.began)
 
-    async def suspect(self, lane: Lane, job: Job, loss: WorkerLost) -> None:
+    async def suspect(self, lane: Lane, attempt: Attempt, loss: WorkerLost) -> None:
         """A worker was lost while it had only this image."""
         if self._tracer:
-            self._tracer.lost([job], loss.cause)
-        job.deaths += loss.began
-        await self._coordinator.blame(job)
-        if job.deaths < SOLO_DEATHS:
-            await self._queue(lane, job, suspect=True)
+            self._tracer.lost([attempt], loss.cause)
+        deaths = attempt.job.deaths + loss.began
+        attempt.job = replace(attempt.job, deaths=deaths)
+        await self._coordinator.blame(attempt.job.id, deaths)
+        if deaths < SOLO_DEATHS:
+            await self._queue(lane, attempt, suspect=True)
             return
         reason = Reason.TIMEOUT if loss.timed_out else Reason.POISON
-        job.failure = Failure(
-            reason, f"{job.deaths} workers died while they ran only this image: {loss.cause}"
+        attempt.failure = Failure(
+            reason, f"{deaths} workers died while they ran only this image: {loss.cause}"
         )
-        await self._pass_on(job)
+        await self._pass_on(attempt)
 
-    async def advance(self, lane: Lane, device: str, jobs: Sequence[Job], reply: Reply) -> None:
+    async def advance(self, lane: Lane, device: str, attempts: Sequence[Attempt], reply: Reply) -> None:
         """Take over a worker's reply."""
         self._metrics.replied(lane.name, device, reply)
         if self._tracer:
-            self._tracer.answered(lane.name, device, jobs, reply)
-        for job, outcome in zip(jobs, reply.outcomes, strict=True):
-            job.format, job.pages = outcome.format, outcome.pages
-            job.width, job.height = outcome.width, outcome.height
-            job.outputs |= outcome.outputs
-            if outcome.reason:
-                job.failure = Failure(Reason(outcome.reason), outcome.detail, outcome.transient)
-        if len(self.lanes) > 1 and (onward := [job for job in jobs if self._next_lane(job)]):
-            await self._coordinator.keep(onward)  # after a crash, work resumes at the next segment
-        for job in jobs:
-            await self._pass_on(job)
+            self._tracer.answered(lane.name, device, attempts, reply)
+        for attempt, said in zip(attempts, reply.outcomes, strict=True):
+            outputs = attempt.content.outputs | said.outputs
+            picture = (said.format, said.width, said.height, said.pages)
+            attempt.content = Content(attempt.content.digest, *picture, outputs)
+            if said.reason:
+                attempt.failure = Failure(Reason(said.reason), said.detail, said.transient)
+        if len(self.lanes) > 1:
+            # After a crash, work resumes at the next segment.
+            onward = {each.job.id: each.content for each in attempts if self._next_lane(each)}
+            if onward:
+                await self._coordinator.keep(onward)
+        for attempt in attempts:
+            await self._pass_on(attempt)
 
     # 3. It goes on to the next segment, or it is finished.
 
-    async def _pass_on(self, job: Job) -> None:
-        if lane := self._next_lane(job):
-            await self._queue(lane, job, suspect=bool(job.deaths))
+    async def _pass_on(self, attempt: Attempt) -> None:
+        if lane := self._next_lane(attempt):
+            await self._queue(lane, attempt, suspect=bool(attempt.job.deaths))
         else:
-            self._leave_slab(job)
-            await self._ended.put(job)
+            self._leave_slab(attempt)
+            await self._ended.put(attempt)
 
-    async def _queue(self, lane: Lane, job: Job, *, suspect: bool) -> None:
+    def _next_lane(self, attempt: Attempt) -> Lane | None:
+        """The first segment with a stage that the job still needs;
+        None when the job has failed or its bin is decided."""
+        if attempt.failure or attempt.gone or self._judge.is_decided(attempt.content):
+            return None
+        return next((lane for lane in self.lanes if lane.is_needed_by(attempt)), None)
+
+    async def _queue(self, lane: Lane, attempt: Attempt, *, suspect: bool) -> None:
         if self._draining:
-            self._let_go(job)
+            self._let_go(attempt)
             return
-        await lane.put(job, suspect=suspect)
-        self._empty_if_draining(lane)  # a drain may have begun while the job waited for room in the queue
+        await lane.put(attempt, suspect=suspect)
+        self._empty_if_draining(lane)  # a drain may have begun while it waited for room in the queue
 
     def _empty_if_draining(self, lane: Lane) -> None:
         if self._draining:
-            for job in lane.empty():
-                self._let_go(job)
+            for attempt in lane.empty():
+                self._let_go(attempt)
 
-    def _let_go(self, job: Job) -> None:
-        self._leave_slab(job)
+    def _let_go(self, attempt: Attempt) -> None:
+        self._leave_slab(attempt)
         if self._tracer:
-            self._tracer.forget([job])
-        self._coordinator.let_go([job])
+            self._tracer.forget([attempt])
+        self._coordinator.let_go([attempt.job.id])
 
-    def _leave_slab(self, job: Job) -> None:
-        if job.extent:
-            self.slab.release(job.extent)
-            job.extent = None
-
-    def _next_lane(self, job: Job) -> Lane | None:
-        """The first segment with a stage that the job still needs;
-        None when the job has failed or its bin is decided."""
-        if job.failure or job.gone or self._judge.is_decided(job):
-            return None
-        return next((lane for lane in self.lanes if lane.is_needed_by(job)), None)
+    def _leave_slab(self, attempt: Attempt) -> None:
+        if attempt.extent:
+            self.slab.release(attempt.extent)
+            attempt.extent = None
 
     # 4. Its result is durable in the ledger, then published.
 
     async def _finish(self) -> None:
         """Decide how each job ends and commit that to the ledger. From here on its result is durable."""
         while True:
-            jobs = [await self._ended.get(), *drain(self._ended, FINISH - 1)]
-            endings = await to_thread.run_sync(self._judge.endings, jobs)
+            attempts = [await self._ended.get(), *drain(self._ended, FINISH - 1)]
+            endings = await to_thread.run_sync(self._judge.endings, attempts)
             if self._tracer:
-                self._tracer.pass_on("judge", jobs)
-            ended = await self._coordinator.end(endings)
+                self._tracer.pass_on("judge", attempts)
+            committed = await self._coordinator.end(endings)
             if self._tracer:
-                self._tracer.pass_on("commit", jobs)
-            await self._durable.put((endings, ended))
+                self._tracer.pass_on("commit", attempts)
+            await self._durable.put(committed)
 
     async def _publish(self) -> None:
         """Write sidecars, fill bins and move sources, in the order of the ledger.
         Replaced versions are not published."""
         while True:
-            endings, ended = await self._durable.get()
-            records = self._coordinator.records_of(published_of(endings, ended))
+            committed = await self._durable.get()
+            records = self._coordinator.records_of(published_of(*committed))
             publication = await self.retry.in_thread(
                 "results", self._write_results, records, self._destinations
             )
             if self._tracer:
-                self._tracer.publish(endings)
-            await self._coordinator.note_published(Published(endings, ended, publication))
+                self._tracer.publish(committed.endings)
+            await self._coordinator.note_published(Published(*committed, publication))

@@ -13,7 +13,7 @@ import importlib.util
 import logging
 import threading
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -23,7 +23,7 @@ import structlog
 from daemon import __version__
 from daemon.config.traces import TracesSection
 from daemon.errors import ConfigError
-from daemon.jobs import Ending, Job, JobStatus
+from daemon.jobs import Attempt, Ending, JobStatus
 from daemon.messages import Reply
 from daemon.system.clock import steady_seconds
 
@@ -74,30 +74,31 @@ class Tracer:
         self._tracer = provider.get_tracer("visiond", __version__)
         self._trails: dict[int, Trail] = {}  # of images in flight
 
-    def read(self, jobs: Iterable[Job]) -> None:
+    def read(self, attempts: Iterable[Attempt]) -> None:
         """The files were read, and what the ledger knew about their bytes is filled in."""
         now, clock = steady_seconds(), time.monotonic()
-        for job in jobs:
+        for attempt in attempts:
+            job = attempt.job
             if (job.id * GOLDEN) % 2**64 >= self._most:
                 continue
-            fed_at = now - (clock - job.fed_at)
+            fed_at = now - (clock - attempt.began_at)
             # A redo was seen long ago.
             seen_at = fed_at if job.has_result else min(job.seen_at, fed_at)
             waits = [] if job.has_result else [Phase("wait", fed_at)]
-            self._trails[job.id] = Trail(seen_at, [*waits, Phase("read", now)], list(job.outputs))
+            self._trails[job.id] = Trail(seen_at, [*waits, Phase("read", now)], list(attempt.content.outputs))
 
-    def sent(self, jobs: Iterable[Job]) -> None:
+    def sent(self, attempts: Iterable[Attempt]) -> None:
         """A worker has got these as a batch."""
-        self.pass_on("queue", jobs)
+        self.pass_on("queue", attempts)
 
-    def answered(self, segment: str, device: str, jobs: Sequence[Job], reply: Reply) -> None:
+    def answered(self, segment: str, device: str, attempts: Sequence[Attempt], reply: Reply) -> None:
         """A worker has answered."""
         now, about = steady_seconds(), {"visiond.segment": segment, "visiond.device": device}
         seconds: dict[str, float] = {}
         for run in reply.runs:
             seconds[run.stage] = seconds.get(run.stage, 0.0) + run.seconds
-        for job, outcome in zip(jobs, reply.outcomes, strict=True):
-            if trail := self._trails.get(job.id):
+        for attempt, outcome in zip(attempts, reply.outcomes, strict=True):
+            if trail := self._trails.get(attempt.job.id):
                 stages = [
                     (stage, spent, {"visiond.image.seconds": outcome.outputs[stage].seconds})
                     for stage, spent in seconds.items()
@@ -106,25 +107,27 @@ class Tracer:
                 attributes = about | {"visiond.batch.images": len(reply.outcomes)}
                 trail.phases.append(Phase("batch", now, attributes, stages))
 
-    def lost(self, jobs: Iterable[Job], cause: str) -> None:
+    def lost(self, attempts: Iterable[Attempt], cause: str) -> None:
         """A worker was lost with these."""
-        self.pass_on("batch", jobs, {"visiond.error": cause})
+        self.pass_on("batch", attempts, {"visiond.error": cause})
 
-    def pass_on(self, phase: str, jobs: Iterable[Job], attributes: Attributes = NOTHING) -> None:
+    def pass_on(
+        self, phase: str, images: Iterable[Attempt | Ending], attributes: Attributes = NOTHING
+    ) -> None:
         """This phase of these images is over."""
         now = steady_seconds()
-        for job in jobs:
-            if trail := self._trails.get(job.id):
+        for image in images:
+            if trail := self._trails.get(image.job.id):
                 trail.phases.append(Phase(phase, now, attributes))
 
-    def forget(self, jobs: Iterable[Job]) -> None:
+    def forget(self, attempts: Iterable[Attempt]) -> None:
         """These stay PENDING for the next daemon."""
-        for job in jobs:
-            self._trails.pop(job.id, None)
+        for attempt in attempts:
+            self._trails.pop(attempt.job.id, None)
 
-    def publish(self, endings: Iterable[Ending]) -> None:
+    def publish(self, endings: Collection[Ending]) -> None:
         """The results were written to files, or there are none: send the traces."""
-        self.pass_on("publish", (ending.job for ending in endings))
+        self.pass_on("publish", endings)
         for ending in endings:
             if trail := self._trails.pop(ending.job.id, None):
                 self._send(trail, ending)
@@ -169,7 +172,7 @@ def _nanoseconds(seconds: float) -> int:
 
 def _describe(trail: Trail, ending: Ending) -> Attributes:
     """What a trace says about its image. Not its name: `visiond show` with the number has all about it."""
-    job = ending.job
+    job, content = ending.job, ending.content
     found: dict[str, AttributeValue] = {
         "visiond.image.id": job.id,
         "visiond.image.bytes": job.version.size,
@@ -177,11 +180,11 @@ def _describe(trail: Trail, ending: Ending) -> Attributes:
         "visiond.attempts": ending.attempts,
         "visiond.outcome": "retried" if ending.status is JobStatus.PENDING else ending.status.name.lower(),
     }
-    if job.width:
+    if content.width:
         found |= {
-            "visiond.image.format": job.format,
-            "visiond.image.width": job.width,
-            "visiond.image.height": job.height,
+            "visiond.image.format": content.format,
+            "visiond.image.width": content.width,
+            "visiond.image.height": content.height,
         }
     found |= {"visiond.bin": ending.bin} if ending.bin else {}
     found |= {"visiond.reason": str(ending.failure.reason)} if ending.failure else {}

@@ -28,7 +28,7 @@ from daemon.config.sections import Inbox
 from daemon.errors import MissingLibrary
 from daemon.inbox.sources import WRITTEN, is_still_written, second_name
 from daemon.inbox.walk import Unread, Walk
-from daemon.jobs import Ending, Failure, File, Job, JobStatus, Version
+from daemon.jobs import Attempt, Committed, Ending, Failure, File, Job, JobStatus, Version
 from daemon.ledger.record import Record
 from daemon.pipeline.station import Published, published_of
 from daemon.results.destinations import Destination, publish_records
@@ -74,10 +74,10 @@ class Coordinator(Protocol):
     async def next_container(self, unpacker: object) -> Job | None: ...
     async def pause(self, seconds: float) -> None: ...
     async def take_as_image(self, job: Job) -> None: ...
-    def let_go(self, jobs: Sequence[Job]) -> None: ...
+    def let_go(self, images: Sequence[int]) -> None: ...
     def records_of(self, endings: Sequence[Ending]) -> list[Record]: ...
     async def admit(self, files: list[File]) -> None: ...
-    async def end(self, endings: list[Ending]) -> set[int]: ...
+    async def end(self, endings: Sequence[Ending]) -> Committed: ...
     async def note_published(self, group: Published) -> None: ...
 
 
@@ -167,13 +167,13 @@ class Unpacker:
         try:
             result = await to_thread.run_sync(self._try, job, kind, abandon_on_cancel=True)
         except Stopped:
-            self._coordinator.let_go([job])
+            self._coordinator.let_go([job.id])
             return
         if isinstance(result, Unpacked):
             await self._end(await self._take_out(job, result))
         else:
-            job.gone, job.failure = result is None, result
-            await self._end(self._judge.endings([job])[0])
+            attempt = Attempt(job, failure=result, gone=result is None)
+            await self._end(self._judge.endings([attempt])[0])
 
     async def _take_out(self, job: Job, result: Unpacked) -> Ending:
         """Admit what was in it; returns how the file itself ends."""
@@ -191,13 +191,12 @@ class Unpacker:
 
     async def _end(self, ending: Ending) -> None:
         coordinator = self._coordinator
-        endings = [ending]
-        ended = await coordinator.end(endings)  # may replace it, as in a folder that is not mounted
-        records = coordinator.records_of(published_of(endings, ended))
+        committed = await coordinator.end([ending])  # may replace it, as in a folder that is not mounted
+        records = coordinator.records_of(published_of(*committed))
         publication = await coordinator.retry.in_thread(
             "results", publish_records, records, self._destinations
         )
-        await coordinator.note_published(Published([ending], ended, publication))
+        await coordinator.note_published(Published(*committed, publication))
 
     # In a thread
 

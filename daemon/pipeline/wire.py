@@ -15,8 +15,8 @@ from typing import Any
 import msgspec
 
 from daemon import messages
-from daemon.jobs import Ending, Failure, Job, Placed
-from daemon.messages import Output, frame
+from daemon.jobs import Content, Ending, Job, Placed, Read
+from daemon.messages import frame
 from daemon.monitoring.samples import Sample
 from daemon.monitoring.snapshot import StationState
 from daemon.system.cores import Cores
@@ -43,53 +43,23 @@ class Setup(msgspec.Struct, tag="setup", frozen=True):
     slab_bytes: int
 
 
-class Content(msgspec.Struct, array_like=True, frozen=True):
-    """What is known about the bytes of a job's file."""
-
-    id: int
-    digest: bytes
-    format: str
-    width: int
-    height: int
-    pages: int
-    outputs: dict[str, Output]
-
-    @classmethod
-    def of(cls, job: Job) -> Content:
-        return cls(job.id, job.digest, job.format, job.width, job.height, job.pages, job.outputs)
-
-    def tell(self, job: Job) -> None:
-        job.digest, job.outputs = self.digest, self.outputs
-        job.format, job.width, job.height, job.pages = self.format, self.width, self.height, self.pages
-
-
-class Looked(msgspec.Struct, array_like=True, frozen=True):
-    """Whether a job's file could be read. reserved: whether there was room for it."""
-
-    id: int
-    reserved: bool
-    digest: bytes
-    failure: Failure | None
-    gone: bool
-
-
 class NextJobs(msgspec.Struct, tag="next_jobs", frozen=True):
     number: int
 
 
 class NoteRead(msgspec.Struct, tag="note_read", frozen=True):
     number: int
-    jobs: list[Looked]
+    read: dict[int, Read]
 
 
 class Keep(msgspec.Struct, tag="keep", frozen=True):
     number: int
-    contents: list[Content]
+    known: dict[int, Content]
 
 
 class Blame(msgspec.Struct, tag="blame", frozen=True):
     number: int
-    job: int
+    image: int
     deaths: int
 
 
@@ -99,11 +69,11 @@ class End(msgspec.Struct, tag="end", frozen=True):
 
 
 class NotePublished(msgspec.Struct, tag="published", frozen=True):
-    """jobs: those whose endings were committed together. The rest is as in a Publication."""
+    """images: those whose endings were committed together. newest: as in Committed. The rest is as in a Publication."""
 
     number: int
-    jobs: list[int]
-    ended: list[int]
+    images: list[int]
+    newest: set[int]
     placed: list[Placed]
     held: dict[int, str]
     folders: list[bytes]
@@ -111,7 +81,7 @@ class NotePublished(msgspec.Struct, tag="published", frozen=True):
 
 
 class LetGo(msgspec.Struct, tag="let_go", frozen=True):
-    jobs: list[int]
+    images: list[int]
 
 
 class Staffed(msgspec.Struct, tag="staffed", frozen=True):
@@ -141,10 +111,10 @@ class Jobs(msgspec.Struct, tag="jobs", frozen=True):
 
 
 class Known(msgspec.Struct, tag="known", frozen=True):
-    """The answer to NoteRead: what the ledger already knows about some of the jobs."""
+    """The answer to NoteRead: what the ledger already knows about some of the images."""
 
     number: int
-    contents: list[Content]
+    contents: dict[int, Content | None]
 
 
 class Done(msgspec.Struct, tag="done", frozen=True):
@@ -154,11 +124,11 @@ class Done(msgspec.Struct, tag="done", frozen=True):
 
 
 class Ended(msgspec.Struct, tag="ended", frozen=True):
-    """The answer to End. ended: those that no newer version has replaced. changed: those that ended differently, or
-    with other results, because the ledger had others for the same bytes."""
+    """The answer to End. newest: as in Committed. changed: those that ended differently, or with other results, because
+    the ledger had others for the same bytes."""
 
     number: int
-    ended: list[int]
+    newest: set[int]
     changed: list[Ending]
 
 

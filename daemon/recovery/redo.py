@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from daemon.config.loading import Config
 from daemon.devices import select_devices
 from daemon.inbox.origin import origin_of
-from daemon.jobs import Job
+from daemon.jobs import Attempt, Content, Job
 from daemon.layout import digest_settings, judge_of, resolve_models
 from daemon.ledger.record import Record
 from daemon.ledger.records import Reader
@@ -84,10 +84,12 @@ def _is_stale(record: Record, wanted: Wanted, judge: Judge, reader: Reader) -> b
     used = {model.stage: model.fingerprint for model in record.models}
     if record.damage or not used.items() <= fingerprints.items():
         return True
-    job = job_of(record)
-    if used != fingerprints and not judge.is_decided(job):  # a stage would run that did not run then
+    attempt = attempt_of(record)
+    if used != fingerprints and not judge.is_decided(
+        attempt.content
+    ):  # a stage would run that did not run then
         return True
-    (ending,) = judge.endings([job])
+    (ending,) = judge.endings([attempt])
     if (ending.bin, ending.criteria) != (record.bin, record.criteria):
         return True
     had = {name: look.model.fingerprint for name, look in record.looks.items()}
@@ -97,22 +99,12 @@ def _is_stale(record: Record, wanted: Wanted, judge: Judge, reader: Reader) -> b
     )
 
 
-def job_of(record: Record) -> Job:
-    """The job of an image, with all its results."""
-    return Job(
-        id=record.id,
-        inbox=record.inbox,
-        path=record.path,
-        location=record.location,
-        version=record.version,
-        attempts=0,
-        seen_at=record.seen_at,
-        digest=record.digest,
-        format=record.format,
-        width=record.width,
-        height=record.height,
-        outputs=record.outputs,
-    )
+def attempt_of(record: Record) -> Attempt:
+    """An attempt at an image that has all its results."""
+    version = (record.path, record.location, record.version)
+    job = Job(record.id, record.inbox, *version, attempts=0, seen_at=record.seen_at)
+    fields = (record.digest, record.format, record.width, record.height, record.pages, record.outputs)
+    return Attempt(job, Content(*fields))
 
 
 def _why_left(record: Record, destination: Destination | None) -> str:

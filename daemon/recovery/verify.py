@@ -18,7 +18,6 @@ from typing import Annotated
 import msgspec
 
 from daemon.config.loading import Config
-from daemon.control import open_reader
 from daemon.errors import (
     ConfigError,
     IdentityDamaged,
@@ -35,7 +34,7 @@ from daemon.jobs import JobStatus
 from daemon.ledger import identity
 from daemon.ledger.files import STDOUT, written_whole
 from daemon.ledger.record import Record
-from daemon.ledger.records import Reader
+from daemon.ledger.records import Reader, open_reader
 from daemon.ledger.schema import trouble_named
 from daemon.ledger.soundness import MOST, is_blank
 from daemon.recovery.damaged_rows import DamagedRows

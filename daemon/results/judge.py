@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 import structlog
 
-from daemon.jobs import Ending, Failure, Job, JobStatus
+from daemon.jobs import UNREAD, Attempt, Content, Ending, Failure, Job, JobStatus
 from daemon.sidecar import describe_source
 from daemon.system.clock import steady_seconds
 from stages import binning
@@ -95,42 +95,57 @@ class Judge:
         self._steady = steady  # for the time of the next attempt
         self._logged: set[tuple[type[Exception], str]] = set()  # errors of the rule: their types and places
 
-    def is_decided(self, job: Job) -> bool:
+    def is_decided(self, content: Content) -> bool:
         """Whether the remaining stages can be skipped."""
-        return bool(self._cascade and job.outputs) and is_decided(
-            _payloads(job), self._thresholds, self._cascade
+        return bool(self._cascade and content.outputs) and is_decided(
+            _payloads(content), self._thresholds, self._cascade
         )
 
-    def endings(self, jobs: Sequence[Job]) -> list[Ending]:
-        """How each of these jobs ends. Runs in a thread, as a user's rule may be slow."""
+    def endings(self, attempts: Sequence[Attempt]) -> list[Ending]:
+        """How each of these ends. Runs in a thread, as a user's rule may be slow."""
         now = self._clock()
-        return [self._ending(job, now) for job in jobs]
+        return [self._ending(attempt, now) for attempt in attempts]
 
-    def _ending(self, job: Job, now: float) -> Ending:
-        if job.gone:
+    def _ending(self, attempt: Attempt, now: float) -> Ending:
+        job, content = attempt.job, attempt.content
+        if attempt.gone:
             return Ending(job, JobStatus.GONE, now, job.attempts)
-        if job.failure:
-            return self.failed(job, job.failure, now)
+        if attempt.failure:
+            return self.failed(job, attempt.failure, now, content)
         try:
-            verdict = judge(_payloads(job), self._thresholds)
-            record = describe(job, verdict, self._inboxes.get(job.inbox, b"")) if self._rule else {}
+            verdict = judge(_payloads(content), self._thresholds)
+            record = self._describe(job, content, verdict) if self._rule else {}
         except msgspec.DecodeError as error:
-            return self.failed(job, Failure(Reason.STAGE, f"a stage's result cannot be read: {error}"), now)
+            failure = Failure(Reason.STAGE, f"a stage's result cannot be read: {error}")
+            return self.failed(job, failure, now, content)
         name = verdict.name
         if self._rule:
             try:
                 name = apply_rule(self._rule, record)
             except Exception as error:  # noqa: BLE001 - the user's code may raise anything
-                return self.failed(job, Failure(Reason.RULE, self._explain(error, record)), now)
-        criteria = msgspec.json.encode(verdict.criteria)
-        looks = self._choose_looks(job, name, verdict) if self._looks else ()
-        return Ending(job, JobStatus.DONE, now, job.attempts + 1, name, criteria, looks=looks)
+                return self.failed(job, Failure(Reason.RULE, self._explain(error, record)), now, content)
+        looks = self._choose_looks(job, content, name, verdict) if self._looks else ()
+        return Ending(
+            job,
+            JobStatus.DONE,
+            now,
+            job.attempts + 1,
+            name,
+            msgspec.json.encode(verdict.criteria),
+            looks=looks,
+            content=content,
+            began_at=attempt.began_at,
+        )
 
-    def _choose_looks(self, job: Job, bin_name: str, verdict: Bin) -> tuple[str, ...]:
-        chosen = [look for look in self._looks if look.includes(job.digest) and look.bin in ("", bin_name)]
+    def _describe(self, job: Job, content: Content, verdict: Bin) -> dict[str, Any]:
+        return describe(job, content, verdict, self._inboxes.get(job.inbox, b""))
+
+    def _choose_looks(self, job: Job, content: Content, bin_name: str, verdict: Bin) -> tuple[str, ...]:
+        digest = content.digest
+        chosen = [look for look in self._looks if look.includes(digest) and look.bin in ("", bin_name)]
         if not any(look.rule for look in chosen):
             return tuple(look.name for look in chosen)
-        record = describe(job, verdict, self._inboxes.get(job.inbox, b""))
+        record = self._describe(job, content, verdict)
         record["bin"]["name"] = bin_name
         return tuple(look.name for look in chosen if look.rule is None or self._fits(look, record))
 
@@ -160,22 +175,33 @@ class Judge:
             )
         return explain(error, record, os.path.basename(place))
 
-    def failed(self, job: Job, failure: Failure, now: float) -> Ending:
+    def failed(self, job: Job, failure: Failure, now: float, content: Content = UNREAD) -> Ending:
         """Another attempt, or FAILED."""
         if failure.away or failure.written:  # without a limit
             # The longer a file has been open for writing, the longer it may take.
             pause = min(LONGEST_PAUSE_SECONDS, now - job.seen_at) if failure.written else 0.0
             not_before = self._steady() + max(self._retry_seconds, pause)
-            return Ending(job, JobStatus.PENDING, now, job.attempts, failure=failure, not_before=not_before)
+            return Ending(
+                job,
+                JobStatus.PENDING,
+                now,
+                job.attempts,
+                failure=failure,
+                not_before=not_before,
+                content=content,
+            )
         attempts = job.attempts + 1
         if failure.transient and attempts < self._max_attempts:
             not_before = self._steady() + pause_before(attempts, self._retry_seconds)
-            return Ending(job, JobStatus.PENDING, now, attempts, failure=failure, not_before=not_before)
+            return Ending(
+                job, JobStatus.PENDING, now, attempts, failure=failure, not_before=not_before, content=content
+            )
         named_as_image = os.path.splitext(job.path)[1].lower() in IMAGE_SUFFIXES
         skipped = failure.reason is Reason.UNPACKED or (
             failure.reason in (Reason.NOT_AN_IMAGE, Reason.EMPTY, Reason.BYTES) and not named_as_image
         )
-        return Ending(job, JobStatus.SKIPPED if skipped else JobStatus.FAILED, now, attempts, failure=failure)
+        status = JobStatus.SKIPPED if skipped else JobStatus.FAILED
+        return Ending(job, status, now, attempts, failure=failure, content=content)
 
 
 def pause_before(attempts: int, retry_seconds: float) -> float:
@@ -183,8 +209,8 @@ def pause_before(attempts: int, retry_seconds: float) -> float:
     return min(LONGEST_PAUSE_SECONDS, retry_seconds * 2.0 ** (attempts - 1))
 
 
-def _payloads(job: Job) -> dict[str, bytes]:
-    return {stage: output.payload for stage, output in job.outputs.items()}
+def _payloads(content: Content) -> dict[str, bytes]:
+    return {stage: output.payload for stage, output in content.outputs.items()}
 
 
 def explain(error: Exception, record: dict[str, Any], place: str) -> str:
@@ -206,15 +232,15 @@ def place_in_rule(error: Exception, caller: str = __file__) -> str:
     return f"{outside[0][0]}, line {lines[-1]}" if lines else ""
 
 
-def describe(job: Job, verdict: Bin, inbox: bytes) -> dict[str, Any]:
+def describe(job: Job, content: Content, verdict: Bin, inbox: bytes) -> dict[str, Any]:
     """The record that a user's rule gets: the image as in its sidecar, except for what is not known yet, with
     the bin by the built-in rule. It also has each stage's result under the stage's name, the path and the
     size."""
-    document: dict[str, Any] = {"id": job.id, "source": describe_source(inbox, job)}
-    for stage, payload in _payloads(job).items():
+    document: dict[str, Any] = {"id": job.id, "source": describe_source(inbox, job, content)}
+    for stage, payload in _payloads(content).items():
         document[stage] = document[KEYS.get(stage, stage)] = msgspec.json.decode(payload)
-    document |= {"path": os.fsdecode(job.path), "width": job.width, "height": job.height}
-    document["timings"] = {stage: round(output.seconds, 6) for stage, output in job.outputs.items()}
+    document |= {"path": os.fsdecode(job.path), "width": content.width, "height": content.height}
+    document["timings"] = {stage: round(output.seconds, 6) for stage, output in content.outputs.items()}
     document["bin"] = msgspec.to_builtins(verdict)
     return document
 

@@ -6,7 +6,6 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import partial
 from typing import Protocol
 
 import anyio
@@ -92,8 +91,8 @@ class Publisher:
         placed = [placed for publication in publications for placed in publication.placed]
         held = {image for publication in publications for image in publication.images}
         held.difference_update(each.id for each in placed)
-        mark = partial(self._ledger.mark_emitted, superseding=bool(self._held), held=sorted(held))
-        added = await self._retry("ledger", mark, placed)
+        superseding = bool(self._held)
+        added = await self._ledger.mark_emitted(placed, superseding=superseding, held=sorted(held))
         if added and self._outbox.deliveries:
             records = {record.id: record for publication in publications for record in publication.records}
             self._outbox.add({number: records[image] for number, image in added.items()})
@@ -109,7 +108,7 @@ class Publisher:
 
     async def look_again(self) -> None:
         """Let images be processed again that FAILED, were moved, and have changed since: their upload had only paused."""
-        failures = await self._retry("ledger", self._ledger.moved_failures, FAILURES)
+        failures = await self._ledger.moved_failures(FAILURES)
         if changed := await to_thread.run_sync(find_changed, failures):
             again = await self._retry("ledger", self._ledger.put_back, JobStatus.FAILED, changed, changed)
             self._note_changes([Change(JobStatus.FAILED, JobStatus.PENDING)] * again)
@@ -135,7 +134,7 @@ class Publisher:
         last = 0
         while inboxes:
             async with self._turn:
-                if not (records := await self._retry("ledger", self._ledger.owed, last, OWED)):
+                if not (records := await self._ledger.owed(last, OWED)):
                     break
                 before, last = last, records[-1].id
                 wanted = inboxes - self._recovering if again else inboxes
@@ -146,7 +145,7 @@ class Publisher:
                 if len(free) < len(mine):  # the others may still be held
                     self._held_of_late |= self._held.keys() & inboxes
                 try:
-                    sound, changes = await self._retry("ledger", leave_out_damaged, self._ledger, free)
+                    sound, changes = await leave_out_damaged(self._ledger, free)
                     self._note_changes(changes)
                     publication = await self._publish(sound)
                 finally:

@@ -12,7 +12,7 @@ import anyio
 import msgspec
 
 from daemon.errors import WorkerLost
-from daemon.jobs import Job
+from daemon.jobs import Attempt
 from daemon.messages import Item, Reply
 from daemon.system.queues import drain
 from daemon.workers.pool import Pool
@@ -28,16 +28,16 @@ USUAL_PIXELS = (
 class Listener(Protocol):
     """Gets a report of how each batch began and ended: the station."""
 
-    def begin(self, jobs: Sequence[Job]) -> None:
+    def begin(self, attempts: Sequence[Attempt]) -> None:
         """A worker gets these as a batch."""
 
-    async def advance(self, lane: Lane, device: str, jobs: Sequence[Job], reply: Reply) -> None:
+    async def advance(self, lane: Lane, device: str, attempts: Sequence[Attempt], reply: Reply) -> None:
         """A worker has answered."""
 
-    async def try_again(self, lane: Lane, jobs: Sequence[Job], loss: WorkerLost) -> None:
+    async def try_again(self, lane: Lane, attempts: Sequence[Attempt], loss: WorkerLost) -> None:
         """A worker was lost with these images."""
 
-    async def suspect(self, lane: Lane, job: Job, loss: WorkerLost) -> None:
+    async def suspect(self, lane: Lane, attempt: Attempt, loss: WorkerLost) -> None:
         """A worker was lost that had only this image."""
 
 
@@ -52,12 +52,12 @@ class Lane:
         self.batch_size = batch_size
         self.pool = pool
         self.progressed_at = time.monotonic()  # when a batch last began or ended; later if one may take long
-        self._queue: asyncio.Queue[Job] = asyncio.Queue(queue_images)
+        self._queue: asyncio.Queue[Attempt] = asyncio.Queue(queue_images)
         # Never more than is in flight. The last one in is the first one out,
         # so each is settled before the next begins.
-        self._suspects: asyncio.Queue[Job] = asyncio.LifoQueue()
+        self._suspects: asyncio.Queue[Attempt] = asyncio.LifoQueue()
         # Taken from a queue, but still waiting for a worker; by id.
-        self._held: dict[int, Job] = {}
+        self._held: dict[int, Attempt] = {}
         # A slot is free again before its batch is committed, so that no GPU waits for the disk.
         # This bounds the batches that wait for a commit: as many as are being worked on.
         self._unfinished = anyio.Semaphore(2 * sum(seat.setup.threads for seat in pool.seats))
@@ -65,19 +65,19 @@ class Lane:
         self._most = batch_size
         self._fitted = 0  # batches of which something fitted into the GPU's memory
 
-    def is_needed_by(self, job: Job) -> bool:
-        return any(stage not in job.outputs for stage in self.stages)
+    def is_needed_by(self, attempt: Attempt) -> bool:
+        return any(stage not in attempt.content.outputs for stage in self.stages)
 
     def queued(self) -> int:
         """Images that wait for a worker."""
         return self._queue.qsize()
 
-    async def put(self, job: Job, *, suspect: bool) -> None:
-        """Queue a job, waiting for room. suspect: a worker may have died of it, so it runs alone."""
-        await (self._suspects if suspect else self._queue).put(job)
+    async def put(self, attempt: Attempt, *, suspect: bool) -> None:
+        """Queue an attempt, waiting for room. suspect: a worker may have died of it, so it runs alone."""
+        await (self._suspects if suspect else self._queue).put(attempt)
 
-    def empty(self) -> list[Job]:
-        """Take out all jobs that wait, and let those that wait for memory come back."""
+    def empty(self) -> list[Attempt]:
+        """Take out all attempts that wait, and let those that wait for memory come back."""
         self.pool.hurry()
         held, self._held = list(self._held.values()), {}
         return held + drain(self._queue) + drain(self._suspects)
@@ -90,37 +90,37 @@ class Lane:
                 first = await self._hold(self._queue)
                 await self._unfinished.acquire()
                 worker = await self.pool.reserve()
-                jobs = self._claim(first)
-                jobs += drain(self._queue, self._most - 1)  # as late, and so as full, as possible
-                if jobs:
-                    tasks.start_soon(self._work, listener, worker, jobs)
+                attempts = self._claim(first)
+                attempts += drain(self._queue, self._most - 1)  # as late, and so as full, as possible
+                if attempts:
+                    tasks.start_soon(self._work, listener, worker, attempts)
                 else:
                     self.pool.release(worker)
                     self._unfinished.release()
 
-    async def _hold(self, queue: asyncio.Queue[Job]) -> Job:
-        """Wait for a job, which `empty` can still take out."""
-        job = await queue.get()
-        self._held[job.id] = job
-        return job
+    async def _hold(self, queue: asyncio.Queue[Attempt]) -> Attempt:
+        """Wait for an attempt, which `empty` can still take out."""
+        attempt = await queue.get()
+        self._held[attempt.job.id] = attempt
+        return attempt
 
-    def _claim(self, job: Job) -> list[Job]:
-        """A held job, which is to run now; none if `empty` has taken it out."""
-        return [job] if self._held.pop(job.id, None) else []
+    def _claim(self, attempt: Attempt) -> list[Attempt]:
+        """A held attempt, which is to run now; none if `empty` has taken it out."""
+        return [attempt] if self._held.pop(attempt.job.id, None) else []
 
-    async def _work(self, listener: Listener, worker: Worker, jobs: list[Job]) -> None:
+    async def _work(self, listener: Listener, worker: Worker, attempts: list[Attempt]) -> None:
         loss: WorkerLost | None = None
-        again = jobs
+        again = attempts
         try:
             try:
-                listener.begin(jobs)
-                reply = await self._ask(worker, jobs)
-                if len(jobs) >= self._most:
+                listener.begin(attempts)
+                reply = await self._ask(worker, attempts)
+                if len(attempts) >= self._most:
                     self._most = min(2 * self._most, self.batch_size)
-                jobs, reply, again = await self._make_room(listener, worker, jobs, reply)
+                attempts, reply, again = await self._make_room(listener, worker, attempts, reply)
             finally:
                 self.pool.release(worker)
-            await listener.advance(self, worker.device, jobs, reply)
+            await listener.advance(self, worker.device, attempts, reply)
             if again:
                 loss = _no_room(worker)
         except WorkerLost as error:
@@ -136,55 +136,59 @@ class Lane:
         """Run each suspect on a worker that does nothing else,
         so that only the image that kills workers pays."""
         while True:
-            job = await self._hold(self._suspects)
+            attempt = await self._hold(self._suspects)
             try:
                 async with self.pool.reserve_whole() as worker:
-                    if not self._claim(job):
+                    if not self._claim(attempt):
                         continue
-                    listener.begin([job])
-                    reply = await self._ask(worker, [job])
-                    _, reply, again = await self._make_room(listener, worker, [job], reply)
+                    listener.begin([attempt])
+                    reply = await self._ask(worker, [attempt])
+                    _, reply, again = await self._make_room(listener, worker, [attempt], reply)
                 if again:
                     raise _no_room(worker)
             except WorkerLost as loss:
-                await listener.suspect(self, job, loss)
+                await listener.suspect(self, attempt, loss)
             else:
-                await listener.advance(self, worker.device, [job], reply)
+                await listener.advance(self, worker.device, [attempt], reply)
 
     async def _make_room(
-        self, listener: Listener, worker: Worker, jobs: list[Job], reply: Reply
-    ) -> tuple[list[Job], Reply, list[Job]]:
+        self, listener: Listener, worker: Worker, attempts: list[Attempt], reply: Reply
+    ) -> tuple[list[Attempt], Reply, list[Attempt]]:
         """If the GPU had no memory for some images, each alone: make room for them.
-        Returns the jobs that are done, their reply, and the jobs to try again."""
+        Returns the attempts that are done, their reply, and the attempts to try again."""
         outcomes = reply.outcomes if reply.out_of_memory else []
         short = [n for n, outcome in enumerate(outcomes) if outcome.reason == Reason.MEMORY]
-        self._fitted += len(short) < len(jobs)
+        self._fitted += len(short) < len(attempts)
         if not short:
             if self.pool.is_short:
                 self.pool.note_fit(worker)
-            return jobs, reply, []
-        if done := [n for n in range(len(jobs)) if n not in short]:  # they need not wait
-            await listener.advance(self, worker.device, [jobs[n] for n in done], _part_of(reply, done))
+            return attempts, reply, []
+        if done := [n for n in range(len(attempts)) if n not in short]:  # they need not wait
+            await listener.advance(self, worker.device, [attempts[n] for n in done], _part_of(reply, done))
             reply = msgspec.structs.replace(reply, runs=[], out_of_memory=0)
-        left, fitted = [jobs[n] for n in short], self._fitted
-        if all(job.waits >= MOST_WAITS for job in left):  # it is not the memory that others have taken
+        left, fitted = [attempts[n] for n in short], self._fitted
+        if all(
+            attempt.waits >= MOST_WAITS for attempt in left
+        ):  # it is not the memory that others have taken
             return left, _part_of(reply, short), []
         most = self.batch_size * USUAL_PIXELS
         usual = any(outcomes[n].width * outcomes[n].height <= most for n in short)
         fits_later = await self.pool.make_room(worker, usual=usual)
-        if not fits_later and not all(job.had_room for job in left):  # others may have left the GPU only now
+        if not fits_later and not all(
+            attempt.had_room for attempt in left
+        ):  # others may have left the GPU only now
             fits_later = True
-            for job in left:
-                job.had_room = True
-        for job in left:
-            job.waits += self._fitted > fitted
+            for attempt in left:
+                attempt.had_room = True
+        for attempt in left:
+            attempt.waits += self._fitted > fitted
         return ([], _part_of(reply, []), left) if fits_later else (left, _part_of(reply, short), [])
 
-    async def _ask(self, worker: Worker, jobs: Sequence[Job]) -> Reply:
+    async def _ask(self, worker: Worker, attempts: Sequence[Attempt]) -> Reply:
         """One batch on a reserved worker; the pool limits how long it may take. Raises WorkerLost."""
         self._note_progress()
         try:
-            return await self.pool.run_batch(worker, [_item_of(job) for job in jobs])
+            return await self.pool.run_batch(worker, [_item_of(attempt) for attempt in attempts])
         finally:
             self._note_progress()
 
@@ -201,6 +205,6 @@ def _no_room(worker: Worker) -> WorkerLost:
     return WorkerLost(worker.name, "its GPU had too little free memory", began=False)
 
 
-def _item_of(job: Job) -> Item:
-    assert job.extent is not None
-    return Item(*job.extent, {stage: output.payload for stage, output in job.outputs.items()})
+def _item_of(attempt: Attempt) -> Item:
+    assert attempt.extent is not None
+    return Item(*attempt.extent, {stage: output.payload for stage, output in attempt.content.outputs.items()})

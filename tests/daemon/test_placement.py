@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from daemon.config.loading import parse
-from daemon.layout import CPU_SLAB, GPU_SLAB, size_slab, used_gpus
+from daemon.layout import used_gpus
 from daemon.placement import (
     CORES_PER_WORKER,
     GPU_WORKERS,
@@ -20,6 +20,7 @@ from daemon.placement import (
     share_out,
     working_bytes,
 )
+from daemon.slabs import CPU_SLAB, GPU_SLAB, size_slab
 from daemon.system.gpus import Gpu
 from daemon.system.host import Host
 from stages.base import StageSpec
@@ -179,11 +180,29 @@ def test_smaller_batches_of_these_stages_save_memory() -> None:
     ],
 )
 def test_only_gpus_that_are_used_decide_about_batches_and_shared_memory(
-    pipeline: dict[str, Any], used: list[int]
+    pipeline: dict[str, Any], used: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    set_free(monkeypatch, 2 * GPU_SLAB)
     config, gpus = parse({"pipeline": pipeline}, Path("/srv")), make_gpus(LARGE, 1 << 30)
     assert [gpu.index for gpu in used_gpus(config, gpus)] == used
     assert size_slab(config, gpus) == (len(used) * GPU_SLAB or CPU_SLAB)
+
+
+def set_free(monkeypatch: pytest.MonkeyPatch, free_bytes: int) -> None:
+    monkeypatch.setattr(Host, "here", lambda: Host(16, free_bytes))
+
+
+@pytest.mark.parametrize(
+    ("free_gib", "gpus", "slab_gib"),
+    [(4, 1, 1), (4, 4, 4), (64, 1, 8), (128, 1, 12), (128, 4, 16), (512, 4, 48)],
+)
+def test_shared_memory_is_an_eighth_of_what_is_free_within_bounds_for_each_gpu(
+    free_gib: int, gpus: int, slab_gib: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    set_free(monkeypatch, free_gib << 30)
+    assert size_slab(parse({}, Path("/srv")), make_gpus(*[LARGE] * gpus)) == slab_gib << 30
+    configured = parse({"pipeline": {"slab_bytes": "2 GiB"}}, Path("/srv"))
+    assert size_slab(configured, make_gpus(*[LARGE] * gpus)) == 2 << 30
 
 
 def test_the_smallest_gpu_and_the_share_of_cores_and_memory_count_for_all() -> None:

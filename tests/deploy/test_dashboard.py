@@ -32,7 +32,7 @@ from daemon.workers.slab import Slab
 from daemon.workers.worker import Worker
 from stages.base import Limits, Reason
 from tests.deploy.queries import FOLDER, Query, boards, panels, problems, queries
-from tests.makers import done, failed, make_job, make_outputs, postponed
+from tests.makers import done, failed, make_attempt, make_job, make_outputs, postponed
 
 GPU = Gpu(0, "GPU-1", "H200", 8, 5, 3, "9.0", 0.5, ())
 PROVISIONING = FOLDER / "provisioning"
@@ -55,13 +55,11 @@ def samples(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> dict[str, list[d
 async def report_everything(metrics: Metrics, path: Path) -> None:
     """Each event of the pipeline, the pool and the watcher, and one refresh of the status."""
     metrics.admitted(Admitted(pending=3, skipped=1, replaced=1), 1)
-    job = make_job()
-    job.outputs = make_outputs()
-    metrics.fed(job)
+    metrics.fed(make_attempt(outputs=make_outputs()))
     metrics.replied(
         "ocr", "cuda:0", Reply(1, [Outcome("JPEG", 8, 8, {})], [StageRun("ocr", 1, 0.1)], out_of_memory=1)
     )
-    for ending in (done(job), failed(make_job(), Reason.TRUNCATED), postponed(make_job(), 1.0)):
+    for ending in (done(make_job()), failed(make_job(), Reason.TRUNCATED), postponed(make_job(), 1.0)):
         metrics.finished([ending])
     metrics.inboxes.begin({1: "1"})
     metrics.scan_seconds.observe(0.1)

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from daemon.jobs import JobStatus
 from daemon.system.mounts import FolderIdentity
 from tests.daemon_process import Daemon, Place, picture, wait_for
 from tests.faults.test_disk import mounted
@@ -106,6 +107,7 @@ def test_an_inbox_that_is_not_mounted_at_the_start_ends_a_run_with_74_and_a_touc
     ended = place.run_once()
     assert ended.returncode == os.EX_IOERR
     assert f"touch {inbox}" in ended.stderr.replace("\n", " ")
+    assert place.rows("SELECT DISTINCT status FROM image") == [(JobStatus.PENDING,)]
     os.utime(inbox)
     assert place.run_once().returncode == 0
     with Daemon(place) as daemon:

@@ -2,15 +2,17 @@ from __future__ import annotations
 
 import errno
 import hashlib
+import itertools
 import os
 import stat
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from daemon.inbox.intake import read_files
-from daemon.jobs import Failure, Job, Version
+from daemon.jobs import GONE, Extent, Failure, Job, Read, Version
 from daemon.workers.slab import Slab
 from stages.base import Reason
 from tests.makers import make_job
@@ -23,40 +25,41 @@ def slab() -> Iterator[Slab]:
     opened.close()
 
 
+NUMBERS = itertools.count(1)
+
+
 def drop(inbox: Path, path: bytes = b"a.jpg", data: bytes = b"bytes of an image") -> Job:
     """A file in the inbox, and the job of its current version."""
     location = os.path.join(os.fsencode(inbox), path)
     with open(location, "wb") as file:
         file.write(data)
-    return make_job(path, version=Version.of(os.stat(location)))
+    return make_job(path, id=next(NUMBERS), version=Version.of(os.stat(location)))
 
 
 def moved(inbox: Path) -> Job:
     """The job of a file that the daemon has moved to the failed folder."""
-    job = drop(inbox)
-    job.location = os.fsencode(inbox.parent / "failed.jpg")
-    os.rename(inbox / "a.jpg", job.location)
-    job.version = Version.of(os.stat(job.location))
-    return job
+    job, location = drop(inbox), os.fsencode(inbox.parent / "failed.jpg")
+    os.rename(inbox / "a.jpg", location)
+    return replace(job, location=location, version=Version.of(os.stat(location)))
 
 
-def take_in(slab: Slab, inbox: Path, *jobs: Job) -> None:
-    for job in jobs:
-        job.extent = slab.try_reserve(job.version.size)
-    read_files(jobs, slab, {1: os.fsencode(inbox)})
+def take_in(slab: Slab, inbox: Path, *jobs: Job) -> list[tuple[Read, bytes]]:
+    """What came of reading each file, and what is in the slab then."""
+    extents = [slab.try_reserve(job.version.size) or Extent(0, 0) for job in jobs]
+    read = read_files(list(zip(jobs, extents, strict=True)), slab, {1: os.fsencode(inbox)})
+    return [(read[job.id], bytes(slab.window(extent))) for job, extent in zip(jobs, extents, strict=True)]
 
 
-def content(slab: Slab, job: Job) -> bytes:
-    assert job.extent is not None
-    return bytes(slab.window(job.extent))
+def digest_of(data: bytes) -> Read:
+    return Read(hashlib.sha256(data).digest())
+
+
+DATA = b"bytes of an image"
 
 
 def test_a_files_bytes_are_in_the_slab_with_their_digest(inbox: Path, slab: Slab) -> None:
     job = drop(inbox)
-    take_in(slab, inbox, job)
-    assert content(slab, job) == b"bytes of an image"
-    assert job.digest == hashlib.sha256(b"bytes of an image").digest()
-    assert (job.gone, job.failure) == (False, None)
+    assert take_in(slab, inbox, job) == [(digest_of(DATA), DATA)]
 
 
 def test_while_no_file_can_be_opened_no_file_is_blamed(
@@ -71,9 +74,7 @@ def test_while_no_file_can_be_opened_no_file_is_blamed(
         patch.setattr(os, "open", refuse)
         with pytest.raises(OSError, match="Too many open files"):
             take_in(slab, inbox, *jobs)
-    assert not any(job.failure or job.gone for job in jobs)
-    read_files(jobs, slab, {1: os.fsencode(inbox)})
-    assert all(job.digest for job in jobs)
+    assert [read for read, _ in take_in(slab, inbox, *jobs)] == [digest_of(DATA)] * 2
 
 
 def test_images_that_failed_to_be_read_just_before_a_pause_are_read_again_with_the_others(
@@ -90,34 +91,29 @@ def test_images_that_failed_to_be_read_just_before_a_pause_are_read_again_with_t
         patch.setattr(os, "open", refuse)
         with pytest.raises(OSError, match="Too many open files"):
             take_in(slab, inbox, *jobs)
-    read_files(jobs, slab, {1: os.fsencode(inbox)})
-    assert [(bool(job.digest), job.failure, job.gone) for job in jobs] == [(True, None, False)] * 3
+    assert [read for read, _ in take_in(slab, inbox, *jobs)] == [digest_of(DATA)] * 3
 
 
 def test_an_empty_file_has_a_digest_too(inbox: Path, slab: Slab) -> None:
     job = drop(inbox, data=b"")
-    take_in(slab, inbox, job)
-    assert job.digest == hashlib.sha256().digest()
+    assert take_in(slab, inbox, job) == [(digest_of(b""), b"")]
 
 
 def test_a_name_need_not_be_utf8(inbox: Path, slab: Slab) -> None:
     job = drop(inbox, b"\xff\xfe\n.jpg", b"odd")
-    take_in(slab, inbox, job)
-    assert content(slab, job) == b"odd"
+    assert take_in(slab, inbox, job) == [(digest_of(b"odd"), b"odd")]
 
 
 def test_a_file_the_daemon_moved_is_read_where_it_lies_now(inbox: Path, slab: Slab) -> None:
     job = moved(inbox)
-    take_in(slab, inbox, job)
-    assert content(slab, job) == b"bytes of an image"
+    assert take_in(slab, inbox, job) == [(digest_of(DATA), DATA)]
 
 
 def test_a_file_that_cannot_be_read_affects_no_other_file_of_its_group(inbox: Path, slab: Slab) -> None:
     jobs = [drop(inbox, name) for name in (b"1.jpg", b"2.jpg", b"3.jpg")]
     os.unlink(inbox / "2.jpg")
-    take_in(slab, inbox, *jobs)
-    assert [bool(job.digest) for job in jobs] == [True, False, True]
-    assert [job.gone for job in jobs] == [False, True, False]
+    read = [read for read, _ in take_in(slab, inbox, *jobs)]
+    assert read == [digest_of(DATA), GONE, digest_of(DATA)]
 
 
 # Another version than the ledger's is never read.
@@ -188,9 +184,8 @@ def test_a_file_that_is_another_by_now_is_gone(
 ) -> None:
     job = drop(inbox)
     change(inbox / "a.jpg")
-    take_in(slab, inbox, job)
-    assert job.gone
-    assert (job.digest, job.failure) == (b"", None)
+    [(read, _)] = take_in(slab, inbox, job)
+    assert read == GONE
 
 
 def test_a_file_that_the_daemon_moved_is_the_same_when_its_permissions_are_fixed(
@@ -199,8 +194,7 @@ def test_a_file_that_the_daemon_moved_is_the_same_when_its_permissions_are_fixed
     job = moved(inbox)
     os.chmod(job.location, 0o640)
     assert Version.of(os.stat(job.location)) != job.version
-    take_in(slab, inbox, job)
-    assert (content(slab, job), job.gone) == (b"bytes of an image", False)
+    assert take_in(slab, inbox, job) == [(digest_of(DATA), DATA)]
 
 
 @pytest.mark.parametrize("change", [rewrite, replace_by_twin, Path.unlink])
@@ -209,8 +203,8 @@ def test_another_file_where_the_daemon_moved_one_is_not_taken_for_it(
 ) -> None:
     job = moved(inbox)
     change(Path(os.fsdecode(job.location)))
-    take_in(slab, inbox, job)
-    assert (job.gone, job.digest) == (True, b"")
+    [(read, _)] = take_in(slab, inbox, job)
+    assert read == GONE
 
 
 def test_a_link_in_place_of_a_moved_file_is_not_followed_even_to_the_same_version(
@@ -218,17 +212,16 @@ def test_a_link_in_place_of_a_moved_file_is_not_followed_even_to_the_same_versio
 ) -> None:
     job = moved(inbox)
     replace_by_link(Path(os.fsdecode(job.location)))
-    take_in(slab, inbox, job)
-    assert (job.gone, job.digest) == (True, b"")
+    [(read, _)] = take_in(slab, inbox, job)
+    assert read == GONE
 
 
 def test_a_link_is_not_followed_even_to_the_same_version(inbox: Path, slab: Slab) -> None:
     job = drop(inbox)
     replace_by_link(inbox / "a.jpg")
-    job.version = Version.of(os.stat(inbox / "elsewhere"))
-    take_in(slab, inbox, job)
-    assert job.gone
-    assert job.digest == b""
+    job = replace(job, version=Version.of(os.stat(inbox / "elsewhere")))
+    [(read, _)] = take_in(slab, inbox, job)
+    assert read == GONE
 
 
 def test_a_link_in_place_of_a_folder_on_the_path_is_not_followed_even_to_the_same_version(
@@ -236,20 +229,17 @@ def test_a_link_in_place_of_a_folder_on_the_path_is_not_followed_even_to_the_sam
 ) -> None:
     secret = inbox.parent / "secret"
     secret.mkdir()
-    job = drop(secret)
-    job.path = b"sub/a.jpg"
+    job = replace(drop(secret), path=b"sub/a.jpg")
     (inbox / "sub").symlink_to(secret)
-    take_in(slab, inbox, job)
-    assert job.gone
-    assert job.digest == b""
+    [(read, _)] = take_in(slab, inbox, job)
+    assert read == GONE
 
 
 def test_an_inbox_may_be_a_link_itself(inbox: Path, slab: Slab) -> None:
     link = inbox.with_name("link")
     link.symlink_to(inbox)
     job = drop(inbox)
-    take_in(slab, link, job)
-    assert content(slab, job) == b"bytes of an image"
+    assert take_in(slab, link, job) == [(digest_of(DATA), DATA)]
 
 
 def test_a_file_in_the_place_of_a_folder_on_the_way_is_gone(inbox: Path, slab: Slab) -> None:
@@ -258,8 +248,8 @@ def test_a_file_in_the_place_of_a_folder_on_the_way_is_gone(inbox: Path, slab: S
     (inbox / "sub" / "a.jpg").unlink()
     (inbox / "sub").rmdir()
     (inbox / "sub").write_bytes(b"")
-    take_in(slab, inbox, job)
-    assert job.gone
+    [(read, _)] = take_in(slab, inbox, job)
+    assert read == GONE
 
 
 @pytest.mark.parametrize(
@@ -280,9 +270,8 @@ def test_a_file_that_changes_while_it_is_read_is_gone(
         return count
 
     monkeypatch.setattr(os, "preadv", read_a_little)
-    take_in(slab, inbox, job)
-    assert job.gone
-    assert job.digest == b""
+    [(read, _)] = take_in(slab, inbox, job)
+    assert read == GONE
 
 
 def test_a_file_that_ends_before_its_size_is_gone(
@@ -290,9 +279,8 @@ def test_a_file_that_ends_before_its_size_is_gone(
 ) -> None:
     job = drop(inbox)
     monkeypatch.setattr(os, "preadv", lambda fd, buffers, offset: 4 if offset == 0 else 0)
-    take_in(slab, inbox, job)
-    assert job.gone
-    assert job.digest == b""
+    [(read, _)] = take_in(slab, inbox, job)
+    assert read == GONE
 
 
 # What cannot be read at all
@@ -302,9 +290,9 @@ def test_a_file_that_ends_before_its_size_is_gone(
 def test_a_file_without_permission_fails_for_good(inbox: Path, slab: Slab) -> None:
     job = drop(inbox)
     (inbox / "a.jpg").chmod(0)
-    job.version = Version.of(os.stat(inbox / "a.jpg"))
-    take_in(slab, inbox, job)
-    assert job.failure == Failure(Reason.UNREADABLE, "Permission denied")
+    job = replace(job, version=Version.of(os.stat(inbox / "a.jpg")))
+    [(read, _)] = take_in(slab, inbox, job)
+    assert read == Read(failure=Failure(Reason.UNREADABLE, "Permission denied"))
 
 
 @pytest.mark.parametrize(
@@ -326,9 +314,8 @@ def test_only_an_error_that_may_pass_is_worth_another_try(
 
     with monkeypatch.context() as patch:
         patch.setattr(os, "open", refuse)
-        take_in(slab, inbox, job)
-    assert job.failure == failure
-    assert not job.gone
+        [(read, _)] = take_in(slab, inbox, job)
+    assert read == Read(failure=failure)
 
 
 def test_an_error_of_a_whole_disk_is_no_images_fault(
@@ -342,8 +329,8 @@ def test_an_error_of_a_whole_disk_is_no_images_fault(
     with monkeypatch.context() as patch:
         patch.setattr(os, "open", refuse)
         patch.setattr(os, "scandir", refuse)
-        take_in(slab, inbox, job)
-    assert job.failure == Failure(Reason.UNREADABLE, "Input/output error", transient=True, away=True)
+        [(read, _)] = take_in(slab, inbox, job)
+    assert read == Read(failure=Failure(Reason.UNREADABLE, "Input/output error", transient=True, away=True))
 
 
 def test_no_descriptor_is_left_open(inbox: Path, slab: Slab) -> None:

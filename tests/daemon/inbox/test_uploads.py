@@ -285,7 +285,9 @@ def test_a_writer_that_never_closes_is_named_and_blocks_nothing(tmp_path: Path) 
     place = Place(tmp_path, {"inbox": [{"settle_seconds": 0.05, "on_success": "move"}]})
     with Daemon(place) as daemon, (place.inbox() / "a.jpg").open("wb", buffering=0) as upload:
         upload.write(jpeg(tmp_path))
-        status = daemon.wait_until(lambda status: status["obstacles"], "an image that cannot leave")
+        status = daemon.wait_until(
+            lambda status: status["obstacles"] and status["done"], "an image that cannot leave"
+        )
         assert status["obstacles"] == [f"an image cannot leave its inbox: {place.inbox()}/a.jpg: {WRITTEN}"]
         code, ready = daemon.get("/readyz")
         assert (code, ready["warnings"]) == (200, status["obstacles"])

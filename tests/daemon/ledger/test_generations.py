@@ -5,13 +5,14 @@ from __future__ import annotations
 import contextlib
 
 import pytest
+from msgspec.structs import replace
 
 from daemon.jobs import Job
 from daemon.ledger.ledger import Ledger
 from daemon.ledger.record import Model
 from daemon.ledger.records import Reader
 from stages.registry import ORDER
-from tests.makers import MODELS, admit, complete, done, make_outputs, read
+from tests.makers import MODELS, admit, complete, content_of, done, make_outputs
 
 NEW = [Model("yolo", "yolo-2", ""), *(model for model in MODELS if model.stage != "yolo")]
 
@@ -19,17 +20,17 @@ NEW = [Model("yolo", "yolo-2", ""), *(model for model in MODELS if model.stage !
 async def read_two(ledger: Ledger) -> tuple[Job, Job]:
     """Two jobs with the same bytes, one of each generation."""
     before, after = await admit(ledger, b"a.jpg", b"b.jpg")
-    after.generation = await ledger.generations.begin(NEW)
-    return read(before), read(after)
+    return before, replace(after, generation=await ledger.generations.begin(NEW))
 
 
 @pytest.mark.anyio
 async def test_what_both_models_said_of_the_same_bytes_is_kept_apart(ledger: Ledger) -> None:
     before, after = await read_two(ledger)
-    before.outputs, after.outputs = make_outputs(3), make_outputs(3) | make_outputs(7, ["yolo"])
-    said = [job.outputs["yolo"].payload for job in (before, after)]
+    outputs = [make_outputs(3), make_outputs(3) | make_outputs(7, ["yolo"])]
+    said = [each["yolo"].payload for each in outputs]
     assert said[0] != said[1]
-    endings = [done(before, data=b"an image"), done(after, data=b"an image")]
+    jobs = zip((before, after), outputs, strict=True)
+    endings = [done(job, data=b"an image", outputs=each) for job, each in jobs]
     written = await complete(ledger, *endings)
     with contextlib.closing(Reader(ledger.path)) as reader:
         stored = [record for name in ("a.jpg", "b.jpg") for record in reader.find(name)]
@@ -43,14 +44,11 @@ async def test_what_both_models_said_of_the_same_bytes_is_kept_apart(ledger: Led
 @pytest.mark.anyio
 async def test_a_job_gets_no_result_of_another_generations_model(ledger: Ledger) -> None:
     before, after = await read_two(ledger)
-    before.outputs = make_outputs()
-    await ledger.keep([before])
-    await ledger.recall([after])
-    assert after.outputs.keys() == set(ORDER) - {"yolo"}
-    again = read(before)
-    again.outputs = {}
-    await ledger.recall([again])
-    assert again.outputs.keys() == set(ORDER)
+    content = content_of(outputs=make_outputs())
+    await ledger.keep([(before, content)])
+    known = await ledger.recall([(before, content.digest), (after, content.digest)])
+    assert known[before.id].outputs.keys() == set(ORDER)
+    assert known[after.id].outputs.keys() == set(ORDER) - {"yolo"}
 
 
 @pytest.mark.anyio

@@ -14,11 +14,11 @@ from typing import Any
 
 import anyio
 import pytest
-from anyio import wait_all_tasks_blocked
+from anyio import to_thread, wait_all_tasks_blocked
 from msgspec.structs import replace
 
 from daemon.errors import ConfigError, LedgerDamaged, LedgerUnusable
-from daemon.jobs import Admitted, Ending, File, Job, JobStatus, Placed, Version, Waiting
+from daemon.jobs import Admitted, Attempt, Content, Ending, File, Job, JobStatus, Placed, Version, Waiting
 from daemon.ledger.ledger import Ledger
 from daemon.ledger.record import Model, Record
 from daemon.ledger.records import Reader
@@ -34,13 +34,13 @@ from tests.makers import (
     Commits,
     admit,
     complete,
+    content_of,
     done,
     failed,
     make_file,
     make_job,
     make_outputs,
     postponed,
-    read,
 )
 
 pytestmark = pytest.mark.anyio
@@ -225,7 +225,7 @@ async def test_an_image_to_be_tried_again_waits_for_its_time_and_then_goes_first
 
 async def test_after_a_restart_nothing_waits_longer_than_its_own_pause(ledger: Ledger) -> None:
     jobs = await admit(ledger, b"first.jpg", b"third.jpg", b"soon.jpg")
-    jobs[1].attempts = 2
+    jobs[1] = replace(jobs[1], attempts=2)
     now = steady_seconds()
     await ledger.end(
         [postponed(job, at) for job, at in zip(jobs, (now + HOUR, now + HOUR, now + 1), strict=True)]
@@ -326,8 +326,8 @@ async def test_an_image_that_is_processed_again_reuses_its_results_and_is_publis
     before = await publish(ledger)
     assert await ledger.put_back(JobStatus.DONE, [before.id, 12345]) == 1
     [again] = await ledger.next_jobs(9, ())
-    await ledger.recall([read(again, b"a.jpg")])
-    assert again.outputs == before.outputs
+    known = await ledger.recall([(again, before.digest)])
+    assert known[again.id].outputs == before.outputs
     await complete(ledger, replace(done(again), bin="receipts"))
     assert [(record.id, record.bin) for record in await ledger.owed(0, 9)] == [(before.id, "receipts")]
 
@@ -337,7 +337,7 @@ async def test_a_result_whose_file_is_gone_before_it_is_processed_again_stays(le
     await ledger.put_back(JobStatus.DONE, [before.id])
     [again] = await ledger.next_jobs(9, ())
     await ledger.end([postponed(again, 1.0)])
-    assert await ledger.end([Ending(again, JobStatus.GONE, 3e9, 0)]) == {before.id}
+    assert (await ledger.end([Ending(again, JobStatus.GONE, 3e9, 0)])).newest == {before.id}
     assert find(ledger, "a.jpg").sidecar == before.sidecar
     assert await ledger.owed(0, 9) == []
 
@@ -394,16 +394,16 @@ async def test_an_ended_image_keeps_all_that_is_known_of_it(ledger: Ledger) -> N
 
 async def test_a_job_ends_only_once(ledger: Ledger) -> None:
     [job] = await admit(ledger, b"a.jpg")
-    assert await ledger.end([done(job)]) == {job.id}
-    assert await ledger.end([failed(job)]) == set()
+    assert (await ledger.end([done(job)])).newest == {job.id}
+    assert (await ledger.end([failed(job)])).newest == set()
     assert counts(ledger) == {"DONE": 1}
 
 
 async def test_the_end_of_a_file_that_was_replaced_is_refused(ledger: Ledger) -> None:
     replaced, mate = await admit(ledger, b"a.jpg", b"b.jpg")
     await ledger.admit([make_file(b"a.jpg", size=99)])
-    assert await ledger.end([done(replaced), done(mate)]) == {mate.id}
-    assert await ledger.end([failed(replaced), postponed(replaced, 1.0)]) == set()
+    assert (await ledger.end([done(replaced), done(mate)])).newest == {mate.id}
+    assert (await ledger.end([failed(replaced), postponed(replaced, 1.0)])).newest == set()
     assert counts(ledger) == {"PENDING": 1, "DONE": 1, "GONE": 1}
     assert find(ledger, str(replaced.id)).detail == "replaced by a newer version"
 
@@ -413,7 +413,7 @@ async def test_a_file_that_is_no_image_or_was_deleted_is_not_done_and_not_publis
     ledger: Ledger, status: JobStatus
 ) -> None:
     [job] = await admit(ledger, b"a.txt")
-    assert await ledger.end([Ending(job, status, 2e9, 1)]) == {job.id}
+    assert (await ledger.end([Ending(job, status, 2e9, 1)])).newest == {job.id}
     assert counts(ledger) == {status.name: 1}
     assert await ledger.owed(0, 9) == []
 
@@ -431,7 +431,7 @@ async def test_an_unpublished_image_is_returned_until_it_is_published(ledger: Le
 
 async def test_a_reason_that_is_not_utf_8_is_kept(ledger: Ledger) -> None:
     (job,) = await admit(ledger, b"a.jpg")
-    assert await ledger.end([failed(job, detail="name \udcff")]) == {job.id}
+    assert (await ledger.end([failed(job, detail="name \udcff")])).newest == {job.id}
 
 
 async def test_two_versions_whose_source_was_moved_once_can_both_be_marked(ledger: Ledger) -> None:
@@ -458,11 +458,9 @@ async def test_a_failed_image_that_is_done_at_last_is_published_again(ledger: Le
 # Results
 
 
-async def recall(ledger: Ledger, data: bytes) -> Job:
-    job = read(make_job(), data)
-    job.format, job.width, job.height = "", 0, 0
-    await ledger.recall([job])
-    return job
+async def recall(ledger: Ledger, data: bytes) -> Content:
+    job = make_job()
+    return (await ledger.recall([(job, content_of(data).digest)])).get(job.id, Content())
 
 
 async def test_the_same_bytes_under_the_same_models_are_answered_from_the_ledger(
@@ -489,23 +487,27 @@ async def test_two_images_with_the_same_bytes_are_both_published_with_the_result
     assert records[0].outputs == records[1].outputs
 
 
+def judge_again(attempts: list[Attempt]) -> list[Ending]:
+    return [done(each.job, data=b"x", outputs=each.content.outputs) for each in attempts]
+
+
 async def test_the_bin_is_judged_by_the_answers_that_are_published(ledger: Ledger) -> None:
     first, second = await admit(ledger, b"a.jpg", b"b.jpg")
     await complete(ledger, done(first, 0, b"x"))
-    endings = [done(second, 3, b"x")]
-    own = endings[0].bin
-    await ledger.end(endings, lambda jobs: [done(job, data=b"x") for job in jobs])
-    assert (endings[0].bin, endings[0].criteria) == (
-        find(ledger, "a.jpg").bin,
-        find(ledger, "a.jpg").criteria,
-    )
-    assert find(ledger, "b.jpg").bin == endings[0].bin != own
+    said = done(second, 3, b"x")
+    [ending], _ = await ledger.end([said], judge_again)
+    first_record = find(ledger, "a.jpg")
+    assert (ending.bin, ending.criteria) == (first_record.bin, first_record.criteria)
+    assert find(ledger, "b.jpg").bin == ending.bin != said.bin
 
 
 async def test_an_end_that_is_written_at_the_second_try_is_the_one_that_is_published(ledger: Ledger) -> None:
     first, second = await admit(ledger, b"a.jpg", b"b.jpg")
     await complete(ledger, done(first, 0, b"x"))
-    endings, gate = [done(second, 3, b"x")], threading.Event()
+    gate, committed = threading.Event(), []
+
+    async def end() -> None:
+        committed.append(await ledger.end([done(second, 3, b"x")], judge_again))
 
     def fail(connection: sqlite3.Connection) -> None:
         raise sqlite3.IntegrityError
@@ -517,11 +519,12 @@ async def test_an_end_that_is_written_at_the_second_try_is_the_one_that_is_publi
 
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(ledger.run, lambda connection: gate.wait())
-        tasks.start_soon(ledger.end, endings, lambda jobs: [done(job, data=b"x") for job in jobs])
+        tasks.start_soon(end)
         tasks.start_soon(spoil)
         await wait_all_tasks_blocked()
         gate.set()
-    assert find(ledger, "b.jpg").bin == endings[0].bin == find(ledger, "a.jpg").bin
+    [[[ending], _]] = committed
+    assert find(ledger, "b.jpg").bin == ending.bin == find(ledger, "a.jpg").bin
 
 
 async def test_only_a_changed_model_runs_again(ledger: Ledger, inbox: Path) -> None:
@@ -549,17 +552,16 @@ async def test_each_image_keeps_the_models_that_made_its_result(ledger: Ledger, 
 
 async def test_outputs_of_an_unfinished_image_survive_a_crash(ledger: Ledger, inbox: Path) -> None:
     [job] = await admit(ledger, b"a.jpg")
-    job.outputs = make_outputs(stages=["ocr", "yolo"])
-    await ledger.keep([read(job, b"bytes")])
+    content = content_of(b"bytes", make_outputs(stages=["ocr", "yolo"]))
+    await ledger.keep([(job, content)])
     async with reopened(ledger, inbox) as again:
-        assert (await recall(again, b"bytes")).outputs == job.outputs
+        assert await recall(again, b"bytes") == content
         assert paths(await again.next_jobs(9, ())) == [b"a.jpg"]
 
 
 async def test_a_failed_image_keeps_the_results_of_its_other_stages(ledger: Ledger) -> None:
     [job] = await admit(ledger, b"a.jpg")
-    job.outputs = make_outputs(stages=["ocr"])
-    await ledger.end([failed(job)])
+    await ledger.end([failed(job, outputs=make_outputs(stages=["ocr"]))])
     assert set((await recall(ledger, b"an image")).outputs) == {"ocr"}
 
 
@@ -575,30 +577,44 @@ async def test_a_damaged_result_is_made_again_unless_a_newer_version_has_replace
 # Transactions
 
 
+class Gate:
+    """Holds up the writing thread after each commit, until it is opened."""
+
+    def __init__(self, commits: Commits) -> None:
+        self.made = 0
+        self._begun, self._open = threading.Event(), threading.Event()
+        commits.observe = self._hold
+
+    def _hold(self, seconds: float) -> None:
+        self.made += 1
+        self._begun.set()
+        self._open.wait()
+
+    async def closed(self) -> None:
+        """Wait until the writing thread waits."""
+        await to_thread.run_sync(self._begun.wait)
+
+    def open(self) -> None:
+        self._open.set()
+
+
 async def test_requests_that_come_together_share_a_commit(ledger: Ledger, commits: Commits) -> None:
-    gate, made = threading.Event(), []
-
-    def hold(seconds: float) -> None:
-        made.append(seconds)
-        gate.wait()
-
-    commits.observe = hold
+    gate = Gate(commits)
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(ledger.admit, [make_file(b"first.jpg")])
-        await wait_all_tasks_blocked()
+        await gate.closed()
         for number in range(GROUP):
             tasks.start_soon(ledger.admit, [make_file(b"%d.jpg" % number)])
         await wait_all_tasks_blocked()
-        gate.set()
-    assert len(made) == 2
+        gate.open()
+    assert gate.made == 2
     assert counts(ledger) == {"PENDING": GROUP + 1}
 
 
 async def test_a_request_that_fails_affects_no_other_request_of_its_group(
     ledger: Ledger, commits: Commits
 ) -> None:
-    gate = threading.Event()
-    commits.observe = lambda seconds: gate.wait() and None
+    gate = Gate(commits)
     outcomes: list[object] = []
 
     async def ask(file: File) -> None:
@@ -608,14 +624,14 @@ async def test_a_request_that_fails_affects_no_other_request_of_its_group(
             outcomes.append(error)
 
     async with anyio.create_task_group() as tasks:
-        tasks.start_soon(ledger.put_back, JobStatus.FAILED, [0])
-        await wait_all_tasks_blocked()
+        tasks.start_soon(ledger.admit, [make_file(b"first.jpg")])
+        await gate.closed()
         for path in (b"good.jpg", None, b"fine.jpg"):
             tasks.start_soon(ask, make_file(path))  # type: ignore[arg-type]
             await wait_all_tasks_blocked()
-        gate.set()
+        gate.open()
     assert [type(outcome) for outcome in outcomes] == [Admitted, sqlite3.IntegrityError, Admitted]
-    assert paths(await ledger.next_jobs(9, ())) == [b"good.jpg", b"fine.jpg"]
+    assert paths(await ledger.next_jobs(9, ())) == [b"first.jpg", b"good.jpg", b"fine.jpg"]
 
 
 async def test_checksums_are_right_when_results_of_the_same_bytes_were_stored_first_and_then_undone(
@@ -623,10 +639,8 @@ async def test_checksums_are_right_when_results_of_the_same_bytes_were_stored_fi
 ) -> None:
     """A station computed checksums for its own results. At the first try the ledger had other results, at the second
     try none."""
-    gate, tries = threading.Event(), []
     first, second = await admit(ledger, b"a.jpg", b"b.jpg")
-    commits.observe = lambda seconds: gate.wait() and None
-    done(first, variant=3, data=b"same")
+    gate, tries, stored = Gate(commits), [], done(first, variant=3, data=b"same")
     ending = done(second, variant=4, data=b"same")
     ending = replace(ending, checksums=checksums_of(ending, ledger._inbox_paths[1], MODELS))
 
@@ -637,7 +651,7 @@ async def test_checksums_are_right_when_results_of_the_same_bytes_were_stored_fi
         tries.append(connection)
         if len(tries) == 2:
             refuse(connection)
-        ledger.results.write(connection, [first])
+        ledger.results.write(connection, [(first, stored.content)])
 
     async def fail(work: Callable[[sqlite3.Connection], Any]) -> None:
         with pytest.raises(sqlite3.IntegrityError):
@@ -645,14 +659,14 @@ async def test_checksums_are_right_when_results_of_the_same_bytes_were_stored_fi
 
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(ledger.admit, [make_file(b"other.jpg")])
-        await wait_all_tasks_blocked()
+        await gate.closed()
         tasks.start_soon(fail, store_first)
         await wait_all_tasks_blocked()
         tasks.start_soon(ledger.end, [ending])
         await wait_all_tasks_blocked()
         tasks.start_soon(fail, refuse)
         await wait_all_tasks_blocked()
-        gate.set()
+        gate.open()
     assert len(tries) == 2
     with contextlib.closing(Reader(ledger.path)) as reader:
         reader.check()
@@ -749,7 +763,7 @@ async def main():
         await ledger.admit([make_file(name) for name in names])
         print(*(f"PENDING:{name.decode()}" for name in names), flush=True)
         jobs = await ledger.next_jobs(3, ())
-        ended = await ledger.end([done(job) for job in jobs])
+        ended = (await ledger.end([done(job) for job in jobs])).newest
         print(*(f"DONE:{job.path.decode()}" for job in jobs if job.id in ended), flush=True)
 
 anyio.run(main)

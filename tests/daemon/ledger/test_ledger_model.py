@@ -141,7 +141,7 @@ class LedgerModel(RuleBasedStateMachine):
         job = self.hand.pop(data.draw(st.sampled_from(sorted(self.hand))))
         row = self.rows[self.ids[job.id]]
         ending = self.ending(job, status, far)
-        ended = self.run(self.ledger.end([ending]))
+        ended = self.run(self.ledger.end([ending])).newest
         assert ended == (
             {job.id} if row.status is JobStatus.PENDING and status is not JobStatus.PENDING else set()
         )

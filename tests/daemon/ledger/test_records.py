@@ -112,10 +112,8 @@ async def test_a_sidecar_stays_the_same_when_plug_ins_are_uninstalled(
         [job] = await ledger.next_jobs(1, ())
         # in the order in which the ledger answered
         said = {name: Output(b"{}", 0.5) for name in ("bee", "ape", "zebra")}
-        ending = done(job)
-        job.outputs = said | job.outputs
-        await ledger.end([ending])
-        sidecar = ledger.record_of(ending).sidecar
+        [record] = await complete(ledger, done(job, outputs=said | make_outputs()))
+        sidecar = record.sidecar
     assert [key for key in msgspec.json.decode(sidecar) if key in plug_ins] == list(plug_ins)
     for installed in ((), ("bee",), ("ape", "zebra")):
         monkeypatch.setattr(registry, "ORDER", (*BUILT_IN_KEYS, *installed))
@@ -345,12 +343,12 @@ async def test_finished_images_come_oldest_first_whatever_the_chunk(ledger: Ledg
 
 async def test_a_record_names_the_models_that_made_it(ledger: Ledger) -> None:
     [job] = await admit(ledger, b"a.jpg")
-    job.outputs = make_outputs(stages=["ocr", "clip"])
-    await complete(ledger, done(job))
+    outputs = make_outputs(stages=["ocr", "clip"])
+    await complete(ledger, done(job, outputs=outputs))
     reader = open_reader(ledger)
     [record] = reader.finished()
     assert record.models == [Model("ocr", "ocr-1", ""), Model("clip", "clip-1", "")]
-    assert record.outputs == job.outputs
+    assert record.outputs == outputs
     reader.close()
 
 
@@ -364,8 +362,7 @@ async def test_a_failed_images_reason_is_the_same_when_it_is_written_again(
 ) -> None:
     await ledger.register([(inbox, 0)], [Model(stage, f"{stage}-1", "random weights") for stage in ORDER])
     [job] = await admit(ledger, b"a.jpg")
-    job.outputs = make_outputs(stages=["ocr"])
-    [record] = await complete(ledger, failed(job))
+    [record] = await complete(ledger, failed(job, outputs=make_outputs(stages=["ocr"])))
     [again] = await ledger.owed(0, 9)
     assert again.sidecar == record.sidecar
 

@@ -35,11 +35,10 @@ async def process(ledger: Ledger, data: bytes = b"data", *, variant: int = 3, **
     """A version of a.jpg that is read, ended and published."""
     await ledger.admit([make_file(**version)])
     [job] = await ledger.next_jobs(1, ())
-    endings = [done(job, variant, data)]
-    await ledger.end(endings)
-    if endings[0].status is JobStatus.DONE:
+    [ending], _ = await ledger.end([done(job, variant, data)])
+    if ending.status is JobStatus.DONE:
         await ledger.mark_emitted([Placed(job.id)])
-    return endings[0]
+    return ending
 
 
 def images(ledger: Ledger) -> list[tuple[Any, ...]]:
@@ -67,7 +66,7 @@ async def test_an_image_that_is_processed_again_keeps_its_own_row(kept: Ledger) 
     await kept.run(lambda c: c.execute("UPDATE image SET status = 0, not_before = 1 WHERE id = 2"))
     [job] = await kept.next_jobs(1, ())
     assert job.has_result
-    assert await kept.end([done(job, data=b"data")]) == {2}
+    assert (await kept.end([done(job, data=b"data")])).newest == {2}
     assert [row[0] for row in images(kept)] == [1, 2]
 
 
@@ -85,9 +84,8 @@ async def test_other_bytes_or_another_bin_are_a_new_version(kept: Ledger) -> Non
     assert not (await process(kept, b"other", mtime_ns=14)).is_repeat
     await kept.admit([make_file(mtime_ns=24)])
     [job] = await kept.next_jobs(1, ())
-    endings = [replace(done(job, data=b"other"), bin="receipts")]
-    await kept.end(endings)
-    assert endings[0].status is JobStatus.DONE
+    [ending], _ = await kept.end([replace(done(job, data=b"other"), bin="receipts")])
+    assert ending.status is JobStatus.DONE
     assert len(images(kept)) == 4
 
 

@@ -6,10 +6,10 @@ import sqlite3
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
-import msgspec
 import pytest
+from msgspec.structs import replace
 
-from daemon.jobs import Ending, Job, JobStatus
+from daemon.jobs import Ending, JobStatus
 from daemon.ledger.rows import (
     CHUNK,
     Generations,
@@ -22,7 +22,7 @@ from daemon.ledger.rows import (
 )
 from daemon.ledger.schema import connect
 from daemon.ledger.statements import SQL, run_rows
-from tests.makers import MODELS, done, failed, make_file, make_job, make_outputs, read
+from tests.makers import MODELS, content_of, done, failed, make_file, make_job, make_outputs
 
 IMAGES = 4 * CHUNK  # enough that new digests are on pages all over the tables
 
@@ -45,37 +45,38 @@ def temporary_files(tmp_path: Path, connection: sqlite3.Connection) -> Iterator[
 
 def store(connection: sqlite3.Connection, numbers: Iterable[int]) -> None:
     """Images with names and bytes in no order, which end in no order."""
-    jobs = [read(make_job(), b"%d" % number) for number in numbers]
-    files = [file_row(make_file(job.digest), 0, 1e9) for job in jobs]
+    known = sorted([content_of(b"%d" % number) for number in numbers], key=lambda each: each.digest)
+    files = [file_row(make_file(content.digest), 0, 1e9) for content in known]
     connection.execute("BEGIN IMMEDIATE")
     taken = run_rows(connection, "admit", files) or run_rows(connection, "admit_again", files)
-    keep_contents(connection, [content_row(job) for job in jobs])
-    run_rows(
-        connection, "keep_result", [(job.digest, model, b"{}", 0.1, 0) for job in jobs for model in (1, 2)]
-    )
-    for job, (_, job.id) in zip(sorted(jobs, key=lambda job: job.digest), taken, strict=True):
-        job.outputs = {}
-    rows = [end_row(Ending(job, JobStatus.DONE, 2e9, 1, "A", b"{}"), b"/inbox", {}, {}) for job in jobs]
-    run_rows(connection, "end", rows)
-    run_rows(connection, "emitted", [(job.id,) for job in jobs])
+    keep_contents(connection, [content_row(content) for content in known])
+    results = [(content.digest, model, b"{}", 0.1, 0) for content in known for model in (1, 2)]
+    run_rows(connection, "keep_result", results)
+    images = [row[1] for row in taken]
+    endings = [
+        Ending(make_job(id=image), JobStatus.DONE, 2e9, 1, "A", b"{}", content=content)
+        for image, content in zip(images, known, strict=True)
+    ]
+    run_rows(connection, "end", [end_row(ending, b"/inbox", {}, {}) for ending in endings])
+    run_rows(connection, "emitted", [(image,) for image in images])
     connection.execute("COMMIT")
 
 
 @pytest.mark.parametrize("make", [done, failed])
 def test_checksums_that_a_station_computed_are_those_of_the_rows(
-    make: Callable[[Job], Ending], connection: sqlite3.Connection
+    make: Callable[..., Ending], connection: sqlite3.Connection
 ) -> None:
     generations = Generations(ask=lambda work: work(connection))
     generations.start(connection, MODELS)
     results, numbers = Results(generations), {model.stage: number for number, model in enumerate(MODELS, 1)}
     stored = []
     for computes in (False, True):
-        job = make_job(outputs=make_outputs())
-        ending = make(job)
+        ending = make(make_job(), outputs=make_outputs())
         if computes:
-            ending = msgspec.structs.replace(ending, checksums=checksums_of(ending, b"/inbox", MODELS))
+            ending = replace(ending, checksums=checksums_of(ending, b"/inbox", MODELS))
         connection.execute("BEGIN")
-        results.write(connection, [job], {job.id: ending.checksums} if ending.checksums else {})
+        sums = {ending.job.id: ending.checksums} if ending.checksums else {}
+        results.write(connection, [(ending.job, ending.content)], sums)
         rows = connection.execute("SELECT * FROM result, content").fetchall()
         stored.append((rows, end_row(ending, b"/inbox", generations.models, numbers)))
         connection.execute("ROLLBACK")
@@ -122,15 +123,13 @@ def test_a_file_that_the_daemon_has_moved_is_no_older_version_that_is_there_agai
 def test_pages_are_counted_again_where_an_older_visiond_did_not_count_them(
     connection: sqlite3.Connection,
 ) -> None:
-    jobs = [read(make_job(), b"%d" % number) for number in range(3)]
-    keep_contents(connection, [content_row(job) for job in jobs[:2]])
-    jobs[0].pages = 7
-    keep_contents(connection, [content_row(job) for job in jobs])
-    jobs[0].pages = 1
-    keep_contents(connection, [content_row(job) for job in jobs])
-    found = run_rows(connection, "contents", [(job.digest,) for job in jobs])
-    jobs[0].pages = 7
-    assert {tuple(row) for row in found} == {content_row(job) for job in jobs}
+    known = [content_of(b"%d" % number) for number in range(3)]
+    counted = [replace(known[0], pages=7), *known[1:]]
+    keep_contents(connection, [content_row(content) for content in known[:2]])
+    keep_contents(connection, [content_row(content) for content in counted])
+    keep_contents(connection, [content_row(content) for content in known])
+    found = run_rows(connection, "contents", [(content.digest,) for content in known])
+    assert {tuple(row) for row in found} == {content_row(content) for content in counted}
 
 
 def test_a_damaged_format_that_is_written_again_keeps_the_results_of_its_bytes(
@@ -138,10 +137,11 @@ def test_a_damaged_format_that_is_written_again_keeps_the_results_of_its_bytes(
 ) -> None:
     store(connection, range(3))
     before = connection.execute("SELECT * FROM result ORDER BY id").fetchall()
-    job = read(make_job(), b"1")
-    connection.execute(SQL["forget_content"], (job.digest,))
-    assert run_rows(connection, "contents", [(job.digest,)]) == []
-    keep_contents(connection, [content_row(job)])
-    assert [tuple(row) for row in run_rows(connection, "contents", [(job.digest,)])] == [content_row(job)]
+    content = content_of(b"1")
+    digest = [(content.digest,)]
+    connection.execute(SQL["forget_content"], *digest)
+    assert run_rows(connection, "contents", digest) == []
+    keep_contents(connection, [content_row(content)])
+    assert [tuple(row) for row in run_rows(connection, "contents", digest)] == [content_row(content)]
     assert connection.execute("SELECT * FROM result ORDER BY id").fetchall() == before
-    assert len(run_rows(connection, "results", [(job.digest,)])) == 2
+    assert len(run_rows(connection, "results", digest)) == 2

@@ -15,7 +15,7 @@ import msgspec
 import pytest
 
 from daemon.config.loading import parse
-from daemon.jobs import Failure, Job
+from daemon.jobs import Failure, Job, Read
 from daemon.ledger.ledger import Ledger
 from daemon.monitoring.metrics import Metrics
 from daemon.pipeline import schedule, station
@@ -30,7 +30,7 @@ from daemon.workers.pool import Pool
 from stages.base import Reason
 from stages.binning import Thresholds
 from tests.daemon_process import PATIENCE, STAGES, Daemon, Gate, Place, picture, until, wait_for
-from tests.makers import done, make_file, make_job, open_destination, postponed
+from tests.makers import done, make_file, open_destination, postponed
 
 PASSING = ("id", "timings", "finished_at")  # what differs from run to run
 
@@ -278,9 +278,9 @@ async def test_a_version_waits_while_another_one_of_its_file_is_with_a_station(
     [first] = await next_jobs(coordinator)
     await coordinator.admit([make_file(b"a.jpg", mtime_ns=2), make_file(b"b.jpg")])
     assert [job.path for job in await next_jobs(coordinator)] == [b"b.jpg"]
-    coordinator.let_go([first])
+    coordinator.let_go([first.id])
     assert [job.version.mtime_ns for job in await next_jobs(coordinator)] == [1]
-    coordinator.schedule.forget(first)
+    coordinator.schedule.forget(first.id)
     assert [job.version.mtime_ns for job in await next_jobs(coordinator)] == [2]
 
 
@@ -328,7 +328,7 @@ async def test_jobs_that_come_back_while_the_ledger_is_read_are_handed_out_again
     async def ask_and_lose(work: Callable[..., Any]) -> Any:
         answer = await ask(work)
         if lost and isinstance(answer, tuple) and len(answer) == 2 and answer[0]:  # rows and cursors
-            coordinator.let_go([lost.pop()])
+            coordinator.let_go([lost.pop().id])
         return answer
 
     monkeypatch.setattr(ledger, "_ask", ask_and_lose)
@@ -355,8 +355,8 @@ async def test_a_run_does_not_end_without_an_image_that_was_passed_over_and_is_d
             coordinator.schedule.confirm([job.id])
 
     if away:
-        away_job = make_job(failure=Failure(Reason.UNREADABLE, "no answer", away=True))
-        coordinator.schedule.note_read([away_job], time.monotonic())
+        away_now = Read(failure=Failure(Reason.UNREADABLE, "no answer", away=True))
+        coordinator.schedule.note_read([(1, away_now)], time.monotonic())
         leave()
 
     async def ask_later(*arguments: Any) -> float | None:
@@ -418,8 +418,7 @@ async def test_a_station_is_retired_when_all_its_jobs_have_left_it(ledger: Ledge
     coordinator = make_coordinator(ledger, tmp_path)
     await coordinator.admit([make_file(name) for name in (b"published", b"let go")])
     published, let_go = await next_jobs(coordinator)
-    endings = [done(published)]
-    ended, order = await coordinator.end(endings), list[str]()
+    committed, order = await coordinator.end([done(published)]), list[str]()
 
     async def retire() -> None:
         await coordinator.retire(coordinator.executors[0])
@@ -428,11 +427,11 @@ async def test_a_station_is_retired_when_all_its_jobs_have_left_it(ledger: Ledge
     with anyio.fail_after(PATIENCE):
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(retire)
-            coordinator.let_go([let_go])
+            coordinator.let_go([let_go.id])
             await anyio.wait_all_tasks_blocked()
             order.append("published")
             nothing = Publication([], {}, set(), [], [])
-            await coordinator.note_published(Published(endings, ended, nothing))
+            await coordinator.note_published(Published(*committed, nothing))
     assert order == ["published", "retired"]
 
 

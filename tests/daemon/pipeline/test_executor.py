@@ -32,10 +32,6 @@ async def find_none() -> list[Job]:
     raise AssertionError
 
 
-async def test_it_gives_each_job_the_generation_of_its_models() -> None:
-    assert [job.generation for job in await open_executor(3).ask(find)] == [3, 3]
-
-
 async def test_jobs_that_wait_for_a_worker_do_not_wait_for_its_last_batches() -> None:
     executor, drained = open_executor(), list[dict[str, bool]]()
     station: Any = SimpleNamespace(drain=lambda **how: drained.append(how))

@@ -18,7 +18,7 @@ import pytest
 
 from daemon.config.loading import parse
 from daemon.errors import NoWorkersLeft
-from daemon.jobs import Ending, Job, JobStatus, Placed
+from daemon.jobs import Committed, Ending, Job, JobStatus, Placed
 from daemon.monitoring.metrics import Metrics
 from daemon.pipeline import remote, wire
 from daemon.pipeline.schedule import Schedule
@@ -229,9 +229,10 @@ class Recorder:
         self.schedule.offer(self.jobs)
         return self.schedule.take(station, 2, {1}, 0.0)
 
-    async def end(self, endings: list[Ending]) -> set[int]:
-        self.schedule.end(endings, ended := {ending.job.id for ending in endings})
-        return ended
+    async def end(self, endings: list[Ending]) -> Committed:
+        committed = Committed(endings, {ending.job.id for ending in endings})
+        self.schedule.end(*committed)
+        return committed
 
     def records_of(self, endings: Sequence[Ending]) -> list[int]:
         return [ending.job.id for ending in endings]
@@ -256,7 +257,7 @@ async def working(coordinator: Any) -> AsyncIterator[remote.RemoteStation]:
 async def test_of_a_lost_station_committed_images_are_not_handed_out_again() -> None:
     coordinator = Recorder()
     async with working(coordinator) as station:
-        await station._end(2, [done(make_job(id=1))])
+        await station._end(wire.End(2, [done(make_job(id=1))]))
         coordinator.schedule.lose(station)
     assert [entry.job.id for entry in coordinator.schedule.owed()] == [1]
     assert [job.id for job in coordinator.schedule.take("another", 2, {1}, 0.0)] == [2]
@@ -268,8 +269,8 @@ async def test_sinks_get_images_too_whose_source_cannot_leave_its_inbox_yet(has_
     coordinator = Recorder()
     coordinator.has_sinks = has_sinks
     async with working(coordinator) as station:
-        await station._end(2, [done(make_job(id=number)) for number in (1, 2)])
+        await station._end(wire.End(2, [done(make_job(id=number)) for number in (1, 2)]))
         await station._note_published(
-            wire.NotePublished(3, [1, 2], [1, 2], [Placed(1)], {1: "full"}, [], 0.0)
+            wire.NotePublished(3, [1, 2], {1, 2}, [Placed(1)], {1: "full"}, [], 0.0)
         )
     assert [group.publication.records for group in coordinator.published] == [[1, 2] if has_sinks else []]

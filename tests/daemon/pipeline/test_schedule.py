@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import msgspec
 
-from daemon.jobs import Failure, Job
+from daemon.jobs import GONE, Failure, Job, Read
 from daemon.pipeline.schedule import REST_SECONDS, TRIES, Schedule
 from stages.base import Reason
 from tests.makers import done, make_job, postponed
@@ -93,11 +93,17 @@ def test_an_inbox_that_does_not_answer_holds_up_no_other() -> None:
 
 def test_what_a_lost_executor_had_waits_again_as_if_nobody_had_begun_it() -> None:
     schedule = offered(image(1), image(2))
-    [first, _] = schedule.take("a", 9, INBOXES, 0.0)
-    first.digest, first.failure, first.deaths, first.generation = b"read", Failure(Reason.BYTES, ""), 1, 3
+    [first, _] = schedule.take("a", 9, INBOXES, 0.0, generation=3)
+    schedule.blame(first.id, 1)
     assert schedule.lose("a") == []
     [again, _] = schedule.take("b", 9, INBOXES, 0.0)
     assert again == msgspec.structs.replace(image(1), deaths=1), "the workers that it killed are counted"
+
+
+def test_jobs_have_the_generation_of_their_executors_models() -> None:
+    schedule = offered(image(1), image(2))
+    assert [job.generation for job in schedule.take("a", 9, INBOXES, 0.0, generation=3)] == [3, 3]
+    assert schedule.entry(1).job.generation == 3
 
 
 def test_what_a_lost_executor_had_ended_is_owed_and_keeps_its_file() -> None:
@@ -146,7 +152,7 @@ def test_an_executor_is_free_when_its_last_job_is_published_or_given_back() -> N
     end(schedule, first.id)
     assert schedule.has("a") == 2
     schedule.publish([first.id])
-    schedule.give_back([second])
+    schedule.give_back([second.id])
     assert schedule.has("a") == 0
 
 
@@ -219,20 +225,23 @@ def test_a_second_look_that_ends_makes_no_room_for_another_image_in_a_limit() ->
     [job] = schedule.take("a", 9, INBOXES, 0.0)
     finish(schedule, 1)
     schedule.take_look("again", [job])
-    schedule.leave_look("again", [job])
+    schedule.leave_look("again", [job.id])
     assert (take(schedule), schedule.left) == ([], 0)
 
 
 # Inboxes that are away
 
 
-def unread(inbox: int = 1) -> Job:
-    return make_job(inbox=inbox, failure=Failure(Reason.UNREADABLE, "no answer", transient=True, away=True))
+def unread(inbox: int = 1) -> tuple[int, Read]:
+    return inbox, Read(failure=Failure(Reason.UNREADABLE, "no answer", transient=True, away=True))
+
+
+READ = Read(b"read")
 
 
 def test_an_inbox_that_is_away_rests_and_is_reported_once() -> None:
     schedule = Schedule()
-    notes = [schedule.note_read([unread(1), make_job(inbox=2, digest=b"read")], now) for now in (0.0, 0.1)]
+    notes = [schedule.note_read([unread(1), (2, READ)], now) for now in (0.0, 0.1)]
     assert [note.away for note in notes] == [{1: "no answer"}, {}]
     assert (schedule.resting(0.2), schedule.away()) == ({1}, {1: "no answer"})
 
@@ -241,7 +250,7 @@ def test_it_is_tried_after_its_rest_and_is_back_with_the_first_image_that_can_be
     schedule = Schedule()
     schedule.note_read([unread()], 0.0)
     assert schedule.resting(REST_SECONDS) == NOBODY
-    assert schedule.note_read([make_job(digest=b"read")], REST_SECONDS).back == {1}
+    assert schedule.note_read([(1, READ)], REST_SECONDS).back == {1}
     assert schedule.away() == {}
 
 
@@ -257,7 +266,7 @@ def test_a_run_that_is_to_end_waits_for_a_few_tries() -> None:
 
 def test_a_file_that_is_to_blame_itself_is_no_absence() -> None:
     schedule = Schedule()
-    schedule.note_read([make_job(failure=Failure(Reason.UNREADABLE, "Permission denied"))], 0.0)
+    schedule.note_read([(1, Read(failure=Failure(Reason.UNREADABLE, "Permission denied")))], 0.0)
     assert schedule.away() == {}
 
 
@@ -268,14 +277,14 @@ def test_while_an_inbox_is_tried_no_more_of_its_images_follow() -> None:
     later = REST_SECONDS + 1
     assert take(schedule, most=1, now=later) == [1]
     assert take(schedule, now=later) == [3]
-    schedule.note_read([make_job(gone=True)], later)  # that says nothing about the others
+    schedule.note_read([(1, GONE)], later)  # that says nothing about the others
     assert take(schedule, now=later) == [2]
 
 
 def test_an_inbox_of_which_some_images_can_be_read_is_away_and_never_given_up() -> None:
     schedule, now = Schedule(), 0.0
     for _ in range(2 * TRIES):
-        schedule.note_read([unread(), make_job(digest=b"read")], now)
+        schedule.note_read([unread(), (1, READ)], now)
         now += REST_SECONDS + 1
     assert (schedule.away().keys(), schedule.lasting()) == ({1}, NOBODY)
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from daemon.jobs import Failure, Job
+from daemon.jobs import Failure, Job, Read
 from daemon.pipeline.schedule import REST_SECONDS, Question, Schedule
 from stages.base import Reason
 from tests.makers import done, make_job, postponed
@@ -136,7 +136,7 @@ class History:
                 self.schedule.publish([job.id])
                 self.schedule.confirm([job.id])
             elif self.dice.random() < 0.1:
-                self.schedule.give_back([job])
+                self.schedule.give_back([job.id])
             else:
                 row.is_pending = False
                 self.schedule.end([done(job)], {job.id})
@@ -160,11 +160,11 @@ class History:
         failure = Failure(Reason.UNREADABLE, "no answer", transient=True, away=True)
         if self.now >= self.away.get(inbox, 0.0):
             self.away[inbox] = self.now + REST_SECONDS
-        self.schedule.note_read([make_job(inbox=inbox, failure=failure)], self.now)
+        self.schedule.note_read([(inbox, Read(failure=failure))], self.now)
 
     def come_back(self) -> None:
         for inbox in self.schedule.away():
-            self.schedule.note_read([make_job(inbox=inbox, digest=b"read")], self.now)
+            self.schedule.note_read([(inbox, Read(b"read"))], self.now)
             del self.away[inbox]
 
     def confirm(self) -> None:

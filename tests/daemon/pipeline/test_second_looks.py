@@ -260,7 +260,7 @@ def test_looks_wait_while_their_inbox_is_away(make_place: MakePlace) -> None:
         inbox.rename(away)
         inbox.mkdir()  # as a mount point
         wait_for(
-            lambda: place.rows("SELECT 1 FROM look WHERE detail LIKE '%folder is missing%'"),
+            lambda: place.rows("SELECT 1 FROM look WHERE detail LIKE '%not the folder%'"),
             "a look that waits",
         )
     inbox.rmdir()

@@ -19,13 +19,13 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 
 from daemon.config.traces import TracesSection
 from daemon.errors import ConfigError
-from daemon.jobs import Job
-from daemon.messages import Outcome, Reply, StageRun
+from daemon.jobs import Attempt
+from daemon.messages import Outcome, Output, Reply, StageRun
 from daemon.pipeline.tracing import Tracer, check_traces
 from daemon.system.clock import steady_seconds
 from stages.base import Reason
 from tests.daemon_process import STAGES, Place, free_port, picture
-from tests.makers import done, failed, make_job, make_outputs, postponed
+from tests.makers import done, failed, make_attempt, make_job, make_outputs, postponed
 
 PHASES = ["wait", "read", "queue", "batch", "judge", "commit", "publish"]
 
@@ -167,27 +167,27 @@ class Sent:
         return [span for span in self._exporter.get_finished_spans() if span.parent is None]
 
 
-def fed_job(**fields: Any) -> Job:
-    return make_job(**({"seen_at": steady_seconds() - 5.0, "fed_at": time.monotonic()} | fields))
+def begun(outputs: dict[str, Output] | None = None, **fields: Any) -> Attempt:
+    job = make_job(**({"seen_at": steady_seconds() - 5.0} | fields))
+    return make_attempt(job, outputs, began_at=time.monotonic())
 
 
 def test_an_image_that_killed_a_worker_has_two_batches_and_the_cause() -> None:
-    sent, job = Sent(), fed_job()
-    sent.tracer.read([job])
-    sent.tracer.sent([job])
-    sent.tracer.lost([job], "killed by SIGKILL")
-    sent.tracer.sent([job])
-    sent.tracer.answered(
-        "ocr", "cpu", [job], Reply(1, [Outcome("PPM", 8, 8, make_outputs())], [StageRun("ocr", 1, 0.0)])
-    )
-    sent.tracer.publish([done(job)])
+    sent, image = Sent(), begun()
+    sent.tracer.read([image])
+    sent.tracer.sent([image])
+    sent.tracer.lost([image], "killed by SIGKILL")
+    sent.tracer.sent([image])
+    reply = Reply(1, [Outcome("PPM", 8, 8, make_outputs())], [StageRun("ocr", 1, 0.0)])
+    sent.tracer.answered("ocr", "cpu", [image], reply)
+    sent.tracer.publish([done(image.job)])
     assert sent.names() == ["wait", "read", "queue", "batch", "queue", "batch", "ocr", "publish"]
 
 
 def test_a_redo_has_no_wait_and_names_the_results_that_are_used_again() -> None:
-    sent, job = Sent(), fed_job(seen_at=1e9, has_result=True, outputs=make_outputs())
-    sent.tracer.read([job])
-    sent.tracer.publish([done(job)])
+    sent, again = Sent(), begun(make_outputs(), seen_at=1e9, has_result=True)
+    sent.tracer.read([again])
+    sent.tracer.publish([done(again.job)])
     assert sent.names() == ["read", "publish"]
     [image] = sent.images()
     assert set(image.attributes["visiond.reused"]) == set(STAGES)
@@ -195,12 +195,12 @@ def test_a_redo_has_no_wait_and_names_the_results_that_are_used_again() -> None:
 
 
 def test_each_attempt_has_a_trace_and_what_a_stop_leaves_has_none() -> None:
-    sent, job, left = Sent(), fed_job(), fed_job(id=2)
-    for ending in (postponed(job, 1.0), failed(job, Reason.TRUNCATED)):
-        sent.tracer.read([job, left])
+    sent, image, left = Sent(), begun(), begun(id=2)
+    for ending in (postponed(image.job, 1.0), failed(image.job, Reason.TRUNCATED)):
+        sent.tracer.read([image, left])
         sent.tracer.publish([ending])
     sent.tracer.forget([left])
-    sent.tracer.publish([done(left), done(job)])  # nothing is known about them any more
+    sent.tracer.publish([done(left.job), done(image.job)])  # nothing is known about them any more
     assert [image.attributes["visiond.outcome"] for image in sent.images()] == ["retried", "failed"]
 
 
@@ -209,8 +209,8 @@ def test_the_sample_is_an_even_share_of_the_numbers_and_always_the_same_one() ->
     for _ in range(2):
         sent = Sent(0.1)
         for number in range(1, 1001):
-            sent.tracer.read([fed_job(id=number)])
-            sent.tracer.publish([done(fed_job(id=number))])
+            sent.tracer.read([image := begun(id=number)])
+            sent.tracer.publish([done(image.job)])
         chosen.append([image.attributes["visiond.image.id"] for image in sent.images()])
     assert chosen[0] == chosen[1]
     assert len(chosen[0]) in range(95, 106)

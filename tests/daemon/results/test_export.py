@@ -157,10 +157,8 @@ async def test_labels_with_commas_and_quotes_come_apart_again(
     labels = ["cat, black", 'the "best"; [dog]', "=cup"]
     tags = [{"label": label, "score": 0.25} for label in labels]
     embedding = {"dim": 1, "dtype": "float16", "base64": "ADw="}
-    job.outputs = make_outputs() | {
-        "clip": Output(msgspec.json.encode({"embedding": embedding, "tags": tags}), 0.0)
-    }
-    await complete(ledger, done(job))
+    clip = Output(msgspec.json.encode({"embedding": embedding, "tags": tags}), 0.0)
+    await complete(ledger, done(job, outputs=make_outputs() | {"clip": clip}))
     with contextlib.closing(Reader(ledger.path)) as reader:
         write(reader, tmp_path / f"a.{suffix}", suffix)
     [row] = read_rows(tmp_path / f"a.{suffix}")
@@ -301,10 +299,9 @@ async def test_progress_is_reported_with_the_total(reader: Reader, tmp_path: Pat
 async def test_a_cell_that_looks_like_a_formula_is_made_harmless_in_csv(
     ledger: Ledger, tmp_path: Path, start: str
 ) -> None:
-    jobs = await admit(ledger, start.encode() + b".jpg")
-    caption = {"text": start, "similarity": -0.5}
-    jobs[0].outputs = make_outputs() | {"blip": Output(msgspec.json.encode(caption), 0.0)}
-    await complete(ledger, done(jobs[0]))
+    [job] = await admit(ledger, start.encode() + b".jpg")
+    caption = Output(msgspec.json.encode({"text": start, "similarity": -0.5}), 0.0)
+    await complete(ledger, done(job, outputs=make_outputs() | {"blip": caption}))
     reader = Reader(ledger.path)
     write(reader, tmp_path / "a.csv", "csv")
     reader.close()
@@ -346,8 +343,8 @@ async def export_embeddings(
         await ledger.register([(INBOX, 0)], models)
         await ledger.admit([make_file(b"%d.jpg" % number, inbox=2)])
         [job] = await ledger.next_jobs(1, ())
-        job.outputs = make_outputs(stages=["ocr"]) | ({"clip": answer} if answer else {})
-        await complete(ledger, msgspec.structs.replace(done(job), bin="A"))
+        outputs = make_outputs(stages=["ocr"]) | ({"clip": answer} if answer else {})
+        await complete(ledger, msgspec.structs.replace(done(job, outputs=outputs), bin="A"))
     said: list[str] = []
     with contextlib.closing(Reader(ledger.path)) as reader:
         export_records(reader, file, "parquet", "", {}, lambda done, total: None, warn=said.append)

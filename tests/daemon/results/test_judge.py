@@ -12,7 +12,7 @@ import msgspec
 import pytest
 import structlog
 
-from daemon.jobs import Ending, Failure, Job, JobStatus
+from daemon.jobs import Attempt, Content, Ending, Failure, JobStatus
 from daemon.ledger.ledger import Ledger
 from daemon.messages import Output
 from daemon.results.judge import LONGEST_PAUSE_SECONDS, Judge, Selection
@@ -20,29 +20,29 @@ from stages import fake
 from stages.base import Reason
 from stages.binning import Rule, Thresholds, load_rule
 from stages.registry import ORDER
-from tests.makers import done, make_job, make_outputs
+from tests.makers import done, make_attempt, make_job, make_outputs
 
 NOW, STEADY = 1e6, 2e6
 DOCS = (Path(__file__).parents[3] / "docs" / "results.md").read_text().partition("### A rule of your own")[2]
 
 
-def end(job: Job, **settings: Any) -> Ending:
-    [ending] = Judge(Thresholds(), clock=lambda: NOW, steady=lambda: STEADY, **settings).endings([job])
-    assert ending.job is job
+def end(attempt: Attempt, **settings: Any) -> Ending:
+    [ending] = Judge(Thresholds(), clock=lambda: NOW, steady=lambda: STEADY, **settings).endings([attempt])
+    assert ending.job is attempt.job
     assert ending.at == NOW
     return ending
 
 
-def answered(variant: int = 3, **fields: Any) -> Job:
-    return make_job(outputs=make_outputs(variant), width=640, height=480, **fields)
+def answered(variant: int = 3, outputs: dict[str, Output] | None = None, **fields: Any) -> Attempt:
+    return make_attempt(make_job(**fields), outputs or make_outputs(variant))
 
 
-def stumbled(attempts: int = 0) -> Job:
-    return make_job(attempts=attempts, failure=Failure(Reason.STAGE, "it stumbled", transient=True))
+def stumbled(attempts: int = 0) -> Attempt:
+    return Attempt(make_job(attempts=attempts), failure=Failure(Reason.STAGE, "it stumbled", transient=True))
 
 
-def broken(path: bytes, reason: Reason) -> Job:
-    return make_job(path, failure=Failure(reason, "so it is"))
+def broken(path: bytes, reason: Reason) -> Attempt:
+    return Attempt(make_job(path), failure=Failure(reason, "so it is"))
 
 
 # With results
@@ -58,9 +58,9 @@ def test_an_image_with_its_results_is_done_and_in_its_bin(variant: int, bin_name
 
 
 def test_jobs_end_in_the_order_they_came() -> None:
-    jobs = [answered(), make_job(gone=True), stumbled()]
-    endings = Judge(Thresholds()).endings(jobs)
-    assert [ending.job for ending in endings] == jobs
+    attempts = [answered(), Attempt(make_job(), gone=True), stumbled()]
+    endings = Judge(Thresholds()).endings(attempts)
+    assert [ending.job for ending in endings] == [attempt.job for attempt in attempts]
     assert [ending.status for ending in endings] == [JobStatus.DONE, JobStatus.GONE, JobStatus.PENDING]
 
 
@@ -93,19 +93,19 @@ def test_the_docs_rule_sorts_as_the_docs_say(load: Callable[[str, str], Rule]) -
     [(text, table)] = re.findall(r"```python\n(.*?)```\n\n```toml\n(.*?)```", DOCS, re.DOTALL)
     rule = load(text, tomllib.loads(table)["binning"]["rules"].partition(":")[2])
     answer = fake.answer("ocr", 1, 640, 480, frozenset())
-    receipt = answered(0)
-    street, sign = answered(0), answered(5, path=b"old/signs/a.jpg")
-    street.outputs["blip"] = Output(b'{"text":"a street","similarity":0.5}', 0.0)
-    sign.outputs["yolo"] = answered(0).outputs["yolo"]
-    receipt.outputs["ocr"] = Output(msgspec.json.encode(answer).replace(b"line 1.0", b"TOTAL: 12.90"), 0.0)
-    assert [end(job, rule=rule).bin for job in (receipt, answered(3), sign, street, answered(0))] == [
+    a_street = Output(b'{"text":"a street","similarity":0.5}', 0.0)
+    a_total = Output(msgspec.json.encode(answer).replace(b"line 1.0", b"TOTAL: 12.90"), 0.0)
+    empty = make_outputs(0)
+    street, receipt = answered(outputs=empty | {"blip": a_street}), answered(outputs=empty | {"ocr": a_total})
+    sign = answered(outputs=make_outputs(5) | {"yolo": empty["yolo"]}, path=b"old/signs/a.jpg")
+    assert [end(each, rule=rule).bin for each in (receipt, answered(3), sign, street, answered(0))] == [
         "receipts",
         "pets",
         "signs",
         "streets",
         "C",
     ]
-    assert end(make_job(outputs=make_outputs(0, ["yolo", "clip", "blip"])), rule=rule).bin == "C"
+    assert end(answered(outputs=make_outputs(0, ["yolo", "clip", "blip"])), rule=rule).bin == "C"
 
 
 @pytest.mark.anyio
@@ -113,8 +113,9 @@ async def test_a_rule_is_shown_what_the_sidecar_will_have_under_its_names(
     ledger: Ledger, inbox: Path
 ) -> None:
     shown: list[dict[str, Any]] = []
-    ending = done(answered(path=b"in/a.jpg"))
-    end(ending.job, rule=lambda record: shown.append(record) or "A", inboxes={1: os.fsencode(inbox)})
+    ending = done(make_job(b"in/a.jpg"))
+    attempt = Attempt(ending.job, ending.content)
+    end(attempt, rule=lambda record: shown.append(record) or "A", inboxes={1: os.fsencode(inbox)})
     sidecar = msgspec.json.decode(ledger.record_of(ending).sidecar)
     [record] = shown
     assert {key: record[key] for key in ("id", "source", "ocr", "objects", "clip", "caption", "timings")} == {
@@ -170,9 +171,8 @@ def test_each_kind_of_error_of_a_rule_is_logged_once_with_its_traceback(
 
 
 def test_a_result_that_a_rule_cannot_be_shown_is_not_the_rules_fault() -> None:
-    job = answered()
-    job.outputs["clip"] = Output(b"{", 0.0)
-    ending = end(job, rule=lambda _: "A")
+    attempt = answered(outputs=make_outputs() | {"clip": Output(b"{", 0.0)})
+    ending = end(attempt, rule=lambda _: "A")
     assert ending.failure is not None
     assert ending.failure.reason is Reason.STAGE
 
@@ -190,7 +190,7 @@ def test_a_rule_that_returns_no_plain_name_fails_the_image(name: Any) -> None:
 
 
 def test_a_file_that_changed_is_gone_and_not_tried() -> None:
-    ending = end(make_job(gone=True, attempts=1))
+    ending = end(Attempt(make_job(attempts=1), gone=True))
     assert (ending.status, ending.attempts, ending.failure) == (JobStatus.GONE, 1, None)
 
 
@@ -212,9 +212,8 @@ def test_the_pause_has_a_bound() -> None:
 
 
 def test_an_image_whose_inbox_is_away_is_tried_until_it_can_be_read() -> None:
-    away = make_job(
-        attempts=2, failure=Failure(Reason.UNREADABLE, "Connection timed out", transient=True, away=True)
-    )
+    why = Failure(Reason.UNREADABLE, "Connection timed out", transient=True, away=True)
+    away = Attempt(make_job(attempts=2), failure=why)
     ending = end(away, max_attempts=3, retry_seconds=5.0)
     assert (ending.status, ending.attempts, ending.not_before) == (JobStatus.PENDING, 2, STEADY + 5.0)
 
@@ -246,25 +245,23 @@ def test_only_a_file_that_is_not_an_image_and_not_named_as_one_is_skipped(
 
 
 def test_a_result_that_cannot_be_read_fails_its_image_alone() -> None:
-    job = answered()
-    job.outputs["ocr"] = Output(b'{"lines":[],"count":0,"area_ratio":null}', 0.0)
-    ending = end(job)
+    bad = Output(b'{"lines":[],"count":0,"area_ratio":null}', 0.0)
+    ending = end(answered(outputs=make_outputs() | {"ocr": bad}))
     assert (ending.status, ending.failure and ending.failure.reason) == (JobStatus.FAILED, Reason.STAGE)
 
 
 def test_a_failure_counts_more_than_results() -> None:
-    job = answered()
-    job.failure = Failure(Reason.MEMORY, "too large for the GPU")
-    assert end(job).status is JobStatus.FAILED
+    attempt = answered()
+    attempt.failure = Failure(Reason.MEMORY, "too large for the GPU")
+    assert end(attempt).status is JobStatus.FAILED
 
 
 # Cascade
 
 
 def cascade(stages: list[str], variant: int, *, on: bool = True) -> bool:
-    return Judge(Thresholds(), cascade=ORDER if on else ()).is_decided(
-        make_job(outputs=make_outputs(variant, stages))
-    )
+    content = Content(outputs=make_outputs(variant, stages))
+    return Judge(Thresholds(), cascade=ORDER if on else ()).is_decided(content)
 
 
 def test_in_a_cascade_the_first_bin_that_passes_decides() -> None:
@@ -278,7 +275,7 @@ def test_in_a_cascade_the_first_bin_that_passes_decides() -> None:
 def test_b_decides_nothing_while_a_may_still_come() -> None:
     assert not cascade(["yolo"], 6)  # as when only the text model has changed
     judge = Judge(Thresholds(), cascade=["yolo", "clip"])
-    assert judge.is_decided(make_job(outputs=make_outputs(6, ["yolo"])))
+    assert judge.is_decided(Content(outputs=make_outputs(6, ["yolo"])))
 
 
 def test_in_full_mode_nothing_is_decided_early() -> None:
@@ -286,7 +283,7 @@ def test_in_full_mode_nothing_is_decided_early() -> None:
 
 
 def test_an_image_that_skipped_stages_says_so_in_its_criteria() -> None:
-    ending = end(make_job(outputs=make_outputs(3, ["ocr"])), cascade=ORDER)
+    ending = end(answered(outputs=make_outputs(3, ["ocr"])), cascade=ORDER)
     assert ending.bin == "A"
     assert msgspec.json.decode(ending.criteria)["C"]["clip_similarity"] == {
         "value": None,
@@ -299,7 +296,8 @@ def test_an_image_that_skipped_stages_says_so_in_its_criteria() -> None:
 
 
 def looks_of(selection: Selection, variant: int = 3, digest: bytes = b"\1" * 32) -> tuple[str, ...]:
-    return end(answered(variant, digest=digest), looks=[selection]).looks
+    attempt = Attempt(make_job(), Content(digest, outputs=make_outputs(variant)))
+    return end(attempt, looks=[selection]).looks
 
 
 @pytest.mark.parametrize(("variant", "names"), [(3, ("pages",)), (6, ()), (0, ())])

@@ -8,6 +8,7 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from daemon.ledger.ledger import Ledger
 from daemon.ledger.records import Reader
@@ -47,8 +48,9 @@ async def test_when_bytes_are_read_differently_than_before_row_and_checksum_agre
         for name, pages, format in ((b"old", 1, "JPEG"), (b"new", 3, "MPO")):
             (job,) = await admit(ledger, name)
             ending = done(job, data=b"the same bytes")
-            job.pages, job.format, job.width, job.height = pages, format, 10 * pages, 20 * pages
-            await complete(ledger, ending)
+            size = {"width": 10 * pages, "height": 20 * pages}
+            content = replace(ending.content, pages=pages, format=format, **size)
+            await complete(ledger, replace(ending, content=content))
     with closing(Reader(path)) as reader:
         reader.check()
         assert {(r.format, r.width, r.height, r.pages) for r in reader.finished("")} == {("MPO", 30, 60, 3)}
@@ -64,8 +66,7 @@ async def test_pages_that_an_older_daemon_did_not_count_are_known_once_the_bytes
         for name, pages in ((b"old.tif", 1), (b"new.tif", 3), (b"last.tif", 1)):
             (job,) = await admit(ledger, name)
             ending = done(job, data=b"the same bytes")
-            job.pages = pages
-            await complete(ledger, ending)
+            await complete(ledger, replace(ending, content=replace(ending.content, pages=pages)))
     with closing(sqlite3.connect(path)) as connection:
         assert connection.execute("SELECT pages FROM content").fetchall() == [(3,)]
     with closing(Reader(path)) as reader:

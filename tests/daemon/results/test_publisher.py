@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
-from daemon.jobs import Ending, File, Job, JobStatus, Version
+from daemon.jobs import File, Job, JobStatus, Version
 from daemon.ledger.ledger import Ledger
 from daemon.ledger.record import Record
 from daemon.ledger.records import Reader
@@ -117,7 +118,7 @@ async def test_an_image_that_is_held_through_restarts_goes_to_a_sink_once_and_it
     assert await ledger.put_back(JobStatus.DONE, [job.id]) == 1
     [again] = await ledger.next_jobs(1, ())
     first = done(again, data=b"image")
-    await ledger.end([Ending(again, first.status, first.at + 1, 1, first.bin, first.criteria)])
+    await ledger.end([replace(first, at=first.at + 1)])
     await publisher.publish_owed({1})
     assert opened.published_after(0, 10)[1] == 2
     opened.close()

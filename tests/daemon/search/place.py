@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+from msgspec.structs import replace
 
-from daemon.jobs import JobStatus, Placed
+from daemon.jobs import Ending, Job, JobStatus, Placed
 from daemon.ledger.ledger import Ledger
 from daemon.ledger.record import Model
 from daemon.ledger.records import Reader
@@ -49,19 +50,18 @@ class Place:
         self._run(self._annotate(text, answers))
 
     async def _annotate(self, text: str, answers: Answers) -> None:
-        jobs = await self.ledger.next_jobs(9, ())
-        for job in jobs:
-            job.generation = self.generation
-        endings = [
-            done(job, data=job.path + bytes([job.version.size])) if text else failed(job) for job in jobs
-        ]
-        for ending in endings if text else ():
-            ending.job.outputs = make_outputs() | {
-                stage: Output(msgspec.json.encode(answer), 0.1)
-                for stage, answer in {"ocr": page(text), **answers}.items()
-            }
+        jobs = [replace(job, generation=self.generation) for job in await self.ledger.next_jobs(9, ())]
+        outputs = make_outputs() | {
+            stage: Output(msgspec.json.encode(answer), 0.1)
+            for stage, answer in {"ocr": page(text), **answers}.items()
+        }
+        endings = [self._end(job, outputs) if text else failed(job) for job in jobs]
         await self.ledger.end(endings)
         await self.ledger.mark_emitted([Placed(ending.job.id) for ending in endings])
+
+    def _end(self, job: Job, outputs: dict[str, Output]) -> Ending:
+        ending = done(job, data=job.path + bytes([job.version.size]))  # in bin A, whatever it says
+        return replace(ending, content=ending.content.with_outputs(outputs))
 
     def begin_with(self, fingerprint: str, stage: str = "ocr") -> None:
         """The daemon starts again with another model for a stage."""

@@ -16,7 +16,7 @@ import pytest
 from daemon.config.ignored import Ignored
 from daemon.inbox.bucket import BucketOrigin, is_version, version_of
 from daemon.inbox.walk import Unread, Walk
-from daemon.jobs import Job, JobStatus, Version
+from daemon.jobs import GONE, Extent, JobStatus, Read, Version
 from daemon.page.pictures import NoPicture, read_source
 from daemon.workers.slab import Slab
 from tests.daemon.stores.server import (
@@ -90,12 +90,17 @@ def listed(
     return found, answers
 
 
-def read(origin: BucketOrigin, slab: Slab, found: dict[bytes, Version]) -> list[Job]:
-    jobs = [make_job(path, version=version) for path, version in found.items()]
-    for job in jobs:
-        job.extent = slab.try_reserve(job.version.size)
-    origin.read(jobs, slab)
-    return jobs
+def read(origin: BucketOrigin, slab: Slab, found: dict[bytes, Version]) -> dict[bytes, Read]:
+    """By path, what came of reading it."""
+    jobs = [
+        make_job(path, id=number, version=version) for number, (path, version) in enumerate(found.items())
+    ]
+    read = origin.read([(job, slab.try_reserve(job.version.size) or Extent(0, 0)) for job in jobs], slab)
+    return {job.path: read[job.id] for job in jobs}
+
+
+def digest_of(data: bytes) -> Read:
+    return Read(hashlib.sha256(data).digest())
 
 
 # Listing and reading
@@ -108,9 +113,8 @@ def test_keys_with_odd_characters_are_found_and_read_and_ignored_names_are_not(
     put(bucket, prefix, {name: b"" if name in ("empty.jpg", "folder") else name.encode() for name in names})
     found, answers = listed(origin)
     assert {path.decode() for path in found} == {*names[:3]}
-    jobs = read(origin, slab, found)
-    said = [b"" if job.path == b"empty.jpg" else job.path for job in jobs]
-    assert [job.digest for job in jobs] == [hashlib.sha256(data).digest() for data in said]
+    expected = {path: digest_of(b"" if path == b"empty.jpg" else path) for path in found}
+    assert read(origin, slab, found) == expected
     assert answers == [None]
 
 
@@ -121,18 +125,16 @@ def test_an_object_that_was_replaced_or_deleted_after_the_listing_is_gone_and_th
     found, _ = listed(origin)
     put(bucket, prefix, {"new.jpg": b"two", "same.jpg": b"same"})
     bucket.delete(f"{prefix}/gone.jpg")
-    jobs = read(origin, slab, found)
-    assert {job.path: (job.gone, bool(job.digest)) for job in jobs} == {
-        b"same.jpg": (False, True),
-        b"new.jpg": (True, False),
-        b"gone.jpg": (True, False),
+    assert read(origin, slab, found) == {
+        b"same.jpg": digest_of(b"same"),
+        b"new.jpg": GONE,
+        b"gone.jpg": GONE,
     }
     again, _ = listed(origin)
     assert again.keys() == {b"same.jpg", b"new.jpg"}
     assert again[b"same.jpg"] == found[b"same.jpg"]
     assert again[b"new.jpg"] != found[b"new.jpg"]
-    [job] = read(origin, slab, {b"new.jpg": again[b"new.jpg"]})
-    assert job.digest == hashlib.sha256(b"two").digest()
+    assert read(origin, slab, {b"new.jpg": again[b"new.jpg"]}) == {b"new.jpg": digest_of(b"two")}
 
 
 def test_a_read_that_fails_leaves_nothing_open(
@@ -146,8 +148,7 @@ def test_a_read_that_fails_leaves_nothing_open(
     slab = Slab(1 << 20)
     gc.disable()
     try:
-        [job] = read(origin, slab, found)
-        assert job.failure
+        assert read(origin, slab, found)[b"a.jpg"].failure
         slab.close()
     finally:
         gc.enable()

@@ -15,13 +15,13 @@ import pytest
 
 from daemon.config.sections import PipelineSection
 from daemon.errors import WorkerLost
-from daemon.jobs import Extent, Job
+from daemon.jobs import Attempt, Extent
 from daemon.messages import Item, Outcome, Reply
 from daemon.monitoring.metrics import Metrics
 from daemon.workers import pool
 from daemon.workers.lane import Lane
 from tests.daemon_process import PATIENCE
-from tests.makers import make_job
+from tests.makers import make_attempt, make_job
 
 pytestmark = pytest.mark.anyio
 
@@ -97,19 +97,19 @@ class FakePipeline:
         self._committing = committing
         self.done = 0
 
-    def begin(self, jobs: Sequence[Job]) -> None:
+    def begin(self, attempts: Sequence[Attempt]) -> None:
         """Nothing is traced."""
 
-    async def advance(self, lane: Lane, device: str, jobs: Sequence[Job], reply: Reply) -> None:
+    async def advance(self, lane: Lane, device: str, attempts: Sequence[Attempt], reply: Reply) -> None:
         if self._committing:
             await self._committing.wait()
-        self.done += len(jobs)
+        self.done += len(attempts)
 
-    async def try_again(self, lane: Lane, jobs: Sequence[Job], loss: WorkerLost) -> None:
-        for job in jobs:
-            await lane.put(job, suspect=loss.began)
+    async def try_again(self, lane: Lane, attempts: Sequence[Attempt], loss: WorkerLost) -> None:
+        for attempt in attempts:
+            await lane.put(attempt, suspect=loss.began)
 
-    async def suspect(self, lane: Lane, job: Job, loss: WorkerLost) -> None:
+    async def suspect(self, lane: Lane, attempt: Attempt, loss: WorkerLost) -> None:
         raise AssertionError
 
 
@@ -119,7 +119,7 @@ def open_lane(pool: FakePool | pool.Pool, *, batch_size: int = 1, queue_images: 
 
 async def fill(lane: Lane, images: int) -> None:
     for number in range(images):
-        await lane.put(make_job(id=number, extent=Extent(0, 1)), suspect=False)
+        await lane.put(make_attempt(make_job(id=number), extent=Extent(0, 1)), suspect=False)
 
 
 async def until(condition: Callable[[], bool]) -> None:
@@ -208,9 +208,9 @@ async def test_images_that_wait_for_a_worker_can_be_taken_back_and_do_not_run_la
         for _ in range(3):
             worker = await pool.reserve()
             for number in range(6):
-                await lane.put(make_job(id=number, extent=Extent(0, 1)), suspect=number > 3)
+                await lane.put(make_attempt(make_job(id=number), extent=Extent(0, 1)), suspect=number > 3)
             await settle()
-            assert sorted(job.id for job in lane.empty()) == list(range(6))
+            assert sorted(each.job.id for each in lane.empty()) == list(range(6))
             pool.release(worker)
             await settle()
             assert (pool.batches, lane.empty()) == ([], [])
@@ -259,14 +259,14 @@ async def test_images_without_memory_are_tried_again_when_there_is_room(
     pool, told = FullPool(too_wide=2000, widths=widths), list[Outcome]()
 
     class Noting(FakePipeline):
-        async def advance(self, lane: Lane, device: str, jobs: Sequence[Job], reply: Reply) -> None:
-            assert len(jobs) == len(reply.outcomes)
+        async def advance(self, lane: Lane, device: str, attempts: Sequence[Attempt], reply: Reply) -> None:
+            assert len(attempts) == len(reply.outcomes)
             told.extend(reply.outcomes)
-            await super().advance(lane, device, jobs, reply)
+            await super().advance(lane, device, attempts, reply)
 
     pipeline, lane = Noting(), open_lane(pool, batch_size=3)
     for number in range(len(widths)):
-        await lane.put(make_job(id=number, extent=Extent(number, 1)), suspect=False)
+        await lane.put(make_attempt(make_job(id=number), extent=Extent(number, 1)), suspect=False)
     async with running(lane, pipeline):
         await until(lambda: pipeline.done == len(widths))
     assert (pool.rooms, [outcome.width for outcome in told if outcome.reason]) == (rooms, failed)
