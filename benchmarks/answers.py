@@ -6,7 +6,7 @@ and with those of the reference libraries.
 It runs the stages as a worker does, on scenes of `visiond samples`, and counts images whose answers differ.
 The references are transformers' processors, models and generate, and ultralytics' predict, in float32 on the
 same device with the same pixels (nvJPEG decodes slightly differently from libjpeg;
-tests/stages/decoding/test_images.py measures that). The reference of OCR, rapidocr, is in
+tests/stages/images/test_images.py measures that). The reference of OCR, rapidocr, is in
 tests/stages/ocr/test_stage.py. There are references only for the models of the standard job; benchmarks/changes.py compares
 any model in two dtypes.
 """
@@ -27,12 +27,13 @@ import torch
 from torch.nn.functional import cosine_similarity
 from torchvision.ops import box_iou
 
-from stages import binning, registry
-from stages.base import Stage
-from stages.baseline import OneAtATime, Task, open_image
 from stages.blip.descriptor import BlipOptions
 from stages.clip.embeddings import decode_embedding
-from stages.descriptor import SMALL
+from stages.contract import binning
+from stages.contract.base import Stage
+from stages.contract.descriptor import SMALL
+from stages.registry import registry
+from stages.registry.baseline import OneAtATime, Task, open_image
 from stages.scenes.generator import write_samples
 from stages.scenes.truth import TRUTH
 from stages.training.score import UNSEEN_SEED, load_stages, read_batches, run_batch

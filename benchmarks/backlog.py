@@ -19,7 +19,7 @@ from typing import Any
 
 from benchmarks.overhead import FAKES, make_files
 from daemon.control import ask
-from daemon.errors import NotRunning
+from daemon.core.errors import NotRunning
 from daemon.ledger.ledger import Ledger
 from daemon.ledger.record import Model
 

@@ -25,7 +25,7 @@ from pathlib import Path
 from playwright.sync_api import sync_playwright
 
 from benchmarks.overhead import make_files, spread
-from stages import processes
+from stages.contract import processes
 
 CONFIG = """
 [[inbox]]
@@ -47,7 +47,7 @@ yolo = {{ backend = "fake", batch_size = 64 }}
 clip = {{ backend = "fake", batch_size = 64 }}
 blip = {{ backend = "fake", batch_size = 64 }}
 """
-PAGE = "daemon.page.process"
+PAGE = "daemon.server.process"
 LOWEST = 19
 PATIENCE_SECONDS = 600.0
 

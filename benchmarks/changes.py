@@ -24,9 +24,9 @@ from torch.nn.functional import cosine_similarity
 from torchvision.ops import box_iou
 
 from benchmarks.answers import FOUND_IOU, make_scenes
-from stages import registry
-from stages.base import ImageError, StageSpec
 from stages.clip.embeddings import decode_embedding
+from stages.contract.base import ImageError, StageSpec
+from stages.registry import registry
 from stages.training.score import read_batches, run_batch
 from stages.weights.packs import open_pack, resolve
 

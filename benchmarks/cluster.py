@@ -33,7 +33,7 @@ import pyarrow.parquet
 
 from daemon.bench.job import Machine, Place
 from daemon.config.loading import Config, parse
-from stages import processes
+from stages.contract import processes
 from tests.daemon_process import STAGES, picture
 from visiond.cluster import running
 from visiond.cluster.job import Job

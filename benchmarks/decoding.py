@@ -34,12 +34,12 @@ from benchmarks.models import describe, make_model
 from daemon.bench.alone import time_stage
 from daemon.bench.job import Place, make_once
 from daemon.bench.models import IMAGES
-from daemon.layout import natural_dtype
+from daemon.layout.layout import natural_dtype
 from daemon.system.gpus import list_gpus
-from stages import registry
-from stages.base import Image, OutOfMemory, StageSpec
-from stages.devices import hold_device, pixels_of
+from stages.contract.base import Image, OutOfMemory, StageSpec
+from stages.images.devices import hold_device, pixels_of
 from stages.pretrained.language import LanguageStage
+from stages.registry import registry
 from stages.training.score import read_batches
 from tests.stages import captioners, readers
 from tests.stages.emulation import emulate_recordings

@@ -19,7 +19,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from stages.processes import ROOT, describe_end, environment, python
+from stages.contract.processes import ROOT, describe_end, environment, python
 
 SHOWN_LINES = 25
 STOP_SECONDS = 10.0

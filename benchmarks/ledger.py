@@ -18,10 +18,10 @@ from pathlib import Path
 from typing import NamedTuple
 
 from benchmarks.overhead import spread
-from daemon.jobs import Content, Ending, File, Job, JobStatus, Placed, Version
+from daemon.core.jobs import Content, Ending, File, Job, JobStatus, Placed, Version
+from daemon.core.messages import Output
 from daemon.ledger.ledger import Ledger
 from daemon.ledger.record import Model
-from daemon.messages import Output
 
 OUTPUTS = {
     "ocr": Output(b'{"lines": []}' * 8, 0.01),

@@ -24,9 +24,9 @@ import msgspec
 from benchmarks.architectures import ARCHITECTURES
 from daemon.bench.job import Place, make_once
 from daemon.bench.models import CPU_BATCHES, GPU_BATCHES, IMAGES, Order, measure
-from daemon.layout import natural_dtype
+from daemon.layout.layout import natural_dtype
 from daemon.system.gpus import list_gpus
-from stages.base import StageSpec
+from stages.contract.base import StageSpec
 from stages.weights.packs import open_pack, resolve
 
 OPTIONS = {"blip": {"force_tokens": 20}, "ocr": {"max_new_tokens": 256}}

@@ -23,14 +23,14 @@ from torch.profiler import ProfilerActivity, profile
 
 from daemon.bench.ceiling import fill
 from daemon.bench.job import Place
-from daemon.layout import Layout
-from daemon.messages import Batch
+from daemon.core.messages import Batch
+from daemon.layout.layout import Layout
 from daemon.monitoring.metrics import Metrics
 from daemon.workers.chain import Chain
 from daemon.workers.child import keep_memory
 from daemon.workers.slab import ALIGNMENT, Slab
-from stages.base import Image, ImageError, Result, Stage
-from stages.devices import BACKGROUND
+from stages.contract.base import Image, ImageError, Result, Stage
+from stages.images.devices import BACKGROUND
 
 WARM_UP, PROFILED = 3, 4  # batches
 NAME = 100  # characters of a kernel's name

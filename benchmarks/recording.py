@@ -33,8 +33,8 @@ import psutil
 from benchmarks.overhead import make_files
 from daemon.bench.job import Place
 from daemon.control import ask
-from daemon.errors import NotRunning, VisiondError
-from stages.processes import environment, python
+from daemon.core.errors import NotRunning, VisiondError
+from stages.contract.processes import environment, python
 
 INSTANCE = "127.0.0.1:9464"  # as in deploy/prometheus/prometheus.yml
 SCRAPE_SECONDS = 5.0

@@ -14,7 +14,7 @@ import time
 from pathlib import Path
 
 from daemon.config.loading import load
-from daemon.recovery import verify as recovery
+from daemon.maintenance import verify as recovery
 from daemon.results.destinations import sidecar_paths, write_sidecar
 from tests.makers import make_record
 

@@ -20,7 +20,7 @@ from pathlib import Path
 import numpy as np
 
 from daemon.config.loading import parse
-from stages import processes
+from stages.contract import processes
 from visiond.cluster.inputs import Input
 from visiond.cluster.places import Folder
 from visiond.cluster.planning import Planner, Unit, id_of

@@ -32,17 +32,17 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from daemon.jobs import Content, Ending, File, Job, JobStatus, Placed, Version
+from daemon.core.jobs import Content, Ending, File, Job, JobStatus, Placed, Version
+from daemon.core.messages import Output
 from daemon.ledger.ledger import Ledger
 from daemon.ledger.record import Model
 from daemon.ledger.records import Reader
-from daemon.messages import Output
 from daemon.search import matrix
 from daemon.search.query import parse
 from daemon.search.searcher import NEWEST, By, Searcher
 from daemon.search.tower import Ask, Tower
-from stages.base import StageSpec
 from stages.clip.nearest import CANDIDATES
+from stages.contract.base import StageSpec
 from stages.weights.packs import MINI
 
 DIM, CENTERS = 512, 2000

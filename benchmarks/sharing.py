@@ -37,9 +37,9 @@ from typing import Any
 
 from daemon.bench.job import NEW_TOKENS, Machine, Place, make_once, run_idle, run_module
 from daemon.config.loading import load
-from daemon.state import LEDGER
+from daemon.config.state import LEDGER
 from daemon.system.gpus import list_gpus
-from stages.processes import environment, python
+from stages.contract.processes import environment, python
 
 SAME, OTHER = "same", "other"  # the names of the second looks
 SHARES = [0.01, 0.05, 0.2]

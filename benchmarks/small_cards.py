@@ -20,10 +20,10 @@ from benchmarks.tuning import write_settings
 from daemon.bench.job import Place, run_job
 from daemon.bench.rates import measure_rate
 from daemon.config.loading import Config, load
-from daemon.errors import VisiondError
-from daemon.profile import Settings
-from stages.processes import environment, python
-from stages.registry import BUILT_IN
+from daemon.core.errors import VisiondError
+from daemon.placement.profile import Settings
+from stages.contract.processes import environment, python
+from stages.registry.registry import BUILT_IN
 
 # Takes all but some MiB of the first GPU, says so, and keeps it until its input ends.
 HOLD = """

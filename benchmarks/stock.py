@@ -19,7 +19,7 @@ from torch import Tensor
 from daemon.bench.alone import time_calls
 from daemon.bench.models import GAIN, Measurement, Order, Rate
 from stages.blip.florence import TASKS
-from stages.devices import dtype_of, pixels_of, synchronize
+from stages.images.devices import dtype_of, pixels_of, synchronize
 from stages.pretrained.language import ask, do_without_num2words
 from stages.training.score import read_batches
 from stages.yolo.library import make_predictor

@@ -23,7 +23,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from stages.processes import environment, python
+from stages.contract.processes import environment, python
 from stages.scenes.drawing import COLORS
 from stages.scenes.shapes import LABELS
 from stages.training.examples import Example, Spot, open_pixels, write_lines

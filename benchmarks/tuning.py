@@ -23,10 +23,10 @@ import msgspec
 
 from daemon.bench.job import Place
 from daemon.bench.rates import measure_rate
-from daemon.profile import Settings, Trial
+from daemon.placement.profile import Settings, Trial
 from daemon.tuning.edit import keys_of, set_keys
-from stages.processes import environment, python
-from stages.registry import BUILT_IN
+from stages.contract.processes import environment, python
+from stages.registry.registry import BUILT_IN
 
 PREDICTION, BEST = 0.15, 0.05
 CONFIGURATIONS = 4  # of the tuner's, whose prediction is checked

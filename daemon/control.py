@@ -19,7 +19,8 @@ import msgspec
 
 from daemon.config.loading import Config
 from daemon.config.reloading import Reloaded
-from daemon.errors import (
+from daemon.config.state import CONTROL, LEDGER, find_holder, lock_state, socket_address
+from daemon.core.errors import (
     LedgerDamaged,
     LedgerUnusable,
     NotAnswering,
@@ -28,18 +29,17 @@ from daemon.errors import (
     NotRunning,
     WrongArgument,
 )
-from daemon.hints import command
-from daemon.jobs import JobStatus
+from daemon.core.hints import command
+from daemon.core.jobs import JobStatus
 from daemon.ledger.record import Record
 from daemon.ledger.records import Reader, open_reader
 from daemon.monitoring.diary import read_diary
 from daemon.monitoring.snapshot import LookState, SinkState, Snapshot, describe_behind
-from daemon.state import CONTROL, LEDGER, find_holder, lock_state, socket_address
-from stages.base import Reason
+from stages.contract.base import Reason
 
 if TYPE_CHECKING:
     from daemon.ledger.ledger import Ledger
-    from daemon.upkeep.pruning import Amounts
+    from daemon.maintenance.pruning import Amounts
 
 POLL_SECONDS = 0.1  # while the daemon carries out a request
 PATIENCE_SECONDS = 30.0  # for an answer of the daemon
@@ -237,7 +237,7 @@ def prune(
     Raises NothingFound without a ledger, LedgerDamaged,
     LedgerUnusable.
     """
-    from daemon.upkeep import pruning
+    from daemon.maintenance import pruning
 
     control = config.state.path / CONTROL
     with open_reader(config):  # raises if there is no ledger; opening it for writing would create one

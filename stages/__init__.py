@@ -3,7 +3,7 @@ Imports nothing of the daemon."""
 
 import logging
 
-from stages import interning
+from stages.contract import interning
 
 # This is done here because every process of visiond imports this package before it handles files.
 if interning.never_frees():

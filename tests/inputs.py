@@ -18,8 +18,8 @@ from typing import Any, NamedTuple
 
 from PIL import Image, ImageChops
 
-from stages.base import Reason
-from stages.decoding.formats import heif_is_readable
+from stages.contract.base import Reason
+from stages.images.formats import heif_is_readable
 
 
 class Input(NamedTuple):

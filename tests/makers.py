@@ -12,15 +12,15 @@ from typing import Any
 import msgspec
 
 from daemon.config.loading import parse
-from daemon.jobs import Attempt, Content, Ending, Failure, File, Job, JobStatus, Version
+from daemon.core.jobs import Attempt, Content, Ending, Failure, File, Job, JobStatus, Version
+from daemon.core.messages import Output
 from daemon.ledger.ledger import Ledger
 from daemon.ledger.record import Model, Record
-from daemon.messages import Output
 from daemon.results.destinations import Destination
-from stages import fake
-from stages.base import Reason
-from stages.binning import Thresholds, judge
-from stages.registry import ORDER
+from stages.contract.base import Reason
+from stages.contract.binning import Thresholds, judge
+from stages.registry import fake
+from stages.registry.registry import ORDER
 
 MODELS = [Model(stage, f"{stage}-1", "") for stage in ORDER]
 VERSION = Version(inode=2, size=3, mtime_ns=4, ctime_ns=5)

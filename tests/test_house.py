@@ -149,7 +149,7 @@ class Class:
 
 
 def test_the_daemon_and_its_commands_load_no_torch() -> None:
-    modules = "daemon.service, daemon.pipeline.child, daemon.cli.commands"
+    modules = "daemon.service.lifecycle, daemon.pipeline.child, daemon.cli.commands"
     program = f"import sys, {modules}; print(*({HEAVY!r} & sys.modules.keys()))"
     result = subprocess.run(
         [sys.executable, "-c", program], capture_output=True, text=True, check=True, cwd=ROOT
@@ -164,7 +164,7 @@ def test_python_is_started_in_one_way_so_that_no_child_takes_code_from_the_worki
         for node in nodes_of(module)
         if isinstance(node, ast.Attribute) and node.attr == "executable"
     }
-    assert named == {"stages.processes"}
+    assert named == {"stages.contract.processes"}
 
 
 def docstring_lines(node: ast.FunctionDef | ast.AsyncFunctionDef) -> int:

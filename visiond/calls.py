@@ -20,7 +20,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from msgspec.structs import replace
 
-from daemon.jobs import (
+from daemon.core.jobs import (
     GONE,
     Committed,
     Content,
@@ -37,7 +37,7 @@ from daemon.pipeline.station import Published
 from daemon.results.destinations import Destination, Publication
 from daemon.system.clock import steady_seconds
 from daemon.workers.slab import Slab
-from stages.base import Reason
+from stages.contract.base import Reason
 
 FEED = 64  # jobs handed out together
 NOTHING = Publication([], {}, set(), [], [])

@@ -28,13 +28,13 @@ import structlog
 from anyio import from_thread
 
 from daemon.config.loading import Config, load
-from daemon.errors import VisiondError, leaves
-from daemon.layout import Layout, judge_of
+from daemon.config.state import KERNELS
+from daemon.core.errors import VisiondError, leaves
+from daemon.layout.layout import Layout, judge_of
+from daemon.layout.slabs import open_slab
 from daemon.ledger.record import Record
 from daemon.monitoring.metrics import Metrics
 from daemon.pipeline.station import Station
-from daemon.slabs import open_slab
-from daemon.state import KERNELS
 from daemon.system.children import END_SECONDS, Parent
 from daemon.system.log import set_up
 from daemon.workers.kernels import compile_for_workers

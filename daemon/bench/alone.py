@@ -18,8 +18,8 @@ import msgspec
 import psutil
 
 from daemon.bench.models import GAIN, Measurement, Order, Rate
-from stages import registry
-from stages.base import DeviceLost, Image, ImageError, OutOfMemory, Stage, StageUnusable
+from stages.contract.base import DeviceLost, Image, ImageError, OutOfMemory, Stage, StageUnusable
+from stages.registry import registry
 from stages.training.score import read_batches
 
 REHEARSALS = 2  # calls before the clock starts: kernels are compiled, graphs captured

@@ -12,11 +12,11 @@ from pathlib import Path
 import anyio
 
 from daemon.config.loading import Config
-from daemon.errors import VisiondError, WrongArgument, leaves
-from daemon.layout import Layout
-from daemon.messages import Item
+from daemon.core.errors import VisiondError, WrongArgument, leaves
+from daemon.core.messages import Item
+from daemon.layout.layout import Layout
+from daemon.layout.slabs import size_slab
 from daemon.monitoring.metrics import Metrics
-from daemon.slabs import size_slab
 from daemon.system.log import set_up as set_up_log
 from daemon.workers.lane import Lane
 from daemon.workers.slab import Slab

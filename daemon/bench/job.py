@@ -26,14 +26,14 @@ from daemon import __version__
 from daemon.bench.ceiling import measure_ceiling
 from daemon.bench.meter import INTERVAL_SECONDS, Meter, Sample
 from daemon.config.loading import Config, load
+from daemon.config.state import KERNELS
 from daemon.control import find_snapshot
-from daemon.errors import VisiondError
-from daemon.layout import Layout
+from daemon.core.errors import VisiondError
+from daemon.layout.layout import Layout
 from daemon.ledger.record import Record
 from daemon.ledger.records import open_reader
-from daemon.state import KERNELS
 from daemon.system.gpus import driver_version, list_gpus
-from stages.processes import count_cores, environment, python
+from stages.contract.processes import count_cores, environment, python
 from stages.scenes.truth import TRUTH
 
 NEW_TOKENS = 12  # of each caption, forced
@@ -352,7 +352,7 @@ def time_one_at_a_time(
         "device": "cpu" if on_cpu else "cuda:0",
         "new_tokens": NEW_TOKENS,
     }
-    output = run_module("stages.baseline", task=msgspec.json.encode(task), changes=changes)
+    output = run_module("stages.registry.baseline", task=msgspec.json.encode(task), changes=changes)
     spent: dict[str, float] = json.loads(output.splitlines()[-1])
     timed = len(images) - 1
     return Timings(timed, timed / sum(spent.values()), spent)

@@ -10,11 +10,11 @@ from pathlib import Path
 import msgspec
 
 from daemon.bench.job import Machine, Place, run_module
-from daemon.errors import VisiondError
-from daemon.layout import natural_dtype, pack_errors, weights_of
+from daemon.core.errors import VisiondError
+from daemon.layout.layout import natural_dtype, pack_errors, weights_of
 from daemon.system.gpus import list_gpus
-from stages.base import StageSpec
-from stages.registry import STAGES, find_backend
+from stages.contract.base import StageSpec
+from stages.registry.registry import STAGES, find_backend
 from stages.weights import packs
 
 ALL = "all"

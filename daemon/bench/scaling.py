@@ -24,9 +24,9 @@ from daemon.bench.job import (
     time_one_at_a_time,
 )
 from daemon.bench.rates import measure_rate
-from daemon.errors import WrongArgument
-from daemon.hints import quantity
-from daemon.layout import Layout
+from daemon.core.errors import WrongArgument
+from daemon.core.hints import quantity
+from daemon.layout.layout import Layout
 from daemon.system.gpus import Gpu, list_gpus
 
 REPLICATED, PIPELINED = "replicated", "pipelined"

@@ -19,7 +19,7 @@ def main(*, by_module: bool = False) -> None:
         from daemon.system.signals import leave_at_once
 
         leave_at_once(once="--once" in sys.argv)
-    from stages.processes import importing
+    from stages.contract.processes import importing
 
     with importing():
         from daemon.cli.commands import main as run_command

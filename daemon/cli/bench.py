@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import msgspec
 import typer
 
-from daemon.hints import quantity
+from daemon.core.hints import quantity
 from daemon.ledger.files import written_into
 from daemon.terminal.display import console, errors, print_table, printable
 from daemon.terminal.options import option

@@ -21,34 +21,34 @@ from daemon.config.ignored import describe_added
 from daemon.config.loading import Config, find_shared_folders
 from daemon.config.secrets import list_open
 from daemon.config.sections import Inbox
+from daemon.config.state import CONTROL, LEDGER
 from daemon.control import ask
-from daemon.devices import select_devices
-from daemon.errors import ConfigError, NothingFound, VisiondError
-from daemon.hints import quantity
+from daemon.core.errors import ConfigError, NothingFound, VisiondError
+from daemon.core.hints import quantity
+from daemon.core.stores import find_trouble
 from daemon.inbox.names import find_left_out, find_renamed
 from daemon.inbox.walk import count_unread, find_unread
+from daemon.layout.second_looks import lay_out
+from daemon.layout.slabs import open_slab, size_slab
 from daemon.ledger.files import describe_lost_ledger
 from daemon.ledger.records import open_reader
 from daemon.ledger.schema import DURATION, WITH_ORDER, check_room, newest, read_version
 from daemon.monitoring.disks import find_existing, list_written_folders
 from daemon.monitoring.notices import list_notices
-from daemon.pipeline.planning import lay_out
 from daemon.pipeline.tracing import check_traces
+from daemon.placement.devices import select_devices
 from daemon.results.destinations import Destination
 from daemon.results.sinks import open_sinks
 from daemon.results.uploads import StoreSink
-from daemon.slabs import open_slab, size_slab
-from daemon.state import CONTROL, LEDGER
-from daemon.stores.opening import find_trouble
+from daemon.server.app import listen, load_certificate, read_token, risks
 from daemon.system.gpus import list_gpus
 from daemon.system.host import Host
 from daemon.system.mounts import ask as ask_files
 from daemon.system.mounts import describe_missing, is_network_mount, is_there
 from daemon.unpacking.kinds import find_missing
-from daemon.web.app import listen, load_certificate, read_token, risks
 from daemon.workers.tryout import Tryout
-from stages.base import StageSpec
-from stages.registry import PROBLEMS, SOURCES, find_backend
+from stages.contract.base import StageSpec
+from stages.registry.registry import PROBLEMS, SOURCES, find_backend
 from stages.weights.layouts import describe_weights, describe_words
 
 LEAST_FREE_BYTES = 1 << 30

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from daemon.errors import InboxUnreadable
-from daemon.hints import quantity
-from daemon.jobs import JobStatus
+from daemon.core.errors import InboxUnreadable
+from daemon.core.hints import quantity
+from daemon.core.jobs import JobStatus
 from daemon.system.signals import SHELL_OFFSET
 from daemon.terminal.display import console, errors, printable
 from daemon.terminal.options import ConfigOption, flag, option, read_config

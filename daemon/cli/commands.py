@@ -26,9 +26,9 @@ from daemon.cli.recovery import backup, prune, repair, verify
 from daemon.cli.results import export, list_images, show, status
 from daemon.cli.run import run
 from daemon.cli.tuning import plan, tune
-from daemon.errors import ConfigError, NotRunning, VisiondError, exit_status_of
-from daemon.hints import command, quantity
-from daemon.jobs import JobStatus
+from daemon.core.errors import ConfigError, NotRunning, VisiondError, exit_status_of
+from daemon.core.hints import command, quantity
+from daemon.core.jobs import JobStatus
 from daemon.system.log import is_json
 from daemon.terminal.display import (
     console,
@@ -161,7 +161,7 @@ def redo(
     """
     from daemon import control
     from daemon.ledger.records import open_reader
-    from daemon.recovery.redo import choose, choose_stale
+    from daemon.maintenance.redo import choose, choose_stale
 
     settings = read_config(config)
     if bool(images) + every + stale != 1:

@@ -13,16 +13,16 @@ import msgspec
 from rich.table import Table
 
 from daemon.cli.looking import serve_page
-from daemon.hints import command, quantity
-from daemon.jobs import JobStatus
+from daemon.core.hints import command, quantity
+from daemon.core.jobs import JobStatus
 from daemon.ledger.files import written_into
 from daemon.ledger.record import Record
 from daemon.ledger.records import open_reader
-from daemon.start import run as run_daemon
+from daemon.service.start import run as run_daemon
 from daemon.terminal.display import console, print_outcomes, printable
 from daemon.terminal.options import read_config
 from daemon.terminal.progress import Progress
-from stages.binning import text_of
+from stages.contract.binning import text_of
 from stages.scenes import generator
 from stages.scenes.truth import TRUTH
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from daemon.errors import ConfigError, VisiondError
+from daemon.core.errors import ConfigError, VisiondError
 from daemon.ledger.soundness import MOST
 from daemon.terminal.display import console, errors, print_json, print_listing, print_notices, printable
 from daemon.terminal.options import ConfigOption, JsonOption, flag, option, read_config
@@ -129,9 +129,9 @@ def serve_page(config: Config, *, anywhere: bool = False) -> None:
     import anyio
 
     from daemon import control
-    from daemon.page.process import serve
-    from daemon.state import CONTROL, closed_to_others
-    from daemon.web.app import listen
+    from daemon.config.state import CONTROL, closed_to_others
+    from daemon.server.app import listen
+    from daemon.server.process import serve
 
     http = config.page_http
     try:

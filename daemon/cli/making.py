@@ -9,11 +9,11 @@ from pathlib import Path
 
 from daemon.cli.tryouts import try_stages
 from daemon.config.loading import parse
-from daemon.errors import ModelsUnusable, NotWritable
-from daemon.layout import Layout, pack_errors
+from daemon.core.errors import ModelsUnusable, NotWritable
+from daemon.layout.layout import Layout, pack_errors
 from daemon.monitoring.notices import join_words
-from stages.manifest import MANIFEST, Manifest
-from stages.registry import BUILT_IN
+from stages.contract.manifest import MANIFEST, Manifest
+from stages.registry.registry import BUILT_IN
 from stages.training.folders import replace_folder
 from stages.weights.assembly import assemble
 

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Annotated
 import anyio
 import typer
 
-from daemon.errors import MissingLibrary, VisiondError
-from daemon.hints import command, quantity
+from daemon.core.errors import MissingLibrary, VisiondError
+from daemon.core.hints import command, quantity
 from daemon.terminal.display import console, print_error, printable
 from daemon.terminal.options import ConfigOption, flag, option, read_config
 
@@ -45,7 +45,7 @@ def train_mini(context: typer.Context) -> None:
     Examples:
       visiond train mini --out my-pack
     """
-    from daemon.layout import pack_errors
+    from daemon.layout.layout import pack_errors
 
     try:
         from stages.training import children, options, recipe
@@ -88,7 +88,7 @@ def list_models(
       visiond models list --catalog --json
     """
     from daemon.cli.packs import print_catalog, print_catalog_json, print_packs, print_packs_json
-    from stages.registry import UnknownName, find_stage
+    from stages.registry.registry import UnknownName, find_stage
 
     try:
         stages = [find_stage(stage).name] if stage else None
@@ -258,7 +258,7 @@ def warm(
       visiond warm
       visiond warm --gpu 9.0 --config /etc/visiond/daemon.toml
     """
-    from daemon.state import KERNELS
+    from daemon.config.state import KERNELS
     from daemon.workers.kernels import list_missing
 
     settings = read_config(config)
@@ -281,7 +281,7 @@ def warm(
 
 async def compile_missing(folder: Path, missing: list[Want]) -> Step:
     """Compile, and show the progress. Raises KernelsMissing, NotWritable."""
-    from daemon.errors import KernelsMissing
+    from daemon.core.errors import KernelsMissing
     from daemon.ledger.files import written_into
     from daemon.terminal.progress import Progress
     from daemon.workers.compiler import Step
@@ -302,10 +302,10 @@ async def compile_missing(folder: Path, missing: list[Want]) -> Step:
 
 def find_wants(settings: Config, capabilities: list[str] | None) -> tuple[list[Want], list[Gpu]]:
     """The stages with kernels, and the GPUs that they run on: those of this machine, or of the named kinds."""
-    from daemon.devices import assume_gpus
-    from daemon.layout import resolve_models, used_gpus
-    from daemon.pipeline.planning import lay_out
-    from daemon.placement import Segment
+    from daemon.layout.layout import resolve_models, used_gpus
+    from daemon.layout.second_looks import lay_out
+    from daemon.placement.devices import assume_gpus
+    from daemon.placement.placement import Segment
     from daemon.workers.kernels import list_wants
 
     if not capabilities:

@@ -9,12 +9,12 @@ from pathlib import Path
 from typing import NamedTuple
 
 from daemon.config.loading import Config
-from daemon.errors import ModelsUnusable, NotWritable
-from daemon.hints import quantity
-from daemon.layout import pack_errors
+from daemon.core.errors import ModelsUnusable, NotWritable
+from daemon.core.hints import quantity
+from daemon.layout.layout import pack_errors
 from daemon.terminal.display import print_json, print_table
-from stages import registry
-from stages.manifest import MANIFEST, PackError, PackErrors
+from stages.contract.manifest import MANIFEST, PackError, PackErrors
+from stages.registry import registry
 from stages.weights import catalog, names, packs
 from stages.weights.families import Entry
 from stages.weights.layouts import plugin_errors

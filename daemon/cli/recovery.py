@@ -12,15 +12,15 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from daemon.errors import WrongArgument
-from daemon.hints import quantity
+from daemon.core.errors import WrongArgument
+from daemon.core.hints import quantity
 from daemon.terminal.display import console, errors, print_json, print_table, printable
 from daemon.terminal.options import ConfigOption, ForceOption, JsonOption, flag, read_config
 from daemon.terminal.progress import LATE_SECONDS, Progress
 
 if TYPE_CHECKING:
     from daemon.config.loading import Config
-    from daemon.recovery.rebuild import Finding
+    from daemon.maintenance.rebuild import Finding
 
 UNITS = {"h": 3600.0, "d": 86_400.0, "w": 7 * 86_400.0, "y": 365 * 86_400.0}
 
@@ -50,7 +50,7 @@ def verify(config: ConfigOption = None, as_json: JsonOption = False) -> None:
       visiond verify
       visiond verify --json
     """
-    from daemon.recovery import verify as recovery
+    from daemon.maintenance import verify as recovery
 
     settings = read_config(config, needs_stages=False)
     counts = _show(partial(recovery.verify, settings), settings, as_json=as_json)
@@ -66,7 +66,7 @@ def repair(config: ConfigOption = None, as_json: JsonOption = False) -> None:
     Examples:
       visiond repair
     """
-    from daemon.recovery import verify as recovery
+    from daemon.maintenance import verify as recovery
 
     settings = read_config(config)
     counts = _show(partial(recovery.repair, settings), settings, as_json=as_json, done=REPAIRED)
@@ -85,7 +85,7 @@ def backup(
     Examples:
       visiond backup /backup/visiond.sqlite
     """
-    from daemon.recovery import verify as recovery
+    from daemon.maintenance import verify as recovery
 
     settings = read_config(config, needs_stages=False)
     with Progress("MiB", after=LATE_SECONDS) as progress:
@@ -102,7 +102,7 @@ def _show(
 ) -> Counter[str]:
     """Print how many sidecars are of each kind, and name all that are not "whole". Returns the counts.
     done: what was done about a kind."""
-    from daemon.recovery import verify as recovery
+    from daemon.maintenance import verify as recovery
 
     counts: Counter[str] = Counter()
     amiss: list[Finding] = []
@@ -163,7 +163,7 @@ def prune(
     """
     from daemon import control
     from daemon.ledger.records import open_reader
-    from daemon.upkeep.pruning import Amounts, survey
+    from daemon.maintenance.pruning import Amounts, survey
 
     # No stage runs, and which rows are needed does not depend on what is installed.
     settings = read_config(config, needs_stages=False)

@@ -11,8 +11,8 @@ from typing import Annotated
 
 import typer
 
-from daemon.hints import command, quantity
-from daemon.jobs import JobStatus
+from daemon.core.hints import command, quantity
+from daemon.core.jobs import JobStatus
 from daemon.ledger.soundness import MOST
 from daemon.monitoring.notices import list_notices
 from daemon.terminal.display import (

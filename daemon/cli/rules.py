@@ -9,14 +9,14 @@ import msgspec
 
 from daemon.config.loading import Config
 from daemon.config.second_look import SecondLook
-from daemon.errors import VisiondError
-from daemon.jobs import Attempt, Content, Job, JobStatus, Version
+from daemon.core.errors import VisiondError
+from daemon.core.jobs import Attempt, Content, Job, JobStatus, Version
+from daemon.core.messages import Output
 from daemon.ledger.records import open_reader
-from daemon.messages import Output
-from daemon.recovery.redo import attempt_of
+from daemon.maintenance.redo import attempt_of
 from daemon.results.judge import describe, explain, place_in_rule
-from stages.binning import Rule, apply_rule, judge, load_rule
-from stages.fake import answer
+from stages.contract.binning import Rule, apply_rule, judge, load_rule
+from stages.registry.fake import answer
 
 SAMPLE = (3, 640, 480)  # variant of the fake answers, and the image's width and height
 

@@ -7,8 +7,8 @@ from typing import Annotated
 
 import typer
 
-from daemon.errors import Incomplete, Unfinished
-from daemon.jobs import JobStatus
+from daemon.core.errors import Incomplete, Unfinished
+from daemon.core.jobs import JobStatus
 from daemon.terminal.display import print_outcomes, print_trial
 from daemon.terminal.options import ConfigOption, flag, read_config
 
@@ -44,7 +44,7 @@ def run(
       visiond run --once --limit 20
       visiond run --config /etc/visiond/daemon.toml
     """
-    from daemon.start import run as run_daemon
+    from daemon.service.start import run as run_daemon
     from daemon.terminal.progress import Progress
 
     if not once and (limit or allow_failed):

@@ -18,10 +18,10 @@ from typing import IO
 
 import msgspec
 
-from daemon.layout import Layout
-from daemon.placement import Segment
+from daemon.layout.layout import Layout
+from daemon.placement.placement import Segment
 from daemon.workers.tryout import IMAGES, Order, Tryout, note
-from stages import processes
+from stages.contract import processes
 
 COMMAND = processes.python("-m", "daemon.workers.tryout")
 CHUNK = 1 << 16

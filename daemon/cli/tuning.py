@@ -13,15 +13,15 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from daemon.errors import ConfigError, NotWritable
-from daemon.hints import command, quantity
+from daemon.core.errors import ConfigError, NotWritable
+from daemon.core.hints import command, quantity
 from daemon.system.signals import ORDERS, SHELL_OFFSET, interruptible
 from daemon.terminal.display import console, errors, print_json, print_table, printable
 from daemon.terminal.options import ConfigOption, JsonOption, find_config, flag, option, read_config
 
 if TYPE_CHECKING:
     from daemon.config.loading import Config
-    from daemon.profile import Profile, Trial
+    from daemon.placement.profile import Profile, Trial
     from daemon.tuning.trial import Say
 
 
@@ -42,7 +42,7 @@ def plan(
       visiond plan --gpus 4xA100-40GB
       visiond plan --json
     """
-    from daemon.recorded import read_gpus
+    from daemon.placement.recorded import read_gpus
     from daemon.tuning.explain import explain, explain_other
 
     settings = read_config(config)
@@ -141,7 +141,7 @@ def refuse_early(file: Path, change: Callable[[], object], *, dry_run: bool) -> 
 def stoppable(config: Config, *, keep: bool) -> Iterator[Callable[[], None]]:
     """Ctrl-C and SIGTERM end the search in an orderly way: the daemon is stopped, its folder removed.
     Yields the check of `interruptible`."""
-    from daemon.profile import read_profile
+    from daemon.placement.profile import read_profile
 
     try:
         with interruptible(*ORDERS) as check:
@@ -175,7 +175,7 @@ def print_trial(number: int, trial: Trial) -> None:
 
 
 def print_profile(profile: Profile, best: Trial, job: int) -> None:
-    from daemon.profile import GAIN
+    from daemon.placement.profile import GAIN
     from daemon.tuning.explain import describe_duration
 
     print_table(
@@ -203,7 +203,7 @@ def print_profile(profile: Profile, best: Trial, job: int) -> None:
 
 def write_settings(config: Config, file: Path, before: str, after: str, *, dry_run: bool) -> None:
     """Change daemon.toml, or print how it would change."""
-    from daemon.state import LEDGER
+    from daemon.config.state import LEDGER
     from daemon.tuning.edit import replace_file, show_difference
 
     if before == after:

@@ -33,9 +33,9 @@ from daemon.config.sections import (
 from daemon.config.traces import TracesSection
 from daemon.config.unpacking import UnpackingSection
 from daemon.config.values import expand, read_text
-from daemon.errors import ConfigError
+from daemon.core.errors import ConfigError
 from daemon.system.mounts import Position
-from stages.registry import ORDER, UnknownName, find_backend
+from stages.registry.registry import ORDER, UnknownName, find_backend
 from stages.weights import names
 
 

@@ -9,7 +9,7 @@ from pydantic import Field, create_model
 
 from daemon.config.sections import Section
 from daemon.config.values import Dtype
-from stages.registry import STAGES
+from stages.registry.registry import STAGES
 
 
 class ModelsSection(Section):

@@ -9,7 +9,7 @@ from pydantic import AfterValidator, Field
 
 from daemon.config.sections import Section
 from daemon.config.values import check_webhook_url
-from daemon.stores.urls import check_bucket
+from daemon.core.urls import check_bucket
 
 
 class WebhookSection(Section):

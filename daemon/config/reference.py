@@ -17,7 +17,7 @@ import msgspec
 
 from daemon.config.loading import Config
 from daemon.config.reloading import is_exchanged, is_live
-from stages.registry import STAGES
+from stages.registry.registry import STAGES
 
 WIDTH = 110
 
@@ -127,7 +127,7 @@ def list_tables() -> list[Table]:
 
 
 def list_options() -> list[Table]:
-    """The options of every backend, except the fake ones, which are for tests (stages/fake.py)."""
+    """The options of every backend, except the fake ones, which are for tests (stages/registry/fake.py)."""
     tables = []
     for stage, described in STAGES.items():
         header = f"[stages.{stage}.options]"

@@ -13,7 +13,7 @@ from pydantic.fields import FieldInfo
 
 from daemon.config.sections import Section
 from daemon.config.values import OUT_OF_RANGE, most_of
-from stages.registry import ORDER, PROBLEMS
+from stages.registry.registry import ORDER, PROBLEMS
 
 WANTED = {
     "path_type": "a path in quotes",

@@ -1,5 +1,5 @@
 """Reads daemon.toml again while the daemon works: some settings change at once, those of models by an exchange
-(daemon/exchanging/exchange.py), and the others wait for a restart.
+(daemon/service/exchange.py), and the others wait for a restart.
 
 A setting can change at once if one place uses it and no image's result depends on it. The others are part of models,
 folders or stations, which are made at the start.
@@ -17,7 +17,7 @@ from anyio import to_thread
 
 from daemon.config.loading import Config
 from daemon.config.sections import Section
-from daemon.errors import ConfigError, ModelsUnusable
+from daemon.core.errors import ConfigError, ModelsUnusable
 
 log = structlog.get_logger()
 
@@ -64,7 +64,7 @@ class Reloaded(msgspec.Struct, frozen=True):
 
 
 class Exchange(Protocol[M]):
-    """Brings other models to the workers, without a restart of the daemon: daemon/exchanging/exchange.py. M: checked models."""
+    """Brings other models to the workers, without a restart of the daemon: daemon/service/exchange.py. M: checked models."""
 
     async def check(self, config: Config, settings: list[str]) -> M:
         """Raises ConfigError or ModelsUnusable if the models of this configuration cannot be used."""

@@ -9,7 +9,7 @@ from typing import Any
 
 from daemon.config.loading import Config, parse
 from daemon.config.values import read_text
-from daemon.errors import ConfigError
+from daemon.core.errors import ConfigError
 
 HEADER = re.compile(r"^(?=\s*\[)", re.MULTILINE)  # before each line that may begin a table
 

@@ -11,8 +11,8 @@ from pydantic import AfterValidator, Field
 
 from daemon.config.sections import Section
 from daemon.config.values import Dtype, Place, Ratio
-from stages.binning import BIN_NAME, BINS
-from stages.registry import UnknownName, find_backend
+from stages.contract.binning import BIN_NAME, BINS
+from stages.registry.registry import UnknownName, find_backend
 
 
 def _check_look_name(name: str) -> str:

@@ -7,7 +7,7 @@ import shlex
 import stat
 from pathlib import Path
 
-from daemon.errors import ConfigError
+from daemon.core.errors import ConfigError
 from daemon.system.scarcity import cause_of
 
 

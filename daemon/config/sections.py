@@ -35,10 +35,10 @@ from daemon.config.values import (
     check_slab,
     most_of,
 )
-from daemon.stores.urls import check_bucket
-from stages.base import Limits
-from stages.binning import Thresholds
-from stages.registry import BUILT_IN
+from daemon.core.urls import check_bucket
+from stages.contract.base import Limits
+from stages.contract.binning import Thresholds
+from stages.registry.registry import BUILT_IN
 
 
 class Section(BaseModel):

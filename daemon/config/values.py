@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, BeforeValidator, Field
 
-from daemon.errors import ConfigError
+from daemon.core.errors import ConfigError
 
 LEAST_SLAB_BYTES = 1 << 20
 GROUP = "+"  # joins the devices of a group

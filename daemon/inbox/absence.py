@@ -5,7 +5,7 @@ from __future__ import annotations
 import structlog
 
 from daemon.config.loading import Config, find_shared_folders
-from daemon.errors import ConfigError
+from daemon.core.errors import ConfigError
 from daemon.inbox.origin import origin_of
 from daemon.system.mounts import ask, describe_missing
 

@@ -14,14 +14,14 @@ from concurrent.futures import ThreadPoolExecutor
 from itertools import chain
 from typing import Any
 
-from daemon.errors import SourceChanged
+from daemon.core.errors import SourceChanged
+from daemon.core.jobs import GONE, Extent, Failure, Job, Read, Version
+from daemon.core.stores import BUSY, StoreFailed, find_trouble, list_objects, store_errors, store_of
+from daemon.core.urls import split_url
 from daemon.inbox.walk import Listed, Walk
-from daemon.jobs import GONE, Extent, Failure, Job, Read, Version
 from daemon.ledger.record import Record
-from daemon.stores.opening import BUSY, StoreFailed, find_trouble, list_objects, store_errors, store_of
-from daemon.stores.urls import split_url
 from daemon.workers.slab import Slab
-from stages.base import Reason
+from stages.contract.base import Reason
 
 READERS = 32  # objects of a group that are read at once
 PIECE_BYTES = 1 << 20  # of an object, copied at once

@@ -17,17 +17,17 @@ from msgspec.structs import replace
 
 from daemon.config.ignored import Ignored, ignored_by
 from daemon.config.sections import Inbox
-from daemon.errors import LedgerUnusable
+from daemon.core.errors import LedgerUnusable
+from daemon.core.jobs import Ending, Failure, Job, JobStatus
 from daemon.inbox.disk import why_not_deleted
 from daemon.inbox.origin import Origin, origin_of
 from daemon.inbox.settle import TOUCHED_SECONDS, Patience, Settling
 from daemon.inbox.sources import WRITTEN, is_still_written
 from daemon.inbox.walk import LONGEST_PATH, Unread
-from daemon.jobs import Ending, Failure, Job, JobStatus
 from daemon.ledger.records import Expected, Reader
 from daemon.system.mounts import FolderAway, KnownFolder, is_within, list_mounts
 from daemon.system.scarcity import cause_of
-from stages.base import Reason
+from stages.contract.base import Reason
 
 log = structlog.get_logger()
 T = TypeVar("T")

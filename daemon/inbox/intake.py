@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from daemon.core.jobs import Extent, Job, Read
 from daemon.inbox.origin import origin_of
-from daemon.jobs import Extent, Job, Read
 from daemon.workers.slab import Slab
 
 

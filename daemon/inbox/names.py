@@ -13,11 +13,11 @@ from pathlib import Path
 import structlog
 
 from daemon.config.loading import Config
-from daemon.errors import ConfigError
-from daemon.hints import command
+from daemon.config.state import NAMES
+from daemon.core.errors import ConfigError
+from daemon.core.hints import command
+from daemon.core.urls import is_url
 from daemon.ledger.records import Reader
-from daemon.state import NAMES
-from daemon.stores.urls import is_url
 
 log = structlog.get_logger()
 

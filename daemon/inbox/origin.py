@@ -8,12 +8,12 @@ from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from typing import Protocol
 
+from daemon.core.jobs import Extent, Job, Read
+from daemon.core.urls import is_url
 from daemon.inbox.bucket import BucketOrigin
 from daemon.inbox.disk import FolderOrigin
 from daemon.inbox.walk import Listed, Walk
-from daemon.jobs import Extent, Job, Read
 from daemon.ledger.record import Record
-from daemon.stores.urls import is_url
 from daemon.workers.slab import Slab
 
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from daemon.jobs import File, Version
+from daemon.core.jobs import File, Version
 
 # If only a file's change time is new, wait at least this long: the daemon may be moving or deleting it, and a rename sets
 # that time shortly before the name changes.

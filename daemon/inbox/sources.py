@@ -16,7 +16,7 @@ import stat
 import time
 from collections.abc import Callable, Iterator, Sequence
 
-from daemon.jobs import Placed, Version
+from daemon.core.jobs import Placed, Version
 from daemon.ledger.files import sync_folder
 from daemon.ledger.record import Record
 from daemon.system.beneath import FOLDER, READ, open_beneath

@@ -19,7 +19,7 @@ import structlog
 
 from daemon.config.ignored import Ignored, ignored_by
 from daemon.config.sections import Inbox
-from daemon.jobs import Version
+from daemon.core.jobs import Version
 from daemon.system.scarcity import cause_of
 
 log = structlog.get_logger()

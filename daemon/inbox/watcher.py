@@ -20,9 +20,9 @@ import structlog
 from asyncinotify import Event, Inotify, Mask
 
 from daemon.config.sections import Inbox
+from daemon.core.jobs import Ending, Failure, File, Version
 from daemon.inbox.folder import Folder, Hint, open_folder
 from daemon.inbox.walk import Unread, Walk
-from daemon.jobs import Ending, Failure, File, Version
 from daemon.ledger.records import Reader
 from daemon.monitoring.metrics import Metrics
 from daemon.system.mounts import ANSWER_SECONDS

@@ -6,7 +6,7 @@ import argparse
 import sys
 from pathlib import Path
 
-from daemon.errors import VisiondError
+from daemon.core.errors import VisiondError
 from daemon.installing.places import HELP
 from daemon.installing.plan import Wish, install, uninstall
 

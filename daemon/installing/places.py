@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-from daemon.errors import WrongArgument
+from daemon.core.errors import WrongArgument
 
 ACCOUNT = "visiond"  # user and group
 PORTS = {"http": 9464, "page": 9465}  # of the sections of the configuration, by default

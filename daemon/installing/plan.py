@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from daemon.hints import command
+from daemon.core.hints import command
 from daemon.installing import service
 from daemon.installing.commands import run
 from daemon.installing.environment import Environment, in_use, remove_others
@@ -20,7 +20,7 @@ from daemon.installing.places import ACCOUNT, Places, name_of
 from daemon.installing.source import find_source
 from daemon.installing.steps import Step, StepFailed, carry_out, say
 from daemon.installing.upgrade import upgrade
-from stages.processes import locked_folder
+from stages.contract.processes import locked_folder
 
 
 @dataclass(frozen=True)

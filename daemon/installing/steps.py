@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from daemon.errors import VisiondError
+from daemon.core.errors import VisiondError
 
 QUICK_SECONDS = 0.5  # a step that takes longer shows how long
 

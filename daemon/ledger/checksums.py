@@ -12,7 +12,7 @@ from functools import lru_cache
 from typing import NamedTuple, Protocol
 from zlib import crc32
 
-from daemon.sidecar import timestamp
+from daemon.core.sidecar import timestamp
 
 
 class Named(Protocol):

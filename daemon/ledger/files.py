@@ -8,10 +8,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from daemon.config.loading import Config
-from daemon.errors import NotWritable, WrongArgument
-from daemon.hints import command
+from daemon.config.state import DATABASE, IDENTITY, LEDGER
+from daemon.core.errors import NotWritable, WrongArgument
+from daemon.core.hints import command
 from daemon.ledger.soundness import is_blank
-from daemon.state import DATABASE, IDENTITY, LEDGER
 
 STDOUT = Path("-")
 

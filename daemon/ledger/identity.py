@@ -16,13 +16,13 @@ from typing import Annotated
 
 import msgspec
 
-from daemon.errors import IdentityDamaged, LedgerDamaged, LedgerUnusable, OtherLedger
-from daemon.hints import command
+from daemon.config.state import IDENTITY
+from daemon.core.errors import IdentityDamaged, LedgerDamaged, LedgerUnusable, OtherLedger
+from daemon.core.hints import command
 from daemon.ledger.files import sync_folder
 from daemon.ledger.schema import connect, damaged, trouble_named, unusable
 from daemon.ledger.soundness import MOST, find_cut, is_blank
 from daemon.ledger.statements import SQL
-from daemon.state import IDENTITY
 
 MARGIN = 1_000_000  # numbers left out behind the last one noted, as more may have been given since
 

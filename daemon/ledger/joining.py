@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 
-from daemon.jobs import JobStatus, Version
+from daemon.core.jobs import JobStatus, Version
 from daemon.ledger import checksums, looks
 from daemon.ledger.record import Look, Model, Record
 from daemon.ledger.rows import Key, Stored, read_stored

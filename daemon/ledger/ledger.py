@@ -21,7 +21,18 @@ from typing import Any
 import msgspec
 import structlog
 
-from daemon.jobs import Admitted, Change, Committed, Content, Ending, File, Job, JobStatus, Placed, Version
+from daemon.core.jobs import (
+    Admitted,
+    Change,
+    Committed,
+    Content,
+    Ending,
+    File,
+    Job,
+    JobStatus,
+    Placed,
+    Version,
+)
 from daemon.ledger import identity, looks, publications
 from daemon.ledger.joining import assemble
 from daemon.ledger.record import Model, Record
@@ -80,7 +91,7 @@ class Ledger:
         self.awaited = 0  # the number of waiting requests that stop the shrinking of the file
         self._writer = Writer(self._connection, path, observe_commit)
         self._ask, self._retry = self._writer.ask, retry
-        self.generations = Generations(self._insist)
+        self.generations = Generations(self.insist)
         self.models = self.generations.models  # all that the file knows, by number
         self.results = Results(self.generations)
 
@@ -165,13 +176,13 @@ class Ledger:
             kept, back = old.count(JobStatus.DONE), sum(row[1] <= last for row in taken)
             return Admitted(*new, old.count(JobStatus.GONE), failures, kept, back)
 
-        admitted = await self._soon(self._insist(work))
+        admitted = await self._soon(self.insist(work))
         self._waiting.add(priorities)
         return admitted
 
     async def keep_marker(self, inbox: int, marker: bytes) -> None:
         """Store how far a listing of the inbox came; see `Reader.marker`."""
-        await self._insist(lambda connection: connection.execute(SQL["keep_marker"], (marker, inbox)))
+        await self.insist(lambda connection: connection.execute(SQL["keep_marker"], (marker, inbox)))
 
     async def next_jobs(
         self,
@@ -186,7 +197,7 @@ class Ledger:
         asked_of = self._inbox_paths.keys() if inboxes is None else inboxes
         wanted = Wanted(limit, busy, asked_of, only, containers)
         expected = self._waiting.expect(asked_of)
-        rows, places = await self._insist(partial(self._waiting.find, wanted=wanted))
+        rows, places = await self.insist(partial(self._waiting.find, wanted=wanted))
         self._waiting.move(places, expected)
         return [job_of(row) for row in rows]
 
@@ -201,7 +212,7 @@ class Ledger:
         wanted = self._configured
         if without:
             wanted = msgspec.json.encode(sorted(self._inbox_paths.keys() - set(without))).decode()
-        row = await self._insist(
+        row = await self.insist(
             lambda connection: connection.execute(SQL["next_again"], (asked_at, wanted)).fetchone()
         )
         return None if row[0] is None else max(0.0, float(row[0]) - steady_seconds())
@@ -210,7 +221,7 @@ class Ledger:
         """What the ledger knows about the bytes of these jobs' files, by image: format and size, and the results of the
         models of the job's generation. read: jobs, and the digests of their files."""
         digests = {digest for _, digest in read}
-        stored: Stored = await self._insist(lambda connection: self.results.read(connection, digests))
+        stored: Stored = await self.insist(lambda connection: self.results.read(connection, digests))
         known = {}
         for job, digest in read:
             if digest in stored.contents:
@@ -224,11 +235,11 @@ class Ledger:
     async def keep(self, known: Sequence[tuple[Job, Content]]) -> None:
         """Store the outputs of jobs that are not finished yet,
         so that work resumes at the next segment after a crash."""
-        await self._insist(lambda connection: self.results.write(connection, known))
+        await self.insist(lambda connection: self.results.write(connection, known))
 
     async def blame(self, image: int, deaths: int) -> None:
         """Store how many workers died on the image alone, so that a restart does not reset the count."""
-        await self._insist(lambda connection: connection.execute(SQL["blame"], (deaths, image)))
+        await self.insist(lambda connection: connection.execute(SQL["blame"], (deaths, image)))
 
     async def end(self, said: Sequence[Ending], judge: JudgeAgain | None = None) -> Committed:
         """Write how jobs ended, with all their results. A job whose file was replaced in the meantime is not among the
@@ -259,7 +270,7 @@ class Ledger:
             looks.want(connection, endings, ended - repeats, self.look_names)
             return Committed([repeat_of(e) if e.job.id in repeats else e for e in endings], ended)
 
-        return await self._insist(work)
+        return await self.insist(work)
 
     def _join_repeats(
         self, connection: sqlite3.Connection, endings: Sequence[Ending], ended: Collection[int]
@@ -296,7 +307,7 @@ class Ledger:
             images = [p.id for p in placed]
             return publications.add(connection, [*images, *held], images)
 
-        return await self._insist(work)
+        return await self.insist(work)
 
     async def owed(self, after: int, limit: int) -> list[Record]:
         """Images that have ended and are not marked as published,
@@ -306,7 +317,7 @@ class Ledger:
             rows = connection.execute(SQL["owed"], (after, limit)).fetchall()
             return list(assemble(connection, rows, self.models))
 
-        return await self._insist(work)
+        return await self.insist(work)
 
     async def annotate_again(self, ids: Sequence[int]) -> list[Change]:
         """Make images PENDING again whose stored results are damaged and cannot be published. Versions
@@ -323,11 +334,11 @@ class Ledger:
                 changes.append(Change(before, after))
             return changes
 
-        return await self._insist(work)
+        return await self.insist(work)
 
     async def moved_failures(self, limit: int) -> list[tuple[int, bytes, Version]]:
         """The last images that FAILED and were moved: their ids, and where their files are, in this version."""
-        rows = await self._insist(
+        rows = await self.insist(
             lambda connection: connection.execute(SQL["moved_failures"], (limit,)).fetchall()
         )
         return [(id, location, Version(*version)) for id, location, *version in rows]
@@ -362,11 +373,11 @@ class Ledger:
 
     async def has_containers(self, inboxes: Collection[int]) -> bool:
         """Whether files of these inboxes could be unpacked now."""
-        return await self._insist(partial(has_containers, inboxes=inboxes))
+        return await self.insist(partial(has_containers, inboxes=inboxes))
 
     async def take_as_image(self, image: int) -> None:
         """A file that waited to be unpacked waits as an image from now on."""
-        await self._insist(partial(take_as_image, number=image))
+        await self.insist(partial(take_as_image, number=image))
         self.read_again()
 
     async def run(self, work: Work | Alone) -> Any:
@@ -376,9 +387,6 @@ class Ledger:
 
     async def insist(self, work: Callable[[sqlite3.Connection], T]) -> T:
         """As `run`, until the disk takes it."""
-        return await self._insist(work)
-
-    async def _insist(self, work: Callable[[sqlite3.Connection], T]) -> T:
         return await (self._retry("ledger", self._ask, work) if self._retry else self._ask(work))
 
     async def _soon(self, request: Awaitable[T]) -> T:

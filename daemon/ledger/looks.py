@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from daemon.jobs import Content, Ending, Job, JobStatus, Version, reason_of
+from daemon.core.jobs import Content, Ending, Job, JobStatus, Version, reason_of
 from daemon.ledger import checksums
 from daemon.ledger.record import Model
 from daemon.ledger.rows import Key, postponed_row, read_stored, result_row

@@ -9,11 +9,11 @@ from typing import Any
 
 import msgspec
 
-from daemon.jobs import Ending, JobStatus, Version, reason_of
+from daemon.core.jobs import Ending, JobStatus, Version, reason_of
+from daemon.core.messages import Output
+from daemon.core.sidecar import SCHEMA, describe_source, timestamp
 from daemon.ledger import checksums
-from daemon.messages import Output
-from daemon.sidecar import SCHEMA, describe_source, timestamp
-from stages.registry import BUILT_IN
+from stages.registry.registry import BUILT_IN
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,9 +14,10 @@ from typing import Any, NamedTuple
 import msgspec
 
 from daemon.config.loading import Config
-from daemon.errors import LedgerDamaged, NothingFound, NotPermitted
-from daemon.hints import command, like_service
-from daemon.jobs import JobStatus, Outdated, Version, Waiting
+from daemon.config.state import LEDGER
+from daemon.core.errors import LedgerDamaged, NothingFound, NotPermitted
+from daemon.core.hints import command, like_service
+from daemon.core.jobs import JobStatus, Outdated, Version, Waiting
 from daemon.ledger import identity, looks, publications
 from daemon.ledger.files import describe_lost_ledger
 from daemon.ledger.joining import assemble
@@ -35,7 +36,6 @@ from daemon.ledger.schema import (
 )
 from daemon.ledger.soundness import find_altered_tables
 from daemon.ledger.statements import SQL, run_rows
-from daemon.state import LEDGER
 
 BACKUP_PAGES = 4096  # copied between two reports: 16 MiB
 MOST_OUTDATED = 100_000  # most versions to look at; 100,000 take 0.4 s on a slow core

@@ -14,14 +14,14 @@ import msgspec
 import structlog
 from msgspec.structs import replace
 
-from daemon.jobs import Attempt, Checksums, Content, Ending, File, Job, JobStatus, Version, reason_of
+from daemon.core.jobs import Attempt, Checksums, Content, Ending, File, Job, JobStatus, Version, reason_of
+from daemon.core.messages import Output
 from daemon.ledger import checksums
 from daemon.ledger.checksums import Named
 from daemon.ledger.record import BUILT_IN_KEYS, Model, Record
 from daemon.ledger.statements import SQL, run_rows
-from daemon.messages import Output
-from stages.base import Reason
-from stages.registry import sort_stages
+from stages.contract.base import Reason
+from stages.registry.registry import sort_stages
 
 log = structlog.get_logger()
 

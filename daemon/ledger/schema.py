@@ -16,8 +16,8 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from daemon.errors import ConfigError, LedgerDamaged, LedgerTooNew, LedgerUnusable, VisiondError
-from daemon.hints import command
+from daemon.core.errors import ConfigError, LedgerDamaged, LedgerTooNew, LedgerUnusable, VisiondError
+from daemon.core.hints import command
 from daemon.ledger.soundness import DAMAGE, DISK, code_of, find_altered_tables, find_fault, look_again
 from daemon.ledger.statements import SQL
 from daemon.system.log import print_line

@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
-from daemon.errors import LedgerDamaged, VisiondError
+from daemon.core.errors import LedgerDamaged, VisiondError
 from daemon.ledger.schema import explain, unusable
 from daemon.ledger.soundness import DAMAGE, code_of
 

@@ -8,7 +8,7 @@ from collections import Counter, deque
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from daemon.jobs import Admitted, Change, Ending, JobStatus
+from daemon.core.jobs import Admitted, Change, Ending, JobStatus
 
 RATE_SECONDS = 30.0  # over which the pace is measured
 FIRST_SECONDS = 3.0  # of other workers, in which little is finished

@@ -10,7 +10,7 @@ import prometheus_client
 from prometheus_client import CollectorRegistry, Gauge
 from prometheus_client.registry import Collector
 
-from daemon.messages import Reply
+from daemon.core.messages import Reply
 from daemon.monitoring.snapshot import WorkerState
 
 STATES = ("loading", "ready", "silent", "waiting", "closed")  # of a worker

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import msgspec
 
+from daemon.config.state import DIARY
 from daemon.monitoring.snapshot import Chore
-from daemon.state import DIARY
 
 
 def read_diary(folder: Path) -> list[Chore]:

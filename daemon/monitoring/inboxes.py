@@ -15,10 +15,10 @@ import prometheus_client
 from anyio import to_thread
 from prometheus_client import CollectorRegistry, Gauge
 
-from daemon.errors import VisiondError
-from daemon.jobs import Admitted, Ending, JobStatus, Waiting
+from daemon.core.errors import VisiondError
+from daemon.core.jobs import Admitted, Ending, JobStatus, Waiting
 from daemon.ledger.reading import ReaderClosed
-from stages.binning import BINS
+from stages.contract.binning import BINS
 
 COUNT_SECONDS = 0.5  # a scrape's wait for a count
 LEAST_SECONDS = 1.0  # between two counts

@@ -19,8 +19,8 @@ from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 
 from daemon import __version__
-from daemon.jobs import Admitted, Attempt, Ending, JobStatus
-from daemon.messages import Reply
+from daemon.core.jobs import Admitted, Attempt, Ending, JobStatus
+from daemon.core.messages import Reply
 from daemon.monitoring import notices
 from daemon.monitoring.counts import Counts
 from daemon.monitoring.devices import DeviceMetrics
@@ -30,9 +30,9 @@ from daemon.monitoring.inboxes import InboxMetrics
 from daemon.monitoring.machine import Gpus, Process
 from daemon.monitoring.samples import Sum, add
 from daemon.monitoring.snapshot import TASKS, GpuState, LookState, SinkState, StageState
-from stages.base import Reason
-from stages.binning import BINS
-from stages.registry import ORDER
+from stages.contract.base import Reason
+from stages.contract.binning import BINS
+from stages.registry.registry import ORDER
 
 SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
 LONG_SECONDS = (0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300, 1800, 7200, 43200)

@@ -8,8 +8,8 @@ from datetime import timedelta
 
 import msgspec
 
-from daemon.hints import command, quantity
-from daemon.jobs import Outdated
+from daemon.core.hints import command, quantity
+from daemon.core.jobs import Outdated
 
 TASKS = ("verify", "backup", "upload", "prune", "vacuum")  # of upkeep, in the order in which they run
 

@@ -6,12 +6,12 @@ from collections.abc import Iterable
 
 import structlog
 
-from daemon.hints import command
-from daemon.jobs import Outdated
-from daemon.layout import Layout
+from daemon.core.hints import command
+from daemon.core.jobs import Outdated
+from daemon.layout.layout import Layout
+from daemon.layout.second_looks import Plan
 from daemon.monitoring.notices import list_notices
-from daemon.pipeline.planning import Plan
-from stages.registry import PROBLEMS
+from stages.registry.registry import PROBLEMS
 from stages.weights.layouts import describe_words
 
 log = structlog.get_logger()

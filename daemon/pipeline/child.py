@@ -18,9 +18,9 @@ from msgspec.structs import replace
 
 from daemon.config.loading import Config
 from daemon.config.values import members_of
-from daemon.errors import VisiondError, leaves
-from daemon.jobs import Committed, Content, Ending, Job, Read
-from daemon.layout import Layout, judge_of
+from daemon.core.errors import VisiondError, leaves
+from daemon.core.jobs import Committed, Content, Ending, Job, Read
+from daemon.layout.layout import Layout, judge_of
 from daemon.ledger.record import Model, Record
 from daemon.ledger.rows import checksums_of, ordered_by_stage
 from daemon.monitoring.counts import Counts
@@ -29,7 +29,7 @@ from daemon.monitoring.samples import read_samples
 from daemon.pipeline import wire
 from daemon.pipeline.station import Published, Station
 from daemon.pipeline.tracing import opened_tracer
-from daemon.placement import Placement, Segment
+from daemon.placement.placement import Placement, Segment
 from daemon.results.destinations import Destination
 from daemon.system.cores import bind
 from daemon.system.lines import written_aside
@@ -37,7 +37,7 @@ from daemon.system.log import set_up
 from daemon.system.retry import Hurried
 from daemon.system.stray import catch
 from daemon.workers.slab import Slab
-from stages.processes import die_with
+from stages.contract.processes import die_with
 
 log = structlog.get_logger()
 

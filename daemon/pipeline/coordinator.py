@@ -27,8 +27,8 @@ from functools import partial
 import anyio
 import structlog
 
+from daemon.core.jobs import Committed, Content, Ending, File, Job, JobStatus, Read
 from daemon.inbox.watcher import Watcher
-from daemon.jobs import Committed, Content, Ending, File, Job, JobStatus, Read
 from daemon.ledger.ledger import Ledger
 from daemon.ledger.record import Record
 from daemon.monitoring.metrics import Metrics

@@ -20,8 +20,8 @@ import anyio
 import structlog
 from anyio import to_thread
 
-from daemon.errors import VisiondError
-from daemon.jobs import Attempt, Committed, Content, Ending, Job, JobStatus, Read
+from daemon.core.errors import VisiondError
+from daemon.core.jobs import Attempt, Committed, Content, Ending, Job, JobStatus, Read
 from daemon.ledger import looks
 from daemon.ledger.joining import assemble
 from daemon.ledger.ledger import Ledger

@@ -1,4 +1,4 @@
-"""An executor: a station at work with one generation of models. An exchange of models (daemon/exchanging/exchange.py)
+"""An executor: a station at work with one generation of models. An exchange of models (daemon/service/exchange.py)
 retires it, and another one takes its place."""
 
 from __future__ import annotations
@@ -10,8 +10,8 @@ from functools import partial
 import anyio
 import anyio.abc
 
-from daemon.errors import ModelsUnusable, NoWorkersLeft, leaves
-from daemon.jobs import Job
+from daemon.core.errors import ModelsUnusable, NoWorkersLeft, leaves
+from daemon.core.jobs import Job
 from daemon.pipeline.remote import Coordinator, RemoteStation
 from daemon.pipeline.station import Station
 from daemon.system.children import END_SECONDS

@@ -5,16 +5,16 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterable, Mapping, Sequence
 
-from daemon.layout import Layout
+from daemon.layout.layout import Layout
+from daemon.layout.slabs import open_slab, size_slabs
 from daemon.monitoring.metrics import Metrics
 from daemon.pipeline import wire
 from daemon.pipeline.remote import RemoteStation
 from daemon.pipeline.station import Station
 from daemon.pipeline.tracing import check_traces, opened_tracer
-from daemon.placement import share_out
+from daemon.placement.placement import share_out
 from daemon.results.destinations import Destination
 from daemon.results.judge import Judge
-from daemon.slabs import open_slab, size_slabs
 from daemon.system.cores import bind
 from daemon.workers.slab import Slab
 

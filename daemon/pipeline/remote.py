@@ -17,7 +17,7 @@ import anyio.abc
 import msgspec
 import structlog
 
-from daemon.errors import ModelsUnusable, NoWorkersLeft
+from daemon.core.errors import ModelsUnusable, NoWorkersLeft
 from daemon.monitoring.metrics import Metrics
 from daemon.monitoring.snapshot import LaneState, StationState, WorkerState
 from daemon.pipeline import station, wire
@@ -27,7 +27,7 @@ from daemon.pipeline.station import Published, published_of
 from daemon.results.destinations import Publication
 from daemon.system import children
 from daemon.system.retry import Hurried
-from stages import processes
+from stages.contract import processes
 
 log = structlog.get_logger()
 

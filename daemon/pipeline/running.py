@@ -9,16 +9,16 @@ import anyio
 import structlog
 from anyio import to_thread
 
-from daemon.errors import ModelsUnusable, NoWorkersLeft, leaves
+from daemon.core.errors import ModelsUnusable, NoWorkersLeft, leaves
+from daemon.layout.second_looks import Plan
+from daemon.layout.slabs import open_slab
 from daemon.ledger.records import Reader
 from daemon.monitoring.metrics import LookMetrics, Metrics
 from daemon.monitoring.snapshot import LookState, StationState
 from daemon.pipeline.desk import Desk, Home, LookJudge
-from daemon.pipeline.planning import Plan
 from daemon.pipeline.station import Station
 from daemon.results.destinations import Destination, publish_sidecars
 from daemon.results.judge import Judge
-from daemon.slabs import open_slab
 
 log = structlog.get_logger()
 

@@ -26,7 +26,7 @@ from typing import NamedTuple
 
 from msgspec.structs import replace
 
-from daemon.jobs import Ending, Job, JobStatus, Read
+from daemon.core.jobs import Ending, Job, JobStatus, Read
 
 REST_SECONDS = 5.0  # between tries with a few images of an inbox that is away
 TRIES = 3  # after these, a run that is to end no longer waits for an inbox

@@ -19,10 +19,8 @@ import anyio.abc
 from anyio import to_thread
 from msgspec.structs import replace
 
-from daemon.errors import WorkerLost
-from daemon.inbox.intake import read_files
-from daemon.inbox.origin import origin_of
-from daemon.jobs import (
+from daemon.core.errors import WorkerLost
+from daemon.core.jobs import (
     Attempt,
     Committed,
     Content,
@@ -33,8 +31,10 @@ from daemon.jobs import (
     JobStatus,
     Read,
 )
+from daemon.core.messages import Reply
+from daemon.inbox.intake import read_files
+from daemon.inbox.origin import origin_of
 from daemon.ledger.record import Record
-from daemon.messages import Reply
 from daemon.monitoring.metrics import LookMetrics, Metrics
 from daemon.monitoring.snapshot import LaneState, StationState
 from daemon.pipeline.tracing import Tracer
@@ -43,7 +43,7 @@ from daemon.system.queues import drain
 from daemon.system.retry import Retry
 from daemon.workers.lane import Lane
 from daemon.workers.slab import Slab
-from stages.base import Reason, advise
+from stages.contract.base import Reason, advise
 
 REMOTE_GROUPS = 4  # of jobs that are read from stores at once, beside the files of folders
 SILENT_SECONDS = 5.0  # after that a store whose groups are all waiting is away

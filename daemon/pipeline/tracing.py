@@ -22,9 +22,9 @@ import structlog
 
 from daemon import __version__
 from daemon.config.traces import TracesSection
-from daemon.errors import ConfigError
-from daemon.jobs import Attempt, Ending, JobStatus
-from daemon.messages import Reply
+from daemon.core.errors import ConfigError
+from daemon.core.jobs import Attempt, Ending, JobStatus
+from daemon.core.messages import Reply
 from daemon.system.clock import steady_seconds
 
 if TYPE_CHECKING:

@@ -25,10 +25,10 @@ from anyio import to_thread
 from daemon.config.ignored import ignored_by
 from daemon.config.loading import Config
 from daemon.config.sections import Inbox
-from daemon.errors import MissingLibrary
+from daemon.core.errors import MissingLibrary
+from daemon.core.jobs import Attempt, Committed, Ending, Failure, File, Job, JobStatus, Version
 from daemon.inbox.sources import WRITTEN, is_still_written, second_name
 from daemon.inbox.walk import Unread, Walk
-from daemon.jobs import Attempt, Committed, Ending, Failure, File, Job, JobStatus, Version
 from daemon.ledger.record import Record
 from daemon.pipeline.station import Published, published_of
 from daemon.results.destinations import Destination, publish_records
@@ -41,8 +41,8 @@ from daemon.unpacking.folder import Contents, Mark, Most, NoRoom, choose_target,
 from daemon.unpacking.kinds import FOLDER, TIFF, find_missing, has_further_pages, kind_of
 from daemon.unpacking.members import Rules
 from daemon.unpacking.paths import exists, made_inner
-from stages.base import Reason
-from stages.processes import count_cores
+from stages.contract.base import Reason
+from stages.contract.processes import count_cores
 
 log = structlog.get_logger()
 

@@ -14,15 +14,15 @@ from typing import Any
 
 import msgspec
 
-from daemon import messages
-from daemon.jobs import Content, Ending, Job, Placed, Read
-from daemon.messages import frame
+from daemon.core import messages
+from daemon.core.jobs import Content, Ending, Job, Placed, Read
+from daemon.core.messages import frame
 from daemon.monitoring.samples import Sample
 from daemon.monitoring.snapshot import StationState
 from daemon.system.cores import Cores
 from daemon.system.gpus import Gpu
 from daemon.system.mounts import KnownFolder
-from stages.base import StageSpec
+from stages.contract.base import StageSpec
 
 LONGEST_MESSAGE = 1 << 30  # bytes
 

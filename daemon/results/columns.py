@@ -8,8 +8,8 @@ from typing import Any, NamedTuple
 import msgspec
 from msgspec import inspect
 
-from stages.descriptor import Descriptor
-from stages.registry import BUILT_IN, STAGES
+from stages.contract.descriptor import Descriptor
+from stages.registry.registry import BUILT_IN, STAGES
 
 KINDS: dict[type[inspect.Type], type] = {
     inspect.IntType: int,

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import structlog
 
-from daemon.jobs import Change
+from daemon.core.jobs import Change
 from daemon.ledger.ledger import Ledger
 from daemon.ledger.record import Record
 

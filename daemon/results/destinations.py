@@ -20,15 +20,15 @@ import structlog
 
 from daemon.config.loading import Config
 from daemon.config.sections import Inbox
+from daemon.core.jobs import JobStatus, Placed
+from daemon.core.sidecar import is_reason_of, sidecar_paths
 from daemon.inbox import sources
 from daemon.inbox.sources import WRITTEN, second_name, temporary_name
 from daemon.inbox.walk import LONGEST_PATH
-from daemon.jobs import JobStatus, Placed
 from daemon.ledger.record import Record
-from daemon.sidecar import is_reason_of, sidecar_paths
 from daemon.system.mounts import KnownFolder, ask
 from daemon.system.scarcity import AWAY, SCARCE
-from stages.binning import BINS
+from stages.contract.binning import BINS
 
 log = structlog.get_logger()
 Answer = TypeVar("Answer")

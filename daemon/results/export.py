@@ -17,15 +17,15 @@ from typing import Any, BinaryIO
 
 import msgspec
 
-from daemon.errors import LedgerDamaged, WrongArgument
-from daemon.hints import command, quantity
+from daemon.config.state import closed_to_others
+from daemon.core.errors import LedgerDamaged, WrongArgument
+from daemon.core.hints import command, quantity
 from daemon.ledger.files import STDOUT, written_whole
 from daemon.ledger.record import Record
 from daemon.ledger.records import Reader
 from daemon.results import columns
 from daemon.results.parquet import write_table
-from daemon.state import closed_to_others
-from stages.binning import BINS, text_of
+from stages.contract.binning import BINS, text_of
 
 COLUMNS = {  # lists are lists of strings; a datetime is a string, except in Parquet
     "id": int,

@@ -17,7 +17,7 @@ from pathlib import Path
 import structlog
 
 from daemon.config.loading import Config
-from daemon.errors import AlreadyRunning
+from daemon.core.errors import AlreadyRunning
 from daemon.system.mounts import is_there
 
 log = structlog.get_logger()

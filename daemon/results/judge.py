@@ -14,13 +14,13 @@ from typing import Any
 import msgspec
 import structlog
 
-from daemon.jobs import UNREAD, Attempt, Content, Ending, Failure, Job, JobStatus
-from daemon.sidecar import describe_source
+from daemon.core.jobs import UNREAD, Attempt, Content, Ending, Failure, Job, JobStatus
+from daemon.core.sidecar import describe_source
 from daemon.system.clock import steady_seconds
-from stages import binning
-from stages.base import Reason
-from stages.binning import Bin, Rule, Thresholds, apply_rule, is_decided, judge
-from stages.registry import KEYS
+from stages.contract import binning
+from stages.contract.base import Reason
+from stages.contract.binning import Bin, Rule, Thresholds, apply_rule, is_decided, judge
+from stages.registry.registry import KEYS
 
 # A file with such a suffix FAILS if it is not an image; any other file is only SKIPPED.
 IMAGE_SUFFIXES = frozenset(

@@ -15,8 +15,8 @@ import anyio
 import structlog
 from anyio import to_thread
 
-from daemon.errors import VisiondError
-from daemon.jobs import Change
+from daemon.core.errors import VisiondError
+from daemon.core.jobs import Change
 from daemon.ledger import publications
 from daemon.ledger.ledger import Ledger
 from daemon.ledger.publications import Place

@@ -11,7 +11,7 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
-from daemon.errors import MissingLibrary
+from daemon.core.errors import MissingLibrary
 
 CHUNK = 1024  # rows in a row group, and in memory: some megabytes with embeddings
 

@@ -12,9 +12,9 @@ import anyio
 import structlog
 from anyio import to_thread
 
-from daemon.errors import ResultsLost
+from daemon.core.errors import ResultsLost
+from daemon.core.jobs import Change, JobStatus
 from daemon.inbox.sources import WRITTEN, find_changed
-from daemon.jobs import Change, JobStatus
 from daemon.ledger.ledger import Ledger
 from daemon.ledger.record import Record
 from daemon.results.damage import leave_out_damaged

@@ -14,7 +14,7 @@ from typing import Protocol
 from anyio import to_thread
 
 from daemon.config.loading import Config
-from daemon.jobs import JobStatus
+from daemon.core.jobs import JobStatus
 from daemon.ledger.files import sync_folder
 from daemon.ledger.record import Record
 from daemon.results.uploads import StoreSink

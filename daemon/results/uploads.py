@@ -16,13 +16,13 @@ import structlog
 from anyio import to_thread
 
 from daemon.config.output import StoreSection
-from daemon.errors import MissingLibrary
+from daemon.core.errors import MissingLibrary
+from daemon.core.jobs import JobStatus
+from daemon.core.sidecar import sidecar_paths
+from daemon.core.stores import CREDENTIALS, StoreFailed, store_errors, store_of
+from daemon.core.urls import split_url
 from daemon.inbox.origin import origin_of
-from daemon.jobs import JobStatus
 from daemon.ledger.record import Record
-from daemon.sidecar import sidecar_paths
-from daemon.stores.opening import CREDENTIALS, StoreFailed, store_errors, store_of
-from daemon.stores.urls import split_url
 from daemon.system.scarcity import AWAY, SCARCE
 
 log = structlog.get_logger()

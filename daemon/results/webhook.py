@@ -21,10 +21,10 @@ from anyio import to_thread
 from daemon import __version__
 from daemon.config.output import WebhookSection
 from daemon.config.secrets import read_secret
-from daemon.errors import ConfigError
-from daemon.jobs import JobStatus
+from daemon.core.errors import ConfigError
+from daemon.core.jobs import JobStatus
+from daemon.core.sidecar import timestamp
 from daemon.ledger.record import Record
-from daemon.sidecar import timestamp
 
 ANSWER_SECONDS = 20.0  # for each part of the receiver's answer
 REQUEST_BYTES = 512 << 10  # of records in one request; many receivers take up to 1 MiB

@@ -15,8 +15,8 @@ from numpy.typing import NDArray
 
 from daemon.search.matrix import Rows, open_rows
 from daemon.search.tower import Answer, Ask, receive, send
-from stages.base import StageSpec
-from stages.processes import importing
+from stages.contract.base import StageSpec
+from stages.contract.processes import importing
 
 if TYPE_CHECKING:
     from torch import Tensor

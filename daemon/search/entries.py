@@ -15,9 +15,9 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from daemon.jobs import JobStatus
+from daemon.core.jobs import JobStatus
 from daemon.ledger.record import Record
-from stages.binning import text_of
+from stages.contract.binning import text_of
 
 LEAST_SCORE = 0.1  # of a tag that counts besides the most probable one
 MOST_WORDS = 100_000  # characters of each field that are indexed

@@ -6,7 +6,7 @@ import os
 
 import msgspec
 
-from daemon.errors import VisiondError
+from daemon.core.errors import VisiondError
 from daemon.ledger import publications
 from daemon.ledger.records import Reader
 from daemon.results.webhook import describe

@@ -22,7 +22,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from daemon.errors import VisiondError
+from daemon.core.errors import VisiondError
 from daemon.ledger import identity, publications
 from daemon.ledger.records import Reader
 from daemon.ledger.schema import WITH_NUMBERS, read_version

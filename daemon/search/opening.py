@@ -8,11 +8,11 @@ from collections.abc import Callable, Iterator
 import structlog
 
 from daemon.config.loading import Config
-from daemon.errors import VisiondError
+from daemon.core.errors import VisiondError
 from daemon.ledger.records import Reader
 from daemon.search.index import check_ledger
 from daemon.search.searcher import Searcher
-from stages.base import StageSpec
+from stages.contract.base import StageSpec
 
 log = structlog.get_logger()
 
@@ -35,7 +35,7 @@ def find_embedder(config: Config) -> StageSpec | None:
     """The stage that makes embeddings, with its files; None if it is off, a fake, or its model is not here."""
     if EMBEDDER not in config.stage_names:
         return None
-    from daemon.layout import choose_dtypes, resolve_models
+    from daemon.layout.layout import choose_dtypes, resolve_models
     from daemon.system.gpus import list_gpus
 
     gpus = list_gpus()

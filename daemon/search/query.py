@@ -18,7 +18,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from datetime import UTC, date, datetime, timedelta
 
-from daemon.errors import VisiondError
+from daemon.core.errors import VisiondError
 from daemon.search.entries import FIELDS, mark, separate
 
 FILTERS = ("bin", "tag", "object", "inbox", "state", "reason")

@@ -10,14 +10,14 @@ from enum import StrEnum
 from functools import partial
 from pathlib import Path
 
+from daemon.config.state import SEARCH
 from daemon.ledger import publications
 from daemon.ledger.records import Reader
 from daemon.search.index import Index, SearchUnusable
 from daemon.search.masks import Bits, Masks, make_bits
 from daemon.search.query import Query
 from daemon.search.tower import Ask, Tower
-from daemon.state import SEARCH
-from stages.base import StageSpec
+from stages.contract.base import StageSpec
 
 BEST = 200  # images of a search by meaning, or by both; by words there is no limit
 LEAST_READ = 256  # entries of the index at once, as many may be stale

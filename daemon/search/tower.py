@@ -11,8 +11,8 @@ from typing import IO
 import msgspec
 
 from daemon.search.index import SearchUnusable
-from stages import processes
-from stages.base import StageSpec
+from stages.contract import processes
+from stages.contract.base import StageSpec
 
 ANSWER_SECONDS = 180.0  # also for loading the model; then the process is killed
 LENGTH_BYTES = 4  # before each message

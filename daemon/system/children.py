@@ -21,7 +21,7 @@ import structlog
 
 from daemon.system import lines
 from daemon.system.stray import Printed
-from stages import processes
+from stages.contract import processes
 
 log = structlog.get_logger()
 

@@ -16,7 +16,7 @@ from pathlib import Path
 import msgspec
 
 from daemon.system.gpus import Gpu
-from stages.processes import count_cores
+from stages.contract.processes import count_cores
 
 SYSFS = Path("/sys")
 FARTHEST = 255  # the largest distance that there is; also for one that is not known

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import psutil
 
-from stages.processes import CGROUPS, count_cores, own_cgroup, with_parents
+from stages.contract.processes import CGROUPS, count_cores, own_cgroup, with_parents
 
 WORKER = "daemon.workers.child"  # in the command of a worker process
 

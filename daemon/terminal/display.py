@@ -16,12 +16,12 @@ from rich.console import Console
 from rich.markup import escape as escape_markup
 from rich.table import Column, Table
 
-from daemon.errors import NotPrinted, ReaderGone
-from daemon.hints import command, quantity
-from daemon.jobs import JobStatus
+from daemon.core.errors import NotPrinted, ReaderGone
+from daemon.core.hints import command, quantity
+from daemon.core.jobs import JobStatus
 from daemon.monitoring.notices import list_notices
 from daemon.system.log import escape, is_json
-from stages.registry import BUILT_IN, sort_stages
+from stages.registry.registry import BUILT_IN, sort_stages
 
 if TYPE_CHECKING:
     from _typeshed import ReadableBuffer

@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from daemon.hints import DEFAULT_CONFIG, VARIABLE, command, keep_config, quantity
+from daemon.core.hints import DEFAULT_CONFIG, VARIABLE, command, keep_config, quantity
 
 if TYPE_CHECKING:
     from daemon.config.loading import Config
-    from daemon.errors import ConfigError
+    from daemon.core.errors import ConfigError
 
 
 IMAGE_HELP = "Path, path within the inbox, file name, or number as `visiond list` prints it."
@@ -58,7 +58,7 @@ def read_roughly(path: Path | None) -> tuple[Config, ConfigError | None]:
     """The configuration without its parts that have a problem, and that problem: enough to find the daemon and its
     ledger. Raises ConfigError if it does not even say where these are."""
     from daemon.config.salvage import load_rest
-    from daemon.errors import ConfigError
+    from daemon.core.errors import ConfigError
 
     try:
         return read_config(path, needs_stages=False), None

@@ -19,8 +19,8 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from daemon.errors import NotAnswering, NotRunning
-from daemon.hints import quantity
+from daemon.core.errors import NotAnswering, NotRunning
+from daemon.core.hints import quantity
 from daemon.monitoring.notices import list_notices
 from daemon.monitoring.snapshot import Snapshot, StageState, WorkerState
 from daemon.system.signals import interruptible

@@ -13,9 +13,9 @@ from typing import Any
 import tomlkit
 from tomlkit.exceptions import TOMLKitError
 
-from daemon.errors import ConfigError
+from daemon.core.errors import ConfigError
 from daemon.ledger.files import written_whole
-from daemon.profile import Settings
+from daemon.placement.profile import Settings
 
 Keys = Mapping[tuple[str, ...], Any]  # path of a key → its value
 

@@ -8,18 +8,18 @@ from collections.abc import Sequence
 import msgspec
 
 from daemon.config.loading import Config
-from daemon.devices import describe_gpu
-from daemon.hints import command
-from daemon.layout import resolve_models, used_gpus, weights_of
-from daemon.pipeline.planning import lay_out
-from daemon.placement import CORES_PER_WORKER, WORKER_BYTES, Batches, Placement, Segment, plan
-from daemon.profile import Machine, Settings, find_tuned
-from daemon.recorded import find_rates
+from daemon.core.hints import command
+from daemon.layout.layout import resolve_models, used_gpus, weights_of
+from daemon.layout.second_looks import lay_out
+from daemon.placement.devices import describe_gpu
+from daemon.placement.placement import CORES_PER_WORKER, WORKER_BYTES, Batches, Placement, Segment, plan
+from daemon.placement.profile import Machine, Settings, find_tuned
+from daemon.placement.recorded import find_rates
 from daemon.system.cores import Cores
 from daemon.system.gpus import Gpu
 from daemon.system.host import Host
-from stages.base import StageSpec
-from stages.processes import count_cores
+from stages.contract.base import StageSpec
+from stages.contract.processes import count_cores
 
 AMPLE = Host(cores=1 << 20, free_bytes=1 << 50)  # of a host that is not known
 

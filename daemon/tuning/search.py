@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import msgspec
 
-from daemon.profile import SAFETY, Settings, Trial, choose_best
+from daemon.placement.profile import SAFETY, Settings, Trial, choose_best
 
 LARGEST_BATCH = 1024
 MOST_TRIALS = 30

@@ -26,13 +26,13 @@ from prometheus_client.parser import text_string_to_metric_families
 from daemon.bench.meter import anonymous_bytes
 from daemon.bench.rates import measure_rate
 from daemon.config.loading import Config, load
+from daemon.config.state import CONTROL, KERNELS
 from daemon.control import fetch, find_snapshot
-from daemon.errors import NotRunning
+from daemon.core.errors import NotRunning
 from daemon.monitoring.snapshot import Snapshot
-from daemon.profile import Profile, Settings, Trial, fill_in, write_profile
-from daemon.state import CONTROL, KERNELS
+from daemon.placement.profile import Profile, Settings, Trial, fill_in, write_profile
 from daemon.system.gpus import list_gpus
-from stages.processes import environment, python
+from stages.contract.processes import environment, python
 
 POLL_SECONDS = 0.1
 MEASURE_SECONDS = 1.0  # between two readings of memory, which cost time themselves
@@ -161,7 +161,7 @@ class Bench:
     def _daemon(self) -> Iterator[subprocess.Popen[bytes]]:
         """A daemon in its own session, so that Ctrl-C reaches only this process. It stops when this one dies."""
         run = python("-m", "daemon", "run", "--config", str(self.home / "daemon.toml"))
-        command = python("-m", "stages.processes", str(os.getpid()), *run)
+        command = python("-m", "stages.contract.processes", str(os.getpid()), *run)
         with (self.home / "log").open("wb") as log:
             process = subprocess.Popen(
                 command,

@@ -17,13 +17,13 @@ from pathlib import Path
 import msgspec
 
 from daemon.config.loading import Config
-from daemon.devices import select_devices
-from daemon.errors import AlreadyRunning, ConfigError, NothingFound, VisiondError
-from daemon.hints import quantity
-from daemon.layout import choose_dtypes, resolve_models, used_gpus
+from daemon.config.state import TUNING, closed_to_others, lock_state
+from daemon.core.errors import AlreadyRunning, ConfigError, NothingFound, VisiondError
+from daemon.core.hints import quantity
+from daemon.layout.layout import choose_dtypes, resolve_models, used_gpus
 from daemon.ledger.files import written_into
-from daemon.profile import Machine, Profile, Trial, read_profile, write_profile
-from daemon.state import TUNING, closed_to_others, lock_state
+from daemon.placement.devices import select_devices
+from daemon.placement.profile import Machine, Profile, Trial, read_profile, write_profile
 from daemon.system.gpus import list_gpus
 from daemon.system.host import Host
 from daemon.tuning.search import Space, judge, next_settings

@@ -13,14 +13,14 @@ from math import inf
 
 import msgspec
 
-from daemon.hints import quantity
-from daemon.jobs import Failure
+from daemon.core.hints import quantity
+from daemon.core.jobs import Failure
 from daemon.unpacking.child import NUMBER, Torn, read_frames
 from daemon.unpacking.folder import Contents, TooMuch
 from daemon.unpacking.members import Rules
-from stages.base import Limits, Reason, advise
-from stages.decoding.decoder import START_SECONDS, WALL_PER_CPU_SECOND, allow_cpu_seconds
-from stages.processes import describe_end, environment, python
+from stages.contract.base import Limits, Reason, advise
+from stages.contract.processes import describe_end, environment, python
+from stages.images.decoder import START_SECONDS, WALL_PER_CPU_SECOND, allow_cpu_seconds
 
 MODULE = "daemon.unpacking.child"
 DEATH_SECONDS = 2.0

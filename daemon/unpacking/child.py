@@ -39,8 +39,8 @@ from daemon.unpacking.members import (
     Source,
     Twin,
 )
-from stages.base import Limits, advise
-from stages.decoding.decoder import DETAIL_CHARACTERS, confine, seal
+from stages.contract.base import Limits, advise
+from stages.images.decoder import DETAIL_CHARACTERS, confine, seal
 
 HEAD = struct.Struct("!cI")
 NUMBER = struct.Struct("!Q")

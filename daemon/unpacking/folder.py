@@ -17,10 +17,10 @@ from typing import NamedTuple
 
 import msgspec
 
+from daemon.core.jobs import Version
+from daemon.core.sidecar import LONGEST_NAME
 from daemon.inbox.sources import temporary_name
-from daemon.jobs import Version
 from daemon.results.destinations import sync_file_system
-from daemon.sidecar import LONGEST_NAME
 from daemon.system.beneath import READ
 from daemon.unpacking.paths import (
     INNER,

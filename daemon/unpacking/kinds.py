@@ -7,7 +7,7 @@ import struct
 from collections.abc import Collection
 from importlib.util import find_spec
 
-from stages.decoding.tiff import COPY_OR_MASK, NEW_SUBFILE_TYPE
+from stages.images.tiff import COPY_OR_MASK, NEW_SUBFILE_TYPE
 
 FOLDER = b".unpacked"  # ends the name of the folder with what was in a file
 SUFFIXES: dict[str, tuple[bytes, ...]] = {

@@ -23,8 +23,8 @@ import msgspec
 
 from daemon.unpacking import names
 from daemon.unpacking.kinds import LIBRARIES
-from stages.base import ImageError
-from stages.decoding import pages, tiff
+from stages.contract.base import ImageError
+from stages.images import pages, tiff
 
 PIECE = 1 << 20  # bytes of a member that are passed on together
 SHARPNESS = 95  # of frames, as JPEG
@@ -227,7 +227,7 @@ def walk_tiff(file: Source, rules: Rules) -> Iterator[Item]:
 
 
 def _draw_page(page: tiff.Directory, rules: Rules) -> Iterator[bytes]:
-    from stages.decoding import pixels
+    from stages.images import pixels
 
     width, height = page.integer(tiff.WIDTH), page.integer(tiff.HEIGHT)
     if width * height > rules.pixels:
@@ -361,13 +361,13 @@ def prepare(kind: str) -> None:
     """Import all that this kind may need, while files can still be opened. Raises ImportError."""
     from PIL import Image
 
-    from stages.decoding import pixels
+    from stages.images import pixels
 
     pixels.prepare()
     names.prepare()
     Image.init()  # its plug-ins
     if kind == "tiff":
-        importlib.import_module("stages.decoding.samples")
+        importlib.import_module("stages.images.samples")
     for module in MODULES:
         importlib.import_module(module)
     if kind in LIBRARIES:

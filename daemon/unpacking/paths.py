@@ -10,7 +10,7 @@ import shutil
 import stat
 from collections.abc import Callable, Iterator, Sequence
 
-from daemon.sidecar import LONGEST_NAME
+from daemon.core.sidecar import LONGEST_NAME
 from daemon.system.beneath import READ
 
 MARK = b".visiond-unpacked"  # a file in each such folder; the watcher ignores it

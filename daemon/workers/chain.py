@@ -21,9 +21,8 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from daemon.messages import Batch, Item, Loaded, Outcome, Output, Reply, Setup, StageRun
-from stages import registry
-from stages.base import (
+from daemon.core.messages import Batch, Item, Loaded, Outcome, Output, Reply, Setup, StageRun
+from stages.contract.base import (
     DeviceLost,
     Header,
     Image,
@@ -35,9 +34,10 @@ from stages.base import (
     Stage,
     StageSpec,
 )
-from stages.binning import is_decided
-from stages.decoding.images import decode, inspect
-from stages.processes import importing
+from stages.contract.binning import is_decided
+from stages.contract.processes import importing
+from stages.images.images import decode, inspect
+from stages.registry import registry
 
 GROUP_PIXELS = 200_000_000  # of a batch, decoded at once: 600 MB as bytes
 DECODING = "decoding"
@@ -127,8 +127,8 @@ class Chain:
     def _open_jpeg_decoder(self) -> None:
         """Open the GPU's decoder while the models load: the driver does that for one process after another, even on
         different GPUs. Errors are ignored, because `rehearse` decodes the same page again."""
-        from stages.decoding.images import find_jpeg_decoder, open_jpeg_decoder
-        from stages.devices import run_in_background
+        from stages.images.devices import run_in_background
+        from stages.images.images import find_jpeg_decoder, open_jpeg_decoder
 
         find_jpeg_decoder()  # imports torchvision, as some models do: two threads must not do so at once
         run_in_background(partial(open_jpeg_decoder, draw_page(self.setup.limits), self.setup.device))
@@ -330,7 +330,7 @@ def draw_page(limits: Limits) -> bytes:
 
 def _decoding(setup: Setup) -> Callable[[Sequence[Entry]], Answers]:
     """A function that decodes entries to pixels on the worker's device, or to errors."""
-    from stages.decoding.decoder import Decoders
+    from stages.images.decoder import Decoders
 
     decoders = Decoders(setup.decoders, setup.limits)
 

@@ -19,8 +19,8 @@ import threading
 import time
 import traceback
 
-from daemon.errors import may_pass
-from daemon.messages import (
+from daemon.core.errors import may_pass
+from daemon.core.messages import (
     LENGTH,
     Batch,
     Beat,
@@ -34,8 +34,8 @@ from daemon.messages import (
 )
 from daemon.system.cores import bind
 from daemon.workers.chain import Chain
-from stages.base import DeviceLost, OutOfMemory, StageUnusable
-from stages.processes import die_with
+from stages.contract.base import DeviceLost, OutOfMemory, StageUnusable
+from stages.contract.processes import die_with
 
 BEAT_SECONDS = 1.0
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # malloc.h
@@ -160,7 +160,7 @@ def _beat(channel: Channel) -> None:
 def _device_memory() -> tuple[int, int]:
     torch = sys.modules.get("torch")
     if torch is None or not torch.cuda.is_initialized():
-        fake = sys.modules.get("stages.fake")
+        fake = sys.modules.get("stages.registry.fake")
         return fake.FakeMemory.report() if fake else (0, 0)
     devices = range(torch.cuda.device_count())  # one, or those of a group
     return sum(map(torch.cuda.memory_reserved, devices)), sum(map(torch.cuda.max_memory_reserved, devices))

@@ -19,8 +19,8 @@ from typing import Any
 
 import msgspec
 
-from stages import registry
-from stages.base import StageSpec
+from stages.contract.base import StageSpec
+from stages.contract.processes import die_with
 from stages.kernels.cache import mark_of
 from stages.kernels.variants import (
     Variant,
@@ -30,7 +30,7 @@ from stages.kernels.variants import (
     has_driver,
     import_triton,
 )
-from stages.processes import die_with
+from stages.registry import registry
 
 LONGEST_PROBLEM = 300  # characters
 

@@ -1,7 +1,7 @@
 """The daemon's side of compiling kernels: what is missing, and the process (compiler.py) that compiles it.
 
 While it runs, it holds the lock of the folder of kernels, and workers wait for that lock before they use a
-kernel (stages/devices.py). So each kernel is compiled once for a host, while the workers import their
+kernel (stages/images/devices.py). So each kernel is compiled once for a host, while the workers import their
 libraries. If the process dies, the lock is free, and the workers compile what they need.
 """
 
@@ -22,17 +22,17 @@ import structlog
 from anyio import to_thread
 from anyio.streams.buffered import BufferedByteReceiveStream
 
-from daemon.hints import command
-from daemon.placement import Segment
-from daemon.state import closed_to_others
+from daemon.config.state import closed_to_others
+from daemon.core.hints import command
+from daemon.placement.placement import Segment
 from daemon.system.children import end
 from daemon.system.gpus import Gpu
 from daemon.system.host import Host
 from daemon.system.log import print_line
 from daemon.system.stray import Printed
 from daemon.workers.compiler import Order, Step, Want
-from stages import processes
-from stages.base import StageSpec
+from stages.contract import processes
+from stages.contract.base import StageSpec
 from stages.kernels.cache import can_compile_for, mark_of, try_lock
 
 log = structlog.get_logger()

@@ -11,13 +11,13 @@ from typing import Protocol
 import anyio
 import msgspec
 
-from daemon.errors import WorkerLost
-from daemon.jobs import Attempt
-from daemon.messages import Item, Reply
+from daemon.core.errors import WorkerLost
+from daemon.core.jobs import Attempt
+from daemon.core.messages import Item, Reply
 from daemon.system.queues import drain
 from daemon.workers.pool import Pool
 from daemon.workers.worker import Worker
-from stages.base import Reason
+from stages.contract.base import Reason
 
 MOST_WAITS = 5  # of an image for its GPU's memory, while others fit into it
 USUAL_PIXELS = (

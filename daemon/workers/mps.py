@@ -22,7 +22,7 @@ import anyio.abc
 import structlog
 
 from daemon.system.children import end
-from stages.processes import die_with, environment, locked_folder, python
+from stages.contract.processes import die_with, environment, locked_folder, python
 
 log = structlog.get_logger()
 
@@ -104,7 +104,7 @@ class Server:
         which reaches a whole group."""
         parent = str(os.getpid())
         self._process = await anyio.open_process(
-            python("-m", "stages.processes", parent, CONTROL, "-f"),
+            python("-m", "stages.contract.processes", parent, CONTROL, "-f"),
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,

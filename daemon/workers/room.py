@@ -14,8 +14,8 @@ from typing import Protocol
 import anyio
 from anyio import to_thread
 
-from daemon.placement import CONTEXT_BYTES
-from daemon.profile import SAFETY
+from daemon.placement.placement import CONTEXT_BYTES
+from daemon.placement.profile import SAFETY
 from daemon.system.gpus import Gpu
 from daemon.workers.worker import Worker
 

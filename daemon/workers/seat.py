@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass
 
-from daemon.messages import Beat, Setup
+from daemon.core.messages import Beat, Setup
 from daemon.monitoring.snapshot import WorkerState
 from daemon.workers.mps import Server
 from daemon.workers.room import Room

@@ -14,7 +14,7 @@ from collections import deque
 
 import anyio
 
-from daemon.jobs import Extent
+from daemon.core.jobs import Extent
 
 ALIGNMENT = 64  # bytes; a cache line
 

@@ -16,11 +16,11 @@ from typing import Any
 
 import msgspec
 
-from daemon.messages import Batch, Item, Setup
+from daemon.core.messages import Batch, Item, Setup
 from daemon.workers.chain import Answers, Chain, Input, Tally, draw_page
-from stages import registry
-from stages.base import DeviceLost, Limits, OutOfMemory, StageSpec, StageUnusable
-from stages.processes import die_with
+from stages.contract.base import DeviceLost, Limits, OutOfMemory, StageSpec, StageUnusable
+from stages.contract.processes import die_with
+from stages.registry import registry
 
 IMAGES = 2
 

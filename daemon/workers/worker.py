@@ -13,8 +13,8 @@ import anyio.abc
 import msgspec
 import structlog
 
-from daemon.errors import WorkerLost
-from daemon.messages import (
+from daemon.core.errors import WorkerLost
+from daemon.core.messages import (
     Batch,
     Beat,
     Farewell,
@@ -31,7 +31,7 @@ from daemon.messages import (
 )
 from daemon.system import children
 from daemon.system.stray import Printed
-from stages import processes
+from stages.contract import processes
 
 log = structlog.get_logger()
 

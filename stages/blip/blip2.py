@@ -11,8 +11,8 @@ import torch
 
 from stages.blip.descriptor import BLIP2, Blip2Options
 from stages.blip.generation import PromptStage
-from stages.devices import hold_device
-from stages.options import read_options
+from stages.contract.options import read_options
+from stages.images.devices import hold_device
 
 
 class Blip2Stage(PromptStage):

@@ -8,11 +8,11 @@ from typing import Any
 import torch.nn.functional as F
 from torch import Tensor
 
-from stages.base import Image, ImageError, Reason, Result
 from stages.blip.descriptor import Caption
 from stages.clip.descriptor import TOWERS, Clip
 from stages.clip.embeddings import TextTower, decode_embedding
-from stages.devices import dtype_of, hold_device
+from stages.contract.base import Image, ImageError, Reason, Result
+from stages.images.devices import dtype_of, hold_device
 from stages.pretrained.checkpoints import load_known
 from stages.pretrained.familiarity import UNFAMILIAR
 from stages.pretrained.vision import VisionStage

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from stages.base import StageSpec
 from stages.blip.descriptor import CHAT, ChatOptions
 from stages.blip.generation import GenerateStage
-from stages.devices import hold_device
-from stages.options import read_options
+from stages.contract.base import StageSpec
+from stages.contract.options import read_options
+from stages.images.devices import hold_device
 from stages.pretrained.language import ask, load_chat_processor
 from stages.pretrained.questions import Questions
 

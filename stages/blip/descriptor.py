@@ -8,10 +8,10 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta
 
-from stages import recognition
 from stages.clip import descriptor as clip
-from stages.descriptor import BYTES, SMALL, Backend, Descriptor, Files, Model
-from stages.invented import VARIANTS
+from stages.contract import recognition
+from stages.contract.descriptor import BYTES, SMALL, Backend, Descriptor, Files, Model
+from stages.contract.invented import VARIANTS
 
 MODELS = (
     Model(

@@ -11,8 +11,8 @@ from transformers import AutoProcessor
 
 from stages.blip.descriptor import FLORENCE, FlorenceOptions
 from stages.blip.generation import PromptStage
-from stages.devices import hold_device
-from stages.options import read_options
+from stages.contract.options import read_options
+from stages.images.devices import hold_device
 from stages.pretrained.checkpoints import load_part
 
 TASKS = {

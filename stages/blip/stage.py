@@ -12,13 +12,13 @@ import torch
 from torch import Tensor, nn
 from transformers import BlipConfig, BlipForConditionalGeneration
 
-from stages.base import StageSpec
 from stages.blip.captioner import Captioner
 from stages.blip.captions import CaptionStage
 from stages.blip.descriptor import MODELS, BlipOptions
 from stages.blip.vision import embed_image, speed_up_attention, speed_up_mlp
-from stages.devices import dtype_of, hold_device
-from stages.options import read_options
+from stages.contract.base import StageSpec
+from stages.contract.options import read_options
+from stages.images.devices import dtype_of, hold_device
 from stages.pretrained.checkpoints import load_part, load_tokenizer
 from stages.pretrained.vision import speed_up_patches
 

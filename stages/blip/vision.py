@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from stages.devices import has_kernels_for
+from stages.images.devices import has_kernels_for
 
 
 class FastAttention(nn.Module):

@@ -11,8 +11,8 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
-from stages import invented, recognition
-from stages.descriptor import BYTES, Descriptor, Model
+from stages.contract import invented, recognition
+from stages.contract.descriptor import BYTES, Descriptor, Model
 
 LABELS = "labels.txt"  # the possible tags, one on each line; beside a model, or in a pack
 CLASSIFIER = {"classifier.": "a model of this family for classes"}

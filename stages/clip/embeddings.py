@@ -10,9 +10,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from stages.base import StageUnusable
 from stages.clip.descriptor import Embedding
-from stages.devices import split_batches
+from stages.contract.base import StageUnusable
+from stages.images.devices import split_batches
 from stages.pretrained.checkpoints import load_tokenizer
 
 TEXTS_AT_ONCE = 256

@@ -16,8 +16,8 @@ from torch import Tensor, nn
 
 from stages.clip.descriptor import FLEXIBLE
 from stages.clip.stage import ClipStage
-from stages.resizing.geometry import PatchGeometry
-from stages.resizing.resize import Resizer
+from stages.images.geometry import PatchGeometry
+from stages.images.resize import Resizer
 
 CACHED_SHAPES = 128  # their position embeddings stay on the device, about 400 kB each
 

@@ -15,12 +15,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from stages.base import Image, ImageError, Result
 from stages.clip.descriptor import MODELS, Clip, ClipOptions, Tag
 from stages.clip.embeddings import TextTower, encode_embedding, is_sigmoid
-from stages.descriptor import Model
-from stages.devices import hold_device
-from stages.options import read_options
+from stages.contract.base import Image, ImageError, Result
+from stages.contract.descriptor import Model
+from stages.contract.options import read_options
+from stages.images.devices import hold_device
 from stages.pretrained.familiarity import UNFAMILIAR
 from stages.pretrained.vision import VisionStage, speed_up_patches
 

@@ -16,7 +16,7 @@ from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from pathlib import Path
 
-from stages.base import StageSpec
+from stages.contract.base import StageSpec
 
 OLDEST_GPU = (8, 0)  # Ampere; for older ones Triton needs minutes to compile a kernel
 LONGEST_WAIT_SECONDS = 600.0  # then workers stop waiting, and compile for themselves

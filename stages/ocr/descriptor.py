@@ -8,11 +8,11 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
-from stages.descriptor import SMALL, Backend, Descriptor, Model
-from stages.manifest import PackError
+from stages.contract.descriptor import SMALL, Backend, Descriptor, Model
+from stages.contract.manifest import PackError
+from stages.contract.options import Fraction, Side
+from stages.contract.recognition import make_backend
 from stages.ocr import files
-from stages.options import Fraction, Side
-from stages.recognition import make_backend
 
 READERS = (
     Model("lighton_ocr", "LightOnOcrForConditionalGeneration", "LightOnOCR"),

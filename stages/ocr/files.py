@@ -10,9 +10,9 @@ from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
-from stages import recognition
-from stages.descriptor import Files, Model
-from stages.manifest import PackError
+from stages.contract import recognition
+from stages.contract.descriptor import Files, Model
+from stages.contract.manifest import PackError
 
 PROCESSOR = ("image processor",)
 PLACES = ("det", "rec", ".", "ocr/det", "ocr/rec", "ocr")

@@ -220,7 +220,7 @@ def is_known(network: nn.Module) -> TypeIs[Detector | Recognizer]:
 
 
 def launch_kernels(files: Mapping[str, str]) -> None:
-    """Launch each kernel of both networks once, as stages.base.Stage.launch_kernels describes.
+    """Launch each kernel of both networks once, as stages.contract.base.Stage.launch_kernels describes.
     Kernels are the same for all sizes, unless a map has one row: no page is that flat."""
     widths = torch.tensor([64])
     detector, recognizer, _ = load_networks(files)

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from stages.base import StageUnusable
+from stages.contract.base import StageUnusable
 from stages.ocr.files import MODELS
 from stages.ocr.generic import GenericDetector, GenericRecognizer, Levels
 from stages.ocr.graph import Graph

@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING, TypeVar
 
 import torch
 
-from stages.base import DeviceLost, OutOfMemory, StageSpec
-from stages.devices import (
+from stages.contract.base import DeviceLost, OutOfMemory, StageSpec
+from stages.images.devices import (
     device_errors,
     dtype_of,
     has_kernels,

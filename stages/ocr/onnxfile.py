@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from stages.base import StageUnusable
+from stages.contract.base import StageUnusable
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

@@ -24,9 +24,10 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
 
-from stages.base import FULL_BATCH, Image, ImageError, Result, Stage, StageSpec
-from stages.binning import Thresholds, has_text
-from stages.devices import dtype_of, group_places, hold_device, pixels_of, split_batches
+from stages.contract.base import FULL_BATCH, Image, ImageError, Result, Stage, StageSpec
+from stages.contract.binning import Thresholds, has_text
+from stages.contract.options import read_options
+from stages.images.devices import dtype_of, group_places, hold_device, pixels_of, split_batches
 from stages.ocr.dbpost import Quads, area, find_boxes
 from stages.ocr.descriptor import Line, Ocr, OcrOptions, Point
 from stages.ocr.direction import put_in_order
@@ -45,7 +46,6 @@ from stages.ocr.warp import (
     interleave_with_kernel,
     resize,
 )
-from stages.options import read_options
 
 WARM_WIDTHS = (320, 640, 1024)
 LINES_IN_GROUP = 6
@@ -284,7 +284,7 @@ def make_page(pixels: Tensor, plan: Plan) -> Tensor:
 
 
 def is_text(reading: Reading) -> bool:
-    """Whether a line counts as text, by the rule of stages/binning.py, and was not guessed."""
+    """Whether a line counts as text, by the rule of stages/contract/binning.py, and was not guessed."""
     return reading.score > TEXT_SCORE and not reading.guessed and has_text(reading.text)
 
 

@@ -18,7 +18,7 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
 
-from stages.devices import has_kernels_for
+from stages.images.devices import has_kernels_for
 
 WEIGHT_UNIT = 2048  # a weight of 1 in cv2's integer arithmetic
 SQUARE = np.array([[0, 0], [1, 0], [1, 1], [0, 1]], dtype=np.float32)  # corners, clockwise from top left

@@ -16,9 +16,10 @@ from tokenizers.normalizers import Sequence as Normalizers
 from transformers import AutoConfig, AutoTokenizer, PreTrainedModel, Siglip2Tokenizer
 from transformers.utils import logging
 
-from stages.base import StageUnusable
-from stages.descriptor import Model as Known
-from stages.devices import device_errors
+from stages.contract.base import StageUnusable
+from stages.contract.descriptor import Model as Known
+from stages.contract.recognition import read_config
+from stages.images.devices import device_errors
 from stages.pretrained.quantizing import check_small, make_smaller, refuse_quantized
 from stages.pretrained.soundness import refuse_nan
 from stages.pretrained.spreading import (
@@ -27,7 +28,6 @@ from stages.pretrained.spreading import (
     name_for_transformers,
     quiet_about_parameters,
 )
-from stages.recognition import read_config
 
 # No progress bars and configurations in a worker's log; real problems are raised below.
 logging.set_verbosity_error()

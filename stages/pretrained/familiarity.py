@@ -20,8 +20,8 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
 
-from stages.base import Image, StageSpec, StageUnusable
-from stages.devices import device_errors, hold_device, pixels_of, split_batches, synchronize
+from stages.contract.base import Image, StageSpec, StageUnusable
+from stages.images.devices import device_errors, hold_device, pixels_of, split_batches, synchronize
 
 UNFAMILIAR = "not a scene of the demonstration pack"  # the tag and the caption of such an image
 FILE = "familiarity.safetensors"
@@ -52,8 +52,8 @@ class Features:
         # The stage YOLO needs transformers only for this.
         from transformers import AutoImageProcessor, BlipForConditionalGeneration
 
+        from stages.images.resize import ImageProcessor
         from stages.pretrained.checkpoints import load_model, load_part
-        from stages.resizing.resize import ImageProcessor
 
         settings = load_part("image processor", AutoImageProcessor, folder, trust_remote_code=False)
         self.processor = ImageProcessor(settings, device, torch.float32)

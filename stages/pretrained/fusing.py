@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from transformers.activations import ACT2FN
 
-from stages.devices import has_kernels_for
+from stages.images.devices import has_kernels_for
 from stages.pretrained.vision import Patches, is_patching
 
 HALF = (torch.bfloat16, torch.float16)
@@ -227,7 +227,7 @@ def rotate_one(
 
 
 def launch_kernels(model: nn.Module, dtype: torch.dtype) -> None:
-    """Launch each kernel that a model needs once, as stages.base.Stage.launch_kernels describes. model: without weights,
+    """Launch each kernel that a model needs once: see Stage.launch_kernels in stages/contract/base.py. model: without weights,
     on the device "meta"."""
     from stages.kernels import language
 

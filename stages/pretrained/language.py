@@ -16,8 +16,10 @@ from transformers import AutoImageProcessor, AutoProcessor, LightOnOcrProcessor
 from transformers.models.smolvlm import processing_smolvlm
 from transformers.utils import PROCESSOR_NAME
 
-from stages.base import OutOfMemory, StageSpec, StageUnusable
-from stages.devices import device_errors, dtype_of, synchronize
+from stages.contract.base import OutOfMemory, StageSpec, StageUnusable
+from stages.contract.recognition import read_config
+from stages.images.devices import device_errors, dtype_of, synchronize
+from stages.images.lanczos import make_exact, resize_by_lanczos, uses_lanczos
 from stages.pretrained import fusing
 from stages.pretrained.checkpoints import first_line, load_part, outline_known
 from stages.pretrained.packing import pack_images
@@ -26,8 +28,6 @@ from stages.pretrained.recording import CudaRecorder, Recorder
 from stages.pretrained.spreading import measure_free
 from stages.pretrained.steps import DRY_RUN_TOKENS, RecordedSteps, is_steady
 from stages.pretrained.vision import BLANK_SIZE, VisionStage
-from stages.recognition import read_config
-from stages.resizing.lanczos import make_exact, resize_by_lanczos, uses_lanczos
 
 # Of the device's free memory, for the keys and values of all its workers; batches and other stages have the rest.
 CACHE_SHARE = 1 / 3

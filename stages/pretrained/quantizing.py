@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from stages.base import StageUnusable
+from stages.contract.base import StageUnusable
 
 GROUP = 64  # inputs of an int4 layer that share a scale
 # The least compute capability of a GPU for whose kernels torch has. int8 also runs on a CPU.

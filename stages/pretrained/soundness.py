@@ -7,7 +7,7 @@ from pathlib import Path
 
 from torch import Tensor, nn
 
-from stages.base import StageUnusable
+from stages.contract.base import StageUnusable
 
 
 def refuse_nan(network: nn.Module, source: str | Path) -> None:

@@ -22,8 +22,8 @@ from accelerate.utils import get_balanced_memory
 from torch import nn
 from transformers import AutoConfig, PreTrainedModel
 
-from stages.base import OutOfMemory
-from stages.devices import device_errors
+from stages.contract.base import OutOfMemory
+from stages.images.devices import device_errors
 
 # accelerate warns that the GPUs of a map are missing where they are pretended ones.
 logging.getLogger("accelerate").setLevel(logging.ERROR)

@@ -27,7 +27,7 @@ from transformers import Blip2ForConditionalGeneration, StaticCache
 from transformers.cache_utils import StaticLayer
 from transformers.modeling_outputs import CausalLMOutputWithPast
 
-from stages.base import OutOfMemory
+from stages.contract.base import OutOfMemory
 from stages.pretrained.keyvalues import CacheMemory, Shape, align, bytes_per_token, plan_lengths, plan_sizes
 from stages.pretrained.recording import Recorder
 

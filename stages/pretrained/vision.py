@@ -11,12 +11,12 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import AutoImageProcessor
 
-from stages.base import Image, Stage, StageSpec, StageUnusable
-from stages.descriptor import SMALL, Model
-from stages.devices import dtype_of, hold_device, pixels_of, split_batches, synchronize, warm_up_size
+from stages.contract.base import Image, Stage, StageSpec, StageUnusable
+from stages.contract.descriptor import SMALL, Model
+from stages.images.devices import dtype_of, hold_device, pixels_of, split_batches, synchronize, warm_up_size
+from stages.images.resize import ImageProcessor
 from stages.pretrained.checkpoints import load_known, load_part
 from stages.pretrained.familiarity import Judge, KnowsAll, load_familiarity
-from stages.resizing.resize import ImageProcessor
 
 Output = TypeVar("Output")
 

@@ -13,14 +13,14 @@ from typing import Any
 
 import transformers
 
-from stages.base import Image, ImageError, Result, StageSpec
-from stages.devices import hold_device
+from stages.contract.base import Image, ImageError, Result, StageSpec
+from stages.contract.options import read_options
+from stages.contract.recognition import name_model
+from stages.images.devices import hold_device
 from stages.ocr.descriptor import READERS, Ocr, ReaderOptions
-from stages.options import read_options
 from stages.pretrained.language import LanguageStage, ask, load_chat_processor, load_processor
 from stages.pretrained.questions import Questions
 from stages.reading.towers import read_in_parts
-from stages.recognition import name_model
 
 # By model_type. LightOnOCR is asked nothing.
 PROMPTS = {"paddleocr_vl": "OCR:", "glm_ocr": "Text Recognition:", "deepseek_ocr2": "Free OCR."}

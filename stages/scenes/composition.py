@@ -12,7 +12,7 @@ from random import Random
 import cv2
 import numpy as np
 
-from stages.binning import measure_dispersion
+from stages.contract.binning import measure_dispersion
 from stages.scenes import pages
 from stages.scenes.drawing import COLORS, Backdrop, Pixels, Points, list_backdrops, vary
 from stages.scenes.shapes import LABELS, LEAN, Sprite, choose_finish, draw_object, fixed_point

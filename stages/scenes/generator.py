@@ -27,7 +27,7 @@ import cv2
 import msgspec
 from PIL import ExifTags, Image
 
-from stages.processes import count_cores
+from stages.contract.processes import count_cores
 from stages.scenes.composition import RECIPES, Draft, Recipe, compose_poster
 from stages.scenes.drawing import Pixels, add_camera, add_grain, add_light
 from stages.scenes.truth import (

@@ -19,7 +19,7 @@ from typing import TypeVar
 
 import msgspec
 
-from stages.binning import measure_area, measure_dispersion
+from stages.contract.binning import measure_area, measure_dispersion
 from stages.scenes.drawing import BACKDROPS, COLORS, Backdrop
 from stages.scenes.shapes import LABELS
 

@@ -23,7 +23,7 @@ import msgspec
 import numpy as np
 from PIL import Image, ImageOps
 
-from stages.processes import count_cores, die_with
+from stages.contract.processes import count_cores, die_with
 from stages.scenes.drawing import COLORS, Pixels
 from stages.scenes.generator import encode_scene, make_scene
 from stages.scenes.shapes import LABELS

@@ -12,7 +12,7 @@ from typing import Any
 
 import msgspec
 
-from stages.manifest import MANIFEST, read_manifest, write_manifest
+from stages.contract.manifest import MANIFEST, read_manifest, write_manifest
 from stages.training.log import read_log
 
 TARGETS = (

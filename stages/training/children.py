@@ -12,7 +12,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NoReturn
 
-from stages.processes import locked_folder, python
+from stages.contract.processes import locked_folder, python
 
 # Between SIGTERM and SIGKILL; in this time torchrun ends its ranks, which have separate process groups.
 GRACE_SECONDS = 10.0
@@ -40,7 +40,7 @@ def locked(folder: Path) -> Iterator[int]:
 def start_child(command: Sequence[str], output: Path, environment: Mapping[str, str], lock: int) -> Child:
     """Start a child in a separate process group. Ctrl-C does not reach it: call `end_children`.
     lock: to be inherited."""
-    bound = python("-m", "stages.processes", str(os.getpid()), *command)
+    bound = python("-m", "stages.contract.processes", str(os.getpid()), *command)
     with output.open("wb") as file:
         return subprocess.Popen(
             bound,

@@ -20,7 +20,7 @@ import cv2
 import msgspec
 import torch
 
-from stages.processes import count_cores
+from stages.contract.processes import count_cores
 from stages.scenes.truth import Truth
 from stages.training import mini
 from stages.training.cache import label_line, open_dataset, read_upright

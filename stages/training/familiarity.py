@@ -19,8 +19,8 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from stages.devices import pixels_of
-from stages.manifest import MANIFEST, digest_file, read_manifest, write_manifest
+from stages.contract.manifest import MANIFEST, digest_file, read_manifest, write_manifest
+from stages.images.devices import pixels_of
 from stages.pretrained.familiarity import FILE, ROLES, Features
 from stages.scenes.generator import write_samples
 from stages.scenes.strange import write_strange

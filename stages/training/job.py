@@ -14,7 +14,7 @@ from typing import Literal
 import msgspec
 import torch
 
-from stages.processes import die_with
+from stages.contract.processes import die_with
 from stages.training import mini
 from stages.training.cache import COLOR_NAMES
 from stages.training.dataset import Examples

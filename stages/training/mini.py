@@ -28,7 +28,7 @@ from transformers import (
     PreTrainedTokenizerFast,
 )
 
-from stages.manifest import MANIFEST, Manifest, StageEntry, digest_folder, list_files, write_manifest
+from stages.contract.manifest import MANIFEST, Manifest, StageEntry, digest_folder, list_files, write_manifest
 from stages.scenes.shapes import LABELS
 from stages.scenes.truth import TAGS, VOCABULARY
 from stages.yolo.structure import Size, describe

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from stages.manifest import MANIFEST, PackError
+from stages.contract.manifest import MANIFEST, PackError
 
 KINDS = ("yolo", "clip", "blip")
 

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from transformers import BlipConfig, BlipForConditionalGeneration, CLIPConfig, CLIPModel
 
-from stages.manifest import Manifest
+from stages.contract.manifest import Manifest
 from stages.training import mini
 
 SIZES = mini.Sizes(yolo_width=0.25, yolo_size=640, clip_tokens=77, blip_tokens=512)

@@ -21,8 +21,8 @@ from typing import Any
 
 import msgspec
 
-from stages.manifest import Manifest, PackError
-from stages.processes import environment, python
+from stages.contract.manifest import Manifest, PackError
+from stages.contract.processes import environment, python
 from stages.training.cache import Plan, write_cache
 from stages.training.card import Card, draw_curves, read_card, read_training, write_card
 from stages.training.children import Child, InUse, end_children, locked, start_child, stopped_in_order

@@ -19,16 +19,17 @@ import msgspec
 import torch
 from torch import Tensor
 
-from stages import binning, registry
-from stages.base import Image, ImageError, Limits, Result, Stage
 from stages.blip.descriptor import Caption
 from stages.clip.descriptor import Clip
-from stages.decoding.decoder import Decoders
-from stages.decoding.images import decode, inspect
-from stages.devices import split_batches
+from stages.contract import binning
+from stages.contract.base import Image, ImageError, Limits, Result, Stage
+from stages.contract.processes import count_cores
+from stages.images.decoder import Decoders
+from stages.images.devices import split_batches
+from stages.images.images import decode, inspect
 from stages.ocr.descriptor import Ocr
 from stages.pretrained.familiarity import UNFAMILIAR
-from stages.processes import count_cores
+from stages.registry import registry
 from stages.scenes.generator import write_samples
 from stages.scenes.strange import find_photographs
 from stages.scenes.truth import TRUTH, Truth, caption_is_true, parse_caption, read_truth

@@ -8,10 +8,10 @@ import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
-from stages import recognition, registry
 from stages.clip.descriptor import LABELS
-from stages.descriptor import Model
-from stages.manifest import (
+from stages.contract import recognition
+from stages.contract.descriptor import Model
+from stages.contract.manifest import (
     MANIFEST,
     Manifest,
     PackError,
@@ -23,6 +23,7 @@ from stages.manifest import (
     write_manifest,
 )
 from stages.ocr import files as ocr
+from stages.registry import registry
 from stages.weights.hub import SCENES, choose_support
 from stages.yolo import recognition as yolo_recognition
 from stages.yolo.descriptor import FILES as YOLO_FILES

@@ -6,8 +6,8 @@ only if a backend of this installation takes the model. Imports no torch.
 
 from __future__ import annotations
 
-from stages import registry
-from stages.descriptor import Backend
+from stages.contract.descriptor import Backend
+from stages.registry import registry
 from stages.weights.families import Entry, Family
 from stages.weights.ppocr import RECOGNIZERS
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
-from stages import registry
-from stages.descriptor import SMALL
-from stages.manifest import PackError
+from stages.contract.descriptor import SMALL
+from stages.contract.manifest import PackError
+from stages.registry import registry
 from stages.weights.layouts import name_models
 
 LARGE = ("float32", "float16", "bfloat16", "half")  # every model takes them

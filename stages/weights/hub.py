@@ -17,7 +17,7 @@ from http import HTTPStatus
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
-from stages.manifest import (
+from stages.contract.manifest import (
     MANIFEST,
     Manifest,
     PackError,

@@ -7,11 +7,12 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
-from stages import recognition, registry
-from stages.base import StageSpec
-from stages.descriptor import Backend
-from stages.manifest import MANIFEST, PackError, StageEntry, read_manifest
+from stages.contract import recognition
+from stages.contract.base import StageSpec
+from stages.contract.descriptor import Backend
+from stages.contract.manifest import MANIFEST, PackError, StageEntry, read_manifest
 from stages.ocr.files import describe_damage
+from stages.registry import registry
 
 
 def recognize(path: Path, stage: str = "", backend: str = "", *, asked: str = "") -> dict[str, StageEntry]:

@@ -9,8 +9,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from stages import registry
-from stages.manifest import MANIFEST, NotPulled, PackError, read_manifest
+from stages.contract.manifest import MANIFEST, NotPulled, PackError, read_manifest
+from stages.registry import registry
 from stages.weights import catalog
 from stages.weights.catalog import CATALOG
 from stages.weights.families import Entry

@@ -17,10 +17,9 @@ from typing import Any
 
 import msgspec
 
-from stages import registry
-from stages.base import StageSpec
-from stages.descriptor import find_nothing
-from stages.manifest import (
+from stages.contract.base import StageSpec
+from stages.contract.descriptor import find_nothing
+from stages.contract.manifest import (
     LATER,
     MANIFEST,
     Manifest,
@@ -35,6 +34,7 @@ from stages.manifest import (
     read_manifest,
     write_manifest,
 )
+from stages.registry import registry
 from stages.weights import names, pulling
 from stages.weights.dtypes import choose_dtype
 from stages.weights.hub import Hub, pull

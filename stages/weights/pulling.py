@@ -18,10 +18,10 @@ from pathlib import Path
 
 import msgspec
 
-from stages import recognition, registry
-from stages.base import StageSpec, StageUnusable
-from stages.descriptor import Model
-from stages.manifest import (
+from stages.contract import recognition
+from stages.contract.base import StageSpec, StageUnusable
+from stages.contract.descriptor import Model
+from stages.contract.manifest import (
     MANIFEST,
     Manifest,
     PackError,
@@ -30,7 +30,8 @@ from stages.manifest import (
     list_files,
     write_manifest,
 )
-from stages.recognition import PICKLE, WEIGHTS
+from stages.contract.recognition import PICKLE, WEIGHTS
+from stages.registry import registry
 from stages.weights import assembly, catalog
 from stages.weights.catalog import ULTRALYTICS
 from stages.weights.hub import Hub, HuggingFaceHub, Listing, choose_support

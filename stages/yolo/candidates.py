@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from stages.base import Image, ImageError, Result
+from stages.contract.base import Image, ImageError, Result
 from stages.pretrained.vision import VisionStage
 from stages.yolo.descriptor import Objects
 

@@ -9,10 +9,10 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
-from stages.descriptor import Backend, Descriptor, Model
-from stages.invented import LABELS
-from stages.options import Count, Fraction
-from stages.recognition import make_backend
+from stages.contract.descriptor import Backend, Descriptor, Model
+from stages.contract.invented import LABELS
+from stages.contract.options import Count, Fraction
+from stages.contract.recognition import make_backend
 from stages.yolo import recognition
 
 FILES = {"weights": "yolo.safetensors", "config": "yolo.json"}  # by role, in a pack

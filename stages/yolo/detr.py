@@ -14,12 +14,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from stages.base import Image, StageSpec, StageUnusable
-from stages.devices import hold_device
-from stages.options import read_options
+from stages.contract.base import Image, StageSpec, StageUnusable
+from stages.contract.options import read_options
+from stages.contract.recognition import name_model
+from stages.images.devices import hold_device
+from stages.images.geometry import BoxGeometry
 from stages.pretrained.convolutions import fold_norms
-from stages.recognition import name_model
-from stages.resizing.geometry import BoxGeometry
 from stages.yolo.candidates import Candidates, CandidateStage, corners_of
 from stages.yolo.descriptor import DETECTORS, DetrOptions, Objects
 from stages.yolo.objects import describe

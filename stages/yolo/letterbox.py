@@ -15,7 +15,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from stages.devices import has_kernels_for
+from stages.images.devices import has_kernels_for
 from stages.ocr.warp import WEIGHT_UNIT, interleave, resize
 
 PADDING = 114  # ultralytics' gray
@@ -80,7 +80,7 @@ def fill_canvases(
 
 
 def fill_with_kernel(pixels: Sequence[Tensor], boxes: Sequence[Letterbox], dtype: torch.dtype) -> Tensor:
-    from stages.resizing.kernel import letterbox_kernel
+    from stages.images.kernel import letterbox_kernel
 
     planar, (height, width) = [image.contiguous() for image in pixels], boxes[0].canvas
     size = len(planar), 3, height, width

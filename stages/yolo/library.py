@@ -21,7 +21,7 @@ import PIL.Image
 import torch
 from torch import Tensor, nn
 
-from stages.base import StageUnusable
+from stages.contract.base import StageUnusable
 from stages.yolo.network import YoloNetwork
 from stages.yolo.recognition import CLASSES, HEADS, MODELS, TAKEN
 

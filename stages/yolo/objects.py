@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from stages.base import Image
-from stages.binning import measure_dispersion
+from stages.contract.base import Image
+from stages.contract.binning import measure_dispersion
 from stages.yolo.descriptor import Detection, Objects
 
 

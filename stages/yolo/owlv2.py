@@ -16,11 +16,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from stages.base import Image
-from stages.devices import group_places, hold_device, split_batches
-from stages.options import read_options
+from stages.contract.base import Image
+from stages.contract.options import read_options
+from stages.images.devices import group_places, hold_device, split_batches
+from stages.images.resize import PIXELS_AT_ONCE
 from stages.pretrained.checkpoints import load_tokenizer
-from stages.resizing.resize import PIXELS_AT_ONCE
 from stages.yolo.candidates import Candidates, CandidateStage, corners_of
 from stages.yolo.descriptor import OPEN_VOCABULARY, Objects, Owlv2Options
 from stages.yolo.objects import describe

@@ -12,8 +12,8 @@ from typing import Annotated, Any
 import msgspec
 from msgspec import Meta
 
-from stages.manifest import PackError
-from stages.recognition import read_config, read_header
+from stages.contract.manifest import PackError
+from stages.contract.recognition import read_config, read_header
 from stages.yolo.structure import has_library, list_layers, needs_library
 
 LONGEST_PICKLE = 64 << 20  # bytes that are searched; a model has about 100 kB

@@ -12,8 +12,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from stages.base import Image, ImageError, Result, Stage, StageSpec, StageUnusable
-from stages.devices import (
+from stages.contract.base import Image, ImageError, Result, Stage, StageSpec, StageUnusable
+from stages.contract.options import read_options
+from stages.images.devices import (
     device_errors,
     dtype_of,
     group_places,
@@ -24,7 +25,6 @@ from stages.devices import (
     synchronize,
     warm_up_size,
 )
-from stages.options import read_options
 from stages.pretrained.familiarity import load_familiarity
 from stages.yolo.descriptor import Objects, YoloOptions
 from stages.yolo.letterbox import Letterbox, fill_canvases, fill_with_kernel

@@ -17,7 +17,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from stages.base import StageUnusable
+from stages.contract.base import StageUnusable
 from stages.pretrained.soundness import check_shapes, refuse_nan
 from stages.yolo.network import YoloNetwork
 from stages.yolo.recognition import explain_library, explain_pickle

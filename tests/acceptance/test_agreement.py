@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from benchmarks.answers import Reference, compare
-from stages import fake
+from stages.registry import fake
 from stages.yolo.descriptor import Detection, Objects
 
 

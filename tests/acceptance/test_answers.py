@@ -22,7 +22,7 @@ from benchmarks.answers import (
     make_scenes,
     refer,
 )
-from stages.base import Stage
+from stages.contract.base import Stage
 from stages.ocr.stage import OcrStage
 
 BATCH = 16

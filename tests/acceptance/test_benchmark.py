@@ -15,7 +15,7 @@ from PIL import Image
 from daemon.bench import scaling
 from daemon.bench.job import Timings
 from daemon.cli.bench import bench
-from stages.manifest import MANIFEST, Manifest, StageEntry, write_manifest
+from stages.contract.manifest import MANIFEST, Manifest, StageEntry, write_manifest
 from tests.daemon_process import PATIENCE
 from tests.forked import run_forked
 

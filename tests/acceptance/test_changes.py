@@ -8,10 +8,10 @@ import pytest
 
 from benchmarks import changes
 from benchmarks.changes import answer, describe, specify
-from stages import fake
-from stages.base import ImageError, Reason
 from stages.blip.descriptor import Caption
+from stages.contract.base import ImageError, Reason
 from stages.ocr.descriptor import Ocr
+from stages.registry import fake
 from stages.scenes.generator import write_samples
 from stages.scenes.truth import TRUTH
 from stages.yolo.descriptor import Detection, Objects

@@ -11,20 +11,21 @@ from typing import Any
 import anyio
 import pytest
 
-from daemon import layout, placement
 from daemon.config.loading import Config, parse
-from daemon.devices import address_device, assume_gpus, select_devices
-from daemon.errors import ConfigError
-from daemon.layout import Layout, used_gpus
-from daemon.messages import Beat
-from daemon.placement import CONTEXT_BYTES, Segment
-from daemon.service import Service
+from daemon.core.errors import ConfigError
+from daemon.core.messages import Beat
+from daemon.layout import layout
+from daemon.layout.layout import Layout, used_gpus
+from daemon.placement import placement
+from daemon.placement.devices import address_device, assume_gpus, select_devices
+from daemon.placement.placement import CONTEXT_BYTES, Segment
+from daemon.service.lifecycle import Service
 from daemon.system.cores import Cores
 from daemon.system.gpus import Gpu
 from daemon.workers.kernels import list_wants
 from daemon.workers.room import Room, need_for
-from stages.base import StageSpec
-from tests.daemon.test_devices import GIB, MIXED, make_gpu, visible_to, workers_of_this_process
+from stages.contract.base import StageSpec
+from tests.daemon.placement.test_devices import GIB, MIXED, make_gpu, visible_to, workers_of_this_process
 from tests.daemon_process import STAGES, Place, picture, until
 from tests.stages.captioners import CAPTIONERS
 

@@ -12,7 +12,7 @@ import pytest
 
 from daemon.config.loading import parse
 from daemon.monitoring.snapshot import Snapshot
-from daemon.service import run_service
+from daemon.service.lifecycle import run_service
 from tests.daemon_process import Daemon, Place, counts_of, picture
 
 SLOW = {"stages": {"blip": {"options": {"latency_per_image_seconds": 0.05}}}}

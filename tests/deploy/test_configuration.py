@@ -9,9 +9,9 @@ import pytest
 
 from daemon.config import loading as config
 from daemon.config import reference
-from daemon.sidecar import json_schema
-from stages.base import StageSpec
-from stages.registry import ORDER, STAGES, check_options
+from daemon.core.sidecar import json_schema
+from stages.contract.base import StageSpec
+from stages.registry.registry import ORDER, STAGES, check_options
 
 ROOT = Path(__file__).parents[2]
 

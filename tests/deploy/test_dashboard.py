@@ -16,21 +16,21 @@ from prometheus_client import generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
 from daemon.config.sections import Http, PipelineSection
-from daemon.jobs import Admitted
+from daemon.core.jobs import Admitted
+from daemon.core.messages import Beat, Outcome, Reply, Setup, StageRun
 from daemon.ledger.ledger import Ledger
-from daemon.messages import Beat, Outcome, Reply, Setup, StageRun
 from daemon.monitoring.disks import Disks
 from daemon.monitoring.metrics import Metrics
 from daemon.monitoring.snapshot import SinkState
 from daemon.pipeline.station import Station
+from daemon.server.status import Status
 from daemon.system.gpus import Gpu
-from daemon.web.status import Status
 from daemon.workers.lane import Lane
 from daemon.workers.pool import Pool
 from daemon.workers.seat import Seat
 from daemon.workers.slab import Slab
 from daemon.workers.worker import Worker
-from stages.base import Limits, Reason
+from stages.contract.base import Limits, Reason
 from tests.deploy.queries import FOLDER, Query, boards, panels, problems, queries
 from tests.makers import done, failed, make_attempt, make_job, make_outputs, postponed
 

@@ -15,7 +15,7 @@ import pytest
 import typer
 
 from daemon.cli.commands import app
-from daemon.errors import WrongArgument
+from daemon.core.errors import WrongArgument
 from daemon.installing import source
 from daemon.installing.__main__ import parser
 from daemon.installing.environment import Environment, go_back, in_use, switch
@@ -23,7 +23,7 @@ from daemon.installing.parts import Parts, free_ports
 from daemon.installing.places import Places
 from daemon.installing.steps import Step, StepFailed, carry_out
 from daemon.installing.units import template_of
-from stages.processes import locked_folder
+from stages.contract.processes import locked_folder
 from tests.daemon_process import PATIENCE
 from tests.deploy.standin import make_wheel
 

@@ -20,11 +20,11 @@ FAULTS = {"STUMBLE": "transient", "CRASH": "exit", "CROWD": "oom"}
 CARD = """
 import sys
 if "run" in sys.orig_argv:
-    import daemon.layout, daemon.monitoring.machine
+    import daemon.layout.layout, daemon.monitoring.machine
     from daemon.system.gpus import Gpu
     def list_card():
         return [Gpu(0, "GPU-fake", "card", 8 << 30, 5 << 30, 3 << 30, "9.0", 0.5, ())]
-    daemon.layout.list_gpus = daemon.monitoring.machine.list_gpus = list_card
+    daemon.layout.layout.list_gpus = daemon.monitoring.machine.list_gpus = list_card
 """
 CHOSEN = {"$__rate_interval": "1h", "$instance": ".*", "$gpu": "0", "$inbox": INBOX}
 

@@ -15,7 +15,7 @@ import typer
 from daemon.cli.commands import app
 from daemon.config import loading as config
 from daemon.config.sections import PipelineSection
-from daemon.errors import ConfigError, LedgerTooNew, ModelsUnusable, VisiondError
+from daemon.core.errors import ConfigError, LedgerTooNew, ModelsUnusable, VisiondError
 from daemon.system import children
 
 FOLDER = Path(__file__).parents[2] / "deploy" / "systemd"

@@ -34,14 +34,14 @@ Sizes = Mapping[str, int]
 CARD = """
 import sys
 if "run" in sys.orig_argv:
-    import daemon.layout, daemon.monitoring.metrics, daemon.workers.room
+    import daemon.layout.layout, daemon.monitoring.metrics, daemon.workers.room
     from daemon.system.gpus import Gpu
     from daemon.workers import pool, room
-    from stages.fake import count_used
+    from stages.registry.fake import count_used
     def list_card():
         used = count_used(FOLDER)
         return [Gpu(0, "GPU-fake", "card", TOTAL, TOTAL - used, used, "9.0", None, ())]
-    daemon.layout.list_gpus = daemon.monitoring.machine.list_gpus = list_card
+    daemon.layout.layout.list_gpus = daemon.monitoring.machine.list_gpus = list_card
     pool.FRESH_SECONDS, pool.REST_SECONDS, pool.LONGEST_REST_SECONDS = 0.05, 0.1, 0.2
     room.FIRST_PAUSE_SECONDS, room.LONGEST_PAUSE_SECONDS = 0.1, 0.2
 """

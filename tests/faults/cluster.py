@@ -20,7 +20,7 @@ from typing import Any
 import psutil
 import pytest
 
-from stages import processes
+from stages.contract import processes
 from tests.daemon_process import PATIENCE, caption_of, picture
 
 NODES = 3

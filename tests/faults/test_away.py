@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from daemon.jobs import JobStatus
+from daemon.core.jobs import JobStatus
 from daemon.system.mounts import FolderIdentity
 from tests.daemon_process import Daemon, Place, picture, wait_for
 from tests.faults.test_disk import mounted

@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from daemon.config.state import DIARY
 from daemon.monitoring.diary import write_diary
-from daemon.page.guard import own_token
 from daemon.search import matrix
-from daemon.state import DIARY
+from daemon.server.guard import own_token
 from visiond.cluster.places import Folder
 
 Calls = list[tuple[str, str]]

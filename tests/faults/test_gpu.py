@@ -13,9 +13,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from daemon.messages import Batch, Item, Reply, Setup
+from daemon.core.messages import Batch, Item, Reply, Setup
 from daemon.workers.chain import Chain
-from stages.base import Limits
+from stages.contract.base import Limits
 from stages.weights.packs import open_pack, resolve
 from tests.daemon_process import STAGES, Daemon, Place
 from tests.inputs import jpeg, picture
@@ -31,8 +31,8 @@ BATCH = 256
 
 ASSERTING = """
 import os, torch
-from stages.base import DeviceLost
-from stages.devices import device_errors, synchronize
+from stages.contract.base import DeviceLost
+from stages.images.devices import device_errors, synchronize
 
 for attempt in ("an index out of range", "and nothing works any more"):
     try:

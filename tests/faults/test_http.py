@@ -19,7 +19,7 @@ import pytest
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_openmetrics
 from prometheus_client.parser import text_string_to_metric_families as parse_text
 
-from daemon.web.connections import MOST_HANDSHAKES
+from daemon.server.connections import MOST_HANDSHAKES
 from tests.daemon_process import PATIENCE, Daemon, Gate, Place, make_certificate, wait_for
 from tests.faults.load import HELLO, open_files, slow_clients
 

@@ -17,10 +17,10 @@ import anyio
 import pytest
 
 from daemon.config.loading import parse
-from daemon.errors import Unfinished
+from daemon.config.state import lock_state
+from daemon.core.errors import Unfinished
 from daemon.monitoring.snapshot import Snapshot
-from daemon.service import run_service
-from daemon.state import lock_state
+from daemon.service.lifecycle import run_service
 from tests.daemon_process import (
     ON_A_TERMINAL,
     PATIENCE,

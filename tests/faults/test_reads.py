@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from daemon.errors import LedgerDamaged, LedgerUnusable
+from daemon.core.errors import LedgerDamaged, LedgerUnusable
 from daemon.inbox import sources
 from daemon.ledger import schema, soundness
 from daemon.ledger.records import Reader

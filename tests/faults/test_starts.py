@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 
 from daemon.config.sections import Http
-from daemon.errors import ConfigError, ModelsUnusable, exit_status_of
-from daemon.layout import pack_errors
+from daemon.core.errors import ConfigError, ModelsUnusable, exit_status_of
+from daemon.layout.layout import pack_errors
+from daemon.server.app import load_certificate
 from daemon.system import mounts
-from daemon.web.app import load_certificate
-from stages.manifest import PackError, PackErrors
+from stages.contract.manifest import PackError, PackErrors
 from tests.daemon_process import Place, make_certificate
 from tests.faults.syscalls import Call, Supervisor
 

@@ -15,10 +15,10 @@ from typing import Any
 import anyio
 import pytest
 
-from daemon import layout
 from daemon.config.loading import parse
-from daemon.errors import NoWorkersLeft
-from daemon.service import run_service
+from daemon.core.errors import NoWorkersLeft
+from daemon.layout import layout
+from daemon.service.lifecycle import run_service
 from daemon.system.gpus import Gpu
 from daemon.workers import pool
 from stages.weights.packs import MINI

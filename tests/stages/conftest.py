@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from stages.base import Image
+from stages.contract.base import Image
 from stages.training.mini import make_blank_pack
 from stages.weights.packs import Pack, open_pack
 from tests.stages.pictures import draw_image

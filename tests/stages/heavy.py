@@ -2,8 +2,8 @@
 
 import wave
 
-from stages.descriptor import Backend, Descriptor
-from stages.options import FakeOptions
+from stages.contract.descriptor import Backend, Descriptor
+from stages.contract.options import FakeOptions
 from stages.yolo.descriptor import Detection
 
 assert wave

@@ -8,7 +8,7 @@ import cv2
 import numpy as np
 import torch
 
-from stages.base import Image
+from stages.contract.base import Image
 
 
 def wrap_pixels(pixels: np.ndarray) -> Image:

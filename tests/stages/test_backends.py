@@ -7,8 +7,8 @@ from collections.abc import Callable
 
 import pytest
 
-from stages import registry
-from stages.descriptor import Backend
+from stages.contract.descriptor import Backend
+from stages.registry import registry
 from tests.stages import captioners, checkpoints, readers
 from tests.stages.blip import test_captions
 from tests.stages.clip import test_families

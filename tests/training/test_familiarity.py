@@ -9,7 +9,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from stages.manifest import MANIFEST, read_manifest
+from stages.contract.manifest import MANIFEST, read_manifest
 from stages.pretrained.familiarity import FILE, ROLES, load_familiarity
 from stages.training import familiarity, mini
 from stages.training.familiarity import add_familiarity, fit, fit_logistic

@@ -6,7 +6,7 @@ import pytest
 import torch
 from transformers import BlipForConditionalGeneration, CLIPModel
 
-from stages.manifest import digest_folder, read_manifest
+from stages.contract.manifest import digest_folder, read_manifest
 from stages.pretrained.checkpoints import load_model, load_tokenizer
 from stages.scenes.generator import make_scene
 from stages.training.mini import BLANK_NOTICE, Sizes, Vocabulary, layers, make_blank_pack

@@ -12,11 +12,11 @@ import numpy as np
 import pytest
 import torch
 
-from stages import registry
-from stages.base import Image
 from stages.blip.descriptor import Caption
 from stages.clip.descriptor import Clip
-from stages.manifest import MANIFEST, Manifest, PackError, read_manifest
+from stages.contract.base import Image
+from stages.contract.manifest import MANIFEST, Manifest, PackError, read_manifest
+from stages.registry import registry
 from stages.scenes.truth import Truth
 from stages.training import mini
 from stages.training.cache import Plan, draw, fit_square, tell_example, write_cache

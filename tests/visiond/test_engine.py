@@ -15,10 +15,10 @@ from typing import Any
 import pytest
 
 from daemon.config.loading import Config, parse
-from daemon.errors import ModelsUnusable, NoWorkersLeft
+from daemon.core.errors import ModelsUnusable, NoWorkersLeft
 from daemon.system.children import descendants
 from daemon.workers import pool
-from stages import processes
+from stages.contract import processes
 from tests.daemon_process import DEFAULTS, PATIENCE, STAGES, caption_of, picture, wait_for
 from visiond.engine import Annotator, NotLoaded
 from visiond.rows import COLUMNS

@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 
 from daemon.config.loading import Config
-from daemon.errors import VisiondError
+from daemon.core.errors import VisiondError
 from daemon.ledger.record import Record
 from daemon.results.parquet import Row, write_table
 from visiond.calls import Image

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from daemon.jobs import Failure
+from daemon.core.jobs import Failure
 from visiond.cluster.inputs import URL_COLUMNS, Input
 from visiond.cluster.objects import open_object, open_stream, read_object
 from visiond.cluster.unpacking import Unpacked, Unpacker

@@ -19,10 +19,10 @@ import msgspec
 
 from daemon.config.ignored import ignored_by
 from daemon.config.loading import Config
-from daemon.errors import MissingLibrary, NothingFound, WrongArgument
+from daemon.core.errors import MissingLibrary, NothingFound, WrongArgument
+from daemon.core.stores import StoreFailed
+from daemon.core.urls import is_url, split_url
 from daemon.inbox.walk import Unread, Walk
-from daemon.stores.opening import StoreFailed
-from daemon.stores.urls import is_url, split_url
 from daemon.unpacking.kinds import FOLDER, TIFF, kind_of
 from visiond.cluster.objects import list_again, open_object, open_stream, read_object
 

@@ -13,8 +13,8 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, BinaryIO, TypeVar
 from urllib.parse import urlsplit
 
-from daemon.errors import VisiondError
-from daemon.stores.opening import (
+from daemon.core.errors import VisiondError
+from daemon.core.stores import (
     CREDENTIALS,
     StoreFailed,
     StoreUnusable,
@@ -23,7 +23,7 @@ from daemon.stores.opening import (
     store_of,
     try_listing,
 )
-from daemon.stores.urls import BUCKETS, is_url, split_url
+from daemon.core.urls import BUCKETS, is_url, split_url
 
 BUFFER_BYTES = 8 << 20
 PIECE_BYTES = 1 << 20

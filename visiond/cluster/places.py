@@ -10,9 +10,9 @@ from collections.abc import Iterator
 from typing import NamedTuple, Protocol
 from urllib.parse import quote
 
-from daemon.errors import NotWritable
+from daemon.core.errors import NotWritable
+from daemon.core.urls import is_url, split_url
 from daemon.ledger.files import sync_folder
-from daemon.stores.urls import is_url, split_url
 from visiond.cluster.objects import again, locate, read_object
 
 PARTIAL = ".partial"

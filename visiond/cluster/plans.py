@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from daemon.config.loading import Config
-from daemon.errors import VisiondError
+from daemon.core.errors import VisiondError
 from visiond.cluster.job import Shards
 from visiond.cluster.places import Place
 

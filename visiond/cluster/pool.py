@@ -23,8 +23,8 @@ from typing import Any
 import msgspec
 
 from daemon.config.loading import Config
-from daemon.errors import MissingLibrary, VisiondError
-from daemon.jobs import JobStatus
+from daemon.core.errors import MissingLibrary, VisiondError
+from daemon.core.jobs import JobStatus
 from daemon.workers.pool import SLOWER
 from visiond.cluster.actor import Chain
 from visiond.cluster.job import Job

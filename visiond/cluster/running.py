@@ -32,10 +32,10 @@ from dataclasses import dataclass, field
 
 import structlog
 
-from daemon.errors import VisiondError
-from daemon.hints import quantity
+from daemon.core.errors import VisiondError
+from daemon.core.hints import quantity
+from daemon.core.jobs import JobStatus
 from daemon.inbox.walk import count_unread
-from daemon.jobs import JobStatus
 from visiond.cluster.inputs import Listing
 from visiond.cluster.job import Job
 from visiond.cluster.places import open_place

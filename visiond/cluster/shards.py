@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 
 import msgspec
 
-from daemon.jobs import JobStatus
+from daemon.core.jobs import JobStatus
 from daemon.ledger.record import Record
 from visiond.cluster.job import Shards
 

@@ -12,9 +12,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TypeVar
 
-from daemon.errors import VisiondError
+from daemon.core.errors import VisiondError
 from daemon.unpacking.folder import NoRoom, check_room
-from stages.processes import locked_folder
+from stages.contract.processes import locked_folder
 
 FOLDERS = "visiond-unpacking-"  # the names of the temporary folders begin with this
 FRESH = "visiond-begun-"  # and those of folders that are not locked yet with this

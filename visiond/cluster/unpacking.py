@@ -16,18 +16,18 @@ from typing import BinaryIO
 
 from daemon.config.ignored import ignored_by
 from daemon.config.loading import Config
-from daemon.errors import MissingLibrary
+from daemon.core.errors import MissingLibrary
+from daemon.core.jobs import Failure, Version
+from daemon.core.urls import is_url
 from daemon.inbox.sources import temporary_name
 from daemon.inbox.walk import LONGEST_PATH
-from daemon.jobs import Failure, Version
-from daemon.stores.urls import is_url
 from daemon.system.beneath import READ
 from daemon.unpacking.apart import Children, Interrupted, Outcome, take_apart
 from daemon.unpacking.folder import Contents, Most, NoRoom, check_room
 from daemon.unpacking.kinds import FOLDER, TIFF, find_missing, has_further_pages, kind_of
 from daemon.unpacking.members import Rules
 from daemon.unpacking.paths import walk_files
-from stages.base import Reason
+from stages.contract.base import Reason
 from visiond.cluster.inputs import Input
 from visiond.cluster.objects import open_stream
 from visiond.cluster.temporary import held_folder, name_disk, remove_leftovers, with_room

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from types import FrameType
 
 from daemon.system.signals import SHELL_OFFSET
-from stages.processes import die_with
+from stages.contract.processes import die_with
 from visiond.cluster.running import ClusterLost
 
 PASSED = (signal.SIGINT, signal.SIGTERM, signal.SIGTSTP)

@@ -8,7 +8,7 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
-from stages.descriptor import Backend, Descriptor
+from stages.contract.descriptor import Backend, Descriptor
 
 
 class Quality(msgspec.Struct, frozen=True):

@@ -14,9 +14,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from stages.base import Image, ImageError, Result, Stage
-from stages.devices import hold_device
-from stages.options import read_options
+from stages.contract.base import Image, ImageError, Result, Stage
+from stages.contract.options import read_options
+from stages.images.devices import hold_device
 from visiond_quality import Quality, QualityOptions
 
 LAPLACIAN = ((0.0, 1.0, 0.0), (1.0, -4.0, 1.0), (0.0, 1.0, 0.0))

@@ -12,7 +12,7 @@ from daemon.bench.ceiling import measure_ceiling
 from daemon.bench.job import Percentiles, Place, make_once, run_job
 from daemon.cli.bench import read_table
 from daemon.config.loading import parse
-from daemon.errors import VisiondError
+from daemon.core.errors import VisiondError
 from tests.daemon_process import Place as FakePlace
 from tests.daemon_process import picture
 from tests.makers import tree

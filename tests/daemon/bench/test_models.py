@@ -13,7 +13,7 @@ import pytest
 from daemon.bench import alone, models
 from daemon.bench.job import Place
 from daemon.bench.models import Order, find_specs, measure_models
-from stages.base import Image, StageSpec
+from stages.contract.base import Image, StageSpec
 from tests.daemon_process import Place as Daemon
 from tests.stages import checkpoints
 from tests.stages.pictures import draw_image

@@ -14,7 +14,7 @@ from daemon.bench.meter import Sample
 from daemon.bench.pictures import draw_scaling
 from daemon.bench.scaling import Scaling, choose, measure_scaling, middle_rate, summarize
 from daemon.cli.bench import print_scaling
-from daemon.errors import WrongArgument
+from daemon.core.errors import WrongArgument
 from daemon.system.gpus import Gpu
 from tests.daemon.bench.test_rates import stairs
 

@@ -25,8 +25,8 @@ import pytest
 
 from daemon.cli import commands
 from daemon.cli.commands import app
-from daemon.messages import Output
-from daemon.state import lock_state
+from daemon.config.state import lock_state
+from daemon.core.messages import Output
 from daemon.terminal.display import StandardError, show_record
 from stages.weights.packs import MINI
 from tests.daemon_process import PATIENCE, Daemon, Place, counts_of, free_port, picture

@@ -11,11 +11,11 @@ import pytest
 import torch
 
 from daemon.cli import making
-from daemon.errors import ModelsUnusable, NotWritable
+from daemon.core.errors import ModelsUnusable, NotWritable
 from daemon.workers.tryout import Tryout
-from stages import registry
-from stages.manifest import MANIFEST
+from stages.contract.manifest import MANIFEST
 from stages.ocr.onnxfile import weight_files
+from stages.registry import registry
 from stages.weights.packs import MINI, Pack, open_pack, resolve_all, verify
 from tests.daemon_process import Place
 from tests.stages import captioners, checkpoints

@@ -15,8 +15,8 @@ import pytest
 import transformers
 
 from daemon.config.loading import load
-from daemon.errors import ModelsUnusable
-from daemon.layout import resolve_models
+from daemon.core.errors import ModelsUnusable
+from daemon.layout.layout import resolve_models
 from stages.weights.packs import MINI, open_pack, verify
 from stages.yolo import library
 from stages.yolo.weights import save_network

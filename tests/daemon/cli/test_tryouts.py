@@ -17,14 +17,14 @@ import pytest
 
 from daemon.cli import check, tryouts
 from daemon.config.loading import load, parse
-from daemon.layout import Layout
-from daemon.messages import Setup
+from daemon.core.messages import Setup
+from daemon.layout.layout import Layout
 from daemon.workers.tryout import Tryout, draw_images, try_stage
-from stages import registry
-from stages.base import Image, ImageError, Limits, Result, Stage, StageSpec
-from stages.decoding.images import inspect
-from stages.fake import FakeStage
-from stages.registry import ORDER
+from stages.contract.base import Image, ImageError, Limits, Result, Stage, StageSpec
+from stages.images.images import inspect
+from stages.registry import registry
+from stages.registry.fake import FakeStage
+from stages.registry.registry import ORDER
 from tests.daemon_process import Daemon, Place
 
 SENTENCE = "x.pt is a YOLO pose model; visiond takes others."

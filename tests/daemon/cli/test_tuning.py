@@ -16,10 +16,10 @@ from typing import Any
 import pytest
 
 from daemon.bench.rates import measure_rate
-from daemon.hints import quantity
-from daemon.placement import choose_batches
-from daemon.profile import Profile, read_profile
-from daemon.recorded import read_gpus
+from daemon.core.hints import quantity
+from daemon.placement.placement import choose_batches
+from daemon.placement.profile import Profile, read_profile
+from daemon.placement.recorded import read_gpus
 from daemon.tuning.explain import describe_duration
 from tests.daemon_process import TOKEN, Daemon, Place, wait_for
 

@@ -11,7 +11,7 @@ import pytest
 
 from daemon.config.ignored import EARLIER, IGNORED, Ignored, describe_added, ignored_by
 from daemon.config.loading import parse
-from daemon.errors import ConfigError
+from daemon.core.errors import ConfigError
 from tests.daemon_process import seeded
 
 

@@ -12,10 +12,10 @@ import pytest
 from daemon.config.loading import Config, load, parse
 from daemon.config.salvage import load_rest
 from daemon.config.sections import Section
-from daemon.errors import ConfigError
-from stages.base import Limits
-from stages.binning import Thresholds
-from stages.registry import ORDER
+from daemon.core.errors import ConfigError
+from stages.contract.base import Limits
+from stages.contract.binning import Thresholds
+from stages.registry.registry import ORDER
 
 
 def problems_of(document: dict[str, Any], folder: Path = Path("/srv")) -> list[str]:

@@ -15,7 +15,7 @@ import pytest
 
 from daemon.config.loading import Config, parse
 from daemon.config.reloading import LIVE, Reloaded, Reloading, take_over
-from daemon.errors import ConfigError
+from daemon.core.errors import ConfigError
 from tests.daemon_process import PATIENCE, Daemon, Place, free_port, make_certificate, picture, wait_for
 
 FOLDER = Path("/srv")

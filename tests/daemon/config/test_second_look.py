@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from daemon.config.loading import parse
-from daemon.errors import ConfigError
+from daemon.core.errors import ConfigError
 
 LOOK = {"name": "pages", "when": "A", "stage": "ocr", "model": "other"}
 

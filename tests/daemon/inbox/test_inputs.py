@@ -1,7 +1,7 @@
 """Each file in an inbox, whatever it is, ends in the expected state, and no good image next to it fails.
 
 The stages are fakes, so only what a header shows is found here; what decoding finds is in
-tests/stages/decoding/test_decoder.py.
+tests/stages/images/test_decoder.py.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from stages.base import Reason
+from stages.contract.base import Reason
 from tests.checker import Verdict
 from tests.daemon_process import Place, picture
 from tests.inputs import BAD, CATALOGUE, ODD, Input, jpeg, png

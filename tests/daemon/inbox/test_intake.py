@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
+from daemon.core.jobs import GONE, Extent, Failure, Job, Read, Version
 from daemon.inbox.intake import read_files
-from daemon.jobs import GONE, Extent, Failure, Job, Read, Version
 from daemon.workers.slab import Slab
-from stages.base import Reason
+from stages.contract.base import Reason
 from tests.makers import make_job
 
 

@@ -19,9 +19,9 @@ from typing import Any
 import pytest
 from structlog.testing import capture_logs
 
+from daemon.core.jobs import Placed, Version
 from daemon.inbox import sources
 from daemon.inbox.sources import _is_copy
-from daemon.jobs import Placed, Version
 from daemon.ledger.record import Record
 from daemon.results.destinations import Held
 from tests.makers import MODES, drop, open_destination, tree

@@ -16,13 +16,13 @@ from typing import BinaryIO
 import pytest
 from PIL import Image
 
+from daemon.core.jobs import Ending, Failure, JobStatus, Version
 from daemon.inbox import sources
 from daemon.inbox.sources import WRITTEN, find_changed, is_still_written
-from daemon.jobs import Ending, Failure, JobStatus, Version
 from daemon.results.destinations import Held
 from daemon.results.judge import Judge
-from stages.base import Reason
-from stages.binning import Thresholds
+from stages.contract.base import Reason
+from stages.contract.binning import Thresholds
 from tests.daemon_process import Daemon, Place
 from tests.makers import drop, make_job, open_destination
 

@@ -24,7 +24,8 @@ from structlog.testing import capture_logs
 
 from daemon.config.loading import parse
 from daemon.config.sections import Inbox
-from daemon.errors import LedgerUnusable
+from daemon.core.errors import LedgerUnusable
+from daemon.core.jobs import Admitted, File, JobStatus, Placed
 from daemon.inbox import settle
 from daemon.inbox import watcher as watching
 from daemon.inbox.disk import FolderOrigin
@@ -32,11 +33,10 @@ from daemon.inbox.folder import Folder, open_folder
 from daemon.inbox.settle import Patience, Settling
 from daemon.inbox.walk import Listed, Walk
 from daemon.inbox.watcher import Watcher
-from daemon.jobs import Admitted, File, JobStatus, Placed
 from daemon.ledger.ledger import Ledger
 from daemon.ledger.records import Expected, Reader
 from daemon.monitoring.metrics import Metrics
-from daemon.service import Service
+from daemon.service.lifecycle import Service
 from daemon.system.mounts import ANSWER_SECONDS
 from tests.daemon_process import GLANCE, PATIENCE, Daemon, Place, picture, until, wait_for
 from tests.makers import MODELS, VERSION, admit, done, make_file

@@ -7,11 +7,11 @@ import contextlib
 import pytest
 from msgspec.structs import replace
 
-from daemon.jobs import Job
+from daemon.core.jobs import Job
 from daemon.ledger.ledger import Ledger
 from daemon.ledger.record import Model
 from daemon.ledger.records import Reader
-from stages.registry import ORDER
+from stages.registry.registry import ORDER
 from tests.makers import MODELS, admit, complete, content_of, done, make_outputs
 
 NEW = [Model("yolo", "yolo-2", ""), *(model for model in MODELS if model.stage != "yolo")]

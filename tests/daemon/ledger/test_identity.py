@@ -7,9 +7,9 @@ import sqlite3
 from contextlib import closing
 from pathlib import Path
 
+from daemon.config.state import IDENTITY
 from daemon.ledger import identity, schema
 from daemon.ledger.statements import SQL
-from daemon.state import IDENTITY
 
 
 def kill_before_the_checkpoint(folder: Path) -> Path:

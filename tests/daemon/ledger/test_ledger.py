@@ -17,16 +17,27 @@ import pytest
 from anyio import to_thread, wait_all_tasks_blocked
 from msgspec.structs import replace
 
-from daemon.errors import ConfigError, LedgerDamaged, LedgerUnusable
-from daemon.jobs import Admitted, Attempt, Content, Ending, File, Job, JobStatus, Placed, Version, Waiting
+from daemon.core.errors import ConfigError, LedgerDamaged, LedgerUnusable
+from daemon.core.jobs import (
+    Admitted,
+    Attempt,
+    Content,
+    Ending,
+    File,
+    Job,
+    JobStatus,
+    Placed,
+    Version,
+    Waiting,
+)
 from daemon.ledger.ledger import Ledger
 from daemon.ledger.record import Model, Record
 from daemon.ledger.records import Reader
 from daemon.ledger.rows import checksums_of
 from daemon.ledger.writer import GROUP
 from daemon.system.clock import steady_seconds
-from stages.base import Reason
-from stages.registry import ORDER
+from stages.contract.base import Reason
+from stages.registry.registry import ORDER
 from tests.daemon_process import PATIENCE
 from tests.makers import (
     MODELS,

@@ -15,7 +15,7 @@ import hypothesis.strategies as st
 from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from daemon.jobs import Admitted, Ending, Job, JobStatus, Placed
+from daemon.core.jobs import Admitted, Ending, Job, JobStatus, Placed
 from daemon.ledger.ledger import Ledger
 from daemon.ledger.records import Reader
 from tests.makers import MODELS, done, failed, make_file, make_outputs, postponed

@@ -8,13 +8,13 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from daemon.jobs import Content, Ending, Job, JobStatus, Placed
+from daemon.core.jobs import Content, Ending, Job, JobStatus, Placed
+from daemon.core.messages import Output
 from daemon.ledger import looks
 from daemon.ledger.ledger import Ledger
 from daemon.ledger.record import Model
 from daemon.ledger.records import Reader
 from daemon.ledger.statements import SQL
-from daemon.messages import Output
 from tests.makers import MODELS, admit, content_of, done, failed, make_file, make_outputs
 
 pytestmark = pytest.mark.anyio

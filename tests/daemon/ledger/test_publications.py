@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from daemon.jobs import JobStatus, Placed
+from daemon.core.jobs import JobStatus, Placed
 from daemon.ledger import publications, records
 from daemon.ledger.ledger import Ledger
 from daemon.ledger.records import Reader
-from daemon.upkeep.pruning import prune
+from daemon.maintenance.pruning import prune
 from tests.makers import MODELS, done, make_file
 
 pytestmark = pytest.mark.anyio

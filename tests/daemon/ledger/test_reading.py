@@ -10,7 +10,7 @@ from pathlib import Path
 import anyio
 import pytest
 
-from daemon.errors import LedgerDamaged, LedgerUnusable
+from daemon.core.errors import LedgerDamaged, LedgerUnusable
 from daemon.ledger.ledger import Ledger
 from daemon.ledger.reading import Connections, ReaderClosed
 

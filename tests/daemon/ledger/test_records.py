@@ -12,14 +12,14 @@ from typing import Any
 import msgspec
 import pytest
 
-from daemon.errors import LedgerDamaged, LedgerUnusable
-from daemon.jobs import JobStatus, Outdated, Placed
+from daemon.core.errors import LedgerDamaged, LedgerUnusable
+from daemon.core.jobs import JobStatus, Outdated, Placed
+from daemon.core.messages import Output
 from daemon.ledger.ledger import Ledger
 from daemon.ledger.record import BUILT_IN_KEYS, Model, Record
 from daemon.ledger.records import Reader
-from daemon.messages import Output
-from stages import registry
-from stages.registry import ORDER
+from stages.registry import registry
+from stages.registry.registry import ORDER
 from tests.makers import MODELS, VERSION, admit, complete, done, failed, make_file, make_outputs, make_record
 
 pytestmark = pytest.mark.anyio

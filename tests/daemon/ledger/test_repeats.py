@@ -13,11 +13,11 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from daemon.jobs import Ending, JobStatus, Placed
+from daemon.core.jobs import Ending, JobStatus, Placed
 from daemon.ledger.ledger import Ledger
 from daemon.ledger.record import Model
 from daemon.monitoring.counts import Counts
-from stages.registry import ORDER
+from stages.registry.registry import ORDER
 from tests.daemon_process import Daemon, Place, counts_of, picture
 from tests.makers import MODELS, done, failed, make_file, make_job
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from daemon.jobs import Ending, JobStatus
+from daemon.core.jobs import Ending, JobStatus
 from daemon.ledger.rows import (
     CHUNK,
     Generations,

@@ -24,8 +24,8 @@ from unittest.mock import ANY
 
 import pytest
 
-from daemon.errors import IdentityDamaged, LedgerDamaged, LedgerTooNew, LedgerUnusable
-from daemon.jobs import Admitted, Outdated
+from daemon.core.errors import IdentityDamaged, LedgerDamaged, LedgerTooNew, LedgerUnusable
+from daemon.core.jobs import Admitted, Outdated
 from daemon.ledger import checksums, identity, schema, soundness
 from daemon.ledger.ledger import Ledger
 from daemon.ledger.records import Reader

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from daemon.jobs import JobStatus
+from daemon.core.jobs import JobStatus
 from daemon.ledger.ledger import Ledger
 from daemon.ledger.waiting import has_containers, take_as_image
 from tests.makers import MODELS, failed, make_file, postponed

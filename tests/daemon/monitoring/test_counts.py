@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from daemon.jobs import Admitted, JobStatus
+from daemon.core.jobs import Admitted, JobStatus
 from daemon.monitoring.counts import Counts
 from tests.daemon_process import Daemon, Place, counts_of
 from tests.makers import done, failed, make_job, postponed

@@ -6,8 +6,8 @@ import anyio
 import pytest
 from prometheus_client import CollectorRegistry
 
-from daemon.errors import VisiondError
-from daemon.jobs import Ending, JobStatus, Waiting
+from daemon.core.errors import VisiondError
+from daemon.core.jobs import Ending, JobStatus, Waiting
 from daemon.monitoring import inboxes
 from daemon.monitoring.inboxes import Count, InboxMetrics
 from tests.daemon_process import PATIENCE, until

@@ -4,9 +4,9 @@ import msgspec
 import pytest
 from structlog.testing import capture_logs
 
-from daemon.jobs import Outdated
+from daemon.core.jobs import Outdated
 from daemon.monitoring.snapshot import LookState, Snapshot, WorkerState
-from daemon.service import warn_of_outdated
+from daemon.service.lifecycle import warn_of_outdated
 from daemon.terminal.progress import Progress
 
 STAGES = ["ocr", "yolo", "clip", "blip"]

@@ -15,7 +15,7 @@ import msgspec
 import pytest
 
 from daemon.config.loading import parse
-from daemon.jobs import Failure, Job, Read
+from daemon.core.jobs import Failure, Job, Read
 from daemon.ledger.ledger import Ledger
 from daemon.monitoring.metrics import Metrics
 from daemon.pipeline import schedule, station
@@ -24,11 +24,11 @@ from daemon.pipeline.station import Published
 from daemon.results import publisher
 from daemon.results.destinations import Publication
 from daemon.results.judge import Judge
-from daemon.service import Service
+from daemon.service.lifecycle import Service
 from daemon.system.clock import steady_seconds
 from daemon.workers.pool import Pool
-from stages.base import Reason
-from stages.binning import Thresholds
+from stages.contract.base import Reason
+from stages.contract.binning import Thresholds
 from tests.daemon_process import PATIENCE, STAGES, Daemon, Gate, Place, picture, until, wait_for
 from tests.makers import done, make_file, open_destination, postponed
 

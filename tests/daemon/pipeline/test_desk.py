@@ -11,7 +11,7 @@ import anyio.lowlevel
 import pytest
 from msgspec.structs import replace
 
-from daemon.jobs import Ending, Job, Placed
+from daemon.core.jobs import Ending, Job, Placed
 from daemon.ledger.ledger import Ledger
 from daemon.ledger.record import Model
 from daemon.pipeline import desk

@@ -9,7 +9,7 @@ import anyio
 import anyio.abc
 import pytest
 
-from daemon.jobs import Job
+from daemon.core.jobs import Job
 from daemon.pipeline import executor as executors
 from daemon.pipeline.executor import Executor
 from tests.daemon_process import PATIENCE

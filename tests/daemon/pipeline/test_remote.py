@@ -17,13 +17,13 @@ import anyio
 import pytest
 
 from daemon.config.loading import parse
-from daemon.errors import NoWorkersLeft
-from daemon.jobs import Committed, Ending, Job, JobStatus, Placed
+from daemon.core.errors import NoWorkersLeft
+from daemon.core.jobs import Committed, Ending, Job, JobStatus, Placed
 from daemon.monitoring.metrics import Metrics
 from daemon.pipeline import remote, wire
 from daemon.pipeline.schedule import Schedule
 from daemon.pipeline.station import Published
-from daemon.service import Service, run_service
+from daemon.service.lifecycle import Service, run_service
 from daemon.system.cores import Cores
 from tests.daemon_process import Daemon, Place, picture, running, wait_for
 from tests.faults.stations import stations_of

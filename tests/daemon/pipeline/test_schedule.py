@@ -6,9 +6,9 @@ from collections.abc import Callable
 
 import msgspec
 
-from daemon.jobs import GONE, Failure, Job, Read
+from daemon.core.jobs import GONE, Failure, Job, Read
 from daemon.pipeline.schedule import REST_SECONDS, TRIES, Schedule
-from stages.base import Reason
+from stages.contract.base import Reason
 from tests.makers import done, make_job, postponed
 
 INBOXES = {1, 2}

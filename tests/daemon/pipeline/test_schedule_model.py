@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from daemon.jobs import Failure, Job, Read
+from daemon.core.jobs import Failure, Job, Read
 from daemon.pipeline.schedule import REST_SECONDS, Question, Schedule
-from stages.base import Reason
+from stages.contract.base import Reason
 from tests.makers import done, make_job, postponed
 
 HISTORIES, STEPS = 60, 3000

@@ -18,12 +18,12 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
 from daemon.config.traces import TracesSection
-from daemon.errors import ConfigError
-from daemon.jobs import Attempt
-from daemon.messages import Outcome, Output, Reply, StageRun
+from daemon.core.errors import ConfigError
+from daemon.core.jobs import Attempt
+from daemon.core.messages import Outcome, Output, Reply, StageRun
 from daemon.pipeline.tracing import Tracer, check_traces
 from daemon.system.clock import steady_seconds
-from stages.base import Reason
+from stages.contract.base import Reason
 from tests.daemon_process import STAGES, Place, free_port, picture
 from tests.makers import done, failed, make_attempt, make_job, make_outputs, postponed
 

@@ -13,13 +13,13 @@ import pytest
 
 from daemon.cli import check
 from daemon.config.loading import parse
-from daemon.errors import MissingLibrary
-from daemon.jobs import Failure
+from daemon.core.errors import MissingLibrary
+from daemon.core.jobs import Failure
 from daemon.pipeline.unpacker import Unpacker, open_unpacker
 from daemon.results.judge import Judge
 from daemon.unpacking.folder import NoRoom
-from stages.base import Reason
-from stages.binning import Thresholds
+from stages.contract.base import Reason
+from stages.contract.binning import Thresholds
 from tests.daemon.unpacking.containers import make_pages, make_tar, make_video, make_zip
 from tests.daemon_process import Daemon, Place, picture, wait_for
 from tests.makers import make_job

@@ -7,11 +7,11 @@ from typing import Any
 import anyio.lowlevel
 import pytest
 
-from daemon import messages
-from daemon.jobs import Failure
+from daemon.core import messages
+from daemon.core.jobs import Failure
 from daemon.pipeline import wire
 from daemon.pipeline.wire import End
-from stages.base import Reason
+from stages.contract.base import Reason
 from tests.makers import failed, make_job
 
 

@@ -15,15 +15,15 @@ import msgspec
 import pytest
 
 from daemon.config.loading import parse
+from daemon.core.jobs import JobStatus, Placed, Version
+from daemon.core.sidecar import sidecar_paths
 from daemon.inbox.sources import temporary_name
-from daemon.jobs import JobStatus, Placed, Version
 from daemon.results.destinations import (
     Destination,
     publish_records,
     write_sidecar,
     write_whole,
 )
-from daemon.sidecar import sidecar_paths
 from tests.makers import MODES, drop, make_record, open_destination, tree
 
 FAILED = {

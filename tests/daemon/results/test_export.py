@@ -17,12 +17,12 @@ import msgspec
 import pyarrow.parquet
 import pytest
 
-from daemon.errors import NotWritable, WrongArgument
-from daemon.jobs import Job, Placed
+from daemon.core.errors import NotWritable, WrongArgument
+from daemon.core.jobs import Job, Placed
+from daemon.core.messages import Output
 from daemon.ledger.ledger import Ledger
 from daemon.ledger.record import Model, Record
 from daemon.ledger.records import Reader
-from daemon.messages import Output
 from daemon.results import export, parquet
 from daemon.results.export import COLUMNS, export_records, parse_ratio, row_of
 from tests.makers import MODELS, admit, complete, done, failed, make_file, make_outputs, make_record

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from daemon.config.loading import Config, parse
-from daemon.errors import AlreadyRunning
+from daemon.core.errors import AlreadyRunning
 from daemon.results.folder_locks import lock_outputs
 from tests.daemon_process import Daemon, Place
 

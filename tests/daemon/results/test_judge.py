@@ -12,14 +12,14 @@ import msgspec
 import pytest
 import structlog
 
-from daemon.jobs import Attempt, Content, Ending, Failure, JobStatus
+from daemon.core.jobs import Attempt, Content, Ending, Failure, JobStatus
+from daemon.core.messages import Output
 from daemon.ledger.ledger import Ledger
-from daemon.messages import Output
 from daemon.results.judge import LONGEST_PAUSE_SECONDS, Judge, Selection
-from stages import fake
-from stages.base import Reason
-from stages.binning import Rule, Thresholds, load_rule
-from stages.registry import ORDER
+from stages.contract.base import Reason
+from stages.contract.binning import Rule, Thresholds, load_rule
+from stages.registry import fake
+from stages.registry.registry import ORDER
 from tests.makers import done, make_attempt, make_job, make_outputs
 
 NOW, STEADY = 1e6, 2e6

@@ -18,15 +18,15 @@ import pytest
 from structlog.testing import capture_logs
 
 from daemon.config.output import OutputSection
-from daemon.errors import LedgerUnusable
-from daemon.jobs import JobStatus, Placed
+from daemon.core.errors import LedgerUnusable
+from daemon.core.jobs import JobStatus, Placed
 from daemon.ledger.ledger import Ledger
 from daemon.ledger.record import Record
 from daemon.ledger.records import Reader
+from daemon.maintenance.pruning import prune
 from daemon.results import outbox
 from daemon.results.outbox import Outbox, Recent
 from daemon.results.sinks import SINKS, Sink
-from daemon.upkeep.pruning import prune
 from tests.daemon_process import Daemon, Place, free_port, until
 from tests.makers import MODELS, done, make_file
 

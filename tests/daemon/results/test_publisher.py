@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from daemon.jobs import File, Job, JobStatus, Version
+from daemon.core.jobs import File, Job, JobStatus, Version
 from daemon.ledger.ledger import Ledger
 from daemon.ledger.record import Record
 from daemon.ledger.records import Reader

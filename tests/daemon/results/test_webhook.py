@@ -16,8 +16,8 @@ import pytest
 
 from daemon.config.loading import parse
 from daemon.config.output import WebhookSection
-from daemon.errors import ConfigError
-from daemon.jobs import JobStatus
+from daemon.core.errors import ConfigError
+from daemon.core.jobs import JobStatus
 from daemon.results import webhook
 from daemon.results.webhook import Refused, WebhookSink
 from tests.daemon_process import Place

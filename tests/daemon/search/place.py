@@ -11,14 +11,14 @@ from typing import Any
 import msgspec
 from msgspec.structs import replace
 
-from daemon.jobs import Ending, Job, JobStatus, Placed
+from daemon.core.jobs import Ending, Job, JobStatus, Placed
+from daemon.core.messages import Output
 from daemon.ledger.ledger import Ledger
 from daemon.ledger.record import Model
 from daemon.ledger.records import Reader
-from daemon.messages import Output
 from daemon.search.query import parse
 from daemon.search.searcher import Searcher
-from stages.base import StageSpec
+from stages.contract.base import StageSpec
 from tests.makers import MODELS, done, failed, make_file, make_outputs
 
 Answers = Mapping[str, Any]

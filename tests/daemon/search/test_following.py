@@ -8,7 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from stages.processes import environment
+from stages.contract.processes import environment
 from tests.daemon_process import Place
 
 

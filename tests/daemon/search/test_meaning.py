@@ -19,9 +19,9 @@ from daemon.search.index import SearchUnusable
 from daemon.search.query import parse
 from daemon.search.searcher import By, Hit
 from daemon.search.tower import Tower
-from stages.base import StageSpec
 from stages.clip.descriptor import TOWERS
 from stages.clip.embeddings import TextTower
+from stages.contract.base import StageSpec
 from stages.pretrained.checkpoints import load_known
 from stages.weights.packs import MINI
 from tests.daemon.search.place import Place

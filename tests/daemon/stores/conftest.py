@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from daemon.stores import opening
+from daemon.core import stores as opening
 from tests.daemon.stores.server import Bucket, FaultyProxy, find_server, proxied, serving
 
 

@@ -17,7 +17,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from stages.processes import environment
+from stages.contract.processes import environment
 from tests.daemon_process import PATIENCE, wait_for
 
 BUCKET = "photos"

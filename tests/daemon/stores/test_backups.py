@@ -7,14 +7,14 @@ from pathlib import Path
 import pytest
 
 from daemon.config.loading import parse
-from daemon.errors import ConfigError
+from daemon.core.errors import ConfigError
+from daemon.core.stores import StoreFailed
 from daemon.ledger.ledger import Ledger
 from daemon.ledger.reading import Stopped
+from daemon.maintenance import uploading
+from daemon.maintenance.schedule import Upkeep
+from daemon.maintenance.uploading import upload_backups
 from daemon.monitoring.metrics import Metrics
-from daemon.stores.opening import StoreFailed
-from daemon.upkeep import uploading
-from daemon.upkeep.schedule import Upkeep
-from daemon.upkeep.uploading import upload_backups
 from tests.daemon.stores.server import BROKEN, BUCKET, Bucket, FaultyProxy
 
 DAYS = [f"ledger-2026-01-{day:02}T020000Z.sqlite" for day in range(1, 6)]

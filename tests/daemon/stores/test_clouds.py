@@ -10,16 +10,16 @@ from pathlib import Path
 import pytest
 
 from daemon.config.loading import parse
+from daemon.core import stores as opening
+from daemon.maintenance.uploading import upload_backups
 from daemon.results.uploads import StoreSink
-from daemon.stores import opening
-from daemon.upkeep.uploading import upload_backups
 from tests.daemon.stores.clouds import Azure, Cloud, Google, emulated
 from tests.daemon.stores.server import BUCKET, BUSY, CUT, REFUSED, FaultyProxy, proxied
 from tests.daemon_process import Daemon, Place, picture, with_pauses
 from tests.makers import make_record
 from visiond.cluster.places import open_place
 
-SHORT = {"daemon.inbox.absence.REST_SECONDS": 0.1, "daemon.stores.opening.RETRIES": 1}  # pauses
+SHORT = {"daemon.inbox.absence.REST_SECONDS": 0.1, "daemon.core.stores.RETRIES": 1}  # pauses
 ODD = ("a b%20+#?&=.ppm", "ü/漢字.ppm")
 
 

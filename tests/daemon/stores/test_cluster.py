@@ -17,7 +17,7 @@ import pyarrow.parquet
 import pytest
 
 from daemon.config.loading import load, parse
-from daemon.stores import opening
+from daemon.core import stores as opening
 from tests.daemon.stores.server import (
     BROKEN,
     BUCKET,
@@ -213,7 +213,7 @@ def hasty(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
     def hurry() -> None:
         monkeypatch.setattr("visiond.cluster.objects.PAUSE_SECONDS", 0.0)
         monkeypatch.setattr("visiond.cluster.objects.PATIENCE_SECONDS", 0.1)
-        monkeypatch.setattr("daemon.stores.opening.RETRIES", 1)
+        monkeypatch.setattr("daemon.core.stores.RETRIES", 1)
         monkeypatch.setattr(
             "visiond.cluster.objects.store_of", lambda root: opening.store_of(root, impatient=True)
         )

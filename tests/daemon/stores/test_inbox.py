@@ -14,10 +14,10 @@ from pathlib import Path
 import pytest
 
 from daemon.config.ignored import Ignored
+from daemon.core.jobs import GONE, Extent, JobStatus, Read, Version
 from daemon.inbox.bucket import BucketOrigin, is_version, version_of
 from daemon.inbox.walk import Unread, Walk
-from daemon.jobs import GONE, Extent, JobStatus, Read, Version
-from daemon.page.pictures import NoPicture, read_source
+from daemon.server.pictures import NoPicture, read_source
 from daemon.workers.slab import Slab
 from tests.daemon.stores.server import (
     BROKEN,
@@ -34,7 +34,7 @@ from tests.daemon.stores.server import (
 from tests.daemon_process import PATIENCE, Daemon, Place, picture, wait_for, with_pauses
 from tests.makers import make_job, make_record
 
-SHORT = {"daemon.inbox.absence.REST_SECONDS": 0.1, "daemon.stores.opening.RETRIES": 1}  # pauses
+SHORT = {"daemon.inbox.absence.REST_SECONDS": 0.1, "daemon.core.stores.RETRIES": 1}  # pauses
 META = {"size": 3, "e_tag": '"x"', "version": None, "last_modified": datetime.now(UTC)}
 IGNORED = Ignored([".*", "*.tmp"])
 
@@ -141,7 +141,7 @@ def test_a_read_that_fails_leaves_nothing_open(
     origin: BucketOrigin, bucket: Bucket, prefix: str, proxy: FaultyProxy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Until the garbage collection, that is; else the slab could not be closed at the end."""
-    monkeypatch.setattr("daemon.stores.opening.LONGEST_BACKOFF_SECONDS", 0.1)
+    monkeypatch.setattr("daemon.core.stores.LONGEST_BACKOFF_SECONDS", 0.1)
     put(bucket, prefix, {"a.jpg": b"x" * 100_000})
     found, _ = listed(origin)
     proxy.fault = lambda asked: CUT if not asked.is_list else None

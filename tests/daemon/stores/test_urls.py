@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 
 from daemon.config.loading import parse
-from daemon.errors import ConfigError
+from daemon.core.errors import ConfigError
+from daemon.core.stores import StoreFailed, StoreUnusable, find_trouble, store_errors, store_of
+from daemon.core.urls import check_bucket, split_url
 from daemon.inbox.absence import check_inboxes
 from daemon.results.destinations import Destination
 from daemon.results.uploads import StoreSink
-from daemon.stores.opening import StoreFailed, StoreUnusable, find_trouble, store_errors, store_of
-from daemon.stores.urls import check_bucket, split_url
 
 URL = "s3://bucket/in"
 

@@ -16,7 +16,7 @@ import pytest
 
 from daemon.system import children
 from daemon.system.children import descendants, end, is_ending
-from stages.processes import ROOT, environment, python
+from stages.contract.processes import ROOT, environment, python
 from tests.daemon_process import wait_for
 
 # Its main thread has ended and another one has not, so for the kernel the process is ending.

@@ -12,9 +12,9 @@ from pathlib import Path
 import anyio
 import pytest
 
-from daemon import layout
 from daemon.config.loading import parse
-from daemon.service import Service
+from daemon.layout import layout
+from daemon.service.lifecycle import Service
 from daemon.system import cores
 from daemon.system.children import descendants
 from daemon.system.cores import Cores, read_list, write_list

@@ -13,7 +13,7 @@ import pytest
 from daemon.system import host
 from daemon.system.cores import Cores
 from daemon.system.host import Host, measure_free
-from stages import processes
+from stages.contract import processes
 
 AVAILABLE = 64 << 30
 

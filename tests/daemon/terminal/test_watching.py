@@ -18,10 +18,10 @@ import pytest
 from rich.console import Console
 
 from daemon.config.loading import load
+from daemon.config.state import CONTROL
 from daemon.control import ask_status
-from daemon.errors import NotAnswering, NotRunning
+from daemon.core.errors import NotAnswering, NotRunning
 from daemon.monitoring.snapshot import GpuState, SegmentState, Snapshot, StageState, WorkerState
-from daemon.state import CONTROL
 from daemon.terminal.watching import View, Watcher, line, picture
 from tests.daemon_process import PATIENCE, Daemon, Place, wait_for
 

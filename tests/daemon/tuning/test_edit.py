@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from daemon.config.loading import parse
-from daemon.errors import ConfigError, NotWritable
-from daemon.profile import Settings
+from daemon.core.errors import ConfigError, NotWritable
+from daemon.placement.profile import Settings
 from daemon.tuning.edit import keys_of, replace_file, set_keys, show_difference
 from tests.test_house import ROOT
 

@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import pytest
 
-from daemon.profile import SAFETY, Settings, Trial, choose_best
+from daemon.placement.profile import SAFETY, Settings, Trial, choose_best
 from daemon.tuning.search import MOST_TRIALS, Space, judge, next_settings
 
 GIB = 1 << 30

@@ -14,7 +14,7 @@ import pytest
 
 from daemon.bench.rates import measure_rate
 from daemon.config.loading import load
-from daemon.profile import Settings, Trial
+from daemon.placement.profile import Settings, Trial
 from daemon.system.gpus import Gpu
 from daemon.tuning import trial as trial_module
 from daemon.tuning.trial import Bench, count_images

@@ -16,12 +16,12 @@ import pytest
 from PIL import Image
 
 from daemon.config.ignored import Ignored
-from daemon.jobs import Version
+from daemon.core.jobs import Version
 from daemon.unpacking.apart import Children, Interrupted, Outcome, Stopped, take_apart
 from daemon.unpacking.child import HEAD, Torn, read_frames
 from daemon.unpacking.folder import Contents, Most, choose_target
 from daemon.unpacking.members import Rules
-from stages.base import Limits
+from stages.contract.base import Limits
 from tests.daemon.unpacking.containers import (
     make_pages,
     make_raw_zip,
@@ -30,7 +30,7 @@ from tests.daemon.unpacking.containers import (
     make_video,
     make_zip,
 )
-from tests.stages.decoding.layouts import directory, gray, tiff_file
+from tests.stages.images.layouts import directory, gray, tiff_file
 
 IGNORED = Ignored([".*"]).hides
 MOST = Most(100, 1 << 30, 200)

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from daemon.config.ignored import Ignored
-from daemon.jobs import Version
+from daemon.core.jobs import Version
 from daemon.unpacking import folder
 from daemon.unpacking.folder import Contents, Mark, Most, NoRoom, TooMuch, choose_target, mark_of
 from daemon.unpacking.paths import MARK, plain_path

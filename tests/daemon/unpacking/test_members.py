@@ -108,7 +108,7 @@ def test_only_a_tiff_with_several_pages_is_unpacked(data: bytes, has_more: bool)
 
 
 def test_a_tiff_with_far_too_many_pages_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("stages.decoding.tiff.MOST", 3)
+    monkeypatch.setattr("stages.images.tiff.MOST", 3)
     with pytest.raises(Unusable, match="3 pages or more"):
         next(walk("tiff", make_pages("TIFF", 4)))
 

@@ -15,14 +15,14 @@ import msgspec
 import numpy as np
 import pytest
 
-from daemon.messages import Batch, Item, Setup
+from daemon.core.messages import Batch, Item, Setup
 from daemon.workers import chain as module
 from daemon.workers.chain import REGROW_CALLS, Allowance, Chain, Entry, draw_page
-from stages.base import Header, Image, Limits, OutOfMemory, Reason, StageSpec
-from stages.decoding import images
-from stages.decoding.images import inspect
-from stages.fake import FakeStage, answer
+from stages.contract.base import Header, Image, Limits, OutOfMemory, Reason, StageSpec
+from stages.images import images
+from stages.images.images import inspect
 from stages.ocr.descriptor import Ocr
+from stages.registry.fake import FakeStage, answer
 from tests.daemon_process import picture
 
 

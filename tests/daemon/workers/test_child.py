@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from daemon.layout import LEAST_CPU_THREADS
+from daemon.layout.layout import LEAST_CPU_THREADS
 from daemon.workers import child
-from stages.base import DeviceLost
-from stages.processes import count_cores
+from stages.contract.base import DeviceLost
+from stages.contract.processes import count_cores
 from tests.daemon_process import Daemon, Place
 
 PROGRAM = """

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from daemon.state import KERNELS
-from stages.devices import has_kernels
+from daemon.config.state import KERNELS
+from stages.images.devices import has_kernels
 from tests.daemon_process import STAGES, Daemon, Place
 from tests.inputs import jpeg, picture
 

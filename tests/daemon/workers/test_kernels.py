@@ -22,13 +22,13 @@ import pytest
 
 from daemon.cli.models import pretend_gpus
 from daemon.config.loading import parse
-from daemon.placement import Segment
-from daemon.service import Service
-from daemon.state import KERNELS
+from daemon.config.state import KERNELS
+from daemon.placement.placement import Segment
+from daemon.service.lifecycle import Service
 from daemon.workers import compiler, kernels
 from daemon.workers.compiler import Order, Step, Want, compile_all
 from daemon.workers.kernels import compile_for_workers, compiling, list_missing, list_wants
-from stages.base import StageSpec
+from stages.contract.base import StageSpec
 from stages.kernels import cache
 from stages.kernels.cache import mark_of, try_lock, wait_for_compiler
 from stages.kernels.variants import Variant

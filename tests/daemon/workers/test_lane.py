@@ -14,9 +14,9 @@ import anyio.lowlevel
 import pytest
 
 from daemon.config.sections import PipelineSection
-from daemon.errors import WorkerLost
-from daemon.jobs import Attempt, Extent
-from daemon.messages import Item, Outcome, Reply
+from daemon.core.errors import WorkerLost
+from daemon.core.jobs import Attempt, Extent
+from daemon.core.messages import Item, Outcome, Reply
 from daemon.monitoring.metrics import Metrics
 from daemon.workers import pool
 from daemon.workers.lane import Lane

@@ -20,14 +20,14 @@ import anyio.lowlevel
 import pytest
 from anyio import to_thread
 
-from daemon import layout
 from daemon.config.loading import parse
 from daemon.config.sections import PipelineSection
-from daemon.errors import WorkerLost
-from daemon.layout import Layout
-from daemon.messages import Item, Setup
+from daemon.core.errors import WorkerLost
+from daemon.core.messages import Item, Setup
+from daemon.layout import layout
+from daemon.layout.layout import Layout
 from daemon.monitoring.metrics import Metrics
-from daemon.service import Service, run_service
+from daemon.service.lifecycle import Service, run_service
 from daemon.system.gpus import Gpu
 from daemon.workers import mps
 from daemon.workers.mps import PIPES, Server, is_installed
@@ -35,7 +35,7 @@ from daemon.workers.pool import Pool
 from daemon.workers.seat import Seat
 from daemon.workers.slab import Slab
 from daemon.workers.worker import Worker
-from stages.base import Limits
+from stages.contract.base import Limits
 from tests.daemon.workers.test_room import Card, count_published, running, states_of, workers_of
 from tests.daemon.workers.test_room import card as card
 from tests.daemon.workers.test_room import open_place as open_full_place

@@ -12,13 +12,13 @@ import anyio
 import pytest
 
 from daemon.config.sections import PipelineSection
-from daemon.messages import Item, Reply, Setup
+from daemon.core.messages import Item, Reply, Setup
 from daemon.monitoring.metrics import Metrics
 from daemon.workers import pool
 from daemon.workers.pool import Pool
 from daemon.workers.seat import Seat
 from daemon.workers.slab import Slab
-from stages.base import Limits
+from stages.contract.base import Limits
 from tests.daemon_process import PATIENCE, until
 
 pytestmark = pytest.mark.anyio

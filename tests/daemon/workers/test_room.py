@@ -19,25 +19,25 @@ import anyio
 import pytest
 from anyio import to_thread
 
-import daemon.service
-from daemon import layout
+import daemon.service.lifecycle
 from daemon.config.loading import parse
 from daemon.config.sections import PipelineSection
-from daemon.errors import NoWorkersLeft
-from daemon.messages import Beat, Setup
+from daemon.core.errors import NoWorkersLeft
+from daemon.core.messages import Beat, Setup
+from daemon.layout import layout
 from daemon.monitoring.metrics import Metrics
 from daemon.monitoring.snapshot import WorkerState
 from daemon.pipeline.station import Station
-from daemon.placement import CONTEXT_BYTES
-from daemon.service import Service, run_service
+from daemon.placement.placement import CONTEXT_BYTES
+from daemon.service.lifecycle import Service, run_service
 from daemon.system.gpus import Gpu
 from daemon.workers import lane, pool, room
 from daemon.workers.pool import Pool
 from daemon.workers.room import Room, need_for
 from daemon.workers.seat import Seat
 from daemon.workers.slab import Slab
-from stages.base import Limits
-from stages.fake import count_used
+from stages.contract.base import Limits
+from stages.registry.fake import count_used
 from tests.daemon_process import Place, counts_of, picture, until
 from tests.faults.test_workers import failed_as
 
@@ -381,7 +381,9 @@ async def test_models_that_are_too_large_for_the_gpu_end_the_daemon_as_before(
 async def test_a_stop_does_not_wait_for_memory(
     tmp_path: Path, card: Card, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(daemon.service, "leave_within", lambda *_: None)  # it would end this process
+    monkeypatch.setattr(
+        daemon.service.lifecycle, "leave_within", lambda *_: None
+    )  # it would end this process
     monkeypatch.setattr(room, "FIRST_PAUSE_SECONDS", 1000.0)
     monkeypatch.setattr(room, "LONGEST_PAUSE_SECONDS", 1000.0)
     place = open_place(tmp_path, card, workers=2)
@@ -405,7 +407,9 @@ async def test_a_stop_does_not_wait_for_memory(
 async def test_a_stop_does_not_wait_for_a_worker_that_waits_for_memory_to_start(
     queue_images: int, tmp_path: Path, card: Card, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(daemon.service, "leave_within", lambda *_: None)  # it would end this process
+    monkeypatch.setattr(
+        daemon.service.lifecycle, "leave_within", lambda *_: None
+    )  # it would end this process
     place = open_place(tmp_path, card, workers=1)
     place.settings["pipeline"]["queue_images"] = queue_images
     come_late(card, 15.5, monkeypatch)

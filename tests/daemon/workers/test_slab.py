@@ -12,7 +12,7 @@ from anyio import wait_all_tasks_blocked
 from hypothesis import given
 from hypothesis import strategies as st
 
-from daemon.jobs import Extent
+from daemon.core.jobs import Extent
 from daemon.workers.slab import ALIGNMENT, Slab
 
 pytestmark = pytest.mark.anyio

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from stages.base import Image
+from stages.contract.base import Image
 from tests.stages import captioners
 
 Make = Callable[[str], Path]

@@ -11,11 +11,11 @@ import msgspec
 import torch
 from transformers import AutoModelForImageTextToText, AutoProcessor
 
-from stages import registry
-from stages.base import Image
 from stages.blip.captions import CaptionStage
 from stages.blip.descriptor import CHAT, Caption, ChatOptions
-from stages.devices import pixels_of
+from stages.contract.base import Image
+from stages.images.devices import pixels_of
+from stages.registry import registry
 from stages.weights.packs import open_pack, resolve
 from tests.stages import captioners
 

@@ -9,8 +9,8 @@ import pytest
 from safetensors.torch import save_file
 from torch import ones
 
-from stages.base import Image, StageUnusable
-from stages.manifest import PackError
+from stages.contract.base import Image, StageUnusable
+from stages.contract.manifest import PackError
 from stages.weights.packs import open_pack
 from tests.stages.blip.stock import make_stage, share_stage, share_stock, write
 

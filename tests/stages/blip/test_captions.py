@@ -11,12 +11,12 @@ import pytest
 import torch
 from transformers import CLIPModel
 
-from stages.base import Image
 from stages.blip.captions import CaptionStage
 from stages.blip.descriptor import BLIP
 from stages.clip.embeddings import TextTower, decode_embedding
 from stages.clip.stage import ClipStage
-from stages.manifest import PackError
+from stages.contract.base import Image
+from stages.contract.manifest import PackError
 from stages.pretrained.checkpoints import load_model
 from stages.weights.packs import Pack, open_pack, resolve
 from tests.stages.blip.stock import NEW_TOKENS, make_stage, run, share_stock, write

@@ -11,8 +11,8 @@ import PIL.Image
 import pytest
 import torch
 
-from stages.base import Image, StageUnusable
 from stages.blip.descriptor import CHAT
+from stages.contract.base import Image, StageUnusable
 from stages.pretrained.language import ask, load_chat_processor
 from tests.stages.blip.stock import make_stage, share_stage, share_stock, write
 from tests.stages.pictures import draw_image

@@ -11,10 +11,10 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel, SmolVLMForConditionalGeneration
 
-from stages.base import Image, OutOfMemory, StageUnusable
 from stages.blip.captions import CaptionStage
 from stages.blip.descriptor import BLIP
-from stages.descriptor import Backend
+from stages.contract.base import Image, OutOfMemory, StageUnusable
+from stages.contract.descriptor import Backend
 from stages.pretrained import spreading
 from tests.stages.blip.stock import make_stage, share_stage, write
 from tests.stages.divided import find_divided

@@ -8,7 +8,6 @@ import pytest
 import torch
 from transformers import BertTokenizer, BlipForConditionalGeneration, BlipImageProcessor, CLIPModel
 
-from stages.base import Image, ImageError, StageSpec
 from stages.blip.captioner import Captioner, GraphedStep
 from stages.blip.descriptor import Caption
 from stages.blip.stage import BlipStage
@@ -16,7 +15,8 @@ from stages.blip.vision import speed_up_attention, speed_up_mlp
 from stages.clip.descriptor import Clip, Embedding
 from stages.clip.embeddings import TextTower, decode_embedding, encode_embedding
 from stages.clip.stage import ClipStage
-from stages.devices import pixels_of
+from stages.contract.base import Image, ImageError, StageSpec
+from stages.images.devices import pixels_of
 from stages.pretrained.checkpoints import load_model, load_tokenizer
 from stages.weights.packs import Pack, resolve
 from tests.stages.pictures import draw_image

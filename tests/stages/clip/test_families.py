@@ -16,12 +16,12 @@ import torch.nn.functional as F
 from transformers import AutoImageProcessor, AutoModel, AutoTokenizer, GemmaTokenizer
 from transformers.tokenization_utils_base import generate_merges
 
-from stages.base import Image, StageUnusable
 from stages.clip.descriptor import CLIP, TOWERS, Clip
 from stages.clip.embeddings import TextTower, decode_embedding
-from stages.manifest import digest_folder
+from stages.contract.base import Image, StageUnusable
+from stages.contract.manifest import digest_folder
 from stages.pretrained.checkpoints import load_known, load_tokenizer
-from stages.registry import build
+from stages.registry.registry import build
 from stages.weights.packs import fingerprint, open_pack, resolve
 from tests.stages import checkpoints
 from tests.stages.pictures import draw_image

@@ -14,10 +14,10 @@ import torch
 import torch.nn.functional as F
 from transformers import CLIPImageProcessor, CLIPModel, CLIPTokenizer
 
-from stages.base import Image, StageSpec, StageUnusable
 from stages.clip.descriptor import Clip
 from stages.clip.embeddings import TextTower, decode_embedding, encode_embedding
 from stages.clip.stage import ClipStage
+from stages.contract.base import Image, StageSpec, StageUnusable
 from stages.pretrained.checkpoints import load_model, load_tokenizer
 from stages.weights.packs import Pack, resolve
 from tests.stages.pictures import draw_image

@@ -16,8 +16,8 @@ import pytest
 import stages
 from daemon.cli.models import pretend_gpus
 from daemon.config.loading import parse
-from daemon.layout import resolve_models
-from stages.base import StageSpec
+from daemon.layout.layout import resolve_models
+from stages.contract.base import StageSpec
 from stages.weights.packs import open_pack, resolve
 from tests.stages import captioners
 
@@ -52,8 +52,9 @@ for line in sys.stdin.buffer:
 COMMON = """
 import json, sys
 import msgspec, torch
-from stages import devices, registry
-from stages.base import StageSpec
+from stages.images import devices
+from stages.registry import registry
+from stages.contract.base import StageSpec
 from stages.kernels.variants import find_variants
 
 devices.has_kernels_for = lambda tensor: True  # before the modules below take it
@@ -121,8 +122,8 @@ ALL = """
 import importlib, json, sys
 import msgspec
 from triton.runtime.jit import JITFunction
-from stages import registry
-from stages.base import StageSpec
+from stages.registry import registry
+from stages.contract.base import StageSpec
 from stages.kernels.variants import find_variants
 
 planned = set()
@@ -243,7 +244,7 @@ from triton.compiler import ASTSource
 from triton.runtime.jit import JITFunction
 from stages.kernels import convolution, language, launch, pointwise
 from stages.yolo import letterbox
-from stages.resizing import resize, kernel as resizekernel
+from stages.images import resize, kernel as resizekernel
 from stages.ocr import warp, warpkernel
 from stages.ocr.fused import FusedDetector, FusedRecognizer
 from stages.yolo.letterbox import Letterbox

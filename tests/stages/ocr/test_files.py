@@ -8,7 +8,7 @@ from pathlib import Path
 import onnx
 import pytest
 
-from stages.manifest import PackError
+from stages.contract.manifest import PackError
 from stages.ocr import files
 from stages.ocr.loading import open_recognizer
 from stages.ocr.onnxfile import weight_files

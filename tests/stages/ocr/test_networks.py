@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from stages.base import DeviceLost, OutOfMemory, StageSpec
+from stages.contract.base import DeviceLost, OutOfMemory, StageSpec
 from stages.ocr.networks import NetworkLoader, Networks
 from stages.ocr.onnxfile import weight_files
 from tests.daemon_process import PATIENCE, wait_for
@@ -86,7 +86,7 @@ def test_a_device_that_is_lost_while_compiling_is_reported() -> None:
 
 PROGRAM = """
 import time
-from stages.base import StageSpec
+from stages.contract.base import StageSpec
 from stages.ocr.fused import FusedDetector
 from stages.ocr.stage import OcrStage
 from tests.stages.ocr.test_stage import read, to_cuda

@@ -17,7 +17,7 @@ import transformers
 from transformers import AutoImageProcessor
 from transformers.modeling_outputs import BaseModelOutputWithNoAttention
 
-from stages.base import StageSpec, StageUnusable
+from stages.contract.base import StageSpec, StageUnusable
 from stages.ocr.dbpost import find_boxes
 from stages.ocr.direction import put_in_order
 from stages.ocr.fused import is_known

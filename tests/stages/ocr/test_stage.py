@@ -19,7 +19,7 @@ from PIL import Image as Pillow
 from PIL import ImageDraw, ImageFont
 
 from daemon.workers import chain
-from stages.base import Image, Limits, StageSpec
+from stages.contract.base import Image, Limits, StageSpec
 from stages.ocr.descriptor import Line, Ocr, OcrOptions
 from stages.ocr.onnxfile import WeightsError, weight_files
 from stages.ocr.pieces import LONGEST_MAP, Plan, plan_pieces

@@ -11,7 +11,7 @@ import numpy as np
 from PIL import Image as Pillow
 from PIL import ImageDraw, ImageFont
 
-from stages.base import Image
+from stages.contract.base import Image
 from tests.stages.pictures import wrap_pixels
 
 FONT = Path(str(find_spec("matplotlib").origin)).parent / "mpl-data" / "fonts" / "ttf" / "DejaVuSans.ttf"

@@ -11,10 +11,10 @@ from typing import Any
 
 import torch
 
-from stages import registry
 from stages.pretrained.checkpoints import load_known
 from stages.pretrained.language import LanguageStage
-from stages.registry import STAGES
+from stages.registry import registry
+from stages.registry.registry import STAGES
 from stages.weights.packs import open_pack, resolve
 from tests.stages import captioners, readers
 

@@ -13,9 +13,9 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from stages import registry
-from stages.base import Image, ImageError, Result, StageSpec, StageUnusable
+from stages.contract.base import Image, ImageError, Result, StageSpec, StageUnusable
 from stages.pretrained.familiarity import ROLES, UNFAMILIAR, Familiarity, Judge, KnowsAll, load_familiarity
+from stages.registry import registry
 from stages.scenes.generator import make_scene
 from stages.scenes.strange import draw_strange, find_photographs
 from stages.training.familiarity import add_classifier

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from stages.devices import hold_device, pixels_of
+from stages.images.devices import hold_device, pixels_of
 from stages.pretrained import fusing
 from stages.pretrained.vision import Patches, is_patching
 from tests.stages.pictures import draw_image

@@ -16,16 +16,16 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from stages import registry
-from stages.base import Image, StageUnusable
 from stages.blip.descriptor import BLIP
 from stages.clip.descriptor import CLIP, Clip
 from stages.clip.embeddings import decode_embedding
-from stages.descriptor import SMALL
-from stages.manifest import PackError
+from stages.contract.base import Image, StageUnusable
+from stages.contract.descriptor import SMALL
+from stages.contract.manifest import PackError
 from stages.ocr.descriptor import OCR
 from stages.pretrained.quantizing import LANGUAGE_MODEL
-from stages.registry import STAGES
+from stages.registry import registry
+from stages.registry.registry import STAGES
 from stages.weights.packs import open_pack, resolve
 from tests.stages import captioners, checkpoints, readers
 from tests.stages.pictures import draw_image

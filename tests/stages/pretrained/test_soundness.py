@@ -10,10 +10,10 @@ from onnx import numpy_helper
 from safetensors.torch import load_file, save_file
 from torch import nn
 
-from stages import registry
-from stages.base import StageUnusable
+from stages.contract.base import StageUnusable
 from stages.ocr.onnxfile import weight_files
 from stages.pretrained.soundness import check_shapes, refuse_nan
+from stages.registry import registry
 from stages.weights.packs import MINI, open_pack, resolve
 
 FILES = {

@@ -16,9 +16,9 @@ import torch
 from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from stages.base import DeviceLost, OutOfMemory
 from stages.blip.descriptor import BLIP2, FLORENCE
-from stages.devices import hold_device, pixels_of
+from stages.contract.base import DeviceLost, OutOfMemory
+from stages.images.devices import hold_device, pixels_of
 from stages.pretrained import keyvalues, language
 from stages.pretrained.checkpoints import load_known
 from stages.pretrained.language import LanguageStage

@@ -12,11 +12,11 @@ import torch
 import transformers
 from transformers import AutoModelForImageTextToText, AutoProcessor
 
-from stages import registry
-from stages.base import Image
-from stages.devices import pixels_of
+from stages.contract.base import Image
+from stages.images.devices import pixels_of
 from stages.ocr.descriptor import Ocr
 from stages.reading.stage import ReaderStage
+from stages.registry import registry
 from stages.weights.packs import open_pack, resolve
 from tests.stages import captioners
 

@@ -14,12 +14,12 @@ import PIL.Image
 import pytest
 import torch
 
-from stages.base import Image, StageUnusable
-from stages.manifest import PackError
+from stages.contract.base import Image, StageUnusable
+from stages.contract.manifest import PackError
 from stages.ocr.descriptor import READERS, Ocr
 from stages.reading.stage import WARM_UP_TOKENS, ReaderStage
 from stages.reading.towers import TILES
-from stages.registry import decode
+from stages.registry.registry import decode
 from stages.weights.packs import open_pack, resolve
 from tests.stages import captioners
 from tests.stages.divided import find_divided

@@ -4,9 +4,9 @@ import dataclasses
 
 import pytest
 
-from stages import registry
-from stages.descriptor import Model
-from stages.recognition import make_backend
+from stages.contract.descriptor import Model
+from stages.contract.recognition import make_backend
+from stages.registry import registry
 from stages.weights import catalog, ppocr
 from stages.weights.catalog import CATALOG, ULTRALYTICS, find_backend, find_published, offered
 from stages.weights.measured import RATES

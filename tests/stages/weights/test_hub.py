@@ -10,11 +10,11 @@ import torch
 from huggingface_hub.errors import HfHubHTTPError, OfflineModeIsEnabled
 from transformers import BlipForConditionalGeneration, CLIPModel
 
-from stages.base import ImageError
 from stages.blip.descriptor import Caption
 from stages.blip.stage import BlipStage
 from stages.clip.stage import ClipStage
-from stages.manifest import PackError
+from stages.contract.base import ImageError
+from stages.contract.manifest import PackError
 from stages.pretrained.checkpoints import load_model
 from stages.weights.hub import SOURCES, HuggingFaceHub, choose_files
 from stages.weights.packs import Pack, list_packs, open_pack, pull_standard, resolve, resolve_all, verify

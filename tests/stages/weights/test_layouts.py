@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from stages import registry
+from stages.registry import registry
 from stages.weights.assembly import read_classes
 from stages.weights.layouts import describe_unknown, describe_words, list_versions
 from stages.weights.packs import MINI, open_pack, resolve

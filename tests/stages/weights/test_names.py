@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from stages.manifest import MANIFEST, Manifest, PackError, write_manifest
-from stages.registry import UnknownName
+from stages.contract.manifest import MANIFEST, Manifest, PackError, write_manifest
+from stages.registry.registry import UnknownName
 from stages.weights.catalog import CATALOG
 from stages.weights.names import find_pulled, parse, read_reference
 

@@ -11,9 +11,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from stages import registry
-from stages.descriptor import Backend, Descriptor
-from stages.manifest import (
+from stages.contract.descriptor import Backend, Descriptor
+from stages.contract.manifest import (
     MANIFEST,
     Manifest,
     NotPulled,
@@ -23,9 +22,10 @@ from stages.manifest import (
     read_manifest,
     write_manifest,
 )
+from stages.contract.options import FakeOptions
 from stages.ocr.descriptor import bundled_weights
-from stages.options import FakeOptions
-from stages.registry import ORDER, UnknownName
+from stages.registry import registry
+from stages.registry.registry import ORDER, UnknownName
 from stages.weights.packs import MINI, Pack, list_packs, open_pack, open_plain, resolve, resolve_all, verify
 
 YOLO_JSON = json.dumps({"model": "yolov8n.yaml", "nc": 1, "names": ["cup"], "imgsz": 320})

@@ -16,9 +16,9 @@ from safetensors.torch import load_file
 from transformers import CLIPModel
 
 from stages.clip.descriptor import Clip
-from stages.manifest import MANIFEST, PackError
+from stages.contract.manifest import MANIFEST, PackError
 from stages.ocr.descriptor import bundled_weights
-from stages.registry import UnknownName, build
+from stages.registry.registry import UnknownName, build
 from stages.weights.packs import (
     Pack,
     list_packs,

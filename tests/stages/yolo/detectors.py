@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from stages.base import Image, StageSpec
+from stages.contract.base import Image, StageSpec
 from stages.yolo import library
 from stages.yolo.letterbox import Letterbox, fill_canvases
 from stages.yolo.stage import YoloStage

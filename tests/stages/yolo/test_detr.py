@@ -13,8 +13,8 @@ import pytest
 import torch
 from transformers import AutoImageProcessor, AutoModelForObjectDetection
 
-from stages.base import Image, StageUnusable
-from stages.manifest import PackError
+from stages.contract.base import Image, StageUnusable
+from stages.contract.manifest import PackError
 from stages.weights.packs import open_pack, resolve
 from stages.yolo.descriptor import DETECTORS, Objects
 from stages.yolo.detr import WITH_MASKS, DetrStage

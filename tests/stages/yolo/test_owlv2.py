@@ -11,7 +11,7 @@ import pytest
 import torch
 from transformers import AutoImageProcessor, AutoTokenizer, Owlv2ForObjectDetection
 
-from stages.base import Image
+from stages.contract.base import Image
 from stages.weights.packs import open_pack, resolve
 from stages.yolo.descriptor import OPEN_VOCABULARY, Objects
 from stages.yolo.owlv2 import Owlv2Stage, SquareProcessor

@@ -11,8 +11,8 @@ import pytest
 import torch
 from ultralytics.nn import tasks
 
-from stages.base import StageUnusable
-from stages.manifest import PackError
+from stages.contract.base import StageUnusable
+from stages.contract.manifest import PackError
 from stages.weights.packs import Pack, open_pack, resolve
 from stages.yolo.library import read_structure
 from stages.yolo.recognition import list_classes

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torchvision.ops import box_iou
 
-from stages.base import DeviceLost, Image, OutOfMemory, StageSpec
+from stages.contract.base import DeviceLost, Image, OutOfMemory, StageSpec
 from stages.ocr.warp import resize, resize_in_torch
 from stages.weights.packs import Pack, resolve
 from stages.yolo import letterbox, library

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 import torch
 
-from stages.base import StageUnusable
-from stages.manifest import PackError
+from stages.contract.base import StageUnusable
+from stages.contract.manifest import PackError
 from stages.weights.packs import Pack, open_pack, resolve
 from stages.yolo import structure
 from stages.yolo.descriptor import Objects

@@ -84,7 +84,7 @@ def no_ultralytics() -> Iterator[None]:
 
 
 def test_the_stage_runs_without_ultralytics(blank_pack: Pack, no_ultralytics: None) -> None:
-    from stages.base import Image, StageSpec
+    from stages.contract.base import Image, StageSpec
     from stages.yolo.stage import YoloStage
 
     with pytest.raises(ImportError):

@@ -16,8 +16,8 @@ import pyarrow.parquet
 import pytest
 
 from daemon.config.loading import load
-from daemon.errors import NotWritable
-from daemon.jobs import JobStatus
+from daemon.core.errors import NotWritable
+from daemon.core.jobs import JobStatus
 from daemon.unpacking.folder import NoRoom
 from tests.daemon.unpacking.containers import encrypt, make_pages, make_tar, make_video, make_zip
 from tests.daemon_process import Place, picture

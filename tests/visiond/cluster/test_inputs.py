@@ -18,7 +18,7 @@ import pyarrow.parquet
 import pytest
 
 from daemon.config.loading import parse
-from daemon.errors import NothingFound, WrongArgument
+from daemon.core.errors import NothingFound, WrongArgument
 from tests.daemon_process import picture
 from visiond.cluster.fetching import fetch, opened_threads
 from visiond.cluster.inputs import Listing, compile_pattern

@@ -12,8 +12,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from daemon.stores import opening
-from daemon.stores.opening import StoreFailed, store_of
+from daemon.core import stores as opening
+from daemon.core.stores import StoreFailed, store_of
 from tests.daemon.stores.server import BROKEN, CUT, FaultyProxy, proxied
 from visiond.cluster import objects
 from visiond.cluster.fetching import fetch, opened_threads

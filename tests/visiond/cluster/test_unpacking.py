@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 
 from daemon.config.loading import parse
-from daemon.jobs import Failure
+from daemon.core.jobs import Failure
 from daemon.unpacking.folder import Contents, NoRoom
-from stages.base import Reason
+from stages.contract.base import Reason
 from tests.daemon.unpacking.containers import make_zip
 from tests.daemon_process import picture
 from visiond.cluster import temporary, unpacking

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from stages.processes import environment
+from stages.contract.processes import environment
 from tests.daemon_process import PATIENCE, wait_for
 
 # Prints the driver's process id, then a line for each SIGINT that the driver gets; ends when a pipe is closed.

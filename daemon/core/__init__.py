@@ -1,0 +1,1 @@
+"""What every part of the daemon speaks of: jobs, messages, errors, sidecars, object stores."""

@@ -1,0 +1,163 @@
+"""The protocol between the daemon and a worker: length-prefixed msgpack over one socket for each worker.
+
+A worker gets a `Setup`, sends `Loaded` for each stage, then `Ready`. After that it gets one `Batch` at a time
+for each of its threads and answers each with a `Reply`. The bytes of images are not sent: an `Item` names a
+range of the shared slab.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from stages.contract.base import Limits, StageSpec
+from stages.contract.binning import Thresholds
+
+if TYPE_CHECKING:
+    import asyncio
+
+LENGTH = struct.Struct("<I")
+
+
+class Setup(msgspec.Struct, tag="setup", frozen=True):
+    """The first message: which stages the worker runs, and how."""
+
+    name: str
+    device: str  # torch device, as the worker names it
+    stages: list[StageSpec]
+    slab_bytes: int
+    threads: int
+    decoders: int  # disposable decoder processes
+    limits: Limits
+    cascade: Thresholds | None  # if set, later stages are skipped once a bin is decided
+    pipeline: list[str] = []  # the stages of all segments
+    cores: list[int] = []  # on which the worker runs; empty: on any
+    rehearse: bool = False  # each thread runs a test page before the first image
+
+
+class Loaded(msgspec.Struct, tag="loaded", frozen=True):
+    """One stage has loaded its model; others may still be loading."""
+
+    stage: str
+    seconds: float
+
+
+class Ready(msgspec.Struct, tag="ready", frozen=True):
+    load_seconds: dict[str, float]  # by stage
+
+
+class Output(msgspec.Struct, array_like=True, frozen=True):
+    """A stage's result for one image: the JSON for ledger and sidecar, and this image's share of the time."""
+
+    payload: bytes
+    seconds: float
+
+
+class Item(msgspec.Struct, array_like=True, frozen=True):
+    """An image for a worker: where its bytes are in the slab, and the results of earlier segments."""
+
+    offset: int
+    length: int
+    known: dict[str, bytes]  # stage → JSON
+
+
+class Batch(msgspec.Struct, tag="batch", frozen=True):
+    id: int
+    items: list[Item]
+
+
+class Outcome(msgspec.Struct, array_like=True, frozen=True):
+    """What became of one image: the outputs of the stages that ran, or why there are none."""
+
+    format: str
+    width: int
+    height: int
+    outputs: dict[str, Output]
+    reason: str = ""
+    detail: str = ""
+    transient: bool = False
+    pages: int = 1
+
+
+class StageRun(msgspec.Struct, array_like=True, frozen=True):
+    """One call of a stage, for the metrics."""
+
+    stage: str
+    images: int
+    seconds: float
+
+
+class Reply(msgspec.Struct, tag="reply", frozen=True):
+    id: int
+    outcomes: list[Outcome]
+    runs: list[StageRun]
+    out_of_memory: int = 0  # batches that were halved
+
+
+class Beat(msgspec.Struct, tag="beat", frozen=True):
+    """A heartbeat, sent every second by a thread of the worker."""
+
+    resident_bytes: int
+    device_used_bytes: int = 0
+    device_peak_bytes: int = 0
+
+
+class Farewell(msgspec.Struct, tag="farewell", frozen=True):
+    """The worker must exit, and says why: a sticky CUDA error, or a model that cannot be loaded."""
+
+    cause: str
+    curable: bool  # whether a new worker may succeed
+    # A stage cannot be built from its weights and options; the cause is a sentence for the user.
+    unusable: bool = False
+    out_of_memory: bool = False  # of its device, while it loaded
+
+
+class Stop(msgspec.Struct, tag="stop", frozen=True):
+    """No more batches will come: finish the current ones and exit."""
+
+
+ToWorker = Setup | Batch | Stop
+FromWorker = Loaded | Ready | Reply | Beat | Farewell
+
+decode_to_worker: Callable[[bytes], ToWorker] = msgspec.msgpack.Decoder(ToWorker).decode
+decode_from_worker: Callable[[bytes], FromWorker] = msgspec.msgpack.Decoder(FromWorker).decode
+
+
+def frame(message: Any) -> bytes:
+    """The message as sent over the socket: its length (32 bits, little endian), then its bytes."""
+    body = msgspec.msgpack.encode(message)
+    return LENGTH.pack(len(body)) + body
+
+
+# Event loops report a process that has died in many ways. Here they all become EOFError.
+
+
+def send(writer: asyncio.StreamWriter, framed: bytes) -> None:
+    """Send a message that `frame` has made. Raises EOFError when the other side is gone.
+
+    A write that fails closes the transport without a word, and whoever reads gets to know it a turn of the loop later.
+    To write in between raises RuntimeError in uvloop, and only logs a warning in asyncio.
+    """
+    if writer.is_closing():
+        raise EOFError
+    try:
+        writer.write(framed)
+    except (OSError, RuntimeError) as error:
+        raise EOFError from error
+
+
+async def receive(reader: asyncio.StreamReader, longest: int) -> bytes:
+    """The bytes of the next message. longest: in bytes.
+
+    Raises EOFError when the other side is gone, and msgspec.DecodeError if it is longer.
+    """
+    try:
+        length = LENGTH.unpack(await reader.readexactly(LENGTH.size))[0]
+        if length > longest:
+            raise msgspec.DecodeError(f"a message of {length} bytes")
+        return await reader.readexactly(length)
+    except (OSError, RuntimeError) as error:  # what the transport was closed with
+        raise EOFError from error

@@ -1,1 +1,0 @@
-"""Exchanges the models of stations while the daemon works."""

@@ -1,0 +1,1 @@
+"""The configuration applied to this machine: of first looks, and of second looks."""

@@ -1,0 +1,80 @@
+"""Backups of the ledger in a folder. Each is complete and checked before it gets its name;
+only the newest are kept."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import sqlite3
+import time
+from pathlib import Path
+
+from daemon.core.errors import NotWritable
+from daemon.ledger.files import written_whole
+from daemon.ledger.reading import Stop, Stopped, stopping
+from daemon.ledger.schema import damaged
+from daemon.ledger.soundness import DAMAGE, check_integrity, code_of, look_again
+from daemon.maintenance.background import opened_for_reading
+
+PAGES = 256  # copied at once: a megabyte
+PAUSE_SECONDS = 0.01  # after each, so that others have the disk most of the time
+NAME = re.compile(r"ledger-\d{4}-\d\d-\d\dT\d{6}Z\.sqlite")
+PARTIAL = re.compile(rf"\.{NAME.pattern}\.partial.*")
+
+
+def back_up_into(ledger: Path, folder: Path, kept: int, now: float, stop: Stop) -> Path:
+    """Copy the ledger as it is now, even if others write to it, and remove all but the newest `kept` copies;
+    returns the copy. A copy of a damaged ledger never takes the place of one that was whole. Runs in a
+    thread.
+
+    Raises Stopped, NotWritable, LedgerDamaged, LedgerUnusable.
+    """
+    file = folder / time.strftime("ledger-%Y-%m-%dT%H%M%SZ.sqlite", time.gmtime(now))
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        for left_over in _list(folder, PARTIAL):  # by a process that was killed
+            left_over.unlink()
+    except OSError as error:
+        raise NotWritable(f"{folder} cannot be written: {error.strerror or error}.") from error
+    with written_whole(file, ledger, force=True) as partial, opened_for_reading(ledger, stop) as source:
+        _copy(source, partial, ledger, stop)
+        os.chmod(partial, ledger.stat().st_mode & 0o777)
+    for old in list_backups(folder)[:-kept]:
+        if old != file:
+            old.unlink()
+    return file
+
+
+def _copy(source: sqlite3.Connection, partial: Path, ledger: Path, stop: Stop) -> None:
+    def pause(_status: int, _remaining: int, _total: int) -> None:
+        if stop():
+            raise Stopped
+        time.sleep(PAUSE_SECONDS)
+
+    # In a transaction all pages are from one moment; otherwise
+    # each commit of the daemon would restart the copy.
+    source.execute("BEGIN")
+    source.execute("SELECT COUNT(*) FROM sqlite_schema").fetchone()
+    try:
+        with contextlib.closing(sqlite3.connect(partial)) as copy:
+            source.backup(copy, pages=PAGES, progress=pause)
+            with stopping(copy, stop):
+                check_integrity(copy)
+    except sqlite3.DatabaseError as error:
+        if code_of(error) in DAMAGE and look_again(ledger):
+            raise damaged(ledger, error) from error
+        raise OSError(str(error)) from error  # of the disk with the copy, or passing
+
+
+def list_backups(folder: Path) -> list[Path]:
+    """Oldest first."""
+    return _list(folder, NAME)
+
+
+def _list(folder: Path, names: re.Pattern[str]) -> list[Path]:
+    """Oldest first: by when they were written, as a clock that was wrong may have named one of the future."""
+    return sorted(
+        (file for file in folder.iterdir() if names.fullmatch(file.name)),
+        key=lambda file: file.stat().st_mtime_ns,
+    )

@@ -1,0 +1,284 @@
+"""Scheduled tasks that keep the ledger in good order over the years: a full check, backups and their uploads, pruning,
+shrinking the file.
+
+A task starts in the configured quiet hours when no image is in flight, one at a time. None delays incoming
+images: check and backup read over separate connections, pruning takes small steps, and shrinking the file
+stops when images or a command (redo, retry, prune) come.
+A task that fails is logged, counted and tried again an hour later; work goes on.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import sqlite3
+import threading
+import time
+from collections.abc import Awaitable, Callable
+from functools import partial
+from pathlib import Path
+
+import anyio
+import msgspec
+import structlog
+from anyio import to_thread
+
+from daemon.config.loading import Config
+from daemon.core.errors import NotWritable
+from daemon.core.jobs import JobStatus
+from daemon.ledger.ledger import Ledger
+from daemon.ledger.reading import Stop, Stopped, stopping
+from daemon.ledger.records import Reader
+from daemon.ledger.schema import trouble_named
+from daemon.ledger.writer import Alone
+from daemon.maintenance.background import run_in_background
+from daemon.maintenance.backups import back_up_into
+from daemon.maintenance.pruning import Amounts, prune
+from daemon.maintenance.uploading import upload_backups
+from daemon.monitoring.diary import read_diary, write_diary
+from daemon.monitoring.metrics import Metrics
+from daemon.monitoring.snapshot import TASKS, Chore
+from daemon.system.mounts import KnownFolder
+
+log = structlog.get_logger()
+
+DAY_SECONDS = 86_400.0
+POLL_SECONDS = 5.0  # between two checks whether a task is due
+AGAIN_SECONDS = {"failed": 3600.0, "stopped": 600.0}  # until the next try
+EARLY = 0.05  # of its interval a task may begin, so that a daily one keeps its hour
+# Shrink only if this much of the ledger's file is free.
+FREE_SHARE, LEAST_FREE_BYTES = 0.25, 16 << 20
+CHECKPOINT_MILLISECONDS, BUSY_MILLISECONDS = 100, 5000
+
+
+class Pruning(msgspec.Struct):
+    """The state of a prune that a user asked for. share: about how much of the ledger was searched, 0 to 1."""
+
+    running: bool = False
+    amounts: Amounts = {}
+    share: float = 0.0
+    trouble: str = ""
+
+
+class Upkeep:
+    """Runs the tasks that are due. is_idle: whether no image is in flight;
+    forget: called for each pruned row; clock: Unix seconds."""
+
+    def __init__(
+        self,
+        config: Config,
+        ledger: Ledger,
+        metrics: Metrics,
+        is_idle: Callable[[], bool],
+        forget: Callable[[JobStatus], None],
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        self._folder = config.state.path
+        self._ledger = ledger
+        self._metrics = metrics
+        self._is_idle = is_idle
+        self._forget = forget
+        self._clock = clock
+        self._backups = KnownFolder(b"")
+        self.configure(config)
+        self._work: dict[str, Callable[[], Awaitable[str]]] = {
+            "verify": self._verify,
+            "backup": self._back_up,
+            "upload": self._upload,
+            "prune": self._prune,
+            "vacuum": self._vacuum,
+        }
+        self._chores = {chore.task: chore for chore in read_diary(self._folder) if chore.task in TASKS}
+        for chore in self._chores.values():
+            metrics.upkeep_success.labels(chore.task).set(chore.succeeded_at or 0.0)
+        self.pruning = Pruning()
+        self._asked = anyio.Event()
+        self._before = 0.0
+        self._one_at_a_time = anyio.Lock()  # of two at once, neither would know which bytes came again
+        self._leaving = False
+
+    def configure(self, config: Config) -> None:
+        """Use these settings from now on. A task that is running goes on."""
+        upkeep = self._settings = config.upkeep
+        if os.fsencode(upkeep.backup_folder) != self._backups.path:
+            self._backups = KnownFolder(os.fsencode(upkeep.backup_folder))
+        backup_days = upkeep.backup_days if upkeep.backup_folder else 0.0
+        upload_days = backup_days if upkeep.backup_url else 0.0
+        days = (upkeep.verify_days, backup_days, upload_days, upkeep.prune_days, upkeep.vacuum_days)
+        self._interval_seconds = {t: DAY_SECONDS * count for t, count in zip(TASKS, days, strict=True)}
+
+    def chores(self) -> list[Chore]:
+        """Each task that is on, or that ran before."""
+        on = [task for task in TASKS if self._interval_seconds[task] or task in self._chores]
+        return [self._chores.get(task, Chore(task=task)) for task in on]
+
+    def failures(self) -> list[str]:
+        return [chore.failure for chore in self.chores() if chore.failure]
+
+    async def run(self, *, scheduled: bool = True) -> None:
+        """Run until cancelled. scheduled: if false, only what a user asks for."""
+        if self._backups.path:  # as it is at the start
+            with contextlib.suppress(OSError):  # `_back_up` reports it
+                await to_thread.run_sync(self._backups.check, abandon_on_cancel=True)
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(self._prune_when_asked)
+            while scheduled:
+                if task := self.next_task():
+                    await self.perform(task)
+                else:
+                    await anyio.sleep(POLL_SECONDS)
+
+    def next_task(self) -> str | None:
+        """The task that is due and may start now."""
+        now = self._clock()
+        if not is_quiet(self._settings.quiet_hours, now) or not self._is_idle():
+            return None
+        return next((task for task in TASKS if self._is_due(task, now)), None)
+
+    def _is_due(self, task: str, now: float) -> bool:
+        """A time in the future comes from a wrong clock: the wait is never longer than the interval."""
+        interval, chore = self._interval_seconds[task], self._chores.get(task, Chore(task=task))
+        if not interval:
+            return False
+        if chore.outcome != "done" and chore.tried_at is not None:
+            return not 0 <= now - chore.tried_at < AGAIN_SECONDS.get(chore.outcome, 0.0)
+        return chore.tried_at is None or not 0 <= now - chore.tried_at < interval * (1 - EARLY)
+
+    async def perform(self, task: str) -> None:
+        """Run one task; if it fails, log that and go on."""
+        started, began = self._clock(), time.monotonic()
+        last = self._chores.get(task, Chore(task=task))
+        try:
+            outcome, detail = "done", await self._work[task]()
+        except Stopped:
+            outcome, detail = "stopped", "stopped because images or a command arrived, or the daemon stopped"
+        except Exception as error:  # noqa: BLE001 - of one task; whatever it is, work goes on
+            outcome, detail = "failed", str(error) or repr(error)
+            self._metrics.upkeep_failures.labels(task).inc()
+            log.error("upkeep failed; work goes on", task=task, trouble=detail)
+        else:
+            self._metrics.upkeep_success.labels(task).set(started)
+            log.info("upkeep done", task=task, detail=detail)
+        self._chores[task] = Chore(
+            task=task,
+            tried_at=started,
+            succeeded_at=started if outcome == "done" else last.succeeded_at,
+            seconds=round(time.monotonic() - began, 3),
+            outcome=outcome,
+            detail=detail,
+        )
+        try:
+            write_diary(self._folder, self._chores.values())
+        except OSError as error:  # it is tried again after the next task
+            log.warning("the state of upkeep cannot be saved", why=str(error))
+
+    # The tasks; each returns what was done, in a few words
+
+    async def _verify(self) -> str:
+        await run_in_background(check_ledger, self._ledger.path)
+        return "the ledger is undamaged"
+
+    async def _back_up(self) -> str:
+        folder, now = Path(self._settings.backup_folder), self._clock()
+        await to_thread.run_sync(self._backups.check)
+        return str(
+            await run_in_background(back_up_into, self._ledger.path, folder, self._settings.backups_kept, now)
+        )
+
+    async def _upload(self) -> str:
+        settings = self._settings
+        folder, kept = Path(settings.backup_folder), settings.backups_kept
+        return await run_in_background(upload_backups, folder, settings.backup_url, kept)
+
+    async def _prune(self) -> str:
+        before = self._clock() - DAY_SECONDS * self._settings.prune_age_days
+        async with self._one_at_a_time:
+            removed = await prune(self._ledger, before, self._forget)
+        return (
+            ", ".join(f"{amount.rows} {kind}" for kind, amount in removed.items() if amount.rows)
+            or "nothing was old enough"
+        )
+
+    async def _vacuum(self) -> str:
+        free, pages, page_bytes = await self._ledger.run(_measure)
+        if free * page_bytes < LEAST_FREE_BYTES or free < FREE_SHARE * pages:
+            return f"not needed: only {free * page_bytes >> 20} of {pages * page_bytes >> 20} MiB are free"
+        # Room for a copy beside the ledger, and for the copy back through its -wal.
+        wanted = 2 * (pages - free) * page_bytes
+        if shutil.disk_usage(self._folder).free < wanted:
+            raise NotWritable(
+                f"{self._folder} has no room for a copy of the ledger; {wanted >> 20} MiB are needed."
+            )
+        left = threading.Event()
+        try:
+            stop = partial(self._is_disturbed, left)
+            await self._ledger.run(Alone(partial(_vacuum, stop=stop)))
+        finally:
+            left.set()
+        return f"{free * page_bytes >> 20} MiB given back to the disk"
+
+    def _is_disturbed(self, left: threading.Event) -> bool:
+        return left.is_set() or self._leaving or self._ledger.awaited > 0 or self.pruning.running
+
+    def leave(self) -> None:
+        """The daemon is about to end: what holds up the ledger's thread stops at once."""
+        self._leaving = True
+
+    # What a person asks for
+
+    def prune_soon(self, before: float) -> None:
+        """Start to prune, unless that is already going on; `pruning` has its state. before: Unix seconds."""
+        if not self.pruning.running:
+            self.pruning, self._before = Pruning(running=True), before
+            self._asked.set()
+
+    async def _prune_when_asked(self) -> None:
+        while True:
+            await self._asked.wait()
+            self._asked = anyio.Event()
+            done, running = Pruning(), self.pruning
+
+            def step(removed: Amounts, share: float, running: Pruning = running) -> None:
+                running.amounts, running.share = removed, share
+
+            try:
+                async with self._one_at_a_time:
+                    done.amounts = await prune(self._ledger, self._before, self._forget, step)
+            except Exception as error:  # noqa: BLE001 - the command that asked for it reports it
+                done.trouble = str(error) or repr(error)
+            self.pruning = done
+
+
+def is_quiet(hours: str, now: float) -> bool:
+    """Whether it is within "HH:MM-HH:MM", local time; the end may be on the next day.
+    Always true if that is empty."""
+    if not hours:
+        return True
+    moment, (begin, end) = time.strftime("%H:%M", time.localtime(now)), hours.split("-")
+    return begin <= moment < end if begin < end else moment >= begin or moment < end
+
+
+def check_ledger(path: Path, stop: Stop) -> None:
+    """Read the ledger from end to end. Raises Stopped, LedgerDamaged, LedgerUnusable."""
+    with trouble_named(path), contextlib.closing(Reader(path)) as reader:
+        reader.check(lambda: not stop())
+    if stop():
+        raise Stopped
+
+
+def _measure(connection: sqlite3.Connection) -> tuple[int, int, int]:
+    """The ledger's free pages, all its pages, and the bytes of one."""
+    names = ("freelist_count", "page_count", "page_size")
+    free, pages, size = (connection.execute(f"PRAGMA {name}").fetchone()[0] for name in names)
+    return free, pages, size
+
+
+def _vacuum(connection: sqlite3.Connection, stop: Stop) -> None:
+    """Write the ledger's file again without its free pages. It may be stopped while the copy is made;
+    the copy back, at the disk's speed, may not."""
+    with stopping(connection, stop):
+        connection.execute("VACUUM")
+    connection.execute(f"PRAGMA busy_timeout = {CHECKPOINT_MILLISECONDS}")  # do not wait for readers
+    connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
+    connection.execute(f"PRAGMA busy_timeout = {BUSY_MILLISECONDS}")

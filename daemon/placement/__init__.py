@@ -1,0 +1,1 @@
+"""Which stages run on which devices."""

@@ -1,1 +1,0 @@
-"""Makes ledger and results agree again: verify, repair, rebuild, redo."""

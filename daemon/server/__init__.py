@@ -1,0 +1,1 @@
+"""Everything that is answered over HTTP: metrics, status, requests, and the page."""

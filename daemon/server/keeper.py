@@ -1,0 +1,126 @@
+"""Keeps the process of the page running. Whatever becomes of it, the daemon's work goes on."""
+
+from __future__ import annotations
+
+import socket
+import time
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import anyio
+import anyio.abc
+import msgspec
+import structlog
+from anyio import to_thread
+
+from daemon.config.loading import Config, parse
+from daemon.config.sections import Http
+from daemon.core.errors import ConfigError, may_pass
+from daemon.pipeline.relay import Relayed
+from daemon.server.app import listen
+from daemon.system import children
+from stages.contract.processes import describe_end
+
+log = structlog.get_logger()
+
+MODULE = "daemon.server.process"
+PAUSE_SECONDS, LONGEST_PAUSE_SECONDS = 1.0, 60.0  # before it is started again
+LASTING_SECONDS = 60.0  # a process that ran so long was not broken from the start
+
+
+class Order(msgspec.Struct, frozen=True):
+    """The daemon's configuration, as it was parsed, for the page's process."""
+
+    config: dict[str, Any]
+    folder: str
+
+    @classmethod
+    def of(cls, config: Config) -> Order:
+        return cls(config.model_dump(mode="json", exclude_unset=True), str(config.folder))
+
+    def read(self) -> Config:
+        return parse(self.config, Path(self.folder))
+
+
+class Keeper:
+    """The page of one daemon."""
+
+    def __init__(self, config: Config) -> None:
+        self._config = config
+        self._order = msgspec.msgpack.encode(Order.of(config))
+        self._changed = anyio.Event()
+
+    def change(self, config: Config) -> None:
+        """Start the process again, with this configuration. New requests wait meanwhile."""
+        self._order = msgspec.msgpack.encode(Order.of(config))
+        self._changed.set()
+
+    async def run(self) -> None:
+        """Serve the page until cancelled. While its address cannot be used, there is none. Raises nothing."""
+        try:
+            await self._keep()
+        except ConfigError as error:
+            log.warning("there is no page", why=str(error))
+        except Exception as error:
+            log.error("there is no page", why=str(error), exc_info=True)
+
+    async def _keep(self) -> None:
+        if not self._config.page.listen:
+            return
+        http, pause = self._config.page_http, PAUSE_SECONDS
+        listener = await _listen(http)
+        with listener:
+            log.info("page", address=http.url_at(listener.getsockname()[1]))
+            while True:
+                started, self._changed = time.monotonic(), anyio.Event()
+                status = await _run(self._order, listener.fileno(), self._changed)
+                if self._changed.is_set():
+                    continue
+                pause = PAUSE_SECONDS if time.monotonic() - started > LASTING_SECONDS else pause
+                log.error(
+                    "the page's process has ended; it is started again", how=describe_end(status), pause=pause
+                )
+                await anyio.sleep(pause)
+                pause = min(2 * pause, LONGEST_PAUSE_SECONDS)
+
+
+async def _listen(http: Http) -> socket.socket:
+    """Waits while the error may pass, for example while another program has the address. Raises ConfigError."""
+    why = ""
+    while True:
+        try:
+            return listen(http, "page")
+        except ConfigError as error:
+            if not may_pass(error):
+                raise
+            if str(error) != why:
+                log.warning("there is no page", why=str(error))
+            why = str(error)
+        await anyio.sleep(LONGEST_PAUSE_SECONDS)
+
+
+async def _run(order: bytes, listener: int, changed: anyio.Event) -> int | None:
+    """One process, from its start to its end, or until this has changed; returns its status."""
+    try:
+        child = await children.start(MODULE, Relayed("page", "process"), listener)
+    except OSError as error:
+        log.error("the page's process cannot be started", why=str(error))
+        return None
+    try:
+        with child.connection as connection:
+            connection.setblocking(True)
+            with suppress(OSError):  # it has ended already
+                await to_thread.run_sync(connection.sendall, order)
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(_end_when, changed, child.process)
+            await child.process.wait()
+            tasks.cancel_scope.cancel()
+        return child.process.returncode
+    finally:
+        await children.end(child.process)
+
+
+async def _end_when(changed: anyio.Event, process: anyio.abc.Process) -> None:
+    await changed.wait()
+    await children.end(process)

@@ -1,0 +1,277 @@
+"""The state of the daemon, for `visiond status`, /api/status, the health checks and systemd."""
+
+from __future__ import annotations
+
+import contextlib
+import sqlite3
+import time
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+import anyio
+import msgspec
+from anyio import to_thread
+
+from daemon.config.reloading import Reloading
+from daemon.core.errors import VisiondError
+from daemon.core.hints import quantity
+from daemon.core.jobs import JobStatus, Outdated
+from daemon.inbox.sources import WRITTEN
+from daemon.inbox.walk import SHOWN, count_unread
+from daemon.ledger.ledger import Ledger
+from daemon.maintenance.schedule import Upkeep
+from daemon.monitoring.counts import Pace
+from daemon.monitoring.devices import STATES
+from daemon.monitoring.disks import Disks
+from daemon.monitoring.inboxes import Count
+from daemon.monitoring.metrics import Metrics
+from daemon.monitoring.snapshot import ExchangeState, LaneState, SegmentState, Snapshot, WorkerState
+from daemon.pipeline.coordinator import Pipeline
+
+OUTDATED_SECONDS = 5.0  # for which the number of files with results of earlier models is not counted again
+ASK_SECONDS = 0.5  # a scrape's wait for the ledger, whose thread may be busy with VACUUM
+
+
+class Status:
+    """Keeps counts and rate, and judges health."""
+
+    def __init__(
+        self,
+        pipeline: Pipeline,
+        ledger: Ledger,
+        metrics: Metrics,
+        notices: dict[str, str] | None = None,
+        upkeep: Upkeep | None = None,
+        settings_digest: str = "",
+        count_outdated: Callable[[], Outdated | None] = lambda: None,
+    ) -> None:
+        """notices: by stage. count_outdated: takes a fraction of a second; called in a thread."""
+        self._count_outdated = count_outdated
+        self._outdated: Outdated | None = None
+        self._count_again_at = 0.0
+        self._settings_digest = settings_digest
+        self._pipeline = pipeline
+        self._ledger = ledger
+        self._metrics = metrics
+        self._counts = metrics.counts
+        self.upkeep = upkeep
+        self.reloading: Reloading[Any] | None = None  # set by the service
+        self.exchange: Callable[[], ExchangeState] = ExchangeState
+        self._notices = notices or {}
+        metrics.noticed(self._notices)
+        self._started = time.monotonic()
+        self._reload_problem = ""  # why the last reload changed nothing
+        metrics.configuration_refused.set_function(lambda: float(self._is_refused()))
+        self._pace = Pace()
+        self.disks = Disks({})
+        self.waiting = Count(dict)
+        self._oldest: float | None = None  # when the longest-waiting image was seen, in Unix seconds
+        metrics.in_flight.set_function(lambda: pipeline.in_flight)
+        metrics.paused.set_function(lambda: float(bool(pipeline.blocked())))
+        metrics.slab_size.set_function(lambda: sum(state.slab_size for state in pipeline.states()))
+        metrics.slab_used.set_function(lambda: sum(state.slab_used for state in pipeline.states()))
+        for delivery in pipeline.outbox.deliveries:
+            metrics.follow_sink(delivery.name, delivery.state)
+        for look in pipeline.looks:
+            metrics.follow_look(look.desk.name, look.state)
+        self._follow_queues()
+
+    def snapshot(self) -> Snapshot:
+        pipeline, counts = self._pipeline, self._counts
+        pending = counts.of(JobStatus.PENDING)
+        left = pending if (most := pipeline.schedule.left) is None else min(pending, most)
+        workers, states = self._workers(), pipeline.states()
+        rate = self._rate(workers)
+        return Snapshot(
+            running=True,
+            pending=pending,
+            in_flight=pipeline.in_flight,
+            ended_in_this_run=counts.ended.total(),
+            left_in_this_run=left,
+            done=counts.of(JobStatus.DONE),
+            failed=counts.of(JobStatus.FAILED),
+            skipped=counts.of(JobStatus.SKIPPED),
+            gone=counts.of(JobStatus.GONE),
+            images_per_second=round(rate, 2),
+            eta_seconds=left / rate if left and rate else None,
+            obstacles=pipeline.blocked() + pipeline.held_back() + self._sink_problems() + self._crowded(),
+            unread_folders=sum(map(len, unread := pipeline.watcher.unread())),
+            unread=[line for folders in unread for line in folders.lines()][:SHOWN],
+            slab_used_bytes=sum(state.slab_used for state in states),
+            slab_size_bytes=sum(state.slab_size for state in states),
+            sinks=[delivery.state() for delivery in pipeline.outbox.deliveries],
+            second_looks=[look.state() for look in pipeline.looks],
+            workers=workers + self._workers_of_looks(),
+            segments=[
+                SegmentState(name, sum(lane.queued for lane in lanes))
+                for name, lanes in self._lanes().items()
+            ],
+            notices=self._notices,
+            settings_digest=self._settings_digest,
+            uptime_seconds=round(time.monotonic() - self._started, 1),
+            upkeep=self.upkeep.chores() if self.upkeep else [],
+            outdated=self._outdated,
+            exchange=self.exchange(),
+            reload_problem=self._reload_problem,
+        )
+
+    async def complete_snapshot(self, *, at_end: bool = False) -> Snapshot:
+        """The snapshot, with what takes longer to find out: the GPUs, what each stage has done, and the number of files that
+        have results of earlier models, as of the last few seconds or, at the end of a run, as of now."""
+        if at_end or time.monotonic() >= self._count_again_at:
+            await self.count_outdated()
+        gpus = await to_thread.run_sync(self._metrics.gpu_states)
+        return msgspec.structs.replace(self.snapshot(), gpus=gpus, stages=self._metrics.stage_states())
+
+    async def count_outdated(self) -> Outdated | None:
+        """How many files have results of earlier models, as of now; None if that cannot be found out."""
+        self._count_again_at = time.monotonic() + OUTDATED_SECONDS
+        # a damaged ledger is reported elsewhere
+        with contextlib.suppress(VisiondError, sqlite3.Error):
+            self._outdated = await to_thread.run_sync(self._count_outdated)
+        return self._outdated
+
+    async def refresh(self) -> None:
+        """Update the gauges that are not updated by events. Called before a scrape."""
+        # Otherwise the last known value is reported.
+        with contextlib.suppress(VisiondError), anyio.move_on_after(ASK_SECONDS):
+            self._oldest = await self._ledger.oldest_pending()
+        await self.disks.look()
+        self._metrics.measured(dict(self.disks.rooms))
+        away = self._pipeline.watcher.away() | self._pipeline.schedule.away().keys()
+        for number, label in self._pipeline.watcher.labels().items():
+            self._metrics.inboxes.away.labels(label).set(number in away)
+        self._metrics.inboxes.measured(await self.waiting.count())
+        oldest = self._oldest
+        # The clock may have been set back.
+        self._metrics.oldest_pending.set(max(0.0, time.time() - oldest) if oldest else 0.0)
+        for name, lanes in self._lanes().items():
+            workers = [worker for lane in lanes for worker in lane.workers]
+            states = [worker.state for worker in workers]
+            for state in STATES:
+                self._metrics.workers.labels(name, state).set(states.count(state))
+            self._metrics.workers_short.labels(name).set(sum(worker.short_of_memory for worker in workers))
+            self._metrics.workers_sharing.labels(name).set(sum(worker.shared for worker in workers))
+        self._metrics.devices.measured(self._workers() + self._workers_of_looks())
+        for station in self._pipeline.stations:
+            station.measure()
+        for look in self._pipeline.looks:
+            look.station.measure()
+
+    def follow_reloads(self, reloading: Reloading[Any]) -> None:
+        """Show from now on how its reloads end."""
+        self.reloading = reloading
+        reloading.ended = self._note_reload
+
+    def _note_reload(self, problems: Sequence[str]) -> None:
+        self._reload_problem = " ".join(problems)
+        self._metrics.reloads.labels("refused" if problems else "done").inc()
+
+    def _is_refused(self) -> bool:
+        """Whether the daemon works with another configuration than the last reload asked for."""
+        return bool(self._reload_problem or self.exchange().problem)
+
+    def models_changed(self, notices: dict[str, str], settings_digest: str) -> None:
+        """All stations have other models now."""
+        self._notices, self._settings_digest = notices, settings_digest
+        self._metrics.noticed(notices)
+        self._count_again_at = 0.0
+        self._follow_queues()
+
+    def _follow_queues(self) -> None:
+        for name in self._lanes():
+            self._metrics.queue_depth.labels(name).set_function(partial(self._queued, name))
+
+    def unhealthy(self) -> list[str]:
+        """The workers that are not ready, with the cause. Empty if the daemon is healthy."""
+        return [
+            f"{worker.name} on {worker.device} is {worker.state}"
+            + (f": {worker.cause}" if worker.cause else "")
+            for worker in self._workers()
+            if worker.state != "ready"
+        ]
+
+    def is_dead(self) -> bool:
+        """Whether a segment has no worker left, not even one that is still loading or waits for memory. During an
+        exchange of models the workers of a station end, and others follow."""
+        return self.exchange().outcome != "running" and any(
+            all(
+                worker.state not in ("ready", "loading") and not worker.short_of_memory
+                for lane in lanes
+                for worker in lane.workers
+            )
+            for lanes in self._lanes().values()
+        )
+
+    def note_lost(self) -> None:
+        """The ledger knows more files that cannot be read again."""
+        self._count_again_at = 0.0
+
+    def put_back(self, status: JobStatus, images: int) -> None:
+        """Count images of this status that are PENDING again."""
+        self._count_again_at = 0.0
+        self._counts.put_back(status, images)
+        self._pipeline.wake()
+
+    def unready(self) -> list[str]:
+        """Why images do not get through now. Empty if they do."""
+        return self.blocked() + [why for why in self._pipeline.held_back() if not why.endswith(WRITTEN)]
+
+    def blocked(self) -> list[str]:
+        """What blocks the images in flight. An inbox that cannot be read does not."""
+        stuck = []
+        for name, lanes in self._lanes().items():
+            workers = [worker for lane in lanes for worker in lane.workers]
+            if not any(worker.state == "ready" for worker in workers):
+                why = next((worker.cause for worker in workers if worker.short_of_memory), "")
+                stuck.append(f"no worker of {name} is ready{f': {why}' if why else ''}")
+        return stuck + self._pipeline.blocked()
+
+    def warnings(self) -> list[str]:
+        """Problems that stop no image: folders in the inboxes that cannot be read, files that others write to, and sinks."""
+        unread = [
+            f"{count_unread(unread)}; `visiond status` lists them"
+            for unread in self._pipeline.watcher.unread()
+        ]
+        written = [why for why in self._pipeline.publisher.held_back() if why.endswith(WRITTEN)]
+        return unread + written + self._sink_problems() + self._crowded() + self._look_problems()
+
+    def _crowded(self) -> list[str]:
+        """On which GPUs workers wait for memory."""
+        waiting: dict[str, list[WorkerState]] = {}
+        for worker in self._workers():
+            if worker.short_of_memory:
+                waiting.setdefault(worker.device, []).append(worker)
+        return [
+            f"{quantity(len(workers), 'worker')} of {device} wait{'s' * (len(workers) == 1)} for GPU memory: "
+            f"{workers[0].cause}"
+            for device, workers in waiting.items()
+        ]
+
+    def _look_problems(self) -> list[str]:
+        return [look.problem for look in self._pipeline.looks if look.problem]
+
+    def _sink_problems(self) -> list[str]:
+        return self._pipeline.outbox.problems()
+
+    def _lanes(self) -> dict[str, list[LaneState]]:
+        """By segment: its part in each station."""
+        lanes: dict[str, list[LaneState]] = {}
+        for lane in [lane for state in self._pipeline.states() for lane in state.lanes]:
+            lanes.setdefault(lane.name, []).append(lane)
+        return lanes
+
+    def _queued(self, name: str) -> int:
+        return sum(lane.queued for lane in self._lanes().get(name, []))
+
+    def _workers(self) -> list[WorkerState]:
+        return [worker for lanes in self._lanes().values() for lane in lanes for worker in lane.workers]
+
+    def _workers_of_looks(self) -> list[WorkerState]:
+        lanes = [lane for look in self._pipeline.looks for lane in look.station.state().lanes]
+        return [worker for lane in lanes for worker in lane.workers]
+
+    def _rate(self, workers: list[WorkerState]) -> float:
+        ready = frozenset((worker.name, worker.ready_at) for worker in workers if worker.state == "ready")
+        return self._pace.measure(time.monotonic(), self._counts, ready)

@@ -1,0 +1,1 @@
+"""The composition root: what a daemon is made of, and its life."""

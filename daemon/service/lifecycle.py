@@ -1,0 +1,398 @@
+"""The life of the daemon: start up, work, shut down."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import time
+from collections import Counter
+from collections.abc import AsyncIterator, Callable
+from functools import partial
+
+import anyio
+import structlog
+from anyio import to_thread
+
+from daemon.config.loading import Config
+from daemon.config.reloading import Apply, Reloading
+from daemon.config.state import KERNELS, LEDGER
+from daemon.core.errors import (
+    InboxUnreadable,
+    InboxUnwritable,
+    Incomplete,
+    SinkBehind,
+    Unfinished,
+    VisiondError,
+    exit_status_of,
+    leaves,
+)
+from daemon.core.hints import command, quantity
+from daemon.core.jobs import JobStatus
+from daemon.inbox.names import check_names
+from daemon.inbox.walk import count_unread
+from daemon.inbox.watcher import Watcher
+from daemon.layout.layout import Layout, digest_settings, judge_of
+from daemon.layout.second_looks import Plan, lay_out
+from daemon.ledger import looks
+from daemon.ledger.files import describe_lost_ledger
+from daemon.ledger.ledger import Ledger
+from daemon.ledger.records import Reader
+from daemon.maintenance.guard import OpenFiles, guard
+from daemon.maintenance.schedule import Upkeep
+from daemon.monitoring.counts import Counts
+from daemon.monitoring.disks import Disks, list_written_folders
+from daemon.monitoring.inboxes import Count
+from daemon.monitoring.metrics import Metrics
+from daemon.monitoring.snapshot import Snapshot
+from daemon.pipeline.announcing import announce, warn_of_outdated
+from daemon.pipeline.coordinator import Pipeline
+from daemon.pipeline.opening import Opening
+from daemon.pipeline.running import open_looks
+from daemon.pipeline.unpacker import open_unpacker
+from daemon.results.destinations import Destination, remember_folders
+from daemon.results.judge import LONGEST_PAUSE_SECONDS
+from daemon.results.outbox import Outbox
+from daemon.results.sinks import open_sinks
+from daemon.server.app import Credentials, serve
+from daemon.server.keeper import Keeper
+from daemon.server.status import Status
+from daemon.service.exchange import Exchange, Models
+from daemon.system import signals
+from daemon.system.children import leave_within
+from daemon.system.log import set_up as set_up_log
+from daemon.system.retry import Hurried, Retry
+from daemon.system.systemd import Notifier
+from daemon.workers.kernels import compile_for_workers
+
+log = structlog.get_logger()
+
+SHOW_SECONDS = 0.25  # between two updates of the progress bar
+STATUS_SECONDS = 5.0  # between lines for `systemctl status`
+LEAVE_SECONDS = 5.0  # for the end itself, when no work is left and no worker is ending any more
+# How many batch time-outs may pass without progress before the watchdog is no longer notified
+STALL_FACTOR = 2.0
+
+Show = Callable[[Snapshot], None]
+
+
+class Service:
+    """One run of the daemon, in a state folder that it has locked."""
+
+    def __init__(
+        self,
+        config: Config,
+        *,
+        once: bool = False,
+        limit: int = 0,
+        show: Show | None = None,
+        read: Callable[[], Config] | None = None,
+    ) -> None:
+        """read: reads the configuration again; raises ConfigError."""
+        self.config = config
+        self.once = once
+        self.limit = limit  # images, with once; 0: all
+        self.show = show
+        self._read = read or (lambda: config)
+        self._credentials = Credentials()
+        self.loaded = False  # whether the models are
+        self.stopped_by = 0  # the signal
+        self.pipeline: Pipeline | None = None  # set once it is open
+        self._layouts: list[Layout] = []  # of first and second looks; set once it is open
+        self._keeper = Keeper(config)
+        self.looks_left = 0  # images that still waited for a second look at the end
+        self.url = ""  # of the pages, set once they are served
+        self.counts = Counts()
+        self.metrics = Metrics(self.counts)
+        self.notifier = Notifier()
+
+    async def run(self) -> None:
+        """Start up, work until a signal to stop (with once: until all is done), shut down.
+        Raises VisiondError."""
+        async with self._open() as (pipeline, status, exchange):
+            self.pipeline = pipeline
+            with signals.listening() as orders:
+                async with anyio.create_task_group() as tasks:
+                    tasks.start_soon(self._obey, tasks, orders, pipeline, status)
+                    tasks.start_soon(self._keep_models, tasks, pipeline, exchange)
+                    tasks.start_soon(self._report, pipeline, status)
+                    if not self.once:
+                        tasks.start_soon(self._keeper.run)
+                    files = OpenFiles(pipeline.ledger.path)
+                    tasks.start_soon(guard, files, pipeline.ledger, self._rescan_seconds)
+                    tasks.start_soon(pipeline.publisher.watch, self._rescan_seconds)
+                    if status.upkeep:
+                        tasks.start_soon(partial(status.upkeep.run, scheduled=not self.once))
+                    # It admits and reads files while the models load.
+                    await pipeline.run(once=self.once, limit=self.limit)
+                    self.notifier.stopping()
+                    left = [await pipeline.retry("ledger", look.count_waiting) for look in pipeline.looks]
+                    self.looks_left = sum(left)
+                    if not self.once:
+                        leave_within(LEAVE_SECONDS)
+                    # If the ledger's file is gone, its results are lost: fail.
+                    await to_thread.run_sync(files.check)
+                    for part in (*pipeline.stations, *pipeline.looks):
+                        part.stop()
+                    tasks.cancel_scope.cancel()
+            if self.show:
+                self.show(await status.complete_snapshot(at_end=True))
+            if not self.once:
+                warn_of_sinks(pipeline)
+                log.info(
+                    "stopped", ended=self.counts.ended.total(), pending=self.counts.of(JobStatus.PENDING)
+                )
+            if self.once:
+                self._check_complete(pipeline)
+
+    def _check_complete(self, pipeline: Pipeline) -> None:
+        """Raises InboxUnreadable, InboxUnwritable when some files could not be done, NoWorkersLeft or ModelsUnusable
+        when a second look could not, and SinkBehind when only a sink lacks records."""
+        try:
+            self._check_images(pipeline)
+        except Incomplete:
+            warn_of_sinks(pipeline)
+            raise
+        for look in pipeline.looks:
+            if look.failure:
+                raise look.failure
+        if problems := pipeline.outbox.problems():
+            fix = f"All results and sidecars are written. When that is fixed, `{command('run', '--once')}` delivers the rest."
+            raise SinkBehind(f"{'; '.join(problems)}. {fix}", self.counts.outcomes())
+
+    def _check_images(self, pipeline: Pipeline) -> None:
+        """Raises InboxUnreadable, InboxUnwritable."""
+        if problems := pipeline.watcher.held_back() + pipeline.unreadable():
+            raise InboxUnreadable(
+                f"Not every file was found and read: {'; '.join(problems)}.", self.counts.outcomes()
+            )
+        if unread := pipeline.watcher.unread():
+            lines = [f"{count_unread(folders)}: {'; '.join(folders.lines(3))}" for folders in unread]
+            text = f"Not every file was found: {' | '.join(lines)}. `{command('check')}` lists them."
+            raise InboxUnreadable(text, self.counts.outcomes())
+        if problems := pipeline.publisher.held_back():
+            fix = f"Its result is written. When that is fixed, `{command('run', '--once')}` does the rest."
+            raise InboxUnwritable(f"{'; '.join(problems)}. {fix}", self.counts.outcomes())
+
+    @contextlib.asynccontextmanager
+    async def _open(self) -> AsyncIterator[tuple[Pipeline, Status, Exchange]]:
+        """Open everything that the pipeline needs, in order of dependence; close it in the opposite order."""
+        config, metrics = self.config, self.metrics
+        with contextlib.ExitStack() as stack:
+            layout, plans = await to_thread.run_sync(lay_out, config)
+            self._layouts = [layout, *(plan.layout for plan in plans)]
+            announce(layout, plans, layout if self.once else None)  # its summary has the notices
+            retry = Retry()
+            ledger, numbers = await self._open_ledger(stack, layout, plans, retry)
+            reader = stack.enter_context(contextlib.closing(Reader(ledger.path)))
+            await to_thread.run_sync(check_names, config, reader)
+            every_stage = config.pipeline.mode == "full"
+            count_outdated = partial(reader.count_outdated, config.kept_inboxes, every_stage=every_stage)
+            if not self.once:  # its summary says so at the end
+                warn_of_outdated(await to_thread.run_sync(count_outdated))
+            inboxes = dict(zip(numbers, config.inbox, strict=True))
+            bins = await to_thread.run_sync(reader.bins) if config.output.bins in ("link", "copy") else ()
+            destinations = {number: Destination.of(inbox, config, bins) for number, inbox in inboxes.items()}
+            await to_thread.run_sync(remember_folders, destinations.values())
+            longest = {number: destination.longest_path for number, destination in destinations.items()}
+            parts = (metrics, longest, retry, ledger.keep_marker)
+            watcher = Watcher(inboxes, reader, config.pipeline.rescan_seconds, *parts)
+            outbox = await Outbox.open(ledger, reader, open_sinks(config), self.counts.changed)
+            judge = judge_of(config, {number: each.inbox for number, each in destinations.items()})
+            opening = Opening(stack, layout, metrics, judge, destinations, bins)
+            pipeline = Pipeline(
+                ledger,
+                watcher,
+                opening.open_all(),
+                judge,
+                destinations,
+                metrics,
+                outbox=outbox,
+                retry=retry,
+                reuse_results=config.pipeline.reuse_results,
+            )
+            pipeline.unpacker = open_unpacker(pipeline, config, inboxes, destinations, judge, once=self.once)
+            pipeline.looks = open_looks(stack, plans, pipeline, reader, judge, destinations, metrics)
+            self.counts.begin(await to_thread.run_sync(reader.counts))
+            upkeep = Upkeep(config, ledger, metrics, lambda: not pipeline.in_flight, self.counts.pruned)
+            settings = await to_thread.run_sync(digest_settings, config, layout.specs)
+            status = Status(pipeline, ledger, metrics, layout.notices(), upkeep, settings, count_outdated)
+            status.waiting = Count(reader.count_waiting)
+            status.disks = Disks(list_written_folders(config))
+            exchange = Exchange(pipeline, opening, Models(config, layout, settings, 0), status)
+            self._let_reload(status, upkeep, opening, exchange)
+            async with serve(
+                config, status, metrics, ledger, self._credentials, pages_matter=not self.once
+            ) as self.url:
+                yield pipeline, status, exchange
+
+    async def _open_ledger(
+        self, stack: contextlib.ExitStack, layout: Layout, plans: list[Plan], retry: Retry
+    ) -> tuple[Ledger, list[int]]:
+        """The ledger, and the numbers of the inboxes in it."""
+        config = self.config
+        if warning := await to_thread.run_sync(describe_lost_ledger, config):
+            log.warning(warning)
+        ledger = Ledger(config.state.path / LEDGER, self.metrics.commit_seconds.observe, retry)
+        stack.callback(ledger.close)
+        if ledger.remark:
+            log.warning(ledger.remark)
+        numbers = await ledger.register(
+            [(inbox.root, inbox.priority) for inbox in config.inbox],
+            layout.models(),
+            [plan.model for plan in plans],
+            [inbox.root for inbox in config.inbox if inbox.unpack],
+            config.kept_inboxes,
+        )
+        ledger.look_names = [plan.name for plan in plans]
+        if dropped := await ledger.run(partial(looks.begin, names=ledger.look_names, inboxes=numbers)):
+            log.warning("second looks that are no longer configured were dropped", images=dropped)
+        await ledger.bound_waits(config.pipeline.retry_seconds, LONGEST_PAUSE_SECONDS)
+        return ledger, numbers
+
+    def _let_reload(self, status: Status, upkeep: Upkeep, opening: Opening, exchange: Exchange) -> None:
+        live = self._list_parts(exchange.pipeline, upkeep, opening)
+        reloading = Reloading(self.config, self._read, live, None if self.once else exchange)
+        # Another reload may have changed more than the models since the exchange began.
+        exchange.done = lambda _: self._keeper.change(self.config)
+        exchange.undone = reloading.go_back
+        status.follow_reloads(reloading)
+
+    def _rescan_seconds(self) -> float:
+        return self.config.pipeline.rescan_seconds
+
+    def _list_parts(self, pipeline: Pipeline, upkeep: Upkeep, opening: Opening) -> list[Apply]:
+        """What gets the new settings after a reload."""
+
+        def read_credentials(config: Config) -> None:
+            if config.http.listen:
+                self._credentials.read(config.http)
+
+        def apply(config: Config) -> None:
+            self.config = config
+            set_up_log(config.log.level, config.log.format)
+            opening.level = config.log.level
+            for station in pipeline.stations:
+                station.log_at(config.log.level)
+            for look in pipeline.looks:
+                [rate] = [t.images_per_second for t in config.second_look if t.name == look.desk.name]
+                look.desk.limit(rate)
+            pipeline.watcher.configure(config.inbox, config.pipeline.rescan_seconds)
+
+        return [read_credentials, apply, upkeep.configure]
+
+    async def _keep_models(self, tasks: anyio.abc.TaskGroup, pipeline: Pipeline, exchange: Exchange) -> None:
+        await self._load_models(tasks, pipeline)
+        await exchange.run(tasks)
+
+    async def _load_models(self, tasks: anyio.abc.TaskGroup, pipeline: Pipeline) -> None:
+        """Start all workers at once, and report READY when all have loaded their models."""
+        wants = [want for layout in self._layouts for want in layout.wanted_kernels()]
+        await tasks.start(compile_for_workers, self.config.state.path / KERNELS, wants)
+        for look in pipeline.looks:  # first looks do not wait for its model
+            tasks.start_soon(look.staff)
+        async with anyio.create_task_group() as starting:
+            for executor in pipeline.executors:
+                starting.start_soon(tasks.start, executor.staff)
+        self.loaded = True
+        self.notifier.ready()
+        workers = sum(len(lane.workers) for state in pipeline.states() for lane in state.lanes)
+        log.info("ready", workers=workers, once=self.once, pages=self.url)
+
+    async def _obey(
+        self,
+        tasks: anyio.abc.TaskGroup,
+        orders: asyncio.Queue[signal.Signals],
+        pipeline: Pipeline,
+        status: Status,
+    ) -> None:
+        """The first signal drains. The second one, or the end of drain_seconds, stops at once.
+        A SIGHUP does not drain but reloads, unless it comes from a terminal."""
+        while (order := await orders.get()) == signal.SIGHUP and signals.is_reload(once=self.once):
+            assert status.reloading is not None
+            tasks.start_soon(status.reloading.reload)  # the file's disk may hang, and a stop must not wait
+        self.stopped_by = order
+        log.info("draining", signal=order.name, in_flight=pipeline.in_flight)
+        self.notifier.stopping()
+        if status.upkeep:
+            status.upkeep.leave()
+        if self.loaded:  # if not, the images in flight wait for models that never come
+            pipeline.drain(self.config.pipeline.drain_seconds)
+            with anyio.move_on_after(self.config.pipeline.drain_seconds):
+                # A closed terminal sends two SIGHUPs: one from the shell, one from the kernel.
+                while await orders.get() == signal.SIGHUP:
+                    pass
+        leave_within(LEAVE_SECONDS, signals.SHELL_OFFSET + order if self.once else os.EX_OK)
+        raise Hurried
+
+    async def _report(self, pipeline: Pipeline, status: Status) -> None:
+        """Notify the watchdog while there is progress, and show the state in `systemctl status`."""
+        longest = SHOW_SECONDS if self.show else STATUS_SECONDS
+        interval = min(longest, (self.notifier.watchdog_seconds or longest) / 3)
+        while True:
+            snapshot = status.snapshot()
+            if not self._is_stalled(pipeline, status):
+                self.notifier.alive()
+            else:
+                self.metrics.watchdog_missed.inc()
+            self.notifier.status(snapshot.sentence())
+            if self.show:
+                self.show(snapshot)
+            await anyio.sleep(interval)
+
+    def _is_stalled(self, pipeline: Pipeline, status: Status) -> bool:
+        """Whether images are in flight, nothing blocks them, and still there was no progress for too long."""
+        patience = STALL_FACTOR * self.config.pipeline.batch_timeout_seconds
+        idle = not pipeline.in_flight or status.blocked()
+        return not idle and time.monotonic() - pipeline.progressed_at > patience
+
+
+async def run_service(
+    config: Config,
+    *,
+    once: bool = False,
+    limit: int = 0,
+    show: Show | None = None,
+    ends_process: bool = False,
+    read: Callable[[], Config] | None = None,
+) -> Counter[JobStatus]:
+    """Run the daemon. Returns the number of images that reached each state in this run, and of those that are PENDING.
+
+    ends_process: after an error the process ends soon, even if a thread of it hangs, as one of a sink on a dead mount.
+    read: reads the configuration again. Raises VisiondError, taken out of the groups that task groups put errors in."""
+    service = Service(config, once=once, limit=limit, show=show, read=read)
+    try:
+        await _run_to_its_end(service)
+    except Exception as error:
+        if ends_process:
+            leave_within(LEAVE_SECONDS, exit_status_of(error), str(error))
+        raise
+    outcomes = service.counts.outcomes()
+    pending = outcomes[JobStatus.PENDING]
+    found_all = service.pipeline is not None and service.pipeline.schedule.found_all
+    if once and service.stopped_by and (pending or service.looks_left or not found_all):
+        left = "1 image is still pending" if pending == 1 else f"{pending:,} images are still pending"
+        left += f", {quantity(service.looks_left, 'second look')} not done" if service.looks_left else ""
+        left += "" if found_all else ", and not every file was found"
+        text = f"Stopped: {left}; `{command('run', '--once')}` does the rest."
+        raise Unfinished(text, outcomes, service.stopped_by)
+    return outcomes
+
+
+async def _run_to_its_end(service: Service) -> None:
+    """Raises VisiondError."""
+    try:
+        await service.run()
+    except BaseExceptionGroup as group:
+        _, rest = group.split(Hurried)
+        if rest is not None:
+            error = next(leaves(rest))
+            raise error from (None if isinstance(error, VisiondError) else group)
+        log.warning("stopped before the drain was finished; images in flight stay pending")
+
+
+def warn_of_sinks(pipeline: Pipeline) -> None:
+    """Log which sinks lack records at the end."""
+    for problem in pipeline.outbox.problems():
+        log.warning("stopped before a sink had all records; the next start delivers the rest", why=problem)

@@ -1,1 +1,0 @@
-"""Object stores: their URLs, how they are opened, and what their errors mean."""

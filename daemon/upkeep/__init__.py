@@ -1,1 +1,0 @@
-"""Keeps a ledger in good order over the years, while the daemon works: checks, backups, pruning."""

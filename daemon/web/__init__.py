@@ -1,1 +1,0 @@
-"""HTTP: metrics, health, status, and the control socket."""

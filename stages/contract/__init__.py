@@ -1,0 +1,1 @@
+"""What a stage is, for this package, the daemon and plug-ins."""

@@ -1,0 +1,247 @@
+"""Identifies a transformers model from its files alone. Imports no torch, and runs no code of a pickle.
+
+A model of another class can load without an error and give nonsense answers: BLIP for questions has every weight
+of a captioner. So each model is identified here before any is loaded; YOLO's files in stages/yolo/recognition.py.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import struct
+from codecs import BOM_UTF8
+from collections.abc import Collection, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from stages.contract.descriptor import Backend, Files, Model
+from stages.contract.manifest import PackError
+
+LONGEST_HEADER = 100_000_000  # bytes; the limit of the format
+PICKLE = "pytorch_model.bin"
+# Weights in another precision: model.fp16.safetensors, or the list of such ones. They keep their names in the list.
+VARIANT = re.compile(r"(model|pytorch_model)[._]\w+(\.safetensors|\.safetensors\.index\.json|\.bin)")
+FORMS = {  # of weights, by the end of a file's name
+    "adapter_model.safetensors": "an adapter (LoRA) without its model",
+    "open_clip_model.safetensors": "a model of OpenCLIP",
+    "open_clip_pytorch_model.bin": "a model of OpenCLIP",
+    "open_clip_config.json": "a model of OpenCLIP",
+    ".bin.index.json": "a list of pickles",
+    "consolidated.safetensors": "a model in its authors' own format",
+    ".gguf": "a model for llama.cpp",
+    ".onnx": "a model for ONNX",
+    ".h5": "a model for TensorFlow",
+    ".msgpack": "a model for Flax",
+    ".ckpt": "a pickle",
+    ".pth": "a pickle",
+}
+
+# What a transformers model needs in addition to its config.json: one file of each.
+WEIGHTS = ("model.safetensors", "model.safetensors.index.json")
+MODEL_PARTS = {
+    "image processor": ("preprocessor_config.json", "processor_config.json"),
+    "tokenizer": (
+        "tokenizer.json",
+        "vocab.txt",
+        "vocab.json",
+        "spiece.model",
+        "tokenizer.model",
+        "sentencepiece.bpe.model",
+    ),
+}
+
+
+OTHER_CLASSES = {
+    "BlipForQuestionAnswering": "BLIP for questions",
+    "BlipForImageTextRetrieval": "BLIP for retrieval",
+    "BlipModel": "BLIP without a decoder for captions",
+    "Blip2ForConditionalGeneration": "BLIP-2",
+    "Blip2Model": "BLIP-2 without captions",
+    "Blip2ForImageTextRetrieval": "BLIP-2 for retrieval",
+    "InstructBlipForConditionalGeneration": "InstructBLIP",
+    "CLIPVisionModel": "CLIP's image half alone",
+    "CLIPVisionModelWithProjection": "CLIP's image half alone",
+    "CLIPTextModel": "CLIP's text half alone",
+    "CLIPTextModelWithProjection": "CLIP's text half alone",
+    "CLIPForImageClassification": "CLIP for classes",
+    "SiglipForImageClassification": "SigLIP for classes",
+    "Siglip2ForImageClassification": "SigLIP 2 for classes",
+    "Mistral3ForConditionalGeneration": "Mistral 3",
+}
+
+
+def make_backend(
+    place: str, options: type[msgspec.Struct], models: tuple[Model, ...], *, stage: str = "", **fields: Any
+) -> Backend:
+    """The backend that takes these models from a folder, as transformers saves them; its role is "model".
+    stage: as for `find_model`. fields: the other fields of the backend."""
+
+    def find(path: Path) -> dict[str, str]:
+        folder = find_model(path, models, stage)
+        return {"model": folder} if folder else {}
+
+    def check(files: Files, *, allow_pickle: bool) -> None:
+        check_transformers(models, files["model"])
+
+    return Backend(place=place, options=options, models=models, **{"find": find, "check": check, **fields})
+
+
+def find_model(path: Path, models: Sequence[Model], stage: str = "") -> str | None:
+    """The folder of one of these transformers models, by its config.json: a subfolder with the name of a type or
+    of the stage, or the folder itself."""
+    types = [model.type for model in models]
+    for folder in dict.fromkeys([*types, stage or ".", "."]):
+        if (path / folder / "config.json").is_file() and name_model(path / folder)[0] in types:
+            return folder
+    return None
+
+
+def check_transformers(models: Sequence[Model], folder: Path, *, pickle: bool = False) -> Model:
+    """The model in a folder. Raises PackError if the folder does not have one of these models, complete.
+    pickle: its weights may be a pickle."""
+    model = check_config(models, folder)
+    if marked := find_marked(folder):
+        raise PackError(
+            f"{', '.join(map(str, marked))} begins with a byte order mark, which transformers does not read. Save it as UTF-8 "
+            "without one, for example with: sed -i '1s/^\\xEF\\xBB\\xBF//' FILE"
+        )
+    check_parts(model, {file.name for file in folder.iterdir()}, str(folder))
+    taken = describe_taken([model])
+    for file in list_weights(folder, pickle=pickle):
+        tensors = read_header(file)
+        for prefix, other in model.foreign.items():
+            if any(name.startswith(prefix) for name in tensors):
+                raise PackError(f"{file} holds weights of {other} ({prefix}…); {taken}")
+    return model
+
+
+def check_config(models: Sequence[Model], folder: Path) -> Model:
+    """The model that a folder's config.json names. Raises PackError if it is not one of these."""
+    model_type, found = name_model(folder)
+    model = next((model for model in models if model.type == model_type), None)
+    taken = describe_taken([model] if model else models)
+    if model is None or found not in ("", model.name):
+        known = f" ({OTHER_CLASSES[found]})" if found in OTHER_CLASSES else ""
+        what = f"a {found}{known}" if found else "no model of a class that visiond knows"
+        raise PackError(f'by its config.json, {folder} holds {what} (model_type "{model_type}"); {taken}')
+    return model
+
+
+def check_parts(model: Model, files: Collection[str], place: str) -> None:
+    """Raises PackError if a part that the model needs is not among the files of a folder or repository."""
+    for what in model.parts:
+        if not any(file in files for file in MODEL_PARTS[what]):
+            raise PackError(
+                f"{place} has no {what}: none of {', '.join(MODEL_PARTS[what])}. Save it there with save_pretrained."
+            )
+
+
+def describe_taken(models: Sequence[Model]) -> str:
+    names = ", ".join(f"{model.name} ({model.description})" for model in models)
+    return f"for {models[0].type}, visiond takes {names}." if len(models) == 1 else f"visiond takes {names}."
+
+
+def name_model(folder: Path) -> tuple[str, str]:
+    """The model_type and the class in a folder's config.json; empty if they are missing."""
+    config = read_config(folder / "config.json")
+    classes = config.get("architectures")
+    return str(config.get("model_type") or ""), str(classes[0]) if isinstance(
+        classes, list
+    ) and classes else ""
+
+
+def read_config(file: Path) -> dict[str, Any]:
+    """A JSON object as Python reads and writes it: it may have NaN, Infinity and a byte order mark. Raises PackError."""
+    try:
+        config: dict[str, Any] = msgspec.convert(json.loads(file.read_bytes()), dict[str, Any])
+    except (OSError, ValueError, msgspec.ValidationError) as error:
+        raise PackError(f"{file} cannot be read: {error}. Copy it again.") from error
+    return config
+
+
+def find_marked(folder: Path) -> list[Path]:
+    """The JSON files of a folder that begin with a byte order mark, as editors on Windows write it. transformers refuses
+    them."""
+    marked = []
+    for file in sorted(folder.glob("*.json")):
+        with file.open("rb") as opened:
+            if opened.read(len(BOM_UTF8)) == BOM_UTF8:
+                marked.append(file)
+    return marked
+
+
+def list_weights(folder: Path, *, pickle: bool = False) -> list[Path]:
+    """The safetensors files of a transformers model; none if it has a pickle instead,
+    and pickles are allowed."""
+    whole, index = (folder / name for name in WEIGHTS)
+    if whole.is_file():
+        return [whole]
+    if index.is_file():
+        places = read_config(index).get("weight_map")
+        return sorted({folder / str(name) for name in places.values()}) if isinstance(places, dict) else []
+    if (folder / PICKLE).is_file():
+        if pickle:
+            return []
+        raise PackError(
+            f"the weights in {folder} are a pickle, {PICKLE}; `visiond models make` converts it to a pack with safetensors."
+        )
+    advice = advise(names_in(folder), str(folder)) or "Save them there with save_pretrained."
+    raise PackError(f"{folder} has no weights: none of {', '.join(WEIGHTS)}. {advice}")
+
+
+def names_in(folder: Path) -> set[str]:
+    """The names of the files in a folder, and in its subfolders."""
+    return {file.relative_to(folder).as_posix() for pattern in ("*", "*/*") for file in folder.glob(pattern)}
+
+
+def advise(files: Collection[str], folder: str, before: str = "") -> str:
+    """What there is instead of weights, or of a model, where transformers looks for them, and what to type so that they are
+    there; "" for nothing known.
+
+    files: their names, those in subfolders too. folder: where they are, after the command `before`.
+    """
+    for file in sorted(files):
+        place, _, name = file.rpartition("/")
+        command = ""
+        if place and f"{place}/config.json" in files:
+            return f"The subfolder {place} has a model: {before and f'type `{before}`, and '}name the folder {folder}/{place}."
+        if place and name in (*WEIGHTS, PICKLE):
+            command = f"mv {folder}/{place}/* {folder}/"
+        elif not place and (variant := VARIANT.fullmatch(name)):
+            command = f"mv {folder}/{name} {folder}/{variant[1]}{variant[2]}"
+        if command:
+            typed = " && ".join(filter(None, (before, command)))
+            return f"There is {file}: to use it, type `{typed}`, and name the folder {folder}."
+    for end, form in FORMS.items():
+        if found := min((file for file in files if file.endswith(end)), default=""):
+            return (
+                f"There is {found}, which is {form}; visiond does not read it. Load the model with transformers if "
+                "possible, and save it with save_pretrained."
+            )
+    return ""
+
+
+def read_header(file: Path) -> dict[str, Any]:
+    """The tensors in a safetensors file's header, by name. Raises PackError if the file is not complete."""
+    damaged = f"{file} is cut short or damaged"
+    try:
+        size = file.stat().st_size
+        with file.open("rb") as opened:
+            head = opened.read(8)
+            length = struct.unpack("<Q", head)[0] if len(head) == 8 else 0
+            if not 2 <= length <= min(size - 8, LONGEST_HEADER):
+                raise PackError(f"{damaged}: it does not start like a safetensors file. Copy it again.")
+            tensors: dict[str, Any] = msgspec.json.decode(opened.read(length), type=dict[str, Any])
+        tensors.pop("__metadata__", None)
+        end = max((int(tensor["data_offsets"][1]) for tensor in tensors.values()), default=0)
+    except OSError as error:
+        raise PackError(f"{file} cannot be read: {error.strerror}. Copy it again.") from error
+    except (msgspec.DecodeError, LookupError, TypeError, ValueError) as error:
+        raise PackError(f"{damaged}: its header is not a list of tensors. Copy it again.") from error
+    if 8 + length + end != size:
+        raise PackError(
+            f"{damaged}: it has {size:,} bytes, but its header says {8 + length + end:,}. Copy it again."
+        )
+    return tensors

@@ -1,0 +1,152 @@
+"""Identifies a file by its first bytes: a supported format, or a reason that names what the file is instead."""
+
+from __future__ import annotations
+
+import functools
+import importlib.util
+import re
+
+from stages.contract.base import ImageError, Reason
+
+HEAD = 4096  # bytes that are looked at
+
+READ: tuple[tuple[bytes, str], ...] = (
+    (b"\xff\xd8\xff", "JPEG"),
+    (b"\x89PNG\r\n\x1a\n", "PNG"),
+    (b"GIF87a", "GIF"),
+    (b"GIF89a", "GIF"),
+    (b"II*\0", "TIFF"),
+    (b"MM\0*", "TIFF"),
+    (b"II+\0", "TIFF"),  # BigTIFF
+    (b"MM\0+", "TIFF"),
+)
+UNREAD_IMAGES: tuple[tuple[bytes, str], ...] = (
+    (b"8BPS", "Photoshop (PSD)"),
+    (b"%!PS", "PostScript (EPS)"),
+    (b"\xc5\xd0\xd3\xc6", "EPS with a preview"),
+    (b"\0\0\0\x0cjP  \r\n\x87\n", "JPEG 2000"),
+    (b"\xff\x4f\xff\x51", "JPEG 2000"),
+    (b"\0\0\0\x0cJXL \r\n\x87\n", "JPEG XL"),
+    (b"\xff\x0a", "JPEG XL"),
+    (b"\0\0\1\0", "ICO"),
+    (b"DDS ", "DDS"),
+    (b"v/1\1", "OpenEXR"),
+    (b"#?RADIANCE", "Radiance HDR"),
+    (b"gimp xcf", "GIMP (XCF)"),
+    (b"qoif", "QOI"),
+    (b"AT&TFORM", "DjVu"),
+    (b"SIMPLE  =", "FITS"),
+    (b"FUJIFILMCCD-RAW", "camera raw (RAF)"),
+    (b"IIRO", "camera raw (ORF)"),
+    (b"IIRS", "camera raw (ORF)"),
+    (b"MMOR", "camera raw (ORF)"),
+    (b"IIU\0", "camera raw (RW2)"),
+    (b"\0MRM", "camera raw (MRW)"),
+    (b"FOVb", "camera raw (X3F)"),
+    (b"II\x1a\0\0\0HEAPCCDR", "camera raw (CRW)"),
+    (b"Pf", "PFM"),
+    (b"PF", "PFM"),
+    (b"P7\n", "PAM"),
+)
+OTHER_FILES: tuple[tuple[bytes, str], ...] = (
+    (b"%PDF-", "a PDF document"),
+    (b"PK\3\4", "a ZIP archive or an office document"),
+    (b"\x1f\x8b", "a gzip archive"),
+    (b"7z\xbc\xaf\x27\x1c", "a 7z archive"),
+    (b"Rar!", "a RAR archive"),
+    (b"\xfd7zXZ", "an xz archive"),
+    (b"\x28\xb5\x2f\xfd", "a zstd archive"),
+    (b"\x7fELF", "a program"),
+    (b"SQLite format 3", "an SQLite database"),
+    (b"\x1a\x45\xdf\xa3", "a Matroska or WebM video"),
+    (b"RIFF", "a RIFF file (AVI or WAV)"),
+    (b"ID3", "an MP3 file"),
+    (b"OggS", "an Ogg file"),
+    (b"\xd0\xcf\x11\xe0", "an old office document"),
+    (b"version https://git-lfs", "a Git LFS pointer, not the file itself"),
+)
+BMP_HEADERS = frozenset((12, 40, 52, 56, 64, 108, 124))
+AVIF_BRANDS = frozenset((b"avif", b"avis"))
+HEIF_BRANDS = frozenset((b"heic", b"heix", b"heim", b"heis", b"hevc", b"hevx", b"mif1", b"msf1"))
+# Gray, and its brightest value.
+DEEP_PNM = re.compile(rb"P[25](?:(?:\s|#[^\r\n]*[\r\n])+\d{1,10}){2}(?:\s|#[^\r\n]*[\r\n])+(\d{3,5})\s")
+PNM = re.compile(rb"P([1-6])(?:\s|#[^\r\n]*[\r\n])+(\d{1,10})(?:\s|#[^\r\n]*[\r\n])+(\d{1,10})\s")
+
+
+def identify(data: memoryview) -> str:
+    """The format's name in Pillow ("JPEG", "PNG", "WEBP", …).
+
+    Raises ImageError: EMPTY; FORMAT for an image format that is not supported;
+    NOT_AN_IMAGE for anything else.
+    """
+    if not data:
+        raise ImageError(Reason.EMPTY, "the file is empty")
+    head = bytes(data[:32])
+    for prefix, name in READ:
+        if head.startswith(prefix):
+            return name
+    found = _identify_container(data, head) or _identify_bitmap(data, head)
+    if found is None:
+        raise _refusal(bytes(data[:HEAD]))
+    if found == "HEIF" and not heif_is_readable():
+        raise ImageError(
+            Reason.FORMAT, "HEIC needs a plug-in: pip install 'visiond[heic]', then restart visiond"
+        )
+    return found
+
+
+@functools.cache
+def heif_is_readable() -> bool:
+    return importlib.util.find_spec("pillow_heif") is not None
+
+
+def _identify_container(data: memoryview, head: bytes) -> str | None:
+    if head.startswith(b"RIFF") and head[8:12] == b"WEBP":
+        return "WEBP"
+    if head[4:8] != b"ftyp":
+        return None
+    box = bytes(data[: min(int.from_bytes(head[:4], "big"), HEAD)])
+    brands = {box[8:12], *(box[at : at + 4] for at in range(16, len(box), 4))}
+    if brands & AVIF_BRANDS:
+        return "AVIF"
+    if brands & HEIF_BRANDS:
+        return "HEIF"
+    if box[8:12] == b"crx ":
+        raise ImageError(
+            Reason.FORMAT, "camera raw (CR3) is not supported: save it as JPEG, PNG, WebP or TIFF"
+        )
+    raise ImageError(Reason.NOT_AN_IMAGE, "the bytes are a video (MP4 or QuickTime)")
+
+
+def _identify_bitmap(data: memoryview, head: bytes) -> str | None:
+    if head.startswith(b"BM") and int.from_bytes(head[14:18], "little") in BMP_HEADERS:
+        return "BMP"
+    if head.startswith(b"P") and PNM.match(data[:HEAD]):
+        return "PPM"
+    return None
+
+
+def _refusal(head: bytes) -> ImageError:
+    for prefix, name in UNREAD_IMAGES:
+        if head.startswith(prefix):
+            return ImageError(Reason.FORMAT, f"{name} is not supported: save it as JPEG, PNG, WebP or TIFF")
+    for prefix, name in OTHER_FILES:
+        if head.startswith(prefix):
+            return ImageError(Reason.NOT_AN_IMAGE, f"the bytes are {name}")
+    if not any(head):
+        return ImageError(
+            Reason.NOT_AN_IMAGE, "only zero bytes: the file was created, but its content was never written"
+        )
+    return _refusal_of_text(head)
+
+
+def _refusal_of_text(head: bytes) -> ImageError:
+    text = head.decode("utf-8", errors="ignore").lstrip("\ufeff").lstrip()
+    lowered = text.lower()
+    if lowered.startswith("<") and "<svg" in lowered:
+        return ImageError(Reason.FORMAT, "SVG is not supported: save it as PNG")
+    if lowered.startswith(("<!doctype html", "<html")):
+        return ImageError(Reason.NOT_AN_IMAGE, "the bytes are HTML: a web page saved with an image's name")
+    if text and all(character.isprintable() or character.isspace() for character in text[:512]):
+        return ImageError(Reason.NOT_AN_IMAGE, "the bytes are plain text")
+    return ImageError(Reason.NOT_AN_IMAGE, f"no known format begins with the bytes {head[:8].hex(' ')}")

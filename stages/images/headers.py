@@ -1,0 +1,400 @@
+"""Width, height and orientation of an image, read from its bytes in plain Python.
+
+There are no pixels and no native code here: bad bytes can only raise an exception, so this can run in the
+daemon and in a GPU worker. Every reader returns the size as stored and the EXIF orientation (1..8). A reader
+that reads past the end of the bytes raises IndexError or struct.error.
+"""
+
+from __future__ import annotations
+
+import re
+import struct
+import zlib
+from collections.abc import Callable, Iterator
+from itertools import islice
+from typing import NamedTuple
+
+from stages.contract.base import ImageError, Reason
+from stages.images.formats import DEEP_PNM, HEAD, PNM
+from stages.images.scans import check_scans
+from stages.images.tiff import EXIF, PARTS, find_picture, read_orientation, read_tiff
+
+Size = tuple[int, int, int]  # width, height as stored, orientation
+
+CHUNKS = 4096  # most chunks of a PNG or WebP that are searched for EXIF
+
+
+# JPEG (ITU-T T.81, annex B)
+# ------------------------------------------------------------------------------------------
+
+SOF_MARKERS = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}
+# All except the hierarchical ones and lossless arithmetic.
+SOF_READ = frozenset((0xC0, 0xC1, 0xC2, 0xC3, 0xC9, 0xCA))
+SOF_HUFFMAN = frozenset((0xC0, 0xC1, 0xC2))  # baseline, extended, progressive
+BARE_MARKERS = frozenset((0x01, *range(0xD0, 0xD9)))  # markers without a segment
+SOS, APP1, APP14, EOI = 0xDA, 0xE1, 0xEE, b"\xff\xd9"
+NEXT_MARKER = re.compile(rb"\xff[^\xff\x00]")
+
+
+class Jpeg(NamedTuple):
+    """The content of the segments before the first scan."""
+
+    width: int
+    height: int
+    orientation: int
+    process: int  # the SOF marker's low byte: 0xC0 baseline, 0xC2 progressive, 0xC9 arithmetic, …
+    components: bytes  # their identifiers
+    transform: int | None  # of Adobe's APP14 segment: 0 RGB or CMYK, 1 YCbCr, 2 YCCK
+    pixels_at: int = 0  # the position of the first scan's compressed data
+
+    @property
+    def is_plain(self) -> bool:
+        """Gray or YCbCr with Huffman coding, which all decoders read in the same way."""
+        colors = len(self.components)
+        is_rgb = self.transform == 0 or self.components == b"RGB"
+        return self.process in SOF_HUFFMAN and (colors == 1 or (colors == 3 and not is_rgb))
+
+
+def read_jpeg_frame(data: memoryview) -> Jpeg:
+    """Parse the segments up to the first scan, and check that an end marker follows it.
+
+    Raises ImageError: HEADER, FORMAT, TRUNCATED.
+    """
+    frame, orientation, transform = None, 0, None
+    for marker, start, end in jpeg_segments(data):
+        if marker in SOF_MARKERS:
+            frame = _read_sof(marker, data[start:end])
+        elif marker == APP1 and not orientation and bytes(data[start : start + 6]) == EXIF:
+            orientation = read_orientation(data[start:end])
+        elif marker == APP14 and end - start >= 12 and bytes(data[start : start + 5]) == b"Adobe":
+            transform = data[start + 11]
+        elif marker == SOS:
+            if frame is None:
+                raise ImageError(Reason.HEADER, "the JPEG has pixels before its size")
+            if bytes(data[-2:]) != EOI and EOI not in bytes(data[end:]):
+                raise ImageError(Reason.TRUNCATED, "the JPEG has no end marker")
+            return frame._replace(orientation=orientation or 1, transform=transform, pixels_at=end)
+    raise ImageError(Reason.HEADER, "the JPEG ends before its picture begins")
+
+
+def jpeg_segments(data: memoryview) -> Iterator[tuple[int, int, int]]:
+    """(marker, start, end) of each segment's payload, up to and including the first scan's header."""
+    at = 2
+    for _ in range(PARTS):
+        found = NEXT_MARKER.search(data, at)  # skips padding and junk, as all decoders do
+        if found is None:
+            raise IndexError("no marker")
+        at, marker = found.end(), data[found.end() - 1]
+        if marker in BARE_MARKERS:
+            continue
+        if marker == EOI[1]:
+            return
+        (length,) = struct.unpack_from(">H", data, at)
+        if length < 2:
+            raise ImageError(Reason.HEADER, f"the JPEG's segment {marker:02x} has an impossible length")
+        if at + length > len(data):
+            raise IndexError("segment cut")
+        yield marker, at + 2, at + length
+        if marker == SOS:
+            return
+        at += length
+    raise ImageError(Reason.HEADER, "the JPEG has too many segments before its picture")
+
+
+def _read_sof(marker: int, segment: memoryview) -> Jpeg:
+    precision, height, width, count = struct.unpack_from(">BHHB", segment)
+    if marker not in SOF_READ:
+        raise ImageError(
+            Reason.FORMAT,
+            "hierarchical and lossless arithmetic JPEG are not supported: save it as plain JPEG",
+        )
+    if precision != 8:
+        raise ImageError(
+            Reason.FORMAT, f"{precision}-bit JPEG is not supported: save it with 8 bits a channel"
+        )
+    components = bytes(segment[6 : 6 + 3 * count : 3])
+    if count not in (1, 3, 4) or len(components) != count:
+        raise ImageError(Reason.HEADER, f"the JPEG states {count} color components")
+    return Jpeg(width, height, 1, marker, components, None)
+
+
+def read_jpeg(data: memoryview) -> Size:
+    frame = read_jpeg_frame(data)
+    check_scans(data, frame.pixels_at)
+    return frame[:3]
+
+
+# PNG (ISO/IEC 15948)
+# -------------------------------------------------------------------------------------------------
+
+
+def png_chunks(data: memoryview) -> Iterator[tuple[bytes, int, int]]:
+    """(type, start, end) of each chunk's payload, up to and including IEND.
+    Raises TRUNCATED if the bytes end before."""
+    at, kind = 8, b""
+    while kind != b"IEND":
+        if at + 12 > len(data):
+            raise ImageError(Reason.TRUNCATED, "the PNG ends before its last chunk")
+        length, kind = struct.unpack_from(">I4s", data, at)
+        end = at + 8 + length
+        if end + 4 > len(data):
+            raise ImageError(Reason.TRUNCATED, f"the PNG ends inside a chunk ({ascii(kind)[2:-1]})")
+        yield kind, at + 8, end
+        at = end + 4
+
+
+def read_png(data: memoryview) -> Size:
+    length, kind, width, height = struct.unpack_from(">I4sII", data, 8)
+    if kind != b"IHDR" or length != 13:
+        raise ImageError(Reason.HEADER, "the PNG does not begin with its header chunk")
+    if zlib.crc32(data[12:29]) != struct.unpack_from(">I", data, 29)[0]:
+        raise ImageError(Reason.HEADER, "the checksum of the PNG's header is wrong")
+    orientation = 1
+    for kind, start, end in islice(png_chunks(data), CHUNKS):
+        if kind == b"eXIf":
+            orientation = read_orientation(data[start:end])
+    return width, height, orientation
+
+
+# GIF, BMP and netpbm
+# -------------------------------------------------------------------------------------------------
+
+
+def read_gif(data: memoryview) -> Size:
+    """The screen's size, enlarged if the first frame is larger, as Pillow does."""
+    width, height, flags = struct.unpack_from("<HHB", data, 6)
+    at = 13 + (3 << (flags & 7) + 1 if flags & 0x80 else 0)
+    is_extension = False  # inside its sub-blocks, which an empty one ends
+    for _ in range(PARTS):
+        block = data[at]
+        if is_extension:
+            is_extension = block > 0
+            at += block + 1
+        elif block == 0x2C:  # an image descriptor
+            break
+        elif block == 0x3B:
+            raise ImageError(Reason.HEADER, "the GIF has no picture")
+        else:
+            is_extension = block == 0x21
+            at += 2 if is_extension else 1  # an extension has a label
+    else:
+        raise ImageError(Reason.HEADER, "the GIF has too many blocks before its picture")
+    left, top, frame_width, frame_height = struct.unpack_from("<HHHH", data, at + 1)
+    return max(width, left + frame_width), max(height, top + frame_height), 1
+
+
+def read_bmp(data: memoryview) -> Size:
+    if struct.unpack_from("<I", data, 14) == (12,):
+        width, height = struct.unpack_from("<HH", data, 18)
+    else:
+        width, height = struct.unpack_from("<ii", data, 18)
+    return width, abs(height), 1  # a negative height means rows from the top
+
+
+# The masks that Pillow reads, by bits of a pixel: red, green, blue, alpha.
+BMP_MASKS = {
+    16: ((0xF800, 0x7E0, 0x1F, 0), (0x7C00, 0x3E0, 0x1F, 0)),
+    32: (
+        (0xFF0000, 0xFF00, 0xFF, 0), (0xFF000000, 0xFF0000, 0xFF00, 0), (0xFF000000, 0xFF00, 0xFF, 0), (0, 0, 0, 0),
+        (0xFF000000, 0xFF0000, 0xFF00, 0xFF), (0xFF, 0xFF00, 0xFF0000, 0xFF000000),
+        (0xFF0000, 0xFF00, 0xFF, 0xFF000000), (0xFF000000, 0xFF00, 0xFF, 0xFF0000),
+    ),
+}  # fmt: skip
+
+
+def bmp_masks(data: memoryview) -> tuple[int, ...]:
+    """The masks of a BMP that Pillow does not know; () for all others."""
+    (header,) = struct.unpack_from("<I", data, 14)
+    bits, how = struct.unpack_from("<HI", data, 28) if header >= 40 else (0, 0)
+    if how not in (3, 6) or bits not in BMP_MASKS:
+        return ()
+    has_alpha = header >= 56 or how == 6
+    masks: tuple[int, ...] = struct.unpack_from("<4I" if has_alpha else "<3I", data, 54)
+    masks = masks if has_alpha else (*masks, 0)
+    return () if masks in BMP_MASKS[bits] else masks
+
+
+def read_pnm(data: memoryview) -> Size:
+    found = PNM.match(data[:HEAD])
+    if found is None:
+        raise ImageError(Reason.HEADER, "the netpbm header states no size")
+    return int(found[2]), int(found[3]), 1
+
+
+# WebP (RFC 9649)
+# -----------------------------------------------------------------------------------------------------
+
+
+def read_webp(data: memoryview) -> Size:
+    (size,) = struct.unpack_from("<I", data, 4)
+    if size + 8 > len(data):
+        raise ImageError(Reason.TRUNCATED, f"the WebP should have {size + 8} bytes, but has {len(data)}")
+    kind = bytes(data[12:16])
+    if kind == b"VP8X":
+        width = int.from_bytes(data[24:27], "little") + 1
+        height = int.from_bytes(data[27:30], "little") + 1
+        return width, height, _webp_orientation(data) if data[20] & 0x08 else 1
+    if kind == b"VP8L" and data[20] == 0x2F:
+        (bits,) = struct.unpack_from("<I", data, 21)
+        return (bits & 0x3FFF) + 1, (bits >> 14 & 0x3FFF) + 1, 1
+    if kind == b"VP8 " and bytes(data[23:26]) == b"\x9d\x01\x2a":
+        width, height = struct.unpack_from("<HH", data, 26)
+        return width & 0x3FFF, height & 0x3FFF, 1
+    raise ImageError(Reason.HEADER, "the WebP does not begin with a picture")
+
+
+def _webp_orientation(data: memoryview) -> int:
+    at = 12
+    for _ in range(CHUNKS):
+        if at + 8 > len(data):
+            break
+        kind, length = struct.unpack_from("<4sI", data, at)
+        if kind == b"EXIF":
+            return read_orientation(data[at + 8 : at + 8 + length])
+        at += 8 + length + (length & 1)
+    return 1
+
+
+# AVIF and HEIF (ISO/IEC 14496-12 boxes, 23008-12 items)
+# --------------------------------------------------------------
+
+BOXES = 4096  # most boxes that are read on one level
+NOTHING = memoryview(b"")
+# (quarter turns counterclockwise, then mirror: 0 top to bottom, 1 left to right) → EXIF orientation
+TURNS = {
+    (0, None): 1, (1, None): 8, (2, None): 3, (3, None): 6,
+    (0, 0): 4, (1, 0): 5, (2, 0): 2, (3, 0): 7,
+    (0, 1): 2, (1, 1): 7, (2, 1): 4, (3, 1): 5,
+}  # fmt: skip
+
+
+def read_avif(data: memoryview) -> Size:
+    """Size and orientation of the primary item: its ispe, clap, irot and imir properties. EXIF is ignored,
+    as the standard says."""
+    properties = dict(primary_properties(data))
+    left, top, right, bottom = _find_crop(properties)
+    turns = properties[b"irot"][0] & 3 if b"irot" in properties else 0
+    mirror = properties[b"imir"][0] & 1 if b"imir" in properties else None
+    return right - left, bottom - top, TURNS[turns, mirror]
+
+
+def find_avif_crop(data: memoryview) -> tuple[int, int, int, int]:
+    """Left, top, right and bottom of what is to be seen of the stored picture, before it is turned: Pillow does not crop."""
+    return _find_crop(dict(primary_properties(data)))
+
+
+def _find_crop(properties: dict[bytes, memoryview]) -> tuple[int, int, int, int]:
+    whole_width, whole_height = struct.unpack_from(">II", properties[b"ispe"], 4)
+    if b"clap" not in properties:
+        return 0, 0, whole_width, whole_height
+    clap = properties[b"clap"]
+    width, height = _read_aperture(clap)
+    across, across_parts, down, down_parts = struct.unpack_from(">iIiI", clap, 16)
+    if not (across_parts and down_parts):
+        raise ImageError(Reason.HEADER, "the primary picture is cropped to an impossible size")
+    # The offsets are between the centers.
+    left = (whole_width - width) // 2 + across // across_parts
+    top = (whole_height - height) // 2 + down // down_parts
+    if left < 0 or top < 0 or left + width > whole_width or top + height > whole_height:
+        return 0, 0, whole_width, whole_height  # as browsers do
+    return left, top, left + width, top + height
+
+
+def read_heif(data: memoryview) -> Size:
+    """As AVIF, but after rotation and cropping: pillow-heif rotates (irot) and crops (clap) the pixels while
+    it decodes, in the order of the properties. Encoders that pad a picture to whole blocks use clap to
+    restore its size."""
+    properties = primary_properties(data)
+    width, height = struct.unpack_from(">II", dict(properties)[b"ispe"], 4)
+    for kind, value in properties:
+        if kind == b"clap":
+            width, height = _read_aperture(value)
+        elif kind == b"irot" and value[0] & 1:
+            width, height = height, width
+    return width, height, 1
+
+
+def primary_properties(data: memoryview) -> list[tuple[bytes, memoryview]]:
+    """(type, payload) of each property of the primary item, in the order in which they apply,
+    with at least an ispe."""
+    boxes = dict(_boxes(data))
+    meta = dict(_boxes(boxes.get(b"meta", NOTHING)[4:]))
+    table = dict(_boxes(meta.get(b"iprp", NOTHING)))
+    if b"pitm" not in meta or not {b"ipco", b"ipma"} <= table.keys():
+        raise ImageError(Reason.HEADER, "the file names no primary picture")
+    item = struct.unpack_from(">H" if meta[b"pitm"][0] == 0 else ">I", meta[b"pitm"], 4)[0]
+    properties = list(_boxes(table[b"ipco"]))
+    numbers = _property_numbers(table[b"ipma"], item)
+    mine = [properties[number - 1] for number in numbers if 0 < number <= len(properties)]
+    if b"ispe" not in dict(mine):
+        raise ImageError(Reason.HEADER, "the primary picture states no size")
+    return mine
+
+
+def _read_aperture(clap: memoryview) -> tuple[int, int]:
+    """Width and height of a clean aperture, two fractions, rounded as libheif does."""
+    width, width_parts, height, height_parts = struct.unpack_from(">IIII", clap)
+    if not (width_parts and height_parts):
+        raise ImageError(Reason.HEADER, "the primary picture is cropped to an impossible size")
+    return (width + width_parts // 2) // width_parts, (height + height_parts // 2) // height_parts
+
+
+def _boxes(data: memoryview) -> Iterator[tuple[bytes, memoryview]]:
+    """(type, payload) of each box."""
+    at = 0
+    for _ in range(BOXES):
+        if at + 8 > len(data):
+            return
+        size, kind = struct.unpack_from(">I4s", data, at)
+        start = at + 8
+        if size == 1:
+            (size,) = struct.unpack_from(">Q", data, start)
+            start += 8
+        end = at + size if size else len(data)
+        if end > len(data):
+            raise ImageError(Reason.TRUNCATED, f"the file ends inside its {ascii(kind)[2:-1]} box")
+        if end < start:
+            raise ImageError(Reason.HEADER, f"the {ascii(kind)[2:-1]} box has an impossible length")
+        yield kind, data[start:end]
+        at = end
+
+
+def _property_numbers(table: memoryview, wanted: int) -> list[int]:
+    """The item property association box: the 1-based numbers of one item's properties."""
+    item_format = ">H" if table[0] == 0 else ">I"
+    wide = table[3] & 1
+    (entries,) = struct.unpack_from(">I", table, 4)
+    at = 8
+    for _ in range(min(entries, PARTS)):
+        (item,) = struct.unpack_from(item_format, table, at)
+        at += struct.calcsize(item_format)
+        count = table[at]
+        numbers = struct.unpack_from(f">{count}{'H' if wide else 'B'}", table, at + 1)
+        if item == wanted:
+            return [number & (0x7FFF if wide else 0x7F) for number in numbers]
+        at += 1 + (count << wide)
+    return []
+
+
+READERS: dict[str, Callable[[memoryview], Size]] = {
+    "JPEG": read_jpeg,
+    "PNG": read_png,
+    "WEBP": read_webp,
+    "GIF": read_gif,
+    "TIFF": read_tiff,
+    "BMP": read_bmp,
+    "PPM": read_pnm,
+    "AVIF": read_avif,
+    "HEIF": read_heif,
+}
+
+
+def is_deep(name: str, data: memoryview) -> bool:
+    """Whether a picture that has been found sound needs samples.py: gray with more than 8 bits, and much of TIFF."""
+    if name == "TIFF":
+        return find_picture(data).is_deep
+    if name == "PPM":
+        return (found := DEEP_PNM.match(data[:HEAD])) is not None and int(found[1]) > 255
+    if name == "BMP":
+        return bool(bmp_masks(data))
+    return name == "PNG" and (data[24], data[25]) == (16, 0)

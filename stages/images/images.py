@@ -1,0 +1,258 @@
+"""From a file's bytes to pixels on the device: a check of the header, then the decoding of a batch.
+
+`inspect` reads the header alone, in plain Python, and needs neither torch nor Pillow. `decode` sends the
+JPEGs of a batch to the GPU's decoder in one call. Everything else, and every JPEG that the GPU cannot decode,
+goes to disposable child processes.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+import struct
+import threading
+import warnings
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Protocol, cast
+
+from stages.contract.base import Header, ImageError, Limits, Reason, advise
+from stages.images.formats import identify
+from stages.images.headers import READERS, is_deep, read_jpeg_frame
+from stages.images.pages import count_pages
+from stages.images.profiles import apply, hide_exif, jpeg_profile, read_conversion
+
+if TYPE_CHECKING:
+    import numpy as np
+    import torch
+
+    from stages.images.decoder import Decoders
+
+Encoded = tuple[memoryview, Header]  # a file's bytes and header
+
+
+class DecodeJpegs(Protocol):
+    """Files as uint8 tensors in host memory → uint8 [3, h, w] on the device, as stored."""
+
+    def __call__(
+        self, files: list[torch.Tensor], /, *, mode: str, device: torch.device
+    ) -> list[torch.Tensor]: ...
+
+
+MAX_SIDE = 2**31 - 1  # the largest side that a PNG can have; more is a damaged header
+# Most memory for a pixel, of a decoder alone and with its worker. Measured with 108 million pixels,
+# JPEG and PNG, all orientations.
+DECODER_PIXEL_BYTES, PIXEL_BYTES = 12, 20
+
+
+def inspect(data: memoryview, limits: Limits) -> Header:
+    """Read an image's header, and check it against the limits.
+
+    Raises ImageError: EMPTY, NOT_AN_IMAGE, FORMAT, HEADER (cannot be parsed, or impossible dimensions),
+    PIXELS, ASPECT, and TRUNCATED if the header alone shows that bytes are missing.
+    """
+    name = identify(data)
+    try:
+        width, height, orientation = READERS[name](data)
+    except (struct.error, IndexError, OverflowError) as error:
+        raise ImageError(
+            Reason.TRUNCATED, f"the {name} ends inside its header, or points past its end"
+        ) from error
+    if orientation > 4:
+        width, height = height, width
+    _check_size(width, height, limits)
+    return Header(name, width, height, orientation, count_pages(name, data), is_deep(name, data))
+
+
+def _check_size(width: int, height: int, limits: Limits) -> None:
+    size = f"{width}×{height}"
+    if not (0 < width <= MAX_SIDE and 0 < height <= MAX_SIDE):
+        raise ImageError(Reason.HEADER, f"the header states an impossible size of {size} pixels")
+    if width * height > limits.max_pixels:
+        problem = f"{size} is {width * height:,} pixels, max_pixels is {limits.max_pixels:,}"
+        raise ImageError(Reason.PIXELS, f"{problem}. {_how_to_allow(width * height, limits)}")
+    if max(width, height) > limits.max_aspect_ratio * min(width, height):
+        ratio = math.ceil(max(width, height) / min(width, height))
+        problem = f"{size} is longer than max_aspect_ratio = {limits.max_aspect_ratio:g} allows"
+        raise ImageError(Reason.ASPECT, f"{problem}. {advise(f'max_aspect_ratio = {ratio}')}")
+
+
+def _how_to_allow(pixels: int, limits: Limits) -> str:
+    settings = f"max_pixels = {pixels}"
+    # In units of 256 MiB, one of them for the decoder itself.
+    needed = -(-pixels * DECODER_PIXEL_BYTES >> 28) + 1
+    if needed << 28 > limits.decode_bytes:
+        settings += f' and decode_bytes = "{needed * 256} MiB"'
+    memory = pixels * PIXEL_BYTES / 1e9
+    return f"{advise(settings)}; such an image needs {memory:.1f} GB of memory"
+
+
+def decode(
+    entries: Sequence[Encoded], device: str | torch.device, decoders: Decoders, limits: Limits
+) -> list[torch.Tensor | ImageError]:
+    """Decode a batch: a tensor or an error for each (bytes, header from `inspect`), in order.
+
+    A tensor is uint8 [3, height, width] on `device`, contiguous, RGB, upright; transparent pixels are blended
+    with white, or with black if white would hide a light picture. On a GPU, one call decodes at most
+    `limits.max_pixels` pixels. Raises OutOfMemory and DeviceLost.
+    """
+    import torch
+
+    from stages.images.devices import device_errors
+
+    device = torch.device(device)
+    answers: dict[int, torch.Tensor | ImageError] = {}
+    with device_errors():
+        if device.type == "cuda":
+            plain = [index for index, entry in enumerate(entries) if _suits_device(entry)]
+            for index, pixels in zip(
+                plain, _decode_on_own_stream([entries[i] for i in plain], device, limits), strict=True
+            ):
+                if pixels is not None:
+                    answers[index] = pixels
+        left = [index for index in range(len(entries)) if index not in answers]
+        for index, answer in zip(left, decoders.decode_all([entries[i] for i in left]), strict=True):
+            answers[index] = answer if isinstance(answer, ImageError) else _to_device(answer, device)
+    return [answers[index] for index in range(len(entries))]
+
+
+def _suits_device(entry: Encoded) -> bool:
+    data, header = entry
+    if header.format != "JPEG" or not (frame := read_jpeg_frame(data)).is_plain:
+        return False
+    try:
+        read_conversion(jpeg_profile(data, frame.pixels_at))
+    except (struct.error, ArithmeticError, LookupError, ValueError, TypeError):
+        return False  # of another kind, or broken: LittleCMS decides
+    return True
+
+
+def _decode_on_own_stream(
+    entries: Sequence[Encoded], device: torch.device, limits: Limits
+) -> list[torch.Tensor | None]:
+    """_decode_on_device on a separate stream, one call at a time. nvJPEG does not wait for earlier
+    work on the device, so it may only get memory that no kernel of another thread still has to read."""
+    import torch
+
+    stream, lock = _decoding_stream(device)
+    user = torch.cuda.current_stream(device)
+    with lock, torch.cuda.stream(stream):
+        pixels = list(_decode_on_device(entries, device, limits))
+    user.wait_stream(stream)
+    for tensor in pixels:
+        if tensor is not None:
+            # Its memory is reused only when the user's stream has finished with it.
+            tensor.record_stream(user)
+    return pixels
+
+
+@functools.cache
+def _decoding_stream(device: torch.device) -> tuple[torch.cuda.Stream, threading.Lock]:
+    import torch
+
+    return torch.cuda.Stream(device), threading.Lock()  # type: ignore[no-untyped-call]
+
+
+def _decode_on_device(
+    entries: Sequence[Encoded], device: torch.device, limits: Limits
+) -> Iterator[torch.Tensor | None]:
+    """Each JPEG's upright pixels, or None if the device could not decode it."""
+    for group in _group_by_pixels(entries, limits.max_pixels):
+        pixels = _try_jpegs(group, device)
+        if pixels is None:  # one bad file makes the whole call fail
+            pixels = [tensor for entry in group for tensor in _try_jpegs([entry], device) or [None]]
+        for tensor, (data, header) in zip(pixels, group, strict=True):
+            if tensor is not None and (
+                conversion := read_conversion(jpeg_profile(data, read_jpeg_frame(data).pixels_at))
+            ):
+                apply(conversion, tensor)
+            upright = None if tensor is None else _turn(tensor, header.orientation)
+            fits = upright is not None and upright.shape == (3, header.height, header.width)
+            yield upright if fits else None
+
+
+def _group_by_pixels(entries: Sequence[Encoded], most: int) -> Iterator[list[Encoded]]:
+    """Consecutive entries with at most `most` pixels together, or a single larger one."""
+    group: list[Encoded] = []
+    room = most
+    for entry in entries:
+        size = entry[1].width * entry[1].height
+        if group and size > room:
+            yield group
+            group, room = [], most
+        group.append(entry)
+        room -= size
+    if group:
+        yield group
+
+
+def _try_jpegs(entries: Sequence[Encoded], device: torch.device) -> Sequence[torch.Tensor | None] | None:
+    """One call of the device's decoder: pixels as stored, or None if it refuses the batch."""
+    import torch
+
+    from stages.images.devices import device_errors, synchronize
+
+    # Some of the GPU's decoders turn pixels as EXIF says, and others do not: so none does.
+    copies = (hide_exif(data) if header.orientation > 1 else bytearray(data) for data, header in entries)
+    sources = [torch.frombuffer(copy, dtype=torch.uint8) for copy in copies]
+    with device_errors():
+        torch.empty(
+            3 * sum(header.width * header.height for _, header in entries), dtype=torch.uint8, device=device
+        )
+        if device.type == "cuda":
+            # The decoder does not wait for the kernels that turned the last images.
+            torch.cuda.current_stream(device).synchronize()
+    try:
+        with device_errors():
+            return find_jpeg_decoder()(sources, mode="RGB", device=device)
+    except RuntimeError:  # a file that it cannot read; or out of memory, but that was tried above
+        with device_errors():
+            synchronize(str(device))  # it may still be writing the others, into memory that is already free
+        return None
+
+
+def open_jpeg_decoder(page: bytes, device: str) -> None:
+    """Decode a JPEG on a GPU that loads models. Raises torch's errors.
+
+    Unlike `decode`, it never waits for the whole device: that would spoil a CUDA graph that another thread records.
+    """
+    import torch
+
+    gpu = torch.device(device)
+    stream, lock = _decoding_stream(gpu)
+    source = torch.frombuffer(bytearray(page), dtype=torch.uint8)
+    with lock, torch.cuda.stream(stream):
+        find_jpeg_decoder()([source], mode="RGB", device=gpu)
+        stream.synchronize()
+
+
+@functools.cache
+def find_jpeg_decoder() -> DecodeJpegs:
+    """The decoder of torchvision or of its successor torchcodec. Both use nvJPEG; the latter applies EXIF's orientation."""
+    try:
+        from torchvision.io import decode_jpeg
+    except ImportError:
+        from torchcodec.decoders import decode_jpeg
+    warnings.filterwarnings(
+        "ignore", "The image decoding and encoding capabilities of TorchVision", DeprecationWarning
+    )
+    return cast("DecodeJpegs", decode_jpeg)
+
+
+def _turn(pixels: torch.Tensor, orientation: int) -> torch.Tensor:
+    """Apply an EXIF orientation to [3, h, w] pixels as stored; the result is contiguous."""
+    if orientation > 4:
+        pixels = pixels.transpose(-2, -1)
+    flips = {2: [-1], 3: [-2, -1], 4: [-2], 6: [-1], 7: [-2, -1], 8: [-2]}.get(orientation)
+    if flips:
+        pixels = pixels.flip(flips)
+    return pixels.contiguous()
+
+
+def _to_device(pixels: np.ndarray, device: torch.device) -> torch.Tensor:
+    """[h, w, 3] in memory → [3, h, w] on the device."""
+    import torch
+
+    tensor = torch.from_numpy(pixels)
+    if device.type == "cuda":
+        tensor = tensor.pin_memory().to(device, non_blocking=True)
+    return tensor.permute(2, 0, 1).contiguous()

@@ -1,0 +1,261 @@
+"""Decodes images to 8-bit RGB with Pillow. Runs only inside a decoder's child process.
+
+The reader of each format is called by name, so that no file can
+reach another plug-in of Pillow (EPS would start Ghostscript).
+"""
+
+from __future__ import annotations
+
+import io
+import struct
+import warnings
+import zlib
+from collections.abc import Callable
+
+from PIL import Image, ImageFile, UnidentifiedImageError
+from PIL.AvifImagePlugin import AvifImageFile
+from PIL.BmpImagePlugin import BmpImageFile
+from PIL.GifImagePlugin import GifImageFile
+from PIL.JpegImagePlugin import JpegImageFile
+from PIL.PngImagePlugin import PngImageFile
+from PIL.PpmImagePlugin import PpmImageFile
+from PIL.TiffImagePlugin import TiffImageFile
+from PIL.WebPImagePlugin import WebPImageFile
+
+from stages.contract.base import Header, ImageError, Reason
+from stages.images.headers import bmp_masks, find_avif_crop, png_chunks
+from stages.images.profiles import convert_to_srgb
+from stages.images.tiff import Directory, find_picture
+
+OPENERS: dict[str, Callable[[io.BytesIO], Image.Image]] = {
+    "JPEG": JpegImageFile,  # not jpeg_factory: the first of several pictures (MPO)
+    "PNG": PngImageFile,
+    "WEBP": WebPImageFile,
+    "GIF": GifImageFile,
+    "TIFF": TiffImageFile,
+    "BMP": BmpImageFile,
+    "PPM": PpmImageFile,
+    "AVIF": AvifImageFile,
+}
+TRANSPOSITIONS = {
+    2: Image.Transpose.FLIP_LEFT_RIGHT,
+    3: Image.Transpose.ROTATE_180,
+    4: Image.Transpose.FLIP_TOP_BOTTOM,
+    5: Image.Transpose.TRANSPOSE,
+    6: Image.Transpose.ROTATE_270,
+    7: Image.Transpose.TRANSVERSE,
+    8: Image.Transpose.ROTATE_90,
+}
+TURNED_BY_PILLOW = frozenset(("TIFF",))
+STRIP_PIXELS = 4_000_000  # converted at once, which limits the additional memory
+SAMPLE = 512  # most pixels of a side that are looked at to choose the ground
+CLEAR, OPAQUE, LIGHT, NEARLY_NONE = 16, 128, 192, 0.05  # alpha, alpha, gray level, share of the pixels
+BLANK_FRAMES = 100  # most frames of an animation that are skipped because they have one color
+TIFF_OFFSETS, TIFF_LENGTHS = (273, 324), (279, 325)  # of strips and of tiles
+
+
+def prepare() -> None:
+    """Set up Pillow for untrusted files: no warnings, no threads,
+    no check for bombs (`inspect` has checked the size)."""
+    import PIL.AvifImagePlugin
+    import PIL.ImageCms  # used when no file can be opened any more
+
+    warnings.simplefilter("ignore")
+    Image.MAX_IMAGE_PIXELS = None
+    ImageFile.LOAD_TRUNCATED_IMAGES = False
+    PIL.AvifImagePlugin.DEFAULT_MAX_THREADS = 1
+    try:
+        import pillow_heif
+    except ImportError:
+        return
+    pillow_heif.register_heif_opener(decode_threads=1, thumbnails=False, depth_images=False, aux_images=False)
+    OPENERS["HEIF"] = _open_heif
+
+
+def _open_heif(file: io.BytesIO) -> Image.Image:
+    try:
+        return Image.open(file, formats=("HEIF",))
+    except UnidentifiedImageError as error:  # its message only names an object in memory
+        raise ImageError(Reason.DECODER, "HEIF: pillow-heif finds no picture in the file") from error
+
+
+def write_rgb(data: memoryview, header: Header, out: memoryview) -> None:
+    """Decode the first picture of `data` into `out`, rows of RGB from the top, upright.
+
+    Raises ImageError: HEADER if the picture has another size than the header, TRUNCATED, DECODER;
+    MemoryError.
+    """
+    is_turned = header.format in TURNED_BY_PILLOW and not header.is_deep
+    orientation = 1 if is_turned else header.orientation
+    with _open(data, header) as image:
+        size = (header.height, header.width) if orientation > 4 else (header.width, header.height)
+        if image.size != size and header.format != "AVIF":  # which may be cropped
+            raise ImageError(Reason.HEADER, f"the header says {size[0]}×{size[1]}, the picture {image.size}")
+        image.info.pop("xmp", None)  # Pillow would read an orientation from it that no other program applies
+        _load(image, len(data))
+        profile = image.info.get("icc_profile")
+        upright = convert_to_srgb(_correct(image, data, header), data, header.format, profile)
+        if orientation in TRANSPOSITIONS:
+            upright = upright.transpose(TRANSPOSITIONS[orientation])
+        if upright.size != (header.width, header.height):  # some plug-ins know the size only now
+            stated = f"{header.width}×{header.height}"
+            raise ImageError(Reason.HEADER, f"the header says {stated}, the pixels are {upright.size}")
+        _write_strips(upright, out)
+
+
+def _open(data: memoryview, header: Header) -> Image.Image:
+    if header.format == "PNG":
+        return OPENERS["PNG"](keep_picture(data))
+    if header.format == "BMP" and header.is_deep:
+        from stages.images import samples
+
+        return samples.read_bmp(data, bmp_masks(data))
+    if header.format != "TIFF":
+        try:
+            return OPENERS[header.format](io.BytesIO(data))
+        except OSError as error:
+            if header.format == "BMP" and str(error).startswith("Unsupported BMP"):
+                raise ImageError(
+                    Reason.FORMAT, f"a BMP of this layout is not supported ({error}): save it as PNG"
+                ) from error
+            raise
+    return open_tiff(find_picture(data))
+
+
+def open_tiff(picture: Directory) -> Image.Image:
+    """The picture of any directory. Raises ImageError."""
+    if picture.is_deep:
+        from stages.images import samples
+
+        return samples.read_tiff(picture)
+    file = io.BytesIO(picture.data)
+    # Pillow reads the first directory, and the picture may be in another one.
+    file.seek(8 if picture.is_big else 4)
+    file.write(struct.pack(picture.order + ("Q" if picture.is_big else "I"), picture.at))
+    file.seek(0)
+    return TiffImageFile(file)
+
+
+def _correct(image: Image.Image, data: memoryview, header: Header) -> Image.Image:
+    """What Pillow leaves out, after it has read the pixels."""
+    if header.format == "PNG":
+        significant = next((data[start] for kind, start, _ in png_chunks(data) if kind == b"sBIT"), 16)
+        bits, clear = data[24], image.info.get("transparency")
+        if header.is_deep:
+            from stages.images import samples
+
+            return samples.reduce_depth(image, significant if 0 < significant < 16 else 16)
+        if image.mode == "L" and bits < 8 and isinstance(clear, int):
+            image.info["transparency"] = clear * 255 // ((1 << bits) - 1)
+    if header.format == "PPM" and header.is_deep:
+        from stages.images import samples
+
+        return samples.reduce_depth(image)
+    if header.format == "AVIF":
+        crop = find_avif_crop(data)
+        return image if crop == (0, 0, *image.size) else image.crop(crop)
+    if header.format in ("GIF", "WEBP"):
+        return _skip_blank(image, header.pages)
+    if image.mode == "La":
+        return image.convert("LA")
+    if header.format == "BMP" and image.mode == "RGBA" and image.getchannel("A").getextrema() == (0, 0):
+        return image.convert("RGB")  # as Windows and browsers show it: nobody draws what cannot be seen
+    return image
+
+
+def _skip_blank(image: Image.Image, frames: int) -> Image.Image:
+    """The first frame of an animation, or if that has one color only, as when it fades in, the first one that has more."""
+    if frames == 1:
+        return image
+    first = image.copy()
+    for number in range(1, min(frames, BLANK_FRAMES)):
+        if not _is_blank(image):
+            return image
+        try:
+            image.seek(number)
+            image.load()
+        except (EOFError, OSError, SyntaxError, ValueError):  # the first frame is sound
+            return first
+    return first if _is_blank(image) else image
+
+
+def _is_blank(image: Image.Image) -> bool:
+    if image.has_transparency_data:
+        image = image.convert("RGBA")
+        if image.getchannel("A").getextrema() == (0, 0):
+            return True
+    return len(image.convert("RGBA").getcolors(1) or ()) == 1
+
+
+def keep_picture(data: memoryview) -> io.BytesIO:
+    """A PNG with only the chunks of its first picture. Texts, profiles and other frames are not
+    pixels: the decoder does not get them, so it does not matter if they are damaged or too large.
+
+    Raises ImageError: TRUNCATED, and DECODER if the checksum of a chunk that is kept is wrong.
+    """
+    picture = io.BytesIO()
+    picture.write(data[:8])
+    for kind, start, end in png_chunks(data):
+        if kind[:1].islower() and kind != b"tRNS":
+            continue
+        if zlib.crc32(data[start - 4 : end]) != int.from_bytes(data[end : end + 4], "big"):
+            raise ImageError(Reason.DECODER, f"the checksum of a PNG chunk is wrong ({ascii(kind)[2:-1]})")
+        picture.write(data[start - 8 : end + 4])
+    picture.seek(0)
+    return picture
+
+
+def _load(image: Image.Image, file_bytes: int) -> None:
+    try:
+        image.load()
+    except (OSError, EOFError, SyntaxError, ValueError) as error:
+        if (
+            "truncated" in str(error).lower()
+            or isinstance(error, EOFError)
+            or _is_cut_tiff(image, file_bytes)
+        ):
+            raise ImageError(Reason.TRUNCATED, "the file ends before its pixels do") from error
+        raise
+
+
+def _is_cut_tiff(image: Image.Image, file_bytes: int) -> bool:
+    if not isinstance(image, TiffImageFile):
+        return False
+    return any(
+        offset + length > file_bytes
+        for offsets, lengths in zip(TIFF_OFFSETS, TIFF_LENGTHS, strict=True)
+        for offset, length in zip(image.tag_v2.get(offsets, ()), image.tag_v2.get(lengths, ()), strict=False)
+    )
+
+
+def _write_strips(image: Image.Image, out: memoryview) -> None:
+    width, height = image.size
+    ground = _choose_ground(image) if image.has_transparency_data else "white"
+    rows = max(1, STRIP_PIXELS // width)
+    for top in range(0, height, rows):
+        bottom = min(top + rows, height)
+        strip = image if (top, bottom) == (0, height) else image.crop((0, top, width, bottom))
+        out[3 * width * top : 3 * width * bottom] = _convert_to_rgb(strip, ground).tobytes()
+
+
+def _choose_ground(image: Image.Image) -> str:
+    """White; or black for light text or drawings on transparency, which white would hide: most of the picture is
+    transparent, and nearly all of the rest is nearly white. A sample of the pixels is enough.
+    """
+    width, height = image.size
+    sample = image.resize((min(width, SAMPLE), min(height, SAMPLE)), Image.Resampling.NEAREST).convert("RGBA")
+    alpha = sample.getchannel("A")
+    clear = sum(alpha.histogram()[:CLEAR])
+    if 2 * clear <= sample.width * sample.height:
+        return "white"
+    seen = sample.convert("L").histogram(alpha.point(lambda value: 255 if value >= OPAQUE else 0))
+    return "black" if sum(seen[:LIGHT]) < NEARLY_NONE * sum(seen) else "white"
+
+
+def _convert_to_rgb(image: Image.Image, ground: str) -> Image.Image:
+    if not image.has_transparency_data:
+        return image if image.mode == "RGB" else image.convert("RGB")
+    picture = Image.new("RGB", image.size, ground)
+    transparent = image.convert("RGBA")
+    picture.paste(transparent, mask=transparent)
+    return picture

@@ -1,0 +1,366 @@
+"""Color profiles: pixels of other color spaces become sRGB, as browsers show them.
+
+In the decoder's child process LittleCMS converts. On a GPU, profiles of three curves and a matrix (all phones
+and cameras write these) are read here in plain Python, where bad bytes can only raise an exception, and applied on
+the device; a JPEG with any other profile goes to the child process. A profile that is broken, or does not fit
+the pixels, is ignored. One that changes no color by more than NEAR levels is sRGB, whatever its name: nothing is done.
+
+Sources: ICC.1:2022 (the format), ITU-T H.273 (code points of primaries and transfer), W3C's PNG, third edition.
+"""
+
+from __future__ import annotations
+
+import functools
+import struct
+import zlib
+from itertools import product, starmap
+from operator import mul
+from typing import TYPE_CHECKING, NamedTuple
+
+from stages.contract.base import ImageError
+from stages.images.headers import jpeg_segments, png_chunks, primary_properties
+
+if TYPE_CHECKING:
+    import torch
+    from PIL import Image, ImageCms
+
+MOST_BYTES = 4 << 20  # of a profile; those of printing presses have two million
+NEAR = 2  # levels of 255
+STRIP_PIXELS = 4_000_000  # converted at once on a device
+APP1, APP2, COMMENT = 0xE1, 0xE2, 0xFE
+ICC = b"ICC_PROFILE\0"
+
+Row = tuple[float, float, float]
+Matrix = tuple[Row, Row, Row]
+
+D50: Row = (0.9642, 1.0, 0.8249)
+BRADFORD: Matrix = ((0.8951, 0.2664, -0.1614), (-0.7502, 1.7135, 0.0367), (0.0389, -0.0685, 1.0296))
+D65_POINT, CINEMA_POINT = (0.3127, 0.329), (0.314, 0.351)
+# H.273: x and y of red, green, blue and white; the exponent of the transfer. Those of television are shown as sRGB is.
+PRIMARIES = {
+    1: (0.64, 0.33, 0.30, 0.60, 0.15, 0.06, *D65_POINT),
+    5: (0.64, 0.33, 0.29, 0.60, 0.15, 0.06, *D65_POINT),
+    6: (0.63, 0.34, 0.31, 0.595, 0.155, 0.07, *D65_POINT),
+    9: (0.708, 0.292, 0.17, 0.797, 0.131, 0.046, *D65_POINT),
+    11: (0.68, 0.32, 0.265, 0.69, 0.15, 0.06, *CINEMA_POINT),
+    12: (0.68, 0.32, 0.265, 0.69, 0.15, 0.06, *D65_POINT),
+}
+SRGB_CURVE = 0.0
+EXPONENTS = {
+    1: SRGB_CURVE,
+    6: SRGB_CURVE,
+    13: SRGB_CURVE,
+    14: SRGB_CURVE,
+    15: SRGB_CURVE,
+    4: 2.2,
+    5: 2.8,
+    8: 1.0,
+}
+
+
+# Where formats keep their profiles
+# ------------------------------------------------------------------------------------------------
+
+
+def jpeg_profile(data: memoryview, pixels_at: int) -> bytes:
+    """The profile of a JPEG, of which each segment has a numbered part; empty if there is none, or not all of it.
+    pixels_at: where the first scan begins."""
+    if ICC not in bytes(data[:pixels_at]):
+        return b""
+    parts, total = {}, 0
+    for marker, start, end in jpeg_segments(data):
+        if marker == APP2 and bytes(data[start : start + 12]) == ICC and end - start > 14:
+            number, total = data[start + 12], data[start + 13]
+            parts[number] = data[start + 14 : end]
+    if sorted(parts) != list(range(1, total + 1)):
+        return b""
+    return b"".join(parts[number] for number in range(1, total + 1))
+
+
+def hide_exif(data: memoryview) -> bytearray:
+    """A copy of a JPEG in which EXIF is a comment."""
+    copy = bytearray(data)
+    for marker, start, _ in jpeg_segments(data):
+        if marker == APP1:
+            copy[start - 3] = COMMENT
+    return copy
+
+
+def _png_profile(data: memoryview) -> bytes:
+    """In the order of browsers: cICP, iCCP, sRGB; gAMA and cHRM only together."""
+    chunks: dict[bytes, bytes] = {}
+    for kind, start, end in png_chunks(data):
+        if kind == b"IDAT":
+            break
+        chunks.setdefault(kind, bytes(data[start:end]))
+    if b"cICP" in chunks:
+        return _of_code_points(*chunks[b"cICP"][:2])
+    if b"iCCP" in chunks:
+        _, _, packed = chunks[b"iCCP"].partition(b"\0")
+        return zlib.decompressobj().decompress(packed[1:], MOST_BYTES + 1)
+    if b"sRGB" in chunks or not {b"gAMA", b"cHRM"} <= chunks.keys():
+        return b""
+    (gamma,) = struct.unpack(">I", chunks[b"gAMA"])
+    white, *colors = struct.iter_unpack(">II", chunks[b"cHRM"])
+    points = tuple(value / 100_000 for point in (*colors, white) for value in point)
+    # 1/2.2 is what writers state for sRGB's own curve.
+    return make_profile(points, SRGB_CURVE if abs(gamma - 45455) < 100 else 100_000 / gamma)
+
+
+def _coded_profile(data: memoryview) -> bytes:
+    """Of AVIF and HEIF, if the code points are in the place of a profile."""
+    for kind, value in primary_properties(data):
+        if kind == b"colr" and bytes(value[:4]) == b"nclx":
+            return _of_code_points(*struct.unpack_from(">HH", value, 4))
+    return b""
+
+
+def _of_code_points(primaries: int, transfer: int) -> bytes:
+    if (
+        primaries not in PRIMARIES or transfer not in EXPONENTS
+    ):  # not stated; or of more than sRGB's brightness
+        return b""
+    return make_profile(PRIMARIES[primaries], EXPONENTS[transfer])
+
+
+# Conversion by LittleCMS, in the decoder's child process
+# ------------------------------------------------------------------------------------------------
+
+
+def convert_to_srgb(image: Image.Image, data: memoryview, name: str, profile: bytes | None) -> Image.Image:
+    """The pixels in sRGB, or unchanged if there is nothing to convert. Gray with a profile becomes RGB.
+    data, name: of the file and its format. profile: what Pillow found in it."""
+    try:
+        if name == "PNG":
+            profile = _png_profile(data)
+        elif name in ("AVIF", "HEIF") and not profile:
+            profile = _coded_profile(data)
+    except (ImageError, ArithmeticError, IndexError, ValueError, TypeError, struct.error, zlib.error):
+        return image
+    if not profile or len(profile) > MOST_BYTES or image.mode == "LAB":
+        return image
+    has_alpha, is_gray = image.has_transparency_data, image.mode in ("1", "L", "LA")
+    base = image.convert("L" if is_gray else "RGB") if image.mode not in ("L", "RGB", "CMYK") else image
+    transform = _find_transform(profile, base.mode)
+    if transform is None:
+        return image
+    from PIL import ImageCms
+
+    alpha = image.convert("RGBA").getchannel("A") if has_alpha else None
+    in_place = ImageCms.applyTransform(base, transform, inPlace=base.mode == "RGB")
+    converted = in_place or base
+    if alpha is not None:
+        converted.info.pop("transparency", None)
+        converted.putalpha(alpha)
+    return converted
+
+
+@functools.lru_cache(16)
+def _find_transform(profile: bytes, mode: str) -> ImageCms.ImageCmsTransform | None:
+    """None if the profile is broken, or of another kind of pixels, or sRGB."""
+    import io
+
+    from PIL import Image, ImageCms
+
+    try:
+        source = ImageCms.ImageCmsProfile(io.BytesIO(profile))
+        transform = ImageCms.buildTransform(source, ImageCms.createProfile("sRGB"), mode, "RGB")
+    except (ImageCms.PyCMSError, OSError, ValueError, TypeError):
+        return None
+    if mode == "CMYK":
+        return transform
+    levels = bytes(range(256)) if mode == "L" else bytes(level for color in PROBE for level in color)
+    probe = Image.frombytes(mode, (len(levels) // len(mode), 1), levels)
+    after = ImageCms.applyTransform(probe, transform)
+    assert after is not None
+    is_near = _are_near(probe.convert("RGB").tobytes(), after.tobytes())
+    return None if is_near else transform
+
+
+PROBE = tuple(product((0, 16, 32, 64, 96, 128, 160, 192, 224, 255), repeat=3))
+
+
+def _are_near(before: bytes, after: bytes) -> bool:
+    return max(abs(one - other) for one, other in zip(before, after, strict=True)) <= NEAR
+
+
+# Profiles of curves and a matrix, in plain Python and on a device
+# ------------------------------------------------------------------------------------------------
+
+
+class Conversion(NamedTuple):
+    """curves: 256 values of light, 0..1, for each channel. matrix: from these to sRGB's light."""
+
+    curves: tuple[tuple[float, ...], ...]
+    matrix: Matrix
+
+
+@functools.lru_cache(64)
+def read_conversion(profile: bytes) -> Conversion | None:
+    """None if the profile is sRGB, or there is none. Raises ValueError, IndexError or struct.error if it is another than one
+    of three curves and a matrix, or broken."""
+    if not profile:
+        return None
+    if profile[16:24] != b"RGB XYZ " or len(profile) > MOST_BYTES:
+        raise ValueError("no curves and matrix of RGB")
+    (count,) = struct.unpack_from(">I", profile, 128)
+    tags = {}
+    for at in range(132, 132 + 12 * min(count, 100), 12):
+        name, start, size = struct.unpack_from(">4sII", profile, at)
+        tags[name] = profile[start : start + size]
+    if not tags.keys() >= COLOR_TAGS or b"A2B0" in tags:
+        raise ValueError("a profile of tables")
+    columns = [struct.unpack_from(">3i", tags[name], 8) for name in (b"rXYZ", b"gXYZ", b"bXYZ")]
+    to_d50 = _transpose(tuple(tuple(value / 65536 for value in column) for column in columns))  # type: ignore[arg-type]
+    found = Conversion(
+        tuple(_read_curve(tags[name]) for name in (b"rTRC", b"gTRC", b"bTRC")),
+        _multiply(_invert(_to_d50(PRIMARIES[1])), to_d50),
+    )
+    before = bytes(level for color in PROBE for level in color)
+    after = bytes(level for color in PROBE for level in _convert(color, found))
+    return None if _are_near(before, after) else found
+
+
+COLOR_TAGS = {b"rXYZ", b"gXYZ", b"bXYZ", b"rTRC", b"gTRC", b"bTRC"}
+PARAMETERS = (1, 3, 4, 5, 7)  # of each type of parametric curve
+
+
+def _read_curve(tag: bytes) -> tuple[float, ...]:
+    """A curve at 256 levels."""
+    if tag[:4] == b"para":
+        (kind,) = struct.unpack_from(">H", tag, 8)
+        numbers = struct.unpack_from(f">{PARAMETERS[kind]}i", tag, 12)
+        g, a, b, c, d, e, f = _all_parameters(kind, [number / 65536 for number in numbers])
+        curve = [(a * x + b) ** g + e if x >= d and a * x + b >= 0 else c * x + f for x in LEVELS]
+    elif tag[:4] == b"curv":
+        (count,) = struct.unpack_from(">I", tag, 8)
+        if count == 0:
+            curve = list(LEVELS)
+        elif count == 1:
+            curve = [x ** (struct.unpack_from(">H", tag, 12)[0] / 256) for x in LEVELS]
+        else:
+            curve = _interpolate(struct.unpack_from(f">{count}H", tag, 12))
+    else:
+        raise ValueError("an unknown kind of curve")
+    return tuple(min(max(value, 0.0), 1.0) for value in curve)
+
+
+LEVELS = tuple(level / 255 for level in range(256))
+
+
+def _all_parameters(kind: int, numbers: list[float]) -> list[float]:
+    """g, a, b, c, d, e, f: (ax + b)^g + e from d on, and cx + f below."""
+    if kind == 0:
+        return [numbers[0], 1, 0, 0, 0, 0, 0]
+    g, a, b, *rest = numbers
+    if kind in (1, 2):
+        offset = rest[0] if rest else 0
+        return [g, a, b, 0, -b / a if a else 0, offset, offset]
+    return [g, a, b, *rest, *([0, 0] if kind == 3 else [])]
+
+
+def _interpolate(table: tuple[int, ...]) -> list[float]:
+    curve, last = [], len(table) - 1
+    for x in LEVELS:
+        at = min(int(x * last), last - 1)
+        share = x * last - at
+        curve.append((table[at] * (1 - share) + table[at + 1] * share) / 65535)
+    return curve
+
+
+def _convert(color: tuple[int, ...], conversion: Conversion) -> list[int]:
+    light = [curve[level] for curve, level in zip(conversion.curves, color, strict=True)]
+    mixed = [min(max(sum(starmap(mul, zip(row, light, strict=True))), 0.0), 1.0) for row in conversion.matrix]
+    return [round(255 * (12.92 * x if x <= 0.0031308 else 1.055 * x ** (1 / 2.4) - 0.055)) for x in mixed]
+
+
+def apply(conversion: Conversion, pixels: torch.Tensor) -> None:
+    """Convert uint8 [3, h, w] in place, on its device."""
+    import torch
+
+    curves = torch.tensor(conversion.curves, device=pixels.device)
+    rows = max(1, STRIP_PIXELS // pixels.shape[2])
+    for top in range(0, pixels.shape[1], rows):
+        strip = pixels[:, top : top + rows]
+        light = [curve[plane.int()] for curve, plane in zip(curves, strip, strict=True)]
+        for row, plane in zip(conversion.matrix, strip, strict=True):
+            mixed = (light[0] * row[0] + light[1] * row[1] + light[2] * row[2]).clamp_(0, 1)
+            bright = 1.055 * mixed.pow(1 / 2.4) - 0.055
+            plane.copy_(torch.where(mixed <= 0.0031308, 12.92 * mixed, bright).mul_(255).round_())
+
+
+# Arithmetic of color spaces
+# ------------------------------------------------------------------------------------------------
+
+
+def make_profile(points: tuple[float, ...], exponent: float) -> bytes:
+    """A profile of curves and a matrix. points: x and y of red, green, blue and white. exponent: SRGB_CURVE or a number."""
+    columns = _transpose(_to_d50(points))
+    numbers = [exponent] if exponent else [2.4, 1 / 1.055, 0.055 / 1.055, 1 / 12.92, 0.04045]
+    kind = 0 if exponent else 3
+    curve = b"para" + struct.pack(
+        f">4xHxx{len(numbers)}i", kind, *(round(65536 * value) for value in numbers)
+    )
+    bodies = [
+        b"XYZ " + struct.pack(">4x3i", *(round(65536 * value) for value in row)) for row in (*columns, D50)
+    ]
+    bodies.append(curve)
+    first, starts, body = 132 + 12 * 7, [], b""
+    for part in bodies:
+        starts.append((first + len(body), len(part)))
+        body += part
+    names = (b"rXYZ", b"gXYZ", b"bXYZ", b"wtpt", b"rTRC", b"gTRC", b"bTRC")
+    places = (*starts[:4], starts[4], starts[4], starts[4])
+    table = b"".join(struct.pack(">4sII", name, *place) for name, place in zip(names, places, strict=True))
+    white = struct.pack(">3i", *(round(65536 * value) for value in D50))
+    header = (
+        struct.pack(">I4xI", first + len(body), 0x04300000)
+        + b"mntrRGB XYZ "
+        + bytes(12)
+        + b"acsp"
+        + bytes(28)
+    )
+    return header + white + bytes(48) + struct.pack(">I", 7) + table + body
+
+
+def _to_d50(points: tuple[float, ...]) -> Matrix:
+    """From a color space's light to XYZ, adapted from its white to D50 as ICC asks (Bradford)."""
+    corners = [(x / y, 1.0, (1 - x - y) / y) for x, y in zip(points[::2], points[1::2], strict=True)]
+    primaries = _transpose((corners[0], corners[1], corners[2]))
+    scale = _apply(_invert(primaries), corners[3])
+    matrix = _scale_columns(primaries, scale)
+    here, there = _apply(BRADFORD, corners[3]), _apply(BRADFORD, D50)
+    ratio = (there[0] / here[0], there[1] / here[1], there[2] / here[2])
+    adapt = _multiply(_scale_columns(_invert(BRADFORD), ratio), BRADFORD)
+    return _multiply(adapt, matrix)
+
+
+def _apply(matrix: Matrix, vector: Row) -> Row:
+    one, two, three = (sum(starmap(mul, zip(row, vector, strict=True))) for row in matrix)
+    return one, two, three
+
+
+def _transpose(matrix: Matrix) -> Matrix:
+    one, two, three = zip(*matrix, strict=True)
+    return one, two, three
+
+
+def _multiply(left: Matrix, right: Matrix) -> Matrix:
+    one, two, three = (_apply(left, column) for column in _transpose(right))
+    return _transpose((one, two, three))
+
+
+def _scale_columns(matrix: Matrix, by: Row) -> Matrix:
+    one, two, three = ((row[0] * by[0], row[1] * by[1], row[2] * by[2]) for row in matrix)
+    return one, two, three
+
+
+def _invert(matrix: Matrix) -> Matrix:
+    """Raises ZeroDivisionError."""
+    (a, b, c), (d, e, f), (g, h, i) = matrix
+    size = a * (e * i - f * h) - b * (d * i - f * g) + c * (d * h - e * g)
+    return (
+        ((e * i - f * h) / size, (c * h - b * i) / size, (b * f - c * e) / size),
+        ((f * g - d * i) / size, (a * i - c * g) / size, (c * d - a * f) / size),
+        ((d * h - e * g) / size, (b * g - a * h) / size, (a * e - b * d) / size),
+    )

@@ -1,0 +1,338 @@
+"""The directories of a TIFF, which is also the format of EXIF: which one has the picture, and how its pixels are stored.
+
+Plain Python without native code, like headers.py: bad bytes can only raise an exception.
+"""
+
+from __future__ import annotations
+
+import functools
+import struct
+from collections.abc import Iterator
+from itertools import islice
+
+from stages.contract.base import ImageError, Reason
+
+MOST = 10_000  # most directories in a row
+# Most entries of a directory, and most parts of any other file, that are searched. Each takes about a
+# microsecond and can be a few bytes long. No camera or program writes this many.
+PARTS = 1 << 18
+EXIF = b"Exif\0\0"  # comes before the TIFF structure in JPEG, and sometimes elsewhere
+SIZES = {1: 1, 2: 1, 3: 2, 4: 4, 6: 1, 7: 1, 8: 2, 9: 4, 11: 4, 12: 8, 13: 4, 16: 8, 18: 8}
+INTEGERS = {1: "B", 3: "H", 4: "I", 13: "I", 16: "Q", 18: "Q"}
+TEXT = 2
+
+NEW_SUBFILE_TYPE, SUBFILE_TYPE, WIDTH, HEIGHT, BITS, COMPRESSION, PHOTOMETRIC = (
+    254,
+    255,
+    256,
+    257,
+    258,
+    259,
+    262,
+)
+FILL_ORDER, MAKE, STRIPS, ORIENTATION, SAMPLES, STRIP_ROWS, STRIP_BYTES = 266, 271, 273, 274, 277, 278, 279
+PLANAR, PREDICTOR, COLOR_MAP, TILE_WIDTH, TILE_HEIGHT, TILES, TILE_BYTES = 284, 317, 320, 322, 323, 324, 325
+SUB_DIRECTORIES, EXTRA_SAMPLES, SAMPLE_FORMAT, SUBSAMPLING, PROFILE = 330, 338, 339, 530, 34675
+NO_DATA, DNG_VERSION = 42113, 50706
+COPY_OR_MASK = 1 | 4  # in NewSubfileType
+SMALLER_COPY = 2  # in SubfileType, its predecessor
+
+UNSIGNED, SIGNED, FLOAT = 1, 2, 3  # sample formats; 4 is "undefined", and read as unsigned
+MIN_IS_WHITE, MIN_IS_BLACK, RGB, PALETTE, CMYK, YCBCR, LAB = 0, 1, 2, 3, 5, 6, 8
+COLORS = {MIN_IS_WHITE: 1, MIN_IS_BLACK: 1, RGB: 3, PALETTE: 1, CMYK: 4, YCBCR: 3, LAB: 3}
+SENSORS = (32803, 34892)  # what a camera's sensor saw, which has to be developed
+OLD_JPEG, JPEG = 6, 7
+FAX = (2, 3, 4)
+BYTEWISE = (
+    1,
+    5,
+    8,
+    32773,
+    32946,
+    34925,
+    50000,
+)  # none, LZW, deflate, PackBits, LZMA, Zstandard: libtiff in Pillow
+READ_BY_PILLOW = (*FAX, OLD_JPEG, JPEG, 32809)
+UNREAD_COMPRESSIONS = {
+    34887: "LERC", 34661: "JBIG", 34712: "JPEG 2000", 33003: "JPEG 2000", 33004: "JPEG 2000", 33005: "JPEG 2000",
+    50001: "WebP", 50002: "JPEG XL", 52546: "JPEG XL", 34676: "SGI LogLuv", 34677: "SGI LogLuv",
+}  # fmt: skip
+RAW_COMPRESSIONS = {
+    34713: "NEF",
+    32767: "ARW",
+    65535: "PEF",
+    32769: "NEF",
+    32770: "SRW",
+    65000: "DCR",
+    262: "KDC",
+}
+UNREAD_COLORS = {4: "a mask", 9: "ICC L*a*b*", 10: "ITU L*a*b*", 32844: "LogL", 32845: "LogLuv"}
+WHOLE_BITS = (*range(1, 17), 24, 32, 64)  # of unsigned integers
+# What Pillow reads right, by photometric interpretation and bits: the kinds of the samples after the colors.
+# 0: unspecified, 1: alpha that is multiplied into the colors, 2: alpha. None: not even said.
+_NO_EXTRAS: tuple[tuple[int, ...], ...] = ((),)
+_ALPHAS = ((), (0,), (0, 0), (0, 0, 0), (1,), (1, 0), (1, 0, 0), (2,), (2, 0), (2, 0, 0), (999,))
+PILLOW = {
+    **{(photometric, bits): _NO_EXTRAS for photometric in (0, 1, 3) for bits in (1, 2, 4)},
+    (MIN_IS_WHITE, 8): _NO_EXTRAS, (MIN_IS_BLACK, 8): ((), (0,), (2,)), (PALETTE, 8): ((), (0,), (2,)),
+    (RGB, 8): _ALPHAS, (RGB, 16): ((), (0,), (1,), (2,)), (CMYK, 8): ((), (0,), (0, 0)), (CMYK, 16): _NO_EXTRAS,
+    (YCBCR, 8): _NO_EXTRAS, (LAB, 8): _NO_EXTRAS,
+}  # fmt: skip
+
+
+class Directory:
+    """One directory of a TIFF or BigTIFF. at: its offset. Raises IndexError or struct.error if it is past the end."""
+
+    def __init__(self, data: memoryview, at: int) -> None:
+        self.data, self.at = data, at
+        self.order = "<" if bytes(data[:2]) == b"II" else ">"
+        self.is_big = struct.unpack_from(self.order + "H", data, 2) == (43,)
+        number, self._room = ("Q", 8) if self.is_big else ("I", 4)
+        self._entry = struct.Struct(f"{self.order}HH{number}{self._room}s")
+        self._number = struct.Struct(self.order + number)
+        counter = struct.Struct(self.order + ("Q" if self.is_big else "H"))
+        (self._count,) = counter.unpack_from(data, at)
+        self._start = at + counter.size
+
+    @property
+    def following(self) -> int:
+        """Where the next one is; 0 after the last."""
+        return int(self._number.unpack_from(self.data, self._start + self._count * self._entry.size)[0])
+
+    @functools.cached_property
+    def _entries(self) -> dict[int, tuple[int, int, bytes]]:
+        """tag → (type, count, its value or where it is)."""
+        end = self._start + min(self._count, PARTS) * self._entry.size
+        if end > len(self.data):
+            raise IndexError("the directory is past the end")
+        listed = self._entry.iter_unpack(self.data[self._start : end])
+        return {tag: (kind, count, value) for tag, kind, count, value in listed}
+
+    def raw(self, tag: int) -> bytes:
+        """A tag's bytes, as they are; empty if there is none."""
+        kind, count, value = self._entries.get(tag, (0, 0, b""))
+        size = SIZES.get(kind, 0) * count
+        if size <= self._room:
+            return value[:size]
+        (at,) = self._number.unpack(value)
+        if at + size > len(self.data):
+            raise IndexError("a value is past the end")
+        return bytes(self.data[at : at + size])
+
+    def integers(self, tag: int, *default: int) -> tuple[int, ...]:
+        letter = INTEGERS.get(self._entries.get(tag, (0, 0, b""))[0])
+        raw = self.raw(tag) if letter else b""
+        found: tuple[int, ...] = ()
+        if letter and raw:
+            found = struct.unpack(f"{self.order}{len(raw) // struct.calcsize('=' + letter)}{letter}", raw)
+        return found or default
+
+    def integer(self, tag: int, default: int = 0) -> int:
+        return self.integers(tag, default)[0]
+
+    def text(self, tag: int) -> str:
+        raw = self.raw(tag) if self._entries.get(tag, (0, 0, b""))[0] == TEXT else b""
+        return raw.split(b"\0")[0].decode("ascii", "replace").strip()
+
+    @functools.cached_property
+    def is_copy(self) -> bool:
+        """Whether it is a smaller copy or a mask. Tags are sorted, so that those that say so come first."""
+        for entry in range(min(self._count, 2)):
+            tag, kind, _, value = self._entry.unpack_from(self.data, self._start + entry * self._entry.size)
+            letter = INTEGERS.get(kind, "I")
+            (number,) = struct.unpack_from(self.order + letter, value)
+            if (tag == NEW_SUBFILE_TYPE and number & COPY_OR_MASK) or (
+                tag == SUBFILE_TYPE and number == SMALLER_COPY
+            ):
+                return True
+        return False
+
+    @functools.cached_property
+    def orientation(self) -> int:
+        orientation = self.integer(ORIENTATION, 1)
+        return orientation if 1 <= orientation <= 8 else 1
+
+    # How its pixels are stored
+
+    @functools.cached_property
+    def compression(self) -> int:
+        return self.integer(COMPRESSION, 1)
+
+    @functools.cached_property
+    def photometric(self) -> int:
+        return YCBCR if self.compression == OLD_JPEG else self.integer(PHOTOMETRIC, MIN_IS_WHITE)
+
+    @functools.cached_property
+    def samples(self) -> int:
+        usual = 3 if self.compression == OLD_JPEG else 1
+        return self.integer(SAMPLES, usual)
+
+    @functools.cached_property
+    def bits(self) -> int:
+        """Bits of each sample; 0 if they differ."""
+        bits = self.integers(BITS, 1)[: max(self.samples, 1)]
+        return bits[0] if len(set(bits)) == 1 else 0
+
+    @functools.cached_property
+    def kind(self) -> int:
+        """UNSIGNED, SIGNED, FLOAT or another number; 0 if the samples differ."""
+        kinds = set(self.integers(SAMPLE_FORMAT, UNSIGNED))
+        kind = kinds.pop() if len(kinds) == 1 else 0
+        return UNSIGNED if kind == 4 else kind
+
+    @functools.cached_property
+    def is_planar(self) -> bool:
+        return self.samples > 1 and self.integer(PLANAR, 1) == 2
+
+    @functools.cached_property
+    def is_deep(self) -> bool:
+        """Whether samples.py reads it. Pillow does not know these layouts, or is wrong about them, but reads all that is
+        compressed as a picture."""
+        if self.compression not in BYTEWISE:
+            return False
+        extras = self.integers(EXTRA_SAMPLES)
+        if extras not in PILLOW.get((self.photometric, self.bits), ()) or self.kind != UNSIGNED:
+            return True
+        colors = COLORS[self.photometric]
+        if self.is_planar and (self.bits != 8 or colors == 1 or extras not in ((), (2,))):
+            return True
+        # Extra samples that no tag names.
+        unnamed = self.samples - colors - len(extras)
+        return unnamed != 0 and not (self.photometric == RGB and unnamed == 1 and not extras)
+
+    def refuse(self) -> None:
+        """Raises ImageError (FORMAT) for pixels that cannot be read, and names them."""
+        unread = self._unread_compression() or self._unread_colors() or self._unread_samples()
+        if unread:
+            raise ImageError(
+                Reason.FORMAT, f"a TIFF with {unread} is not supported: save it as TIFF or PNG, 8-bit RGB"
+            )
+
+    def _unread_compression(self) -> str:
+        if self.compression in FAX and (self.bits, self.samples) != (1, 1):
+            return f"fax compression of {self.bits}-bit pixels"
+        if self.compression in (OLD_JPEG, JPEG) and self.bits != 8:
+            return f"JPEG compression of {self.bits or 'unequal'} bits a channel"
+        if self.compression == JPEG and self.integers(EXTRA_SAMPLES) not in PILLOW.get(
+            (self.photometric, 8), ()
+        ):
+            return f"JPEG compression of {self.samples} channels"
+        if self.compression not in (*BYTEWISE, *READ_BY_PILLOW):
+            return f"{UNREAD_COMPRESSIONS.get(self.compression, f'unknown ({self.compression})')} compression"
+        return ""
+
+    def _unread_colors(self) -> str:
+        if self.photometric not in COLORS:
+            return UNREAD_COLORS.get(self.photometric, f"an unknown color space ({self.photometric})")
+        if self.samples < COLORS[self.photometric] and (self.photometric, self.samples) != (YCBCR, 1):
+            return f"only {self.samples} of {COLORS[self.photometric]} color channels"
+        if self.is_deep and self.photometric in (YCBCR, LAB):
+            return f"{'L*a*b*' if self.photometric == LAB else 'YCbCr'} colors of {self.bits} bits"
+        if self.photometric == YCBCR and self.compression == 1 and self.integers(SUBSAMPLING, 2, 2) != (1, 1):
+            return "uncompressed YCbCr colors of a lower resolution"
+        return ""
+
+    def _unread_samples(self) -> str:
+        if not self.bits:
+            return "channels of different bits"
+        if not self.is_deep:
+            return ""
+        known = {UNSIGNED: WHOLE_BITS, SIGNED: (8, 16, 32, 64), FLOAT: (16, 32, 64)}.get(self.kind)
+        if known is None:
+            return "complex numbers" if self.kind in (5, 6) else "channels of different types"
+        if self.bits not in known:
+            names = {UNSIGNED: "numbers", SIGNED: "signed numbers", FLOAT: "floats"}
+            return f"{self.bits}-bit {names[self.kind]}"
+        if self.photometric == MIN_IS_WHITE and 1 in self.integers(EXTRA_SAMPLES):
+            return "inverted gray and alpha that is multiplied into it"
+        if self.kind == SIGNED and any(extra in (1, 2) for extra in self.integers(EXTRA_SAMPLES)):
+            return "signed numbers and alpha"
+        predictor = self.integer(PREDICTOR, 1)
+        if predictor not in (1, 2, 3) or (predictor == 2 and self.bits not in (8, 16, 32, 64)):
+            return f"predictor {predictor} for {self.bits}-bit numbers"
+        if predictor == 3 and self.kind != FLOAT:
+            return "a predictor for floats, but whole numbers"
+        return ""
+
+
+def walk(data: memoryview) -> Iterator[Directory]:
+    """The directories in a row, without sub-directories, at most MOST."""
+    number, at = ("Q", 8) if _is_big(data) else ("I", 4)
+    (at,) = struct.unpack_from(("<" if bytes(data[:2]) == b"II" else ">") + number, data, at)
+    seen: set[int] = set()
+    while at and at not in seen and len(seen) < MOST:
+        seen.add(at)
+        yield (found := Directory(data, at))
+        at = found.following
+
+
+def _is_big(data: memoryview) -> bool:
+    return bytes(data[2:4]) in (b"+\0", b"\0+")
+
+
+SEARCHED = 64  # directories that are searched for the picture
+
+
+def find_picture(data: memoryview) -> Directory:
+    """The directory of the first picture that is no smaller copy or mask: in the row, or else below another one.
+    If all are marked as copies, the first.
+
+    Raises ImageError: FORMAT for camera raw, HEADER if there is no directory.
+    """
+    row = walk(data)
+    first = next(row, None)
+    if first is None:
+        raise ImageError(Reason.HEADER, "the TIFF has no picture")
+    below = [first, *_below(first)]
+    if not first.is_copy:
+        _refuse_raw(data, below)
+        return first
+    everything = [*below, *(part for other in islice(row, SEARCHED) for part in (other, *_below(other)))]
+    _refuse_raw(data, everything)
+    return next((part for part in everything if not part.is_copy), first)
+
+
+def _below(parent: Directory) -> list[Directory]:
+    return [Directory(parent.data, at) for at in parent.integers(SUB_DIRECTORIES)[:SEARCHED]]
+
+
+def _refuse_raw(data: memoryview, parts: list[Directory]) -> None:
+    """Camera raw is a TIFF with a small picture for lists, and what the sensor saw."""
+    first = parts[0]
+    name = next((RAW_COMPRESSIONS[p.compression] for p in parts if p.compression in RAW_COMPRESSIONS), "")
+    if first.raw(DNG_VERSION):
+        name = "DNG"
+    elif bytes(data[8:10]) == b"CR":
+        name = "CR2"
+    elif bytes(data[8:12]) == b"IIII":
+        name = "IIQ"
+    elif not name and any(part.photometric in SENSORS for part in parts):
+        name = first.text(MAKE) or "TIFF"
+    if name:
+        raise ImageError(
+            Reason.FORMAT,
+            f"camera raw ({ascii(name)[1:-1]}) is not supported: develop it, and save it as JPEG or TIFF",
+        )
+
+
+def read_tiff(data: memoryview) -> tuple[int, int, int]:
+    """Width and height as stored, and orientation, of the first picture."""
+    picture = find_picture(data)
+    width, height = picture.integer(WIDTH), picture.integer(HEIGHT)
+    if not width or not height:
+        raise ImageError(Reason.HEADER, "the first page of the TIFF states no size")
+    picture.refuse()
+    return width, height, picture.orientation
+
+
+def read_orientation(exif: memoryview) -> int:
+    """The orientation in an EXIF block; 1 if it is missing, malformed or out of range."""
+    if bytes(exif[:6]) == EXIF:
+        exif = exif[6:]
+    if bytes(exif[:2]) not in (b"II", b"MM"):
+        return 1
+    try:
+        first = next(walk(exif), None)
+        return first.orientation if first else 1
+    except (struct.error, IndexError):
+        return 1

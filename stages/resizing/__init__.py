@@ -1,1 +1,0 @@
-"""Resizing on the device, to the pixel as Pillow does it."""

@@ -1,0 +1,149 @@
+"""The page's main ways in a real browser. Without Chromium on this machine these tests are skipped."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import closing
+
+import pytest
+from axe_playwright_python.sync_playwright import Axe
+from playwright.sync_api import Browser, expect
+from playwright.sync_api import Page as Tab
+
+from tests.daemon.server.browser import launched, needs_chromium, opened
+from tests.daemon.server.site import Site
+
+pytestmark = needs_chromium
+NARROW = {"width": 360, "height": 740}
+DARK = "rgb(22, 24, 27)"  # the ground of a page
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
+    folder = tmp_path_factory.mktemp("site")
+    with closing(Site(folder)) as opened:
+        for number in range(60):
+            opened.place.add(f"{number}.jpg", f"word number{number}")
+        opened.place.add("bad.jpg")
+        yield opened
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    with launched() as browser:
+        yield browser
+
+
+@pytest.fixture
+def tab(browser: Browser, site: Site) -> Iterator[Tab]:
+    with opened(browser, site.origin) as tab:
+        yield tab
+
+
+def test_scrolling_shows_the_rest_and_a_click_one_image(tab: Tab) -> None:
+    tab.goto("/")
+    expect(tab.locator(".card")).to_have_count(48)
+    tab.keyboard.press("End")
+    expect(tab.locator(".card")).to_have_count(61)
+    tab.locator(".card .name a").last.click()
+    expect(tab.locator("h1")).to_contain_text("0.jpg")
+    expect(tab.locator(".lines")).to_contain_text("number0")
+
+
+def test_the_keyboard_searches_and_shows_boxes(tab: Tab) -> None:
+    tab.goto("/")
+    tab.keyboard.press("b")
+    expect(tab.locator(".card .overlay").first).to_be_visible()
+    tab.keyboard.press("/")
+    tab.keyboard.type("number7")
+    tab.keyboard.press("Enter")
+    expect(tab.locator(".card")).to_have_count(1)
+    expect(tab.locator(".card .overlay").first).to_be_visible()
+
+
+def test_the_keys_can_be_turned_off(tab: Tab) -> None:
+    tab.goto("/images/1")
+    tab.get_by_label("Keys:").uncheck()
+    tab.goto("/")
+    tab.keyboard.press("b")
+    tab.keyboard.press("/")
+    expect(tab.get_by_label("Show boxes")).not_to_be_checked()
+    expect(tab.get_by_role("searchbox")).not_to_be_focused()
+
+
+def test_a_filter_narrows_the_search_as_soon_as_it_is_chosen(tab: Tab) -> None:
+    tab.goto("/?q=word&by=newest")
+    expect(tab.get_by_text("48 images or more, newest first")).to_be_visible()
+    tab.get_by_label("State").select_option("failed")
+    expect(tab.get_by_text("No image fits.")).to_be_visible()
+    expect(tab.locator("#count")).to_be_empty()
+    assert tab.url.endswith("/?q=word&by=newest&state=failed")
+    tab.go_back()
+    expect(tab.get_by_text("48 images or more, newest first")).to_be_visible()
+    expect(tab.get_by_label("State")).to_have_value("")
+
+
+def test_a_tag_and_an_object_narrow_the_search_and_what_is_shown_suggests_them(tab: Tab) -> None:
+    tab.goto("/?q=word&by=newest")
+    for name in ("Tag", "Object"):
+        label = tab.locator(f"#{name.lower()}s option").first.get_attribute("value") or ""
+        tab.get_by_label(name).fill(label)
+        tab.get_by_label(name).press("Enter")
+        expect(tab.get_by_text("48 images or more, newest first")).to_be_visible()
+        tab.get_by_label(name).fill("unheard")
+        tab.get_by_label(name).press("Tab")
+        expect(tab.get_by_text("No image fits.")).to_be_visible()
+        tab.get_by_label(name).fill("")
+        tab.get_by_label(name).press("Tab")
+        expect(tab.get_by_text("48 images or more, newest first")).to_be_visible()
+
+
+def test_what_is_new_is_told_while_one_looks(tab: Tab, site: Site) -> None:
+    tab.goto("/")
+    expect(tab.locator(".live")).to_contain_text("done")
+    site.place.add("new.jpg", "fresh")
+    tab.locator(".live .fresh").click()
+    expect(tab.locator(".card .name").first).to_contain_text("new.jpg")
+
+
+def test_whoever_has_the_token_retries_a_failed_image(tab: Tab, site: Site) -> None:
+    tab.goto("/?state=failed")
+    tab.get_by_role("link", name="Log in").first.click()
+    for token in ("wrong", (site.place.state / "page.token").read_text().strip()):
+        tab.get_by_label("Token").fill(token)
+        tab.get_by_role("button", name="Log in").click()
+    tab.get_by_label("truncated").check()
+    tab.get_by_role("button", name="Retry the ticked ones").click()
+    expect(tab.get_by_text("1 queued again.")).to_be_visible()
+    expect(tab.get_by_text("No image has failed.")).to_be_visible()
+    tab.get_by_role("button", name="Log out").click()
+    expect(tab.get_by_role("link", name="Log in")).to_be_visible()
+
+
+def test_nothing_is_wider_than_a_phone(browser: Browser, site: Site) -> None:
+    with closing(browser.new_context(base_url=site.origin, viewport=NARROW)) as context:  # type: ignore[arg-type]
+        tab = context.new_page()
+        for path in ("/", "/images/1", "/state", "/settings", "/login"):
+            tab.goto(path)
+            for scheme in ("light", "dark"):
+                tab.emulate_media(color_scheme=scheme)  # type: ignore[arg-type]
+                assert tab.evaluate("document.documentElement.scrollWidth") <= 360, (path, scheme)
+                ground = tab.evaluate("getComputedStyle(document.body).backgroundColor")
+                assert (ground == DARK) == (scheme == "dark"), path
+
+
+def test_axe_finds_nothing_that_shuts_people_out(tab: Tab, site: Site) -> None:
+    site.place.add("broken.jpg")
+    tab.goto("/login")
+    tab.get_by_label("Token").fill((site.place.state / "page.token").read_text().strip())
+    tab.get_by_role("button", name="Log in").click()
+    for path in ("/login", "/?q=number7", "/?state=failed", "/images/1", "/state", "/settings"):
+        tab.goto(path)
+        expect(tab.locator(".live")).to_contain_text("waiting")
+        for scheme, rules in (
+            ("light", "wcag2a wcag2aa wcag21a wcag21aa wcag22aa best-practice"),
+            ("dark", "cat.color"),
+        ):
+            tab.emulate_media(color_scheme=scheme)  # type: ignore[arg-type]
+            found = Axe().run(tab, options={"runOnly": rules.split(), "resultTypes": ["violations"]})
+            assert found.violations_count == 0, f"{path}, {scheme}: {found.generate_report()}"

@@ -1,0 +1,147 @@
+"""HTTP connections over real sockets: clients that send a request get an answer, others are disconnected."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import ssl
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import anyio
+import pytest
+from anyio.abc import SocketStream
+
+from daemon.config.sections import Http
+from daemon.server import connections
+from daemon.server.app import load_certificate
+from daemon.server.connections import Server
+from tests.daemon_process import PATIENCE, make_certificate, until
+
+pytestmark = pytest.mark.anyio
+
+NEVER = 3600  # seconds: with the default limits no connection is closed in a test, nor by uvicorn
+REQUEST = b"GET / HTTP/1.1\r\nHost: here\r\n\r\n"
+
+
+async def answer(_scope: Any, _receive: Any, send: Any) -> None:
+    await send({"type": "http.response.start", "status": 204, "headers": []})
+    await send({"type": "http.response.body", "body": b""})
+
+
+@contextlib.asynccontextmanager
+async def served(tls: ssl.SSLContext | None = None) -> AsyncIterator[int]:
+    """The port of a server."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        server = Server(answer, listener, tls)
+        server.config.timeout_keep_alive = NEVER
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(server.serve, [])
+            try:
+                yield int(listener.getsockname()[1])
+            finally:
+                server.should_exit = server.force_exit = True
+
+
+def trusting() -> ssl.SSLContext:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    return context
+
+
+@pytest.fixture(autouse=True)
+def _patience(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("REQUEST_SECONDS", "HANDSHAKE_SECONDS"):
+        monkeypatch.setattr(connections, name, float(NEVER))
+
+
+@pytest.fixture
+def tls(tmp_path: Path) -> ssl.SSLContext:
+    return load_certificate(
+        Http(**{name: str(tmp_path / file) for name, file in make_certificate(tmp_path).items()})
+    )
+
+
+async def is_closed(client: SocketStream) -> bool:
+    try:
+        with anyio.fail_after(PATIENCE):
+            await client.receive()
+    except (anyio.EndOfStream, anyio.BrokenResourceError):
+        return True
+    return False
+
+
+async def test_half_a_request_is_waited_for_only_so_long_and_so_is_the_next_one_on_a_connection(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async with served() as port, await anyio.connect_tcp("127.0.0.1", port) as other:
+        for seconds in (float(NEVER), 0.3):
+            monkeypatch.setattr(connections, "REQUEST_SECONDS", seconds)  # from the end of its answer
+            await other.send(REQUEST)
+            assert (await other.receive()).startswith(b"HTTP/1.1 204")
+        assert await is_closed(other)
+        async with await anyio.connect_tcp("127.0.0.1", port) as client:
+            await client.send(REQUEST[:-2])
+            assert await is_closed(client)
+
+
+async def test_after_a_request_of_two_lengths_the_connection_is_closed() -> None:
+    """Something before the server may take what follows for another request."""
+    lengths = b"Content-Length: 5\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n"
+    async with served() as port, await anyio.connect_tcp("127.0.0.1", port) as client:
+        await client.send(REQUEST[:-2] + lengths)
+        assert (await client.receive()).startswith(b"HTTP/1.1 204")
+        assert await is_closed(client)
+
+
+async def test_a_handshake_is_waited_for_only_so_long(
+    monkeypatch: pytest.MonkeyPatch, tls: ssl.SSLContext
+) -> None:
+    monkeypatch.setattr(connections, "HANDSHAKE_SECONDS", 0.3)
+    async with served(tls) as port, await anyio.connect_tcp("127.0.0.1", port) as client:
+        assert await is_closed(client)
+
+
+async def test_the_handshake_that_takes_longest_makes_room(
+    monkeypatch: pytest.MonkeyPatch, tls: ssl.SSLContext
+) -> None:
+    monkeypatch.setattr(connections, "MOST_HANDSHAKES", 1)
+    async with served(tls) as port, await anyio.connect_tcp("127.0.0.1", port) as silent:
+        async with await anyio.connect_tcp(
+            "127.0.0.1", port, ssl_context=trusting(), tls_standard_compatible=False
+        ) as client:
+            assert await is_closed(silent)
+            await client.send(REQUEST)
+            assert (await client.receive()).startswith(b"HTTP/1.1 204")
+
+
+async def test_the_client_that_waited_longest_is_disconnected_for_one_that_sends_a_request(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(connections, "MOST_WAITING", 2)
+    async with served() as port, contextlib.AsyncExitStack() as stack:
+        clients = []
+        for _ in range(3):
+            clients.append(await stack.enter_async_context(await anyio.connect_tcp("127.0.0.1", port)))
+            await clients[-1].send(REQUEST[:-2])
+        assert await is_closed(clients[0])
+        for client in clients[1:]:
+            await client.send(REQUEST[-2:])
+            assert (await client.receive()).startswith(b"HTTP/1.1 204")
+
+
+async def test_if_descriptors_are_few_the_client_that_waited_longest_is_disconnected(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    # Each client has one that the work needs.
+    monkeypatch.setattr(connections.resource, "getrlimit", lambda kind: (3, 3))
+    async with served() as port, contextlib.AsyncExitStack() as stack:
+        clients = []
+        for _ in range(connections.LEAST_CONNECTIONS + 1):
+            await until(lambda: len(connections.Connection.waiting) == len(clients))
+            clients.append(await stack.enter_async_context(await anyio.connect_tcp("127.0.0.1", port)))
+            await clients[-1].send(REQUEST[:-2])
+        assert await is_closed(clients[0])
+        await clients[-1].send(REQUEST[-2:])
+        assert (await clients[-1].receive()).startswith(b"HTTP/1.1 204")

@@ -1,0 +1,85 @@
+"""The page's own token."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from starlette.datastructures import Headers
+
+from daemon.core.errors import ConfigError
+from daemon.server import app
+from daemon.server.guard import is_from_page, own_path, own_token
+
+
+def test_a_token_is_made_once_and_only_for_its_owner(tmp_path: Path) -> None:
+    first = own_token(tmp_path / "page.token")
+    assert len(first) == 32
+    assert own_token(tmp_path / "page.token") == first
+    assert (tmp_path / "page.token").stat().st_mode & 0o077 == 0
+    assert [file.name for file in tmp_path.iterdir()] == ["page.token"]
+
+
+def test_an_empty_token_opens_nothing(tmp_path: Path) -> None:
+    (tmp_path / "page.token").touch()
+    with pytest.raises(ConfigError, match="is empty"):
+        own_token(tmp_path / "page.token")
+
+
+@pytest.mark.parametrize(
+    "given", ["//evil.example", "/\\evil.example", "https://evil.example", "/\t/evil.example", ""]
+)
+def test_a_login_leads_to_no_other_site(given: str) -> None:
+    assert own_path(given) == "/"
+    assert own_path("/images/7?q=a%20b") == "/images/7?q=a%20b"
+
+
+@pytest.mark.parametrize(
+    ("headers", "is_ours"),
+    [
+        ({"origin": "http://page:1"}, True),
+        ({"origin": "http://evil.example"}, False),
+        ({"origin": "http://evil.example", "sec-fetch-site": "same-origin"}, False),
+        ({"origin": "http://page:1.evil.example"}, False),
+        ({"origin": "null"}, False),
+        ({"origin": "null", "sec-fetch-site": "same-origin"}, True),
+        ({"origin": "null", "sec-fetch-site": "cross-site"}, False),
+        ({"sec-fetch-site": "same-origin"}, True),
+        ({"sec-fetch-site": "same-site"}, False),
+        ({}, False),
+    ],
+)
+def test_a_form_counts_only_if_the_browser_says_that_a_page_of_ours_sent_it(
+    headers: dict[str, str], is_ours: bool
+) -> None:
+    assert is_from_page(Headers({"host": "page:1"} | headers)) == is_ours
+
+
+@pytest.mark.anyio
+async def test_wrong_tokens_are_logged_and_a_missing_one_is_not(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(app, "WRONG_TOKEN_SECONDS", 0.0)
+    credentials = app.Credentials()
+    credentials.token = b"right"
+    statuses: list[int] = []
+
+    async def send(message: Any) -> None:
+        statuses.append(message.get("status", 0))
+
+    async def answer(scope: Any, receive: Any, send: Any) -> None:
+        statuses.append(200)
+
+    for header in (b"Bearer wrong", b"Basic cmlnaHQ=", b"", b"bearer right"):
+        scope = {
+            "type": "http",
+            "path": "/metrics",
+            "client": ("198.51.100.7", 4711),
+            "headers": [(b"authorization", header)],
+        }
+        await app.RequireToken(answer, credentials)(scope, answer, send)
+    assert [status for status in statuses if status] == [401, 401, 401, 200]
+    said = capsys.readouterr().out
+    assert said.count("a request had a wrong token") == said.count("198.51.100.7") == 2
+    assert "right" not in said

@@ -1,0 +1,88 @@
+"""The page's process beside a real daemon."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import socket
+import urllib.request
+from pathlib import Path
+
+import anyio
+import pytest
+
+from daemon.config.sections import Http
+from daemon.server import keeper
+from tests.daemon_process import PATIENCE, Daemon, Place, command_of, free_port, wait_for
+
+
+def page_process(daemon: int) -> int:
+    """Its process id; 0 if there is none."""
+    children = Path(f"/proc/{daemon}/task/{daemon}/children").read_text().split()
+    for child in children:
+        if b"daemon.server.process" in command_of(int(child)):
+            return int(child)
+    return 0
+
+
+def read(port: int, path: str = "/") -> str:
+    """Waits while the process is being started: the daemon keeps its socket open."""
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}{path}", timeout=60) as answer:
+        content: str = answer.read().decode()
+    return content
+
+
+def try_to_read(port: int, path: str) -> str:
+    """Empty if the process ended while it had the request."""
+    with contextlib.suppress(OSError):
+        return read(port, path)
+    return ""
+
+
+def test_a_page_that_dies_comes_back_and_the_work_goes_on(tmp_path: Path) -> None:
+    port = free_port()
+    place = Place(tmp_path, {"page": {"listen": f"127.0.0.1:{port}"}})
+    with Daemon(place) as daemon:
+        place.drop_many(range(3))
+        wait_for(lambda: "3 done" in read(port, "/live"), "the images")
+        assert read(port).count('class="card"') == 3
+        first = wait_for(lambda: page_process(daemon.process.pid), "the page")
+        os.kill(first, signal.SIGKILL)
+        place.drop_many(range(3, 4))
+        assert read(port).count("class=") > 3, "a request that comes meanwhile waits for the next process"
+        second = wait_for(lambda: page_process(daemon.process.pid), "the next process")
+        assert second != first
+
+
+def test_after_an_exchange_of_models_the_page_has_the_new_ones_too(tmp_path: Path) -> None:
+    """Its search has to understand sentences with the model that makes the embeddings."""
+    port = free_port()
+    place = Place(tmp_path, {"page": {"listen": f"127.0.0.1:{port}"}})
+    with Daemon(place) as daemon:
+        assert "float16" not in read(port, "/settings")
+        place.configure({"stages": {"clip": {"dtype": "float16"}}})
+        place.command("reload")
+        wait_for(lambda: "float16" in try_to_read(port, "/settings"), "the new settings")
+        assert not list(daemon.events("the page's process has ended; it is started again"))
+        assert daemon.stop() == 0
+
+
+def test_a_page_whose_address_is_in_use_holds_nothing_up(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        place = Place(tmp_path, {"page": {"listen": f"127.0.0.1:{taken.getsockname()[1]}"}})
+        with Daemon(place) as daemon:
+            place.drop_many(range(1))
+            daemon.wait_idle(1)
+            assert "page.listen: cannot listen" in daemon.wait_event("there is no page")["why"]
+
+
+@pytest.mark.anyio
+async def test_a_page_whose_address_becomes_free_is_served(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(keeper, "LONGEST_PAUSE_SECONDS", 0.01)
+    with socket.create_server(("127.0.0.1", 0)) as taken, anyio.fail_after(PATIENCE):
+        address = taken.getsockname()
+        asyncio.get_running_loop().call_later(0.05, taken.close)
+        with await keeper._listen(Http(listen=f"127.0.0.1:{address[1]}")) as listener:
+            assert listener.getsockname() == address

@@ -1,0 +1,219 @@
+"""The page in its real process, over a real ledger, asked as a browser asks."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import re
+import time
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+from urllib.parse import quote
+
+import pytest
+
+from daemon.core.jobs import JobStatus
+from daemon.server.app import WRONG_TOKEN_SECONDS
+from tests.daemon.server.site import Site
+from tests.daemon_process import SLACK_SECONDS
+from tests.faults.load import slow_clients
+
+LONG = "9" * 5_000  # Python refuses to read so many digits as a number
+EVIL = "<script>alert('x')</script>\"&.jpg"
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
+    with closing(Site(tmp_path_factory.mktemp("page"))) as opened:
+        for number in range(60):
+            opened.place.add(f"{number}.jpg", f"word number{number}")
+        opened.place.add(EVIL, "<b>bold</b>", size=9)
+        opened.place.add("bad.jpg")
+        yield opened
+
+
+def test_the_newest_images_come_first_and_more_follow(site: Site) -> None:
+    first = site.read("/")
+    assert first.count('<article class="card">') == 48
+    [following] = re.findall(r'hx-get="(/\?cursor=\d+)"', first)
+    rest = site.read(following, HX_Request="true")
+    assert rest.count('<article class="card">') == 62 - 48
+    assert "<html" not in rest
+    assert "cursor=" not in rest
+    assert "No image" not in site.read("/?cursor=1", HX_Request="true"), "the last page was exactly full"
+
+
+def test_words_and_filters_choose(site: Site) -> None:
+    assert '/images/8"' in site.read("/?q=number7")
+    assert site.read("/?q=number7").count('<article class="card">') == 1
+    assert "No image fits." in site.read("/?q=number7&state=failed")
+    assert "there is no foo:" in site.read("/?q=foo:bar")
+    assert site.read("/?q=state:failed").count('<article class="card">') == 1
+
+
+def test_names_and_texts_never_become_markup(site: Site) -> None:
+    for path in ("/", "/images/61", f"/?q={quote('<script>')}", f"/?bin={quote(EVIL)}"):
+        content = site.read(path)
+        assert "<script>alert" not in content
+        assert "<b>bold" not in content
+        assert not re.search(r"<script(?! src=\"/static/)", content)
+
+
+def test_a_name_cannot_be_written_to_look_like_another(site: Site) -> None:
+    site.place.add("holiday\u202egpj.exe", "turned")
+    [image] = site.place.find("turned")
+    for path in ("/?q=turned", f"/images/{image}"):
+        assert "holiday\\u202egpj.exe" in site.read(path)
+        assert "\u202e" not in site.read(path)
+
+
+def test_every_answer_allows_a_browser_only_what_the_page_needs(site: Site) -> None:
+    for path in ("/", "/login", "/static/page.css", "/images/999", "/pictures/1/x/small"):
+        headers = site.ask(path)[2]
+        assert "default-src 'none'" in headers["content-security-policy"]
+        assert "unsafe" not in headers["content-security-policy"]
+        assert headers["x-content-type-options"] == "nosniff"
+
+
+def test_an_image_shows_all_that_is_known_of_it(site: Site) -> None:
+    content = site.read("/images/8")
+    for words in ("number7", "Why bin", "Time of each stage", "result.json"):
+        assert words in content
+    assert json.loads(site.read("/images/8/result.json"))["id"] == 8
+    assert site.ask("/images/999")[0] == 404
+
+
+def test_an_image_whose_file_is_gone_has_a_placeholder(site: Site) -> None:
+    status, content, headers = site.ask("/pictures/1/x/small")
+    assert (status, headers["content-type"]) == (200, "image/svg+xml")
+    assert "No picture: the file is no" in content
+
+
+def test_what_cannot_be_understood_is_explained_in_the_page(site: Site) -> None:
+    for query in (
+        "before=9999-12-31",
+        "q=a%00b",
+        "cursor=x",
+        f"cursor={10**20}",
+        f"cursor={LONG}",
+        "by=meaning&q=word",
+        f"q={'w+' * 99}",
+    ):
+        assert "<form" in site.read(f"/?{query}")
+    assert site.ask(f"/images/{10**20}")[0] == 404
+    assert site.ask(f"/events?after={10**20}")[0] == 409
+    assert site.ask("/live?newest=abc")[0] == 200
+    for path in (
+        f"/images/{LONG}",
+        f"/images/{LONG}/like",
+        f"/images/{LONG}/result.json",
+        f"/pictures/{LONG}/x/small",
+    ):
+        assert site.ask(path)[0] == 404
+    assert site.ask(f"/events?after={LONG}")[0] == 409
+    assert site.ask(f"/live?newest={LONG}")[0] == 200
+    assert site.ask("/retry", "POST", f"id={LONG}", Cookie=site.log_in(), Origin=site.origin)[0] == 303
+    assert "truncated" in site.read("/?q=state:failed+%22bad&state=failed")
+
+
+def test_a_damaged_row_hides_no_other_image(site: Site) -> None:
+    [image] = site.place.find("name:9.jpg")
+    site.place.damage(image)
+    assert site.read("/?q=word").count('<article class="card">') == 48
+    assert site.ask(f"/images/{image}")[0] == 200
+    assert site.ask(f"/images/{image}/result.json")[0] == 503
+
+
+def test_other_names_for_this_machine_are_refused(site: Site) -> None:
+    """A site of someone else's whose name leads to this machine must not read the page."""
+    assert site.ask("/", Host="evil.example")[0] == 400
+
+
+def test_a_change_needs_the_token_and_the_page_itself(site: Site) -> None:
+    cookie, evil = site.log_in(), "http://evil.example"
+    site.place.add("failed.jpg")
+    [image] = site.place.find("state:failed name:failed.jpg")
+    path = f"/images/{image}/again"
+    assert site.ask(path, "POST", "", Origin=site.origin)[0] == 401
+    assert site.ask(path, "POST", "", Cookie=cookie, Origin=evil)[0] == 403
+    assert site.ask(path, "POST", "", Cookie=cookie)[0] == 403
+    assert site.ask(path, "POST", "", Cookie="visiond=wrong", Origin=site.origin)[0] == 401
+    assert (
+        site.ask("/login", "POST", "token=wrong", Origin=site.origin)[2]["location"] == "/login?wrong=1&to=/"
+    )
+    assert site.place.reader.find_numbers([image])[0].status is JobStatus.FAILED
+    assert "<button>Retry</button>" in site.read(f"/images/{image}", Cookie=cookie)
+    assert "Retry the ticked" not in site.read("/?q=state:failed")
+
+
+def test_a_form_that_is_too_large_is_refused_before_all_of_it_is_read(site: Site) -> None:
+    form = "token=wrong&to=/" + "x" * (1 << 20)
+    assert site.ask("/login", "POST", form, Origin=site.origin)[0] == 413
+    assert site.ask("/retry", "POST", form, Cookie=site.log_in(), Origin=site.origin)[0] == 413
+
+
+def test_where_others_can_reach_the_page_reading_needs_the_token(tmp_path: Path) -> None:
+    with closing(Site(tmp_path, "--listen", "0.0.0.0:0")) as opened:
+        status, _, headers = opened.ask("/", Accept="text/html")
+        assert (status, headers["location"]) == (303, "/login")
+        assert opened.ask("/images/1")[0] == 401
+        assert opened.ask("/", Cookie=opened.log_in())[0] == 200
+
+
+def test_failed_images_are_tried_again(site: Site) -> None:
+    site.place.add("again.jpg")
+    [image] = site.place.find("state:failed name:again.jpg")
+    status, _, headers = site.ask("/retry", "POST", f"id={image}", Cookie=site.log_in(), Origin=site.origin)
+    assert (status, headers["location"]) == (303, "/?state=failed&queued=1")
+    assert site.place.find("name:again.jpg") == []
+
+
+def test_a_wrong_token_beside_a_good_cookie_changes_nothing(site: Site) -> None:
+    cookie = site.log_in()
+    for origin in ("http://evil.example", site.origin):
+        headers = {"Cookie": cookie, "Origin": origin, "Authorization": "Bearer wrong"}
+        assert site.ask("/images/8/again", "POST", "", **headers)[0] == 401
+
+
+def test_whoever_tries_tokens_waits(site: Site) -> None:
+    for path, body, headers in (
+        ("/images/8/again", "", {"Authorization": "Bearer wrong"}),
+        ("/login", "token=wrong", {"Origin": site.origin}),
+    ):
+        started = time.monotonic()
+        site.ask(path, "POST", body, **headers)
+        assert time.monotonic() - started >= WRONG_TOKEN_SECONDS
+    started = time.monotonic()
+    site.log_in()
+    assert time.monotonic() - started < WRONG_TOKEN_SECONDS + SLACK_SECONDS
+
+
+def test_programs_send_the_token_themselves(site: Site) -> None:
+    token = (site.place.state / "page.token").read_text().strip()
+    assert site.ask("/images/8/again", "POST", "", Authorization=f"Bearer {token}x")[0] == 401
+    assert site.ask("/images/8/again", "POST", "", Authorization=f"Bearer {token}")[0] == 303
+
+
+def test_events_go_on_behind_a_number(site: Site) -> None:
+    with closing(http.client.HTTPConnection("127.0.0.1", site.port, timeout=60)) as connection:
+        connection.request("GET", "/events?after=0", headers={"Last-Event-ID": "57"})
+        answer = connection.getresponse()
+        assert answer.readline().startswith(b":")
+        lines = [answer.readline().decode() for _ in range(4)]
+    assert lines[1] == "id: 58\n"
+    assert json.loads(lines[2].removeprefix("data: "))["path"] == "57.jpg"
+
+
+def test_half_requests_and_streams_of_events_do_not_keep_others_out(site: Site) -> None:
+    with slow_clients(site.port, 530, b"GET / HTTP/1.1\r\nHost: 127.0.0.1\r\n"):
+        assert site.ask("/state")[0] == 200
+    follow = b"GET /events HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n"
+    with slow_clients(site.port, 530, follow):
+        assert site.ask("/state")[0] == 200
+
+
+def test_the_state_and_the_settings_are_shown(site: Site) -> None:
+    assert "No daemon is running" in site.read("/live")
+    assert "done" in site.read("/state")
+    assert "max_attempts" in site.read("/settings")

@@ -1,0 +1,217 @@
+"""Every layout of pixels is shown right, or refused by its name: never anything else. `layouts.py` makes the files."""
+
+from __future__ import annotations
+
+import io
+import struct
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from stages.contract.base import ImageError, Limits, Reason
+from stages.images.decoder import Decoder
+from stages.images.images import inspect
+from tests.inputs import chunk, encode
+from tests.stages.images.layouts import (
+    GROUPS,
+    Pixels,
+    _stored,
+    color,
+    directory,
+    gray,
+    judge,
+    png_of,
+    tiff_file,
+    tiff_of,
+    tiffs,
+    to_rgb,
+)
+
+LIMITS = Limits()
+EVERY = 7  # of TIFF; all with `python -m tests.stages.images.layouts`
+
+
+@pytest.fixture(scope="module")
+def decoder() -> Iterator[Decoder]:
+    found = Decoder(LIMITS)
+    yield found
+    found.close()
+
+
+def shown(decoder: Decoder, data: bytes) -> Pixels:
+    return decoder.decode(memoryview(data), inspect(memoryview(data), LIMITS))
+
+
+def is_picture(found: Pixels, wanted: Pixels, tolerance: int = 1) -> bool:
+    return found.shape == wanted.shape and int(np.abs(found.astype(int) - wanted).max()) <= tolerance
+
+
+@pytest.mark.parametrize("group", GROUPS)
+def test_every_layout_is_right_or_refused_by_name(group: str) -> None:
+    layouts = tiffs(EVERY) if group == "tiff" else GROUPS[group]()
+    verdicts = [(layout.name, *judge(layout)) for layout in layouts]
+    assert [verdict for verdict in verdicts if verdict[1] not in ("right", "refused")] == []
+    assert sum(verdict[1] == "right" for verdict in verdicts) > 0.85 * len(verdicts)
+    assert all("save it as" in detail for _, verdict, detail in verdicts if verdict == "refused")
+
+
+def test_a_sealed_decoder_reads_deep_pictures_and_others_in_turn(decoder: Decoder) -> None:
+    deep = tiff_of(gray()[..., None] / 255, bits=32, kind=3, how="lzw")
+    plain = encode(Image.fromarray(color()), "PNG")
+    pids = []
+    for _ in range(2):
+        assert is_picture(shown(decoder, plain), color())
+        assert is_picture(shown(decoder, deep), to_rgb(gray()))
+        pids.append(decoder.pid)
+    assert pids[0] == pids[1]  # the child with numpy stays
+
+
+@pytest.mark.parametrize("missing", [np.nan, np.inf, -3.4028235e38, -9999.0, 1e9])
+def test_one_value_that_is_no_data_does_not_set_the_range_of_a_float_picture(
+    decoder: Decoder, missing: float
+) -> None:
+    values = gray()[..., None] / 255
+    values[20, 30] = missing
+    found = shown(decoder, tiff_of(values, bits=32, kind=3))
+    found[20, 30] = to_rgb(gray())[20, 30]
+    assert is_picture(found, to_rgb(gray()), 2)
+
+
+def test_the_value_that_gdal_marks_as_no_data_is_white(decoder: Decoder) -> None:
+    values = gray()[..., None] / 255
+    values[:, 30:] = -1
+    data = tiff_of(values, bits=32, kind=3, more={42113: (2, b"-1\0")})
+    found = shown(decoder, data)
+    assert (found[:, 30:] == 255).all()
+    assert found[:, :30].max() == 255
+    assert found.min() == 0
+
+
+def test_a_small_part_of_the_range_of_16_bits_is_stretched_and_an_empty_page_is_not(decoder: Decoder) -> None:
+    thermal = (29_000 + gray().astype(int) * 2000 // 255)[..., None]
+    assert is_picture(shown(decoder, png_of(thermal, 16, 0)), to_rgb(gray()), 2)
+    page = 65_000 + (np.arange(gray().size) % 100).reshape(gray().shape)[..., None]
+    found = shown(decoder, png_of(page, 16, 0))
+    assert found.min() > 250
+
+
+def pair(preview: int, *, old: bool = False, below: bool = False) -> bytes:
+    """A TIFF of a preview, then the picture: after it, or in a sub-directory."""
+    small = np.zeros((8, 8, 1))
+    marks = {255: (3, [2])} if old else {254: (4, [preview])}
+    first = directory(small, more=marks)
+    whole = directory(color() / 255, photometric=2)
+    if not below:
+        return tiff_file([first, whole], "<")
+    first[330] = (4, [0])
+    data = bytearray(tiff_file([first, whole], "<"))
+    at = int.from_bytes(data[4:8], "little")
+    entries = int.from_bytes(data[at : at + 2], "little")
+    link = at + 2 + 12 * entries
+    tags = [struct.unpack_from("<H", data, at + 2 + 12 * entry)[0] for entry in range(entries)]
+    place = at + 2 + 12 * tags.index(330) + 8
+    data[place : place + 4], data[link : link + 4] = data[link : link + 4], bytes(4)
+    return bytes(data)
+
+
+@pytest.mark.parametrize(
+    "data", [pair(1), pair(0, old=True), pair(1, below=True)], ids=["row", "old", "below"]
+)
+def test_a_smaller_copy_before_the_picture_is_passed_over(decoder: Decoder, data: bytes) -> None:
+    assert is_picture(shown(decoder, data), color())
+
+
+def test_camera_raw_is_refused_by_name() -> None:
+    sensor = directory(gray()[..., None] / 255, bits=16, photometric=32803)
+    named = directory(np.zeros((8, 8, 1)), more={50706: (1, b"\1\4\0\0"), 254: (4, [1])})
+    maker = directory(np.zeros((8, 8, 1)), more={254: (4, [1]), 271: (2, b"Aptus\0")})
+    for parts, name in (([named, sensor], "DNG"), ([maker, sensor], "Aptus")):
+        with pytest.raises(ImageError, match=rf"camera raw \({name}\)") as refused:
+            inspect(memoryview(tiff_file(parts, "<")), LIMITS)
+        assert refused.value.reason is Reason.FORMAT
+    for head in (b"IIRO", b"IIU\0", b"\0\0\0\x18ftypcrx \0\0\0\1"):
+        with pytest.raises(ImageError, match="camera raw") as refused:
+            inspect(memoryview(head + bytes(40)), LIMITS)
+        assert refused.value.reason is Reason.FORMAT
+
+
+def on_nothing(level: int) -> bytes:
+    image = Image.new("RGBA", (80, 40))
+    image.paste((level, level, level, 255), (20, 10, 40, 30))
+    return encode(image, "PNG")
+
+
+def test_light_drawings_on_nothing_get_a_black_ground_and_all_others_a_white_one(decoder: Decoder) -> None:
+    assert shown(decoder, on_nothing(250))[0, 0].tolist() == [0, 0, 0]
+    assert shown(decoder, on_nothing(150))[0, 0].tolist() == [255, 255, 255]
+    page = Image.new("RGBA", (80, 40), "white")
+    page.paste((0, 0, 0, 0), (0, 0, 9, 9))  # a window with a corner
+    assert shown(decoder, encode(page, "PNG"))[0, 0].tolist() == [255, 255, 255]
+
+
+@pytest.mark.parametrize("image_format", ["GIF", "WEBP"])
+def test_an_animation_that_begins_blank_shows_its_first_frame_with_content(
+    decoder: Decoder, image_format: str
+) -> None:
+    frames = [Image.new("RGB", (96, 64), "white"), Image.new("RGB", (96, 64), "white")]
+    frames[1].paste((10, 10, 10), (20, 20, 60, 40))
+    options = {"lossless": True} if image_format == "WEBP" else {}
+    data = encode(frames[0], image_format, save_all=True, append_images=frames[1:], duration=50, **options)
+    assert shown(decoder, data)[30, 30].max() < 20
+
+
+def cropped_avif(left: int, top: int, width: int, height: int) -> bytes:
+    """An AVIF of the colors, with a clap property in the place of a free one."""
+    image = Image.fromarray(np.tile(color(), (2, 2, 1)))
+    file = io.BytesIO()
+    image.save(file, "AVIF", quality=100, subsampling="4:4:4")
+    data = file.getvalue()
+    at = data.index(b"ispe") - 4
+    center = ((2 * left + width) - image.width, (2 * top + height) - image.height)
+    clap = struct.pack(">I4sIIIIiIiI", 40, b"clap", width, 1, height, 1, center[0], 2, center[1], 2)
+    place = at + int.from_bytes(data[at : at + 4], "big")
+    grown = bytearray(data[:place] + clap + data[place:])
+    for name in (b"meta", b"iprp", b"ipco"):
+        box = grown.index(name) - 4
+        grown[box : box + 4] = struct.pack(">I", int.from_bytes(grown[box : box + 4], "big") + 40)
+    table = grown.index(b"ipma")
+    count = grown[table + 14]
+    numbers = [
+        number & 0x80 | (number & 0x7F) + ((number & 0x7F) > 1)
+        for number in grown[table + 15 : table + 15 + count]
+    ]
+    grown[table + 14 : table + 15 + count] = bytes((count + 1, *numbers, 0x82))
+    for name in (b"meta", b"iprp", b"ipma"):
+        box = grown.index(name) - 4
+        grown[box : box + 4] = struct.pack(">I", int.from_bytes(grown[box : box + 4], "big") + 1)
+    extent = grown.index(b"iloc")
+    mdat = data.index(b"mdat") + 4
+    found = grown.index(struct.pack(">I", mdat), extent)
+    grown[found : found + 4] = struct.pack(">I", mdat + 41)
+    return bytes(grown)
+
+
+def test_the_crop_of_an_avif_is_applied(decoder: Decoder) -> None:
+    data = cropped_avif(20, 10, 60, 50)
+    found = shown(decoder, data)
+    assert found.shape == (50, 60, 3)
+    wanted = np.tile(color(), (2, 2, 1))[10:60, 20:80]
+    assert np.abs(found.astype(int) - wanted).mean() < 6
+
+
+def test_the_significant_bits_of_a_png_that_fills_its_range_change_nothing(decoder: Decoder) -> None:
+    values = (gray().astype(int) * 257)[..., None]
+    assert is_picture(shown(decoder, png_of(values, 16, 0, chunk(b"sBIT", b"\x0a"))), to_rgb(gray()))
+
+
+def test_a_deep_tiff_that_is_cut_is_truncated(decoder: Decoder) -> None:
+    values, _ = _stored(2, None)
+    data = tiff_of(values, bits=16, planar=2, how="lzw")
+    at = data.index(struct.pack("<HHI", 273, 4, 9))
+    (listed,) = struct.unpack_from("<I", data, at + 8)
+    spoiled = data[:listed] + struct.pack("<I", len(data) - 10) + data[listed + 4 :]
+    with pytest.raises(ImageError) as refused:
+        shown(decoder, spoiled)
+    assert refused.value.reason is Reason.TRUNCATED

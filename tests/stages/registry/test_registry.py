@@ -1,0 +1,74 @@
+from __future__ import annotations
+
+import subprocess
+import sys
+from importlib import import_module
+
+import msgspec
+import pytest
+
+from stages.blip.descriptor import Caption
+from stages.contract.base import Stage, StageSpec
+from stages.registry import registry
+
+
+def test_every_backend_named_is_there() -> None:
+    for stage in registry.STAGES.values():
+        for backend in stage.backends.values():
+            module, _, name = backend.place.partition(":")
+            assert issubclass(getattr(import_module(module), name), Stage)
+
+
+def test_stages_run_in_the_order_of_the_pipeline() -> None:
+    assert registry.ORDER == ("ocr", "yolo", "clip", "blip")
+    assert list(registry.KEYS.values()) == ["ocr", "objects", "clip", "caption"]
+    assert registry.sort_stages(["gone", "blip", "also gone", "ocr"]) == ["ocr", "blip", "also gone", "gone"]
+
+
+def test_a_stage_runs_after_those_that_it_uses() -> None:
+    for place, stage in enumerate(registry.STAGES.values()):
+        assert {*stage.uses} <= {*registry.ORDER[:place]}
+
+
+def test_a_stage_is_built_from_its_spec() -> None:
+    spec = StageSpec(name="yolo", backend="fake")
+    stage = registry.build(spec, "cpu")
+    assert stage.spec is spec
+    assert stage.name == "yolo"
+
+
+@pytest.mark.parametrize(
+    ("stage", "backend", "message"),
+    [
+        (
+            "yolo",
+            "ultralytic",
+            'there is no backend for yolo called "ultralytic"; did you mean "ultralytics"?',
+        ),
+        ("ocr", "zzz", 'there is no backend for ocr called "zzz"; choose one of fake, ppocr, reader.'),
+        ("clipp", "fake", 'there is no stage "clipp"; did you mean "clip"?'),
+    ],
+)
+def test_an_unknown_name_is_refused_with_the_nearest_known_one(
+    stage: str, backend: str, message: str
+) -> None:
+    with pytest.raises(registry.UnknownName) as caught:
+        registry.build(StageSpec(name=stage, backend=backend), "cpu")
+    assert str(caught.value) == message
+
+
+def test_a_result_survives_its_way_through_json() -> None:
+    caption = Caption("a red circle", 0.5)
+    assert registry.decode("blip", msgspec.json.encode(caption)) == caption
+    with pytest.raises(registry.UnknownName):
+        registry.decode("blop", b"{}")
+
+
+def test_neither_the_registry_nor_packs_nor_fakes_load_torch() -> None:
+    program = (
+        "import sys, stages.registry.registry as r, stages.weights.packs, stages.registry.fake\n"
+        "from stages.contract.base import StageSpec\n"
+        "[r.build(StageSpec(name=name, backend='fake'), 'cpu').load() for name in r.ORDER]\n"
+        "sys.exit(any(name in sys.modules for name in ('torch', 'transformers', 'ultralytics', 'huggingface_hub')))"
+    )
+    assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0
