@@ -152,11 +152,10 @@ site: site-setup  ## build the documentation as a site, in build/site/html; SERV
 	$(BIN)/python docs/site/build.py build/site
 	$(if $(SERVE),$(BIN)/python -m http.server --bind 127.0.0.1 --directory build/site/html 8000)
 
-picture: $(STAMP)  ## draw docs/example.png, docs/scaling.webp and Grafana's boards, and take pictures of the demo's page (needs chromium and prometheus)
+picture: $(STAMP)  ## draw docs/example.png and docs/scaling.webp, and take pictures of the demo's page (needs chromium)
 	$(BIN)/visiond demo
 	$(BIN)/python docs/example.py demo docs/example.png
 	$(BIN)/python docs/page.py demo docs
-	$(BIN)/python docs/boards.py docs/boards.prom.xz docs
 	$(BIN)/python docs/scaling.py docs/scaling.webp
 
 clean:  ## remove .venv and the demo
