@@ -5167,4 +5167,12 @@ MUTANTS = [
             "daemon/pipeline/test_coordinator.py::test_a_run_does_not_end_before_what_is_owed_of_an_inbox_that_answers_late_is_published",
         ),
     ),
+    Mutant(
+        "label-values",
+        "the list of metrics names every value of a label",
+        "deploy/prometheus/reference.py",
+        '"sink": "`jsonl`, `webhook`, `store`"',
+        '"sink": "`jsonl`"',
+        ("deploy/test_rules.py::test_the_list_has_every_value_of_a_label_and_no_other",),
+    ),
 ]
