@@ -28,7 +28,7 @@ define CHECK_PYTHON
 endef
 
 .DEFAULT_GOAL := help
-.PHONY: help setup site site-setup install install-test wheel deb demo test lint types faults mutants bench ray-setup ray-test store-setup azure-setup store-test gpu-test gpu-bench gpu-models gpu-tune gpu-figures lock audit docs picture clean
+.PHONY: help setup site site-setup install install-test wheel deb demo test lint types faults mutants bench ray-setup ray-test store-setup azure-setup store-test tools gpu-test gpu-bench gpu-models gpu-tune gpu-figures lock audit docs picture clean
 
 help:  ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' Makefile
@@ -98,6 +98,17 @@ azure-setup: $(STAMP)  ## add Azurite to .venv, for the tests of az:// inboxes a
 
 store-test: store-setup  ## run the tests with a real object store (a minute)
 	$(BIN)/python -m pytest tests/daemon/stores
+
+# Debian's packages, each with the programs one of which must be there.
+TOOLS := chromium=chromium,chromium-browser,google-chrome dpkg=dpkg-deb git=git iproute2=ip npm=npm openssl=openssl \
+  prometheus=promtool systemd=systemd-analyze util-linux=setpriv
+tools: $(STAMP)  ## install what tests are skipped without: Chromium, Prometheus, Ray and others (apt asks for root)
+	@missing=$$(for tool in $(TOOLS); do [ -n "$$(which $$(echo $${tool#*=} | tr , ' '))" ] || echo $${tool%=*}; done); \
+	  [ -z "$$missing" ] || { command -v apt-get >/dev/null || { \
+	      echo "There is no apt-get here. Install these in your own way, then run make tools again:" $$missing >&2; exit 1; }; \
+	    sudo=$$([ $$(id -u) = 0 ] || echo sudo); \
+	    $$sudo apt-get -qq update && $$sudo apt-get -qq --yes install --no-install-recommends $$missing; }
+	@$(MAKE) --silent store-setup azure-setup ray-setup site-setup
 
 # Ray and pandas are a quarter of a gigabyte that only `visiond ray` needs, so `make setup` leaves them out.
 ray-setup: $(STAMP)  ## add Ray to .venv, for `visiond ray`
