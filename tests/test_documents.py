@@ -36,6 +36,14 @@ def test_every_benchmark_that_a_document_names_exists() -> None:
     assert sorted(named - {file.stem for file in (ROOT / "benchmarks").glob("*.py")}) == []
 
 
+def test_every_make_target_that_a_document_or_the_public_tests_name_exists() -> None:
+    texts = [file.read_text() for file in (*DOCUMENTS, ROOT / ".github" / "workflows" / "test.yml")]
+    named = {name for text in texts for name in re.findall(r"(?:`|    |run: )make ([a-z-]+)", text)}
+    targets = re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE)
+    assert {"test", "tools"} <= named
+    assert sorted(named - set(targets)) == []
+
+
 def test_the_glossary_is_linked_from_the_readme_and_for_contributors() -> None:
     assert len(DOCUMENTS) > 10
     assert all(
