@@ -1,4 +1,5 @@
-# Everything is installed in .venv and nowhere else. `make demo` and `make test` are all you need to know.
+# Everything is installed in .venv and nowhere else, but for the packages of the system that `make tools` installs. `make demo` and
+# `make test` are all you need to know.
 
 PYTHON ?= python3
 LEAST_PYTHON := 3.11
