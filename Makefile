@@ -1,4 +1,5 @@
-# Everything is installed in .venv and nowhere else. `make demo` and `make test` are all you need to know.
+# Everything is installed in .venv and nowhere else, but for the packages of the system that `make tools` installs. `make demo` and
+# `make test` are all you need to know.
 
 PYTHON ?= python3
 LEAST_PYTHON := 3.11
@@ -28,7 +29,7 @@ define CHECK_PYTHON
 endef
 
 .DEFAULT_GOAL := help
-.PHONY: help setup site site-setup install install-test wheel deb demo test lint types faults mutants bench ray-setup ray-test store-setup azure-setup store-test gpu-test gpu-bench gpu-models gpu-tune gpu-figures lock audit docs picture clean
+.PHONY: help setup site site-setup install install-test wheel deb demo test coverage lint types faults mutants bench ray-setup ray-test store-setup azure-setup store-test tools gpu-test gpu-bench gpu-models gpu-tune gpu-figures lock audit docs picture clean
 
 help:  ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' Makefile
@@ -72,6 +73,14 @@ test: lint  ## run ruff, mypy and all tests, five test files at a time (most tes
 	  wait $$types || $(BIN)/mypy || status=1; \
 	  exit $$status
 
+# A process that a test kills leaves half a file, which `combine` reports and leaves out.
+COVERAGE = $(addprefix tests/daemon/,config inbox ledger monitoring pipeline results system unpacking upkeep web workers)
+coverage: $(STAMP)  ## run the fast tests of the daemon's parts, and print which lines of these ran (COVERAGE="tests/visiond" for others)
+	rm -rf build/coverage && mkdir -p build/coverage
+	$(BIN)/coverage run -m pytest --numprocesses 2 $(COVERAGE)
+	$(BIN)/coverage combine --quiet 2>/dev/null || true
+	$(BIN)/coverage report --skip-covered --skip-empty --include "$$(echo $(patsubst tests/%,%/*,$(COVERAGE)) | tr ' ' ,)"
+
 lint: $(STAMP)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -98,6 +107,17 @@ azure-setup: $(STAMP)  ## add Azurite to .venv, for the tests of az:// inboxes a
 
 store-test: store-setup  ## run the tests with a real object store (a minute)
 	$(BIN)/python -m pytest tests/daemon/stores
+
+# Debian's packages, each with the programs one of which must be there.
+TOOLS := chromium=chromium,chromium-browser,google-chrome dpkg=dpkg-deb git=git iproute2=ip npm=npm openssl=openssl \
+  prometheus=promtool systemd=systemd-analyze util-linux=setpriv
+tools: $(STAMP)  ## install what tests are skipped without: Chromium, Prometheus, Ray and others (apt asks for root)
+	@missing=$$(for tool in $(TOOLS); do [ -n "$$(which $$(echo $${tool#*=} | tr , ' '))" ] || echo $${tool%=*}; done); \
+	  [ -z "$$missing" ] || { command -v apt-get >/dev/null || { \
+	      echo "There is no apt-get here. Install these in your own way, then run make tools again:" $$missing >&2; exit 1; }; \
+	    sudo=$$([ $$(id -u) = 0 ] || echo sudo); \
+	    $$sudo apt-get -qq update && $$sudo apt-get -qq --yes install --no-install-recommends $$missing; }
+	@$(MAKE) --silent store-setup azure-setup ray-setup site-setup
 
 # Ray and pandas are a quarter of a gigabyte that only `visiond ray` needs, so `make setup` leaves them out.
 ray-setup: $(STAMP)  ## add Ray to .venv, for `visiond ray`
@@ -152,11 +172,10 @@ site: site-setup  ## build the documentation as a site, in build/site/html; SERV
 	$(BIN)/python docs/site/build.py build/site
 	$(if $(SERVE),$(BIN)/python -m http.server --bind 127.0.0.1 --directory build/site/html 8000)
 
-picture: $(STAMP)  ## draw docs/example.png, docs/scaling.webp and Grafana's boards, and take pictures of the demo's page (needs chromium and prometheus)
+picture: $(STAMP)  ## draw docs/example.png and docs/scaling.webp, and take pictures of the demo's page (needs chromium)
 	$(BIN)/visiond demo
 	$(BIN)/python docs/example.py demo docs/example.png
 	$(BIN)/python docs/page.py demo docs
-	$(BIN)/python docs/boards.py docs/boards.prom.xz docs
 	$(BIN)/python docs/scaling.py docs/scaling.webp
 
 clean:  ## remove .venv and the demo

@@ -66,11 +66,6 @@ PARTS = (
         "-m benchmarks.small_cards --folder FOLDER --repeat 6 --free-mib 16000 24000 --by-hand 3x64x32x64x32 4x64x32x64x48",
     ),
     part(
-        "recording",
-        420,
-        "-m benchmarks.recording OUTPUT/boards.prom.xz --standard FOLDER --seconds 230 --rate 300 --delivery 15000",
-    ),
-    part(
         "tuning-1",
         400,
         "-m benchmarks.tuning --folder FOLDER --gpus 1 --seconds 5 --workers 5 --batches 64 128",

@@ -9,6 +9,7 @@ import os
 import shutil
 import signal
 import sys
+from collections import Counter
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
@@ -77,6 +78,19 @@ def pytest_collection_finish() -> None:
     gc.enable()
 
 
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Print how many tests were skipped for which reason. A reason that ends in `make tools` names something to install."""
+    skipped = terminalreporter.stats.get("skipped", ())
+    reasons = Counter(report.longrepr[2].removeprefix("Skipped: ") for report in skipped)
+    if not reasons or terminalreporter.verbosity < -1:  # then pytest prints no summary either
+        return
+    terminalreporter.write_sep("-", f"{reasons.total()} skipped")
+    for reason, count in reasons.most_common():
+        terminalreporter.write_line(f"{count:6} {reason}")
+    if missing := sum(count for reason, count in reasons.items() if reason.endswith("make tools")):
+        terminalreporter.write_line(f"`make tools` installs what {missing} of them need.")
+
+
 def pytest_runtest_setup() -> None:
     """Torch's chance is the same for a test and its fixtures, whatever ran in this process before."""
     if torch := sys.modules.get("torch"):
@@ -108,7 +122,9 @@ def humble() -> list[str]:
     """The start of a command line that takes away the right to read all files."""
     prefix = ["setpriv", "--bounding-set=-dac_override,-dac_read_search"] if os.geteuid() == 0 else []
     if prefix and not shutil.which(prefix[0]):
-        pytest.skip("root may read everything, and there is no setpriv to take that from it")
+        pytest.skip(
+            "setpriv is not installed, which takes from root the right to read everything: make tools"
+        )
     return prefix
 
 

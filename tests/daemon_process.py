@@ -113,7 +113,7 @@ def make_certificate(folder: Path) -> dict[str, str]:
     try:
         subprocess.run(request.split(), cwd=folder, check=True, capture_output=True)
     except FileNotFoundError:
-        pytest.skip("there is no openssl on this machine to make a certificate with")
+        pytest.skip("openssl is not installed: make tools")
     return {"tls_certificate": "certificate.pem", "tls_key": "key.pem"}
 
 

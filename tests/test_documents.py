@@ -9,6 +9,7 @@ import pytest
 
 ROOT = Path(__file__).parent.parent
 DOCUMENTS = [*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")]
+BENCHMARK = re.compile(r"python -m\sbenchmarks\.(\w+)")
 LINK = re.compile(r"\]\(([^)\s]+)\)")
 
 
@@ -27,6 +28,20 @@ def test_every_link_leads_to_a_file_and_a_heading(document: Path) -> None:
         target = (document.parent / name).resolve() if name else document
         assert target.exists(), f"{document.name}: {link}"
         assert not anchor or anchor in anchors_of(target), f"{document.name}: {link}"
+
+
+def test_every_benchmark_that_a_document_names_exists() -> None:
+    named = {name for document in DOCUMENTS for name in BENCHMARK.findall(document.read_text())}
+    assert "overhead" in named
+    assert sorted(named - {file.stem for file in (ROOT / "benchmarks").glob("*.py")}) == []
+
+
+def test_every_make_target_that_a_document_or_the_public_tests_name_exists() -> None:
+    texts = [file.read_text() for file in (*DOCUMENTS, ROOT / ".github" / "workflows" / "test.yml")]
+    named = {name for text in texts for name in re.findall(r"(?:`|    |run: )make ([a-z-]+)", text)}
+    targets = re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE)
+    assert {"test", "tools"} <= named
+    assert sorted(named - set(targets)) == []
 
 
 def test_the_glossary_is_linked_from_the_readme_and_for_contributors() -> None:

@@ -19,7 +19,7 @@ const attach = Element.prototype.attachShadow;
 Element.prototype.attachShadow = function () { return attach.call(this, {mode: "open"}); };
 """
 needs_zensical = pytest.mark.skipif(
-    importlib.util.find_spec("zensical") is None, reason="the generator is not installed: make site"
+    importlib.util.find_spec("zensical") is None, reason="Zensical is not installed: make tools"
 )
 
 
@@ -75,9 +75,7 @@ def test_a_link_that_leads_nowhere_fails_the_build(building: ModuleType, link: s
 
 
 @needs_zensical
-@pytest.mark.skipif(
-    not CHROMIUM, reason="there is no Chromium on this machine (Debian: apt install chromium)"
-)
+@pytest.mark.skipif(not CHROMIUM, reason="Chromium is not installed: make tools")
 def test_pages_and_search_work_from_the_disk_without_a_network(site: Path) -> None:
     from playwright.sync_api import sync_playwright
 

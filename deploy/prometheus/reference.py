@@ -24,7 +24,7 @@ UNITS = {  # by the end of a name, without _total; the longest comes first
     "_ratio": "0 to 1",
 }
 LABELS = {
-    "bin": "A, B, C, or `other` for bins of a custom rule",
+    "bin": "`A`, `B`, `C`, or `other` for bins of a custom rule",
     "device": "as in the configuration: `cpu`, `cuda:0`, or a group, `cuda:0+cuda:1`",
     "folder": "a folder that the daemon writes to, by its key in daemon.toml: `output.results`, `state.path`, …",
     "gpu": "the GPU's number in PCI order; of a MIG device `0:1`",
@@ -32,15 +32,16 @@ LABELS = {
     "kind": "of memory: `total`, `used`, or `peak`, the most since the start",
     "look": "name of a `[[second_look]]` table",
     "name": "the GPU's name",
-    "notice": "the kind of notice that a stage's weights have",
-    "outcome": "`done`, `failed`, `skipped`, `gone`",
+    "notice": "the kind of notice that a stage's weights have: `demonstration`, `random`, `other`",
+    "outcome": "of images: `done`, `failed`, `skipped`, `gone`; of an exchange of models: `done`, `undone` "
+    "(the stations went back), `refused`; of a reload: `done`, `refused`; of second looks: `done`, `failed`",
     "reason": "of images: see [Why an image failed](inboxes.md#why-an-image-failed); of a worker's loss: `died`, `timeout`, "
     "`load` (before it was ready), `sharing` (a worker was lost that shared its GPU), `memory` (its GPU had too little)",
     "segment": "its stages, joined by `+`",
-    "sink": "`jsonl`",
+    "sink": "`jsonl`, `webhook`, `store`",
     "stage": "`ocr`, `yolo`, `clip`, `blip`, one of a plug-in, or the name of a second look",
     "state": "`loading`, `ready`, `silent` (no heartbeat), `waiting` (for a restart), `closed`",
-    "task": "`verify`, `backup`, `prune`, `vacuum`",
+    "task": "of upkeep: `verify`, `backup`, `upload`, `prune`, `vacuum`",
     "uuid": "the GPU's UUID",
     "version": "of visiond",
     "worker": "segment and number of its seat",

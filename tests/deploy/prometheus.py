@@ -22,7 +22,7 @@ from tests.deploy import rules
 FOLDER = Path(__file__).parents[2] / "deploy" / "prometheus"
 CONFIG = FOLDER / "prometheus.yml"
 PROMETHEUS, PROMTOOL = shutil.which("prometheus") or "", shutil.which("promtool") or ""
-MISSING = "there is no prometheus on this machine (Debian: apt install prometheus)"
+MISSING = "Prometheus is not installed: make tools"
 
 needs_prometheus = pytest.mark.skipif(not (PROMETHEUS and PROMTOOL), reason=MISSING)
 

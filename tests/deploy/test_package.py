@@ -20,7 +20,7 @@ assert spec.loader
 packager = importlib.util.module_from_spec(spec)
 spec.loader.exec_module(packager)
 
-needs_dpkg = pytest.mark.skipif(shutil.which("dpkg-deb") is None, reason="dpkg-deb makes and reads packages")
+needs_dpkg = pytest.mark.skipif(shutil.which("dpkg-deb") is None, reason="dpkg is not installed: make tools")
 
 
 @needs_dpkg

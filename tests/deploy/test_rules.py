@@ -6,12 +6,18 @@ from __future__ import annotations
 import re
 import runpy
 import subprocess
+from collections import defaultdict
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
 from prometheus_client.parser import text_string_to_metric_families
 
+from daemon.monitoring.metrics import Loss, Metrics
+from daemon.monitoring.snapshot import SinkState
+from daemon.results.sinks import SINKS
+from stages.contract.base import Reason
 from tests.daemon_process import Daemon, Place
 from tests.deploy.prometheus import CONFIG, PROMTOOL, needs_prometheus
 from tests.deploy.rules import RULES, Rule, alerts, quicken, rules
@@ -109,24 +115,45 @@ def test_all_durations_are_shortened_and_nothing_else() -> None:
     }
 
 
+def reference() -> dict[str, Any]:
+    """The program that writes docs/metrics.md."""
+    return runpy.run_path(str(RULES.parent.parent / "reference.py"))
+
+
 def test_the_list_of_metrics_and_alerts_is_current() -> None:
-    made = runpy.run_path(str(RULES.parent.parent / "reference.py"))["write_markdown"]()
+    made = reference()["write_markdown"]()
     assert (ROOT / "docs" / "metrics.md").read_text() == made, "run: make docs"
 
 
 def test_every_metric_and_label_is_described_and_no_other() -> None:
-    reference = runpy.run_path(str(RULES.parent.parent / "reference.py"))
-    metrics = list(reference["list_metrics"]())
+    metrics = list(reference()["list_metrics"]())
     assert len(metrics) > 40
     assert [metric.name for metric in metrics if not metric.meaning] == []
-    assert {label for metric in metrics for label in metric.labels} == reference["LABELS"].keys()
+    assert {label for metric in metrics for label in metric.labels} == reference()["LABELS"].keys()
+
+
+def test_the_list_has_every_value_of_a_label_and_no_other() -> None:
+    metrics = Metrics()
+    metrics.begin_segment("ocr", ["ocr"], ["cpu"])
+    for sink in SINKS:
+        metrics.follow_sink(sink, lambda: SinkState(name="", behind=0))
+    known = defaultdict[str, set[str]](set)
+    for family in metrics.registry.collect():
+        for sample in family.samples:
+            for label, value in sample.labels.items():
+                known[label].add(value)
+    known["reason"] = {loss.value for loss in Loss}  # those of images are in another list
+    described = {
+        label: set(re.findall(r"`([a-zA-Z]+)`", text)) for label, text in reference()["LABELS"].items()
+    }
+    for label in ("bin", "notice", "outcome", "reason", "sink", "stage", "state", "task"):
+        assert described[label] == known[label], label
+    table = (ROOT / "docs" / "inboxes.md").read_text()
+    assert [reason for reason in Reason if f"`{reason}`" not in table] == []
 
 
 def test_a_scrape_has_no_metric_that_the_list_lacks_and_no_other_label(tmp_path: Path) -> None:
-    listed = {
-        metric.name: {*metric.labels}
-        for metric in runpy.run_path(str(RULES.parent.parent / "reference.py"))["list_metrics"]()
-    }
+    listed = {metric.name: {*metric.labels} for metric in reference()["list_metrics"]()}
     place = Place(tmp_path, {"output": {"sinks": ["jsonl"]}})
     with Daemon(place) as daemon:
         place.drop_many(range(3))

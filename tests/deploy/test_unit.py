@@ -25,7 +25,7 @@ SECONDS = {"min": 60, "s": 1, "": 1}
 
 needs_analyze = pytest.mark.skipif(
     shutil.which("systemd-analyze") is None,
-    reason="there is no systemd-analyze on this machine (Debian: apt install systemd)",
+    reason="systemd is not installed: make tools",
 )
 
 

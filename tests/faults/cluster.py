@@ -75,9 +75,7 @@ class Site:
     """The images, a cluster, and the driver that works there."""
 
     def __init__(self, folder: Path, images: int) -> None:
-        cluster_utils = pytest.importorskip(
-            "ray.cluster_utils", reason="Ray is not installed: make ray-setup"
-        )
+        cluster_utils = pytest.importorskip("ray.cluster_utils", reason="Ray is not installed: make tools")
         self.folder = folder
         self.captions = {}
         self.inbox, self.output = folder / "inbox", folder / "rows"

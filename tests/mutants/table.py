@@ -4445,7 +4445,9 @@ UPLOADS = [
         "daemon/inbox/bucket.py",
         "walk.ignored.hides(path)",
         "walk.ignored.hides(parts[-1])",
-        ("daemon/stores/test_inbox.py::test_a_pattern_with_a_path_is_compared_with_the_key_behind_the_prefix",),
+        (
+            "daemon/stores/test_inbox.py::test_a_pattern_with_a_path_is_compared_with_the_key_behind_the_prefix",
+        ),
     ),
     Mutant(
         "default-patterns-stay",
@@ -5162,5 +5164,13 @@ MUTANTS = [
         (
             "daemon/pipeline/test_coordinator.py::test_a_run_does_not_end_before_what_is_owed_of_an_inbox_that_answers_late_is_published",
         ),
+    ),
+    Mutant(
+        "label-values",
+        "the list of metrics names every value of a label",
+        "deploy/prometheus/reference.py",
+        '"sink": "`jsonl`, `webhook`, `store`"',
+        '"sink": "`jsonl`"',
+        ("deploy/test_rules.py::test_the_list_has_every_value_of_a_label_and_no_other",),
     ),
 ]

@@ -132,7 +132,7 @@ PATTERNS = [
 
 def test_git_says_the_same_of_random_patterns_and_trees(tmp_path: Path) -> None:
     if not shutil.which("git"):
-        pytest.skip("git is not installed")
+        pytest.skip("git is not installed: make tools")
     chance = seeded()
     paths = {"/".join(chance.choices(NAMES, k=chance.randint(1, 4))) for _ in range(80)}
     folders = {path[:at] for path in paths for at, letter in enumerate(path) if letter == "/"}

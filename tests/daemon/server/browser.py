@@ -13,9 +13,7 @@ from playwright.sync_api import Page as Tab
 from tests.daemon_process import PATIENCE
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-needs_chromium = pytest.mark.skipif(
-    not CHROMIUM, reason="there is no Chromium on this machine (Debian: apt install chromium)"
-)
+needs_chromium = pytest.mark.skipif(not CHROMIUM, reason="Chromium is not installed: make tools")
 
 
 @contextmanager

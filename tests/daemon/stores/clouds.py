@@ -27,7 +27,7 @@ TOKEN = "only-for-tests"
 
 
 class Azure:
-    scheme, secret, setup = "az", KEY, "azure-setup"
+    scheme, secret = "az", KEY
 
     def __init__(self, port: int) -> None:
         self.port = port
@@ -70,7 +70,7 @@ class Azure:
 
 
 class Google:
-    scheme, secret, setup = "gs", TOKEN, "store-setup"
+    scheme, secret = "gs", TOKEN
 
     def __init__(self, port: int) -> None:
         self.port = port

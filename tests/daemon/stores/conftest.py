@@ -17,7 +17,7 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[int]:
     """The port of the store."""
     pytest.importorskip("obstore", reason="obstore is not installed: make setup")
     if not find_server():
-        pytest.skip("the object store for tests is not installed: make store-setup")
+        pytest.skip("the object store for tests is not installed: make tools")
     with serving(Path(tmp_path_factory.mktemp("store"))) as port:
         yield port
 

@@ -36,7 +36,7 @@ def google(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cloud]:
 def started(kind: type[Cloud], folders: pytest.TempPathFactory) -> Iterator[Cloud]:
     pytest.importorskip("obstore", reason="obstore is not installed: make setup")
     if not kind.find():
-        pytest.skip(f"the emulator of {kind.__name__} is not installed: make {kind.setup}")
+        pytest.skip(f"the emulator of {kind.__name__} is not installed: make tools")
     with emulated(kind, folders.mktemp("cloud")) as cloud:
         yield cloud
 

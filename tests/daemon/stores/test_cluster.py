@@ -302,7 +302,7 @@ def test_the_command_reads_from_a_store_and_writes_to_it_and_goes_on(
     bucket: Bucket, prefix: str, proxy: FaultyProxy, tmp_path: Path
 ) -> None:
     """An actor in this process stands for the earlier run: Ray takes long to start."""
-    pytest.importorskip("ray", reason="Ray is not installed: make ray-setup")
+    pytest.importorskip("ray", reason="Ray is not installed: make tools")
     source = put(bucket, f"{prefix}/in", {f"{number}.ppm": picture(number) for number in range(30)})
     output = f"s3://{BUCKET}/{prefix}/rows"
     place = Place(tmp_path)

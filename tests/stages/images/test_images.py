@@ -60,7 +60,7 @@ def decoders() -> Iterator[Decoders]:
 @pytest.fixture
 def cuda() -> torch.device:
     if not torch.cuda.is_available():
-        pytest.skip("no CUDA device")
+        pytest.skip("needs CUDA")
     return torch.device("cuda:0")
 
 

@@ -223,7 +223,7 @@ def test_each_decoder_of_the_gpu_turns_once_and_converts(
     monkeypatch: pytest.MonkeyPatch, module: str, side: int, orientation: int
 ) -> None:
     if not torch.cuda.is_available():
-        pytest.skip("no CUDA device")
+        pytest.skip("needs CUDA")
     library = pytest.importorskip(module, exc_type=ImportError)
     if not hasattr(library, "decode_jpeg"):
         pytest.skip(f"{module} decodes no JPEG")
@@ -242,7 +242,7 @@ def test_each_decoder_of_the_gpu_turns_once_and_converts(
 @pytest.mark.gpu
 def test_a_profile_that_the_gpu_cannot_apply_is_applied_by_the_cpu(decoder: Decoder) -> None:
     if not torch.cuda.is_available():
-        pytest.skip("no CUDA device")
+        pytest.skip("needs CUDA")
     pool = Decoders(1, LIMITS)
     batch = [entry(jpeg(icc_profile=profile)) for profile in (P3, b"no profile" * 20, None)]
     for given, pixels in zip(batch, images.decode(batch, "cuda:0", pool, LIMITS), strict=True):

@@ -106,7 +106,7 @@ print(fused, len(texts) > 4)
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
 def test_a_gpu_reads_while_its_kernels_are_compiled_and_the_next_start_has_them(tmp_path: Path) -> None:
     command, environment = (
         [sys.executable, "-W", "ignore", "-c", PROGRAM],

@@ -206,7 +206,7 @@ def test_a_result_says_that_its_image_was_shrunk(half: OcrStage) -> None:
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
 def test_a_gpu_reads_a_long_image_as_the_cpu_does(half: OcrStage) -> None:
     page = draw_long()
     [theirs], [ours] = read(half, page), read(build_stage("cuda", **HALF), to_cuda(page))
@@ -360,7 +360,7 @@ def cpu_pairs(stage: OcrStage) -> list[tuple[Image, Ocr]]:
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
 @pytest.mark.parametrize(
     ("dtype", "equal", "pixels"),
     # Of bfloat16's 8 bits boxes lose a pixel more.
@@ -380,7 +380,7 @@ def test_a_gpu_reads_what_the_cpu_reads(
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
 def test_batch_mates_change_no_answer_on_a_gpu() -> None:
     stage, images = build_stage("cuda"), [to_cuda(draw_page(seed)) for seed in range(8)]
     for together, image in zip(read(stage, *images), images, strict=True):
@@ -391,7 +391,7 @@ def test_batch_mates_change_no_answer_on_a_gpu() -> None:
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
 def test_a_gpu_marks_the_lines_that_the_cpu_marks_and_reads_turned_pages(dtype: str, stage: OcrStage) -> None:
     pages = [draw_lines(READ), draw_lines(UNREAD), draw_page(3)]

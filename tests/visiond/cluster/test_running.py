@@ -14,7 +14,7 @@ import pytest
 
 from tests.daemon_process import PATIENCE, Place, picture, wait_for
 
-pytest.importorskip("ray", reason="Ray is not installed: make ray-test")
+pytest.importorskip("ray", reason="Ray is not installed: make tools")
 pytestmark = pytest.mark.timeout(900)  # on a busy machine Ray needs a minute for each start
 
 WITH_CLUSTER = """\
