@@ -335,12 +335,13 @@ class Results:
         self, connection: sqlite3.Connection, endings: list[Ending], judge: JudgeAgain | None
     ) -> list[Ending]:
         """The endings with the results that the ledger has for the same bytes. Those whose results differed are judged
-        again."""
+        again, unless they failed for another reason than these."""
         stored = self.take(connection, [(e.job, e.content) for e in endings])
         differing = [
             Attempt(e.job, now, began_at=e.began_at)
             for e in endings
             if (now := stored.get(e.job.id)) and not now.says_the_same(e.content)
+            if e.failure is None or e.failure.reason is Reason.RULE
         ]
         again = {ending.job.id: ending for ending in judge(differing)} if differing and judge else {}
         given = {

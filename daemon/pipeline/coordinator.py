@@ -334,8 +334,8 @@ class Pipeline:
         if not (doubtful := [ending for ending in endings if ending.is_doubtful]):
             return {}
         hidden = await self.watcher.find_hidden(doubtful, self.publisher.check_folders)
-        now, jobs = time.time(), [ending.job for ending in doubtful if ending.job.id in hidden]
-        return {job.id: self._judge.failed(job, hidden[job.id], now) for job in jobs}
+        now, mine = time.time(), [ending for ending in doubtful if ending.job.id in hidden]
+        return {e.job.id: self._judge.failed(e.job, hidden[e.job.id], now, e.content) for e in mine}
 
     def records_of(self, endings: Sequence[Ending]) -> list[Record]:
         return [self.ledger.record_of(ending) for ending in endings]

@@ -5173,4 +5173,32 @@ MUTANTS = [
         '"sink": "`jsonl`"',
         ("deploy/test_rules.py::test_the_list_has_every_value_of_a_label_and_no_other",),
     ),
+    Mutant(
+        "failed-stays-failed",
+        "an image that failed is not DONE because the ledger has other results of its bytes",
+        "daemon/ledger/rows.py",
+        "if e.failure is None or e.failure.reason is Reason.RULE",
+        "if True",
+        (
+            "daemon/ledger/test_ledger.py::test_an_image_that_failed_stays_failed_though_the_ledger_has_other_results_of_its_bytes",
+        ),
+    ),
+    Mutant(
+        "look-waits-for-its-inbox",
+        "an inbox is not emptied while second looks wait for its files",
+        "daemon/ledger/ledger.sql",
+        "status = 0 OR EXISTS (\n        SELECT 1 FROM look WHERE look.image = image.id AND look.not_before IS NOT NULL\n    )",
+        "status = 0",
+        ("daemon/pipeline/test_second_looks.py::test_looks_wait_while_their_inbox_is_away",),
+    ),
+    Mutant(
+        "slab-of-the-machine",
+        "memory for images follows the memory of the machine",
+        "daemon/layout/slabs.py",
+        "min(max(share, GPU_SLAB), MOST_SLAB)",
+        "GPU_SLAB",
+        (
+            "daemon/placement/test_placement.py::test_shared_memory_is_an_eighth_of_what_is_free_within_bounds_for_each_gpu",
+        ),
+    ),
 ]

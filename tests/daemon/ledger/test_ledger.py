@@ -512,6 +512,17 @@ async def test_the_bin_is_judged_by_the_answers_that_are_published(ledger: Ledge
     assert find(ledger, "b.jpg").bin == ending.bin != said.bin
 
 
+async def test_an_image_that_failed_stays_failed_though_the_ledger_has_other_results_of_its_bytes(
+    ledger: Ledger,
+) -> None:
+    first, second = await admit(ledger, b"a.jpg", b"b.jpg")
+    await complete(ledger, done(first, 0, b"an image"))
+    own = failed(second, Reason.MEMORY, outputs=make_outputs(3, ["ocr"]))
+    [ending], _ = await ledger.end([own], judge_again)
+    assert (ending.status, ending.failure) == (JobStatus.FAILED, own.failure)
+    assert ending.content.outputs["ocr"] == find(ledger, "a.jpg").outputs["ocr"]
+
+
 async def test_an_end_that_is_written_at_the_second_try_is_the_one_that_is_published(ledger: Ledger) -> None:
     first, second = await admit(ledger, b"a.jpg", b"b.jpg")
     await complete(ledger, done(first, 0, b"x"))
