@@ -50,11 +50,12 @@ class Watcher:
         reader: Reader,
         rescan_seconds: float,
         metrics: Metrics,
+        *,
         longest: Mapping[int, int] | None = None,
         retry: Retry | None = None,
         keep_marker: KeepMarker | None = None,
     ) -> None:
-        """retry: for the ledger. longest: by inbox, how many bytes the path of a file in it may have.
+        """retry: for reading the ledger. longest: by inbox, how many bytes the path of a file in it may have.
         keep_marker: stores how far the listing of an inbox came; None: that is not stored."""
         self._folders = [open_folder(number, inbox) for number, inbox in inboxes.items()]
         for folder in self._folders:

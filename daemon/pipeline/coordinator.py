@@ -54,18 +54,20 @@ UNCONFIRMED = 32  # groups that may be published but not yet confirmed to be on 
 
 
 class Pipeline:
-    """Takes every file of the inboxes to a result or a failure. It owns none of its parts;
-    all of them are passed in."""
+    """Takes every file of the inboxes to a result or a failure. Its parts are passed in; it owns none of them."""
 
     def __init__(
         self,
+        *,
         ledger: Ledger,
         watcher: Watcher,
         stations: Sequence[Station | RemoteStation],
         judge: Judge,
         destinations: Mapping[int, Destination],
         metrics: Metrics,
-        *,
+        schedule: Schedule | None = None,
+        looks: Sequence[RunningLook] = (),
+        unpacker: Unpacker | None = None,
         outbox: Outbox | None = None,
         retry: Retry | None = None,
         reuse_results: bool = True,
@@ -74,11 +76,10 @@ class Pipeline:
         self.watcher = watcher
         self.executors = [Executor(station) for station in stations]  # an exchange of models replaces them
         self.metrics = metrics
-        self.looks: list[RunningLook] = []
-        self.unpacker: Unpacker | None = None
+        self.looks, self.unpacker = looks, unpacker
         self.retry = retry or Retry()
         self.outbox = outbox or Outbox()
-        self.schedule = Schedule()
+        self.schedule = schedule or Schedule()
         self.publisher = Publisher(
             ledger, destinations, self.outbox, self.retry, self.schedule, metrics.counts.changed
         )
@@ -93,8 +94,7 @@ class Pipeline:
         self._changed = anyio.Event()  # set, and replaced, when there may be more to do
         self._published: asyncio.Queue[Published] = asyncio.Queue(UNCONFIRMED)
         self._watching = anyio.CancelScope()
-        self._is_over = False  # nothing will be handed out any more
-        self.draining = False
+        self._is_over = self.draining = False  # nothing will be handed out any more
 
     async def run(self, *, once: bool = False, limit: int = 0) -> None:
         """Work until drained. With `once`, stop when every file that is there is finished; with a limit,
@@ -107,9 +107,9 @@ class Pipeline:
             for executor in self.executors:
                 tasks.start_soon(executor.run, self)
             for look in self.looks:
-                tasks.start_soon(look.run)
+                tasks.start_soon(look.run, self)
             if self.unpacker:
-                tasks.start_soon(self.unpacker.run)
+                tasks.start_soon(self.unpacker.run, self)
             while not (self._is_over or self.draining) or self.schedule.in_hand:
                 await self._changed.wait()
             await finish_looks(self.looks, self.pause)

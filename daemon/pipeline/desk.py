@@ -107,9 +107,6 @@ class LookJudge:
 class Home(Protocol):
     """What a desk needs of the pipeline."""
 
-    ledger: Ledger
-    schedule: Schedule
-
     def answering(self) -> set[int]:
         """The inboxes that can be listed."""
 
@@ -139,7 +136,8 @@ class Desk:
         model: Model,
         batch_size: int,
         rate: float,
-        home: Home,
+        ledger: Ledger,
+        schedule: Schedule,
         roots: Mapping[int, bytes],
         *,
         gathers: bool = False,
@@ -152,7 +150,7 @@ class Desk:
         self._gathered = min(batch_size, MOST_GATHERED) if gathers else 1
         self._taken = max(LEAST_TAKEN, batch_size)
         self.tally = looks.Tally(0, 0, 0)  # as last counted in the ledger
-        self._home = home
+        self._ledger, self._schedule = ledger, schedule
         self._roots = roots
         self._reuse = reuse
         self._budget = Budget(rate)
@@ -179,16 +177,17 @@ class Desk:
         """Hand out no more. What is in flight waits for the next start."""
         self._stopped = True
         self._changed.set()
-        self._home.schedule.forget_look(self.name)
+        self._schedule.forget_look(self.name)
         self._release(set(self._holding))
 
     @property
     def in_flight(self) -> int:
-        return len(self._home.schedule.looked_at(self.name))
+        return len(self._schedule.looked_at(self.name))
 
-    async def open(self) -> None:
+    async def open(self, home: Home) -> None:
         """Find the look's model in the ledger."""
-        self._models = self._home.ledger.models
+        self._home = home
+        self._models = self._ledger.models
         [self._number] = [number for number, model in self._models.items() if model == self.model]
 
     async def count(self, read: Callable[[str], looks.Tally]) -> None:
@@ -209,7 +208,7 @@ class Desk:
         return not await self._ask(wanted)
 
     def _question(self, most: int) -> Question:
-        return self._home.schedule.ask_look(self.name, most, self._readable(), time.monotonic())
+        return self._schedule.ask_look(self.name, most, self._readable(), time.monotonic())
 
     def _readable(self) -> set[int]:
         now = time.monotonic()
@@ -222,7 +221,7 @@ class Desk:
         self._changed = anyio.Event()
 
     async def _ask(self, work: Callable[[sqlite3.Connection], T]) -> T:
-        return await self._home.ledger.insist(work)
+        return await self._ledger.insist(work)
 
     # As the coordinator of a station: see station.py.
 
@@ -238,7 +237,7 @@ class Desk:
             left = seen_at + GATHER_SECONDS - time.monotonic()
             if found.jobs and (len(found.jobs) >= enough or left <= 0 or not self._home.in_flight):
                 self._budget.take(len(found.jobs))
-                self._home.schedule.take_look(self.name, found.jobs)
+                self._schedule.take_look(self.name, found.jobs)
                 return found.jobs
             if room < enough or not found.some_left:
                 pause = self._budget.seconds_to(enough if found.jobs else 1) or POLL_SECONDS
@@ -279,7 +278,7 @@ class Desk:
         endings = [hidden.get(ending.job.id, ending) for ending in endings]
         self._rest({ending.job.inbox for ending in endings if ending.failure and ending.failure.away})
         files = {(e.job.inbox, e.job.path) for e in endings}
-        while not self._home.schedule.hold(files, self):
+        while not self._schedule.hold(files, self):
             await self._home.pause(POLL_SECONDS)
         self._holding |= files
 
@@ -314,10 +313,11 @@ class Desk:
         self.let_go([ending.job.id for ending in group.endings])
 
     def let_go(self, images: Sequence[int]) -> None:
-        self._home.schedule.leave_look(self.name, images)
+        self._schedule.leave_look(self.name, images)
         self.wake()
 
     def _release(self, files: set[FileKey]) -> None:
-        self._holding -= files
-        self._home.schedule.release(files, self)
-        self._home.wake()
+        if files:
+            self._holding -= files
+            self._schedule.release(files, self)
+            self._home.wake()

@@ -12,10 +12,12 @@ from anyio import to_thread
 from daemon.core.errors import ModelsUnusable, NoWorkersLeft, leaves
 from daemon.layout.second_looks import Plan
 from daemon.layout.slabs import open_slab
+from daemon.ledger.ledger import Ledger
 from daemon.ledger.records import Reader
 from daemon.monitoring.metrics import LookMetrics, Metrics
 from daemon.monitoring.snapshot import LookState, StationState
 from daemon.pipeline.desk import Desk, Home, LookJudge
+from daemon.pipeline.schedule import Schedule
 from daemon.pipeline.station import Station
 from daemon.results.destinations import Destination, publish_sidecars
 from daemon.results.judge import Judge
@@ -33,10 +35,10 @@ class RunningLook:
         self.problem = ""  # why this look has stopped
         self.failure: BaseException | None = None
 
-    async def run(self) -> None:
+    async def run(self, home: Home) -> None:
         """Work until `drain`."""
         with self._work:
-            await self.desk.open()
+            await self.desk.open(home)
             async with anyio.create_task_group() as tasks:
                 tasks.start_soon(self.desk.count, self._reader.count_looks)
                 tasks.start_soon(self.station.run, self.desk)
@@ -98,8 +100,10 @@ async def finish_looks(looks: Sequence[RunningLook], pause: Callable[[float], Aw
 def open_looks(
     stack: contextlib.ExitStack,
     plans: Sequence[Plan],
-    home: Home,
+    *,
+    ledger: Ledger,
     reader: Reader,
+    schedule: Schedule,
     judge: Judge,
     destinations: Mapping[int, Destination],
     metrics: Metrics,
@@ -114,10 +118,16 @@ def open_looks(
         own = LookMetrics(metrics, label, plan.segment.devices)
         station = Station(slab, lanes, LookJudge(judge), destinations, own, publish_sidecars)
         roots = {inbox: destination.inbox for inbox, destination in destinations.items()}
-        reuse = plan.layout.config.pipeline.reuse_results
-        rate, batch_size = plan.table.images_per_second, plan.spec.batch_size
         desk = Desk(
-            plan.name, plan.model, batch_size, rate, home, roots, gathers=plan.shares_devices, reuse=reuse
+            plan.name,
+            plan.model,
+            plan.spec.batch_size,
+            plan.table.images_per_second,
+            ledger,
+            schedule,
+            roots,
+            gathers=plan.shares_devices,
+            reuse=plan.layout.config.pipeline.reuse_results,
         )
         running.append(RunningLook(plan, desk, station, reader))
     return running

@@ -86,7 +86,6 @@ class Unpacker:
 
     def __init__(
         self,
-        coordinator: Coordinator,
         config: Config,
         inboxes: Mapping[int, Inbox],
         destinations: Mapping[int, Destination],
@@ -95,7 +94,6 @@ class Unpacker:
         once: bool = False,
     ) -> None:
         """inboxes: by number. once: the daemon ends when all is done, and so nothing waits until a disk has room."""
-        self._coordinator = coordinator
         self._once = once
         self._inboxes = {number: inbox for number, inbox in inboxes.items() if inbox.unpack}
         self._destinations = destinations
@@ -120,8 +118,9 @@ class Unpacker:
             return files
         return await to_thread.run_sync(self._sort, files, abandon_on_cancel=True)
 
-    async def run(self) -> None:
+    async def run(self, coordinator: Coordinator) -> None:
         """Unpack until cancelled."""
+        self._coordinator = coordinator
         async with anyio.create_task_group() as tasks:
             for _ in range(min(MOST_AT_ONCE, max(AT_ONCE, count_cores() // CORES))):
                 tasks.start_soon(self._work)
@@ -329,7 +328,6 @@ def vanishing() -> Iterator[None]:
 
 
 def open_unpacker(
-    coordinator: Coordinator,
     config: Config,
     inboxes: Mapping[int, Inbox],
     destinations: Mapping[int, Destination],
@@ -341,4 +339,4 @@ def open_unpacker(
     wanted = {kind for inbox in inboxes.values() for kind in inbox.unpack}
     if missing := find_missing(wanted):
         raise MissingLibrary(f"{missing}.")
-    return Unpacker(coordinator, config, inboxes, destinations, judge, once=once) if wanted else None
+    return Unpacker(config, inboxes, destinations, judge, once=once) if wanted else None

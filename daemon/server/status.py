@@ -41,12 +41,16 @@ class Status:
         pipeline: Pipeline,
         ledger: Ledger,
         metrics: Metrics,
+        *,
         notices: dict[str, str] | None = None,
         upkeep: Upkeep | None = None,
         settings_digest: str = "",
         count_outdated: Callable[[], Outdated | None] = lambda: None,
+        waiting: Count | None = None,
+        disks: Disks | None = None,
     ) -> None:
-        """notices: by stage. count_outdated: takes a fraction of a second; called in a thread."""
+        """notices: by stage. count_outdated: takes a fraction of a second; called in a thread. waiting: the images of each
+        inbox. disks: of the folders that are written to."""
         self._count_outdated = count_outdated
         self._outdated: Outdated | None = None
         self._count_again_at = 0.0
@@ -64,8 +68,8 @@ class Status:
         self._reload_problem = ""  # why the last reload changed nothing
         metrics.configuration_refused.set_function(lambda: float(self._is_refused()))
         self._pace = Pace()
-        self.disks = Disks({})
-        self.waiting = Count(dict)
+        self.disks = disks or Disks({})
+        self.waiting = waiting or Count(dict)
         self._oldest: float | None = None  # when the longest-waiting image was seen, in Unix seconds
         metrics.in_flight.set_function(lambda: pipeline.in_flight)
         metrics.paused.set_function(lambda: float(bool(pipeline.blocked())))

@@ -17,7 +17,7 @@ from anyio import to_thread
 
 from daemon.config.loading import Config
 from daemon.config.reloading import Apply, Reloading
-from daemon.config.state import KERNELS, LEDGER
+from daemon.config.state import KERNELS
 from daemon.core.errors import (
     InboxUnreadable,
     InboxUnwritable,
@@ -32,12 +32,8 @@ from daemon.core.hints import command, quantity
 from daemon.core.jobs import JobStatus
 from daemon.inbox.names import check_names
 from daemon.inbox.walk import count_unread
-from daemon.inbox.watcher import Watcher
-from daemon.layout.layout import Layout, digest_settings, judge_of
-from daemon.layout.second_looks import Plan, lay_out
-from daemon.ledger import looks
-from daemon.ledger.files import describe_lost_ledger
-from daemon.ledger.ledger import Ledger
+from daemon.layout.layout import Layout, digest_settings
+from daemon.layout.second_looks import lay_out
 from daemon.ledger.records import Reader
 from daemon.maintenance.guard import OpenFiles, guard
 from daemon.maintenance.schedule import Upkeep
@@ -49,16 +45,11 @@ from daemon.monitoring.snapshot import Snapshot
 from daemon.pipeline.announcing import announce, warn_of_outdated
 from daemon.pipeline.coordinator import Pipeline
 from daemon.pipeline.opening import Opening
-from daemon.pipeline.running import open_looks
-from daemon.pipeline.unpacker import open_unpacker
-from daemon.results.destinations import Destination, remember_folders
-from daemon.results.judge import LONGEST_PAUSE_SECONDS
-from daemon.results.outbox import Outbox
-from daemon.results.sinks import open_sinks
 from daemon.server.app import Credentials, serve
 from daemon.server.keeper import Keeper
 from daemon.server.status import Status
 from daemon.service.exchange import Exchange, Models
+from daemon.service.wiring import open_ledger, open_pipeline
 from daemon.system import signals
 from daemon.system.children import leave_within
 from daemon.system.log import set_up as set_up_log
@@ -184,72 +175,36 @@ class Service:
             self._layouts = [layout, *(plan.layout for plan in plans)]
             announce(layout, plans, layout if self.once else None)  # its summary has the notices
             retry = Retry()
-            ledger, numbers = await self._open_ledger(stack, layout, plans, retry)
+            ledger, numbers = await open_ledger(stack, config, layout, plans, metrics, retry)
             reader = stack.enter_context(contextlib.closing(Reader(ledger.path)))
             await to_thread.run_sync(check_names, config, reader)
             every_stage = config.pipeline.mode == "full"
             count_outdated = partial(reader.count_outdated, config.kept_inboxes, every_stage=every_stage)
             if not self.once:  # its summary says so at the end
                 warn_of_outdated(await to_thread.run_sync(count_outdated))
-            inboxes = dict(zip(numbers, config.inbox, strict=True))
-            bins = await to_thread.run_sync(reader.bins) if config.output.bins in ("link", "copy") else ()
-            destinations = {number: Destination.of(inbox, config, bins) for number, inbox in inboxes.items()}
-            await to_thread.run_sync(remember_folders, destinations.values())
-            longest = {number: destination.longest_path for number, destination in destinations.items()}
-            parts = (metrics, longest, retry, ledger.keep_marker)
-            watcher = Watcher(inboxes, reader, config.pipeline.rescan_seconds, *parts)
-            outbox = await Outbox.open(ledger, reader, open_sinks(config), self.counts.changed)
-            judge = judge_of(config, {number: each.inbox for number, each in destinations.items()})
-            opening = Opening(stack, layout, metrics, judge, destinations, bins)
-            pipeline = Pipeline(
-                ledger,
-                watcher,
-                opening.open_all(),
-                judge,
-                destinations,
-                metrics,
-                outbox=outbox,
-                retry=retry,
-                reuse_results=config.pipeline.reuse_results,
+            pipeline, opening = await open_pipeline(
+                stack, config, layout, plans, ledger, reader, numbers, metrics, retry, once=self.once
             )
-            pipeline.unpacker = open_unpacker(pipeline, config, inboxes, destinations, judge, once=self.once)
-            pipeline.looks = open_looks(stack, plans, pipeline, reader, judge, destinations, metrics)
             self.counts.begin(await to_thread.run_sync(reader.counts))
             upkeep = Upkeep(config, ledger, metrics, lambda: not pipeline.in_flight, self.counts.pruned)
             settings = await to_thread.run_sync(digest_settings, config, layout.specs)
-            status = Status(pipeline, ledger, metrics, layout.notices(), upkeep, settings, count_outdated)
-            status.waiting = Count(reader.count_waiting)
-            status.disks = Disks(list_written_folders(config))
+            status = Status(
+                pipeline,
+                ledger,
+                metrics,
+                notices=layout.notices(),
+                upkeep=upkeep,
+                settings_digest=settings,
+                count_outdated=count_outdated,
+                waiting=Count(reader.count_waiting),
+                disks=Disks(list_written_folders(config)),
+            )
             exchange = Exchange(pipeline, opening, Models(config, layout, settings, 0), status)
             self._let_reload(status, upkeep, opening, exchange)
             async with serve(
                 config, status, metrics, ledger, self._credentials, pages_matter=not self.once
             ) as self.url:
                 yield pipeline, status, exchange
-
-    async def _open_ledger(
-        self, stack: contextlib.ExitStack, layout: Layout, plans: list[Plan], retry: Retry
-    ) -> tuple[Ledger, list[int]]:
-        """The ledger, and the numbers of the inboxes in it."""
-        config = self.config
-        if warning := await to_thread.run_sync(describe_lost_ledger, config):
-            log.warning(warning)
-        ledger = Ledger(config.state.path / LEDGER, self.metrics.commit_seconds.observe, retry)
-        stack.callback(ledger.close)
-        if ledger.remark:
-            log.warning(ledger.remark)
-        numbers = await ledger.register(
-            [(inbox.root, inbox.priority) for inbox in config.inbox],
-            layout.models(),
-            [plan.model for plan in plans],
-            [inbox.root for inbox in config.inbox if inbox.unpack],
-            config.kept_inboxes,
-        )
-        ledger.look_names = [plan.name for plan in plans]
-        if dropped := await ledger.run(partial(looks.begin, names=ledger.look_names, inboxes=numbers)):
-            log.warning("second looks that are no longer configured were dropped", images=dropped)
-        await ledger.bound_waits(config.pipeline.retry_seconds, LONGEST_PAUSE_SECONDS)
-        return ledger, numbers
 
     def _let_reload(self, status: Status, upkeep: Upkeep, opening: Opening, exchange: Exchange) -> None:
         live = self._list_parts(exchange.pipeline, upkeep, opening)

@@ -87,8 +87,7 @@ async def report_everything(metrics: Metrics, path: Path) -> None:
             states=lambda: [station.state()],
             outbox=outbox,
         )
-        status = Status(pipeline, ledger, metrics)
-        status.disks = Disks({"state.path": path})
+        status = Status(pipeline, ledger, metrics, disks=Disks({"state.path": path}))
         await status.refresh()
     finally:
         ledger.close()

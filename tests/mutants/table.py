@@ -4730,7 +4730,7 @@ MUTANTS = [
     Mutant(
         "unpack-restart",
         "archives wait to be unpacked also after a restart",
-        "daemon/service/lifecycle.py",
+        "daemon/service/wiring.py",
         "[inbox.root for inbox in config.inbox if inbox.unpack]",
         "[]",
         ("daemon/pipeline/test_unpacker.py::test_what_a_killed_daemon_left_is_finished_by_the_next",),

@@ -261,7 +261,14 @@ def make_coordinator(ledger: Ledger, folder: Path) -> Pipeline:
 
     watcher: Any = SimpleNamespace(answering=lambda: {1}, run=watch)
     station: Any = STATION
-    return Pipeline(ledger, watcher, [station], Judge(Thresholds()), {1: open_destination(folder)}, Metrics())
+    return Pipeline(
+        ledger=ledger,
+        watcher=watcher,
+        stations=[station],
+        judge=Judge(Thresholds()),
+        destinations={1: open_destination(folder)},
+        metrics=Metrics(),
+    )
 
 
 async def next_jobs(coordinator: Pipeline) -> list[Job]:

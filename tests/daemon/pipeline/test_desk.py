@@ -55,8 +55,10 @@ async def home(ledger: Ledger, inbox: Path, monkeypatch: pytest.MonkeyPatch) -> 
     return FakeHome(ledger)
 
 
-def open_desk(home: FakeHome, rate: float = 0.0, *, gathers: bool = True) -> Desk:
-    return Desk("again", OTHER, BATCH, rate, home, {1: b"/drop"}, gathers=gathers)
+async def open_desk(home: FakeHome, rate: float = 0.0, *, gathers: bool = True) -> Desk:
+    desk = Desk("again", OTHER, BATCH, rate, home.ledger, home.schedule, {1: b"/drop"}, gathers=gathers)
+    await desk.open(home)
+    return desk
 
 
 async def finish(home: FakeHome, *paths: bytes) -> None:
@@ -92,25 +94,25 @@ async def take_while(desk: Desk, home: FakeHome, event: Callable[[], object]) ->
 
 async def test_without_first_looks_an_image_is_handed_out_at_once(home: FakeHome) -> None:
     await finish(home, b"a.jpg")
-    assert await ids(open_desk(home)) == [1]
+    assert await ids(await open_desk(home)) == [1]
 
 
 async def test_beside_first_looks_a_full_batch_is_handed_out_at_once(home: FakeHome) -> None:
     home.in_flight = 1
     await finish(home, *(b"%d.jpg" % number for number in range(BATCH + 1)))
-    assert await ids(open_desk(home)) == [1, 2, 3, 4, 5]
+    assert await ids(await open_desk(home)) == [1, 2, 3, 4, 5]
 
 
 async def test_a_few_images_do_not_wait_for_others_on_a_device_of_their_own(home: FakeHome) -> None:
     home.in_flight = 1
     await finish(home, b"a.jpg")
-    assert await ids(open_desk(home, gathers=False)) == [1]
+    assert await ids(await open_desk(home, gathers=False)) == [1]
 
 
 async def test_a_few_images_wait_until_first_looks_have_ended(home: FakeHome) -> None:
     home.in_flight = 1
     await finish(home, b"a.jpg", b"b.jpg")
-    taken = await take_while(open_desk(home), home, lambda: setattr(home, "in_flight", 0))
+    taken = await take_while(await open_desk(home), home, lambda: setattr(home, "in_flight", 0))
     assert [job.id for job in taken] == [1, 2]
 
 
@@ -119,7 +121,7 @@ async def test_a_few_images_wait_for_a_limited_time(home: FakeHome, monkeypatch:
     home.in_flight = 1
     await finish(home, b"a.jpg")
     started = time.monotonic()
-    assert await ids(open_desk(home)) == [1]
+    assert await ids(await open_desk(home)) == [1]
     assert time.monotonic() - started >= 0.2
 
 
@@ -128,7 +130,7 @@ async def test_with_a_rate_a_batch_is_as_large_as_the_rate_allows_and_the_ledger
 ) -> None:
     home.in_flight = 1
     await finish(home, *(b"%d.jpg" % number for number in range(2 * BATCH)))
-    limited = open_desk(home, rate=2.0)
+    limited = await open_desk(home, rate=2.0)
     assert await ids(limited) == [1, 2]
     assert await ids(limited) == [3, 4]
     assert home.asked <= 6
@@ -137,5 +139,5 @@ async def test_with_a_rate_a_batch_is_as_large_as_the_rate_allows_and_the_ledger
 async def test_a_stop_ends_the_wait(home: FakeHome) -> None:
     home.in_flight = 1
     await finish(home, b"a.jpg")
-    waiting = open_desk(home)
+    waiting = await open_desk(home)
     assert await take_while(waiting, home, waiting.stop) == []

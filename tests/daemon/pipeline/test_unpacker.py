@@ -93,8 +93,7 @@ def test_no_file_can_end_the_daemon(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         raise RecursionError("maximum recursion depth exceeded")
 
     monkeypatch.setattr(Unpacker, "_take_apart", meet_a_bug)
-    coordinator, judge = cast(Any, None), Judge(Thresholds())
-    unpacker = Unpacker(coordinator, parse({}, tmp_path), {}, {}, judge)
+    unpacker = Unpacker(parse({}, tmp_path), {}, {}, Judge(Thresholds()))
     failure = unpacker._try(make_job(path=b"a.zip"), "zip")
     assert isinstance(failure, Failure)
     assert (failure.reason, failure.transient) == (Reason.CONTAINER, True)
@@ -185,7 +184,7 @@ def test_without_its_library_the_daemon_does_not_start_and_check_says_why(
     assert finding.grade == "error"
     assert "pip install 'visiond[documents]'" in finding.text
     with pytest.raises(MissingLibrary, match="pypdfium2"):
-        open_unpacker(cast(Any, None), config, {1: config.inbox[0]}, {}, cast(Any, None))
+        open_unpacker(config, {1: config.inbox[0]}, {}, cast(Any, None))
 
 
 def test_a_trial_takes_as_many_archives_and_images_as_it_says(tmp_path: Path) -> None:
@@ -212,7 +211,7 @@ def test_on_a_full_disk_archives_wait_unless_the_run_is_to_end(
 
     monkeypatch.setattr(Unpacker, "_take_apart", meet_a_full_disk)
     for once in (False, True):
-        unpacker = Unpacker(cast(Any, None), parse({}, tmp_path), {}, {}, cast(Any, None), once=once)
+        unpacker = Unpacker(parse({}, tmp_path), {}, {}, cast(Any, None), once=once)
         failure = unpacker._try(make_job(path=b"a.zip"), "zip")
         assert isinstance(failure, Failure)
         assert failure.away is not once

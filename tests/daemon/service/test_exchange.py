@@ -136,7 +136,14 @@ def open_pipeline(ledger: Ledger, folder: Path) -> Pipeline:
         await anyio.sleep_forever()
 
     watcher: Any = SimpleNamespace(answering=lambda: {1}, run=watch)
-    return Pipeline(ledger, watcher, [], Judge(Thresholds()), {1: open_destination(folder)}, Metrics())
+    return Pipeline(
+        ledger=ledger,
+        watcher=watcher,
+        stations=[],
+        judge=Judge(Thresholds()),
+        destinations={1: open_destination(folder)},
+        metrics=Metrics(),
+    )
 
 
 @pytest.fixture
