@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import os
 import time
+import unicodedata
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple, TypeVar
@@ -23,7 +24,7 @@ from daemon.inbox.origin import Origin, origin_of
 from daemon.inbox.settle import TOUCHED_SECONDS, Patience, Settling
 from daemon.inbox.sources import WRITTEN, is_still_written
 from daemon.inbox.walk import LONGEST_PATH, Unread
-from daemon.jobs import Failure, Job
+from daemon.jobs import Failure, File, Job, Version
 from daemon.ledger.records import Expected, Reader
 from daemon.system.mounts import FolderAway, KnownFolder, is_within, list_mounts
 from daemon.system.scarcity import cause_of
@@ -154,6 +155,41 @@ class Folder:
             return self.known.identity is not None and os.stat(self.root).st_dev == self.known.identity.device
         return False
 
+    def find_unknown(
+        self, files: list[File], reader: Reader
+    ) -> tuple[dict[File, bool], dict[File, list[bytes]]]:
+        """Those whose version the ledger does not know, each with whether only its change time is new; and for `note_renamed`,
+        the other names of some. Runs in a thread. Raises LedgerUnusable."""
+        known = reader.versions(self.number, [file.path for file in files])
+        unknown = [file for file in files if (file.path, file.version) not in known]
+        same = {(path, version._replace(ctime_ns=0)) for path, version in known} if unknown else set()
+        found = {f: bool(same) and (f.path, f.version._replace(ctime_ns=0)) in same for f in unknown}
+        return found, {} if self.origin.is_remote else reader.find_other_names(unknown)
+
+    def note_renamed(self, files: dict[File, bool], names: dict[File, list[bytes]]) -> dict[File, bool]:
+        """The same files; each that has left another name has that as `before`. names: of these files, oldest first. Runs in a
+        thread."""
+        return {
+            file._replace(
+                before=next((n for n in reversed(names.get(file, ())) if self._has_left(n, file)), b"")
+            ): touched
+            for file, touched in files.items()
+        }
+
+    def _has_left(self, name: bytes, file: File) -> bool:
+        """Whether a file with the name `file.path` does not have another one too, as with hard links."""
+        if name == file.path or not file.regular:
+            return False
+        try:
+            status = os.lstat(os.path.join(self.root, name))
+        except (FileNotFoundError, NotADirectoryError):
+            return True
+        except OSError:
+            return False
+        is_other = Version.of(status).inode != file.version.inode
+        # Of file systems that find a name in other letters or accents too.
+        return is_other or (status.st_nlink == 1 and _letters_of(name) == _letters_of(file.path))
+
     def find_hidden(
         self, jobs: Sequence[Job], reader: Reader, check_outputs: Callable[[], None]
     ) -> list[Job]:
@@ -258,6 +294,10 @@ class Folder:
             what = "store" if self.origin.is_remote else "mount"
             return f"inbox {self.settings.place} has not answered for {silent:.0f} s; is its {what} dead?"
         return f"inbox {self.settings.place} cannot be read: {self.trouble}" if self.trouble else ""
+
+
+def _letters_of(name: bytes) -> str:
+    return unicodedata.normalize("NFC", os.fsdecode(name)).casefold()
 
 
 def _mounts_below(root: bytes) -> set[bytes]:

@@ -23,7 +23,16 @@ import structlog
 
 from daemon.jobs import Admitted, Change, Ending, File, Job, JobStatus, Placed, Version, reason_of
 from daemon.ledger import identity, looks, publications
-from daemon.ledger.joining import assemble
+from daemon.ledger.joining import (
+    assemble,
+    find_renamed,
+    find_unsettled,
+    join_renamed,
+    join_repeats,
+    note_renamed,
+    read_former,
+    rename_waiting,
+)
 from daemon.ledger.record import Model, Record
 from daemon.ledger.rows import (
     Generations,
@@ -35,6 +44,7 @@ from daemon.ledger.rows import (
     file_row,
     job_of,
     order_outputs,
+    put_off,
     repeat_of,
     without_results,
 )
@@ -142,20 +152,27 @@ class Ledger:
         def work(connection: sqlite3.Connection) -> Admitted:
             now = time.time()
             last = connection.execute(SQL["last_id"]).fetchone()[0]
-            rows = [file_row(file, priority, now) for file, priority in zip(files, priorities, strict=True)]
+            renamed = rename_waiting(connection, files)
+            rows = [
+                file_row(file, priority, now)
+                for file, priority in zip(files, priorities, strict=True)
+                if file not in renamed
+            ]
             taken = run_rows(connection, "admit", rows)
             if len(taken) < len(rows):
                 taken += run_rows(connection, "admit_again", rows)
+            note_renamed(connection, files)
             statuses = [row[0] for row in taken]
             new = (statuses.count(JobStatus.PENDING), statuses.count(JobStatus.SKIPPED))
+            moved = (len(renamed), sum(renamed.values()))
             if not taken:
-                return Admitted(*new, 0)
+                return Admitted(*new, 0, renamed=moved[0], left=moved[1])
             old = [
                 row[0] for row in connection.execute(SQL["supersede"], {"last": last, "now": now}).fetchall()
             ]
             failures = connection.execute(SQL["failures_replaced"], (last,)).fetchone()[0]
             kept, back = old.count(JobStatus.DONE), sum(row[1] <= last for row in taken)
-            return Admitted(*new, old.count(JobStatus.GONE), failures, kept, back)
+            return Admitted(*new, old.count(JobStatus.GONE), failures, kept, back, *moved)
 
         admitted = await self._ask_soon(work)
         self._waiting.add(priorities)
@@ -232,12 +249,13 @@ class Ledger:
         same bytes were stored first, the jobs get those and are judged again, in `endings`: what is published
         is what the ledger has. A job that already had a result and whose file is GONE keeps that result, and
         is DONE as before. So is the version before, if only the file's times or inode have changed: it gets these, the
-        row of the job goes, and its ending says that it is a repeat."""
+        row of the job goes, and its ending says that it is a repeat. The same if only the file's name has changed: then the
+        row that is left is not marked as published, and what that row's image needs before is waited for."""
         jobs = [e.job for e in endings]
         for job in jobs:
             order_outputs(job)
 
-        def work(connection: sqlite3.Connection) -> tuple[set[int], set[int]]:
+        def work(connection: sqlite3.Connection) -> tuple[set[int], dict[int, int | None]]:
             computed = {e.job.id: e.checksums for e in endings if e.checksums}
             if not (all_new := self.results.write(connection, jobs, computed)):
                 changed = self.results.take(connection, jobs)
@@ -245,6 +263,9 @@ class Ledger:
                 if again or computed:
                     # The outputs have changed, so the stations' checksums no longer fit. `work` may run a second time.
                     endings[:] = [again.get(e.job.id) or without_results(e) for e in endings]
+            claimed = find_renamed(connection, jobs)
+            if unsettled := find_unsettled(connection, claimed, self._kept):
+                endings[:] = [put_off(e) if e.job.id in unsettled else e for e in endings]
             postponed = [
                 (e.attempts, e.not_before, reason_of(e.failure)[1], e.job.id)
                 for e in endings
@@ -260,26 +281,18 @@ class Ledger:
             ended = {
                 row[0] for row in run_rows(connection, "stand", standing) + run_rows(connection, "end", rows)
             }
-            repeats = set() if all_new else self._join_repeats(connection, endings, ended)
-            looks.want(connection, endings, ended - repeats, self.look_names)
-            return ended, repeats
+            joined: dict[int, int | None] = {}
+            if not all_new:
+                joined |= dict.fromkeys(join_repeats(connection, endings, ended, self._kept))
+            if claimed:
+                joined |= join_renamed(connection, claimed & ended, self.models, self._kept)
+            looks.want(connection, endings, ended - joined.keys(), self.look_names)
+            return ended, joined
 
-        ended, repeats = await self._ask(work)
-        if repeats:
-            endings[:] = [repeat_of(ending) if ending.job.id in repeats else ending for ending in endings]
+        ended, joined = await self._ask(work)
+        if joined:
+            endings[:] = [repeat_of(e, joined[e.job.id]) if e.job.id in joined else e for e in endings]
         return ended
-
-    def _join_repeats(
-        self, connection: sqlite3.Connection, endings: Sequence[Ending], ended: Collection[int]
-    ) -> set[int]:
-        """Let the row of the version before have the job's version, if its file is the same but for times or inode, and so
-        is its result. An image that had a result was published, and keeps its row. Returns the jobs whose rows are gone."""
-        new = [e.job for e in endings if e.status is JobStatus.DONE and not e.job.has_result]
-        jobs = {job.id: job for job in new if job.id in ended}
-        before = dict(map(tuple, run_rows(connection, "repeats", [(number,) for number in jobs], self._kept)))
-        connection.executemany(SQL["drop_image"], [(number,) for number in before])
-        connection.executemany(SQL["has_now"], [(*jobs[now].version, old) for now, old in before.items()])
-        return set(before)
 
     def record_of(self, ending: Ending) -> Record:
         """The record that `end` has written, without reading it from the file."""
@@ -302,7 +315,9 @@ class Ledger:
             for statement in ("emitted", "superseded") if superseding else ("emitted",):
                 run_rows(connection, statement, [(p.id,) for p in placed])
             images = [p.id for p in placed]
-            return publications.add(connection, [*images, *held], images)
+            added = publications.add(connection, [*images, *held], images)
+            publications.add_renamed(connection, images)
+            return added
 
         return await self._ask(work)
 
@@ -312,7 +327,7 @@ class Ledger:
 
         def work(connection: sqlite3.Connection) -> list[Record]:
             rows = connection.execute(SQL["owed"], (after, limit)).fetchall()
-            return list(assemble(connection, rows, self.models))
+            return read_former(connection, list(assemble(connection, rows, self.models)))
 
         return await self._ask(work)
 

@@ -76,6 +76,16 @@ def add(connection: sqlite3.Connection, images: Sequence[int], placed: Sequence[
     return added
 
 
+def add_renamed(connection: sqlite3.Connection, images: Sequence[int]) -> None:
+    """Number those of these images again whose files were renamed, so that the search finds their new names. Sinks are not
+    given them again."""
+    if renamed := run_rows(connection, "settle_renamed", [(image,) for image in images]):
+        last = read_last(connection)
+        added = run_rows(connection, "number_renamed", list({tuple(row) for row in renamed}))
+        if numbers := [number for (number,) in added]:
+            connection.execute(SQL["pass_over"], (max(numbers), last))
+
+
 def move(connection: sqlite3.Connection, name: str, number: int) -> Place:
     """Note that a sink has all records up to this number."""
     place = Place(number, time.time())

@@ -15,9 +15,9 @@ import msgspec
 
 from daemon.errors import LedgerDamaged
 from daemon.hints import command
-from daemon.jobs import JobStatus, Outdated, Version, Waiting
+from daemon.jobs import File, JobStatus, Outdated, Version, Waiting
 from daemon.ledger import identity, looks, publications
-from daemon.ledger.joining import assemble
+from daemon.ledger.joining import assemble, read_former
 from daemon.ledger.reading import Connections, check_whole_file
 from daemon.ledger.record import UNKNOWN, Model, Record
 from daemon.ledger.rows import GoOn, find_damaged
@@ -113,6 +113,17 @@ class Reader:
         with self._connections.lend() as connection:
             rows = run_rows(connection, "versions", [(path,) for path in paths], inbox)
         return {(row[0], Version(*tuple(row)[1:])) for row in rows}
+
+    def find_other_names(self, files: Sequence[File]) -> dict[File, list[bytes]]:
+        """By file, the paths in its inbox at which a file of the same inode, size and time was seen, oldest first. files: of
+        one inbox."""
+        wanted = list({(file.version.inode, file.version.mtime_ns) for file in files})
+        paths: dict[tuple[int, ...], list[bytes]] = {}
+        if wanted:
+            with self._connections.lend() as connection:
+                for path, *version in run_rows(connection, "other_names", wanted, files[0].inbox):
+                    paths.setdefault(tuple(version), []).append(path)
+        return {f: found for f in files if (found := paths.get(f.version[:3]))} if paths else {}
 
     def files_of(self, inbox: int) -> list[Expected]:
         """Some files that should be in the inbox: a thousand that wait, and the newest ones."""
@@ -243,13 +254,22 @@ class Reader:
 
     def owed(self) -> Iterator[Record]:
         """Every image that has ended and may not be published yet."""
-        return self._walk("owed", 256)
+        for record in self._walk("owed", 256):
+            with self._connections.lend() as connection:
+                yield from read_former(connection, [record])
 
-    def published_after(self, number: int, limit: int) -> tuple[dict[int, Record], int]:
+    def published_after(
+        self, number: int, limit: int, *, for_sinks: bool = False
+    ) -> tuple[dict[int, Record], int]:
         """By number, the records that were published after this number, in their order, and the highest number that was
         read, or the given one if there is none. An image that was replaced since and has no result has no
-        record. One that cannot be read has a record with only its name and `damage`."""
-        rows = self._rows("publications", number, limit)
+        record. One that cannot be read has a record with only its name and `damage`. for_sinks: an image has no new number
+        because its file was renamed."""
+        asked = {"after": number, "limit": limit}
+        with self._connections.lend() as connection:
+            rows = connection.execute(
+                SQL["publications_for_sinks" if for_sinks else "publications"], asked
+            ).fetchall()
         ended = [row for row in rows if row["status"] in (JobStatus.DONE, JobStatus.FAILED)]
         records = self.assemble(ended, tolerant=True)
         found = {row["number"]: record for row, record in zip(ended, records, strict=True)}

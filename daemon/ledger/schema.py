@@ -129,6 +129,17 @@ MIGRATIONS = [
     DROP TABLE old_result;
     """,
     "CREATE INDEX failures ON image (id) WHERE status = 2 AND location IS NOT NULL;",
+    """
+    CREATE TABLE renamed (
+        image INTEGER NOT NULL REFERENCES image (id),
+        path BLOB NOT NULL,
+        PRIMARY KEY (image, path)
+    ) WITHOUT ROWID;
+    ALTER TABLE publication ADD COLUMN told INTEGER;
+    CREATE INDEX files ON image (inode, mtime_ns) WHERE location IS NULL;
+    CREATE INDEX told ON publication (told) WHERE told IS NOT NULL;
+    CREATE INDEX former ON renamed (path);
+    """,
 ]
 WITH_CHECKSUMS = 3  # the first schema with checksums and an id
 WITH_OUTBOX = 4  # the first schema with tables for sinks

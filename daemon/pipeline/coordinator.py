@@ -221,7 +221,7 @@ class Pipeline:
         if admitted.replaced:  # perhaps some that wait in memory
             self.schedule.forget_waiting()
             self.ledger.read_again()
-        if admitted.pending:
+        if admitted.pending or admitted.renamed:
             self.wake()
 
     # 2. A station asks for jobs.
@@ -396,4 +396,5 @@ class Pipeline:
         newest = {entry.job.id for entry in entries if entry.is_newest}
         lasting = [e for e in endings if e.status is JobStatus.PENDING or e.job.id in newest]
         self.metrics.finished(lasting)
+        self.publisher.note_renamed({e.job.inbox for e in endings if e.left is not None})
         log_failures(lasting, self._roots)

@@ -200,7 +200,8 @@ class Delivery:
         if recent := self._recent.after(self._accepted):
             return [record for _, record in recent], recent[-1][0]
         last = self.last
-        found, number = await to_thread.run_sync(self._reader.published_after, self._accepted, GROUP)
+        read = partial(self._reader.published_after, for_sinks=True)
+        found, number = await to_thread.run_sync(read, self._accepted, GROUP)
         sound, changes = await leave_out_damaged(self._ledger, list(found.values()))
         self._note_changes(changes)
         return sound, number if number > self._accepted else last
