@@ -352,3 +352,119 @@ def test_a_folder_that_is_renamed_keeps_its_rows_and_gives_the_sinks_nothing_new
     assert "renamed to b/0.ppm" in place.command("show", "a/0.ppm").stdout
     place.process()
     assert (tmp_path / "results.jsonl").read_bytes() == said
+
+
+def test_images_are_found_by_the_new_names_of_their_files(tmp_path: Path) -> None:
+    place = Home(tmp_path)
+    place.drop("winter.ppm", picture(1))
+    place.process()
+    assert place.command("search", "winter").stdout.count("winter.ppm") == 1
+    place.rename("winter.ppm", "summer.ppm")
+    place.process()
+    assert "summer.ppm" in place.command("search", "summer").stdout
+    assert "ppm" not in place.command("search", "winter").stdout
+    ((number, _),) = place.images().values()
+    assert place.told() == [number]
+    assert "jsonl  0 " in place.command("status").stdout, "no record is missing"
+
+
+@pytest.mark.parametrize("polls", [False, True])
+def test_a_daemon_at_work_gives_renamed_files_their_rows(tmp_path: Path, polls: bool) -> None:
+    place = Home(tmp_path, inbox={"watch": "poll" if polls else "inotify"}, output={"bins": "copy"})
+    for name in ("a.ppm", "folder/b.ppm", "stays.ppm"):
+        place.drop(name, picture(len(name)))
+    with Daemon(place) as daemon:
+        daemon.wait_until(lambda status: status["done"] == 3, "three images")
+        before = place.images()
+        place.rename("a.ppm", "A.PPM")
+        place.rename("folder", "other/deep")
+        names = ["A.PPM.json", "other/deep/b.ppm.json", "stays.ppm.json"]
+        daemon.wait_until(lambda _: place.results() == names, "the new names")
+        daemon.wait_until(lambda status: (status["pending"], status["gone"]) == (0, 2), "the counts")
+        assert daemon.status()["done"] == 3
+        daemon.wait_until(lambda _: len(place.results("bins")) == 3, "the bins")
+        assert daemon.stop() == 0
+    assert place.images() == {
+        "A.PPM": before["a.ppm"],
+        "other/deep/b.ppm": before["folder/b.ppm"],
+        "stays.ppm": before["stays.ppm"],
+    }
+    assert sorted(place.told()) == sorted(number for number, _ in before.values())
+    place.assert_true()
+
+
+def test_hard_links_are_images_of_their_own(tmp_path: Path) -> None:
+    place = Home(tmp_path)
+    file = place.drop("a.ppm", picture(1))
+    place.process()
+    os.link(file, place.inbox() / "b.ppm")
+    place.expect_contents("b.ppm", picture(1))
+    place.process()
+    assert len({number for number, _ in place.images().values()}) == 2
+    assert len(place.told()) == 2
+    assert place.results() == ["a.ppm.json", "b.ppm.json"]
+
+
+def test_a_copy_with_the_same_time_is_an_image_of_its_own(tmp_path: Path) -> None:
+    place = Home(tmp_path)
+    file = place.drop("a.ppm", picture(1))
+    place.process()
+    shutil.copy2(file, place.inbox() / "b.ppm")
+    place.expect_contents("b.ppm", picture(1))
+    place.process()
+    assert len(place.told()) == 2
+
+
+def test_a_file_that_was_changed_in_place_and_renamed_while_nobody_looked_is_read_again(
+    tmp_path: Path,
+) -> None:
+    """Tools that rotate a photo in place keep its size and its time."""
+    place = Home(tmp_path)
+    file = place.drop("a.ppm", picture(1))
+    place.process()
+    status = file.stat()
+    with file.open("r+b") as opened:
+        opened.write(picture(2))
+    os.utime(file, ns=(status.st_atime_ns, status.st_mtime_ns))
+    assert (file.stat().st_size, file.stat().st_ino) == (status.st_size, status.st_ino)
+    file.rename(place.inbox() / "b.ppm")
+    place.expect_contents("b.ppm", picture(2))
+    place.process()
+    assert len(place.told()) == 2
+    assert place.results() == ["a.ppm.json", "b.ppm.json"]
+
+
+def test_a_new_file_with_the_inode_size_and_time_of_a_deleted_one_is_read(tmp_path: Path) -> None:
+    """Frames of a camera have one size and the same two seconds; a deleted file's inode is used again at once."""
+    place = Home(tmp_path)
+    file = place.drop("a.ppm", picture(1))
+    place.process()
+    status = file.stat()
+    file.unlink()
+    other = place.inbox() / "b.ppm"
+    for number in range(64):
+        other.write_bytes(picture(2))
+        if other.stat().st_ino == status.st_ino:
+            break
+        other.rename(tmp_path / f"spare-{number}")
+    else:
+        pytest.skip("this file system does not use an inode again")
+    os.utime(other, ns=(status.st_atime_ns, status.st_mtime_ns))
+    place.expect_contents("b.ppm", picture(2))
+    place.process()
+    assert len(place.told()) == 2
+
+
+def test_a_rename_into_another_inbox_is_a_new_image_and_one_into_an_ignored_folder_leaves_it(
+    tmp_path: Path,
+) -> None:
+    place = Place(tmp_path, {"inbox": [{"name": name, "settle_seconds": 0.05} for name in ("one", "two")]})
+    place.drop("a.ppm", picture(1), "one")
+    place.drop("b.ppm", picture(2), "one")
+    assert place.run_once().returncode == 0
+    (place.inbox("one") / "a.ppm").rename(place.inbox("two") / "a.ppm")
+    (place.inbox("one") / ".hidden").mkdir()
+    (place.inbox("one") / "b.ppm").rename(place.inbox("one") / ".hidden" / "b.ppm")
+    assert place.run_once().returncode == 0
+    rows = place.rows("SELECT inbox, path, status FROM image ORDER BY id")
+    assert rows == [(1, b"a.ppm", DONE), (1, b"b.ppm", DONE), (2, b"a.ppm", DONE)]
