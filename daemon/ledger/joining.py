@@ -236,6 +236,7 @@ def _rename(
 def read_former(connection: sqlite3.Connection, records: list[Record]) -> list[Record]:
     """The same records, with the paths that their files had before, where something is to be removed."""
     of = {record.id: record for record in records}
-    for number, path in run_rows(connection, "former", [(number,) for number in of]):
+    for number, path, is_replaced in run_rows(connection, "former", [(number,) for number in of]):
         of[number].former += (path,)
+        of[number].is_replaced = bool(is_replaced)
     return records

@@ -258,7 +258,10 @@ DELETE FROM renamed WHERE image = ?;
 SELECT image FROM renamed WHERE image IN (:rows);
 
 -- name: former
-SELECT image, path FROM renamed WHERE image IN (:rows);
+SELECT old.id, renamed.path, EXISTS (
+    SELECT 1 FROM image AS later WHERE later.inbox = old.inbox AND later.path = old.path AND later.id > old.id
+    AND (later.status = 1 OR later.models <> '[]')
+) FROM renamed JOIN image AS old ON old.id = renamed.image WHERE renamed.image IN (:rows);
 
 -- name: settle_renamed
 DELETE FROM renamed WHERE image IN (:rows) RETURNING image;

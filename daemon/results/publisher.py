@@ -15,7 +15,7 @@ from anyio import to_thread
 
 from daemon.errors import ResultsLost
 from daemon.inbox.sources import WRITTEN, find_changed
-from daemon.jobs import Change, JobStatus
+from daemon.jobs import Change, JobStatus, Placed
 from daemon.ledger.ledger import Ledger
 from daemon.ledger.record import Record
 from daemon.results.damage import leave_out_damaged
@@ -190,7 +190,13 @@ class Publisher:
                 await self._wake.wait()
 
     async def _publish(self, records: Sequence[Record]) -> Publication:
-        publication = await self._retry.in_thread("results", publish_records, records, self._destinations)
+        present = [record for record in records if not record.is_replaced]
+        publication = await self._retry.in_thread("results", publish_records, present, self._destinations)
+        for record in records:
+            if record.is_replaced:
+                publication.placed.append(Placed(record.id))
+                publication.images.append(record.id)
+                publication.records.append(record)
         if renamed := [record for record in records if record.former]:
             folders = await self._retry.in_thread("results", clear_former, renamed, self._destinations)
             publication.folders.update(folders)
