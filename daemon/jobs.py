@@ -63,15 +63,14 @@ class Version(NamedTuple):
 
 class File(NamedTuple):
     """A file as found in an inbox. `inbox` is the inbox's number in the ledger, `path` is relative to it.
-    container: it is to be unpacked. before: the path in the inbox that it had when it was last seen; empty: none is known.
-    """
+    container: it is to be unpacked. before: paths in the inbox at which it was seen and is no more, the last one first."""
 
     inbox: int
     path: bytes
     version: Version
     regular: bool = True  # if not: a link, FIFO, socket or device, which is never opened
     container: bool = False
-    before: bytes = b""
+    before: tuple[bytes, ...] = ()
 
 
 class Admitted(NamedTuple):

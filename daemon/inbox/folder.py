@@ -167,13 +167,10 @@ class Folder:
         return found, {} if self.origin.is_remote else reader.find_other_names(unknown)
 
     def note_renamed(self, files: dict[File, bool], names: dict[File, list[bytes]]) -> dict[File, bool]:
-        """The same files; each that has left another name has that as `before`. names: of these files, oldest first. Runs in a
-        thread."""
+        """The same files; those that have left other names have these as `before`. names: of some of them. Runs in a thread."""
         return {
-            file._replace(
-                before=next((n for n in reversed(names.get(file, ())) if self._has_left(n, file)), b"")
-            ): touched
-            for file, touched in files.items()
+            f._replace(before=tuple(n for n in names.get(f, ()) if self._has_left(n, f))): touched
+            for f, touched in files.items()
         }
 
     def _has_left(self, name: bytes, file: File) -> bool:

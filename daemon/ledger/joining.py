@@ -149,13 +149,14 @@ def rename_waiting(connection: sqlite3.Connection, files: Iterable[File]) -> dic
     """Give images that wait the new names of their files. An attempt that has begun under the old name comes to nothing.
     Returns these files, each with how many rows, which say that a name is GONE, are there since."""
     renamed = {}
-    for file in files:
-        if file.before and not file.container:
-            version = file.version
-            wanted = (file.inbox, file.before, version.inode, version.size, version.mtime_ns)
-            row = connection.execute(SQL["waits_as"], (*wanted, LEAST_OF_CONTAINERS)).fetchone()
-            fields = {"not_before": max(row["not_before"], 1.0), "emitted": row["emitted"]} if row else {}
-            left = _rename(connection, row, file.path, version.ctime_ns, **fields) if row else None
+    for file, before in _names_of(files):
+        if file in renamed:
+            continue
+        version = file.version
+        wanted = (file.inbox, before, version.inode, version.size, version.mtime_ns, LEAST_OF_CONTAINERS)
+        if row := connection.execute(SQL["waits_as"], wanted).fetchone():
+            fields = {"not_before": max(row["not_before"], 1.0), "emitted": row["emitted"]}
+            left = _rename(connection, row, file.path, version.ctime_ns, **fields)
             if left is not None:
                 renamed[file] = left
     return renamed
@@ -163,8 +164,13 @@ def rename_waiting(connection: sqlite3.Connection, files: Iterable[File]) -> dic
 
 def note_renamed(connection: sqlite3.Connection, files: Iterable[File]) -> None:
     """Note which files that were admitted as new ones may be those of other rows."""
-    rows = [(f.before, f.inbox, f.path, *f.version) for f in files if f.before and not f.container]
+    rows = [(before, file.inbox, file.path, *file.version) for file, before in _names_of(files)]
     connection.executemany(SQL["note_renamed"], rows)
+
+
+def _names_of(files: Iterable[File]) -> list[tuple[File, bytes]]:
+    """Each file with each name that it has left. What was unpacked has the name of its container."""
+    return [(file, before) for file in files if not file.container for before in file.before]
 
 
 def find_renamed(connection: sqlite3.Connection, jobs: Iterable[Job]) -> set[int]:
@@ -193,8 +199,10 @@ def join_renamed(
     bytes. jobs: those that have ended. kept: as in join_repeats. Returns the jobs whose rows are gone, as `rename_waiting`."""
     joined: dict[int, int | None] = {}
     for row in run_rows(connection, "renamed_before", [(job,) for job in jobs], kept):
+        if row["now"] in joined or not row["is_published"] or not row["is_same"]:
+            continue
         [record] = assemble(connection, [row], models)
-        if not row["is_published"] or not row["is_same"] or record.damage:
+        if record.damage:
             continue
         path, before = row["now_path"], row["path"]
         fields = {"not_before": row["finished_at"], "emitted": 0}

@@ -167,9 +167,10 @@ class Ledger:
             moved = (len(renamed), sum(renamed.values()))
             if not taken:
                 return Admitted(*new, 0, renamed=moved[0], left=moved[1])
-            old = [
-                row[0] for row in connection.execute(SQL["supersede"], {"last": last, "now": now}).fetchall()
-            ]
+            replaced = connection.execute(SQL["supersede"], {"last": last, "now": now}).fetchall()
+            old = [status for status, _ in replaced]
+            gone = [(number,) for status, number in replaced if status == JobStatus.GONE]
+            connection.executemany(SQL["forget_renamed"], gone)
             failures = connection.execute(SQL["failures_replaced"], (last,)).fetchone()[0]
             kept, back = old.count(JobStatus.DONE), sum(row[1] <= last for row in taken)
             return Admitted(*new, old.count(JobStatus.GONE), failures, kept, back, *moved)

@@ -199,7 +199,7 @@ UNION ALL SELECT * FROM (
 -- Of files that are new: images with the same inode, time and size under any path.
 SELECT path, inode, size, mtime_ns FROM (SELECT ? AS inbox) AS asked CROSS JOIN (VALUES :rows) AS new
 CROSS JOIN image ON image.inode = new.column1 AND image.mtime_ns = new.column2 AND +image.inbox = asked.inbox
-WHERE location IS NULL AND status IN (0, 1, 2) ORDER BY image.id;
+WHERE location IS NULL AND status IN (0, 1, 2) ORDER BY image.id DESC;
 
 -- name: waits_as
 -- A file that was renamed before it was read.
@@ -284,7 +284,7 @@ UPDATE OR FAIL image SET status = iif(finished_at IS NULL, 4, 1), finished_at = 
     detail = iif(finished_at IS NULL, 'replaced by a newer version', NULL) WHERE id IN (
     SELECT old.id FROM image AS new CROSS JOIN image AS old ON old.inbox = new.inbox AND old.path = new.path
     WHERE new.id > :last AND old.id <= :last AND old.status = 0
-) RETURNING status;
+) RETURNING status, id;
 
 -- name: failures_replaced
 SELECT COUNT(*) FROM image AS new JOIN image AS old ON old.id = (

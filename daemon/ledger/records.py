@@ -115,8 +115,8 @@ class Reader:
         return {(row[0], Version(*tuple(row)[1:])) for row in rows}
 
     def find_other_names(self, files: Sequence[File]) -> dict[File, list[bytes]]:
-        """By file, the paths in its inbox at which a file of the same inode, size and time was seen, oldest first. files: of
-        one inbox."""
+        """By file, the paths in its inbox at which a file of the same inode, size and time was seen, the last one first. files:
+        of one inbox."""
         wanted = list({(file.version.inode, file.version.mtime_ns) for file in files})
         paths: dict[tuple[int, ...], list[bytes]] = {}
         if wanted:

@@ -39,7 +39,7 @@ def reader(kept: Ledger) -> Iterator[Reader]:
 
 def found(path: bytes, before: bytes = b"", **version: int) -> File:
     """A file that was found; a rename gives it another change time."""
-    return make_file(path, **version)._replace(before=before)
+    return make_file(path, **version)._replace(before=(before,) * bool(before))
 
 
 async def take(ledger: Ledger, *files: File) -> list[Job]:
