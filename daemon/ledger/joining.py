@@ -193,10 +193,11 @@ def find_unsettled(connection: sqlite3.Connection, jobs: Collection[int], kept: 
 
 
 def join_renamed(
-    connection: sqlite3.Connection, jobs: Collection[int], models: dict[int, Model], kept: str
+    connection: sqlite3.Connection, jobs: Mapping[int, Sequence[str]], models: dict[int, Model], kept: str
 ) -> dict[int, int | None]:
     """Let the row that the file of a job had under another name have its name, if it ended in the same way, and has the same
-    bytes. jobs: those that have ended. kept: as in join_repeats. Returns the jobs whose rows are gone, as `rename_waiting`."""
+    bytes. jobs: those that have ended, with the second looks that they want. kept: as in join_repeats. Returns the jobs whose
+    rows are gone, as `rename_waiting`."""
     joined: dict[int, int | None] = {}
     for row in run_rows(connection, "renamed_before", [(job,) for job in jobs], kept):
         if row["now"] in joined or not row["is_published"] or not row["is_same"]:
@@ -212,6 +213,7 @@ def join_renamed(
         if left is not None:
             joined[row["now"]] = left
             connection.execute(SQL["add_renamed"], (row["id"], before))
+            connection.executemany(SQL["want_lost_look"], [(row["id"], look) for look in jobs[row["now"]]])
     connection.executemany(SQL["forget_renamed"], [(job,) for job in jobs])
     return joined
 

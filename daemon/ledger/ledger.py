@@ -286,7 +286,8 @@ class Ledger:
             if not all_new:
                 joined |= dict.fromkeys(join_repeats(connection, endings, ended, self._kept))
             if claimed:
-                joined |= join_renamed(connection, claimed & ended, self.models, self._kept)
+                looks_of = {e.job.id: e.looks for e in endings if e.job.id in claimed & ended}
+                joined |= join_renamed(connection, looks_of, self.models, self._kept)
             looks.want(connection, endings, ended - joined.keys(), self.look_names)
             return ended, joined
 

@@ -507,6 +507,14 @@ SET not_before = 0, attempts = 0, deaths = 0, model = NULL, reason = NULL, detai
 -- name: drop_look
 DELETE FROM look WHERE image = ? AND name = ?;
 
+-- name: want_lost_look
+-- It was dropped if it was due before the new name of its file was known.
+INSERT INTO look (image, name, not_before) VALUES (?, ?, 0) ON CONFLICT DO NOTHING;
+
+-- name: drop_gone_look
+-- Unless only the name is gone.
+DELETE FROM look WHERE image = ? AND name = ? AND EXISTS (SELECT 1 FROM image WHERE id = look.image AND path = ?);
+
 -- name: next_looks
 -- Includes images that cannot be taken: those that are not DONE, not published, or not the newest version of their file.
 SELECT image.*, look.attempts AS look_attempts, look.deaths AS look_deaths, :is_newest AS is_newest

@@ -12,14 +12,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from daemon.jobs import Admitted, Ending, File, Job, JobStatus, Placed
-from daemon.ledger import publications
+from daemon.ledger import looks, publications
 from daemon.ledger.ledger import Ledger
 from daemon.ledger.records import Reader
 from daemon.ledger.statements import SQL
 from tests.daemon_process import Daemon, Place, picture
-from tests.makers import MODELS, done, failed, make_file
+from tests.makers import MODELS, done, failed, make_file, make_job
 
 pytestmark = pytest.mark.anyio
 
@@ -257,6 +258,31 @@ async def test_older_versions_of_a_file_do_not_come_back_when_it_is_renamed(
     await kept.mark_emitted([Placed(2)])
     assert [record.id for record in reader.published()] == [2]
     assert [record.id for record in reader.finished()] == [2]
+
+
+async def test_a_second_look_is_not_lost_with_the_old_name(kept: Ledger) -> None:
+    """It was due before the new name was known, or is at work on the old one while that changes."""
+    kept.look_names = ["close"]
+    [job] = await take(kept, found(b"a.jpg"))
+    await kept.end([replace(done(job, data=b"data"), looks=("close",))])
+    await kept.mark_emitted([Placed(1)])
+
+    async def miss(path: bytes) -> None:
+        gone = Ending(make_job(path), GONE, 2e9, 0)
+        await kept.run(lambda c: looks.end(c, "close", [gone], kept.models, 1, ()))
+
+    async def wanted() -> list[tuple[Any, ...]]:
+        return await kept.run(
+            lambda c: [tuple(row) for row in c.execute("SELECT image, name, not_before FROM look")]
+        )
+
+    await miss(b"a.jpg")
+    assert await wanted() == []
+    [job] = await take(kept, found(b"b.jpg", b"a.jpg", ctime_ns=6))
+    await kept.end([replace(done(job, data=b"data"), looks=("close",))])
+    assert await wanted() == [(1, "close", 0)]
+    await miss(b"a.jpg")
+    assert await wanted() == [(1, "close", 0)]
 
 
 async def test_an_inbox_that_deletes_its_files_has_no_renames(ledger: Ledger, inbox: Path) -> None:
