@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import shutil
@@ -14,7 +15,9 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from daemon.jobs import Admitted, Ending, File, Job, JobStatus, Placed
+from daemon.config.sections import Inbox
+from daemon.inbox.folder import open_folder
+from daemon.jobs import Admitted, Ending, File, Job, JobStatus, Placed, Version
 from daemon.ledger import looks, publications
 from daemon.ledger.ledger import Ledger
 from daemon.ledger.records import Reader
@@ -494,3 +497,89 @@ def test_a_rename_into_another_inbox_is_a_new_image_and_one_into_an_ignored_fold
     assert place.run_once().returncode == 0
     rows = place.rows("SELECT inbox, path, status FROM image ORDER BY id")
     assert rows == [(1, b"a.ppm", DONE), (1, b"b.ppm", DONE), (2, b"a.ppm", DONE)]
+
+
+def test_a_file_that_failed_keeps_its_row_and_its_reason_gets_the_new_name(tmp_path: Path) -> None:
+    place = Home(tmp_path)
+    place.drop("a.jpg", b"no image")
+    place.run_once()
+    before = place.images()
+    place.rename("a.jpg", "b.jpg")
+    place.run_once()
+    assert place.images() == {"b.jpg": before["a.jpg"]}
+    assert place.results("failed") == ["b.jpg.json"]
+    place.assert_true()
+
+
+def test_a_file_that_is_renamed_while_it_is_in_work_is_one_image(tmp_path: Path) -> None:
+    place = Home(tmp_path, stages={"blip": {"options": {"latency_per_image_seconds": 0.3}}})
+    with Daemon(place) as daemon:
+        for number in range(3):
+            place.drop(f"{number}.ppm", picture(number))
+        daemon.wait_until(lambda status: status["in_flight"] > 0, "work")
+        for number in range(3):
+            place.rename(f"{number}.ppm", f"b/{number}.ppm")
+        names = {f"b/{number}.ppm" for number in range(3)}
+        daemon.wait_until(
+            lambda _: {name for name, (_, s) in place.images().items() if s == DONE} == names, "the end"
+        )
+        daemon.wait_until(
+            lambda _: place.results() == sorted(f"{name}.json" for name in names), "the results"
+        )
+        assert daemon.stop() == 0
+    assert len(place.images()) == 3
+    assert sorted(place.told()) == sorted(number for number, _ in place.images().values())
+    place.assert_true()
+
+
+def test_names_that_differ_in_letters_or_accents_alone_are_one_file_where_the_file_system_says_so(
+    inbox: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = open_folder(1, Inbox(path=inbox))
+    for old, new in (("photo.jpg", "Photo.JPG"), ("caf\u00e9.jpg", "cafe\u0301.jpg")):
+        file = inbox / new
+        file.write_bytes(b"data")
+        found = File(1, os.fsencode(new), Version.of(file.stat()))
+        status = file.stat()
+        with monkeypatch.context() as patch:
+            patch.setattr("daemon.inbox.folder.os.lstat", lambda path, status=status: status)
+            renamed = folder.note_renamed({found: False}, {found: [os.fsencode(old), b"other.jpg"]})
+        assert [each.before for each in renamed] == [(os.fsencode(old),)]
+        os.link(file, inbox / old)  # where it does not, they are two
+        assert [each.before for each in folder.note_renamed({found: False}, {found: [os.fsencode(old)]})] == [
+            ()
+        ]
+
+
+def test_a_folder_that_cannot_be_looked_into_has_not_lost_its_files(
+    inbox: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, found = open_folder(1, Inbox(path=inbox)), make_file(b"b.jpg")
+
+    def refuse(path: bytes) -> os.stat_result:
+        raise OSError(errno.EACCES, "Permission denied")
+
+    monkeypatch.setattr("daemon.inbox.folder.os.lstat", refuse)
+    assert [each.before for each in folder.note_renamed({found: False}, {found: [b"a.jpg"]})] == [()]
+
+
+async def test_a_mount_that_comes_back_is_known_by_the_images_that_are_left(
+    kept: Ledger, reader: Reader
+) -> None:
+    """And not looked for under the names that they have left."""
+    await process(kept, b"a.jpg")
+    await process(kept, b"b.jpg", b"a.jpg", ctime_ns=6)
+    assert [file.path for file in reader.files_of(1)] == [b"b.jpg"]
+
+
+async def test_what_is_owed_under_an_old_name_is_not_foreign(tmp_path: Path) -> None:
+    place = Home(tmp_path)
+    place.drop("a.ppm", picture(1))
+    place.process()
+    with closing(sqlite3.connect(place.site.ledger)) as connection:
+        connection.execute(
+            "UPDATE image SET path = CAST('b.ppm' AS BLOB), checksum = NULL, emitted = 0, not_before = finished_at"
+        )
+        connection.execute("INSERT INTO renamed (image, path) VALUES (1, CAST('a.ppm' AS BLOB))")
+        connection.commit()
+    assert place.command("verify").returncode == 0
