@@ -31,6 +31,7 @@ from tests.faults import (
     persistent,
     power,
     reads,
+    renames,
     scarce,
     stations,
     stop,
@@ -89,6 +90,12 @@ def kill_under_load(folder: Path, chance: random.Random, sizes: Sizes) -> Figure
 def kill_while_unpacking(folder: Path, chance: random.Random, sizes: Sizes) -> Figure:
     outcome = unpacking.kill_while_unpacking(folder, sizes["kills"], sizes["archives"], chance)
     return Figure(str(outcome), outcome.kept)
+
+
+def kill_while_renaming(folder: Path, chance: random.Random, sizes: Sizes) -> Figure:
+    kills, problems = renames.kill_while_renaming(folder, chance, sizes["kills"])
+    text = f"{kills} kills, each at another call: {len(problems)} rows, sidecars, bins or sinks that show it"
+    return Figure("\n".join([text, *problems[:10]]), kills > 0 and not problems)
 
 
 def kill_during_looks(folder: Path, chance: random.Random, sizes: Sizes) -> Figure:
@@ -444,6 +451,12 @@ ROWS = [
         {"kills": 100, "archives": 300}, {"kills": 3, "archives": 30}),
     Row("44", "kill -9 the daemon or its process group while second looks run", f"{KILLED}; both answers kept",
         kill_during_looks, {"kills": 100, "files": 1_000}, {"kills": 2, "files": 60}),
+    Row("60", "kill -9 at any call that publishes images whose files were renamed",
+        "each keeps its number; one sidecar, under the new name; sinks get nothing", kill_while_renaming,
+        {"kills": 150}, {"kills": 1}),
+    Row("61", "files renamed while they wait or are in work; names swapped, reused, given back; links, copies, inodes used again",
+        "each file is one image; other bytes are another",
+        by_tests(f"{DAEMON}ledger/test_renamed.py", f"{DAEMON}results/test_former.py"), {}),
     Row("45", "reads and writes of a working daemon fail at random, EIO, ENOSPC and ENOMEM",
         "it pauses, names the disk, goes on; 0 ends, 0 lost, double, torn, wrong", fail_reads,
         {"seconds": 300}, {"seconds": 4}),
