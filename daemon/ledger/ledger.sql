@@ -419,7 +419,7 @@ INSERT OR REPLACE INTO publication (image, told) SELECT image, COALESCE(told, nu
 
 -- name: pass_over
 -- Sinks that have all that was published before.
-UPDATE sink SET place = ? WHERE place = ?;
+UPDATE sink SET place = ? WHERE place = ? AND name NOT IN (SELECT value FROM json_each(?));
 
 -- name: number_all_published
 -- In a ledger that was made from sidecars.

@@ -116,10 +116,10 @@ class Pipeline:
             await finish_looks(self.looks, self.pause)
             if owed := self.schedule.owed():  # of a station that was lost only now
                 await self.recover({entry.job.inbox for entry in owed})
+            if once and not self.draining:
+                await self.publisher.try_again()
             await self.outbox.finish()
             tasks.cancel_scope.cancel()
-        if once and not self.draining:
-            await self.publisher.try_again()
 
     def held_back(self) -> list[str]:
         """Why some images wait while others go on."""

@@ -17,6 +17,7 @@ from daemon.errors import ResultsLost
 from daemon.inbox.sources import WRITTEN, find_changed
 from daemon.jobs import Change, JobStatus, Placed
 from daemon.ledger.ledger import Ledger
+from daemon.ledger.publications import read_last
 from daemon.ledger.record import Record
 from daemon.results.damage import leave_out_damaged
 from daemon.results.destinations import Destination, NotSynced, Publication, publish_records, sync_folders
@@ -57,7 +58,7 @@ class Publisher:
         self._retry = retry
         self._holds = holds
         self._note_changes = note_changes
-        self._turn = anyio.Lock()
+        self._turn, self._trying = anyio.Lock(), anyio.Lock()
         self._held: dict[int, str] = {}  # inboxes that sources cannot leave, and why
         self._held_of_late: set[int] = set()
         self._renamed: set[int] = set()  # inboxes with results whose files have other names now
@@ -106,6 +107,8 @@ class Publisher:
         if added and self._outbox.deliveries:
             records = {record.id: record for publication in publications for record in publication.records}
             self._outbox.add({number: records[image] for number, image in added.items()})
+        if self._outbox.deliveries and any(r.former for each in publications for r in each.records):
+            self._outbox.note_renamed(await self._retry("ledger", self._ledger.run, read_last))
         return len(publications) == len(all_begun)
 
     async def watch(self, interval_seconds: Callable[[], float]) -> None:
@@ -173,13 +176,14 @@ class Publisher:
             self._recovering -= inboxes
 
     async def try_again(self) -> None:
-        renamed = self._renamed - self._recovering
-        self._renamed -= renamed
-        try:
-            await self.publish_owed((self._held.keys() | renamed) - self._recovering, again=True)
-        except BaseException:
-            self._renamed |= renamed
-            raise
+        async with self._trying:
+            renamed = self._renamed - self._recovering
+            self._renamed -= renamed
+            try:
+                await self.publish_owed((self._held.keys() | renamed) - self._recovering, again=True)
+            except BaseException:
+                self._renamed |= renamed
+                raise
 
     async def release(self) -> None:
         """Try held images again, at intervals that leave most of the time to other images."""

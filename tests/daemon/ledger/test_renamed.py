@@ -7,11 +7,12 @@ import json
 import os
 import shutil
 import sqlite3
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import Any
 
+import anyio
 import pytest
 from msgspec.structs import replace
 
@@ -20,12 +21,27 @@ from daemon.inbox.folder import open_folder
 from daemon.jobs import Admitted, Ending, File, Job, JobStatus, Placed, Version
 from daemon.ledger import looks, publications
 from daemon.ledger.ledger import Ledger
+from daemon.ledger.record import Record
 from daemon.ledger.records import Reader
 from daemon.ledger.statements import SQL
+from daemon.results.outbox import Outbox
 from tests.daemon_process import Daemon, Place, picture
 from tests.makers import MODELS, done, failed, make_file, make_job
 
 pytestmark = pytest.mark.anyio
+
+
+class Taken:
+    """A sink."""
+
+    def __init__(self) -> None:
+        self.paths: list[bytes] = []
+
+    async def append(self, records: Sequence[Record]) -> None:
+        self.paths += [record.path for record in records]
+
+    def problem(self) -> str:
+        return ""
 
 
 @pytest.fixture
@@ -109,6 +125,23 @@ async def test_a_renamed_file_has_a_new_number_for_the_search_and_its_old_one_fo
     )
     assert reader.published_after(2, 9, for_sinks=True) == ({}, 2)
     assert {name: behind for name, (behind, _) in reader.sinks().items()} == {"quick": 0, "slow": 3}
+
+
+async def test_a_store_whose_objects_have_the_names_of_files_gets_a_renamed_one(
+    kept: Ledger, reader: Reader
+) -> None:
+    """Otherwise a new file of the old name would replace the only object that it has."""
+    sinks = {name: Taken() for name in ("store", "webhook")}
+    outbox = await Outbox.open(kept, reader, sinks, lambda changes: None)
+    await process(kept, b"a.jpg")
+    await process(kept, b"b.jpg", b"a.jpg", ctime_ns=6)
+    await kept.mark_emitted([Placed(1)])
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(outbox.run)
+        outbox.note_renamed(2)
+        await outbox.finish()
+    assert (sinks["store"].paths, sinks["webhook"].paths) == ([b"b.jpg"], [])
+    assert {name: behind for name, (behind, _) in reader.sinks().items()} == {"store": 0, "webhook": 2}
 
 
 async def test_a_renamed_file_that_is_processed_again_is_given_to_sinks_again(
