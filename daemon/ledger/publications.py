@@ -16,7 +16,6 @@ import msgspec
 
 from daemon.ledger.statements import SQL, run_rows
 
-
 # Sinks whose objects are named after the path of the file: they are given renamed images again.
 BY_PATH = frozenset({"store"})
 

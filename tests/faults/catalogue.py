@@ -454,7 +454,7 @@ ROWS = [
     Row("60", "kill -9 at any call that publishes images whose files were renamed",
         "each keeps its number; one sidecar, under the new name; sinks get nothing", kill_while_renaming,
         {"kills": 150}, {"kills": 1}),
-    Row("61", "files renamed while they wait or are in work; names swapped, used again, given back; links, copies, reused inodes",
+    Row("61", "files renamed while they wait or are in work; names swapped, reused, given back; links, copies, inodes",
         "each file is one image; other bytes are another",
         by_tests(f"{DAEMON}ledger/test_renamed.py", f"{DAEMON}results/test_former.py"), {}),
     Row("45", "reads and writes of a working daemon fail at random, EIO, ENOSPC and ENOMEM",
