@@ -216,7 +216,7 @@ AND ctime_ns = ? AND device = 0 AND status = 0 AND finished_at IS NULL AND locat
 SELECT now.id AS now, now.path AS now_path, now.ctime_ns AS now_ctime_ns,
     iif(old.emitted = 0 AND old.not_before IS old.finished_at AND NOT EXISTS (SELECT 1 FROM renamed WHERE image = old.id), NULL,
         old.emitted) AS is_published,
-    now.status = old.status AND now.digest = old.digest AND now.models IS old.models AND now.bin IS old.bin
+    now.digest = old.digest AND now.models IS old.models AND now.bin IS old.bin
         AND now.criteria IS old.criteria AND now.reason IS old.reason AND now.detail IS old.detail AS is_same,
     old.*, inbox.path AS inbox_path
 FROM renamed JOIN image AS now ON now.id = renamed.image JOIN image AS old ON old.id = (

@@ -5171,8 +5171,8 @@ MUTANTS = [
         "renamed-bytes",
         "a file with a new name and other bytes is another image",
         "daemon/ledger/ledger.sql",
-        "now.status = old.status AND now.digest = old.digest AND now.models",
-        "now.status = old.status AND now.models",
+        "now.digest = old.digest AND now.models",
+        "now.models",
         (
             "daemon/ledger/test_renamed.py::test_other_bytes_are_another_image",
             "daemon/ledger/test_renamed.py::test_a_new_file_with_the_inode_size_and_time_of_a_deleted_one_is_read",
@@ -5183,8 +5183,9 @@ MUTANTS = [
         "renamed-ending",
         "a file that ends in another way under its new name is another image",
         "daemon/ledger/ledger.sql",
-        "now.status = old.status AND now.digest",
-        "now.digest",
+        "AND now.models IS old.models AND now.bin IS old.bin AND now.criteria IS old.criteria AND now.reason IS old.reason "
+        "AND now.detail IS old.detail AS is_same",
+        "AS is_same",
         (
             "daemon/ledger/test_renamed.py::test_a_file_that_no_longer_fails_under_its_new_name_is_another_image",
         ),

@@ -154,6 +154,9 @@ async def test_an_older_image_does_not_get_the_sidecar_of_a_newer_one(site: Site
     await site.process("b.jpg", b"2")
     await site.rename("a.jpg", "c.jpg", b"1")
     await site.rename("b.jpg", "c.jpg", b"2")
+    assert site.schedule.hold({(site.number, b"a.jpg")}, site)
+    await site.publisher.try_again()
+    site.schedule.release({(site.number, b"a.jpg")}, site)
     await site.publisher.try_again()
     assert (site.owner("c.jpg"), files_in(site.root, "results")) == (2, ["results/c.jpg.json"])
     assert await site.ledger.owed(0, 9) == []
