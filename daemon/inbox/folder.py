@@ -7,7 +7,7 @@ import contextlib
 import os
 import time
 import unicodedata
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple, TypeVar
 
@@ -25,8 +25,8 @@ from daemon.inbox.settle import TOUCHED_SECONDS, Patience, Settling
 from daemon.inbox.sources import WRITTEN, is_still_written
 from daemon.inbox.walk import LONGEST_PATH, Unread
 from daemon.jobs import Failure, File, Job, Version
-from daemon.ledger.records import Expected, Reader
-from daemon.system.mounts import FolderAway, KnownFolder, is_within, list_mounts
+from daemon.ledger.records import Expected, Name, Reader
+from daemon.system.mounts import FolderAway, FolderIdentity, KnownFolder, is_within, list_mounts
 from daemon.system.scarcity import cause_of
 from stages.base import Reason
 
@@ -157,7 +157,7 @@ class Folder:
 
     def find_unknown(
         self, files: list[File], reader: Reader
-    ) -> tuple[dict[File, bool], dict[File, list[bytes]]]:
+    ) -> tuple[dict[File, bool], dict[File, list[Name]]]:
         """Those whose version the ledger does not know, each with whether only its change time is new; and for `note_renamed`,
         the other names of some. Runs in a thread. Raises LedgerUnusable."""
         known = reader.versions(self.number, [file.path for file in files])
@@ -166,12 +166,16 @@ class Folder:
         found = {f: bool(same) and (f.path, f.version._replace(ctime_ns=0)) in same for f in unknown}
         return found, {} if self.origin.is_remote else reader.find_other_names(unknown)
 
-    def note_renamed(self, files: dict[File, bool], names: dict[File, list[bytes]]) -> dict[File, bool]:
+    def note_renamed(self, files: dict[File, bool], names: Mapping[File, Sequence[Name]]) -> dict[File, bool]:
         """The same files; those that have left other names have these as `before`. names: of some of them. Runs in a thread."""
-        return {
-            f._replace(before=tuple(n for n in names.get(f, ()) if self._has_left(n, f))): touched
-            for f, touched in files.items()
-        }
+        return {f._replace(before=self._left_by(f, names[f]) if f in names else ()): files[f] for f in files}
+
+    def _left_by(self, file: File, names: Sequence[Name]) -> tuple[bytes, ...]:
+        born = 0
+        with contextlib.suppress(OSError):
+            born = FolderIdentity.of_file(os.path.join(self.root, file.path)).born
+        # The inode of a deleted file is used again: what was made after a file was seen is another one.
+        return tuple(name.path for name in names if born <= name.ctime_ns and self._has_left(name.path, file))
 
     def _has_left(self, name: bytes, file: File) -> bool:
         """Whether a file with the name `file.path` does not have another one too, as with hard links."""

@@ -197,7 +197,7 @@ UNION ALL SELECT * FROM (
 
 -- name: other_names
 -- Of files that are new: images with the same inode, time and size under any path.
-SELECT path, inode, size, mtime_ns FROM (SELECT ? AS inbox) AS asked CROSS JOIN (VALUES :rows) AS new
+SELECT path, ctime_ns, inode, size, mtime_ns FROM (SELECT ? AS inbox) AS asked CROSS JOIN (VALUES :rows) AS new
 CROSS JOIN image ON image.inode = new.column1 AND image.mtime_ns = new.column2 AND +image.inbox = asked.inbox
 WHERE location IS NULL AND status IN (0, 1, 2) ORDER BY image.id DESC;
 

@@ -46,6 +46,13 @@ class Expected(NamedTuple):
     waits: bool
 
 
+class Name(NamedTuple):
+    """A path at which a file was seen, and its change time then."""
+
+    path: bytes
+    ctime_ns: int
+
+
 class Reader:
     """Reads a ledger, with or without a running daemon. Any thread may use it."""
 
@@ -114,16 +121,16 @@ class Reader:
             rows = run_rows(connection, "versions", [(path,) for path in paths], inbox)
         return {(row[0], Version(*tuple(row)[1:])) for row in rows}
 
-    def find_other_names(self, files: Sequence[File]) -> dict[File, list[bytes]]:
+    def find_other_names(self, files: Sequence[File]) -> dict[File, list[Name]]:
         """By file, the paths in its inbox at which a file of the same inode, size and time was seen, the last one first. files:
         of one inbox."""
         wanted = list({(file.version.inode, file.version.mtime_ns) for file in files})
-        paths: dict[tuple[int, ...], list[bytes]] = {}
+        names: dict[tuple[int, ...], list[Name]] = {}
         if wanted:
             with self._connections.lend() as connection:
-                for path, *version in run_rows(connection, "other_names", wanted, files[0].inbox):
-                    paths.setdefault(tuple(version), []).append(path)
-        return {f: found for f in files if (found := paths.get(f.version[:3]))} if paths else {}
+                for row in run_rows(connection, "other_names", wanted, files[0].inbox):
+                    names.setdefault(tuple(row)[2:], []).append(Name(*tuple(row)[:2]))
+        return {f: found for f in files if (found := names.get(f.version[:3]))} if names else {}
 
     def files_of(self, inbox: int) -> list[Expected]:
         """Some files that should be in the inbox: a thousand that wait, and the newest ones."""

@@ -5415,4 +5415,14 @@ MUTANTS = [
         "pass",
         ("daemon/results/test_former.py::test_the_results_get_the_new_name_at_the_next_try",),
     ),
+    Mutant(
+        "renamed-born",
+        "a file that was made after another one was seen is not that one under a new name",
+        "daemon/inbox/folder.py",
+        "if born <= name.ctime_ns and self._has_left",
+        "if self._has_left",
+        (
+            "daemon/ledger/test_renamed.py::test_a_file_that_is_delivered_again_after_it_was_deleted_is_a_new_image",
+        ),
+    ),
 ]

@@ -22,9 +22,10 @@ from daemon.jobs import Admitted, Ending, File, Job, JobStatus, Placed, Version
 from daemon.ledger import looks, publications
 from daemon.ledger.ledger import Ledger
 from daemon.ledger.record import Record
-from daemon.ledger.records import Reader
+from daemon.ledger.records import Name, Reader
 from daemon.ledger.statements import SQL
 from daemon.results.outbox import Outbox
+from daemon.system.mounts import FolderIdentity
 from tests.daemon_process import Daemon, Place, picture
 from tests.makers import MODELS, done, failed, make_file, make_job
 
@@ -89,6 +90,7 @@ def rows(ledger: Ledger) -> list[tuple[Any, ...]]:
         return connection.execute("SELECT id, path, status, ctime_ns FROM image ORDER BY id").fetchall()
 
 
+NOW = 1 << 62  # a change time later than that of any file
 DONE, GONE, PENDING = JobStatus.DONE, JobStatus.GONE, JobStatus.PENDING
 
 
@@ -569,19 +571,28 @@ def test_names_that_differ_in_letters_or_accents_alone_are_one_file_where_the_fi
     inbox: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = open_folder(1, Inbox(path=inbox))
-    for old, new in (("photo.jpg", "Photo.JPG"), ("caf\u00e9.jpg", "cafe\u0301.jpg")):
+    for old, new in (
+        ("photo.jpg", "Photo.JPG"),
+        ("PIter/a.jpg", "Piter/a.jpg"),
+        ("caf\u00e9.jpg", "cafe\u0301.jpg"),
+    ):
         file = inbox / new
+        file.parent.mkdir(exist_ok=True)
+        (inbox / old).parent.mkdir(exist_ok=True)
         file.write_bytes(b"data")
         found = File(1, os.fsencode(new), Version.of(file.stat()))
         status = file.stat()
         with monkeypatch.context() as patch:
             patch.setattr("daemon.inbox.folder.os.lstat", lambda path, status=status: status)
-            renamed = folder.note_renamed({found: False}, {found: [os.fsencode(old), b"other.jpg"]})
+            renamed = folder.note_renamed(
+                {found: False}, {found: [Name(os.fsencode(old), NOW), Name(b"other.jpg", NOW)]}
+            )
         assert [each.before for each in renamed] == [(os.fsencode(old),)]
         os.link(file, inbox / old)  # where it does not, they are two
-        assert [each.before for each in folder.note_renamed({found: False}, {found: [os.fsencode(old)]})] == [
-            ()
-        ]
+        assert [
+            each.before
+            for each in folder.note_renamed({found: False}, {found: [Name(os.fsencode(old), NOW)]})
+        ] == [()]
 
 
 def test_a_folder_that_cannot_be_looked_into_has_not_lost_its_files(
@@ -593,7 +604,9 @@ def test_a_folder_that_cannot_be_looked_into_has_not_lost_its_files(
         raise OSError(errno.EACCES, "Permission denied")
 
     monkeypatch.setattr("daemon.inbox.folder.os.lstat", refuse)
-    assert [each.before for each in folder.note_renamed({found: False}, {found: [b"a.jpg"]})] == [()]
+    assert [each.before for each in folder.note_renamed({found: False}, {found: [Name(b"a.jpg", NOW)]})] == [
+        ()
+    ]
 
 
 async def test_a_mount_that_comes_back_is_known_by_the_images_that_are_left(
@@ -616,3 +629,26 @@ async def test_what_is_owed_under_an_old_name_is_not_foreign(tmp_path: Path) -> 
         connection.execute("INSERT INTO renamed (image, path) VALUES (1, CAST('a.ppm' AS BLOB))")
         connection.commit()
     assert place.command("verify").returncode == 0
+
+
+def test_a_file_that_is_delivered_again_after_it_was_deleted_is_a_new_image(tmp_path: Path) -> None:
+    """With the same bytes and the same time, and the inode of the one before."""
+    place = Home(tmp_path)
+    file = place.drop("monday.ppm", picture(1))
+    place.process()
+    status = file.stat()
+    born = FolderIdentity.of_file(os.fsencode(file)).born
+    file.unlink()
+    again = place.inbox() / "tuesday.ppm"
+    for number in range(64):
+        again.write_bytes(picture(1))
+        if again.stat().st_ino == status.st_ino:
+            break
+        again.rename(tmp_path / f"spare-{number}")
+    else:
+        pytest.skip("this file system does not use an inode again")
+    if not born:
+        pytest.skip("this file system does not say when a file was made")
+    os.utime(again, ns=(status.st_atime_ns, status.st_mtime_ns))
+    place.process()
+    assert len(place.told()) == 2
