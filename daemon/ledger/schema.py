@@ -214,6 +214,8 @@ def connect(path: Path, id: str = "") -> sqlite3.Connection:
         connection.execute("PRAGMA wal_autocheckpoint = 4000")
         if 0 < version < WITH_ORDER:
             _prepare_to_rewrite(path, version, connection)
+        if 0 < version < newest():
+            connection.set_progress_handler(_step_in(Notifier()), STEPS)
         if version < newest():
             steps = "".join(MIGRATIONS[version - 1 :]) if version else SQL["schema"]
             steps += f"UPDATE meta SET id = '{id}';" if id and version < WITH_CHECKSUMS else ""
@@ -251,7 +253,6 @@ def _prepare_to_rewrite(path: Path, version: int, connection: sqlite3.Connection
     size = f"{path.stat().st_size >> 20} MiB"
     print_line(f"Migrating the ledger {path} from schema {version} to {newest()} ({size}); {DURATION}.")
     connection.execute("PRAGMA secure_delete = OFF")  # or SQLite overwrites the old tables with zeros
-    connection.set_progress_handler(_step_in(Notifier()), STEPS)
 
 
 def _step_in(notifier: Notifier) -> Callable[[], int]:

@@ -652,3 +652,20 @@ def test_a_file_that_is_delivered_again_after_it_was_deleted_is_a_new_image(tmp_
     os.utime(again, ns=(status.st_atime_ns, status.st_mtime_ns))
     place.process()
     assert len(place.told()) == 2
+
+
+def test_a_file_that_was_renamed_before_an_upgrade_keeps_its_row(tmp_path: Path) -> None:
+    """The ledger of schema 11 has neither the index nor the tables."""
+    place = Home(tmp_path)
+    place.drop("a.ppm", picture(1))
+    place.process()
+    before = place.images()
+    with closing(sqlite3.connect(place.site.ledger)) as connection:
+        connection.executescript(
+            "DROP INDEX files; DROP INDEX told; DROP TABLE renamed; ALTER TABLE publication DROP COLUMN told; "
+            "PRAGMA user_version = 11;"
+        )
+    place.rename("a.ppm", "b.ppm")
+    place.process()
+    assert place.images() == {"b.ppm": before["a.ppm"]}
+    assert place.told() == [before["a.ppm"][0]]
