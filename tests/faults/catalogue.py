@@ -98,6 +98,12 @@ def kill_while_renaming(folder: Path, chance: random.Random, sizes: Sizes) -> Fi
     return Figure("\n".join([text, *problems[:10]]), kills > 0 and not problems)
 
 
+def rename_at_random(folder: Path, chance: random.Random, sizes: Sizes) -> Figure:
+    files, more, problems = renames.rename_at_random(folder, chance, sizes["acts"], sizes["kills"])
+    text = f"{files} files, {more} of them with a second number; {len(problems)} lost, double or wrong"
+    return Figure("\n".join([text, *problems[:10]]), more <= files // 20 and not problems)
+
+
 def kill_during_looks(folder: Path, chance: random.Random, sizes: Sizes) -> Figure:
     outcome = looks.kill_looks(folder, sizes["kills"], sizes["files"], chance)
     return Figure(str(outcome), outcome.kept)
@@ -454,6 +460,8 @@ ROWS = [
     Row("60", "kill -9 at any call that publishes images whose files were renamed",
         "each keeps its number; one sidecar, under the new name; sinks get nothing", kill_while_renaming,
         {"kills": 150}, {"kills": 1}),
+    Row("60", "files and folders renamed at random while they are processed, kill -9 now and then",
+        "0 lost, double or wrong; at most one in 20 gets a new number", rename_at_random, {"acts": 600, "kills": 5}),
     Row("61", "files renamed while they wait or are in work; names swapped, reused, given back; links, copies, inodes",
         "each file is one image; other bytes are another",
         by_tests(f"{DAEMON}ledger/test_renamed.py", f"{DAEMON}results/test_former.py"), {}),
