@@ -196,10 +196,13 @@ UNION ALL SELECT * FROM (
 );
 
 -- name: other_names
--- Of files that are new: images with the same inode, time and size under any path.
+-- Of files that are new: the last images with the same inode, time and size under any path. There are file systems on which many
+-- files have one inode.
 SELECT path, ctime_ns, inode, size, mtime_ns FROM (SELECT ? AS inbox) AS asked CROSS JOIN (VALUES :rows) AS new
-CROSS JOIN image ON image.inode = new.column1 AND image.mtime_ns = new.column2 AND +image.inbox = asked.inbox
-WHERE location IS NULL AND status IN (0, 1, 2) ORDER BY image.id DESC;
+CROSS JOIN image ON image.id IN (
+    SELECT id FROM image AS other WHERE other.inode = new.column1 AND other.mtime_ns = new.column2 AND other.location IS NULL
+    AND +other.inbox = asked.inbox AND other.size = new.column3 AND other.status IN (0, 1, 2) ORDER BY other.id DESC LIMIT 8
+) ORDER BY image.id DESC;
 
 -- name: waits_as
 -- A file that was renamed before it was read.

@@ -124,7 +124,7 @@ class Reader:
     def find_other_names(self, files: Sequence[File]) -> dict[File, list[Name]]:
         """By file, the paths in its inbox at which a file of the same inode, size and time was seen, the last one first. files:
         of one inbox."""
-        wanted = list({(file.version.inode, file.version.mtime_ns) for file in files})
+        wanted = list({(file.version.inode, file.version.mtime_ns, file.version.size) for file in files})
         names: dict[tuple[int, ...], list[Name]] = {}
         if wanted:
             with self._connections.lend() as connection:

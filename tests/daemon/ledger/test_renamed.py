@@ -338,11 +338,19 @@ async def test_a_damaged_row_is_not_renamed(kept: Ledger) -> None:
 
 async def test_other_names_are_looked_up_by_an_index(kept: Ledger) -> None:
     plan = await kept.run(plan_of)
-    assert any("SEARCH image USING INDEX files (inode=? AND mtime_ns=?)" in step for step in plan)
+    assert any("SEARCH other USING INDEX files (inode=? AND mtime_ns=?)" in step for step in plan)
+
+
+async def test_few_other_names_are_looked_at_where_all_files_have_one_inode(
+    kept: Ledger, reader: Reader
+) -> None:
+    await kept.admit([found(b"%d.jpg" % number) for number in range(20)])
+    [names] = reader.find_other_names([found(b"new.jpg")]).values()
+    assert [name.path for name in names] == [b"%d.jpg" % number for number in range(19, 11, -1)]
 
 
 def plan_of(connection: sqlite3.Connection) -> list[str]:
-    query = SQL["other_names"].replace(":rows", "(1, 2), (3, 4)")
+    query = SQL["other_names"].replace(":rows", "(1, 2, 3), (4, 5, 6)")
     return [row["detail"] for row in connection.execute(f"EXPLAIN QUERY PLAN {query}", (1,))]
 
 
