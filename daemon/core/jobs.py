@@ -63,13 +63,14 @@ class Version(NamedTuple):
 
 class File(NamedTuple):
     """A file as found in an inbox. `inbox` is the inbox's number in the ledger, `path` is relative to it.
-    container: it is to be unpacked."""
+    container: it is to be unpacked. before: paths in the inbox at which it was seen and is no more, the last one first."""
 
     inbox: int
     path: bytes
     version: Version
     regular: bool = True  # if not: a link, FIFO, socket or device, which is never opened
     container: bool = False
+    before: tuple[bytes, ...] = ()
 
 
 class Admitted(NamedTuple):
@@ -81,6 +82,8 @@ class Admitted(NamedTuple):
     failures_replaced: int = 0  # FAILED versions that were replaced
     results_kept: int = 0  # older versions that waited for a redo; they keep their results and are DONE
     returned: int = 0  # of those that are pending or skipped: versions that were GONE and are there again
+    renamed: int = 0  # images that wait, whose files have other names now
+    left: int = 0  # rows that these left behind, which say that a name is GONE
 
 
 class Waiting(NamedTuple):
@@ -219,6 +222,8 @@ class Ending(msgspec.Struct, array_like=True, frozen=True):
     began_at: float = 0.0  # monotonic seconds; 0: it never began
     # Its file had this result before: the row of that version has the new one in its place.
     is_repeat: bool = False
+    # As `is_repeat`, under another name: how many rows, which say that a name is GONE, are there since. None: it was no rename.
+    left: int | None = None
 
     @property
     def is_doubtful(self) -> bool:

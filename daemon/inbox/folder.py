@@ -6,7 +6,8 @@ import asyncio
 import contextlib
 import os
 import time
-from collections.abc import Callable, Sequence
+import unicodedata
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple, TypeVar
 
@@ -18,14 +19,15 @@ from msgspec.structs import replace
 from daemon.config.ignored import Ignored, ignored_by
 from daemon.config.sections import Inbox
 from daemon.core.errors import LedgerUnusable
-from daemon.core.jobs import Ending, Failure, Job, JobStatus
+from daemon.core.jobs import Ending, Failure, File, Job, JobStatus, Version
 from daemon.inbox.disk import why_not_deleted
 from daemon.inbox.origin import Origin, origin_of
 from daemon.inbox.settle import TOUCHED_SECONDS, Patience, Settling
 from daemon.inbox.sources import WRITTEN, is_still_written
 from daemon.inbox.walk import LONGEST_PATH, Unread
+from daemon.ledger.joining import Name
 from daemon.ledger.records import Expected, Reader
-from daemon.system.mounts import FolderAway, KnownFolder, is_within, list_mounts
+from daemon.system.mounts import FolderAway, FolderIdentity, KnownFolder, is_within, list_mounts
 from daemon.system.scarcity import cause_of
 from stages.contract.base import Reason
 
@@ -154,6 +156,42 @@ class Folder:
             return self.known.identity is not None and os.stat(self.root).st_dev == self.known.identity.device
         return False
 
+    def find_unknown(
+        self, files: list[File], reader: Reader
+    ) -> tuple[dict[File, bool], dict[File, list[Name]]]:
+        """Those whose version the ledger does not know, each with whether only its change time is new; and for `note_renamed`,
+        the other names of some. Runs in a thread. Raises LedgerUnusable."""
+        known = reader.versions(self.number, [file.path for file in files])
+        unknown = [file for file in files if (file.path, file.version) not in known]
+        same = {(path, version._replace(ctime_ns=0)) for path, version in known} if unknown else set()
+        found = {f: bool(same) and (f.path, f.version._replace(ctime_ns=0)) in same for f in unknown}
+        return found, {} if self.origin.is_remote else reader.find_other_names(unknown)
+
+    def note_renamed(self, files: dict[File, bool], names: Mapping[File, Sequence[Name]]) -> dict[File, bool]:
+        """The same files; those that have left other names have these as `before`. names: of some of them. Runs in a thread."""
+        return {f._replace(before=self._left_by(f, names[f]) if f in names else ()): files[f] for f in files}
+
+    def _left_by(self, file: File, names: Sequence[Name]) -> tuple[bytes, ...]:
+        born = 0
+        with contextlib.suppress(OSError):
+            born = FolderIdentity.of_file(os.path.join(self.root, file.path)).born
+        # The inode of a deleted file is used again: what was made after a file was seen is another one.
+        return tuple(name.path for name in names if born <= name.ctime_ns and self._has_left(name.path, file))
+
+    def _has_left(self, name: bytes, file: File) -> bool:
+        """Whether a file with the name `file.path` does not have another one too, as with hard links."""
+        if name == file.path or not file.regular:
+            return False
+        try:
+            status = os.lstat(os.path.join(self.root, name))
+        except (FileNotFoundError, NotADirectoryError):
+            return True
+        except OSError:
+            return False
+        is_other = Version.of(status).inode != file.version.inode
+        # Of file systems that find a name in other letters or accents too.
+        return is_other or (status.st_nlink == 1 and _letters_of(name) == _letters_of(file.path))
+
     def find_hidden(
         self, endings: Sequence[Ending], reader: Reader, check_outputs: Callable[[], None]
     ) -> dict[int, Failure]:
@@ -255,6 +293,10 @@ class Folder:
             what = "store" if self.origin.is_remote else "mount"
             return f"inbox {self.settings.place} has not answered for {silent:.0f} s; is its {what} dead?"
         return f"inbox {self.settings.place} cannot be read: {self.trouble}" if self.trouble else ""
+
+
+def _letters_of(name: bytes) -> str:
+    return unicodedata.normalize("NFC", os.fsdecode(name)).casefold()
 
 
 def _mounts_below(root: bytes) -> set[bytes]:

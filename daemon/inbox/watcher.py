@@ -197,7 +197,7 @@ class Watcher:
         began_at = folder.marker
         chunks, times, folder.handled = self._walk(folder, subtree), _times(), set()
         while (found := await folder.in_thread(next, chunks, None)) is not None:
-            files = await self._retry.in_thread("ledger", self._unknown, folder, found)
+            files = await self._find_unknown(folder, found)
             whole = self._whole(folder, files, times)
             if not (first or subtree or folder.polls):
                 missed = [file for file in whole if not folder.was_noticed(file.path)]
@@ -256,13 +256,10 @@ class Watcher:
                 found, yielded_at = [], time.monotonic()
         yield found
 
-    def _unknown(self, folder: Folder, files: list[File]) -> dict[File, bool]:
-        """Those whose version the ledger does not know, each with whether only its change time is new.
-        Runs in a thread. Raises LedgerUnusable."""
-        known = self._reader.versions(folder.number, [file.path for file in files])
-        unknown = [file for file in files if (file.path, file.version) not in known]
-        same = {(path, version._replace(ctime_ns=0)) for path, version in known} if unknown else set()
-        return {f: bool(same) and (f.path, f.version._replace(ctime_ns=0)) in same for f in unknown}
+    async def _find_unknown(self, folder: Folder, files: list[File]) -> dict[File, bool]:
+        """Those whose version the ledger does not know, each with whether only its change time is new."""
+        found, names = await self._retry.in_thread("ledger", folder.find_unknown, files, self._reader)
+        return await folder.in_thread(folder.note_renamed, found, names) if names else found
 
     # The hints: events
 
@@ -342,7 +339,7 @@ class Watcher:
             return
         times = _times()
         found = await folder.in_thread(self._read_versions, folder, paths)
-        files = await self._retry.in_thread("ledger", self._unknown, folder, found)
+        files = await self._find_unknown(folder, found)
         for path in paths - {file.path for file in files}:
             folder.settling.forget(path)
         if whole := self._whole(folder, files, times, renamed):
@@ -367,8 +364,8 @@ class Watcher:
         times: tuple[float, float],
         renamed: Collection[bytes] = (),
     ) -> list[File]:
-        """files: the answer of `_unknown`. times: from before their status was read. renamed: the paths of those that arrived
-        by a rename."""
+        """files: of `_find_unknown`. times: from before their status was read. renamed: the paths of those that arrived by a
+        rename."""
         patience, is_whole = folder.patience, partial(folder.settling.is_whole, read_by=time.monotonic())
         return [
             file

@@ -1,21 +1,31 @@
-"""Joins rows of `image` with the results that belong to them, and compares both with their checksums."""
+"""Joins rows of `image` with the results that belong to them, and compares both with their checksums; and new rows with
+those that their files had before.
+
+A file that is found under a new name may be that of a row under another name, which has left: the same inode, time and
+size. If that row still waits, it gets the new name at once. Otherwise the file gets a row that notes the other name
+(the table `renamed`), and is read. If its bytes and how it ends are those of the other row, that one gets the new name and
+the new row goes. Until sidecar and bin are under the new name, `renamed` has the old one, from which they are to be removed.
+"""
 
 from __future__ import annotations
 
 import os
 import sqlite3
-from collections.abc import Iterator, Mapping
+import time
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from operator import attrgetter
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
-from daemon.core.jobs import JobStatus, Version
+from daemon.core.jobs import Admitted, Ending, File, Job, JobStatus, Version
 from daemon.ledger import checksums, looks
 from daemon.ledger.record import Look, Model, Record
-from daemon.ledger.rows import Key, Stored, read_stored
+from daemon.ledger.rows import Key, Stored, file_row, read_stored
 from daemon.ledger.schema import damaged, ledger_of
+from daemon.ledger.statements import SQL, run_rows
+from daemon.ledger.waiting import LEAST_OF_CONTAINERS
 
 
 def assemble(
@@ -119,3 +129,170 @@ def _join(row: sqlite3.Row | Mapping[str, Any], stored: Stored, models: dict[int
         detail=row["detail"] or "",
         pages=pages,
     )
+
+
+def join_repeats(
+    connection: sqlite3.Connection, endings: Sequence[Ending], ended: Collection[int], kept: str
+) -> set[int]:
+    """Let the row of the version before have the job's version, if its file is the same but for times or inode, and so
+    is its result. An image that had a result was published, and keeps its row. kept: the inboxes whose files are not deleted,
+    as JSON. Returns the jobs whose rows are gone."""
+    new = [e.job for e in endings if e.status is JobStatus.DONE and not e.job.has_result]
+    jobs = {job.id: job for job in new if job.id in ended}
+    before = dict(map(tuple, run_rows(connection, "repeats", [(number,) for number in jobs], kept)))
+    connection.executemany(SQL["drop_image"], [(number,) for number in before])
+    connection.executemany(SQL["has_now"], [(*jobs[now].version, old) for now, old in before.items()])
+    return set(before)
+
+
+class Name(NamedTuple):
+    """A path at which a file was seen, and its change time then."""
+
+    path: bytes
+    ctime_ns: int
+
+
+def find_other_names(connection: sqlite3.Connection, files: Sequence[File]) -> dict[File, list[Name]]:
+    """By file, the paths in its inbox at which a file of the same inode, size and time was seen, the last one first. files:
+    of one inbox."""
+    wanted = list({(file.version.inode, file.version.mtime_ns, file.version.size) for file in files})
+    names: dict[tuple[int, ...], list[Name]] = {}
+    if wanted:
+        for row in run_rows(connection, "other_names", wanted, files[0].inbox):
+            names.setdefault(tuple(row)[2:], []).append(Name(*tuple(row)[:2]))
+    return {f: found for f in files if (found := names.get(f.version[:3]))} if names else {}
+
+
+def admit(connection: sqlite3.Connection, files: Sequence[File], priorities: Sequence[int]) -> Admitted:
+    """Add a row for each version that is new, and has no other name in the ledger. Runs in the writing thread."""
+    now = time.time()
+    last = connection.execute(SQL["last_id"]).fetchone()[0]
+    renamed = rename_waiting(connection, files)
+    rows = [
+        file_row(file, priority, now)
+        for file, priority in zip(files, priorities, strict=True)
+        if file not in renamed
+    ]
+    taken = run_rows(connection, "admit", rows)
+    if len(taken) < len(rows):
+        taken += run_rows(connection, "admit_again", rows)
+    note_renamed(connection, files)
+    statuses = [row[0] for row in taken]
+    new = (statuses.count(JobStatus.PENDING), statuses.count(JobStatus.SKIPPED))
+    moved = (len(renamed), sum(renamed.values()))
+    if not taken:
+        return Admitted(*new, 0, renamed=moved[0], left=moved[1])
+    replaced = connection.execute(SQL["supersede"], {"last": last, "now": now}).fetchall()
+    old = [status for status, _ in replaced]
+    gone = [(number,) for status, number in replaced if status == JobStatus.GONE]
+    connection.executemany(SQL["forget_renamed"], gone)
+    failures = connection.execute(SQL["failures_replaced"], (last,)).fetchone()[0]
+    kept, back = old.count(JobStatus.DONE), sum(row[1] <= last for row in taken)
+    return Admitted(*new, old.count(JobStatus.GONE), failures, kept, back, *moved)
+
+
+def rename_waiting(connection: sqlite3.Connection, files: Iterable[File]) -> dict[File, int]:
+    """Give images that wait the new names of their files. An attempt that has begun under the old name comes to nothing.
+    Returns these files, each with how many rows, which say that a name is GONE, are there since."""
+    renamed = {}
+    for file, before in _names_of(files):
+        if file in renamed:
+            continue
+        version = file.version
+        wanted = (file.inbox, before, version.inode, version.size, version.mtime_ns, LEAST_OF_CONTAINERS)
+        if row := connection.execute(SQL["waits_as"], wanted).fetchone():
+            fields = {"not_before": max(row["not_before"], 1.0), "emitted": row["emitted"]}
+            left = _rename(connection, row, file.path, version.ctime_ns, **fields)
+            if left is not None:
+                renamed[file] = left
+    return renamed
+
+
+def note_renamed(connection: sqlite3.Connection, files: Iterable[File]) -> None:
+    """Note which files that were admitted as new ones may be those of other rows."""
+    rows = [(before, file.inbox, file.path, *file.version) for file, before in _names_of(files)]
+    connection.executemany(SQL["note_renamed"], rows)
+
+
+def _names_of(files: Iterable[File]) -> list[tuple[File, bytes]]:
+    """Each file with each name that it has left. What was unpacked has the name of its container."""
+    return [(file, before) for file in files if not file.container for before in file.before]
+
+
+def find_renamed(connection: sqlite3.Connection, jobs: Iterable[Job]) -> set[int]:
+    """Those of these jobs whose files may be those of other rows."""
+    numbers = [(job.id,) for job in jobs if not job.has_result]
+    return {number for (number,) in run_rows(connection, "renamed_images", numbers)}
+
+
+def find_unsettled(connection: sqlite3.Connection, jobs: Collection[int], kept: str) -> set[int]:
+    """Those of these jobs that cannot end yet: the row of their file is being published, or the file of the row that has
+    their name now was renamed too. kept: as in join_repeats."""
+    rows = run_rows(connection, "renamed_before", [(job,) for job in jobs], kept)
+    unsettled = {row["now"] for row in rows if row["is_published"] == 0}
+    for row in rows:
+        wanted = (row["inbox"], row["now_path"], row["id"], row["now"])
+        later = [each for each in connection.execute(SQL["later_versions"], wanted) if not each["is_empty"]]
+        if later and all(each["is_renamed"] for each in later):
+            unsettled.add(row["now"])
+    return unsettled
+
+
+def join_renamed(
+    connection: sqlite3.Connection, jobs: Mapping[int, Sequence[str]], models: dict[int, Model], kept: str
+) -> dict[int, int | None]:
+    """Let the row that the file of a job had under another name have its name, if it ended in the same way, and has the same
+    bytes. jobs: those that have ended, with the second looks that they want. kept: as in join_repeats. Returns the jobs whose
+    rows are gone, as `rename_waiting`."""
+    joined: dict[int, int | None] = {}
+    for row in run_rows(connection, "renamed_before", [(job,) for job in jobs], kept):
+        if row["now"] in joined or not row["is_published"] or not row["is_same"]:
+            continue
+        [record] = assemble(connection, [row], models)
+        if record.damage:
+            continue
+        path, before = row["now_path"], row["path"]
+        fields = {"not_before": row["finished_at"], "emitted": 0}
+        if row["checksum"] is not None:
+            fields["checksum"] = replace(record, path=path).checksum
+        left = _rename(connection, row, path, row["now_ctime_ns"], instead=row["now"], **fields)
+        if left is not None:
+            joined[row["now"]] = left
+            connection.execute(SQL["add_renamed"], (row["id"], before))
+            connection.executemany(SQL["want_lost_look"], [(row["id"], look) for look in jobs[row["now"]]])
+    connection.executemany(SQL["forget_renamed"], [(job,) for job in jobs])
+    return joined
+
+
+def _rename(
+    connection: sqlite3.Connection,
+    row: sqlite3.Row,
+    path: bytes,
+    ctime_ns: int,
+    instead: int = 0,
+    **fields: Any,
+) -> int | None:
+    """Give a row another path, unless another row has had that since. instead: a row that goes. fields: other columns. Returns
+    how many rows more say that a name is GONE; None if nothing was done."""
+    asked = (row["inbox"], path, row["id"], instead)
+    later = connection.execute(SQL["later_versions"], asked).fetchall()
+    if not all(each["is_empty"] for each in later):
+        return None
+    for number in [*(each["id"] for each in later), *[instead] * bool(instead)]:
+        connection.execute(SQL["drop_image"], (number,))
+        connection.execute(SQL["forget_renamed"], (number,))
+    values = {"checksum": row["checksum"]} | fields | {"id": row["id"], "path": path, "ctime_ns": ctime_ns}
+    if not connection.execute(SQL["rename"], values).rowcount:
+        return None
+    detail = f"renamed to {path.decode(errors='backslashreplace')}"
+    old = {"before": row["path"], "old_ctime_ns": row["ctime_ns"], "detail": detail, "now": time.time()}
+    return connection.execute(SQL["leave"], {"id": row["id"]} | old).rowcount - len(later)
+
+
+def read_former(connection: sqlite3.Connection, records: list[Record]) -> list[Record]:
+    """The same records, with the paths that their files had before, where something is to be removed."""
+    of = {record.id: record for record in records}
+    for number, path, is_replaced in run_rows(connection, "former", [(number,) for number in of]):
+        of[number].former += (path,)
+        of[number].is_replaced = bool(is_replaced)
+    return records

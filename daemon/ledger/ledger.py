@@ -34,7 +34,15 @@ from daemon.core.jobs import (
     Version,
 )
 from daemon.ledger import identity, looks, publications
-from daemon.ledger.joining import assemble
+from daemon.ledger.joining import (
+    admit,
+    assemble,
+    find_renamed,
+    find_unsettled,
+    join_renamed,
+    join_repeats,
+    read_former,
+)
 from daemon.ledger.record import Model, Record
 from daemon.ledger.rows import (
     Generations,
@@ -44,10 +52,10 @@ from daemon.ledger.rows import (
     Stored,
     add_models,
     end_row,
-    file_row,
     job_of,
     ordered_by_stage,
     postponed_row,
+    put_off,
     repeat_of,
 )
 from daemon.ledger.statements import SQL, run_rows
@@ -155,28 +163,8 @@ class Ledger:
     async def admit(self, files: Sequence[File]) -> Admitted:
         """Add a row for each new version: PENDING, or SKIPPED if it is not a regular file. Older
         pending versions of the same file become GONE or, if they have a result, DONE again."""
-
         priorities = [priority_of(self._priorities[f.inbox], container=f.container) for f in files]
-
-        def work(connection: sqlite3.Connection) -> Admitted:
-            now = time.time()
-            last = connection.execute(SQL["last_id"]).fetchone()[0]
-            rows = [file_row(file, priority, now) for file, priority in zip(files, priorities, strict=True)]
-            taken = run_rows(connection, "admit", rows)
-            if len(taken) < len(rows):
-                taken += run_rows(connection, "admit_again", rows)
-            statuses = [row[0] for row in taken]
-            new = (statuses.count(JobStatus.PENDING), statuses.count(JobStatus.SKIPPED))
-            if not taken:
-                return Admitted(*new, 0)
-            old = [
-                row[0] for row in connection.execute(SQL["supersede"], {"last": last, "now": now}).fetchall()
-            ]
-            failures = connection.execute(SQL["failures_replaced"], (last,)).fetchone()[0]
-            kept, back = old.count(JobStatus.DONE), sum(row[1] <= last for row in taken)
-            return Admitted(*new, old.count(JobStatus.GONE), failures, kept, back)
-
-        admitted = await self._soon(self.insist(work))
+        admitted = await self._soon(self.insist(partial(admit, files=files, priorities=priorities)))
         self._waiting.add(priorities)
         return admitted
 
@@ -246,7 +234,9 @@ class Ledger:
         newest and must not be published. If other results of the same bytes were stored first, the jobs get those and are
         judged again: what is published is what the ledger has. A job that already had a result and whose file is GONE
         keeps that result, and is DONE as before. So is the version before, if only the file's times or inode have
-        changed: it gets these, the row of the job goes, and its ending says that it is a repeat."""
+        changed: it gets these, the row of the job goes, and its ending says that it is a repeat. The same if only the
+        file's name has changed: then the row that is left is not marked as published, and what that row's image needs
+        before is waited for."""
         ordered = [ordered_by_stage(ending) for ending in said]
 
         def work(connection: sqlite3.Connection) -> Committed:
@@ -255,6 +245,9 @@ class Ledger:
             computed = {e.job.id: e.checksums for e in endings if e.checksums}
             if not (all_new := self.results.write(connection, known, computed)):
                 endings = self.results.settle(connection, endings, judge)
+            claimed = find_renamed(connection, [e.job for e in endings])
+            if unsettled := find_unsettled(connection, claimed, self._kept):
+                endings = [put_off(e) if e.job.id in unsettled else e for e in endings]
             postponed = [postponed_row(e) for e in endings if e.status is JobStatus.PENDING]
             connection.executemany(SQL["postpone"], postponed)
             standing = [(e.job.id,) for e in endings if e.keeps_result]
@@ -266,23 +259,17 @@ class Ledger:
             ended = {
                 row[0] for row in run_rows(connection, "stand", standing) + run_rows(connection, "end", rows)
             }
-            repeats = set() if all_new else self._join_repeats(connection, endings, ended)
-            looks.want(connection, endings, ended - repeats, self.look_names)
-            return Committed([repeat_of(e) if e.job.id in repeats else e for e in endings], ended)
+            joined: dict[int, int | None] = {}
+            if not all_new:
+                joined |= dict.fromkeys(join_repeats(connection, endings, ended, self._kept))
+            if claimed:
+                looks_of = {e.job.id: e.looks for e in endings if e.job.id in claimed & ended}
+                joined |= join_renamed(connection, looks_of, self.models, self._kept)
+            looks.want(connection, endings, ended - joined.keys(), self.look_names)
+            now = [repeat_of(e, joined[e.job.id]) if e.job.id in joined else e for e in endings]
+            return Committed(now, ended)
 
         return await self.insist(work)
-
-    def _join_repeats(
-        self, connection: sqlite3.Connection, endings: Sequence[Ending], ended: Collection[int]
-    ) -> set[int]:
-        """Let the row of the version before have the job's version, if its file is the same but for times or inode, and so
-        is its result. An image that had a result was published, and keeps its row. Returns the jobs whose rows are gone."""
-        new = [e.job for e in endings if e.status is JobStatus.DONE and not e.job.has_result]
-        jobs = {job.id: job for job in new if job.id in ended}
-        before = dict(map(tuple, run_rows(connection, "repeats", [(number,) for number in jobs], self._kept)))
-        connection.executemany(SQL["drop_image"], [(number,) for number in before])
-        connection.executemany(SQL["has_now"], [(*jobs[now].version, old) for now, old in before.items()])
-        return set(before)
 
     def record_of(self, ending: Ending) -> Record:
         """The record that `end` has written, without reading it from the file."""
@@ -305,7 +292,9 @@ class Ledger:
             for statement in ("emitted", "superseded") if superseding else ("emitted",):
                 run_rows(connection, statement, [(p.id,) for p in placed])
             images = [p.id for p in placed]
-            return publications.add(connection, [*images, *held], images)
+            added = publications.add(connection, [*images, *held], images)
+            publications.add_renamed(connection, images)
+            return added
 
         return await self.insist(work)
 
@@ -315,7 +304,7 @@ class Ledger:
 
         def work(connection: sqlite3.Connection) -> list[Record]:
             rows = connection.execute(SQL["owed"], (after, limit)).fetchall()
-            return list(assemble(connection, rows, self.models))
+            return read_former(connection, list(assemble(connection, rows, self.models)))
 
         return await self.insist(work)
 

@@ -103,7 +103,8 @@ CREATE TABLE image (                      -- a version of a file
 );
 CREATE TABLE publication (                -- the last time that each image's record was published
     number INTEGER PRIMARY KEY AUTOINCREMENT,  -- ascending; an image that is published again gets a new one
-    image INTEGER NOT NULL UNIQUE REFERENCES image (id)
+    image INTEGER NOT NULL UNIQUE REFERENCES image (id),
+    told INTEGER                          -- if only its file was renamed since: the number that it has for sinks
 );
 CREATE TABLE start (                      -- each start of the daemon: what has copied numbers sees here that a backup was restored
     token TEXT NOT NULL,
@@ -129,6 +130,11 @@ CREATE TABLE look (                       -- a second look that an image waits f
 CREATE TABLE lost (                       -- DONE, but the last redo could not read its file: nothing can process it again
     image INTEGER PRIMARY KEY REFERENCES image (id)
 );
+CREATE TABLE renamed (                    -- until it is settled, the path that the file of an image had before
+    image INTEGER NOT NULL REFERENCES image (id),  -- PENDING: perhaps another row's file; else: what this path has is to be removed
+    path BLOB NOT NULL,
+    PRIMARY KEY (image, path)
+) WITHOUT ROWID;
 CREATE TABLE meta (                       -- one row: which ledger this is; the file `identity` has it too
     id TEXT NOT NULL,
     made_at TEXT NOT NULL                 -- RFC 3339, UTC
@@ -142,6 +148,9 @@ CREATE INDEX owed ON image (id) WHERE emitted = 0 AND status IN (1, 2);
 CREATE INDEX made ON image (models) WHERE status = 1 AND models IS NOT NULL;  -- no other query has this condition
 CREATE INDEX failures ON image (id) WHERE status = 2 AND location IS NOT NULL;
 CREATE INDEX waiting ON look (name, not_before, image) WHERE not_before IS NOT NULL;
+CREATE INDEX files ON image (inode, mtime_ns) WHERE location IS NULL;
+CREATE INDEX told ON publication (told) WHERE told IS NOT NULL;
+CREATE INDEX former ON renamed (path);
 
 -- name: add_inbox
 INSERT INTO inbox (path) VALUES (?) ON CONFLICT DO NOTHING;
@@ -184,8 +193,82 @@ SELECT * FROM (
 UNION ALL SELECT * FROM (
     SELECT path, size, mtime_ns, status = 0 OR EXISTS (
         SELECT 1 FROM look WHERE look.image = image.id AND look.not_before IS NOT NULL
-    ) FROM image WHERE inbox = ? AND location IS NULL ORDER BY id DESC LIMIT 1000
+    ) FROM image WHERE inbox = ? AND location IS NULL AND status <> 4 ORDER BY id DESC LIMIT 1000
 );
+
+-- name: other_names
+-- Of files that are new: the last images with the same inode, time and size under any path. There are file systems on which many
+-- files have one inode.
+SELECT path, ctime_ns, inode, size, mtime_ns FROM (SELECT ? AS inbox) AS asked CROSS JOIN (VALUES :rows) AS new
+CROSS JOIN image ON image.id IN (
+    SELECT id FROM image AS other WHERE other.inode = new.column1 AND other.mtime_ns = new.column2 AND other.location IS NULL
+    AND +other.inbox = asked.inbox AND other.size = new.column3 AND other.status IN (0, 1, 2) ORDER BY other.id DESC LIMIT 8
+) ORDER BY image.id DESC;
+
+-- name: waits_as
+-- A file that was renamed before it was read.
+SELECT * FROM image WHERE inbox = ? AND path = ? AND inode = ? AND size = ? AND mtime_ns = ? AND status = 0 AND finished_at IS NULL
+AND location IS NULL AND priority <= ? ORDER BY id DESC LIMIT 1;
+
+-- name: note_renamed
+INSERT INTO renamed (image, path) SELECT id, ? FROM image WHERE inbox = ? AND path = ? AND inode = ? AND size = ? AND mtime_ns = ?
+AND ctime_ns = ? AND device = 0 AND status = 0 AND finished_at IS NULL AND location IS NULL ON CONFLICT DO NOTHING;
+
+-- name: renamed_before
+-- Of images that end: the one whose file theirs is by all that the system says of it. is_published: sidecar, bin and source are as
+-- its row says; 0: they will be soon; NULL: its source cannot leave the inbox.
+SELECT now.id AS now, now.path AS now_path, now.ctime_ns AS now_ctime_ns,
+    iif(old.emitted = 0 AND old.not_before IS old.finished_at AND NOT EXISTS (SELECT 1 FROM renamed WHERE image = old.id), NULL,
+        old.emitted) AS is_published,
+    now.digest = old.digest AND now.models IS old.models AND now.bin IS old.bin
+        AND now.criteria IS old.criteria AND now.reason IS old.reason AND now.detail IS old.detail AS is_same,
+    old.*, inbox.path AS inbox_path
+FROM renamed JOIN image AS now ON now.id = renamed.image JOIN image AS old ON old.id = (
+    SELECT MAX(id) FROM image WHERE inbox = now.inbox AND path = renamed.path AND mtime_ns = now.mtime_ns AND size = now.size
+    AND inode = now.inode AND status IN (1, 2)
+) JOIN inbox ON inbox.id = old.inbox
+WHERE now.inbox IN (SELECT value FROM json_each(?)) AND renamed.image IN (:rows) AND old.location IS NULL
+AND now.location IS NULL AND old.path <> now.path AND old.id < now.id ORDER BY old.id DESC;
+
+-- name: later_versions
+-- Of a path, without one row. is_renamed: another row waits whose file may be that one's.
+SELECT id, status = 4 AND location IS NULL AND NOT EXISTS (SELECT 1 FROM publication WHERE image = later.id) AS is_empty,
+    EXISTS (SELECT 1 FROM renamed JOIN image AS now ON now.id = renamed.image
+        WHERE renamed.path = later.path AND now.inbox = later.inbox AND now.status = 0) AS is_renamed
+FROM image AS later WHERE inbox = ? AND path = ? AND id > ? AND id <> ?;
+
+-- name: rename
+UPDATE OR IGNORE image SET path = :path, device = 0, ctime_ns = :ctime_ns, checksum = :checksum, emitted = :emitted,
+    not_before = :not_before WHERE id = :id;
+
+-- name: leave
+-- A row that says that a path is GONE, if it has no newer version. It has the models of the last one if there are older
+-- ones, whose sidecars must not come back.
+INSERT INTO image (inbox, path, device, inode, size, mtime_ns, ctime_ns, priority, status, seen_at, models, detail, finished_at)
+SELECT inbox, :before, 0, inode, size, mtime_ns, :old_ctime_ns, priority, 4, seen_at,
+    iif(status = 1 AND EXISTS (SELECT 1 FROM image AS older WHERE older.inbox = image.inbox AND older.path = :before), models, NULL),
+    :detail, :now
+FROM image WHERE id = :id AND NOT EXISTS (
+    SELECT 1 FROM image AS newer WHERE newer.inbox = image.inbox AND newer.path = :before AND newer.id > image.id
+);
+
+-- name: add_renamed
+INSERT INTO renamed (image, path) VALUES (?, ?) ON CONFLICT DO NOTHING;
+
+-- name: forget_renamed
+DELETE FROM renamed WHERE image = ?;
+
+-- name: renamed_images
+SELECT image FROM renamed WHERE image IN (:rows);
+
+-- name: former
+SELECT old.id, renamed.path, EXISTS (
+    SELECT 1 FROM image AS later WHERE later.inbox = old.inbox AND later.path = old.path AND later.id > old.id
+    AND (later.status = 1 OR later.models <> '[]')
+) FROM renamed JOIN image AS old ON old.id = renamed.image WHERE renamed.image IN (:rows);
+
+-- name: settle_renamed
+DELETE FROM renamed WHERE image IN (:rows) RETURNING image;
 
 -- name: admit
 INSERT OR FAIL INTO image (inbox, path, inode, size, mtime_ns, ctime_ns, priority, status, seen_at, reason, device, emitted)
@@ -194,7 +277,7 @@ SELECT * FROM (VALUES :rows) AS new WHERE NOT :is_known ON CONFLICT DO NOTHING R
 -- name: admit_again
 -- Versions that were GONE, and are there again.
 UPDATE OR FAIL image SET status = new.column8, reason = new.column10, priority = new.column7, not_before = 1, detail = NULL,
-    finished_at = NULL
+    models = NULL, finished_at = NULL
 FROM (VALUES :rows) AS new WHERE image.inbox = new.column1 AND image.path = new.column2 AND image.inode = new.column3
 AND image.size = new.column4 AND image.mtime_ns = new.column5 AND image.ctime_ns = new.column6 AND image.device = new.column11
 AND image.status = 4 AND NOT :is_known RETURNING image.status, image.id;
@@ -205,7 +288,7 @@ UPDATE OR FAIL image SET status = iif(finished_at IS NULL, 4, 1), finished_at = 
     detail = iif(finished_at IS NULL, 'replaced by a newer version', NULL) WHERE id IN (
     SELECT old.id FROM image AS new CROSS JOIN image AS old ON old.inbox = new.inbox AND old.path = new.path
     WHERE new.id > :last AND old.id <= :last AND old.status = 0
-) RETURNING status;
+) RETURNING status, id;
 
 -- name: failures_replaced
 SELECT COUNT(*) FROM image AS new JOIN image AS old ON old.id = (
@@ -288,7 +371,8 @@ WHERE status = 0 AND finished_at IS NOT NULL AND id IN (:rows) RETURNING id;
 UPDATE OR FAIL image SET status = ended.column2, digest = COALESCE(ended.column3, digest), models = COALESCE(ended.column4, models),
     bin = ended.column5, criteria = ended.column6, reason = ended.column7, detail = ended.column8,
     finished_at = ended.column9, attempts = ended.column10, checksum = ended.column11, emitted = 0
-FROM (VALUES :rows) AS ended WHERE image.id = ended.column1 AND image.status = 0 RETURNING image.id;
+FROM (VALUES :rows) AS ended
+WHERE image.id = ended.column1 AND image.status = 0 AND image.path = ended.column12 RETURNING image.id;
 
 -- name: repeats
 -- Of images that have just ended: the version before of the same file, if it has the same bytes and the same result, and is published.
@@ -331,6 +415,16 @@ UPDATE image SET emitted = 1 WHERE id IN (
 INSERT OR REPLACE INTO publication (image)
 SELECT id FROM image WHERE id IN (:rows) AND not_before IS NOT finished_at ORDER BY id RETURNING number, image;
 
+-- name: number_renamed
+-- Sinks know them by the number that they had.
+INSERT OR REPLACE INTO publication (image, told) SELECT image, COALESCE(told, number) FROM publication WHERE image IN (
+    SELECT id FROM image WHERE id IN (:rows) AND not_before IS finished_at
+) ORDER BY number RETURNING number;
+
+-- name: pass_over
+-- Sinks that have all that was published before.
+UPDATE sink SET place = ? WHERE place = ? AND name NOT IN (SELECT value FROM json_each(?));
+
 -- name: number_all_published
 -- In a ledger that was made from sidecars.
 INSERT INTO publication (image) SELECT id FROM image WHERE status IN (1, 2) AND emitted = 1 ORDER BY id;
@@ -356,7 +450,16 @@ SELECT rowid, token, number FROM start WHERE rowid >= ? ORDER BY rowid;
 SELECT publication.number, iif(image.status = 0 AND image.finished_at IS NOT NULL, 1, image.status) AS status, image.*,
     inbox.path AS inbox_path
 FROM publication JOIN image ON image.id = publication.image JOIN inbox ON inbox.id = image.inbox
-WHERE publication.number > ? ORDER BY publication.number LIMIT ?;
+WHERE publication.number > :after ORDER BY publication.number LIMIT :limit;
+
+-- name: publications_for_sinks
+-- The same without renames: an image keeps the number that it had before.
+SELECT given.number, iif(image.status = 0 AND image.finished_at IS NOT NULL, 1, image.status) AS status, image.*,
+    inbox.path AS inbox_path
+FROM (
+    SELECT number, image FROM publication WHERE number > :after AND told IS NULL
+    UNION ALL SELECT told AS number, image FROM publication WHERE told > :after ORDER BY number LIMIT :limit
+) AS given JOIN image ON image.id = given.image JOIN inbox ON inbox.id = image.inbox ORDER BY given.number;
 
 -- name: as_published
 SELECT iif(image.finished_at IS NOT NULL AND image.status = 0, 1, image.status) AS status, image.*, inbox.path AS inbox_path
@@ -407,6 +510,14 @@ SET not_before = 0, attempts = 0, deaths = 0, model = NULL, reason = NULL, detai
 
 -- name: drop_look
 DELETE FROM look WHERE image = ? AND name = ?;
+
+-- name: want_lost_look
+-- It was dropped if it was due before the new name of its file was known.
+INSERT INTO look (image, name, not_before) VALUES (?, ?, 0) ON CONFLICT DO NOTHING;
+
+-- name: drop_gone_look
+-- Unless only the name is gone.
+DELETE FROM look WHERE image = ? AND name = ? AND EXISTS (SELECT 1 FROM image WHERE id = look.image AND path = ?);
 
 -- name: next_looks
 -- Includes images that cannot be taken: those that are not DONE, not published, or not the newest version of their file.
@@ -672,6 +783,9 @@ DELETE FROM image WHERE NOT EXISTS (
 
 -- name: drop_pruned_publications
 DELETE FROM publication WHERE image IN (SELECT value FROM json_each(?));
+
+-- name: drop_pruned_renamed
+DELETE FROM renamed WHERE image IN (SELECT value FROM json_each(?));
 
 -- name: drop_pruned_lost
 DELETE FROM lost WHERE image IN (SELECT value FROM json_each(?));

@@ -184,8 +184,8 @@ def end(
     it will be dropped, or asked for again. number: of the look's model. damaged: rows of `result` that a new result
     replaces."""
     model = models[number]
-    gone = [(e.job.id, name) for e in endings if e.status is JobStatus.GONE]
-    connection.executemany(SQL["drop_look"], gone)
+    gone = [(e.job.id, name, e.job.path) for e in endings if e.status is JobStatus.GONE]
+    connection.executemany(SQL["drop_gone_look"], gone)
     later = [(*postponed_row(e), name) for e in endings if e.status is JobStatus.PENDING]
     connection.executemany(SQL["postpone_look"], later)
     done = [e for e in endings if e.status is JobStatus.DONE]

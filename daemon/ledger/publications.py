@@ -16,6 +16,9 @@ import msgspec
 
 from daemon.ledger.statements import SQL, run_rows
 
+# Sinks whose objects are named after the path of the file: they are given renamed images again.
+BY_PATH = frozenset({"store"})
+
 
 class Place(NamedTuple):
     """How far a sink has come."""
@@ -45,10 +48,14 @@ def open_sinks(connection: sqlite3.Connection, names: Collection[str]) -> Opened
     """Let these sinks follow the publications, and no others. A
     new one gets the records that are published from now on."""
     last = read_last(connection)
-    gone = connection.execute(SQL["drop_sinks"], (msgspec.json.encode(list(names)).decode(),)).fetchall()
+    gone = connection.execute(SQL["drop_sinks"], (_json(names),)).fetchall()
     for name in names:
         connection.execute(SQL["add_sink"], (name, last))
     return Opened(last, read_places(connection), {name: last - place for name, place in gone})
+
+
+def _json(names: Collection[str]) -> str:
+    return msgspec.json.encode(list(names)).decode()
 
 
 def read_last(connection: sqlite3.Connection) -> int:
@@ -74,6 +81,16 @@ def add(connection: sqlite3.Connection, images: Sequence[int], placed: Sequence[
     if held := set(images).difference(placed):
         run_rows(connection, "note_held", [(image,) for image in held])
     return added
+
+
+def add_renamed(connection: sqlite3.Connection, images: Sequence[int]) -> None:
+    """Number those of these images again whose files were renamed, so that the search finds their new names. Other sinks than
+    BY_PATH are not given them again."""
+    if renamed := run_rows(connection, "settle_renamed", [(image,) for image in images]):
+        last = read_last(connection)
+        added = run_rows(connection, "number_renamed", list({tuple(row) for row in renamed}))
+        if numbers := [number for (number,) in added]:
+            connection.execute(SQL["pass_over"], (max(numbers), last, _json(BY_PATH)))
 
 
 def move(connection: sqlite3.Connection, name: str, number: int) -> Place:

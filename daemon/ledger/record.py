@@ -78,6 +78,8 @@ class Record:
     detail: str
     pages: int = 1  # pictures in the file; only the first was read
     looks: dict[str, Look] = field(default_factory=dict)  # second looks that have ended, by name
+    former: tuple[bytes, ...] = ()  # paths that its file had before, where sidecar and bin are to be removed
+    is_replaced: bool = False  # with `former`: a newer version has the sidecar of its present path
     damage: str = ""  # which parts of it are damaged in the ledger; such a record is not published
 
     @classmethod

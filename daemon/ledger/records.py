@@ -7,7 +7,6 @@ import os
 import sqlite3
 import unicodedata
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -17,23 +16,13 @@ from daemon.config.loading import Config
 from daemon.config.state import LEDGER
 from daemon.core.errors import LedgerDamaged, NothingFound, NotPermitted
 from daemon.core.hints import command, like_service
-from daemon.core.jobs import JobStatus, Outdated, Version, Waiting
-from daemon.ledger import identity, looks, publications
+from daemon.core.jobs import File, JobStatus, Outdated, Version, Waiting
+from daemon.ledger import identity, looks, publications, schema
 from daemon.ledger.files import describe_lost_ledger
-from daemon.ledger.joining import assemble
+from daemon.ledger.joining import Name, assemble, find_other_names, read_former
 from daemon.ledger.reading import Connections, check_whole_file
 from daemon.ledger.record import UNKNOWN, Model, Record
 from daemon.ledger.rows import GoOn, find_damaged
-from daemon.ledger.schema import (
-    WITH_CHECKSUMS,
-    WITH_LOST,
-    WITH_OUTBOX,
-    damaged,
-    explain,
-    newest,
-    read_version,
-    trouble_named,
-)
 from daemon.ledger.soundness import find_altered_tables
 from daemon.ledger.statements import SQL, run_rows
 
@@ -64,12 +53,12 @@ class Reader:
         self.models: dict[int, Model] = {}
         try:
             with self._connections.lend() as connection:
-                if known and read_version(path, connection) >= WITH_CHECKSUMS:
+                if known and schema.read_version(path, connection) >= schema.WITH_CHECKSUMS:
                     identity.compare(path, known, identity.identity_of(connection))
             self._read_models()
         except sqlite3.DatabaseError as error:
             self.close()
-            raise explain(path, error) from error
+            raise schema.explain(path, error) from error
 
     def close(self) -> None:
         """Threads that are reading may finish; a read that begins later raises ReaderClosed."""
@@ -117,6 +106,11 @@ class Reader:
         with self._connections.lend() as connection:
             rows = run_rows(connection, "versions", [(path,) for path in paths], inbox)
         return {(row[0], Version(*tuple(row)[1:])) for row in rows}
+
+    def find_other_names(self, files: Sequence[File]) -> dict[File, list[Name]]:
+        """See joining.py."""
+        with self._connections.lend() as connection:
+            return find_other_names(connection, files)
 
     def files_of(self, inbox: int) -> list[Expected]:
         """Some files that should be in the inbox: a thousand that wait, and the newest ones."""
@@ -178,7 +172,7 @@ class Reader:
         than `most` versions with such results: with the index, that takes a fraction of a second."""
         numbers = str([number for number, path in self.inboxes().items() if path in inboxes])  # as JSON
         with self._connections.lend() as connection:
-            if read_version(self.path, connection) < WITH_LOST:
+            if schema.read_version(self.path, connection) < schema.WITH_LOST:
                 return Outdated(0)
             current = {row[0] for row in connection.execute(SQL["current_models"])}
             files, left, made = 0, most, ""
@@ -247,13 +241,22 @@ class Reader:
 
     def owed(self) -> Iterator[Record]:
         """Every image that has ended and may not be published yet."""
-        return self._walk("owed", 256)
+        for record in self._walk("owed", 256):
+            with self._connections.lend() as connection:
+                yield from read_former(connection, [record])
 
-    def published_after(self, number: int, limit: int) -> tuple[dict[int, Record], int]:
+    def published_after(
+        self, number: int, limit: int, *, for_sinks: bool = False
+    ) -> tuple[dict[int, Record], int]:
         """By number, the records that were published after this number, in their order, and the highest number that was
         read, or the given one if there is none. An image that was replaced since and has no result has no
-        record. One that cannot be read has a record with only its name and `damage`."""
-        rows = self._rows("publications", number, limit)
+        record. One that cannot be read has a record with only its name and `damage`. for_sinks: an image has no new number
+        because its file was renamed."""
+        asked = {"after": number, "limit": limit}
+        with self._connections.lend() as connection:
+            rows = connection.execute(
+                SQL["publications_for_sinks" if for_sinks else "publications"], asked
+            ).fetchall()
         ended = [row for row in rows if row["status"] in (JobStatus.DONE, JobStatus.FAILED)]
         records = self.assemble(ended, tolerant=True)
         found = {row["number"]: record for row, record in zip(ended, records, strict=True)}
@@ -262,7 +265,7 @@ class Reader:
     def sinks(self) -> dict[str, tuple[int, float | None]]:
         """By sink, how many records it does not have yet, and when it last took some, in Unix seconds."""
         with self._connections.lend() as connection:
-            if read_version(self.path, connection) < WITH_OUTBOX:
+            if schema.read_version(self.path, connection) < schema.WITH_OUTBOX:
                 return {}
             last, places = publications.read_last(connection), publications.read_places(connection)
         return {name: (last - place.number, place.succeeded_at) for name, place in places.items()}
@@ -293,9 +296,9 @@ class Reader:
     def check_file(self, go_on: GoOn = lambda: True) -> None:
         """Read the file from end to end, without checksums. Raises LedgerDamaged."""
         with self.lend() as connection:
-            is_current = read_version(self.path, connection) == newest()
+            is_current = schema.read_version(self.path, connection) == schema.newest()
             if is_current and (found := find_altered_tables(connection)):
-                raise damaged(self.path, found)
+                raise schema.damaged(self.path, found)
             check_whole_file(connection, go_on)
 
     def damaged_rows(self, go_on: GoOn = lambda: True) -> Iterator[str]:
@@ -319,7 +322,7 @@ class Reader:
             else f"{what} of bytes that are not known any more"
         )
 
-    def lend(self) -> AbstractContextManager[sqlite3.Connection]:
+    def lend(self) -> contextlib.AbstractContextManager[sqlite3.Connection]:
         """A connection for reading, for this thread only."""
         return self._connections.lend()
 
@@ -381,7 +384,7 @@ def open_reader(config: Config) -> Iterator[Reader]:
     and LedgerDamaged as soon as damage is found."""
     path = config.state.path / LEDGER
     try:
-        with trouble_named(path):
+        with schema.trouble_named(path):
             try:
                 reader = Reader(path)
             except PermissionError as error:
@@ -393,5 +396,5 @@ def open_reader(config: Config) -> Iterator[Reader]:
         raise NothingFound(
             describe_lost_ledger(config) or f"There is no ledger at {path} yet; {fix}"
         ) from None
-    with contextlib.closing(reader), trouble_named(path):
+    with contextlib.closing(reader), schema.trouble_named(path):
         yield reader

@@ -20,12 +20,14 @@ from daemon.ledger import checksums
 from daemon.ledger.checksums import Named
 from daemon.ledger.record import BUILT_IN_KEYS, Model, Record
 from daemon.ledger.statements import SQL, run_rows
+from daemon.system.clock import steady_seconds
 from stages.contract.base import Reason
 from stages.registry.registry import sort_stages
 
 log = structlog.get_logger()
 
 CHUNK = 1024  # rows in memory at a time
+PUT_OFF_SECONDS = 1.0  # see put_off
 NONE: Mapping[int, Checksums] = MappingProxyType({})
 Root = Path | bytes  # of an inbox: the absolute path of its folder, or its URL
 GoOn = Callable[[], bool]
@@ -93,11 +95,20 @@ def checksums_of(ending: Ending, inbox_path: bytes, models: Sequence[Model]) -> 
     return Checksums(content, results, ending_checksum(ending, inbox_path, models))
 
 
-def repeat_of(ending: Ending) -> Ending:
-    """The ending of a job whose file had this result before."""
-    return replace(
-        ending, status=JobStatus.GONE, bin="", criteria=b"", looks=(), checksums=None, is_repeat=True
-    )
+def repeat_of(ending: Ending, left: int | None = None) -> Ending:
+    """The ending of a job whose file had this result before. left: as in an Ending."""
+    return replace(_without_result(ending), status=JobStatus.GONE, is_repeat=True, left=left)
+
+
+def put_off(ending: Ending) -> Ending:
+    """The ending of an attempt that does not count, as the row that its file may belong to is being published."""
+    later = steady_seconds() + PUT_OFF_SECONDS
+    again = _without_result(ending)
+    return replace(again, status=JobStatus.PENDING, attempts=ending.job.attempts, not_before=later)
+
+
+def _without_result(ending: Ending) -> Ending:
+    return replace(ending, bin="", criteria=b"", looks=(), checksums=None, failure=None)
 
 
 def look_rows(record: Record, numbers: Mapping[Model, int]) -> list[tuple[Any, ...]]:
@@ -124,7 +135,7 @@ def end_row(
     else:
         checksum = ending_checksum(ending, inbox_path, [models[numbers[stage]] for stage in content.outputs])
     reason = reason_of(ending.failure)
-    return (job.id, int(ending.status), *result, *reason, ending.at, ending.attempts, checksum)
+    return (job.id, int(ending.status), *result, *reason, ending.at, ending.attempts, checksum, job.path)
 
 
 def postponed_row(ending: Ending) -> tuple[Any, ...]:

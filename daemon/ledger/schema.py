@@ -129,6 +129,17 @@ MIGRATIONS = [
     DROP TABLE old_result;
     """,
     "CREATE INDEX failures ON image (id) WHERE status = 2 AND location IS NOT NULL;",
+    """
+    CREATE TABLE renamed (
+        image INTEGER NOT NULL REFERENCES image (id),
+        path BLOB NOT NULL,
+        PRIMARY KEY (image, path)
+    ) WITHOUT ROWID;
+    ALTER TABLE publication ADD COLUMN told INTEGER;
+    CREATE INDEX files ON image (inode, mtime_ns) WHERE location IS NULL;
+    CREATE INDEX told ON publication (told) WHERE told IS NOT NULL;
+    CREATE INDEX former ON renamed (path);
+    """,
 ]
 WITH_CHECKSUMS = 3  # the first schema with checksums and an id
 WITH_OUTBOX = 4  # the first schema with tables for sinks
@@ -203,6 +214,8 @@ def connect(path: Path, id: str = "") -> sqlite3.Connection:
         connection.execute("PRAGMA wal_autocheckpoint = 4000")
         if 0 < version < WITH_ORDER:
             _prepare_to_rewrite(path, version, connection)
+        if 0 < version < newest():
+            connection.set_progress_handler(_step_in(Notifier()), STEPS)
         if version < newest():
             steps = "".join(MIGRATIONS[version - 1 :]) if version else SQL["schema"]
             steps += f"UPDATE meta SET id = '{id}';" if id and version < WITH_CHECKSUMS else ""
@@ -240,7 +253,6 @@ def _prepare_to_rewrite(path: Path, version: int, connection: sqlite3.Connection
     size = f"{path.stat().st_size >> 20} MiB"
     print_line(f"Migrating the ledger {path} from schema {version} to {newest()} ({size}); {DURATION}.")
     connection.execute("PRAGMA secure_delete = OFF")  # or SQLite overwrites the old tables with zeros
-    connection.set_progress_handler(_step_in(Notifier()), STEPS)
 
 
 def _step_in(notifier: Notifier) -> Callable[[], int]:

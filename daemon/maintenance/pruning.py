@@ -145,7 +145,12 @@ def _prune(connection: sqlite3.Connection, ids: list[int], before: float) -> lis
     parameters = {"ids": msgspec.json.encode(ids).decode(), "before": before}
     removed = [tuple(row) for row in connection.execute(SQL["prune"], parameters).fetchall()]
     gone = msgspec.json.encode([number for number, _ in removed]).decode()
-    for statement in ("drop_pruned_looks", "drop_pruned_publications", "drop_pruned_lost"):
+    for statement in (
+        "drop_pruned_looks",
+        "drop_pruned_publications",
+        "drop_pruned_lost",
+        "drop_pruned_renamed",
+    ):
         connection.execute(SQL[statement], (gone,))
     return removed
 

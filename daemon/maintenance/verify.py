@@ -12,6 +12,7 @@ import itertools
 import os
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
@@ -164,7 +165,8 @@ def _compare(reader: Reader, config: Config, showing: Showing, *, fix: bool = Fa
     # image that is to be published may already have its sidecar.
     for record in itertools.chain(reader.pending(), reader.owed(), _aside(reader, JobStatus.GONE)):
         if destination := destinations.get(record.inbox_path):
-            known.update(destination.paths_of(record))
+            for path in (record.path, *record.former):
+                known.update(destination.paths_of(replace(record, path=path)))
         if record.damage:
             yield damaged_rows.check(destination, record, fix=fix)
     yield from damaged_rows.check_replaced(fix=fix)

@@ -45,18 +45,19 @@ class Counts:
         self.states[JobStatus.PENDING] += admitted.pending - admitted.replaced - admitted.results_kept
         self.states[JobStatus.DONE] += admitted.results_kept
         self.states[JobStatus.FAILED] -= admitted.failures_replaced
-        self.states[JobStatus.GONE] -= admitted.returned
+        self.states[JobStatus.GONE] += admitted.left - admitted.returned
         for status, images in ((JobStatus.SKIPPED, admitted.skipped), (JobStatus.GONE, admitted.replaced)):
             self.states[status] += images
             self.ended[status] += images
 
     def finished(self, endings: Sequence[Ending]) -> None:
-        kinds = Counter([(e.status, e.keeps_result, e.is_repeat) for e in endings])
-        for (status, keeps_result, is_repeat), images in kinds.items():
+        kinds = Counter([(e.status, e.keeps_result, e.is_repeat, e.left) for e in endings])
+        for (status, keeps_result, is_repeat, left), images in kinds.items():
             if status is JobStatus.PENDING:
                 continue
             self.states[JobStatus.PENDING] -= images
             if is_repeat:  # its row is gone
+                self.states[JobStatus.GONE] += images * (left or 0)
                 continue
             self.states[JobStatus.DONE if keeps_result else status] += images
             self.ended[status] += 0 if keeps_result else images

@@ -299,7 +299,7 @@ class Metrics:
         reasons: collections.Counter[tuple[JobStatus, str]] = collections.Counter()
         bins: collections.Counter[str] = collections.Counter()
         for ending in endings:
-            if ending.keeps_result:
+            if ending.keeps_result or (ending.status is JobStatus.PENDING and not ending.failure):
                 continue
             reasons[ending.status, ending.failure.reason.value if ending.failure else ""] += 1
             if ending.status is JobStatus.DONE:

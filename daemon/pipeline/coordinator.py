@@ -115,10 +115,10 @@ class Pipeline:
             await finish_looks(self.looks, self.pause)
             if owed := self.schedule.owed():  # of a station that was lost only now
                 await self.recover({entry.job.inbox for entry in owed})
+            if once and not self.draining:
+                await self.publisher.try_again()
             await self.outbox.finish()
             tasks.cancel_scope.cancel()
-        if once and not self.draining:
-            await self.publisher.try_again()
 
     def held_back(self) -> list[str]:
         """Why some images wait while others go on."""
@@ -220,7 +220,7 @@ class Pipeline:
         if admitted.replaced:  # perhaps some that wait in memory
             self.schedule.forget_waiting()
             self.ledger.read_again()
-        if admitted.pending:
+        if admitted.pending or admitted.renamed:
             self.wake()
 
     # 2. A station asks for jobs.
@@ -355,8 +355,7 @@ class Pipeline:
         self.wake()
 
     def lose(self, station: object) -> int:
-        """A station was lost. Its jobs are handed out again; what it had committed is published here. Returns how many it
-        had."""
+        """A station was lost: its jobs are handed out again, and what it had committed is published. Returns how many."""
         images = self.schedule.has(executor := self._executor_of(station))
         self._note_owed(self.schedule.lose(executor))
         self.wake()
@@ -397,4 +396,5 @@ class Pipeline:
         newest = {entry.job.id for entry in entries if entry.is_newest}
         lasting = [e for e in endings if e.status is JobStatus.PENDING or e.job.id in newest]
         self.metrics.finished(lasting)
+        self.publisher.note_renamed({e.job.inbox for e in endings if e.left is not None})
         log_failures(lasting, self._roots)

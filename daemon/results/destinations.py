@@ -128,34 +128,34 @@ class Destination:
         placed = self._move(record)  # first, as the reason is named after the moved image
         write_sidecar(record, *self.paths_of(record, placed.location))
         if self.bins_mode == "link":
-            self._try(record, lambda: self._leave_other_bins(record))
+            self.attempt(record, lambda: self.leave_other_bins(record))
         return placed
 
     def send_away(self, record: Record) -> None:
         """Move or delete a file whose contents are images of their own now, as the inbox says; a reason of an earlier
         attempt goes. It may be called again. Raises OSError if the disk is full or fails."""
         self.check()
-        self._try(record, lambda: self._forget_reason(record))
+        self.attempt(record, lambda: self._forget_reason(record))
         if self.on_success == "delete":
-            self._try(record, lambda: sources.delete(record))
+            self.attempt(record, lambda: sources.delete(record))
         elif self.on_success == "move" or record.has_moved:  # with "keep" out of the failed folder
-            self._try(record, lambda: sources.move(record, os.path.join(self.done, record.path)))
+            self.attempt(record, lambda: sources.move(record, os.path.join(self.done, record.path)))
 
     def paths_of(self, record: Record, location: bytes | None = None) -> tuple[bytes, bytes]:
         """The two possible paths of its sidecar or its reason. location: where the file is,
         if not where the record says."""
         if record.status is JobStatus.DONE:
             return sidecar_paths(self.results, record.path)
-        return self._reason_paths(record, location or record.location)
+        return self.reason_paths(record, location)
 
     def numbered_reason_paths(self, record: Record) -> tuple[bytes, bytes]:
         """The paths of a reason that was written when another version had its name in the failed folder."""
         return sidecar_paths(self.failed, second_name(record.path, record.id))
 
-    def _reason_paths(self, record: Record, location: bytes) -> tuple[bytes, bytes]:
+    def reason_paths(self, record: Record, location: bytes | None = None) -> tuple[bytes, bytes]:
         """A reason is named after its image if that is in the failed folder, else after
         the path in the inbox, unless another version has this name in the failed folder."""
-        folder = os.path.join(self.failed, b"")
+        folder, location = os.path.join(self.failed, b""), location or record.location
         if location.startswith(folder):
             return sidecar_paths(self.failed, location.removeprefix(folder))
         if os.path.lexists(folder + record.path) and not _could_be_a_reason(record.path):
@@ -188,7 +188,7 @@ class Destination:
         return {top, *map(os.path.dirname, files)}
 
     def _place(self, record: Record) -> Placed:
-        self._try(record, lambda: self._forget_reason(record))
+        self.attempt(record, lambda: self._forget_reason(record))
         held = None
         try:
             placed = self._move(record)
@@ -198,12 +198,12 @@ class Destination:
         if placed.location and placed.version:
             present = dataclasses.replace(record, location=placed.location, version=placed.version)
         if self.bins_mode == "copy":
-            self._try(record, lambda: sources.copy(present, self._bin_of(record)))
+            self.attempt(record, lambda: sources.copy(present, self._bin_of(record)))
         elif self.bins_mode == "link":
-            self._try(record, lambda: sources.link(present.location, self._bin_of(record)))
+            self.attempt(record, lambda: sources.link(present.location, self._bin_of(record)))
         self.known_bins.add(os.fsencode(record.bin))
         if self.bins_mode in ("link", "copy"):
-            self._try(record, lambda: self._leave_other_bins(present))
+            self.attempt(record, lambda: self.leave_other_bins(present))
         if self.on_success == "delete":
             self._try_with_source(record, lambda: sources.delete(record))
         if held:
@@ -216,7 +216,7 @@ class Destination:
         if not os.path.isdir(self.failed):  # nothing has failed yet
             return
         for first, second in (
-            self._reason_paths(record, record.location),
+            self.reason_paths(record),
             self.numbered_reason_paths(record),
         ):
             with contextlib.suppress(FileNotFoundError):  # without the first there is no second
@@ -224,7 +224,7 @@ class Destination:
                     if is_reason_of(record.path, path):
                         _unlink(path)
 
-    def _leave_other_bins(self, record: Record) -> None:
+    def leave_other_bins(self, record: Record) -> None:
         """Remove it from other bins: an earlier version of the file, or an earlier rule,
         may have put it there."""
         for name in self.known_bins - {os.fsencode(record.bin)}:
@@ -232,7 +232,7 @@ class Destination:
             if path != record.location and (self.bins_mode != "link" or os.path.islink(path)):
                 _unlink(path)
 
-    def _try(
+    def attempt(
         self, record: Record, step: Callable[[], Answer], passing: Collection[int] = _DISK_TROUBLE
     ) -> Answer | None:
         """Do a step that other files or permissions may make impossible for this file:
@@ -250,7 +250,7 @@ class Destination:
     def _try_with_source(self, record: Record, step: Callable[[], Answer]) -> Answer | None:
         """The same with the source, which may be on another disk than the results. Raises Held."""
         try:
-            return self._try(record, step, (*_DISK_TROUBLE, errno.ETXTBSY))
+            return self.attempt(record, step, (*_DISK_TROUBLE, errno.ETXTBSY))
         except OSError as error:
             if error.errno in SCARCE:
                 raise

@@ -200,7 +200,8 @@ class Delivery:
         if recent := self._recent.after(self._accepted):
             return [record for _, record in recent], recent[-1][0]
         last = self.last
-        found, number = await to_thread.run_sync(self._reader.published_after, self._accepted, GROUP)
+        read = partial(self._reader.published_after, for_sinks=self.name not in publications.BY_PATH)
+        found, number = await to_thread.run_sync(read, self._accepted, GROUP)
         sound, changes = await leave_out_damaged(self._ledger, list(found.values()))
         self._note_changes(changes)
         return sound, number if number > self._accepted else last
@@ -261,6 +262,12 @@ class Outbox:
         self._recent.add(records)
         for delivery in self.deliveries:
             delivery.note_last(max(records))
+
+    def note_renamed(self, last: int) -> None:
+        """Note that images whose files were renamed have numbers up to this one."""
+        for delivery in self.deliveries:
+            if delivery.name in publications.BY_PATH:
+                delivery.note_last(last)
 
     def problems(self) -> list[str]:
         """A sentence for each sink that does not take records now."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Protocol
 
 import anyio
@@ -13,12 +13,14 @@ import structlog
 from anyio import to_thread
 
 from daemon.core.errors import ResultsLost
-from daemon.core.jobs import Change, JobStatus
+from daemon.core.jobs import Change, JobStatus, Placed
 from daemon.inbox.sources import WRITTEN, find_changed
 from daemon.ledger.ledger import Ledger
+from daemon.ledger.publications import read_last
 from daemon.ledger.record import Record
 from daemon.results.damage import leave_out_damaged
 from daemon.results.destinations import Destination, NotSynced, Publication, publish_records, sync_folders
+from daemon.results.former import clear_former
 from daemon.results.outbox import Outbox
 from daemon.system.retry import Retry
 
@@ -55,9 +57,11 @@ class Publisher:
         self._retry = retry
         self._holds = holds
         self._note_changes = note_changes
-        self._turn = anyio.Lock()
+        self._turn, self._trying = anyio.Lock(), anyio.Lock()
         self._held: dict[int, str] = {}  # inboxes that sources cannot leave, and why
         self._held_of_late: set[int] = set()
+        self._renamed: set[int] = set()  # inboxes with results whose files have other names now
+        self._wake = anyio.Event()  # set when there are more of these
         # Inboxes of which not all that a crash left behind is published yet.
         self._recovering: set[int] = set()
         self._is_away = False  # a folder of results, as last looked at
@@ -69,6 +73,12 @@ class Publisher:
     def expect(self, inboxes: set[int]) -> None:
         """Images of these inboxes are owed: `publish_owed` follows."""
         self._recovering |= inboxes
+
+    def note_renamed(self, inboxes: Collection[int]) -> None:
+        """Files of these inboxes were renamed: their results get the new names soon."""
+        if inboxes:
+            self._renamed |= set(inboxes)
+            self._wake.set()
 
     def note(self, publication: Publication) -> None:
         """Note which inboxes sources could not leave. Records are kept only if there is a sink."""
@@ -96,6 +106,8 @@ class Publisher:
         if added and self._outbox.deliveries:
             records = {record.id: record for publication in publications for record in publication.records}
             self._outbox.add({number: records[image] for number, image in added.items()})
+        if self._outbox.deliveries and any(r.former for each in publications for r in each.records):
+            self._outbox.note_renamed(await self._retry("ledger", self._ledger.run, read_last))
         return len(publications) == len(all_begun)
 
     async def watch(self, interval_seconds: Callable[[], float]) -> None:
@@ -140,10 +152,15 @@ class Publisher:
                 wanted = inboxes - self._recovering if again else inboxes
                 mine = [record for record in records if record.inbox in wanted]
                 # A sidecar must not follow a later version's.
-                held = self._holds.hold_each({(record.inbox, record.path) for record in mine}, self)
-                free = [record for record in mine if (record.inbox, record.path) in held]
+                files = {
+                    record.id: {(record.inbox, path) for path in (record.path, *record.former)}
+                    for record in mine
+                }
+                held = self._holds.hold_each(set().union(*files.values()), self)
+                free = [record for record in mine if files[record.id] <= held]
                 if len(free) < len(mine):  # the others may still be held
                     self._held_of_late |= self._held.keys() & inboxes
+                    self._renamed |= {r.inbox for r in mine if r.former and not files[r.id] <= held}
                 try:
                     sound, changes = await leave_out_damaged(self._ledger, free)
                     self._note_changes(changes)
@@ -158,17 +175,34 @@ class Publisher:
             self._recovering -= inboxes
 
     async def try_again(self) -> None:
-        await self.publish_owed(self._held.keys() - self._recovering, again=True)
+        async with self._trying:
+            renamed = self._renamed - self._recovering
+            self._renamed -= renamed
+            try:
+                await self.publish_owed((self._held.keys() | renamed) - self._recovering, again=True)
+            except BaseException:
+                self._renamed |= renamed
+                raise
 
     async def release(self) -> None:
         """Try held images again, at intervals that leave most of the time to other images."""
         while True:
-            started = time.monotonic()
+            started, self._wake = time.monotonic(), anyio.Event()
             await self.try_again()
-            await anyio.sleep(PAUSE_SECONDS + 10 * (time.monotonic() - started))
+            with anyio.move_on_after(PAUSE_SECONDS + 10 * (time.monotonic() - started)):
+                await self._wake.wait()
 
     async def _publish(self, records: Sequence[Record]) -> Publication:
-        publication = await self._retry.in_thread("results", publish_records, records, self._destinations)
+        present = [record for record in records if not record.is_replaced]
+        publication = await self._retry.in_thread("results", publish_records, present, self._destinations)
+        for record in records:
+            if record.is_replaced:
+                publication.placed.append(Placed(record.id))
+                publication.images.append(record.id)
+                publication.records.append(record)
+        if renamed := [record for record in records if record.former]:
+            folders = await self._retry.in_thread("results", clear_former, renamed, self._destinations)
+            publication.folders.update(folders)
         self.note(publication)
         return publication
 

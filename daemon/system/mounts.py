@@ -23,7 +23,7 @@ NETWORK_FILE_SYSTEMS = re.compile(
     rb"nfs\d?|cifs|smb\d?|smbfs|9p|afs|ceph|glusterfs|lustre|beegfs|gpfs|fuse\..*|virtiofs|vboxsf"
 )
 _STATX = getattr(ctypes.CDLL(None, use_errno=True), "statx", None)  # of the C library, since glibc 2.28
-_AT_FDCWD, _BASIC, _BORN = -100, 0x7FF, 0x800  # fcntl.h, linux/stat.h
+_AT_FDCWD, _NO_FOLLOW, _BASIC, _BORN = -100, 0x100, 0x7FF, 0x800  # fcntl.h, linux/stat.h
 _GONE = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP)
 
 
@@ -151,9 +151,19 @@ class FolderIdentity(NamedTuple):
     def of(cls, path: bytes) -> FolderIdentity:
         """Raises OSError."""
         inner = os.path.join(path, b".")  # so that an automatic mount is mounted first
+        return cls._of(inner)
+
+    @classmethod
+    def of_file(cls, path: bytes) -> FolderIdentity:
+        """The same of a file. Raises OSError."""
+        return cls._of(path, _NO_FOLLOW)
+
+    @classmethod
+    def _of(cls, path: bytes, flags: int = 0) -> FolderIdentity:
         found = ctypes.create_string_buffer(256)  # struct statx
-        if _STATX is None or _STATX(_AT_FDCWD, inner, 0, _BASIC | _BORN, found):
-            status = os.stat(inner)  # with the same error; or the call is missing or not allowed
+        if _STATX is None or _STATX(_AT_FDCWD, path, flags, _BASIC | _BORN, found):
+            # With the same error; or the call is missing or not allowed.
+            status = os.stat(path, follow_symlinks=not flags)
             return cls(status.st_dev, status.st_ino, 0)
         mask, inode = struct.unpack_from("=I28xQ", found)
         seconds, nanoseconds = struct.unpack_from("=qI", found, 80)

@@ -31,6 +31,7 @@ from tests.faults import (
     persistent,
     power,
     reads,
+    renames,
     scarce,
     stations,
     stop,
@@ -89,6 +90,18 @@ def kill_under_load(folder: Path, chance: random.Random, sizes: Sizes) -> Figure
 def kill_while_unpacking(folder: Path, chance: random.Random, sizes: Sizes) -> Figure:
     outcome = unpacking.kill_while_unpacking(folder, sizes["kills"], sizes["archives"], chance)
     return Figure(str(outcome), outcome.kept)
+
+
+def kill_while_renaming(folder: Path, chance: random.Random, sizes: Sizes) -> Figure:
+    kills, problems = renames.kill_while_renaming(folder, chance, sizes["kills"])
+    text = f"{kills} kills, each at another call: {len(problems)} rows, sidecars, bins or sinks that show it"
+    return Figure("\n".join([text, *problems[:10]]), kills > 0 and not problems)
+
+
+def rename_at_random(folder: Path, chance: random.Random, sizes: Sizes) -> Figure:
+    files, more, problems = renames.rename_at_random(folder, chance, sizes["acts"], sizes["kills"])
+    text = f"{files} files, {more} of them with a second number; {len(problems)} lost, double or wrong"
+    return Figure("\n".join([text, *problems[:10]]), more <= files // 20 and not problems)
 
 
 def kill_during_looks(folder: Path, chance: random.Random, sizes: Sizes) -> Figure:
@@ -414,18 +427,18 @@ ROWS = [
     Row("33", "few descriptors, and clients that reconnect", "work goes on, cause named", starve_of_files,
         {"limits": 3, "images": 2_000}),
     Row("34", "numbers from outside at their bounds", "refused by name",
-        by_tests(f"{DAEMON}config/test_loading.py", f"{DAEMON}test_state.py", f"{FAULTS}test_ledger_damage.py",
+        by_tests(f"{DAEMON}config/test_loading.py", f"{DAEMON}config/test_state.py", f"{FAULTS}test_ledger_damage.py",
                  "-k", "more_memory or number or bounded or bounds"), {}),
     Row("56", "a machine becomes too slow for a batch within its limit", "one worker lost, smaller batches, 0 FAILED",
         by_tests(f"{FAULTS}test_workers.py", f"{DAEMON}workers/test_lane.py", "-k", "too_slow or too_long"), {}),
     Row("55", "a start meets a temporary error of the system (EIO, ENOSPC, EMFILE, an address in use)",
         "exit 74, which the unit repeats, not 78", by_tests(f"{FAULTS}test_starts.py"), {}),
     Row("57", "wrong tokens; a forged change with a wrong token beside a good cookie", "401, later and logged; nothing changes",
-        by_tests(f"{DAEMON}page/test_guard.py", f"{DAEMON}page/test_page.py", "-k", "wrong_token or tries_tokens"), {}),
+        by_tests(f"{DAEMON}server/test_guard.py", f"{DAEMON}server/test_page.py", "-k", "wrong_token or tries_tokens"), {}),
     Row("58", "images and state files with times beyond 64 bits or any calendar", "each DONE once; no command fails",
         by_tests(f"{DAEMON}inbox/test_inputs.py", f"{DAEMON}cli/test_cli.py", "-k", "any_time or any_calendar"), {}),
     Row("59", "a worker is lost while rate and remaining time are shown", "those of the workers at work",
-        by_tests(f"{DAEMON}web/test_status.py", "-k", "no_worker or are_left"), {}),
+        by_tests(f"{DAEMON}server/test_status.py", "-k", "no_worker or are_left"), {}),
     Row("35", "daemon killed while a worker hangs, interpreter lock held", "no orphan after 5 s",
         kill_with_a_worker_that_hangs, {"kills": 20}),
     Row("36", "a call keeps failing in a running daemon, for each cause", "it waits, says why, goes on; 0 violations",
@@ -444,6 +457,14 @@ ROWS = [
         {"kills": 100, "archives": 300}, {"kills": 3, "archives": 30}),
     Row("44", "kill -9 the daemon or its process group while second looks run", f"{KILLED}; both answers kept",
         kill_during_looks, {"kills": 100, "files": 1_000}, {"kills": 2, "files": 60}),
+    Row("60", "kill -9 at any call that publishes images whose files were renamed",
+        "each keeps its number; one sidecar, under the new name; sinks get nothing", kill_while_renaming,
+        {"kills": 150}, {"kills": 1}),
+    Row("60", "files and folders renamed at random while they are processed, kill -9 now and then",
+        "0 lost, double or wrong; at most one in 20 gets a new number", rename_at_random, {"acts": 600, "kills": 5}),
+    Row("61", "files renamed while they wait or are in work; names swapped, reused, given back; links, copies, inodes",
+        "each file is one image; other bytes are another",
+        by_tests(f"{DAEMON}ledger/test_renamed.py", f"{DAEMON}results/test_former.py"), {}),
     Row("45", "reads and writes of a working daemon fail at random, EIO, ENOSPC and ENOMEM",
         "it pauses, names the disk, goes on; 0 ends, 0 lost, double, torn, wrong", fail_reads,
         {"seconds": 300}, {"seconds": 4}),

@@ -95,6 +95,7 @@ class Supervisor:
         """reads: also about the calls by which files are read."""
         self._known = CALLS | READS if reads else CALLS
         self.calls: list[Call] = []
+        self.asker = 0  # the thread that makes the present call
         self._folder = os.fsencode(folder) + b"/"
         self._decide = decide
         self.path = folder / "supervisor"
@@ -154,6 +155,7 @@ class Supervisor:
         if not path.startswith(self._folder):
             return 0
         self.calls.append(Call(name, path))
+        self.asker = pid
         return self._decide(self.calls[-1])
 
 

@@ -309,24 +309,24 @@ async def test_a_file_that_a_scan_finds_while_its_event_is_handled_does_not_coun
     first: str, watch: Watch, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Whichever of the two admits it first. The other one has been asking for it since before."""
-    read, ask = Watcher._read_versions, Watcher._unknown
+    read, ask = Watcher._read_versions, Folder.find_unknown
     scan_goes_on, event_goes_on = threading.Event(), threading.Event()
 
     def read_late(*arguments: Any) -> list[File]:
         assert event_goes_on.wait(PATIENCE)
         return read(*arguments)
 
-    def ask_slowly(watcher: Watcher, folder: Any, files: list[File]) -> list[File]:
-        unknown = ask(watcher, folder, files)
+    def ask_slowly(folder: Folder, files: list[File], reader: Reader) -> tuple[dict[File, bool], Any]:
+        unknown, names = ask(folder, files, reader)
         is_scan = b"first" in [file.path for file in files]
         if first == "event" and is_scan and b"a.jpg" in [file.path for file in unknown]:
             event_goes_on.set()
             assert scan_goes_on.wait(PATIENCE)
-        return unknown
+        return unknown, names
 
     async with watch(rescan_seconds=0.1, settle_seconds=0) as found:
         monkeypatch.setattr(Watcher, "_read_versions", read_late)
-        monkeypatch.setattr(Watcher, "_unknown", ask_slowly)
+        monkeypatch.setattr(Folder, "find_unknown", ask_slowly)
         found.write("a.jpg")
         await found.until(["a.jpg"])
         event_goes_on.set()

@@ -14,6 +14,7 @@ import pytest
 from msgspec.structs import replace
 
 from daemon.core.jobs import Ending, JobStatus, Placed
+from daemon.ledger.joining import join_repeats
 from daemon.ledger.ledger import Ledger
 from daemon.ledger.record import Model
 from daemon.monitoring.counts import Counts
@@ -121,17 +122,16 @@ async def test_an_end_that_is_written_at_the_second_try_is_a_repeat_too(
     kept: Ledger, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await process(kept)
-    join = Ledger._join_repeats
     tries = []
 
     def fail_once(*arguments: Any) -> set[int]:
-        found = join(*arguments)
+        found = join_repeats(*arguments)
         tries.append(found)
         if len(tries) == 1:
             raise sqlite3.OperationalError("database or disk is full")
         return found
 
-    monkeypatch.setattr(Ledger, "_join_repeats", fail_once)
+    monkeypatch.setattr("daemon.ledger.ledger.join_repeats", fail_once)
     assert (await process(kept, mtime_ns=14)).is_repeat
     assert len(images(kept)) == 1
 

@@ -52,13 +52,22 @@ def store(connection: sqlite3.Connection, numbers: Iterable[int]) -> None:
     keep_contents(connection, [content_row(content) for content in known])
     results = [(content.digest, model, b"{}", 0.1, 0) for content in known for model in (1, 2)]
     run_rows(connection, "keep_result", results)
-    images = [row[1] for row in taken]
+    assert len(taken) == len(known)
+    ids = dict(connection.execute("SELECT path, id FROM image").fetchall())
     endings = [
-        Ending(make_job(id=image), JobStatus.DONE, 2e9, 1, "A", b"{}", content=content)
-        for image, content in zip(images, known, strict=True)
+        Ending(
+            make_job(content.digest, id=ids[content.digest]),
+            JobStatus.DONE,
+            2e9,
+            1,
+            "A",
+            b"{}",
+            content=content,
+        )
+        for content in known
     ]
     run_rows(connection, "end", [end_row(ending, b"/inbox", {}, {}) for ending in endings])
-    run_rows(connection, "emitted", [(image,) for image in images])
+    run_rows(connection, "emitted", [(ending.job.id,) for ending in endings])
     connection.execute("COMMIT")
 
 
