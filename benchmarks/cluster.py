@@ -31,8 +31,8 @@ from typing import Any
 import pyarrow
 import pyarrow.parquet
 
-from daemon.bench.job import Machine, Place
 from daemon.config.loading import Config, parse
+from daemon.measure.place import Machine, Place
 from stages import processes
 from tests.daemon_process import STAGES, picture
 from visiond.cluster import running

@@ -14,9 +14,9 @@ import sys
 import time
 from pathlib import Path
 
-from daemon.bench.job import Place
-from daemon.bench.meter import Meter, Sample
 from daemon.control import find_snapshot
+from daemon.measure.meter import Meter, Sample
+from daemon.measure.place import Place
 
 POLL_SECONDS = 0.1
 

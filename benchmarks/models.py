@@ -22,9 +22,9 @@ from pathlib import Path
 import msgspec
 
 from benchmarks.architectures import ARCHITECTURES
-from daemon.bench.job import Place, make_once
-from daemon.bench.models import CPU_BATCHES, GPU_BATCHES, IMAGES, Order, measure
 from daemon.layout import natural_dtype
+from daemon.measure.models import CPU_BATCHES, GPU_BATCHES, IMAGES, Order, measure
+from daemon.measure.place import Place, make_once
 from daemon.system.gpus import list_gpus
 from stages.base import StageSpec
 from stages.weights.packs import open_pack, resolve

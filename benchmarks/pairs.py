@@ -27,7 +27,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from benchmarks.overhead import make_files
-from daemon.bench.job import Place
+from daemon.measure.place import Place
 
 ROOT = Path(__file__).parent.parent
 FAKES = """
@@ -38,9 +38,12 @@ print(run_daemon(pathlib.Path(sys.argv[1]), pathlib.Path(sys.argv[2])))
 STANDARD = """
 import sys, pathlib
 try:
-    from daemon.bench.job import Place, run_job
-except ModuleNotFoundError:  # as in 0.1.0
-    from daemon.bench import Place, run_job
+    from daemon.measure.job import Place, run_job
+except ModuleNotFoundError:  # an earlier tree
+    try:
+        from daemon.bench.job import Place, run_job
+    except ModuleNotFoundError:  # as in 0.1.0
+        from daemon.bench import Place, run_job
 run = run_job(Place(pathlib.Path(sys.argv[1])), pathlib.Path(sys.argv[2]), cold=False)
 at, count = run.published_at, len(run.published_at)
 first, last = count // 4, count * 19 // 20

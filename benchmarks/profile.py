@@ -21,9 +21,9 @@ import msgspec
 import torch
 from torch.profiler import ProfilerActivity, profile
 
-from daemon.bench.ceiling import fill
-from daemon.bench.job import Place
 from daemon.layout import Layout
+from daemon.measure.ceiling import fill
+from daemon.measure.place import Place
 from daemon.messages import Batch
 from daemon.monitoring.metrics import Metrics
 from daemon.workers.chain import Chain

@@ -31,9 +31,9 @@ from pathlib import Path
 import psutil
 
 from benchmarks.overhead import make_files
-from daemon.bench.job import Place
 from daemon.control import ask
 from daemon.errors import NotRunning, VisiondError
+from daemon.measure.place import Place
 from stages.processes import environment, python
 
 INSTANCE = "127.0.0.1:9464"  # as in deploy/prometheus/prometheus.yml

@@ -21,10 +21,10 @@ from pathlib import Path
 
 import msgspec
 
-from daemon.bench.job import Place
-from daemon.bench.rates import measure_rate
+from daemon.measure.edit import keys_of, set_keys
+from daemon.measure.place import Place
+from daemon.measure.steady import measure_rate
 from daemon.profile import Settings, Trial
-from daemon.tuning.edit import keys_of, set_keys
 from stages.processes import environment, python
 from stages.registry import BUILT_IN
 

@@ -14,8 +14,8 @@ import argparse
 import itertools
 from pathlib import Path
 
-from daemon.bench.ceiling import measure_ceiling
-from daemon.bench.job import Place
+from daemon.measure.ceiling import measure_ceiling
+from daemon.measure.place import Place
 
 
 def main() -> None:

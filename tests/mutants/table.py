@@ -2713,18 +2713,18 @@ TUNING = [
     Mutant(
         "tuned-keys-only",
         "daemon.toml changes in the tuned keys only, or not at all",
-        "daemon/tuning/edit.py",
+        "daemon/measure/edit.py",
         "if tomllib.loads(changed) == expected:",
         "if True:",
         (
-            "daemon/tuning/test_edit.py::test_a_file_that_cannot_be_changed_safely_is_refused_with_the_keys_to_set",
+            "daemon/measure/test_edit.py::test_a_file_that_cannot_be_changed_safely_is_refused_with_the_keys_to_set",
         ),
         within="set_keys",
     ),
     Mutant(
         "tuning-folder",
         "after Ctrl-C nothing of a trial is left",
-        "daemon/tuning/tuner.py",
+        "daemon/measure/tuner.py",
         "shutil.rmtree(folder, ignore_errors=True)",
         "pass",
         ("daemon/cli/test_tuning.py::test_after_ctrl_c_nothing_runs_and_auto_does_not_use_half_a_search",),
@@ -2733,7 +2733,7 @@ TUNING = [
     Mutant(
         "tuning-alone",
         "nothing is measured beside a running daemon",
-        "daemon/tuning/tuner.py",
+        "daemon/measure/tuner.py",
         "stack.enter_context(lock_state(config.state.path))",
         "pass",
         ("daemon/cli/test_tuning.py::test_a_running_daemon_is_a_reason_not_to_measure",),

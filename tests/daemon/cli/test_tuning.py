@@ -15,12 +15,12 @@ from typing import Any
 
 import pytest
 
-from daemon.bench.rates import measure_rate
 from daemon.hints import quantity
+from daemon.measure.explain import describe_duration
+from daemon.measure.steady import measure_rate
 from daemon.placement import choose_batches
 from daemon.profile import Profile, read_profile
 from daemon.recorded import read_gpus
-from daemon.tuning.explain import describe_duration
 from tests.daemon_process import TOKEN, Daemon, Place, wait_for
 
 pytestmark = pytest.mark.timeout(600)  # up to ten daemons, one after another
