@@ -30,7 +30,7 @@ from pathlib import Path
 
 import psutil
 
-from benchmarks.overhead import make_files
+from benchmarks.harness import make_files, read_options
 from daemon.control import ask
 from daemon.errors import NotRunning, VisiondError
 from daemon.measure.place import Place
@@ -214,26 +214,25 @@ def run(options: argparse.Namespace, home: Path, arrivals: Arrivals) -> None:
         recorder = Recorder()
         with recorder.recording():
             work(daemon, home, options, arrivals)
-        recorder.write(options.file)
+        recorder.write(Path(options.file))
     finally:
         daemon.terminate()
         daemon.wait()
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("file", type=Path)
-    parser.add_argument("--seconds", type=float, default=420)
-    parser.add_argument("--rate", type=float, default=12, help="images per second in `scans`")
-    parser.add_argument("--delivery", type=int, default=2000, help="images at once in `mail`")
-    parser.add_argument("--images", type=int, default=500, help="different images, each under many names")
-    parser.add_argument("--standard", type=Path, metavar="FOLDER", help="as --folder of visiond bench")
-    parser.add_argument("--pipeline", nargs="*", default=[], help="lines in [pipeline]")
-    options = parser.parse_args()
+    # rate: images per second in `scans`; delivery: images at once in `mail`; standard: as --folder of visiond bench
+    defaults = {
+        "seconds": 420.0,
+        "rate": 12.0,
+        "delivery": 2000,
+        "images": 500,
+        "standard": "",
+        "pipeline": [""],
+    }
+    options = read_options(__doc__, "file", **defaults)
     with tempfile.TemporaryDirectory(prefix="visiond-recording-") as own:
-        record(options, options.standard or Path(own))
+        record(options, Path(options.standard or own))
 
 
 if __name__ == "__main__":

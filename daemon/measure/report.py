@@ -142,6 +142,24 @@ def print_inputs(report: InputsReport) -> None:
             )
 
 
+def print_quarters(run: Run) -> None:
+    """Whether rate or memory drift: the rate of each quarter of the images, and the most memory in its time."""
+    rows, times = [], run.published_at
+    for part in range(4):
+        first, last = ((len(times) - 1) * end // 4 for end in (part, part + 1))
+        inside = [sample for sample in run.samples if times[first] <= sample.at <= times[last]]
+        if times[last] > times[first] and inside:
+            peaks = (
+                max(sum(sample.gpu_used_bytes) for sample in inside),
+                max(sample.workers_bytes for sample in inside),
+                max(sample.daemon_bytes for sample in inside),
+            )
+            rate = (last - first) / (times[last] - times[first])
+            rows.append((part + 1, f"{rate:,.1f}", *(f"{peak >> 20:,}" for peak in peaks)))
+    if rows:
+        print_table(("quarter", "images/s", "GPU MiB", "workers MiB", "daemon MiB"), rows)
+
+
 def describe_limit(steady: Steady) -> str:
     if not steady.limited_by:
         return "what limits is not known: the run was too short; use a larger --count or --repeat"
@@ -160,6 +178,7 @@ def print_job(report: JobReport) -> None:
     print_table(("stage", "ms per image", "share", "ms one at a time"), list_stages(report))
     last, rates = report.runs[-1], [run.images_per_second for run in representative(report.runs)]
     print_table(("seconds", "p50", "p95", "p99"), list_latencies(last, report.single_image))
+    print_quarters(last)
     on_gpus = max((sum(sample.gpu_used_bytes) for sample in last.samples), default=0)
     of_workers = max((sample.workers_bytes for sample in last.samples), default=0)
     print(f"peak memory: {on_gpus >> 20} MiB on GPUs, {of_workers >> 20} MiB of the host for workers")

@@ -159,7 +159,7 @@ def test_the_result_is_a_table_a_sentence_and_the_time_of_the_job(tuned: Tuned) 
     best = profile_of(place).best
     assert best
     table = printed.splitlines()
-    assert table[0].split() == ["settings", "images/s", "spread", "GPU", "MiB", "host", "MiB"]
+    assert table[0].split() == ["settings", "images/s", "spread", "GPU", "MiB", "host", "MiB", "limit"]
     [chosen] = [line for line in table if line.rstrip().endswith("chosen")]
     assert chosen.startswith(str(best.settings))
     assert f"Chosen: {best.settings}, {best.images_per_second:,.4g} images/s." in printed
