@@ -47,6 +47,7 @@ def find_steady(times: Sequence[float], lag_seconds: float, meter: Meter) -> Ste
     - publish: images that wait for their publication (the rate times the lag), of those that a worker has or has had.
 
     When no part is busy for 90 % of the time, but all cores together are, it is the part whose processes use most of them.
+    When nothing is and the slab is full, that is said.
     """
     rate, slowest, fastest = measure_rate(times)
     first, last = (times[min(len(times) - 1, int(len(times) * share))] for share in MIDDLE)
@@ -66,6 +67,8 @@ def find_steady(times: Sequence[float], lag_seconds: float, meter: Meter) -> Ste
     shares = {part: min(1.0, share) for part, share in shares.items()}
     cores_busy = min(1.0, sum(cpu.values()) / count_cores())
     limited_by, why = choose_limit(shares, cores_busy, cpu)
+    if shares[limited_by] < FULL and sum(look.slab_share >= FULL for look in looks) * 2 > len(looks):
+        why += "; the images in flight fill [pipeline] slab_bytes, so batches are small"
     return msgspec.structs.replace(
         steady,
         gpu_busy=shares[GPU] if loads else None,

@@ -106,6 +106,11 @@ def test_the_part_that_is_occupied_most_limits(
     assert steady.shares[part] == pytest.approx(share)
 
 
+def test_a_full_slab_is_named_when_nothing_is_busy(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert "slab_bytes" in judge(watched(gpu=0.6, slab_share=0.95), monkeypatch).why
+    assert "slab_bytes" not in judge(watched(gpu=0.95, slab_share=0.95), monkeypatch).why
+
+
 def test_cores_and_gpus_in_use_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     steady = judge(watched(gpu=0.4, cpu=(3, 2, 1)), monkeypatch)
     assert (steady.gpu_busy, steady.cores_busy) == (pytest.approx(0.4), pytest.approx(6 / 8))
