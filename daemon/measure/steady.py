@@ -54,7 +54,7 @@ def find_steady(times: Sequence[float], lag_seconds: float, meter: Meter) -> Ste
     steady = Steady(images_per_second=rate, slowest=slowest, fastest=fastest)
     samples = [sample for sample in meter.samples if first <= sample.at <= last]
     looks = [look for look in meter.looks if first <= look.at <= last]
-    if len(samples) < 2:
+    if len(samples) < 2 or len(looks) < 2:
         return steady
     cpu = {kind: _spent(samples, kind) for kind in (DECODERS, WORKERS, DAEMON)}  # cores
     loads = _loads(samples, looks, meter.devices)
@@ -62,7 +62,7 @@ def find_steady(times: Sequence[float], lag_seconds: float, meter: Meter) -> Ste
     shares |= _judge_looks(looks, meter)
     if loads:
         shares[GPU] = statistics.fmean(loads)
-    held = statistics.fmean(look.in_flight - look.queued for look in looks) if looks else 0.0
+    held = statistics.fmean(look.in_flight - look.queued for look in looks)
     shares[PUBLISH] = rate * lag_seconds / max(1.0, held)
     shares = {part: min(1.0, share) for part, share in shares.items()}
     cores_busy = min(1.0, sum(cpu.values()) / count_cores())
@@ -108,8 +108,6 @@ def _loads(samples: Sequence[Sample], looks: Sequence[Look], devices: Sequence[s
 
 
 def _judge_looks(looks: Sequence[Look], meter: Meter) -> dict[str, float]:
-    if not looks:
-        return {}
     starved = [look for look in looks if not look.queued]
     shares = {
         INPUT: sum(not look.unread for look in starved) / len(looks),

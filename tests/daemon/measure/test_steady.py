@@ -118,9 +118,10 @@ def test_cores_and_gpus_in_use_are_counted(monkeypatch: pytest.MonkeyPatch) -> N
     assert judge(watched(cpu=(3, 2, 1)), monkeypatch).gpu_busy is None
 
 
-def test_of_a_short_run_nothing_but_its_rate_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("few", ["samples", "looks"])
+def test_of_a_short_run_nothing_but_its_rate_is_said(few: str, monkeypatch: pytest.MonkeyPatch) -> None:
     meter = watched(gpu=0.5)
-    monkeypatch.setattr(meter, "samples", meter.samples[:16])
+    monkeypatch.setattr(meter, few, getattr(meter, few)[:16])
     steady = judge(meter, monkeypatch)
     assert steady.images_per_second == pytest.approx(10, rel=0.01)
     assert (steady.cores_busy, steady.limited_by) == (None, "")
