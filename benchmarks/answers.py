@@ -9,11 +9,13 @@ same device with the same pixels (nvJPEG decodes slightly differently from libjp
 tests/stages/images/test_images.py measures that). The reference of OCR, rapidocr, is in
 tests/stages/ocr/test_stage.py. There are references only for the models of the standard job; benchmarks/changes.py compares
 any model in two dtypes.
+
+--reference: number of images to compare with the libraries. --dtype: of all stages; half: the half precision of each, as the
+daemon chooses; int8, float8, int4: the weights of the stages that can have them, all else in float32.
 """
 
 from __future__ import annotations
 
-import argparse
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -27,6 +29,7 @@ import torch
 from torch.nn.functional import cosine_similarity
 from torchvision.ops import box_iou
 
+from benchmarks.harness import read_options
 from stages.blip.descriptor import BlipOptions
 from stages.clip.embeddings import decode_embedding
 from stages.contract import binning
@@ -59,26 +62,17 @@ ASPECTS: dict[str, Callable[[Answers], object]] = {
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    device = "cuda:0" if torch.cuda.is_available() else "cpu"
+    options = read_options(
+        __doc__,
+        folder=Path("bench"),
+        pack="mini",
+        count=1000,
+        reference=200,
+        batch=64,
+        device=device,
+        dtype="float32",
     )
-    parser.add_argument("--folder", type=Path, default=Path("bench"), help="folder for the scenes")
-    parser.add_argument("--pack", default="mini")
-    parser.add_argument(
-        "--count", type=int, default=1000, help="number of images to process alone and in full batches"
-    )
-    parser.add_argument(
-        "--reference", type=int, default=200, help="number of images to compare with the libraries"
-    )
-    parser.add_argument("--batch", type=int, default=64)
-    parser.add_argument("--device", default="cuda:0" if torch.cuda.is_available() else "cpu")
-    parser.add_argument(
-        "--dtype",
-        default="float32",
-        help="dtype of all stages; half: the half precision of each stage, as the daemon chooses; int8, float8, int4: "
-        "the weights of the stages that can have them, all else in float32",
-    )
-    options = parser.parse_args()
     files = make_scenes(options.folder, options.count)
     stages = load(options.pack, options.dtype, options.batch, options.device)
     print(f"{options.pack}, {options.dtype}, {options.device}, batches of {options.batch}", flush=True)

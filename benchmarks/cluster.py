@@ -17,9 +17,7 @@ The two ways take turns, and the ratio of each round is printed: others may use 
 
 from __future__ import annotations
 
-import argparse
 import os
-import statistics
 import subprocess
 import sys
 import tempfile
@@ -31,8 +29,9 @@ from typing import Any
 import pyarrow
 import pyarrow.parquet
 
-from daemon.bench.job import Machine, Place
+from benchmarks.harness import read_options, spread
 from daemon.config.loading import Config, parse
+from daemon.measure.place import Machine, Place
 from stages.contract import processes
 from tests.daemon_process import STAGES, picture
 from visiond.cluster import running
@@ -83,7 +82,7 @@ def compare(
         ratios.append(rates["visiond ray run"] / rates[name])
         listed = ", ".join(f"{label} {rate:,.1f}/s" for label, rate in sorted(rates.items()))
         print(f"round {number + 1}: {listed}, ratio {ratios[-1]:.2f}", flush=True)
-    print(f"ratio: median {statistics.median(ratios):.2f}, from {min(ratios):.2f} to {max(ratios):.2f}")
+    print(f"ratio: {spread(ratios, 2)}")
 
 
 def measure_plain(folder: Path, images: int, rounds: int) -> None:
@@ -121,27 +120,15 @@ def visiond(where: Path, *words: str) -> None:
 
 def measure_daemon(folder: Path, images: int, rounds: int, stages: list[str]) -> None:
     inbox = folder / "inbox"
-
-    def write_config(output: Path) -> None:
-        named = f"[pipeline]\nstages = {stages}\n" if stages else ""
-        (output / "daemon.toml").write_text(f'[[inbox]]\npath = "{inbox}"\n[http]\nlisten = ""\n{named}')
-
     visiond(folder, "samples", str(inbox), "--count", str(images))
 
-    def ours(output: Path) -> float:
+    def prepare(output: Path) -> Path:
         output.mkdir()
-        write_config(output)
-        visiond(output, "ray", "run", str(inbox), "rows", "--part-images", "20")
-        return rate_of(output / "rows")
+        named = f"[pipeline]\nstages = {stages}\n" if stages else ""
+        (output / "daemon.toml").write_text(f'[[inbox]]\npath = "{inbox}"\n[http]\nlisten = ""\n{named}')
+        return output
 
-    def theirs(output: Path) -> float:
-        output.mkdir()
-        write_config(output)
-        visiond(output, "run", "--once")
-        visiond(output, "export", "rows.parquet")
-        return rate_of(output / "rows.parquet")
-
-    compare(rounds, folder, ours, theirs, "the daemon")
+    compare_with_daemon(folder, inbox, prepare, rounds, "--part-images", "20")
 
 
 def measure_standard(folder: Path, place: Place, images: int, repeat: int, rounds: int) -> None:
@@ -151,18 +138,31 @@ def measure_standard(folder: Path, place: Place, images: int, repeat: int, round
     total = sum(1 for _ in inbox.iterdir())
     print(f"{', '.join(machine.gpus) or 'no GPU'}; {machine.cores} cores; {total:,} files", flush=True)
 
-    def ours(output: Path) -> float:
+    def prepare(output: Path) -> Path:
+        output.mkdir()
         place.prepare(inbox)
-        visiond(place.home, "ray", "run", str(inbox), str(output))
-        return rate_of(output)
+        return place.home
+
+    compare_with_daemon(folder, inbox, prepare, rounds, warm=True)
+
+
+def compare_with_daemon(
+    folder: Path, inbox: Path, prepare: Callable[[Path], Path], rounds: int, *options: str, warm: bool = False
+) -> None:
+    """prepare: returns the folder with the configuration. warm: compile kernels in a first run that does not count."""
+
+    def ours(output: Path) -> float:
+        visiond(prepare(output), "ray", "run", str(inbox), str(output / "rows"), *options)
+        return rate_of(output / "rows")
 
     def theirs(output: Path) -> float:
-        place.prepare(inbox)
-        visiond(place.home, "run", "--once")
-        visiond(place.home, "export", f"{output}.parquet")
-        return rate_of(output.with_suffix(".parquet"))
+        home = prepare(output)
+        visiond(home, "run", "--once")
+        visiond(home, "export", str(output / "rows.parquet"))
+        return rate_of(output / "rows.parquet")
 
-    print(f"first run, not counted: the daemon {theirs(folder / 'first'):,.1f}/s", flush=True)
+    if warm:
+        print(f"first run, not counted: the daemon {theirs(folder / 'first'):,.1f}/s", flush=True)
     compare(rounds, folder, ours, theirs, "the daemon")
 
 
@@ -176,21 +176,9 @@ def rate_of(place: Path) -> float:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    options = read_options(
+        __doc__, "what", images=0, stages=[""], rounds=3, repeat=10, folder=Path("bench"), pack=""
     )
-    parser.add_argument("what", choices=("plain", "daemon", "standard"))
-    parser.add_argument("--images", type=int, default=0)
-    parser.add_argument("--stages", nargs="*", default=[], help="with daemon: these alone")
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument(
-        "--repeat", type=int, default=10, help="with standard: names of each image, for each GPU"
-    )
-    parser.add_argument(
-        "--folder", type=Path, default=Path("bench"), help="with standard: as for visiond bench"
-    )
-    parser.add_argument("--pack", default="", help="with standard: as for visiond bench")
-    options = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="visiond-cluster-") as folder:
         if options.what == "plain":
             measure_plain(Path(folder), options.images or 40_000, options.rounds)
@@ -198,7 +186,9 @@ def main() -> None:
             place = Place(options.folder, options.pack)
             measure_standard(Path(folder), place, options.images or 1000, options.repeat, options.rounds)
         else:
-            measure_daemon(Path(folder), options.images or 100, options.rounds, options.stages)
+            measure_daemon(
+                Path(folder), options.images or 100, options.rounds, [*filter(None, options.stages)]
+            )
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 """Runs all measurements that need a GPU, one after another, each with a time limit and a log of its own.
 
     python -m benchmarks.figures --output figures
-    python -m benchmarks.figures --output figures --only two-gpus sharing cluster --seconds 540
+    python -m benchmarks.figures --output figures --only two-gpus inputs cluster --seconds 540
 
 For machines that are only there for a short time: what has ended is in the folder, whatever happens afterwards. --seconds
 limits all parts together; a part that is cut off says so. All parts share one folder for images and weights.
@@ -40,6 +40,7 @@ def part(name: str, seconds: float, command: str) -> Part:
 
 
 SCALING = "-m daemon bench --folder FOLDER --cold 0 --count 1000 --json OUTPUT"
+INPUTS = "-m daemon bench --folder FOLDER --inputs standard,web,phone,screen,scan,mixed"
 PARTS = (
     part(
         "two-gpus",
@@ -48,7 +49,6 @@ PARTS = (
     ),
     part("scaling", 560, f"{SCALING}/scaling.json --gpus 1,2 --repeat 12 --warm 3 --sample 6"),
     part("answers", 200, f"{SCALING}/answers.json --gpus 1,2 --repeat 2 --warm 1 --sample 2 --pack mini"),
-    part("sharing", 240, "-m benchmarks.sharing --folder FOLDER --images 1000 --count 5000"),
     part("cluster", 300, "-m benchmarks.cluster standard --folder FOLDER --repeat 8 --rounds 2"),
     part(
         "qwen",
@@ -60,11 +60,7 @@ PARTS = (
         150,
         "-m benchmarks.models --folder FOLDER --only qwen3-vl-2b,clip-l14 --dtype float8 --alone --seconds 1 --batches 32",
     ),
-    part(
-        "small-cards",
-        330,
-        "-m benchmarks.small_cards --folder FOLDER --repeat 6 --free-mib 16000 24000 --by-hand 3x64x32x64x32 4x64x32x64x48",
-    ),
+    part("inputs", 560, f"{INPUTS} --warm 1 --json OUTPUT/inputs.json"),
     part(
         "tuning-1",
         400,

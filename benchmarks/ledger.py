@@ -9,7 +9,6 @@ as they are with several stations.
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import hashlib
 import tempfile
@@ -17,7 +16,7 @@ import time
 from pathlib import Path
 from typing import NamedTuple
 
-from benchmarks.overhead import spread
+from benchmarks.harness import TEMPORARY, read_options, spread
 from daemon.core.jobs import Content, Ending, File, Job, JobStatus, Placed, Version
 from daemon.core.messages import Output
 from daemon.ledger.ledger import Ledger
@@ -81,13 +80,8 @@ async def annotate(ledger: Ledger, jobs: list[Job]) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="Measure the ledger alone.")
-    parser.add_argument("--images", type=int, default=100_000)
-    parser.add_argument("--group", type=int, default=128, help="images in one request of a station")
-    parser.add_argument("--groups", type=int, default=8, help="groups in work at the same time")
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--folder", type=Path, help="where the ledger is made")
-    options = parser.parse_args()
+    # group: images in one request of a station; groups: in work at the same time
+    options = read_options(__doc__, images=100_000, group=128, groups=8, rounds=3, folder=TEMPORARY)
     rounds: list[Round] = []
     for _ in range(options.rounds):
         with tempfile.TemporaryDirectory(dir=options.folder) as folder:

@@ -14,7 +14,6 @@ transformers has no pipeline for YOLO's files.
 
 from __future__ import annotations
 
-import argparse
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
 from pathlib import Path
@@ -22,9 +21,10 @@ from pathlib import Path
 import msgspec
 
 from benchmarks.architectures import ARCHITECTURES
-from daemon.bench.job import Place, make_once
-from daemon.bench.models import CPU_BATCHES, GPU_BATCHES, IMAGES, Order, measure
+from benchmarks.harness import read_options
 from daemon.layout.layout import natural_dtype
+from daemon.measure.models import CPU_BATCHES, GPU_BATCHES, IMAGES, Order, measure
+from daemon.measure.place import Place, make_once
 from daemon.system.gpus import list_gpus
 from stages.contract.base import StageSpec
 from stages.weights.packs import open_pack, resolve
@@ -37,33 +37,23 @@ PIPELINE = " transformers' pipeline, images/s at batch |"
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    # stock_best: measure the original library at its best batch size, not at ours; alone: only visiond
+    given = read_options(
+        __doc__,
+        folder=Path("bench"),
+        only="",
+        batches=[0],
+        seconds=3.0,
+        dtype="",
+        stock_best=False,
+        pipeline=False,
+        alone=False,
     )
-    parser.add_argument(
-        "--folder", type=Path, default=Path("bench"), help="folder where weights and images are created"
-    )
-    parser.add_argument("--only", default="", help="names, separated by commas")
-    parser.add_argument("--batches", type=int, nargs="*", help="batch sizes to try")
-    parser.add_argument(
-        "--seconds", type=float, default=3.0, help="minimum duration of each measurement, in seconds"
-    )
-    parser.add_argument("--dtype", default="", help="for example int8")
-    parser.add_argument(
-        "--stock-best",
-        action="store_true",
-        help="measure the original library at its best batch size, not at ours",
-    )
-    parser.add_argument(
-        "--pipeline", action="store_true", help="also measure transformers' pipeline, at its best batch size"
-    )
-    parser.add_argument("--alone", action="store_true", help="measure only visiond")
-    given = parser.parse_args()
     only = set(filter(None, given.only.split(",")))
     gpus = list_gpus()[:1]
     device = gpus[0].device if gpus else "cpu"
     images = [str(path) for path in Place(given.folder).make_images(IMAGES)]
-    sizes = tuple(given.batches or (GPU_BATCHES if gpus else CPU_BATCHES))
+    sizes = tuple(filter(None, given.batches)) or (GPU_BATCHES if gpus else CPU_BATCHES)
     with ProcessPoolExecutor(MAKERS, get_context("spawn")) as pool:  # before anything is measured
         made = {
             (stage, name): pool.submit(make_model, stage, name, given.folder / name)

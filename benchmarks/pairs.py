@@ -13,11 +13,9 @@ a quarter of the images to 95 %.
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import io
 import os
-import shutil
 import statistics
 import subprocess
 import sys
@@ -26,8 +24,8 @@ import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from benchmarks.overhead import make_files
-from daemon.bench.job import Place
+from benchmarks.harness import TEMPORARY, make_files, read_options, spread, work_folder
+from daemon.measure.place import Place
 
 ROOT = Path(__file__).parent.parent
 FAKES = """
@@ -38,9 +36,12 @@ print(run_daemon(pathlib.Path(sys.argv[1]), pathlib.Path(sys.argv[2])))
 STANDARD = """
 import sys, pathlib
 try:
-    from daemon.bench.job import Place, run_job
-except ModuleNotFoundError:  # as in 0.1.0
-    from daemon.bench import Place, run_job
+    from daemon.measure.job import Place, run_job
+except ModuleNotFoundError:  # an earlier tree
+    try:
+        from daemon.bench.job import Place, run_job
+    except ModuleNotFoundError:  # as in 0.1.0
+        from daemon.bench import Place, run_job
 run = run_job(Place(pathlib.Path(sys.argv[1])), pathlib.Path(sys.argv[2]), cold=False)
 at, count = run.published_at, len(run.published_at)
 first, last = count // 4, count * 19 // 20
@@ -77,13 +78,10 @@ def run_tree(tree: Path, program: str, *arguments: Path) -> list[float]:
 
 def run_fakes(tree: Path, folder: Path, files: int, number: int) -> list[float]:
     """Run fake stages over small, new files."""
-    work = Path(tempfile.mkdtemp(prefix="visiond-pairs-", dir=folder))
-    try:
+    with work_folder(folder) as work:
         make_files(work / "inbox", files, number)
         os.sync()
         return run_tree(tree, FAKES, work / "inbox", work)
-    finally:
-        shutil.rmtree(work)
 
 
 def run_standard(tree: Path, place: Place, inbox: Path) -> list[float]:
@@ -94,18 +92,11 @@ def run_standard(tree: Path, place: Place, inbox: Path) -> list[float]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    # images: different ones of the standard job
+    options = read_options(
+        __doc__, "before", job="fakes", rounds=5, files=20_000, images=1000, folder=TEMPORARY
     )
-    parser.add_argument("before", help="a commit, or a folder")
-    parser.add_argument("--job", choices=("fakes", "standard"), default="fakes")
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--files", type=int, default=20_000)
-    parser.add_argument(
-        "--images", type=int, default=1_000, help="number of different images of the standard job"
-    )
-    parser.add_argument("--folder", type=Path, default=Path(tempfile.gettempdir()))
-    options = parser.parse_args()
+    assert options.job in ("fakes", "standard")
     rates: dict[str, list[list[float]]] = {"before": [], "now": []}
     with open_tree(options.before) as before:
         trees = {"before": before, "now": ROOT}
@@ -141,7 +132,7 @@ def compare(what: str, now: Sequence[float], then: Sequence[float]) -> str:
     """The median rates, and the median, minimum and maximum ratio of the pairs."""
     ratios = [ours / theirs for ours, theirs in zip(now, then, strict=True)]
     middles = f"before {statistics.median(then):,.1f}/s, now {statistics.median(now):,.1f}/s"
-    return f"{what}: {middles}; now by before {statistics.median(ratios):.3f} ({min(ratios):.3f} to {max(ratios):.3f})"
+    return f"{what}: {middles}; now by before {spread(ratios, 3)}"
 
 
 if __name__ == "__main__":

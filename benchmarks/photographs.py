@@ -12,7 +12,6 @@ each package. Drawings, and pictures that are nearly the same as another, are le
 
 from __future__ import annotations
 
-import argparse
 import bz2
 import fnmatch
 import pickle
@@ -24,6 +23,7 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
+from benchmarks.harness import read_options
 from stages.scenes.strange import PHOTOGRAPHS, find_photographs
 
 IN_WHEELS = {
@@ -78,13 +78,8 @@ def save_scipys(archive: zipfile.ZipFile, folder: Path) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("wheels", type=Path)
-    parser.add_argument("folder", type=Path)
-    options = parser.parse_args()
-    counts = collect_photographs(options.wheels, options.folder)
+    options = read_options(__doc__, "wheels", "folder")
+    counts = collect_photographs(Path(options.wheels), Path(options.folder))
     for package, count in sorted(counts.items()):
         print(f"{count:4} {package}")
     print(f"{counts.total():4} photographs")

@@ -16,7 +16,7 @@ import PIL.Image
 import transformers
 
 from benchmarks.stock import folder_of, try_sizes
-from daemon.bench.models import Order
+from daemon.measure.models import Order
 from stages.blip.florence import TASKS as QUESTIONS
 from stages.images.devices import dtype_of
 from stages.pretrained.language import do_without_num2words

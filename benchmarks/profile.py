@@ -7,7 +7,6 @@
 
 from __future__ import annotations
 
-import argparse
 import gc
 import itertools
 import os
@@ -21,10 +20,11 @@ import msgspec
 import torch
 from torch.profiler import ProfilerActivity, profile
 
-from daemon.bench.ceiling import fill
-from daemon.bench.job import Place
+from benchmarks.harness import read_options
 from daemon.core.messages import Batch
 from daemon.layout.layout import Layout
+from daemon.measure.ceiling import fill
+from daemon.measure.place import Place
 from daemon.monitoring.metrics import Metrics
 from daemon.workers.chain import Chain
 from daemon.workers.child import keep_memory
@@ -37,20 +37,8 @@ NAME = 100  # characters of a kernel's name
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument(
-        "--folder",
-        type=Path,
-        default=Path("bench"),
-        help="folder for images and weights, as for visiond bench",
-    )
-    parser.add_argument("--count", type=int, default=512, help="number of different images")
-    parser.add_argument("--batch", type=int, default=128)
-    parser.add_argument("--seconds", type=float, default=4.0, help="duration for each number of threads")
-    parser.add_argument("--top", type=int, default=40, help="number of kernels to list")
-    arguments = parser.parse_args()
+    # seconds: for each number of threads; top: kernels to list
+    arguments = read_options(__doc__, folder=Path("bench"), count=512, batch=128, seconds=4.0, top=40)
     keep_memory()
     chain, batches = load(Place(arguments.folder), arguments.count, arguments.batch)
     chain.run(batches[0])

@@ -6,13 +6,13 @@ Run: python -m benchmarks.recovery [--images 100000]
 
 from __future__ import annotations
 
-import argparse
 import collections
 import os
 import tempfile
 import time
 from pathlib import Path
 
+from benchmarks.harness import read_options
 from daemon.config.loading import load
 from daemon.maintenance import verify as recovery
 from daemon.results.destinations import sidecar_paths, write_sidecar
@@ -37,11 +37,10 @@ def measure(folder: Path, images: int) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--images", type=int, default=100_000)
+    options = read_options(__doc__, images=100_000)
     with tempfile.TemporaryDirectory(prefix="visiond-recovery-") as folder:
         os.chdir(folder)
-        measure(Path(folder), parser.parse_args().images)
+        measure(Path(folder), options.images)
 
 
 if __name__ == "__main__":

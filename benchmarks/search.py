@@ -2,14 +2,13 @@
 images are the ten that a comparison in full precision finds.
 
 Makes a ledger of its own with results of random words, boxes and embeddings, and a model of CLIP ViT-B/32's size with
-random weights. With --rows, only a matrix of that many embeddings is made and searched.
+random weights.
 
-Run: python -m benchmarks.search [--images 1000000] [--rows 10000000] [--folder FOLDER]
+    python -m benchmarks.search --images 1000000
 """
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import base64
 import os
@@ -19,7 +18,6 @@ import re
 import shutil
 import sqlite3
 import statistics
-import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -32,6 +30,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from benchmarks.harness import TEMPORARY, read_options, work_folder
 from daemon.core.jobs import Content, Ending, File, Job, JobStatus, Placed, Version
 from daemon.core.messages import Output
 from daemon.ledger.ledger import Ledger
@@ -40,8 +39,7 @@ from daemon.ledger.records import Reader
 from daemon.search import matrix
 from daemon.search.query import parse
 from daemon.search.searcher import NEWEST, By, Searcher
-from daemon.search.tower import Ask, Tower
-from stages.clip.nearest import CANDIDATES
+from daemon.search.tower import Ask
 from stages.contract.base import StageSpec
 from stages.weights.packs import MINI
 
@@ -250,58 +248,11 @@ def compare(searcher: Searcher, images: int) -> None:
     print(f"of the {10 * EXACT} nearest that fit a filter: {dict(filtered)}")
 
 
-def search_rows(folder: Path, rows: int) -> None:
-    """Only a matrix, without a ledger."""
-    made, source = folder / "rows", np.random.default_rng(5)
-    centers, step = draw_centers(source), 100_000
-    started = time.perf_counter()
-    for start in range(0, rows, step):
-        count = min(step, rows - start)
-        matrix.append(
-            made, start, range(start + 1, start + count + 1), draw_embeddings(count, source, centers)
-        )
-    print(f"made {rows:,} × {DIM} embeddings in {time.perf_counter() - started:.0f} s", flush=True)
-    tower = Tower(StageSpec("clip", "transformers", {}, "clip-1"))
-    numbers = iter(range(1, rows, rows // 1000))
-
-    def ask() -> None:
-        tower.ask(Ask(str(made), rows, DIM, 48, like=next(numbers)))
-
-    measure(f"{CANDIDATES:,} rows of float16, from the disk", lambda: read_cold(made, rows))
-    with closing(tower):
-        measure("the first question, with its process", ask, 1)
-        measure(f"48 nearest of {rows:,}", ask)
-
-
-def read_cold(made: Path, rows: int) -> None:
-    """Read the rows that one search compares exactly, while none of them is in memory."""
-    with (made / "float16").open("rb") as file:
-        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
-    opened = matrix.open_rows(made, rows, DIM)
-    places = np.sort(np.random.default_rng().choice(rows, CANDIDATES, replace=False))
-    opened.fetch(places)
-    assert opened.exact[places].astype(np.float32).shape == (CANDIDATES, DIM)
-
-
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--images", type=int, default=100_000)
-    parser.add_argument("--rows", type=int, default=0)
-    parser.add_argument("--folder", type=Path)
-    options = parser.parse_args()
+    options = read_options(__doc__, images=100_000, folder=TEMPORARY)
     print(f"{platform.machine()}, {len(os.sched_getaffinity(0))} cores, Python {platform.python_version()}")
-    folder = options.folder or Path(tempfile.mkdtemp(prefix="visiond-search-"))
-    folder.mkdir(parents=True, exist_ok=True)
-    try:
-        if options.rows:
-            search_rows(folder, options.rows)
-        else:
-            search(folder, options.images)
-    finally:
-        if not options.folder:
-            shutil.rmtree(folder)
+    with work_folder(options.folder) as folder:
+        search(folder, options.images)
 
 
 if __name__ == "__main__":

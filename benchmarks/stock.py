@@ -16,8 +16,8 @@ import torch
 import transformers
 from torch import Tensor
 
-from daemon.bench.alone import time_calls
-from daemon.bench.models import GAIN, Measurement, Order, Rate
+from daemon.measure.alone import time_calls
+from daemon.measure.models import GAIN, Measurement, Order, Rate
 from stages.blip.florence import TASKS
 from stages.images.devices import dtype_of, pixels_of, synchronize
 from stages.pretrained.language import ask, do_without_num2words

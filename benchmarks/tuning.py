@@ -6,7 +6,7 @@ and are the settings that it chose within 5 % of the best found by hand?
 
 For each number of GPUs (0: the CPU) it runs the tuner, then `visiond run --once` with four of the settings that
 the tuner measured, and with each number of workers and each size of batches that is given. A run's rate is
-that of its middle half, as the tuner's. Exits with 1 if a promise is not kept. It keeps what the tuner found in
+that of its middle 70 %, as the tuner's. Exits with 1 if a promise is not kept. It keeps what the tuner found in
 FOLDER/tuned-<gpus>.json, and uses that if it is there, so that a long check can be continued.
 """
 
@@ -21,10 +21,12 @@ from pathlib import Path
 
 import msgspec
 
-from daemon.bench.job import Place
-from daemon.bench.rates import measure_rate
+from benchmarks.harness import read_options
+from daemon.measure.edit import keys_of, set_keys
+from daemon.measure.place import Place
+from daemon.measure.steady import measure_rate
+from daemon.measure.throwaway import Throwaway
 from daemon.placement.profile import Settings, Trial
-from daemon.tuning.edit import keys_of, set_keys
 from stages.contract.processes import environment, python
 from stages.registry.registry import BUILT_IN
 
@@ -53,12 +55,12 @@ def write_settings(place: Place, settings: Settings) -> None:
 
 
 def run_once(place: Place, images: list[Path], settings: Settings, least: int) -> float:
-    """Images per second of `visiond run --once` with these settings, in the middle half."""
+    """Images per second of `visiond run --once` with these settings, in the steady part."""
     inbox = place.make_inbox(images, max(2, math.ceil(least / len(images))))
     config = place.prepare(inbox)
     write_settings(place, settings)
-    with place.start("--once") as daemon:
-        assert daemon.wait() == 0, "the run failed; its messages are above"
+    with Throwaway(config, place.config_file, "--once") as daemon:
+        daemon.wait_until_done()
     return measure_rate(sorted(file.stat().st_mtime for file in config.output.results.iterdir()))[0]
 
 
@@ -111,19 +113,16 @@ def check(place: Place, name: str, devices: int, options: argparse.Namespace) ->
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    options = read_options(
+        __doc__,
+        folder=Path("bench"),
+        pack="",
+        gpus=[1],
+        count=500,
+        seconds=15.0,
+        workers=[4, 5, 6],
+        batches=[64, 128],
     )
-    parser.add_argument("--folder", type=Path, default=Path("bench"), help="as for visiond bench")
-    parser.add_argument("--pack", default="", help="as for visiond bench")
-    parser.add_argument("--gpus", type=int, nargs="+", default=[1])
-    parser.add_argument("--count", type=int, default=500, help="number of different images")
-    parser.add_argument(
-        "--seconds", type=float, default=15, help="as for visiond tune; runs take twice as long"
-    )
-    parser.add_argument("--workers", type=int, nargs="+", default=[4, 5, 6])
-    parser.add_argument("--batches", type=int, nargs="+", default=[64, 128])
-    options = parser.parse_args()
     kept = True
     for number in options.gpus:
         devices = [f"cuda:{index}" for index in range(number)] or ["cpu"]

@@ -21,8 +21,8 @@ from daemon.terminal.options import ConfigOption, JsonOption, find_config, flag,
 
 if TYPE_CHECKING:
     from daemon.config.loading import Config
+    from daemon.measure.throwaway import Say
     from daemon.placement.profile import Profile, Trial
-    from daemon.tuning.trial import Say
 
 
 def plan(
@@ -42,8 +42,8 @@ def plan(
       visiond plan --gpus 4xA100-40GB
       visiond plan --json
     """
+    from daemon.measure.explain import explain, explain_other
     from daemon.placement.recorded import read_gpus
-    from daemon.tuning.explain import explain, explain_other
 
     settings = read_config(config)
     explanation = explain_other(settings, read_gpus(machine)) if machine else explain(settings)
@@ -90,9 +90,9 @@ def tune(
       visiond tune --dry-run
     """
     from daemon.config.values import read_text
-    from daemon.tuning.edit import keys_of, set_keys
-    from daemon.tuning.tuner import Plan, refuse_segments
-    from daemon.tuning.tuner import tune as search
+    from daemon.measure.edit import keys_of, set_keys
+    from daemon.measure.tuner import Plan, refuse_segments
+    from daemon.measure.tuner import tune as search
 
     settings, file = read_config(config), find_config(config)
     refuse_segments(settings)
@@ -175,11 +175,11 @@ def print_trial(number: int, trial: Trial) -> None:
 
 
 def print_profile(profile: Profile, best: Trial, job: int) -> None:
+    from daemon.measure.explain import describe_duration
     from daemon.placement.profile import GAIN
-    from daemon.tuning.explain import describe_duration
 
     print_table(
-        ("settings", "images/s", "spread", "GPU MiB", "host MiB", ""),
+        ("settings", "images/s", "spread", "GPU MiB", "host MiB", "limit", ""),
         (
             (
                 trial.settings,
@@ -187,6 +187,7 @@ def print_profile(profile: Profile, best: Trial, job: int) -> None:
                 f"{trial.slowest:,.4g} to {trial.fastest:,.4g}" if trial.images_per_second else "-",
                 trial.gpu_bytes >> 20,
                 trial.host_bytes >> 20,
+                trial.limited_by or "-",
                 "chosen" if trial is best else trial.failure,
             )
             for trial in profile.trials
@@ -204,7 +205,7 @@ def print_profile(profile: Profile, best: Trial, job: int) -> None:
 def write_settings(config: Config, file: Path, before: str, after: str, *, dry_run: bool) -> None:
     """Change daemon.toml, or print how it would change."""
     from daemon.config.state import LEDGER
-    from daemon.tuning.edit import replace_file, show_difference
+    from daemon.measure.edit import replace_file, show_difference
 
     if before == after:
         errors.print(printable(f"{file} has these settings already."))

@@ -58,6 +58,9 @@ class Trial(msgspec.Struct, frozen=True, kw_only=True):
     tensor_bytes: int = 0
     host_bytes: int = 0
     stage_seconds: dict[str, float] = {}  # for each image: of its batch, divided by the batch's images
+    gpu_busy: float | None = None  # 0..1, in the steady part; as in daemon/measure/steady.py
+    cores_busy: float | None = None
+    limited_by: str = ""
     failure: str = ""
 
     def seconds_for(self, images: int) -> float:

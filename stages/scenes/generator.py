@@ -209,12 +209,14 @@ def _write_scene(make: Make, folder: Path, seed: int, index: int) -> tuple[str, 
 WORTH_A_PROCESS = 100  # images; starting one takes as long as making thirty
 
 
-def map_processes(work: Callable[[int], Made], count: int) -> Iterator[Made]:
+def map_processes(
+    work: Callable[[int], Made], count: int, worth_a_process: int = WORTH_A_PROCESS
+) -> Iterator[Made]:
     """work(0), work(1), … in order, in as many processes as pay for their start."""
-    processes = min(count_cores(), count // WORTH_A_PROCESS)
+    processes = min(count_cores(), count // worth_a_process)
     if processes < 2:
         yield from map(work, range(count))
         return
     context = multiprocessing.get_context("spawn")  # a process that has touched CUDA must not fork
     with ProcessPoolExecutor(processes, context, cv2.setNumThreads, (1,)) as pool:
-        yield from pool.map(work, range(count), chunksize=8)
+        yield from pool.map(work, range(count), chunksize=max(1, min(8, worth_a_process // 8)))

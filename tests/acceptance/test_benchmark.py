@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 from PIL import Image
 
-from daemon.bench import scaling
-from daemon.bench.job import Timings
 from daemon.cli.bench import bench
+from daemon.measure import scaling
+from daemon.measure.job import Timings
 from stages.contract.manifest import MANIFEST, Manifest, StageEntry, write_manifest
 from tests.daemon_process import PATIENCE
 from tests.forked import run_forked

@@ -15,12 +15,12 @@ from typing import Any
 
 import pytest
 
-from daemon.bench.rates import measure_rate
 from daemon.core.hints import quantity
+from daemon.measure.explain import describe_duration
+from daemon.measure.steady import measure_rate
 from daemon.placement.placement import choose_batches
 from daemon.placement.profile import Profile, read_profile
 from daemon.placement.recorded import read_gpus
-from daemon.tuning.explain import describe_duration
 from tests.daemon_process import TOKEN, Daemon, Place, wait_for
 
 pytestmark = pytest.mark.timeout(600)  # up to ten daemons, one after another
@@ -159,7 +159,7 @@ def test_the_result_is_a_table_a_sentence_and_the_time_of_the_job(tuned: Tuned) 
     best = profile_of(place).best
     assert best
     table = printed.splitlines()
-    assert table[0].split() == ["settings", "images/s", "spread", "GPU", "MiB", "host", "MiB"]
+    assert table[0].split() == ["settings", "images/s", "spread", "GPU", "MiB", "host", "MiB", "limit"]
     [chosen] = [line for line in table if line.rstrip().endswith("chosen")]
     assert chosen.startswith(str(best.settings))
     assert f"Chosen: {best.settings}, {best.images_per_second:,.4g} images/s." in printed

@@ -16,13 +16,13 @@ from daemon.core.errors import ConfigError
 from daemon.layout import layout
 from daemon.layout.layout import Layout, digest_settings, used_gpus
 from daemon.maintenance import redo
+from daemon.measure.explain import explain
 from daemon.placement.devices import ALLOCATORS, address_device, assume_gpus, select_devices
 from daemon.placement.placement import WORKER_BYTES
 from daemon.service.lifecycle import Service
 from daemon.system import host
 from daemon.system.children import descendants
 from daemon.system.gpus import Gpu
-from daemon.tuning.explain import explain
 from tests.daemon_process import Place, running, until
 
 GIB = 1 << 30

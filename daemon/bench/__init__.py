@@ -1,1 +1,0 @@
-"""`visiond bench`: the standard job, measured."""

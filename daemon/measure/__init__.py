@@ -1,0 +1,1 @@
+"""`visiond bench` and `visiond tune`: a throwaway daemon, measured at work."""

@@ -1,1 +1,0 @@
-"""`visiond tune`: measures which settings are the fastest on this machine."""

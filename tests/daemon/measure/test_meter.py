@@ -1,0 +1,54 @@
+"""When the meter's clock starts, and whose CPU time it counts."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+
+from daemon.config.loading import parse
+from daemon.measure import meter as module
+from daemon.measure.meter import Meter
+from daemon.monitoring.snapshot import Snapshot, WorkerState
+from tests.daemon_process import Place as FakePlace
+
+READY_AT = (0.0, 1_000_002.5, 1_000_001.5)  # of the three workers, the first of which still loads
+
+
+def test_the_clock_starts_when_the_first_worker_is_ready_however_late_that_is_seen(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """While many workers start, the GPUs' driver answers slowly, and an answer of the daemon takes two seconds."""
+    seen = threading.Event()
+
+    def ask(_: object) -> Snapshot:
+        workers = [
+            WorkerState(f"w/{number}", "cuda:0", "ready" if at else "loading", 0, "", ready_at=at)
+            for number, at in enumerate(READY_AT)
+        ]
+        seen.set()
+        return Snapshot(running=True, pending=1, done=0, failed=0, skipped=0, gone=0, workers=workers)
+
+    monkeypatch.setattr(module, "find_snapshot", ask)
+    with Meter(os.getpid(), parse(FakePlace(tmp_path).settings, tmp_path)) as meter:
+        assert seen.wait(10)
+    assert meter.loaded_at == 1_000_001.5
+
+
+def test_the_cpu_time_of_a_child_counts_after_its_end_and_by_its_kind(tmp_path: Path) -> None:
+    spin = "import time\nwhile time.process_time() < 0.5: pass\nprint(flush=True); input()"
+    command = [sys.executable, "-c", spin, "stages.images.decoder"]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as decoder:
+        meter = Meter(os.getpid(), parse(FakePlace(tmp_path).settings, tmp_path))
+        assert decoder.stdout
+        decoder.stdout.readline()
+        during = meter._take(0.0)
+        decoder.communicate(b"\n")
+    after = meter._take(1.0)
+    assert (during.decoders, after.decoders) == (1, 0)
+    assert 0.45 < during.cpu_seconds["decoders"] == after.cpu_seconds["decoders"] < 1.5
+    assert after.cpu_seconds["daemon"] > 0

@@ -1,0 +1,71 @@
+"""The files that people drop, as `visiond bench --inputs` makes them."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+from random import Random
+
+import pytest
+from PIL import Image, ImageOps
+
+from stages.scenes import inputs
+from stages.scenes.inputs import DRAW, copy_inputs, stamp
+
+
+def draw(kind: str, index: int) -> tuple[str, bytes]:
+    return DRAW[kind](Random(f"{kind} 0 {index}"), index)
+
+
+def test_pictures_of_the_web_have_their_usual_sizes() -> None:
+    drawn = [draw("web", index)[1] for index in range(6)]
+    sizes = [Image.open(io.BytesIO(data)).size for data in drawn]
+    assert all(0.28e6 < width * height < 1.95e6 for width, height in sizes)
+    assert 80_000 < sum(map(len, drawn)) / len(drawn) < 300_000
+    assert drawn[:2] == [draw("web", index)[1] for index in range(2)]
+
+
+def test_photographs_of_a_phone_have_every_orientation(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(inputs, "PHONE", (403, 302))
+    monkeypatch.setattr(inputs, "LARGE_PHONE", (806, 604))
+    images = [Image.open(io.BytesIO(draw("phone", index)[1])) for index in range(16)]
+    assert {image.getexif()[0x0112] for image in images} == set(range(1, 9))
+    assert [ImageOps.exif_transpose(image).size for image in images] == [(403, 302)] * 15 + [(806, 604)]
+
+
+def test_a_photograph_of_12_megapixels_has_about_three_megabytes() -> None:
+    assert 2.3e6 < len(draw("phone", 1)[1]) < 3.5e6
+
+
+def test_screenshots_are_large_photographs_and_small_windows() -> None:
+    (_, photograph), (_, window), (suffix, webp) = (draw("screen", index) for index in (2, 1, 3))
+    assert 2e6 < len(photograph) < 4e6
+    assert len(window) < 400_000
+    assert (suffix, Image.open(io.BytesIO(webp)).format) == (".webp", "WEBP")
+
+
+def test_scans_are_a4_at_300_dpi() -> None:
+    jpeg, tiff = (Image.open(io.BytesIO(draw("scan", index)[1])) for index in (0, 5))
+    assert jpeg.size == tiff.size == (2480, 3508)
+    assert (tiff.mode, tiff.info["compression"], round(tiff.info["dpi"][0])) == ("1", "group4", 300)
+
+
+@pytest.mark.parametrize(("format", "options"), [("JPEG", {}), ("PNG", {}), ("WEBP", {}), ("TIFF", {})])
+def test_a_stamped_file_has_other_bytes_and_the_same_pixels(format: str, options: dict[str, int]) -> None:
+    buffer = io.BytesIO()
+    Image.effect_noise((40, 30), 60).convert("RGB").save(buffer, format, **options)
+    data = buffer.getvalue()
+    one, two = stamp(data, 1), stamp(data, 2)
+    assert len({data, one, two}) == 3
+    pixels = [Image.open(io.BytesIO(each)).tobytes() for each in (data, one, two)]
+    assert pixels[0] == pixels[1] == pixels[2]
+    Image.open(io.BytesIO(one)).verify()
+
+
+def test_copies_have_the_names_and_suffixes_of_their_originals(tmp_path: Path) -> None:
+    (tmp_path / "originals").mkdir()
+    for name in ("a.tif", "b.pdf"):
+        (tmp_path / "originals" / name).write_bytes(b"II*\x00")
+    copy_inputs(tmp_path / "originals", tmp_path / "copies", 3)
+    names = sorted(file.name for file in (tmp_path / "copies").iterdir())
+    assert names == ["000000-a.tif", "000001-b.pdf", "000002-a.tif"]
