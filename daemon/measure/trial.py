@@ -115,9 +115,14 @@ class Bench:
 
     def _drop(self, daemon: Throwaway, name: str, count: int) -> tuple[list[Record], list[float]]:
         """Let this number of images arrive at once, and wait for them; returns when each was finished."""
-        staged = self.folder / name
+        staged, own = self.folder / name, self.folder / f"sample-{name}"
         staged.mkdir()
-        for number, image in zip(range(count), itertools.cycle(self.sample), strict=False):
+        own.mkdir()
+        # Other links of a file whose names have left the inbox would be the same images under new names.
+        copies = [
+            Path(shutil.copyfile(image, own / f"{n}-{image.name}")) for n, image in enumerate(self.sample)
+        ]
+        for number, image in zip(range(count), itertools.cycle(copies), strict=False):
             (staged / f"{number:07d}-{image.name}").hardlink_to(image)
         staged.rename(self.inbox / name)
         daemon.wait_for_images(count)
@@ -130,7 +135,7 @@ class Bench:
 
     def _prepare(self, settings: Settings) -> Config:
         """Remove what the last daemon left, except compiled kernels, and write the configuration."""
-        for done in [self.inbox, *self.folder.glob("done-*")]:
+        for done in [self.inbox, *self.folder.glob("done-*"), *self.folder.glob("sample-*")]:
             shutil.rmtree(done, ignore_errors=True)
         shutil.rmtree(self.home, ignore_errors=True)  # removes only the link to the kernels
         (self.home / "state").mkdir(parents=True)
