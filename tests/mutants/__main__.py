@@ -1,6 +1,6 @@
 """Plants bugs one at a time, and prints the test that notices each.
 
-    python -m tests.mutants [--only jsonl-fsync,state-lock] [--list]
+    python -m tests.mutants [--only jsonl-fsync,state-lock] [--jobs 2] [--list]
 
 Every flush, rename, lock and check that a promise depends on is removed once, in a copy of the tree, and the
 tests that its row names run. Exits 1 if one of them fails without any planted bug, or if a bug is not
@@ -10,10 +10,13 @@ noticed.
 from __future__ import annotations
 
 import argparse
+import os
+import queue
 import sys
 import tempfile
 import time
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from tests.mutants.planting import ROOT, Copy, DoesNotApply, Mutant, failures, missing_tests
@@ -31,6 +34,12 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--only", default="", help="rows by name, with commas between them")
+    parser.add_argument(
+        "--jobs",
+        type=int,
+        default=len(os.sched_getaffinity(0)),
+        help="bugs at a time (default: one for each core)",
+    )
     parser.add_argument("--list", action="store_true", help="print the rows and stop")
     options = parser.parse_args()
     wanted = set(filter(None, options.only.split(",")))
@@ -43,9 +52,12 @@ def main() -> None:
     if problems := [problem for mutant in mutants for problem in find_problems(mutant)]:
         sys.exit("\n".join(problems))
     with tempfile.TemporaryDirectory(prefix="visiond-mutants-", ignore_cleanup_errors=True) as folder:
-        copy = Copy(Path(folder))
-        check_sound(copy, mutants)
-        lines = [(mutant, *attempt(copy, mutant)) for mutant in mutants]
+        free: queue.SimpleQueue[Copy] = queue.SimpleQueue()
+        for number in range(options.jobs):
+            free.put(Copy(Path(folder, str(number))))
+        check_sound(free, mutants, options.jobs)
+        with ThreadPoolExecutor(options.jobs) as pool:
+            lines = list(pool.map(lambda mutant: (mutant, *attempt(free, mutant)), mutants))
     print("| planted bug | where | what it breaks | noticed by | s |\n|---|---|---|---|---|")
     for mutant, noticed, seconds in lines:
         place = f"{mutant.file}{f', {mutant.within}' if mutant.within else ''}"
@@ -65,22 +77,27 @@ def find_problems(mutant: Mutant) -> list[str]:
     return problems
 
 
-def check_sound(copy: Copy, mutants: Sequence[Mutant]) -> None:
+def check_sound(free: queue.SimpleQueue[Copy], mutants: Sequence[Mutant], jobs: int) -> None:
     """Check that no test fails without a bug; otherwise a failure would prove nothing."""
     tests = tuple(dict.fromkeys(test for mutant in mutants for test in mutant.tests))
-    status, text = copy.run(tests)
+    copy = free.get()
+    status, text = copy.run(tests, *(("-n", str(jobs)) if jobs > 1 else ()))
+    free.put(copy)
     if status:
         sys.exit(f"{text[-6000:]}\nwithout any planted bug the tests fail (pytest's exit status is {status})")
     print(f"without a bug: {text.strip().splitlines()[-1]}", file=sys.stderr, flush=True)
 
 
-def attempt(copy: Copy, mutant: Mutant) -> tuple[str, float]:
-    """Which test noticed it, empty if none did, and after how many seconds."""
+def attempt(free: queue.SimpleQueue[Copy], mutant: Mutant) -> tuple[str, float]:
+    """Plant a bug in one of the copies that are free. Returns which test noticed it, empty if none did, and after how many
+    seconds."""
+    copy = free.get()
     source = (copy.root / mutant.file).read_text()
     started = time.monotonic()
     copy.write(mutant.file, mutant.plant(source))
     status, text = copy.run(mutant.tests, "--exitfirst", *LIMIT, patience_seconds=PATIENCE_SECONDS)
     copy.write(mutant.file, source)
+    free.put(copy)
     noticed = ", ".join(failures(text)) or "a run without an end" if status == TESTS_FAILED else ""
     seconds = time.monotonic() - started
     print(
