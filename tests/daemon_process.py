@@ -571,6 +571,10 @@ class Daemon:
         """Process ids of its workers."""
         return running("daemon.workers.child", self.place.processes())
 
+    def ready_workers(self) -> list[int]:
+        """Process ids of those that have loaded."""
+        return [pid for pid in self.workers() if any(self.events("worker ready", pid=pid))]
+
     def events(self, event: str, **fields: object) -> Iterator[dict[str, Any]]:
         """Lines of its log."""
         for line in self._log.read_bytes().splitlines():

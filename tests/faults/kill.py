@@ -158,8 +158,9 @@ def kill_workers(place: Place, kills: int, files: int, chance: random.Random) ->
 
 
 def kill_under_load(folder: Path, lives: int, kills: int, chance: random.Random) -> Outcome:
-    """In each of some lives of a daemon, a worker is killed twice a second while files come faster than they are done, so
-    that batches are sent to workers in the moment in which they die."""
+    """In each of some lives of a daemon, a ready worker is killed twice a second while files come faster than they are done,
+    so that batches are sent to workers in the moment in which they die. One that loads is left alone: the daemon gives up
+    if several in a row die before they answer, and a busy machine loads for longer than half a second."""
     started, ended, verdict = time.monotonic(), list[int](), checker.Verdict()
     orphans = files = 0
     for life in range(lives):
@@ -176,7 +177,9 @@ def kill_under_load(folder: Path, lives: int, kills: int, chance: random.Random)
                 if not daemon.alive():
                     break
                 done = daemon.status()["ended_in_this_run"]
-                workers = wait_for(lambda daemon=daemon: not daemon.alive() or daemon.workers(), "a worker")
+                workers = wait_for(
+                    lambda daemon=daemon: not daemon.alive() or daemon.ready_workers(), "a ready worker"
+                )
                 if isinstance(workers, list):
                     os.kill(chance.choice(workers), signal.SIGKILL)
             if daemon.alive():
