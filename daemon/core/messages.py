@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     import asyncio
 
 LENGTH = struct.Struct("<I")
+LEAST_GROUP_PIXELS = 200_000_000  # 600 MB as bytes
 
 
 class Setup(msgspec.Struct, tag="setup", frozen=True):
@@ -36,6 +37,7 @@ class Setup(msgspec.Struct, tag="setup", frozen=True):
     pipeline: list[str] = []  # the stages of all segments
     cores: list[int] = []  # on which the worker runs; empty: on any
     rehearse: bool = False  # each thread runs a test page before the first image
+    group_pixels: int = LEAST_GROUP_PIXELS  # of a batch, decoded at once
 
 
 class Loaded(msgspec.Struct, tag="loaded", frozen=True):

@@ -39,6 +39,7 @@ from daemon.placement.placement import (
     Segment,
     choose_batches,
     plan,
+    size_groups,
     spread_over,
 )
 from daemon.placement.profile import Machine, Profile, apply, find_tuned
@@ -203,6 +204,10 @@ class Layout:
             cascade=self.config.binning.thresholds() if settings.mode == "cascade" else None,
             pipeline=self.config.stage_names,
             cores=self.cores.near.get(first, []),
+            group_pixels=size_groups(
+                [gpu for gpu in self.gpus if gpu.device in members_of(device)],
+                workers * settings.threads_per_worker,
+            ),
         )
         return setup, environment
 

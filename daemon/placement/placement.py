@@ -18,6 +18,7 @@ import msgspec
 
 from daemon.config.loading import Config
 from daemon.config.values import members_of
+from daemon.core.messages import LEAST_GROUP_PIXELS
 from daemon.system.gpus import Gpu
 from daemon.system.host import Host
 from stages.contract.base import FULL_BATCH, StageSpec
@@ -30,6 +31,10 @@ CONTEXT_BYTES = 1 << 30
 MAPS_BYTES, MAPS_BYTES_OF_FULL_BATCH = 1300 << 20, 3400 << 20
 IMAGE_BYTES, HEAVY_IMAGE_BYTES = 16 << 20, 25 << 20
 MODELS_BYTES = 970 << 20  # the weights of the standard pack; they are not known yet when the batch is chosen
+GROUP_SHARE, GROUP_PIXEL_BYTES = (
+    4,
+    8,
+)  # of its memory a part; an image as decoded, turned, and as a page of OCR
 CORES_PER_WORKER = 3
 DEVICES_PER_INTERPRETER = 2  # GPUs that one Python process keeps busy, see docs/performance.md
 LEAST_COST = 1e-9  # of a run of stages
@@ -115,6 +120,13 @@ def working_bytes(batches: Batches) -> int:
     """GPU memory of a worker in addition to its weights."""
     maps = MAPS_BYTES_OF_FULL_BATCH if batches.usual >= FULL_BATCH else MAPS_BYTES
     return CONTEXT_BYTES + maps + batches.usual * IMAGE_BYTES + batches.heavy * HEAVY_IMAGE_BYTES
+
+
+def size_groups(gpus: Sequence[Gpu], threads: int) -> int:
+    """Pixels that each of all `threads` of a device's workers may decode at once: in larger groups large photographs cost a
+    GPU's stages less. Without GPUs it is for a CPU."""
+    shares = (gpu.total_bytes // GROUP_SHARE // GROUP_PIXEL_BYTES // threads for gpu in gpus)
+    return max(LEAST_GROUP_PIXELS, min(shares, default=0))
 
 
 def plan(

@@ -39,7 +39,6 @@ from stages.contract.processes import importing
 from stages.images.images import decode, inspect
 from stages.registry import registry
 
-GROUP_PIXELS = 200_000_000  # of a batch, decoded at once: 600 MB as bytes
 DECODING = "decoding"
 REGROW_CALLS = 100  # that fitted, before a larger one is tried
 
@@ -147,7 +146,7 @@ class Chain:
         Raises DeviceLost when this process can do no more work."""
         entries = [self._open(item, slab or self._slab) for item in batch.items]
         tally = Tally()
-        for group in _groups(entries, self._allowances[DECODING].most):
+        for group in _groups(entries, self._allowances[DECODING].most, self.setup.group_pixels):
             self._run_group(group, tally)
         return Reply(batch.id, [entry.outcome() for entry in entries], tally.runs, tally.out_of_memory)
 
@@ -341,14 +340,14 @@ def _decoding(setup: Setup) -> Callable[[Sequence[Entry]], Answers]:
     return decode_entries
 
 
-def _groups(entries: list[Entry], most: int) -> Iterator[list[Entry]]:
+def _groups(entries: list[Entry], most: int, most_pixels: int) -> Iterator[list[Entry]]:
     """Split the batch into groups with a limited number of pixels and of images,
     so that one huge image does not fail with the others or take their memory."""
     group: list[Entry] = []
     pixels = 0
     for entry in entries:
         area = entry.header.width * entry.header.height if entry.header else 0
-        if len(group) == most or (group and pixels + area > GROUP_PIXELS):
+        if len(group) == most or (group and pixels + area > most_pixels):
             yield group
             group, pixels = [], 0
         group.append(entry)

@@ -18,7 +18,7 @@ from stages.blip.descriptor import MODELS, BlipOptions
 from stages.blip.vision import embed_image, speed_up_attention, speed_up_mlp
 from stages.contract.base import StageSpec
 from stages.contract.options import read_options
-from stages.images.devices import dtype_of, hold_device
+from stages.images.devices import dtype_of, hold_device, pad_batch
 from stages.pretrained.checkpoints import load_part, load_tokenizer
 from stages.pretrained.vision import speed_up_patches
 
@@ -59,7 +59,8 @@ class BlipStage(CaptionStage):
     def forward(self, pixels: Sequence[Tensor]) -> Tensor:
         """Token ids of the captions on the host, without the beginning-of-text token,
         which is the same for all."""
-        return self.captioner(embed_image(self.vision, self.prepare(pixels)))[:, 1:]
+        embedded = embed_image(self.vision, pad_batch(self.prepare(pixels)))
+        return self.captioner(embedded[: len(pixels)])[:, 1:]
 
     def _make_captioner(self, model: BlipForConditionalGeneration) -> Captioner:
         prompt = self.tokenizer(self.options.prompt, add_special_tokens=False)["input_ids"]

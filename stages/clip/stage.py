@@ -20,7 +20,7 @@ from stages.clip.embeddings import TextTower, encode_embedding, is_sigmoid
 from stages.contract.base import Image, ImageError, Result
 from stages.contract.descriptor import Model
 from stages.contract.options import read_options
-from stages.images.devices import hold_device
+from stages.images.devices import hold_device, pad_batch
 from stages.pretrained.familiarity import UNFAMILIAR
 from stages.pretrained.vision import VisionStage, speed_up_patches
 
@@ -74,8 +74,8 @@ class ClipStage(VisionStage[tuple[Tensor, Tensor, Tensor]]):
 
     def embed(self, pixels: Sequence[Tensor]) -> Tensor:
         """The vision tower's answer for each image, [images, dim], before its projection."""
-        features: Tensor = self.vision(pixel_values=self.prepare(pixels)).pooler_output
-        return features
+        features: Tensor = self.vision(pixel_values=pad_batch(self.prepare(pixels))).pooler_output
+        return features[: len(pixels)]
 
     def speed_up(self, vision: Any) -> Any:
         speed_up_patches(vision)

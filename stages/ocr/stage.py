@@ -112,7 +112,7 @@ class OcrStage(Stage):
         found: dict[int, Quads] = {}
         for places in self._batch_maps([plan.map for plan in plans]):
             with hold_device(self.lock):
-                made = [make_page(pixels[owners[k]], plans[k]) for k in places]
+                made = make_pages([pixels[owners[k]] for k in places], [plans[k] for k in places])
                 maps = self._detect(networks, made, plans[places[0]].map)
             found.update(zip(places, self._find_boxes(maps, made), strict=True))
             pages |= {
@@ -171,7 +171,7 @@ class OcrStage(Stage):
     def _detect(self, networks: Networks, pages: Sequence[Tensor], size: tuple[int, int]) -> NDArray[Any]:
         """Probabilities of text in pages whose maps have one size, on the host; from a GPU as bytes,
         so that less is copied."""
-        probabilities = networks.detector.infer(torch.stack([resize(page, *size) for page in pages]))
+        probabilities = networks.detector.infer(resize(pages, *size))
         if probabilities.dtype != torch.uint8:
             probabilities = probabilities.float()
             if not self.on_cpu and self.dtype != torch.float32:
@@ -276,11 +276,27 @@ def find_files(spec: StageSpec) -> dict[str, str]:
     return files
 
 
-def make_page(pixels: Tensor, plan: Plan) -> Tensor:
-    """uint8 [height, width, 3] from an image's [3, height, width], on its device."""
+def make_pages(pixels: Sequence[Tensor], plans: Sequence[Plan]) -> list[Tensor]:
+    """uint8 [height, width, 3] of each piece, from its image's [3, height, width], on its device."""
+    pages: dict[int, Tensor] = {}
+    for size, places in group_places((plan.image, plan.page) for plan in plans).items():
+        pieces = [cut(pixels[k], plans[k]) for k in places]
+        whole, wanted = size
+        made = (
+            map(interleave, pieces)
+            if whole == wanted
+            else resize([piece.permute(1, 2, 0) for piece in pieces], *wanted)
+        )
+        pages |= dict(zip(places, made, strict=True))
+    paddings = [plan.padding for plan in plans]
+    return [
+        F.pad(pages[k], (0, 0, 0, 0, rows, rows)) if rows else pages[k] for k, rows in enumerate(paddings)
+    ]
+
+
+def cut(pixels: Tensor, plan: Plan) -> Tensor:
     (left, top), (width, height) = plan.origin, plan.image
-    page = resize(interleave(pixels[:, top : top + height, left : left + width]), *plan.page)
-    return F.pad(page, (0, 0, 0, 0, plan.padding, plan.padding)) if plan.padding else page
+    return pixels[:, top : top + height, left : left + width]
 
 
 def is_text(reading: Reading) -> bool:

@@ -69,13 +69,27 @@ def interleave_with_kernel(pixels: Tensor) -> Tensor:
     return out
 
 
-def resize(page: Tensor, width: int, height: int) -> Tensor:
-    """cv2.resize with its default interpolation: bilinear without antialiasing."""
-    if page.shape[:2] == (height, width):
-        return page
-    if page.device.type == "cpu":
-        return torch.from_numpy(cv2.resize(page.numpy(), (width, height)))
-    return resize_in_torch(page, width, height)
+def resize(pages: Sequence[Tensor], width: int, height: int) -> Tensor:
+    """cv2.resize with its default interpolation: bilinear without antialiasing. pages: of any sizes, in any memory layout.
+    Returns uint8 [N, height, width, 3]."""
+    if all(page.shape[:2] == (height, width) for page in pages):
+        return torch.stack(list(pages))
+    if has_kernels_for(pages[0]):
+        return resize_with_kernel(pages, width, height)
+    one = resize_with_cv2 if pages[0].device.type == "cpu" else resize_in_torch
+    return torch.stack([one(page, width, height) for page in pages])
+
+
+def resize_with_cv2(page: Tensor, width: int, height: int) -> Tensor:
+    return torch.from_numpy(cv2.resize(np.ascontiguousarray(page.numpy()), (width, height)))
+
+
+def resize_with_kernel(pages: Sequence[Tensor], width: int, height: int) -> Tensor:
+    # Each page as a line that is the whole of it, and not turned.
+    rows = [(*find_page(page), 0, 0, page.shape[1], page.shape[0], 0) for page in pages]
+    table = np.array(rows, dtype=np.int64).T
+    scales = 1 / (np.array([[width], [height]]) / table[[8, 9]])
+    return crop_upright(table, scales, height, width, pages[0].device)
 
 
 def crop_lines(pages: Sequence[Tensor], lines: Lines, height: int, columns: int) -> Tensor:
@@ -164,29 +178,36 @@ def blend(upper: Tensor, lower: Tensor, upper_weight: Tensor, lower_weight: Tens
 def crop_with_kernel(pages: Sequence[Tensor], lines: Lines, height: int, columns: int) -> Tensor:
     """Axis-aligned lines are read from their pages. Slanted ones, half of those in the standard job,
     are cropped first."""
-    from stages.ocr.warpkernel import crop_lines_kernel
-
-    device, count = pages[0].device, len(lines)
     slanted = (lines.corners != lines.corners[:, :1] + frames(lines)).any(axis=(1, 2))
     crops, starts = warp_with_kernel(pages, lines[np.flatnonzero(slanted).tolist()])
     table = np.stack(
-        [*locate_pages(pages, lines), *lines.corners[:, 0].T.astype(np.int64), lines.width, lines.height]
+        [*find_pages(pages, lines), *lines.corners[:, 0].T.astype(np.int64), lines.width, lines.height]
     )
     table[:, slanted] = [
         crops.data_ptr() + 3 * starts,
         lines.height[slanted],
         lines.width[slanted],
-        *np.zeros((2, len(starts)), dtype=np.int64),
+        3 * lines.width[slanted],
+        *np.broadcast_to([[3], [1], [0], [0]], (4, len(starts))),
         lines.width[slanted],
         lines.height[slanted],
     ]
     vertical = lines.height >= VERTICAL_RATIO * lines.width
     source_width, source_height = np.where(vertical, (lines.height, lines.width), (lines.width, lines.height))
     scales = np.stack([1 / (lines.resized / source_width), 1 / (height / source_height)])
+    return crop_upright(np.concatenate([table, [vertical]]), scales, height, columns, pages[0].device)
+
+
+def crop_upright(
+    table: NDArray[np.int64], scales: NDArray[np.float64], height: int, columns: int, device: torch.device
+) -> Tensor:
+    """Run the kernel with these tables, as it describes them. Returns uint8 [N, height, columns, 3]."""
+    from stages.ocr.warpkernel import crop_lines_kernel
+
+    count = table.shape[1]
     out = torch.empty(count, height, columns, 3, dtype=torch.uint8, device=device)
     crop_lines_kernel[-(-height * columns // BLOCK_M), count](
-        torch.from_numpy(np.concatenate([table, [vertical]])).to(device),
-        torch.from_numpy(scales).to(device),
+        *(torch.from_numpy(np.ascontiguousarray(part)).to(device) for part in (table, scales)),
         out,
         count,
         height,
@@ -205,7 +226,7 @@ def warp_with_kernel(pages: Sequence[Tensor], lines: Lines) -> tuple[Tensor, NDA
     ends = np.cumsum(areas)
     crops = torch.empty(int(areas.sum()), 3, dtype=torch.uint8, device=device)
     if len(lines):
-        table = np.stack([*locate_pages(pages, lines), lines.width, lines.height, ends - areas])
+        table = np.stack([*find_pages(pages, lines)[:3], lines.width, lines.height, ends - areas])
         tables = (
             torch.from_numpy(table).to(device),
             torch.from_numpy(np.ascontiguousarray(find_transforms(lines))).to(device),
@@ -216,9 +237,14 @@ def warp_with_kernel(pages: Sequence[Tensor], lines: Lines) -> tuple[Tensor, NDA
     return crops, ends - areas
 
 
-def locate_pages(pages: Sequence[Tensor], lines: Lines) -> NDArray[np.int64]:
-    """The address, height and width of each line's page, [3, N]."""
-    return np.array([[page.data_ptr(), *page.shape[:2]] for page in pages], dtype=np.int64)[lines.page].T
+def find_pages(pages: Sequence[Tensor], lines: Lines) -> NDArray[np.int64]:
+    """Where each line's page is, [6, N]."""
+    return np.array([find_page(page) for page in pages], dtype=np.int64)[lines.page].T
+
+
+def find_page(page: Tensor) -> tuple[int, ...]:
+    """Its address, height, width, and the three strides."""
+    return page.data_ptr(), *page.shape[:2], *page.stride()
 
 
 def frames(lines: Lines) -> NDArray[np.float32]:

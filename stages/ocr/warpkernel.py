@@ -22,9 +22,9 @@ def crop_lines_kernel(
 ):
     """Crops of axis-aligned lines, resized as by cv2.resize (bilinear), in the same integer arithmetic.
 
-    table: int64 [8, count], for each line: the address of its page, uint8 [height, width, 3]; the page's
-        height and width; the line's left, top, width and height there; and 1 if the line is vertical and must
-        be turned counterclockwise.
+    table: int64 [11, count], for each line: the address of its page, uint8 [height, width, 3]; the page's
+        height and width, and its three strides; the line's left, top, width and height there; and 1 if the line
+        is vertical and must be turned counterclockwise.
     scales: float64 [2, count], source pixels for one output pixel, horizontally and vertically, after the
         turn.
     out: uint8 [count, out_height, out_width, 3]. Grid: (blocks of BLOCK_M output pixels, count).
@@ -35,12 +35,12 @@ def crop_lines_kernel(
     table_ptr += line
     page_ptr = tl.load(table_ptr).to(tl.pointer_type(tl.uint8))
     height, width = tl.load(table_ptr + count).to(tl.int32), tl.load(table_ptr + 2 * count).to(tl.int32)
-    left, top = tl.load(table_ptr + 3 * count).to(tl.int32), tl.load(table_ptr + 4 * count).to(tl.int32)
-    line_width, line_height = (
-        tl.load(table_ptr + 5 * count).to(tl.int32),
-        tl.load(table_ptr + 6 * count).to(tl.int32),
-    )
-    is_vertical = tl.load(table_ptr + 7 * count) > 0
+    row_step, column_step = tl.load(table_ptr + 3 * count), tl.load(table_ptr + 4 * count)
+    channel_step = tl.load(table_ptr + 5 * count)
+    left, top = tl.load(table_ptr + 6 * count).to(tl.int32), tl.load(table_ptr + 7 * count).to(tl.int32)
+    line_width = tl.load(table_ptr + 8 * count).to(tl.int32)
+    line_height = tl.load(table_ptr + 9 * count).to(tl.int32)
+    is_vertical = tl.load(table_ptr + 10 * count) > 0
     source_width, source_height = (
         tl.where(is_vertical, line_height, line_width),
         tl.where(is_vertical, line_width, line_height),
@@ -58,15 +58,14 @@ def crop_lines_kernel(
         row_acc = tl.zeros([BLOCK_M, 4], dtype=tl.int32)
         for dx in tl.static_range(2):
             x = tl.minimum(tl.maximum(left_tap + dx, 0), source_width - 1)
-            page_x, page_y = (
-                left + tl.where(is_vertical, line_width - 1 - y, x),
-                top + tl.where(is_vertical, x, y),
-            )
+            page_x = left + tl.where(is_vertical, line_width - 1 - y, x)
+            page_y = top + tl.where(is_vertical, x, y)
             clamped_x, clamped_y = (
                 tl.minimum(tl.maximum(page_x, 0), width - 1),
                 tl.minimum(tl.maximum(page_y, 0), height - 1),
             )
-            ptrs = page_ptr + (clamped_y * width + clamped_x)[:, None] * 3 + offs_c[None, :]
+            starts = clamped_y * row_step + clamped_x * column_step
+            ptrs = page_ptr + starts[:, None] + offs_c[None, :] * channel_step
             value = tl.load(ptrs, mask=(offs_c < 3)[None, :], other=0).to(tl.int32)
             weight = right_weight if dx else left_weight
             row_acc += value * weight[:, None]

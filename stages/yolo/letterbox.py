@@ -75,7 +75,8 @@ def fill_canvases(
         return fill_with_kernel(pixels, boxes, dtype)
     batch = torch.full((len(pixels), 3, *boxes[0].canvas), float(PADDING), device=pixels[0].device)
     for canvas, image, box in zip(batch, pixels, boxes, strict=True):
-        box.place(canvas, resize(interleave(image), box.image_width, box.image_height).permute(2, 0, 1))
+        [page] = resize([interleave(image)], box.image_width, box.image_height)
+        box.place(canvas, page.permute(2, 0, 1))
     return batch.div_(255).to(dtype, memory_format=torch.channels_last)
 
 

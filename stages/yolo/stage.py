@@ -20,6 +20,7 @@ from stages.images.devices import (
     group_places,
     has_kernels,
     hold_device,
+    pad_batch,
     pixels_of,
     split_batches,
     synchronize,
@@ -90,7 +91,7 @@ class YoloStage(Stage):
 
     def _forward(self, pixels: Sequence[Tensor], boxes: Sequence[Letterbox]) -> Tensor:
         """The network's predictions on the host, without most of those that suppression would drop."""
-        predictions: Tensor = self.model(fill_canvases(pixels, boxes, self.dtype))
+        predictions: Tensor = self.model(pad_batch(fill_canvases(pixels, boxes, self.dtype)))[: len(pixels)]
         return (
             predictions if self.model.is_end_to_end else keep_confident(predictions, self.options.conf)
         ).cpu()

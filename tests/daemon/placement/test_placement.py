@@ -19,6 +19,7 @@ from daemon.placement.placement import (
     choose_batches,
     plan,
     share_out,
+    size_groups,
     working_bytes,
 )
 from daemon.system.gpus import Gpu
@@ -203,6 +204,13 @@ def test_shared_memory_is_an_eighth_of_what_is_free_within_bounds_for_each_gpu(
     assert size_slab(parse({}, Path("/srv")), make_gpus(*[LARGE] * gpus)) == slab_gib << 30
     configured = parse({"pipeline": {"slab_bytes": "2 GiB"}}, Path("/srv"))
     assert size_slab(configured, make_gpus(*[LARGE] * gpus)) == 2 << 30
+
+
+def test_more_pixels_are_decoded_at_once_where_the_memory_of_all_threads_allows_it() -> None:
+    large, small = make_gpus(70_000_000_000, 6_000_000_000)  # half of all memory
+    assert size_groups([large], 10) == 437_500_000
+    assert size_groups([large], 2) == 5 * size_groups([large], 10)
+    assert size_groups([large, small], 10) == size_groups([small], 10) == size_groups([], 1) == 200_000_000
 
 
 def test_the_smallest_gpu_and_the_share_of_cores_and_memory_count_for_all() -> None:

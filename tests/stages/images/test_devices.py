@@ -56,6 +56,12 @@ def test_an_image_without_pixels_is_refused() -> None:
         pixels_of([Image(memoryview(b""), 1, 1)])
 
 
+def test_a_gpu_sees_batches_of_few_sizes_which_are_at_most_half_empty() -> None:
+    sizes = [devices.padded_size(count) for count in range(1, 129)]
+    assert sorted(set(sizes)) == [1, 2, 4, 8, 16, 32, 48, 64, 80, 96, 112, 128]
+    assert all(count <= size < 2 * count for count, size in enumerate(sizes, 1))
+
+
 def test_batches_are_as_full_as_allowed() -> None:
     assert list(split_batches(range(5), 2)) == [range(0, 2), range(2, 4), range(4, 5)]
 

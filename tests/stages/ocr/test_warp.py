@@ -19,6 +19,8 @@ from stages.ocr.warp import (
     frame,
     interleave,
     resize_in_torch,
+    resize_with_cv2,
+    resize_with_kernel,
 )
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -64,6 +66,21 @@ def plan_slanted_lines(scale: float = 1.0) -> Lines:
 def test_resizing_in_torch_equals_cv2_bit_for_bit(source: tuple[int, int], target: tuple[int, int]) -> None:
     pixels = torch.from_numpy(np.random.default_rng(0).integers(0, 256, (*source, 3), dtype=np.uint8))
     assert np.array_equal(resize_in_torch(pixels, *target), cv2.resize(pixels.numpy(), target))
+
+
+def test_the_kernel_resizes_images_of_any_sizes_and_layouts_as_cv2_bit_for_bit(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    if DEVICE == "cpu":
+        monkeypatch.setattr(warp, "BLOCK_M", 512)
+    pages = [draw_page(90, 70, 0), draw_page(20, 60, 1), draw_page(41, 33, 2), draw_page(64, 48, 3)]
+    planar = draw_page(50, 90, 4).permute(2, 0, 1).contiguous()
+    pages += [
+        planar.permute(1, 2, 0),
+        planar[:, 10:80, 5:40].permute(1, 2, 0),
+    ]  # a piece of an image, as decoded
+    theirs = torch.stack([resize_with_cv2(page, 41, 33) for page in pages])
+    assert torch.equal(resize_with_kernel([page.to(DEVICE) for page in pages], 41, 33).cpu(), theirs)
 
 
 def test_lines_cropped_in_torch_are_cv2s_except_for_a_rare_level() -> None:
