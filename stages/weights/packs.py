@@ -233,33 +233,23 @@ def resolve(
     """
     wanted = {key: value for key, value in (overrides or {}).items() if value not in ("", 0, "auto", None)}
     configured = pack
-    name = wanted.get("backend", "")
-    named = registry.find_backend(stage, name) if name else None
-    without_weights = named is not None and not named.needs_weights
-    if "model" in wanted:
-        kind = "" if without_weights else name
-        pack = open_pack(wanted["model"], pack.models_folder, stage=stage, backend=kind, base=pack.base)
-    pack, entry = (pack, StageEntry(name)) if without_weights else find_entry(pack, stage, name)
-    name = entry.backend
-    backend = registry.find_backend(stage, name)
-    if not backend.needs_weights:
-        entry = StageEntry(name)
-    if "model" in wanted and backend.bundled and "backend" not in wanted and len(pack.manifest.stages) == 1:
-        other = next(iter(pack.manifest.stages))
-        if other != stage:  # it would be ignored without a word
-            raise PackError(f"{wanted['model']} is a model for the stage {other}, not for {stage}.")
+    pack, entry = choose_weights(pack, stage, wanted)
+    name, backend = entry.backend, registry.find_backend(stage, entry.backend)
     options = {**entry.options, **wanted.get("options", {})}
     paths = pack.files_of(entry)
     paths.update(files or {})
-    if backend.bundled and (missing := [role for role in backend.roles if role not in paths]):
+    if backend.bundled:
         bundled = backend.bundled()
-        paths |= {role: Path(bundled[role]) for role in missing}
+        paths |= {role: Path(bundled[role]) for role in backend.roles if role not in paths}
     digests = {role: check_files(pack, path, stage, name) for role, path in paths.items()}
-    for role in backend.vocabulary:
-        if role not in paths and options.get(role) is None and (words := find_words(configured, stage, role)):
-            paths[role], digests[role] = words, check_files(configured, words)
+    wordless = [role for role in backend.vocabulary if role not in paths and options.get(role) is None]
+    for role, file in find_words(configured, stage, wordless).items():
+        paths[role], digests[role] = file, check_files(configured, file)
     if backend.needs_weights:
         backend.check(paths, allow_pickle=options.get("allow_pickle") is True)
+        notice = pack.manifest.notice_of(stage) or notice
+    else:
+        notice = str(options.get("notice", ""))
     dtype = choose_dtype(stage, name, paths, wanted.get("dtype") or entry.dtype or "float32")
     return StageSpec(
         name=stage,
@@ -269,10 +259,25 @@ def resolve(
         dtype=dtype,
         batch_size=wanted.get("batch_size", 16),
         options=options,
-        notice=pack.manifest.notice_of(stage) or notice
-        if backend.needs_weights
-        else str(options.get("notice", "")),
+        notice=notice,
     )
+
+
+def choose_weights(pack: Pack, stage: str, wanted: Mapping[str, Any]) -> tuple[Pack, StageEntry]:
+    """A stage's weights, those of its own model if one is named; and the pack that they are in."""
+    name, model = wanted.get("backend", ""), wanted.get("model")
+    without_weights = bool(name) and not registry.find_backend(stage, name).needs_weights
+    if model:
+        kind = "" if without_weights else name
+        pack = open_pack(model, pack.models_folder, stage=stage, backend=kind, base=pack.base)
+    if without_weights:
+        return pack, StageEntry(name)
+    pack, entry = find_entry(pack, stage, name)
+    backend, present = registry.find_backend(stage, entry.backend), list(pack.manifest.stages)
+    if model and backend.bundled and not name and len(present) == 1 and present != [stage]:
+        # It would be ignored without a word.
+        raise PackError(f"{model} is a model for the stage {present[0]}, not for {stage}.")
+    return pack, entry if backend.needs_weights else StageEntry(entry.backend)
 
 
 def resolve_all(
@@ -321,14 +326,11 @@ def find_entry(pack: Pack, stage: str, backend: str = "") -> tuple[Pack, StageEn
     entry = pack.manifest.stages.get(stage)
     if entry and backend in ("", entry.backend):
         return pack, entry
-    described = registry.find_stage(stage)
-    for name, kind in described.backends.items():
-        if backend in ("", name):
-            if kind.bundled:
-                return pack, StageEntry(name, kind.bundled())
-            if not kind.needs_weights:
-                return pack, StageEntry(name)
-    named = described.backends.get(backend)
+    backends = registry.find_stage(stage).backends
+    for name, kind in backends.items():
+        if backend in ("", name) and (kind.bundled or not kind.needs_weights):
+            return pack, StageEntry(name, kind.bundled() if kind.bundled else {})
+    named = backends.get(backend)
     if named and named.find is find_nothing and entry:
         return pack, msgspec.structs.replace(entry, backend=backend)
     if pack.plain:
@@ -341,18 +343,20 @@ def find_entry(pack: Pack, stage: str, backend: str = "") -> tuple[Pack, StageEn
         if files:
             others = {name: other.files for name, other in pack.manifest.stages.items()}
             return pack, StageEntry(backend, {**files, **shared_files(named, others)})
+    raise PackError(explain_no_weights(pack, stage, backend))
+
+
+def explain_no_weights(pack: Pack, stage: str, backend: str) -> str:
     by = f' that the backend "{backend}" takes' if backend else ""
     present = list(pack.manifest.stages)
     place = f" Name it under [stages.{present[0]}]." if len(present) == 1 and present != [stage] else ""
-    raise PackError(
-        f"{pack.folder} has no weights for {stage}{by}; it has {', '.join(present) or 'none'}.{place}"
-    )
+    return f"{pack.folder} has no weights for {stage}{by}; it has {', '.join(present) or 'none'}.{place}"
 
 
-def find_words(pack: Pack, stage: str, role: str) -> Path | None:
-    """A pack's file of a stage that is not weights but words."""
-    entry = pack.manifest.stages.get(stage)
-    return pack.folder / entry.files[role] if entry and role in entry.files else None
+def find_words(pack: Pack, stage: str, roles: Iterable[str]) -> dict[str, Path]:
+    """A pack's files of a stage that are not weights but words."""
+    entry = pack.manifest.stages.get(stage, StageEntry(""))
+    return {role: pack.folder / entry.files[role] for role in roles if role in entry.files}
 
 
 # The backends of version 0.1. A manifest of that version may lack files of the kinds LATER, which these do not read.
@@ -373,12 +377,8 @@ def check_files(pack: Pack, path: Path, stage: str = "", backend: str = "") -> d
         raise PackError(
             f"{pack.folder}: {', '.join(strange)} is not in {pack.record}; remove it from the folder."
         )
-    prefix = "" if path == pack.folder else path.relative_to(pack.folder).as_posix()
-    known = [
-        name
-        for name in pack.manifest.digests
-        if name == prefix or not prefix or name.startswith(f"{prefix}/")
-    ]
+    place = path.relative_to(pack.folder)
+    known = [name for name in pack.manifest.digests if Path(name).is_relative_to(place)]
     verify(pack, known)
     return {name: pack.manifest.digests[name] for name in known}
 
