@@ -132,20 +132,27 @@ def make_table(columns: Iterable[str], rows: Iterable[Iterable[object]], title: 
     return table
 
 
+def print_found(columns: Iterable[str], rows: Iterable[Iterable[object]], title: str | None = None) -> None:
+    """Print a table, unless it has no rows."""
+    if found := list(rows):
+        print_table(columns, found, title)
+
+
 def print_chores(chores: Iterable[Chore]) -> None:
     """Print when each upkeep task last ran."""
-    print_table(
+    print_found(
         ("upkeep", "last success", "last run", "seconds", "outcome", "detail"),
         (
             (c.task, _moment(c.succeeded_at), _moment(c.tried_at), c.seconds, c.outcome or "-", c.detail)
             for c in chores
+            if c.tried_at
         ),
     )
 
 
 def print_workers(snapshot: Snapshot) -> None:
     """Print what each worker does, and its last problem."""
-    print_table(
+    print_found(
         ("worker", "device", "state", "batches", "host MiB", "GPU peak MiB", "last problem"),
         (
             (
@@ -172,7 +179,7 @@ def print_sinks(snapshot: Snapshot) -> None:
         )
         for sink in snapshot.sinks
     )
-    print_table(("sink", "records behind", "last success"), rows)
+    print_found(("sink", "records behind", "last success"), rows)
     if not snapshot.running and any(sink.behind for sink in snapshot.sinks if sink.configured):
         console.print(
             f"The next `{printable(command('run'))}` delivers the missing records, or logs why it cannot."
@@ -181,7 +188,7 @@ def print_sinks(snapshot: Snapshot) -> None:
 
 def print_looks(snapshot: Snapshot) -> None:
     """Print how many images wait for each second look, and how many have had it."""
-    print_table(
+    print_found(
         ("second look", "stage", "model", "waiting", "done", "failed"),
         (
             (look.name, look.stage or "-", look.model or "-", look.waiting, look.done, look.failed)
@@ -241,19 +248,13 @@ def show_results(document: Mapping[str, Any]) -> None:
         (line["text"], line["score"], "guessed" * line.get("guessed", False)) for line in ocr.get("lines", ())
     )
     print_found(("text", "score", ""), lines)
-    text = ([line] for line in ocr.get("text", "").splitlines() if line.strip())  # by a page reader
+    text = ([line] for line in (ocr.get("text") or "").splitlines() if line.strip())  # by a page reader
     print_found(("text",), text, title="cut at max_new_tokens" if ocr.get("cut") else None)
     objects = document.get("objects", {}).get("detections", ())
     boxes = ((found["label"], found["score"], [round(x) for x in found["box"]]) for found in objects)
     print_found(("object", "score", "box"), boxes)
     for stage in sort_stages(document["models"].keys() - {stage.name for stage in BUILT_IN}):
         print_fields(stage, document[stage])
-
-
-def print_found(columns: Iterable[str], rows: Iterable[Iterable[object]], title: str | None = None) -> None:
-    """Print a table, unless it has no rows."""
-    if found := list(rows):
-        print_table(columns, found, title)
 
 
 def print_fields(name: str, fields: Mapping[str, object], title: str | None = None) -> None:

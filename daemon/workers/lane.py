@@ -166,11 +166,18 @@ class Lane:
         if done := [n for n in range(len(jobs)) if n not in short]:  # they need not wait
             await listener.advance(self, worker.device, [jobs[n] for n in done], _part_of(reply, done))
             reply = msgspec.structs.replace(reply, runs=[], out_of_memory=0)
-        left, fitted = [jobs[n] for n in short], self._fitted
-        if all(job.waits >= MOST_WAITS for job in left):  # it is not the memory that others have taken
-            return left, _part_of(reply, short), []
+        left = [jobs[n] for n in short]
         most = self.batch_size * USUAL_PIXELS
         usual = any(outcomes[n].width * outcomes[n].height <= most for n in short)
+        if await self._fits_later(worker, left, usual=usual):
+            return [], _part_of(reply, []), left
+        return left, _part_of(reply, short), []
+
+    async def _fits_later(self, worker: Worker, left: Sequence[Job], *, usual: bool) -> bool:
+        """Whether to try images again for which there was no memory. usual: as for `Pool.make_room`."""
+        if all(job.waits >= MOST_WAITS for job in left):  # it is not the memory that others have taken
+            return False
+        fitted = self._fitted
         fits_later = await self.pool.make_room(worker, usual=usual)
         if not fits_later and not all(job.had_room for job in left):  # others may have left the GPU only now
             fits_later = True
@@ -178,7 +185,7 @@ class Lane:
                 job.had_room = True
         for job in left:
             job.waits += self._fitted > fitted
-        return ([], _part_of(reply, []), left) if fits_later else (left, _part_of(reply, short), [])
+        return fits_later
 
     async def _ask(self, worker: Worker, jobs: Sequence[Job]) -> Reply:
         """One batch on a reserved worker; the pool limits how long it may take. Raises WorkerLost."""

@@ -19,7 +19,7 @@ import msgspec
 
 from stages import registry
 from stages.base import StageSpec
-from stages.descriptor import find_nothing
+from stages.descriptor import Backend, find_nothing
 from stages.manifest import (
     LATER,
     MANIFEST,
@@ -179,11 +179,8 @@ def open_plain(
 
 def lock_of(path: Path, models_folder: Path, stage: str = "", backend: str = "") -> Path:
     digest = hashlib.sha256(str(path).encode()).hexdigest()[:8]
-    return (
-        models_folder
-        / "locks"
-        / f"{'-'.join(part for part in (path.name, digest, stage, backend) if part)}.json"
-    )
+    name = "-".join(part for part in (path.name, digest, stage, backend) if part)
+    return models_folder / "locks" / f"{name}.json"
 
 
 def is_default(path: Path, models_folder: Path, stage: str, backend: str) -> bool:
@@ -195,8 +192,8 @@ def is_default(path: Path, models_folder: Path, stage: str, backend: str) -> boo
 
 
 def verify(pack: Pack, files: Iterable[str] | None = None) -> None:
-    """Compare files (all, or those named by relative path) with their digests.
-    Raises PackError that lists every missing or changed file."""
+    """Compare files (all, or those named by relative path) with their digests. Raises PackError that lists every missing or
+    changed file."""
     wrong = []
     for name in pack.manifest.digests if files is None else files:
         try:
@@ -236,15 +233,13 @@ def resolve(
     pack, entry = choose_weights(pack, stage, wanted)
     name, backend = entry.backend, registry.find_backend(stage, entry.backend)
     options = {**entry.options, **wanted.get("options", {})}
-    paths = pack.files_of(entry)
-    paths.update(files or {})
-    if backend.bundled:
-        bundled = backend.bundled()
-        paths |= {role: Path(bundled[role]) for role in backend.roles if role not in paths}
+    paths = find_files(pack, entry, backend, files or {})
     digests = {role: check_files(pack, path, stage, name) for role, path in paths.items()}
-    wordless = [role for role in backend.vocabulary if role not in paths and options.get(role) is None]
-    for role, file in find_words(configured, stage, wordless).items():
-        paths[role], digests[role] = file, check_files(configured, file)
+    words = configured.manifest.stages.get(stage, StageEntry("")).files
+    for role in backend.vocabulary:
+        if role in words and role not in paths and options.get(role) is None:
+            paths[role] = configured.folder / words[role]
+            digests[role] = check_files(configured, paths[role])
     if backend.needs_weights:
         backend.check(paths, allow_pickle=options.get("allow_pickle") is True)
         notice = pack.manifest.notice_of(stage) or notice
@@ -261,6 +256,16 @@ def resolve(
         options=options,
         notice=notice,
     )
+
+
+def find_files(pack: Pack, entry: StageEntry, backend: Backend, others: Mapping[str, Path]) -> PackFiles:
+    """A stage's files: others in the place of the pack's, and those that the backend brings along for the rest."""
+    paths = pack.files_of(entry)
+    paths.update(others)
+    if backend.bundled:
+        bundled = backend.bundled()
+        paths.update({role: Path(bundled[role]) for role in backend.roles if role not in paths})
+    return paths
 
 
 def choose_weights(pack: Pack, stage: str, wanted: Mapping[str, Any]) -> tuple[Pack, StageEntry]:
@@ -337,13 +342,17 @@ def find_entry(pack: Pack, stage: str, backend: str = "") -> tuple[Pack, StageEn
         plain = open_plain(pack.plain, pack.models_folder, record=True, stage=stage, backend=backend)
         if stage in plain.manifest.stages:
             return plain, plain.manifest.stages[stage]
-    elif named:
-        with plugin_errors(stage, pack.folder):
-            files = named.find(pack.folder)
-        if files:
-            others = {name: other.files for name, other in pack.manifest.stages.items()}
-            return pack, StageEntry(backend, {**files, **shared_files(named, others)})
+    elif named and (files := search_folder(pack, stage, named)):
+        return pack, StageEntry(backend, files)
     raise PackError(explain_no_weights(pack, stage, backend))
+
+
+def search_folder(pack: Pack, stage: str, backend: Backend) -> dict[str, str]:
+    """The files of a pack that a backend can use, although the manifest names them for no stage or for others."""
+    with plugin_errors(stage, pack.folder):
+        files = backend.find(pack.folder)
+    others = {name: other.files for name, other in pack.manifest.stages.items()}
+    return {**files, **shared_files(backend, others)} if files else {}
 
 
 def explain_no_weights(pack: Pack, stage: str, backend: str) -> str:
@@ -353,19 +362,12 @@ def explain_no_weights(pack: Pack, stage: str, backend: str) -> str:
     return f"{pack.folder} has no weights for {stage}{by}; it has {', '.join(present) or 'none'}.{place}"
 
 
-def find_words(pack: Pack, stage: str, roles: Iterable[str]) -> dict[str, Path]:
-    """A pack's files of a stage that are not weights but words."""
-    entry = pack.manifest.stages.get(stage, StageEntry(""))
-    return {role: pack.folder / entry.files[role] for role in roles if role in entry.files}
-
-
 # The backends of version 0.1. A manifest of that version may lack files of the kinds LATER, which these do not read.
 OLD_BACKENDS = {("yolo", "ultralytics"), ("clip", "transformers"), ("blip", "transformers")}
 
 
 def check_files(pack: Pack, path: Path, stage: str = "", backend: str = "") -> dict[str, str]:
-    """Digests of a file or of all files in a folder, compared
-    with the pack's record if they are part of the pack."""
+    """Digests of a file or of all files in a folder, compared with the pack's record if they are part of the pack."""
     if not path.exists():
         raise PackError(f"{path} is missing. Copy or pull the pack again.")
     if not path.is_relative_to(pack.folder):
@@ -373,7 +375,7 @@ def check_files(pack: Pack, path: Path, stage: str = "", backend: str = "") -> d
     files = [file.relative_to(pack.folder).as_posix() for file in list_files(path)]
     if (stage, backend) in OLD_BACKENDS and not any(file.endswith(LATER) for file in pack.manifest.digests):
         files = [file for file in files if not file.endswith(LATER)]
-    if strange := [file for file in files if file not in pack.manifest.digests]:
+    if strange := sorted(set(files) - pack.manifest.digests.keys()):
         raise PackError(
             f"{pack.folder}: {', '.join(strange)} is not in {pack.record}; remove it from the folder."
         )
@@ -386,8 +388,7 @@ def check_files(pack: Pack, path: Path, stage: str = "", backend: str = "") -> d
 def fingerprint(
     stage: str, backend: str, digests: Mapping[str, Mapping[str, str]], dtype: str, options: Mapping[str, Any]
 ) -> str:
-    """Sixteen hexadecimal digits that change whenever the stage's answers may change.
-    Where the files are does not matter."""
+    """Sixteen hexadecimal digits that change whenever the stage's answers may. Where the files are does not matter."""
     contents = {role: sorted(files.values()) for role, files in digests.items()}
     described = registry.find_backend(stage, backend)
     relevant = {key: value for key, value in options.items() if key not in described.silent}
