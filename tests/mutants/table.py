@@ -56,10 +56,10 @@ DISK = [
         "unreadable-sidecar",
         "a sidecar that cannot be read is not called missing or damaged",
         "daemon/recovery/verify.py",
-        'finding = Finding("unreadable", file',
-        'finding = Finding("edited", file',
+        'return Finding("unreadable", file',
+        'return Finding("edited", file',
         ("faults/test_reads.py::test_a_sidecar_that_cannot_be_read_is_unreadable_and_left_alone",),
-        within="_compare",
+        within="_judge",
     ),
     Mutant(
         "name-that-is-not-known-to-be-free",
@@ -1264,7 +1264,7 @@ PROCESSES = [
         'image.getchannel("A").getextrema() == (0, 0):\n        return image.convert("RGB")',
         'False:\n        return image.convert("RGB")',
         ("stages/decoding/test_layouts.py::test_every_layout_is_right_or_refused_by_name",),
-        within="_correct",
+        within="_correct_bmp",
     ),
     Mutant(
         "ground",
