@@ -1,5 +1,4 @@
-"""`visiond check`: whether `run` would work with this configuration on this machine,
-and how to fix what would not."""
+"""`visiond check`: whether `run` would work with this configuration on this machine, and how to fix what would not."""
 
 from __future__ import annotations
 
@@ -28,6 +27,7 @@ from daemon.core.hints import quantity
 from daemon.core.stores import find_trouble
 from daemon.inbox.names import find_left_out, find_renamed
 from daemon.inbox.walk import count_unread, find_unread
+from daemon.layout.layout import Layout
 from daemon.layout.second_looks import lay_out
 from daemon.layout.slabs import open_slab, size_slab
 from daemon.ledger.files import describe_lost_ledger
@@ -117,9 +117,8 @@ def _plugins(config: Config) -> Iterator[Finding]:
 
 
 def _inboxes(config: Config) -> Iterator[Finding]:
-    yield from (
-        Finding("error", problem) for problem in ask_files(partial(find_shared_folders, config)) or ()
-    )
+    for problem in ask_files(partial(find_shared_folders, config)) or ():
+        yield Finding("error", problem)
     for inbox in config.inbox:
         if added := describe_added(inbox.ignore):
             yield Finding("warning", f"inbox {inbox.place}: {added}.")
@@ -138,15 +137,11 @@ def _inboxes(config: Config) -> Iterator[Finding]:
             yield Finding("error", f"inbox {inbox.path} cannot be read by this user; fix its permissions.")
         elif (setting := _what_writes(config, inbox)) and not os.access(inbox.path, os.W_OK):
             yield Finding(
-                "error",
-                f"inbox {inbox.path} cannot be written, but {setting}; fix its permissions.",
+                "error", f"inbox {inbox.path} cannot be written, but {setting}; fix its permissions."
             )
         else:
-            how = (
-                "scanned regularly: network mounts send no events"
-                if is_network_mount(inbox.path)
-                else "watched for events"
-            )
+            scanned = is_network_mount(inbox.path)
+            how = "scanned regularly: network mounts send no events" if scanned else "watched for events"
             yield Finding("ok", f"inbox {inbox.path} is {how}.")
             yield from _folders_within(inbox, Destination.of(inbox, config).longest_path)
 
@@ -338,18 +333,7 @@ def _models(config: Config, *, quick: bool) -> Iterator[Finding]:
     except VisiondError as error:
         yield from (Finding("error", line) for line in str(error).splitlines())
         return
-    real = {name: spec for name, spec in layout.specs.items() if spec.backend != "fake"}
-    for name, spec in real.items():
-        yield Finding("ok", f"models: {name}: {describe_weights(spec)}, {_source(config, spec)}.")
-    for spec in real.values():
-        if words := describe_words(spec):
-            yield Finding("warning", f"models: {words}")
-    if real:
-        yield Finding("ok", "models: the digests of all files in use are as recorded.")
-    yield from (Finding("warning", f"models: {line}.") for line in list_notices(layout.notices().items()))
-    for library, license_ in layout.licenses().items():
-        yield Finding("ok", f"models: {library} is in use, which is under {license_}.")
-    yield Finding("ok", f"placement: {layout.placement.why}.")
+    yield from _weights(config, layout)
     for look in looks:
         yield Finding("ok", f"{look.segment.name}: {look.describe()}; {describe_weights(look.spec)}.")
         if words := describe_words(look.spec, look.name):
@@ -363,6 +347,21 @@ def _models(config: Config, *, quick: bool) -> Iterator[Finding]:
     for look in looks:
         for tryout in try_stages(look.layout):
             yield from _findings(look.segment.name, tryout)
+
+
+def _weights(config: Config, layout: Layout) -> Iterator[Finding]:
+    real = {name: spec for name, spec in layout.specs.items() if spec.backend != "fake"}
+    for name, spec in real.items():
+        yield Finding("ok", f"models: {name}: {describe_weights(spec)}, {_source(config, spec)}.")
+    for spec in real.values():
+        if words := describe_words(spec):
+            yield Finding("warning", f"models: {words}")
+    if real:
+        yield Finding("ok", "models: the digests of all files in use are as recorded.")
+    yield from (Finding("warning", f"models: {line}.") for line in list_notices(layout.notices().items()))
+    for library, license_ in layout.licenses().items():
+        yield Finding("ok", f"models: {library} is in use, which is under {license_}.")
+    yield Finding("ok", f"placement: {layout.placement.why}.")
 
 
 def _source(config: Config, spec: StageSpec) -> str:

@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -98,7 +99,7 @@ def _show(
     config: Config,
     *,
     as_json: bool,
-    done: Mapping[str, str] | None = None,
+    done: Mapping[str, str] = MappingProxyType({}),
 ) -> Counter[str]:
     """Print how many sidecars are of each kind, and name all that are not "whole". Returns the counts.
     done: what was done about a kind."""
@@ -113,21 +114,22 @@ def _show(
                 kept = finding.file.decode(errors="replace")
                 continue
             counts[finding.kind] += 1
-            amiss += [finding] if finding.kind not in ("whole", "restored") else []
+            if finding.kind not in ("whole", "restored"):
+                amiss.append(finding)
     notes = recovery.describe_left_out(config)
     if left_out := counts["left out"]:
         notes.append(LEFT_OUT.format(quantity(left_out, "sidecar")))
     rows = [(finding.kind, finding.file.decode(errors="replace"), finding.detail) for finding in amiss]
     if as_json:
-        document = {
-            "counts": counts,
-            "amiss": [dict(zip(("kind", "file", "detail"), row, strict=True)) for row in rows],
-        }
-        print_json(document | ({"old_ledger": kept} if kept else {}) | ({"notes": notes} if notes else {}))
+        named = [dict(zip(("kind", "file", "detail"), row, strict=True)) for row in rows]
+        extras = {"old_ledger": kept, "notes": notes}
+        print_json(
+            {"counts": counts, "amiss": named} | {key: value for key, value in extras.items() if value}
+        )
         return counts
     for kind, file, detail in rows:
         console.print(f"{kind:10}{printable(file)}  {printable(detail)}".rstrip())
-    summary = ", ".join(f"{count} {kind}{(done or {}).get(kind, '')}" for kind, count in counts.items())
+    summary = ", ".join(f"{count} {kind}{done.get(kind, '')}" for kind, count in counts.items())
     print(f"sidecars: {summary or 'none'}")
     if kept:
         console.print(f"The ledger was rebuilt from the sidecars. The old one is kept as {printable(kept)}.")

@@ -7,7 +7,7 @@ import sys
 from enum import StrEnum
 from functools import partial
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -39,6 +39,9 @@ from daemon.terminal.options import (
     read_config,
     read_config_to_look,
 )
+
+if TYPE_CHECKING:
+    from daemon.monitoring.snapshot import Snapshot
 
 WATCH_PATIENCE_SECONDS = 3.0  # for an answer of the daemon, before `status --watch` says that there is none
 LEAST_SECONDS = 0.1  # between two looks of `status --watch`
@@ -105,7 +108,11 @@ def status(
     snapshot = control.find_status(settings)
     if as_json:
         print_json(snapshot)
-        return
+    else:
+        print_status(snapshot)
+
+
+def print_status(snapshot: Snapshot) -> None:
     console.print(snapshot.sentence())
     if snapshot.failed:
         print_failed_hint()
@@ -117,14 +124,10 @@ def status(
         console.print(printable(success))
     for line in list_notices(snapshot.notices.items()):
         console.print(f"[yellow]{printable(line)}[/yellow]")
-    if snapshot.workers:
-        print_workers(snapshot)
-    if snapshot.sinks:
-        print_sinks(snapshot)
-    if snapshot.second_looks:
-        print_looks(snapshot)
-    if tried := [chore for chore in snapshot.upkeep if chore.tried_at]:
-        print_chores(tried)
+    print_workers(snapshot)
+    print_sinks(snapshot)
+    print_looks(snapshot)
+    print_chores(snapshot.upkeep)
 
 
 def list_images(

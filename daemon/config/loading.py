@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 import os
 import tomllib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -119,7 +119,7 @@ def parse(document: dict[str, Any], folder: Path) -> Config:
         raise ConfigError([explain(problem, Config) for problem in error.errors()]) from None
     except RuntimeError as error:  # of expanduser
         raise ConfigError([f"a path starts with ~, but there is no home folder: {error}"]) from None
-    if problems := [*_misplaced_folders(config), *_misused_names(config)]:
+    if problems := [*_misplaced_folders(config), *_contradictions(config), *_misused_names(config)]:
         raise ConfigError(problems)
     return config
 
@@ -127,31 +127,34 @@ def parse(document: dict[str, Any], folder: Path) -> Config:
 def drop_missing_stages(document: dict[str, Any]) -> list[str]:
     """Remove stages that are not installed from a document; returns their names.
     Parts of a wrong type are left to `parse`."""
-    pipeline, tables = document.get("pipeline"), document.get("stages")
     missing: dict[str, None] = {}
-
-    def keep(names: Any) -> Any:
-        if not isinstance(names, list):
-            return names
-        missing.update({name: None for name in names if isinstance(name, str) and name not in ORDER})
-        return [name for name in names if name not in missing]
-
-    if isinstance(tables, dict):
-        missing.update(
-            {name: None for name, table in tables.items() if name not in ORDER and isinstance(table, dict)}
-        )
-        document["stages"] = {name: table for name, table in tables.items() if name not in missing}
-    if isinstance(pipeline, dict):
-        named = pipeline.pop("stages", None)
-        left = keep(named)
-        if named is not None and (left or not named):
-            # If none is left, the default is as good for a command that needs none.
-            pipeline["stages"] = left
-        segments = pipeline.get("segment")
-        if isinstance(segments, list) and all(isinstance(table, dict) for table in segments):
-            kept = [table | {"stages": keep(table.get("stages"))} for table in segments]
-            pipeline["segment"] = [table for table in kept if table["stages"] != []]
+    tables, pipeline = _table_of(document, "stages"), _table_of(document, "pipeline")
+    for name in [name for name, table in tables.items() if name not in ORDER and isinstance(table, dict)]:
+        del tables[name]
+        missing[name] = None
+    if named := pipeline.pop("stages", None):
+        named = _keep_installed(named, missing) or None
+    if named is not None:  # if none is left, the default is as good for a command that needs none
+        pipeline["stages"] = named
+    segments = pipeline.get("segment")
+    if isinstance(segments, list) and all(isinstance(table, dict) for table in segments):
+        kept = [table | {"stages": _keep_installed(table.get("stages"), missing)} for table in segments]
+        pipeline["segment"] = [table for table in kept if table["stages"] != []]
     return list(missing)
+
+
+def _table_of(document: dict[str, Any], key: str) -> dict[str, Any]:
+    table = document.get(key)
+    return table if isinstance(table, dict) else {}
+
+
+def _keep_installed(names: Any, missing: dict[str, None]) -> Any:
+    """The names of stages that are installed; the others are added to the missing ones."""
+    if not isinstance(names, list):
+        return names
+    gone = [name for name in names if isinstance(name, str) and name not in ORDER]
+    missing.update(dict.fromkeys(gone))
+    return [name for name in names if name not in gone]
 
 
 def _anchor(config: Config, folder: Path) -> Config:
@@ -220,49 +223,76 @@ def _own_folders(config: Config) -> dict[str, Path]:
 
 def _misplaced_folders(config: Config) -> list[str]:
     """Folders inside each other, so that the daemon would process its own output or mix two inboxes."""
-    problems: list[str] = []
     own = _own_folders(config)
-    for index, inbox in enumerate(config.inbox):
-        problems += _misplaced_inbox(config, inbox, own)
-        for other in config.inbox[index + 1 :]:
-            one, two = (os.path.join(each.place, "") for each in (inbox, other))
-            if one.startswith(two) or two.startswith(one):
-                problems.append(
-                    f"inbox: one of {inbox.place} and {other.place} contains the other; keep one of them."
-                )
-            if inbox.name == other.name or not (inbox.name and other.name):
-                problems.append(
-                    f"inbox: {inbox.place} and {other.place} would write the same sidecars; give each inbox its own `name`."
-                )
-    for key, folder in own.items():
-        if key != "output.bins_folder" and folder.is_relative_to(config.output.bins_folder):
-            problems.append(
-                f"{key}: {folder} is inside output.bins_folder, where each folder is a bin; choose another place."
-            )
+    problems = [problem for inbox in config.inbox for problem in _misplaced_inbox(config, inbox, own)]
+    problems += _clashing_inboxes(config.inbox)
+    problems += [
+        f"{key}: {folder} is inside output.bins_folder, where each folder is a bin; choose another place."
+        for key, folder in own.items()
+        if key != "output.bins_folder" and folder.is_relative_to(config.output.bins_folder)
+    ]
     results, failed = own["output.results"], own["output.failed"]
     if results.is_relative_to(failed) or failed.is_relative_to(results):
         problems.append(
             f"output.failed: one of {failed} and output.results {results} contains the other, so a sidecar and the reason of a "
             "failure could be the same file; choose two separate folders."
         )
-    if config.output.bins == "link" and any(inbox.on_success == "delete" for inbox in config.inbox):
-        problems.append(
+    return [*problems, *_uploaded_into(config)]
+
+
+def _clashing_inboxes(inboxes: Sequence[Inbox]) -> Iterator[str]:
+    """Inboxes inside each other, or whose sidecars would be the same files."""
+    for inbox, other in itertools.combinations(inboxes, 2):
+        one, two = (os.path.join(each.place, "") for each in (inbox, other))
+        if one.startswith(two) or two.startswith(one):
+            yield f"inbox: one of {inbox.place} and {other.place} contains the other; keep one of them."
+        if inbox.name == other.name or not (inbox.name and other.name):
+            yield (
+                f"inbox: {inbox.place} and {other.place} would write the same sidecars; give each inbox its own `name`."
+            )
+
+
+def _contradictions(config: Config) -> list[str]:
+    """Settings that exclude each other."""
+    output, endings = config.output, {inbox.on_success for inbox in config.inbox}
+    output, endings = config.output, {inbox.on_success for inbox in config.inbox}
+    moves = output.bins == "move" or bool(endings - {"keep"})
+    placed = [name for table in config.pipeline.segment for name in table.stages]
+    rules = (
+        (
+            output.bins == "link" and "delete" in endings,
             'output.bins: "link" would leave links to deleted images, as an inbox has on_success = "delete"; '
-            'use "copy" or "move".'
-        )
-    if config.output.bins == "move" and any(inbox.on_success != "keep" for inbox in config.inbox):
-        problems.append(
-            'output.bins: "move" already moves the source; set on_success = "keep" for every inbox.'
-        )
-    problems += _uploaded_into(config)
-    uploads_images = "store" in config.output.sinks and config.output.store.images
-    moves = config.output.bins == "move" or any(inbox.on_success != "keep" for inbox in config.inbox)
-    if uploads_images and moves:
-        problems.append(
+            'use "copy" or "move".',
+        ),
+        (
+            output.bins == "move" and endings - {"keep"},
+            'output.bins: "move" already moves the source; set on_success = "keep" for every inbox.',
+        ),
+        (
+            "store" in output.sinks and output.store.images and moves,
             "output.store.images: the sink uploads images after they were published, so they must stay where they are; "
-            'set on_success = "keep" for every inbox, and output.bins to "none", "link" or "copy".'
-        )
-    return problems
+            'set on_success = "keep" for every inbox, and output.bins to "none", "link" or "copy".',
+        ),
+        (
+            config.binning.rules and config.pipeline.mode == "cascade",
+            'binning.rules: a custom rule needs the results of every stage; set pipeline.mode = "full".',
+        ),
+        (
+            config.http.tls_key and not config.http.tls_certificate,
+            "http.tls_key: HTTPS also needs a certificate; set http.tls_certificate.",
+        ),
+        (
+            placed and placed != config.stage_names,
+            f"pipeline.segment: the segments have the stages {', '.join(placed)}; together and in this order they must have "
+            f"{', '.join(config.stage_names)}.",
+        ),
+        (
+            config.second_look and "delete" in endings,
+            'second_look: an inbox has on_success = "delete", so its images are gone before a second look; '
+            'use "keep" or "move".',
+        ),
+    )
+    return [sentence for is_broken, sentence in rules if is_broken]
 
 
 def find_shared_folders(config: Config) -> list[str]:
@@ -358,29 +388,12 @@ def _unknown_backends(config: Config) -> Iterator[str]:
 
 
 def _misused_names(config: Config) -> list[str]:
-    """Stage names, segments and rules that contradict each other."""
+    """Names of stages and backends that do not exist."""
     problems = [
         f"pipeline.stages: {explain_missing_stage(name)}"
         for name in config.pipeline.stages
         if name not in ORDER
     ]
     problems += _unknown_backends(config)
-    if config.binning.rules and config.pipeline.mode == "cascade":
-        problems.append(
-            'binning.rules: a custom rule needs the results of every stage; set pipeline.mode = "full".'
-        )
-    if config.http.tls_key and not config.http.tls_certificate:
-        problems.append("http.tls_key: HTTPS also needs a certificate; set http.tls_certificate.")
-    placed = [name for table in config.pipeline.segment for name in table.stages]
-    if placed and placed != config.stage_names:
-        problems.append(
-            f"pipeline.segment: the segments have the stages {', '.join(placed)}; together and in this order they must have "
-            f"{', '.join(config.stage_names)}."
-        )
     problems += misused_looks(config.second_look, config.stage_names, has_rules=bool(config.binning.rules))
-    if config.second_look and any(inbox.on_success == "delete" for inbox in config.inbox):
-        problems.append(
-            'second_look: an inbox has on_success = "delete", so its images are gone before a second look; '
-            'use "keep" or "move".'
-        )
     return problems

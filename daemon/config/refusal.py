@@ -55,15 +55,18 @@ def explain(problem: Mapping[str, Any], root: type[Section]) -> str:
         return f"{where}: each entry is a separate table; write [[{where}]] with double brackets."
     if kind == "too_short":
         return f"{where}: this list is empty; {_fill(where, field)}"
-    if kind in NO_NUMBER and field:
-        wanted = f"write {_describe_number(str(location[-1]), field)}"
-    elif kind == "literal_error":
-        wanted = "write " + problem["ctx"]["expected"].replace("'", '"')
-    else:
-        wanted = f"write {WANTED[kind]}" if kind in WANTED else problem["msg"].removeprefix("Value error, ")
     is_address = str(location[-1]).endswith(("url", "endpoint"))  # which may have a password
     said = "" if is_address else f" (it is {problem['input']!r})"
-    return f"{where}: {wanted}{said}"
+    return f"{where}: {_describe_wanted(problem, field, str(location[-1]))}{said}"
+
+
+def _describe_wanted(problem: Mapping[str, Any], field: FieldInfo | None, key: str) -> str:
+    kind = problem["type"]
+    if kind in NO_NUMBER and field:
+        return f"write {_describe_number(key, field)}"
+    if kind == "literal_error":
+        return "write " + str(problem["ctx"]["expected"]).replace("'", '"')
+    return f"write {WANTED[kind]}" if kind in WANTED else str(problem["msg"]).removeprefix("Value error, ")
 
 
 def _describe_number(name: str, field: FieldInfo) -> str:

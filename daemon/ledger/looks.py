@@ -188,12 +188,7 @@ def end(
     connection.executemany(SQL["drop_gone_look"], gone)
     later = [(*postponed_row(e), name) for e in endings if e.status is JobStatus.PENDING]
     connection.executemany(SQL["postpone_look"], later)
-    done = [e for e in endings if e.status is JobStatus.DONE]
-    outputs = {e.content.digest: e.content.outputs[model.stage] for e in done}
-    replaced = [key for key in damaged if key.model == number and key.digest in outputs]
-    connection.executemany(SQL["drop_result"], replaced)
-    rows = [result_row(digest, number, model, output) for digest, output in outputs.items()]
-    run_rows(connection, "keep_result", rows)
+    _store_answers(connection, endings, model, number, damaged)
     final = {e.job.id: e for e in endings if e.status in (JobStatus.DONE, JobStatus.FAILED)}
     ended = []
     for (image,) in run_rows(connection, "publishable", [(image,) for image in final]):
@@ -204,6 +199,22 @@ def end(
         ended += [tuple(found) for found in connection.execute(SQL["end_look"], row).fetchall()]
     run_rows(connection, "publish_again", ended)
     return {image for (image,) in ended}
+
+
+def _store_answers(
+    connection: sqlite3.Connection,
+    endings: Sequence[Ending],
+    model: Model,
+    number: int,
+    damaged: Collection[Key],
+) -> None:
+    """number, damaged: as of `end`."""
+    done = [e for e in endings if e.status is JobStatus.DONE]
+    outputs = {e.content.digest: e.content.outputs[model.stage] for e in done}
+    replaced = [key for key in damaged if key.model == number and key.digest in outputs]
+    connection.executemany(SQL["drop_result"], replaced)
+    rows = [result_row(digest, number, model, output) for digest, output in outputs.items()]
+    run_rows(connection, "keep_result", rows)
 
 
 class Ended(NamedTuple):

@@ -25,7 +25,7 @@ class DamagedRows:
     """The damaged rows of a ledger. Compares them with sidecars."""
 
     def __init__(self, reader: Reader) -> None:
-        self._reader = reader
+        self.reader = reader
         self._numbers = {(model.stage, model.fingerprint): number for number, model in reader.models.items()}
         self._checked: set[int] = set()  # images
         self._named: set[tuple[bytes, int | None]] = set()  # rows of these that may be damaged
@@ -57,7 +57,7 @@ class DamagedRows:
     def check_unshown(self, *, fix: bool) -> Iterator[Finding]:
         """Check damaged results that no sidecar has. fix: delete them, so that nothing uses them,
         and also those of images that are to be processed again."""
-        reader = self._reader
+        reader = self.reader
         with reader.lend() as connection:
             left = list(find_damaged(connection, reader.models, lambda: True))
         for digest, model in (key for _, key in left if key not in self._named):
@@ -79,7 +79,7 @@ class DamagedRows:
         """Check damaged versions whose sidecar is now that of a newer version: no file has their data.
         fix: remove their data from the ledger, and keep only the row."""
         left = [
-            record for record in self._reader.replaced() if record.damage and record.id not in self._checked
+            record for record in self.reader.replaced() if record.damage and record.id not in self._checked
         ]
         for record in left:
             self._note(record.id, record.digest)
@@ -93,11 +93,11 @@ class DamagedRows:
                 )
 
     def _of_the_ledger(self, record: Record, detail: str) -> Finding:
-        return Finding("damaged", os.fsencode(self._reader.path), f"image {record.id}: {detail}")
+        return Finding("damaged", os.fsencode(self.reader.path), f"image {record.id}: {detail}")
 
     def _note(self, number: int, digest: bytes) -> None:
         self._checked.add(number)
-        self._named |= {(digest, model) for model in (None, *self._reader.models)}
+        self._named |= {(digest, model) for model in (None, *self.reader.models)}
 
     def _find_true_sidecar(self, destination: Destination, record: Record) -> tuple[bytes, Record] | None:
         folder = destination.results if record.status is JobStatus.DONE else destination.failed
@@ -114,7 +114,7 @@ class DamagedRows:
         or the same data and a damaged checksum."""
         if (sidecar.id, sidecar.path, sidecar.status) != (record.id, record.path, record.status):
             return False
-        with self._reader.lend() as connection:
+        with self.reader.lend() as connection:
             return self._agrees(connection, sidecar, record)
 
     def _agrees(self, connection: sqlite3.Connection, sidecar: Record, record: Record) -> bool:
@@ -188,7 +188,7 @@ class DamagedRows:
     @contextlib.contextmanager
     def _writing(self) -> Iterator[sqlite3.Connection]:
         """One transaction for each image, as damage is rare."""
-        connection, _ = identity.open_ledger(self._reader.path)
+        connection, _ = identity.open_ledger(self.reader.path)
         with contextlib.closing(connection):
             connection.execute("BEGIN IMMEDIATE")
             yield connection

@@ -14,7 +14,7 @@ import sqlite3
 import stat
 import time
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
@@ -259,33 +259,24 @@ def write(connection: sqlite3.Connection, records: Sequence[Record]) -> set[int]
         result_row(r.digest, numbers[model], model, output) for r in records for model, output in r.answers()
     ]
     run_rows(connection, "keep_result", results)
-    rows = [
-        (
-            *(
-                r.id,
-                r.inbox,
-                r.path,
-                *r.version,
-                int(r.status),
-                r.seen_at,
-                r.attempts,
-                r.location or None,
-                r.digest or None,
-            ),
-            *(
-                msgspec.json.encode([numbers[model] for model in r.models]).decode(),
-                r.bin or None,
-                r.criteria or None,
-            ),
-            *(r.reason or None, r.detail or None, r.finished_at, r.checksum),
-        )
-        for r in records
-    ]
+    rows = [_job_row(record, numbers) for record in records]
     restored = {row[0] for row in run_rows(connection, "restore", rows)}
     looks = [row for r in records if r.id in restored for row in look_rows(r, numbers)]
     run_rows(connection, "restore_look", looks)
     connection.execute("COMMIT")
     return restored
+
+
+def _job_row(record: Record, numbers: Mapping[Model, int]) -> tuple[object, ...]:
+    """numbers: of the models, in the new ledger."""
+    models = msgspec.json.encode([numbers[model] for model in record.models]).decode()
+    texts = (record.bin, record.criteria, record.reason, record.detail)
+    bin_, criteria, reason, detail = (text or None for text in texts)
+    return (
+        *(record.id, record.inbox, record.path, *record.version, int(record.status), record.seen_at),
+        *(record.attempts, record.location or None, record.digest or None, models, bin_, criteria),
+        *(reason, detail, record.finished_at, record.checksum),
+    )
 
 
 def stat_regular(path: bytes) -> os.stat_result | None:

@@ -11,7 +11,7 @@ import contextlib
 import itertools
 import os
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
@@ -134,33 +134,8 @@ def _compare(reader: Reader, config: Config, showing: Showing, *, fix: bool = Fa
     showing.begin("sidecars", reader.count_published())
     destinations = open_destinations(config)
     known: set[bytes] = set()
-    changed: set[bytes] = set()  # folders
     damaged_rows = DamagedRows(reader)
-    # An image that waits for a new result has the sidecar of its last one, unless this is damaged.
-    redone = (record for record in reader.redone() if not record.damage)
-    for record in itertools.chain(reader.published(), _aside(reader, JobStatus.FAILED), redone):
-        destination = destinations.get(record.inbox_path)
-        if record.damage or destination:
-            try:
-                finding = (
-                    _find(destination, record)
-                    if destination and not record.damage
-                    else damaged_rows.check(destination, record, fix=fix)
-                )
-            except LedgerUnusable:
-                raise
-            except OSError as error:  # of the disk; the sidecar may be right, and stays
-                file = os.fsencode(error.filename or reader.path)
-                finding = Finding(
-                    "unreadable", file, f"{error.strerror}: check its disk; nothing was changed"
-                )
-                known.update(destination.paths_of(record) if destination else ())
-            if fix and destination and finding.kind in ("missing", "edited"):
-                written = write_sidecar(record, *destination.paths_of(record))
-                known.add(written)
-                changed.add(os.path.dirname(written))
-            known.add(finding.file)
-            yield finding
+    changed = yield from _compare_shown(reader, destinations, damaged_rows, known, fix=fix)
     # The reason of an image that waits for a retry stays; an
     # image that is to be published may already have its sidecar.
     for record in itertools.chain(reader.pending(), reader.owed(), _aside(reader, JobStatus.GONE)):
@@ -176,6 +151,50 @@ def _compare(reader: Reader, config: Config, showing: Showing, *, fix: bool = Fa
     for file in list_sidecars(*folders_of(destinations.values())):
         if file not in known and not _stands(reader, destinations, file):
             yield Finding("foreign", file)
+
+
+def _compare_shown(
+    reader: Reader,
+    destinations: Mapping[bytes, Destination],
+    damaged_rows: DamagedRows,
+    known: set[bytes],
+    *,
+    fix: bool,
+) -> Generator[Finding, None, set[bytes]]:
+    """Compare the images that have a sidecar or a reason, and add these files to the known ones; returns the folders
+    of those that were written."""
+    changed: set[bytes] = set()
+    # An image that waits for a new result has the sidecar of its last one, unless this is damaged.
+    redone = (record for record in reader.redone() if not record.damage)
+    for record in itertools.chain(reader.published(), _aside(reader, JobStatus.FAILED), redone):
+        destination = destinations.get(record.inbox_path)
+        if not (record.damage or destination):
+            continue
+        finding = _judge(destination, record, damaged_rows, fix=fix)
+        if destination and finding.kind == "unreadable":
+            known.update(destination.paths_of(record))
+        if fix and destination and finding.kind in ("missing", "edited"):
+            written = write_sidecar(record, *destination.paths_of(record))
+            known.add(written)
+            changed.add(os.path.dirname(written))
+        known.add(finding.file)
+        yield finding
+    return changed
+
+
+def _judge(
+    destination: Destination | None, record: Record, damaged_rows: DamagedRows, *, fix: bool
+) -> Finding:
+    """What is so of a record's sidecar, or of its row if that is damaged. Raises LedgerUnusable."""
+    try:
+        if destination and not record.damage:
+            return _find(destination, record)
+        return damaged_rows.check(destination, record, fix=fix)
+    except LedgerUnusable:
+        raise
+    except OSError as error:  # of the disk; the sidecar may be right, and stays
+        file = os.fsencode(error.filename or damaged_rows.reader.path)
+        return Finding("unreadable", file, f"{error.strerror}: check its disk; nothing was changed")
 
 
 class _Numbered(msgspec.Struct):

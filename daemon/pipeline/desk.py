@@ -291,6 +291,10 @@ class Desk:
         self._damaged.clear()
         # The next start repairs what is damaged: it is not marked as published.
         self._records |= {record.id: record for record in records if not record.damage}
+        self._log_failures(endings)
+        return Committed(list(endings), {record.id for record in records if not record.damage})
+
+    def _log_failures(self, endings: Sequence[Ending]) -> None:
         for ending in endings:
             if (failure := ending.failure) and not failure.away:
                 log.warning(
@@ -300,7 +304,6 @@ class Desk:
                     reason=failure.reason.value,
                     detail=failure.detail,
                 )
-        return Committed(list(endings), {record.id for record in records if not record.damage})
 
     def records_of(self, endings: Sequence[Ending]) -> list[Record]:
         return [self._records.pop(ending.job.id) for ending in endings]

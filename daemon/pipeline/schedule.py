@@ -305,14 +305,17 @@ class Schedule:
             del self._absent[inbox]
         away = {inbox: why for inbox, why in failed.items() if inbox not in self._absent}
         for inbox, why in failed.items():
-            known = self._absent.get(inbox)
-            if known is None or known.is_tried or now >= known.until:  # else they belong to the last try
-                tries = known.tries + 1 if known and inbox not in read else 1
-                self._absent[inbox] = Absence(why, now + REST_SECONDS, tries)
+            self._note_absence(inbox, why, now, was_read=inbox in read)
         for absence in [self._absent[inbox] for inbox in {inbox for inbox, _ in reads} & self._absent.keys()]:
             if absence.is_tried:  # its images are gone, or to blame themselves: others are tried
                 absence.until, absence.is_tried = now, False
         return Noted(away, back)
+
+    def _note_absence(self, inbox: int, why: str, now: float, *, was_read: bool) -> None:
+        known = self._absent.get(inbox)
+        if known is None or known.is_tried or now >= known.until:  # else it belongs to the last try
+            tries = known.tries + 1 if known and not was_read else 1
+            self._absent[inbox] = Absence(why, now + REST_SECONDS, tries)
 
     def resting(self, now: float) -> frozenset[int]:
         """The inboxes that are not tried now."""

@@ -162,12 +162,17 @@ def plan(
         staffed = tuple(_staff(run, _fewest(bound)) for run, bound in zip(runs, of_runs, strict=True))
         return Placement(staffed, why, _limit(min(of_runs, key=_fewest)), costs)
     bounds = _bounds(len(devices), used, need, host)
-    on_gpu = config.pipeline.workers_per_device or _fewest(bounds)
-    on_cpu = config.pipeline.workers_per_device or 1  # one worker's models use all cores
-    held = _repeat(devices, on_gpu, on_cpu)
+    return _replicate(stages, devices, why, bounds, config.pipeline.workers_per_device)
+
+
+def _replicate(
+    stages: tuple[str, ...], devices: Sequence[str], why: str, bounds: Mapping[str, int], workers: int
+) -> Placement:
+    """All stages on each device. workers: on each; 0: as many as a GPU may have, and one on a CPU, whose models use all
+    cores."""
+    held = _repeat(devices, workers or _fewest(bounds), workers or 1)
     counts = ", ".join(f"{count} on {device}" for device, count in Counter(held).items())
-    limit = "" if config.pipeline.workers_per_device else _limit(bounds)
-    return Placement((Segment(stages, held),), f"{why}; workers: {counts}", limit)
+    return Placement((Segment(stages, held),), f"{why}; workers: {counts}", "" if workers else _limit(bounds))
 
 
 def share_out(placement: Placement, stations: int) -> list[list[list[int]]]:

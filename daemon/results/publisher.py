@@ -150,29 +150,29 @@ class Publisher:
                     break
                 before, last = last, records[-1].id
                 wanted = inboxes - self._recovering if again else inboxes
-                mine = [record for record in records if record.inbox in wanted]
-                # A sidecar must not follow a later version's.
-                files = {
-                    record.id: {(record.inbox, path) for path in (record.path, *record.former)}
-                    for record in mine
-                }
-                held = self._holds.hold_each(set().union(*files.values()), self)
-                free = [record for record in mine if files[record.id] <= held]
-                if len(free) < len(mine):  # the others may still be held
-                    self._held_of_late |= self._held.keys() & inboxes
-                    self._renamed |= {r.inbox for r in mine if r.former and not files[r.id] <= held}
-                try:
-                    sound, changes = await leave_out_damaged(self._ledger, free)
-                    self._note_changes(changes)
-                    publication = await self._publish(sound)
-                finally:
-                    self._holds.release(held, self)
+                publication = await self._publish_free([r for r in records if r.inbox in wanted], inboxes)
             if not await self.confirm([publication]):
                 last = before
         for inbox in inboxes - self._held_of_late:
             self._held.pop(inbox, None)
         if not again:
             self._recovering -= inboxes
+
+    async def _publish_free(self, records: Sequence[Record], inboxes: set[int]) -> Publication:
+        """Publish those whose files nobody else holds: a sidecar must not follow a later version's. inboxes: as of
+        `publish_owed`."""
+        files = {r.id: {(r.inbox, path) for path in (r.path, *r.former)} for r in records}
+        held = self._holds.hold_each(set().union(*files.values()), self)
+        free = [record for record in records if files[record.id] <= held]
+        if len(free) < len(records):  # the others may still be held
+            self._held_of_late |= self._held.keys() & inboxes
+            self._renamed |= {r.inbox for r in records if r.former and not files[r.id] <= held}
+        try:
+            sound, changes = await leave_out_damaged(self._ledger, free)
+            self._note_changes(changes)
+            return await self._publish(sound)
+        finally:
+            self._holds.release(held, self)
 
     async def try_again(self) -> None:
         async with self._trying:

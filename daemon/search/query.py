@@ -106,25 +106,16 @@ def parse(text: str) -> Query:
     has_signs = False
     for minus, name, phrase, word in TERM.findall(text.replace("\0", " ")):
         value = phrase or word
-        if name in FILTERS and not minus:
-            filters[name] = (*filters.get(name, ()), value)
-        elif name in DATES and not minus:
-            days[name] = read_day(name, value)
-        elif name in (*FILTERS, *DATES):
+        if minus and name in (*FILTERS, *DATES):
             raise QueryError(f"-{name}: cannot be excluded; only words can, for example -draft.")
+        if name in FILTERS:
+            filters[name] = (*filters.get(name, ()), value)
+        elif name in DATES:
+            days[name] = read_day(name, value)
+        elif term := read_term(value, name, is_word=not phrase, excluded=bool(minus)):
+            terms.append(term)
         else:
-            if name and name not in FIELDS:
-                near = difflib.get_close_matches(name, (*FIELDS, *FILTERS, *DATES), n=1, cutoff=0.5)
-                raise QueryError(
-                    f"there is no {name}:. {f'Do you mean {near[0]}:? ' if near else ''}"
-                    f'To search for the words themselves, quote them: "{name}:{value}".'
-                )
-            prefix = not phrase and value.endswith("*")
-            words = value.rstrip("*") if prefix else value
-            if WORD.search(words):
-                terms.append(Term(words, name, prefix, bool(minus)))
-            else:  # only punctuation, which is not in the index
-                has_signs |= not minus
+            has_signs |= not minus
     for state in filters.get("state", ()):
         if state not in STATES:
             raise QueryError(f"state:{state} cannot be searched for; only state:done and state:failed are.")
@@ -135,6 +126,19 @@ def parse(text: str) -> Query:
     ):  # nothing has these signs, as far as the index knows
         filters["state"] = ("none",)
     return Query(tuple(terms), tuple(filters.items()), days.get("after"), days.get("before"))
+
+
+def read_term(value: str, name: str, *, is_word: bool, excluded: bool) -> Term | None:
+    """None if it is only punctuation, which is not in the index. Raises QueryError."""
+    if name and name not in FIELDS:
+        near = difflib.get_close_matches(name, (*FIELDS, *FILTERS, *DATES), n=1, cutoff=0.5)
+        raise QueryError(
+            f"there is no {name}:. {f'Do you mean {near[0]}:? ' if near else ''}"
+            f'To search for the words themselves, quote them: "{name}:{value}".'
+        )
+    prefix = is_word and value.endswith("*")
+    words = value.rstrip("*") if prefix else value
+    return Term(words, name, prefix, excluded) if WORD.search(words) else None
 
 
 def read_day(name: str, value: str) -> date:

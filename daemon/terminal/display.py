@@ -8,7 +8,7 @@ import os
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -132,20 +132,27 @@ def make_table(columns: Iterable[str], rows: Iterable[Iterable[object]], title: 
     return table
 
 
+def print_found(columns: Iterable[str], rows: Iterable[Iterable[object]], title: str | None = None) -> None:
+    """Print a table, unless it has no rows."""
+    if found := list(rows):
+        print_table(columns, found, title)
+
+
 def print_chores(chores: Iterable[Chore]) -> None:
     """Print when each upkeep task last ran."""
-    print_table(
+    print_found(
         ("upkeep", "last success", "last run", "seconds", "outcome", "detail"),
         (
             (c.task, _moment(c.succeeded_at), _moment(c.tried_at), c.seconds, c.outcome or "-", c.detail)
             for c in chores
+            if c.tried_at
         ),
     )
 
 
 def print_workers(snapshot: Snapshot) -> None:
     """Print what each worker does, and its last problem."""
-    print_table(
+    print_found(
         ("worker", "device", "state", "batches", "host MiB", "GPU peak MiB", "last problem"),
         (
             (
@@ -172,7 +179,7 @@ def print_sinks(snapshot: Snapshot) -> None:
         )
         for sink in snapshot.sinks
     )
-    print_table(("sink", "records behind", "last success"), rows)
+    print_found(("sink", "records behind", "last success"), rows)
     if not snapshot.running and any(sink.behind for sink in snapshot.sinks if sink.configured):
         console.print(
             f"The next `{printable(command('run'))}` delivers the missing records, or logs why it cannot."
@@ -181,7 +188,7 @@ def print_sinks(snapshot: Snapshot) -> None:
 
 def print_looks(snapshot: Snapshot) -> None:
     """Print how many images wait for each second look, and how many have had it."""
-    print_table(
+    print_found(
         ("second look", "stage", "model", "waiting", "done", "failed"),
         (
             (look.name, look.stage or "-", look.model or "-", look.waiting, look.done, look.failed)
@@ -199,7 +206,6 @@ def _moment(at: float | None) -> str:
 
 def show_record(record: Record) -> None:
     """Print everything known about one image."""
-    document: dict[str, Any] = msgspec.json.decode(record.sidecar)
     console.print(f"[bold]{printable(os.fsdecode(record.path))}[/bold]  {record.status.name}  id {record.id}")
     console.print(
         f"file  {printable(os.fsdecode(record.location))}, {quantity(record.version.size, 'byte')}"
@@ -213,23 +219,8 @@ def show_record(record: Record) -> None:
         console.print(f"reason  {printable(': '.join(filter(None, (record.reason, record.detail))) or '-')}")
         console.print(f"attempts  {record.attempts}")
         return
-    console.print(f"caption  {printable(document.get('caption', {}).get('text', '-'))}")
-    console.print(
-        f"tags  {printable(', '.join(tag['label'] for tag in document.get('clip', {}).get('tags', [])) or '-')}"
-    )
-    if lines := document.get("ocr", {}).get("lines"):
-        rows = ((line["text"], line["score"], "guessed" if line.get("guessed") else "") for line in lines)
-        print_table(("text", "score", ""), rows)
-    if text := document.get("ocr", {}).get("text"):  # by a page reader
-        cut = "cut at max_new_tokens" if document["ocr"].get("cut") else ""
-        print_table(("text",), ([line] for line in text.splitlines() if line.strip()), title=cut or None)
-    if found := document.get("objects", {}).get("detections"):
-        print_table(
-            ("object", "score", "box"),
-            ((d["label"], d["score"], [round(x) for x in d["box"]]) for d in found),
-        )
-    for stage in sort_stages(document["models"].keys() - {stage.name for stage in BUILT_IN}):
-        print_table((stage, ""), ((name, shorten(value)) for name, value in document[stage].items()))
+    document: dict[str, Any] = msgspec.json.decode(record.sidecar)
+    show_results(document)
     print_table(
         ("bin", "criterion", "value", "threshold", "passed"),
         (
@@ -239,19 +230,36 @@ def show_record(record: Record) -> None:
         ),
         title=f"bin {document['bin']['name']}",
     )
-    print_table(
-        ("stage", "seconds (average of its batch)", "model"),
-        (
-            (stage, f"{seconds:.4f}", document["models"][stage])
-            for stage, seconds in document["timings"].items()
-        ),
-    )
+    models = document["models"]
+    timings = ((stage, f"{seconds:.4f}", models[stage]) for stage, seconds in document["timings"].items())
+    print_table(("stage", "seconds (average of its batch)", "model"), timings)
     for name, look in document.get("second_looks", {}).items():
         about = f"second look {name}: {look['stage']} by {look['model']}"
-        answer = look.get("result") or {key: look[key] for key in ("reason", "detail")}
-        print_table(
-            ("", ""), ((key, shorten(value)) for key, value in answer.items()), title=printable(about)
-        )
+        print_fields("", look.get("result") or {key: look[key] for key in ("reason", "detail")}, about)
+
+
+def show_results(document: Mapping[str, Any]) -> None:
+    """Print what the stages found."""
+    console.print(f"caption  {printable(document.get('caption', {}).get('text', '-'))}")
+    tags = ", ".join(tag["label"] for tag in document.get("clip", {}).get("tags", []))
+    console.print(f"tags  {printable(tags or '-')}")
+    ocr = document.get("ocr", {})
+    lines = (
+        (line["text"], line["score"], "guessed" * line.get("guessed", False)) for line in ocr.get("lines", ())
+    )
+    print_found(("text", "score", ""), lines)
+    text = ([line] for line in (ocr.get("text") or "").splitlines() if line.strip())  # by a page reader
+    print_found(("text",), text, title="cut at max_new_tokens" if ocr.get("cut") else None)
+    objects = document.get("objects", {}).get("detections", ())
+    boxes = ((found["label"], found["score"], [round(x) for x in found["box"]]) for found in objects)
+    print_found(("object", "score", "box"), boxes)
+    for stage in sort_stages(document["models"].keys() - {stage.name for stage in BUILT_IN}):
+        print_fields(stage, document[stage])
+
+
+def print_fields(name: str, fields: Mapping[str, object], title: str | None = None) -> None:
+    rows = ((key, shorten(value)) for key, value in fields.items())
+    print_table((name, ""), rows, title=printable(title) if title else None)
 
 
 def shorten(value: object) -> str:

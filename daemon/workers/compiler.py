@@ -10,7 +10,7 @@ import os
 import signal
 import sys
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from concurrent.futures import FIRST_COMPLETED, BrokenExecutor, Executor, Future, ProcessPoolExecutor, wait
 from contextlib import suppress
 from multiprocessing import get_context
@@ -85,7 +85,6 @@ def _compile_all(order: Order, pool: Executor) -> Iterator[Step]:
     for _ in range(order.processes):
         pool.submit(import_triton)  # starts the other processes already
     compiled: dict[Variant, Future[None]] = {}
-    signatures: set[str] = set()
     waiting: set[Future[Any]] = {*plans}
     while waiting:
         ended, waiting = wait(waiting, return_when=FIRST_COMPLETED)
@@ -93,17 +92,26 @@ def _compile_all(order: Order, pool: Executor) -> Iterator[Step]:
         for future in ended:
             if error := future.exception():
                 problem = describe(error)
-            for variant in future.result() or () if not error else ():
-                if variant not in compiled:
-                    is_first = variant.signature not in signatures
-                    signatures.add(variant.signature)
-                    compiled[variant] = pool.submit(compile_variant, variant, with_launcher=is_first)
-                    waiting.add(compiled[variant])
+            else:
+                waiting |= submit_new(future.result() or (), compiled, pool)
         fine = [future for future in compiled.values() if future.done() and not future.exception()]
         yield Step(len(fine), len(compiled), problem)
     for plan, want in plans.items():
         if not plan.exception() and not any(compiled[variant].exception() for variant in plan.result()):
             leave_mark(Path(order.folder), want)
+
+
+def submit_new(
+    variants: Iterable[Variant], compiled: dict[Variant, Future[None]], pool: Executor
+) -> set[Future[Any]]:
+    """Have those compiled that are not among the compiled yet, and add them to these."""
+    new = [variant for variant in dict.fromkeys(variants) if variant not in compiled]
+    signatures = {variant.signature for variant in compiled}
+    for variant in new:
+        is_first = variant.signature not in signatures
+        signatures.add(variant.signature)
+        compiled[variant] = pool.submit(compile_variant, variant, with_launcher=is_first)
+    return {compiled[variant] for variant in new}
 
 
 def find_variants_of(want: Want) -> list[Variant]:

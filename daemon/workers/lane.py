@@ -166,13 +166,20 @@ class Lane:
         if done := [n for n in range(len(attempts)) if n not in short]:  # they need not wait
             await listener.advance(self, worker.device, [attempts[n] for n in done], _part_of(reply, done))
             reply = msgspec.structs.replace(reply, runs=[], out_of_memory=0)
-        left, fitted = [attempts[n] for n in short], self._fitted
+        left = [attempts[n] for n in short]
+        most = self.batch_size * USUAL_PIXELS
+        usual = any(outcomes[n].width * outcomes[n].height <= most for n in short)
+        if await self._fits_later(worker, left, usual=usual):
+            return [], _part_of(reply, []), left
+        return left, _part_of(reply, short), []
+
+    async def _fits_later(self, worker: Worker, left: Sequence[Attempt], *, usual: bool) -> bool:
+        """Whether to try images again for which there was no memory. usual: as for `Pool.make_room`."""
         if all(
             attempt.waits >= MOST_WAITS for attempt in left
         ):  # it is not the memory that others have taken
-            return left, _part_of(reply, short), []
-        most = self.batch_size * USUAL_PIXELS
-        usual = any(outcomes[n].width * outcomes[n].height <= most for n in short)
+            return False
+        fitted = self._fitted
         fits_later = await self.pool.make_room(worker, usual=usual)
         if not fits_later and not all(
             attempt.had_room for attempt in left
@@ -182,7 +189,7 @@ class Lane:
                 attempt.had_room = True
         for attempt in left:
             attempt.waits += self._fitted > fitted
-        return ([], _part_of(reply, []), left) if fits_later else (left, _part_of(reply, short), [])
+        return fits_later
 
     async def _ask(self, worker: Worker, attempts: Sequence[Attempt]) -> Reply:
         """One batch on a reserved worker; the pool limits how long it may take. Raises WorkerLost."""

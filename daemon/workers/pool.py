@@ -1,13 +1,11 @@
 """The workers of one segment: started, restarted, and lent one slot at a time.
 
-A seat is a position for one worker on a device. When its worker dies, another one is started there, after a
-pause that grows with each quick death. A seat whose workers keep dying before they answer anything is closed;
-when all seats are closed, the pool fails. Workers that share a GPU by MPS (mps.py) are restarted together:
-the first loss ends the sharing.
+A seat is a position for one worker on a device. When its worker dies, another one is started there, after a pause that grows
+with each quick death. A seat whose workers keep dying before they answer anything is closed; when all seats are closed, the
+pool fails. Workers that share a GPU by MPS (mps.py) are restarted together: the first loss ends the sharing.
 
-When not even one image fits into a GPU's memory, other programs may have taken it. Then a worker ends, so that
-those that are left have more, and its seat waits until there is memory for it again. The last worker stays, and
-its images wait.
+When not even one image fits into a GPU's memory, other programs may have taken it. Then a worker ends, so that those that are
+left have more, and its seat waits until there is memory for it again. The last worker stays, and its images wait.
 """
 
 from __future__ import annotations
@@ -34,8 +32,7 @@ from daemon.workers.worker import Worker
 log = structlog.get_logger()
 
 QUICK_DEATHS = 5  # in a row, without any answer, before a seat is closed
-# The same for workers that ran one image alone, which is then the likely cause; a folder may be full of such
-# images.
+# The same for workers that ran one image alone, which is then the likely cause; a folder may be full of such images.
 LONE_DEATHS = 20
 BACKOFF_SECONDS = 0.5  # before the second start in a row; doubles with each further one
 LONGEST_BACKOFF_SECONDS = 30.0
@@ -67,8 +64,7 @@ class Pool:
         self._over = anyio.Event()  # no worker is started any more
 
     async def run(self, *, task_status: anyio.abc.TaskStatus[None] = anyio.TASK_STATUS_IGNORED) -> None:
-        """Keep a worker in every seat until stopped. Reports as
-        started when each seat has a ready worker or is closed.
+        """Keep a worker in every seat until stopped. Reports as started when each seat has a ready worker or is closed.
 
         Raises NoWorkersLeft when every seat is closed; ModelsUnusable when a stage cannot be built.
         """
@@ -112,8 +108,9 @@ class Pool:
         worker = await self.reserve()
         worker.alone = anyio.Event()
         self._park(worker)
-        # Takes the free slots of this worker out of the queue.
-        for other in [self._free.get_nowait() for _ in range(self._free.qsize())]:
+        for other in [
+            self._free.get_nowait() for _ in range(self._free.qsize())
+        ]:  # its free slots leave the queue
             self.release(other)
         try:
             await worker.alone.wait()
@@ -276,8 +273,8 @@ class Pool:
         self._metrics.worker_restarts.labels(seat.device, Loss.MEMORY.value).inc()
 
     async def _fill(self, seat: Seat, opened: anyio.Event) -> None:
-        """The life of one worker in a seat; or, where memory is short, one look at what is free. The
-        seats of a GPU take turns at that, so that none waits for what another one needs."""
+        """The life of one worker in a seat; or, where memory is short, one look at what is free. The seats of a GPU
+        take turns at that, so that none waits for what another one needs."""
         if not seat.short or not seat.room:
             await self._live(seat, opened)
             return
@@ -298,22 +295,9 @@ class Pool:
             seat.state = "waiting"
             with anyio.move_on_after(backoff_seconds(seat.quick_deaths)):
                 await self._over.wait()
-        if self._stopping:
+        if self._stopping or not (started := await self._start(seat)):
             return
-        seat.state = "loading"
-        try:
-            on_gpu = not seat.device.startswith("cpu")
-            setup = msgspec.structs.replace(seat.setup, rehearse=on_gpu or bool(seat.last_cause))
-            shared = await seat.server.share() if seat.server else {}
-            worker = await Worker.start(setup, seat.device, self._slab_fd, seat.environment | shared)
-        except OSError as error:  # too few processes or memory: that passes, so it never closes the seat
-            seat.quick_deaths = min(seat.quick_deaths + 1, QUICK_DEATHS - 1)
-            seat.last_cause = f"it cannot be started: {error.strerror}"
-            log.warning("worker cannot be started", worker=seat.setup.name, error=error.strerror)
-            return
-        seat.worker, worker.shared = worker, bool(shared)
-        if self._over.is_set():
-            worker.give_up()
+        worker, shared = started
         try:
             if seat.server and shared != seat.server.shared:
                 raise WorkerLost(worker.name, "its GPU stopped being shared while it started")
@@ -337,6 +321,24 @@ class Pool:
             else:
                 self._note_loss(seat, worker, followed=followed)
 
+    async def _start(self, seat: Seat) -> tuple[Worker, dict[str, str]] | None:
+        """A worker and what it got to share its GPU; None if it cannot be started."""
+        seat.state = "loading"
+        try:
+            on_gpu = not seat.device.startswith("cpu")
+            setup = msgspec.structs.replace(seat.setup, rehearse=on_gpu or bool(seat.last_cause))
+            shared = await seat.server.share() if seat.server else {}
+            worker = await Worker.start(setup, seat.device, self._slab_fd, seat.environment | shared)
+        except OSError as error:  # too few processes or memory: that passes, so it never closes the seat
+            seat.quick_deaths = min(seat.quick_deaths + 1, QUICK_DEATHS - 1)
+            seat.last_cause = f"it cannot be started: {error.strerror}"
+            log.warning("worker cannot be started", worker=seat.setup.name, error=error.strerror)
+            return None
+        seat.worker, worker.shared = worker, bool(shared)
+        if self._over.is_set():
+            worker.give_up()
+        return worker, shared
+
     async def _end(self, seat: Seat, worker: Worker) -> None:
         """End a worker. Those that shared a GPU with it are in an undefined state, so they are restarted,
         and from then on they take turns on the GPU: the next death has a clear cause."""
@@ -352,9 +354,8 @@ class Pool:
                 "workers take turns on the GPU from now on, because one that shared it was lost",
                 device=seat.device,
             )
-            for fellow in [
-                other.worker for other in self.seats if other.server is seat.server and other.worker
-            ]:
+            fellows = [other.worker for other in self.seats if other.server is seat.server and other.worker]
+            for fellow in fellows:
                 fellow.abandon(f"{worker.name}, with which it shared its GPU, was lost")
                 tasks.start_soon(fellow.kill)
             tasks.start_soon(seat.server.stop)

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import base64
 import uuid
+from collections.abc import Callable
 from functools import lru_cache
-from typing import Any, TypeVar
+from typing import Any, TypeVar, get_args
 
 import msgspec
 from msgspec import inspect
@@ -16,6 +17,7 @@ LABELS = ("cat", "dog", "car", "tree", "cup", "sign", "book")  # of the objects 
 
 Text = TypeVar("Text", str, bytes)
 Sized = inspect.StrType | inspect.BytesType | inspect.ByteArrayType | inspect.MemoryViewType
+Repeated = inspect.ListType | inspect.VarTupleType | inspect.SetType | inspect.FrozenSetType
 
 
 @lru_cache(maxsize=4096)
@@ -27,61 +29,17 @@ def invent(
 
 
 def invent_value(kind: inspect.Type, number: int) -> Any:
-    """A value of a type, as it would be in JSON."""
-    match kind:
-        case inspect.StructType():
-            values = {
-                field.encode_name: invent_value(field.type, number + place)
-                for place, field in enumerate(kind.fields)
-            }
-            tag = {kind.tag_field: kind.tag} if kind.tag_field else {}
-            return [*tag.values(), *values.values()] if kind.array_like else {**tag, **values}
-        case inspect.IntType():
-            return invent_integer(kind, number)
-        case inspect.FloatType():
-            return invent_fraction(kind, number)
-        case inspect.DecimalType():
-            return f"{number}.5"
-        case inspect.BoolType():
-            return number % 2 == 0
-        case inspect.StrType():
-            return fit_length(f"text {number}", kind, "x")
-        case inspect.BytesType() | inspect.ByteArrayType() | inspect.MemoryViewType():
-            return base64.b64encode(fit_length(f"bytes {number}".encode(), kind, b"x")).decode()
-        case inspect.DateTimeType():
-            return f"2026-01-{1 + number % 28:02}T12:00:00{'' if kind.tz is False else 'Z'}"
-        case inspect.DateType():
-            return f"2026-01-{1 + number % 28:02}"
-        case inspect.TimeType():
-            return f"12:{number % 60:02}:00{'Z' if kind.tz else ''}"
-        case inspect.TimeDeltaType():
-            return f"PT{number}S"
-        case inspect.UUIDType():
-            return str(uuid.UUID(int=number))
-        case inspect.LiteralType():
-            return kind.values[number % len(kind.values)]
-        case inspect.EnumType():
-            return list(kind.cls)[number % len(kind.cls)].value
-        case inspect.ListType() | inspect.VarTupleType() | inspect.SetType() | inspect.FrozenSetType():
-            count = max(
-                min(number % 4, kind.max_length if kind.max_length is not None else 4), kind.min_length or 0
-            )
-            return [invent_value(kind.item_type, number + place) for place in range(count)]
-        case inspect.TupleType():
-            return [invent_value(item, number + place) for place, item in enumerate(kind.item_types)]
-        case inspect.UnionType():
-            return invent_value(
-                next(part for part in kind.types if not isinstance(part, inspect.NoneType)), number
-            )
-        case inspect.Metadata():
-            return invent_value(kind.type, number)
-        case inspect.DictType():
-            places = range(kind.min_length or 0)
-            return {
-                invent_value(kind.key_type, number + place): invent_value(kind.value_type, number + place)
-                for place in places
-            }
-    return None
+    """A value of a type, as it would be in JSON; None for a type that is not in the table."""
+    way = WAYS.get(type(kind))
+    return way(kind, number) if way else None
+
+
+def invent_struct(kind: inspect.StructType, number: int) -> Any:
+    values = {
+        field.encode_name: invent_value(field.type, number + place) for place, field in enumerate(kind.fields)
+    }
+    tag = {kind.tag_field: kind.tag} if kind.tag_field else {}
+    return [*tag.values(), *values.values()] if kind.array_like else {**tag, **values}
 
 
 def invent_integer(kind: inspect.IntType, number: int) -> int:
@@ -121,3 +79,52 @@ def hold(number: float, least: float | None, most: float | None) -> float:
     """The nearest number within bounds."""
     number = number if least is None else max(number, least)
     return number if most is None else min(number, most)
+
+
+def invent_text(kind: inspect.StrType, number: int) -> str:
+    return fit_length(f"text {number}", kind, "x")
+
+
+def invent_bytes(kind: Sized, number: int) -> str:
+    return base64.b64encode(fit_length(f"bytes {number}".encode(), kind, b"x")).decode()
+
+
+def invent_list(kind: Repeated, number: int) -> list[Any]:
+    count = max(min(number % 4, 4 if kind.max_length is None else kind.max_length), kind.min_length or 0)
+    return [invent_value(kind.item_type, number + place) for place in range(count)]
+
+
+def invent_table(kind: inspect.DictType, number: int) -> dict[Any, Any]:
+    numbers = range(number, number + (kind.min_length or 0))
+    return {invent_value(kind.key_type, each): invent_value(kind.value_type, each) for each in numbers}
+
+
+def invent_part(kind: inspect.UnionType, number: int) -> Any:
+    return invent_value(next(each for each in kind.types if not isinstance(each, inspect.NoneType)), number)
+
+
+WAYS: dict[type[inspect.Type], Callable[[Any, int], Any]] = {
+    inspect.StructType: invent_struct,
+    inspect.IntType: invent_integer,
+    inspect.FloatType: invent_fraction,
+    inspect.DecimalType: lambda kind, number: f"{number}.5",
+    inspect.BoolType: lambda kind, number: number % 2 == 0,
+    inspect.StrType: invent_text,
+    **dict.fromkeys((inspect.BytesType, inspect.ByteArrayType, inspect.MemoryViewType), invent_bytes),
+    inspect.DateTimeType: lambda kind, number: (
+        f"2026-01-{1 + number % 28:02}T12:00:00{'' if kind.tz is False else 'Z'}"
+    ),
+    inspect.DateType: lambda kind, number: f"2026-01-{1 + number % 28:02}",
+    inspect.TimeType: lambda kind, number: f"12:{number % 60:02}:00{'Z' if kind.tz else ''}",
+    inspect.TimeDeltaType: lambda kind, number: f"PT{number}S",
+    inspect.UUIDType: lambda kind, number: str(uuid.UUID(int=number)),
+    inspect.LiteralType: lambda kind, number: kind.values[number % len(kind.values)],
+    inspect.EnumType: lambda kind, number: list(kind.cls)[number % len(kind.cls)].value,
+    **dict.fromkeys(get_args(Repeated), invent_list),
+    inspect.TupleType: lambda kind, number: [
+        invent_value(item, number + place) for place, item in enumerate(kind.item_types)
+    ],
+    inspect.UnionType: invent_part,
+    inspect.Metadata: lambda kind, number: invent_value(kind.type, number),
+    inspect.DictType: invent_table,
+}

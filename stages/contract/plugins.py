@@ -25,28 +25,26 @@ if TYPE_CHECKING:
 
 GROUP = "visiond.stages"
 NAME = re.compile(r"[a-z][a-z0-9]{0,40}")
-HEAVY = ("torch",)  # importing it takes seconds
+HEAVY = {"torch"}  # importing it takes seconds
 # The other names in a sidecar, in a rule's record and in the configuration,
 # and the first words of an export's columns.
-TAKEN = frozenset(
-    (
-        *(
-            "schema",
-            "id",
-            "source",
-            "notice",
-            "bin",
-            "timings",
-            "models",
-            "status",
-            "reason",
-            "detail",
-            "attempts",
-        ),
-        *("finished", "path", "width", "height", "objects", "caption", "fake", "copy", "decoding"),
-        *("text", "object", "unique", "spatial", "clip", "tag", "embedding", "detections"),
-    )
-)
+TAKEN = {
+    *(
+        "schema",
+        "id",
+        "source",
+        "notice",
+        "bin",
+        "timings",
+        "models",
+        "status",
+        "reason",
+        "detail",
+        "attempts",
+    ),
+    *("finished", "path", "width", "height", "objects", "caption", "fake", "copy", "decoding"),
+    *("text", "object", "unique", "spatial", "clip", "tag", "embedding", "detections"),
+}
 
 
 class Unfit(Exception):
@@ -76,26 +74,27 @@ def gather(built_in: Iterable[Descriptor]) -> Gathered:
     sources, problems = {}, {}
     entries = find_entries()
     for entry in entries:
+        loaded = set(sys.modules)
         try:
-            if twins := [describe(other) for other in entries if other.name == entry.name and other != entry]:
-                raise Unfit(f"{', '.join(twins)} has a stage with this name too; uninstall one of them")
-            loaded = {name for name in HEAVY if name in sys.modules}
+            refuse_twins(entry, entries)
             found[entry.name] = check(load(entry), entry, stages)
             sources[entry.name] = describe(entry)
-            if imported := [name for name in HEAVY if name in sys.modules and name not in loaded]:
-                problems[entry.name] = explain_import(entry, imported)
+            if imported := HEAVY & sys.modules.keys() - loaded:
+                problems[entry.name] = explain_import(entry, sorted(imported))
         except Unfit as error:
             problems[entry.name] = f"{title(entry)} cannot be used: {error}."
-    for stage in sort_by_use(found):
-        stages[stage.name] = stage
+    stages |= {stage.name: stage for stage in sort_by_use(found)}
     for entry in entries:
-        if entry.name in found and (
-            unknown := [name for name in found[entry.name].uses if name not in stages]
-        ):
-            problems[entry.name] = " ".join(
-                [*filter(None, [problems.get(entry.name)]), explain_unknown(entry, unknown, stages)]
-            )
+        if entry.name in found and (unknown := [n for n in found[entry.name].uses if n not in stages]):
+            known = problems.get(entry.name)
+            problems[entry.name] = " ".join(filter(None, (known, explain_unknown(entry, unknown, stages))))
     return Gathered(stages, sources, problems)
+
+
+def refuse_twins(entry: EntryPoint, entries: Iterable[EntryPoint]) -> None:
+    """Raises Unfit."""
+    if twins := [describe(other) for other in entries if other.name == entry.name and other != entry]:
+        raise Unfit(f"{', '.join(twins)} has a stage with this name too; uninstall one of them")
 
 
 def find_entries() -> list[EntryPoint]:
@@ -167,14 +166,7 @@ def check(stage: object, entry: EntryPoint, stages: Mapping[str, Descriptor]) ->
     """Raises Unfit."""
     if not isinstance(stage, Descriptor):
         raise Unfit(f"{entry.value} is not a stages.contract.descriptor.Descriptor")
-    if stage.name != entry.name or stage.key != stage.name:
-        raise Unfit(
-            f'name "{stage.name}" and key "{stage.key}" must both be "{entry.name}", the name of its entry point'
-        )
-    if not NAME.fullmatch(stage.name) or stage.name in TAKEN:
-        raise Unfit("its name must be lowercase letters and digits, and not one that visiond uses itself")
-    if stage.name in stages:
-        raise Unfit("visiond itself has a stage with this name")
+    check_name(stage, entry, stages)
     if not isinstance(stage.backends, Mapping) or not stage.backends:
         raise Unfit("it has no backends")
     if not isinstance(stage.uses, tuple) or not all(isinstance(name, str) for name in stage.uses):
@@ -190,6 +182,18 @@ def check(stage: object, entry: EntryPoint, stages: Mapping[str, Descriptor]) ->
     except Exception as error:  # as above
         raise Unfit(f"the type of its result cannot be read: {type(error).__name__}: {error}") from error
     return stage
+
+
+def check_name(stage: Descriptor, entry: EntryPoint, stages: Mapping[str, Descriptor]) -> None:
+    """Raises Unfit."""
+    if stage.name != entry.name or stage.key != stage.name:
+        raise Unfit(
+            f'name "{stage.name}" and key "{stage.key}" must both be "{entry.name}", the name of its entry point'
+        )
+    if not NAME.fullmatch(stage.name) or stage.name in TAKEN:
+        raise Unfit("its name must be lowercase letters and digits, and not one that visiond uses itself")
+    if stage.name in stages:
+        raise Unfit("visiond itself has a stage with this name")
 
 
 def is_struct(kind: object) -> bool:

@@ -35,21 +35,24 @@ class Geometry:
     @classmethod
     def of(cls, settings: Any) -> Geometry | BoxGeometry:
         """settings: an image processor of transformers. Raises ValueError if it asks for anything else."""
-        size, crop = settings.size, settings.crop_size if getattr(settings, "do_center_crop", False) else None
-        box = getattr(settings, "pad_size", None) if getattr(settings, "do_pad", False) else None
-        fixed = (size.height, size.width) if size.height and size.width else None
-        kept = (crop.height, crop.width) if crop else fixed
+        size, fixed = settings.size, sides(settings.size)
+        crop, box = (
+            read_step(settings, "do_center_crop", "crop_size"),
+            read_step(settings, "do_pad", "pad_size"),
+        )
+        kept = sides(crop) if crop else fixed
+        shortest = min(fixed) if fixed else size.shortest_edge
         if not settings.do_resize or getattr(settings, "do_flip_channel_order", False):
-            wrong = "it must resize, and keep the order of red, green and blue"
-        elif box and not crop and (box.height, box.width) != fixed:
+            raise unsupported("it must resize, and keep the order of red, green and blue")
+        if box and not crop and (box.height, box.width) != fixed:
             return BoxGeometry.of(size, (box.height, box.width))
-        elif kept is None or not all(kept) or not (fixed or size.shortest_edge):
-            wrong = "it must resize to a height and a width, or to a shortest edge with a center crop, or pad to a pad_size"
-        elif max(kept) > min(fixed or (size.shortest_edge,)) and kept != fixed:
-            wrong = "its center crop must not be larger than the resized image"
-        else:
-            return cls(kept, fixed, size.shortest_edge or 0)
-        raise unsupported(wrong)
+        if not kept or not shortest:
+            raise unsupported(
+                "it must resize to a height and a width, or to a shortest edge with a center crop, or pad to a pad_size"
+            )
+        if max(kept) > shortest and kept != fixed:
+            raise unsupported("its center crop must not be larger than the resized image")
+        return cls(kept, fixed, size.shortest_edge or 0)
 
     def place(self, height: int, width: int) -> Place:
         """The longer side is rounded down."""
@@ -101,6 +104,16 @@ class BoxGeometry:
             scale = min(self.size.max_height / height, self.size.max_width / width)
             return max(int(height * scale), 1), max(int(width * scale), 1)
         return self.size.height, self.size.width
+
+
+def sides(size: Any) -> Size | None:
+    """None if a size has no height or no width."""
+    return (size.height, size.width) if size.height and size.width else None
+
+
+def read_step(settings: Any, switch: str, name: str) -> Any:
+    """The size of a step of an image processor, if it has this step and it is on."""
+    return getattr(settings, name, None) if getattr(settings, switch, False) else None
 
 
 def unsupported(wrong: str) -> ValueError:

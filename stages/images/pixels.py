@@ -138,29 +138,58 @@ def open_tiff(picture: Directory) -> Image.Image:
 
 def _correct(image: Image.Image, data: memoryview, header: Header) -> Image.Image:
     """What Pillow leaves out, after it has read the pixels."""
-    if header.format == "PNG":
-        significant = next((data[start] for kind, start, _ in png_chunks(data) if kind == b"sBIT"), 16)
-        bits, clear = data[24], image.info.get("transparency")
-        if header.is_deep:
-            from stages.images import samples
+    correct = CORRECTIONS.get(header.format)
+    return correct(image, data, header) if correct else image
 
-            return samples.reduce_depth(image, significant if 0 < significant < 16 else 16)
-        if image.mode == "L" and bits < 8 and isinstance(clear, int):
-            image.info["transparency"] = clear * 255 // ((1 << bits) - 1)
-    if header.format == "PPM" and header.is_deep:
+
+def _correct_png(image: Image.Image, data: memoryview, header: Header) -> Image.Image:
+    if header.is_deep:
         from stages.images import samples
 
-        return samples.reduce_depth(image)
-    if header.format == "AVIF":
-        crop = find_avif_crop(data)
-        return image if crop == (0, 0, *image.size) else image.crop(crop)
-    if header.format in ("GIF", "WEBP"):
-        return _skip_blank(image, header.pages)
-    if image.mode == "La":
-        return image.convert("LA")
-    if header.format == "BMP" and image.mode == "RGBA" and image.getchannel("A").getextrema() == (0, 0):
+        significant = next((data[start] for kind, start, _ in png_chunks(data) if kind == b"sBIT"), 16)
+        return samples.reduce_depth(image, significant if 0 < significant < 16 else 16)
+    bits, clear = data[24], image.info.get("transparency")
+    if image.mode == "L" and bits < 8 and isinstance(clear, int):
+        image.info["transparency"] = clear * 255 // ((1 << bits) - 1)
+    return image
+
+
+def _correct_ppm(image: Image.Image, data: memoryview, header: Header) -> Image.Image:
+    if not header.is_deep:
+        return image
+    from stages.images import samples
+
+    return samples.reduce_depth(image)
+
+
+def _correct_avif(image: Image.Image, data: memoryview, header: Header) -> Image.Image:
+    crop = find_avif_crop(data)
+    return image if crop == (0, 0, *image.size) else image.crop(crop)
+
+
+def _correct_bmp(image: Image.Image, data: memoryview, header: Header) -> Image.Image:
+    if image.mode == "RGBA" and image.getchannel("A").getextrema() == (0, 0):
         return image.convert("RGB")  # as Windows and browsers show it: nobody draws what cannot be seen
     return image
+
+
+def _correct_animation(image: Image.Image, data: memoryview, header: Header) -> Image.Image:
+    return _skip_blank(image, header.pages)
+
+
+def _correct_tiff(image: Image.Image, data: memoryview, header: Header) -> Image.Image:
+    return image.convert("LA") if image.mode == "La" else image
+
+
+CORRECTIONS = {
+    "PNG": _correct_png,
+    "PPM": _correct_ppm,
+    "AVIF": _correct_avif,
+    "GIF": _correct_animation,
+    "WEBP": _correct_animation,
+    "BMP": _correct_bmp,
+    "TIFF": _correct_tiff,
+}
 
 
 def _skip_blank(image: Image.Image, frames: int) -> Image.Image:

@@ -13,7 +13,7 @@ from __future__ import annotations
 import functools
 import struct
 import zlib
-from itertools import product, starmap
+from itertools import chain, product, starmap
 from operator import mul
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -46,16 +46,7 @@ PRIMARIES = {
     12: (0.68, 0.32, 0.265, 0.69, 0.15, 0.06, *D65_POINT),
 }
 SRGB_CURVE = 0.0
-EXPONENTS = {
-    1: SRGB_CURVE,
-    6: SRGB_CURVE,
-    13: SRGB_CURVE,
-    14: SRGB_CURVE,
-    15: SRGB_CURVE,
-    4: 2.2,
-    5: 2.8,
-    8: 1.0,
-}
+EXPONENTS = {**dict.fromkeys((1, 6, 13, 14, 15), SRGB_CURVE), 4: 2.2, 5: 2.8, 8: 1.0}
 
 
 # Where formats keep their profiles
@@ -169,7 +160,7 @@ def _find_transform(profile: bytes, mode: str) -> ImageCms.ImageCmsTransform | N
         return None
     if mode == "CMYK":
         return transform
-    levels = bytes(range(256)) if mode == "L" else bytes(level for color in PROBE for level in color)
+    levels = bytes(range(256)) if mode == "L" else bytes(chain(*PROBE))
     probe = Image.frombytes(mode, (len(levels) // len(mode), 1), levels)
     after = ImageCms.applyTransform(probe, transform)
     assert after is not None
@@ -203,11 +194,7 @@ def read_conversion(profile: bytes) -> Conversion | None:
         return None
     if profile[16:24] != b"RGB XYZ " or len(profile) > MOST_BYTES:
         raise ValueError("no curves and matrix of RGB")
-    (count,) = struct.unpack_from(">I", profile, 128)
-    tags = {}
-    for at in range(132, 132 + 12 * min(count, 100), 12):
-        name, start, size = struct.unpack_from(">4sII", profile, at)
-        tags[name] = profile[start : start + size]
+    tags = _read_tags(profile)
     if not tags.keys() >= COLOR_TAGS or b"A2B0" in tags:
         raise ValueError("a profile of tables")
     columns = [struct.unpack_from(">3i", tags[name], 8) for name in (b"rXYZ", b"gXYZ", b"bXYZ")]
@@ -216,9 +203,14 @@ def read_conversion(profile: bytes) -> Conversion | None:
         tuple(_read_curve(tags[name]) for name in (b"rTRC", b"gTRC", b"bTRC")),
         _multiply(_invert(_to_d50(PRIMARIES[1])), to_d50),
     )
-    before = bytes(level for color in PROBE for level in color)
-    after = bytes(level for color in PROBE for level in _convert(color, found))
-    return None if _are_near(before, after) else found
+    before, after = chain(*PROBE), chain.from_iterable(_convert(color, found) for color in PROBE)
+    return None if _are_near(bytes(before), bytes(after)) else found
+
+
+def _read_tags(profile: bytes) -> dict[bytes, bytes]:
+    (count,) = struct.unpack_from(">I", profile, 128)
+    listed = (struct.unpack_from(">4sII", profile, 132 + 12 * number) for number in range(min(count, 100)))
+    return {name: profile[start : start + size] for name, start, size in listed}
 
 
 COLOR_TAGS = {b"rXYZ", b"gXYZ", b"bXYZ", b"rTRC", b"gTRC", b"bTRC"}

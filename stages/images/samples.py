@@ -165,14 +165,8 @@ def read_tiff(picture: Directory) -> Image.Image:
     Raises ImageError: TRUNCATED, HEADER; OSError of the decompressor.
     """
     colors = tiff.COLORS[picture.photometric]
-    extras = picture.integers(tiff.EXTRA_SAMPLES)
-    if picture.photometric == RGB and not extras and picture.samples == 4:
-        extras = (2,)  # as Pillow and others understand it
-    alphas = [
-        index for index, extra in enumerate(extras) if extra in (1, 2) and colors + index < picture.samples
-    ]
-    is_alpha = bool(alphas) and picture.photometric not in (CMYK, PALETTE)
-    kept = [*range(colors), *([colors + alphas[0]] if is_alpha else [])]
+    alpha, is_multiplied = _find_alpha(picture, colors)
+    kept = [*range(colors), *([alpha] if alpha else [])]
     values = _read_samples(picture, kept)
     if picture.photometric == PALETTE:
         return _paint(picture, values)
@@ -185,16 +179,24 @@ def read_tiff(picture: Directory) -> Image.Image:
         inverted=picture.photometric == MIN_IS_WHITE,
     )
     del values
-    is_multiplied = is_alpha and extras[alphas[0]] == 1
-    mode = {1: "L", 2: "La" if is_multiplied else "LA", 3: "RGB", 4: "RGBa" if is_multiplied else "RGBA"}[
-        len(kept)
-    ]
-    mode = "CMYK" if picture.photometric == CMYK else mode
-    image = Image.frombuffer(mode, (out.shape[1], out.shape[0]), out, "raw", mode, 0, 1)
-    image = image.convert(mode.upper()) if is_multiplied else image
+    mode = "CMYK" if picture.photometric == CMYK else {1: "L", 2: "LA", 3: "RGB", 4: "RGBA"}[len(kept)]
+    stored = {"LA": "La", "RGBA": "RGBa"}[mode] if is_multiplied else mode
+    image = Image.frombuffer(stored, (out.shape[1], out.shape[0]), out, "raw", stored, 0, 1)
+    image = image.convert(mode) if is_multiplied else image
     if profile := picture.raw(tiff.PROFILE):
         image.info["icc_profile"] = profile
     return image
+
+
+def _find_alpha(picture: Directory, colors: int) -> tuple[int, bool]:
+    """The number of the sample that is alpha, 0 if none is; and whether it is multiplied into the colors."""
+    extras = picture.integers(tiff.EXTRA_SAMPLES)
+    if picture.photometric == RGB and not extras and picture.samples == 4:
+        extras = (2,)  # as Pillow and others understand it
+    if picture.photometric in (CMYK, PALETTE):
+        return 0, False
+    numbered = zip(range(colors, picture.samples), extras, strict=False)
+    return next(((number, extra == 1) for number, extra in numbered if extra in (1, 2)), (0, False))
 
 
 def _number_of(text: str) -> float | None:

@@ -92,13 +92,8 @@ def _walk(data: memoryview) -> tuple[int, int] | None:
         (length,) = struct.unpack_from(">H", data, at)
         segment = data[at + 2 : at + length]
         at += length
-        if marker in SEQUENTIAL | PROGRESSIVE:
-            _read_frame(picture, segment, marker in PROGRESSIVE)
-        elif marker == DHT:
-            picture.codes |= dict(_read_codes(segment))
-        elif marker == DRI:
-            (picture.restart,) = struct.unpack_from(">H", segment)
-        elif marker == SOS:
+        _read_segment(picture, marker, segment)
+        if marker == SOS:
             if not picture.components:  # arithmetic or lossless
                 return None
             most = _longest_run(picture, segment)
@@ -114,6 +109,15 @@ def _walk(data: memoryview) -> tuple[int, int] | None:
         # The remaining scans are among the zeros.
         return longest[1], longest[0]
     return None
+
+
+def _read_segment(picture: Picture, marker: int, segment: memoryview) -> None:
+    if marker in SEQUENTIAL | PROGRESSIVE:
+        _read_frame(picture, segment, marker in PROGRESSIVE)
+    elif marker == DHT:
+        picture.codes |= dict(_read_codes(segment))
+    elif marker == DRI:
+        (picture.restart,) = struct.unpack_from(">H", segment)
 
 
 def _read_frame(picture: Picture, segment: memoryview, is_progressive: bool) -> None:

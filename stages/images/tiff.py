@@ -21,15 +21,7 @@ SIZES = {1: 1, 2: 1, 3: 2, 4: 4, 6: 1, 7: 1, 8: 2, 9: 4, 11: 4, 12: 8, 13: 4, 16
 INTEGERS = {1: "B", 3: "H", 4: "I", 13: "I", 16: "Q", 18: "Q"}
 TEXT = 2
 
-NEW_SUBFILE_TYPE, SUBFILE_TYPE, WIDTH, HEIGHT, BITS, COMPRESSION, PHOTOMETRIC = (
-    254,
-    255,
-    256,
-    257,
-    258,
-    259,
-    262,
-)
+NEW_SUBFILE_TYPE, SUBFILE_TYPE, WIDTH, HEIGHT, BITS, COMPRESSION, PHOTOMETRIC = *range(254, 260), 262
 FILL_ORDER, MAKE, STRIPS, ORIENTATION, SAMPLES, STRIP_ROWS, STRIP_BYTES = 266, 271, 273, 274, 277, 278, 279
 PLANAR, PREDICTOR, COLOR_MAP, TILE_WIDTH, TILE_HEIGHT, TILES, TILE_BYTES = 284, 317, 320, 322, 323, 324, 325
 SUB_DIRECTORIES, EXTRA_SAMPLES, SAMPLE_FORMAT, SUBSAMPLING, PROFILE = 330, 338, 339, 530, 34675
@@ -43,29 +35,16 @@ COLORS = {MIN_IS_WHITE: 1, MIN_IS_BLACK: 1, RGB: 3, PALETTE: 1, CMYK: 4, YCBCR: 
 SENSORS = (32803, 34892)  # what a camera's sensor saw, which has to be developed
 OLD_JPEG, JPEG = 6, 7
 FAX = (2, 3, 4)
-BYTEWISE = (
-    1,
-    5,
-    8,
-    32773,
-    32946,
-    34925,
-    50000,
-)  # none, LZW, deflate, PackBits, LZMA, Zstandard: libtiff in Pillow
+# None, LZW, deflate, PackBits, LZMA, Zstandard: libtiff in Pillow
+BYTEWISE = (1, 5, 8, 32773, 32946, 34925, 50000)
 READ_BY_PILLOW = (*FAX, OLD_JPEG, JPEG, 32809)
 UNREAD_COMPRESSIONS = {
     34887: "LERC", 34661: "JBIG", 34712: "JPEG 2000", 33003: "JPEG 2000", 33004: "JPEG 2000", 33005: "JPEG 2000",
     50001: "WebP", 50002: "JPEG XL", 52546: "JPEG XL", 34676: "SGI LogLuv", 34677: "SGI LogLuv",
 }  # fmt: skip
 RAW_COMPRESSIONS = {
-    34713: "NEF",
-    32767: "ARW",
-    65535: "PEF",
-    32769: "NEF",
-    32770: "SRW",
-    65000: "DCR",
-    262: "KDC",
-}
+    34713: "NEF", 32767: "ARW", 65535: "PEF", 32769: "NEF", 32770: "SRW", 65000: "DCR", 262: "KDC",
+}  # fmt: skip
 UNREAD_COLORS = {4: "a mask", 9: "ICC L*a*b*", 10: "ITU L*a*b*", 32844: "LogL", 32845: "LogLuv"}
 WHOLE_BITS = (*range(1, 17), 24, 32, 64)  # of unsigned integers
 # What Pillow reads right, by photometric interpretation and bits: the kinds of the samples after the colors.
@@ -243,9 +222,10 @@ class Directory:
         if self.bits not in known:
             names = {UNSIGNED: "numbers", SIGNED: "signed numbers", FLOAT: "floats"}
             return f"{self.bits}-bit {names[self.kind]}"
-        if self.photometric == MIN_IS_WHITE and 1 in self.integers(EXTRA_SAMPLES):
+        alphas = {1, 2}.intersection(self.integers(EXTRA_SAMPLES))
+        if self.photometric == MIN_IS_WHITE and 1 in alphas:
             return "inverted gray and alpha that is multiplied into it"
-        if self.kind == SIGNED and any(extra in (1, 2) for extra in self.integers(EXTRA_SAMPLES)):
+        if self.kind == SIGNED and alphas:
             return "signed numbers and alpha"
         predictor = self.integer(PREDICTOR, 1)
         if predictor not in (1, 2, 3) or (predictor == 2 and self.bits not in (8, 16, 32, 64)):

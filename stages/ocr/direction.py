@@ -15,7 +15,7 @@ from itertools import groupby
 from unicodedata import bidirectional
 
 RIGHT_TO_LEFT = ("R", "AL")
-NUMBERS = ("EN", "AN")
+DIRECTIONS = {"L": "L", "R": "R", "AL": "R", "EN": "N", "AN": "N"}  # N: a number
 WITHIN_NUMBERS = ("CS", "ES")  # a separator between two digits is part of the number
 AROUND_NUMBERS = ("ET",)  # a currency or percent sign beside a number is part of it
 MIRRORED = str.maketrans("()[]{}<>«»‹›", ")(][}{><»«›‹")
@@ -49,18 +49,8 @@ def goes_left(letters: Sequence[str]) -> bool:
 
 def resolve(kinds: Sequence[str]) -> list[str]:
     """Each character's direction: L, R, N for a number, or "" for what has none."""
-    found = [
-        "R" if kind in RIGHT_TO_LEFT else "L" if kind == "L" else "N" if kind in NUMBERS else ""
-        for kind in kinds
-    ]
-    for i in range(1, len(found) - 1):
-        if kinds[i] in WITHIN_NUMBERS and found[i - 1] == found[i + 1] == "N":
-            found[i] = "N"
-    for order in (range(1, len(found)), range(len(found) - 2, -1, -1)):
-        for i in order:
-            beside = found[i - 1 if order.step == 1 else i + 1]
-            if kinds[i] in AROUND_NUMBERS and beside == "N":
-                found[i] = "N"
+    found = [DIRECTIONS.get(kind, "") for kind in kinds]
+    join_numbers(kinds, found)
     beside = ""
     for i, direction in enumerate(found):  # a number after a word that goes right belongs to it
         if direction == "N" and beside == "L":
@@ -70,6 +60,18 @@ def resolve(kinds: Sequence[str]) -> list[str]:
         if kind == "NSM":  # a mark has the direction of its letter
             found[i] = found[i - 1] if i else ""
     return found
+
+
+def join_numbers(kinds: Sequence[str], found: list[str]) -> None:
+    """Make signs in and around numbers a part of them."""
+    last = len(found) - 1
+    for i in range(1, last):
+        if kinds[i] in WITHIN_NUMBERS and found[i - 1] == found[i + 1] == "N":
+            found[i] = "N"
+    for step, places in ((-1, range(1, last + 1)), (1, range(last - 1, -1, -1))):
+        for i in places:
+            if kinds[i] in AROUND_NUMBERS and found[i + step] == "N":
+                found[i] = "N"
 
 
 def fill_neutrals(directions: Sequence[str], *, leftwards: bool) -> list[str]:

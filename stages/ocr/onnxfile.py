@@ -3,7 +3,7 @@ Imports no torch."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
@@ -161,12 +161,16 @@ def walk_layers(graph: Any) -> Iterator[Layer]:
             constants[node.output[0]] = constants[node.input[0]]
     nodes = [node for node in graph.node if node.op_type != "Identity"]
     for node, after in zip(nodes, [*nodes[1:], None], strict=True):
-        operands = [constants[name] for name in node.input if name in constants]
-        following = [constants[name] for name in after.input if name in constants] if after else []
+        operands, following = read_operands(node, constants), read_operands(after, constants)
         if node.op_type in ("Conv", "ConvTranspose", "MatMul") and operands:
             yield fold(node.op_type, operands[0], after, following)
         elif node.op_type == "Mul" and following and is_scale_and_shift(operands, after, following):
             yield Layer("LayerNorm", operands[0], following[0])
+
+
+def read_operands(node: Any, constants: Mapping[str, Any]) -> list[Any]:
+    """The inputs of an operation that are constants; of None, none."""
+    return [constants[name] for name in node.input if name in constants] if node else []
 
 
 def is_scale_and_shift(operands: list[Any], after: Any, following: list[Any]) -> bool:

@@ -14,7 +14,7 @@ line's own width.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
 from typing import Any, NamedTuple, cast
 
@@ -118,14 +118,9 @@ class OcrStage(Stage):
             pages |= {
                 owners[k]: page for k, page in zip(places, made, strict=True) if len(pieces[owners[k]]) == 1
             }
-        boxes = iter(found[k] for k in range(len(plans)))
-        quads = [
-            next(boxes) if len(plans) == 1 else join_pieces(plans, islice(boxes, len(plans)))
-            for plans in pieces
-        ]
         with hold_device(self.lock):
             pages |= {i: interleave(pixels[i]) for i in range(len(images)) if i not in pages}
-        return [pages[i] for i in range(len(images))], quads
+        return [pages[i] for i in range(len(images))], join_all(pieces, [found[k] for k in range(len(plans))])
 
     def _find_boxes(self, maps: NDArray[Any], pages: Sequence[Tensor]) -> list[Quads]:
         options = self.options
@@ -149,10 +144,11 @@ class OcrStage(Stage):
         sizes = [smaller_map(pieces[i][0]) for i in empty]
         for places in self._batch_maps(sizes):
             chosen = [empty[k] for k in places]
+            tried = [pages[i] for i in chosen]
             with hold_device(self.lock):
-                maps = self._detect(networks, [pages[i] for i in chosen], sizes[places[0]])
-            found = self._find_boxes(maps, [pages[i] for i in chosen])
-            texts = self._read_pages(networks, [pages[i] for i in chosen], found)
+                maps = self._detect(networks, tried, sizes[places[0]])
+            found = self._find_boxes(maps, tried)
+            texts = self._read_pages(networks, tried, found)
             for i, boxes, read in zip(chosen, found, texts, strict=True):
                 sure = [
                     k for k, reading in enumerate(read) if is_text(reading) and reading.score >= SURE_LARGE
@@ -274,6 +270,14 @@ def find_files(spec: StageSpec) -> dict[str, str]:
     if set(files) - {"dict"} != {"det", "rec"}:
         raise WeightsError(f"ocr: the weights must be det and rec, but these are given: {', '.join(files)}.")
     return files
+
+
+def join_all(pieces: Sequence[Sequence[Plan]], found: Iterable[Quads]) -> list[Quads]:
+    """The boxes of each image. found: of each piece."""
+    boxes = iter(found)
+    return [
+        next(boxes) if len(plans) == 1 else join_pieces(plans, islice(boxes, len(plans))) for plans in pieces
+    ]
 
 
 def make_pages(pixels: Sequence[Tensor], plans: Sequence[Plan]) -> list[Tensor]:

@@ -24,32 +24,43 @@ def recognize(path: Path, stage: str = "", backend: str = "", *, asked: str = ""
     that stage can use. A plug-in that fails on the folder is left out with a warning, unless its stage is
     the one that is looked for. Raises PackError when no stage is found, or a model that no stage takes.
     """
-    folder = path if path.is_dir() else path.parent
-    found: dict[str, tuple[str, Backend, dict[str, str]]] = {}
+    found: dict[str, StageEntry] = {}
     problems: dict[str, PackError] = {}
-    for name, described in registry.STAGES.items():
+    for name in registry.STAGES:
         try:
             with plugin_errors(name, path):
-                if match := find_weights(path, name, described.backends, backend if name == stage else ""):
-                    by, kind, files = match
-                    files = {**files, **shared_files(kind, {other: found[other][2] for other in found})}
-                    if stage in ("", name):
-                        kind.check({role: folder / file for role, file in files.items()}, allow_pickle=True)
-                    found[name] = by, kind, files
+                others = {other: entry.files for other, entry in found.items()}
+                wanted = backend if name == stage else ""
+                if entry := find_stage(path, name, wanted, others, check=stage in ("", name)):
+                    found[name] = entry
         except PackError as error:
             problems[name] = error
     for name, problem in problems.items():
         if name == stage or (not stage and name not in registry.SOURCES):
             raise problem
-    recognized = {
-        name: StageEntry(by, files) for name, (by, _, files) in found.items() if stage in ("", name)
-    }
-    if not recognized and not stage:
+    if stage:
+        return {stage: found[stage]} if stage in found else {}
+    if not found:
         raise next(iter(problems.values()), None) or PackError(describe_unknown(path, asked))
-    if not stage:
-        for problem in problems.values():
-            warnings.warn(str(problem), RuntimeWarning, stacklevel=2)
-    return recognized
+    for problem in problems.values():
+        warnings.warn(str(problem), RuntimeWarning, stacklevel=2)
+    return found
+
+
+def find_stage(
+    path: Path, stage: str, wanted: str, others: Mapping[str, Mapping[str, str]], *, check: bool
+) -> StageEntry | None:
+    """A stage's files in a folder. wanted: as for `find_weights`. others: stage → the files of those found before.
+    check: whether to look into the files."""
+    folder = path if path.is_dir() else path.parent
+    match = find_weights(path, stage, registry.STAGES[stage].backends, wanted)
+    if match is None:
+        return None
+    name, backend, files = match
+    files = {**files, **shared_files(backend, others)}
+    if check:
+        backend.check({role: folder / file for role, file in files.items()}, allow_pickle=True)
+    return StageEntry(name, files)
 
 
 def find_weights(

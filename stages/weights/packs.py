@@ -18,7 +18,7 @@ from typing import Any
 import msgspec
 
 from stages.contract.base import StageSpec
-from stages.contract.descriptor import find_nothing
+from stages.contract.descriptor import Backend, find_nothing
 from stages.contract.manifest import (
     LATER,
     MANIFEST,
@@ -179,11 +179,8 @@ def open_plain(
 
 def lock_of(path: Path, models_folder: Path, stage: str = "", backend: str = "") -> Path:
     digest = hashlib.sha256(str(path).encode()).hexdigest()[:8]
-    return (
-        models_folder
-        / "locks"
-        / f"{'-'.join(part for part in (path.name, digest, stage, backend) if part)}.json"
-    )
+    name = "-".join(part for part in (path.name, digest, stage, backend) if part)
+    return models_folder / "locks" / f"{name}.json"
 
 
 def is_default(path: Path, models_folder: Path, stage: str, backend: str) -> bool:
@@ -195,8 +192,8 @@ def is_default(path: Path, models_folder: Path, stage: str, backend: str) -> boo
 
 
 def verify(pack: Pack, files: Iterable[str] | None = None) -> None:
-    """Compare files (all, or those named by relative path) with their digests.
-    Raises PackError that lists every missing or changed file."""
+    """Compare files (all, or those named by relative path) with their digests. Raises PackError that lists every missing or
+    changed file."""
     wrong = []
     for name in pack.manifest.digests if files is None else files:
         try:
@@ -233,33 +230,21 @@ def resolve(
     """
     wanted = {key: value for key, value in (overrides or {}).items() if value not in ("", 0, "auto", None)}
     configured = pack
-    name = wanted.get("backend", "")
-    named = registry.find_backend(stage, name) if name else None
-    without_weights = named is not None and not named.needs_weights
-    if "model" in wanted:
-        kind = "" if without_weights else name
-        pack = open_pack(wanted["model"], pack.models_folder, stage=stage, backend=kind, base=pack.base)
-    pack, entry = (pack, StageEntry(name)) if without_weights else find_entry(pack, stage, name)
-    name = entry.backend
-    backend = registry.find_backend(stage, name)
-    if not backend.needs_weights:
-        entry = StageEntry(name)
-    if "model" in wanted and backend.bundled and "backend" not in wanted and len(pack.manifest.stages) == 1:
-        other = next(iter(pack.manifest.stages))
-        if other != stage:  # it would be ignored without a word
-            raise PackError(f"{wanted['model']} is a model for the stage {other}, not for {stage}.")
+    pack, entry = choose_weights(pack, stage, wanted)
+    name, backend = entry.backend, registry.find_backend(stage, entry.backend)
     options = {**entry.options, **wanted.get("options", {})}
-    paths = pack.files_of(entry)
-    paths.update(files or {})
-    if backend.bundled and (missing := [role for role in backend.roles if role not in paths]):
-        bundled = backend.bundled()
-        paths |= {role: Path(bundled[role]) for role in missing}
+    paths = find_files(pack, entry, backend, files or {})
     digests = {role: check_files(pack, path, stage, name) for role, path in paths.items()}
+    words = configured.manifest.stages.get(stage, StageEntry("")).files
     for role in backend.vocabulary:
-        if role not in paths and options.get(role) is None and (words := find_words(configured, stage, role)):
-            paths[role], digests[role] = words, check_files(configured, words)
+        if role in words and role not in paths and options.get(role) is None:
+            paths[role] = configured.folder / words[role]
+            digests[role] = check_files(configured, paths[role])
     if backend.needs_weights:
         backend.check(paths, allow_pickle=options.get("allow_pickle") is True)
+        notice = pack.manifest.notice_of(stage) or notice
+    else:
+        notice = str(options.get("notice", ""))
     dtype = choose_dtype(stage, name, paths, wanted.get("dtype") or entry.dtype or "float32")
     return StageSpec(
         name=stage,
@@ -269,10 +254,36 @@ def resolve(
         dtype=dtype,
         batch_size=wanted.get("batch_size", 16),
         options=options,
-        notice=pack.manifest.notice_of(stage) or notice
-        if backend.needs_weights
-        else str(options.get("notice", "")),
+        notice=notice,
     )
+
+
+def find_files(pack: Pack, entry: StageEntry, backend: Backend, others: Mapping[str, Path]) -> PackFiles:
+    """A stage's files: others in the place of the pack's, and those that the backend brings along for the rest."""
+    paths = pack.files_of(entry)
+    paths.update(others)
+    missing = [role for role in backend.roles if role not in paths]
+    if backend.bundled and missing:
+        bundled = backend.bundled()
+        paths.update({role: Path(bundled[role]) for role in missing})
+    return paths
+
+
+def choose_weights(pack: Pack, stage: str, wanted: Mapping[str, Any]) -> tuple[Pack, StageEntry]:
+    """A stage's weights, those of its own model if one is named; and the pack that they are in."""
+    name, model = wanted.get("backend", ""), wanted.get("model")
+    without_weights = bool(name) and not registry.find_backend(stage, name).needs_weights
+    if model:
+        kind = "" if without_weights else name
+        pack = open_pack(model, pack.models_folder, stage=stage, backend=kind, base=pack.base)
+    if without_weights:
+        return pack, StageEntry(name)
+    pack, entry = find_entry(pack, stage, name)
+    backend, present = registry.find_backend(stage, entry.backend), list(pack.manifest.stages)
+    if model and backend.bundled and not name and len(present) == 1 and present != [stage]:
+        # It would be ignored without a word.
+        raise PackError(f"{model} is a model for the stage {present[0]}, not for {stage}.")
+    return pack, entry if backend.needs_weights else StageEntry(entry.backend)
 
 
 def resolve_all(
@@ -321,38 +332,35 @@ def find_entry(pack: Pack, stage: str, backend: str = "") -> tuple[Pack, StageEn
     entry = pack.manifest.stages.get(stage)
     if entry and backend in ("", entry.backend):
         return pack, entry
-    described = registry.find_stage(stage)
-    for name, kind in described.backends.items():
-        if backend in ("", name):
-            if kind.bundled:
-                return pack, StageEntry(name, kind.bundled())
-            if not kind.needs_weights:
-                return pack, StageEntry(name)
-    named = described.backends.get(backend)
+    backends = registry.find_stage(stage).backends
+    for name, kind in backends.items():
+        if backend in ("", name) and (kind.bundled or not kind.needs_weights):
+            return pack, StageEntry(name, kind.bundled() if kind.bundled else {})
+    named = backends.get(backend)
     if named and named.find is find_nothing and entry:
         return pack, msgspec.structs.replace(entry, backend=backend)
     if pack.plain:
         plain = open_plain(pack.plain, pack.models_folder, record=True, stage=stage, backend=backend)
         if stage in plain.manifest.stages:
             return plain, plain.manifest.stages[stage]
-    elif named:
-        with plugin_errors(stage, pack.folder):
-            files = named.find(pack.folder)
-        if files:
-            others = {name: other.files for name, other in pack.manifest.stages.items()}
-            return pack, StageEntry(backend, {**files, **shared_files(named, others)})
+    elif named and (files := search_folder(pack, stage, named)):
+        return pack, StageEntry(backend, files)
+    raise PackError(explain_no_weights(pack, stage, backend))
+
+
+def search_folder(pack: Pack, stage: str, backend: Backend) -> dict[str, str]:
+    """The files of a pack that a backend can use, although the manifest names them for no stage or for others."""
+    with plugin_errors(stage, pack.folder):
+        files = backend.find(pack.folder)
+    others = {name: other.files for name, other in pack.manifest.stages.items()}
+    return {**files, **shared_files(backend, others)} if files else {}
+
+
+def explain_no_weights(pack: Pack, stage: str, backend: str) -> str:
     by = f' that the backend "{backend}" takes' if backend else ""
     present = list(pack.manifest.stages)
     place = f" Name it under [stages.{present[0]}]." if len(present) == 1 and present != [stage] else ""
-    raise PackError(
-        f"{pack.folder} has no weights for {stage}{by}; it has {', '.join(present) or 'none'}.{place}"
-    )
-
-
-def find_words(pack: Pack, stage: str, role: str) -> Path | None:
-    """A pack's file of a stage that is not weights but words."""
-    entry = pack.manifest.stages.get(stage)
-    return pack.folder / entry.files[role] if entry and role in entry.files else None
+    return f"{pack.folder} has no weights for {stage}{by}; it has {', '.join(present) or 'none'}.{place}"
 
 
 # The backends of version 0.1. A manifest of that version may lack files of the kinds LATER, which these do not read.
@@ -360,8 +368,7 @@ OLD_BACKENDS = {("yolo", "ultralytics"), ("clip", "transformers"), ("blip", "tra
 
 
 def check_files(pack: Pack, path: Path, stage: str = "", backend: str = "") -> dict[str, str]:
-    """Digests of a file or of all files in a folder, compared
-    with the pack's record if they are part of the pack."""
+    """Digests of a file or of all files in a folder, compared with the pack's record if they are part of the pack."""
     if not path.exists():
         raise PackError(f"{path} is missing. Copy or pull the pack again.")
     if not path.is_relative_to(pack.folder):
@@ -369,16 +376,12 @@ def check_files(pack: Pack, path: Path, stage: str = "", backend: str = "") -> d
     files = [file.relative_to(pack.folder).as_posix() for file in list_files(path)]
     if (stage, backend) in OLD_BACKENDS and not any(file.endswith(LATER) for file in pack.manifest.digests):
         files = [file for file in files if not file.endswith(LATER)]
-    if strange := [file for file in files if file not in pack.manifest.digests]:
+    if strange := sorted(set(files) - pack.manifest.digests.keys()):
         raise PackError(
             f"{pack.folder}: {', '.join(strange)} is not in {pack.record}; remove it from the folder."
         )
-    prefix = "" if path == pack.folder else path.relative_to(pack.folder).as_posix()
-    known = [
-        name
-        for name in pack.manifest.digests
-        if name == prefix or not prefix or name.startswith(f"{prefix}/")
-    ]
+    place = path.relative_to(pack.folder)
+    known = [name for name in pack.manifest.digests if Path(name).is_relative_to(place)]
     verify(pack, known)
     return {name: pack.manifest.digests[name] for name in known}
 
@@ -386,8 +389,7 @@ def check_files(pack: Pack, path: Path, stage: str = "", backend: str = "") -> d
 def fingerprint(
     stage: str, backend: str, digests: Mapping[str, Mapping[str, str]], dtype: str, options: Mapping[str, Any]
 ) -> str:
-    """Sixteen hexadecimal digits that change whenever the stage's answers may change.
-    Where the files are does not matter."""
+    """Sixteen hexadecimal digits that change whenever the stage's answers may. Where the files are does not matter."""
     contents = {role: sorted(files.values()) for role, files in digests.items()}
     described = registry.find_backend(stage, backend)
     relevant = {key: value for key, value in options.items() if key not in described.silent}

@@ -12,7 +12,7 @@ import os
 import shutil
 import tempfile
 from codecs import BOM_UTF8
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -112,23 +112,26 @@ def pull(
         fetch(source, part, partial, progress)
     for file in list_files(partial):
         file.chmod(0o644)  # safetensors makes files that only their owner can read
-    order, listing = parts[0].order, parts[0].listing
-    files = {role: part.place for part in parts for role in part.order.entry.files} if parts[1:] else None
-    manifest = Manifest(
-        name=reference.typed,
-        description=f"Pulled from {reference.repository} by `visiond models pull`.",
-        stages={order.stage: msgspec.structs.replace(order.entry, files=files) if files else order.entry},
-        digests=digest_folder(partial),
-        revision={part.repository: part.listing.commit for part in parts},
-        license=(reference.entry and reference.entry.license) or listing.license,
-    )
-    write_manifest(partial / MANIFEST, manifest)
+    write_manifest(partial / MANIFEST, describe_pack(reference, parts, digest_folder(partial)))
     for part in parts:
         (partial / part.place / COMMIT).unlink()
         shutil.rmtree(partial / part.place / ".cache", ignore_errors=True)  # the hub's library's
     os.rename(partial, folder)
     progress(f"{folder} is ready.")
     return folder
+
+
+def describe_pack(reference: Reference, parts: Sequence[Part], digests: dict[str, str]) -> Manifest:
+    order, listing = parts[0].order, parts[0].listing
+    files = {role: part.place for part in parts for role in part.order.entry.files} if parts[1:] else None
+    return Manifest(
+        name=reference.typed,
+        description=f"Pulled from {reference.repository} by `visiond models pull`.",
+        stages={order.stage: msgspec.structs.replace(order.entry, files=files) if files else order.entry},
+        digests=digests,
+        revision={part.repository: part.listing.commit for part in parts},
+        license=(reference.entry and reference.entry.license) or listing.license,
+    )
 
 
 def plan_part(source: Hub, reference: Reference, place: str = ".", *, allow_pickle: bool) -> Part:

@@ -76,26 +76,27 @@ def check(files: Mapping[str, Path], *, allow_pickle: bool = True) -> None:
         check_library(weights)
         return
     read_header(weights)
-    config = read_config(files["config"])
+    check_structure(weights, files["config"])
+
+
+def check_structure(weights: Path, file: Path) -> None:
+    """Raises PackError if a yolo.json does not describe a detection model that can be built here."""
+    config = read_config(file)
     if missing := [key for key in ("model", "nc", "names", "imgsz") if key not in config]:
-        raise PackError(
-            f"{files['config']} has no {', '.join(missing)} of the model; `visiond models make` writes it."
-        )
+        raise PackError(f"{file} has no {', '.join(missing)} of the model; `visiond models make` writes it.")
     try:
         checked = msgspec.convert(config, Config)
     except msgspec.ValidationError as error:
         raise PackError(
-            f"{files['config']} does not describe a YOLO model: {error}. Copy it again; `visiond models make` writes it."
+            f"{file} does not describe a YOLO model: {error}. Copy it again; `visiond models make` writes it."
         ) from error
     if len(checked.names) != checked.nc:
         raise PackError(
-            f"{files['config']} has {len(checked.names)} names for {checked.nc} classes (nc). Copy it again."
+            f"{file} has {len(checked.names)} names for {checked.nc} classes (nc). Copy it again."
         )
     head = "" if isinstance(checked.model, str) else checked.model.head[-1][2]
     if head and head not in HEADS:
-        raise PackError(
-            f"by its {files['config'].name}, {weights} is a YOLO model with a {head} head; {TAKEN}."
-        )
+        raise PackError(f"by its {file.name}, {weights} is a YOLO model with a {head} head; {TAKEN}.")
     if needs_library(config["model"]):
         check_library(weights, list_layers(config["model"]))
 

@@ -60,9 +60,6 @@ class YoloV8(YoloNetwork):
             self.model.append(layer)
             shapes.append(Shape(out_channels, stride))
         self.stride = max(shape.stride for shape in shapes)
-        for module in self.modules():
-            if isinstance(module, nn.BatchNorm2d):
-                module.eps = EPS
         self.eval()
 
     def fold_norms(self) -> None:
@@ -86,7 +83,7 @@ class Conv(nn.Module):
     def __init__(self, channels: int, out_channels: int, *, kernel: int = 1, stride: int = 1) -> None:
         super().__init__()
         self.conv = nn.Conv2d(channels, out_channels, kernel, stride, kernel // 2, bias=False)
-        self.bn = nn.BatchNorm2d(out_channels)
+        self.bn = nn.BatchNorm2d(out_channels, EPS)
         self.act = nn.SiLU()
 
     def forward(self, pixels: Tensor) -> Tensor:

@@ -118,7 +118,7 @@ def test_an_unknown_stage_in_uses_is_named_with_the_nearest_known_one(
 
 def test_a_descriptor_that_imports_torch_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     # in place of torch, which the tests have imported already
-    monkeypatch.setattr(plugins, "HEAVY", ("wave",))
+    monkeypatch.setattr(plugins, "HEAVY", {"wave"})
     monkeypatch.delitem(sys.modules, "wave", raising=False)
     monkeypatch.delitem(sys.modules, "tests.stages.heavy", raising=False)
     found = gather(monkeypatch, heavy="tests.stages.heavy:HEAVY", second=f"{__name__}:SECOND")
