@@ -31,11 +31,11 @@ import pyarrow.parquet
 
 from benchmarks.harness import read_options, spread
 from daemon.config.loading import Config, parse
-from daemon.measure.place import Machine, Place
+from daemon.measure.place import MachineInfo, Place
 from stages.contract import processes
 from tests.daemon_process import STAGES, picture
 from visiond.cluster import running
-from visiond.cluster.job import Job
+from visiond.cluster.job import ClusterJob
 from visiond.engine import Annotator
 
 BATCH = 250  # images: of a plain batch, and of a part
@@ -67,7 +67,7 @@ def run_plain(config: Config, inbox: Path, output: Path) -> None:
 
 
 def run_ours(config: Config, inbox: Path, output: Path) -> None:
-    running.run(Job(str(inbox), str(output), config, chains=1, part_images=BATCH))
+    running.run(ClusterJob(str(inbox), str(output), config, chains=1, part_images=BATCH))
 
 
 def compare(
@@ -132,7 +132,7 @@ def measure_daemon(folder: Path, images: int, rounds: int, stages: list[str]) ->
 
 
 def measure_standard(folder: Path, place: Place, images: int, repeat: int, rounds: int) -> None:
-    machine = Machine.this()
+    machine = MachineInfo.this()
     place.make_pack()
     inbox = place.make_inbox(place.make_images(images), repeat * max(1, len(machine.gpus)))
     total = sum(1 for _ in inbox.iterdir())

@@ -23,7 +23,7 @@ import msgspec
 from benchmarks.architectures import ARCHITECTURES
 from benchmarks.harness import read_options
 from daemon.layout.layout import natural_dtype
-from daemon.measure.models import CPU_BATCHES, GPU_BATCHES, IMAGES, Order, measure
+from daemon.measure.models import CPU_BATCHES, GPU_BATCHES, IMAGES, RateRequest, measure
 from daemon.measure.place import Place, make_once
 from daemon.system.gpus import list_gpus
 from stages.contract.base import StageSpec
@@ -64,7 +64,7 @@ def main() -> None:
     print(f"{HEAD}{PIPELINE}{LINE}---|" if given.pipeline else HEAD + LINE, flush=True)
     for (stage, name), folder in made.items():
         spec = describe(stage, folder.result(), given.folder, given.dtype or natural_dtype(gpus))
-        order = Order(spec, device, images, sizes, given.seconds)
+        order = RateRequest(spec, device, images, sizes, given.seconds)
         row = describe_rates(name, order, alone=given.alone, at_its_best=given.stock_best)
         print(f"{row} {describe_pipeline(order)} |" if given.pipeline else row, flush=True)
 
@@ -80,7 +80,7 @@ def describe(stage: str, folder: Path, models: Path, dtype: str) -> StageSpec:
     return resolve(open_pack(folder, models), stage, settings)
 
 
-def describe_rates(name: str, order: Order, *, alone: bool, at_its_best: bool = False) -> str:
+def describe_rates(name: str, order: RateRequest, *, alone: bool, at_its_best: bool = False) -> str:
     """A line of the table. at_its_best: whether the original library may choose another batch size than ours."""
     ours = measure(order)
     if not (best := ours.best):
@@ -97,7 +97,7 @@ def describe_rates(name: str, order: Order, *, alone: bool, at_its_best: bool = 
     return f"| {name} | {own} | {stock} | {times} | {ours.memory_bytes / 1e9:.1f} | {ours.load_seconds:.1f} |"
 
 
-def describe_pipeline(order: Order) -> str:
+def describe_pipeline(order: RateRequest) -> str:
     """The rate of `transformers.pipeline(task, model)`, at the best of the batch sizes."""
     if order.spec.backend == "ultralytics":
         return "none"

@@ -16,7 +16,7 @@ import PIL.Image
 import transformers
 
 from benchmarks.stock import folder_of, try_sizes
-from daemon.measure.models import Order
+from daemon.measure.models import RateRequest
 from stages.blip.florence import TASKS as QUESTIONS
 from stages.images.devices import dtype_of
 from stages.pretrained.language import do_without_num2words
@@ -32,12 +32,12 @@ Call = Callable[[Sequence[PIL.Image.Image], int], object]  # images, size of a b
 
 
 def main() -> None:
-    order = msgspec.msgpack.decode(sys.stdin.buffer.read(), type=Order)
+    order = msgspec.msgpack.decode(sys.stdin.buffer.read(), type=RateRequest)
     images = [PIL.Image.open(path).convert("RGB") for path in order.images]
     print(msgspec.json.encode(try_sizes(order, images, choose(order))).decode())
 
 
-def choose(order: Order) -> Call:
+def choose(order: RateRequest) -> Call:
     do_without_num2words()
     dtype = dtype_of(order.spec)
     pipe: Any = transformers.pipeline(

@@ -17,7 +17,7 @@ import transformers
 from torch import Tensor
 
 from daemon.measure.alone import time_calls
-from daemon.measure.models import GAIN, Measurement, Order, Rate
+from daemon.measure.models import GAIN, Measurement, ModelRate, RateRequest
 from stages.blip.florence import TASKS
 from stages.images.devices import dtype_of, pixels_of, synchronize
 from stages.pretrained.language import ask, do_without_num2words
@@ -30,17 +30,17 @@ Image = TypeVar("Image")
 
 
 def main() -> None:
-    order = msgspec.msgpack.decode(sys.stdin.buffer.read(), type=Order)
+    order = msgspec.msgpack.decode(sys.stdin.buffer.read(), type=RateRequest)
     [images] = read_batches(list(map(Path, order.images)), len(order.images), "cpu")
     call = choose(order)
     print(msgspec.json.encode(try_sizes(order, pixels_of(images), lambda batch, _: call(batch))).decode())
 
 
 def try_sizes(
-    order: Order, images: Sequence[Image], call: Callable[[Sequence[Image], int], object]
+    order: RateRequest, images: Sequence[Image], call: Callable[[Sequence[Image], int], object]
 ) -> Measurement:
     """The rates at the batch sizes of the order, as long as a larger one is faster. call: gets a batch and its size."""
-    rates: list[Rate] = []
+    rates: list[ModelRate] = []
     for size in order.batch_sizes:
         batch = list(islice(cycle(images), size))
 
@@ -50,7 +50,7 @@ def try_sizes(
 
         try:
             with torch.inference_mode():
-                rates.append(Rate(size, size / time_calls(run, order.seconds)))
+                rates.append(ModelRate(size, size / time_calls(run, order.seconds)))
         except Exception as error:  # noqa: BLE001 - a library may raise anything for a batch that it cannot do
             return Measurement(
                 rates, problem=f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"
@@ -62,7 +62,7 @@ def try_sizes(
     return Measurement(rates)
 
 
-def detect_with_ultralytics(order: Order) -> Call:
+def detect_with_ultralytics(order: RateRequest) -> Call:
     state, config = read_weights(order.spec.files)
     detector = make_predictor(state, config)
     half = dtype_of(order.spec) != torch.float32
@@ -77,7 +77,7 @@ def detect_with_ultralytics(order: Order) -> Call:
     return detect
 
 
-def detect_with_transformers(order: Order) -> Call:
+def detect_with_transformers(order: RateRequest) -> Call:
     model = load(transformers.AutoModelForObjectDetection, order)
     processor = transformers.AutoImageProcessor.from_pretrained(folder_of(order))
 
@@ -90,7 +90,7 @@ def detect_with_transformers(order: Order) -> Call:
     return detect
 
 
-def embed(order: Order) -> Call:
+def embed(order: RateRequest) -> Call:
     model = load(transformers.AutoModel, order)
     processor = transformers.AutoImageProcessor.from_pretrained(folder_of(order))
 
@@ -101,7 +101,7 @@ def embed(order: Order) -> Call:
     return run
 
 
-def write(order: Order) -> Call:
+def write(order: RateRequest) -> Call:
     model = load(transformers.AutoModelForImageTextToText, order)
     do_without_num2words()
     processor = transformers.AutoProcessor.from_pretrained(folder_of(order))
@@ -121,7 +121,7 @@ def write(order: Order) -> Call:
     return run
 
 
-def find_question(order: Order, processor: Any) -> str:
+def find_question(order: RateRequest, processor: Any) -> str:
     if order.spec.backend == "florence":
         return TASKS["caption"]
     if not processor.chat_template:
@@ -130,15 +130,15 @@ def find_question(order: Order, processor: Any) -> str:
     return ask(processor, prompt, folder_of(order))
 
 
-def load(kind: Any, order: Order) -> Any:
+def load(kind: Any, order: RateRequest) -> Any:
     return kind.from_pretrained(folder_of(order), dtype=dtype_of(order.spec)).eval().to(order.device)
 
 
-def folder_of(order: Order) -> str:
+def folder_of(order: RateRequest) -> str:
     return order.spec.files["model"]
 
 
-def choose(order: Order) -> Call:
+def choose(order: RateRequest) -> Call:
     match order.spec.name, order.spec.backend:
         case "yolo", "ultralytics":
             return detect_with_ultralytics(order)

@@ -26,7 +26,7 @@ from daemon.measure.edit import keys_of, set_keys
 from daemon.measure.place import Place
 from daemon.measure.steady import measure_rate
 from daemon.measure.throwaway import Throwaway
-from daemon.placement.profile import Settings, Trial
+from daemon.placement.profile import Trial, TunedSettings
 from stages.contract.processes import environment, python
 from stages.registry.registry import BUILT_IN
 
@@ -49,12 +49,12 @@ def tune(place: Place, images: Path, count: int, seconds: float, kept: Path) -> 
     return msgspec.convert(answer["best"], Trial), [trial for trial in trials if not trial.failure]
 
 
-def write_settings(place: Place, settings: Settings) -> None:
+def write_settings(place: Place, settings: TunedSettings) -> None:
     """Into its configuration, after `place.prepare`."""
     place.config_file.write_text(set_keys(place.config_file.read_text(), keys_of(settings)))
 
 
-def run_once(place: Place, images: list[Path], settings: Settings, least: int) -> float:
+def run_once(place: Place, images: list[Path], settings: TunedSettings, least: int) -> float:
     """Images per second of `visiond run --once` with these settings, in the steady part."""
     inbox = place.make_inbox(images, max(2, math.ceil(least / len(images))))
     config = place.prepare(inbox)
@@ -81,10 +81,10 @@ def check(place: Place, name: str, devices: int, options: argparse.Namespace) ->
         f"{name}: the tuner chose {best.settings} and predicts {best.images_per_second:,.4g} images/s",
         flush=True,
     )
-    measured: list[tuple[Settings, float]] = []
+    measured: list[tuple[TunedSettings, float]] = []
     kept = True
 
-    def measure(settings: Settings) -> float:
+    def measure(settings: TunedSettings) -> float:
         known = next((rate for other, rate in measured if other == settings), None)
         if known is not None:
             return known
@@ -104,7 +104,7 @@ def check(place: Place, name: str, devices: int, options: argparse.Namespace) ->
         )
     for workers in options.workers:
         for batch in options.batches:
-            settings = Settings("replicated", workers, {stage.name: batch for stage in BUILT_IN})
+            settings = TunedSettings("replicated", workers, {stage.name: batch for stage in BUILT_IN})
             print(f"  by hand: {settings}: {measure(settings):,.4g}", flush=True)
     fastest, top = max(measured, key=lambda each: each[1])
     loss = 1 - measure(best.settings) / top

@@ -110,12 +110,12 @@ def run(
       visiond ray run 'shards/*.tar' results --shards images
     """
     from daemon.terminal.progress import Progress
-    from visiond.cluster.job import Job, Shards
+    from visiond.cluster.job import ClusterJob, Shards
     from visiond.cluster.running import run as run_job
-    from visiond.cluster.watching import Ended, become_driver
+    from visiond.cluster.watching import UnitEnded, become_driver
 
     settings = read_config(config)
-    job = Job(
+    job = ClusterJob(
         source,
         output,
         settings,
@@ -130,7 +130,7 @@ def run(
     )
     try:
         end = become_driver()
-    except Ended as ended:
+    except UnitEnded as ended:
         raise typer.Exit(ended.status) from None
     try:
         with Progress("images") as progress:

@@ -20,7 +20,7 @@ from daemon.terminal.options import ConfigOption, flag, option, read_config
 if TYPE_CHECKING:
     from daemon.config.loading import Config
     from daemon.system.gpus import Gpu
-    from daemon.workers.compiler import Step, Want
+    from daemon.workers.compiler import CompileProgress, Want
 
 CAPABILITY = re.compile(r"(?:sm_)?(\d+)\.?(\d)")
 
@@ -279,15 +279,15 @@ def warm(
     )
 
 
-async def compile_missing(folder: Path, missing: list[Want]) -> Step:
+async def compile_missing(folder: Path, missing: list[Want]) -> CompileProgress:
     """Compile, and show the progress. Raises KernelsMissing, NotWritable."""
     from daemon.core.errors import KernelsMissing
     from daemon.ledger.files import written_into
     from daemon.terminal.progress import Progress
-    from daemon.workers.compiler import Step
+    from daemon.workers.compiler import CompileProgress
     from daemon.workers.kernels import compiling
 
-    last, problems = Step(0, 0), dict[str, None]()
+    last, problems = CompileProgress(0, 0), dict[str, None]()
     with written_into(folder), Progress("kernels") as progress:
         async with compiling(folder, missing, patient=True) as steps:
             assert steps is not None

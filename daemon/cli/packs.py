@@ -16,7 +16,7 @@ from daemon.terminal.display import print_json, print_table
 from stages.contract.manifest import MANIFEST, PackError, PackErrors
 from stages.registry import registry
 from stages.weights import catalog, names, packs
-from stages.weights.families import Entry
+from stages.weights.families import PublishedModel
 from stages.weights.layouts import plugin_errors
 from stages.weights.measured import GPU, RATES
 from stages.weights.packs import Pack
@@ -141,7 +141,7 @@ def describe_license(pack: Pack) -> str:
     return ", ".join(filter(None, (weights, *dict.fromkeys(found))))
 
 
-def choose_entries(stages: Sequence[str] | None) -> list[Entry]:
+def choose_entries(stages: Sequence[str] | None) -> list[PublishedModel]:
     """The models that this installation can run, for these stages or all."""
     return [entry for entry in catalog.offered().values() if stages is None or entry.stage in stages]
 
@@ -155,7 +155,7 @@ def choose_packs(shelf: Shelf, stages: Sequence[str] | None) -> list[Listed]:
     ]
 
 
-def find_folder(entry: Entry, config: Config) -> Path | None:
+def find_folder(entry: PublishedModel, config: Config) -> Path | None:
     """Where the model is, if it is here. A folder that was copied may have no manifest."""
     return names.find_pulled(entry.name, config.models.folder)
 
@@ -240,7 +240,7 @@ def print_catalog_json(config: Config, stages: Sequence[str] | None) -> None:
     print_json(rows)
 
 
-def describe_rate(entry: Entry) -> tuple[str, str]:
+def describe_rate(entry: PublishedModel) -> tuple[str, str]:
     """The rate of a model and its GPU memory in GB; "-" if not measured."""
     if not (rate := RATES.get(entry.name)):
         return "-", "-"
@@ -248,7 +248,7 @@ def describe_rate(entry: Entry) -> tuple[str, str]:
     return f"{rate.images_per_second:,g}", memory
 
 
-def count_parameters(entry: Entry) -> str:
+def count_parameters(entry: PublishedModel) -> str:
     """ "3.2 M"; "-" if their number is not known."""
     return "-" if entry.parameters is None else f"{entry.parameters / 1e6:g} M"
 

@@ -21,7 +21,7 @@ from daemon.terminal.progress import LATE_SECONDS, Progress
 
 if TYPE_CHECKING:
     from daemon.config.loading import Config
-    from daemon.maintenance.rebuild import Finding
+    from daemon.maintenance.rebuild import SidecarState
 
 UNITS = {"h": 3600.0, "d": 86_400.0, "w": 7 * 86_400.0, "y": 365 * 86_400.0}
 
@@ -95,7 +95,7 @@ def backup(
 
 
 def _show(
-    find: Callable[[Progress], Iterable[Finding]],
+    find: Callable[[Progress], Iterable[SidecarState]],
     config: Config,
     *,
     as_json: bool,
@@ -106,7 +106,7 @@ def _show(
     from daemon.maintenance import verify as recovery
 
     counts: Counter[str] = Counter()
-    amiss: list[Finding] = []
+    amiss: list[SidecarState] = []
     kept = ""  # where the old ledger is, if it was replaced
     with Progress("sidecars", after=LATE_SECONDS) as progress:
         for finding in progress.track(find(progress)):

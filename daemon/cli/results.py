@@ -53,7 +53,7 @@ class Format(StrEnum):
     parquet = "parquet"
 
 
-class State(StrEnum):
+class ListedState(StrEnum):
     pending = "pending"
     done = "done"
     failed = "failed"
@@ -103,7 +103,7 @@ def status(
 
         ask = partial(control.ask_status, settings, WATCH_PATIENCE_SECONDS)
         read = partial(control.read_status, settings)
-        watching.watch(watching.Watcher(ask, read), every=every, as_json=as_json)
+        watching.watch(watching.StatusPoller(ask, read), every=every, as_json=as_json)
         return
     snapshot = control.find_status(settings)
     if as_json:
@@ -132,7 +132,7 @@ def print_status(snapshot: Snapshot) -> None:
 
 def list_images(
     status: Annotated[
-        State | None,
+        ListedState | None,
         typer.Option("--status", "-s", case_sensitive=False, help="List only files in this state."),
     ] = None,
     limit: Annotated[

@@ -20,7 +20,7 @@ import msgspec
 
 from daemon.layout.layout import Layout
 from daemon.placement.placement import Segment
-from daemon.workers.tryout import IMAGES, Order, Tryout, note
+from daemon.workers.tryout import IMAGES, TrialRequest, Tryout, note
 from stages.contract import processes
 
 COMMAND = processes.python("-m", "daemon.workers.tryout")
@@ -48,7 +48,7 @@ def _try_segment(layout: Layout, segment: Segment, known: list[dict[str, bytes]]
     waiting, device = list(segment.stages), segment.devices[0]
     with tempfile.TemporaryDirectory() as kernels, tempfile.TemporaryFile() as log:
         try:
-            child = _start(Order(setup, known), environment | {"TRITON_CACHE_DIR": kernels}, log)
+            child = _start(TrialRequest(setup, known), environment | {"TRITON_CACHE_DIR": kernels}, log)
         except OSError as error:
             yield Tryout(
                 waiting[0], device, problem=f"no process can be started to try it: {error.strerror}."
@@ -75,7 +75,7 @@ def _try_segment(layout: Layout, segment: Segment, known: list[dict[str, bytes]]
             child.stdout.close()
 
 
-def _start(order: Order, environment: dict[str, str], log: IO[bytes]) -> subprocess.Popen[bytes]:
+def _start(order: TrialRequest, environment: dict[str, str], log: IO[bytes]) -> subprocess.Popen[bytes]:
     with tempfile.TemporaryFile() as file:  # a pipe is full after 64 KiB, and nobody reads yet
         file.write(msgspec.msgpack.encode(order))
         file.seek(0)

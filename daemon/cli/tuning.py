@@ -91,7 +91,7 @@ def tune(
     """
     from daemon.config.values import read_text
     from daemon.measure.edit import keys_of, set_keys
-    from daemon.measure.tuner import Plan, refuse_segments
+    from daemon.measure.tuner import TuningPlan, refuse_segments
     from daemon.measure.tuner import tune as search
 
     settings, file = read_config(config), find_config(config)
@@ -101,7 +101,7 @@ def tune(
     text = read_text(file) if file else ""
     if file:
         refuse_early(file, lambda: set_keys(text, {("pipeline", "workers_per_device"): 1}), dry_run=dry_run)
-    order = Plan(images.absolute() if images else None, count, seconds)
+    order = TuningPlan(images.absolute() if images else None, count, seconds)
     errors.print("Each setting starts a daemon and measures it. Ctrl-C stops at any time.")
     with stoppable(settings, keep=not dry_run) as check, progress(check) as say:
         profile = search(

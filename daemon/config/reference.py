@@ -99,7 +99,7 @@ are DONE keep their results until `visiond redo --stale`."""
 
 
 @dataclass(frozen=True, slots=True)
-class Key:
+class TomlKey:
     name: str
     kind: str  # "integer ≥ 1", "path", …
     limited: bool  # the kind has choices or bounds
@@ -108,25 +108,25 @@ class Key:
 
 
 @dataclass(frozen=True, slots=True)
-class Table:
+class TomlTable:
     headers: list[str]  # one, or several that take the same keys
-    keys: list[Key]
+    keys: list[TomlKey]
     about: str
 
 
-def list_tables() -> list[Table]:
+def list_tables() -> list[TomlTable]:
     """Every table and key of the configuration, in the order of the code."""
     schema = Config.model_json_schema()
-    merged: list[Table] = []
+    merged: list[TomlTable] = []
     for header, keys in _walk("", schema, schema["$defs"]):
         if merged and merged[-1].keys == keys:
             merged[-1].headers.append(header)
         else:
-            merged.append(Table([header], keys, ABOUT.get(header, "")))
+            merged.append(TomlTable([header], keys, ABOUT.get(header, "")))
     return merged
 
 
-def list_options() -> list[Table]:
+def list_options() -> list[TomlTable]:
     """The options of every backend, except the fake ones, which are for tests (stages/registry/fake.py)."""
     tables = []
     for stage, described in STAGES.items():
@@ -140,7 +140,8 @@ def list_options() -> list[Table]:
             backends = f"the backend{'s' * (len(names) > 1)} {' and '.join(names)}"
             about = f"Options of {backends}. {schema.get('description', '')}".rstrip()
             tables += [
-                Table([header], keys, about) for _, keys in [*_walk(header, schema, described_options)][:1]
+                TomlTable([header], keys, about)
+                for _, keys in [*_walk(header, schema, described_options)][:1]
             ]
     return tables
 
@@ -168,7 +169,7 @@ def write_markdown() -> str:
     return "\n\n".join(parts) + "\n"
 
 
-def _markdown_table(table: Table, mark: str) -> list[str]:
+def _markdown_table(table: TomlTable, mark: str) -> list[str]:
     path = table.headers[0].strip("[]")
     rows = [
         f"| `{key.name}`{' ↻' * is_live(path, key.name)}{' ⇄' * is_exchanged(path)} | {_escape(key.kind)} "
@@ -199,7 +200,7 @@ def write_toml() -> str:
     return "\n\n".join(parts) + "\n"
 
 
-def _toml_table(table: Table, header: str) -> str:
+def _toml_table(table: TomlTable, header: str) -> str:
     """One table. Of several tables with the same keys, only the first has comments."""
     explains = header == table.headers[0]
     lines = [_comment(table.about)] if explains else []
@@ -211,7 +212,7 @@ def _toml_table(table: Table, header: str) -> str:
     return "\n".join(lines)
 
 
-def _walk(header: str, section: dict[str, Any], known: dict[str, Any]) -> Iterator[tuple[str, list[Key]]]:
+def _walk(header: str, section: dict[str, Any], known: dict[str, Any]) -> Iterator[tuple[str, list[TomlKey]]]:
     """A section's keys, then its sub-sections."""
     path = header.strip("[]")
     keys, below = [], []
@@ -227,7 +228,9 @@ def _walk(header: str, section: dict[str, Any], known: dict[str, Any]) -> Iterat
         # An optional key: use its other type.
         spec = spec | next((kind for kind in spec.get("anyOf", ()) if kind["type"] != "null"), {})
         limited = not spec.keys().isdisjoint({"enum", *BOUNDS})
-        keys.append(Key(name, _kind(name, spec), limited, _default(name, spec), spec.get("description", "")))
+        keys.append(
+            TomlKey(name, _kind(name, spec), limited, _default(name, spec), spec.get("description", ""))
+        )
     if keys:
         yield header, keys
     for inner, target in below:

@@ -63,7 +63,7 @@ class Reloaded(msgspec.Struct, frozen=True):
     exchanging: list[str] = []  # settings of models, which are being exchanged from now on
 
 
-class Exchange(Protocol[M]):
+class Exchanger(Protocol[M]):
     """Brings other models to the workers, without a restart of the daemon: daemon/service/exchange.py. M: checked models."""
 
     async def check(self, config: Config, settings: list[str]) -> M:
@@ -83,7 +83,7 @@ class Reloading(Generic[M]):
         config: Config,
         read: Callable[[], Config],
         parts: Sequence[Apply],
-        exchange: Exchange[M] | None = None,
+        exchange: Exchanger[M] | None = None,
     ) -> None:
         """config: the one in use. read: reads the file, in a thread; raises ConfigError.
         parts: each gets the new configuration. Only the first may raise ConfigError. exchange: None if models wait

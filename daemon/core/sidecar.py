@@ -20,7 +20,9 @@ LONGEST_NAME = 255  # bytes, of every common file system
 TIMINGS = "By stage: the seconds of the batch that the image was in, divided by its images; as measured when the model ran."
 
 
-class Source(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, omit_defaults=True):
+class SidecarSource(
+    msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, omit_defaults=True
+):
     """The file. `path_base64` if its name is not UTF-8; size, format and, if several,
     `pages` if it could be read."""
 
@@ -36,7 +38,7 @@ class Source(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     seen_at: str  # RFC 3339, UTC
 
 
-class SecondLook(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, omit_defaults=True):
+class SidecarLook(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, omit_defaults=True):
     """The answer of a second model. `result` has the same form as that of its stage; if it is null, `reason` and
     `detail` describe the error."""
 
@@ -54,13 +56,13 @@ class Sidecar(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     schema: str
     id: int  # its number in the ledger
-    source: Source
+    source: SidecarSource
     notice: str = ""  # about the models, for example that they are a demonstration
     # Each stage's result follows, under its key.
     bin: Bin | None = None
     timings: Annotated[dict[str, float], msgspec.Meta(description=TIMINGS)] = {}
     models: dict[str, str] = {}  # stage → fingerprint of the model
-    second_looks: dict[str, SecondLook] = {}  # by the look's name
+    second_looks: dict[str, SidecarLook] = {}  # by the look's name
     status: str = ""
     reason: str = ""
     detail: str = ""
@@ -68,7 +70,7 @@ class Sidecar(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     finished_at: str | None = None
 
 
-class Parts(NamedTuple):
+class ParsedSidecar(NamedTuple):
     """A sidecar, and parts of it as JSON: the results by stage, and the criteria of its bin."""
 
     sidecar: Sidecar
@@ -76,7 +78,7 @@ class Parts(NamedTuple):
     criteria: bytes
 
 
-def parse_sidecar(data: bytes) -> Parts:
+def parse_sidecar(data: bytes) -> ParsedSidecar:
     """Raises ValueError or KeyError if the bytes are not a sidecar. Results of plug-ins may be anything."""
     sidecar = msgspec.json.decode(data, type=Sidecar)
     parts = msgspec.json.decode(data, type=dict[str, msgspec.Raw])
@@ -94,10 +96,10 @@ def parse_sidecar(data: bytes) -> Parts:
     criteria = (
         bytes(msgspec.json.decode(parts["bin"], type=dict[str, msgspec.Raw])["criteria"]) if is_done else b""
     )
-    return Parts(sidecar, results, criteria)
+    return ParsedSidecar(sidecar, results, criteria)
 
 
-class Named(Protocol):
+class NamedModel(Protocol):
     """A version of a file."""
 
     @property
@@ -123,7 +125,7 @@ class Described(Protocol):
     def pages(self) -> int: ...
 
 
-def describe_source(inbox: bytes, image: Named, content: Described) -> dict[str, Any]:
+def describe_source(inbox: bytes, image: NamedModel, content: Described) -> dict[str, Any]:
     """The sidecar's `source`. inbox: its folder."""
     source: dict[str, Any] = {
         "inbox": inbox.decode(errors="replace"),
@@ -142,7 +144,7 @@ def describe_source(inbox: bytes, image: Named, content: Described) -> dict[str,
     return source
 
 
-def path_of(source: Source) -> bytes:
+def path_of(source: SidecarSource) -> bytes:
     """The file's path in its inbox."""
     return base64.b64decode(source.path_base64) or source.path.encode()
 
@@ -213,7 +215,7 @@ def _cut(name: bytes, length: int) -> bytes:
 
 
 class _Reason(msgspec.Struct):
-    source: Source
+    source: SidecarSource
 
 
 def is_reason_of(path: bytes, file: bytes) -> bool:

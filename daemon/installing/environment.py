@@ -13,7 +13,7 @@ from pathlib import Path
 
 from daemon.installing.commands import run, watch, written_since
 from daemon.installing.places import Places
-from daemon.installing.source import Source
+from daemon.installing.source import CodeSource
 from daemon.installing.steps import StepFailed
 
 LEAST_PYTHON = (3, 11)
@@ -56,7 +56,7 @@ def _find_uv() -> Path | None:
 class Environment:
     """The environment for one version of visiond."""
 
-    def __init__(self, places: Places, source: Source, python: str) -> None:
+    def __init__(self, places: Places, source: CodeSource, python: str) -> None:
         """python: the interpreter that was asked for; "": any that fits."""
         self._places = places
         self._source = source

@@ -15,7 +15,7 @@ from daemon.installing import service
 from daemon.installing.commands import as_account, run
 from daemon.installing.environment import Environment, switch
 from daemon.installing.places import ACCOUNT, PORTS, Places, name_of
-from daemon.installing.source import Source
+from daemon.installing.source import CodeSource
 from daemon.installing.steps import Step, StepFailed
 
 COMMAND = "/opt/visiond/bin/visiond"  # on the installed machine
@@ -28,7 +28,7 @@ MODES = {"": 0o2750, "inbox": 0o2770, "results": 0o2750, "failed": 0o2750, "done
 class Parts:
     """The steps that make what is missing."""
 
-    def __init__(self, places: Places, source: Source, environment: Environment) -> None:
+    def __init__(self, places: Places, source: CodeSource, environment: Environment) -> None:
         self._places = places
         self._source = source
         self._environment = environment

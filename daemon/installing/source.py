@@ -19,7 +19,7 @@ CODE = ("daemon/", "stages/", "visiond/")  # the packages of pyproject.toml
 
 
 @dataclass(frozen=True)
-class Source:
+class CodeSource:
     """path: a checkout or a wheel. files: what is needed besides the code."""
 
     path: Path
@@ -34,7 +34,7 @@ class Source:
         return f"{self.version}-{self.digest[:12]}"
 
 
-def find_source(wheel: Path | None, scratch: Path) -> Source:
+def find_source(wheel: Path | None, scratch: Path) -> CodeSource:
     """wheel: the program to install; None: the one that runs. scratch: a folder for a wheel of an installed one.
     Raises StepFailed."""
     if wheel:
@@ -46,7 +46,7 @@ def find_source(wheel: Path | None, scratch: Path) -> Source:
     return _of_wheel(pack_installed(scratch))
 
 
-def _of_checkout(folder: Path) -> Source:
+def _of_checkout(folder: Path) -> CodeSource:
     from daemon import __version__
 
     lock, systemd = folder / "requirements.lock", folder / "deploy" / "systemd"
@@ -54,10 +54,10 @@ def _of_checkout(folder: Path) -> Source:
     entries = [
         (file.relative_to(folder).as_posix(), file) for file in code if "__pycache__" not in file.parts
     ]
-    return Source(folder, __version__, _digest(entries, lock, systemd), lock, systemd)
+    return CodeSource(folder, __version__, _digest(entries, lock, systemd), lock, systemd)
 
 
-def _of_wheel(file: Path) -> Source:
+def _of_wheel(file: Path) -> CodeSource:
     """Raises StepFailed."""
     try:
         packed = zipfile.ZipFile(file)
@@ -71,7 +71,7 @@ def _of_wheel(file: Path) -> Source:
     names = [entry for entry in names if not entry.endswith("/")]
     entries = [(entry, zipfile.Path(packed, entry)) for entry in names]
     lock, systemd = files / "requirements.lock", files / "systemd"
-    return Source(file, version, _digest(entries, lock, systemd), lock, systemd)
+    return CodeSource(file, version, _digest(entries, lock, systemd), lock, systemd)
 
 
 def _digest(code: Iterable[tuple[str, Traversable]], lock: Traversable, systemd: Traversable) -> str:

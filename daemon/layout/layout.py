@@ -50,7 +50,7 @@ from daemon.system.host import Host
 from daemon.workers.compiler import Want
 from daemon.workers.kernels import list_wants
 from daemon.workers.lane import Lane
-from daemon.workers.mps import Server, is_installed
+from daemon.workers.mps import MpsServer, is_installed
 from daemon.workers.pool import Pool
 from daemon.workers.room import Room
 from daemon.workers.seat import Seat
@@ -211,7 +211,7 @@ class Layout:
         )
         return setup, environment
 
-    def _open_servers(self, segment: Segment) -> dict[str, Server]:
+    def _open_servers(self, segment: Segment) -> dict[str, MpsServer]:
         """By device: the MPS server of each GPU with several workers, if MPS is enabled and installed. The workers of
         a group take turns."""
         if not self.config.pipeline.mps or not is_installed():
@@ -222,7 +222,7 @@ class Layout:
             if workers > 1 and device != "cpu" and GROUP not in device
         ]
         return {
-            device: Server(address_device(device, self.gpus, 1)[1]["CUDA_VISIBLE_DEVICES"])
+            device: MpsServer(address_device(device, self.gpus, 1)[1]["CUDA_VISIBLE_DEVICES"])
             for device in shared
         }
 

@@ -25,7 +25,7 @@ GPU_BATCH = 32  # of a look whose batch_size is 0
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class LookPlan:
     """A second look on this machine. layout: of its one segment. shares_devices: whether first looks use one of its
     devices."""
 
@@ -56,7 +56,7 @@ class Plan:
         return Model(self.spec.name, self.spec.fingerprint, self.spec.notice)
 
 
-def lay_out(config: Config, gpus: list[Gpu] | None = None) -> tuple[Layout, list[Plan]]:
+def lay_out(config: Config, gpus: list[Gpu] | None = None) -> tuple[Layout, list[LookPlan]]:
     """The layout of first looks, which leaves GPU memory to second looks; and the plan of each second look.
     gpus: as they were before the daemon used them; None: as they are.
     Raises ModelsUnusable, and ConfigError for an option or device that does not exist."""
@@ -102,7 +102,7 @@ def resolve_looks(
     return looks
 
 
-def _plan(table: SecondLook, spec: StageSpec, layout: Layout) -> Plan:
+def _plan(table: SecondLook, spec: StageSpec, layout: Layout) -> LookPlan:
     devices = table.devices or layout.devices()
     segment = Segment((table.stage,), tuple(devices) * table.workers_per_device, f"second look {table.name}")
     # A look always runs its stage; and a GPU has one MPS server, and first looks use it.
@@ -115,7 +115,7 @@ def _plan(table: SecondLook, spec: StageSpec, layout: Layout) -> Plan:
     used, of_first_looks = (
         {member for device in each.devices() for member in members_of(device)} for each in (own, layout)
     )
-    return Plan(table, spec, own, bool(used & of_first_looks))
+    return LookPlan(table, spec, own, bool(used & of_first_looks))
 
 
 def room_beside(config: Config, gpus: Sequence[Gpu], looks: Mapping[str, StageSpec]) -> list[Gpu]:

@@ -39,7 +39,7 @@ def _of_model(stage: str, fingerprint: str) -> int:
     return crc32(f"{stage} {fingerprint}".encode())
 
 
-class Image(NamedTuple):
+class ImageRow(NamedTuple):
     """The fields of an image's row that its sidecar has too, for DONE and FAILED alike."""
 
     id: int
@@ -51,7 +51,7 @@ class Image(NamedTuple):
     digest: bytes
 
 
-def of_done(image: Image, models: Iterable[Named], bin: str, criteria: bytes) -> int:
+def of_done(image: ImageRow, models: Iterable[Named], bin: str, criteria: bytes) -> int:
     """The checksum of an image that is DONE."""
     made_by = 0
     for model in models:
@@ -59,7 +59,7 @@ def of_done(image: Image, models: Iterable[Named], bin: str, criteria: bytes) ->
     return crc32(criteria, crc32(bin.encode(), _of_image(image, made_by)))
 
 
-def of_failed(image: Image, reason: str, detail: str, attempts: int) -> int:
+def of_failed(image: ImageRow, reason: str, detail: str, attempts: int) -> int:
     """The checksum of an image that FAILED."""
     return _of_image(image, crc32(f"FAILED {attempts} {reason} {detail}".encode()))
 
@@ -69,7 +69,7 @@ def of_look(image: int, name: str, model: Named, reason: str, detail: str) -> in
     return crc32(f"{image} {name} {reason} {detail}".encode(), _of_model(model.stage, model.fingerprint))
 
 
-def _of_image(image: Image, start: int) -> int:
+def _of_image(image: ImageRow, start: int) -> int:
     id, inbox_path, path, size, seen_at, finished_at, digest = image
     numbers = f"{id} {size} {timestamp(seen_at)} {timestamp(finished_at or 0.0)}"
     return crc32(digest, crc32(path, crc32(inbox_path, crc32(numbers.encode(), start))))

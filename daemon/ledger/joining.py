@@ -80,12 +80,12 @@ def _find_damage(record: Record, checksum: int | None, stored: Stored) -> str:
     return ", ".join(found)
 
 
-def _look_of(record: Record, ended: looks.Ended, stored: Stored, models: Mapping[int, Model]) -> Look:
+def _look_of(record: Record, ended: looks.EndedLook, stored: Stored, models: Mapping[int, Model]) -> Look:
     output = None if ended.reason else stored.results.get(record.digest, {}).get(ended.model)
     return Look(models[ended.model], output, ended.reason, ended.detail)
 
 
-def _find_damaged_look(record: Record, ended: Mapping[str, looks.Ended]) -> str:
+def _find_damaged_look(record: Record, ended: Mapping[str, looks.EndedLook]) -> str:
     """Which second look is damaged or has lost its result; empty if none."""
     for name, look in record.looks.items():
         fields = (record.id, name, look.model, look.reason, look.detail)

@@ -59,7 +59,14 @@ from daemon.ledger.rows import (
     repeat_of,
 )
 from daemon.ledger.statements import SQL, run_rows
-from daemon.ledger.waiting import PRIORITIES, Waiting, Wanted, has_containers, priority_of, take_as_image
+from daemon.ledger.waiting import (
+    PRIORITIES,
+    WaitingImages,
+    Wanted,
+    has_containers,
+    priority_of,
+    take_as_image,
+)
 from daemon.ledger.writer import Alone, T, Work, Writer
 from daemon.system.clock import steady_seconds
 from daemon.system.retry import Retry
@@ -92,7 +99,7 @@ class Ledger:
         self._priorities: dict[int, int] = {}  # inbox → priority
         # Inboxes, as JSON. Rows of other inboxes wait until these are configured again.
         self._configured = "[]"
-        self._waiting = Waiting()
+        self._waiting = WaitingImages()
         self._unpacking: list[int] | None = None  # inboxes with files to unpack; None: not registered yet
         self.look_names: list[str] = []  # of the configured second looks
         self._kept = "[]"  # inboxes whose files are not deleted, as JSON

@@ -33,7 +33,7 @@ class Tally(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Waiting:
+class WaitingLooks:
     """Looks that may be taken. some_left: more may be due; ask again at once."""
 
     jobs: list[Job]
@@ -73,7 +73,7 @@ def take(
     busy: Collection[int],
     inboxes: Collection[int],
     only: Collection[int] | None = None,
-) -> Waiting:
+) -> WaitingLooks:
     """The looks of this name that have waited longest, as jobs. busy: images in work already.
     inboxes: the numbers of those that can be read. only: images that may be taken."""
     now, most = steady_seconds(), limit + len(busy)
@@ -91,7 +91,7 @@ def take(
     ]
     connection.executemany(SQL["postpone_look"], later)
     ready = [row for row, fate in zip(free, fates, strict=True) if fate is Fate.READY]
-    return Waiting([_job_of(row) for row in ready[:limit]], len(rows) == most)
+    return WaitingLooks([_job_of(row) for row in ready[:limit]], len(rows) == most)
 
 
 class Fate(Enum):
@@ -217,7 +217,7 @@ def _store_answers(
     run_rows(connection, "keep_result", rows)
 
 
-class Ended(NamedTuple):
+class EndedLook(NamedTuple):
     """A row of a look that has ended."""
 
     model: int
@@ -226,13 +226,13 @@ class Ended(NamedTuple):
     checksum: int | None
 
 
-def read_ended(connection: sqlite3.Connection, images: Iterable[int]) -> dict[int, dict[str, Ended]]:
+def read_ended(connection: sqlite3.Connection, images: Iterable[int]) -> dict[int, dict[str, EndedLook]]:
     """By image and name, the looks that have ended."""
-    found: dict[int, dict[str, Ended]] = {}
+    found: dict[int, dict[str, EndedLook]] = {}
     for image, name, model, reason, detail, checksum in run_rows(
         connection, "ended_looks", [(image,) for image in images]
     ):
-        found.setdefault(image, {})[name] = Ended(model, reason or "", detail or "", checksum)
+        found.setdefault(image, {})[name] = EndedLook(model, reason or "", detail or "", checksum)
     return found
 
 

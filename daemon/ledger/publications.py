@@ -20,7 +20,7 @@ from daemon.ledger.statements import SQL, run_rows
 BY_PATH = frozenset({"store"})
 
 
-class Place(NamedTuple):
+class SinkPlace(NamedTuple):
     """How far a sink has come."""
 
     number: int  # of the last record that it has
@@ -32,7 +32,7 @@ class Opened(NamedTuple):
     with how many records each never got."""
 
     last: int  # the highest number so far
-    places: dict[str, Place]
+    places: dict[str, SinkPlace]
     dropped: dict[str, int]
 
 
@@ -64,9 +64,9 @@ def read_last(connection: sqlite3.Connection) -> int:
     return last
 
 
-def read_places(connection: sqlite3.Connection) -> dict[str, Place]:
+def read_places(connection: sqlite3.Connection) -> dict[str, SinkPlace]:
     """By sink."""
-    return {name: Place(*place) for name, *place in connection.execute(SQL["sinks"])}
+    return {name: SinkPlace(*place) for name, *place in connection.execute(SQL["sinks"])}
 
 
 def read_starts(connection: sqlite3.Connection, since: int) -> list[Start]:
@@ -93,9 +93,9 @@ def add_renamed(connection: sqlite3.Connection, images: Sequence[int]) -> None:
             connection.execute(SQL["pass_over"], (max(numbers), last, _json(BY_PATH)))
 
 
-def move(connection: sqlite3.Connection, name: str, number: int) -> Place:
+def move(connection: sqlite3.Connection, name: str, number: int) -> SinkPlace:
     """Note that a sink has all records up to this number."""
-    place = Place(number, time.time())
+    place = SinkPlace(number, time.time())
     connection.execute(SQL["move_place"], (*place, name))
     return place
 

@@ -168,7 +168,7 @@ class Record:
     def checksum(self) -> int:
         """The checksum of what a sidecar has from the image's own row.
         Results and sizes have their own checksums."""
-        image = checksums.Image(
+        image = checksums.ImageRow(
             self.id,
             self.inbox_path,
             self.path,

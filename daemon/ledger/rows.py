@@ -66,7 +66,7 @@ def result_checksum(digest: bytes, model: Model, output: Output) -> int:
 def ending_checksum(ending: Ending, inbox_path: bytes, models: Sequence[Model]) -> int | None:
     """The checksum of the record that an ending makes; only images with a sidecar or a reason have one."""
     job, digest = ending.job, ending.content.digest
-    image = checksums.Image(job.id, inbox_path, job.path, job.version.size, job.seen_at, ending.at, digest)
+    image = checksums.ImageRow(job.id, inbox_path, job.path, job.version.size, job.seen_at, ending.at, digest)
     if ending.status is JobStatus.DONE:
         return checksums.of_done(image, models, ending.bin, ending.criteria or b"{}")
     if ending.status is JobStatus.FAILED:

@@ -31,7 +31,7 @@ class Wanted(NamedTuple):
     containers: bool = False
 
 
-class Waiting:
+class WaitingImages:
     """Remembers how far it has read in each priority, so that a million images in work are not read again and again.
     One caller of `find` at a time for images, and one for containers."""
 

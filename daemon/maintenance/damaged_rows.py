@@ -17,7 +17,7 @@ from daemon.ledger.record import Record
 from daemon.ledger.records import Reader
 from daemon.ledger.rows import content_row, find_damaged, keep_contents, look_rows, result_row
 from daemon.ledger.statements import SQL, run_rows
-from daemon.maintenance.rebuild import Finding, read_sidecar
+from daemon.maintenance.rebuild import SidecarState, read_sidecar
 from daemon.results.destinations import Destination
 
 
@@ -30,7 +30,7 @@ class DamagedRows:
         self._checked: set[int] = set()  # images
         self._named: set[tuple[bytes, int | None]] = set()  # rows of these that may be damaged
 
-    def check(self, destination: Destination | None, record: Record, *, fix: bool) -> Finding:
+    def check(self, destination: Destination | None, record: Record, *, fix: bool) -> SidecarState:
         """Check an image whose rows are damaged. fix: copy its sidecar into the ledger if the sidecar is
         correct; if not, let the next start process the image again. destination: None for an inbox that is
         not configured."""
@@ -44,17 +44,17 @@ class DamagedRows:
             detail = f"{record.damage}: damaged in the ledger, and {what}; {then}"
             if destination is None:
                 return self._of_the_ledger(record, detail)
-            return Finding("damaged", destination.paths_of(record)[0], detail)
+            return SidecarState("damaged", destination.paths_of(record)[0], detail)
         file, sidecar = found
         self._note(sidecar.id, sidecar.digest)
         if fix:
             self._write(sidecar, record)
         then = "the ledger now has it again" if fix else "`repair` copies it into the ledger"
-        return Finding(
+        return SidecarState(
             "damaged", file, f"{record.damage}: damaged in the ledger, but this sidecar is correct; {then}"
         )
 
-    def check_unshown(self, *, fix: bool) -> Iterator[Finding]:
+    def check_unshown(self, *, fix: bool) -> Iterator[SidecarState]:
         """Check damaged results that no sidecar has. fix: delete them, so that nothing uses them,
         and also those of images that are to be processed again."""
         reader = self.reader
@@ -63,7 +63,7 @@ class DamagedRows:
         for digest, model in (key for _, key in left if key not in self._named):
             what = reader.name_of(digest, model)
             then = "it was removed" if fix else "`repair` removes it"
-            yield Finding(
+            yield SidecarState(
                 "damaged", os.fsencode(reader.path), f"{what}: damaged, and no sidecar shows it; {then}"
             )
         if fix and left:
@@ -75,7 +75,7 @@ class DamagedRows:
                 results = [(number,) for number, key in left if key.model is not None]
                 connection.executemany(SQL["drop_result_row"], results)
 
-    def check_replaced(self, *, fix: bool) -> Iterator[Finding]:
+    def check_replaced(self, *, fix: bool) -> Iterator[SidecarState]:
         """Check damaged versions whose sidecar is now that of a newer version: no file has their data.
         fix: remove their data from the ledger, and keep only the row."""
         left = [
@@ -92,8 +92,8 @@ class DamagedRows:
                     SQL["clear"], [{"id": record.id, "now": time.time()} for record in left]
                 )
 
-    def _of_the_ledger(self, record: Record, detail: str) -> Finding:
-        return Finding("damaged", os.fsencode(self.reader.path), f"image {record.id}: {detail}")
+    def _of_the_ledger(self, record: Record, detail: str) -> SidecarState:
+        return SidecarState("damaged", os.fsencode(self.reader.path), f"image {record.id}: {detail}")
 
     def _note(self, number: int, digest: bytes) -> None:
         self._checked.add(number)

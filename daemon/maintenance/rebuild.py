@@ -27,7 +27,7 @@ from daemon.core.errors import InboxMoved, LedgerDamaged
 from daemon.core.hints import command, quantity
 from daemon.core.jobs import JobStatus, Version
 from daemon.core.messages import Output
-from daemon.core.sidecar import SCHEMA, SecondLook, parse_sidecar, path_of
+from daemon.core.sidecar import SCHEMA, SidecarLook, parse_sidecar, path_of
 from daemon.inbox.sources import taken_names
 from daemon.ledger import identity
 from daemon.ledger.files import sync_folder
@@ -44,7 +44,7 @@ CLOCK_SECONDS = 0.001  # the precision of the times in a sidecar
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
+class SidecarState:
     """One sidecar. kind, compared with a ledger: "whole", "missing", "edited", "foreign" (it has no row), "unreadable" or
     "damaged" (its row is); for a new ledger: "restored" or "left out". "kept" is not a sidecar but the place
     of the old ledger."""
@@ -64,7 +64,7 @@ class OtherInbox(ValueError):
         self.inbox = inbox
 
 
-def rebuild(config: Config, showing: Showing) -> Iterator[Finding]:
+def rebuild(config: Config, showing: Showing) -> Iterator[SidecarState]:
     """Replace the ledger by a new one, and keep the old one under another name. Raises InboxMoved;
     then nothing has changed."""
     path = config.state.path / LEDGER
@@ -101,7 +101,7 @@ def rebuild(config: Config, showing: Showing) -> Iterator[Finding]:
     fresh.rename(path)
     sync_folder(path.parent)
     if os.path.lexists(kept):
-        yield Finding("kept", os.fsencode(kept))
+        yield SidecarState("kept", os.fsencode(kept))
 
 
 def _remove(database: Path) -> None:
@@ -140,26 +140,26 @@ def _restore(
     inbox: int,
     destination: Destination,
     others: Counter[str],
-) -> Iterator[Finding]:
+) -> Iterator[SidecarState]:
     """others: counts the sidecars that are of another inbox, by its path."""
     records: dict[bytes, Record] = {}
     for file in files:
         try:
             records[file] = _locate(read_sidecar(file, folder, inbox, destination), destination)
         except KeyError as error:
-            yield Finding("left out", file, f"it has no {error}")
+            yield SidecarState("left out", file, f"it has no {error}")
         except OtherInbox as error:
             others[error.inbox] += 1
-            yield Finding("left out", file, str(error))
+            yield SidecarState("left out", file, str(error))
         except (ValueError, msgspec.DecodeError) as error:
-            yield Finding("left out", file, str(error))
+            yield SidecarState("left out", file, str(error))
     restored = write(connection, list(records.values()))
     for file, record in records.items():
         if record.id in restored:
             restored.remove(record.id)  # the first sidecar with that id
-            yield Finding("restored", file)
+            yield SidecarState("restored", file)
         else:
-            yield Finding("left out", file, f"another sidecar has the id {record.id} too")
+            yield SidecarState("left out", file, f"another sidecar has the id {record.id} too")
 
 
 def read_sidecar(file: bytes, folder: bytes, inbox: int, destination: Destination) -> Record:
@@ -212,7 +212,7 @@ def read_sidecar(file: bytes, folder: bytes, inbox: int, destination: Destinatio
     return record
 
 
-def _look_of(look: SecondLook) -> Look:
+def _look_of(look: SidecarLook) -> Look:
     output = None if look.reason else Output(bytes(look.result), look.seconds)
     return Look(Model(look.stage, look.model, look.notice), output, look.reason, look.detail)
 

@@ -61,7 +61,7 @@ def choose_stale(
     # The daemon's own workers may use the memory of its GPUs by now.
     selected = select_devices(config, gpus, by_memory=False)
     specs = resolve_models(selected, gpus)
-    wanted = Wanted(
+    wanted = CurrentModels(
         {stage: spec.fingerprint for stage, spec in specs.items()},
         {name: spec.fingerprint for name, spec in resolve_looks(selected, gpus, specs).items()},
     )
@@ -72,14 +72,14 @@ def choose_stale(
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class CurrentModels:
     """The fingerprints of the current models, by stage and by second look."""
 
     stages: dict[str, str]
     looks: dict[str, str]
 
 
-def _is_stale(record: Record, wanted: Wanted, judge: Judge, reader: Reader) -> bool:
+def _is_stale(record: Record, wanted: CurrentModels, judge: Judge, reader: Reader) -> bool:
     fingerprints = wanted.stages
     used = {model.stage: model.fingerprint for model in record.models}
     if record.damage or not used.items() <= fingerprints.items():

@@ -41,7 +41,7 @@ from daemon.ledger.records import Reader, open_reader
 from daemon.ledger.schema import trouble_named
 from daemon.ledger.soundness import MOST, is_blank
 from daemon.maintenance.damaged_rows import DamagedRows
-from daemon.maintenance.rebuild import Finding, folders_of, list_sidecars, rebuild, stat_regular
+from daemon.maintenance.rebuild import SidecarState, folders_of, list_sidecars, rebuild, stat_regular
 from daemon.maintenance.showing import Nobody, Showing
 from daemon.results.destinations import (
     Destination,
@@ -54,7 +54,7 @@ from daemon.results.folder_locks import lock_outputs
 NOBODY = Nobody()
 
 
-def verify(config: Config, showing: Showing = NOBODY) -> Iterator[Finding]:
+def verify(config: Config, showing: Showing = NOBODY) -> Iterator[SidecarState]:
     """Compare every sidecar and reason of failure with the ledger.
 
     Raises NothingFound without a ledger, AlreadyRunning, LedgerDamaged; ConfigError if inboxes have other names than before.
@@ -68,7 +68,7 @@ def verify(config: Config, showing: Showing = NOBODY) -> Iterator[Finding]:
         yield from _compare(reader, config, showing)
 
 
-def repair(config: Config, showing: Showing = NOBODY) -> Iterator[Finding]:
+def repair(config: Config, showing: Showing = NOBODY) -> Iterator[SidecarState]:
     """As `verify`, but write missing and edited sidecars again, and a new ledger if it is lost or damaged.
 
     Raises AlreadyRunning, LedgerUnusable, NotWritable, NothingFound when there is neither.
@@ -94,7 +94,7 @@ def repair(config: Config, showing: Showing = NOBODY) -> Iterator[Finding]:
         raise NotWritable(f"{where} cannot be read or written: {error.strerror or error}. {fix}") from error
 
 
-def _settle_identity(config: Config, showing: Showing) -> Iterator[Finding]:
+def _settle_identity(config: Config, showing: Showing) -> Iterator[SidecarState]:
     """If only the file `identity` is damaged, write it again from the ledger.
 
     Raises LedgerDamaged when the ledger is damaged too, or belongs elsewhere; NothingFound.
@@ -114,7 +114,7 @@ def _settle_identity(config: Config, showing: Showing) -> Iterator[Finding]:
     detail = (
         "it did not name the ledger in its folder, which is undamaged; it was written again from the ledger"
     )
-    yield Finding("damaged", os.fsencode(config.state.path / IDENTITY), detail)
+    yield SidecarState("damaged", os.fsencode(config.state.path / IDENTITY), detail)
 
 
 def _has_made(reader: Reader, config: Config, showing: Showing) -> bool:
@@ -129,7 +129,9 @@ def _check_file(reader: Reader, showing: Showing) -> None:
     reader.check_file(lambda: showing.wait(sentence))
 
 
-def _compare(reader: Reader, config: Config, showing: Showing, *, fix: bool = False) -> Iterator[Finding]:
+def _compare(
+    reader: Reader, config: Config, showing: Showing, *, fix: bool = False
+) -> Iterator[SidecarState]:
     showing.wait("counting the sidecars")
     showing.begin("sidecars", reader.count_published())
     destinations = open_destinations(config)
@@ -150,7 +152,7 @@ def _compare(reader: Reader, config: Config, showing: Showing, *, fix: bool = Fa
         sync_folders(changed.union(folders_of(destinations.values())))
     for file in list_sidecars(*folders_of(destinations.values())):
         if file not in known and not _stands(reader, destinations, file):
-            yield Finding("foreign", file)
+            yield SidecarState("foreign", file)
 
 
 def _compare_shown(
@@ -160,7 +162,7 @@ def _compare_shown(
     known: set[bytes],
     *,
     fix: bool,
-) -> Generator[Finding, None, set[bytes]]:
+) -> Generator[SidecarState, None, set[bytes]]:
     """Compare the images that have a sidecar or a reason, and add these files to the known ones; returns the folders
     of those that were written."""
     changed: set[bytes] = set()
@@ -184,7 +186,7 @@ def _compare_shown(
 
 def _judge(
     destination: Destination | None, record: Record, damaged_rows: DamagedRows, *, fix: bool
-) -> Finding:
+) -> SidecarState:
     """What is so of a record's sidecar, or of its row if that is damaged. Raises LedgerUnusable."""
     try:
         if destination and not record.damage:
@@ -194,7 +196,7 @@ def _judge(
         raise
     except OSError as error:  # of the disk; the sidecar may be right, and stays
         file = os.fsencode(error.filename or damaged_rows.reader.path)
-        return Finding("unreadable", file, f"{error.strerror}: check its disk; nothing was changed")
+        return SidecarState("unreadable", file, f"{error.strerror}: check its disk; nothing was changed")
 
 
 class _Numbered(msgspec.Struct):
@@ -225,15 +227,15 @@ def _aside(reader: Reader, status: JobStatus) -> Iterator[Record]:
     )
 
 
-def _find(destination: Destination, record: Record) -> Finding:
+def _find(destination: Destination, record: Record) -> SidecarState:
     """Compare the record's sidecar or reason, under any of its names."""
     data, paths = record.sidecar, destination.paths_of(record)
     numbered = destination.numbered_reason_paths(record) if record.status is JobStatus.FAILED else ()
     for path in (*paths, *numbered):
         if _holds(path, data):
-            return Finding("whole", path)
+            return SidecarState("whole", path)
     there = next(filter(stat_regular, paths), None)
-    return Finding("edited", there) if there else Finding("missing", paths[0])
+    return SidecarState("edited", there) if there else SidecarState("missing", paths[0])
 
 
 def _holds(path: bytes, data: bytes) -> bool:

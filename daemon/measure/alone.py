@@ -17,7 +17,7 @@ from pathlib import Path
 import msgspec
 import psutil
 
-from daemon.measure.models import GAIN, Measurement, Order, Rate
+from daemon.measure.models import GAIN, Measurement, ModelRate, RateRequest
 from stages.contract.base import DeviceLost, Image, ImageError, OutOfMemory, Stage, StageUnusable
 from stages.registry import registry
 from stages.training.score import read_batches
@@ -26,14 +26,14 @@ REHEARSALS = 2  # calls before the clock starts: kernels are compiled, graphs ca
 
 
 def main() -> None:
-    order = msgspec.msgpack.decode(sys.stdin.buffer.read(), type=Order)
+    order = msgspec.msgpack.decode(sys.stdin.buffer.read(), type=RateRequest)
     print(msgspec.json.encode(measure(order)).decode())
 
 
-def measure(order: Order) -> Measurement:
+def measure(order: RateRequest) -> Measurement:
     """The rate at each batch size, until a larger batch is no faster or does not fit."""
     [images] = read_batches(list(map(Path, order.images)), len(order.images), order.device)
-    rates: list[Rate] = []
+    rates: list[ModelRate] = []
     load_seconds, peak, problem = 0.0, 0, ""
     for size in order.batch_sizes:
         spec = msgspec.structs.replace(order.spec, batch_size=size)
@@ -47,7 +47,7 @@ def measure(order: Order) -> Measurement:
         except (StageUnusable, OutOfMemory, DeviceLost, ImageError) as error:
             problem = "" if rates and isinstance(error, OutOfMemory) else str(error)
             break
-        rates.append(Rate(size, rate))
+        rates.append(ModelRate(size, rate))
         peak = measure_memory(order.device)
         del stage
         gc.collect()

@@ -15,12 +15,12 @@ from tomlkit.exceptions import TOMLKitError
 
 from daemon.core.errors import ConfigError
 from daemon.ledger.files import written_whole
-from daemon.placement.profile import Settings
+from daemon.placement.profile import TunedSettings
 
 Keys = Mapping[tuple[str, ...], Any]  # path of a key → its value
 
 
-def keys_of(settings: Settings) -> Keys:
+def keys_of(settings: TunedSettings) -> Keys:
     """The keys of daemon.toml that are these settings."""
     return {
         ("pipeline", "placement"): settings.placement,

@@ -13,7 +13,7 @@ from daemon.layout.layout import resolve_models, used_gpus, weights_of
 from daemon.layout.second_looks import lay_out
 from daemon.placement.devices import describe_gpu
 from daemon.placement.placement import CORES_PER_WORKER, WORKER_BYTES, Batches, Placement, Segment, plan
-from daemon.placement.profile import Machine, Settings, find_tuned
+from daemon.placement.profile import Machine, TunedSettings, find_tuned
 from daemon.placement.recorded import find_rates
 from daemon.system.cores import Cores
 from daemon.system.gpus import Gpu
@@ -106,10 +106,10 @@ def open_settings(config: Config) -> Config:
     )
 
 
-def settings_of(placement: Placement, specs: Sequence[StageSpec]) -> Settings:
+def settings_of(placement: Placement, specs: Sequence[StageSpec]) -> TunedSettings:
     most = max(Counter(placement.segments[0].devices).values())
     mode = "replicated" if len(placement.segments) == 1 else "pipelined"
-    return Settings(mode, most, {spec.name: spec.batch_size for spec in specs})
+    return TunedSettings(mode, most, {spec.name: spec.batch_size for spec in specs})
 
 
 def describe_duration(seconds: float) -> str:

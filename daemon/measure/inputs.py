@@ -24,7 +24,7 @@ SEED = 0
 PDF = ".pdf"
 
 
-class Input(msgspec.Struct, frozen=True, kw_only=True):
+class MeasuredInput(msgspec.Struct, frozen=True, kw_only=True):
     """A kind of files, as measured: the run of median rate. images: DONE; a page of a PDF is one.
     expected_images_per_second: of a mixture, if its parts were measured too: the rate that they give by their shares."""
 
@@ -41,7 +41,7 @@ class Input(msgspec.Struct, frozen=True, kw_only=True):
 
 class InputsReport(Report, frozen=True, kw_only=True):
     pack: str
-    inputs: list[Input]
+    inputs: list[MeasuredInput]
 
 
 def measure_inputs(
@@ -57,7 +57,7 @@ def measure_inputs(
     """count: files of each kind, no two with the same bytes; repeat: names of each. Before the runs that count, the workers
     process some files of the kind, so that no kernel is compiled in a run."""
     place.make_pack()
-    measured: list[Input] = []
+    measured: list[MeasuredInput] = []
     for number, kind in enumerate(kinds, 1):
         named = f"{number} of {len(kinds)}, {kind}"
         progress(f"{named}: files")
@@ -113,14 +113,14 @@ def _sum_up(
     repeat: int,
     runs: Sequence[Run],
     memory: float,
-    parts: Sequence[Input],
-) -> Input:
+    parts: Sequence[MeasuredInput],
+) -> MeasuredInput:
     from stages.scenes.inputs import PDF_PAGES
 
     middle = sorted(runs, key=lambda run: run.steady.images_per_second)[len(runs) // 2]
     images = len(middle.published_at)
     expected = repeat * sum(PDF_PAGES if file.suffix == PDF else 1 for file in files)
-    return Input(
+    return MeasuredInput(
         name=kind,
         images=images,
         failed=expected - images,
@@ -133,7 +133,7 @@ def _sum_up(
     )
 
 
-def _expect(files: Sequence[Path], parts: Sequence[Input]) -> float | None:
+def _expect(files: Sequence[Path], parts: Sequence[MeasuredInput]) -> float | None:
     """The rate of a mixture, by those of its parts; None if not all of them were measured."""
     from stages.scenes.inputs import PDF_PAGES
 

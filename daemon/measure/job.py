@@ -23,7 +23,7 @@ from daemon.layout.layout import Layout
 from daemon.ledger.record import Record
 from daemon.ledger.records import open_reader
 from daemon.measure.ceiling import measure_ceiling
-from daemon.measure.meter import INTERVAL_SECONDS, Meter, Sample
+from daemon.measure.meter import INTERVAL_SECONDS, LoadSample, Meter
 from daemon.measure.place import NEW_TOKENS, Place, Report, describe_run, run_module
 from daemon.measure.steady import Steady, find_steady
 from daemon.measure.throwaway import Throwaway
@@ -72,7 +72,7 @@ class Run(msgspec.Struct, frozen=True):
     stage_seconds: dict[str, float]
     # Seconds since the start, in order. For an image with a second look, the time at which its first looks ended.
     published_at: list[float]
-    samples: list[Sample]
+    samples: list[LoadSample]
     steady: Steady
     second_looks: list[LookRun] = []
 

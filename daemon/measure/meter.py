@@ -25,7 +25,7 @@ DECODERS, WORKERS, DAEMON = (
 MODULES = {"stages.images.decoder": DECODERS, "daemon.workers.child": WORKERS}
 
 
-class Sample(msgspec.Struct, frozen=True):
+class LoadSample(msgspec.Struct, frozen=True):
     """Figures at one moment. Lists have an entry for each GPU."""
 
     at: float  # seconds since the daemon was started
@@ -37,7 +37,7 @@ class Sample(msgspec.Struct, frozen=True):
     decoders: int = 0  # processes
 
 
-class Look(msgspec.Struct, frozen=True):
+class StatusSample(msgspec.Struct, frozen=True):
     """What the daemon says of itself at one moment, in images."""
 
     at: float  # seconds since the daemon was started
@@ -54,9 +54,9 @@ class Meter:
     """Within its context, a thread takes samples of a daemon's process."""
 
     def __init__(self, pid: int, config: Config) -> None:
-        self.samples: list[Sample] = []
+        self.samples: list[LoadSample] = []
         self.devices: list[str] = []  # the GPUs of the samples
-        self.looks: list[Look] = []
+        self.looks: list[StatusSample] = []
         self.started = time.time()
         # Unix seconds: when the first worker was ready. Until that is known, the last time that none was.
         self.loaded_at = self.started
@@ -99,7 +99,7 @@ class Meter:
         if snapshot and not self._loading:
             ready = [worker.device for worker in snapshot.workers if worker.state == "ready"]
             self.looks.append(
-                Look(
+                StatusSample(
                     at=now - self.started,
                     unread=max(0, snapshot.pending - snapshot.in_flight),
                     in_flight=snapshot.in_flight,
@@ -111,7 +111,7 @@ class Meter:
                 )
             )
 
-    def _take(self, at: float) -> Sample:
+    def _take(self, at: float) -> LoadSample:
         gpus = list_gpus()
         self.devices = [gpu.device for gpu in gpus]
         children = self._process.children(recursive=True)
@@ -119,7 +119,7 @@ class Meter:
         spent: defaultdict[str, float] = defaultdict(float)
         for kind, seconds in self._spent.values():
             spent[kind] += seconds
-        return Sample(
+        return LoadSample(
             at,
             [gpu.utilisation for gpu in gpus],
             [gpu.used_bytes for gpu in gpus],

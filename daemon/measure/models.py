@@ -22,7 +22,7 @@ GAIN = 1.03  # a larger batch must be faster by this factor, or no larger one is
 IMAGES = 32  # different ones; larger batches repeat them
 
 
-class Order(msgspec.Struct, frozen=True):
+class RateRequest(msgspec.Struct, frozen=True):
     """What a child process is to measure. seconds: for each batch size, at least."""
 
     spec: StageSpec
@@ -32,7 +32,7 @@ class Order(msgspec.Struct, frozen=True):
     seconds: float
 
 
-class Rate(msgspec.Struct, frozen=True):
+class ModelRate(msgspec.Struct, frozen=True):
     batch_size: int
     images_per_second: float
 
@@ -41,17 +41,17 @@ class Measurement(msgspec.Struct, frozen=True):
     """problem: why there is no rate, or no more of them. memory_bytes: the most that the GPU's tensors took; of a CPU,
     what the process took in the end."""
 
-    rates: list[Rate] = []
+    rates: list[ModelRate] = []
     load_seconds: float = 0.0
     memory_bytes: int = 0
     problem: str = ""
 
     @property
-    def best(self) -> Rate | None:
+    def best(self) -> ModelRate | None:
         return max(self.rates, key=lambda rate: rate.images_per_second, default=None)
 
 
-class Model(msgspec.Struct, frozen=True):
+class MeasuredModel(msgspec.Struct, frozen=True):
     """A measured model. file_bytes: of its weights and settings."""
 
     name: str
@@ -64,7 +64,7 @@ class Model(msgspec.Struct, frozen=True):
 
 class ModelsReport(Report, frozen=True, kw_only=True):
     device: str
-    models: list[Model]
+    models: list[MeasuredModel]
 
 
 def measure_models(
@@ -85,9 +85,9 @@ def measure_models(
     models = []
     for number, (name, spec) in enumerate(specs, 1):
         progress(f"{number} of {len(specs)}: {name}, {spec.name}")
-        order = Order(spec, device, images, GPU_BATCHES if gpus else CPU_BATCHES, seconds)
+        order = RateRequest(spec, device, images, GPU_BATCHES if gpus else CPU_BATCHES, seconds)
         size = weights_of([msgspec.structs.replace(spec, dtype="")])[spec.name]
-        models.append(Model(name, spec.name, spec.backend, spec.dtype, size, measure(order)))
+        models.append(MeasuredModel(name, spec.name, spec.backend, spec.dtype, size, measure(order)))
     return ModelsReport(**describe_run(), device=device, models=models)
 
 
@@ -108,7 +108,7 @@ def find_specs(names: Sequence[str], models_folder: Path, dtype: str) -> Iterato
                     yield name, packs.resolve(mini, stage, {"backend": name, "dtype": dtype})
 
 
-def measure(order: Order, module: str = "daemon.measure.alone") -> Measurement:
+def measure(order: RateRequest, module: str = "daemon.measure.alone") -> Measurement:
     """What a module prints that reads the order in a process of its own."""
     try:
         printed = run_module(module, task=msgspec.msgpack.encode(order))

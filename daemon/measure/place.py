@@ -47,7 +47,7 @@ reuse_results = false
 """
 
 
-class Machine(msgspec.Struct, frozen=True):
+class MachineInfo(msgspec.Struct, frozen=True):
     gpus: list[str]
     driver: str | None
     torch: str
@@ -55,7 +55,7 @@ class Machine(msgspec.Struct, frozen=True):
     cores: int
 
     @classmethod
-    def this(cls) -> Machine:
+    def this(cls) -> MachineInfo:
         names = [gpu.name for gpu in list_gpus()]
         return cls(names, driver_version(), version("torch"), sys.version.split()[0], count_cores())
 
@@ -66,7 +66,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     command: list[str]
     version: str
     commit: str | None
-    machine: Machine
+    machine: MachineInfo
 
 
 def describe_run() -> dict[str, Any]:
@@ -75,7 +75,7 @@ def describe_run() -> dict[str, Any]:
         "command": sys.argv,
         "version": __version__,
         "commit": find_commit(),
-        "machine": Machine.this(),
+        "machine": MachineInfo.this(),
     }
 
 

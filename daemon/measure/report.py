@@ -13,7 +13,7 @@ from daemon.ledger.files import written_into
 from daemon.measure.inputs import InputsReport
 from daemon.measure.job import JobReport, Percentiles, Run, representative
 from daemon.measure.models import ModelsReport
-from daemon.measure.place import Machine, Report
+from daemon.measure.place import MachineInfo, Report
 from daemon.measure.scaling import Scaling
 from daemon.measure.steady import Steady
 from daemon.terminal.display import console, errors, print_table, printable
@@ -167,7 +167,7 @@ def describe_limit(steady: Steady) -> str:
     return f"limited by {steady.limited_by}: {steady.why} (occupied: {shares})"
 
 
-def describe_machine(machine: Machine) -> str:
+def describe_machine(machine: MachineInfo) -> str:
     devices = ", ".join(machine.gpus) or "no GPU"
     return f"{printable(devices)}, {quantity(machine.cores, 'core')}, torch {machine.torch}"
 

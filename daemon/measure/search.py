@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import msgspec
 
-from daemon.placement.profile import SAFETY, Settings, Trial, choose_best
+from daemon.placement.profile import SAFETY, Trial, TunedSettings, choose_best
 
 LARGEST_BATCH = 1024
 MOST_TRIALS = 30
@@ -32,10 +32,10 @@ class Space:
     host_bytes: int
 
 
-def next_settings(space: Space, trials: Sequence[Trial]) -> Settings | None:
+def next_settings(space: Space, trials: Sequence[Trial]) -> TunedSettings | None:
     """The settings to measure next; None when no step from the best ones is left."""
     if not trials:
-        return Settings(space.placements[0], 1, space.batches)
+        return TunedSettings(space.placements[0], 1, space.batches)
     if len(trials) >= MOST_TRIALS:
         return None
     tried = [trial.settings for trial in trials]
@@ -59,7 +59,7 @@ def judge(space: Space, trial: Trial) -> Trial:
     )
 
 
-def _steps(space: Space, trials: Sequence[Trial], best: Trial) -> Iterator[Settings]:
+def _steps(space: Space, trials: Sequence[Trial], best: Trial) -> Iterator[TunedSettings]:
     now = best.settings
     more, larger = msgspec.structs.replace(now, workers=now.workers + 1), _scaled(now, 2)
     if more.workers <= space.most_workers:
@@ -82,20 +82,20 @@ def _steps(space: Space, trials: Sequence[Trial], best: Trial) -> Iterator[Setti
             yield _scaled(now, 2, stage)
 
 
-def _is_no_slower(trials: Sequence[Trial], settings: Settings, best: Trial) -> bool:
+def _is_no_slower(trials: Sequence[Trial], settings: TunedSettings, best: Trial) -> bool:
     return any(
         trial.settings == settings and trial.images_per_second >= best.images_per_second for trial in trials
     )
 
 
-def _retreats(space: Space, last: Settings) -> Iterator[Settings]:
+def _retreats(space: Space, last: TunedSettings) -> Iterator[TunedSettings]:
     """Nothing has worked yet: less memory with each step."""
     for placement in space.placements:
         yield msgspec.structs.replace(last, placement=placement)
     yield _scaled(last, 0.5)
 
 
-def _scaled(settings: Settings, factor: float, stage: str = "") -> Settings:
+def _scaled(settings: TunedSettings, factor: float, stage: str = "") -> TunedSettings:
     """With all batches, or those of one stage, larger or smaller by this factor."""
     batches = {
         name: min(LARGEST_BATCH, max(1, int(size * factor))) if stage in ("", name) else size
@@ -104,7 +104,7 @@ def _scaled(settings: Settings, factor: float, stage: str = "") -> Settings:
     return msgspec.structs.replace(settings, batches=batches)
 
 
-def _is_hopeless(space: Space, trials: Sequence[Trial], step: Settings) -> bool:
+def _is_hopeless(space: Space, trials: Sequence[Trial], step: TunedSettings) -> bool:
     """Whether less has failed already, or what was measured shows that this does not fit."""
     for trial in trials:
         done = trial.settings
@@ -120,7 +120,7 @@ def _is_hopeless(space: Space, trials: Sequence[Trial], step: Settings) -> bool:
     return False
 
 
-def _with_more_workers(space: Space, trials: Sequence[Trial], settings: Settings) -> Settings:
+def _with_more_workers(space: Space, trials: Sequence[Trial], settings: TunedSettings) -> TunedSettings:
     """As many workers as should fit, at least those of the settings."""
     fitting = settings
     while fitting.workers < space.most_workers and _should_fit(
@@ -130,7 +130,7 @@ def _with_more_workers(space: Space, trials: Sequence[Trial], settings: Settings
     return fitting
 
 
-def _with_larger_batches(space: Space, trials: Sequence[Trial], settings: Settings) -> Settings:
+def _with_larger_batches(space: Space, trials: Sequence[Trial], settings: TunedSettings) -> TunedSettings:
     """Batches as large as should fit, at least those of the settings."""
     fitting = settings
     while fitting.batch < LARGEST_BATCH and _should_fit(space, trials, more := _scaled(fitting, 2)):
@@ -138,7 +138,7 @@ def _with_larger_batches(space: Space, trials: Sequence[Trial], settings: Settin
     return fitting
 
 
-def _should_fit(space: Space, trials: Sequence[Trial], settings: Settings) -> bool:
+def _should_fit(space: Space, trials: Sequence[Trial], settings: TunedSettings) -> bool:
     """Whether the GPU's memory should suffice. A worker's memory is a straight line over its batch, through
     the smallest and the largest that were measured; with fewer than two nothing is assumed to fit."""
     measured = {trial.settings.batch: trial.gpu_bytes for trial in trials if trial.gpu_bytes}

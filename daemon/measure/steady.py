@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 
 import msgspec
 
-from daemon.measure.meter import DAEMON, DECODERS, WORKERS, Look, Meter, Sample
+from daemon.measure.meter import DAEMON, DECODERS, WORKERS, LoadSample, Meter, StatusSample
 from stages.contract.processes import count_cores
 
 MIDDLE = (0.15, 0.85)  # shares of the images
@@ -90,13 +90,15 @@ def choose_limit(shares: Mapping[str, float], cores_busy: float, cpu: Mapping[st
     return part, f"it is occupied for {shares[part]:.0%} of the time"
 
 
-def _spent(samples: Sequence[Sample], kind: str) -> float:
+def _spent(samples: Sequence[LoadSample], kind: str) -> float:
     """Seconds of CPU time in a second."""
     first, last = samples[0], samples[-1]
     return (last.cpu_seconds.get(kind, 0.0) - first.cpu_seconds.get(kind, 0.0)) / (last.at - first.at)
 
 
-def _loads(samples: Sequence[Sample], looks: Sequence[Look], devices: Sequence[str]) -> list[float]:
+def _loads(
+    samples: Sequence[LoadSample], looks: Sequence[StatusSample], devices: Sequence[str]
+) -> list[float]:
     """Of the GPUs in use. devices: the names of the GPUs of a sample."""
     used = {device for look in looks for device in look.devices}
     return [
@@ -107,7 +109,7 @@ def _loads(samples: Sequence[Sample], looks: Sequence[Look], devices: Sequence[s
     ]
 
 
-def _judge_looks(looks: Sequence[Look], meter: Meter) -> dict[str, float]:
+def _judge_looks(looks: Sequence[StatusSample], meter: Meter) -> dict[str, float]:
     starved = [look for look in looks if not look.queued]
     shares = {
         INPUT: sum(not look.unread for look in starved) / len(looks),

@@ -23,7 +23,7 @@ from daemon.measure.job import read_results
 from daemon.measure.meter import Meter, read_gpu_bytes
 from daemon.measure.steady import find_steady
 from daemon.measure.throwaway import Failed, Say, Throwaway
-from daemon.placement.profile import Profile, Settings, Trial, fill_in, write_profile
+from daemon.placement.profile import Profile, Trial, TunedSettings, fill_in, write_profile
 
 WARM_UP_ROUNDS = 2  # a round is as many images as the workers hold at once
 ROUNDS = 8  # at least, that are measured; on a slow machine FEW_ROUNDS
@@ -49,7 +49,7 @@ class Bench:
         self.inbox = folder / "inbox"
         self.home = folder / "daemon"
 
-    def measure(self, settings: Settings, say: Say) -> Trial:
+    def measure(self, settings: TunedSettings, say: Say) -> Trial:
         """Run one daemon with these settings. What it could not do is the trial's failure."""
         own = self._prepare(settings)
         for device, used in read_gpu_bytes().items():  # the driver may still free the last daemon's memory
@@ -100,7 +100,7 @@ class Bench:
             default=0,
         )
 
-    def _measure_steady(self, daemon: Throwaway, settings: Settings) -> tuple[list[Record], list[float]]:
+    def _measure_steady(self, daemon: Throwaway, settings: TunedSettings) -> tuple[list[Record], list[float]]:
         """The images, and when each was finished. Repeated when kernels were compiled in between."""
         held = len(self.devices) * settings.workers * settings.batch * self.config.pipeline.threads_per_worker
         began = time.monotonic()
@@ -133,7 +133,7 @@ class Bench:
             return records, written
         raise Failed("most of the images failed; `visiond run --once --limit 20` on them shows why")
 
-    def _prepare(self, settings: Settings) -> Config:
+    def _prepare(self, settings: TunedSettings) -> Config:
         """Remove what the last daemon left, except compiled kernels, and write the configuration."""
         for done in [self.inbox, *self.folder.glob("done-*"), *self.folder.glob("sample-*")]:
             shutil.rmtree(done, ignore_errors=True)

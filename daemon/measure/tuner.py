@@ -35,7 +35,7 @@ SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".gif", ".tif", ".tiff", ".bmp", "
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class TuningPlan:
     """What to measure. images: a folder; None: images of the standard job."""
 
     images: Path | None
@@ -50,7 +50,7 @@ class Plan:
 Report = Callable[[int, Trial], None]  # gets the number of a trial, and the trial
 
 
-def tune(config: Config, order: Plan, *, keep: bool, force: bool, say: Say, report: Report) -> Profile:
+def tune(config: Config, order: TuningPlan, *, keep: bool, force: bool, say: Say, report: Report) -> Profile:
     """Search until no step gains. Each trial is kept at once, so that an interrupted search can be continued.
 
     keep: whether to write the profile. force: measure although a daemon is running.
@@ -150,7 +150,7 @@ def work_folder(config: Config) -> Iterator[Path]:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def make_sample(order: Plan, folder: Path) -> list[Path]:
+def make_sample(order: TuningPlan, folder: Path) -> list[Path]:
     """Copies of some of the user's images, or new ones of the standard job. Raises NothingFound."""
     if order.images is None:
         from stages.scenes.generator import standard_job

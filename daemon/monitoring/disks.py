@@ -19,12 +19,12 @@ WAIT_SECONDS = 0.5  # for an answer; a later one counts for the next look
 
 
 @dataclass(frozen=True, slots=True)
-class Room:
+class DiskSpace:
     free_bytes: int  # for programs that do not run as root
     size_bytes: int
 
     @classmethod
-    def of(cls, folder: Path) -> Room:
+    def of(cls, folder: Path) -> DiskSpace:
         """The room in the file system of a folder that may not exist yet. Raises OSError."""
         found = os.statvfs(find_existing(folder))
         return cls(found.f_bavail * found.f_frsize, found.f_blocks * found.f_frsize)
@@ -56,7 +56,7 @@ class Disks:
 
     def __init__(self, folders: Mapping[str, Path]) -> None:
         """folders: by the names that `rooms` gives them."""
-        self.rooms: dict[str, Room] = {}
+        self.rooms: dict[str, DiskSpace] = {}
         self._folders = folders
         self._asked: set[str] = set()  # that have not answered yet
         self._threads = anyio.CapacityLimiter(max(1, len(folders)))
@@ -79,7 +79,7 @@ class Disks:
         """Runs in a thread."""
         self._asked.add(name)
         try:
-            self.rooms[name] = Room.of(self._folders[name])
+            self.rooms[name] = DiskSpace.of(self._folders[name])
         except OSError:
             self.rooms.pop(name, None)  # no figure is better than an old one
         finally:

@@ -24,7 +24,7 @@ from daemon.core.messages import Reply
 from daemon.monitoring import notices
 from daemon.monitoring.counts import Counts
 from daemon.monitoring.devices import DeviceMetrics
-from daemon.monitoring.disks import Room
+from daemon.monitoring.disks import DiskSpace
 from daemon.monitoring.distribution import Distribution
 from daemon.monitoring.inboxes import InboxMetrics
 from daemon.monitoring.machine import Gpus, Process
@@ -229,7 +229,7 @@ class Metrics:
             for each in notices.KINDS:
                 self.stage_notice.labels(stage, each).set(each == kind)
 
-    def measured(self, rooms: Mapping[str, Room]) -> None:
+    def measured(self, rooms: Mapping[str, DiskSpace]) -> None:
         """rooms: on the disk of each folder. A folder that does not answer has no series."""
         for folder, room in rooms.items():
             self.disk_free.labels(folder).set(room.free_bytes)

@@ -9,7 +9,7 @@ import structlog
 from daemon.core.hints import command
 from daemon.core.jobs import Outdated
 from daemon.layout.layout import Layout
-from daemon.layout.second_looks import Plan
+from daemon.layout.second_looks import LookPlan
 from daemon.monitoring.notices import list_notices
 from stages.registry.registry import PROBLEMS
 from stages.weights.layouts import describe_words
@@ -17,7 +17,7 @@ from stages.weights.layouts import describe_words
 log = structlog.get_logger()
 
 
-def announce(layout: Layout, plans: Iterable[Plan], said: Layout | None = None) -> None:
+def announce(layout: Layout, plans: Iterable[LookPlan], said: Layout | None = None) -> None:
     """Log what runs where, what each second look does, and what a user should know about the models and plug-ins.
     said: a layout whose notices are in the log already."""
     before = list_notices(said.notices().items()) if said else []

@@ -65,7 +65,7 @@ class RemoteCoordinator:
                     set_up(level, "json")
                 case wire.Drain(hurried):
                     station.drain(hurried=hurried)
-                case wire.Stop():
+                case wire.StationStop():
                     return
                 case wire.Jobs() | wire.Known() | wire.Done() | wire.Ended():
                     self._calls.pop(message.number).set_result(message)
@@ -133,9 +133,9 @@ class RemoteCoordinator:
 
     def report(self, station: Station, metrics: Metrics) -> None:
         station.measure()
-        wire.send(self._writer, wire.Report(station.state(), read_samples(metrics.of_stations())))
+        wire.send(self._writer, wire.StationReport(station.state(), read_samples(metrics.of_stations())))
 
-    def say(self, message: wire.Staffed | wire.Farewell) -> None:
+    def say(self, message: wire.Staffed | wire.StationFarewell) -> None:
         wire.send(self._writer, message)
 
 
@@ -143,7 +143,7 @@ async def work(connection: socket.socket) -> None:
     """Do the work that the first message, `Setup`, describes, until the daemon sends `Stop` or exits."""
     reader, writer = await asyncio.open_unix_connection(sock=connection)
     setup = wire.decode_to_station(await wire.receive(reader))
-    assert isinstance(setup, wire.Setup)
+    assert isinstance(setup, wire.StationSetup)
     config = Config.model_validate(msgspec.json.decode(setup.config))
     set_up(config.log.level, "json")  # the daemon passes it on
     models = {spec.name: Model(spec.name, spec.fingerprint, spec.notice) for spec in setup.specs}
@@ -155,13 +155,13 @@ async def work(connection: socket.socket) -> None:
     except* (VisiondError, Hurried) as group:
         error = next(leaves(group))
         with contextlib.suppress(EOFError):
-            coordinator.say(wire.Farewell(type(error).__name__, str(error)))
+            coordinator.say(wire.StationFarewell(type(error).__name__, str(error)))
     with contextlib.suppress(OSError, RuntimeError):  # the daemon is gone
         await writer.drain()
     writer.close()
 
 
-async def _serve(setup: wire.Setup, config: Config, coordinator: RemoteCoordinator) -> None:
+async def _serve(setup: wire.StationSetup, config: Config, coordinator: RemoteCoordinator) -> None:
     segments = tuple(Segment(tuple(stages), tuple(devices)) for stages, devices in setup.segments)
     specs = {spec.name: spec for spec in setup.specs}
     layout = Layout(config, setup.gpus, specs, Placement(segments, ""), setup.cores)
@@ -207,7 +207,7 @@ async def _work(station: Station, coordinator: RemoteCoordinator, metrics: Metri
         tasks.cancel_scope.cancel()
 
 
-def devices_of(setup: wire.Setup) -> list[str]:
+def devices_of(setup: wire.StationSetup) -> list[str]:
     """The device of each worker of this station; of a group, the first."""
     parts = zip(setup.segments, setup.workers, strict=True)
     return [members_of(devices[number])[0] for (_, devices), numbers in parts for number in numbers]

@@ -232,7 +232,7 @@ class Desk:
         while not self._stopped:
             enough = self._budget.most(self._gathered)
             room = self._budget.room(self._taken)
-            found = await self._take(room) if room else looks.Waiting([], some_left=False)
+            found = await self._take(room) if room else looks.WaitingLooks([], some_left=False)
             seen_at = min(seen_at, time.monotonic()) if found.jobs else math.inf
             left = seen_at + GATHER_SECONDS - time.monotonic()
             if found.jobs and (len(found.jobs) >= enough or left <= 0 or not self._home.in_flight):
@@ -244,7 +244,7 @@ class Desk:
                 await self._pause(min(POLL_SECONDS, left, pause))
         return []
 
-    async def _take(self, limit: int) -> looks.Waiting:
+    async def _take(self, limit: int) -> looks.WaitingLooks:
         most, busy, inboxes, only = self._question(limit)
         return await self._ask(
             partial(looks.take, name=self.name, limit=most, busy=busy, inboxes=inboxes, only=only)

@@ -12,7 +12,7 @@ import anyio.abc
 
 from daemon.core.errors import ModelsUnusable, NoWorkersLeft, leaves
 from daemon.core.jobs import Job
-from daemon.pipeline.remote import Coordinator, RemoteStation
+from daemon.pipeline.remote import RemoteHome, RemoteStation
 from daemon.pipeline.station import Station
 from daemon.system.children import END_SECONDS
 
@@ -50,7 +50,7 @@ class Executor:
         if not on_trial:
             self._accepted.set()
 
-    async def run(self, coordinator: Coordinator) -> None:
+    async def run(self, coordinator: RemoteHome) -> None:
         """Work until cancelled, or until the end of `leave`."""
         with self._work:
             await self.station.run(coordinator)

@@ -87,10 +87,10 @@ def describe(
     slab_bytes: int,
     destinations: Mapping[int, Destination],
     bins: Iterable[str],
-) -> wire.Setup:
+) -> wire.StationSetup:
     """What a station needs to know. part: for each segment, the numbers of its workers there."""
     segments = layout.placement.segments
-    return wire.Setup(
+    return wire.StationSetup(
         name=name,
         config=layout.config.model_dump_json().encode(),
         specs=list(layout.specs.values()),

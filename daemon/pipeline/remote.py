@@ -41,7 +41,7 @@ OUTPUT_SECONDS = 0.5  # after its end, to read what it printed
 LEAVE_SECONDS = 5.0 + children.END_SECONDS  # for a station to end its workers, after it was told to stop
 
 
-class Coordinator(station.Coordinator, Protocol):
+class RemoteHome(station.StationHome, Protocol):
     """What a RemoteStation needs from the coordinator. bins: those that images got in this run."""
 
     schedule: Schedule
@@ -59,13 +59,15 @@ class Coordinator(station.Coordinator, Protocol):
 class RemoteStation:
     """A station in a process of its own, as the daemon sees it."""
 
-    def __init__(self, setup: wire.Setup, metrics: Metrics, siblings: Sequence[RemoteStation] = ()) -> None:
+    def __init__(
+        self, setup: wire.StationSetup, metrics: Metrics, siblings: Sequence[RemoteStation] = ()
+    ) -> None:
         """siblings: all stations of this daemon, which fails when none of them is left."""
         self.name = setup.name
         self._setup = setup
         self._metrics = metrics
         self._siblings = siblings
-        self._coordinator: Coordinator | None = None
+        self._coordinator: RemoteHome | None = None
         self._begun, self._stopped = anyio.Event(), anyio.Event()
         self._writer: asyncio.StreamWriter | None = None
         self._process: anyio.abc.Process | None = None
@@ -78,7 +80,7 @@ class RemoteStation:
 
     # What the pipeline and the service do with a station.
 
-    async def run(self, coordinator: Coordinator) -> None:
+    async def run(self, coordinator: RemoteHome) -> None:
         """Work until cancelled."""
         self._coordinator = coordinator
         self._begun.set()
@@ -98,7 +100,7 @@ class RemoteStation:
     def stop(self) -> None:
         self._stopping = True
         self._stopped.set()
-        self._send(wire.Stop())
+        self._send(wire.StationStop())
         if self._process and not self._has_reported():
             children.kill(self._process)  # It still starts, and would not read that for a while.
 
@@ -203,7 +205,7 @@ class RemoteStation:
         except msgspec.MsgspecError as error:
             self._cause = f"it sent an invalid message: {error}"
             return None
-        if isinstance(message, wire.Farewell):
+        if isinstance(message, wire.StationFarewell):
             if message.error == ModelsUnusable.__name__:
                 raise ModelsUnusable(message.text)
             if message.error == Hurried.__name__:
@@ -216,7 +218,7 @@ class RemoteStation:
 
     def _take(self, message: wire.FromStation, tasks: anyio.abc.TaskGroup) -> None:
         match message:
-            case wire.Report(state, samples):
+            case wire.StationReport(state, samples):
                 self._state, self._heard_at = state, time.monotonic()
                 if self._heard_at - self._started_at > STEADY_SECONDS:
                     self._losses = 0
@@ -275,7 +277,7 @@ class RemoteStation:
     def _has_reported(self) -> bool:
         return self._heard_at > self._started_at
 
-    def _of_pipeline(self) -> Coordinator:
+    def _of_pipeline(self) -> RemoteHome:
         assert self._coordinator is not None
         return self._coordinator
 

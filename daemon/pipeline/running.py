@@ -10,7 +10,7 @@ import structlog
 from anyio import to_thread
 
 from daemon.core.errors import ModelsUnusable, NoWorkersLeft, leaves
-from daemon.layout.second_looks import Plan
+from daemon.layout.second_looks import LookPlan
 from daemon.layout.slabs import open_slab
 from daemon.ledger.ledger import Ledger
 from daemon.ledger.records import Reader
@@ -28,7 +28,7 @@ log = structlog.get_logger()
 class RunningLook:
     """Its parts are passed in; it owns none of them."""
 
-    def __init__(self, plan: Plan, desk: Desk, station: Station, reader: Reader) -> None:
+    def __init__(self, plan: LookPlan, desk: Desk, station: Station, reader: Reader) -> None:
         self.plan, self.desk, self.station = plan, desk, station
         self._reader = reader
         self._work = anyio.CancelScope()
@@ -99,7 +99,7 @@ async def finish_looks(looks: Sequence[RunningLook], pause: Callable[[float], Aw
 
 def open_looks(
     stack: contextlib.ExitStack,
-    plans: Sequence[Plan],
+    plans: Sequence[LookPlan],
     *,
     ledger: Ledger,
     reader: Reader,

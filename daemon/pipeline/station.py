@@ -66,7 +66,7 @@ def published_of(endings: Sequence[Ending], newest: set[int]) -> list[Ending]:
     return [e for e in endings if e.status in (JobStatus.DONE, JobStatus.FAILED) and e.job.id in newest]
 
 
-class Coordinator(Protocol):
+class StationHome(Protocol):
     """What a station needs to know and to report; the pipeline."""
 
     async def next_jobs(self, station: object) -> list[Job]:
@@ -135,7 +135,7 @@ class Station:
         self._durable: asyncio.Queue[Committed] = asyncio.Queue(2)
         self._draining = False
 
-    async def run(self, coordinator: Coordinator) -> None:
+    async def run(self, coordinator: StationHome) -> None:
         """Work until cancelled."""
         self._coordinator = coordinator
         async with anyio.create_task_group() as tasks:

@@ -36,7 +36,7 @@ from daemon.results.judge import Judge
 from daemon.system.beneath import READ, open_beneath
 from daemon.system.retry import Retry
 from daemon.system.scarcity import AWAY, SCARCE
-from daemon.unpacking.apart import Children, Interrupted, Outcome, Stopped, take_apart
+from daemon.unpacking.apart import Children, Interrupted, UnpackingStopped, UnpackOutcome, take_apart
 from daemon.unpacking.folder import Contents, Mark, Most, NoRoom, choose_target, mark_of
 from daemon.unpacking.kinds import FOLDER, TIFF, find_missing, has_further_pages, kind_of
 from daemon.unpacking.members import Rules
@@ -63,10 +63,10 @@ class Unpacked(NamedTuple):
     """folder: its path in the inbox."""
 
     folder: bytes
-    outcome: Outcome
+    outcome: UnpackOutcome
 
 
-class Coordinator(Protocol):
+class UnpackerHome(Protocol):
     """What an unpacker needs of the pipeline."""
 
     retry: Retry
@@ -118,7 +118,7 @@ class Unpacker:
             return files
         return await to_thread.run_sync(self._sort, files, abandon_on_cancel=True)
 
-    async def run(self, coordinator: Coordinator) -> None:
+    async def run(self, coordinator: UnpackerHome) -> None:
         """Unpack until cancelled."""
         self._coordinator = coordinator
         async with anyio.create_task_group() as tasks:
@@ -165,7 +165,7 @@ class Unpacker:
             return
         try:
             result = await to_thread.run_sync(self._try, job, kind, abandon_on_cancel=True)
-        except Stopped:
+        except UnpackingStopped:
             self._coordinator.let_go([job.id])
             return
         if isinstance(result, Unpacked):
@@ -225,7 +225,7 @@ class Unpacker:
                 return Failure(Reason.CONTAINER, WRITTEN, written=True)
             problem = f"it cannot be unpacked into its inbox: {error.strerror}"
             return Failure(Reason.CONTAINER, problem, transient=error.errno in PASSING)
-        except Stopped:
+        except UnpackingStopped:
             raise
         except Exception as error:
             log.error("unpacking failed", path=os.fsdecode(job.path), exc_info=True)
@@ -243,16 +243,18 @@ class Unpacker:
             target, mark = choose_target(parent, names, job.version, moved=moved, replaces=is_kept)
             path = os.path.join(folder, target)
             if mark and mark.is_whole:  # by a daemon that was killed
-                return Unpacked(path, Outcome(mark.files, mark.links))
+                return Unpacked(path, UnpackOutcome(mark.files, mark.links))
             if not mark and exists(parent, target) and not mark_of(parent, target):
                 problem = f"{os.fsdecode(target)} is in the way; move or rename it"
-                return Unpacked(path, Outcome(0, problem=problem))
+                return Unpacked(path, UnpackOutcome(0, problem=problem))
             if is_still_written(job.location or os.path.join(destination.inbox, job.path), job.seen_at):
                 raise OSError(errno.ETXTBSY, WRITTEN)
             with self._opened_job(job) as fd:
                 return Unpacked(path, self._fill(job, kind, fd, parent, target, mark))
 
-    def _fill(self, job: Job, kind: str, fd: int, parent: int, target: bytes, mark: Mark | None) -> Outcome:
+    def _fill(
+        self, job: Job, kind: str, fd: int, parent: int, target: bytes, mark: Mark | None
+    ) -> UnpackOutcome:
         """Raises Gone, Stopped, Interrupted, NoRoom, OSError."""
         settings, limits = self._settings, self._limits
         folder = os.path.join(os.path.dirname(job.path), target)

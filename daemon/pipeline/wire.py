@@ -1,6 +1,6 @@
 """The protocol between the coordinator and a station in another process: length-prefixed msgpack over a socket.
 
-The station gets a `Setup`, sends `Staffed` when its workers have loaded their models, and a `Report` every
+The station gets a `StationSetup`, sends `Staffed` when its workers have loaded their models, and a `StationReport` every
 second. Between these it calls the coordinator (the protocol `Coordinator` in station.py): each call has a
 number, which its answer repeats. Nearly all calls are about groups of images, because the coordinator's time
 is what limits a machine with many GPUs. The bytes of images are not sent: a station reads the files.
@@ -27,7 +27,7 @@ from stages.contract.base import StageSpec
 LONGEST_MESSAGE = 1 << 30  # bytes
 
 
-class Setup(msgspec.Struct, tag="setup", frozen=True):
+class StationSetup(msgspec.Struct, tag="setup", frozen=True):
     """The first message: what the station works on, and with what."""
 
     name: str
@@ -88,14 +88,14 @@ class Staffed(msgspec.Struct, tag="staffed", frozen=True):
     """Every worker has loaded its models, or will not be started again."""
 
 
-class Report(msgspec.Struct, tag="report", frozen=True):
+class StationReport(msgspec.Struct, tag="report", frozen=True):
     """The state of the station, and its metrics."""
 
     state: StationState
     samples: list[Sample]
 
 
-class Farewell(msgspec.Struct, tag="farewell", frozen=True):
+class StationFarewell(msgspec.Struct, tag="farewell", frozen=True):
     """The station must end. error: the name of the exception that the daemon ends with, or empty."""
 
     error: str
@@ -144,14 +144,14 @@ class Drain(msgspec.Struct, tag="drain", frozen=True):
     hurried: bool
 
 
-class Stop(msgspec.Struct, tag="stop", frozen=True):
+class StationStop(msgspec.Struct, tag="stop", frozen=True):
     """There will be no more jobs: end the workers, then exit."""
 
 
 Call = NextJobs | NoteRead | Keep | Blame | End | NotePublished
 Answer = Jobs | Known | Done | Ended
-FromStation = Call | LetGo | Staffed | Report | Farewell
-ToStation = Setup | Answer | LogLevel | Drain | Stop
+FromStation = Call | LetGo | Staffed | StationReport | StationFarewell
+ToStation = StationSetup | Answer | LogLevel | Drain | StationStop
 
 decode_from_station: Callable[[bytes], FromStation] = msgspec.msgpack.Decoder(FromStation).decode
 decode_to_station: Callable[[bytes], ToStation] = msgspec.msgpack.Decoder(ToStation).decode

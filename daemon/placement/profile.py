@@ -21,7 +21,7 @@ GAIN = 1.03  # how much faster settings must be to replace others that need less
 SAFETY = 1.1  # GPU memory of a long run; over 200,000 images it grew by 8 % (docs/performance.md)
 
 
-class Settings(msgspec.Struct, frozen=True):
+class TunedSettings(msgspec.Struct, frozen=True):
     """What the tuner varies. workers: on each device; batches: batch_size by stage."""
 
     placement: str  # "replicated" or "pipelined"
@@ -48,7 +48,7 @@ class Trial(msgspec.Struct, frozen=True, kw_only=True):
     of that the part in tensors, and of the host's memory with its decoders.
     """
 
-    settings: Settings
+    settings: TunedSettings
     images_per_second: float = 0.0
     slowest: float = 0.0  # images per second, of the thirds of the measurement
     fastest: float = 0.0
@@ -95,7 +95,7 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True):
     made_on: str  # date
     trials: list[Trial] = []
 
-    def find(self, settings: Settings) -> Trial | None:
+    def find(self, settings: TunedSettings) -> Trial | None:
         return next((t for t in self.trials if t.settings == settings and not t.failure), None)
 
     @property
@@ -103,7 +103,7 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True):
         """Seconds of each stage for an image: of the first replicated trial that worked, so that they do not
         change while a search goes on. Empty if there is none, or it has not measured every stage."""
         trials = (t for t in self.trials if t.settings.placement == "replicated" and not t.failure)
-        costs = next(trials, Trial(settings=Settings("", 0, {}))).stage_seconds
+        costs = next(trials, Trial(settings=TunedSettings("", 0, {}))).stage_seconds
         return costs if costs.keys() == self.machine.models.keys() and all(costs.values()) else {}
 
     @property
@@ -164,7 +164,7 @@ def apply(config: Config, profile: Profile, gpus: Sequence[Gpu]) -> tuple[Config
     fitting = min([tuned.workers, *room])
     if fitting < 1:
         return None
-    settings = Settings(
+    settings = TunedSettings(
         tuned.placement,
         section.workers_per_device or fitting,
         {name: set_batches[name] or batch for name, batch in tuned.batches.items()},
@@ -172,7 +172,7 @@ def apply(config: Config, profile: Profile, gpus: Sequence[Gpu]) -> tuple[Config
     return fill_in(config, settings), _explain(profile, fitting, settings, gpus)
 
 
-def fill_in(config: Config, settings: Settings) -> Config:
+def fill_in(config: Config, settings: TunedSettings) -> Config:
     """The configuration with exactly these settings."""
     pipeline = {"placement": settings.placement, "workers_per_device": settings.workers}
     stages = {
@@ -187,7 +187,7 @@ def fill_in(config: Config, settings: Settings) -> Config:
     )
 
 
-def _explain(profile: Profile, fitting: int, settings: Settings, gpus: Sequence[Gpu]) -> str:
+def _explain(profile: Profile, fitting: int, settings: TunedSettings, gpus: Sequence[Gpu]) -> str:
     """fitting: the number of workers that the memory that is free now would hold."""
     known = profile.find(settings)
     measured = (

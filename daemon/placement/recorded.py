@@ -30,7 +30,7 @@ CARDS: dict[str, tuple[str, tuple[int, ...]]] = {
 
 
 @dataclass(frozen=True, slots=True)
-class Rate:
+class RecordedRate:
     """Images per second of the standard job, from files to durable results."""
 
     card: str
@@ -42,8 +42,8 @@ class Rate:
 
 
 RATES = (
-    Rate("H200", 1, 5, 128, 740, "docs/performance.md, 2026-11-22"),
-    Rate("H200", 2, 5, 128, 1338, "docs/performance.md, 2026-11-23, the slower of two runs"),
+    RecordedRate("H200", 1, 5, 128, 740, "docs/performance.md, 2026-11-22"),
+    RecordedRate("H200", 2, 5, 128, 1338, "docs/performance.md, 2026-11-23, the slower of two runs"),
 )
 
 
@@ -71,7 +71,7 @@ def read_gpus(text: str) -> list[Gpu]:
     ]
 
 
-def find_rates(gpus: list[Gpu]) -> list[Rate]:
+def find_rates(gpus: list[Gpu]) -> list[RecordedRate]:
     """Rates of as many cards of this kind, or else of one of them."""
     cards = {card for gpu in gpus for card in CARDS if re.search(rf"\b{card}\b", gpu.name)}
     of_kind = [rate for rate in RATES if cards == {rate.card}]

@@ -19,7 +19,7 @@ from daemon.core.errors import VisiondError
 from daemon.core.jobs import Change
 from daemon.ledger import publications
 from daemon.ledger.ledger import Ledger
-from daemon.ledger.publications import Place
+from daemon.ledger.publications import SinkPlace
 from daemon.ledger.record import Record
 from daemon.ledger.records import Reader
 from daemon.monitoring.snapshot import SinkState, describe_behind
@@ -79,7 +79,7 @@ class Delivery:
         self,
         name: str,
         sink: Sink,
-        place: Place,
+        place: SinkPlace,
         recent: Recent,
         ledger: Ledger,
         reader: Reader,

@@ -30,7 +30,7 @@ UNSPACED = re.compile(
 
 
 @dataclass
-class Entry:
+class Document:
     """One image. fields: its words. marks: what filters ask for, as in `mark`. embedding: of unit length, or None.
     maker: the fingerprint of the model that made the embedding."""
 
@@ -41,9 +41,9 @@ class Entry:
     maker: str = ""
 
 
-def make_entry(number: int, record: Record) -> Entry:
+def make_entry(number: int, record: Record) -> Document:
     """record: DONE or FAILED. number: of its publication."""
-    entry = Entry(number)
+    entry = Document(number)
     path = os.fsdecode(record.path).encode(errors="replace").decode()
     entry.fields["name"] = separate(path)
     entry.marks = {mark("state", record.status.name.lower()), mark("inbox", os.fsdecode(record.inbox_path))}
@@ -66,17 +66,17 @@ def make_entry(number: int, record: Record) -> Entry:
     return entry
 
 
-def _read_ocr(entry: Entry, answer: Mapping[str, Any]) -> None:
+def _read_ocr(entry: Document, answer: Mapping[str, Any]) -> None:
     _add(entry, "text", text_of(answer))
 
 
-def _read_yolo(entry: Entry, answer: Mapping[str, Any]) -> None:
+def _read_yolo(entry: Document, answer: Mapping[str, Any]) -> None:
     labels = {detection["label"] for detection in answer["detections"]}
     _add(entry, "objects", "\n".join(sorted(labels)))
     entry.marks |= {mark("object", label) for label in labels}
 
 
-def _read_clip(entry: Entry, answer: Mapping[str, Any]) -> None:
+def _read_clip(entry: Document, answer: Mapping[str, Any]) -> None:
     tags = answer["tags"]
     labels = {tag["label"] for place, tag in enumerate(tags) if place == 0 or tag["score"] >= LEAST_SCORE}
     _add(entry, "tags", "\n".join(sorted(labels)))
@@ -86,11 +86,11 @@ def _read_clip(entry: Entry, answer: Mapping[str, Any]) -> None:
         entry.embedding = np.frombuffer(raw, dtype="<f2" if dtype == "float16" else "<f4").astype(np.float16)
 
 
-def _read_blip(entry: Entry, answer: Mapping[str, Any]) -> None:
+def _read_blip(entry: Document, answer: Mapping[str, Any]) -> None:
     _add(entry, "caption", answer["text"])
 
 
-def _read_other(entry: Entry, answer: Mapping[str, Any]) -> None:
+def _read_other(entry: Document, answer: Mapping[str, Any]) -> None:
     """Every text of a plug-in's result."""
     _add(entry, "text", "\n".join(_texts_in(answer)))
 
@@ -109,7 +109,7 @@ def _texts_in(value: object) -> Iterator[str]:
             yield from _texts_in(each)
 
 
-def _add(entry: Entry, name: str, words: str) -> None:
+def _add(entry: Document, name: str, words: str) -> None:
     entry.fields[name] = f"{entry.fields[name]}\n{words}".strip()
 
 

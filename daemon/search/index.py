@@ -30,7 +30,7 @@ from daemon.ledger.soundness import DAMAGE, code_of, look_again
 from daemon.ledger.statements import SQL as LEDGER_SQL
 from daemon.ledger.statements import read_statements
 from daemon.search import matrix
-from daemon.search.entries import FIELDS, Entry, make_entry
+from daemon.search.entries import FIELDS, Document, make_entry
 from daemon.search.query import Query
 from daemon.system.ownership import hand_over, make_folder
 
@@ -194,8 +194,8 @@ class Index:
         connection.execute(SQL["note"], about)
         return about
 
-    def _add_embeddings(self, connection: sqlite3.Connection, entries: Iterable[Entry]) -> None:
-        def kind(entry: Entry) -> tuple[str, int]:
+    def _add_embeddings(self, connection: sqlite3.Connection, entries: Iterable[Document]) -> None:
+        def kind(entry: Document) -> tuple[str, int]:
             return entry.maker, 0 if entry.embedding is None else len(entry.embedding)
 
         for (maker, dim), some in groupby(sorted(entries, key=kind), kind):
@@ -326,7 +326,7 @@ def check_ledger(reader: Reader) -> None:
             )
 
 
-def _row(entry: Entry) -> tuple[object, ...]:
+def _row(entry: Document) -> tuple[object, ...]:
     return (entry.number, *(entry.fields[name] for name in FIELDS), " ".join(sorted(entry.marks)))
 
 

@@ -11,18 +11,18 @@ NOTHING = "–"
 
 
 @dataclass(frozen=True, slots=True)
-class Table:
+class SettingsTable:
     """name: of the section, as in daemon.toml. rows: each key with its value."""
 
     name: str
     rows: list[tuple[str, str]]
 
 
-def list_tables(values: Mapping[str, Any], name: str = "") -> Iterator[Table]:
+def list_tables(values: Mapping[str, Any], name: str = "") -> Iterator[SettingsTable]:
     """values: of a configuration, by section and key. A section without keys of its own is left out."""
     rows = [(key, say(value)) for key, value in values.items() if not _parts(value)]
     if rows and name:
-        yield Table(name, rows)
+        yield SettingsTable(name, rows)
     for key, value in values.items():
         for part in _parts(value):
             yield from list_tables(part, f"{name}.{key}" if name else key)

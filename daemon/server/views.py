@@ -22,7 +22,7 @@ HIDDEN = re.compile(f"[\x00-\x1f\x7f-\x9f{TURNING}]")
 
 
 @dataclass(frozen=True, slots=True)
-class Shape:
+class Polygon:
     """points: of a polygon, as SVG writes them. x, y: where its label begins."""
 
     points: str
@@ -52,7 +52,7 @@ class View:
     text: str = ""
     tags: list[tuple[str, float]] = field(default_factory=list)
     objects: list[tuple[str, int]] = field(default_factory=list)
-    shapes: list[Shape] = field(default_factory=list)
+    shapes: list[Polygon] = field(default_factory=list)
 
     @property
     def short_text(self) -> str:
@@ -123,15 +123,15 @@ def suggest(views: Sequence[View]) -> dict[str, list[str]]:
     return {"tag": sorted(tags), "object": sorted({label for view in views for label, _ in view.objects})}
 
 
-def _texts(lines: Sequence[dict[str, Any]]) -> Iterator[Shape]:
+def _texts(lines: Sequence[dict[str, Any]]) -> Iterator[Polygon]:
     for line in lines:
         if box := line.get("box"):
             points = " ".join(f"{x:g},{y:g}" for x, y in box)
-            yield Shape(points, line["text"], "text", min(x for x, _ in box), min(y for _, y in box))
+            yield Polygon(points, line["text"], "text", min(x for x, _ in box), min(y for _, y in box))
 
 
-def _objects(detections: Sequence[dict[str, Any]]) -> Iterator[Shape]:
+def _objects(detections: Sequence[dict[str, Any]]) -> Iterator[Polygon]:
     for found in detections:
         x0, y0, x1, y1 = found["box"]
         points = f"{x0:g},{y0:g} {x1:g},{y0:g} {x1:g},{y1:g} {x0:g},{y1:g}"
-        yield Shape(points, f"{found['label']} {found['score']:.0%}", "object", x0, y0)
+        yield Polygon(points, f"{found['label']} {found['score']:.0%}", "object", x0, y0)

@@ -24,7 +24,7 @@ from daemon.config.loading import Config
 from daemon.config.state import KERNELS
 from daemon.core.errors import ConfigError, ModelsUnusable
 from daemon.layout.layout import Layout, digest_settings
-from daemon.layout.second_looks import Plan, lay_out
+from daemon.layout.second_looks import LookPlan, lay_out
 from daemon.monitoring.snapshot import ExchangeState
 from daemon.pipeline.announcing import announce, warn_of_outdated
 from daemon.pipeline.coordinator import Pipeline
@@ -39,7 +39,7 @@ log = structlog.get_logger()
 
 
 @dataclass(frozen=True, slots=True)
-class Models:
+class ModelSet:
     """Models that stations have or get, and what follows from them. config: the configuration that names them.
     generation: their number; -1: they have none yet."""
 
@@ -49,14 +49,14 @@ class Models:
     generation: int = -1
 
 
-class NotLoaded(Exception):
+class LoadFailed(Exception):
     """The workers of a station have not loaded their models; the message says why."""
 
 
 class Exchange:
     """Exchanges the models of a pipeline's stations, one exchange after another."""
 
-    def __init__(self, pipeline: Pipeline, opening: Opening, models: Models, status: Status) -> None:
+    def __init__(self, pipeline: Pipeline, opening: Opening, models: ModelSet, status: Status) -> None:
         """models: those of the start."""
         self.pipeline, self._opening, self._metrics = pipeline, opening, pipeline.metrics
         self._status = status
@@ -65,13 +65,13 @@ class Exchange:
         self.done: Callable[[Config], None] = lambda config: None
         self.undone: Callable[[Config], None] = lambda config: None
         self._standing = models  # of all stations, unless an exchange is under way
-        self._wanted: Models | None = None  # of an exchange that is under way, or begins
+        self._wanted: ModelSet | None = None  # of an exchange that is under way, or begins
         self._loading: Executor | None = None  # whose station loads its models
         self._asked = anyio.Event()
         self.state = ExchangeState()
         self._began = 0.0  # monotonic seconds
 
-    async def check(self, config: Config, settings: list[str]) -> Models:
+    async def check(self, config: Config, settings: list[str]) -> ModelSet:
         """Check the models of a configuration as at a start, and whether they can take the places of the present
         ones. settings: those that differ, for people. Raises ConfigError, ModelsUnusable."""
         try:
@@ -88,21 +88,21 @@ class Exchange:
                 raise
             raise ConfigError([problem]) from error
 
-    def _check(self, config: Config) -> Models:
+    def _check(self, config: Config) -> ModelSet:
         standing = self._standing
         if (config.models, config.stages) == (standing.config.models, standing.config.stages):
             return replace(standing, config=config)
         layout, plans = lay_out(config, standing.layout.gpus)
         if problems := [*_list_misfits(standing.layout, layout), *self._list_changed_looks(plans)]:
             raise ConfigError([f"{problem}; restart the daemon for that." for problem in problems])
-        return Models(config, layout, digest_settings(config, layout.specs))
+        return ModelSet(config, layout, digest_settings(config, layout.specs))
 
-    def _list_changed_looks(self, plans: list[Plan]) -> list[str]:
+    def _list_changed_looks(self, plans: list[LookPlan]) -> list[str]:
         running = {look.plan.name: look.plan.spec.fingerprint for look in self.pipeline.looks}
         changed = [plan.name for plan in plans if plan.spec.fingerprint != running[plan.name]]
         return [f"the second look {name} would have another model too" for name in changed]
 
-    def begin(self, models: Models, settings: list[str]) -> None:
+    def begin(self, models: ModelSet, settings: list[str]) -> None:
         """Let `run` bring these models to all stations. An exchange that is under way goes on with them."""
         self._wanted = models
         if self._loading:
@@ -124,19 +124,19 @@ class Exchange:
             if wanted := self._wanted:
                 await self._exchange(wanted, tasks)
 
-    async def _exchange(self, wanted: Models, tasks: anyio.abc.TaskGroup) -> None:
+    async def _exchange(self, wanted: ModelSet, tasks: anyio.abc.TaskGroup) -> None:
         try:
             models = await self._register(wanted)
             log.info("models are being exchanged", settings=self.state.settings)
             await self._bring(models, wanted, tasks)
-        except NotLoaded as problem:
+        except LoadFailed as problem:
             if self._wanted is wanted:
                 await self._go_back(str(problem), tasks)
             return
         if self._wanted is wanted and not self.pipeline.draining:
             await self._finish(models, wanted)
 
-    async def _register(self, wanted: Models) -> Models:
+    async def _register(self, wanted: ModelSet) -> ModelSet:
         """The models with their number, and with their kernels compiled, while all stations still work."""
         if wanted.generation >= 0:
             return wanted
@@ -146,7 +146,7 @@ class Exchange:
         generation = await self.pipeline.ledger.generations.begin(wanted.layout.models())
         return replace(wanted, generation=generation)
 
-    async def _bring(self, models: Models, wanted: Models | None, tasks: anyio.abc.TaskGroup) -> None:
+    async def _bring(self, models: ModelSet, wanted: ModelSet | None, tasks: anyio.abc.TaskGroup) -> None:
         """Bring the models to each station that has others, as long as nothing else is wanted. wanted: None: the
         stations go back to these models, and their workers need not be ready. Raises NotLoaded."""
         for place, executor in enumerate(self.pipeline.executors):
@@ -158,7 +158,7 @@ class Exchange:
             self._count(models, wanted)
 
     async def _relieve(
-        self, place: int, models: Models, wanted: Models | None, tasks: anyio.abc.TaskGroup
+        self, place: int, models: ModelSet, wanted: ModelSet | None, tasks: anyio.abc.TaskGroup
     ) -> None:
         """Let a station with these models take this place. Raises NotLoaded."""
         pipeline, began = self.pipeline, time.monotonic()
@@ -188,7 +188,7 @@ class Exchange:
         elif not pipeline.draining:
             await executor.leave()
             if self._wanted is wanted:  # if not, it was given up
-                raise NotLoaded(problem)
+                raise LoadFailed(problem)
 
     async def _go_back(self, problem: str, tasks: anyio.abc.TaskGroup) -> None:
         """Bring the former models to the stations that have others. Raises ModelsUnusable if they do not load any
@@ -200,7 +200,7 @@ class Exchange:
         self.state = msgspec.structs.replace(self.state, goes_back=True)
         try:
             await self._bring(standing, None, tasks)
-        except NotLoaded as error:
+        except LoadFailed as error:
             raise ModelsUnusable(
                 f"the new models do not load: {problem}; nor do the old ones: {error}"
             ) from None
@@ -208,7 +208,7 @@ class Exchange:
             self._note("undone", self.state.settings, problem)
             self.undone(standing.config)
 
-    async def _finish(self, models: Models, wanted: Models) -> None:
+    async def _finish(self, models: ModelSet, wanted: ModelSet) -> None:
         generations = self.pipeline.ledger.generations
         await generations.make_current(models.generation)
         self._standing = models
@@ -236,7 +236,7 @@ class Exchange:
         self.state = ExchangeState(outcome, settings, changed, stations, seconds, line, ended_at=ended_at)
         self._metrics.exchange_running.set(outcome == "running")
 
-    def _count(self, models: Models, wanted: Models | None) -> None:
+    def _count(self, models: ModelSet, wanted: ModelSet | None) -> None:
         """Show in the status how many stations have these models, if they are still those that are wanted."""
         if self._wanted is not wanted:
             return

@@ -48,7 +48,7 @@ from daemon.pipeline.opening import Opening
 from daemon.server.app import Credentials, serve
 from daemon.server.keeper import Keeper
 from daemon.server.status import Status
-from daemon.service.exchange import Exchange, Models
+from daemon.service.exchange import Exchange, ModelSet
 from daemon.service.wiring import open_ledger, open_pipeline
 from daemon.system import signals
 from daemon.system.children import leave_within
@@ -199,7 +199,7 @@ class Service:
                 waiting=Count(reader.count_waiting),
                 disks=Disks(list_written_folders(config)),
             )
-            exchange = Exchange(pipeline, opening, Models(config, layout, settings, 0), status)
+            exchange = Exchange(pipeline, opening, ModelSet(config, layout, settings, 0), status)
             self._let_reload(status, upkeep, opening, exchange)
             async with serve(
                 config, status, metrics, ledger, self._credentials, pages_matter=not self.once

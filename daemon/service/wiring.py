@@ -13,7 +13,7 @@ from daemon.config.loading import Config
 from daemon.config.state import LEDGER
 from daemon.inbox.watcher import Watcher
 from daemon.layout.layout import Layout, judge_of
-from daemon.layout.second_looks import Plan
+from daemon.layout.second_looks import LookPlan
 from daemon.ledger import looks
 from daemon.ledger.files import describe_lost_ledger
 from daemon.ledger.ledger import Ledger
@@ -37,7 +37,7 @@ async def open_ledger(
     stack: contextlib.ExitStack,
     config: Config,
     layout: Layout,
-    plans: list[Plan],
+    plans: list[LookPlan],
     metrics: Metrics,
     retry: Retry,
 ) -> tuple[Ledger, list[int]]:
@@ -66,7 +66,7 @@ async def open_pipeline(
     stack: contextlib.ExitStack,
     config: Config,
     layout: Layout,
-    plans: list[Plan],
+    plans: list[LookPlan],
     ledger: Ledger,
     reader: Reader,
     numbers: Sequence[int],

@@ -35,7 +35,7 @@ State = TypeVar("State")
 
 
 @dataclass(frozen=True, slots=True)
-class View:
+class Observation:
     """What is known at one moment. absence: why there is no answer from a daemon, in a sentence; empty: it answers.
     snapshot: without a daemon, what the ledger has, or what the daemon said last. seen_at: when it was asked for, in
     Unix seconds: it stays the same as long as nothing new is known. rates: of each stage."""
@@ -57,7 +57,7 @@ class StageRate:
     seconds_per_image: float | None  # None: it had no image meanwhile
 
 
-class Watcher:
+class StatusPoller:
     """Looks at the daemon again and again, also while it is gone."""
 
     def __init__(
@@ -74,19 +74,19 @@ class Watcher:
         self._left: Snapshot | None = None  # what there is to show while there is no daemon
         self._gone_at = ""
 
-    def look(self) -> View:
+    def look(self) -> Observation:
         """Raises VisiondError if there is neither a daemon nor a readable ledger."""
         try:
             snapshot = self._ask()
         except NotAnswering:
             shown = self._past[-1][1] if self._past else self._read_ledger()
-            return View(shown, self._seen_at, "The daemon does not answer now; it may be busy.", {})
+            return Observation(shown, self._seen_at, "The daemon does not answer now; it may be busy.", {})
         except NotRunning:
             return self._look_without_daemon()
         self._left, self._gone_at, self._seen_at = None, "", self._date()
-        return View(snapshot, self._seen_at, "", self._measure(snapshot))
+        return Observation(snapshot, self._seen_at, "", self._measure(snapshot))
 
-    def _look_without_daemon(self) -> View:
+    def _look_without_daemon(self) -> Observation:
         """The ledger is read once: nobody writes to it now."""
         if self._left is None:
             if self._past:
@@ -94,7 +94,7 @@ class Watcher:
             self._left = self._read_ledger()
             self._past.clear()
         absence = f"No daemon is running{self._gone_at}. This goes on when one starts."
-        return View(self._left, self._seen_at, absence, {})
+        return Observation(self._left, self._seen_at, absence, {})
 
     def _read_ledger(self) -> Snapshot:
         snapshot = self._read()
@@ -122,7 +122,7 @@ def _rate_between(before: StageState, after: StageState, seconds: float) -> Stag
     return StageRate(images / seconds, (after.seconds - before.seconds) / images if images else None)
 
 
-def watch(watcher: Watcher, *, every: float | None = None, as_json: bool = False) -> None:
+def watch(watcher: StatusPoller, *, every: float | None = None, as_json: bool = False) -> None:
     """Show what `watcher` sees until Ctrl-C or SIGTERM. every: seconds between two looks; None: one second on a terminal,
     ten elsewhere. as_json: print each snapshot as a line of JSON. Raises VisiondError."""
     # SIGTERM is as Ctrl-C here: the cursor, which is hidden on a terminal, is shown again.
@@ -133,7 +133,7 @@ def watch(watcher: Watcher, *, every: float | None = None, as_json: bool = False
             _write(watcher, every or LINE_SECONDS, check, as_json=as_json)
 
 
-def _draw(watcher: Watcher, every: float, check: Callable[[], None]) -> None:
+def _draw(watcher: StatusPoller, every: float, check: Callable[[], None]) -> None:
     screen = Console(highlight=False)
     with Live(console=screen, auto_refresh=False, vertical_overflow="ellipsis") as live:
         while True:
@@ -142,7 +142,7 @@ def _draw(watcher: Watcher, every: float, check: Callable[[], None]) -> None:
             time.sleep(every)
 
 
-def _write(watcher: Watcher, every: float, check: Callable[[], None], *, as_json: bool) -> None:
+def _write(watcher: StatusPoller, every: float, check: Callable[[], None], *, as_json: bool) -> None:
     while True:
         view = watcher.look()
         if as_json:
@@ -154,7 +154,7 @@ def _write(watcher: Watcher, every: float, check: Callable[[], None], *, as_json
         time.sleep(every)
 
 
-def line(view: View) -> str:
+def line(view: Observation) -> str:
     """A view as one line of text."""
     if not view.absence:
         return view.snapshot.sentence()
@@ -162,12 +162,12 @@ def line(view: View) -> str:
     return f"{view.absence.rstrip('.')}; {known}"
 
 
-def picture(view: View) -> RenderableType:
+def picture(view: Observation) -> RenderableType:
     """A view as tables. The longest, that of the workers, comes last: it may be cut by a low terminal."""
     return Group(*_parts(view))
 
 
-def _parts(view: View) -> Iterator[RenderableType]:
+def _parts(view: Observation) -> Iterator[RenderableType]:
     now = view.snapshot
     yield _headline(view)
     if now.running and not view.absence and now.left_in_this_run:
@@ -186,7 +186,7 @@ def _parts(view: View) -> Iterator[RenderableType]:
             yield table
 
 
-def _headline(view: View) -> Text:
+def _headline(view: Observation) -> Text:
     now = view.snapshot
     if view.absence:
         return Text.from_markup(f"[bold red]{printable(view.absence)}[/bold red]")
@@ -254,7 +254,7 @@ def _slab(now: Snapshot, number: int) -> str:
     return f"{now.slab_used_bytes / MEBIBYTE:,.0f} of {now.slab_size_bytes / MEBIBYTE:,.0f} MiB"
 
 
-def _stages(view: View) -> Table:
+def _stages(view: Observation) -> Table:
     rows = []
     for stage in view.snapshot.stages:
         rate = view.rates.get(stage.name)

@@ -26,7 +26,7 @@ MODULE = "daemon.unpacking.child"
 DEATH_SECONDS = 2.0
 
 
-class Stopped(Exception):
+class UnpackingStopped(Exception):
     """The daemon ends."""
 
 
@@ -34,7 +34,7 @@ class Interrupted(Exception):
     """The child was killed, or could not start: the file may not be to blame. The message says more."""
 
 
-class Outcome(msgspec.Struct, frozen=True):
+class UnpackOutcome(msgspec.Struct, frozen=True):
     """files: in the folder. links: left out. problem: why not everything is there; else empty."""
 
     files: int
@@ -73,17 +73,17 @@ class Children:
 
 def take_apart(
     fd: int, kind: str, contents: Contents, rules: Rules, limits: Limits, children: Children
-) -> Outcome:
+) -> UnpackOutcome:
     """Write what is in a file; the caller then gives it its place. Raises Stopped, Interrupted, NoRoom, OSError."""
     try:
         problem = _fill(contents, fd, kind, rules, limits, children)
     except TooMuch as error:
         contents.files = 0
-        return Outcome(0, 0, str(error))
+        return UnpackOutcome(0, 0, str(error))
     if contents.missing:
         left_out = f"{contents.missing:,} left out: {'; '.join(contents.left_out)}"
         problem = f"{problem}; {left_out}" if problem else left_out
-    return Outcome(contents.files, contents.links, problem)
+    return UnpackOutcome(contents.files, contents.links, problem)
 
 
 def _fill(contents: Contents, fd: int, kind: str, rules: Rules, limits: Limits, children: Children) -> str:
@@ -112,7 +112,7 @@ def _fill(contents: Contents, fd: int, kind: str, rules: Rules, limits: Limits, 
             return _explain_slow(limits)
         except (Torn, ConnectionError) as error:
             if children.is_stopped:
-                raise Stopped from error
+                raise UnpackingStopped from error
             return _explain_end(_wait(process), limits)
         finally:
             process.kill()

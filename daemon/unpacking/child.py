@@ -30,14 +30,14 @@ from daemon.unpacking import members
 from daemon.unpacking.members import (
     PIECE,
     WALKERS,
-    Expected,
-    Folder,
+    Declared,
+    FolderEntry,
     Item,
     Link,
     Member,
     Rules,
-    Source,
     Twin,
+    UnbufferedReader,
 )
 from stages.contract.base import Limits, advise
 from stages.images.decoder import DETAIL_CHARACTERS, confine, seal
@@ -83,7 +83,7 @@ def main(arguments: Sequence[str]) -> None:
     limits = msgspec.json.decode(arguments[5], type=Limits)
     confine(parent, limits)
     members.prepare(kind)
-    with socket.socket(fileno=channel_fd) as channel, Source(file_fd) as file:
+    with socket.socket(fileno=channel_fd) as channel, UnbufferedReader(file_fd) as file:
         seal()
         Sending(channel, kind, limits).send_all(WALKERS[kind](file, rules))
 
@@ -108,13 +108,13 @@ class Sending:
 
     def _send_item(self, item: Item) -> None:
         match item:
-            case Expected(files, size):
+            case Declared(files, size):
                 self._send(b"N", NUMBER.pack(min(files, MOST)) + NUMBER.pack(min(size, MOST)))
             case Member():
                 self._send_member(item)
             case Link():
                 self._send(b"L")
-            case Folder():
+            case FolderEntry():
                 self._send(b"O")
             case Twin(name, first):
                 name = name[:LONGEST_NAME]

@@ -45,7 +45,7 @@ class Rules(msgspec.Struct, frozen=True):
     pixels: int = 100_000_000
 
 
-class Expected(NamedTuple):
+class Declared(NamedTuple):
     """What the container says that it has; it may be wrong. It lets the parent refuse it before it writes anything."""
 
     files: int
@@ -65,7 +65,7 @@ class Link(NamedTuple):
     """A symbolic link, device or FIFO, which is left out."""
 
 
-class Folder(NamedTuple):
+class FolderEntry(NamedTuple):
     """An entry for a folder, which is only counted."""
 
 
@@ -77,7 +77,7 @@ class Twin(NamedTuple):
 
 
 # None: nothing yet, but it goes on.
-Item = Expected | Member | Link | Folder | Twin | None
+Item = Declared | Member | Link | FolderEntry | Twin | None
 
 
 class Unusable(Exception):
@@ -103,7 +103,7 @@ class _Raw(io.RawIOBase):
         return len(data)
 
 
-class Source(io.BufferedReader):
+class UnbufferedReader(io.BufferedReader):
     """An open file without `fileno`: libtiff would duplicate the descriptor, which the child may not."""
 
     def __init__(self, fd: int) -> None:
@@ -111,12 +111,12 @@ class Source(io.BufferedReader):
         self.fd = fd
 
 
-def walk_zip(file: Source, _: Rules) -> Iterator[Item]:
+def walk_zip(file: UnbufferedReader, _: Rules) -> Iterator[Item]:
     entries = _opened_zip(file).infolist()
-    yield Expected(len(entries), sum(entry.file_size for entry in entries))
+    yield Declared(len(entries), sum(entry.file_size for entry in entries))
     for entry, name in zip(entries, names.zip_names(entries), strict=True):
         if name.endswith(("/", "\\")):
-            yield Folder()
+            yield FolderEntry()
         elif stat.S_IFMT(entry.external_attr >> 16) not in (0, stat.S_IFREG):
             yield Link()
         else:
@@ -129,7 +129,7 @@ class _Unmarked:
     """A zip file whose names zipfile takes for bytes: it would refuse all of an archive for one that is not the UTF-8
     that its mark promises, and would cut names at a zero byte."""
 
-    def __init__(self, file: Source) -> None:
+    def __init__(self, file: UnbufferedReader) -> None:
         self._file = file
         self.seek, self.tell, self.seekable = file.seek, file.tell, file.seekable
 
@@ -146,7 +146,7 @@ class _Unmarked:
         return bytes(entries)
 
 
-def _opened_zip(file: Source) -> zipfile.ZipFile:
+def _opened_zip(file: UnbufferedReader) -> zipfile.ZipFile:
     try:
         return zipfile.ZipFile(_Unmarked(file), metadata_encoding="latin-1")
     except zipfile.BadZipFile as error:
@@ -159,7 +159,7 @@ def _opened_zip(file: Source) -> zipfile.ZipFile:
         ) from error
 
 
-def _read_entry(file: Source, entry: zipfile.ZipInfo) -> Iterator[bytes]:
+def _read_entry(file: UnbufferedReader, entry: zipfile.ZipInfo) -> Iterator[bytes]:
     """Its bytes. The name before them is not looked at: tools write it in other ways than that in the list."""
     if entry.flag_bits & ENCRYPTED:
         raise Unusable("it is encrypted")
@@ -188,14 +188,14 @@ class _Entry(tarfile.TarInfo):
             raise Unusable(f"after {archive.offset:,} bytes it is damaged or incomplete: {error}") from error
 
 
-def walk_tar(file: Source, _: Rules) -> Iterator[Item]:
+def walk_tar(file: UnbufferedReader, _: Rules) -> Iterator[Item]:
     """Read from the start to the end: a tar has no list of what is in it."""
     options: Any = {"tarinfo": _Entry, "errors": "surrogateescape", "encoding": "utf-8"}
     with tarfile.open(fileobj=file, mode="r:*", **options) as archive:
         while entry := archive.next():
             archive.members.clear()  # type: ignore[attr-defined]  # otherwise it remembers all of them
             if entry.isdir():
-                yield Folder()
+                yield FolderEntry()
             elif entry.islnk():
                 yield Twin(_tar_name(entry.name), _tar_name(entry.linkname))
             elif entry.isfile() and (source := archive.extractfile(entry)):
@@ -214,14 +214,14 @@ def _pieces(source: Any) -> Iterator[bytes]:
         yield piece
 
 
-def walk_tiff(file: Source, rules: Rules) -> Iterator[Item]:
+def walk_tiff(file: UnbufferedReader, rules: Rules) -> Iterator[Item]:
     """Its pages, without masks and smaller copies."""
     size = os.lseek(file.fd, 0, os.SEEK_END)  # mmap itself would look it up, which a sealed process may not
     with mmap.mmap(file.fd, size, prot=mmap.PROT_READ) as data, memoryview(data) as view:
         count = pages.count_pages("TIFF", view)
         if count >= tiff.MOST:
             raise Unusable(f"it has {tiff.MOST:,} pages or more; split it into smaller files")
-        yield Expected(count)
+        yield Declared(count)
         for number, page in enumerate(tiff.walk(view), 1):
             yield None if page.is_copy else Member(b"page-%04d.png" % number, _draw_page(page, rules))
 
@@ -244,7 +244,7 @@ def _draw_page(page: tiff.Directory, rules: Rules) -> Iterator[bytes]:
         raise Unusable(error.detail) from error
 
 
-def walk_pdf(file: Source, rules: Rules) -> Iterator[Item]:
+def walk_pdf(file: UnbufferedReader, rules: Rules) -> Iterator[Item]:
     import pypdfium2  # type: ignore[import-untyped]
 
     try:
@@ -255,7 +255,7 @@ def walk_pdf(file: Source, rules: Rules) -> Iterator[Item]:
                 "it is encrypted; save it without its password, and put that file into the inbox"
             ) from error
         raise
-    yield Expected(len(document))
+    yield Declared(len(document))
     for number in range(len(document)):
         yield Member(b"page-%04d.png" % (number + 1), _render(document, number, rules))
 
@@ -272,7 +272,7 @@ def _render(document: Any, number: int, rules: Rules) -> Iterator[bytes]:
     page.close()
 
 
-def walk_video(file: Source, rules: Rules) -> Iterator[Item]:
+def walk_video(file: UnbufferedReader, rules: Rules) -> Iterator[Item]:
     """The first frame, and each time the first one after the next step."""
     import av
 
@@ -282,7 +282,7 @@ def walk_video(file: Source, rules: Rules) -> Iterator[Item]:
                 "there are no pictures in it: it is incomplete, or not a video; copy it into the inbox again"
             )
         stream = source.streams.video[0]
-        yield Expected(int((source.duration or 0) / av.time_base / rules.video_seconds) + 1)
+        yield Declared(int((source.duration or 0) / av.time_base / rules.video_seconds) + 1)
         rate, following, count, damaged = float(stream.average_rate or USUAL_RATE), 0.0, 0, 0
         for packet in source.demux(stream):
             try:
@@ -325,7 +325,7 @@ def _encode(image: Any, kind: str, **options: Any) -> Iterator[bytes]:
     return _pieces(file)
 
 
-WALKERS: dict[str, Callable[[Source, Rules], Iterator[Item]]] = {
+WALKERS: dict[str, Callable[[UnbufferedReader, Rules], Iterator[Item]]] = {
     "zip": walk_zip,
     "tar": walk_tar,
     "tiff": walk_tiff,

@@ -55,7 +55,7 @@ USUAL = ((0xC0, 0x17F), (0x300, 0x36F), (0x386, 0x3CE), (0x400, 0x45F), (0x5D0, 
 LATIN = "äöüÄÖÜßéèêëàâçñóíáúôûùîïåæøÅÆÉÑ"
 
 
-class Page(NamedTuple):
+class CodePage(NamedTuple):
     """share: of a text, that `common` makes up. rare: how probable one of the other characters is, by its bytes."""
 
     name: str
@@ -102,14 +102,14 @@ def _of_utf_8(code: bytes) -> float:
 
 
 PAGES = (
-    Page("utf-8", LATIN + CYRILLIC + CYRILLIC.upper(), 0.9, _of_utf_8),
-    Page("cp932", JAPANESE, 0.25, _of_shift_jis),
-    Page("gb18030", SIMPLIFIED, 0.5, _of_gbk),
-    Page("cp950", TRADITIONAL, 0.5, _of_big5),
-    Page("cp949", KOREAN, 0.75, _of_korean),
-    Page("cp866", CYRILLIC + CYRILLIC.upper(), 0.9, lambda code: 0.0),
-    Page("cp437", LATIN, 0.9, lambda code: 0.0),
-    Page("cp850", LATIN + "ãõÃÕÁÀÂÊÍÓÚØ", 0.85, _of_western),
+    CodePage("utf-8", LATIN + CYRILLIC + CYRILLIC.upper(), 0.9, _of_utf_8),
+    CodePage("cp932", JAPANESE, 0.25, _of_shift_jis),
+    CodePage("gb18030", SIMPLIFIED, 0.5, _of_gbk),
+    CodePage("cp950", TRADITIONAL, 0.5, _of_big5),
+    CodePage("cp949", KOREAN, 0.75, _of_korean),
+    CodePage("cp866", CYRILLIC + CYRILLIC.upper(), 0.9, lambda code: 0.0),
+    CodePage("cp437", LATIN, 0.9, lambda code: 0.0),
+    CodePage("cp850", LATIN + "ãõÃÕÁÀÂÊÍÓÚØ", 0.85, _of_western),
 )
 
 
@@ -127,7 +127,7 @@ def decode_names(names: Sequence[bytes]) -> list[str]:
     return [name.decode(page, errors="replace") for name in names]
 
 
-def _judge(page: Page, sample: Sequence[bytes]) -> float:
+def _judge(page: CodePage, sample: Sequence[bytes]) -> float:
     """The logarithm of how probable these names are."""
     common, usual = frozenset(page.common), log(page.share / len(set(page.common)))
     known: dict[str, float] = {}
@@ -144,7 +144,7 @@ def _judge(page: Page, sample: Sequence[bytes]) -> float:
     return total
 
 
-def _rare(page: Page, character: str) -> float:
+def _rare(page: CodePage, character: str) -> float:
     if character.isascii():
         return ASCII if character.isprintable() else NEVER
     if character == "\ufffd":

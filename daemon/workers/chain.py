@@ -47,7 +47,7 @@ Answers = Sequence[Any]  # one for each input: a value or an ImageError
 
 
 @dataclass(slots=True)
-class Entry:
+class InFlight:
     """One image of a batch on its way through the chain."""
 
     header: Header | None = None
@@ -66,7 +66,7 @@ class Entry:
 
 
 @dataclass(slots=True)
-class Tally:
+class BatchCost:
     """What one batch cost, for the metrics."""
 
     runs: list[StageRun] = field(default_factory=list)
@@ -100,7 +100,7 @@ class Chain:
         self.setup = setup
         self._slab = slab
         self.stages: list[Stage] = []
-        self._decode: Callable[[Sequence[Entry]], Answers] | None = None
+        self._decode: Callable[[Sequence[InFlight]], Answers] | None = None
         self._allowances: defaultdict[str, Allowance] = defaultdict(Allowance)
 
     def load(self, report: Callable[[Loaded], None] = lambda _: None) -> dict[str, float]:
@@ -145,12 +145,12 @@ class Chain:
         """Take every image through every stage that it still needs.
         Raises DeviceLost when this process can do no more work."""
         entries = [self._open(item, slab or self._slab) for item in batch.items]
-        tally = Tally()
+        tally = BatchCost()
         for group in _groups(entries, self._allowances[DECODING].most, self.setup.group_pixels):
             self._run_group(group, tally)
         return Reply(batch.id, [entry.outcome() for entry in entries], tally.runs, tally.out_of_memory)
 
-    def _run_group(self, group: list[Entry], tally: Tally) -> None:
+    def _run_group(self, group: list[InFlight], tally: BatchCost) -> None:
         """If there is no memory for the pixels of all, one half is finished before the other one is decoded."""
         if self._decode and not self._give_pixels(
             self._decode, [entry for entry in group if self._remaining(entry)], tally
@@ -165,9 +165,9 @@ class Chain:
         for entry in group:
             entry.image = None  # the next group needs the memory
 
-    def _open(self, item: Item, slab: memoryview) -> Entry:
+    def _open(self, item: Item, slab: memoryview) -> InFlight:
         """Read the header, and take over results of earlier segments."""
-        entry = Entry(payloads=dict(item.known))
+        entry = InFlight(payloads=dict(item.known))
         data = slab[item.offset : item.offset + item.length]
         try:
             header = entry.header = inspect(data, self.setup.limits)
@@ -186,7 +186,7 @@ class Chain:
         entry.image = Image(data, header.width, header.height, results=known)
         return entry
 
-    def _remaining(self, entry: Entry) -> list[Stage]:
+    def _remaining(self, entry: InFlight) -> list[Stage]:
         """The stages that this image still needs; none when it has failed or, in mode cascade,
         when its bin is decided."""
         if entry.error or entry.image is None:
@@ -197,7 +197,7 @@ class Chain:
         return [stage for stage in self.stages if stage.name not in entry.payloads]
 
     def _give_pixels(
-        self, decode: Callable[[Sequence[Entry]], Answers], entries: list[Entry], tally: Tally
+        self, decode: Callable[[Sequence[InFlight]], Answers], entries: list[InFlight], tally: BatchCost
     ) -> bool:
         """Decode the images. Returns whether there was memory for all of them at once."""
         if not entries:
@@ -213,7 +213,7 @@ class Chain:
                 entry.image.pixels = answer
         return True
 
-    def _apply(self, stage: Stage, entries: list[Entry], tally: Tally) -> None:
+    def _apply(self, stage: Stage, entries: list[InFlight], tally: BatchCost) -> None:
         if not entries:
             return
         started = time.perf_counter()
@@ -226,7 +226,7 @@ class Chain:
             elif entry.image:
                 self._take(stage, entry, entry.image, answer, seconds / len(entries))
 
-    def _take(self, stage: Stage, entry: Entry, image: Image, answer: Result, seconds: float) -> None:
+    def _take(self, stage: Stage, entry: InFlight, image: Image, answer: Result, seconds: float) -> None:
         """Keep an answer if it can be read back after it was stored; JSON has no NaN."""
         try:
             payload = msgspec.json.encode(answer)
@@ -242,7 +242,7 @@ class Chain:
         entry.outputs[stage.name] = Output(payload, seconds)
 
     def _ask(
-        self, what: str, run: Callable[[Sequence[Input]], Answers], items: Sequence[Input], tally: Tally
+        self, what: str, run: Callable[[Sequence[Input]], Answers], items: Sequence[Input], tally: BatchCost
     ) -> list[Any]:
         """Call `run` with no more items at once than fitted into the device's memory before."""
         answers: list[Any] = []
@@ -258,7 +258,7 @@ class Chain:
         return answers
 
     def _try(
-        self, what: str, run: Callable[[Sequence[Input]], Answers], items: Sequence[Input], tally: Tally
+        self, what: str, run: Callable[[Sequence[Input]], Answers], items: Sequence[Input], tally: BatchCost
     ) -> list[Any]:
         """Call `run`. An error halves the batch, down to the image that causes it.
 
@@ -327,23 +327,23 @@ def draw_page(limits: Limits) -> bytes:
     return file.getvalue()
 
 
-def _decoding(setup: Setup) -> Callable[[Sequence[Entry]], Answers]:
+def _decoding(setup: Setup) -> Callable[[Sequence[InFlight]], Answers]:
     """A function that decodes entries to pixels on the worker's device, or to errors."""
     from stages.images.decoder import Decoders
 
     decoders = Decoders(setup.decoders, setup.limits)
 
-    def decode_entries(entries: Sequence[Entry]) -> Answers:
+    def decode_entries(entries: Sequence[InFlight]) -> Answers:
         wanted = [(entry.image.data, entry.header) for entry in entries if entry.image and entry.header]
         return decode(wanted, setup.device, decoders, setup.limits)
 
     return decode_entries
 
 
-def _groups(entries: list[Entry], most: int, most_pixels: int) -> Iterator[list[Entry]]:
+def _groups(entries: list[InFlight], most: int, most_pixels: int) -> Iterator[list[InFlight]]:
     """Split the batch into groups with a limited number of pixels and of images,
     so that one huge image does not fail with the others or take their memory."""
-    group: list[Entry] = []
+    group: list[InFlight] = []
     pixels = 0
     for entry in entries:
         area = entry.header.width * entry.header.height if entry.header else 0

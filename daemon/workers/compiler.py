@@ -42,13 +42,13 @@ class Want(msgspec.Struct, frozen=True):
     capability: str
 
 
-class Order(msgspec.Struct, frozen=True):
+class CompileRequest(msgspec.Struct, frozen=True):
     folder: str
     wants: list[Want]
     processes: int
 
 
-class Step(msgspec.Struct, frozen=True):
+class CompileProgress(msgspec.Struct, frozen=True):
     """How far it is: kernels that have been compiled or were there, and those that are known so far."""
 
     done: int
@@ -63,15 +63,15 @@ def main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the parent, which ends this process
     output = os.dup(1)
     os.dup2(2, 1)  # whatever a library prints
-    order = msgspec.msgpack.decode(sys.stdin.buffer.read(), type=Order)
+    order = msgspec.msgpack.decode(sys.stdin.buffer.read(), type=CompileRequest)
     with ProcessPoolExecutor(order.processes, get_context("spawn"), _begin, (os.getpid(),)) as pool:
         for step in compile_all(order, pool):
             os.write(output, msgspec.json.encode(step) + b"\n")
 
 
-def compile_all(order: Order, pool: Executor) -> Iterator[Step]:
+def compile_all(order: CompileRequest, pool: Executor) -> Iterator[CompileProgress]:
     """Compile everything that the order wants. A stage gets its mark when all of its kernels are compiled."""
-    last = Step(0, 0)
+    last = CompileProgress(0, 0)
     try:
         for last in _compile_all(order, pool):
             yield last
@@ -79,7 +79,7 @@ def compile_all(order: Order, pool: Executor) -> Iterator[Step]:
         yield msgspec.structs.replace(last, problem="a process that compiled kernels was killed, or crashed")
 
 
-def _compile_all(order: Order, pool: Executor) -> Iterator[Step]:
+def _compile_all(order: CompileRequest, pool: Executor) -> Iterator[CompileProgress]:
     plans = {pool.submit(find_variants_of, want): want for want in order.wants}
     pool.submit(compile_utilities)
     for _ in range(order.processes):
@@ -95,7 +95,7 @@ def _compile_all(order: Order, pool: Executor) -> Iterator[Step]:
             else:
                 waiting |= submit_new(future.result() or (), compiled, pool)
         fine = [future for future in compiled.values() if future.done() and not future.exception()]
-        yield Step(len(fine), len(compiled), problem)
+        yield CompileProgress(len(fine), len(compiled), problem)
     for plan, want in plans.items():
         if not plan.exception() and not any(compiled[variant].exception() for variant in plan.result()):
             leave_mark(Path(order.folder), want)

@@ -30,7 +30,7 @@ from daemon.system.gpus import Gpu
 from daemon.system.host import Host
 from daemon.system.log import print_line
 from daemon.system.stray import Printed
-from daemon.workers.compiler import Order, Step, Want
+from daemon.workers.compiler import CompileProgress, CompileRequest, Want
 from stages.contract import processes
 from stages.contract.base import StageSpec
 from stages.kernels.cache import can_compile_for, mark_of, try_lock
@@ -84,7 +84,7 @@ async def compile_for_workers(
     if not missing:
         task_status.started()
         return
-    began, last, problem = time.monotonic(), Step(0, 0), ""
+    began, last, problem = time.monotonic(), CompileProgress(0, 0), ""
     async with contextlib.AsyncExitStack() as stack:
         steps = None
         try:
@@ -114,7 +114,7 @@ async def compile_for_workers(
 @contextlib.asynccontextmanager
 async def compiling(
     folder: Path, wants: Sequence[Want], *, patient: bool = False, output: int | None = None
-) -> AsyncIterator[AsyncIterator[Step] | None]:
+) -> AsyncIterator[AsyncIterator[CompileProgress] | None]:
     """Within the context, a process compiles kernels into a folder; yields its steps.
 
     If another one is doing that already: yields None, or waits for its end if `patient`. output: a descriptor
@@ -152,7 +152,7 @@ async def _start(folder: Path, wants: Sequence[Want], lock: int, output: int | N
     host = Host.here()
     processes_at_once = max(1, min(host.cores, MOST_PROCESSES, host.free_bytes // PROCESS_BYTES))
     with tempfile.TemporaryFile() as order:
-        order.write(msgspec.msgpack.encode(Order(str(folder), list(wants), processes_at_once)))
+        order.write(msgspec.msgpack.encode(CompileRequest(str(folder), list(wants), processes_at_once)))
         order.seek(0)
         return await anyio.open_process(
             [*COMMAND, str(os.getpid())],
@@ -164,11 +164,11 @@ async def _start(folder: Path, wants: Sequence[Want], lock: int, output: int | N
         )
 
 
-async def _steps(process: anyio.abc.Process) -> AsyncIterator[Step]:
+async def _steps(process: anyio.abc.Process) -> AsyncIterator[CompileProgress]:
     """The last step has a problem if the process did not end well."""
     assert process.stdout
     lines = BufferedByteReceiveStream(process.stdout)
-    step = Step(0, 0)
+    step = CompileProgress(0, 0)
     with contextlib.suppress(anyio.IncompleteRead):
         while True:
             with anyio.move_on_after(STUCK_SECONDS) as waiting:
@@ -177,7 +177,7 @@ async def _steps(process: anyio.abc.Process) -> AsyncIterator[Step]:
                 problem = f"the process that compiles the kernels has not gone on for {STUCK_SECONDS:g} s"
                 yield msgspec.structs.replace(step, problem=problem)
                 return
-            step = msgspec.json.decode(line, type=Step)
+            step = msgspec.json.decode(line, type=CompileProgress)
             yield step
     if status := await process.wait():
         how = processes.describe_end(status, "was killed by", "ended with status")

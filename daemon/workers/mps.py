@@ -40,7 +40,7 @@ def is_installed() -> bool:
     return PIPES not in os.environ and not ADMINISTRATORS.exists() and shutil.which(CONTROL) is not None
 
 
-class Server:
+class MpsServer:
     """The MPS server of one GPU. It runs from the first call of `share` until it is stopped."""
 
     def __init__(self, gpu: str) -> None:

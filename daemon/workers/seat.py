@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from daemon.core.messages import Beat, Setup
 from daemon.monitoring.snapshot import WorkerState
-from daemon.workers.mps import Server
+from daemon.workers.mps import MpsServer
 from daemon.workers.room import Room
 from daemon.workers.worker import Worker
 
@@ -19,7 +19,7 @@ class Seat:
     setup: Setup
     device: str
     environment: dict[str, str]
-    server: Server | None = None  # shares the GPU with other seats
+    server: MpsServer | None = None  # shares the GPU with other seats
     state: str = "loading"  # loading, ready, waiting (before a restart), closed
     worker: Worker | None = None
     quick_deaths: int = 0

@@ -17,7 +17,7 @@ from typing import Any
 import msgspec
 
 from daemon.core.messages import Batch, Item, Setup
-from daemon.workers.chain import Answers, Chain, Input, Tally, draw_page
+from daemon.workers.chain import Answers, BatchCost, Chain, Input, draw_page
 from stages.contract.base import DeviceLost, Limits, OutOfMemory, StageSpec, StageUnusable
 from stages.contract.processes import die_with
 from stages.registry import registry
@@ -45,7 +45,7 @@ class Tryout(msgspec.Struct, frozen=True):
         return f"{loads} and processes two test images in {self.run_seconds:.1f} s"
 
 
-class Order(msgspec.Struct, frozen=True):
+class TrialRequest(msgspec.Struct, frozen=True):
     """What a child is to try. known: for each image, the results of stages that were tried in other children."""
 
     setup: Setup
@@ -58,7 +58,7 @@ def main() -> None:
     die_with(int(sys.argv[1]))
     answers = os.dup(1)
     os.dup2(2, 1)  # whatever a library prints goes to the log
-    order = msgspec.msgpack.decode(sys.stdin.buffer.read(), type=Order)
+    order = msgspec.msgpack.decode(sys.stdin.buffer.read(), type=TrialRequest)
     images, known = draw_images(order.setup.limits), [dict(results) for results in order.known]
     for spec in order.setup.stages:
         tryout = try_stage(order.setup, spec, images, known)
@@ -128,7 +128,7 @@ class TryoutChain(Chain):
     warning = ""
 
     def _try(
-        self, what: str, run: Callable[[Sequence[Input]], Answers], items: Sequence[Input], tally: Tally
+        self, what: str, run: Callable[[Sequence[Input]], Answers], items: Sequence[Input], tally: BatchCost
     ) -> list[Any]:
         def run_and_note(items: Sequence[Input]) -> Answers:
             try:

@@ -28,7 +28,7 @@ STEPS_BETWEEN_CHECKS = 4  # of whether all captions have ended, on a GPU; each c
 KEYS_ALIGNED_TO = 8  # the attention kernels need this of a mask's last dimension
 
 
-class Layer:
+class DecoderLayer:
     """One decoder layer with its key-value caches, on the modules of transformers' BlipTextLayer."""
 
     def __init__(self, module: Any, batch: int, slots: int, image_tokens: int) -> None:
@@ -93,7 +93,7 @@ class Captioner:
         image_tokens = model.vision_model.embeddings.num_positions
         slots = -(-self.steps // KEYS_ALIGNED_TO) * KEYS_ALIGNED_TO
         modules = model.text_decoder.bert.encoder.layer
-        self.layers = [Layer(module, batch_size, slots, image_tokens) for module in modules]
+        self.layers = [DecoderLayer(module, batch_size, slots, image_tokens) for module in modules]
         self.slots = torch.arange(slots, device=weight.device)
         self.prompt = torch.tensor(list(prompt), device=weight.device)
         self.position = torch.zeros(1, dtype=torch.long, device=weight.device)

@@ -10,11 +10,11 @@ from msgspec import Meta
 
 from stages.clip import descriptor as clip
 from stages.contract import recognition
-from stages.contract.descriptor import BYTES, SMALL, Backend, Descriptor, Files, Model
+from stages.contract.descriptor import BYTES, SMALL, Backend, Descriptor, Files, KnownModel
 from stages.contract.invented import VARIANTS
 
 MODELS = (
-    Model(
+    KnownModel(
         "blip",
         "BlipForConditionalGeneration",
         "BLIP for captions",
@@ -22,7 +22,7 @@ MODELS = (
     ),
 )
 BLIP2 = (
-    Model(
+    KnownModel(
         "blip-2",
         "Blip2ForConditionalGeneration",
         "BLIP-2 for captions",
@@ -30,7 +30,7 @@ BLIP2 = (
     ),
 )
 FLORENCE = (
-    Model(
+    KnownModel(
         "florence2",
         "Florence2ForConditionalGeneration",
         "Florence-2, as in florence-community/Florence-2-base",
@@ -38,7 +38,7 @@ FLORENCE = (
     ),
 )
 CHAT = tuple(
-    Model(kind, f"{name}ForConditionalGeneration", description)
+    KnownModel(kind, f"{name}ForConditionalGeneration", description)
     for kind, name, description in (
         ("smolvlm", "SmolVLM", "SmolVLM2"),
         ("idefics3", "Idefics3", "SmolVLM, Idefics3"),
@@ -124,7 +124,7 @@ class ChatOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 def make_captioner(
     place: str,
     options: type[msgspec.Struct],
-    models: tuple[Model, ...],
+    models: tuple[KnownModel, ...],
     version: int = 1,
     *,
     small: tuple[str, ...] = (),

@@ -12,16 +12,18 @@ import msgspec
 from msgspec import Meta
 
 from stages.contract import invented, recognition
-from stages.contract.descriptor import BYTES, Descriptor, Model
+from stages.contract.descriptor import BYTES, Descriptor, KnownModel
 
 LABELS = "labels.txt"  # the possible tags, one on each line; beside a model, or in a pack
 CLASSIFIER = {"classifier.": "a model of this family for classes"}
 MODELS = (
-    Model("clip", "CLIPModel", "CLIP with both its halves", foreign=CLASSIFIER),
-    Model("metaclip_2", "MetaClip2Model", "MetaCLIP 2 with both its halves", foreign=CLASSIFIER),
-    Model("siglip", "SiglipModel", "SigLIP, and SigLIP 2 of a fixed size", foreign=CLASSIFIER, version=2),
+    KnownModel("clip", "CLIPModel", "CLIP with both its halves", foreign=CLASSIFIER),
+    KnownModel("metaclip_2", "MetaClip2Model", "MetaCLIP 2 with both its halves", foreign=CLASSIFIER),
+    KnownModel(
+        "siglip", "SiglipModel", "SigLIP, and SigLIP 2 of a fixed size", foreign=CLASSIFIER, version=2
+    ),
 )
-FLEXIBLE = (Model("siglip2", "Siglip2Model", "SigLIP 2 NaFlex", foreign=CLASSIFIER, version=2),)
+FLEXIBLE = (KnownModel("siglip2", "Siglip2Model", "SigLIP 2 NaFlex", foreign=CLASSIFIER, version=2),)
 TOWERS = (*MODELS, *FLEXIBLE)  # each has a text half that embeds captions
 
 
@@ -75,7 +77,7 @@ class ClipOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     ] = 5
 
 
-def find(models: tuple[Model, ...], path: Path) -> dict[str, str]:
+def find(models: tuple[KnownModel, ...], path: Path) -> dict[str, str]:
     folder = recognition.find_model(path, models, "clip")
     labels = {"labels": LABELS} if (path / LABELS).is_file() else {}
     return {"model": folder, **labels} if folder else {}

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from stages.clip.descriptor import MODELS, Clip, ClipOptions, Tag
 from stages.clip.embeddings import TextTower, encode_embedding, is_sigmoid
 from stages.contract.base import Image, ImageError, Result
-from stages.contract.descriptor import Model
+from stages.contract.descriptor import KnownModel
 from stages.contract.options import read_options
 from stages.images.devices import hold_device, pad_batch
 from stages.pretrained.familiarity import UNFAMILIAR
@@ -28,7 +28,7 @@ TEMPLATE, SIGMOID_TEMPLATE = "a photo of a {}", "This is a photo of {}."
 
 
 class ClipStage(VisionStage[tuple[Tensor, Tensor, Tensor]]):
-    models: ClassVar[tuple[Model, ...]] = MODELS
+    models: ClassVar[tuple[KnownModel, ...]] = MODELS
 
     def load(self) -> None:
         self.options, folder = read_options(self.spec, ClipOptions), self.spec.files["model"]

@@ -39,7 +39,7 @@ def check_nothing(files: Files, *, allow_pickle: bool) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class Model:
+class KnownModel:
     """How to recognize a transformers model by its config.json and its weights.
 
     type: its model_type.
@@ -100,7 +100,7 @@ class Backend:
     find: Callable[[Path], dict[str, str]] = find_nothing
     check: Callable[..., None] = check_nothing
     shares: Mapping[str, tuple[str, str]] = field(default_factory=dict)
-    models: tuple[Model, ...] = ()
+    models: tuple[KnownModel, ...] = ()
     vocabulary: tuple[str, ...] = ()
     small: tuple[str, ...] = ()
     can_spread: bool = False

@@ -16,7 +16,7 @@ from typing import Any
 
 import msgspec
 
-from stages.contract.descriptor import Backend, Files, Model
+from stages.contract.descriptor import Backend, Files, KnownModel
 from stages.contract.manifest import PackError
 
 LONGEST_HEADER = 100_000_000  # bytes; the limit of the format
@@ -73,7 +73,12 @@ OTHER_CLASSES = {
 
 
 def make_backend(
-    place: str, options: type[msgspec.Struct], models: tuple[Model, ...], *, stage: str = "", **fields: Any
+    place: str,
+    options: type[msgspec.Struct],
+    models: tuple[KnownModel, ...],
+    *,
+    stage: str = "",
+    **fields: Any,
 ) -> Backend:
     """The backend that takes these models from a folder, as transformers saves them; its role is "model".
     stage: as for `find_model`. fields: the other fields of the backend."""
@@ -88,7 +93,7 @@ def make_backend(
     return Backend(place=place, options=options, models=models, **{"find": find, "check": check, **fields})
 
 
-def find_model(path: Path, models: Sequence[Model], stage: str = "") -> str | None:
+def find_model(path: Path, models: Sequence[KnownModel], stage: str = "") -> str | None:
     """The folder of one of these transformers models, by its config.json: a subfolder with the name of a type or
     of the stage, or the folder itself."""
     types = [model.type for model in models]
@@ -98,7 +103,7 @@ def find_model(path: Path, models: Sequence[Model], stage: str = "") -> str | No
     return None
 
 
-def check_transformers(models: Sequence[Model], folder: Path, *, pickle: bool = False) -> Model:
+def check_transformers(models: Sequence[KnownModel], folder: Path, *, pickle: bool = False) -> KnownModel:
     """The model in a folder. Raises PackError if the folder does not have one of these models, complete.
     pickle: its weights may be a pickle."""
     model = check_config(models, folder)
@@ -117,7 +122,7 @@ def check_transformers(models: Sequence[Model], folder: Path, *, pickle: bool = 
     return model
 
 
-def check_config(models: Sequence[Model], folder: Path) -> Model:
+def check_config(models: Sequence[KnownModel], folder: Path) -> KnownModel:
     """The model that a folder's config.json names. Raises PackError if it is not one of these."""
     model_type, found = name_model(folder)
     model = next((model for model in models if model.type == model_type), None)
@@ -129,7 +134,7 @@ def check_config(models: Sequence[Model], folder: Path) -> Model:
     return model
 
 
-def check_parts(model: Model, files: Collection[str], place: str) -> None:
+def check_parts(model: KnownModel, files: Collection[str], place: str) -> None:
     """Raises PackError if a part that the model needs is not among the files of a folder or repository."""
     for what in model.parts:
         if not any(file in files for file in MODEL_PARTS[what]):
@@ -138,7 +143,7 @@ def check_parts(model: Model, files: Collection[str], place: str) -> None:
             )
 
 
-def describe_taken(models: Sequence[Model]) -> str:
+def describe_taken(models: Sequence[KnownModel]) -> str:
     names = ", ".join(f"{model.name} ({model.description})" for model in models)
     return f"for {models[0].type}, visiond takes {names}." if len(models) == 1 else f"visiond takes {names}."
 

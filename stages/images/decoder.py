@@ -58,7 +58,7 @@ class Request(msgspec.Struct, frozen=True):
     header: Header
 
 
-class Reply(msgspec.Struct, frozen=True):
+class Decoded(msgspec.Struct, frozen=True):
     """reason: None if the pixels are in the shared memory. last: the child exits after this answer."""
 
     reason: Reason | None = None
@@ -144,13 +144,13 @@ def serve(channel: socket.socket, memory_fd: int, limits: Limits) -> None:
         except (MemoryError, OSError):  # OSError: no address space for the mapping
             problem = f"needs more than the {limits.decode_bytes >> 20} MiB of decode_bytes"
             more = f'decode_bytes = "{limits.decode_bytes >> 19} MiB"'
-            reply = Reply(Reason.DECODER, f"{problem}. {advise(more)}", last=True)
+            reply = Decoded(Reason.DECODER, f"{problem}. {advise(more)}", last=True)
         channel.send(msgspec.json.encode(reply))
         if reply.last:
             return
 
 
-def answer(request: Request, memory: mmap.mmap) -> Reply:
+def answer(request: Request, memory: mmap.mmap) -> Decoded:
     """Decode one image. Any error of a library is blamed on the image, except MemoryError, which passes."""
     from stages.images import pixels
 
@@ -158,12 +158,12 @@ def answer(request: Request, memory: mmap.mmap) -> Reply:
         with memoryview(memory) as view, view[: request.data_bytes] as data, view[request.pixels_at :] as out:
             pixels.write_rgb(data, request.header, out)
     except ImageError as error:
-        return Reply(error.reason, error.detail)
+        return Decoded(error.reason, error.detail)
     except MemoryError:
         raise
     except Exception as error:  # noqa: BLE001 – libraries raise anything on bad bytes
-        return Reply(Reason.DECODER, f"{request.header.format}: {_describe(error)}"[:DETAIL_CHARACTERS])
-    return Reply()
+        return Decoded(Reason.DECODER, f"{request.header.format}: {_describe(error)}"[:DETAIL_CHARACTERS])
+    return Decoded()
 
 
 def _describe(error: Exception) -> str:
@@ -245,14 +245,14 @@ class Decoder:
         if size != len(self._memory):
             self._memory.resize(size)
 
-    def _ask(self, request: Request) -> Reply:
+    def _ask(self, request: Request) -> Decoded:
         channel = self._ready_channel()
         assert self._process is not None
         allow_cpu_seconds(self._process.pid, self.limits.decode_seconds)
         try:
             channel.send(msgspec.json.encode(request))
             message = channel.recv(MESSAGE_BYTES)
-            reply = msgspec.json.decode(message, type=Reply) if message else None
+            reply = msgspec.json.decode(message, type=Decoded) if message else None
         except TimeoutError:
             self._stop()
             raise ImageError(

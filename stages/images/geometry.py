@@ -11,7 +11,7 @@ Size = tuple[int, int]  # height, width
 SMALLEST_SCALE_STEP, LARGEST_SCALE = 1e-5, 100.0
 
 
-class Place(NamedTuple):
+class CropPlace(NamedTuple):
     """Where a model's input is in an image: the size of the whole image after resizing, the first row and column
     that are kept, and the size that is kept."""
 
@@ -54,7 +54,7 @@ class Geometry:
             raise unsupported("its center crop must not be larger than the resized image")
         return cls(kept, fixed, size.shortest_edge or 0)
 
-    def place(self, height: int, width: int) -> Place:
+    def place(self, height: int, width: int) -> CropPlace:
         """The longer side is rounded down."""
         if self.fixed:
             resized = self.fixed
@@ -63,7 +63,7 @@ class Geometry:
         else:
             resized = int(self.shortest * height / width), self.shortest
         corner = (resized[0] - self.kept[0]) // 2, (resized[1] - self.kept[1]) // 2
-        return Place(resized, corner, self.kept)
+        return CropPlace(resized, corner, self.kept)
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,9 +87,9 @@ class BoxGeometry:
             raise unsupported("its pad_size must not be smaller than the resized image")
         return cls(kept, size)
 
-    def place(self, height: int, width: int) -> Place:
+    def place(self, height: int, width: int) -> CropPlace:
         resized = self._resize(height, width)
-        return Place(resized, (0, 0), resized)
+        return CropPlace(resized, (0, 0), resized)
 
     def _resize(self, height: int, width: int) -> Size:
         """Rounded as in transformers' get_size_with_aspect_ratio and get_image_size_for_max_height_width."""
@@ -127,7 +127,7 @@ class PatchGeometry:
     patch: int
     most: int
 
-    def place(self, height: int, width: int) -> Place:
+    def place(self, height: int, width: int) -> CropPlace:
         """By bisection of the scale, as transformers' Siglip2ImageProcessor does."""
         low, high = SMALLEST_SCALE_STEP / 10, LARGEST_SCALE
         while high - low >= SMALLEST_SCALE_STEP:
@@ -135,7 +135,7 @@ class PatchGeometry:
             rows, columns = self._count(height * scale), self._count(width * scale)
             low, high = (scale, high) if rows * columns <= self.most else (low, scale)
         resized = self._count(height * low) * self.patch, self._count(width * low) * self.patch
-        return Place(resized, (0, 0), resized)
+        return CropPlace(resized, (0, 0), resized)
 
     def _count(self, length: float) -> int:
         return max(math.ceil(length / self.patch), 1)

@@ -214,7 +214,7 @@ def _paint(picture: Directory, values: Array) -> Image.Image:
     return Image.fromarray(table[values[..., 0]])
 
 
-class Segment(NamedTuple):
+class StripOrTile(NamedTuple):
     """A strip or tile, with all samples or with one plane of them. rows: how many are in the file; those of a tile may be
     outside of the picture, as may its columns."""
 
@@ -252,7 +252,7 @@ def _type_of(picture: Directory) -> np.dtype[Any]:
     return np.dtype(f"{ {UNSIGNED: 'u', FLOAT: 'f'}.get(picture.kind, 'i') }{size}".replace(" ", ""))
 
 
-def _segments(picture: Directory, plane: int, width: int, height: int) -> Iterator[Segment]:
+def _segments(picture: Directory, plane: int, width: int, height: int) -> Iterator[StripOrTile]:
     is_tiled = bool(picture.integers(tiff.TILES))
     offsets = picture.integers(tiff.TILES if is_tiled else tiff.STRIPS)
     lengths = picture.integers(tiff.TILE_BYTES if is_tiled else tiff.STRIP_BYTES)
@@ -273,12 +273,12 @@ def _segments(picture: Directory, plane: int, width: int, height: int) -> Iterat
         if at + size > len(picture.data):
             raise ImageError(Reason.TRUNCATED, "the file ends before its pixels do")
         top = number // across * rows
-        yield Segment(
+        yield StripOrTile(
             top, number % across * columns, rows if is_tiled else min(rows, height - top), columns, at, size
         )
 
 
-def _unpack(picture: Directory, part: Segment, row_bytes: int) -> Array:
+def _unpack(picture: Directory, part: StripOrTile, row_bytes: int) -> Array:
     """The bytes of a segment, decompressed: [rows, row_bytes]."""
     raw = picture.data[part.at : part.at + part.bytes]
     fill_order = picture.integer(tiff.FILL_ORDER, 1)

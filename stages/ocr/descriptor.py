@@ -8,23 +8,23 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
-from stages.contract.descriptor import SMALL, Backend, Descriptor, Model
+from stages.contract.descriptor import SMALL, Backend, Descriptor, KnownModel
 from stages.contract.manifest import PackError
 from stages.contract.options import Fraction, Side
 from stages.contract.recognition import make_backend
 from stages.ocr import files
 
 READERS = (
-    Model("lighton_ocr", "LightOnOcrForConditionalGeneration", "LightOnOCR"),
-    Model(
+    KnownModel("lighton_ocr", "LightOnOcrForConditionalGeneration", "LightOnOCR"),
+    KnownModel(
         "mistral3",
         "LightOnOCRForConditionalGeneration",
         "LightOnOCR as its authors publish it",
         loaded_as="LightOnOcrForConditionalGeneration",
     ),
-    Model("paddleocr_vl", "PaddleOCRVLForConditionalGeneration", "PaddleOCR-VL"),
-    Model("glm_ocr", "GlmOcrForConditionalGeneration", "GLM-OCR"),
-    Model(
+    KnownModel("paddleocr_vl", "PaddleOCRVLForConditionalGeneration", "PaddleOCR-VL"),
+    KnownModel("glm_ocr", "GlmOcrForConditionalGeneration", "GLM-OCR"),
+    KnownModel(
         "deepseek_ocr2",
         "DeepseekOcr2ForConditionalGeneration",
         "DeepSeek-OCR 2, as in deepseek-community/DeepSeek-OCR-2",

@@ -11,14 +11,14 @@ from contextlib import suppress
 from pathlib import Path
 
 from stages.contract import recognition
-from stages.contract.descriptor import Files, Model
+from stages.contract.descriptor import Files, KnownModel
 from stages.contract.manifest import PackError
 
 PROCESSOR = ("image processor",)
 PLACES = ("det", "rec", ".", "ocr/det", "ocr/rec", "ocr")
 DETECTION, RECOGNITION = "ForObjectDetection", "ForTextRecognition"
 MODELS = tuple(
-    Model(f"pp_ocr{name}_{role}", f"PPOCR{title}{role.title()}{task}", what, parts=PROCESSOR, role=role)
+    KnownModel(f"pp_ocr{name}_{role}", f"PPOCR{title}{role.title()}{task}", what, parts=PROCESSOR, role=role)
     for role, task, rows in (
         (
             "det",
@@ -132,7 +132,7 @@ def check(files: Files, *, allow_pickle: bool) -> None:
             check_onnx(role, files)
 
 
-def check_characters(model: Model, folder: Path) -> None:
+def check_characters(model: KnownModel, folder: Path) -> None:
     """The dictionary belongs to the model: without it there would be no text, and with another one wrong text."""
     configs = [
         folder / name for name in recognition.MODEL_PARTS["image processor"] if (folder / name).is_file()

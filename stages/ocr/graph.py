@@ -23,7 +23,7 @@ Operation = Callable[..., Any]
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class GraphStep:
     """An operation, its inputs by name ("" for one that is left out), its output, and the values that are not
     needed after it."""
 
@@ -50,7 +50,7 @@ class Graph(nn.Module):
         self.weights: dict[str, str] = {}  # names of buffers by names of values
         for name, array in constants.items():
             self._keep(name, array)
-        steps: list[Step] = []
+        steps: list[GraphStep] = []
         for node in graph.node:
             step = read_step(node, place)
             if set(step.inputs) <= self._known():
@@ -68,7 +68,7 @@ class Graph(nn.Module):
         answer: Tensor = values[self.output]
         return answer
 
-    def _run(self, values: Mapping[str, Any], step: Step) -> Any:
+    def _run(self, values: Mapping[str, Any], step: GraphStep) -> Any:
         return step.run(step.attributes, *[self._find(values, name) for name in step.inputs])
 
     def _find(self, values: Mapping[str, Any], name: str) -> Any:
@@ -95,7 +95,7 @@ class Graph(nn.Module):
             self.constants[name] = value
 
 
-def read_step(node: Any, place: str) -> Step:
+def read_step(node: Any, place: str) -> GraphStep:
     from onnx import helper, numpy_helper
 
     attributes = {entry.name: helper.get_attribute_value(entry) for entry in node.attribute}
@@ -106,16 +106,16 @@ def read_step(node: Any, place: str) -> Step:
             f"{place} has the ONNX operation {node.op_type}, which no PP-OCR network has that visiond knows. "
             "visiond reads PP-OCR's text detectors and text recognizers."
         )
-    return Step(OPERATIONS[node.op_type], attributes, tuple(node.input), node.output[0])
+    return GraphStep(OPERATIONS[node.op_type], attributes, tuple(node.input), node.output[0])
 
 
-def note_last_uses(steps: Sequence[Step], output: str) -> list[Step]:
+def note_last_uses(steps: Sequence[GraphStep], output: str) -> list[GraphStep]:
     """The steps with the values that may be freed after each."""
     seen, noted = {output}, []
     for step in reversed(steps):
         last = tuple(set(step.inputs) - seen)
         seen.update(step.inputs)
-        noted.append(Step(step.run, step.attributes, step.inputs, step.output, last))
+        noted.append(GraphStep(step.run, step.attributes, step.inputs, step.output, last))
     return noted[::-1]
 
 

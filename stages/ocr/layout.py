@@ -70,7 +70,7 @@ def turn_corners(quads: Quads, turns: int) -> Quads:
     return turned
 
 
-class Place(NamedTuple):
+class LinePlace(NamedTuple):
     """A line on a page that was made straight: its edges in pixels, its text, and its number."""
 
     left: float
@@ -108,7 +108,7 @@ def order_lines(quads: Quads, texts: Sequence[str], turns: int = 0) -> list[int]
         x = -x
     edges = np.stack([x.min(axis=1), y.min(axis=1), x.max(axis=1), y.max(axis=1)], axis=1).tolist()
     places = [
-        Place(left, top, right, bottom, text, i)
+        LinePlace(left, top, right, bottom, text, i)
         for i, ((left, top, right, bottom), text) in enumerate(zip(edges, texts, strict=True))
     ]
     em = median(place.height for place in places)
@@ -141,7 +141,7 @@ def goes_left(texts: Sequence[str]) -> bool:
     return sum(kind in RIGHT_TO_LEFT for kind in kinds) > kinds.count("L")
 
 
-def cut(places: Sequence[Place], em: float) -> list[Place]:
+def cut(places: Sequence[LinePlace], em: float) -> list[LinePlace]:
     """The lines of a region, in reading order."""
     rows, ordered, start = split_rows(places, em), [], 0
     while start < len(rows):
@@ -155,9 +155,9 @@ def cut(places: Sequence[Place], em: float) -> list[Place]:
     return ordered
 
 
-def split_rows(places: Sequence[Place], em: float) -> list[list[Place]]:
+def split_rows(places: Sequence[LinePlace], em: float) -> list[list[LinePlace]]:
     """The lines between cuts that go across a whole region, from top to bottom."""
-    rows: list[list[Place]] = []
+    rows: list[list[LinePlace]] = []
     bottom = -np.inf
     for place in sorted(places, key=lambda place: (place.top, place.left, place.number)):
         edge = CORE * min(place.height, em)
@@ -169,7 +169,7 @@ def split_rows(places: Sequence[Place], em: float) -> list[list[Place]]:
     return rows
 
 
-def find_run(rows: Sequence[Sequence[Place]], start: int, em: float) -> tuple[int, list[float]]:
+def find_run(rows: Sequence[Sequence[LinePlace]], start: int, em: float) -> tuple[int, list[float]]:
     """The longest run of rows from `start` that share gutters: where it ends, and the middle of each gutter."""
     covered: list[tuple[float, float]] = []
     gutters: list[float] = []
@@ -197,15 +197,15 @@ def join(spans: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
     return joined
 
 
-def split_columns(places: Sequence[Place], gutters: Sequence[float]) -> list[list[Place]]:
+def split_columns(places: Sequence[LinePlace], gutters: Sequence[float]) -> list[list[LinePlace]]:
     """The lines between gutters, from left to right."""
-    columns: list[list[Place]] = [[] for _ in range(len(gutters) + 1)]
+    columns: list[list[LinePlace]] = [[] for _ in range(len(gutters) + 1)]
     for place in places:
         columns[bisect(gutters, place.left)].append(place)
     return columns
 
 
-def are_columns(columns: Sequence[Sequence[Place]], em: float) -> bool:
+def are_columns(columns: Sequence[Sequence[LinePlace]], em: float) -> bool:
     """Whether these are columns of text, to be read one after the other; otherwise they are read row by row.
 
     Beside each other, and either each says as much in a line as text does, or the lines of two neighbors are not in rows.
@@ -218,7 +218,7 @@ def are_columns(columns: Sequence[Sequence[Place]], em: float) -> bool:
     return all(map(is_prose, columns)) or min(aligned for _, aligned in shares) < 0.5
 
 
-def share_rows(fewer: Sequence[Place], more: Sequence[Place], em: float) -> tuple[float, float]:
+def share_rows(fewer: Sequence[LinePlace], more: Sequence[LinePlace], em: float) -> tuple[float, float]:
     """Of the lines of a column, the shares that have a line beside them in another, and that are in a row with it."""
     middles = sorted(place.middle for place in more)
     away = []
@@ -231,7 +231,7 @@ def share_rows(fewer: Sequence[Place], more: Sequence[Place], em: float) -> tupl
     )
 
 
-def is_prose(column: Sequence[Place]) -> bool:
+def is_prose(column: Sequence[LinePlace]) -> bool:
     """Whether the lines of a column are those of a text: of several words, and not labels, names or amounts."""
     texts = [place.text.strip() for place in column]
     words = median(count_words(text) for text in texts)
@@ -249,7 +249,7 @@ def count_words(text: str) -> float:
     return wide / CJK_WORD + max(len(words), sum(map(len, words)) / LATIN_WORD)
 
 
-def order_row(row: Sequence[Place], em: float) -> list[Place]:
+def order_row(row: Sequence[LinePlace], em: float) -> list[LinePlace]:
     """The lines of one row from left to right; of a row that holds several, as a large letter beside small lines does,
     each part by itself."""
     row = sorted(row, key=lambda place: (place.left, place.top, place.number))
@@ -264,10 +264,10 @@ def order_row(row: Sequence[Place], em: float) -> list[Place]:
     return [place for column in split_columns(row, gutters) for place in cut(column, em)]
 
 
-def trace_rows(places: Sequence[Place], em: float) -> list[Place]:
+def trace_rows(places: Sequence[LinePlace], em: float) -> list[LinePlace]:
     """Lines in rows that bend, as on a photographed page: each line goes on with the nearest one at its right end.
     places: from left to right."""
-    rows: list[list[Place]] = []
+    rows: list[list[LinePlace]] = []
     for place in places:
         near = [row for row in rows if abs(row[-1].middle - place.middle) <= 0.6 * em]
         if near:

@@ -25,7 +25,7 @@ SMALLER = 4  # times, the second scale
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class PiecePlan:
     """The sizes of an image or piece, by rapidocr's rules. Width before height, in pixels."""
 
     image: tuple[int, int]
@@ -35,7 +35,7 @@ class Plan:
     origin: tuple[int, int] = (0, 0)  # of a piece, in its image
 
     @classmethod
-    def fit(cls, width: int, height: int, options: OcrOptions) -> Plan:
+    def fit(cls, width: int, height: int, options: OcrOptions) -> PiecePlan:
         page = (width, height)
         if max(page) > options.max_side:
             page = scale(page, options.max_side / max(page))
@@ -61,29 +61,29 @@ def scale(size: tuple[int, int], ratio: float) -> tuple[int, int]:
     return width, height
 
 
-def plan_pieces(width: int, height: int, options: OcrOptions) -> list[Plan]:
+def plan_pieces(width: int, height: int, options: OcrOptions) -> list[PiecePlan]:
     """An image whole; or, if it would become too narrow, in pieces of equal length along its longer side."""
     long, short = max(width, height), min(width, height)
     if long <= options.max_side or short * options.max_side >= NARROW * options.map_side * long:
-        return [Plan.fit(width, height, options)]
+        return [PiecePlan.fit(width, height, options)]
     length = max(options.max_side, short)
     overlap = length // OVERLAP
     count = -(-(long - overlap) // (length - overlap))
     starts = [i * (long - length) // (count - 1) for i in range(count)]
     if width > height:
-        piece = Plan.fit(length, height, options)
-        return [Plan(piece.image, piece.page, piece.padding, piece.map, (start, 0)) for start in starts]
-    piece = Plan.fit(width, length, options)
-    return [Plan(piece.image, piece.page, piece.padding, piece.map, (0, start)) for start in starts]
+        piece = PiecePlan.fit(length, height, options)
+        return [PiecePlan(piece.image, piece.page, piece.padding, piece.map, (start, 0)) for start in starts]
+    piece = PiecePlan.fit(width, length, options)
+    return [PiecePlan(piece.image, piece.page, piece.padding, piece.map, (0, start)) for start in starts]
 
 
-def shrink(pieces: Sequence[Plan], options: OcrOptions) -> float | None:
+def shrink(pieces: Sequence[PiecePlan], options: OcrOptions) -> float | None:
     """The scale at which an image is read, if max_side makes it smaller."""
     longer = max(pieces[0].image)
     return round(options.max_side / longer, 4) if longer > options.max_side else None
 
 
-def join_pieces(pieces: Sequence[Plan], found: Iterable[Quads]) -> Quads:
+def join_pieces(pieces: Sequence[PiecePlan], found: Iterable[Quads]) -> Quads:
     """The boxes of all pieces in pixels of the image, each line once, in rapidocr's order. A line that goes on from one
     piece into the next one becomes one box."""
     axis = 0 if pieces[0].origin[0] != pieces[-1].origin[0] else 1
@@ -140,7 +140,7 @@ def unite(first: Quads, second: Quads) -> Quads:
     return around
 
 
-def smaller_map(plan: Plan) -> tuple[int, int]:
+def smaller_map(plan: PiecePlan) -> tuple[int, int]:
     """The second scale, for letters that are too large for the detector at the first one: those of 450 pixels and more."""
     width, height = plan.map
     return scale((width, height), 1 / SMALLER)

@@ -34,11 +34,11 @@ from stages.ocr.direction import put_in_order
 from stages.ocr.layout import guess_turns, is_sure, order_lines, score_reading, turn_corners
 from stages.ocr.networks import NetworkLoader, Networks
 from stages.ocr.onnxfile import WeightsError, weight_files
-from stages.ocr.pieces import Plan, join_pieces, plan_pieces, shrink, smaller_map
+from stages.ocr.pieces import PiecePlan, join_pieces, plan_pieces, shrink, smaller_map
 from stages.ocr.ppocr import BLANK, LINE_HEIGHT
 from stages.ocr.warp import (
     VERTICAL_RATIO,
-    Lines,
+    TextLines,
     concatenate,
     crop_lines,
     crop_with_kernel,
@@ -101,7 +101,7 @@ class OcrStage(Stage):
         return [self._describe(*page) for page in zip(pieces, quads, readings, turns, strict=True)]
 
     def _find(
-        self, networks: Networks, images: Sequence[Image], pieces: Sequence[Sequence[Plan]]
+        self, networks: Networks, images: Sequence[Image], pieces: Sequence[Sequence[PiecePlan]]
     ) -> tuple[list[Tensor], list[Quads]]:
         """Each image's page, on the device, and the boxes of its lines in pixels of the padded page. The page of an
         image in several pieces is the image itself."""
@@ -131,7 +131,7 @@ class OcrStage(Stage):
         self,
         networks: Networks,
         pages: Sequence[Tensor],
-        pieces: Sequence[Sequence[Plan]],
+        pieces: Sequence[Sequence[PiecePlan]],
         quads: list[Quads],
         readings: list[list[Reading]],
     ) -> None:
@@ -206,7 +206,7 @@ class OcrStage(Stage):
         )
         return [list(islice(texts, len(boxes))) for boxes in quads]
 
-    def _read(self, networks: Networks, pages: Sequence[Tensor], lines: Lines) -> list[Reading]:
+    def _read(self, networks: Networks, pages: Sequence[Tensor], lines: TextLines) -> list[Reading]:
         readings = [Reading("", 0.0, False)] * len(lines)
         for places, columns in self._batch_lines(networks, lines):
             with hold_device(self.lock):
@@ -217,7 +217,7 @@ class OcrStage(Stage):
                 )
         return readings
 
-    def _batch_lines(self, networks: Networks, lines: Lines) -> Iterator[tuple[Sequence[int], int]]:
+    def _batch_lines(self, networks: Networks, lines: TextLines) -> Iterator[tuple[Sequence[int], int]]:
         """Batches for the recognizer: indices of lines, and the width of their tensor."""
         shares = networks.recognizer.shares_tensors and not self.on_cpu
         columns = bucket(lines.padded) if shares else lines.padded
@@ -227,7 +227,7 @@ class OcrStage(Stage):
                 yield places, width
 
     def _recognize(
-        self, networks: Networks, pages: Sequence[Tensor], lines: Lines, columns: int
+        self, networks: Networks, pages: Sequence[Tensor], lines: TextLines, columns: int
     ) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
         """The most likely class of each step and its probability, [N, steps] on the host."""
         resized = torch.from_numpy(lines.resized).to(self.device)
@@ -237,7 +237,9 @@ class OcrStage(Stage):
         classes, probabilities = to_host(torch.stack([answer.float() for answer in answers]))
         return classes.astype(np.int64), probabilities
 
-    def _describe(self, pieces: Sequence[Plan], quads: Quads, readings: Sequence[Reading], turns: int) -> Ocr:
+    def _describe(
+        self, pieces: Sequence[PiecePlan], quads: Quads, readings: Sequence[Reading], turns: int
+    ) -> Ocr:
         kept = [
             i
             for i, (text, score, _) in enumerate(readings)
@@ -272,7 +274,7 @@ def find_files(spec: StageSpec) -> dict[str, str]:
     return files
 
 
-def join_all(pieces: Sequence[Sequence[Plan]], found: Iterable[Quads]) -> list[Quads]:
+def join_all(pieces: Sequence[Sequence[PiecePlan]], found: Iterable[Quads]) -> list[Quads]:
     """The boxes of each image. found: of each piece."""
     boxes = iter(found)
     return [
@@ -280,7 +282,7 @@ def join_all(pieces: Sequence[Sequence[Plan]], found: Iterable[Quads]) -> list[Q
     ]
 
 
-def make_pages(pixels: Sequence[Tensor], plans: Sequence[Plan]) -> list[Tensor]:
+def make_pages(pixels: Sequence[Tensor], plans: Sequence[PiecePlan]) -> list[Tensor]:
     """uint8 [height, width, 3] of each piece, from its image's [3, height, width], on its device."""
     pages: dict[int, Tensor] = {}
     for size, places in group_places((plan.image, plan.page) for plan in plans).items():
@@ -298,7 +300,7 @@ def make_pages(pixels: Sequence[Tensor], plans: Sequence[Plan]) -> list[Tensor]:
     ]
 
 
-def cut(pixels: Tensor, plan: Plan) -> Tensor:
+def cut(pixels: Tensor, plan: PiecePlan) -> Tensor:
     (left, top), (width, height) = plan.origin, plan.image
     return pixels[:, top : top + height, left : left + width]
 
@@ -308,7 +310,7 @@ def is_text(reading: Reading) -> bool:
     return reading.score > TEXT_SCORE and not reading.guessed and has_text(reading.text)
 
 
-def plan_lines(page: int, quads: Quads) -> Lines:
+def plan_lines(page: int, quads: Quads) -> TextLines:
     """The crops of one page's lines, with rapidocr's sizes and padding."""
     edges = np.linalg.norm(quads - quads[:, [1, 2, 3, 0]], axis=2)  # top, right, bottom, left
     width, height = (
@@ -320,7 +322,7 @@ def plan_lines(page: int, quads: Quads) -> Lines:
     for group in split_batches(np.argsort(ratio).tolist(), LINES_IN_GROUP):
         padded[group] = min(max(int(LINE_HEIGHT * ratio[group].max()), NARROWEST_LINE), WIDEST_LINE)
     resized = np.minimum(np.ceil(LINE_HEIGHT * ratio).astype(np.int64), padded)
-    return Lines(np.full(len(quads), page), quads, width, height, resized, padded)
+    return TextLines(np.full(len(quads), page), quads, width, height, resized, padded)
 
 
 def bucket(columns: NDArray[np.int64]) -> NDArray[np.int64]:

@@ -31,7 +31,7 @@ Taps = tuple[Tensor, Tensor, Tensor, Tensor]
 
 
 @dataclass(frozen=True, slots=True)
-class Lines:
+class TextLines:
     """Where text lines are in their pages, and how wide their crops become: arrays over the lines."""
 
     page: NDArray[np.int64]  # which page of the batch
@@ -44,12 +44,14 @@ class Lines:
     def __len__(self) -> int:
         return len(self.page)
 
-    def __getitem__(self, chosen: Sequence[int]) -> Lines:
-        return Lines(*(getattr(self, field.name)[chosen] for field in fields(self)))
+    def __getitem__(self, chosen: Sequence[int]) -> TextLines:
+        return TextLines(*(getattr(self, field.name)[chosen] for field in fields(self)))
 
 
-def concatenate(parts: Sequence[Lines]) -> Lines:
-    return Lines(*(np.concatenate([getattr(part, field.name) for part in parts]) for field in fields(Lines)))
+def concatenate(parts: Sequence[TextLines]) -> TextLines:
+    return TextLines(
+        *(np.concatenate([getattr(part, field.name) for part in parts]) for field in fields(TextLines))
+    )
 
 
 def interleave(pixels: Tensor) -> Tensor:
@@ -92,7 +94,7 @@ def resize_with_kernel(pages: Sequence[Tensor], width: int, height: int) -> Tens
     return crop_upright(table, scales, height, width, pages[0].device)
 
 
-def crop_lines(pages: Sequence[Tensor], lines: Lines, height: int, columns: int) -> Tensor:
+def crop_lines(pages: Sequence[Tensor], lines: TextLines, height: int, columns: int) -> Tensor:
     """The lines, turned upright and resized to `height` rows and their own columns: uint8 [N, height,
     columns, 3].
 
@@ -105,7 +107,7 @@ def crop_lines(pages: Sequence[Tensor], lines: Lines, height: int, columns: int)
     return crop_in_torch(pages, lines, height, columns)
 
 
-def crop_with_cv2(pages: Sequence[Tensor], lines: Lines, height: int, columns: int) -> Tensor:
+def crop_with_cv2(pages: Sequence[Tensor], lines: TextLines, height: int, columns: int) -> Tensor:
     crops = np.zeros((len(lines), height, columns, 3), dtype=np.uint8)
     for i, width in enumerate(lines.resized.tolist()):
         crop = crop_quad(
@@ -175,7 +177,7 @@ def blend(upper: Tensor, lower: Tensor, upper_weight: Tensor, lower_weight: Tens
     return (total + 2 >> 2).byte()
 
 
-def crop_with_kernel(pages: Sequence[Tensor], lines: Lines, height: int, columns: int) -> Tensor:
+def crop_with_kernel(pages: Sequence[Tensor], lines: TextLines, height: int, columns: int) -> Tensor:
     """Axis-aligned lines are read from their pages. Slanted ones, half of those in the standard job,
     are cropped first."""
     slanted = (lines.corners != lines.corners[:, :1] + frames(lines)).any(axis=(1, 2))
@@ -218,7 +220,7 @@ def crop_upright(
     return out
 
 
-def warp_with_kernel(pages: Sequence[Tensor], lines: Lines) -> tuple[Tensor, NDArray[np.int64]]:
+def warp_with_kernel(pages: Sequence[Tensor], lines: TextLines) -> tuple[Tensor, NDArray[np.int64]]:
     """The lines' pixels [pixels, 3], one line after the other, and the first pixel of each."""
     from stages.ocr.warpkernel import warp_kernel
 
@@ -237,7 +239,7 @@ def warp_with_kernel(pages: Sequence[Tensor], lines: Lines) -> tuple[Tensor, NDA
     return crops, ends - areas
 
 
-def find_pages(pages: Sequence[Tensor], lines: Lines) -> NDArray[np.int64]:
+def find_pages(pages: Sequence[Tensor], lines: TextLines) -> NDArray[np.int64]:
     """Where each line's page is, [6, N]."""
     return np.array([find_page(page) for page in pages], dtype=np.int64)[lines.page].T
 
@@ -247,13 +249,13 @@ def find_page(page: Tensor) -> tuple[int, ...]:
     return page.data_ptr(), *page.shape[:2], *page.stride()
 
 
-def frames(lines: Lines) -> NDArray[np.float32]:
+def frames(lines: TextLines) -> NDArray[np.float32]:
     """The corners of each line's crop, [N, 4, 2]."""
     sizes = np.stack([lines.width, lines.height], axis=1).astype(np.float32)
     return SQUARE * sizes[:, None]
 
 
-def find_transforms(lines: Lines) -> NDArray[np.float64]:
+def find_transforms(lines: TextLines) -> NDArray[np.float64]:
     """The perspective transform from each crop's pixels to its page's, [9, N]."""
     transforms = [
         cv2.getPerspectiveTransform(*pair) for pair in zip(frames(lines), lines.corners, strict=True)
@@ -261,7 +263,7 @@ def find_transforms(lines: Lines) -> NDArray[np.float64]:
     return np.reshape(transforms, (-1, 9)).T
 
 
-def crop_in_torch(pages: Sequence[Tensor], lines: Lines, height: int, columns: int) -> Tensor:
+def crop_in_torch(pages: Sequence[Tensor], lines: TextLines, height: int, columns: int) -> Tensor:
     """Crops have all sizes, so their pixels are in one tensor, one crop after the other,
     until they are resized."""
     ends = np.cumsum(lines.width * lines.height)

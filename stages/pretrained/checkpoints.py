@@ -17,7 +17,7 @@ from transformers import AutoConfig, AutoTokenizer, PreTrainedModel, Siglip2Toke
 from transformers.utils import logging
 
 from stages.contract.base import StageUnusable
-from stages.contract.descriptor import Model as Known
+from stages.contract.descriptor import KnownModel as Known
 from stages.contract.recognition import read_config
 from stages.images.devices import device_errors
 from stages.pretrained.quantizing import check_small, make_smaller, refuse_quantized

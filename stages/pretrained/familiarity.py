@@ -29,7 +29,7 @@ BLANK_SIZE = 480, 640
 ROLES = {"familiarity": FILE, "familiarity_model": "blip"}  # in a pack, beside the files of each stage
 
 
-class Judge(Protocol):
+class FamiliarityModel(Protocol):
     def find_unfamiliar(self, images: Sequence[Image]) -> list[bool]: ...
 
 
@@ -119,7 +119,7 @@ def read_classifier(file: str, device: str) -> tuple[Tensor, Tensor]:
         raise StageUnusable(f"{file} cannot be read: {error}. Copy or make the pack again.") from error
 
 
-def load_familiarity(spec: StageSpec, device: str, lock: threading.Lock) -> Judge:
+def load_familiarity(spec: StageSpec, device: str, lock: threading.Lock) -> FamiliarityModel:
     """The classifier that the spec's files name, or one that knows all images. Raises StageUnusable."""
     if "familiarity" not in spec.files:
         return KnowsAll()

@@ -18,7 +18,7 @@ from transformers.cache_utils import StaticLayer
 LENGTHS_ALIGNED_TO = 128
 
 
-class Shape(NamedTuple):
+class CacheShape(NamedTuple):
     """Of a cache: the number of texts, and the tokens that each may have with its prompt."""
 
     texts: int
@@ -56,7 +56,7 @@ class PromptedLayer(StaticLayer):  # type: ignore[misc]
 class CacheMemory:
     """Caches of any smaller shape are views of it, so only one of them is in use at a time."""
 
-    def __init__(self, used: StaticCache, config: Any, shape: Shape) -> None:
+    def __init__(self, used: StaticCache, config: Any, shape: CacheShape) -> None:
         """used: a cache that the model has written to; it shows the shape of each layer. config: of the language
         model. Raises torch.OutOfMemoryError."""
         self.config = config
@@ -74,13 +74,13 @@ class CacheMemory:
         """The keys and the values of all layers."""
         return [part for layer in self.layers for part in (layer.keys, layer.values)]
 
-    def make_cache(self, shape: Shape) -> StaticCache:
+    def make_cache(self, shape: CacheShape) -> StaticCache:
         cache = StaticCache(config=self.config, max_cache_len=shape.length)
         cache.layers = [PromptedLayer(layer.max_cache_len) for layer in cache.layers]
         self.resize(cache, shape)
         return cache
 
-    def resize(self, cache: StaticCache, shape: Shape) -> None:
+    def resize(self, cache: StaticCache, shape: CacheShape) -> None:
         """Change the shape of a cache. What was written at the beginning of this memory stays there."""
         for layer, memory in zip(cache.layers, self.layers, strict=True):
             layer.keys = memory.keys[: shape.texts, :, : shape.length]
@@ -103,7 +103,7 @@ class CacheMemory:
             memory.cached_tokens.fill_(tokens)
 
 
-def allocate(part: Tensor, shape: Shape) -> Tensor:
+def allocate(part: Tensor, shape: CacheShape) -> Tensor:
     """part: keys or values of a layer, [any, heads, any, head size]."""
     return part.new_zeros(shape.texts, part.shape[1], shape.length, part.shape[3])
 

@@ -28,7 +28,14 @@ from transformers.cache_utils import StaticLayer
 from transformers.modeling_outputs import CausalLMOutputWithPast
 
 from stages.contract.base import OutOfMemory
-from stages.pretrained.keyvalues import CacheMemory, Shape, align, bytes_per_token, plan_lengths, plan_sizes
+from stages.pretrained.keyvalues import (
+    CacheMemory,
+    CacheShape,
+    align,
+    bytes_per_token,
+    plan_lengths,
+    plan_sizes,
+)
 from stages.pretrained.recording import Recorder
 
 DRY_RUN_TOKENS = 2  # the first is from the prompt, the second from a step
@@ -76,13 +83,13 @@ class RecordedSteps:
         self.config = model.config.get_text_config(decoder=True)
         self.sizes = plan_sizes(most_texts)
         self.lengths: list[int] = []
-        self.recordings: dict[Shape, Recording] = {}
+        self.recordings: dict[CacheShape, Recording] = {}
         self.memory: CacheMemory | None = None
         self.logits: Any = None  # [most texts, 1, words], where all recordings write them
         self.recorder: Recorder | None = None  # only while steps are recorded
         # Of the batch in work: its cache, the shape of that cache, and how many tokens of each text are in it.
         self.cache: StaticCache | None = None
-        self.shape, self.cached_tokens = Shape(0, 0), 0
+        self.shape, self.cached_tokens = CacheShape(0, 0), 0
         self.language_model.get_compiled_call = lambda _: self.step
 
     def record(
@@ -110,11 +117,11 @@ class RecordedSteps:
                 f"a cache for {self.sizes[-1]} texts of {least} tokens needs {needed * least >> 20:,} MiB, and "
                 f"{budget >> 20:,} MiB may be used for it"
             )
-        self.memory = CacheMemory(used, self.config, Shape(self.sizes[-1], self.lengths[-1]))
+        self.memory = CacheMemory(used, self.config, CacheShape(self.sizes[-1], self.lengths[-1]))
         self.recorder = recorder
         for length in reversed(self.lengths):  # the temporary memory of the longest is enough for all others
             self.memory.clear(self.sizes[-1])
-            generate(self._start(self.memory, Shape(1, length), prompt))
+            generate(self._start(self.memory, CacheShape(1, length), prompt))
         self.recorder = None
         if len(self.recordings) != len(self.sizes) * len(self.lengths):
             raise RuntimeError(
@@ -136,7 +143,7 @@ class RecordedSteps:
             return None
         self.memory.clear(size)
         length = next(length for length in self.lengths if length > prompt)
-        return self._start(self.memory, Shape(texts, length), prompt)
+        return self._start(self.memory, CacheShape(texts, length), prompt)
 
     def step(self, **inputs: Any) -> Any:
         """What `generate` calls for each token but the first, instead of the model. The logits are valid until the
@@ -145,7 +152,7 @@ class RecordedSteps:
             return self.language_model(**inputs)
         if self.recorder:
             self._record_sizes(self.memory, inputs, self.recorder)
-        recording = self.recordings.get(Shape(self._find_size(self.shape.texts), self.shape.length))
+        recording = self.recordings.get(CacheShape(self._find_size(self.shape.texts), self.shape.length))
         if recording and recording.fits(inputs):
             recording(inputs, self.shape.texts)
             outputs = CausalLMOutputWithPast(
@@ -155,11 +162,13 @@ class RecordedSteps:
             outputs = self.language_model(**inputs)
         self.cached_tokens += 1
         if self.cached_tokens == self.shape.length != self.lengths[-1]:
-            self.shape = Shape(self.shape.texts, self.lengths[self.lengths.index(self.cached_tokens) + 1])
+            self.shape = CacheShape(
+                self.shape.texts, self.lengths[self.lengths.index(self.cached_tokens) + 1]
+            )
             self.memory.resize(self.cache, self.shape)
         return outputs
 
-    def _start(self, memory: CacheMemory, shape: Shape, prompt: int) -> StaticCache:
+    def _start(self, memory: CacheMemory, shape: CacheShape, prompt: int) -> StaticCache:
         self.cache, self.shape, self.cached_tokens = memory.make_cache(shape), shape, prompt
         return self.cache
 
@@ -174,7 +183,7 @@ class RecordedSteps:
             logits = self.language_model(**inputs).logits[:, -1:]
             self.logits = logits.new_zeros(self.sizes[-1], *logits.shape[1:])
         for size in reversed(self.sizes):
-            shape = Shape(size, self.shape.length)
+            shape = CacheShape(size, self.shape.length)
             held = {**repeat(inputs, size), CACHE: memory.make_cache(shape)}
             replay = recorder.record(partial(self._write_logits, held, size), rewind)
             self.recordings[shape] = Recording(*divide(held), replay)

@@ -12,11 +12,11 @@ from torch import Tensor, nn
 from transformers import AutoImageProcessor
 
 from stages.contract.base import Image, Stage, StageSpec, StageUnusable
-from stages.contract.descriptor import SMALL, Model
+from stages.contract.descriptor import SMALL, KnownModel
 from stages.images.devices import dtype_of, hold_device, pixels_of, split_batches, synchronize, warm_up_size
 from stages.images.resize import ImageProcessor
 from stages.pretrained.checkpoints import load_known, load_part
-from stages.pretrained.familiarity import Judge, KnowsAll, load_familiarity
+from stages.pretrained.familiarity import FamiliarityModel, KnowsAll, load_familiarity
 
 Output = TypeVar("Output")
 
@@ -26,9 +26,9 @@ BLANK_SIZE = 480, 640  # of the images for warming up
 class VisionStage(Stage, Generic[Output]):
     """A stage that runs batches of preprocessed images through a model with a vision tower."""
 
-    models: ClassVar[tuple[Model, ...]]  # those that it takes, as in its descriptor
+    models: ClassVar[tuple[KnownModel, ...]]  # those that it takes, as in its descriptor
     processor: ClassVar[Any] = ImageProcessor
-    familiarity: Judge = KnowsAll()
+    familiarity: FamiliarityModel = KnowsAll()
 
     @classmethod
     def launch_kernels(cls, spec: StageSpec) -> None:

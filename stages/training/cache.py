@@ -41,7 +41,7 @@ DETECTOR_SIDES: Sequence[tuple[int | None, float]] = ((320, 0.4), (640, 0.3), (N
 
 
 @dataclass(frozen=True)
-class Plan:
+class CachePlan:
     """What to make. seconds: when to stop, even if there are fewer scenes; 0: no limit.
 
     detector_scenes: the number of scenes that are also put into the detector's folder.
@@ -60,7 +60,7 @@ class Plan:
         return self.folder / "detector"
 
 
-def write_cache(plan: Plan, progress: Callable[[int], None] = lambda _: None) -> int:
+def write_cache(plan: CachePlan, progress: Callable[[int], None] = lambda _: None) -> int:
     """Make the scenes 0, 1, … of the plan's seed. Returns their number.
     progress: called with the number so far."""
     open_pixels(plan.folder, plan.scenes, plan.edge)
@@ -84,7 +84,7 @@ def open_dataset(folder: Path, train: str) -> None:
     )
 
 
-def map_chunks(plan: Plan) -> Iterator[list[bytes]]:
+def map_chunks(plan: CachePlan) -> Iterator[list[bytes]]:
     """The chunks in order, made by one process for each core, until all are made or the time is up."""
     began = time.monotonic()
     starts = iter(range(0, plan.scenes, CHUNK))
@@ -108,7 +108,7 @@ def start_worker(parent: int) -> None:
     cv2.setNumThreads(1)
 
 
-def write_chunk(plan: Plan, start: int) -> list[bytes]:
+def write_chunk(plan: CachePlan, start: int) -> list[bytes]:
     """The examples of CHUNK scenes as lines; writes their pixels."""
     pixels = np.load(plan.folder / PIXELS, mmap_mode="r+")
     lines = []
@@ -138,7 +138,7 @@ def read_upright(data: bytes) -> Pixels:
     return np.asarray(ImageOps.exif_transpose(Image.open(io.BytesIO(data))).convert("RGB"))
 
 
-def write_detected(plan: Plan, index: int, scene: Pixels, truth: Truth) -> None:
+def write_detected(plan: CachePlan, index: int, scene: Pixels, truth: Truth) -> None:
     """One image and its labels on the detector's canvas."""
     split = "val" if index % VALIDATED_EVERY == 0 else "train"
     canvas, ratio, left, top = fit_square(scene, plan.detector_edge)

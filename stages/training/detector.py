@@ -39,7 +39,7 @@ from ultralytics.nn.tasks import torch_safe_load
 LAST = Path(WEIGHTS, "last.pt")
 
 
-class Trainer(DetectionTrainer):  # type: ignore[misc]
+class DetectorTrainer(DetectionTrainer):  # type: ignore[misc]
     """Ultralytics' trainer for the network of a config, with a line in the log for each epoch."""
 
     config: dict[str, Any]
@@ -86,16 +86,16 @@ def train_detector(job: DetectorJob) -> Path:
     folder = Path(job.folder).absolute()
     folder.mkdir(parents=True, exist_ok=True)
     vocabulary, sizes = mini.Vocabulary.of_scenes(), mini.Sizes()
-    _, Trainer.config = mini.make_yolo(vocabulary, sizes)
-    Trainer.log = folder / LOG
+    _, DetectorTrainer.config = mini.make_yolo(vocabulary, sizes)
+    DetectorTrainer.log = folder / LOG
     resumed = job.resume and (folder / LAST).is_file()
     done = count_epochs(folder / LAST) if resumed else 0
     if done is None:
         return folder / LAST
     if not resumed:
         forget_training(folder)
-    cut_log(Trainer.log, done)
-    trainer = Trainer(overrides=list_settings(job, folder, sizes.yolo_size, resumed=resumed))
+    cut_log(DetectorTrainer.log, done)
+    trainer = DetectorTrainer(overrides=list_settings(job, folder, sizes.yolo_size, resumed=resumed))
     trainer.train()
     return folder / LAST
 

@@ -23,9 +23,9 @@ from stages.training.hardware import make_accelerator, make_deterministic
 from stages.training.learners import BlipBatches, BlipLearner, ClipBatches, ClipLearner, Learner
 from stages.training.trainer import (
     CHECKPOINTS,
-    Batches,
-    Settings,
     Trainer,
+    TrainerSettings,
+    TrainingBatches,
 )
 
 FINAL = "final"  # the trained weights in a job's folder
@@ -33,14 +33,14 @@ WEIGHTS = "weights"  # the detector's weights from ultralytics
 THREADS = 2  # on a CPU; a process with a GPU does not need more either
 
 
-class Job(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class TrainingJob(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """folder: for log, checkpoints and weights. examples: their folder. stop_after: the step to stop at;
     0: none."""
 
     kind: Literal["clip", "blip"]
     folder: str
     examples: str
-    settings: Settings
+    settings: TrainerSettings
     smoothing: float = 0.0  # of BLIP's labels
     resume: bool = False
     stop_after: int = 0
@@ -68,7 +68,7 @@ def forget_training(folder: Path) -> None:
         remove_folder(folder / name)
 
 
-def run_job(job: Job) -> None:
+def run_job(job: TrainingJob) -> None:
     """Train. Raises ValueError for examples of another size,
     or with tags or captions that the models cannot learn."""
     torch.set_num_threads(THREADS)
@@ -94,7 +94,9 @@ def run_job(job: Job) -> None:
         learner.save(Path(job.folder) / FINAL)
 
 
-def make_learner(job: Job, models: mini.Models, examples: Examples) -> tuple[Learner, Batches]:
+def make_learner(
+    job: TrainingJob, models: mini.MiniModels, examples: Examples
+) -> tuple[Learner, TrainingBatches]:
     names = (len(models.vocabulary.classes), len(COLOR_NAMES))
     if job.kind == "blip":
         return BlipLearner(models.blip, names, job.smoothing), BlipBatches(examples, models.blip_tokenizer)
@@ -105,7 +107,7 @@ def make_learner(job: Job, models: mini.Models, examples: Examples) -> tuple[Lea
 def main() -> None:
     if "TORCHELASTIC_RUN_ID" in os.environ:  # otherwise the ranks would go on when their launcher is killed
         die_with(os.getppid())
-    run_job(msgspec.json.decode(Path(sys.argv[1]).read_bytes(), type=Job))
+    run_job(msgspec.json.decode(Path(sys.argv[1]).read_bytes(), type=TrainingJob))
 
 
 if __name__ == "__main__":

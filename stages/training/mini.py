@@ -88,7 +88,7 @@ def layers(count: int, hidden: int, intermediate: int, heads: int) -> dict[str, 
 
 
 @dataclass
-class Models:
+class MiniModels:
     yolo: nn.Module
     yolo_config: dict[str, Any]
     clip: CLIPModel
@@ -107,7 +107,7 @@ def make_blank_pack(folder: Path, seed: int, sizes: Sizes | None = None) -> Mani
     )
 
 
-def make_models(seed: int, vocabulary: Vocabulary, sizes: Sizes) -> Models:
+def make_models(seed: int, vocabulary: Vocabulary, sizes: Sizes) -> MiniModels:
     """The three networks with random weights, in eval mode, and their tokenizers."""
     clip_tokenizer, blip_tokenizer = (
         make_clip_tokenizer(vocabulary, sizes),
@@ -118,7 +118,7 @@ def make_models(seed: int, vocabulary: Vocabulary, sizes: Sizes) -> Models:
         yolo, yolo_config = make_yolo(vocabulary, sizes)
         clip = make_clip(clip_tokenizer, sizes)
         blip = make_blip(blip_tokenizer, sizes)
-    return Models(yolo, yolo_config, clip, clip_tokenizer, blip, blip_tokenizer, vocabulary)
+    return MiniModels(yolo, yolo_config, clip, clip_tokenizer, blip, blip_tokenizer, vocabulary)
 
 
 def make_yolo(vocabulary: Vocabulary, sizes: Sizes) -> tuple[nn.Module, dict[str, Any]]:
@@ -212,7 +212,7 @@ def make_tokenizer(
     return PreTrainedTokenizerFast(tokenizer_object=tokenizer, model_max_length=longest, **specials)
 
 
-def save_models(models: Models, folder: Path, manifest: Manifest) -> Manifest:
+def save_models(models: MiniModels, folder: Path, manifest: Manifest) -> Manifest:
     """Write a pack: the networks with their matrices in float16, their tokenizers,
     the labels and the manifest.
 

@@ -34,7 +34,7 @@ def make_pack(folder: Path) -> None:
     blip = BlipForConditionalGeneration(
         BlipConfig(text_config=blip_text, vision_config={"initializer_range": 0.02})
     ).eval()
-    models = mini.Models(yolo, yolo_config, clip, clip_words, blip, blip_words, words)
+    models = mini.MiniModels(yolo, yolo_config, clip, clip_words, blip, blip_words, words)
     mini.save_models(models, folder, Manifest(name="random", trained=False, notice=mini.BLANK_NOTICE))
 
 

@@ -23,14 +23,14 @@ import msgspec
 
 from stages.contract.manifest import Manifest, PackError
 from stages.contract.processes import environment, python
-from stages.training.cache import Plan, write_cache
+from stages.training.cache import CachePlan, write_cache
 from stages.training.card import Card, draw_curves, read_card, read_training, write_card
 from stages.training.children import Child, InUse, end_children, locked, start_child, stopped_in_order
 from stages.training.folders import replace_folder, restore_folder
-from stages.training.job import FINAL, DetectorJob, Job, forget_training
+from stages.training.job import FINAL, DetectorJob, TrainingJob, forget_training
 from stages.training.log import read_log
 from stages.training.options import KINDS, Options, check_place, parse_options
-from stages.training.trainer import LOG, Settings
+from stages.training.trainer import LOG, TrainerSettings
 from stages.yolo.structure import has_library
 
 NOTICE = "mini pack: a demonstration that knows only the toy scenes of `visiond samples`"
@@ -98,7 +98,7 @@ def make_scenes(options: Options, folder: Path, report: Say) -> None:
 
     sizes = Sizes()
     detected = DETECTOR_SCENES if "yolo" in options.only else 0
-    plan = Plan(
+    plan = CachePlan(
         folder,
         options.seed,
         options.scenes,
@@ -124,11 +124,11 @@ def make_scenes(options: Options, folder: Path, report: Say) -> None:
 def list_jobs(options: Options, data: Path) -> dict[str, Any]:
     sizes = {kind: min(size, count_scenes(data)) for kind, size in options.batch_sizes.items()}
     jobs: dict[str, Any] = {
-        kind: Job(
+        kind: TrainingJob(
             kind=kind,  # type: ignore[arg-type]
             folder=str(options.workdir / kind),
             examples=str(data),
-            settings=Settings(
+            settings=TrainerSettings(
                 seed=options.seed,
                 batch_size=sizes[kind],
                 epochs=options.epochs,

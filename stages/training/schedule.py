@@ -8,7 +8,7 @@ from typing import Any
 FIRST_PACE = 1e-4  # of a schedule with only a time limit, until it is measured
 
 
-class Schedule:
+class LearningRates:
     """A linear warm-up, then half a cosine down to 0, over a progress from 0 to 1.
 
     Each step is one of `steps` planned steps. With a time limit, steps count for more as soon as the measured

@@ -30,7 +30,7 @@ from torch import Tensor, nn
 from stages.training.folders import remove_folder, sync, sync_tree
 from stages.training.hardware import gather_with_gradient, make_accelerator, probe_batch
 from stages.training.log import ProgressBar, cut_log
-from stages.training.schedule import Schedule
+from stages.training.schedule import LearningRates
 
 LOG, CHECKPOINTS, STATE = "log.jsonl", "checkpoints", "state.json"
 CHECKPOINTS_KEPT = 2
@@ -40,7 +40,7 @@ MEMORY_SHARE = 0.92  # of the device, that a batch may use when its size is prob
 PROBE_STEPS = 2  # the second one runs with the memory as the first left it
 
 
-class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class TrainerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """How to train. The first limit of epochs, steps and seconds that is reached ends the training;
     0 is no limit."""
 
@@ -64,7 +64,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     wandb: str = ""  # project
 
 
-class State(msgspec.Struct, kw_only=True):
+class TrainingState(msgspec.Struct, kw_only=True):
     """The content of a checkpoint besides the weights, the optimizer and the random states."""
 
     batch_size: int
@@ -74,7 +74,7 @@ class State(msgspec.Struct, kw_only=True):
     elapsed: float
 
 
-class Batches(Protocol):
+class TrainingBatches(Protocol):
     """Examples in the form that a module takes."""
 
     def __len__(self) -> int: ...
@@ -88,7 +88,9 @@ class ResumeError(Exception):
 
 
 class Trainer:
-    def __init__(self, module: nn.Module, batches: Batches, settings: Settings, folder: Path) -> None:
+    def __init__(
+        self, module: nn.Module, batches: TrainingBatches, settings: TrainerSettings, folder: Path
+    ) -> None:
         """module: its forward computes named losses from a batch; "loss" is minimized.
         folder: for log and checkpoints."""
         self.settings, self.folder, self.batches = settings, folder, batches
@@ -134,7 +136,7 @@ class Trainer:
     def _prepare(self, checkpoint: Path | None) -> None:
         """Set sizes, optimizer and schedule; from the checkpoint if there is one."""
         if checkpoint:
-            state = msgspec.json.decode((checkpoint / STATE).read_bytes(), type=State)
+            state = msgspec.json.decode((checkpoint / STATE).read_bytes(), type=TrainingState)
             self._check_state(state, checkpoint)
             self.batch_size, self.micro_batch, self.elapsed = (
                 state.batch_size,
@@ -152,7 +154,7 @@ class Trainer:
             )
         planned = [self.settings.steps, round(self.settings.epochs * self.steps_per_epoch)]
         steps = min((count for count in planned if count), default=0)
-        self.schedule = Schedule(steps, self.settings.seconds, self.settings.warmup)
+        self.schedule = LearningRates(steps, self.settings.seconds, self.settings.warmup)
         self.module, self.optimizer = self.accelerator.prepare(self.bare, self._make_optimizer())
         if self.processes > 1 and hasattr(self.bare, "gather"):
             self.bare.gather = gather_with_gradient  # type: ignore[assignment]
@@ -161,7 +163,7 @@ class Trainer:
         if checkpoint:
             self.accelerator.load_state(str(checkpoint))
 
-    def _check_state(self, state: State, checkpoint: Path) -> None:
+    def _check_state(self, state: TrainingState, checkpoint: Path) -> None:
         if (state.processes, state.seed) != (self.processes, self.settings.seed):
             raise ResumeError(
                 f"{checkpoint} was written by {state.processes} processes with seed {state.seed}, and these are "
@@ -335,7 +337,7 @@ class Trainer:
         self.accelerator.save_state(str(part), safe_serialization=False)  # BLIP shares tensors
         self.accelerator.wait_for_everyone()
         if self.accelerator.is_main_process:
-            state = State(
+            state = TrainingState(
                 batch_size=self.batch_size,
                 micro_batch=self.micro_batch,
                 processes=self.processes,

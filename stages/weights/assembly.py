@@ -10,7 +10,7 @@ from pathlib import Path
 
 from stages.clip.descriptor import LABELS
 from stages.contract import recognition
-from stages.contract.descriptor import Model
+from stages.contract.descriptor import KnownModel
 from stages.contract.manifest import (
     MANIFEST,
     Manifest,
@@ -184,7 +184,7 @@ def add_networks(source: Path, folder: Path, progress: Callable[[str], None]) ->
 
 
 def add_transformers(
-    models: Sequence[Model], source: Path, folder: Path, progress: Callable[[str], None]
+    models: Sequence[KnownModel], source: Path, folder: Path, progress: Callable[[str], None]
 ) -> None:
     """Put a model's weights into the folder as safetensors, with its config, tokenizer and image processor."""
     weights = recognition.list_weights(source, pickle=True)
@@ -198,7 +198,7 @@ def add_transformers(
         convert_weights(recognition.check_transformers(models, source, pickle=True), folder)
 
 
-def convert_weights(model: Model, folder: Path) -> None:
+def convert_weights(model: KnownModel, folder: Path) -> None:
     import transformers
 
     from stages.pretrained.checkpoints import convert_pickle

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from stages.contract.descriptor import Backend
 from stages.registry import registry
-from stages.weights.families import Entry, Family
+from stages.weights.families import Family, PublishedModel
 from stages.weights.ppocr import RECOGNIZERS
 
 ULTRALYTICS = "ultralytics"  # instead of a model_type: a .pt file of this library
@@ -348,7 +348,7 @@ CATALOG = {
 }
 
 
-def find_backend(entry: Entry) -> str | None:
+def find_backend(entry: PublishedModel) -> str | None:
     """The name of the backend of this installation that takes the model."""
     backends = registry.STAGES[entry.stage].backends if entry.stage in registry.STAGES else {}
     return next((name for name, backend in backends.items() if takes(name, backend, entry.type)), None)
@@ -358,12 +358,12 @@ def takes(name: str, backend: Backend, model_type: str) -> bool:
     return name == model_type == ULTRALYTICS or any(model.type == model_type for model in backend.models)
 
 
-def offered() -> dict[str, Entry]:
+def offered() -> dict[str, PublishedModel]:
     """The models that this installation can run, by name."""
     return {name: entry for name, entry in CATALOG.items() if find_backend(entry)}
 
 
-def find_published(repository: str, file: str = "") -> Entry | None:
+def find_published(repository: str, file: str = "") -> PublishedModel | None:
     """The entry of a repository, whatever the case of its letters: the hub ignores that too."""
     wanted = (repository.lower(), file)
     return next((e for e in CATALOG.values() if (e.repository.lower(), e.file) == wanted), None)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class PublishedModel:
     """A published model.
 
     name: for the configuration and `visiond models pull`. type: its model_type, or the catalog's ULTRALYTICS.
@@ -44,9 +44,9 @@ class Family:
     repository: str = ""  # if all models are files of one
     detector: str = ""  # as of Entry
 
-    def entries(self) -> Iterator[Entry]:
+    def entries(self) -> Iterator[PublishedModel]:
         for name, place, millions, figure in self.rows:
-            yield Entry(
+            yield PublishedModel(
                 name,
                 self.stage,
                 self.name,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 
 
-class Rate(msgspec.Struct, frozen=True):
+class MeasuredRate(msgspec.Struct, frozen=True):
     """Images/s at a batch size, in half precision, of images of 1280×960 pixels; captions of 20 tokens,
     pages of up to 256. memory_bytes: the most that PyTorch reserved on the GPU during the measurement, perhaps for a
     larger batch that was not faster."""
@@ -17,7 +17,7 @@ class Rate(msgspec.Struct, frozen=True):
 
 GPU = "H100"
 RATES = {
-    name: Rate(rate, batch, round(gigabytes * 1e9))
+    name: MeasuredRate(rate, batch, round(gigabytes * 1e9))
     for name, rate, batch, gigabytes in (
         ("yolov8n", 5154, 128, 4.6),
         ("yolo26m", 1964, 32, 3.7),

@@ -13,7 +13,7 @@ from stages.contract.manifest import MANIFEST, NotPulled, PackError, read_manife
 from stages.registry import registry
 from stages.weights import catalog
 from stages.weights.catalog import CATALOG
-from stages.weights.families import Entry
+from stages.weights.families import PublishedModel
 
 PART = r"[A-Za-z0-9][\w.-]*"
 REPOSITORY = re.compile(rf"({PART}/{PART})(?:/({PART}\.pt))?")
@@ -28,7 +28,7 @@ class Reference:
     repository: str
     file: str = ""
     revision: str = ""
-    entry: Entry | None = None
+    entry: PublishedModel | None = None
 
     @property
     def name(self) -> str:

@@ -20,7 +20,7 @@ import msgspec
 
 from stages.contract import recognition
 from stages.contract.base import StageSpec, StageUnusable
-from stages.contract.descriptor import Model
+from stages.contract.descriptor import KnownModel
 from stages.contract.manifest import (
     MANIFEST,
     Manifest,
@@ -64,13 +64,13 @@ Print = Callable[[str], None]
 
 
 @dataclass(frozen=True, slots=True)
-class Order:
+class Download:
     """What to download from a repository, and its entry in the manifest. model: None for a .pt file of ultralytics."""
 
     files: list[str]
     stage: str
     entry: StageEntry
-    model: Model | None = None
+    model: KnownModel | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +79,7 @@ class Part:
 
     repository: str
     listing: Listing
-    order: Order
+    order: Download
     place: str
 
 
@@ -169,7 +169,7 @@ def begin(partial: Path, commit: str) -> Path:
     return partial
 
 
-def plan(hub: Hub, reference: Reference, listing: Listing, *, allow_pickle: bool) -> Order:
+def plan(hub: Hub, reference: Reference, listing: Listing, *, allow_pickle: bool) -> Download:
     """What to download. Raises PackError if the model cannot be used, as far as its config.json and the names of its
     files show."""
     if reference.file:
@@ -192,10 +192,10 @@ def plan(hub: Hub, reference: Reference, listing: Listing, *, allow_pickle: bool
     if weights == [PICKLE]:
         check_pickle(f"{repository}/{PICKLE}", allow_pickle=allow_pickle)
     files = sorted({*choose_support(listing.files), *weights})
-    return Order(files, stage, StageEntry(backend, {model.role: "."}), model)
+    return Download(files, stage, StageEntry(backend, {model.role: "."}), model)
 
 
-def plan_checkpoint(reference: Reference, listing: Listing, *, allow_pickle: bool) -> Order:
+def plan_checkpoint(reference: Reference, listing: Listing, *, allow_pickle: bool) -> Download:
     """A .pt file of ultralytics."""
     name = f"{reference.repository}/{reference.file}"
     if reference.file not in listing.files:
@@ -205,10 +205,10 @@ def plan_checkpoint(reference: Reference, listing: Listing, *, allow_pickle: boo
             raise PackError(f"{name} is {what}; {yolo_recognition.TAKEN}.")
     check_pickle(name, allow_pickle=allow_pickle)
     yolo_recognition.check_library(name)
-    return Order([reference.file], "yolo", StageEntry(ULTRALYTICS, dict(YOLO_FILES)))
+    return Download([reference.file], "yolo", StageEntry(ULTRALYTICS, dict(YOLO_FILES)))
 
 
-def check_processor(order: Order, folder: Path) -> None:
+def check_processor(order: Download, folder: Path) -> None:
     """Raises PackError if the stage cannot prepare images as the model's files say, before its weights are downloaded."""
     spec = StageSpec(order.stage, order.entry.backend, {"model": str(folder)})
     load_processor = getattr(registry.find_class(spec), "load_processor", None)
@@ -219,7 +219,7 @@ def check_processor(order: Order, folder: Path) -> None:
         raise PackError(str(error)) from error
 
 
-def finish(order: Order, folder: Path, progress: Print) -> None:
+def finish(order: Download, folder: Path, progress: Print) -> None:
     """Check the files that were downloaded, and convert a pickle to safetensors."""
     if order.model is None:
         checkpoint = folder / order.files[0]
@@ -233,7 +233,7 @@ def finish(order: Order, folder: Path, progress: Print) -> None:
         assembly.convert_weights(order.model, folder)
 
 
-def recognize(repository: str, folder: Path) -> tuple[str, str, Model]:
+def recognize(repository: str, folder: Path) -> tuple[str, str, KnownModel]:
     """The stage and the backend that take the model of a config.json. Raises PackError with the nearest model
     that one takes."""
     model_type, kind = recognition.name_model(folder)

@@ -9,7 +9,7 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
-from stages.contract.descriptor import Backend, Descriptor, Model
+from stages.contract.descriptor import Backend, Descriptor, KnownModel
 from stages.contract.invented import LABELS
 from stages.contract.options import Count, Fraction
 from stages.contract.recognition import make_backend
@@ -17,7 +17,7 @@ from stages.yolo import recognition
 
 FILES = {"weights": "yolo.safetensors", "config": "yolo.json"}  # by role, in a pack
 DETECTORS = tuple(
-    Model(kind, f"{name}ForObjectDetection", description, parts=("image processor",))
+    KnownModel(kind, f"{name}ForObjectDetection", description, parts=("image processor",))
     for kind, name, description in (
         ("rt_detr", "RTDetr", "RT-DETR"),
         ("rt_detr_v2", "RTDetrV2", "RT-DETRv2"),
@@ -27,7 +27,7 @@ DETECTORS = tuple(
         ("lw_detr", "LwDetr", "LW-DETR"),
     )
 )
-OPEN_VOCABULARY = (Model("owlv2", "Owlv2ForObjectDetection", "OWLv2"),)
+OPEN_VOCABULARY = (KnownModel("owlv2", "Owlv2ForObjectDetection", "OWLv2"),)
 
 
 class Detection(msgspec.Struct, frozen=True):

@@ -47,7 +47,7 @@ class Structure(msgspec.Struct):
     scale: str | None = None
 
 
-class Config(msgspec.Struct):
+class YoloJson(msgspec.Struct):
     """A yolo.json. Other keys do no harm."""
 
     model: str | Structure
@@ -85,7 +85,7 @@ def check_structure(weights: Path, file: Path) -> None:
     if missing := [key for key in ("model", "nc", "names", "imgsz") if key not in config]:
         raise PackError(f"{file} has no {', '.join(missing)} of the model; `visiond models make` writes it.")
     try:
-        checked = msgspec.convert(config, Config)
+        checked = msgspec.convert(config, YoloJson)
     except msgspec.ValidationError as error:
         raise PackError(
             f"{file} does not describe a YOLO model: {error}. Copy it again; `visiond models make` writes it."

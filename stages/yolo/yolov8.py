@@ -22,7 +22,7 @@ WIDENED = ("Conv", "C2f", "SPPF")  # layers whose channels the width multiplies
 OBJECTS = 5  # that an untrained network expects in an image of 640 pixels; sets the biases of the scores
 
 
-class Shape(NamedTuple):
+class LayerShape(NamedTuple):
     """Of a feature map. stride: the pixels of a cell."""
 
     channels: int
@@ -35,10 +35,10 @@ class YoloV8(YoloNetwork):
     def __init__(self, size: Size, classes: int) -> None:
         super().__init__()
         self.model, self.sources = nn.ModuleList(), []
-        shapes: list[Shape] = []  # of the layers' outputs
+        shapes: list[LayerShape] = []  # of the layers' outputs
         for sources, repeats, kind, arguments in [*list_backbone(), *list_head()]:
             self.sources.append([sources] if isinstance(sources, int) else sources)
-            inputs = [shapes[source] if shapes else Shape(3, 1) for source in self.sources[-1]]
+            inputs = [shapes[source] if shapes else LayerShape(3, 1) for source in self.sources[-1]]
             (channels, stride), count = inputs[0], max(round(repeats * size.depth), 1)
             out_channels = (
                 round_up(min(arguments[0], size.max_channels) * size.width) if kind in WIDENED else channels
@@ -58,7 +58,7 @@ class YoloV8(YoloNetwork):
                 case _:
                     layer = Detect(inputs, classes)
             self.model.append(layer)
-            shapes.append(Shape(out_channels, stride))
+            shapes.append(LayerShape(out_channels, stride))
         self.stride = max(shape.stride for shape in shapes)
         self.eval()
 
@@ -164,7 +164,7 @@ class Detect(nn.Module):
     """Boxes and scores of each cell of three feature maps. A side of a box is a distribution over distances (Li et al.,
     Generalized Focal Loss, https://arxiv.org/abs/2006.04388)."""
 
-    def __init__(self, inputs: Sequence[Shape], classes: int) -> None:
+    def __init__(self, inputs: Sequence[LayerShape], classes: int) -> None:
         super().__init__()
         first, self.strides = inputs[0].channels, [shape.stride for shape in inputs]
         box_channels, score_channels = max(16, first // 4, BINS * 4), max(first, min(classes, 100))

@@ -13,7 +13,7 @@ from daemon.config.state import DIARY
 from daemon.monitoring.diary import write_diary
 from daemon.search import matrix
 from daemon.server.guard import own_token
-from visiond.cluster.places import Folder
+from visiond.cluster.places import ClusterFolder
 
 Calls = list[tuple[str, str]]
 
@@ -69,7 +69,7 @@ def test_the_diary_is_on_the_disk_before_it_has_its_name(tmp_path: Path, calls: 
 def test_a_part_of_a_cluster_is_on_the_disk_before_it_has_its_name_and_its_name_before_it_counts(
     tmp_path: Path, calls: Calls
 ) -> None:
-    assert Folder(str(tmp_path)).write_whole("part", b"rows")
+    assert ClusterFolder(str(tmp_path)).write_whole("part", b"rows")
     assert_flushed_before_it_has_its_name(calls)
     assert calls[-1] == ("flush", str(tmp_path))
 

@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from stages.training import detector, mini
-from stages.training.cache import Plan, write_cache
+from stages.training.cache import CachePlan, write_cache
 from stages.training.detector import LAST, train_detector
 from stages.training.job import DetectorJob
 from stages.training.trainer import LOG
@@ -32,7 +32,7 @@ def small_network(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(scope="module")
 def dataset(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    plan = Plan(
+    plan = CachePlan(
         tmp_path_factory.mktemp("scenes"), seed=3, scenes=12, edge=16, detector_scenes=12, detector_edge=64
     )
     write_cache(plan)
@@ -47,7 +47,7 @@ def job(dataset: Path, tmp_path: Path) -> DetectorJob:
 
 
 def kill_after_an_epoch(job: DetectorJob) -> None:
-    class Mortal(detector.Trainer):
+    class Mortal(detector.DetectorTrainer):
         def save_model(self) -> bool:
             super().save_model()
             raise Killed
@@ -56,7 +56,7 @@ def kill_after_an_epoch(job: DetectorJob) -> None:
 
 
 def kill_in_the_last_validation(job: DetectorJob) -> None:
-    class Mortal(detector.Trainer):
+    class Mortal(detector.DetectorTrainer):
         def final_eval(self) -> None:
             self.validator.add_callback("on_val_start", die)
             super().final_eval()
@@ -67,9 +67,9 @@ def kill_in_the_last_validation(job: DetectorJob) -> None:
     kill(job, Mortal)
 
 
-def kill(job: DetectorJob, mortal: type[detector.Trainer]) -> None:
+def kill(job: DetectorJob, mortal: type[detector.DetectorTrainer]) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(detector, "Trainer", mortal)
+        patch.setattr(detector, "DetectorTrainer", mortal)
         with pytest.raises(Killed):
             train_detector(job)
 

@@ -11,8 +11,8 @@ import pytest
 from PIL import Image
 
 from stages.training.examples import Example, write_examples
-from stages.training.job import FINAL, Job, run_job
-from stages.training.trainer import Settings
+from stages.training.job import FINAL, TrainingJob, run_job
+from stages.training.trainer import TrainerSettings
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*pin_memory.*:UserWarning")
 
@@ -26,7 +26,7 @@ def test_the_docs_example_trains(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         Image.new("RGB", (40, 30), (30 * number, 0, 0)).save(f"photos/{number}.jpg")
     blocks = dict(re.findall(r"```(python|json)\n(.*?)```", DOCS.read_text(), re.DOTALL))
     exec(blocks["python"], {})
-    run_job(msgspec.json.decode(blocks["json"], type=Job))
+    run_job(msgspec.json.decode(blocks["json"], type=TrainingJob))
     assert (tmp_path / "run" / FINAL / "model.safetensors").is_file()
 
 
@@ -56,11 +56,11 @@ def test_examples_that_the_models_cannot_learn_are_refused(
     kind: str, example: Example, edge: int, said: str, tmp_path: Path
 ) -> None:
     write_examples(tmp_path / "examples", [np.zeros((9, 9, 3), np.uint8)], [example], edge)
-    job = Job(
+    job = TrainingJob(
         kind=kind,  # type: ignore[arg-type]
         folder=str(tmp_path / "run"),
         examples=str(tmp_path / "examples"),
-        settings=Settings(batch_size=1, steps=1),
+        settings=TrainerSettings(batch_size=1, steps=1),
     )
     with pytest.raises(ValueError, match=re.escape(said)):
         run_job(job)

@@ -19,7 +19,7 @@ from stages.contract.manifest import MANIFEST, Manifest, PackError, read_manifes
 from stages.registry import registry
 from stages.scenes.truth import Truth
 from stages.training import mini
-from stages.training.cache import Plan, draw, fit_square, tell_example, write_cache
+from stages.training.cache import CachePlan, draw, fit_square, tell_example, write_cache
 from stages.training.card import Card, Training, draw_curves, read_card, read_training, write_card
 from stages.training.dataset import Examples
 from stages.training.examples import EXAMPLES, Example, write_examples, write_lines
@@ -35,7 +35,7 @@ from stages.training.recipe import (
     train_mini,
     watch,
 )
-from stages.training.trainer import Settings, Trainer
+from stages.training.trainer import Trainer, TrainerSettings
 from stages.weights.packs import Pack, open_pack, resolve_all, verify
 from stages.yolo.descriptor import Objects
 from tests.training.test_trainer import NAMES, TINY
@@ -64,7 +64,9 @@ def pack(scenes: list[tuple[np.ndarray, Truth]], tmp_path_factory: pytest.TempPa
     write_examples(folder / "examples", [pixels for pixels, _ in scenes], told, TINY.image_size)
     examples = Examples(folder / "examples", torch.device("cpu"))
     models = mini.make_models(1, mini.Vocabulary.of_scenes(), TINY)
-    settings = Settings(batch_size=COUNT, steps=100, learning_rate=5e-3, checkpoint_every=0, weight_decay=0)
+    settings = TrainerSettings(
+        batch_size=COUNT, steps=100, learning_rate=5e-3, checkpoint_every=0, weight_decay=0
+    )
     blip = BlipLearner(models.blip, NAMES)
     Trainer(blip, BlipBatches(examples, models.blip_tokenizer), settings, folder / "blip").run()
     batches = ClipBatches(examples, models.clip_tokenizer, models.vocabulary.labels)
@@ -117,7 +119,7 @@ def test_a_caption_is_like_its_own_image(images: list[Image]) -> None:
 
 
 def test_the_cache_holds_the_scenes_of_its_seed(tmp_path: Path) -> None:
-    plan = Plan(tmp_path, seed=3, scenes=24, edge=48, detector_scenes=12, detector_edge=64)
+    plan = CachePlan(tmp_path, seed=3, scenes=24, edge=48, detector_scenes=12, detector_edge=64)
     assert write_cache(plan) == 24
     lines = (tmp_path / EXAMPLES).read_bytes().splitlines()
     examples = [msgspec.json.decode(line, type=Example) for line in lines]
@@ -131,7 +133,7 @@ def test_the_cache_holds_the_scenes_of_its_seed(tmp_path: Path) -> None:
 
 
 def test_a_cache_that_is_made_again_is_unfinished_until_it_is_complete(tmp_path: Path) -> None:
-    plan = Plan(tmp_path, seed=3, scenes=4, edge=16, detector_scenes=0, detector_edge=64)
+    plan = CachePlan(tmp_path, seed=3, scenes=4, edge=16, detector_scenes=0, detector_edge=64)
     write_cache(plan)
 
     def interrupt(_: int) -> None:
@@ -143,7 +145,7 @@ def test_a_cache_that_is_made_again_is_unfinished_until_it_is_complete(tmp_path:
         Examples(tmp_path, torch.device("cpu"))
 
 
-def draw_caption(plan: Plan, index: int) -> str:
+def draw_caption(plan: CachePlan, index: int) -> str:
     from stages.training.cache import DETECTOR_SIDES, SIDES
 
     return draw(plan.seed, index, DETECTOR_SIDES if index < plan.detector_scenes else SIDES)[1].captions[0]
@@ -153,7 +155,9 @@ def test_a_cache_that_runs_out_of_time_holds_what_there_is(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("os.sched_getaffinity", lambda _: {0})  # each process makes two parts
-    plan = Plan(tmp_path, seed=3, scenes=100_000, edge=16, detector_scenes=0, detector_edge=64, seconds=0.01)
+    plan = CachePlan(
+        tmp_path, seed=3, scenes=100_000, edge=16, detector_scenes=0, detector_edge=64, seconds=0.01
+    )
     count = write_cache(plan)
     assert 64 <= count < 1_000
     assert len(Examples(tmp_path, torch.device("cpu"))) == count

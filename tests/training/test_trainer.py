@@ -21,13 +21,13 @@ from stages.training.hardware import probe_batch
 from stages.training.job import FINAL, WEIGHTS, forget_training
 from stages.training.learners import BlipBatches, BlipLearner, ClipBatches, ClipLearner, Grounding
 from stages.training.recipe import describe_progress
-from stages.training.schedule import Schedule
+from stages.training.schedule import LearningRates
 from stages.training.trainer import (
     CHECKPOINTS,
     LOG,
     ResumeError,
-    Settings,
     Trainer,
+    TrainerSettings,
     find_checkpoint,
 )
 
@@ -74,7 +74,7 @@ def read_losses(folder: Path) -> list[float]:
     return [msgspec.json.decode(line)["loss"] for line in (folder / LOG).read_bytes().splitlines()]
 
 
-SETTINGS = Settings(batch_size=16, steps=8, log_every=1, checkpoint_every=3, learning_rate=3e-3)
+SETTINGS = TrainerSettings(batch_size=16, steps=8, log_every=1, checkpoint_every=3, learning_rate=3e-3)
 
 
 # Learning.
@@ -313,7 +313,7 @@ def test_a_batch_too_large_for_the_gpu_does_not_fit(tmp_path: Path) -> None:
 
 
 def test_a_schedule_warms_up_and_ends_at_nothing() -> None:
-    schedule, factors = Schedule(100, 0, 0.1), []
+    schedule, factors = LearningRates(100, 0, 0.1), []
     while not schedule.done:
         factors.append(schedule.factor)
         schedule.advance()
@@ -325,7 +325,7 @@ def test_a_schedule_warms_up_and_ends_at_nothing() -> None:
 
 @pytest.mark.parametrize("steps", [0, 100_000])
 def test_a_budget_of_seconds_ends_a_training_that_would_take_longer(steps: int) -> None:
-    schedule = Schedule(steps, 10.0, 0.1)
+    schedule = LearningRates(steps, 10.0, 0.1)
     while not schedule.done:
         schedule.advance()
         schedule.keep_time(elapsed=0.05 * schedule.step)
@@ -334,7 +334,7 @@ def test_a_budget_of_seconds_ends_a_training_that_would_take_longer(steps: int) 
 
 def test_a_training_without_an_end_is_refused() -> None:
     with pytest.raises(ValueError, match="needs a limit"):
-        Schedule(0, 0, 0.1)
+        LearningRates(0, 0, 0.1)
 
 
 # Examples.

@@ -23,14 +23,14 @@ from visiond.cluster.places import open_place
 from visiond.cluster.planning import Unit, from_table
 from visiond.cluster.plans import Ids, part_of
 from visiond.cluster.shards import shard_of, write_shard
-from visiond.cluster.unpacking import Unpacked, Unpacker
+from visiond.cluster.unpacking import ClusterUnpacker, Unpacked
 from visiond.engine import Annotator
 from visiond.rows import COLUMNS, pair
 
 COUNTS = b"visiond.counts"  # in a part's own metadata: images by state
 
 
-class Chain:
+class ActorChain:
     """One chain of stages. Threads of the actor share it: while one unit is annotated, the next is read and the
     last is written. Units are read one after another: those that are read together would also end together, and the
     GPU would wait for their parts."""
@@ -53,10 +53,10 @@ class Chain:
         self._turn = threading.Lock()  # the unit that is being read
         # An error of a constructor reaches the driver as text among tracebacks, and Ray would try again.
         self._problem: VisiondError | None = None
-        self._unpacker: Unpacker | None = None
+        self._unpacker: ClusterUnpacker | None = None
         try:
             if settings.inbox[0].unpack:
-                self._unpacker = Unpacker(settings)
+                self._unpacker = ClusterUnpacker(settings)
             self._annotator.load()
         except VisiondError as error:
             self._problem = error

@@ -14,9 +14,9 @@ from typing import Any, NamedTuple
 import msgspec
 
 from daemon.core.jobs import Failure
-from visiond.cluster.inputs import URL_COLUMNS, Input
+from visiond.cluster.inputs import URL_COLUMNS, ClusterInput
 from visiond.cluster.objects import open_object, open_stream, read_object
-from visiond.cluster.unpacking import Unpacked, Unpacker
+from visiond.cluster.unpacking import ClusterUnpacker, Unpacked
 
 THREADS = 16  # that read from a store
 AHEAD_BYTES = 128 << 20  # that may be read and not taken yet
@@ -31,10 +31,10 @@ class Fetched(NamedTuple):
 
 
 def fetch(
-    inputs: Iterable[Input], threads: ThreadPoolExecutor, unpacker: Unpacker | None = None
+    inputs: Iterable[ClusterInput], threads: ThreadPoolExecutor, unpacker: ClusterUnpacker | None = None
 ) -> Iterator[Fetched]:
     """The images of these inputs, in order. An input that cannot be read is one image with the error."""
-    waiting: deque[tuple[int, Input, Future[bytes] | None]] = deque()
+    waiting: deque[tuple[int, ClusterInput, Future[bytes] | None]] = deque()
     listed = enumerate(inputs)
     while True:
         # Several at once, as adding up the bytes that are held takes as long as reading an image.
@@ -48,14 +48,14 @@ def fetch(
         yield from _take(*waiting.popleft(), unpacker)
 
 
-def _held(waiting: Iterable[tuple[int, Input, Future[bytes] | None]]) -> int:
+def _held(waiting: Iterable[tuple[int, ClusterInput, Future[bytes] | None]]) -> int:
     """Bytes that were read and are not taken yet."""
     done = [future for _, _, future in waiting if future and future.done()]
     return sum(len(future.result()) for future in done if not future.exception())
 
 
 def _take(
-    place: int, each: Input, future: Future[bytes] | None, unpacker: Unpacker | None
+    place: int, each: ClusterInput, future: Future[bytes] | None, unpacker: ClusterUnpacker | None
 ) -> Iterator[Fetched]:
     try:
         if future:
@@ -67,7 +67,7 @@ def _take(
         yield Fetched(place, each.name, error)
 
 
-def _read_many(each: Input, unpacker: Unpacker | None) -> Iterator[Unpacked]:
+def _read_many(each: ClusterInput, unpacker: ClusterUnpacker | None) -> Iterator[Unpacked]:
     """Raises OSError."""
     if each.kind == "file":
         assert unpacker
@@ -75,7 +75,7 @@ def _read_many(each: Input, unpacker: Unpacker | None) -> Iterator[Unpacked]:
     return _read_rows(each) if each.kind == "rows" else _read_tar(each)
 
 
-def _read(each: Input) -> bytes:
+def _read(each: ClusterInput) -> bytes:
     """Raises OSError."""
     if each.kind == "nothing":
         raise OSError(f'the row has no "{each.column}"')
@@ -94,7 +94,7 @@ def _read(each: Input) -> bytes:
         raise OSError(f"the bytes are not base64: {error}") from error
 
 
-def _read_tar(each: Input) -> Iterator[Unpacked]:
+def _read_tar(each: ClusterInput) -> Iterator[Unpacked]:
     """Each file in a tar, from its start to its end. As in a WebDataset, the name says what is an image: other files
     are skipped. Raises OSError."""
     from daemon.results.judge import IMAGE_SUFFIXES
@@ -111,7 +111,7 @@ def _read_tar(each: Input) -> Iterator[Unpacked]:
         raise OSError(f"the tar cannot be read to its end: {error}") from error
 
 
-def _read_rows(each: Input) -> Iterator[Unpacked]:
+def _read_rows(each: ClusterInput) -> Iterator[Unpacked]:
     """The images of a row group of Parquet. Raises OSError."""
     import pyarrow
     import pyarrow.parquet
@@ -130,7 +130,9 @@ def _read_rows(each: Input) -> Iterator[Unpacked]:
         yield _describe_row(each, number, row, row.get(named) if named else None)
 
 
-def _describe_row(each: Input, number: int, row: dict[str, Any], name: Any) -> tuple[bytes, bytes | OSError]:
+def _describe_row(
+    each: ClusterInput, number: int, row: dict[str, Any], name: Any
+) -> tuple[bytes, bytes | OSError]:
     value = row[each.column]
     if isinstance(value, dict):  # Hugging Face's datasets: bytes, and perhaps a path
         name, value = name or value.get("path"), value.get("bytes")

@@ -35,7 +35,7 @@ WILD = re.compile(r"[*?\[]")
 IN_UNPACKED = re.compile(re.escape(FOLDER) + b"/")
 
 
-class Input(NamedTuple):
+class ClusterInput(NamedTuple):
     """What makes a row, or for a tar or a row group many.
 
     name: of the row, relative to the listing's root. at: the file or object with the bytes. kind: "file", "tar",
@@ -54,7 +54,7 @@ class Input(NamedTuple):
     column: str = ""
 
 
-class Listing:
+class InputListing:
     """The inputs of an INPUT, in an order that is nearly the same each time.
 
     root: what names are relative to; empty for a list of URLs. unread: folders that could not be listed.
@@ -88,7 +88,7 @@ class Listing:
             return self.source.rpartition("/")[0]
         return self.source.rstrip("/")
 
-    def inputs(self) -> Iterator[Input]:
+    def inputs(self) -> Iterator[ClusterInput]:
         """Raises NothingFound, StoreFailed, WrongArgument."""
         found = 0
         for found, each in enumerate(self._inputs(), 1):  # noqa: B007 - the count is for after the loop
@@ -96,7 +96,7 @@ class Listing:
         if not found and not self.unread:
             raise NothingFound(f"{self.source}: there is no file.")
 
-    def _inputs(self) -> Iterator[Input]:
+    def _inputs(self) -> Iterator[ClusterInput]:
         if self.is_list:
             yield from _list_rows(self.source, self._column)
             return
@@ -112,7 +112,7 @@ class Listing:
     def _matches(self, name: bytes) -> bool:
         return self._pattern is None or bool(self._pattern.fullmatch(name))
 
-    def _input(self, name: bytes, version: bytes) -> Input:
+    def _input(self, name: bytes, version: bytes) -> ClusterInput:
         # Only a pattern or a name asks for the images in a tar; in a folder a tar is a file like others.
         is_tar = self.source.endswith(TAR) and name.endswith(tuple(map(str.encode, TAR)))
         at = (
@@ -121,9 +121,9 @@ class Listing:
             else os.path.join(os.fsencode(self.root), name)
         )
         if is_tar:
-            return Input(name, at, version, "tar", images=TAR_IMAGES)
+            return ClusterInput(name, at, version, "tar", images=TAR_IMAGES)
         is_container = kind_of(name, self._kinds) not in ("", TIFF)
-        return Input(name, at, version, images=CONTAINER_IMAGES if is_container else 1)
+        return ClusterInput(name, at, version, images=CONTAINER_IMAGES if is_container else 1)
 
     def _walk(self) -> Iterator[tuple[bytes, bytes]]:
         """The files that an inbox would take, in the order of the folders."""
@@ -221,14 +221,14 @@ def list_pages(url: str) -> Iterator[str]:
 # Lists
 
 
-def _list_rows(file: str, column: str) -> Iterator[Input]:
+def _list_rows(file: str, column: str) -> Iterator[ClusterInput]:
     if file.endswith(".parquet"):
         yield from _list_parquet(file, column)
     else:
         yield from _list_lines(file, column)
 
 
-def _list_parquet(file: str, column: str) -> Iterator[Input]:
+def _list_parquet(file: str, column: str) -> Iterator[ClusterInput]:
     try:
         import pyarrow
         import pyarrow.parquet
@@ -246,14 +246,14 @@ def _list_parquet(file: str, column: str) -> Iterator[Input]:
             at, name, version = os.fsencode(file), os.fsencode(os.path.basename(file)), _version(file)
             for group in range(table.num_row_groups):
                 rows = table.metadata.row_group(group).num_rows
-                yield Input(name, at, version, "rows", group, images=rows, column=chosen)
+                yield ClusterInput(name, at, version, "rows", group, images=rows, column=chosen)
             return
         batches = table.iter_batches(columns=[chosen])
         values = (value for batch in batches for value in batch.column(0).to_pylist())
         for number, value in enumerate(values, 1):
             if value is None:
                 at, own = os.fsencode(file), f"{os.path.basename(file)}/{number}"
-                yield Input(os.fsencode(own), at, _version(file), "nothing", number, column=chosen)
+                yield ClusterInput(os.fsencode(own), at, _version(file), "nothing", number, column=chosen)
             else:
                 yield _named(file, str(value))
 
@@ -268,7 +268,7 @@ def _opened(file: str, opener: Callable[[str], BinaryIO]) -> BinaryIO:
         raise WrongArgument(f"{file} cannot be read: {error.strerror or error}.") from error
 
 
-def _list_lines(file: str, column: str) -> Iterator[Input]:
+def _list_lines(file: str, column: str) -> Iterator[ClusterInput]:
     offset, chosen = 0, column
     decode = msgspec.json.Decoder(dict[str, Any]).decode
     at, version = os.fsencode(file), _version(file)
@@ -282,7 +282,7 @@ def _list_lines(file: str, column: str) -> Iterator[Input]:
                     yield _named(file, str(value))
                 else:  # a line that has nothing is found when it is read, and is a row with the reason
                     name = os.fsencode(str(row.get("name") or row.get("path") or own))
-                    yield Input(name, at, version, "line", offset, len(line), column=chosen)
+                    yield ClusterInput(name, at, version, "line", offset, len(line), column=chosen)
             offset += len(line)
 
 
@@ -310,10 +310,10 @@ def _choose(file: str, names: list[str], column: str) -> str:
     )
 
 
-def _named(file: str, value: str) -> Input:
+def _named(file: str, value: str) -> ClusterInput:
     """An input by its URL or path; a relative path is relative to the list's folder."""
     if is_url(value):
-        return Input(value.encode(), value.encode())
+        return ClusterInput(value.encode(), value.encode())
     if file.startswith("http"):
         place = at = urljoin(file, value)
     elif is_url(file):  # s3://, gs:// or az://, for which urljoin does nothing
@@ -322,4 +322,4 @@ def _named(file: str, value: str) -> Input:
         place, at = f"{root}{name}", f"{root}{quote(name)}"
     else:
         place = at = os.path.join(os.path.dirname(file), value)
-    return Input(os.fsencode(place), os.fsencode(at))
+    return ClusterInput(os.fsencode(place), os.fsencode(at))

@@ -18,7 +18,7 @@ from visiond.cluster.objects import again, locate, read_object
 PARTIAL = ".partial"
 
 
-class Entry(NamedTuple):
+class ListedFile(NamedTuple):
     """A file or object. version: changes when its bytes do, as far as the place can tell."""
 
     name: bytes  # relative to the place
@@ -26,7 +26,7 @@ class Entry(NamedTuple):
     version: bytes
 
 
-class Place(Protocol):
+class ClusterPlace(Protocol):
     """url: absolute, without a slash at its end."""
 
     url: str
@@ -46,12 +46,12 @@ class Place(Protocol):
         """Remove what writers that were killed have left."""
 
 
-def open_place(text: str) -> Place:
+def open_place(text: str) -> ClusterPlace:
     """A folder, or s3://bucket/prefix and so on. Reaches no store yet."""
-    return Bucket(text) if is_url(text) else Folder(text)
+    return Bucket(text) if is_url(text) else ClusterFolder(text)
 
 
-class Folder:
+class ClusterFolder:
     def __init__(self, path: str) -> None:
         self.url = os.path.abspath(os.path.expanduser(path))
 

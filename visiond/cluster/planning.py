@@ -11,8 +11,8 @@ from typing import Any, NamedTuple
 import msgspec
 import numpy as np
 
-from visiond.cluster.inputs import Input
-from visiond.cluster.plans import FINISHED, FRESH, Ids, Known, Plans, name_of
+from visiond.cluster.inputs import ClusterInput
+from visiond.cluster.plans import FINISHED, FRESH, Ids, KnownUnits, Plans, name_of
 
 LISTED = 1 << 14  # inputs that are looked up together
 
@@ -25,11 +25,11 @@ class Unit(NamedTuple):
     fresh: bool
     packed: bytes
 
-    def inputs(self) -> list[Input]:
-        return msgspec.msgpack.decode(zlib.decompress(self.packed), type=list[Input])
+    def inputs(self) -> list[ClusterInput]:
+        return msgspec.msgpack.decode(zlib.decompress(self.packed), type=list[ClusterInput])
 
 
-def id_of(each: Input) -> int:
+def id_of(each: ClusterInput) -> int:
     """8 bytes of a digest. Of ten million inputs two have the same one with a probability of 3 in a million; then
     the second counts as listed twice."""
     text = b"%s\0%d\0%s" % (each.at, each.offset, each.version)
@@ -39,11 +39,11 @@ def id_of(each: Input) -> int:
 class Planner:
     """inputs, finished and duplicates are counts, while `units` is read."""
 
-    def __init__(self, plans: Plans, inputs: Iterable[Input], part_images: int) -> None:
+    def __init__(self, plans: Plans, inputs: Iterable[ClusterInput], part_images: int) -> None:
         self._plans, self._listed, self._most = plans, inputs, part_images
-        self._known = Known()
-        self._begun: dict[int, list[tuple[int, Input]]] = {}  # units of an earlier run, by number
-        self._fresh: list[tuple[int, Input]] = []
+        self._known = KnownUnits()
+        self._begun: dict[int, list[tuple[int, ClusterInput]]] = {}  # units of an earlier run, by number
+        self._fresh: list[tuple[int, ClusterInput]] = []
         self._images = 0  # of these
         self.inputs = self.finished = self.duplicates = 0
 
@@ -66,7 +66,7 @@ class Planner:
         if self._fresh:
             yield self._unit(self._fresh)
 
-    def _take(self, number: int, each: Input, owner: int) -> Iterator[Unit]:
+    def _take(self, number: int, each: ClusterInput, owner: int) -> Iterator[Unit]:
         if owner != FRESH:
             members = self._begun.setdefault(owner, [])
             members.append((number, each))
@@ -79,7 +79,7 @@ class Planner:
             yield self._unit(self._fresh)
             self._fresh, self._images = [], 0
 
-    def _unit(self, members: list[tuple[int, Input]], name: str = "") -> Unit:
+    def _unit(self, members: list[tuple[int, ClusterInput]], name: str = "") -> Unit:
         """name: of a unit that is planned."""
         ids = np.array([number for number, _ in members], np.uint64)
         packed = zlib.compress(msgspec.msgpack.encode([each for _, each in members]), 1)

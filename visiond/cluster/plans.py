@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from daemon.config.loading import Config
 from daemon.core.errors import VisiondError
 from visiond.cluster.job import Shards
-from visiond.cluster.places import Place
+from visiond.cluster.places import ClusterPlace
 
 FOLDER = "_visiond"  # readers of Parquet skip names that begin with _
 SETTINGS = f"{FOLDER}/settings.json"
@@ -60,7 +60,9 @@ def part_of(unit: str) -> str:
 class Plans:
     """What OUTPUT knew at the start."""
 
-    def __init__(self, place: Place, plans: Sequence[tuple[Ids, NDArray[np.int64]]], parts: set[str]) -> None:
+    def __init__(
+        self, place: ClusterPlace, plans: Sequence[tuple[Ids, NDArray[np.int64]]], parts: set[str]
+    ) -> None:
         """plans: the digests of each, unit after unit, and where each unit ends. parts: names that exist."""
         self.place = place
         self._next = len(plans)
@@ -77,7 +79,9 @@ class Plans:
         self._ids, self._owner = everything[order], owner[order]
 
     @classmethod
-    def open(cls, place: Place, config: Config, *, resume: bool, shards: Shards = Shards.none) -> Plans:
+    def open(
+        cls, place: ClusterPlace, config: Config, *, resume: bool, shards: Shards = Shards.none
+    ) -> Plans:
         """Raises OutputTaken if there are results, and this run is not to go on with them, or has other settings."""
         names = sorted(name for name in place.names(FOLDER) if name.startswith("plan-"))
         if names and not resume:
@@ -148,7 +152,7 @@ def describe_settings(config: Config, shards: Shards) -> bytes:
     return msgspec.json.encode(settings, order="sorted") + b"\n"
 
 
-class Known:
+class KnownUnits:
     """A growing set of digests, as a few sorted arrays: 8 bytes for each."""
 
     def __init__(self) -> None:

@@ -26,8 +26,8 @@ from daemon.config.loading import Config
 from daemon.core.errors import MissingLibrary, VisiondError
 from daemon.core.jobs import JobStatus
 from daemon.workers.pool import SLOWER
-from visiond.cluster.actor import Chain
-from visiond.cluster.job import Job
+from visiond.cluster.actor import ActorChain
+from visiond.cluster.job import ClusterJob
 from visiond.cluster.planning import Unit, to_table
 from visiond.cluster.sharing import count_sharers
 
@@ -55,10 +55,10 @@ def check_installed() -> None:
         )
 
 
-class Pool:
+class ActorPool:
     """A connection to a cluster, or a cluster of its own on this machine. As a context."""
 
-    def __init__(self, job: Job, output: str, root: str) -> None:
+    def __init__(self, job: ClusterJob, output: str, root: str) -> None:
         """output: a folder as a path that all machines have, or a URL. root: what names are relative to."""
         import ray
         import ray.data
@@ -68,7 +68,7 @@ class Pool:
         self._is_ours = not ray.is_initialized()
         self.chains = 0
 
-    def __enter__(self) -> Pool:
+    def __enter__(self) -> ActorPool:
         """Connect, if this process is not connected yet. Raises ClusterAway."""
         if self._is_ours:
             self._connect()
@@ -118,7 +118,7 @@ class Pool:
         try:
             self._set_limits()
             dataset = ray.data.from_arrow([to_table(unit) for unit in units]).map_batches(
-                Chain,
+                ActorChain,
                 fn_constructor_args=(self._config(), self._output, self._root, self._job.shards, sharers),
                 batch_size=1,  # a unit; Ray needs a number if GPUs are requested
                 batch_format="pyarrow",

@@ -36,12 +36,12 @@ from daemon.core.errors import VisiondError
 from daemon.core.hints import quantity
 from daemon.core.jobs import JobStatus
 from daemon.inbox.walk import count_unread
-from visiond.cluster.inputs import Listing
-from visiond.cluster.job import Job
+from visiond.cluster.inputs import InputListing
+from visiond.cluster.job import ClusterJob
 from visiond.cluster.places import open_place
 from visiond.cluster.planning import Planner, Unit
 from visiond.cluster.plans import Plans
-from visiond.cluster.pool import Pool, WaveLost, check_installed
+from visiond.cluster.pool import ActorPool, WaveLost, check_installed
 
 FIRST_SECONDS = 5.0  # of listing, before the first wave begins
 MOST_UNITS = 10_000  # that are listed ahead, and in a wave
@@ -74,14 +74,16 @@ class Result:
     seconds: float = 0.0  # from the first wave's start
 
 
-def run(job: Job, show: Show = show_nothing, load: Callable[[int, str], None] = show_nothing) -> Result:
+def run(
+    job: ClusterJob, show: Show = show_nothing, load: Callable[[int, str], None] = show_nothing
+) -> Result:
     """Annotate all inputs. show: called with the images that are done, and with all once that number is known.
     load: called with the images found so far and a sentence, before the first is done.
 
     Raises VisiondError; with --resume the next run goes on where this one ended.
     """
     check_installed()
-    listing = Listing(job.source, job.config, column=job.column)  # first: a wrong INPUT leaves no OUTPUT
+    listing = InputListing(job.source, job.config, column=job.column)  # first: a wrong INPUT leaves no OUTPUT
     output = open_place(job.output)
     plans = Plans.open(output, job.config, resume=job.resume, shards=job.shards)
     planner = Planner(plans, listing.inputs(), job.part_images)
@@ -89,7 +91,7 @@ def run(job: Job, show: Show = show_nothing, load: Callable[[int, str], None] = 
     units = planner.units()
     if first := next(units, None):  # Ray takes seconds to start
         load(planner.inputs, "starting Ray")
-        with Pool(job, output.url, listing.root) as pool:
+        with ActorPool(job, output.url, listing.root) as pool:
             load(planner.inputs, f"starting {quantity(pool.chains, 'actor')}")
             began = time.monotonic()
             ahead = _Ahead(itertools.chain([first], units))
@@ -107,7 +109,7 @@ def run(job: Job, show: Show = show_nothing, load: Callable[[int, str], None] = 
     return result
 
 
-def _finish(pool: Pool, wave: list[Unit], result: Result) -> Iterator[Counter[JobStatus]]:
+def _finish(pool: ActorPool, wave: list[Unit], result: Result) -> Iterator[Counter[JobStatus]]:
     """Run the units of a wave until each has its part."""
     left, idle = {unit.name: unit for unit in wave}, 0
     while left:

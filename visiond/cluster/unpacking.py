@@ -22,13 +22,13 @@ from daemon.core.urls import is_url
 from daemon.inbox.sources import temporary_name
 from daemon.inbox.walk import LONGEST_PATH
 from daemon.system.beneath import READ
-from daemon.unpacking.apart import Children, Interrupted, Outcome, take_apart
+from daemon.unpacking.apart import Children, Interrupted, UnpackOutcome, take_apart
 from daemon.unpacking.folder import Contents, Most, NoRoom, check_room
 from daemon.unpacking.kinds import FOLDER, TIFF, find_missing, has_further_pages, kind_of
 from daemon.unpacking.members import Rules
 from daemon.unpacking.paths import walk_files
 from stages.contract.base import Reason
-from visiond.cluster.inputs import Input
+from visiond.cluster.inputs import ClusterInput
 from visiond.cluster.objects import open_stream
 from visiond.cluster.temporary import held_folder, name_disk, remove_leftovers, with_room
 
@@ -40,7 +40,7 @@ CONTENTS = "what is in it"
 Unpacked = tuple[bytes, bytes | OSError | Failure]  # the name of an image, and its bytes
 
 
-class Unpacker:
+class ClusterUnpacker:
     """Only one thread at a time may use it."""
 
     def __init__(self, config: Config) -> None:
@@ -54,11 +54,11 @@ class Unpacker:
         if self._kinds:
             remove_leftovers()
 
-    def may_unpack(self, each: Input) -> bool:
+    def may_unpack(self, each: ClusterInput) -> bool:
         """By its name."""
         return each.kind == "file" and bool(kind_of(each.name, self._kinds))
 
-    def unpack(self, each: Input) -> Iterator[Unpacked]:
+    def unpack(self, each: ClusterInput) -> Iterator[Unpacked]:
         """The images in a file, and then the file itself with its outcome; or only the file, if it is an image.
         Raises OSError if it cannot be read, and TemporaryUnusable."""
         at = os.fsdecode(each.at)
@@ -86,7 +86,7 @@ class Unpacker:
         parent = os.open(inner, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
             outcome = self._try(kind, name, file.fileno(), parent, folder)
-            if isinstance(outcome, Outcome):
+            if isinstance(outcome, UnpackOutcome):
                 if outcome.files:
                     yield from self._members(name, parent, inner, folder)
                 outcome = outcome.describe(name + FOLDER)
@@ -103,7 +103,7 @@ class Unpacker:
             with open(os.open(place, READ), "rb") as member:
                 yield from self._read(name + FOLDER + b"/" + path, member, folder)
 
-    def _try(self, kind: str, name: bytes, fd: int, parent: int, folder: Path) -> Outcome | Failure:
+    def _try(self, kind: str, name: bytes, fd: int, parent: int, folder: Path) -> UnpackOutcome | Failure:
         """Write the members of a file. A process that is killed, perhaps because memory is short, is started again.
         Raises TemporaryUnusable."""
         problem = ""
@@ -119,7 +119,7 @@ class Unpacker:
             problem = f"it cannot be unpacked into {name_disk()}: {error.strerror}"
         return Failure(Reason.CONTAINER, problem)
 
-    def _take_apart(self, kind: str, name: bytes, fd: int, parent: int) -> Outcome:
+    def _take_apart(self, kind: str, name: bytes, fd: int, parent: int) -> UnpackOutcome:
         """Raises Interrupted, NoRoom, OSError."""
         settings = self._settings
         longest = LONGEST_PATH - len(name) - len(FOLDER) - 1

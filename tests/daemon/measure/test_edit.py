@@ -10,10 +10,10 @@ import pytest
 from daemon.config.loading import parse
 from daemon.core.errors import ConfigError, NotWritable
 from daemon.measure.edit import keys_of, replace_file, set_keys, show_difference
-from daemon.placement.profile import Settings
+from daemon.placement.profile import TunedSettings
 from tests.test_house import ROOT
 
-SETTINGS = Settings("replicated", 5, {"ocr": 128, "yolo": 128, "clip": 128, "blip": 64})
+SETTINGS = TunedSettings("replicated", 5, {"ocr": 128, "yolo": 128, "clip": 128, "blip": 64})
 
 
 def test_every_tuned_key_is_one_of_the_configuration() -> None:

@@ -11,8 +11,8 @@ import typer
 
 from daemon.cli.bench import bench, parse_kinds
 from daemon.measure import inputs
-from daemon.measure.inputs import Input, list_files
-from daemon.measure.place import Machine, Place
+from daemon.measure.inputs import MeasuredInput, list_files
+from daemon.measure.place import MachineInfo, Place
 from daemon.measure.report import print_inputs
 from daemon.measure.steady import Steady
 from stages.contract.manifest import MANIFEST, Manifest, StageEntry, write_manifest
@@ -73,9 +73,9 @@ def test_a_mixture_has_all_kinds_in_an_order_that_is_always_the_same(tmp_path: P
 
 
 def test_a_mixture_is_compared_with_its_parts_by_their_shares() -> None:
-    def measured(name: str, rate: float) -> Input:
+    def measured(name: str, rate: float) -> MeasuredInput:
         steady = Steady(images_per_second=rate, slowest=rate, fastest=rate)
-        return Input(
+        return MeasuredInput(
             name=name,
             images=1,
             failed=0,
@@ -103,7 +103,7 @@ def test_without_documents_no_pdf_is_measured(tmp_path: Path, monkeypatch: pytes
 
 def test_the_table_says_what_is_not_known(capsys: pytest.CaptureFixture[str]) -> None:
     steady = Steady(images_per_second=5, slowest=4, fastest=6)
-    short = Input(
+    short = MeasuredInput(
         name="web",
         images=3,
         failed=1,
@@ -113,7 +113,7 @@ def test_the_table_says_what_is_not_known(capsys: pytest.CaptureFixture[str]) ->
         whole_images_per_second=4,
         memory_images_per_second=9.0,
     )
-    machine = Machine([], None, "2.0", "3.11", 16)
+    machine = MachineInfo([], None, "2.0", "3.11", 16)
     report = inputs.InputsReport(
         command=[], version="", commit=None, machine=machine, pack="", inputs=[short]
     )

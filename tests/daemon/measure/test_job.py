@@ -13,7 +13,7 @@ from daemon.config.loading import parse
 from daemon.core.errors import VisiondError
 from daemon.measure.ceiling import measure_ceiling
 from daemon.measure.job import Percentiles, Run, run_job
-from daemon.measure.meter import Sample
+from daemon.measure.meter import LoadSample
 from daemon.measure.place import Place, make_once
 from daemon.measure.report import print_quarters
 from daemon.measure.steady import Steady
@@ -141,7 +141,7 @@ def test_only_one_table_of_a_second_look_is_taken_from_its_file(tmp_path: Path) 
 
 def test_a_drift_is_seen_in_the_quarters(capsys: pytest.CaptureFixture[str]) -> None:
     times = [number / 10 for number in range(100)] + [10 + number / 5 for number in range(101)]
-    samples = [Sample(at, [None], [at << 20], 3 << 20, 2 << 20) for at in range(31)]
+    samples = [LoadSample(at, [None], [at << 20], 3 << 20, 2 << 20) for at in range(31)]
     steady = Steady(images_per_second=1, slowest=1, fastest=1)
     print_quarters(Run(False, 1.0, 1.0, 1.0, Percentiles(0, 0, 0), {}, times, samples, steady))
     rows = [line.split() for line in capsys.readouterr().out.splitlines()[1:]]

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from daemon.measure import alone, models
-from daemon.measure.models import Order, find_specs, measure_models
+from daemon.measure.models import RateRequest, find_specs, measure_models
 from daemon.measure.place import Place
 from stages.contract.base import Image, StageSpec
 from tests.daemon_process import Place as Daemon
@@ -24,7 +24,7 @@ def measure_fake(monkeypatch: pytest.MonkeyPatch, **options: object) -> models.M
     images: list[Image] = [draw_image(8, 8, 0)] * 2
     monkeypatch.setattr(alone, "read_batches", lambda *_: iter([images]))
     spec = StageSpec(name="yolo", backend="fake", options=options)
-    return alone.measure(Order(spec, "cpu", ["a.jpg", "b.jpg"], (1, 2, 4), 0.05))
+    return alone.measure(RateRequest(spec, "cpu", ["a.jpg", "b.jpg"], (1, 2, 4), 0.05))
 
 
 @pytest.mark.parametrize(

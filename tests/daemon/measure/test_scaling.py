@@ -9,7 +9,7 @@ from PIL import Image
 from daemon.core.errors import WrongArgument
 from daemon.measure import scaling
 from daemon.measure.job import Percentiles, Run
-from daemon.measure.place import Machine
+from daemon.measure.place import MachineInfo
 from daemon.measure.report import draw_scaling, print_scaling
 from daemon.measure.scaling import Agreement, Scaling, choose, measure_scaling, summarize
 from daemon.measure.steady import Steady
@@ -80,7 +80,7 @@ def test_a_report_is_shown_as_a_table_and_a_picture(
         one,
         *(summarize(2, kind, [make_run(19.0)], 3.0, [one], SAME) for kind in ("replicated", "pipelined")),
     ]
-    machine = Machine(["card"] * 2, None, "2.0", "3.11", 16)
+    machine = MachineInfo(["card"] * 2, None, "2.0", "3.11", 16)
     report = Scaling(command=[], version="", commit=None, machine=machine, pack="", points=points)
     print_scaling(report)
     shown = capsys.readouterr().out

@@ -9,15 +9,15 @@ from collections.abc import Callable
 import pytest
 
 from daemon.measure.search import MOST_TRIALS, Space, judge, next_settings
-from daemon.placement.profile import SAFETY, Settings, Trial, choose_best
+from daemon.placement.profile import SAFETY, Trial, TunedSettings, choose_best
 
 GIB = 1 << 30
 STAGES = ("ocr", "yolo", "clip", "blip")
-Machine = Callable[[Settings], Trial]
+Machine = Callable[[TunedSettings], Trial]
 
 
-def make_settings(workers: int, batch: int, placement: str = "replicated") -> Settings:
-    return Settings(placement, workers, dict.fromkeys(STAGES, batch))
+def make_settings(workers: int, batch: int, placement: str = "replicated") -> TunedSettings:
+    return TunedSettings(placement, workers, dict.fromkeys(STAGES, batch))
 
 
 def make_space(batch: int = 128, **fields: object) -> Space:
@@ -38,7 +38,7 @@ def make_card(
     """A GPU. GiB for a worker and for each image of its batch; images/s of the whole card, and of a worker with
     large batches; the batch at which a worker reaches half of that."""
 
-    def run(settings: Settings) -> Trial:
+    def run(settings: TunedSettings) -> Trial:
         batch = settings.batches["ocr"]
         alone = single * batch / (batch + knee)
         together = saturated * (1 - (1 - min(1.0, alone / saturated)) ** settings.workers)
@@ -109,7 +109,7 @@ def test_a_measurement_that_is_a_little_off_does_not_end_the_search_for_workers(
     """An H100's rates, by workers: the fourth seemed to gain 2 percent, and whole runs had 15 percent more with five."""
     rates = {1: 389.4, 2: 592.6, 3: 738.8, 4: 751.8, 5: 795.8, 6: 790.0, 7: 785.0}
 
-    def card(settings: Settings) -> Trial:
+    def card(settings: TunedSettings) -> Trial:
         share = 1.0 if settings.batch == 128 else 0.9
         rate = share * rates.get(settings.workers, 780.0)
         return Trial(settings=settings, images_per_second=rate, gpu_bytes=8 * GIB, host_bytes=3 * GIB)
@@ -145,7 +145,7 @@ def test_two_workers_with_half_the_batch_are_tried_where_two_with_the_whole_do_n
 def test_a_failed_start_stops_the_workers_there() -> None:
     whole = make_card()
 
-    def fragile(settings: Settings) -> Trial:
+    def fragile(settings: TunedSettings) -> Trial:
         if settings.workers > 3:
             return Trial(settings=settings, failure="a worker was lost")
         return whole(settings)
@@ -159,7 +159,7 @@ def test_a_failed_start_stops_the_workers_there() -> None:
 
 
 def test_if_the_first_settings_do_not_work_smaller_ones_are_tried() -> None:
-    def tiny(settings: Settings) -> Trial:
+    def tiny(settings: TunedSettings) -> Trial:
         if settings.batch > 16:
             return Trial(settings=settings, failure="a batch did not fit into the GPU's memory")
         return make_card()(settings)
@@ -179,7 +179,7 @@ def test_where_nothing_works_the_search_ends() -> None:
 def test_both_placements_are_timed_and_the_faster_one_is_chosen(factor: float, chosen: str) -> None:
     card = make_card()
 
-    def machine(settings: Settings) -> Trial:
+    def machine(settings: TunedSettings) -> Trial:
         trial = card(settings)
         rate = trial.images_per_second * (factor if settings.placement == "pipelined" else 1)
         return Trial(settings=settings, images_per_second=rate, stage_seconds=trial.stage_seconds)
@@ -194,7 +194,7 @@ def test_both_placements_are_timed_and_the_faster_one_is_chosen(factor: float, c
 def test_a_stage_whose_batches_should_be_smaller_gets_its_own_size() -> None:
     card = make_card(knee=60)
 
-    def machine(settings: Settings) -> Trial:
+    def machine(settings: TunedSettings) -> Trial:
         trial = card(make_settings(settings.workers, settings.batches["ocr"]))
         penalty = 0.8 ** max(0.0, math.log2(settings.batches["blip"] / 64))
         return Trial(

@@ -9,7 +9,7 @@ from typing import Any, cast
 import pytest
 
 from daemon.measure import steady as module
-from daemon.measure.meter import DAEMON, DECODERS, WORKERS, Look, Meter, Sample
+from daemon.measure.meter import DAEMON, DECODERS, WORKERS, LoadSample, Meter, StatusSample
 from daemon.measure.steady import Steady, find_steady, measure_rate
 
 
@@ -60,9 +60,9 @@ def watched(
         SimpleNamespace(
             devices=["cuda:0", "cuda:1"],
             threads_per_worker=2,
-            looks=[Look(at=at, stage_seconds=at * stage_seconds, **usual) for at in times],
+            looks=[StatusSample(at=at, stage_seconds=at * stage_seconds, **usual) for at in times],
             samples=[
-                Sample(
+                LoadSample(
                     at,
                     [0.99, gpu],  # the first GPU is another program's
                     [],

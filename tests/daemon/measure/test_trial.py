@@ -16,7 +16,7 @@ from daemon.config.loading import load
 from daemon.measure import meter
 from daemon.measure.steady import measure_rate
 from daemon.measure.trial import Bench, count_images
-from daemon.placement.profile import Settings, Trial
+from daemon.placement.profile import Trial, TunedSettings
 from daemon.system.gpus import Gpu
 from tests.daemon_process import TOKEN, Place, picture
 
@@ -32,7 +32,7 @@ def test_a_measurement_is_long_enough_and_not_too_long(held: int, rate: float, i
 
 def run_trial(
     tmp_path: Path,
-    settings: Settings,
+    settings: TunedSettings,
     options: dict[str, Any],
     said: list[str] | None = None,
     devices: Sequence[str] = ("cpu",),
@@ -52,8 +52,8 @@ def run_trial(
     return trial
 
 
-def one_stage(workers: int, batch: int) -> Settings:
-    return Settings("replicated", workers, {"ocr": batch})
+def one_stage(workers: int, batch: int) -> TunedSettings:
+    return TunedSettings("replicated", workers, {"ocr": batch})
 
 
 def test_a_trial_measures_the_latency_of_its_stage_and_processes_no_image_twice(tmp_path: Path) -> None:

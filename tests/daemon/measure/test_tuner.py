@@ -37,7 +37,7 @@ def test_trials_have_the_dtypes_of_all_named_gpus_also_where_one_is_left_out(
     monkeypatch.setattr(tuner, "Bench", open_bench)
     monkeypatch.setattr(tuner, "make_sample", lambda *_: [])
     place = Place(tmp_path, {"pipeline": {"min_free_gpu_bytes": "20GB"}})
-    order = tuner.Plan(None, 1, 1.0)
+    order = tuner.TuningPlan(None, 1, 1.0)
     with pytest.raises(Opened):
         tuner.tune(
             parse(place.settings, tmp_path), order, keep=False, force=False, say=print, report=lambda *_: None

@@ -11,7 +11,7 @@ import pytest
 
 from daemon.config.loading import parse
 from daemon.monitoring import disks
-from daemon.monitoring.disks import Disks, Room, list_written_folders
+from daemon.monitoring.disks import Disks, DiskSpace, list_written_folders
 from daemon.monitoring.metrics import Metrics
 from tests.daemon_process import PATIENCE, Daemon, Place, until, wait_for
 
@@ -36,7 +36,7 @@ def test_the_folders_that_are_written_to_have_the_names_of_their_keys(tmp_path: 
 
 def test_a_folder_that_does_not_exist_yet_has_the_room_of_the_disk_it_will_be_on(tmp_path: Path) -> None:
     found = os.statvfs(tmp_path)
-    room = Room.of(tmp_path / "a" / "b")
+    room = DiskSpace.of(tmp_path / "a" / "b")
     assert room.size_bytes == found.f_blocks * found.f_frsize
     assert 0 < room.free_bytes <= room.size_bytes
 

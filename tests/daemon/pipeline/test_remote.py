@@ -244,7 +244,7 @@ class Recorder:
 @contextlib.asynccontextmanager
 async def working(coordinator: Any) -> AsyncIterator[remote.RemoteStation]:
     """A station without a process, which has the coordinator's jobs."""
-    setup = wire.Setup("a station", b"", [], Cores(1), [], [], [], [], [], [], 1 << 20)
+    setup = wire.StationSetup("a station", b"", [], Cores(1), [], [], [], [], [], [], 1 << 20)
     station = remote.RemoteStation(setup, Metrics())
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(station.run, coordinator)

@@ -15,8 +15,8 @@ from daemon.layout.layout import Layout
 from daemon.placement.profile import (
     Machine,
     Profile,
-    Settings,
     Trial,
+    TunedSettings,
     apply,
     find_tuned,
     read_profile,
@@ -36,7 +36,7 @@ def make_gpu(free: int = 140 * GIB, name: str = "NVIDIA H200", index: int = 0) -
 
 
 def make_trial(workers: int, batch: int, rate: float, **fields: Any) -> Trial:
-    settings = Settings("replicated", workers, {"ocr": batch, "clip": batch})
+    settings = TunedSettings("replicated", workers, {"ocr": batch, "clip": batch})
     return Trial(settings=settings, images_per_second=rate, gpu_bytes=12 * GIB, **fields)
 
 
@@ -179,7 +179,7 @@ def test_costs_are_those_of_the_first_replicated_trial_that_worked() -> None:
     failed = msgspec.structs.replace(make_trial(1, 256, 0), failure="too large", stage_seconds={"ocr": 9.0})
     first, second = make_trial(1, 128, 225, stage_seconds=measured), make_trial(2, 128, 300)
     pipelined = msgspec.structs.replace(
-        first, settings=Settings("pipelined", 1, {}), stage_seconds={"ocr": 7}
+        first, settings=TunedSettings("pipelined", 1, {}), stage_seconds={"ocr": 7}
     )
 
     def costs(*trials: Trial) -> dict[str, float]:

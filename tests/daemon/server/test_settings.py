@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from daemon.server.settings import Table, list_tables, say
+from daemon.server.settings import SettingsTable, list_tables, say
 
 
 @pytest.mark.parametrize(
@@ -29,7 +29,7 @@ def test_each_section_with_keys_of_its_own_has_a_table() -> None:
         "second_look": [],
     }
     assert [*list_tables(config)] == [
-        Table("inbox", [("path", "/a")]),
-        Table("inbox", [("path", "/b")]),
-        Table("stages.ocr", [("mps", "true")]),
+        SettingsTable("inbox", [("path", "/a")]),
+        SettingsTable("inbox", [("path", "/b")]),
+        SettingsTable("stages.ocr", [("mps", "true")]),
     ]

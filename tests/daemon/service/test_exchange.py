@@ -22,7 +22,7 @@ from daemon.pipeline.coordinator import Pipeline
 from daemon.pipeline.executor import Executor
 from daemon.pipeline.remote import RemoteStation
 from daemon.results.judge import Judge
-from daemon.service.exchange import Exchange, Models, describe_unready
+from daemon.service.exchange import Exchange, ModelSet, describe_unready
 from stages.contract.binning import Thresholds
 from tests.daemon_process import PATIENCE, STAGES, until
 from tests.makers import make_job, open_destination
@@ -88,7 +88,7 @@ class Place:
         self.status = SimpleNamespace(models_changed=lambda *_: None, count_outdated=self.count_outdated)
         opening: Any = self
         status: Any = self.status
-        self.exchange = Exchange(self.pipeline, opening, Models(first, layout, "", 0), status)
+        self.exchange = Exchange(self.pipeline, opening, ModelSet(first, layout, "", 0), status)
         self.done: list[Config] = []
         self.undone: list[Config] = []
         self.exchange.done, self.exchange.undone = self.done.append, self.undone.append

@@ -32,9 +32,9 @@ from tests.daemon.stores.server import (
 )
 from tests.daemon.unpacking.containers import make_pages, make_tar, make_zip
 from tests.daemon_process import PATIENCE, Place, picture
-from visiond.cluster.actor import Chain
+from visiond.cluster.actor import ActorChain
 from visiond.cluster.fetching import fetch, opened_threads
-from visiond.cluster.inputs import Listing
+from visiond.cluster.inputs import InputListing
 from visiond.cluster.objects import StoreAway
 from visiond.cluster.places import open_place
 from visiond.cluster.planning import Planner, to_table
@@ -45,7 +45,7 @@ UNLIKE = {"id", "seconds", "finished_at"}
 
 def read(source: str, folder: Path, **inbox: Any) -> dict[str, bytes | str]:
     """What an actor gets, by name: the bytes, or the text of the error."""
-    listing = Listing(source, parse({"inbox": [inbox]}, folder))
+    listing = InputListing(source, parse({"inbox": [inbox]}, folder))
     with opened_threads() as threads:
         return {
             os.fsdecode(each.name): each.data if isinstance(each.data, bytes) else str(each.data)
@@ -131,7 +131,7 @@ def test_the_images_in_tars_of_a_store_are_read(bucket: Bucket, prefix: str, tmp
 def units(place: Place, source: str, output: str) -> list[Any]:
     config = load(place.config)
     plans = Plans.open(open_place(output), config, resume=True)
-    planned = [*Planner(plans, Listing(source, config).inputs(), 10).units()]
+    planned = [*Planner(plans, InputListing(source, config).inputs(), 10).units()]
     plans.write([unit for unit in planned if unit.fresh])
     return [to_table(unit) for unit in planned]
 
@@ -154,7 +154,9 @@ def test_rows_of_a_bucket_equal_those_of_the_daemon_and_each_part_is_created_onc
     place = Place(tmp_path, {"inbox": [{"url": source}]})
     faults = itertools.cycle([BUSY, None, CUT, None, BROKEN, None])
     proxy.fault = lambda asked: next(faults)
-    with contextlib.closing(Chain(load(place.config).model_dump_json().encode(), output, source)) as chain:
+    with contextlib.closing(
+        ActorChain(load(place.config).model_dump_json().encode(), output, source)
+    ) as chain:
         tables = units(place, source, output)
         results = [chain(table) for table in tables]
         assert [result.column("problem")[0].as_py() for result in results] == [""] * 3
@@ -200,7 +202,7 @@ def test_a_second_driver_cannot_plan_into_the_same_store_even_with_the_same_inpu
     source = put(bucket, f"{prefix}/in", {"a.ppm": picture(1), "b.ppm": picture(2)})
     output, config = f"s3://{BUCKET}/{prefix}/rows", parse({}, tmp_path)
     drivers = [Plans.open(open_place(output), config, resume=False) for _ in range(2)]
-    planned = [[*Planner(each, Listing(source, config).inputs(), 10).units()] for each in drivers]
+    planned = [[*Planner(each, InputListing(source, config).inputs(), 10).units()] for each in drivers]
     drivers[0].write(planned[0])
     with pytest.raises(OtherDriver, match="--resume"):
         drivers[1].write(planned[1])
@@ -239,7 +241,9 @@ def test_a_store_that_is_away_ends_the_run_and_fails_no_image(
     output, place = f"s3://{BUCKET}/{prefix}/rows", Place(tmp_path)
     # Expired credentials are refused for every object; other faults may also affect a single object.
     broken = (403, "AccessDenied") if trouble == EXPIRED else BROKEN
-    with contextlib.closing(Chain(load(place.config).model_dump_json().encode(), output, source)) as chain:
+    with contextlib.closing(
+        ActorChain(load(place.config).model_dump_json().encode(), output, source)
+    ) as chain:
         [unit] = units(place, source, output)
         hasty()
         proxy.fault = lambda asked: None if "rows" in asked.path else trouble
@@ -283,7 +287,9 @@ def test_archives_in_a_store_are_unpacked(bucket: Bucket, prefix: str, tmp_path:
     place = Place(tmp_path)
     [inbox] = place.settings["inbox"]
     place.configure({"inbox": [{**inbox, "unpack": ["zip", "pdf"]}]})
-    with contextlib.closing(Chain(load(place.config).model_dump_json().encode(), output, source)) as chain:
+    with contextlib.closing(
+        ActorChain(load(place.config).model_dump_json().encode(), output, source)
+    ) as chain:
         for unit in units(place, source, output):
             chain(unit)
     found = {path: (row["status"], row["detail"]) for path, row in rows_of(bucket, f"{prefix}/rows").items()}
@@ -306,7 +312,9 @@ def test_the_command_reads_from_a_store_and_writes_to_it_and_goes_on(
     source = put(bucket, f"{prefix}/in", {f"{number}.ppm": picture(number) for number in range(30)})
     output = f"s3://{BUCKET}/{prefix}/rows"
     place = Place(tmp_path)
-    with contextlib.closing(Chain(load(place.config).model_dump_json().encode(), output, source)) as chain:
+    with contextlib.closing(
+        ActorChain(load(place.config).model_dump_json().encode(), output, source)
+    ) as chain:
         for unit in units(place, source, output):
             chain(unit)
     assert len(rows_of(bucket, f"{prefix}/rows")) == 30

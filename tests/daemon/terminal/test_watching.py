@@ -22,7 +22,7 @@ from daemon.config.state import CONTROL
 from daemon.control import ask_status
 from daemon.core.errors import NotAnswering, NotRunning
 from daemon.monitoring.snapshot import GpuState, SegmentState, Snapshot, StageState, WorkerState
-from daemon.terminal.watching import View, Watcher, line, picture
+from daemon.terminal.watching import Observation, StatusPoller, line, picture
 from tests.daemon_process import PATIENCE, Daemon, Place, wait_for
 
 WORKER = WorkerState("ocr/0", "cuda:0", "ready", 3, "it [bold]died[/bold]")
@@ -70,11 +70,11 @@ class Answers:
         self.reads += 1
         return SAVED
 
-    def watcher(self) -> Watcher:
-        return Watcher(self.ask, self.read, lambda: self.seconds, lambda: 1000.0 + self.seconds)
+    def watcher(self) -> StatusPoller:
+        return StatusPoller(self.ask, self.read, lambda: self.seconds, lambda: 1000.0 + self.seconds)
 
 
-def drawn(view: View) -> str:
+def drawn(view: Observation) -> str:
     screen = Console(file=io.StringIO(), width=120)
     screen.print(picture(view))
     assert isinstance(screen.file, io.StringIO)

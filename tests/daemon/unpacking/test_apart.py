@@ -17,7 +17,7 @@ from PIL import Image
 
 from daemon.config.ignored import Ignored
 from daemon.core.jobs import Version
-from daemon.unpacking.apart import Children, Interrupted, Outcome, Stopped, take_apart
+from daemon.unpacking.apart import Children, Interrupted, UnpackingStopped, UnpackOutcome, take_apart
 from daemon.unpacking.child import HEAD, Torn, read_frames
 from daemon.unpacking.folder import Contents, Most, choose_target
 from daemon.unpacking.members import Rules
@@ -58,11 +58,11 @@ class Bench:
         self.file = folder / "file"
         self.children = Targets()
 
-    def take(self, kind: str, data: bytes, most: Most = MOST, limits: Limits | None = None) -> Outcome:
+    def take(self, kind: str, data: bytes, most: Most = MOST, limits: Limits | None = None) -> UnpackOutcome:
         self.file.write_bytes(data)
         return self.again(kind, most, limits)
 
-    def again(self, kind: str, most: Most = MOST, limits: Limits | None = None) -> Outcome:
+    def again(self, kind: str, most: Most = MOST, limits: Limits | None = None) -> UnpackOutcome:
         parent = os.open(self.target.parent, os.O_RDONLY)
         with self.file.open("rb") as file, contextlib.ExitStack() as stack:
             stack.callback(os.close, parent)
@@ -104,7 +104,7 @@ def bench(tmp_path: Path) -> Bench:
 def test_what_is_in_a_file_is_unpacked_into_a_folder(
     bench: Bench, kind: str, data: bytes, names: list[str]
 ) -> None:
-    assert bench.take(kind, data) == Outcome(len(names))
+    assert bench.take(kind, data) == UnpackOutcome(len(names))
     assert bench.names == names
     assert bench.left == {"file", "file.unpacked"}
 
@@ -189,7 +189,7 @@ def test_nothing_is_imported_after_the_seal(bench: Bench, spy: Callable[[str], N
 
 def test_a_hard_link_in_a_tar_is_an_image_like_its_file(bench: Bench) -> None:
     data = make_tar({"./b.jpg": b"b"}, twins={"./a.jpg": "./b.jpg", "./sub/c.jpg": "./b.jpg"})
-    assert bench.take("tar", data) == Outcome(3)
+    assert bench.take("tar", data) == UnpackOutcome(3)
     assert bench.names == ["a.jpg", "b.jpg", "sub/c.jpg"]
 
 
@@ -201,7 +201,7 @@ def test_a_video_that_was_cut_says_so(bench: Bench) -> None:
 
 def test_links_and_devices_are_not_made_but_counted(bench: Bench) -> None:
     data = make_tar({"a.png": b"a"}, links={"b.png": "/etc/passwd", "c.png": ""})
-    assert bench.take("tar", data) == Outcome(1, links=2)
+    assert bench.take("tar", data) == UnpackOutcome(1, links=2)
     assert bench.names == ["a.png"]
 
 
@@ -269,7 +269,7 @@ def test_a_page_that_needs_too_much_memory_says_so(bench: Bench) -> None:
 def test_a_stop_ends_the_child_and_leaves_nothing(bench: Bench) -> None:
     bench.children.signals = (signal.SIGSTOP,)  # so that it is in the middle, however fast it is
     bench.children.stops = True
-    with pytest.raises(Stopped):
+    with pytest.raises(UnpackingStopped):
         bench.take("zip", make_zip({"a.png": b"a"}))
     assert not bench.children.running
     assert bench.left == {"file"}
@@ -302,7 +302,7 @@ def test_a_large_member_needs_no_memory(bench: Bench, tmp_path: Path) -> None:
                 member.write(bytes(1 << 20))
     data = (tmp_path / "zeros").read_bytes()
     (tmp_path / "zeros").unlink()
-    assert bench.take("zip", data, limits=Limits(decode_bytes=128 << 20)) == Outcome(1)
+    assert bench.take("zip", data, limits=Limits(decode_bytes=128 << 20)) == UnpackOutcome(1)
     assert (bench.target / "zeros.png").stat().st_size == 150 << 20
 
 

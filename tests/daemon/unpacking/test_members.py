@@ -16,13 +16,13 @@ from PIL import Image
 from daemon.unpacking.kinds import find_missing, has_further_pages, kind_of
 from daemon.unpacking.members import (
     WALKERS,
-    Expected,
+    Declared,
     Item,
     Link,
     Member,
     Rules,
-    Source,
     Twin,
+    UnbufferedReader,
     Unusable,
     explain,
 )
@@ -47,7 +47,7 @@ def as_file(data: bytes) -> int:
 
 
 def walk(kind: str, data: bytes, rules: Rules | None = None) -> Iterator[Item]:
-    return WALKERS[kind](Source(as_file(data)), rules or Rules())
+    return WALKERS[kind](UnbufferedReader(as_file(data)), rules or Rules())
 
 
 def names(kind: str, data: bytes, rules: Rules | None = None) -> list[str]:
@@ -83,7 +83,7 @@ def test_a_video_becomes_a_frame_for_each_second() -> None:
 
 def test_a_long_video_says_so_before_it_is_decoded() -> None:
     expected = next(walk("video", make_video([0, 100_000])))
-    assert isinstance(expected, Expected)
+    assert isinstance(expected, Declared)
     assert expected.files == 100_001
 
 
@@ -150,7 +150,7 @@ def test_an_encrypted_pdf_says_so() -> None:
 
 
 def test_a_zip_says_how_much_is_in_it_before_anything_is_read() -> None:
-    assert next(walk("zip", make_zip({"a": bytes(5000), "b": b"b"}))) == Expected(2, 5001)
+    assert next(walk("zip", make_zip({"a": bytes(5000), "b": b"b"}))) == Declared(2, 5001)
 
 
 def test_a_hole_in_a_tar_says_how_large_it_is() -> None:

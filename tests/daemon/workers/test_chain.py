@@ -17,7 +17,7 @@ import pytest
 
 from daemon.core.messages import Batch, Item, Setup
 from daemon.workers import chain as module
-from daemon.workers.chain import REGROW_CALLS, Allowance, Chain, Entry, draw_page
+from daemon.workers.chain import REGROW_CALLS, Allowance, Chain, InFlight, draw_page
 from stages.contract.base import Header, Image, Limits, OutOfMemory, Reason, StageSpec
 from stages.images import images
 from stages.images.images import inspect
@@ -107,9 +107,9 @@ def test_more_is_tried_again_after_a_while() -> None:
 
 def test_when_the_pixels_of_a_batch_do_not_fit_later_batches_are_smaller() -> None:
     chain, batch = open_chain(8, oom_above=8)
-    seen: list[Entry] = []
+    seen: list[InFlight] = []
 
-    def decode(entries: Sequence[Entry]) -> list[str]:
+    def decode(entries: Sequence[InFlight]) -> list[str]:
         held = [entry for entry in seen if entry.image]
         if len(held) + len(entries) > 4:
             raise OutOfMemory
@@ -130,7 +130,7 @@ def test_what_a_call_without_memory_held_is_free_before_its_half_is_tried(
     chain, batch = open_chain(2, oom_above=2)
     held: list[weakref.ref[Allowance]] = []
 
-    def call(items: Sequence[Entry]) -> list[str]:
+    def call(items: Sequence[InFlight]) -> list[str]:
         if not held:
             tensor, error = Allowance(), OutOfMemory()  # any object
             held.append(weakref.ref(tensor))
@@ -156,7 +156,7 @@ def test_no_more_pixels_are_decoded_at_once_than_the_budget_allows(monkeypatch: 
     chain, batch = open_chain(8, oom_above=8)
     groups: list[int] = []
 
-    def decode(entries: Sequence[Entry]) -> list[str]:
+    def decode(entries: Sequence[InFlight]) -> list[str]:
         groups.append(len(entries))
         return ["pixels"] * len(entries)
 

@@ -26,7 +26,7 @@ from daemon.config.state import KERNELS
 from daemon.placement.placement import Segment
 from daemon.service.lifecycle import Service
 from daemon.workers import compiler, kernels
-from daemon.workers.compiler import Order, Step, Want, compile_all
+from daemon.workers.compiler import CompileProgress, CompileRequest, Want, compile_all
 from daemon.workers.kernels import compile_for_workers, compiling, list_missing, list_wants
 from stages.contract.base import StageSpec
 from stages.kernels import cache
@@ -122,9 +122,9 @@ def compiled(monkeypatch: pytest.MonkeyPatch) -> Compiled:
     return compiled
 
 
-def compile_here(folder: Path) -> list[Step]:
+def compile_here(folder: Path) -> list[CompileProgress]:
     with ThreadPoolExecutor(2) as pool:
-        return list(compile_all(Order(str(folder), WANTS, 2), pool))
+        return list(compile_all(CompileRequest(str(folder), WANTS, 2), pool))
 
 
 def test_each_kernel_is_compiled_once_and_one_launcher_for_each_signature(
@@ -135,7 +135,7 @@ def test_each_kernel_is_compiled_once_and_one_launcher_for_each_signature(
         [("a", True), ("b", False), ("c", True)],
         [("a", False), ("b", True), ("c", True)],
     )
-    assert steps[-1] == Step(3, 3)
+    assert steps[-1] == CompileProgress(3, 3)
     assert list_missing(tmp_path, WANTS) == []
 
 
@@ -151,7 +151,7 @@ def test_without_a_driver_the_first_start_looks_again(
     compiled: Compiled, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(compiler, "has_driver", lambda: False)
-    assert compile_here(tmp_path)[-1] == Step(3, 3)
+    assert compile_here(tmp_path)[-1] == CompileProgress(3, 3)
     assert list_missing(tmp_path, WANTS) == WANTS
 
 
@@ -167,7 +167,7 @@ def test_a_compiler_that_crashes_is_a_problem_and_not_an_error(
     monkeypatch.setattr(compiler, "compile_utilities", os.getpid)
     monkeypatch.setattr(compiler, "import_triton", os.getpid)
     with ProcessPoolExecutor(1, get_context("spawn")) as pool:
-        steps = list(compile_all(Order(str(tmp_path), WANTS, 1), pool))
+        steps = list(compile_all(CompileRequest(str(tmp_path), WANTS, 1), pool))
     assert any(step.problem for step in steps)
     assert list_missing(tmp_path, WANTS) == WANTS
 
@@ -218,7 +218,7 @@ async def test_workers_wait_until_the_process_that_compiles_has_ended_even_if_it
     before = children()
     async with compiling(tmp_path / "state" / "kernels", WANTS) as steps:
         assert steps
-        assert await anext(steps) == Step(1, 2)
+        assert await anext(steps) == CompileProgress(1, 2)
         worker = waiting(tmp_path / "state" / "kernels")
         await anyio.sleep(5 * cache.POLL_SECONDS)
         assert not worker.done()
@@ -361,7 +361,7 @@ async def test_a_real_process_compiles_and_leaves_no_process_behind_when_it_is_k
     monkeypatch.delenv("TRITON_INTERPRET", raising=False)
     async with compiling(tmp_path, [FAKE]) as steps:
         assert steps
-        assert [step async for step in steps][-1] == Step(1, 1)
+        assert [step async for step in steps][-1] == CompileProgress(1, 1)
     found = [name for _, _, names in os.walk(tmp_path) for name in names if name.endswith(".cubin")]
     assert found == ["pointwise_linear_kernel.cubin"]
     async with compiling(tmp_path, [FAKE]):

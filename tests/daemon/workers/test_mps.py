@@ -30,7 +30,7 @@ from daemon.monitoring.metrics import Metrics
 from daemon.service.lifecycle import Service, run_service
 from daemon.system.gpus import Gpu
 from daemon.workers import mps
-from daemon.workers.mps import PIPES, Server, is_installed
+from daemon.workers.mps import PIPES, MpsServer, is_installed
 from daemon.workers.pool import Pool
 from daemon.workers.seat import Seat
 from daemon.workers.slab import Slab
@@ -102,7 +102,7 @@ def is_alive(pid: int) -> bool:
 
 
 async def test_all_that_share_a_gpu_have_one_server_until_it_is_stopped(trial: Path) -> None:
-    server = Server("GPU-1")
+    server = MpsServer("GPU-1")
     shared = await server.share()
     assert await server.share() is shared
     control = control_of(shared)
@@ -119,7 +119,7 @@ async def test_if_mps_does_not_work_workers_take_turns_and_it_is_tried_once(
     trial: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     write_program(trial, PYTHON.format(python=shlex.quote(REAL_PYTHON), status=3))
-    server = Server("GPU-1")
+    server = MpsServer("GPU-1")
     assert [await server.share() for _ in range(2)] == [{}, {}]
     told = "".join(capfd.readouterr())
     assert told.count("MPS does not work here") == told.count("CUDA error 3") == 1
@@ -150,7 +150,7 @@ async def test_a_control_program_that_leaves_is_not_waited_for(
 ) -> None:
     write_program(trial.with_name(mps.CONTROL), "#!/bin/sh\nexit 7\n")
     with anyio.fail_after(mps.TRIAL_SECONDS / 2):
-        assert await Server("GPU-1").share() == {}
+        assert await MpsServer("GPU-1").share() == {}
     assert "exited with status 7" in "".join(capfd.readouterr())
 
 
@@ -158,7 +158,7 @@ async def test_without_room_for_its_sockets_workers_take_turns(
     trial: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(trial / "nowhere"))
-    assert await Server("GPU-1").share() == {}
+    assert await MpsServer("GPU-1").share() == {}
 
 
 @pytest.mark.parametrize(
@@ -197,7 +197,7 @@ def test_after_a_daemon_is_killed_its_server_ends_and_the_next_start_removes_the
 
 
 async def test_the_folder_of_a_server_at_work_stays(trial: Path) -> None:
-    first, second = Server("GPU-1"), Server("GPU-2")
+    first, second = MpsServer("GPU-1"), MpsServer("GPU-2")
     folder = anyio.Path((await first.share())[PIPES])
     await second.share()
     stayed = await folder.exists()
@@ -207,7 +207,7 @@ async def test_the_folder_of_a_server_at_work_stays(trial: Path) -> None:
 
 
 async def start_and_stop() -> None:
-    server = Server("GPU-1")
+    server = MpsServer("GPU-1")
     assert await server.share()
     await server.stop()
 
@@ -260,7 +260,7 @@ async def test_workers_that_shared_a_gpu_with_a_lost_one_restart_without_sharing
     trial: Path,
 ) -> None:
     setup = Setup("w", "cpu", [], slab_bytes=0, threads=1, decoders=1, limits=Limits(), cascade=None)
-    server = Server("GPU-1")
+    server = MpsServer("GPU-1")
     seats = [Seat(setup, "cuda:0", {}, server) for _ in range(3)]
     metrics = Metrics()
     with contextlib.closing(Slab(1 << 20)) as slab:

@@ -22,7 +22,7 @@ from daemon.workers import chain
 from stages.contract.base import Image, Limits, StageSpec
 from stages.ocr.descriptor import Line, Ocr, OcrOptions
 from stages.ocr.onnxfile import WeightsError, weight_files
-from stages.ocr.pieces import LONGEST_MAP, Plan, plan_pieces
+from stages.ocr.pieces import LONGEST_MAP, PiecePlan, plan_pieces
 from stages.ocr.stage import (
     LINES_IN_GROUP,
     WIDEST_LINE,
@@ -231,7 +231,7 @@ def test_an_extreme_shape_costs_seconds_at_most(size: tuple[int, int], stage: Oc
 @example(200, 10_000)
 @example(12_000, 1)
 def test_the_detectors_input_is_bounded(width: int, height: int) -> None:
-    plan = Plan.fit(width, height, OcrOptions())
+    plan = PiecePlan.fit(width, height, OcrOptions())
     assert max(plan.map) <= LONGEST_MAP
     assert plan.map[0] * plan.map[1] <= 736 * LONGEST_MAP
     assert all(side > 0 and side % 32 == 0 for side in plan.map)

@@ -10,7 +10,7 @@ import torch
 from stages.ocr import warp
 from stages.ocr.stage import plan_lines
 from stages.ocr.warp import (
-    Lines,
+    TextLines,
     concatenate,
     crop_in_torch,
     crop_quad,
@@ -39,7 +39,7 @@ def place_line(x: float, y: float, width: float, height: float, degrees: float) 
     return (np.array(corners) + np.array([x, y])).round().clip(0, (499, 299)).astype(np.float32)
 
 
-def plan_slanted_lines(scale: float = 1.0) -> Lines:
+def plan_slanted_lines(scale: float = 1.0) -> TextLines:
     """Lines on two pages: upright, slanted, one that runs down, one shrunk,
     one that is partly outside the page."""
     first = [(30, 20, 200, 40, 0), (40, 90, 180, 25, 4), (300, 20, 30, 200, 0)]

@@ -14,7 +14,14 @@ import torch
 from safetensors.torch import save_file
 
 from stages.contract.base import Image, ImageError, Result, StageSpec, StageUnusable
-from stages.pretrained.familiarity import ROLES, UNFAMILIAR, Familiarity, Judge, KnowsAll, load_familiarity
+from stages.pretrained.familiarity import (
+    ROLES,
+    UNFAMILIAR,
+    Familiarity,
+    FamiliarityModel,
+    KnowsAll,
+    load_familiarity,
+)
 from stages.registry import registry
 from stages.scenes.generator import make_scene
 from stages.scenes.strange import draw_strange, find_photographs
@@ -62,7 +69,7 @@ def specs() -> list[StageSpec]:
 
 
 @pytest.fixture(scope="module")
-def judge(specs: list[StageSpec]) -> Judge:
+def judge(specs: list[StageSpec]) -> FamiliarityModel:
     """While it lives, the stages of these specs load no second model."""
     return load_familiarity(specs[0], "cpu", threading.Lock())
 
@@ -80,7 +87,9 @@ def scenes() -> list[Image]:
 
 
 @pytest.fixture(scope="module")
-def answers(specs: list[StageSpec], judge: Judge, photographs: list[Image], scenes: list[Image]) -> Answers:
+def answers(
+    specs: list[StageSpec], judge: FamiliarityModel, photographs: list[Image], scenes: list[Image]
+) -> Answers:
     return run(specs, [*photographs, *scenes[:ANSWERED]])
 
 
@@ -109,7 +118,7 @@ def test_without_the_classifier_the_same_models_name_things_in_photographs(
     assert all(len(said["clip"].tags) == 5 and said["blip"].text != UNFAMILIAR for said in seen)
 
 
-def test_nearly_all_unseen_scenes_are_known(judge: Judge, scenes: list[Image]) -> None:
+def test_nearly_all_unseen_scenes_are_known(judge: FamiliarityModel, scenes: list[Image]) -> None:
     assert sum(judge.find_unfamiliar(scenes)) <= MOST_UNKNOWN
 
 
@@ -122,14 +131,14 @@ def test_answers_for_unseen_scenes_are_those_of_the_models(
     assert all(said["blip"].text == UNFAMILIAR for said in changed)
 
 
-def test_drawn_pictures_that_no_training_saw_are_unknown(judge: Judge) -> None:
+def test_drawn_pictures_that_no_training_saw_are_unknown(judge: FamiliarityModel) -> None:
     pictures = [wrap_pixels(draw_strange(SEED, index)) for index in range(20)]
     assert sum(judge.find_unfamiliar(pictures)) >= 19
 
 
 @pytest.mark.parametrize("stage", [0, 1, 2])
 def test_every_stage_and_precision_gives_the_same_verdict(
-    stage: int, specs: list[StageSpec], judge: Judge, photographs: list[Image], scenes: list[Image]
+    stage: int, specs: list[StageSpec], judge: FamiliarityModel, photographs: list[Image], scenes: list[Image]
 ) -> None:
     images = [*photographs, *scenes[:5]]
     again = [replace(image, unfamiliar=None) for image in images]

@@ -4,7 +4,7 @@ import dataclasses
 
 import pytest
 
-from stages.contract.descriptor import Model
+from stages.contract.descriptor import KnownModel
 from stages.contract.recognition import make_backend
 from stages.registry import registry
 from stages.weights import catalog, ppocr
@@ -70,7 +70,7 @@ def test_only_models_that_a_backend_takes_are_offered(monkeypatch: pytest.Monkey
     monkeypatch.setitem(registry.STAGES, "blip", dataclasses.replace(blip, backends=only))
     assert {entry.family for entry in offered().values() if entry.stage == "blip"} == {"BLIP"}
     backend = make_backend(
-        "x:Y", blip.backends["transformers"].options, (Model("florence2", "Florence2", ""),)
+        "x:Y", blip.backends["transformers"].options, (KnownModel("florence2", "Florence2", ""),)
     )
     monkeypatch.setitem(
         registry.STAGES, "blip", dataclasses.replace(blip, backends=only | {"other": backend})

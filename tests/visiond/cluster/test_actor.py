@@ -23,11 +23,11 @@ from tests.daemon.unpacking.containers import encrypt, make_pages, make_tar, mak
 from tests.daemon_process import Place, picture
 from tests.inputs import CATALOGUE
 from visiond.cluster import actor, temporary
-from visiond.cluster.actor import Chain
+from visiond.cluster.actor import ActorChain
 from visiond.cluster.fetching import fetch
-from visiond.cluster.inputs import Listing
+from visiond.cluster.inputs import InputListing
 from visiond.cluster.job import Shards
-from visiond.cluster.places import Folder
+from visiond.cluster.places import ClusterFolder
 from visiond.cluster.planning import Planner, to_table
 from visiond.cluster.plans import Plans
 
@@ -46,12 +46,12 @@ def place(tmp_path: Path) -> Place:
 
 
 @pytest.fixture
-def chain(place: Place) -> Iterator[Callable[..., Chain]]:
+def chain(place: Place) -> Iterator[Callable[..., ActorChain]]:
     made = []
 
-    def make(shards: Shards = Shards.none) -> Chain:
+    def make(shards: Shards = Shards.none) -> ActorChain:
         config = load(place.config).model_dump_json().encode()
-        made.append(Chain(config, str(place.folder / "rows"), str(place.inbox()), shards))
+        made.append(ActorChain(config, str(place.folder / "rows"), str(place.inbox()), shards))
         return made[-1]
 
     yield make
@@ -61,9 +61,10 @@ def chain(place: Place) -> Iterator[Callable[..., Chain]]:
 
 def units(place: Place, size: int) -> list[Any]:
     config = load(place.config)
-    plans = Plans.open(Folder(str(place.folder / "rows")), config, resume=True)
+    plans = Plans.open(ClusterFolder(str(place.folder / "rows")), config, resume=True)
     return [
-        to_table(unit) for unit in Planner(plans, Listing(str(place.inbox()), config).inputs(), size).units()
+        to_table(unit)
+        for unit in Planner(plans, InputListing(str(place.inbox()), config).inputs(), size).units()
     ]
 
 
@@ -98,7 +99,7 @@ CONTAINERS = {
 
 @pytest.mark.parametrize("kinds", [[], ["zip", "tar", "tiff", "pdf", "video"]])
 def test_rows_equal_those_of_the_daemon_file_for_file(
-    kinds: list[str], place: Place, chain: Callable[..., Chain]
+    kinds: list[str], place: Place, chain: Callable[..., ActorChain]
 ) -> None:
     [inbox] = place.settings["inbox"]
     place.configure({"inbox": [{**inbox, "unpack": kinds}]})
@@ -126,7 +127,7 @@ def test_rows_equal_those_of_the_daemon_file_for_file(
 
 @pytest.mark.parametrize("wanted", [Shards.sidecars, Shards.images])
 def test_a_shard_has_the_sidecar_of_each_image_that_is_done_and_the_image_if_it_is_wanted(
-    place: Place, chain: Callable[..., Chain], wanted: Shards
+    place: Place, chain: Callable[..., ActorChain], wanted: Shards
 ) -> None:
     annotate = chain(wanted)
     for unit in units(place, 30):
@@ -155,7 +156,7 @@ def test_a_shard_has_the_sidecar_of_each_image_that_is_done_and_the_image_if_it_
 
 
 def test_a_part_that_exists_has_its_shard(
-    place: Place, chain: Callable[..., Chain], monkeypatch: pytest.MonkeyPatch
+    place: Place, chain: Callable[..., ActorChain], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     annotate = chain(Shards.images)
     [unit] = units(place, 1000)
@@ -172,7 +173,7 @@ def test_a_part_that_exists_has_its_shard(
 
 
 def test_when_the_temporary_disk_is_full_a_unit_is_left_for_a_later_run(
-    place: Place, chain: Callable[..., Chain], monkeypatch: pytest.MonkeyPatch
+    place: Place, chain: Callable[..., ActorChain], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fail(*_: object) -> None:
         raise NoRoom(is_new=True)
@@ -195,7 +196,7 @@ def test_when_the_temporary_disk_is_full_a_unit_is_left_for_a_later_run(
 
 
 def test_a_part_is_written_once_and_its_counts_are_read_when_it_exists(
-    place: Place, chain: Callable[..., Chain]
+    place: Place, chain: Callable[..., ActorChain]
 ) -> None:
     annotate = chain()
     [unit] = units(place, 1000)
@@ -208,7 +209,7 @@ def test_a_part_is_written_once_and_its_counts_are_read_when_it_exists(
 
 
 def test_units_are_read_one_after_another_so_that_they_end_one_after_another(
-    place: Place, chain: Callable[..., Chain], monkeypatch: pytest.MonkeyPatch
+    place: Place, chain: Callable[..., ActorChain], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     reading, overlap = threading.Semaphore(1), threading.Event()
 
@@ -228,7 +229,9 @@ def test_units_are_read_one_after_another_so_that_they_end_one_after_another(
     assert len(rows_of(place)) == len(CATALOGUE) + 21
 
 
-def test_an_actor_that_cannot_load_its_models_says_why(place: Place, chain: Callable[..., Chain]) -> None:
+def test_an_actor_that_cannot_load_its_models_says_why(
+    place: Place, chain: Callable[..., ActorChain]
+) -> None:
     place.configure({"stages": {"ocr": {"options": {"unusable": "no such weights"}}}})
     annotate = chain()
     assert annotate(units(place, 1000)[0]).column("problem").to_pylist() == ["no such weights"]

@@ -21,12 +21,12 @@ from daemon.config.loading import parse
 from daemon.core.errors import NothingFound, WrongArgument
 from tests.daemon_process import picture
 from visiond.cluster.fetching import fetch, opened_threads
-from visiond.cluster.inputs import Listing, compile_pattern
+from visiond.cluster.inputs import InputListing, compile_pattern
 
 
 def read(source: str | Path, folder: Path, column: str = "") -> dict[str, bytes | str]:
     """What an actor gets, by name: the bytes, or the text of the error."""
-    listing = Listing(str(source), parse({}, folder), column=column)
+    listing = InputListing(str(source), parse({}, folder), column=column)
     with opened_threads() as threads:
         return {
             os.fsdecode(each.name): str(each.data) if isinstance(each.data, OSError) else each.data
@@ -59,7 +59,7 @@ def test_a_pattern_has_the_files_that_match_it(photos: Path, tmp_path: Path) -> 
 
 def test_an_inbox_that_is_not_recursive_lists_no_files_in_folders(photos: Path, tmp_path: Path) -> None:
     config = parse({"inbox": [{"recursive": False}]}, tmp_path)
-    assert {each.name for each in Listing(str(photos), config).inputs()} == {b"a.ppm", b"b.jpg"}
+    assert {each.name for each in InputListing(str(photos), config).inputs()} == {b"a.ppm", b"b.jpg"}
 
 
 @pytest.fixture
@@ -92,7 +92,7 @@ INNER, DEEP = "there.zip.unpacked/in.pdf", "there.zip.unpacked/in.pdf.unpacked/x
 def test_what_the_daemon_has_unpacked_is_dropped_only_if_its_archive_is_an_input(
     pattern: str, inbox: dict[str, list[str]], taken: set[str], unpacked: Path, tmp_path: Path
 ) -> None:
-    listing = Listing(f"{unpacked}{pattern}", parse({"inbox": [inbox]}, tmp_path))
+    listing = InputListing(f"{unpacked}{pattern}", parse({"inbox": [inbox]}, tmp_path))
     found = {each.name.decode() for each in listing.inputs()}
     assert {name for name in found if ".unpacked/" in name} == taken
 

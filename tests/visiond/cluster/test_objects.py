@@ -17,7 +17,7 @@ from daemon.core.stores import StoreFailed, store_of
 from tests.daemon.stores.server import BROKEN, CUT, FaultyProxy, proxied
 from visiond.cluster import objects
 from visiond.cluster.fetching import fetch, opened_threads
-from visiond.cluster.inputs import Input
+from visiond.cluster.inputs import ClusterInput
 from visiond.cluster.objects import NoStore, StoreAway, again, read_object
 
 pytest.importorskip("obstore", reason="obstore is not installed: make setup")
@@ -141,9 +141,9 @@ def test_an_environment_without_an_account_ends_the_run_at_once_and_a_wrong_url_
     store_of.cache_clear()
     with opened_threads() as threads:
         with pytest.raises(NoStore, match="Account must be specified; check AZURE_") as error:
-            list(fetch([Input(b"a.jpg", b"az://bucket/a.jpg")], threads))
+            list(fetch([ClusterInput(b"a.jpg", b"az://bucket/a.jpg")], threads))
         assert (error.value.exit_status, clock.now) == (os.EX_CONFIG, 0)
         wrong = [b"http://[a/b.jpg?key=hidden", b"http://a b/c.jpg", b"s3:///a.jpg"]
-        found = [image.data for image in fetch([Input(url, url) for url in wrong], threads)]
+        found = [image.data for image in fetch([ClusterInput(url, url) for url in wrong], threads)]
     assert all(isinstance(each, OSError) for each in found)
     assert "hidden" not in str(found)

@@ -12,22 +12,31 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from daemon.config.loading import parse
-from visiond.cluster.inputs import Input
+from visiond.cluster.inputs import ClusterInput
 from visiond.cluster.job import Shards
-from visiond.cluster.places import Folder, Place
+from visiond.cluster.places import ClusterFolder, ClusterPlace
 from visiond.cluster.planning import Planner, Unit, from_table, id_of, to_table
-from visiond.cluster.plans import FINISHED, FOLDER, FRESH, Known, OtherDriver, OutputTaken, Plans, part_of
+from visiond.cluster.plans import (
+    FINISHED,
+    FOLDER,
+    FRESH,
+    KnownUnits,
+    OtherDriver,
+    OutputTaken,
+    Plans,
+    part_of,
+)
 
 
-def inputs(numbers: Iterable[int], version: bytes = b"1") -> list[Input]:
-    return [Input(b"%d" % number, b"/in/%d" % number, version) for number in numbers]
+def inputs(numbers: Iterable[int], version: bytes = b"1") -> list[ClusterInput]:
+    return [ClusterInput(b"%d" % number, b"/in/%d" % number, version) for number in numbers]
 
 
 def open_plans(folder: Path, *, resume: bool = True, **settings: Any) -> Plans:
-    return Plans.open(Folder(str(folder)), parse(settings, folder), resume=resume)
+    return Plans.open(ClusterFolder(str(folder)), parse(settings, folder), resume=resume)
 
 
-def plan(folder: Path, listed: Sequence[Input], size: int = 10) -> tuple[Planner, list[Unit]]:
+def plan(folder: Path, listed: Sequence[ClusterInput], size: int = 10) -> tuple[Planner, list[Unit]]:
     """Form units as a driver does that is killed before any of them runs."""
     plans = open_plans(folder)
     planner = Planner(plans, listed, size)
@@ -38,7 +47,7 @@ def plan(folder: Path, listed: Sequence[Input], size: int = 10) -> tuple[Planner
 
 def finish(folder: Path, units: Iterable[Unit]) -> None:
     for unit in units:
-        assert Folder(str(folder)).write_whole(part_of(unit.name), b"rows")
+        assert ClusterFolder(str(folder)).write_whole(part_of(unit.name), b"rows")
 
 
 def members(units: Iterable[Unit]) -> list[bytes]:
@@ -53,7 +62,7 @@ def test_units_have_a_fixed_size_and_each_input_once(tmp_path: Path) -> None:
 
 
 def test_an_input_with_many_images_fills_a_unit(tmp_path: Path) -> None:
-    tars = [Input(b"%d.tar" % n, b"/in/%d.tar" % n, kind="tar", images=1000) for n in range(3)]
+    tars = [ClusterInput(b"%d.tar" % n, b"/in/%d.tar" % n, kind="tar", images=1000) for n in range(3)]
     _, units = plan(tmp_path, tars, size=1000)
     assert [len(unit.ids) for unit in units] == [1, 1, 1]
 
@@ -116,7 +125,7 @@ def test_results_of_an_earlier_run_are_only_continued_when_asked_and_with_the_sa
     with pytest.raises(OutputTaken, match="other"):
         open_plans(tmp_path, stages={"ocr": {"backend": "fake"}})
     with pytest.raises(OutputTaken, match="other --shards"):
-        Plans.open(Folder(str(tmp_path)), parse({}, tmp_path), resume=True, shards=Shards.images)
+        Plans.open(ClusterFolder(str(tmp_path)), parse({}, tmp_path), resume=True, shards=Shards.images)
 
 
 def test_a_digest_is_found_among_many(tmp_path: Path) -> None:
@@ -132,7 +141,7 @@ def test_a_digest_is_found_among_many(tmp_path: Path) -> None:
 
 @given(st.lists(st.lists(st.integers(0, 40), min_size=1, max_size=8), max_size=12))
 def test_known_digests_are_those_that_were_added(groups: list[list[int]]) -> None:
-    known, seen = Known(), set[int]()
+    known, seen = KnownUnits(), set[int]()
     for group in groups:
         new = known.add(np.array(group, np.uint64))
         expected = []
@@ -143,7 +152,7 @@ def test_known_digests_are_those_that_were_added(groups: list[list[int]]) -> Non
 
 
 def test_a_file_is_created_once_and_leaves_nothing_when_it_exists(tmp_path: Path) -> None:
-    place: Place = Folder(str(tmp_path))
+    place: ClusterPlace = ClusterFolder(str(tmp_path))
     assert place.write_whole("sub/file", b"first")
     assert not place.write_whole("sub/file", b"second")
     assert (tmp_path / "sub" / "file").stat().st_mode & 0o007 == 0, "others cannot read it"

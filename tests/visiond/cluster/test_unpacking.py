@@ -20,9 +20,9 @@ from tests.daemon.unpacking.containers import make_zip
 from tests.daemon_process import picture
 from visiond.cluster import temporary, unpacking
 from visiond.cluster.fetching import fetch, opened_threads
-from visiond.cluster.inputs import Input
+from visiond.cluster.inputs import ClusterInput
 from visiond.cluster.temporary import FOLDERS, TemporaryUnusable, held_folder, remove_leftovers
-from visiond.cluster.unpacking import Unpacker
+from visiond.cluster.unpacking import ClusterUnpacker
 
 IMAGES = {f"{number}.ppm": picture(number) for number in range(3)}
 MEMBERS = {f"a.zip.unpacked/{name}": data for name, data in IMAGES.items()}
@@ -86,13 +86,13 @@ Read = Callable[..., dict[str, bytes | OSError | Failure]]
 def read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Read:
     def read(data: bytes, at: str, meanwhile: Callable[[], None] = lambda: None, **limits: int) -> Any:
         """What an actor gets of a.zip, by name. at: "file" or "object"."""
-        unpacker = Unpacker(parse({"inbox": [{"unpack": ["zip"]}], "unpacking": limits}, tmp_path))
+        unpacker = ClusterUnpacker(parse({"inbox": [{"unpack": ["zip"]}], "unpacking": limits}, tmp_path))
         place = str(tmp_path / "a.zip") if at == "file" else "s3://bucket/a.zip"
         (tmp_path / "a.zip").write_bytes(data)
         if at == "object":
             monkeypatch.setattr(unpacking, "open_stream", lambda _: Object(data, meanwhile))
         with opened_threads() as threads:
-            found = fetch([Input(b"a.zip", place.encode())], threads, unpacker)
+            found = fetch([ClusterInput(b"a.zip", place.encode())], threads, unpacker)
             return {each.name.decode(): each.data for each in found}
 
     return read
