@@ -262,8 +262,7 @@ def find_files(pack: Pack, entry: StageEntry, backend: Backend, others: Mapping[
     """A stage's files: others in the place of the pack's, and those that the backend brings along for the rest."""
     paths = pack.files_of(entry)
     paths.update(others)
-    missing = [role for role in backend.roles if role not in paths]
-    if backend.bundled and missing:
+    if backend.bundled and (missing := [role for role in backend.roles if role not in paths]):
         bundled = backend.bundled()
         paths.update({role: Path(bundled[role]) for role in missing})
     return paths
