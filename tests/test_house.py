@@ -18,16 +18,7 @@ LONGEST_FILE = 400
 LONGEST_FUNCTION = 60
 MOST_BRANCHES = 15
 MOST_IMPORTS = 15  # of the project's own modules by one file
-# What is over a cap today, with its value. It may only sink: mend or remove an entry when it does.
-BRANCHES = {
-    "daemon.config.loading._contradictions": 16,
-    "daemon.inbox.watcher._scan": 20,
-    "daemon.ledger.joining.assemble": 16,
-    "daemon.ledger.ledger.end": 24,
-    "daemon.ledger.ledger.work": 23,
-    "daemon.measure.steady.find_steady": 17,
-    "daemon.results.publisher.confirm": 18,
-}
+# Files with more of them today. The figures may only sink: mend or remove an entry when it does.
 IMPORTS = {
     "daemon.cli.check": 35,
     "daemon.cli.commands": 17,
@@ -246,7 +237,7 @@ def test_functions_have_few_branches() -> None:
     branches = Counter[str]()
     for name, node in functions():
         branches[name] = max(branches[name], count_branches(node))
-    assert {name: count for name, count in branches.items() if count > MOST_BRANCHES} == BRANCHES
+    assert {name: count for name, count in branches.items() if count > MOST_BRANCHES} == {}
 
 
 def test_branches_are_counted() -> None:

@@ -257,7 +257,7 @@ def _contradictions(config: Config) -> list[str]:
     output, endings = config.output, {inbox.on_success for inbox in config.inbox}
     output, endings = config.output, {inbox.on_success for inbox in config.inbox}
     moves = output.bins == "move" or bool(endings - {"keep"})
-    placed = [name for table in config.pipeline.segment for name in table.stages]
+    placed = [*itertools.chain.from_iterable(table.stages for table in config.pipeline.segment)]
     rules = (
         (
             output.bins == "link" and "delete" in endings,

@@ -110,6 +110,21 @@ class Folder:
         finally:
             self.calls.remove(started)
 
+    async def learn_events(self) -> bool:
+        """Find out whether its file system sends events; otherwise it is scanned more often. Returns whether it answers."""
+        try:
+            is_told = await self.in_thread(self.origin.sends_events)
+        except OSError as error:
+            self.note_answer(error)
+            return False
+        self.polls |= not is_told and self.settings.watch == "auto"
+        return True
+
+    def wake_to_settle(self) -> None:
+        """If something has to settle, wake who follows its events."""
+        if len(self.settling) and self.hints.empty():
+            self.push(Hint(b""))
+
     def note_answer(self, error: OSError | None) -> None:
         """Note whether it can be read; log once that it cannot, and that it can again."""
         path = os.fsdecode(self.root)

@@ -180,12 +180,8 @@ class Watcher:
         started = time.monotonic()
         first = not folder.scanned_at
         if not folder.has_answered:
-            try:
-                is_told = await folder.in_thread(folder.origin.sends_events)
-            except OSError as error:
-                folder.note_answer(error)
+            if not await folder.learn_events():
                 return
-            folder.polls |= not is_told and folder.settings.watch == "auto"
             self._answered()
         if away := await folder.in_thread(folder.find_absence, self._reader):
             folder.note_answer(away)
@@ -200,9 +196,7 @@ class Watcher:
             files = await self._find_unknown(folder, found)
             whole = self._whole(folder, files, times)
             if not (first or subtree or folder.polls):
-                missed = [file for file in whole if not folder.was_noticed(file.path)]
-                self._metrics.reconcile_found.inc(len(missed))
-                self._metrics.inboxes.found_late(folder.number, len(missed))
+                self._count_missed(folder, whole)
             if whole:
                 await self._admit(whole)
                 folder.forget_events({file.path for file in whole})
@@ -210,8 +204,7 @@ class Watcher:
                 folder.marker = found[-1].path
                 if time.monotonic() > folder.marker_kept_at + MARKER_SECONDS:
                     await self._store_marker(folder)
-            if len(folder.settling) and folder.hints.empty():
-                folder.push(Hint(b""))  # wakes `_follow`, as something has to settle
+            folder.wake_to_settle()
             times, folder.handled = _times(), set()
         folder.handled = None
         if not subtree:
@@ -221,6 +214,12 @@ class Watcher:
             folder.scanned_at = time.monotonic()
             self._metrics.scan_seconds.observe(folder.scan_seconds)
             self._metrics.inboxes.scanned(folder.number, folder.scan_seconds)
+
+    def _count_missed(self, folder: Folder, found: Collection[File]) -> None:
+        """Files that a scan has found although events should have told of them."""
+        missed = sum(not folder.was_noticed(file.path) for file in found)
+        self._metrics.reconcile_found.inc(missed)
+        self._metrics.inboxes.found_late(folder.number, missed)
 
     async def _note_end(self, folder: Folder, began_at: bytes) -> None:
         """Decide where the next scan begins. began_at: where this one did."""

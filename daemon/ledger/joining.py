@@ -60,8 +60,8 @@ def assemble(
                 yield _name_only(row, damage=f"its row {fault}")
                 continue
             raise damaged(ledger_of(connection), f"image {row['id']} {fault}") from error
-        damage = _find_damage(record, row["checksum"], stored) if with_results else ""
-        damage = damage or _find_damaged_look(record, ended.get(record.id, {}))
+        damages = [_find_damage(record, row["checksum"], stored)] if with_results else []
+        damage = next(filter(None, (*damages, _find_damaged_look(record, ended.get(record.id, {})))), "")
         yield replace(record, damage=damage) if damage else record
 
 

@@ -245,38 +245,38 @@ class Ledger:
         file's name has changed: then the row that is left is not marked as published, and what that row's image needs
         before is waited for."""
         ordered = [ordered_by_stage(ending) for ending in said]
+        return await self.insist(partial(self._end, said=ordered, judge=judge))
 
-        def work(connection: sqlite3.Connection) -> Committed:
-            endings = ordered
-            known = [(e.job, e.content) for e in endings]
-            computed = {e.job.id: e.checksums for e in endings if e.checksums}
-            if not (all_new := self.results.write(connection, known, computed)):
-                endings = self.results.settle(connection, endings, judge)
-            claimed = find_renamed(connection, [e.job for e in endings])
-            if unsettled := find_unsettled(connection, claimed, self._kept):
-                endings = [put_off(e) if e.job.id in unsettled else e for e in endings]
-            postponed = [postponed_row(e) for e in endings if e.status is JobStatus.PENDING]
-            connection.executemany(SQL["postpone"], postponed)
-            standing = [(e.job.id,) for e in endings if e.keeps_result]
-            rows = [
-                end_row(e, self._inbox_paths[e.job.inbox], self.models, self.generations.of(e.job))
-                for e in endings
-                if e.status is not JobStatus.PENDING and not e.keeps_result
-            ]
-            ended = {
-                row[0] for row in run_rows(connection, "stand", standing) + run_rows(connection, "end", rows)
-            }
-            joined: dict[int, int | None] = {}
-            if not all_new:
-                joined |= dict.fromkeys(join_repeats(connection, endings, ended, self._kept))
-            if claimed:
-                looks_of = {e.job.id: e.looks for e in endings if e.job.id in claimed & ended}
-                joined |= join_renamed(connection, looks_of, self.models, self._kept)
-            looks.want(connection, endings, ended - joined.keys(), self.look_names)
-            now = [repeat_of(e, joined[e.job.id]) if e.job.id in joined else e for e in endings]
-            return Committed(now, ended)
+    def _end(self, connection: sqlite3.Connection, said: list[Ending], judge: JudgeAgain | None) -> Committed:
+        endings, computed = said, {e.job.id: e.checksums for e in said if e.checksums}
+        if not (all_new := self.results.write(connection, [(e.job, e.content) for e in said], computed)):
+            endings = self.results.settle(connection, endings, judge)
+        claimed = find_renamed(connection, [e.job for e in endings])
+        if unsettled := find_unsettled(connection, claimed, self._kept):
+            endings = [put_off(e) if e.job.id in unsettled else e for e in endings]
+        ended = self._write_endings(connection, endings)
+        joined: dict[int, int | None] = {}
+        if not all_new:
+            joined |= dict.fromkeys(join_repeats(connection, endings, ended, self._kept))
+        if claimed:
+            looks_of = {e.job.id: e.looks for e in endings if e.job.id in claimed & ended}
+            joined |= join_renamed(connection, looks_of, self.models, self._kept)
+        looks.want(connection, endings, ended - joined.keys(), self.look_names)
+        now = [repeat_of(e, joined[e.job.id]) if e.job.id in joined else e for e in endings]
+        return Committed(now, ended)
 
-        return await self.insist(work)
+    def _write_endings(self, connection: sqlite3.Connection, endings: Sequence[Ending]) -> set[int]:
+        """Returns the jobs that have ended, and whose files were not replaced in the meantime."""
+        postponed = [postponed_row(e) for e in endings if e.status is JobStatus.PENDING]
+        connection.executemany(SQL["postpone"], postponed)
+        standing = [(e.job.id,) for e in endings if e.keeps_result]
+        rows = [
+            end_row(e, self._inbox_paths[e.job.inbox], self.models, self.generations.of(e.job))
+            for e in endings
+            if e.status is not JobStatus.PENDING and not e.keeps_result
+        ]
+        ended = run_rows(connection, "stand", standing) + run_rows(connection, "end", rows)
+        return {row[0] for row in ended}
 
     def record_of(self, ending: Ending) -> Record:
         """The record that `end` has written, without reading it from the file."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 import itertools
 import statistics
 from collections.abc import Mapping, Sequence
+from typing import TypeVar
 
 import msgspec
 
@@ -18,6 +19,8 @@ MIDDLE = (0.15, 0.85)  # shares of the images
 FULL = 0.9  # of a part's time, from which it counts as busy all the time
 INPUT, READ, DECODE, GPU, PUBLISH = "input", "read", "decode", "gpu", "publish"  # the parts of the way
 USERS = {DECODE: DECODERS, GPU: WORKERS, READ: DAEMON}  # whose processes work for a part
+
+Timed = TypeVar("Timed", LoadSample, StatusSample)
 
 
 class Steady(msgspec.Struct, frozen=True, kw_only=True):
@@ -52,19 +55,20 @@ def find_steady(times: Sequence[float], lag_seconds: float, meter: Meter) -> Ste
     rate, slowest, fastest = measure_rate(times)
     first, last = (times[min(len(times) - 1, int(len(times) * share))] for share in MIDDLE)
     steady = Steady(images_per_second=rate, slowest=slowest, fastest=fastest)
-    samples = [sample for sample in meter.samples if first <= sample.at <= last]
-    looks = [look for look in meter.looks if first <= look.at <= last]
+    samples, looks = _between(meter.samples, first, last), _between(meter.looks, first, last)
     if len(samples) < 2 or len(looks) < 2:
         return steady
     cpu = {kind: _spent(samples, kind) for kind in (DECODERS, WORKERS, DAEMON)}  # cores
     loads = _loads(samples, looks, meter.devices)
-    shares = {DECODE: cpu[DECODERS] / max(1, min(count_cores(), max(sample.decoders for sample in samples)))}
-    shares |= _judge_looks(looks, meter)
-    if loads:
-        shares[GPU] = statistics.fmean(loads)
+    decoders = max(sample.decoders for sample in samples)
     held = statistics.fmean(look.in_flight - look.queued for look in looks)
-    shares[PUBLISH] = rate * lag_seconds / max(1.0, held)
-    shares = {part: min(1.0, share) for part, share in shares.items()}
+    measured = {
+        DECODE: cpu[DECODERS] / max(1, min(count_cores(), decoders)),
+        **_judge_looks(looks, meter),
+        **({GPU: statistics.fmean(loads)} if loads else {}),
+        PUBLISH: rate * lag_seconds / max(1.0, held),
+    }
+    shares = {part: min(1.0, share) for part, share in measured.items()}
     cores_busy = min(1.0, sum(cpu.values()) / count_cores())
     limited_by, why = choose_limit(shares, cores_busy, cpu)
     if shares[limited_by] < FULL and sum(look.slab_share >= FULL for look in looks) * 2 > len(looks):
@@ -78,6 +82,10 @@ def find_steady(times: Sequence[float], lag_seconds: float, meter: Meter) -> Ste
         limited_by=limited_by,
         why=why,
     )
+
+
+def _between(measured: Sequence[Timed], first: float, last: float) -> list[Timed]:
+    return [each for each in measured if first <= each.at <= last]
 
 
 def choose_limit(shares: Mapping[str, float], cores_busy: float, cpu: Mapping[str, float]) -> tuple[str, str]:

@@ -103,12 +103,16 @@ class Publisher:
         held.difference_update(each.id for each in placed)
         superseding = bool(self._held)
         added = await self._ledger.mark_emitted(placed, superseding=superseding, held=sorted(held))
-        if added and self._outbox.deliveries:
-            records = {record.id: record for publication in publications for record in publication.records}
-            self._outbox.add({number: records[image] for number, image in added.items()})
-        if self._outbox.deliveries and any(r.former for each in publications for r in each.records):
-            self._outbox.note_renamed(await self._retry("ledger", self._ledger.run, read_last))
+        if self._outbox.deliveries:
+            await self._tell_sinks(added, {r.id: r for each in publications for r in each.records})
         return len(publications) == len(all_begun)
+
+    async def _tell_sinks(self, added: Mapping[int, int], records: Mapping[int, Record]) -> None:
+        """added: image by number. records: by image."""
+        if added:
+            self._outbox.add({number: records[image] for number, image in added.items()})
+        if any(record.former for record in records.values()):
+            self._outbox.note_renamed(await self._retry("ledger", self._ledger.run, read_last))
 
     async def watch(self, interval_seconds: Callable[[], float]) -> None:
         """Look at the folders of results at this interval, which may change: work is paused, and says so, while one is
