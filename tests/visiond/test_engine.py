@@ -21,7 +21,7 @@ from daemon.workers import pool
 from stages.contract import processes
 from tests.daemon_process import DEFAULTS, PATIENCE, STAGES, caption_of, picture, wait_for
 from visiond.engine import Annotator, NotLoaded
-from visiond.rows import COLUMNS
+from visiond.engine.rows import COLUMNS
 
 Open = Callable[..., Annotator]
 

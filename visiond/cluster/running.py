@@ -5,7 +5,7 @@
                               down in OUTPUT before it is handed out
     driver 3   pool.py        hands the units to Ray Data: `map_batches` over a fixed pool of actors
     actor  4   actor.py       reads the images of a unit (fetching.py), also those in archives (unpacking.py), annotates
-                              them (visiond/engine.py), and writes their rows as one part: one Parquet file, whole or
+                              them (visiond/engine/annotator.py), and writes their rows as one part: one Parquet file, whole or
                               not at all (places.py)
     driver 5   here           counts what came of each unit
 

@@ -38,8 +38,8 @@ from daemon.pipeline.station import Station
 from daemon.system.children import END_SECONDS, Parent
 from daemon.system.log import set_up
 from daemon.workers.kernels import compile_for_workers
-from visiond.calls import Calls, Image
-from visiond.rows import row_of
+from visiond.engine.calls import Calls, Image
+from visiond.engine.rows import row_of
 
 CLOSE_SECONDS = END_SECONDS + 5.0  # for the workers to end
 
@@ -88,7 +88,7 @@ class Annotator:
             raise error
 
     def annotate(self, images: Iterable[Image], root: str | bytes = "") -> list[dict[str, Any]]:
-        """A row for each image, in their order: `visiond.rows.row_of` describes it. Blocks until all are finished.
+        """A row for each image, in their order: `visiond.engine.rows.row_of` describes it. Blocks until all are finished.
 
         images: names and bytes. In place of its bytes an image may have the OSError that reading it raised: it
         becomes a row with the reason `unreadable`. An iterator is read as there is room for its bytes. root: the
