@@ -20,11 +20,11 @@ from typing import Any, NamedTuple
 from PIL import Image
 
 from daemon.config.loading import load
-from daemon.control import find_snapshot
 from daemon.measure.meter import Meter
 from daemon.measure.steady import measure_rate
 from daemon.measure.throwaway import Throwaway
 from daemon.monitoring.snapshot import Snapshot
+from daemon.terminal.control import find_snapshot
 
 FAKES = "".join(
     f'[stages.{name}]\nbackend = "fake"\nbatch_size = 64\n' for name in ("ocr", "yolo", "clip", "blip")

@@ -31,7 +31,7 @@ IMPORTS = {
     "daemon.pipeline.child": 23,
     "daemon.pipeline.coordinator": 19,
     "daemon.pipeline.unpacker": 21,
-    "daemon.server.pages": 21,
+    "daemon.server.pages": 22,
     "daemon.server.process": 18,
     "daemon.service.lifecycle": 33,
     "daemon.service.wiring": 21,

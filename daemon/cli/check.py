@@ -21,7 +21,6 @@ from daemon.config.loading import Config, find_shared_folders
 from daemon.config.secrets import list_open
 from daemon.config.sections import Inbox
 from daemon.config.state import CONTROL, LEDGER
-from daemon.control import ask
 from daemon.core.errors import ConfigError, NothingFound, VisiondError
 from daemon.core.hints import quantity
 from daemon.core.stores import find_trouble
@@ -45,6 +44,7 @@ from daemon.system.gpus import list_gpus
 from daemon.system.host import Host
 from daemon.system.mounts import ask as ask_files
 from daemon.system.mounts import describe_missing, is_network_mount, is_there
+from daemon.terminal.control import ask
 from daemon.unpacking.kinds import find_missing
 from daemon.workers.tryout import Tryout
 from stages.contract.base import StageSpec

@@ -118,8 +118,8 @@ def retry(
       visiond retry inbox/a.jpg 17
       visiond retry --all
     """
-    from daemon import control
     from daemon.ledger.records import open_reader
+    from daemon.terminal import control
 
     settings = read_config(config)
     if bool(images) == every:
@@ -159,9 +159,9 @@ def redo(
       visiond redo --stale
       visiond redo inbox/a.jpg 17
     """
-    from daemon import control
     from daemon.ledger.records import open_reader
     from daemon.maintenance.redo import choose, choose_stale
+    from daemon.terminal import control
 
     settings = read_config(config)
     if bool(images) + every + stale != 1:
@@ -202,7 +202,7 @@ def reload(config: ConfigOption = None, as_json: JsonOption = False) -> None:
       visiond reload
       visiond reload --config /etc/visiond/daemon.toml
     """
-    from daemon import control
+    from daemon.terminal import control
 
     settings, problem = read_roughly(config)  # the daemon reads the file itself, and logs why it refuses it
     try:

@@ -128,10 +128,10 @@ def serve_page(config: Config, *, anywhere: bool = False) -> None:
     if the address is in use and anywhere is false."""
     import anyio
 
-    from daemon import control
     from daemon.config.state import CONTROL, closed_to_others
     from daemon.server.app import listen
     from daemon.server.process import serve
+    from daemon.terminal import control
 
     http = config.page_http
     try:

@@ -163,9 +163,9 @@ def prune(
       visiond prune --older-than 90d --dry-run
       visiond prune --older-than 90d
     """
-    from daemon import control
     from daemon.ledger.records import open_reader
     from daemon.maintenance.pruning import Amounts, survey
+    from daemon.terminal import control
 
     # No stage runs, and which rows are needed does not depend on what is installed.
     settings = read_config(config, needs_stages=False)

@@ -93,7 +93,7 @@ def status(
       visiond status --watch
       visiond status --json
     """
-    from daemon import control
+    from daemon.terminal import control
 
     if every and not watch:
         raise typer.BadParameter("--every can only be used with --watch")
@@ -189,8 +189,8 @@ def show(
       visiond show inbox/a.jpg
       visiond show 17 --json
     """
-    from daemon import control
     from daemon.ledger.records import open_reader
+    from daemon.terminal import control
 
     with open_reader(read_config_to_look(config)) as reader:
         record = control.find_whole(reader, image)

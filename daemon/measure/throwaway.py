@@ -17,9 +17,9 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from daemon.config.loading import Config
 from daemon.config.state import CONTROL
-from daemon.control import fetch, find_snapshot
 from daemon.core.errors import NotRunning, VisiondError
 from daemon.monitoring.snapshot import Snapshot
+from daemon.terminal.control import fetch, find_snapshot
 from stages.contract.processes import environment, python
 
 POLL_SECONDS = 0.1

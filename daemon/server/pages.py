@@ -23,7 +23,7 @@ from starlette.responses import RedirectResponse, Response, StreamingResponse
 from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 
-from daemon import __version__, control
+from daemon import __version__
 from daemon.config.loading import Config
 from daemon.config.state import CONTROL, PAGE_TOKEN
 from daemon.core.errors import LedgerUnusable, NotRunning, VisiondError
@@ -43,6 +43,7 @@ from daemon.server.guard import own_path, read_form
 from daemon.server.pictures import DECODERS, NoPicture, Pictures, draw_reason
 from daemon.server.settings import list_tables
 from daemon.server.views import document_of, raw_of, suggest, view_of, visible
+from daemon.terminal import control
 
 T = TypeVar("T")
 

@@ -15,13 +15,13 @@ from daemon.cli.check import examine
 from daemon.config.ignored import Ignored
 from daemon.config.loading import parse
 from daemon.config.output import StoreSection
-from daemon.control import find_cause
 from daemon.core.errors import ConfigError
 from daemon.core.jobs import JobStatus
 from daemon.core.stores import StoreFailed
 from daemon.inbox.origin import origin_of
 from daemon.inbox.walk import Unread, Walk
 from daemon.results.uploads import LONGEST_KEY, StoreSink, fit_key
+from daemon.terminal.control import find_cause
 from tests.daemon.stores.server import (
     BROKEN,
     BUCKET,

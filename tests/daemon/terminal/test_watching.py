@@ -19,9 +19,9 @@ from rich.console import Console
 
 from daemon.config.loading import load
 from daemon.config.state import CONTROL
-from daemon.control import ask_status
 from daemon.core.errors import NotAnswering, NotRunning
 from daemon.monitoring.snapshot import GpuState, SegmentState, Snapshot, StageState, WorkerState
+from daemon.terminal.control import ask_status
 from daemon.terminal.watching import Observation, StatusPoller, line, picture
 from tests.daemon_process import PATIENCE, Daemon, Place, wait_for
 
