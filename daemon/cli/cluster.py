@@ -112,7 +112,7 @@ def run(
     from daemon.terminal.progress import Progress
     from visiond.cluster.job import ClusterJob, Shards
     from visiond.cluster.running import run as run_job
-    from visiond.cluster.watching import UnitEnded, become_driver
+    from visiond.cluster.watching import DriverEnded, become_driver
 
     settings = read_config(config)
     job = ClusterJob(
@@ -130,7 +130,7 @@ def run(
     )
     try:
         end = become_driver()
-    except UnitEnded as ended:
+    except DriverEnded as ended:
         raise typer.Exit(ended.status) from None
     try:
         with Progress("images") as progress:

@@ -99,7 +99,7 @@ def parse_sidecar(data: bytes) -> ParsedSidecar:
     return ParsedSidecar(sidecar, results, criteria)
 
 
-class NamedModel(Protocol):
+class NamedVersion(Protocol):
     """A version of a file."""
 
     @property
@@ -125,7 +125,7 @@ class Described(Protocol):
     def pages(self) -> int: ...
 
 
-def describe_source(inbox: bytes, image: NamedModel, content: Described) -> dict[str, Any]:
+def describe_source(inbox: bytes, image: NamedVersion, content: Described) -> dict[str, Any]:
     """The sidecar's `source`. inbox: its folder."""
     source: dict[str, Any] = {
         "inbox": inbox.decode(errors="replace"),

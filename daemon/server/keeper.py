@@ -29,14 +29,14 @@ PAUSE_SECONDS, LONGEST_PAUSE_SECONDS = 1.0, 60.0  # before it is started again
 LASTING_SECONDS = 60.0  # a process that ran so long was not broken from the start
 
 
-class KeeperRequest(msgspec.Struct, frozen=True):
+class ParsedConfig(msgspec.Struct, frozen=True):
     """The daemon's configuration, as it was parsed, for the page's process."""
 
     config: dict[str, Any]
     folder: str
 
     @classmethod
-    def of(cls, config: Config) -> KeeperRequest:
+    def of(cls, config: Config) -> ParsedConfig:
         return cls(config.model_dump(mode="json", exclude_unset=True), str(config.folder))
 
     def read(self) -> Config:
@@ -48,12 +48,12 @@ class Keeper:
 
     def __init__(self, config: Config) -> None:
         self._config = config
-        self._order = msgspec.msgpack.encode(KeeperRequest.of(config))
+        self._order = msgspec.msgpack.encode(ParsedConfig.of(config))
         self._changed = anyio.Event()
 
     def change(self, config: Config) -> None:
         """Start the process again, with this configuration. New requests wait meanwhile."""
-        self._order = msgspec.msgpack.encode(KeeperRequest.of(config))
+        self._order = msgspec.msgpack.encode(ParsedConfig.of(config))
         self._changed.set()
 
     async def run(self) -> None:

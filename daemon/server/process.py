@@ -27,7 +27,7 @@ from daemon.search.searcher import Searcher
 from daemon.server.app import LOOPBACK_NAMES, load_certificate, read_token
 from daemon.server.connections import Server
 from daemon.server.guard import HEADERS, Guard, own_token
-from daemon.server.keeper import KeeperRequest
+from daemon.server.keeper import ParsedConfig
 from daemon.server.pages import Page, token_file
 from daemon.server.pictures import Pictures
 from daemon.system.lines import written_aside
@@ -119,7 +119,7 @@ def main() -> None:
         set_up(format="json")
         catch()
         with socket.socket(fileno=connection) as ours, ours.makefile("rb") as given:
-            config = msgspec.msgpack.decode(given.read(), type=KeeperRequest).read()
+            config = msgspec.msgpack.decode(given.read(), type=ParsedConfig).read()
         with closed_to_others(), contextlib.suppress(KeyboardInterrupt):
             listener = socket.socket(fileno=listening)
             # A terminal sends SIGINT to the whole group, but only the daemon obeys.

@@ -12,7 +12,7 @@ import msgspec
 import numpy as np
 
 from visiond.cluster.inputs import ClusterInput
-from visiond.cluster.plans import FINISHED, FRESH, Ids, KnownUnits, Plans, name_of
+from visiond.cluster.plans import FINISHED, FRESH, Ids, DigestSet, Plans, name_of
 
 LISTED = 1 << 14  # inputs that are looked up together
 
@@ -41,7 +41,7 @@ class Planner:
 
     def __init__(self, plans: Plans, inputs: Iterable[ClusterInput], part_images: int) -> None:
         self._plans, self._listed, self._most = plans, inputs, part_images
-        self._known = KnownUnits()
+        self._known = DigestSet()
         self._begun: dict[int, list[tuple[int, ClusterInput]]] = {}  # units of an earlier run, by number
         self._fresh: list[tuple[int, ClusterInput]] = []
         self._images = 0  # of these

@@ -152,7 +152,7 @@ def describe_settings(config: Config, shards: Shards) -> bytes:
     return msgspec.json.encode(settings, order="sorted") + b"\n"
 
 
-class KnownUnits:
+class DigestSet:
     """A growing set of digests, as a few sorted arrays: 8 bytes for each."""
 
     def __init__(self) -> None:

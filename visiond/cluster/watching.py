@@ -20,7 +20,7 @@ PASSED = (signal.SIGINT, signal.SIGTERM, signal.SIGTSTP)
 HOW = "When the cluster works again, run the same command with --resume to do the rest."
 
 
-class UnitEnded(Exception):
+class DriverEnded(Exception):
     """The driver has ended by itself, with this status. Raised in the process that watches it."""
 
     def __init__(self, status: int) -> None:
@@ -51,12 +51,12 @@ def become_driver() -> Callable[[], None]:
     status = os.waitstatus_to_exitcode(os.waitpid(driver, 0)[1])
     # Ray's handler of SIGTERM ends the driver with another status.
     if status == -signal.SIGTERM or (status and signal.SIGTERM in passed):
-        raise UnitEnded(SHELL_OFFSET + signal.SIGTERM)
+        raise DriverEnded(SHELL_OFFSET + signal.SIGTERM)
     if _has_word(read):
-        raise UnitEnded(status if status >= 0 else SHELL_OFFSET - status)
+        raise DriverEnded(status if status >= 0 else SHELL_OFFSET - status)
     # Python's handler of SIGINT was not there yet, or no longer.
     if status == -signal.SIGINT and signal.SIGINT in passed:
-        raise UnitEnded(SHELL_OFFSET + signal.SIGINT)
+        raise DriverEnded(SHELL_OFFSET + signal.SIGINT)
     if status < 0:
         raise ClusterLost(f"The driver was killed by {signal.Signals(-status).name}. {HOW}")
     raise ClusterLost(f"Ray ended on this machine, and that ended the run. {HOW}")

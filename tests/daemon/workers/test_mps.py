@@ -58,12 +58,12 @@ exit {status}
 """
 PARENT = """
 import os, signal, sys, anyio
-from daemon.workers.mps import PIPES, Server
+from daemon.workers.mps import PIPES, MpsServer
 
 sys.executable = sys.argv[1]
 
 async def main():
-    print((await Server("GPU-1").share())[PIPES], flush=True)
+    print((await MpsServer("GPU-1").share())[PIPES], flush=True)
     os.kill(os.getpid(), signal.SIGKILL)
 
 anyio.run(main)

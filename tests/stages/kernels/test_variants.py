@@ -80,7 +80,7 @@ PROGRAMS = {
 from stages.ocr import warp
 from stages.ocr.descriptor import OcrOptions
 from stages.ocr.fused import FusedDetector, FusedRecognizer
-from stages.ocr.pieces import Plan
+from stages.ocr.pieces import PiecePlan
 from stages.ocr.stage import find_files, plan_lines
 from stages.ocr.ppocr import load_detector, load_recognizer
 
@@ -89,7 +89,7 @@ detector, recognizer = FusedDetector(load_detector(files["det"])), FusedRecogniz
 for count, size in (1, (64, 64)), (3, (96, 320)), (2, (736, 64)):
     same(lambda: detector.infer(torch.zeros(count, *size, 3, dtype=torch.uint8)))
 for image in (50, 1), (5000, 100), (100, 5000), (30, 30), (8000, 8000):  # no map is flatter than those above
-    assert min(Plan.fit(*image, OcrOptions()).map) >= 64, image
+    assert min(PiecePlan.fit(*image, OcrOptions()).map) >= 64, image
 for count, columns in (1, 320), (5, 384), (2, 1280):
     widths = torch.full((count,), columns)
     same(lambda: recognizer.infer(torch.zeros(count, 48, columns, 3, dtype=torch.uint8), widths, widths))

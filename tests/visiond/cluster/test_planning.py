@@ -20,7 +20,7 @@ from visiond.cluster.plans import (
     FINISHED,
     FOLDER,
     FRESH,
-    KnownUnits,
+    DigestSet,
     OtherDriver,
     OutputTaken,
     Plans,
@@ -141,7 +141,7 @@ def test_a_digest_is_found_among_many(tmp_path: Path) -> None:
 
 @given(st.lists(st.lists(st.integers(0, 40), min_size=1, max_size=8), max_size=12))
 def test_known_digests_are_those_that_were_added(groups: list[list[int]]) -> None:
-    known, seen = KnownUnits(), set[int]()
+    known, seen = DigestSet(), set[int]()
     for group in groups:
         new = known.add(np.array(group, np.uint64))
         expected = []

@@ -85,11 +85,11 @@ import sys, ray
 from pathlib import Path
 from daemon.config.loading import load
 from visiond.cluster import running
-from visiond.cluster.job import Job
+from visiond.cluster.job import ClusterJob
 from visiond.cluster.sharing import count_sharers
 
 ray.init(address="local", num_cpus=2, num_gpus=2, include_dashboard=False, log_to_driver=False)
-job = Job(sys.argv[1], sys.argv[2], load(Path(sys.argv[3])), part_images=5)
+job = ClusterJob(sys.argv[1], sys.argv[2], load(Path(sys.argv[3])), part_images=5)
 running.run(job, load=lambda found, sentence: print(sentence))
 print(ray.get(ray.remote(num_cpus=0)(count_sharers).remote(2, 1.0)), "actors on a machine")
 """

@@ -22,7 +22,7 @@ from tests.daemon_process import PATIENCE, wait_for
 # With a terminal as input it is what a shell has started in the foreground.
 PROGRAM = """\
 import os, signal, sys
-from visiond.cluster.watching import Ended, become_driver
+from visiond.cluster.watching import DriverEnded, become_driver
 
 if os.isatty(0):
     os.setsid()
@@ -34,7 +34,7 @@ def note(number, frame):
 
 try:
     end = become_driver()
-except Ended as ended:
+except DriverEnded as ended:
     sys.exit(ended.status)
 signal.signal(signal.SIGINT, note)
 print(os.getpid(), flush=True)
