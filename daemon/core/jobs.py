@@ -117,18 +117,20 @@ OF_BYTES = frozenset(  # reasons that a file may have because it is not complete
 
 class Failure(msgspec.Struct, frozen=True):
     """Why a job has no result. transient: it may succeed next time. away: the file's disk or mount is not available.
-    written: somebody has the file open for writing. In both cases this attempt does not count."""
+    written: somebody has the file open for writing. sought: it is not there, but a scan that goes on may find it under another
+    name. In these cases this attempt does not count."""
 
     reason: Reason
     detail: str
     transient: bool = False
     away: bool = False
     written: bool = False
+    sought: bool = False
 
     @property
     def is_logged(self) -> bool:
         """Not for each image, if it is reported once for its whole inbox, or is no failure."""
-        return not self.away and self.reason is not Reason.UNPACKED
+        return not (self.away or self.sought) and self.reason is not Reason.UNPACKED
 
 
 class Job(msgspec.Struct, array_like=True, frozen=True):

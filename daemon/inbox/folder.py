@@ -23,7 +23,7 @@ from daemon.core.jobs import Ending, Failure, File, Job, JobStatus, Version
 from daemon.inbox.disk import why_not_deleted
 from daemon.inbox.origin import Origin, origin_of
 from daemon.inbox.settle import TOUCHED_SECONDS, Patience, Settling
-from daemon.inbox.sources import WRITTEN, is_still_written
+from daemon.inbox.sources import SOUGHT, WRITTEN, is_still_written
 from daemon.inbox.walk import LONGEST_PATH, Unread
 from daemon.ledger.joining import Name
 from daemon.ledger.records import Expected, Reader
@@ -228,6 +228,8 @@ class Folder:
                 why = str(away or "") or self._why_hidden(job, unmounted)
             if why:
                 hidden[job.id] = Failure(Reason.UNREADABLE, why, transient=True, away=True)
+            elif not (self.scanned_at or job.location or self.origin.is_remote):
+                hidden[job.id] = Failure(Reason.UNREADABLE, SOUGHT, transient=True, sought=True)
         return hidden
 
     def _find_writer(self, job: Job, failure: Failure) -> Failure | None:

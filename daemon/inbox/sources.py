@@ -25,6 +25,7 @@ COPIED_BYTES = 1 << 20  # at once
 WRITER_SECONDS = 600.0  # for which a file that is open for writing is not judged
 QUIET_SECONDS = 1.0  # since the last change of a file that was moved
 WRITTEN = "another program has it open for writing"
+SOUGHT = "it is not there, and the first scan of its inbox, which may find it under another name, goes on"
 _ABSENT = (errno.ENOENT, errno.ENOTDIR, errno.ENAMETOOLONG)  # no file has such a name
 
 

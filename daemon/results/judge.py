@@ -45,6 +45,7 @@ IMAGE_SUFFIXES = frozenset(
     )
 )
 LONGEST_PAUSE_SECONDS = 600.0
+SOUGHT_SECONDS = 2.0  # between two looks for a file that a scan may find under another name
 
 log = structlog.get_logger()
 
@@ -177,10 +178,11 @@ class Judge:
 
     def failed(self, job: Job, failure: Failure, now: float, content: Content = UNREAD) -> Ending:
         """Another attempt, or FAILED."""
-        if failure.away or failure.written:  # without a limit
+        if failure.away or failure.written or failure.sought:  # without a limit
             # The longer a file has been open for writing, the longer it may take.
             pause = min(LONGEST_PAUSE_SECONDS, now - job.seen_at) if failure.written else 0.0
-            not_before = self._steady() + max(self._retry_seconds, pause)
+            pause = SOUGHT_SECONDS if failure.sought else max(self._retry_seconds, pause)
+            not_before = self._steady() + pause
             return Ending(
                 job,
                 JobStatus.PENDING,

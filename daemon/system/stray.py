@@ -74,12 +74,13 @@ class Printed(asyncio.Protocol):
 
     async def open(self) -> int:
         """Start reading. Returns the descriptor for the child's standard error, which the caller closes."""
+        loop = asyncio.get_running_loop()
         reading, writing = os.pipe()
         try:
-            file = os.fdopen(reading, "rb", 0)
-            # If it were cancelled here, uvloop would close the descriptor, and `file` once more: by then it may be another's.
+            # uvloop closes the descriptor itself, and then the file: by then the number may be that of another thread's file.
+            file = os.fdopen(reading, "rb", 0, closefd=isinstance(loop, asyncio.BaseEventLoop))
             with anyio.CancelScope(shield=True):
-                await asyncio.get_running_loop().connect_read_pipe(lambda: self, file)
+                await loop.connect_read_pipe(lambda: self, file)
         except BaseException:
             os.close(writing)
             raise

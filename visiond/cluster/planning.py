@@ -12,7 +12,7 @@ import msgspec
 import numpy as np
 
 from visiond.cluster.inputs import ClusterInput
-from visiond.cluster.plans import FINISHED, FRESH, Ids, DigestSet, Plans, name_of
+from visiond.cluster.plans import FINISHED, FRESH, DigestSet, Ids, Plans, name_of
 
 LISTED = 1 << 14  # inputs that are looked up together
 

@@ -574,6 +574,25 @@ def test_a_file_that_is_renamed_while_it_is_in_work_is_one_image(tmp_path: Path)
     place.assert_true()
 
 
+def test_files_that_wait_and_are_renamed_while_the_daemon_is_down_keep_their_rows(tmp_path: Path) -> None:
+    place = Home(tmp_path, stages={"blip": {"options": {"latency_per_image_seconds": 60}}})
+    with Daemon(place) as daemon:
+        for number in range(4):
+            place.drop(f"{number}.ppm", picture(number))
+        daemon.wait_until(lambda _: len(place.images()) == 4, "their rows")
+        daemon.kill(group=True)
+    before = place.images()
+    place.rename("0.ppm", "b/0.ppm")
+    place.rename("1.ppm", "one.ppm")
+    (place.inbox() / "2.ppm").unlink()
+    place.left.add(b"2.ppm")
+    place.configure({"stages": {"blip": {"options": {"latency_per_image_seconds": 0}}}})
+    place.process()
+    names = {"b/0.ppm": "0.ppm", "one.ppm": "1.ppm", "3.ppm": "3.ppm"}
+    assert place.images() == {new: (before[old][0], DONE) for new, old in names.items()}
+    place.assert_true()
+
+
 def test_names_that_differ_in_letters_or_accents_alone_are_one_file_where_the_file_system_says_so(
     inbox: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

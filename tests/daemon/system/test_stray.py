@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import io
 import json
 import os
 from pathlib import Path
@@ -118,3 +119,23 @@ async def test_a_start_that_is_cancelled_closes_its_pipe_once() -> None:
     gc.collect()
     for other in others:
         os.close(other)  # raises OSError if it was closed with the pipe
+
+
+async def test_a_pipe_is_closed_once_as_its_number_may_be_that_of_another_file_by_then(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    closed: list[tuple[int, bool]] = []
+
+    class File(io.FileIO):
+        def close(self) -> None:
+            other = os.open(os.devnull, os.O_RDONLY)  # gets the lowest free number
+            super().close()
+            closed.append((other, os.path.exists(f"/proc/self/fd/{other}")))
+
+    monkeypatch.setattr(os, "fdopen", lambda fd, mode, _, closefd: File(fd, mode, closefd))
+    printed = Printed("w")
+    os.close(await printed.open())
+    await printed.finish(1)
+    await anyio.wait_all_tasks_blocked()
+    [(_, is_open)] = closed
+    assert is_open
