@@ -222,15 +222,17 @@ class Folder:
         for job in gone:
             if job.location:
                 why = _trouble_of(check_outputs)
-            elif self.origin.is_remote:
-                why = ""
             else:
-                why = str(away or "") or self._why_hidden(job, unmounted)
-            if why:
-                hidden[job.id] = Failure(Reason.UNREADABLE, why, transient=True, away=True)
-            elif not (self.scanned_at or job.location or self.origin.is_remote):
-                hidden[job.id] = Failure(Reason.UNREADABLE, SOUGHT, transient=True, sought=True)
+                why = "" if self.origin.is_remote else str(away or self._why_hidden(job, unmounted))
+            if why or self._is_sought(job):
+                hidden[job.id] = Failure(
+                    Reason.UNREADABLE, why or SOUGHT, transient=True, away=bool(why), sought=not why
+                )
         return hidden
+
+    def _is_sought(self, job: Job) -> bool:
+        """Whether the first scan goes on, which may find the file of this image under another name."""
+        return not (self.scanned_at or job.location or self.origin.is_remote)
 
     def _find_writer(self, job: Job, failure: Failure) -> Failure | None:
         """If the file of a job that has failed is still open for writing, and not for too long: the failure that says so."""

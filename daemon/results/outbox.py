@@ -24,7 +24,7 @@ from daemon.ledger.record import Record
 from daemon.ledger.records import Reader
 from daemon.monitoring.snapshot import SinkState, describe_behind
 from daemon.results.damage import leave_out_damaged
-from daemon.results.sinks import Sink
+from daemon.results.sinks import Sink, check_settings
 
 log = structlog.get_logger()
 
@@ -238,8 +238,9 @@ class Outbox:
         sinks: Mapping[str, Sink],
         note_changes: Callable[[Sequence[Change]], None],
     ) -> Outbox:
-        """Go on from each sink's place in the ledger; a new
-        sink gets the records that are published from now on."""
+        """Go on from each sink's place in the ledger; a new sink gets the records that are published from now on. Raises
+        ConfigError."""
+        check_settings(sinks.values())
         opened = await ledger.run(partial(publications.open_sinks, names=sinks.keys()))
         for name, records in opened.dropped.items():
             if records:

@@ -7,7 +7,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Protocol
 
@@ -85,6 +85,13 @@ SINKS: Mapping[str, Callable[[Config], Sink]] = {  # by their names in output.si
         config.output.store, {inbox.root: inbox.name for inbox in config.inbox}
     ),
 }
+
+
+def check_settings(sinks: Iterable[Sink]) -> None:
+    """Raises ConfigError if one has settings with which it would never send a record."""
+    for sink in sinks:
+        if isinstance(sink, WebhookSink):
+            sink.check_secret()
 
 
 def open_sinks(config: Config) -> dict[str, Sink]:

@@ -51,11 +51,15 @@ class WebhookSink:
         if not self._settings.url:
             return "[output.webhook] url is not set"
         try:
-            if self._settings.secret_file:
-                self._secret()
+            self.check_secret()
         except ConfigError as error:
             return str(error).removesuffix(".")
         return ""
+
+    def check_secret(self) -> None:
+        """Raises ConfigError if there is to be one, and it cannot be used."""
+        if self._settings.secret_file:
+            self._secret()
 
     async def append(self, records: Sequence[Record]) -> None:
         """Raises OSError if the receiver does not answer with a status from 200 to 299."""

@@ -211,6 +211,8 @@ class Page:
         """Server-sent events: each image that is published after a number, or after the last one that was received."""
         given = request.headers.get("last-event-id") or request.query_params.get("after", "")
         last = await _in_thread(partial(read_last, self._reader))
+        if given and _number_in(given) is None:
+            raise HTTPException(400, "after must be the number of a publication; begin with after=0.")
         place = last if (number := _number_in(given)) is None else number
         if place > last:
             raise HTTPException(409, f"The last publication has the number {last}; begin with after=0.")

@@ -226,6 +226,5 @@ class KnownFolder:
 
     def _away(self, what: str) -> FolderAway:
         fix = "Mount it or move it back, and work goes on"
-        return FolderAway(
-            f"{os.fsdecode(self.seen)} {what}. {fix}; if that is on purpose, restart the daemon"
-        )
+        otherwise = "if that is on purpose, take an inbox out of daemon.toml, and restart the daemon"
+        return FolderAway(f"{os.fsdecode(self.seen)} {what}. {fix}; {otherwise}")

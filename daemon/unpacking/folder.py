@@ -311,10 +311,11 @@ class Contents:
             more = f"most_files = {10 * self._most.files}"
         elif size > self._most.bytes:
             problem = f"its files have more than {self._most.bytes:,} bytes"
-            more = f"most_bytes = {10 * self._most.bytes}"
+            more = f"most_bytes = {max(10 * self._most.bytes, size)}"
         elif size > self._expanded_bytes:
             problem = f"its files have more than {self._most.ratio:,} times its own bytes"
-            more = f"most_ratio = {10 * self._most.ratio}"
+            needed = -(-size * self._most.ratio // self._expanded_bytes)
+            more = f"most_ratio = {max(10 * self._most.ratio, needed)}"
         else:
             return
         raise TooMuch(f"{problem}. To allow it, set {more} under [unpacking] in daemon.toml")

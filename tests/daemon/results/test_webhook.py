@@ -6,6 +6,7 @@ import base64
 import hashlib
 import hmac
 import json
+import os
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -194,6 +195,14 @@ def test_a_secret_that_every_user_can_read_is_refused(tmp_path: Path) -> None:
 def write_secret(file: Path, text: str, mode: int = 0o600) -> None:
     file.write_text(text)
     file.chmod(mode)
+
+
+def test_a_daemon_does_not_start_with_a_broken_secret(receiver: Receiver, tmp_path: Path) -> None:
+    write_secret(tmp_path / "secret", "whsec_")
+    webhook = {"url": receiver.url, "secret_file": str(tmp_path / "secret")}
+    run = Place(tmp_path, {"output": {"sinks": ["webhook"], "webhook": webhook}}).run_once()
+    assert run.returncode == os.EX_CONFIG
+    assert "nothing follows; make a secret with: openssl rand" in run.stderr
 
 
 def test_a_run_posts_every_image_once(receiver: Receiver, tmp_path: Path) -> None:
