@@ -8,13 +8,18 @@ from collections import Counter
 from collections.abc import Callable
 from functools import partial
 
+import structlog
+
 from daemon.config.loading import Config
 from daemon.config.state import LEDGER, lock_state
+from daemon.core.hints import command
 from daemon.core.jobs import JobStatus
 from daemon.ledger.schema import keep_temporary_files, trouble_named
 from daemon.monitoring.snapshot import Snapshot
 from daemon.system.log import set_up as set_up_log
 from stages.contract.processes import importing
+
+log = structlog.get_logger()
 
 
 def run(
@@ -51,6 +56,10 @@ def run(
             catch()
             if not is_first:
                 check_inboxes(config)
+            results = config.output.results
+            if (config.state.path / LEDGER).exists() and not results.exists():
+                fix = f"stop the daemon and move the old one back, or let `{command('repair')}` write all results again"
+                log.warning("the folder of results is gone; a new one is made", path=str(results), fix=fix)
             work = partial(
                 run_service, config, once=once, limit=limit, show=show, ends_process=True, read=read
             )

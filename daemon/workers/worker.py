@@ -104,7 +104,7 @@ class Worker:
         except TimeoutError:
             raise WorkerLost(self.name, f"its models were not loaded within {timeout_seconds:g} s") from None
         except (EOFError, OSError):  # OSError: it could not be connected
-            raise WorkerLost(self.name, "it died while it loaded its models") from None
+            raise WorkerLost(self.name, "") from None  # `why_it_ended` says why
         if isinstance(message, Farewell):
             self.curable, self.unusable = message.curable, message.unusable
             self.out_of_memory = message.out_of_memory
@@ -209,7 +209,8 @@ class Worker:
 
     def why_it_ended(self) -> str:
         """Why the worker ended, in a sentence for the log."""
-        return self.cause or processes.describe_end(self.process.returncode)
+        when = "" if self.loaded else " while it loaded its models"
+        return self.cause or f"{processes.describe_end(self.process.returncode)}{when}"
 
     def _send(self, message: Setup | Batch | Stop) -> None:
         """Raises EOFError."""

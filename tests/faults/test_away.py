@@ -53,6 +53,20 @@ def test_results_that_are_moved_away_are_noticed_while_idle_and_nothing_is_publi
     place.assert_kept(DONE=20)
 
 
+def test_results_that_were_moved_away_while_the_daemon_was_down_are_named_at_the_start(
+    tmp_path: Path,
+) -> None:
+    place = Place(tmp_path)
+    place.drop("a.ppm", picture(1))
+    said = "the folder of results is gone; a new one is made"
+    assert said not in place.run_once().stderr
+    place.site.results.rename(tmp_path / "aside")
+    again = place.run_once()
+    assert again.returncode == 0
+    assert said in again.stderr
+    assert said not in place.run_once().stderr
+
+
 def test_results_whose_mount_is_gone_are_noticed_and_wait_for_it(tmp_path: Path) -> None:
     place = Place(tmp_path)
     results = place.site.results
