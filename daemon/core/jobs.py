@@ -117,15 +117,15 @@ OF_BYTES = frozenset(  # reasons that a file may have because it is not complete
 
 class Failure(msgspec.Struct, frozen=True):
     """Why a job has no result. transient: it may succeed next time. away: the file's disk or mount is not available.
-    written: somebody has the file open for writing. sought: it is not there, but a scan that goes on may find it under another
-    name. In these cases this attempt does not count."""
+    written: somebody has the file open for writing. sought: it is not there, but the first scan may find it under another name:
+    the seconds until it is looked for again. In these cases this attempt does not count."""
 
     reason: Reason
     detail: str
     transient: bool = False
     away: bool = False
     written: bool = False
-    sought: bool = False
+    sought: float = 0.0
 
     @property
     def is_logged(self) -> bool:

@@ -38,6 +38,8 @@ THREADS = 2  # per inbox, so that a dead mount does not use up the threads of al
 HINTS = 65_536  # events that wait; more are dropped, and a scan finds their files
 POLL_SECONDS = 5.0  # between scans where there are no events
 REST = 10  # a scan that took t seconds is followed by at least REST × t of rest
+SEEK_SECONDS = 60.0  # after the first scan, in which what it has found may settle
+LONGEST_SEEK_SECONDS = 600.0  # between two looks for a missing file
 UNSETTLED = 20_000  # files that wait until they are whole; more are left to a scan that follows soon
 
 
@@ -68,6 +70,7 @@ class Folder:
     trouble: str = ""  # why it cannot be read
     given_up: str = ""  # why the watcher no longer waits for it
     scanned_at: float = 0.0  # monotonic
+    first_scanned_at: float = 0.0  # monotonic; when the first scan ended
     scan_seconds: float = 0.0
     marker: bytes = b""  # how far a scan came that did not reach the end; the next one goes on from there
     kept_marker: bytes = b""  # the one in the ledger
@@ -119,6 +122,12 @@ class Folder:
             return False
         self.polls |= not is_told and self.settings.watch == "auto"
         return True
+
+    def note_scan(self, started: float) -> None:
+        """A scan of the whole inbox has ended. started: monotonic."""
+        self.scanned_at = time.monotonic()
+        self.scan_seconds = self.scanned_at - started
+        self.first_scanned_at = self.first_scanned_at or self.scanned_at
 
     def wake_to_settle(self) -> None:
         """If something has to settle, wake who follows its events."""
@@ -224,15 +233,20 @@ class Folder:
                 why = _trouble_of(check_outputs)
             else:
                 why = "" if self.origin.is_remote else str(away or self._why_hidden(job, unmounted))
-            if why or self._is_sought(job):
-                hidden[job.id] = Failure(
-                    Reason.UNREADABLE, why or SOUGHT, transient=True, away=bool(why), sought=not why
-                )
+            if why:
+                hidden[job.id] = Failure(Reason.UNREADABLE, why, transient=True, away=True)
+            elif not job.location and (seconds := self._seeks()):
+                hidden[job.id] = Failure(Reason.UNREADABLE, SOUGHT, transient=True, sought=seconds)
         return hidden
 
-    def _is_sought(self, job: Job) -> bool:
-        """Whether the first scan goes on, which may find the file of this image under another name."""
-        return not (self.scanned_at or job.location or self.origin.is_remote)
+    def _seeks(self) -> float:
+        """While the first scan may still find a missing file under another name: seconds until the next look for it, which grow
+        with those since the start, as there may be many; otherwise 0. What a scan has found may have to settle."""
+        waits = len(self.settling) or self.settling.overflowed
+        limit = self.first_scanned_at + max(SEEK_SECONDS, 2 * self.settings.settle_seconds)
+        if self.origin.is_remote or (self.first_scanned_at and not (waits and time.monotonic() < limit)):
+            return 0.0
+        return min(max(1.0, time.time() - self.opened_at), LONGEST_SEEK_SECONDS)
 
     def _find_writer(self, job: Job, failure: Failure) -> Failure | None:
         """If the file of a job that has failed is still open for writing, and not for too long: the failure that says so."""

@@ -210,8 +210,7 @@ class Watcher:
         if not subtree:
             await self._note_end(folder, began_at)
             folder.unread.end_scan()
-            folder.scan_seconds = time.monotonic() - started
-            folder.scanned_at = time.monotonic()
+            folder.note_scan(started)
             self._metrics.scan_seconds.observe(folder.scan_seconds)
             self._metrics.inboxes.scanned(folder.number, folder.scan_seconds)
 

@@ -296,7 +296,7 @@ class Desk:
 
     def _log_failures(self, endings: Sequence[Ending]) -> None:
         for ending in endings:
-            if (failure := ending.failure) and not failure.away:
+            if (failure := ending.failure) and failure.is_logged:
                 log.warning(
                     "second look failed" if ending.status is JobStatus.FAILED else "second look not done",
                     look=self.name,

@@ -31,10 +31,8 @@ CONTEXT_BYTES = 1 << 30
 MAPS_BYTES, MAPS_BYTES_OF_FULL_BATCH = 1300 << 20, 3400 << 20
 IMAGE_BYTES, HEAVY_IMAGE_BYTES = 16 << 20, 25 << 20
 MODELS_BYTES = 970 << 20  # the weights of the standard pack; they are not known yet when the batch is chosen
-GROUP_SHARE, GROUP_PIXEL_BYTES = (
-    4,
-    8,
-)  # of its memory a part; an image as decoded, turned, and as a page of OCR
+# Of a GPU's free memory, and of each pixel that is decoded: as decoded, turned, and as a page of OCR.
+GROUP_SHARE, GROUP_PIXEL_BYTES = 4, 8
 CORES_PER_WORKER = 3
 DEVICES_PER_INTERPRETER = 2  # GPUs that one Python process keeps busy, see docs/performance.md
 LEAST_COST = 1e-9  # of a run of stages

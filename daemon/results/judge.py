@@ -45,7 +45,6 @@ IMAGE_SUFFIXES = frozenset(
     )
 )
 LONGEST_PAUSE_SECONDS = 600.0
-SOUGHT_SECONDS = 2.0  # between two looks for a file that a scan may find under another name
 
 log = structlog.get_logger()
 
@@ -181,8 +180,7 @@ class Judge:
         if failure.away or failure.written or failure.sought:  # without a limit
             # The longer a file has been open for writing, the longer it may take.
             pause = min(LONGEST_PAUSE_SECONDS, now - job.seen_at) if failure.written else 0.0
-            pause = SOUGHT_SECONDS if failure.sought else max(self._retry_seconds, pause)
-            not_before = self._steady() + pause
+            not_before = self._steady() + (failure.sought or max(self._retry_seconds, pause))
             return Ending(
                 job,
                 JobStatus.PENDING,

@@ -226,5 +226,6 @@ class KnownFolder:
 
     def _away(self, what: str) -> FolderAway:
         fix = "Mount it or move it back, and work goes on"
-        otherwise = "if that is on purpose, take an inbox out of daemon.toml, and restart the daemon"
-        return FolderAway(f"{os.fsdecode(self.seen)} {what}. {fix}; {otherwise}")
+        return FolderAway(
+            f"{os.fsdecode(self.seen)} {what}. {fix}; if that is on purpose, restart the daemon"
+        )

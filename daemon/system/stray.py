@@ -79,8 +79,7 @@ class Printed(asyncio.Protocol):
         try:
             # uvloop closes the descriptor itself, and then the file: by then the number may be that of another thread's file.
             file = os.fdopen(reading, "rb", 0, closefd=isinstance(loop, asyncio.BaseEventLoop))
-            with anyio.CancelScope(shield=True):
-                await loop.connect_read_pipe(lambda: self, file)
+            await loop.connect_read_pipe(lambda: self, file)
         except BaseException:
             os.close(writing)
             raise

@@ -21,7 +21,17 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from daemon.core.messages import Batch, Item, Loaded, Outcome, Output, Reply, Setup, StageRun
+from daemon.core.messages import (
+    LEAST_GROUP_PIXELS,
+    Batch,
+    Item,
+    Loaded,
+    Outcome,
+    Output,
+    Reply,
+    Setup,
+    StageRun,
+)
 from stages.contract.base import (
     DeviceLost,
     Header,
@@ -341,15 +351,17 @@ def _decoding(setup: Setup) -> Callable[[Sequence[InFlight]], Answers]:
 
 
 def _groups(entries: list[InFlight], most: int, most_pixels: int) -> Iterator[list[InFlight]]:
-    """Split the batch into groups with a limited number of pixels and of images,
-    so that one huge image does not fail with the others or take their memory."""
+    """Split the batch into groups with a limited number of pixels and of images, so that one huge image does not fail with
+    the others or take their memory. What a GPU does not decode is in the host's memory first: it has the limit of a CPU."""
     group: list[InFlight] = []
-    pixels = 0
+    pixels = on_host = 0
     for entry in entries:
         area = entry.header.width * entry.header.height if entry.header else 0
-        if len(group) == most or (group and pixels + area > most_pixels):
+        host = area if entry.header and entry.header.format != "JPEG" else 0
+        is_full = pixels + area > most_pixels or on_host + host > LEAST_GROUP_PIXELS
+        if len(group) == most or (group and is_full):
             yield group
-            group, pixels = [], 0
+            group, pixels, on_host = [], 0, 0
         group.append(entry)
-        pixels += area
+        pixels, on_host = pixels + area, on_host + host
     yield group

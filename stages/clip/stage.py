@@ -74,7 +74,9 @@ class ClipStage(VisionStage[tuple[Tensor, Tensor, Tensor]]):
 
     def embed(self, pixels: Sequence[Tensor]) -> Tensor:
         """The vision tower's answer for each image, [images, dim], before its projection."""
-        features: Tensor = self.vision(pixel_values=pad_batch(self.prepare(pixels))).pooler_output
+        features: Tensor = self.vision(
+            pixel_values=pad_batch(self.prepare(pixels), self.spec.batch_size)
+        ).pooler_output
         return features[: len(pixels)]
 
     def speed_up(self, vision: Any) -> Any:

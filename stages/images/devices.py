@@ -127,10 +127,11 @@ def warm_up_size(device: str, batch_size: int) -> int:
     return 1 if device == "cpu" else batch_size
 
 
-def pad_batch(batch: torch.Tensor) -> torch.Tensor:
-    """On a GPU, a batch [N, ...] with rows of zeros up to one of a few sizes. cuDNN plans its convolutions and its attention
-    again for each size that is new to a thread, which takes YOLOv8n about 0.1 s on an H200, ten times as long as the batch."""
-    more = padded_size(len(batch)) - len(batch)
+def pad_batch(batch: torch.Tensor, most: int) -> torch.Tensor:
+    """On a GPU, a batch [N, ...] with rows of zeros up to one of a few sizes, and at most `most`. cuDNN plans its convolutions
+    and its attention again for each size that is new to a thread, which takes YOLOv8n about 0.1 s on an H200, ten times as long
+    as the batch."""
+    more = min(padded_size(len(batch)), max(most, len(batch))) - len(batch)
     return F.pad(batch, (0, 0) * (batch.ndim - 1) + (0, more)) if more and batch.is_cuda else batch
 
 

@@ -574,8 +574,13 @@ def test_a_file_that_is_renamed_while_it_is_in_work_is_one_image(tmp_path: Path)
     place.assert_true()
 
 
-def test_files_that_wait_and_are_renamed_while_the_daemon_is_down_keep_their_rows(tmp_path: Path) -> None:
-    place = Home(tmp_path, stages={"blip": {"options": {"latency_per_image_seconds": 60}}})
+@pytest.mark.parametrize("watch", ["auto", "poll"])
+def test_files_that_wait_and_are_renamed_while_the_daemon_is_down_keep_their_rows(
+    tmp_path: Path, watch: str
+) -> None:
+    slow = {"blip": {"options": {"latency_per_image_seconds": 60}}}
+    settle_seconds = 3 if watch == "poll" else 0.05
+    place = Home(tmp_path, stages=slow, inbox={"watch": watch, "settle_seconds": settle_seconds})
     with Daemon(place) as daemon:
         for number in range(4):
             place.drop(f"{number}.ppm", picture(number))

@@ -86,6 +86,16 @@ def test_a_gpus_decoder_is_opened_while_the_models_load(
     assert opened == [device] * opens
 
 
+def test_what_a_gpu_decodes_is_in_larger_groups_than_what_needs_the_hosts_memory() -> None:
+    def sizes(*formats: str) -> list[int]:
+        entries = [module.InFlight(Header(name, 10_000, 10_000, 1)) for name in formats]
+        return [len(group) for group in module._groups(entries, 100, 5 * 10**8)]
+
+    assert sizes(*["JPEG"] * 12) == [5, 5, 2]
+    assert sizes(*["PNG"] * 5) == [2, 2, 1]
+    assert sizes("PNG", "JPEG", "PNG", "JPEG", "PNG", "JPEG") == [4, 2]
+
+
 def test_a_batch_size_that_did_not_fit_is_not_tried_again() -> None:
     chain, batch = open_chain(8, oom_above=2)
     first, second = chain.run(batch), chain.run(batch)
