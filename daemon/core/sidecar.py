@@ -20,9 +20,7 @@ LONGEST_NAME = 255  # bytes, of every common file system
 TIMINGS = "By stage: the seconds of the batch that the image was in, divided by its images; as measured when the model ran."
 
 
-class SidecarSource(
-    msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, omit_defaults=True
-):
+class Source(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, omit_defaults=True):
     """The file. `path_base64` if its name is not UTF-8; size, format and, if several,
     `pages` if it could be read."""
 
@@ -38,7 +36,7 @@ class SidecarSource(
     seen_at: str  # RFC 3339, UTC
 
 
-class SidecarLook(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, omit_defaults=True):
+class SecondLook(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, omit_defaults=True):
     """The answer of a second model. `result` has the same form as that of its stage; if it is null, `reason` and
     `detail` describe the error."""
 
@@ -56,13 +54,13 @@ class Sidecar(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     schema: str
     id: int  # its number in the ledger
-    source: SidecarSource
+    source: Source
     notice: str = ""  # about the models, for example that they are a demonstration
     # Each stage's result follows, under its key.
     bin: Bin | None = None
     timings: Annotated[dict[str, float], msgspec.Meta(description=TIMINGS)] = {}
     models: dict[str, str] = {}  # stage → fingerprint of the model
-    second_looks: dict[str, SidecarLook] = {}  # by the look's name
+    second_looks: dict[str, SecondLook] = {}  # by the look's name
     status: str = ""
     reason: str = ""
     detail: str = ""
@@ -144,7 +142,7 @@ def describe_source(inbox: bytes, image: NamedVersion, content: Described) -> di
     return source
 
 
-def path_of(source: SidecarSource) -> bytes:
+def path_of(source: Source) -> bytes:
     """The file's path in its inbox."""
     return base64.b64decode(source.path_base64) or source.path.encode()
 
@@ -215,7 +213,7 @@ def _cut(name: bytes, length: int) -> bytes:
 
 
 class _Reason(msgspec.Struct):
-    source: SidecarSource
+    source: Source
 
 
 def is_reason_of(path: bytes, file: bytes) -> bool:

@@ -27,7 +27,7 @@ from daemon.core.errors import InboxMoved, LedgerDamaged
 from daemon.core.hints import command, quantity
 from daemon.core.jobs import JobStatus, Version
 from daemon.core.messages import Output
-from daemon.core.sidecar import SCHEMA, SidecarLook, parse_sidecar, path_of
+from daemon.core.sidecar import SCHEMA, SecondLook, parse_sidecar, path_of
 from daemon.inbox.sources import taken_names
 from daemon.ledger import identity
 from daemon.ledger.files import sync_folder
@@ -212,7 +212,7 @@ def read_sidecar(file: bytes, folder: bytes, inbox: int, destination: Destinatio
     return record
 
 
-def _look_of(look: SidecarLook) -> Look:
+def _look_of(look: SecondLook) -> Look:
     output = None if look.reason else Output(bytes(look.result), look.seconds)
     return Look(Model(look.stage, look.model, look.notice), output, look.reason, look.detail)
 

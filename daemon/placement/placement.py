@@ -123,7 +123,7 @@ def working_bytes(batches: Batches) -> int:
 def size_groups(gpus: Sequence[Gpu], threads: int) -> int:
     """Pixels that each of all `threads` of a device's workers may decode at once: in larger groups large photographs cost a
     GPU's stages less. Without GPUs it is for a CPU."""
-    shares = (gpu.total_bytes // GROUP_SHARE // GROUP_PIXEL_BYTES // threads for gpu in gpus)
+    shares = (gpu.free_bytes // GROUP_SHARE // GROUP_PIXEL_BYTES // threads for gpu in gpus)
     return max(LEAST_GROUP_PIXELS, min(shares, default=0))
 
 

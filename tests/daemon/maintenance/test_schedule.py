@@ -438,7 +438,9 @@ def test_a_scrape_does_not_wait_for_the_ledger_and_reports_what_was_known(tmp_pa
         with contextlib.closing(sqlite3.connect(place.site.ledger, isolation_level=None)) as other:
             # The ledger's thread waits for this for five seconds, and then fails.
             other.execute("BEGIN IMMEDIATE")
+            asked = time.monotonic()
             assert daemon.fetch("/metrics")[0] == 200
+            assert time.monotonic() - asked < 4
             assert daemon.metric(oldest) > known
         gate.let_in()
         daemon.wait_idle(1)
