@@ -71,10 +71,7 @@ class Decoded(msgspec.Struct, frozen=True):
 
 PR_SET_NO_NEW_PRIVS = 38
 # What Pillow and Python import only for some files.
-LATE = (
-    *(f"PIL.Image{name}" for name in ("Cms", "Color", "Filter", "Math", "Palette", "Sequence")),
-    *("copy", "colorsys", "encodings.latin_1", "encodings.utf_16", "encodings.ascii", "encodings.cp437"),
-)
+LATE = ("copy", "colorsys", "encodings.latin_1", "encodings.utf_16", "encodings.ascii", "encodings.cp437")
 OPEN_FILES = 32
 NOT_FOR_USERS = re.compile(r"<[^<>]* at 0x[0-9a-f]+>|(?<![\w.:])/[^\s'\",;:)]+/[^\s'\",;:)]*")
 

@@ -6,6 +6,7 @@ reach another plug-in of Pillow (EPS would start Ghostscript).
 
 from __future__ import annotations
 
+import importlib
 import io
 import struct
 import warnings
@@ -50,6 +51,8 @@ TURNED_BY_PILLOW = frozenset(("TIFF",))
 STRIP_PIXELS = 4_000_000  # converted at once, which limits the additional memory
 SAMPLE = 512  # most pixels of a side that are looked at to choose the ground
 CLEAR, OPAQUE, LIGHT, NEARLY_NONE = 16, 128, 192, 0.05  # alpha, alpha, gray level, share of the pixels
+# Parts of Pillow that it imports when it needs them.
+LATE = ("Cms", "Color", "Filter", "Math", "Palette", "Sequence")
 BLANK_FRAMES = 100  # most frames of an animation that are skipped because they have one color
 TIFF_OFFSETS, TIFF_LENGTHS = (273, 324), (279, 325)  # of strips and of tiles
 
@@ -58,8 +61,9 @@ def prepare() -> None:
     """Set up Pillow for untrusted files: no warnings, no threads,
     no check for bombs (`inspect` has checked the size)."""
     import PIL.AvifImagePlugin
-    import PIL.ImageCms  # used when no file can be opened any more
 
+    for name in LATE:  # now, as no file can be opened any more when they are needed
+        importlib.import_module(f"PIL.Image{name}")
     warnings.simplefilter("ignore")
     Image.MAX_IMAGE_PIXELS = None
     ImageFile.LOAD_TRUNCATED_IMAGES = False

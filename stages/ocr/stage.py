@@ -285,9 +285,8 @@ def join_all(pieces: Sequence[Sequence[PiecePlan]], found: Iterable[Quads]) -> l
 def make_pages(pixels: Sequence[Tensor], plans: Sequence[PiecePlan]) -> list[Tensor]:
     """uint8 [height, width, 3] of each piece, from its image's [3, height, width], on its device."""
     pages: dict[int, Tensor] = {}
-    for size, places in group_places((plan.image, plan.page) for plan in plans).items():
+    for (whole, wanted), places in group_places((plan.image, plan.page) for plan in plans).items():
         pieces = [cut(pixels[k], plans[k]) for k in places]
-        whole, wanted = size
         made = (
             map(interleave, pieces)
             if whole == wanted

@@ -505,6 +505,17 @@ def test_a_file_that_was_changed_in_place_and_renamed_while_nobody_looked_is_rea
     assert place.results() == ["a.ppm.json", "b.ppm.json"]
 
 
+def use_inode_again(deleted: os.stat_result, file: Path, data: bytes, spare: Path) -> None:
+    """Make a file with the inode and the time of a deleted one. spare: a folder for what gets other inodes."""
+    for number in range(64):
+        file.write_bytes(data)
+        if file.stat().st_ino == deleted.st_ino:
+            os.utime(file, ns=(deleted.st_atime_ns, deleted.st_mtime_ns))
+            return
+        file.rename(spare / f"spare-{number}")
+    pytest.skip("this file system does not use an inode again")
+
+
 def test_a_new_file_with_the_inode_size_and_time_of_a_deleted_one_is_read(tmp_path: Path) -> None:
     """Frames of a camera have one size and the same two seconds; a deleted file's inode is used again at once."""
     place = Home(tmp_path)
@@ -513,14 +524,7 @@ def test_a_new_file_with_the_inode_size_and_time_of_a_deleted_one_is_read(tmp_pa
     status = file.stat()
     file.unlink()
     other = place.inbox() / "b.ppm"
-    for number in range(64):
-        other.write_bytes(picture(2))
-        if other.stat().st_ino == status.st_ino:
-            break
-        other.rename(tmp_path / f"spare-{number}")
-    else:
-        pytest.skip("this file system does not use an inode again")
-    os.utime(other, ns=(status.st_atime_ns, status.st_mtime_ns))
+    use_inode_again(status, other, picture(2), tmp_path)
     place.expect_contents("b.ppm", picture(2))
     place.process()
     assert len(place.told()) == 2
@@ -671,16 +675,9 @@ def test_a_file_that_is_delivered_again_after_it_was_deleted_is_a_new_image(tmp_
     born = FolderIdentity.of_file(os.fsencode(file)).born
     file.unlink()
     again = place.inbox() / "tuesday.ppm"
-    for number in range(64):
-        again.write_bytes(picture(1))
-        if again.stat().st_ino == status.st_ino:
-            break
-        again.rename(tmp_path / f"spare-{number}")
-    else:
-        pytest.skip("this file system does not use an inode again")
+    use_inode_again(status, again, picture(1), tmp_path)
     if not born:
         pytest.skip("this file system does not say when a file was made")
-    os.utime(again, ns=(status.st_atime_ns, status.st_mtime_ns))
     place.process()
     assert len(place.told()) == 2
 
