@@ -46,7 +46,7 @@ async def working(ended: anyio.Event | None = None) -> AsyncIterator[Pool]:
     seat = Seat(setup, "cpu", {})
     with contextlib.closing(Slab(1 << 20)) as slab:
         async with anyio.create_task_group() as tasks:
-            settings = PipelineSection(load_timeout_seconds=PATIENCE, batch_timeout_seconds=PATIENCE)
+            settings = PipelineSection(load_timeout_seconds=10 * PATIENCE, batch_timeout_seconds=PATIENCE)
             workers = Pool("w", [seat], slab.fd, settings, Metrics())
 
             async def work() -> None:
