@@ -6,7 +6,7 @@ Bytes and pixels are passed through a shared memfd; a socketpair carries a small
 
 `Decoder` handles one child, `Decoders` a pool of them, and
 `python -m stages.images.decoder` is the child's main.
-It does not import torch, and numpy only for pictures that are deep: numpy takes 0.15 s and 15 MB.
+It does not import torch, and numpy only for PNGs and pictures that are deep: numpy takes 0.15 s and 15 MB.
 """
 
 from __future__ import annotations
@@ -77,16 +77,17 @@ NOT_FOR_USERS = re.compile(r"<[^<>]* at 0x[0-9a-f]+>|(?<![\w.:])/[^\s'\",;:)]+/[
 
 
 def main(arguments: Sequence[str]) -> None:
-    """Decode until the parent closes its end. Arguments: parent's pid, socket, memory, limits (JSON), and `deep` to import
-    what such pictures need."""
+    """Decode until the parent closes its end. Arguments: parent's pid, socket, memory, limits (JSON), and `numpy` to import
+    what needs it."""
     parent, channel_fd, memory_fd = map(int, arguments[:3])
     limits = msgspec.json.decode(arguments[3], type=Limits)
     confine(parent, limits)
     from stages.images import pixels
 
     pixels.prepare()
-    if "deep" in arguments[4:]:
-        import stages.images.samples  # noqa: F401 – numpy: a sealed process can open no file to import it
+    if "numpy" in arguments[4:]:  # a sealed process can open no file to import it
+        importlib.import_module("stages.images.samples")
+        importlib.import_module("imagecodecs").spng_decode  # noqa: B018 – looking it up imports it
     with socket.socket(fileno=channel_fd) as channel:
         channel.send(b"ready")
         seal()
@@ -200,7 +201,7 @@ class Decoder:
         self._process: subprocess.Popen[bytes] | None = None
         self._channel: socket.socket | None = None
         self._served = 0
-        self._is_deep = False  # the child has numpy
+        self._has_numpy = False  # the child
         self._memory_fd = os.memfd_create("visiond-decoder", os.MFD_CLOEXEC)
         os.ftruncate(self._memory_fd, KEPT_BYTES)
         self._memory = mmap.mmap(self._memory_fd, KEPT_BYTES)
@@ -222,9 +223,9 @@ class Decoder:
         self._resize(max(start + count, KEPT_BYTES))
         try:
             self._memory[: len(data)] = data
-            if header.is_deep and not self._is_deep:
-                self._stop()  # the next child reads both kinds
-                self._is_deep = True
+            if (header.is_deep or header.format == "PNG") and not self._has_numpy:
+                self._stop()  # the next child reads all kinds
+                self._has_numpy = True
             reply = self._ask(Request(len(data), start, header))
             if reply.reason is not None:
                 raise ImageError(reply.reason, reply.detail)
@@ -307,7 +308,7 @@ class Decoder:
         with theirs:
             handed = (theirs.fileno(), self._memory_fd)
             arguments = (str(os.getpid()), *map(str, handed), msgspec.json.encode(self.limits).decode())
-            arguments += ("deep",) if self._is_deep else ()
+            arguments += ("numpy",) if self._has_numpy else ()
             self._process = subprocess.Popen(
                 [*self._command, *arguments],
                 stdin=subprocess.DEVNULL,

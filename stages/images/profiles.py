@@ -118,16 +118,20 @@ def _of_code_points(primaries: int, transfer: int) -> bytes:
 # ------------------------------------------------------------------------------------------------
 
 
-def convert_to_srgb(image: Image.Image, data: memoryview, name: str, profile: bytes | None) -> Image.Image:
-    """The pixels in sRGB, or unchanged if there is nothing to convert. Gray with a profile becomes RGB.
-    data, name: of the file and its format. profile: what Pillow found in it."""
+def find_profile(data: memoryview, name: str, stated: bytes | None = None) -> bytes:
+    """The profile of a file of the format `name`; empty if there is none that can be read. stated: what Pillow found in it."""
     try:
         if name == "PNG":
-            profile = _png_profile(data)
-        elif name in ("AVIF", "HEIF") and not profile:
-            profile = _coded_profile(data)
+            return _png_profile(data)
+        if name in ("AVIF", "HEIF") and not stated:
+            return _coded_profile(data)
     except (ImageError, ArithmeticError, IndexError, ValueError, TypeError, struct.error, zlib.error):
-        return image
+        return b""
+    return stated or b""
+
+
+def convert_to_srgb(image: Image.Image, profile: bytes) -> Image.Image:
+    """The pixels in sRGB, or unchanged if there is nothing to convert. Gray with a profile becomes RGB."""
     if not profile or len(profile) > MOST_BYTES or image.mode == "LAB":
         return image
     has_alpha, is_gray = image.has_transparency_data, image.mode in ("1", "L", "LA")
