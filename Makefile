@@ -37,11 +37,11 @@ help:  ## show this list
 setup: $(STAMP)  ## install everything into .venv
 
 # Make .venv again if its Python is too old or was removed.
-$(STAMP): requirements.lock pyproject.toml
+$(STAMP): requirements.lock pyproject.toml minipack/pyproject.toml
 	@$(BIN)/python -c '$(IS_NEW_ENOUGH)' 2>/dev/null || { $(CHECK_PYTHON) && $(PYTHON) -m venv --clear .venv; }
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check uv==$(UV)
 	$(BIN)/uv pip install --quiet --python $(BIN)/python --require-hashes --requirements requirements.lock
-	$(BIN)/uv pip install --quiet --python $(BIN)/python --no-deps --no-build-isolation --editable .
+	$(BIN)/uv pip install --quiet --python $(BIN)/python --no-deps --no-build-isolation --editable . --editable ./minipack
 	touch $@
 
 install:  ## install visiond as a system service, as root (INSTALL="--upgrade" for options; `visiond install --help`)

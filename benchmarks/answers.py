@@ -35,13 +35,14 @@ from stages.clip.embeddings import decode_embedding
 from stages.contract import binning
 from stages.contract.base import Stage
 from stages.contract.descriptor import SMALL
+from stages.images.images import read_batches
 from stages.registry import registry
 from stages.registry.baseline import OneAtATime, Task, open_image
 from stages.scenes.generator import write_samples
 from stages.scenes.truth import TRUTH
-from stages.training.score import UNSEEN_SEED, load_stages, read_batches, run_batch
 from stages.weights.packs import Pack, open_pack, resolve
 from stages.yolo.descriptor import Objects
+from visiond_mini.score import UNSEEN_SEED, load_stages, run_batch
 
 Answers = Mapping[str, Any]  # by stage
 FOUND_IOU = 0.9  # from which a box counts as one of predict's

@@ -26,9 +26,10 @@ from torchvision.ops import box_iou
 from benchmarks.answers import FOUND_IOU, make_scenes
 from stages.clip.embeddings import decode_embedding
 from stages.contract.base import ImageError, StageSpec
+from stages.images.images import read_batches
 from stages.registry import registry
-from stages.training.score import read_batches, run_batch
 from stages.weights.packs import open_pack, resolve
+from visiond_mini.score import run_batch
 
 
 def main() -> None:

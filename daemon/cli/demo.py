@@ -24,6 +24,7 @@ from daemon.terminal.options import read_config
 from daemon.terminal.progress import Progress
 from stages.contract.binning import text_of
 from stages.scenes import generator
+from stages.scenes.photographs import find_photographs
 from stages.scenes.truth import TRUTH
 
 SEED = 7
@@ -86,8 +87,6 @@ def run_demo(folder: Path, count: int, *, keep: bool = False) -> None:
 def drop_images(folder: Path, count: int) -> int:
     """Put synthetic scenes and photographs of installed packages into the inbox, each by rename.
     Returns how many are new."""
-    from stages.scenes.strange import find_photographs  # it imports cv2
-
     samples = folder / "samples"
     if not (samples / TRUTH).exists():
         generator.write_samples(samples, count, SEED)

@@ -12,9 +12,9 @@ from daemon.config.loading import parse
 from daemon.core.errors import ModelsUnusable, NotWritable
 from daemon.layout.layout import Layout, pack_errors
 from daemon.monitoring.notices import join_words
+from stages.contract.folders import replace_folder
 from stages.contract.manifest import MANIFEST, Manifest
 from stages.registry.registry import BUILT_IN
-from stages.training.folders import replace_folder
 from stages.weights.assembly import assemble
 
 Print = Callable[[str], None]

@@ -40,7 +40,8 @@ train_app = typer.Typer(
 )
 def train_mini(context: typer.Context) -> None:
     """Train small models on synthetic scenes, as for the mini pack.
-    `visiond train mini --help` lists its options.
+    `visiond train mini --help` lists its options. The distribution in the
+    folder minipack of visiond's repository does it; install that first.
 
     Examples:
       visiond train mini --out my-pack
@@ -48,8 +49,13 @@ def train_mini(context: typer.Context) -> None:
     from daemon.layout.layout import pack_errors
 
     try:
-        from stages.training import children, options, recipe
+        from visiond_mini import children, options, recipe
     except ImportError as error:
+        if error.name == "visiond_mini":
+            raise MissingLibrary(
+                "Training the mini pack is a distribution of its own, which is not installed. In a checkout of visiond's "
+                "repository, type: pip install --no-deps ./minipack"
+            ) from error
         raise MissingLibrary(
             f"Training needs more libraries ({error}). Install them: pip install 'visiond[train]'."
         ) from error

@@ -19,8 +19,8 @@ import psutil
 
 from daemon.measure.models import GAIN, Measurement, ModelRate, RateRequest
 from stages.contract.base import DeviceLost, Image, ImageError, OutOfMemory, Stage, StageUnusable
+from stages.images.images import read_batches
 from stages.registry import registry
-from stages.training.score import read_batches
 
 REHEARSALS = 2  # calls before the clock starts: kernels are compiled, graphs captured
 

@@ -103,7 +103,7 @@ class Place:
     def make_pack(self) -> None:
         """Make the published architectures with random weights, unless they exist or a pack was named."""
         if self.pack == str(self.folder / "pack"):
-            make_once(self.folder / "pack", lambda part: run_module("stages.training.published", str(part)))
+            make_once(self.folder / "pack", lambda part: run_module("stages.weights.published", str(part)))
 
     def make_images(self, count: int) -> list[Path]:
         """Make the images of the standard job, unless they exist."""

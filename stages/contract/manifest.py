@@ -74,7 +74,9 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_def
     digests: dict[str, str] = {}  # relative path → "sha256:…", of every file of the pack
     revision: dict[str, str] = {}  # repository → commit from which it was pulled
     license: str = ""  # of its weights, if it was pulled as one model
-    card: dict[str, Any] = {}  # its training and scores; stages/training/card.py writes them into README.md
+    card: dict[
+        str, Any
+    ] = {}  # its training and scores; minipack/visiond_mini/card.py writes them into README.md
 
     def notice_of(self, stage: str) -> str:
         """The notice for a stage's answers; empty if the stage is not in this pack."""

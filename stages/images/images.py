@@ -13,9 +13,12 @@ import struct
 import threading
 import warnings
 from collections.abc import Iterator, Sequence
+from contextlib import closing
+from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, cast
 
-from stages.contract.base import Header, ImageError, Limits, Reason, advise
+from stages.contract.base import Header, Image, ImageError, Limits, Reason, advise
+from stages.contract.processes import count_cores
 from stages.images.formats import identify
 from stages.images.headers import READERS, is_deep, read_jpeg_frame
 from stages.images.pages import count_pages
@@ -84,6 +87,28 @@ def _how_to_allow(pixels: int, limits: Limits) -> str:
         settings += f' and decode_bytes = "{needed * 256} MiB"'
     memory = pixels * PIXEL_BYTES / 1e9
     return f"{advise(settings)}; such an image needs {memory:.1f} GB of memory"
+
+
+def read_batches(paths: Sequence[Path], size: int, device: str) -> Iterator[list[Image]]:
+    """Batches of at most `size` images from files, decoded as in a worker. Raises ImageError for the first that cannot be."""
+    from stages.images.decoder import Decoders
+    from stages.images.devices import split_batches
+
+    limits = Limits()
+    with closing(Decoders(count_cores(), limits)) as decoders:
+        for batch in split_batches(paths, size):
+            yield _read_images(batch, device, decoders, limits)
+
+
+def _read_images(paths: Sequence[Path], device: str, decoders: Decoders, limits: Limits) -> list[Image]:
+    data = [memoryview(path.read_bytes()) for path in paths]
+    entries = [(part, inspect(part, limits)) for part in data]
+    images = []
+    for (part, header), pixels in zip(entries, decode(entries, device, decoders, limits), strict=True):
+        if isinstance(pixels, ImageError):
+            raise pixels
+        images.append(Image(part, header.width, header.height, pixels))
+    return images
 
 
 def decode(

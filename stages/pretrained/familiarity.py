@@ -5,7 +5,7 @@ linear classifier that separates the images of its own kind from all others, by 
 A stage with this file in its manifest entry asks it about each image, so that all stages of a pack agree without
 knowing each other. A stage without it does nothing more than before.
 
-stages/training/familiarity.py fits the classifier.
+minipack/visiond_mini/familiarity.py fits the classifier.
 """
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ class Familiarity:
         if self.features.shape != self.weight.shape:
             raise StageUnusable(
                 f"{files['familiarity']} was not made for the model in {files['familiarity_model']}; fit it again with "
-                "`python -m stages.training.familiarity PACK`."
+                "`python -m visiond_mini.familiarity PACK`."
             )
 
     def find_unfamiliar(self, images: Sequence[Image]) -> list[bool]:

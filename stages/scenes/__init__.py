@@ -1,1 +1,1 @@
-"""Synthetic scenes with their truth: what the mini pack is trained and scored on, and what `visiond bench` reads."""
+"""Synthetic scenes with their truth: for `visiond samples`, `demo` and `bench`, and to train and score the mini pack."""

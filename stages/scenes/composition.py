@@ -336,16 +336,11 @@ def compose_poster(draft: Draft, rows: int | None = None) -> None:
 
 @dataclass(frozen=True)
 class Recipe:
-    """A way to compose a scene. weight: about how many of a hundred samples.
-
-    lessons: how many times as often a model learns from it,
-    compared with other recipes: what is hard to learn needs more.
-    """
+    """A way to compose a scene. weight: about how many of a hundred samples."""
 
     kind: str
     weight: float
     compose: Callable[[Draft], None]
-    lessons: float = 1.0
 
 
 RECIPES: tuple[Recipe, ...] = (
@@ -357,7 +352,7 @@ RECIPES: tuple[Recipe, ...] = (
     Recipe("bar chart", 3.5, functools.partial(compose_chart, kind="bar chart")),
     Recipe("line chart", 3.5, functools.partial(compose_chart, kind="line chart")),
     Recipe("pie chart", 3.5, functools.partial(compose_chart, kind="pie chart")),
-    Recipe("photo", 16, compose_crowded, lessons=3.5),
+    Recipe("photo", 16, compose_crowded),
     Recipe("photo", 15, compose_scattered),
     Recipe("photo", 23.5, compose_few),
     Recipe("empty", 6, compose_empty),

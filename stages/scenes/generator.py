@@ -16,7 +16,7 @@ import io
 import itertools
 import math
 import multiprocessing
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -52,13 +52,12 @@ class Scene:
     quality: int
 
 
-_TOTALS = tuple(itertools.accumulate(recipe.weight for recipe in RECIPES))
-_LESSON_TOTALS = tuple(itertools.accumulate(recipe.weight * recipe.lessons for recipe in RECIPES))
+TOTALS = tuple(itertools.accumulate(recipe.weight for recipe in RECIPES))
 
 
-def choose_recipe(seed: int, index: int, *, lesson: bool = False) -> Recipe:
-    """Steps of the golden ratio through the recipes: any range of scenes has nearly its share of each."""
-    totals = _LESSON_TOTALS if lesson else _TOTALS
+def choose_recipe(seed: int, index: int, totals: Sequence[float] = TOTALS) -> Recipe:
+    """Steps of the golden ratio through the recipes: any range of scenes has nearly its share of each. totals: the sums of
+    the shares."""
     turn = (Random(f"recipes {seed}").random() + index * 0.6180339887498949) % 1.0
     return RECIPES[bisect.bisect_right(totals, turn * totals[-1])]
 
@@ -85,13 +84,12 @@ def choose_format(rng: Random, kind: str, pixels: int) -> tuple[str, int]:
     return "JPEG", quality
 
 
-def make_scene(seed: int, index: int, max_side: int | None = None, *, lesson: bool = False) -> Scene:
-    """The scene of this seed and index; with max_side, in miniature (for training),
-    with the truth of that size.
+def make_scene(seed: int, index: int, max_side: int | None = None, totals: Sequence[float] = TOTALS) -> Scene:
+    """The scene of this seed and index; with max_side, in miniature, with the truth of that size.
 
-    lesson: use the mixture of recipes for training, not that of the samples.
+    totals: of the mixture of recipes; by default that of the samples.
     """
-    rng, recipe = Random(f"scene {seed} {index}"), choose_recipe(seed, index, lesson=lesson)
+    rng, recipe = Random(f"scene {seed} {index}"), choose_recipe(seed, index, totals)
     kind, is_text = recipe.kind, recipe.kind in TEXT_KINDS
     width, height = choose_size(rng, kind)
     format_, quality = choose_format(rng, kind, width * height)

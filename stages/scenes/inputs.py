@@ -21,8 +21,8 @@ from PIL import ExifTags, Image
 from stages.scenes.drawing import Pixels, add_grain, add_light, fill_gradient
 from stages.scenes.generator import TURNS, make_scene, map_processes
 from stages.scenes.pages import draw_page, draw_slide
+from stages.scenes.photographs import find_photographs
 from stages.scenes.sheets import Sheet, blank_sheet
-from stages.scenes.strange import find_photographs
 
 DISTINCT = 32  # different files of a kind
 WORTH_A_PROCESS = 4  # of them

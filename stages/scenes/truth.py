@@ -11,7 +11,6 @@ Captions have a fixed grammar, so that a small model can learn it and a program 
 from __future__ import annotations
 
 import itertools
-import re
 from collections import Counter
 from collections.abc import Hashable, Iterable, Sequence
 from pathlib import Path
@@ -98,7 +97,7 @@ def _name_place(backdrop: Backdrop) -> str:
     return f" {backdrop.preposition} {_add_article(backdrop.noun)}"
 
 
-def _name_objects(groups: Sequence[Group], *, more: bool, backdrop: Backdrop) -> str:
+def name_objects(groups: Sequence[Group], *, more: bool, backdrop: Backdrop) -> str:
     *most, last = [_name_group(group) for group in groups] + ["more"] * more
     return (f"{', '.join(most)} and {last}" if most else last) + _name_place(backdrop)
 
@@ -121,7 +120,7 @@ def describe_photo(objects: Sequence[TrueObject], backdrop: Backdrop) -> tuple[l
     by_area = _rank_by_area(((thing.color, thing.label), thing.box) for thing in objects)
     groups = [(counts[group], *group) for group in sorted(by_area, key=lambda group: -counts[group])]
     orders = itertools.permutations(groups, min(len(groups), MOST_GROUPS))
-    captions = [_name_objects(order, more=len(groups) > MOST_GROUPS, backdrop=backdrop) for order in orders]
+    captions = [name_objects(order, more=len(groups) > MOST_GROUPS, backdrop=backdrop) for order in orders]
     return captions, [*labels, backdrop.noun]
 
 
@@ -136,9 +135,9 @@ def _rank_by_area(boxes: Iterable[tuple[Name, Box]]) -> list[Name]:
     return [name for name, _ in areas.most_common()]
 
 
-_GROUPS = {_name_group(group): group for group in itertools.product(range(1, 10), COLORS, LABELS)}
-_PLACES = {_name_place(backdrop): backdrop for backdrop in BACKDROPS}
-_WITHOUT_OBJECTS = {_add_article(kind) for kind in TEXT_KINDS} | {
+GROUPS = {_name_group(group): group for group in itertools.product(range(1, 10), COLORS, LABELS)}
+PLACES = {_name_place(backdrop): backdrop for backdrop in BACKDROPS}
+WITHOUT_OBJECTS = {_add_article(kind) for kind in TEXT_KINDS} | {
     f"an empty {backdrop.noun}" for backdrop in BACKDROPS
 }
 
@@ -146,37 +145,6 @@ _WITHOUT_OBJECTS = {_add_article(kind) for kind in TEXT_KINDS} | {
 # Every word of the grammar, for its tokenizer; the only other token is the comma.
 VOCABULARY: tuple[str, ...] = tuple(
     sorted(
-        {
-            word
-            for sentence in (*_GROUPS, *_PLACES, *_WITHOUT_OBJECTS, "and more")
-            for word in sentence.split()
-        }
+        {word for sentence in (*GROUPS, *PLACES, *WITHOUT_OBJECTS, "and more") for word in sentence.split()}
     )
 )
-
-
-def _normalize(text: str) -> str:
-    """Lower case, single spaces, none before a comma: tokenizers change these."""
-    return " ".join(text.lower().replace(" ,", ",").split())
-
-
-def parse_caption(text: str) -> set[Group]:
-    """The (count, color, label) groups in a caption; none for text scenes and empty backdrops.
-
-    Spacing and case do not matter. Raises ValueError if the text is not a sentence of the grammar.
-    """
-    sentence = _normalize(text)
-    if sentence in _WITHOUT_OBJECTS:
-        return set()
-    place = next((place for place in _PLACES if sentence.endswith(place)), None)
-    if place is not None:
-        names = re.split(", | and ", sentence.removesuffix(place))
-        groups = [_GROUPS[name] for name in names if name in _GROUPS]
-        if groups and _name_objects(groups, more=names[-1] == "more", backdrop=_PLACES[place]) == sentence:
-            return set(groups)
-    raise ValueError(f"not a caption of a scene: {text!r}")
-
-
-def caption_is_true(text: str, truth: Truth) -> bool:
-    """Whether a caption is true: every group (of four or more: any three, "and more"), and the place."""
-    return _normalize(text) in truth.captions

@@ -1,1 +1,1 @@
-"""How the small models inside the package are made. Never imported by the daemon or its workers."""
+"""Training by Hugging Face Accelerate. Never imported by the daemon or its workers."""

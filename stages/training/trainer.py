@@ -27,7 +27,7 @@ import torch
 from accelerate.utils import broadcast_object_list, set_seed
 from torch import Tensor, nn
 
-from stages.training.folders import remove_folder, sync, sync_tree
+from stages.contract.folders import remove_folder, sync, sync_tree
 from stages.training.hardware import gather_with_gradient, make_accelerator, probe_batch
 from stages.training.log import ProgressBar, cut_log
 from stages.training.schedule import LearningRates

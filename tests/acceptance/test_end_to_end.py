@@ -15,8 +15,9 @@ from typing import Any
 import pytest
 
 from stages.scenes.generator import write_samples
-from stages.scenes.truth import TRUTH, Truth, caption_is_true, read_truth
-from stages.training.score import count_words, groups_are_true
+from stages.scenes.truth import TRUTH, Truth, read_truth
+from visiond_mini.captions import caption_is_true, groups_are_true
+from visiond_mini.score import count_words
 
 # The pack's card has 0.95 of 2,000 scenes; for some twelve, the standard deviation is 0.06.
 LEAST_OF_OBJECTS = 0.8

@@ -110,7 +110,9 @@ class Copy:
         version = f"python{sys.version_info.major}.{sys.version_info.minor}"
         packages = environment / "lib" / version / "site-packages"
         installed = sysconfig.get_path("purelib")  # its own .pth names the checkout, behind the copy
-        (packages / "copy.pth").write_text(f"{self.root}\nimport site; site.addsitedir({installed!r})\n")
+        (packages / "copy.pth").write_text(
+            f"{self.root}\n{self.root / 'minipack'}\nimport site; site.addsitedir({installed!r})\n"
+        )
         self._python = environment / "bin" / "python"
         self._changes = itertools.count(1)
 
@@ -145,7 +147,8 @@ class Copy:
     def imports(self) -> list[str]:
         """From where a child of the copy's interpreter imports the packages."""
         program = (
-            "import daemon, stages, tests.checker as c; print(daemon.__file__, stages.__file__, c.__file__)"
+            "import daemon, stages, visiond_mini as m, tests.checker as c\n"
+            "print(daemon.__file__, stages.__file__, m.__file__, c.__file__)"
         )
         run = subprocess.run(
             [str(self._python), "-P", "-c", program], cwd="/", capture_output=True, text=True, check=True

@@ -9,9 +9,9 @@ import pytest
 import torch
 
 from stages.contract.base import Image
-from stages.training.mini import make_blank_pack
 from stages.weights.packs import Pack, open_pack
 from tests.stages.pictures import draw_image
+from visiond_mini.mini import make_blank_pack
 
 SIZES = [
     (480, 640),

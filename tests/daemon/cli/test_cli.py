@@ -616,6 +616,15 @@ def test_training_without_its_libraries_names_what_to_install(place: Place, tmp_
     assert "pip install 'visiond[train]'" in told.stderr
 
 
+def test_training_without_its_distribution_names_what_to_type(place: Place, tmp_path: Path) -> None:
+    # as if not installed
+    (tmp_path / "sitecustomize.py").write_text('import sys; sys.modules["visiond_mini"] = None')
+    told = place.command("train", "mini", "--out", "pack", prefix=["env", f"PYTHONPATH={tmp_path}"])
+    assert told.returncode == os.EX_UNAVAILABLE
+    assert "type: pip install --no-deps ./minipack" in told.stderr
+    assert "--blip-seconds" in say(place, "train", "mini", "--help")
+
+
 def test_each_command_explains_itself_with_an_example() -> None:
     groups = [("", app), *((f"{group.name} ", group.typer_instance) for group in app.registered_groups)]
     commands = {

@@ -24,11 +24,12 @@ from stages.pretrained.familiarity import (
 )
 from stages.registry import registry
 from stages.scenes.generator import make_scene
-from stages.scenes.strange import draw_strange, find_photographs
-from stages.training.familiarity import add_classifier
-from stages.training.score import choose_bin
+from stages.scenes.photographs import find_photographs
 from stages.weights.packs import MINI, Pack, open_pack, resolve_all
 from tests.stages.pictures import read_photo, wrap_pixels
+from visiond_mini.familiarity import add_classifier
+from visiond_mini.score import choose_bin
+from visiond_mini.strange import draw_strange
 
 STAGES = ("yolo", "clip", "blip")
 SCENES, MOST_UNKNOWN = 40, 1

@@ -1,15 +1,16 @@
-"""The architectures of the pack inside the package, untrained: small enough to ship,
-with the same classes as the full ones.
+"""Makes a pack of the published architectures with random weights, for `visiond bench`: they take as long as the real models.
 
-What the models are to name is a parameter, so that the tests, the trainer and the package share one recipe.
+YOLOv8n at 640, CLIP ViT-B/32, BLIP-base at 384; OCR has its real weights in every pack. They name what is in
+synthetic scenes. The mini pack is made of the same parts, by a distribution of its own (minipack/).
 """
 
 from __future__ import annotations
 
 import copy
 import string
+import sys
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +39,10 @@ BLANK_NOTICE = "random weights: answers mean nothing"
 
 YOLO_FILES = {"weights": "yolo.safetensors", "config": "yolo.json"}  # in a pack's folder
 
+YOLO_WIDTH, YOLO_SIZE = 0.25, 640
+CLIP_WORDS, BLIP_WORDS = 49408, 30524  # in their vocabularies
+CLIP_TOKENS, BLIP_TOKENS = 77, 512  # in their longest texts
+
 # Words of prompts that no caption of a scene has.
 PROMPT_WORDS = ("photo", "of", "the", "with", "picture", "image", "object")
 
@@ -56,39 +61,14 @@ class Vocabulary:
 
     @classmethod
     def of_scenes(cls) -> Vocabulary:
-        """All words for the synthetic scenes of scenes.py."""
+        """All words for the synthetic scenes."""
         return cls(LABELS, TAGS, tuple(dict.fromkeys([*PROMPT_WORDS, *VOCABULARY])))
 
 
-@dataclass(frozen=True)
-class Sizes:
-    """The sizes of the networks; with the defaults they have less than 10 MB together in float16."""
-
-    yolo_width: float = 0.125  # of yolov8's channels
-    yolo_size: int = 320
-    image_size: int = 192  # CLIP's and BLIP's: the whole image, squeezed to a square
-    clip_patch: int = 16
-    clip_vision: dict[str, int] = field(default_factory=lambda: layers(5, 128, 256, 4))
-    clip_text: dict[str, int] = field(default_factory=lambda: layers(2, 128, 256, 4))
-    embedding: int = 128
-    clip_tokens: int = 24
-    blip_patch: int = 12
-    blip_vision: dict[str, int] = field(default_factory=lambda: layers(6, 192, 384, 6))
-    blip_text: dict[str, int] = field(default_factory=lambda: layers(2, 128, 256, 4))
-    blip_tokens: int = 32
-
-
-def layers(count: int, hidden: int, intermediate: int, heads: int) -> dict[str, int]:
-    return {
-        "num_hidden_layers": count,
-        "hidden_size": hidden,
-        "intermediate_size": intermediate,
-        "num_attention_heads": heads,
-    }
-
-
 @dataclass
-class MiniModels:
+class Models:
+    """What a pack is made of."""
+
     yolo: nn.Module
     yolo_config: dict[str, Any]
     clip: CLIPModel
@@ -98,72 +78,55 @@ class MiniModels:
     vocabulary: Vocabulary
 
 
-def make_blank_pack(folder: Path, seed: int, sizes: Sizes | None = None) -> Manifest:
-    """Write a pack of the mini architectures with random weights."""
-    return save_models(
-        make_models(seed, Vocabulary.of_scenes(), sizes or Sizes()),
-        folder,
-        Manifest(name="mini", description="Small blank models.", trained=False, notice=BLANK_NOTICE),
-    )
+def make_pack(folder: Path) -> None:
+    """Write the pack of random weights."""
+    vocabulary = Vocabulary.of_scenes()
+    clip_words = make_clip_tokenizer(vocabulary, CLIP_TOKENS)
+    blip_words = make_blip_tokenizer(vocabulary, BLIP_TOKENS)
+    torch.manual_seed(0)
+    yolo, yolo_config = make_yolo(vocabulary, YOLO_WIDTH, YOLO_SIZE)
+    clip = CLIPModel(CLIPConfig(text_config=clip_specials(clip_words, CLIP_WORDS))).eval()
+    # BLIP's default initializer_range, 1e-10, is for models whose weights are loaded afterwards.
+    blip = BlipForConditionalGeneration(
+        BlipConfig(
+            text_config=blip_specials(blip_words, BLIP_WORDS), vision_config={"initializer_range": 0.02}
+        )
+    ).eval()
+    pack = Models(yolo, yolo_config, clip, clip_words, blip, blip_words, vocabulary)
+    save_models(pack, folder, Manifest(name="random", trained=False, notice=BLANK_NOTICE))
 
 
-def make_models(seed: int, vocabulary: Vocabulary, sizes: Sizes) -> MiniModels:
-    """The three networks with random weights, in eval mode, and their tokenizers."""
-    clip_tokenizer, blip_tokenizer = (
-        make_clip_tokenizer(vocabulary, sizes),
-        make_blip_tokenizer(vocabulary, sizes),
-    )
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        yolo, yolo_config = make_yolo(vocabulary, sizes)
-        clip = make_clip(clip_tokenizer, sizes)
-        blip = make_blip(blip_tokenizer, sizes)
-    return MiniModels(yolo, yolo_config, clip, clip_tokenizer, blip, blip_tokenizer, vocabulary)
-
-
-def make_yolo(vocabulary: Vocabulary, sizes: Sizes) -> tuple[nn.Module, dict[str, Any]]:
-    """yolov8n with narrower layers, and the config to build it again."""
+def make_yolo(vocabulary: Vocabulary, width: float, edge: int) -> tuple[nn.Module, dict[str, Any]]:
+    """yolov8n with this share of yolov8's channels, and the config to build it again. edge: of its images, in pixels."""
     names = list(vocabulary.classes)
-    structure = describe(Size(0.33, sizes.yolo_width), len(names))
-    config = {"model": structure, "nc": len(names), "names": names, "imgsz": sizes.yolo_size}
+    config = {
+        "model": describe(Size(0.33, width), len(names)),
+        "nc": len(names),
+        "names": names,
+        "imgsz": edge,
+    }
     return build_network(config), config
 
 
-def make_clip(tokenizer: PreTrainedTokenizerFast, sizes: Sizes) -> CLIPModel:
-    text = {
-        **sizes.clip_text,
-        "vocab_size": len(tokenizer),
-        "max_position_embeddings": sizes.clip_tokens,
+def clip_specials(tokenizer: PreTrainedTokenizerFast, words: int) -> dict[str, Any]:
+    """CLIP's special tokens for its config, in a vocabulary of this size: with the published one the last layer has its full
+    cost."""
+    return {
+        "vocab_size": words,
         "bos_token_id": tokenizer.bos_token_id,
         "eos_token_id": tokenizer.eos_token_id,
         "pad_token_id": tokenizer.pad_token_id,
     }
-    vision = {**sizes.clip_vision, "image_size": sizes.image_size, "patch_size": sizes.clip_patch}
-    return CLIPModel(
-        CLIPConfig(text_config=text, vision_config=vision, projection_dim=sizes.embedding)
-    ).eval()
 
 
-def make_blip(tokenizer: PreTrainedTokenizerFast, sizes: Sizes) -> BlipForConditionalGeneration:
-    text = {
-        **sizes.blip_text,
-        "vocab_size": len(tokenizer),
-        "max_position_embeddings": sizes.blip_tokens,
-        "bos_token_id": tokenizer.bos_token_id,
-        "eos_token_id": tokenizer.sep_token_id,
-        "sep_token_id": tokenizer.sep_token_id,
-        "pad_token_id": tokenizer.pad_token_id,
-    }
-    vision = {
-        **sizes.blip_vision,
-        "image_size": sizes.image_size,
-        "patch_size": sizes.blip_patch,
-        "initializer_range": 0.02,  # BLIP's own default, 1e-10, is for models that are loaded at once
-    }
-    return BlipForConditionalGeneration(BlipConfig(text_config=text, vision_config=vision)).eval()
+def blip_specials(tokenizer: PreTrainedTokenizerFast, words: int) -> dict[str, Any]:
+    """The same for BLIP, whose captions end with [SEP]."""
+    end = tokenizer.sep_token_id
+    return clip_specials(tokenizer, words) | {"eos_token_id": end, "sep_token_id": end}
 
 
-def make_clip_tokenizer(vocabulary: Vocabulary, sizes: Sizes) -> PreTrainedTokenizerFast:
+def make_clip_tokenizer(vocabulary: Vocabulary, longest: int) -> PreTrainedTokenizerFast:
+    """longest: tokens of a text."""
     return make_tokenizer(
         vocabulary.words,
         {
@@ -173,11 +136,11 @@ def make_clip_tokenizer(vocabulary: Vocabulary, sizes: Sizes) -> PreTrainedToken
             "eos_token": "<|endoftext|>",
         },
         framed_by=("<|startoftext|>", "<|endoftext|>"),
-        longest=sizes.clip_tokens,
+        longest=longest,
     )
 
 
-def make_blip_tokenizer(vocabulary: Vocabulary, sizes: Sizes) -> PreTrainedTokenizerFast:
+def make_blip_tokenizer(vocabulary: Vocabulary, longest: int) -> PreTrainedTokenizerFast:
     """As BLIP's: a caption begins with [DEC], which replaces BERT's [CLS], and ends with [SEP]."""
     return make_tokenizer(
         vocabulary.words,
@@ -189,7 +152,7 @@ def make_blip_tokenizer(vocabulary: Vocabulary, sizes: Sizes) -> PreTrainedToken
             "bos_token": "[DEC]",
         },
         framed_by=("[CLS]", "[SEP]"),
-        longest=sizes.blip_tokens,
+        longest=longest,
     )
 
 
@@ -212,7 +175,7 @@ def make_tokenizer(
     return PreTrainedTokenizerFast(tokenizer_object=tokenizer, model_max_length=longest, **specials)
 
 
-def save_models(models: MiniModels, folder: Path, manifest: Manifest) -> Manifest:
+def save_models(models: Models, folder: Path, manifest: Manifest) -> Manifest:
     """Write a pack: the networks with their matrices in float16, their tokenizers,
     the labels and the manifest.
 
@@ -255,3 +218,7 @@ def halve_matrices(network: PreTrainedModel) -> PreTrainedModel:
     for parameter in halved.parameters():
         parameter.data = halve(parameter.data)
     return halved
+
+
+if __name__ == "__main__":
+    make_pack(Path(sys.argv[1]))

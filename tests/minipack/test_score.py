@@ -12,20 +12,20 @@ from stages.clip.descriptor import Clip, Tag
 from stages.clip.embeddings import encode_embedding
 from stages.ocr.descriptor import Line, Ocr
 from stages.pretrained.familiarity import UNFAMILIAR
-from stages.scenes.strange import find_photographs
+from stages.scenes.photographs import find_photographs
 from stages.scenes.truth import Truth
-from stages.training.cache import draw
-from stages.training.score import (
+from stages.weights.packs import MINI
+from stages.yolo.descriptor import Detection, Objects
+from visiond_mini.cache import draw
+from visiond_mini.captions import groups_are_true
+from visiond_mini.score import (
     choose_bin,
     count_read,
-    groups_are_true,
     is_unknown,
     mark,
     pick_captions,
     score_pack,
 )
-from stages.weights.packs import MINI
-from stages.yolo.descriptor import Detection, Objects
 
 CORNERS = ((0.0, 0.0), (1.0, 0.0), (1.0, 1.0), (0.0, 1.0))
 

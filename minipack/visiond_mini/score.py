@@ -1,6 +1,6 @@
 """Scores a pack on scenes that it has never seen. Every stage runs as in the daemon, from a file's bytes.
 
-python -m stages.training.score PACK [--count 2000] [--seed 90001] [--photographs FOLDER]
+python -m visiond_mini.score PACK [--count 2000] [--seed 90001] [--photographs FOLDER]
 """
 
 from __future__ import annotations
@@ -9,8 +9,7 @@ import argparse
 import tempfile
 import time
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import closing
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from random import Random
 from typing import Any, TypeVar
@@ -22,19 +21,17 @@ from torch import Tensor
 from stages.blip.descriptor import Caption
 from stages.clip.descriptor import Clip
 from stages.contract import binning
-from stages.contract.base import Image, ImageError, Limits, Result, Stage
-from stages.contract.processes import count_cores
-from stages.images.decoder import Decoders
-from stages.images.devices import split_batches
-from stages.images.images import decode, inspect
+from stages.contract.base import Image, ImageError, Result, Stage
+from stages.images.images import read_batches
 from stages.ocr.descriptor import Ocr
 from stages.pretrained.familiarity import UNFAMILIAR
-from stages.registry import registry
+from stages.registry.registry import BUILT_IN, STAGES, build
 from stages.scenes.generator import write_samples
-from stages.scenes.strange import find_photographs
-from stages.scenes.truth import TRUTH, Truth, caption_is_true, parse_caption, read_truth
+from stages.scenes.photographs import find_photographs
+from stages.scenes.truth import TRUTH, Truth, read_truth
 from stages.weights.packs import Pack, open_pack, resolve_all
 from stages.yolo.descriptor import Objects
+from visiond_mini.captions import caption_is_true, group_objects, groups_are_true
 
 UNSEEN_SEED = 90_001
 CHOICES = 100  # captions from which CLIP picks one
@@ -87,7 +84,7 @@ def score_pack(
         write_samples(files, count, seed)
     truths = read_truth(files / TRUTH)
     # It imports ultralytics, which not every caller needs.
-    from stages.training.detector import validate_detector, write_dataset
+    from visiond_mini.detector import validate_detector, write_dataset
 
     write_dataset(files, truths, dataset)
     figures = validate_detector(pack, dataset / "data.yaml", workdir)
@@ -128,11 +125,11 @@ def run_stages(
     """Each file's results by stage name (OCR's only for the first `read`),
     and each stage's seconds for an image."""
     device = find_device()
-    names = [name for name in (stage.name for stage in registry.BUILT_IN) if name != "ocr" or read]
+    names = [name for name in (stage.name for stage in BUILT_IN) if name != "ocr" or read]
     overrides: dict[str, dict[str, Any]] = {name: {"batch_size": BATCH} for name in names}
     if device != "cpu" and "ocr" in overrides:
         # As in the daemon: its kernels are not slowed by the many sizes of the scenes.
-        overrides["ocr"]["dtype"] = registry.STAGES["ocr"].half
+        overrides["ocr"]["dtype"] = STAGES["ocr"].half
     stages = load_stages(open_pack(pack, pack.parent), overrides, device)
     others = [stage for stage in stages if stage.name != "ocr"]
     results: list[Results] = []
@@ -150,29 +147,10 @@ def find_device() -> str:
 
 def load_stages(pack: Pack, overrides: Mapping[str, Mapping[str, Any]], device: str) -> list[Stage]:
     """A pack's stages as a worker runs them. overrides: as for resolve_all, for each wanted stage, in order."""
-    stages = [registry.build(spec, device) for spec in resolve_all(pack, overrides, overrides)]
+    stages = [build(spec, device) for spec in resolve_all(pack, overrides, overrides)]
     for stage in stages:
         stage.load()
     return stages
-
-
-def read_batches(paths: Sequence[Path], size: int, device: str) -> Iterator[list[Image]]:
-    """Batches of images, decoded as in a worker."""
-    limits = Limits()
-    with closing(Decoders(count_cores(), limits)) as decoders:
-        for batch in split_batches(paths, size):
-            yield read_images(batch, device, decoders, limits)
-
-
-def read_images(paths: Sequence[Path], device: str, decoders: Decoders, limits: Limits) -> list[Image]:
-    data = [memoryview(path.read_bytes()) for path in paths]
-    entries = [(part, inspect(part, limits)) for part in data]
-    images = []
-    for (part, header), pixels in zip(entries, decode(entries, device, decoders, limits), strict=True):
-        if isinstance(pixels, ImageError):
-            raise pixels
-        images.append(Image(part, header.width, header.height, pixels))
-    return images
 
 
 def run_batch(stages: Sequence[Stage], images: Sequence[Image], spent: Counter[str]) -> list[Results]:
@@ -284,21 +262,6 @@ def sort_of(truth: Truth) -> str:
         return truth.kind
     groups = len(group_objects(truth))
     return "photo of 1 group" if groups == 1 else f"photo of {groups} groups"
-
-
-def group_objects(truth: Truth) -> set[tuple[int, str, str]]:
-    counts = Counter((thing.color, thing.label) for thing in truth.objects)
-    return {(count, *group) for group, count in counts.items()}
-
-
-def groups_are_true(said: str, truth: Truth) -> bool:
-    """Whether a caption names the right number of groups of objects, each with its true count and color."""
-    try:
-        named = parse_caption(said)
-    except ValueError:
-        return False
-    groups = group_objects(truth)
-    return named <= groups and len(named) == min(len(groups), 3)
 
 
 def choose_bin(answers: Results) -> str:

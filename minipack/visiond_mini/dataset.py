@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from stages.training.examples import EXAMPLES, PIXELS, Example
+from visiond_mini.examples import EXAMPLES, PIXELS, Example
 
 MOST_SPOTS = 9  # most objects of an image that a model learns
 NO_SPOT = -1
@@ -25,7 +25,7 @@ class Examples:
         """Raises FileNotFoundError if the folder is not finished."""
         if not (folder / EXAMPLES).is_file():
             raise FileNotFoundError(
-                f"{folder} has no finished examples; make them again with stages.training.cache."
+                f"{folder} has no finished examples; make them again with visiond_mini.cache."
             )
         lines = (folder / EXAMPLES).read_bytes().splitlines()
         self.truths = [msgspec.json.decode(line, type=Example) for line in lines]

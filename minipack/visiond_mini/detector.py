@@ -1,6 +1,6 @@
 """Trains and scores the detector with ultralytics' own trainer and validator.
 
-    python -m stages.training.detector JOB.json
+    python -m visiond_mini.detector JOB.json
 
 It uses one process and one GPU. It resumes at the last complete epoch,
 so a resumed run is not exactly the same.
@@ -22,15 +22,16 @@ import torch
 
 from stages.contract.processes import count_cores
 from stages.scenes.truth import Truth
-from stages.training import mini
-from stages.training.cache import label_line, open_dataset, read_upright
-from stages.training.job import WEIGHTS, DetectorJob, forget_training
 from stages.training.log import cut_log
 from stages.training.trainer import LOG
+from stages.weights.published import Vocabulary, make_yolo
 
 # Before ultralytics: it stops ultralytics from using the network and changing the process.
 from stages.yolo import library
 from stages.yolo.weights import read_weights
+from visiond_mini.cache import label_line, open_dataset, read_upright
+from visiond_mini.job import WEIGHTS, DetectorJob, forget_training
+from visiond_mini.mini import Sizes
 
 # isort: split
 from ultralytics.models.yolo.detect import DetectionTrainer, DetectionValidator
@@ -85,8 +86,8 @@ def train_detector(job: DetectorJob) -> Path:
     """Train the mini pack's detector. Returns ultralytics' last checkpoint."""
     folder = Path(job.folder).absolute()
     folder.mkdir(parents=True, exist_ok=True)
-    vocabulary, sizes = mini.Vocabulary.of_scenes(), mini.Sizes()
-    _, DetectorTrainer.config = mini.make_yolo(vocabulary, sizes)
+    vocabulary, sizes = Vocabulary.of_scenes(), Sizes()
+    _, DetectorTrainer.config = make_yolo(vocabulary, sizes.yolo_width, sizes.yolo_size)
     DetectorTrainer.log = folder / LOG
     resumed = job.resume and (folder / LAST).is_file()
     done = count_epochs(folder / LAST) if resumed else 0

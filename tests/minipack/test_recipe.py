@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import os
 from pathlib import Path
 from random import Random
 
@@ -17,28 +15,31 @@ from stages.clip.descriptor import Clip
 from stages.contract.base import Image
 from stages.contract.manifest import MANIFEST, Manifest, PackError, read_manifest
 from stages.registry import registry
+from stages.scenes.composition import compose_crowded
+from stages.scenes.generator import TOTALS, choose_recipe
 from stages.scenes.truth import Truth
-from stages.training import mini
-from stages.training.cache import CachePlan, draw, fit_square, tell_example, write_cache
-from stages.training.card import Card, Training, draw_curves, read_card, read_training, write_card
-from stages.training.dataset import Examples
-from stages.training.examples import EXAMPLES, Example, write_examples, write_lines
-from stages.training.folders import replace_folder, restore_folder
-from stages.training.job import FINAL
-from stages.training.learners import BlipBatches, BlipLearner, ClipBatches, ClipLearner
-from stages.training.options import parse_options
-from stages.training.recipe import (
+from stages.training.trainer import LOG, Trainer, TrainerSettings
+from stages.weights import published
+from stages.weights.packs import Pack, open_pack, resolve_all, verify
+from stages.yolo.descriptor import Objects
+from tests.minipack.test_learners import NAMES, TINY
+from visiond_mini import mini
+from visiond_mini.cache import LESSON_TOTALS, CachePlan, draw, fit_square, tell_example, write_cache
+from visiond_mini.card import Card, Training, draw_curves, read_card, read_training, write_card
+from visiond_mini.dataset import Examples
+from visiond_mini.examples import EXAMPLES, Example, write_examples, write_lines
+from visiond_mini.job import FINAL
+from visiond_mini.learners import BlipBatches, BlipLearner, ClipBatches, ClipLearner
+from visiond_mini.options import parse_options
+from visiond_mini.recipe import (
     Options,
     TrainingFailed,
+    describe_progress,
     list_jobs,
     pack_models,
     train_mini,
     watch,
 )
-from stages.training.trainer import Trainer, TrainerSettings
-from stages.weights.packs import Pack, open_pack, resolve_all, verify
-from stages.yolo.descriptor import Objects
-from tests.training.test_trainer import NAMES, TINY
 
 COUNT = 12
 STAGES = ("yolo", "clip", "blip")
@@ -63,7 +64,7 @@ def pack(scenes: list[tuple[np.ndarray, Truth]], tmp_path_factory: pytest.TempPa
     told = [tell_example(truth, Random(0)) for _, truth in scenes]
     write_examples(folder / "examples", [pixels for pixels, _ in scenes], told, TINY.image_size)
     examples = Examples(folder / "examples", torch.device("cpu"))
-    models = mini.make_models(1, mini.Vocabulary.of_scenes(), TINY)
+    models = mini.make_models(1, published.Vocabulary.of_scenes(), TINY)
     settings = TrainerSettings(
         batch_size=COUNT, steps=100, learning_rate=5e-3, checkpoint_every=0, weight_decay=0
     )
@@ -74,7 +75,7 @@ def pack(scenes: list[tuple[np.ndarray, Truth]], tmp_path_factory: pytest.TempPa
     Trainer(clip, batches, settings, folder / "clip").run()
     for learner in (blip, clip):
         learner.eval()
-    mini.save_models(models, folder / "pack", Manifest(name="learned", trained=True, notice="a notice"))
+    published.save_models(models, folder / "pack", Manifest(name="learned", trained=True, notice="a notice"))
     return open_pack(folder / "pack", folder)
 
 
@@ -118,6 +119,14 @@ def test_a_caption_is_like_its_own_image(images: list[Image]) -> None:
 # The cache.
 
 
+def test_models_learn_from_more_crowded_scenes_than_samples_have() -> None:
+    shares = [
+        sum(choose_recipe(5, index, totals).compose is compose_crowded for index in range(1000))
+        for totals in (TOTALS, LESSON_TOTALS)
+    ]
+    assert shares == pytest.approx([161, 400], abs=5)
+
+
 def test_the_cache_holds_the_scenes_of_its_seed(tmp_path: Path) -> None:
     plan = CachePlan(tmp_path, seed=3, scenes=24, edge=48, detector_scenes=12, detector_edge=64)
     assert write_cache(plan) == 24
@@ -146,7 +155,7 @@ def test_a_cache_that_is_made_again_is_unfinished_until_it_is_complete(tmp_path:
 
 
 def draw_caption(plan: CachePlan, index: int) -> str:
-    from stages.training.cache import DETECTOR_SIDES, SIDES
+    from visiond_mini.cache import DETECTOR_SIDES, SIDES
 
     return draw(plan.seed, index, DETECTOR_SIDES if index < plan.detector_scenes else SIDES)[1].captions[0]
 
@@ -218,6 +227,13 @@ def test_a_failed_training_is_reported_with_the_end_of_its_output(tmp_path: Path
         watch(options, {"clip": failed}, lambda _: None)
 
 
+def test_the_progress_is_that_of_the_last_whole_line_of_the_log(tmp_path: Path) -> None:
+    assert describe_progress("clip", tmp_path / LOG) == "clip starts"
+    whole = msgspec.json.encode({"step": 4, "progress": 0.5, "loss": 1.25, "images_per_second": 310.4})
+    (tmp_path / LOG).write_bytes(whole + b'\n{"step":5,"epo')
+    assert describe_progress("clip", tmp_path / LOG) == "clip 50% loss 1.250 at 310 images/s"
+
+
 SCORES = {
     "scenes": 20,
     "seed": 7,
@@ -260,7 +276,7 @@ def test_one_model_is_put_into_a_pack_and_the_others_stay(tmp_path: Path) -> Non
     out, trained = tmp_path / "pack", tmp_path / "work" / "blip" / FINAL
     mini.make_blank_pack(out, seed=1, sizes=TINY)
     before = read_manifest(out / MANIFEST).digests
-    mini.make_models(2, mini.Vocabulary.of_scenes(), TINY).blip.save_pretrained(trained)
+    mini.make_models(2, published.Vocabulary.of_scenes(), TINY).blip.save_pretrained(trained)
     pack_models(Options(out=out, workdir=tmp_path / "work", only=("blip",)))
     after = read_manifest(out / MANIFEST).digests
     weights = [name for name in before if name.endswith(".safetensors")]
@@ -273,31 +289,6 @@ def test_a_folder_that_is_no_pack_is_not_replaced(tmp_path: Path, capsys: pytest
     assert ending.value.code == 2
     assert f"{tmp_path.parent} is not a pack" in capsys.readouterr().err
     assert parse_options("", ["--out", str(tmp_path)]).out == tmp_path  # which is empty
-
-
-@pytest.mark.parametrize("renamings", [0, 1, 2])
-def test_a_pack_survives_a_kill_while_it_is_replaced(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, renamings: int
-) -> None:
-    class Killed(BaseException):
-        pass
-
-    def rename(path: Path, target: Path) -> None:
-        nonlocal renamings
-        renamings -= 1
-        if renamings < 0:
-            raise Killed
-        os.replace(path, target)
-
-    for name in ("pack", "new"):
-        (tmp_path / name).mkdir()
-        (tmp_path / name / MANIFEST).write_text(name)
-    left = ["pack", "pack", "new"][renamings]
-    with monkeypatch.context() as patch, contextlib.suppress(Killed):
-        patch.setattr(Path, "replace", rename)
-        replace_folder(tmp_path / "pack", tmp_path / "new")
-    restore_folder(tmp_path / "pack")
-    assert (tmp_path / "pack" / MANIFEST).read_text() == left
 
 
 def test_training_one_model_needs_a_pack_with_the_others(tmp_path: Path) -> None:

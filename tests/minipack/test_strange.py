@@ -4,10 +4,8 @@ from pathlib import Path
 
 import cv2
 import numpy as np
-import pytest
 
-from stages.scenes import strange
-from stages.scenes.strange import draw_strange, find_photographs, write_strange
+from visiond_mini.strange import draw_strange, write_strange
 
 
 def test_a_seed_and_an_index_always_make_the_same_picture() -> None:
@@ -23,14 +21,3 @@ def test_pictures_are_written_as_files(tmp_path: Path) -> None:
     assert [file.name for file in files] == ["3-000000.jpg", "3-000001.jpg", "3-000002.jpg"]
     for index, file in enumerate(files):
         assert cv2.imread(str(file)).shape == draw_strange(3, index).shape
-
-
-def test_photographs_are_those_of_a_folder_or_of_installed_packages(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "b.jpg").touch()
-    (tmp_path / "a.jpg").touch()
-    assert [path.name for path in find_photographs(tmp_path)] == ["a.jpg", "b.jpg"]
-    assert {"bus.jpg", "zidane.jpg", "grace_hopper.jpg"} <= {path.name for path in find_photographs()}
-    monkeypatch.setattr(strange, "PHOTOGRAPHS", {("no_such_package", "data"): ("a.jpg",)})
-    assert find_photographs() == []

@@ -11,12 +11,12 @@ from safetensors.torch import load_file
 
 from stages.contract.manifest import MANIFEST, read_manifest
 from stages.pretrained.familiarity import FILE, ROLES, load_familiarity
-from stages.training import familiarity, mini
-from stages.training.familiarity import add_familiarity, fit, fit_logistic
-from stages.training.recipe import Options, make_pack
 from stages.weights.packs import open_pack, resolve_all, verify
+from tests.minipack.test_mini import TINY
 from tests.stages.pictures import draw_image
-from tests.training.test_mini import TINY
+from visiond_mini import familiarity, mini
+from visiond_mini.familiarity import add_familiarity, fit, fit_logistic
+from visiond_mini.recipe import Options, make_pack
 
 STAGES = ("yolo", "clip", "blip")
 
@@ -72,11 +72,11 @@ def test_a_training_ends_with_the_classifier(tmp_path: Path, monkeypatch: pytest
     out = tmp_path / "pack"
     steps: list[str] = []
     for name in ("make_scenes", "train_all"):
-        monkeypatch.setattr(f"stages.training.recipe.{name}", lambda *_, name=name: steps.append(name))
+        monkeypatch.setattr(f"visiond_mini.recipe.{name}", lambda *_, name=name: steps.append(name))
     monkeypatch.setattr(
-        "stages.training.recipe.pack_models", lambda _: mini.make_blank_pack(out, seed=1, sizes=TINY)
+        "visiond_mini.recipe.pack_models", lambda _: mini.make_blank_pack(out, seed=1, sizes=TINY)
     )
-    monkeypatch.setattr("stages.training.recipe.list_logs", lambda _: {})
+    monkeypatch.setattr("visiond_mini.recipe.list_logs", lambda _: {})
     make_pack(Options(out=out, workdir=tmp_path, scenes=6, score=0), lambda line: None, 0)
     assert steps == ["make_scenes", "train_all"]
     assert FILE in read_manifest(out / MANIFEST).digests

@@ -1,4 +1,4 @@
-"""One training as a process: `python -m stages.training.job JOB.json`, or `accelerate launch -m` of the same.
+"""One training as a process: `python -m visiond_mini.job JOB.json`, or `accelerate launch -m` of the same.
 
 The recipe starts its trainings in this way, in parallel. Started by
 `accelerate launch --num_processes N` or torchrun, one training uses N GPUs.
@@ -14,19 +14,20 @@ from typing import Literal
 import msgspec
 import torch
 
+from stages.contract.folders import remove_folder
 from stages.contract.processes import die_with
-from stages.training import mini
-from stages.training.cache import COLOR_NAMES
-from stages.training.dataset import Examples
-from stages.training.folders import remove_folder
 from stages.training.hardware import make_accelerator, make_deterministic
-from stages.training.learners import BlipBatches, BlipLearner, ClipBatches, ClipLearner, Learner
 from stages.training.trainer import (
     CHECKPOINTS,
     Trainer,
     TrainerSettings,
     TrainingBatches,
 )
+from stages.weights.published import Models, Vocabulary
+from visiond_mini import mini
+from visiond_mini.cache import COLOR_NAMES
+from visiond_mini.dataset import Examples
+from visiond_mini.learners import BlipBatches, BlipLearner, ClipBatches, ClipLearner, Learner
 
 FINAL = "final"  # the trained weights in a job's folder
 WEIGHTS = "weights"  # the detector's weights from ultralytics
@@ -79,7 +80,7 @@ def run_job(job: TrainingJob) -> None:
     if not job.resume and accelerator.is_main_process:
         forget_training(Path(job.folder))
     torch.manual_seed(job.settings.seed)
-    vocabulary, sizes = mini.Vocabulary.of_scenes(), mini.Sizes()
+    vocabulary, sizes = Vocabulary.of_scenes(), mini.Sizes()
     models = mini.make_models(job.settings.seed, vocabulary, sizes)
     examples = Examples(Path(job.examples), accelerator.device)
     if examples.edge != sizes.image_size:
@@ -94,9 +95,7 @@ def run_job(job: TrainingJob) -> None:
         learner.save(Path(job.folder) / FINAL)
 
 
-def make_learner(
-    job: TrainingJob, models: mini.MiniModels, examples: Examples
-) -> tuple[Learner, TrainingBatches]:
+def make_learner(job: TrainingJob, models: Models, examples: Examples) -> tuple[Learner, TrainingBatches]:
     names = (len(models.vocabulary.classes), len(COLOR_NAMES))
     if job.kind == "blip":
         return BlipLearner(models.blip, names, job.smoothing), BlipBatches(examples, models.blip_tokenizer)

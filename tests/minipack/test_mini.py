@@ -9,9 +9,10 @@ from transformers import BlipForConditionalGeneration, CLIPModel
 from stages.contract.manifest import digest_folder, read_manifest
 from stages.pretrained.checkpoints import load_model, load_tokenizer
 from stages.scenes.generator import make_scene
-from stages.training.mini import BLANK_NOTICE, Sizes, Vocabulary, layers, make_blank_pack
+from stages.weights.published import BLANK_NOTICE, Vocabulary
 from stages.yolo.weights import load_network
 from tests.stages.yolo.detectors import files_in
+from visiond_mini.mini import Sizes, layers, make_blank_pack
 
 TINY = Sizes(
     yolo_size=64,

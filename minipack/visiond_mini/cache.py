@@ -8,6 +8,7 @@ as the models will get them in use, so that they learn both.
 from __future__ import annotations
 
 import io
+import itertools
 import multiprocessing
 import os
 import time
@@ -24,15 +25,23 @@ import numpy as np
 from PIL import Image, ImageOps
 
 from stages.contract.processes import count_cores, die_with
+from stages.scenes.composition import RECIPES, compose_crowded
 from stages.scenes.drawing import COLORS, Pixels
 from stages.scenes.generator import encode_scene, make_scene
 from stages.scenes.shapes import LABELS
 from stages.scenes.truth import TEXT_KINDS, Truth
-from stages.training.examples import PIXELS, Example, Spot, open_pixels, squeeze, write_lines
+from visiond_mini.examples import PIXELS, Example, Spot, open_pixels, squeeze, write_lines
 
 CHUNK = 64  # scenes that a process makes between two checks of the time
 VALIDATED_EVERY = 100  # one scene in this many is for ultralytics' own validation
 PADDING = 114  # ultralytics' gray
+
+CROWDED = 3.5  # times as often as in the samples: what is hard to learn needs more
+LESSON_TOTALS = tuple(
+    itertools.accumulate(
+        recipe.weight * (CROWDED if recipe.compose is compose_crowded else 1.0) for recipe in RECIPES
+    )
+)
 
 # The longest side of a drawn scene, and its share; None is full size. The detector gets more large ones,
 # because its images are resized without antialiasing at inference.
@@ -127,7 +136,7 @@ def draw(seed: int, index: int, sides: Sequence[tuple[int | None, float]]) -> tu
     """A training scene of one of these sizes. A scene of full size is encoded as a file and decoded again."""
     choices, weights = zip(*sides, strict=True)
     side = Random(f"side {seed} {index}").choices(choices, weights)[0]
-    scene = make_scene(seed, index, side, lesson=True)
+    scene = make_scene(seed, index, side, LESSON_TOTALS)
     if side is not None:
         return scene.pixels, scene.truth
     return read_upright(encode_scene(scene)[1]), scene.truth

@@ -20,8 +20,8 @@ from transformers import BlipForConditionalGeneration, CLIPModel, PreTrainedMode
 
 from stages.blip.vision import speed_up_attention
 from stages.clip.stage import TEMPLATE
-from stages.training.dataset import MOST_SPOTS, NO_SPOT, Examples
-from stages.training.examples import Example
+from visiond_mini.dataset import MOST_SPOTS, NO_SPOT, Examples
+from visiond_mini.examples import Example
 
 Batch = dict[str, Tensor]
 

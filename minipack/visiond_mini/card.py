@@ -74,8 +74,8 @@ picture of the real world and no other model's weights or answers.
 
 ## Recipe
 
-`visiond train mini` (`stages/training/recipe.py`): ultralytics' trainer for YOLO; for CLIP (contrastive, plus tags) and BLIP
-(captioning) a trainer on Hugging Face Accelerate, AdamW, warm-up and cosine, bfloat16. Besides their own losses both
+`visiond train mini` (`minipack/visiond_mini/recipe.py`): ultralytics' trainer for YOLO; for CLIP (contrastive, plus tags) and
+BLIP (captioning) a trainer on Hugging Face Accelerate, AdamW, warm-up and cosine, bfloat16. Besides their own losses both
 vision towers had to say which object, of which color and how many alike is centered in which patch; that head is not kept.
 
 | model | scenes | of seed | steps | batch | images seen | minutes | last loss |
@@ -83,7 +83,7 @@ vision towers had to say which object, of which color and how many alike is cent
 {trainings}
 
 `familiarity.safetensors` is a linear classifier on BLIP's vision features, fitted at the end
-(`stages/training/familiarity.py`) on scenes of another seed and on drawn pictures that are no scenes. No photograph
+(`minipack/visiond_mini/familiarity.py`) on scenes of another seed and on drawn pictures that are no scenes. No photograph
 was used for it.
 
 ## Scores
@@ -158,7 +158,7 @@ def describe_scoring(scores: Mapping[str, Any]) -> str:
         return "Not scored."
     return (
         f"On {scores['scenes']:,} scenes of seed {scores['seed']}, never trained on, in full size, as files; OCR and bins on "
-        f"{scores['read']:,} of them{describe_photographs(scores)} (`python -m stages.training.score`)."
+        f"{scores['read']:,} of them{describe_photographs(scores)} (`python -m visiond_mini.score`)."
     )
 
 

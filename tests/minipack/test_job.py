@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from stages.training.examples import Example, write_examples
-from stages.training.job import FINAL, TrainingJob, run_job
-from stages.training.trainer import TrainerSettings
+from stages.training.trainer import CHECKPOINTS, TrainerSettings
+from visiond_mini.examples import Example, write_examples
+from visiond_mini.job import FINAL, WEIGHTS, TrainingJob, forget_training, run_job
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*pin_memory.*:UserWarning")
 
@@ -64,3 +64,10 @@ def test_examples_that_the_models_cannot_learn_are_refused(
     )
     with pytest.raises(ValueError, match=re.escape(said)):
         run_job(job)
+
+
+def test_a_new_training_removes_the_weights_of_the_earlier_one(tmp_path: Path) -> None:
+    for name in (FINAL, WEIGHTS, CHECKPOINTS):
+        (tmp_path / name / "deep").mkdir(parents=True)
+    forget_training(tmp_path)
+    assert list(tmp_path.iterdir()) == []

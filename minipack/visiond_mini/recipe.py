@@ -1,6 +1,6 @@
 """Makes the mini pack: scenes, three trainings in parallel, scores, and the pack with its card.
 
-    python -m stages.training.recipe --out stages/mini
+    python -m visiond_mini.recipe --out stages/mini
 
 `visiond train mini` is the same. On one H200 with 16 cores it takes about a quarter of an hour.
 """
@@ -21,17 +21,17 @@ from typing import Any
 
 import msgspec
 
+from stages.contract.folders import replace_folder, restore_folder
 from stages.contract.manifest import Manifest, PackError
 from stages.contract.processes import environment, python
-from stages.training.cache import CachePlan, write_cache
-from stages.training.card import Card, draw_curves, read_card, read_training, write_card
-from stages.training.children import Child, InUse, end_children, locked, start_child, stopped_in_order
-from stages.training.folders import replace_folder, restore_folder
-from stages.training.job import FINAL, DetectorJob, TrainingJob, forget_training
 from stages.training.log import read_log
-from stages.training.options import KINDS, Options, check_place, parse_options
 from stages.training.trainer import LOG, TrainerSettings
 from stages.yolo.structure import has_library
+from visiond_mini.cache import CachePlan, write_cache
+from visiond_mini.card import Card, draw_curves, read_card, read_training, write_card
+from visiond_mini.children import Child, InUse, end_children, locked, start_child, stopped_in_order
+from visiond_mini.job import FINAL, DetectorJob, TrainingJob, forget_training
+from visiond_mini.options import KINDS, Options, check_place, parse_options
 
 NOTICE = "mini pack: a demonstration that knows only the toy scenes of `visiond samples`"
 DESCRIPTION = "Small models trained on synthetic scenes by `visiond train mini`."
@@ -57,7 +57,7 @@ def train_mini(options: Options, say: Say = print) -> dict[str, Any]:
 
 
 def make_pack(options: Options, say: Say, lock: int) -> dict[str, Any]:
-    from stages.training.familiarity import COUNT, add_familiarity
+    from visiond_mini.familiarity import COUNT, add_familiarity
 
     if not has_library():
         raise PackError("training and scoring use ultralytics: pip install 'visiond[train]'.")
@@ -94,7 +94,7 @@ def count_scenes(folder: Path) -> int:
 
 
 def make_scenes(options: Options, folder: Path, report: Say) -> None:
-    from stages.training.mini import Sizes
+    from visiond_mini.mini import Sizes
 
     sizes = Sizes()
     detected = DETECTOR_SCENES if "yolo" in options.only else 0
@@ -169,7 +169,7 @@ def start_job(options: Options, kind: str, job: Any, lock: int) -> Child:
     folder.mkdir(parents=True, exist_ok=True)
     file = folder / "job.json"
     file.write_bytes(msgspec.json.format(msgspec.json.encode(job), indent=1))
-    module = ["-m", "stages.training.detector" if kind == "yolo" else "stages.training.job", str(file)]
+    module = ["-m", "visiond_mini.detector" if kind == "yolo" else "visiond_mini.job", str(file)]
     command = python(*module)
     if options.processes > 1 and kind != "yolo":
         launch = [
@@ -224,14 +224,15 @@ def pack_models(options: Options) -> None:
     from transformers import BlipForConditionalGeneration, CLIPModel
 
     from stages.pretrained.checkpoints import load_model
-    from stages.training import mini
-    from stages.training.detector import LAST
+    from stages.weights import published
     from stages.yolo import library, weights
+    from visiond_mini.detector import LAST
+    from visiond_mini.mini import Sizes, make_models
 
     def find(kind: str) -> str:
         return str(options.workdir / kind / FINAL if kind in options.only else options.out / kind)
 
-    models = mini.make_models(options.seed, mini.Vocabulary.of_scenes(), mini.Sizes())
+    models = make_models(options.seed, published.Vocabulary.of_scenes(), Sizes())
     models.clip = load_model(CLIPModel, find("clip"), torch.float32, "cpu")
     models.blip = load_model(BlipForConditionalGeneration, find("blip"), torch.float32, "cpu")
     if "yolo" in options.only:
@@ -239,11 +240,11 @@ def pack_models(options: Options) -> None:
         models.yolo.load_state_dict(state)
     else:
         models.yolo, _ = weights.load_network(
-            {role: str(options.out / file) for role, file in mini.YOLO_FILES.items()}
+            {role: str(options.out / file) for role, file in published.YOLO_FILES.items()}
         )
     part = options.out.with_name(f".{options.out.name}.part")
     shutil.rmtree(part, ignore_errors=True)
-    mini.save_models(
+    published.save_models(
         models, part, Manifest(name="mini", description=DESCRIPTION, trained=True, notice=NOTICE)
     )
     check_place(options.out)
@@ -251,8 +252,8 @@ def pack_models(options: Options) -> None:
 
 
 def score(options: Options, report: Say) -> dict[str, Any]:
-    from stages.scenes.strange import find_photographs
-    from stages.training.score import score_pack
+    from stages.scenes.photographs import find_photographs
+    from visiond_mini.score import score_pack
 
     os.environ["YOLO_CONFIG_DIR"] = str(options.workdir)
     workdir = options.workdir / "unseen"

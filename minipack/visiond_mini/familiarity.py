@@ -1,9 +1,9 @@
 """Fits what tells the images of a pack's own kind from all others, as the last step of a training.
 
-    python -m stages.training.familiarity PACK
+    python -m visiond_mini.familiarity PACK
 
 Own images are synthetic scenes of a seed that no training and no score uses; the others are drawn by
-stages/scenes/strange.py. No photograph is used. The classifier is a ridge logistic regression on the features of
+minipack/visiond_mini/strange.py. No photograph is used. The classifier is a ridge logistic regression on the features of
 stages/pretrained/familiarity.py. Its threshold is such that it refuses few scenes that it was not fitted on.
 """
 
@@ -21,11 +21,12 @@ from torch import Tensor
 
 from stages.contract.manifest import MANIFEST, digest_file, read_manifest, write_manifest
 from stages.images.devices import pixels_of
+from stages.images.images import read_batches
 from stages.pretrained.familiarity import FILE, ROLES, Features
 from stages.scenes.generator import write_samples
-from stages.scenes.strange import write_strange
 from stages.scenes.truth import TRUTH, read_truth
-from stages.training.score import BATCH, find_device, read_batches
+from visiond_mini.score import BATCH, find_device
+from visiond_mini.strange import write_strange
 
 SCENE_SEED, PICTURE_SEED = 51, 90_002
 COUNT = 3000  # scenes, and half as many others

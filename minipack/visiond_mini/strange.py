@@ -8,7 +8,6 @@ Images", 2001; Baradad et al., "Learning to See by Looking at Noise", 2021.
 from __future__ import annotations
 
 import functools
-import importlib.util
 import math
 from pathlib import Path
 from typing import Any
@@ -26,38 +25,6 @@ Rng = np.random.Generator
 RATIOS = (1.0, 4 / 3, 3 / 2, 16 / 9, 3 / 4, 2 / 3)
 LONGER_SIDES = (224, 320, 512, 640, 800)
 TEXTURES, TEXTURE_SIZE = 4, 256
-
-# Photographs in packages, by the package and the folder in it.
-PHOTOGRAPHS = {
-    ("ultralytics", "assets"): ("bus.jpg", "zidane.jpg"),
-    ("matplotlib", "mpl-data/sample_data"): ("grace_hopper.jpg",),
-    ("sklearn", "datasets/images"): ("china.jpg", "flower.jpg"),
-    ("skimage", "data"): (
-        *("astronaut.png", "brick.png", "camera.png", "cell.png", "chelsea.png", "clock_motion.png"),
-        *(
-            "coffee.png",
-            "coins.png",
-            "grass.png",
-            "gravel.png",
-            "hubble_deep_field.jpg",
-            "ihc.png",
-            "moon.png",
-        ),
-        *("motorcycle_left.png", "page.png", "retina.jpg", "rocket.jpg", "text.png"),
-    ),
-}
-
-
-def find_photographs(folder: Path | None = None) -> list[Path]:
-    """All files of a folder; without one, the photographs in packages that are installed."""
-    if folder:
-        return sorted(path for path in folder.iterdir() if path.is_file())
-    found = []
-    for (package, place), names in PHOTOGRAPHS.items():
-        spec = importlib.util.find_spec(package)
-        for root in (spec.submodule_search_locations or []) if spec else []:
-            found += [Path(root) / place / name for name in names]
-    return [path for path in found if path.is_file()]
 
 
 def write_strange(folder: Path, count: int, seed: int) -> list[Path]:

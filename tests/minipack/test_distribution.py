@@ -1,0 +1,20 @@
+"""The distribution is built and installed as its README says, and the command finds it."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+from daemon import __version__
+
+FOLDER = Path(__file__).parents[2] / "minipack"
+
+
+def test_it_is_installed_beside_visiond_with_its_version_and_all_its_files(tmp_path: Path) -> None:
+    options = ["--no-deps", "--no-build-isolation", "--offline", "--quiet", "--python", sys.executable]
+    command = [Path(sys.executable).with_name("uv"), "pip", "install", *options, "--target", tmp_path, FOLDER]
+    subprocess.run(command, check=True)
+    files = {path.name for path in (tmp_path / "visiond_mini").glob("*.py")}
+    assert files == {path.name for path in (FOLDER / "visiond_mini").glob("*.py")}
+    assert (tmp_path / f"visiond_mini-{__version__}.dist-info").is_dir()

@@ -1,0 +1,223 @@
+"""The trainer resumes exactly, divides batches, and backs off when memory is full."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from stages.training.hardware import probe_batch
+from stages.training.log import read_log
+from stages.training.schedule import LearningRates
+from stages.training.trainer import (
+    CHECKPOINTS,
+    LOG,
+    ResumeError,
+    Trainer,
+    TrainerSettings,
+    find_checkpoint,
+)
+
+pytestmark = pytest.mark.filterwarnings("ignore:.*pin_memory.*:UserWarning")
+
+SETTINGS = TrainerSettings(batch_size=16, steps=8, log_every=1, checkpoint_every=3, learning_rate=3e-3)
+
+
+def read_losses(folder: Path) -> list[float]:
+    return [msgspec.json.decode(line)["loss"] for line in (folder / LOG).read_bytes().splitlines()]
+
+
+# Resuming.
+
+
+class Dropped(nn.Module):
+    """Draws from torch's own random numbers at every step."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(4))
+
+    def forward(self, batch: dict[str, Tensor]) -> dict[str, Tensor]:
+        return {"loss": (nn.functional.dropout(batch["values"], 0.5) @ self.weight).pow(2).mean()}
+
+
+@dataclass
+class Values:
+    count: int = 32
+
+    def __len__(self) -> int:
+        return self.count
+
+    def take(self, places: np.ndarray, rng: np.random.Generator) -> dict[str, Tensor]:
+        return {"values": torch.from_numpy(places[:, None] / 32 + rng.random((len(places), 4))).float()}
+
+
+def test_torchs_random_numbers_are_resumed_too(tmp_path: Path) -> None:
+    Trainer(Dropped(), Values(), SETTINGS, tmp_path / "whole").run()
+    Trainer(Dropped(), Values(), SETTINGS, tmp_path / "killed").run(stop_after=4)
+    torch.rand(100)
+    Trainer(Dropped(), Values(), SETTINGS, tmp_path / "killed").run(resume=True)
+    assert read_losses(tmp_path / "killed") == read_losses(tmp_path / "whole")
+
+
+def test_a_line_of_the_log_that_was_torn_is_passed_over(tmp_path: Path) -> None:
+    Trainer(Dropped(), Values(), SETTINGS, tmp_path).run(stop_after=4)
+    with (tmp_path / LOG).open("ab") as log:
+        log.write(b'{"step":5,"epo')
+    assert read_log(tmp_path / LOG)[-1]["progress"] == 0.5
+    Trainer(Dropped(), Values(), SETTINGS, tmp_path).run(resume=True)
+    assert len(read_losses(tmp_path)) == SETTINGS.steps
+
+
+def test_a_checkpoint_is_on_the_disk_before_it_has_its_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    synced, sync = list[str](), os.fsync
+
+    def record(fd: int) -> None:
+        synced.append(os.readlink(f"/proc/self/fd/{fd}"))
+        sync(fd)
+
+    monkeypatch.setattr(os, "fsync", record)
+    Trainer(Dropped(), Values(), SETTINGS, tmp_path).run(stop_after=3)
+    whole, folder = find_checkpoint(tmp_path), tmp_path / CHECKPOINTS
+    assert whole is not None
+    part = folder / f".{whole.name}"
+    files = {str(part / path.relative_to(whole)) for path in whole.rglob("*")}
+    assert len(files) > 3
+    assert set(synced[:-2]) == files
+    assert synced[-2:] == [str(part), str(folder)]
+
+
+def test_a_half_written_checkpoint_is_passed_over(tmp_path: Path) -> None:
+    Trainer(Dropped(), Values(), SETTINGS, tmp_path).run(stop_after=3)
+    whole = find_checkpoint(tmp_path)
+    (tmp_path / "checkpoints" / "step-00000006").mkdir()
+    assert whole is not None
+    assert whole.name == "step-00000003"
+    assert find_checkpoint(tmp_path) == whole
+
+
+def test_another_seed_does_not_resume_a_run(tmp_path: Path) -> None:
+    Trainer(Dropped(), Values(), SETTINGS, tmp_path).run(stop_after=3)
+    with pytest.raises(ResumeError, match="seed 1"):
+        Trainer(Dropped(), Values(), msgspec.structs.replace(SETTINGS, seed=2), tmp_path).run(resume=True)
+
+
+def test_after_a_new_start_the_new_run_is_resumed_and_not_the_earlier_one(tmp_path: Path) -> None:
+    Trainer(Dropped(), Values(), SETTINGS, tmp_path).run()
+    Trainer(Dropped(), Values(), SETTINGS, tmp_path).run(stop_after=5)
+    last = find_checkpoint(tmp_path)
+    assert last is not None
+    assert last.name == "step-00000003"
+
+
+def test_only_the_last_checkpoints_are_kept(tmp_path: Path) -> None:
+    Trainer(Dropped(), Values(), msgspec.structs.replace(SETTINGS, checkpoint_every=1), tmp_path).run()
+    assert sorted(path.name for path in (tmp_path / "checkpoints").iterdir()) == [
+        "step-00000007",
+        "step-00000008",
+    ]
+
+
+def test_slow_steps_are_kept_sooner(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    settings = msgspec.structs.replace(SETTINGS, checkpoint_every=1000)
+    Trainer(Dropped(), Values(), settings, tmp_path / "quick").run(stop_after=5)
+    assert not (tmp_path / "quick" / "checkpoints").exists()
+    monkeypatch.setattr("stages.training.trainer.CHECKPOINT_SECONDS", 0.0)
+    Trainer(Dropped(), Values(), settings, tmp_path / "slow").run(stop_after=5)
+    assert sorted(path.name for path in (tmp_path / "slow" / "checkpoints").iterdir())[-1] == "step-00000005"
+
+
+# Batches.
+
+
+def test_a_pass_divides_its_share_of_the_batch(tmp_path: Path) -> None:
+    trainer = Trainer(
+        Dropped(), Values(), msgspec.structs.replace(SETTINGS, batch_size=12, micro_batch=5), tmp_path
+    )
+    trainer.run()
+    assert (trainer.batch_size, trainer.micro_batch, trainer.accumulation) == (12, 4, 3)
+
+
+def test_more_examples_in_a_batch_than_there_are_is_an_error_that_says_so(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="lower batch_size"):
+        Trainer(Dropped(), Values(8), SETTINGS, tmp_path).run()
+
+
+def test_a_batch_of_less_than_an_example_for_each_process_is_an_error_that_says_so(tmp_path: Path) -> None:
+    trainer = Trainer(Dropped(), Values(), msgspec.structs.replace(SETTINGS, batch_size=4), tmp_path)
+    trainer.processes = 8
+    with pytest.raises(ValueError, match=r"batch_size 4 .* each of 8 processes"):
+        trainer.run()
+
+
+@pytest.mark.parametrize(
+    ("room", "most", "least_found"), [(100, 1000, 88), (1000, 64, 64), (5, 64, 4), (8, 64, 8)]
+)
+def test_the_probe_fills_the_memory_and_backs_off(room: int, most: int, least_found: int) -> None:
+    asked: list[int] = []
+
+    def fits(count: int) -> bool:
+        asked.append(count)
+        return count <= room
+
+    found = probe_batch(fits, 8, most)
+    assert least_found <= found <= min(room, most)
+    assert len(asked) < 12
+
+
+def test_the_probe_says_when_nothing_fits() -> None:
+    with pytest.raises(MemoryError, match="batch of one"):
+        probe_batch(lambda _: False, 8, 64)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
+def test_a_batch_too_large_for_the_gpu_does_not_fit(tmp_path: Path) -> None:
+    class Greedy(Dropped):
+        def forward(self, batch: dict[str, Tensor]) -> dict[str, Tensor]:
+            torch.empty(len(batch["values"]) << 33, dtype=torch.uint8, device=self.weight.device)
+            return super().forward(batch)
+
+    class OnGpu(Values):
+        def take(self, places: np.ndarray, rng: np.random.Generator) -> dict[str, Tensor]:
+            return {name: tensor.cuda() for name, tensor in super().take(places, rng).items()}
+
+    trainer = Trainer(Greedy(), OnGpu(), SETTINGS, tmp_path)
+    assert trainer._fits(1)
+    assert not trainer._fits(1000)
+
+
+# The schedule.
+
+
+def test_a_schedule_warms_up_and_ends_at_nothing() -> None:
+    schedule, factors = LearningRates(100, 0, 0.1), []
+    while not schedule.done:
+        factors.append(schedule.factor)
+        schedule.advance()
+    assert len(factors) == 100
+    assert factors.index(max(factors)) == 10
+    assert 0 < factors[0] < 0.2
+    assert schedule.factor == pytest.approx(0, abs=1e-6)
+
+
+@pytest.mark.parametrize("steps", [0, 100_000])
+def test_a_budget_of_seconds_ends_a_training_that_would_take_longer(steps: int) -> None:
+    schedule = LearningRates(steps, 10.0, 0.1)
+    while not schedule.done:
+        schedule.advance()
+        schedule.keep_time(elapsed=0.05 * schedule.step)
+    assert schedule.step * 0.05 == pytest.approx(10.0, rel=0.05)
+
+
+def test_a_training_without_an_end_is_refused() -> None:
+    with pytest.raises(ValueError, match="needs a limit"):
+        LearningRates(0, 0, 0.1)
