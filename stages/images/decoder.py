@@ -6,7 +6,7 @@ Bytes and pixels are passed through a shared memfd; a socketpair carries a small
 
 `Decoder` handles one child, `Decoders` a pool of them, and
 `python -m stages.images.decoder` is the child's main.
-It does not import torch, and numpy only for PNGs and pictures that are deep: numpy takes 0.15 s and 15 MB.
+It does not import torch, and numpy only for PNG, WebP and pictures that are deep: numpy takes 0.15 s and 15 MB.
 """
 
 from __future__ import annotations
@@ -46,6 +46,7 @@ KEPT_BYTES = 32 << 20  # shared memory that a decoder keeps between images
 LIFETIME = 2000  # images after which a child is replaced, so that a library's leak cannot grow
 START_SECONDS = 30.0
 DEATH_SECONDS = 10.0
+NUMPY_READS = ("PNG", "WEBP")  # formats
 CPU_CLOCK = 2  # of a process, in the number of its clock (linux/posix-timers.h)
 WALL_PER_CPU_SECOND = 2.0  # a child may wait for the processor as long as it runs on it
 
@@ -87,7 +88,8 @@ def main(arguments: Sequence[str]) -> None:
     pixels.prepare()
     if "numpy" in arguments[4:]:  # a sealed process can open no file to import it
         importlib.import_module("stages.images.samples")
-        importlib.import_module("imagecodecs").spng_decode  # noqa: B018 – looking it up imports it
+        imagecodecs = importlib.import_module("imagecodecs")
+        _ = imagecodecs.spng_decode, imagecodecs.webp_decode  # looking them up imports them
     with socket.socket(fileno=channel_fd) as channel:
         channel.send(b"ready")
         seal()
@@ -223,7 +225,7 @@ class Decoder:
         self._resize(max(start + count, KEPT_BYTES))
         try:
             self._memory[: len(data)] = data
-            if (header.is_deep or header.format == "PNG") and not self._has_numpy:
+            if (header.is_deep or header.format in NUMPY_READS) and not self._has_numpy:
                 self._stop()  # the next child reads all kinds
                 self._has_numpy = True
             reply = self._ask(Request(len(data), start, header))

@@ -161,9 +161,11 @@ def test_a_picture_that_is_wider_than_a_strip_is_complete(shared: Decoder) -> No
     assert np.array_equal(pixels[:, :, 1], np.array(image))
 
 
-def test_a_picture_with_another_size_than_its_header_is_refused(shared: Decoder) -> None:
+@pytest.mark.parametrize("name", ["JPEG", "PNG", "WEBP"])
+def test_a_picture_with_another_size_than_its_header_is_refused(shared: Decoder, name: str) -> None:
+    data = encode(Image.new("RGB", (96, 64)), name)
     with pytest.raises(ImageError) as refused:
-        shared.decode(memoryview(GOOD), Header("JPEG", 64, 96, 1))
+        shared.decode(memoryview(data), Header(name, 64, 96, 1))
     assert refused.value.reason is Reason.HEADER
 
 

@@ -1,10 +1,11 @@
-"""PNGs as screenshots are, which libspng reads: pixels and refusals are those of Pillow."""
+"""PNG and WebP as most are, which libspng and libwebp read without Pillow: pixels and refusals are those of Pillow."""
 
 from __future__ import annotations
 
 import io
 import random
 import zlib
+from functools import partial
 
 import numpy as np
 import pytest
@@ -30,11 +31,14 @@ def picture(alpha: int | None = None) -> Image.Image:
     return image
 
 
-def png(image: Image.Image, orientation: int = 1, **options: object) -> bytes:
+def stored(name: str, image: Image.Image, orientation: int = 1, **options: object) -> bytes:
     exif, file = Image.Exif(), io.BytesIO()
     exif[0x112] = orientation
-    image.save(file, "PNG", exif=exif, **options)
+    image.save(file, name, exif=exif if orientation > 1 else b"", **options)
     return file.getvalue()
+
+
+png, webp = partial(stored, "PNG"), partial(stored, "WEBP", lossless=True)
 
 
 def answer(data: bytes) -> tuple[object, ...]:
@@ -52,8 +56,18 @@ def answer(data: bytes) -> tuple[object, ...]:
 
 def answer_of_pillow(data: bytes, monkeypatch: pytest.MonkeyPatch) -> tuple[object, ...]:
     with monkeypatch.context() as patch:
-        patch.setattr(pixels, "PLAIN", ())
+        patch.setattr(pixels, "read_plain", lambda *_: None)
         return answer(data)
+
+
+def small_frame() -> bytes:
+    """An animation whose only frame is smaller than its canvas."""
+    frame = webp(picture().crop((0, 0, 20, 10)))[12:]
+    size = (WIDTH - 1).to_bytes(3, "little") + (HEIGHT - 1).to_bytes(3, "little")
+    chunks = [(b"VP8X", b"\x02\0\0\0" + size), (b"ANIM", bytes(6))]
+    chunks += [(b"ANMF", b"\1\0\0\2\0\0" + b"\x13\0\0\x09\0\0" + b"\x64\0\0\0" + frame)]
+    body = b"".join(kind + len(data).to_bytes(4, "little") + data for kind, data in chunks)
+    return b"RIFF" + (4 + len(body)).to_bytes(4, "little") + b"WEBP" + body
 
 
 PLAIN = {
@@ -64,26 +78,41 @@ PLAIN = {
     "wide colors": png(picture(), icc_profile=WIDE),
     "wide and transparent": png(picture(alpha=90), icc_profile=WIDE),
     **{f"turned {n}": png(picture(), n) for n in range(2, 9)},
+    "webp": webp(picture()),
+    "webp with losses": webp(picture(), lossless=False, quality=50),
+    "webp opaque": webp(picture(alpha=255)),
+    "webp transparent": webp(picture(alpha=90)),
+    "webp of wide colors": webp(picture(), icc_profile=WIDE),
+    "webp turned": webp(picture(), 6),
+    "webp of two frames": webp(picture(), save_all=True, append_images=[picture(alpha=90)]),
+    "webp of a frame below its canvas": small_frame(),
 }
 
 
 @pytest.mark.parametrize("name", PLAIN)
-def test_a_plain_png_has_the_pixels_that_pillow_reads(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_plain_picture_has_the_pixels_that_pillow_reads(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     given = answer(PLAIN[name])
     assert isinstance(given[2], bytes)
     assert given == answer_of_pillow(PLAIN[name], monkeypatch)
 
 
-@pytest.mark.parametrize(("name", "is_read"), [("rgb", True), ("opaque", True), ("one clear color", False)])
-def test_libspng_reads_rgb_and_rgba_and_no_single_clear_color(name: str, is_read: bool) -> None:
-    assert (pixels._read_plain_png(memoryview(PLAIN[name])) is not None) == is_read
+LEFT = ("one clear color", "webp of wide colors", "webp of two frames")
+
+
+@pytest.mark.parametrize("name", PLAIN)
+def test_what_has_one_picture_of_rgb_or_rgba_is_not_left_to_pillow(name: str) -> None:
+    data, size = memoryview(PLAIN[name]), (WIDTH, HEIGHT)
+    assert (pixels.read_plain(data, inspect(data, Limits()), size) is None) == (name in LEFT)
 
 
 def damaged(data: bytes, dice: random.Random) -> bytes:
-    """Cut; or a bit is wrong; or a bit of the compressed pixels, with a new checksum."""
+    """Cut; or a bit is wrong; or a bit of a PNG's compressed pixels, with a new checksum."""
     copy, how = bytearray(data), dice.randrange(3)
     if how == 0:
         return bytes(copy[: dice.randrange(40, len(copy))])
+    if data[:4] == b"RIFF":
+        copy[dice.randrange(20, len(copy))] ^= 1 << dice.randrange(8)
+        return bytes(copy)
     at = copy.index(b"IDAT")
     length = int.from_bytes(copy[at - 4 : at], "big")
     copy[at + 4 + dice.randrange(length)] ^= 1 << dice.randrange(8)
@@ -93,10 +122,12 @@ def damaged(data: bytes, dice: random.Random) -> bytes:
     return bytes(copy)
 
 
-def test_a_damaged_png_gets_the_answer_of_pillow(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_damaged_picture_gets_the_answer_of_pillow(monkeypatch: pytest.MonkeyPatch) -> None:
     dice, answers = random.Random(1), set()
     for _ in range(300):
-        data = damaged(dice.choice([PLAIN["rgb"], PLAIN["transparent"]]), dice)
+        data = damaged(
+            PLAIN[dice.choice(["rgb", "transparent", "webp with losses", "webp transparent"])], dice
+        )
         given = answer(data)
         assert given == answer_of_pillow(data, monkeypatch)
         answers.add(given[0])
