@@ -125,9 +125,9 @@ def write_rgb(data: memoryview, header: Header, out: memoryview) -> None:
 
 
 def read_plain(data: memoryview, header: Header, size: tuple[int, int]) -> np.ndarray | None:
-    """The pixels of a PNG as nearly all screenshots are, or of a WebP without frames and profile, uint8 [height, width, 3 or
-    4]: libspng and libwebp write them where numpy wants them, which takes a half of the time that Pillow does. None for all others, and
-    for those that they refuse: Pillow says what is wrong. size: as stored, width and height."""
+    """The pixels of a PNG as nearly all screenshots are, or of a WebP without frames and profile, uint8 [height, width, 3
+    or 4]: libspng and libwebp write them where numpy wants them, which takes a half of the time that Pillow does. None for
+    all others, and for those that they refuse: Pillow says what is wrong. size: as stored, width and height."""
     pixels = None
     if header.format == "PNG" and (data[24], data[25], data[28]) in PLAIN:
         pixels = _read_png(keep_picture(data).getvalue())
