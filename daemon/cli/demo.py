@@ -13,6 +13,7 @@ import msgspec
 from rich.table import Table
 
 from daemon.cli.looking import serve_page
+from daemon.cli.setup import use_set
 from daemon.core.hints import command, quantity
 from daemon.core.jobs import JobStatus
 from daemon.ledger.files import written_into
@@ -48,9 +49,9 @@ level = "info"
 """
 
 
-def run_demo(folder: Path, count: int, *, keep: bool = False) -> None:
+def run_demo(folder: Path, count: int, *, models: str = "", keep: bool = False) -> None:
     """Fill `folder`/inbox, process it once, print the table. Images with a result are not processed again.
-    keep: then serve the page until Ctrl-C."""
+    models: a set of models to set up first. keep: then serve the page until Ctrl-C."""
     folder = folder.absolute()  # so that the printed commands work in any folder
     inbox = folder / "inbox"
     config_file = folder / "daemon.toml"
@@ -59,6 +60,8 @@ def run_demo(folder: Path, count: int, *, keep: bool = False) -> None:
         if not config_file.exists():
             config_file.write_text(CONFIG)
         new = drop_images(folder, count)
+    if models:
+        use_set(models, config_file, yes=True)
     config = read_config(config_file)
     quiet = config.log.model_copy(update={"level": "warning"})  # nothing between the lines of the table
     closed = config.http.model_copy(update={"listen": ""})  # another daemon may use the port
@@ -74,7 +77,8 @@ def run_demo(folder: Path, count: int, *, keep: bool = False) -> None:
     print_outcomes(outcomes, progress, config)
     console.print(
         f"Images by bin: {config.output.bins_folder}\n"
-        f"Try next:  {printable(command('show', example))}\n"
+        f"Try next:  {printable(command('setup'))}     models that know real images\n"
+        f"           {printable(command('show', example))}\n"
         f"           {printable(command('export', folder / 'results.csv'))}\n"
         f"           {printable(command('run'))}      then drop images into {inbox}\n"
         f"           {printable(command('page'))}     and look at them at http://{config.page.listen}"
