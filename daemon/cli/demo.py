@@ -5,15 +5,16 @@ from __future__ import annotations
 
 import os
 import shutil
+import subprocess
 from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import msgspec
+import typer
 from rich.table import Table
 
 from daemon.cli.looking import serve_page
-from daemon.cli.setup import use_set
 from daemon.core.hints import command, quantity
 from daemon.core.jobs import JobStatus
 from daemon.ledger.files import written_into
@@ -23,6 +24,7 @@ from daemon.service.start import run as run_daemon
 from daemon.terminal.display import console, print_outcomes, printable
 from daemon.terminal.options import read_config
 from daemon.terminal.progress import Progress
+from stages.contract import processes
 from stages.contract.binning import text_of
 from stages.scenes import generator
 from stages.scenes.truth import TRUTH
@@ -61,7 +63,7 @@ def run_demo(folder: Path, count: int, *, models: str = "", keep: bool = False) 
             config_file.write_text(CONFIG)
         new = drop_images(folder, count)
     if models:
-        use_set(models, config_file, yes=True)
+        set_up_models(models, config_file)
     config = read_config(config_file)
     quiet = config.log.model_copy(update={"level": "warning"})  # nothing between the lines of the table
     closed = config.http.model_copy(update={"listen": ""})  # another daemon may use the port
@@ -85,6 +87,13 @@ def run_demo(folder: Path, count: int, *, models: str = "", keep: bool = False) 
     )
     if keep:
         serve_page(config, anywhere=True)
+
+
+def set_up_models(name: str, config_file: Path) -> None:
+    """In a process of its own, as this one becomes a daemon, which never imports torch. Raises Exit if it fails."""
+    words = processes.python("-m", "daemon", "setup", name, "--yes", "--config", str(config_file))
+    if status := subprocess.run(words, env=processes.environment(), check=False).returncode:
+        raise typer.Exit(status)
 
 
 def drop_images(folder: Path, count: int) -> int:

@@ -69,14 +69,17 @@ def setup(
     if not use_set(name, config, permissive=permissive, allow_pickle=allow_pickle, quick=quick, yes=yes):
         raise typer.Exit(os.EX_CONFIG)
     settings = read_config(config)
-    again, reload = (printable(command(*words)) for words in (("redo", "--stale"), ("reload",)))
     running = control.find_snapshot(settings) is not None
     if running:
-        console.print(f"A daemon is running: `{reload}` gives it these models.")
+        console.print(f"A daemon is running: `{printable(command('reload'))}` gives it these models.")
+    else:
+        console.print(f"`{printable(command('run'))}` works with these models from now on.")
     if not (stale := count_stale(settings)):
         return
     have = f"{quantity(stale, 'image')} {'has' if stale == 1 else 'have'} results of other models or settings"
-    console.print(f"{have}; `{again}` processes {'it' if stale == 1 else 'them'} again.")
+    console.print(
+        f"{have}; `{printable(command('redo', '--stale'))}` processes {'it' if stale == 1 else 'them'} again."
+    )
     if not yes and not running and sys.stdin.isatty() and typer.confirm("Do that now?", default=True):
         redo(None, every=False, stale=True, config=config)
 
@@ -254,7 +257,9 @@ def check_room(settings: Config, file: Path, missing: Mapping[str, list[Part]]) 
     sizes = {name: size for parts in missing.values() for part in parts for name, size in needed(part)}
     need = sum(sizes.values())
     console.print(
-        printable(f"Disk: they need {describe_bytes(need)}; {describe_bytes(free)} are free for {folder}.")
+        printable(
+            f"Disk: the models need {describe_bytes(need)}; {describe_bytes(free)} are free for {folder}."
+        )
     )
     if need > free:
         raise NotWritable(

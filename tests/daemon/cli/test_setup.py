@@ -18,6 +18,7 @@ from daemon.config.loading import load, parse
 from daemon.measure.edit import set_keys
 from daemon.monitoring.notices import list_notices
 from stages.weights.catalog import CATALOG
+from stages.weights.packs import list_packs
 from stages.weights.sets import SETS, choose_models, is_permissive, license_of
 from tests.daemon_process import PATIENCE, Place
 from tests.stages.captioners import CAPTIONERS
@@ -114,18 +115,15 @@ def test_one_command_leads_to_models_that_know_real_images(place: Place, sent: l
     assert (place.config.stat().st_mtime_ns, sent) == (written, files), "the second time changes nothing"
 
 
-def test_a_pull_that_fails_leaves_the_configuration_as_it_was_and_the_next_one_goes_on(
+def test_a_pull_that_fails_leaves_the_configuration_as_it_was_and_keeps_what_is_here(
     place: Place, hub: Path, sent: list[str]
 ) -> None:
-    broken = (hub / CATALOG["blip-large"].repository / "model").with_suffix(".broken")
-    broken.touch()
+    (hub / CATALOG["blip-large"].repository / "model.broken").touch()
     failed = place.command("setup", "--yes")
     assert (failed.returncode, place.config.read_text()) == (os.EX_CONFIG, COMMENTED)
     assert f"{place.config} is as it was" in failed.stderr
-    broken.unlink()
-    sent.clear()
-    assert place.command("setup", "--quick", "--yes").returncode == 0
-    assert {*sent} == {"config.json", "model.safetensors"}, "what is here is not downloaded again"
+    here = list_packs(place.folder / "models")
+    assert here == ["mini", "Roboflow--rf-detr-small", "google--siglip2-base-patch16-224"]
 
 
 def test_with_too_little_room_on_the_disk_nothing_is_downloaded(
@@ -165,6 +163,11 @@ def test_an_unknown_set_is_refused_with_the_nearest_one(place: Place) -> None:
         os.EX_USAGE,
         True,
     )
+
+
+def test_a_demo_whose_models_cannot_be_set_up_ends_before_it_processes_anything(place: Place) -> None:
+    ended = place.command("demo", place.folder, "--count", "1", "--models", "balnced")
+    assert (ended.returncode, place.has_ledger()) == (os.EX_USAGE, False)
 
 
 def test_permissive_takes_other_models_only_where_the_license_asks_for_it(
