@@ -58,8 +58,8 @@ deb: wheel  ## make the Debian package, in dist/ (its maintainer: DEBFULLNAME an
 install-test: wheel  ## install the wheel with all packages into a throwaway tree, use it, remove it (two minutes, 7 GB of disk)
 	$(BIN)/python -m tests.deploy.complete dist/visiond-*.whl
 
-demo: $(STAMP)  ## process sample images and two photographs, and print a table; KEEP=1: then serve the page
-	$(BIN)/visiond demo$(if $(KEEP), --keep)
+demo: $(STAMP)  ## process sample images and two photographs, and print a table; KEEP=1: then serve the page; MODELS=balanced: with models for real images
+	$(BIN)/visiond demo$(if $(MODELS), --models $(MODELS))$(if $(KEEP), --keep)
 
 # mypy uses one core for half a minute, and so it runs beside the first tests. If it fails, it runs again at the end: its
 # errors are the last thing on the screen. In a fresh clone one process imports all tests first, and so compiles all modules:

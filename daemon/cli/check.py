@@ -14,8 +14,7 @@ from pathlib import Path
 
 import msgspec
 
-from daemon.cli.rules import RuleFailed, try_choice, try_rule
-from daemon.cli.tryouts import try_stages
+from daemon.cli.tryouts import RuleFailed, try_choice, try_rule, try_stages
 from daemon.config.ignored import describe_added
 from daemon.config.loading import Config, find_shared_folders
 from daemon.config.secrets import list_open
@@ -338,8 +337,9 @@ def _models(config: Config, *, quick: bool) -> Iterator[Finding]:
         yield Finding("ok", f"{look.segment.name}: {look.describe()}; {describe_weights(look.spec)}.")
         if words := describe_words(look.spec, look.name):
             yield Finding("warning", f"{look.segment.name}: {words}")
-        if look.spec.notice:
-            yield Finding("warning", f"{look.segment.name}: {look.spec.notice}.")
+        yield from (
+            Finding("warning", f"{line}.") for line in list_notices([(look.segment.name, look.spec.notice)])
+        )
     if quick:
         return
     for tryout in try_stages(layout):

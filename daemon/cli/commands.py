@@ -22,36 +22,32 @@ from daemon.cli.cluster import ray_app
 from daemon.cli.install import install, uninstall
 from daemon.cli.looking import follow, page, search
 from daemon.cli.models import models_app, train_app, warm
-from daemon.cli.recovery import backup, prune, repair, verify
+from daemon.cli.recovery import backup, prune, redo, repair, retry, verify
 from daemon.cli.results import export, list_images, show, status
 from daemon.cli.run import run
+from daemon.cli.setup import setup
 from daemon.cli.tuning import plan, tune
 from daemon.core.errors import ConfigError, NotRunning, VisiondError, exit_status_of
 from daemon.core.hints import command, quantity
-from daemon.core.jobs import JobStatus
 from daemon.system.log import is_json
 from daemon.terminal.display import (
-    console,
-    errors,
     forgive_standard_error,
     print_error,
+    print_finding,
     print_json,
-    print_older_settings,
-    print_put_back,
     print_table,
-    printable,
     standard_output,
 )
 from daemon.terminal.options import (
-    IMAGE_HELP,
     ConfigOption,
     JsonOption,
     find_config,
     flag,
+    option,
     read_config,
     read_roughly,
 )
-from daemon.terminal.progress import LATE_SECONDS, Progress
+from daemon.terminal.progress import Progress
 
 UUID_SHOWN = 12  # characters, which are enough to choose a GPU by
 
@@ -101,92 +97,6 @@ def version(show: Annotated[bool, flag("--version", help="Print the version and 
     if show:
         print(f"visiond {__version__}")
         raise typer.Exit
-
-
-def retry(
-    images: Annotated[
-        list[str] | None, typer.Argument(metavar="IMAGE", help=f"Failed images. {IMAGE_HELP}")
-    ] = None,
-    every: Annotated[bool, flag("--all", help="Queue all failed images.")] = False,
-    config: ConfigOption = None,
-) -> None:
-    """Queue failed images again, with a fresh set of attempts.
-
-    Works with or without a running daemon.
-
-    Examples:
-      visiond retry inbox/a.jpg 17
-      visiond retry --all
-    """
-    from daemon.ledger.records import open_reader
-    from daemon.terminal import control
-
-    settings = read_config(config)
-    if bool(images) == every:
-        raise typer.BadParameter("name the images to retry, or use --all, but not both")
-    with open_reader(settings) as reader:
-        ids = (
-            reader.failed_ids()
-            if every
-            else [control.find_ended(reader, n, JobStatus.FAILED, "retry").id for n in images or []]
-        )
-    with Progress("images", total=len(ids), after=LATE_SECONDS) as progress:
-        queued = control.put_back(settings, JobStatus.FAILED, ids, progress.step)
-    print_put_back(queued, len(set(ids)))
-
-
-def redo(
-    images: Annotated[
-        list[str] | None, typer.Argument(metavar="IMAGE", help=f"Finished images. {IMAGE_HELP}")
-    ] = None,
-    every: Annotated[bool, flag("--all", help="Queue all finished images.")] = False,
-    stale: Annotated[
-        bool,
-        flag(
-            "--stale",
-            help="Queue the images whose result would change: other models, options, thresholds or rule.",
-        ),
-    ] = False,
-    config: ConfigOption = None,
-) -> None:
-    """Process finished images again with the current configuration.
-
-    Results of models that have not changed are reused. Each image keeps its
-    result until the new one replaces it. Works with or without a running
-    daemon.
-
-    Examples:
-      visiond redo --stale
-      visiond redo inbox/a.jpg 17
-    """
-    from daemon.ledger.records import open_reader
-    from daemon.maintenance.redo import choose, choose_stale
-    from daemon.terminal import control
-
-    settings = read_config(config)
-    if bool(images) + every + stale != 1:
-        raise typer.BadParameter("use exactly one of: image names, --all, --stale")
-    with open_reader(settings) as reader, Progress("images", after=LATE_SECONDS) as progress:
-        if images:
-            named = [control.find_ended(reader, name, JobStatus.DONE) for name in images]
-            choice = choose(named, settings)
-        else:
-            progress.begin("images", sum(reader.bin_counts().values()))
-            choice = (
-                choose_stale(reader, settings, progress.track)
-                if stale
-                else choose(progress.track(reader.newest_done(with_results=False)), settings)
-            )
-        progress.begin("images", len(choice.ids))
-        queued = control.put_back(settings, JobStatus.DONE, choice.ids, progress.step)
-        if choice.lost:  # from now on they are not counted as outdated
-            control.note_lost(settings, choice.lost)
-    print_put_back(queued, len(set(choice.ids)))
-    for why, count in choice.left.items():
-        errors.print(f"{quantity(count, 'image')} not queued: {why}.")
-    daemon = control.find_snapshot(settings) if stale and choice.ids else None
-    if daemon and daemon.settings_digest not in ("", choice.settings_digest):
-        print_older_settings()
 
 
 def reload(config: ConfigOption = None, as_json: JsonOption = False) -> None:
@@ -298,8 +208,7 @@ def check(
         for finding in examine(read_config(config), find_config(config), quick=quick):
             findings.append(finding)
             if not as_json:
-                color = {"ok": "green", "warning": "yellow", "error": "red"}[finding.grade]
-                console.print(f"[{color}]{finding.grade:8}[/{color}]{printable(finding.text)}")
+                print_finding(finding.grade, finding.text)
     except ConfigError as error:
         if not as_json:
             raise
@@ -344,11 +253,15 @@ def demo(
     count: Annotated[
         int, typer.Option("--count", "-n", metavar="N", min=1, help="Number of sample images.")
     ] = 24,
+    models: Annotated[
+        str, option("--models", metavar="SET", help="First run `visiond setup SET --yes` for it.")
+    ] = "",
     keep: Annotated[bool, flag("--keep", help="Then serve the page with the results, until Ctrl-C.")] = False,
 ) -> None:
     """Process sample images and two photographs, and print a table of the results.
 
-    Uses the mini pack, the small models inside the package.
+    Uses the mini pack, the small models inside the package, or with --models
+    those of a set.
 
     Examples:
       visiond demo --keep
@@ -356,14 +269,14 @@ def demo(
     """
     from daemon.cli.demo import run_demo
 
-    run_demo(folder, count, keep=keep)
+    run_demo(folder, count, models=models, keep=keep)
 
 
 PANELS: dict[str, tuple[Callable[..., None], ...]] = {
     "Process images": (run, reload, check, retry, redo),
     "Look at results": (status, list_images, search, page, follow, show, export),
     "Maintain the ledger": (backup, verify, repair, prune),
-    "Models and GPUs": (gpus, plan, tune, warm),
+    "Models and GPUs": (setup, gpus, plan, tune, warm),
     "Try it out": (demo, samples, bench),
     "Install it as a service": (install, uninstall),
 }

@@ -5,11 +5,13 @@ from __future__ import annotations
 
 import os
 import shutil
+import subprocess
 from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import msgspec
+import typer
 from rich.table import Table
 
 from daemon.cli.looking import serve_page
@@ -22,6 +24,7 @@ from daemon.service.start import run as run_daemon
 from daemon.terminal.display import console, print_outcomes, printable
 from daemon.terminal.options import read_config
 from daemon.terminal.progress import Progress
+from stages.contract import processes
 from stages.contract.binning import text_of
 from stages.scenes import generator
 from stages.scenes.photographs import find_photographs
@@ -49,9 +52,9 @@ level = "info"
 """
 
 
-def run_demo(folder: Path, count: int, *, keep: bool = False) -> None:
+def run_demo(folder: Path, count: int, *, models: str = "", keep: bool = False) -> None:
     """Fill `folder`/inbox, process it once, print the table. Images with a result are not processed again.
-    keep: then serve the page until Ctrl-C."""
+    models: a set of models to set up first. keep: then serve the page until Ctrl-C."""
     folder = folder.absolute()  # so that the printed commands work in any folder
     inbox = folder / "inbox"
     config_file = folder / "daemon.toml"
@@ -60,6 +63,8 @@ def run_demo(folder: Path, count: int, *, keep: bool = False) -> None:
         if not config_file.exists():
             config_file.write_text(CONFIG)
         new = drop_images(folder, count)
+    if models:
+        set_up_models(models, config_file)
     config = read_config(config_file)
     quiet = config.log.model_copy(update={"level": "warning"})  # nothing between the lines of the table
     closed = config.http.model_copy(update={"listen": ""})  # another daemon may use the port
@@ -75,13 +80,21 @@ def run_demo(folder: Path, count: int, *, keep: bool = False) -> None:
     print_outcomes(outcomes, progress, config)
     console.print(
         f"Images by bin: {config.output.bins_folder}\n"
-        f"Try next:  {printable(command('show', example))}\n"
+        f"Try next:  {printable(command('setup'))}     models that know real images\n"
+        f"           {printable(command('show', example))}\n"
         f"           {printable(command('export', folder / 'results.csv'))}\n"
         f"           {printable(command('run'))}      then drop images into {inbox}\n"
         f"           {printable(command('page'))}     and look at them at http://{config.page.listen}"
     )
     if keep:
         serve_page(config, anywhere=True)
+
+
+def set_up_models(name: str, config_file: Path) -> None:
+    """In a process of its own, as this one becomes a daemon, which never imports torch. Raises Exit if it fails."""
+    words = processes.python("-m", "daemon", "setup", name, "--yes", "--config", str(config_file))
+    if status := subprocess.run(words, env=processes.environment(), check=False).returncode:
+        raise typer.Exit(status)
 
 
 def drop_images(folder: Path, count: int) -> int:

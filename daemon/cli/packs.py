@@ -253,9 +253,9 @@ def count_parameters(entry: PublishedModel) -> str:
     return "-" if entry.parameters is None else f"{entry.parameters / 1e6:g} M"
 
 
-def pull_named(config: Config, wanted: Sequence[str], *, allow_pickle: bool) -> None:
+def pull_named(config: Config, wanted: Sequence[str], *, allow_pickle: bool, explain: bool = True) -> None:
     """Download models in turn; "standard" is the standard pack. All names are checked before the first download.
-    Raises ModelsUnusable, NotWritable."""
+    explain: print what to write into the configuration. Raises ModelsUnusable, NotWritable."""
     folder = config.models.folder
     with pack_errors():
         for name in wanted:
@@ -269,7 +269,9 @@ def pull_named(config: Config, wanted: Sequence[str], *, allow_pickle: bool) -> 
                 if name == packs.STANDARD:
                     print(f"The standard pack is in {packs.pull_standard(folder).folder}")
                 else:
-                    explain_use(name, packs.pull_model(name, folder, allow_pickle=allow_pickle))
+                    pack = packs.pull_model(name, folder, allow_pickle=allow_pickle)
+                    if explain:
+                        explain_use(name, pack)
             except OSError as error:
                 raise NotWritable(
                     f"{name} cannot be written to {folder}: {error.strerror or error}."

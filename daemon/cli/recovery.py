@@ -1,4 +1,5 @@
-"""The commands that maintain the ledger: `visiond verify`, `repair`, `backup` and `prune`."""
+"""The commands that make results again, and those that maintain the ledger: `visiond retry`, `redo`, `verify`, `repair`,
+`backup` and `prune`."""
 
 from __future__ import annotations
 
@@ -15,8 +16,17 @@ import typer
 
 from daemon.core.errors import WrongArgument
 from daemon.core.hints import quantity
-from daemon.terminal.display import console, errors, print_json, print_table, printable
-from daemon.terminal.options import ConfigOption, ForceOption, JsonOption, flag, read_config
+from daemon.core.jobs import JobStatus
+from daemon.terminal.display import (
+    console,
+    errors,
+    print_json,
+    print_older_settings,
+    print_put_back,
+    print_table,
+    printable,
+)
+from daemon.terminal.options import IMAGE_HELP, ConfigOption, ForceOption, JsonOption, flag, read_config
 from daemon.terminal.progress import LATE_SECONDS, Progress
 
 if TYPE_CHECKING:
@@ -39,6 +49,92 @@ LEFT_OUT = (
     "{} could not be used, so their results are not in the ledger. Their images are processed again at the next start if they "
     "are still in an inbox."
 )
+
+
+def retry(
+    images: Annotated[
+        list[str] | None, typer.Argument(metavar="IMAGE", help=f"Failed images. {IMAGE_HELP}")
+    ] = None,
+    every: Annotated[bool, flag("--all", help="Queue all failed images.")] = False,
+    config: ConfigOption = None,
+) -> None:
+    """Queue failed images again, with a fresh set of attempts.
+
+    Works with or without a running daemon.
+
+    Examples:
+      visiond retry inbox/a.jpg 17
+      visiond retry --all
+    """
+    from daemon.ledger.records import open_reader
+    from daemon.terminal import control
+
+    settings = read_config(config)
+    if bool(images) == every:
+        raise typer.BadParameter("name the images to retry, or use --all, but not both")
+    with open_reader(settings) as reader:
+        ids = (
+            reader.failed_ids()
+            if every
+            else [control.find_ended(reader, n, JobStatus.FAILED, "retry").id for n in images or []]
+        )
+    with Progress("images", total=len(ids), after=LATE_SECONDS) as progress:
+        queued = control.put_back(settings, JobStatus.FAILED, ids, progress.step)
+    print_put_back(queued, len(set(ids)))
+
+
+def redo(
+    images: Annotated[
+        list[str] | None, typer.Argument(metavar="IMAGE", help=f"Finished images. {IMAGE_HELP}")
+    ] = None,
+    every: Annotated[bool, flag("--all", help="Queue all finished images.")] = False,
+    stale: Annotated[
+        bool,
+        flag(
+            "--stale",
+            help="Queue the images whose result would change: other models, options, thresholds or rule.",
+        ),
+    ] = False,
+    config: ConfigOption = None,
+) -> None:
+    """Process finished images again with the current configuration.
+
+    Results of models that have not changed are reused. Each image keeps its
+    result until the new one replaces it. Works with or without a running
+    daemon.
+
+    Examples:
+      visiond redo --stale
+      visiond redo inbox/a.jpg 17
+    """
+    from daemon.ledger.records import open_reader
+    from daemon.maintenance.redo import choose, choose_stale
+    from daemon.terminal import control
+
+    settings = read_config(config)
+    if bool(images) + every + stale != 1:
+        raise typer.BadParameter("use exactly one of: image names, --all, --stale")
+    with open_reader(settings) as reader, Progress("images", after=LATE_SECONDS) as progress:
+        if images:
+            named = [control.find_ended(reader, name, JobStatus.DONE) for name in images]
+            choice = choose(named, settings)
+        else:
+            progress.begin("images", sum(reader.bin_counts().values()))
+            choice = (
+                choose_stale(reader, settings, progress.track)
+                if stale
+                else choose(progress.track(reader.newest_done(with_results=False)), settings)
+            )
+        progress.begin("images", len(choice.ids))
+        queued = control.put_back(settings, JobStatus.DONE, choice.ids, progress.step)
+        if choice.lost:  # from now on they are not counted as outdated
+            control.note_lost(settings, choice.lost)
+    print_put_back(queued, len(set(choice.ids)))
+    for why, count in choice.left.items():
+        errors.print(f"{quantity(count, 'image')} not queued: {why}.")
+    daemon = control.find_snapshot(settings) if stale and choice.ids else None
+    if daemon and daemon.settings_digest not in ("", choice.settings_digest):
+        print_older_settings()
 
 
 def verify(config: ConfigOption = None, as_json: JsonOption = False) -> None:

@@ -1,13 +1,14 @@
-"""Builds each stage of a configuration and tries it on test images,
-for `visiond check` and `visiond models make`.
+"""Tries what a configuration names, for `visiond check` and `visiond models make`: each stage on test images, and the
+user's rules on one image, before they fail on thousands.
 
-This happens in a child process (daemon/workers/tryout.py), so that this one needs no torch,
-and a crash is one more finding.
+Stages are built in a child process (daemon/workers/tryout.py), so that this one needs no torch, and a crash is one
+more finding.
 """
 
 from __future__ import annotations
 
 import contextlib
+import inspect
 import os
 import selectors
 import subprocess
@@ -18,14 +19,25 @@ from typing import IO
 
 import msgspec
 
+from daemon.config.loading import Config
+from daemon.config.second_look import SecondLook
+from daemon.core.errors import VisiondError
+from daemon.core.jobs import Attempt, Content, Job, JobStatus, Version
+from daemon.core.messages import Output
 from daemon.layout.layout import Layout
+from daemon.ledger.records import open_reader
+from daemon.maintenance.redo import attempt_of
 from daemon.placement.placement import Segment
+from daemon.results.judge import describe, explain, place_in_rule
 from daemon.workers.tryout import IMAGES, TrialRequest, Tryout, note
 from stages.contract import processes
+from stages.contract.binning import Rule, apply_rule, judge, load_rule
+from stages.registry.fake import answer
 
 COMMAND = processes.python("-m", "daemon.workers.tryout")
 CHUNK = 1 << 16
 DEATH_SECONDS = 10.0
+SAMPLE = (3, 640, 480)  # variant of the fake answers, and the image's width and height
 
 
 def try_stages(layout: Layout) -> Iterator[Tryout]:
@@ -113,3 +125,75 @@ def _describe_end(child: subprocess.Popen[bytes], log: IO[bytes]) -> str:
     printed = [line for line in log.read().decode(errors="replace").splitlines() if line.strip()]
     last = f": {printed[-1].strip()}" if printed and status >= 0 else ""
     return f"its test process {how}{last}."
+
+
+class RuleFailed(Exception):
+    """The rule cannot be used, for the reason given."""
+
+
+def try_rule(config: Config) -> str:
+    """Try the rule on the newest image that is DONE, else on a sample. Returns which bin it chose.
+    Raises RuleFailed."""
+    reference = config.binning.rules
+    try:
+        rule = load_rule(reference)
+    except ValueError as error:
+        raise RuleFailed(str(error)) from error
+    attempt, inbox, name = _find_image(config)
+    payloads = {stage: output.payload for stage, output in attempt.content.outputs.items()}
+    record = describe(attempt.job, attempt.content, judge(payloads, config.binning.thresholds()), inbox)
+    try:
+        chosen = apply_rule(rule, record)
+    except Exception as error:
+        place = place_in_rule(error, __file__) or _definition_of(rule)
+        raise RuleFailed(
+            f'[binning] rules = "{reference}" fails on {name}: {explain(error, record, place)}.'
+        ) from error
+    return f"binning rule {reference} puts {name} into bin {chosen}."
+
+
+def try_choice(config: Config, look: SecondLook) -> str:
+    """Try the function of a second look in the same way. Raises RuleFailed."""
+    where = f'[[second_look]] {look.name}: when = "{look.when}"'
+    try:
+        rule = load_rule(look.function, f"[[second_look]] {look.name}: when")
+    except ValueError as error:
+        raise RuleFailed(str(error)) from error
+    attempt, inbox, name = _find_image(config)
+    payloads = {stage: output.payload for stage, output in attempt.content.outputs.items()}
+    record = describe(attempt.job, attempt.content, judge(payloads, config.binning.thresholds()), inbox)
+    try:
+        chosen = bool(rule(record))
+    except Exception as error:
+        place = place_in_rule(error, __file__) or _definition_of(rule)
+        raise RuleFailed(f"{where} fails on {name}: {explain(error, record, place)}.") from error
+    return f"second look {look.name}: {look.when} {'chooses' if chosen else 'does not choose'} {name}."
+
+
+def _find_image(config: Config) -> tuple[Attempt, bytes, str]:
+    """An image with results, the folder of its inbox, and a name for messages."""
+    try:
+        with open_reader(config) as reader:
+            for record in reader.newest(JobStatus.DONE, 1):
+                if record.outputs:
+                    return (
+                        attempt_of(record),
+                        record.inbox_path,
+                        f"image {record.id} (the newest that is DONE)",
+                    )
+    except VisiondError:  # another finding reports it
+        pass
+    earlier = frozenset(config.stage_names)
+    outputs = {
+        stage: Output(msgspec.json.encode(answer(stage, *SAMPLE, earlier)), 0.1)
+        for stage in config.stage_names
+    }
+    job = Job(1, 1, b"sample.jpg", b"sample.jpg", Version(0, 1, 0, 0), 0, time.time())
+    sample = Attempt(job, Content(format="JPEG", width=640, height=480, outputs=outputs))
+    return sample, str(config.inbox[0].path).encode(errors="surrogateescape"), "a sample record"
+
+
+def _definition_of(rule: Rule) -> str:
+    """The rule's file and line."""
+    code = getattr(inspect.unwrap(rule), "__code__", None)
+    return f"{code.co_filename}, line {code.co_firstlineno}" if code else ""

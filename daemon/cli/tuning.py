@@ -212,7 +212,7 @@ def write_settings(config: Config, file: Path, before: str, after: str, *, dry_r
     elif dry_run:
         errors.print(printable_lines(show_difference(before, after, file)), end="")
     else:
-        kept = replace_file(file, after, config.state.path / LEDGER)
+        kept = replace_file(file, after, config.state.path / LEDGER, "tune")
         errors.print(printable(f"{file} is changed; the old one is {kept}. Restart the daemon to use it."))
 
 

@@ -21,6 +21,11 @@ def keep_config(file: Path | None) -> None:
     _options[:] = ["--config", str(file.absolute())] if file and file.absolute() != found.absolute() else []
 
 
+def kept_config() -> Path | None:
+    """The file that `command` names, for a child process."""
+    return Path(_options[1]) if _options else None
+
+
 def like_service() -> str:
     """How to name a configuration: that of the service, if there is one and it is not the one in use."""
     in_use = [os.environ.get(VARIABLE), *_options]

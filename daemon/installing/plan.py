@@ -176,7 +176,9 @@ def _say_what_now(wish: Wish) -> None:
         f" (users join the group {ACCOUNT}: usermod -aG {ACCOUNT} alice)",
         wish.command("uninstall"),
     )
+    setup = f"visiond setup --config {places.config}"
     if not places.is_system:  # its groups are not this machine's, and its program is not on the PATH
+        setup = shlex.join([f"{places.program}/bin/visiond", *shlex.split(setup)[1:]])
         joins, removal = "", shlex.join([f"{places.program}/bin/visiond", *shlex.split(removal)[1:]])
     if service.is_booted(places) and wish.start:
         then = f"systemctl status {places.unit}"
@@ -186,6 +188,7 @@ def _say_what_now(wish: Wish) -> None:
         then = f"{places.program}/bin/visiond --version"
     say(
         "Installed.",
+        f"real images:    {setup}   # gets models that know them",
         f"drop images into {places.images / 'inbox'}{joins}",
         f"settings:       {places.config}",
         f"see it work:    {then}",

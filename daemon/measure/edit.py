@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import os
 import re
 import stat
 import tomllib
@@ -53,15 +54,18 @@ def show_difference(before: str, after: str, file: Path) -> str:
     return "".join(lines)
 
 
-def replace_file(file: Path, text: str, ledger: Path) -> Path:
-    """Write the file completely or not at all; returns where the old one is kept. Raises NotWritable."""
+def replace_file(file: Path, text: str, ledger: Path, command: str) -> Path:
+    """Write the file completely or not at all; returns where the old one is kept, with the command in its name. Raises
+    NotWritable."""
     file = file.resolve()  # the target of a link, not the link
-    kept = file.with_name(f"{file.name}.before-tune")
-    mode = stat.S_IMODE(file.stat().st_mode)
+    kept = file.with_name(f"{file.name}.before-{command}")
+    found = file.stat()
     for target, content in ((kept, file.read_bytes()), (file, text.encode())):
         with written_whole(target, ledger, force=True) as partial:
             partial.write_bytes(content)
-            partial.chmod(mode)
+            partial.chmod(stat.S_IMODE(found.st_mode))
+            if os.geteuid() == 0:
+                os.chown(partial, found.st_uid, found.st_gid)  # or its owner could not read it any more
     return kept
 
 

@@ -56,7 +56,7 @@ def explain(config: Config) -> Explanation:
     else:
         rates = [
             f"Expected rate: not known for this machine with these models; `{command('tune')}` measures it.",
-            *_comparisons(used),
+            *compare(used),
         ]
     seconds = [f"Second look {look.name}: {look.describe()}." for look in looks]
     sentences = [
@@ -81,7 +81,7 @@ def explain_other(config: Config, gpus: list[Gpu]) -> Explanation:
         f"That needs at least {workers * CORES_PER_WORKER} cores and {workers * WORKER_BYTES >> 30} GiB of the host's "
         "memory; with less there are fewer workers.",
         f"Expected rate: not known; only memory was considered. `{command('tune')}` measures it on that machine.",
-        *_comparisons(gpus),
+        *compare(gpus),
     ]
     return _explanation(placement, specs, None, sentences)
 
@@ -150,7 +150,8 @@ def _bind(cores: Cores) -> list[str]:
     return [f"Cores near the GPUs, on which their workers run: {near}."] if near else []
 
 
-def _comparisons(gpus: Sequence[Gpu]) -> list[str]:
+def compare(gpus: Sequence[Gpu]) -> list[str]:
+    """What GPUs of this kind did with the models of the standard job."""
     return [
         f"For comparison: {r.gpus} × {r.card} ran the standard job at {r.images_per_second:,} images/s, with {r.workers} "
         f"workers on each and batches of {r.batch} ({r.source})."

@@ -17,6 +17,7 @@ from anyio import to_thread
 from daemon.config.loading import Config, parse
 from daemon.config.sections import Http
 from daemon.core.errors import ConfigError, may_pass
+from daemon.core.hints import keep_config, kept_config
 from daemon.pipeline.relay import Relayed
 from daemon.server.app import listen
 from daemon.system import children
@@ -30,16 +31,20 @@ LASTING_SECONDS = 60.0  # a process that ran so long was not broken from the sta
 
 
 class ParsedConfig(msgspec.Struct, frozen=True):
-    """The daemon's configuration, as it was parsed, for the page's process."""
+    """The daemon's configuration, as it was parsed, for the page's process. file: that printed commands name, or empty."""
 
     config: dict[str, Any]
     folder: str
+    file: str = ""
 
     @classmethod
     def of(cls, config: Config) -> ParsedConfig:
-        return cls(config.model_dump(mode="json", exclude_unset=True), str(config.folder))
+        return cls(
+            config.model_dump(mode="json", exclude_unset=True), str(config.folder), str(kept_config() or "")
+        )
 
     def read(self) -> Config:
+        keep_config(Path(self.file) if self.file else None)
         return parse(self.config, Path(self.folder))
 
 

@@ -123,6 +123,7 @@ class Page:
             "newest": 0 if asked.cursor else place,
             "problem": problem or found.problem,
             "refused": bool(problem),
+            "notices": list_notices((model.stage, model.notice) for each in records for model in each.models),
         }
         if _wants_cards(request):
             return self._show(request, "cards.html", values | {"is_part": True})

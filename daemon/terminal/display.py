@@ -105,6 +105,12 @@ def print_error(sentence: str) -> None:
     structlog.get_logger().error(sentence)
 
 
+def print_finding(grade: str, text: str) -> None:
+    """Print a finding of a check. grade: "ok", "warning" or "error"."""
+    color = {"ok": "green", "warning": "yellow", "error": "red"}[grade]
+    console.print(f"[{color}]{grade:8}[/{color}]{printable(text)}")
+
+
 def print_json(content: object) -> None:
     print(msgspec.json.encode(content).decode())
 

@@ -12,9 +12,10 @@ from __future__ import annotations
 import errno
 import json
 import os
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from http import HTTPStatus
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NamedTuple, Protocol
 
 from stages.contract.manifest import (
@@ -105,11 +106,13 @@ OF_THE_DISK = {errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EPERM, errno.EROF
 
 
 class Listing(NamedTuple):
-    """A commit of a repository. license: as its card names it, for example "apache-2.0"; "" for none."""
+    """A commit of a repository. license: as its card names it, for example "apache-2.0"; "" for none.
+    sizes: bytes by file, as far as the hub knows them."""
 
     commit: str
     files: list[str]
     license: str = ""
+    sizes: Mapping[str, int] = MappingProxyType({})
 
 
 class Hub(Protocol):
@@ -134,7 +137,7 @@ class HuggingFaceHub:
         )
 
         try:
-            info = HfApi().model_info(repository, revision=revision or None)
+            info = HfApi().model_info(repository, revision=revision or None, files_metadata=True)
         except RevisionNotFoundError as error:
             raise PackError(
                 f"{repository} has no branch, tag or commit {revision} on the model hub."
@@ -155,6 +158,7 @@ class HuggingFaceHub:
             str(info.sha),
             [file.rfilename for file in info.siblings or []],
             license_ if isinstance(license_, str) else "",
+            {file.rfilename: file.size for file in info.siblings or [] if file.size is not None},
         )
 
     def download(self, repository: str, commit: str, files: list[str], folder: Path) -> None:
@@ -182,17 +186,17 @@ def unreachable(repository: str, error: BaseException) -> PackError:
     response: Any = None
     while cause and (response := getattr(cause, "response", None)) is None:
         cause = cause.__cause__  # the hub's library hides a refused file behind a missing one
-    if response is not None and response.status_code in (HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN):
-        from huggingface_hub.constants import ENDPOINT
+    from huggingface_hub.constants import ENDPOINT
 
+    if response is not None and response.status_code in (HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN):
         said = response.headers.get("X-Error-Message") or f"HTTP status {response.status_code}"
         return PackError(
             f"{repository} could not be pulled, because the model hub refuses it ({said.rstrip('.')}). If the model is gated, "
             f"accept the terms at {ENDPOINT}/{repository}, and set HF_TOKEN to a token of the same account."
         )
     return PackError(
-        f"{repository} could not be pulled from the model hub ({first}). Set HF_ENDPOINT to a mirror, "
-        "or copy its folder in the models folder from a machine that has it."
+        f"{repository} could not be pulled from the model hub, {ENDPOINT} ({first}). Set HF_ENDPOINT to a mirror; "
+        "or, without a network, give the same command on a machine that has one, and copy the models folder from there."
     )
 
 
@@ -227,8 +231,8 @@ def pull(folder: Path, progress: Callable[[str], None], hub: Hub | None = None) 
 
 def fetch(hub: Hub, repository: str, folder: Path, progress: Callable[[str], None]) -> str:
     """Download the needed files of a repository. Returns its commit."""
-    commit, files, _ = hub.describe(repository)
-    wanted = choose_files(files)
+    listing = hub.describe(repository)
+    commit, wanted = listing.commit, choose_files(listing.files)
     if not wanted:
         raise PackError(f"{repository} at {commit} has no weights that visiond can use.")
     progress(f"{repository} at {commit}: {', '.join(wanted)}")

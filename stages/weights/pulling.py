@@ -82,6 +82,12 @@ class Part:
     order: Download
     place: str
 
+    @property
+    def size_bytes(self) -> int | None:
+        """Of the files to download; None if the hub does not say it."""
+        sizes = [self.listing.sizes.get(file) for file in self.order.files]
+        return None if None in sizes else sum(filter(None, sizes))
+
 
 def pull(
     reference: Reference,
@@ -103,10 +109,7 @@ def pull(
     if folder.exists():
         raise PackError(f"{folder} exists without a {MANIFEST}; delete it, or name it as a path.")
     source = hub or HuggingFaceHub()
-    parts = [plan_part(source, reference, allow_pickle=allow_pickle)]
-    if reference.entry and reference.entry.detector:
-        detector = Reference(reference.entry.detector)
-        parts.append(plan_part(source, detector, DETECTOR, allow_pickle=allow_pickle))
+    parts = plan_parts(source, reference, allow_pickle=allow_pickle)
     partial = begin(models_folder / f".{reference.folder}.partial", parts[0].listing.commit)
     for part in parts:
         fetch(source, part, partial, progress)
@@ -132,6 +135,15 @@ def describe_pack(reference: Reference, parts: Sequence[Part], digests: dict[str
         revision={part.repository: part.listing.commit for part in parts},
         license=(reference.entry and reference.entry.license) or listing.license,
     )
+
+
+def plan_parts(source: Hub, reference: Reference, *, allow_pickle: bool) -> list[Part]:
+    """The repositories of a model, and what to download from them. Raises PackError."""
+    parts = [plan_part(source, reference, allow_pickle=allow_pickle)]
+    if reference.entry and reference.entry.detector:
+        detector = Reference(reference.entry.detector)
+        parts.append(plan_part(source, detector, DETECTOR, allow_pickle=allow_pickle))
+    return parts
 
 
 def plan_part(source: Hub, reference: Reference, place: str = ".", *, allow_pickle: bool) -> Part:

@@ -81,7 +81,7 @@ def test_the_old_file_is_kept_and_a_link_stays_a_link(tmp_path: Path) -> None:
     real.write_text("old")
     real.chmod(0o640)
     link.symlink_to(real)
-    kept = replace_file(link, "new", tmp_path / "ledger.sqlite")
+    kept = replace_file(link, "new", tmp_path / "ledger.sqlite", "tune")
     assert (link.read_text(), kept.read_text(), link.is_symlink()) == ("new", "old", True)
     assert {file.stat().st_mode & 0o777 for file in (real, kept)} == {0o640}
     assert {file.name for file in tmp_path.iterdir()} == {"real.toml", "daemon.toml", "real.toml.before-tune"}
@@ -92,7 +92,7 @@ def test_a_file_that_cannot_be_written_is_left_as_it_is(tmp_path: Path) -> None:
     file.write_text("old")
     (tmp_path / "daemon.toml.before-tune").mkdir()  # also stops root
     with pytest.raises(NotWritable):
-        replace_file(file, "new", tmp_path / "ledger.sqlite")
+        replace_file(file, "new", tmp_path / "ledger.sqlite", "tune")
     assert file.read_text() == "old"
 
 

@@ -63,9 +63,9 @@ class Place:
         ending = done(job, data=job.path + bytes([job.version.size]))  # in bin A, whatever it says
         return replace(ending, content=ending.content.with_outputs(outputs))
 
-    def begin_with(self, fingerprint: str, stage: str = "ocr") -> None:
+    def begin_with(self, fingerprint: str, stage: str = "ocr", notice: str = "") -> None:
         """The daemon starts again with another model for a stage."""
-        models = [Model(stage, fingerprint, "") if model.stage == stage else model for model in MODELS]
+        models = [Model(stage, fingerprint, notice) if model.stage == stage else model for model in MODELS]
         self._run(self.ledger.register([(Path("/srv/inbox"), 0)], models))
 
     def exchange(self, fingerprint: str, stage: str) -> None:

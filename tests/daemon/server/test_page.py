@@ -90,6 +90,17 @@ def test_an_image_whose_file_is_gone_has_a_placeholder(site: Site) -> None:
     assert "No picture: the file is no" in content
 
 
+def test_results_of_demonstration_models_are_shown_with_the_command_that_replaces_them(
+    tmp_path: Path,
+) -> None:
+    with closing(Site(tmp_path)) as opened:
+        opened.place.begin_with("model", "clip", "a demonstration")
+        opened.place.add("a.jpg", "word")
+        for address in ("/", "/?q=word", "/images/1"):
+            assert f"for real images: `visiond setup --config {tmp_path}/daemon.toml`" in opened.read(address)
+        assert "real images" not in opened.read("/?q=nothing")
+
+
 def test_what_cannot_be_understood_is_explained_in_the_page(site: Site) -> None:
     for query in (
         "before=9999-12-31",

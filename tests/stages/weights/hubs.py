@@ -39,7 +39,8 @@ class FolderHub:
 @contextlib.contextmanager
 def serve(root: Path) -> Iterator[tuple[str, list[str]]]:
     """Serve root/org/name as the hub does. Yields its address, and the paths of files that were sent. A file x.y is
-    refused while there is x.broken, with the status, error code and message that are in it."""
+    refused while there is x.broken, with the status, error code and message that are in it. A file x.y is said to have the
+    number of bytes that is in x.size, if there is one."""
     sent: list[str] = []
     commit = "0123456789abcdef0123456789abcdef01234567"
 
@@ -77,14 +78,21 @@ def serve(root: Path) -> Iterator[tuple[str, list[str]]]:
             elif revision not in ("", "main", "v1", commit):
                 self.refuse("RevisionNotFound")
             else:
-                files = sorted(str(f.relative_to(folder)) for f in folder.rglob("*") if f.is_file())
+                files = sorted(f for f in folder.rglob("*") if f.is_file())
                 info = {
                     "id": repository,
                     "sha": commit,
-                    "siblings": [{"rfilename": file} for file in files],
+                    "siblings": [
+                        {"rfilename": str(file.relative_to(folder)), "size": self.size_of(file)}
+                        for file in files
+                    ],
                     "cardData": {"license": "apache-2.0"},
                 }
                 self.reply(json.dumps(info).encode(), "application/json")
+
+        def size_of(self, file: Path) -> int:
+            said = file.with_suffix(".size")
+            return int(said.read_text()) if said.exists() else file.stat().st_size
 
         def send_file(self, repository: str, file: str) -> None:
             path = root / repository / file

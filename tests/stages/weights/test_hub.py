@@ -164,7 +164,10 @@ def test_without_a_network_the_message_says_what_to_do(
 
     monkeypatch.setattr("huggingface_hub.HfApi.model_info", fail)
     monkeypatch.setattr("huggingface_hub.snapshot_download", fail)
-    with pytest.raises(PackError, match=r"could not be pulled.*HF_ENDPOINT to a mirror, or copy its folder"):
+    with pytest.raises(
+        PackError,
+        match=r"could not be pulled.*HF_ENDPOINT to a mirror; or, without a network, .*copy the models folder",
+    ):
         pull_standard(tmp_path, lambda _: None)
     with pytest.raises(PackError, match="HF_ENDPOINT"):
         HuggingFaceHub().download("a/b", "c", [], tmp_path)

@@ -1,0 +1,57 @@
+"""Sets of one model for each stage, for `visiond setup`. docs/models.md shows them. Imports no torch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from stages.registry import registry
+from stages.weights.catalog import CATALOG
+
+INCLUDED = ""  # PP-OCRv6 small, which comes with the program
+INCLUDED_LICENSE = "Apache-2.0"
+PERMISSIVE = ("Apache-", "MIT", "BSD-")  # how the names of these licenses begin
+# By stage the models of a set, the preferred one first; the last one has a permissive license. "fast" has the models of the
+# standard job, whose rate is measured.
+SETS: dict[str, dict[str, tuple[str, ...]]] = {
+    "fast": {
+        "ocr": (INCLUDED,),
+        "yolo": ("yolov8n", "d-fine-nano"),
+        "clip": ("clip-b32",),
+        "blip": ("blip-base",),
+    },
+    "balanced": {
+        "ocr": (INCLUDED,),
+        "yolo": ("rf-detr-small",),
+        "clip": ("siglip2-b16-224",),
+        "blip": ("blip-large",),
+    },
+    "best": {
+        "ocr": ("pp-ocrv6-medium",),
+        "yolo": ("d-fine-xlarge-o365",),
+        "clip": ("siglip2-so400m-384",),
+        "blip": ("blip-large",),
+    },
+}
+
+
+def choose_models(name: str, *, permissive: bool) -> dict[str, str]:
+    """The model of each stage. permissive: only under the licenses Apache, MIT and BSD. Raises UnknownName."""
+    if name not in SETS:
+        raise registry.UnknownName("set", name, SETS)
+    return {stage: _choose(models, permissive=permissive) for stage, models in SETS[name].items()}
+
+
+def license_of(model: str) -> str:
+    return CATALOG[model].license if model else INCLUDED_LICENSE
+
+
+def is_permissive(model: str) -> bool:
+    return license_of(model).startswith(PERMISSIVE)
+
+
+def is_of_a_set(model: str) -> bool:
+    return any(model in models for chosen in SETS.values() for models in chosen.values())
+
+
+def _choose(models: Iterable[str], *, permissive: bool) -> str:
+    return next(model for model in models if is_permissive(model) or not permissive)
