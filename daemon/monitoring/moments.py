@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections import deque
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import NamedTuple
 
 from daemon.monitoring.limits import INPUT, PUBLISH, READ, Limit, Moment, find_limit
@@ -38,9 +38,9 @@ class Limits:
     def last(self) -> Moment | None:
         return self._moments[-1] if self._moments else None
 
-    def measure(self, gpus: Sequence[GpuState]) -> Load:
-        """Reads files of /proc: call it in a thread."""
-        return Load(*self._cpu.read(), gpus)
+    def measure(self, ask_gpus: Callable[[], Sequence[GpuState]]) -> Load:
+        """Reads files of /proc and asks the driver: call it in a thread."""
+        return Load(*self._cpu.read(), ask_gpus())
 
     def add(
         self, states: Sequence[StationState], load: Load, *, ended: int, in_flight: int, has_files: bool

@@ -134,8 +134,9 @@ class Status:
     async def watch(self) -> None:
         """Find out what limits the rate, once a second, until cancelled."""
         while True:
-            gpus = await to_thread.run_sync(self._metrics.gpu_states)
-            load = await to_thread.run_sync(self._limits.measure, gpus)
+            # A driver that hangs must not keep the daemon from ending.
+            measure = partial(self._limits.measure, self._metrics.gpu_states)
+            load = await to_thread.run_sync(measure, abandon_on_cancel=True)
             self._limits.add(
                 self._pipeline.states(),
                 load,

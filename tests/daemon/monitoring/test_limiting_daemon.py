@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import os
+import urllib.request
 from pathlib import Path
 from typing import Any
 
 from daemon.monitoring.limits import PARTS
-from tests.daemon_process import GLANCE, Daemon, Place, picture, wait_for
+from tests.daemon_process import GLANCE, Daemon, Place, free_port, picture, wait_for
 
 SLOW = {"backend": "fake", "options": {"latency_per_image_seconds": 0.05}}
 
@@ -19,6 +20,12 @@ def place_in(folder: Path, **stages: Any) -> Place:
 def limit_of(daemon: Daemon) -> str:
     part: str = daemon.status()["limit"]["part"]
     return part
+
+
+def read(port: int, path: str) -> str:
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}{path}", timeout=60) as answer:
+        content: str = answer.read().decode()
+    return content
 
 
 def assert_shown(daemon: Daemon, part: str) -> None:
@@ -34,7 +41,8 @@ def assert_shown(daemon: Daemon, part: str) -> None:
 
 
 def test_the_workers_limit_while_their_threads_wait_for_slow_stages(tmp_path: Path) -> None:
-    place = place_in(tmp_path, ocr=SLOW)
+    place, port = place_in(tmp_path, ocr=SLOW), free_port()
+    place.configure({"page": {"listen": f"127.0.0.1:{port}"}})
     place.drop_many(range(500))
     with Daemon(place) as daemon:
         wait_for(lambda: limit_of(daemon), "a part that limits")
@@ -42,6 +50,7 @@ def test_the_workers_limit_while_their_threads_wait_for_slow_stages(tmp_path: Pa
         limit = daemon.status()["limit"]
         assert limit["shares"]["workers"] > 0.9 > limit["cores_busy"]
         assert "workers_per_device" in place.command("status").stdout
+        assert "limited by workers: " in read(port, "/state")
         daemon.kill()
 
 

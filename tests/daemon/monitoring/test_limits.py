@@ -46,7 +46,7 @@ HALF = {"gpu_busy": 0.5}
         (work(**HALF, occupied=0.3, waiting={"publish": 0.6, "read": 0.1}), "publish", 0.6),
         (work(**HALF, in_flight=0, occupied=0.1, waiting={"input": 0.9}), "input", 0.9),
         (work(**HALF, ended=7), "workers", 1.0),
-        (work(5, **IDLE) + work(5, start=5, gpu_busy=0.95), "gpu", 0.95),
+        (work(5, **IDLE) + work(5, start=5, **HALF), "workers", 1.0),
         (work(cpu=(1, 6, 0.5)), "gpu", None),
         (work(**HALF, cpu=(1, 6, 0.5)), "workers", 1.0),
         (work(**HALF, decoders=20, cpu=(5, 2, 0.5)), "decode", 0.625),

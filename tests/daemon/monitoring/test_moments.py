@@ -5,13 +5,16 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from daemon.monitoring.metrics import Metrics
 from daemon.monitoring.moments import Limits, Load, find_waits
 from daemon.monitoring.processes import CpuTimes
 from daemon.monitoring.snapshot import GpuState, LaneState, StationState, WorkerState
+from daemon.system.gpus import Gpu
 
 
 def lane(name: str = "ocr", queued: int = 0, busy: int = 0, state: str = "ready") -> LaneState:
@@ -54,6 +57,18 @@ def test_only_the_gpus_of_the_workers_count() -> None:
     limits.add([station(LaneState("ocr", 0, [worker]))], load, ended=0, in_flight=4, has_files=False)
     assert limits.last
     assert limits.last.gpu_busy == pytest.approx(0.5)
+
+
+def test_a_driver_that_fails_does_not_end_the_daemon(monkeypatch: pytest.MonkeyPatch) -> None:
+    class NVMLError(Exception):
+        pass
+
+    def fail() -> list[Gpu]:
+        raise NVMLError("the GPU is lost")
+
+    monkeypatch.setitem(sys.modules, "pynvml", SimpleNamespace(NVMLError=NVMLError))  # as after the start
+    monkeypatch.setattr("daemon.monitoring.machine.list_gpus", fail)
+    assert Limits().measure(Metrics().gpu_states).gpus == []
 
 
 def test_the_cpu_time_of_a_child_counts_after_its_end_and_by_its_kind() -> None:
