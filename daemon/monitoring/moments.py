@@ -73,7 +73,7 @@ def find_waits(states: Collection[StationState], *, has_files: bool) -> tuple[fl
     """Shares of the threads of ready workers: those with a batch, of the segment that has most; and what those without one
     wait for. A thread that waits for another segment, or for room in the slab, is not counted.
 
-    Files wait for the first segment, and results for what comes after the last one.
+    The first segment can wait for files, and the last one until earlier results are published.
     """
     threads: dict[str, int] = {}
     busy: dict[str, int] = {}
