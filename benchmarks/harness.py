@@ -104,7 +104,7 @@ def run_fakes(
     assert len(rows) == sidecars == files, f"{len(rows)} rows and {sidecars} sidecars for {files} files"
     whole = files / (rows[-1][1] - min(seen for seen, _ in rows))
     middle = measure_rate([finished for _, finished in rows])[0]
-    return Run(whole, middle, meter.samples[-1].cpu_seconds if meter.samples else {})
+    return Run(whole, middle, meter.cpu_seconds)
 
 
 def ask_ledger(folder: Path, statement: str, *values: object) -> list[tuple[Any, ...]]:

@@ -26,7 +26,7 @@ from benchmarks.harness import (
     work_folder,
 )
 from benchmarks.overhead import run_bare
-from daemon.measure.meter import DAEMON
+from daemon.monitoring.limits import IN_DAEMON
 
 
 def configure(stations: int, workers: int, *, pipelined: bool, capacity: float) -> str:
@@ -68,7 +68,7 @@ def main() -> None:
             runs[stations].append(run)
             print(
                 f"round {number + 1}, {stations} stations: {run.whole:,.0f} images/s, middle {run.middle:,.0f}; CPU for an "
-                f"image: {1e6 * run.cpu_seconds.get(DAEMON, 0.0) / options.files:.0f} µs",
+                f"image: {1e6 * run.cpu_seconds.get(IN_DAEMON, 0.0) / options.files:.0f} µs",
                 flush=True,
             )
     print(

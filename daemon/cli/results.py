@@ -114,6 +114,8 @@ def status(
 
 def print_status(snapshot: Snapshot) -> None:
     console.print(snapshot.sentence())
+    if limit := snapshot.limit.sentence():
+        console.print(printable(limit))
     if snapshot.failed:
         print_failed_hint()
     if outdated := snapshot.outdated_sentence():

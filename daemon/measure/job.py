@@ -166,7 +166,6 @@ def run_job(place: Place, inbox: Path, *, cold: bool, unpack: Sequence[str] = ()
     # Fast stages may be done before the next sample: the models were loaded before the first result.
     loaded_at = min(meter.loaded_at, min(written) - INTERVAL_SECONDS)
     waits = [at - max(record.seen_at, loaded_at) for at, record in zip(published, records, strict=True)]
-    lags = [at - (record.finished_at or at) for at, record in zip(published, records, strict=True)]
     times = sorted(at - meter.started for at in published)
     return Run(
         cold=cold,
@@ -179,7 +178,7 @@ def run_job(place: Place, inbox: Path, *, cold: bool, unpack: Sequence[str] = ()
         },
         published_at=times,
         samples=meter.samples,
-        steady=find_steady(times, statistics.fmean(lags), meter),
+        steady=find_steady(times, meter),
         second_looks=[
             sum_up(look.name, look.stage, written, records, loaded_at) for look in config.second_look
         ],

@@ -164,7 +164,7 @@ def describe_limit(steady: Steady) -> str:
     if not steady.limited_by:
         return "what limits is not known: the run was too short; use a larger --count or --repeat"
     shares = ", ".join(f"{part} {share:.0%}" for part, share in steady.shares.items())
-    return f"limited by {steady.limited_by}: {steady.why} (occupied: {shares})"
+    return f"limited by {steady.limited_by}: {steady.why} ({shares})"
 
 
 def describe_machine(machine: MachineInfo) -> str:

@@ -7,20 +7,14 @@ from __future__ import annotations
 
 import itertools
 import statistics
-from collections.abc import Mapping, Sequence
-from typing import TypeVar
+from collections.abc import Sequence
 
 import msgspec
 
-from daemon.measure.meter import DAEMON, DECODERS, WORKERS, LoadSample, Meter, StatusSample
-from stages.contract.processes import count_cores
+from daemon.measure.meter import Meter
+from daemon.monitoring.limits import GPU, find_limit
 
 MIDDLE = (0.15, 0.85)  # shares of the images
-FULL = 0.9  # of a part's time, from which it counts as busy all the time
-INPUT, READ, DECODE, GPU, PUBLISH = "input", "read", "decode", "gpu", "publish"  # the parts of the way
-USERS = {DECODE: DECODERS, GPU: WORKERS, READ: DAEMON}  # whose processes work for a part
-
-Timed = TypeVar("Timed", LoadSample, StatusSample)
 
 
 class Steady(msgspec.Struct, frozen=True, kw_only=True):
@@ -37,97 +31,23 @@ class Steady(msgspec.Struct, frozen=True, kw_only=True):
     why: str = ""
 
 
-def find_steady(times: Sequence[float], lag_seconds: float, meter: Meter) -> Steady:
-    """times: when each image was published, in order, in seconds since the meter's start. lag_seconds: of each image from
-    the end of its stages to its publication, on average.
-
-    The part whose share is the largest limits:
-
-    - input: looks at which no image waited, neither to be read nor for a worker;
-    - read: looks at which files waited to be read or unpacked and the slab had room, but no image waited for a worker;
-    - decode: CPU time of the decoders, of what they, or all cores if there are fewer, have;
-    - gpu: load of the GPUs in use, as their driver reports it; on a CPU the time of the workers' threads in the stages;
-    - publish: images that wait for their publication (the rate times the lag), of those that a worker has or has had.
-
-    When no part is busy for 90 % of the time, but all cores together are, it is the part whose processes use most of them.
-    When nothing is and the slab is full, that is said.
-    """
+def find_steady(times: Sequence[float], meter: Meter) -> Steady:
+    """times: when each image was published, in order, in seconds since the meter's start. What limits is found by the
+    daemon's own rule (daemon/monitoring/limits.py) and from what it measured itself."""
     rate, slowest, fastest = measure_rate(times)
-    first, last = (times[min(len(times) - 1, int(len(times) * share))] for share in MIDDLE)
-    steady = Steady(images_per_second=rate, slowest=slowest, fastest=fastest)
-    samples, looks = _between(meter.samples, first, last), _between(meter.looks, first, last)
-    if len(samples) < 2 or len(looks) < 2:
-        return steady
-    cpu = {kind: _spent(samples, kind) for kind in (DECODERS, WORKERS, DAEMON)}  # cores
-    loads = _loads(samples, looks, meter.devices)
-    decoders = max(sample.decoders for sample in samples)
-    held = statistics.fmean(look.in_flight - look.queued for look in looks)
-    measured = {
-        DECODE: cpu[DECODERS] / max(1, min(count_cores(), decoders)),
-        **_judge_looks(looks, meter),
-        **({GPU: statistics.fmean(loads)} if loads else {}),
-        PUBLISH: rate * lag_seconds / max(1.0, held),
-    }
-    shares = {part: min(1.0, share) for part, share in measured.items()}
-    cores_busy = min(1.0, sum(cpu.values()) / count_cores())
-    limited_by, why = choose_limit(shares, cores_busy, cpu)
-    if shares[limited_by] < FULL and sum(look.slab_share >= FULL for look in looks) * 2 > len(looks):
-        why += "; the images in flight fill [pipeline] slab_bytes, so batches are small"
-    return msgspec.structs.replace(
-        steady,
-        gpu_busy=shares[GPU] if loads else None,
-        cores_busy=cores_busy,
-        cpu_milliseconds=1000 * sum(cpu.values()) / max(rate, 1e-9),
-        shares=shares,
-        limited_by=limited_by,
-        why=why,
+    first, last = (meter.started + times[min(len(times) - 1, int(len(times) * share))] for share in MIDDLE)
+    limit = find_limit([moment for moment in meter.moments if first <= moment.at <= last])
+    return Steady(
+        images_per_second=rate,
+        slowest=slowest,
+        fastest=fastest,
+        gpu_busy=limit.shares.get(GPU),
+        cores_busy=limit.cores_busy,
+        cpu_milliseconds=1000 * limit.cores_used / max(rate, 1e-9) if limit.part else None,
+        shares=limit.shares,
+        limited_by=limit.part,
+        why=limit.why,
     )
-
-
-def _between(measured: Sequence[Timed], first: float, last: float) -> list[Timed]:
-    return [each for each in measured if first <= each.at <= last]
-
-
-def choose_limit(shares: Mapping[str, float], cores_busy: float, cpu: Mapping[str, float]) -> tuple[str, str]:
-    """A part and why, by the rule of `find_steady`. cpu: cores in use, by kind of process."""
-    part = max(shares, key=lambda each: shares[each])
-    if shares[part] < FULL <= cores_busy:
-        part = max(USERS, key=lambda each: cpu[USERS[each]])
-        owner = {DECODERS: "decoders", WORKERS: "workers", DAEMON: "daemon itself"}[USERS[part]]
-        return part, f"the cores are {cores_busy:.0%} busy, most of them with the {owner}"
-    return part, f"it is occupied for {shares[part]:.0%} of the time"
-
-
-def _spent(samples: Sequence[LoadSample], kind: str) -> float:
-    """Seconds of CPU time in a second."""
-    first, last = samples[0], samples[-1]
-    return (last.cpu_seconds.get(kind, 0.0) - first.cpu_seconds.get(kind, 0.0)) / (last.at - first.at)
-
-
-def _loads(
-    samples: Sequence[LoadSample], looks: Sequence[StatusSample], devices: Sequence[str]
-) -> list[float]:
-    """Of the GPUs in use. devices: the names of the GPUs of a sample."""
-    used = {device for look in looks for device in look.devices}
-    return [
-        load
-        for sample in samples
-        for device, load in zip(devices, sample.gpu_utilisation, strict=False)
-        if load is not None and device in used
-    ]
-
-
-def _judge_looks(looks: Sequence[StatusSample], meter: Meter) -> dict[str, float]:
-    starved = [look for look in looks if not look.queued]
-    shares = {
-        INPUT: sum(not look.unread for look in starved) / len(looks),
-        READ: sum(look.unread > 0 and look.slab_share < FULL for look in starved) / len(looks),
-    }
-    first, last = looks[0], looks[-1]
-    if last.at > first.at and last.workers:
-        spent = (last.stage_seconds - first.stage_seconds) / (last.at - first.at)
-        shares[GPU] = spent / (last.workers * meter.threads_per_worker)
-    return shares
 
 
 def measure_rate(times: Sequence[float]) -> tuple[float, float, float]:

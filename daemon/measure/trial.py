@@ -65,9 +65,8 @@ class Bench:
                 records, written = self._measure_steady(daemon, settings)
             except Failed as error:
                 return Trial(settings=settings, failure=str(error))
-        lags = [at - (record.finished_at or at) for at, record in zip(written, records, strict=True)]
         times = [at - meter.started for at in sorted(written)]
-        steady = find_steady(times, statistics.fmean(lags), meter)
+        steady = find_steady(times, meter)
         return Trial(
             settings=settings,
             images_per_second=steady.images_per_second,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import resource
 import time
 from collections.abc import Iterable
@@ -11,7 +12,7 @@ from prometheus_client.registry import Collector
 
 from daemon.monitoring.snapshot import GpuState
 from daemon.system import lines
-from daemon.system.gpus import Gpu, list_gpus
+from daemon.system.gpus import Gpu, driver_errors, list_gpus
 
 GPU_SECONDS = 1.0  # minimum between two queries of the driver
 
@@ -43,7 +44,9 @@ class Gpus(Collector):
     def ask(self) -> list[Gpu]:
         """The GPUs now or, within a second, as they were."""
         if (now := time.monotonic()) - self._asked >= GPU_SECONDS:
-            self._asked, self._gpus = now, list_gpus()
+            self._asked, self._gpus = now, []
+            with contextlib.suppress(*driver_errors()):
+                self._gpus = list_gpus()
             for gpu in self._gpus:
                 self._peaks[gpu.uuid] = max(gpu.used_bytes, self._peaks.get(gpu.uuid, 0))
         return self._gpus

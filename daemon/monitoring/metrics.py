@@ -21,15 +21,16 @@ from prometheus_client.registry import Collector
 from daemon import __version__
 from daemon.core.jobs import Admitted, Attempt, Ending, JobStatus
 from daemon.core.messages import Reply
-from daemon.monitoring import notices
 from daemon.monitoring.counts import Counts
-from daemon.monitoring.devices import DeviceMetrics
+from daemon.monitoring.devices import STATES, DeviceMetrics
 from daemon.monitoring.disks import DiskSpace
 from daemon.monitoring.distribution import Distribution
 from daemon.monitoring.inboxes import InboxMetrics
+from daemon.monitoring.limits import PARTS
 from daemon.monitoring.machine import Gpus, Process
+from daemon.monitoring.notices import KINDS, kind_of
 from daemon.monitoring.samples import Sum, add
-from daemon.monitoring.snapshot import TASKS, GpuState, LookState, SinkState, StageState
+from daemon.monitoring.snapshot import TASKS, GpuState, LookState, SinkState, StageState, WorkerState
 from stages.contract.base import Reason
 from stages.contract.binning import BINS
 from stages.registry.registry import ORDER
@@ -103,6 +104,7 @@ class Metrics:
             "visiond_ledger_commit_seconds", "Duration of a transaction of the ledger."
         )
         self.paused = gauge("visiond_paused", "1 while results cannot be written.")
+        self.limited_by = gauge("visiond_limited_by", "1: this part limits the rate now.", ["part"])
         self._open_scans_and_disks()
         self.inboxes = InboxMetrics(registry)
         self._open_upkeep_and_sinks()
@@ -212,6 +214,7 @@ class Metrics:
         for task in TASKS:
             self.upkeep_success.labels(task)
             self.upkeep_failures.labels(task)
+        self.limited("")
         for outcome in EXCHANGED:
             self.exchanges.labels(outcome)
         for outcome in RELOADED:
@@ -219,15 +222,28 @@ class Metrics:
         for name in (*BINS, "other"):
             self.bins.labels(name)
         for stage in ORDER:
-            for kind in notices.KINDS:
+            for kind in KINDS:
                 self.stage_notice.labels(stage, kind)
 
     def noticed(self, of_stages: Mapping[str, str]) -> None:
         """of_stages: notice by stage; others have none."""
         for stage in ORDER:
-            kind = notices.kind_of(of_stages[stage]) if stage in of_stages else ""
-            for each in notices.KINDS:
+            kind = kind_of(of_stages[stage]) if stage in of_stages else ""
+            for each in KINDS:
                 self.stage_notice.labels(stage, each).set(each == kind)
+
+    def limited(self, part: str) -> None:
+        """part: that limits the rate; empty: none."""
+        for each in PARTS:
+            self.limited_by.labels(each).set(each == part)
+
+    def workers_measured(self, segment: str, workers: Sequence[WorkerState]) -> None:
+        """All workers of a segment now."""
+        states = [worker.state for worker in workers]
+        for state in STATES:
+            self.workers.labels(segment, state).set(states.count(state))
+        self.workers_short.labels(segment).set(sum(worker.short_of_memory for worker in workers))
+        self.workers_sharing.labels(segment).set(sum(worker.shared for worker in workers))
 
     def measured(self, rooms: Mapping[str, DiskSpace]) -> None:
         """rooms: on the disk of each folder. A folder that does not answer has no series."""

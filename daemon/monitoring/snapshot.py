@@ -10,6 +10,7 @@ import msgspec
 
 from daemon.core.hints import command, quantity
 from daemon.core.jobs import Outdated
+from daemon.monitoring.limits import Limit, Moment
 
 TASKS = ("verify", "backup", "upload", "prune", "vacuum")  # of upkeep, in the order in which they run
 
@@ -28,6 +29,8 @@ class WorkerState(msgspec.Struct, frozen=True):
     gpu_bytes: int = 0  # that it has reserved
     gpu_peak_bytes: int = 0  # the most that it had
     ready_at: float = 0.0  # when its last process was ready, in Unix seconds; 0: none was yet
+    threads: int = 0
+    busy: int = 0  # of its threads, that have a batch
 
     @property
     def progress(self) -> str:
@@ -46,22 +49,26 @@ def describe_loading(stages: list[str], loaded: Collection[str]) -> str:
 
 
 class LaneState(msgspec.Struct, frozen=True):
-    """A segment at work in a station. queued: images that wait for a worker."""
+    """A segment at work in a station. queued: images that wait for a worker. batch_size: images in a full batch."""
 
     name: str
     queued: int
     workers: list[WorkerState]
+    batch_size: int = 1
 
 
 class StationState(msgspec.Struct, frozen=True, kw_only=True):
     """What a station knows of itself. The slab in bytes; progressed_at: when a batch last began or ended,
-    in monotonic seconds; blocked: why nothing can be read or written."""
+    in monotonic seconds; blocked: why nothing can be read or written. waits_for_room: in the slab, for the
+    next image. is_backed_up: no more results can be taken until some are published."""
 
     lanes: list[LaneState]
     slab_used: int
     slab_size: int
     progressed_at: float
     blocked: list[str] = []
+    waits_for_room: bool = False
+    is_backed_up: bool = False
 
 
 class SegmentState(msgspec.Struct, frozen=True):
@@ -199,6 +206,8 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
     segments: list[SegmentState] = []
     stages: list[StageState] = []
     gpus: list[GpuState] = []
+    limit: Limit = Limit()  # of the last ten seconds
+    moment: Moment | None = None  # what was measured last
     notices: dict[str, str] = {}  # by stage
     settings_digest: str = ""  # of the models, thresholds and rule that the daemon was started with
     uptime_seconds: float = 0.0

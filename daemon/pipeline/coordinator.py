@@ -254,7 +254,7 @@ class Pipeline:
                     self._is_over = True
                     self.wake()
                     break
-                with anyio.move_on_after(1.0 if pause is None else min(pause, 1.0)):
+                with executor.idle(), anyio.move_on_after(1.0 if pause is None else min(pause, 1.0)):
                     await changed.wait()
         return []
 

@@ -3,8 +3,9 @@ retires it, and another one takes its place."""
 
 from __future__ import annotations
 
+import contextlib
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
 from functools import partial
 
 import anyio
@@ -40,6 +41,7 @@ class Executor:
         self.generation = generation
         self.problem = ""  # why the models of a station on trial did not load
         self.is_retired = False
+        self.is_idle = False  # the station wants jobs, and none are due, or it gets no more
         # Called once: with the seconds from the first jobs to the first results.
         self.when_published: Callable[[float], None] | None = None
         self._asking = anyio.CancelScope()
@@ -88,7 +90,17 @@ class Executor:
                 jobs = await find()
         if jobs:
             self._began = self._began or time.monotonic()
+        self.is_idle = not jobs
         return jobs
+
+    @contextlib.contextmanager
+    def idle(self) -> Iterator[None]:
+        """While no jobs are due."""
+        self.is_idle = True
+        try:
+            yield
+        finally:
+            self.is_idle = False
 
     def accept(self) -> None:
         """The station gets jobs from now on, and an error in it is an error of the daemon."""

@@ -20,23 +20,13 @@ from anyio import to_thread
 from msgspec.structs import replace
 
 from daemon.core.errors import WorkerLost
-from daemon.core.jobs import (
-    Attempt,
-    Committed,
-    Content,
-    Ending,
-    Extent,
-    Failure,
-    Job,
-    JobStatus,
-    Read,
-)
+from daemon.core.jobs import Attempt, Committed, Content, Ending, Extent, Failure, Job, JobStatus, Read
 from daemon.core.messages import Reply
 from daemon.inbox.intake import read_files
 from daemon.inbox.origin import origin_of
 from daemon.ledger.record import Record
 from daemon.monitoring.metrics import LookMetrics, Metrics
-from daemon.monitoring.snapshot import LaneState, StationState
+from daemon.monitoring.snapshot import StationState
 from daemon.pipeline.tracing import Tracer
 from daemon.results.destinations import Destination, Publication, publish_records
 from daemon.system.queues import drain
@@ -171,11 +161,13 @@ class Station:
 
     def state(self) -> StationState:
         return StationState(
-            lanes=[LaneState(lane.name, lane.queued(), lane.pool.health()) for lane in self.lanes],
+            lanes=[lane.state() for lane in self.lanes],
             slab_used=self.slab.used,
             slab_size=self.slab.size,
             progressed_at=max(lane.progressed_at for lane in self.lanes),
             blocked=self.retry.blocked(),
+            waits_for_room=self.slab.is_awaited,
+            is_backed_up=self._ended.full(),
         )
 
     def measure(self) -> None:

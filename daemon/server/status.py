@@ -22,10 +22,10 @@ from daemon.inbox.walk import SHOWN, count_unread
 from daemon.ledger.ledger import Ledger
 from daemon.maintenance.schedule import Upkeep
 from daemon.monitoring.counts import Pace
-from daemon.monitoring.devices import STATES
 from daemon.monitoring.disks import Disks
 from daemon.monitoring.inboxes import Count
 from daemon.monitoring.metrics import Metrics
+from daemon.monitoring.moments import LOOK_SECONDS, Limits
 from daemon.monitoring.snapshot import ExchangeState, LaneState, SegmentState, Snapshot, WorkerState
 from daemon.pipeline.coordinator import Pipeline
 
@@ -68,6 +68,7 @@ class Status:
         self._reload_problem = ""  # why the last reload changed nothing
         metrics.configuration_refused.set_function(lambda: float(self._is_refused()))
         self._pace = Pace()
+        self._limits = Limits()
         self.disks = disks or Disks({})
         self.waiting = waiting or Count(dict)
         self._oldest: float | None = None  # when the longest-waiting image was seen, in Unix seconds
@@ -111,6 +112,8 @@ class Status:
                 SegmentState(name, sum(lane.queued for lane in lanes))
                 for name, lanes in self._lanes().items()
             ],
+            limit=self._limits.limit,
+            moment=self._limits.last,
             notices=self._notices,
             settings_digest=self._settings_digest,
             uptime_seconds=round(time.monotonic() - self._started, 1),
@@ -127,6 +130,22 @@ class Status:
             await self.count_outdated()
         gpus = await to_thread.run_sync(self._metrics.gpu_states)
         return msgspec.structs.replace(self.snapshot(), gpus=gpus, stages=self._metrics.stage_states())
+
+    async def watch(self) -> None:
+        """Find out what limits the rate, once a second, until cancelled."""
+        while True:
+            # A driver that hangs must not keep the daemon from ending.
+            measure = partial(self._limits.measure, self._metrics.gpu_states)
+            load = await to_thread.run_sync(measure, abandon_on_cancel=True)
+            self._limits.add(
+                self._pipeline.states(),
+                load,
+                ended=self._counts.ended.total(),
+                in_flight=self._pipeline.in_flight,
+                has_files=self._has_files(),
+            )
+            self._metrics.limited(self._limits.limit.part)
+            await anyio.sleep(LOOK_SECONDS)
 
     async def count_outdated(self) -> Outdated | None:
         """How many files have results of earlier models, as of now; None if that cannot be found out."""
@@ -151,12 +170,7 @@ class Status:
         # The clock may have been set back.
         self._metrics.oldest_pending.set(max(0.0, time.time() - oldest) if oldest else 0.0)
         for name, lanes in self._lanes().items():
-            workers = [worker for lane in lanes for worker in lane.workers]
-            states = [worker.state for worker in workers]
-            for state in STATES:
-                self._metrics.workers.labels(name, state).set(states.count(state))
-            self._metrics.workers_short.labels(name).set(sum(worker.short_of_memory for worker in workers))
-            self._metrics.workers_sharing.labels(name).set(sum(worker.shared for worker in workers))
+            self._metrics.workers_measured(name, [worker for lane in lanes for worker in lane.workers])
         self._metrics.devices.measured(self._workers() + self._workers_of_looks())
         for station in self._pipeline.stations:
             station.measure()
@@ -258,6 +272,14 @@ class Status:
 
     def _sink_problems(self) -> list[str]:
         return self._pipeline.outbox.problems()
+
+    def _has_files(self) -> bool:
+        """Whether files wait to be read, or are unpacked. What is to be tried again later does not wait."""
+        pipeline = self._pipeline
+        if pipeline.unpacker and pipeline.schedule.has(pipeline.unpacker):
+            return True
+        is_idle = any(executor.is_idle for executor in pipeline.executors)
+        return not is_idle and self._counts.of(JobStatus.PENDING) > pipeline.in_flight
 
     def _lanes(self) -> dict[str, list[LaneState]]:
         """By segment: its part in each station."""

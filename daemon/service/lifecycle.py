@@ -108,6 +108,7 @@ class Service:
                     tasks.start_soon(self._obey, tasks, orders, pipeline, status)
                     tasks.start_soon(self._keep_models, tasks, pipeline, exchange)
                     tasks.start_soon(self._report, pipeline, status)
+                    tasks.start_soon(status.watch)
                     if not self.once:
                         tasks.start_soon(self._keeper.run)
                     files = OpenFiles(pipeline.ledger.path)

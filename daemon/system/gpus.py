@@ -6,6 +6,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import os
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -72,6 +73,12 @@ def list_gpus() -> list[Gpu]:
             described += found
             index += bool(found) or parts is not None
         return described
+
+
+def driver_errors() -> tuple[type[Exception], ...]:
+    """What `list_gpus` raises when the driver itself fails."""
+    pynvml = sys.modules.get("pynvml")
+    return (pynvml.NVMLError,) if pynvml else ()
 
 
 def driver_version() -> str | None:

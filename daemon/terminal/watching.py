@@ -174,6 +174,8 @@ def _parts(view: Observation) -> Iterator[RenderableType]:
         yield _bar(now)
     for problem in _problems(now):
         yield Text.from_markup(f"[yellow]{printable(problem)}[/yellow]")
+    if (limit := now.limit.sentence()) and not view.absence:
+        yield Text.from_markup(f"[dim]{printable(limit)}[/dim]")
     yield Text()
     counts = (now.pending, now.in_flight, now.done, now.failed, now.skipped, now.gone)
     names = ("pending", "in flight", "done", "failed", "skipped", "gone")

@@ -14,6 +14,7 @@ import msgspec
 from daemon.core.errors import WorkerLost
 from daemon.core.jobs import Attempt
 from daemon.core.messages import Item, Reply
+from daemon.monitoring.snapshot import LaneState
 from daemon.system.queues import drain
 from daemon.workers.pool import Pool
 from daemon.workers.worker import Worker
@@ -68,9 +69,8 @@ class Lane:
     def is_needed_by(self, attempt: Attempt) -> bool:
         return any(stage not in attempt.content.outputs for stage in self.stages)
 
-    def queued(self) -> int:
-        """Images that wait for a worker."""
-        return self._queue.qsize()
+    def state(self) -> LaneState:
+        return LaneState(self.name, self._queue.qsize(), self.pool.health(), self.batch_size)
 
     async def put(self, attempt: Attempt, *, suspect: bool) -> None:
         """Queue an attempt, waiting for room. suspect: a worker may have died of it, so it runs alone."""

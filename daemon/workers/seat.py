@@ -74,4 +74,6 @@ class Seat:
             gpu_bytes=beat.device_used_bytes,
             gpu_peak_bytes=max(self.peak_bytes, beat.device_peak_bytes),
             ready_at=self.ready_at,
+            threads=self.setup.threads,
+            busy=worker.busy if worker else 0,
         )

@@ -41,6 +41,11 @@ class Slab:
         """Room for `length` bytes, if it is free now and nobody is waiting."""
         return None if self._waiting else self._take(length)
 
+    @property
+    def is_awaited(self) -> bool:
+        """Whether somebody waits for room."""
+        return bool(self._waiting)
+
     async def reserve(self, length: int) -> Extent:
         """Wait, first come first served, until `length` bytes are free. The caller must have asked `fits`."""
         extent = self.try_reserve(length)

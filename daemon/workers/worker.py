@@ -87,6 +87,11 @@ class Worker:
         )
         return cls(setup, device, *child)
 
+    @property
+    def busy(self) -> int:
+        """Its threads that have a batch; all of them while one image is to run alone."""
+        return self.slots if self.alone else len(self._pending)
+
     async def load(self, timeout_seconds: float) -> Ready:
         """Wait until its models are loaded. Raises WorkerLost."""
         try:

@@ -42,6 +42,9 @@ OVERVIEW: dict[str, list[Panel]] = {
         Panel("Results reused", "Results of a stage taken from the ledger: the same bytes and the same model.",
               "suffix: results/s",
               {"{{stage}}": "sum by (stage) (rate(visiond_reused_results_total{M}[$__rate_interval]))"}),
+        Panel("What limits the rate", "Machines by the part that limits them; an idle one has none. input: the workers lack"
+              " files; workers: their threads are occupied, neither GPUs nor cores are. docs/monitoring.md says what to do.",
+              "short", {"{{part}}": "sum by (part) (visiond_limited_by{M})"}, width=24, stacked=True),
     ],
     "Inboxes and devices": [
         Panel("Images by inbox", "Images that became DONE, by the inbox that they came from.", IMAGES_PER_SECOND,

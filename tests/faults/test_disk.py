@@ -100,6 +100,18 @@ def test_full_results_pause_the_daemon_until_there_is_room_and_read_only_ones_do
         place.assert_kept(DONE=150)
 
 
+@pytest.mark.parametrize("different", [1500, 1], ids=["images that are processed", "results that are reused"])
+def test_publishing_limits_while_results_cannot_be_written(different: int, tmp_path: Path) -> None:
+    place = Place(tmp_path)
+    place.drop("known.ppm", picture(0))
+    with mounted(place.site.results, "32k"), Daemon(place) as daemon:
+        daemon.wait_idle(1)
+        for number in range(1500):  # more than may wait for it
+            place.drop(f"{number}.ppm", picture(number % different))
+        daemon.wait_until(lambda status: status["limit"]["part"] == "publish", "publishing that limits")
+        assert daemon.metric("visiond_limited_by", part="publish") == 1
+
+
 @pytest.mark.parametrize(
     ("bins", "fate"), [("none", "move"), ("none", "delete"), ("copy", "delete"), ("move", "keep")]
 )

@@ -8,9 +8,9 @@ from typing import Any, cast
 
 import pytest
 
-from daemon.measure import steady as module
-from daemon.measure.meter import DAEMON, DECODERS, WORKERS, LoadSample, Meter, StatusSample
+from daemon.measure.meter import Meter
 from daemon.measure.steady import Steady, find_steady, measure_rate
+from daemon.monitoring.limits import Moment
 
 
 def stairs(workers: int, batch: int, batches: int, seconds: float) -> list[float]:
@@ -45,83 +45,34 @@ def test_few_batches_are_measured_as_a_whole() -> None:
     assert measure_rate([0.0, 0.0, 2.0, 2.0])[0] == pytest.approx(1.5)
 
 
-def watched(
-    gpu: float | None = None,
-    cpu: tuple[float, float, float] = (0.0, 0.0, 0.0),
-    stage_seconds: float = 0.0,
-    **look: Any,
-) -> Meter:
-    """A run of 100 s. cpu: cores of decoders, workers and daemon; stage_seconds: in each second."""
-    usual = {"unread": 500, "in_flight": 300, "queued": 200, "slab_share": 0.5, "workers": 2}
-    usual |= {"devices": ["cpu" if gpu is None else "cuda:1"]} | look
-    times = range(0, 101)
-    return cast(
-        "Meter",
-        SimpleNamespace(
-            devices=["cuda:0", "cuda:1"],
-            threads_per_worker=2,
-            looks=[StatusSample(at=at, stage_seconds=at * stage_seconds, **usual) for at in times],
-            samples=[
-                LoadSample(
-                    at,
-                    [0.99, gpu],  # the first GPU is another program's
-                    [],
-                    0,
-                    0,
-                    {kind: at * cores for kind, cores in zip((DECODERS, WORKERS, DAEMON), cpu, strict=True)},
-                    decoders=4,
-                )
-                for at in times
-            ],
-        ),
-    )
+def watched(seconds: int = 101, **more: Any) -> Meter:
+    """A run that began at 5,000 s, at which 8 cores were looked at once a second; the first 15 s were idle."""
+    busy = {"in_flight": 300, "occupied": 1.0, "cores": 8} | more
+    idle = {"in_flight": 300, "occupied": 0.0, "waiting": {"input": 1.0}, "cores": 8}
+    moments = [
+        Moment(
+            **{"at": 5000.0 + at, "ended": 10 * at, "cpu_seconds": {"workers": 6.0 * at}}
+            | (busy if at >= 15 else idle)
+        )
+        for at in range(seconds)
+    ]
+    return cast("Meter", SimpleNamespace(started=5000.0, moments=moments))
 
 
-def judge(meter: Meter, monkeypatch: pytest.MonkeyPatch, lag_seconds: float = 0.1) -> Steady:
-    """Ten images in each second, on eight cores."""
-    monkeypatch.setattr(module, "count_cores", lambda: 8)
-    return find_steady([number / 10 for number in range(1000)], lag_seconds, meter)
+def judge(meter: Meter) -> Steady:
+    """Ten images in each second."""
+    return find_steady([number / 10 for number in range(1000)], meter)
 
 
-@pytest.mark.parametrize(
-    ("meter", "lag_seconds", "part", "share"),
-    [
-        (watched(gpu=0.95, cpu=(2, 1, 1)), 0.1, "gpu", 0.95),
-        (watched(cpu=(1, 1, 1), stage_seconds=3.8), 0.1, "gpu", 0.95),
-        (watched(gpu=0.4, cpu=(3.6, 1, 1)), 0.1, "decode", 0.9),
-        (watched(gpu=0.4, queued=0), 0.1, "read", 1.0),
-        (watched(gpu=0.4, queued=0, unread=0), 0.1, "input", 1.0),
-        (watched(gpu=0.4), 8.0, "publish", 0.8),
-        (watched(gpu=0.4, queued=0, slab_share=0.95, cpu=(2, 1, 1)), 0.1, "decode", 0.5),
-        (watched(gpu=0.6, cpu=(2, 4, 1.5)), 0.1, "gpu", 0.6),
-        (watched(gpu=0.6, cpu=(2, 1, 4.5)), 0.1, "read", 0.0),
-    ],
-    ids=["gpu", "cpu", "decoders", "reading", "input", "publishing", "slab", "workers' cores", "own cores"],
-)
-def test_the_part_that_is_occupied_most_limits(
-    meter: Meter, lag_seconds: float, part: str, share: float, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    steady = judge(meter, monkeypatch, lag_seconds)
-    assert steady.limited_by == part
-    assert steady.shares[part] == pytest.approx(share)
-
-
-def test_a_full_slab_is_named_when_nothing_is_busy(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert "slab_bytes" in judge(watched(gpu=0.6, slab_share=0.95), monkeypatch).why
-    assert "slab_bytes" not in judge(watched(gpu=0.95, slab_share=0.95), monkeypatch).why
-
-
-def test_cores_and_gpus_in_use_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
-    steady = judge(watched(gpu=0.4, cpu=(3, 2, 1)), monkeypatch)
+def test_what_the_daemon_measured_in_the_middle_of_a_run_counts() -> None:
+    steady = judge(watched(gpu_busy=0.4))
+    assert (steady.limited_by, steady.shares["workers"]) == ("workers", 1.0)
     assert (steady.gpu_busy, steady.cores_busy) == (pytest.approx(0.4), pytest.approx(6 / 8))
     assert steady.cpu_milliseconds == pytest.approx(600)
-    assert judge(watched(cpu=(3, 2, 1)), monkeypatch).gpu_busy is None
+    assert judge(watched()).gpu_busy is None
 
 
-@pytest.mark.parametrize("few", ["samples", "looks"])
-def test_of_a_short_run_nothing_but_its_rate_is_said(few: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    meter = watched(gpu=0.5)
-    monkeypatch.setattr(meter, few, getattr(meter, few)[:16])
-    steady = judge(meter, monkeypatch)
+def test_of_a_short_run_nothing_but_its_rate_is_said() -> None:
+    steady = judge(watched(seconds=17, gpu_busy=0.4))
     assert steady.images_per_second == pytest.approx(10, rel=0.01)
-    assert (steady.cores_busy, steady.limited_by) == (None, "")
+    assert (steady.cores_busy, steady.cpu_milliseconds, steady.limited_by) == (None, None, "")

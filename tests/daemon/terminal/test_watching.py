@@ -20,6 +20,7 @@ from rich.console import Console
 from daemon.config.loading import load
 from daemon.config.state import CONTROL
 from daemon.core.errors import NotAnswering, NotRunning
+from daemon.monitoring.limits import Limit
 from daemon.monitoring.snapshot import GpuState, SegmentState, Snapshot, StageState, WorkerState
 from daemon.terminal.control import ask_status
 from daemon.terminal.watching import Observation, StatusPoller, line, picture
@@ -42,6 +43,7 @@ NOW = Snapshot(
     segments=[SegmentState("ocr", 7)],
     stages=[StageState("ocr", 100, 2.0, 1)],
     gpus=[GpuState("cuda:0", "H200", 1 << 30, 8 << 30, 0.5)],
+    limit=Limit(part="input", why="nothing is there"),
 )
 SAVED = msgspec.structs.replace(NOW, running=False, pending=29, uptime_seconds=0.0)
 
@@ -143,6 +145,7 @@ def test_the_picture_has_rate_queue_stage_gpu_workers_and_the_time_to_go() -> No
     rows = [" ".join(row.split()) for row in shown.splitlines()]
     assert rows[0].startswith("2.5 images/s, 30 pending, 1 of 2 workers ready, 0:00:12 to go")
     assert rows[2].endswith("10 of 40 since the start")
+    assert rows[3].startswith("limited by input: nothing is there.")
     assert "ocr 7 1 of 2 0 of 0 MiB" in rows
     assert "ocr 25.0 20.00 150 1" in rows
     assert "cuda:0 H200 50% 1,024 8,192 1 of 2" in rows

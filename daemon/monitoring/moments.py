@@ -1,0 +1,107 @@
+"""Looks once a second at what limits the rate: at the machine, and at what the stations know of themselves."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections import deque
+from collections.abc import Callable, Collection, Iterator, Sequence
+from typing import NamedTuple
+
+from daemon.monitoring.limits import INPUT, PUBLISH, READ, Limit, Moment, find_limit
+from daemon.monitoring.processes import CpuTimes
+from daemon.monitoring.snapshot import GpuState, LaneState, StationState, WorkerState
+from stages.contract.processes import count_cores
+
+LOOK_SECONDS = 1.0  # between two moments
+KEPT = 10  # moments
+
+
+class Load(NamedTuple):
+    """What processes and GPUs do."""
+
+    cpu_seconds: dict[str, float]
+    decoders: int
+    gpus: Sequence[GpuState]
+
+
+class Limits:
+    """The last moments, and what limited meanwhile."""
+
+    def __init__(self) -> None:
+        self.limit = Limit()
+        self._moments: deque[Moment] = deque(maxlen=KEPT)
+        self._cpu = CpuTimes(os.getpid())
+        self._cores = count_cores()
+
+    @property
+    def last(self) -> Moment | None:
+        return self._moments[-1] if self._moments else None
+
+    def measure(self, ask_gpus: Callable[[], Sequence[GpuState]]) -> Load:
+        """Reads files of /proc and asks the driver: call it in a thread."""
+        return Load(*self._cpu.read(), ask_gpus())
+
+    def add(
+        self, states: Sequence[StationState], load: Load, *, ended: int, in_flight: int, has_files: bool
+    ) -> None:
+        """has_files: whether files wait to be read or are unpacked."""
+        occupied, waiting = find_waits(states, has_files=has_files)
+        used = {part for worker in _workers(states) for part in worker.device.split("+")}
+        loads = [gpu.busy for gpu in load.gpus if gpu.device in used and gpu.busy is not None]
+        self._moments.append(
+            Moment(
+                at=time.time(),
+                ended=ended,
+                in_flight=in_flight,
+                occupied=occupied,
+                waiting=waiting,
+                crowded=any(
+                    state.waits_for_room and state.lanes[0].queued < state.lanes[0].batch_size
+                    for state in states
+                ),
+                gpu_busy=sum(loads) / len(loads) if loads else None,
+                cpu_seconds=load.cpu_seconds,
+                decoders=load.decoders,
+                cores=self._cores,
+            )
+        )
+        self.limit = find_limit(self._moments)
+
+
+def find_waits(states: Collection[StationState], *, has_files: bool) -> tuple[float | None, dict[str, float]]:
+    """Shares of the threads of ready workers: those with a batch, of the segment that has most; and what those without one
+    wait for. A thread that waits for another segment, or for room in the slab, is not counted.
+
+    The first segment can wait for files, and the last one until earlier results are published.
+    """
+    threads: dict[str, int] = {}
+    busy: dict[str, int] = {}
+    for lane in [lane for state in states for lane in state.lanes]:
+        threads[lane.name] = threads.get(lane.name, 0) + sum(w.threads for w in _ready(lane))
+        busy[lane.name] = busy.get(lane.name, 0) + sum(w.busy for w in _ready(lane))
+    shares = [busy[name] / threads[name] for name in threads if threads[name]]
+    waiting: dict[str, float] = {}
+    for lane, part in [wait for state in states for wait in _waits_of(state, has_files=has_files)]:
+        free = sum(worker.threads - worker.busy for worker in _ready(lane))
+        waiting[part] = waiting.get(part, 0.0) + free / max(1, threads[lane.name])
+    return max(shares, default=None), waiting
+
+
+def _waits_of(state: StationState, *, has_files: bool) -> Iterator[tuple[LaneState, str]]:
+    """What the free threads of the first and of the last segment wait for."""
+    first, last = state.lanes[0], state.lanes[-1]
+    if last.queued or state.is_backed_up:
+        yield last, PUBLISH
+        if last is first:
+            return
+    if not first.queued and not state.waits_for_room:
+        yield first, READ if has_files else INPUT
+
+
+def _ready(lane: LaneState) -> list[WorkerState]:
+    return [worker for worker in lane.workers if worker.state == "ready"]
+
+
+def _workers(states: Collection[StationState]) -> list[WorkerState]:
+    return [worker for state in states for lane in state.lanes for worker in _ready(lane)]
