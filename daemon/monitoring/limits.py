@@ -19,6 +19,7 @@ IN_DECODERS, IN_WORKERS, IN_DAEMON = (
     "daemon",
 )  # kinds of process; others count as the daemon
 FULL = 0.9  # of a part's time, from which it counts as busy all the time
+STARVED = 0.25  # of the workers' threads, from which what they wait for limits; at the end of a run some always wait
 FEWEST = 3  # moments that say anything
 
 
@@ -82,7 +83,7 @@ def find_limit(moments: Sequence[Moment]) -> Limit:
     - gpu: the GPUs in use are busy for 90 % of the time; decode: the decoders are, of what they, or all cores if there are
       fewer, have;
     - all cores are 90 % busy: the part whose processes use most of them. Without GPUs the workers' are those of the part gpu;
-    - read, publish, input: more than 10 % of the workers' threads wait for it, and more than for the others;
+    - read, publish, input: more than a quarter of the workers' threads wait for it, and more than for the others;
     - workers: their threads are occupied.
 
     Nothing limits if no image ended meanwhile and none is in flight at the end.
@@ -152,7 +153,7 @@ def _choose(shares: Mapping[str, float], cores_busy: float, cpu: Mapping[str, fl
         part = {IN_DECODERS: DECODE, IN_WORKERS: of_workers, IN_DAEMON: of_daemon}[kind]
         owner = "daemon itself" if kind == IN_DAEMON else kind
         return part, f"the cores are {cores_busy:.0%} busy, most of them with the {owner}"
-    if shares[WORKERS] < FULL and shares[wait] > 1 - FULL:
+    if shares[wait] > STARVED:
         because = {
             READ: "until files are read or unpacked",
             PUBLISH: "until results are in the ledger and published",
