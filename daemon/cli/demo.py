@@ -24,9 +24,9 @@ from daemon.service.start import run as run_daemon
 from daemon.terminal.display import console, print_outcomes, printable
 from daemon.terminal.options import read_config
 from daemon.terminal.progress import Progress
-from stages.contract import processes
 from stages.contract.binning import text_of
-from stages.scenes import generator
+from stages.contract.processes import environment, python
+from stages.scenes.generator import write_samples
 from stages.scenes.photographs import find_photographs
 from stages.scenes.truth import TRUTH
 
@@ -92,8 +92,8 @@ def run_demo(folder: Path, count: int, *, models: str = "", keep: bool = False) 
 
 def set_up_models(name: str, config_file: Path) -> None:
     """In a process of its own, as this one becomes a daemon, which never imports torch. Raises Exit if it fails."""
-    words = processes.python("-m", "daemon", "setup", name, "--yes", "--config", str(config_file))
-    if status := subprocess.run(words, env=processes.environment(), check=False).returncode:
+    words = python("-m", "daemon", "setup", name, "--yes", "--config", str(config_file))
+    if status := subprocess.run(words, env=environment(), check=False).returncode:
         raise typer.Exit(status)
 
 
@@ -102,7 +102,7 @@ def drop_images(folder: Path, count: int) -> int:
     Returns how many are new."""
     samples = folder / "samples"
     if not (samples / TRUTH).exists():
-        generator.write_samples(samples, count, SEED)
+        write_samples(samples, count, SEED)
     photographs = find_photographs()[:2]
     images = [path for path in sorted(samples.iterdir()) if path.name != TRUTH]
     missing = [source for source in (*images, *photographs) if not (folder / "inbox" / source.name).exists()]

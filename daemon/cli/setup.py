@@ -66,8 +66,7 @@ def setup(
     from daemon.cli.recovery import redo
     from daemon.terminal import control
 
-    if not use_set(name, config, permissive=permissive, allow_pickle=allow_pickle, quick=quick, yes=yes):
-        raise typer.Exit(os.EX_CONFIG)
+    use_set(name, config, permissive=permissive, allow_pickle=allow_pickle, quick=quick, yes=yes)
     settings = read_config(config)
     running = control.find_snapshot(settings) is not None
     if running:
@@ -92,9 +91,9 @@ def use_set(
     allow_pickle: bool = False,
     quick: bool = False,
     yes: bool = False,
-) -> bool:
-    """Download the models of a set, write them into daemon.toml, and check them. Returns whether the check found no error.
-    Raises WrongArgument, ModelsUnusable, NotWritable, ConfigError; daemon.toml is then as it was."""
+) -> None:
+    """Download the models of a set, write them into daemon.toml, and check them. Raises WrongArgument, ModelsUnusable,
+    NotWritable, ConfigError, also for what works only without these models; daemon.toml is then as it was."""
     from daemon.config.values import read_text
     from daemon.measure.edit import set_keys
 
@@ -114,11 +113,16 @@ def use_set(
                 ask(f"Set this up in {file}?")
             pull(settings, missing, allow_pickle=allow_pickle)
     except (ModelsUnusable, NotWritable) as error:
-        raise type(error)(
-            f"{error}\n{file} is as it was; models are kept in {settings.models.folder}."
-        ) from error
-    print(write(settings, file, before, after))
-    return check(read_config(config), file, quick=quick)
+        state = f"{file} is as it was" if before else "No settings were written"
+        folder = settings.models.folder
+        kept = f"; what was downloaded is kept in {folder}" if folder.exists() else ""
+        raise type(error)(f"{error}\n{state}{kept}.") from error
+    known = find_errors(settings, file if before else None, quick=True)
+    before, said = write(file, config, models)
+    print(said)
+    if new := find_errors(read_config(config), file, quick=quick, show=True) - known:
+        restore(file, before)
+        raise ConfigError([f"{file} is as it was: with these models {problem}" for problem in sorted(new)])
 
 
 def choose_models(settings: Config, name: str, *, permissive: bool) -> dict[str, str]:
@@ -194,10 +198,11 @@ def show_plan(settings: Config, models: Mapping[str, str], missing: Mapping[str,
     from stages.weights.sets import license_of
 
     print_table(
-        ("stage", "model", "license", "download", f"images/s alone, {GPU}"),
+        ("stage", "now", "model", "license", "download", f"images/s alone, {GPU}"),
         (
             (
                 stage,
+                describe_present(section_of(settings, stage)),
                 model or "included",
                 license_of(model),
                 describe_size(missing[model]) if model in missing else "-",
@@ -210,6 +215,11 @@ def show_plan(settings: Config, models: Mapping[str, str], missing: Mapping[str,
     if {CATALOG[model].repository for model in models.values() if model} == {*SOURCES.values()}:
         for sentence in compare(list_gpus()):
             console.print(printable(sentence))
+
+
+def describe_present(section: StageSection) -> str:
+    """What a stage has in daemon.toml, which the set replaces."""
+    return " ".join(filter(None, (section.backend, section.model))) or "-"
 
 
 def describe_size(parts: Iterable[Part]) -> str:
@@ -246,13 +256,16 @@ def describe_placement(settings: Config, models: Mapping[str, str], missing: Map
 def check_room(settings: Config, file: Path, missing: Mapping[str, list[Part]]) -> None:
     """Raises NotWritable, before gigabytes are downloaded and not after it."""
     from daemon.monitoring.disks import find_existing
+    from stages.contract.manifest import list_files
 
-    if not os.access(file.parent, os.W_OK):
-        raise NotWritable(f"{file.parent} is not writable. Run this as a user who may change {file}.")
+    if not os.access(file.resolve().parent, os.W_OK):
+        raise NotWritable(
+            f"{file.resolve().parent} is not writable. Run this as a user who may change {file}."
+        )
     if not missing:
         return
     folder = settings.models.folder
-    begun = sum(path.stat().st_size for path in folder.glob(".*.partial/**/*") if path.is_file())
+    begun = sum(file.stat().st_size for part in partial_folders(folder, missing) for file in list_files(part))
     free = shutil.disk_usage(find_existing(folder)).free + begun
     sizes = {name: size for parts in missing.values() for part in parts for name, size in needed(part)}
     need = sum(sizes.values())
@@ -266,6 +279,13 @@ def check_room(settings: Config, file: Path, missing: Mapping[str, list[Part]]) 
             f"{folder} has no room for these models: {describe_bytes(need - free)} are missing. Free them, or name a folder "
             "of another disk as `folder` under [models]."
         )
+
+
+def partial_folders(folder: Path, models: Iterable[str]) -> Iterable[Path]:
+    """Those of downloads of these models that were interrupted."""
+    from stages.weights.names import read_reference
+
+    return [part for m in models if (part := folder / f".{read_reference(m).folder}.partial").is_dir()]
 
 
 def needed(part: Part) -> Iterable[tuple[str, int]]:
@@ -292,35 +312,62 @@ def pull(settings: Config, models: Collection[str], *, allow_pickle: bool) -> No
         with written_into(folder):
             folder.mkdir(parents=True)
             hand_over(folder)  # root pulls for the service, whose account may pull others later
-    pull_named(settings, list(models), allow_pickle=allow_pickle, explain=False)
+    try:
+        pull_named(settings, list(models), allow_pickle=allow_pickle, explain=False)
+    finally:
+        if os.geteuid() == 0:
+            for path in sorted(folder.rglob("*")):
+                hand_over(path)
 
 
-def write(settings: Config, file: Path, before: str, after: str) -> str:
-    """Change daemon.toml, all at once. Returns a sentence about it. Raises NotWritable."""
+def write(file: Path, config: Path | None, models: Mapping[str, str]) -> tuple[str, str]:
+    """Change daemon.toml, all at once, as it is now: somebody may have changed it during the download. Returns its text
+    before, or none, and a sentence. Raises NotWritable, ConfigError."""
     from daemon.config.state import LEDGER
+    from daemon.config.values import read_text
     from daemon.ledger.files import written_whole
-    from daemon.measure.edit import replace_file
+    from daemon.measure.edit import replace_file, set_keys
 
+    settings, before = read_config(config), read_text(file) if file.exists() else ""
+    after, ledger = set_keys(before or HEADER, list_keys(settings, models)), settings.state.path / LEDGER
     if before == after:
-        return f"The models are here, and {file} names them."
-    ledger = settings.state.path / LEDGER
+        return before, f"The models are here, and {file} names them."
     if before:
-        return f"{file} is changed; the old one is {replace_file(file, after, ledger, 'setup')}."
+        return (
+            before,
+            f"{file} is changed; the old one is {replace_file(file, after, ledger, name_copy(file))}.",
+        )
     with written_whole(file, ledger, force=True) as partial:
         partial.write_text(after)
-    return f"{file} is made."
+    return before, f"{file} is made."
 
 
-def check(settings: Config, file: Path, *, quick: bool) -> bool:
-    """As `visiond check`. Beside a daemon no stage is built, as it has the GPU's memory."""
+def name_copy(file: Path) -> str:
+    """For `replace_file`, which would overwrite the copy of an earlier setup."""
+    names = ("setup", *(f"setup-{number}" for number in range(2, 1000)))
+    file = file.resolve()
+    return next(name for name in names if not file.with_name(f"{file.name}.before-{name}").exists())
+
+
+def restore(file: Path, text: str) -> None:
+    if text:
+        file.resolve().write_text(text)
+    else:
+        file.unlink(missing_ok=True)
+
+
+def find_errors(settings: Config, file: Path | None, *, quick: bool, show: bool = False) -> set[str]:
+    """The errors of `visiond check`. Beside a daemon no stage is built: it has the GPU's memory. show: print all findings."""
     from daemon.cli.check import examine
     from daemon.terminal import control
 
-    grades = set()
+    errors = set()
     for finding in examine(settings, file, quick=quick or control.find_snapshot(settings) is not None):
-        print_finding(finding.grade, finding.text)
-        grades.add(finding.grade)
-    return "error" not in grades
+        if show:
+            print_finding(finding.grade, finding.text)
+        if finding.grade == "error":
+            errors.add(finding.text)
+    return errors
 
 
 def count_stale(settings: Config) -> int:

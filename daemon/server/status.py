@@ -134,8 +134,12 @@ class Status:
     async def watch(self) -> None:
         """Find out what limits the rate, once a second, until cancelled."""
         while True:
+            seats = [
+                worker for state in self._pipeline.states() for lane in state.lanes for worker in lane.workers
+            ]
+            has_gpu = any(worker.device.startswith("cuda") for worker in seats)
             # A driver that hangs must not keep the daemon from ending.
-            measure = partial(self._limits.measure, self._metrics.gpu_states)
+            measure = partial(self._limits.measure, self._metrics.gpu_states if has_gpu else list)
             load = await to_thread.run_sync(measure, abandon_on_cancel=True)
             self._limits.add(
                 self._pipeline.states(),

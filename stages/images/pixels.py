@@ -110,6 +110,7 @@ def write_rgb(data: memoryview, header: Header, out: memoryview) -> None:
     ):
         return
     with _open(data, header) if plain is None else _picture_of(plain) as image:
+        plain = None  # Pillow has copied RGB
         if image.size != size and header.format != "AVIF":  # which may be cropped
             raise ImageError(Reason.HEADER, f"the header says {size[0]}×{size[1]}, the picture {image.size}")
         image.info.pop("xmp", None)  # Pillow would read an orientation from it that no other program applies

@@ -15,7 +15,6 @@ import pytest
 
 from daemon.cli import setup
 from daemon.config.loading import load, parse
-from daemon.measure.edit import set_keys
 from daemon.monitoring.notices import list_notices
 from stages.weights.catalog import CATALOG
 from stages.weights.packs import list_packs
@@ -216,11 +215,36 @@ def test_what_a_user_chose_for_other_scripts_tags_and_backends_stays_or_follows_
     assert "document" in keys["stages", "clip", "options", "labels"]
 
 
-def test_a_file_of_settings_is_made_where_there_is_none(tmp_path: Path) -> None:
-    config, file = parse({}, tmp_path), tmp_path / "daemon.toml"
-    keys = setup.list_keys(config, setup.choose_models(config, "balanced", permissive=False))
-    assert setup.write(config, file, "", set_keys(setup.HEADER, keys)) == f"{file} is made."
-    assert load(file).stages.blip.model == "blip-large"
+def test_what_works_only_without_the_models_is_named_and_the_configuration_stays(
+    place: Place, sent: list[str]
+) -> None:
+    old = COMMENTED.replace(', "clip", "blip"', "") + "[stages.yolo.options]\niou = 0.6\n"
+    place.config.write_text(old)
+    refused = place.command("setup", "--yes", "--quick")
+    assert (refused.returncode, place.config.read_text()) == (os.EX_CONFIG, old)
+    assert (
+        "daemon.toml is as it was: with these models stages.yolo.options.iou: unknown key" in refused.stderr
+    )
+
+
+def test_a_folder_without_settings_and_inbox_gets_settings(tmp_path: Path, sent: list[str]) -> None:
+    command = [sys.executable, "-P", "-m", "daemon", "setup", "--yes", "--quick"]
+    done = subprocess.run(
+        command, cwd=tmp_path, capture_output=True, text=True, timeout=2 * PATIENCE, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "inbox does not exist" in done.stdout
+    assert load(tmp_path / "daemon.toml").stages.blip.model == "blip-large"
+
+
+def test_what_somebody_changes_meanwhile_and_the_first_copy_stay(place: Place) -> None:
+    place.config.write_text(COMMENTED + "[log]\nlevel = 'error'\n")  # since the models were chosen
+    changed, _ = setup.write(place.config, place.config, MODELS)
+    assert load(place.config).log.level == "error"
+    setup.write(place.config, place.config, {"yolo": "d-fine-nano"})
+    copies = [place.folder / f"daemon.toml.before-{name}" for name in ("setup", "setup-2")]
+    assert copies[0].read_text() == changed
+    assert copies[1].read_text() != changed
 
 
 def test_what_says_that_models_are_a_demonstration_ends_with_the_command_that_replaces_them(
