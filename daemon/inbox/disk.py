@@ -43,7 +43,13 @@ class FolderOrigin:
             yield (entry[0], Version.of(entry[1]), stat.S_ISREG(entry[1].st_mode)) if entry else None
 
     def read(self, jobs: Sequence[tuple[Job, Extent]], slab: Slab) -> dict[int, Read]:
-        return {job.id: self._read(job, slab.window(extent)) for job, extent in jobs}
+        found = {}
+        for job, extent in jobs:
+            with slab.window(
+                extent
+            ) as window:  # an error that is kept has frames, which may outlive the slab
+                found[job.id] = self._read(job, window)
+        return found
 
     def _read(self, job: Job, window: memoryview) -> Read:
         """Raises OSError for what keeps every file from being read."""

@@ -134,22 +134,24 @@ class Status:
     async def watch(self) -> None:
         """Find out what limits the rate, once a second, until cancelled."""
         while True:
-            seats = [
-                worker for state in self._pipeline.states() for lane in state.lanes for worker in lane.workers
-            ]
-            has_gpu = any(worker.device.startswith("cuda") for worker in seats)
-            # A driver that hangs must not keep the daemon from ending.
-            measure = partial(self._limits.measure, self._metrics.gpu_states if has_gpu else list)
-            load = await to_thread.run_sync(measure, abandon_on_cancel=True)
-            self._limits.add(
-                self._pipeline.states(),
-                load,
-                ended=self._counts.ended.total(),
-                in_flight=self._pipeline.in_flight,
-                has_files=self._has_files(),
-            )
-            self._metrics.limited(self._limits.limit.part)
+            with contextlib.suppress(OSError):  # /proc cannot be read now: the next look may be possible
+                await self._look()
             await anyio.sleep(LOOK_SECONDS)
+
+    async def _look(self) -> None:
+        lanes = [lane for state in self._pipeline.states() for lane in state.lanes]
+        has_gpu = any(worker.device.startswith("cuda") for lane in lanes for worker in lane.workers)
+        # A driver that hangs must not keep the daemon from ending.
+        measure = partial(self._limits.measure, self._metrics.gpu_states if has_gpu else list)
+        load = await to_thread.run_sync(measure, abandon_on_cancel=True)
+        self._limits.add(
+            self._pipeline.states(),
+            load,
+            ended=self._counts.ended.total(),
+            in_flight=self._pipeline.in_flight,
+            has_files=self._has_files(),
+        )
+        self._metrics.limited(self._limits.limit.part)
 
     async def count_outdated(self) -> Outdated | None:
         """How many files have results of earlier models, as of now; None if that cannot be found out."""

@@ -15,6 +15,7 @@ import pytest
 
 from daemon.cli import setup
 from daemon.config.loading import load, parse
+from daemon.core import hints
 from daemon.monitoring.notices import list_notices
 from stages.weights.catalog import CATALOG
 from stages.weights.packs import list_packs
@@ -237,7 +238,10 @@ def test_a_folder_without_settings_and_inbox_gets_settings(tmp_path: Path, sent:
     assert load(tmp_path / "daemon.toml").stages.blip.model == "blip-large"
 
 
-def test_what_somebody_changes_meanwhile_and_the_first_copy_stay(place: Place) -> None:
+def test_what_somebody_changes_meanwhile_and_the_first_copy_stay(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(hints, "_options", [])  # messages of other tests name no configuration
     place.config.write_text(COMMENTED + "[log]\nlevel = 'error'\n")  # since the models were chosen
     changed, _ = setup.write(place.config, place.config, MODELS)
     assert load(place.config).log.level == "error"

@@ -77,6 +77,21 @@ def test_while_no_file_can_be_opened_no_file_is_blamed(
     assert [read for read, _ in take_in(slab, inbox, *jobs)] == [digest_of(DATA)] * 2
 
 
+def test_the_slab_can_be_closed_while_an_error_of_reading_is_kept(
+    inbox: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_arguments: object, **_options: object) -> int:
+        raise OSError(errno.ENFILE, "Too many open files in system")
+
+    slab, job = Slab(1 << 20), drop(inbox)
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "open", refuse)
+        with pytest.raises(OSError, match="in system") as kept:
+            take_in(slab, inbox, job)
+    slab.close()
+    assert kept.value.__traceback__
+
+
 def test_images_that_failed_to_be_read_just_before_a_pause_are_read_again_with_the_others(
     inbox: Path, slab: Slab, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -442,7 +442,10 @@ async def test_a_gpu_is_crowded_while_another_worker_is_ready_there_or_others_ha
     card.fill(1)
     assert await held._is_crowded(first)
     card.clear()
-    second.state, second.worker = "ready", cast(Any, SimpleNamespace(heard_at=time.monotonic(), beat=Beat(0)))
+    second.state, second.worker = (
+        "ready",
+        cast(Any, SimpleNamespace(heard_at=time.monotonic(), beat=Beat(0), busy=0)),
+    )
     assert await held._is_crowded(first)
 
 
@@ -450,7 +453,7 @@ async def test_that_a_gpu_is_full_is_not_shown_for_longer_than_it_is_known() -> 
     """The image that did not fit may have been done by another GPU, and no other has come."""
     setup = Setup("w", "cuda:0", [], slab_bytes=0, threads=1, decoders=1, limits=Limits(), cascade=None)
     now = time.monotonic()
-    worker = SimpleNamespace(heard_at=now, beat=Beat(0), answered=0, shared=False, stages_loaded=[])
+    worker = SimpleNamespace(heard_at=now, beat=Beat(0), busy=0, answered=0, shared=False, stages_loaded=[])
     seat = Seat(setup, "cuda:0", {}, state="ready", worker=cast(Any, worker), full_until=now + 60)
     assert (seat.describe().state, seat.describe().short_of_memory) == ("waiting", True)
     seat.full_until = now - 1
