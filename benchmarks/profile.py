@@ -1,7 +1,9 @@
 """Profiles a worker by stage and by GPU kernel: batches of the standard job from memory, in one process.
 
     python -m benchmarks.profile --count 1000 --batch 128
+    python -m benchmarks.profile --kind phone --count 256
 
+--kind is one of `visiond bench --inputs`.
 `visiond bench` measures how fast the daemon is; this shows where its time goes.
 """
 
@@ -24,6 +26,7 @@ from benchmarks.harness import read_options
 from daemon.core.messages import Batch
 from daemon.layout.layout import Layout
 from daemon.measure.ceiling import fill
+from daemon.measure.inputs import PDF, STANDARD, list_files
 from daemon.measure.place import Place
 from daemon.monitoring.metrics import Metrics
 from daemon.workers.chain import Chain
@@ -38,9 +41,11 @@ NAME = 100  # characters of a kernel's name
 
 def main() -> None:
     # seconds: for each number of threads; top: kernels to list
-    arguments = read_options(__doc__, folder=Path("bench"), count=512, batch=128, seconds=4.0, top=40)
+    arguments = read_options(
+        __doc__, folder=Path("bench"), kind=STANDARD, count=512, batch=128, seconds=4.0, top=40
+    )
     keep_memory()
-    chain, batches = load(Place(arguments.folder), arguments.count, arguments.batch)
+    chain, batches = load(Place(arguments.folder), arguments.kind, arguments.count, arguments.batch)
     chain.run(batches[0])
     for thread in threading.enumerate():
         if thread.name == BACKGROUND:  # it compiles
@@ -58,11 +63,11 @@ def main() -> None:
         print_kernels(chain, batches[:PROFILED], arguments.top)
 
 
-def load(place: Place, count: int, size: int) -> tuple[Chain, list[Batch]]:
+def load(place: Place, kind: str, count: int, size: int) -> tuple[Chain, list[Batch]]:
     """A worker's chain, as the daemon makes it, and batches in memory."""
     place.make_pack()
-    images = place.make_images(count)
-    config = place.prepare(images[0].parent)
+    images = [file for file in list_files(place, kind, count) if file.suffix != PDF]
+    config = place.prepare(place.drop)
     layout = Layout.of(config)
     slab = Slab(sum(ALIGNMENT + image.stat().st_size for image in images))
     items = list(fill(slab, images))
