@@ -9,6 +9,7 @@ import os
 import signal
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -189,6 +190,16 @@ class NoWorkersLeft(VisiondError):
     """Every worker of a segment has failed too often, so nothing can be processed."""
 
     exit_status = os.EX_UNAVAILABLE
+
+
+class Loss(StrEnum):
+    """Why a worker had to be replaced."""
+
+    DIED = "died"
+    TIMEOUT = "timeout"  # a batch took too long
+    LOAD = "load"  # lost before it was ready
+    SHARING = "sharing"  # a worker was lost that shared its GPU
+    MEMORY = "memory"  # its GPU had too little memory for it
 
 
 class WorkerLost(Exception):

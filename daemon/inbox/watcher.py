@@ -67,9 +67,9 @@ class Watcher:
         self._metrics = metrics
         self._watched: dict[int, tuple[Folder, bytes]] = {}  # watch descriptor → folder
         self._inotify: Inotify | None = None
-        metrics.inboxes.begin(self.labels())
+        metrics.begin_inboxes(self.labels())
         for folder in self._folders:
-            metrics.inboxes.unread_folders.labels(folder.label).set_function(folder.unread.__len__)
+            metrics.unread_folders.labels(folder.label).set_function(folder.unread.__len__)
 
     async def run(
         self, admit: Admit, answered: Callable[[], None] = lambda: None, *, once: bool = False
@@ -211,14 +211,13 @@ class Watcher:
             await self._note_end(folder, began_at)
             folder.unread.end_scan()
             folder.note_scan(started)
-            self._metrics.scan_seconds.observe(folder.scan_seconds)
-            self._metrics.inboxes.scanned(folder.number, folder.scan_seconds)
+            self._metrics.scanned(folder.label, folder.scan_seconds)
 
     def _count_missed(self, folder: Folder, found: Collection[File]) -> None:
         """Files that a scan has found although events should have told of them."""
         missed = sum(not folder.was_noticed(file.path) for file in found)
         self._metrics.reconcile_found.inc(missed)
-        self._metrics.inboxes.found_late(folder.number, missed)
+        self._metrics.inbox_missed.labels(folder.label).inc(missed)
 
     async def _note_end(self, folder: Folder, began_at: bytes) -> None:
         """Decide where the next scan begins. began_at: where this one did."""

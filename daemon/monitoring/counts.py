@@ -1,15 +1,26 @@
 """How many images are in each state, without asking the ledger: metrics,
-status and exit statuses all come from here."""
+status and exit statuses all come from here. And what waits in each inbox, which the ledger counts now and then."""
 
 from __future__ import annotations
 
+import contextlib
+import math
+import sqlite3
 import time
 from collections import Counter, deque
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from daemon.core.jobs import Admitted, Change, Ending, JobStatus
+import anyio
+from anyio import to_thread
 
+from daemon.core.errors import VisiondError
+from daemon.core.jobs import Admitted, Change, JobStatus, Waiting
+from daemon.ledger.reading import ReaderClosed
+
+COUNT_SECONDS = 0.5  # a scrape's wait for a count of what waits
+LEAST_SECONDS = 1.0  # between two counts
+REST = 50  # between two counts, as a multiple of what one takes
 RATE_SECONDS = 30.0  # over which the pace is measured
 FIRST_SECONDS = 3.0  # of other workers, in which little is finished
 
@@ -50,17 +61,18 @@ class Counts:
             self.states[status] += images
             self.ended[status] += images
 
-    def finished(self, endings: Sequence[Ending]) -> None:
-        kinds = Counter([(e.status, e.keeps_result, e.is_repeat, e.left) for e in endings])
-        for (status, keeps_result, is_repeat, left), images in kinds.items():
-            if status is JobStatus.PENDING:
-                continue
-            self.states[JobStatus.PENDING] -= images
-            if is_repeat:  # its row is gone
-                self.states[JobStatus.GONE] += images * (left or 0)
-                continue
-            self.states[JobStatus.DONE if keeps_result else status] += images
-            self.ended[status] += 0 if keeps_result else images
+    def finished(
+        self, status: JobStatus, images: int, keeps_result: bool, is_repeat: bool, left: int | None
+    ) -> None:
+        """Images whose attempts ended with this state. The others: as of their `Ending`."""
+        if status is JobStatus.PENDING:
+            return
+        self.states[JobStatus.PENDING] -= images
+        if is_repeat:  # its row is gone
+            self.states[JobStatus.GONE] += images * (left or 0)
+            return
+        self.states[JobStatus.DONE if keeps_result else status] += images
+        self.ended[status] += 0 if keeps_result else images
 
     def put_back(self, status: JobStatus, images: int) -> None:
         """Images of this state are PENDING again."""
@@ -115,3 +127,38 @@ class Pace:
         if now - then < FIRST_SECONDS and self._each:
             return self._each * len(self._workers)
         return (done - before) / (now - then) if self._workers and now > then else 0.0
+
+
+class WaitingCount:
+    """The images that wait, counted now and then: with a million of them that takes half a second."""
+
+    def __init__(
+        self, count: Callable[[], dict[int, Waiting]], clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        """count: by inbox; called in a thread. Raises VisiondError, sqlite3.Error."""
+        self._count, self._clock = count, clock
+        self._last: dict[int, Waiting] = {}
+        self._again_at = 0.0  # infinite while it is being counted
+        self._has_begun = False
+
+    async def count(self) -> dict[int, Waiting]:
+        """The last count; waits COUNT_SECONDS at most for a new one, when it is time for that."""
+        if self._clock() >= self._again_at:
+            self._again_at, self._has_begun = math.inf, False
+            try:
+                with anyio.move_on_after(COUNT_SECONDS):
+                    await to_thread.run_sync(self._count_again, abandon_on_cancel=True)
+            finally:
+                if not self._has_begun:  # no thread was free
+                    self._again_at = self._clock()
+        return self._last
+
+    def _count_again(self) -> None:
+        self._has_begun = True
+        started = self._clock()
+        try:
+            with contextlib.suppress(VisiondError, ReaderClosed, sqlite3.Error):  # reported elsewhere
+                self._last = self._count()
+        finally:
+            now = self._clock()
+            self._again_at = now + max(LEAST_SECONDS, REST * (now - started))

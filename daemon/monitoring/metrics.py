@@ -1,7 +1,5 @@
-"""The Prometheus metrics. There is one registry, in the daemon;
+"""The Prometheus metrics, as the pipeline counts them. There is one registry, in the daemon;
 workers send their figures with their replies.
-
-Label values come from closed sets only, never from a path or the text of an error.
 """
 
 from __future__ import annotations
@@ -9,221 +7,55 @@ from __future__ import annotations
 import collections
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from enum import StrEnum
-from functools import partial
 from itertools import chain
+from typing import NamedTuple
 
 import msgspec
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Info, disable_created_metrics
 from prometheus_client.core import Metric
-from prometheus_client.registry import Collector
 
-from daemon import __version__
-from daemon.core.jobs import Admitted, Attempt, Ending, JobStatus
+from daemon.core.jobs import Admitted, Attempt, Ending, JobStatus, Waiting
 from daemon.core.messages import Reply
 from daemon.monitoring.counts import Counts
-from daemon.monitoring.devices import STATES, DeviceMetrics
 from daemon.monitoring.disks import DiskSpace
-from daemon.monitoring.distribution import Distribution
-from daemon.monitoring.inboxes import InboxMetrics
 from daemon.monitoring.limits import PARTS
-from daemon.monitoring.machine import Gpus, Process
+from daemon.monitoring.machine import Gpus
 from daemon.monitoring.notices import KINDS, kind_of
 from daemon.monitoring.samples import Sum, add
-from daemon.monitoring.snapshot import TASKS, GpuState, LookState, SinkState, StageState, WorkerState
+from daemon.monitoring.series import OTHER, STATES, Series
+from daemon.monitoring.snapshot import GpuState, LookState, SinkState, StageState, WorkerState
 from stages.contract.base import Reason
 from stages.contract.binning import BINS
 from stages.registry.registry import ORDER
 
-SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
-LONG_SECONDS = (0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300, 1800, 7200, 43200)
-BATCHES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
-EXCHANGED = ("done", "undone", "refused")  # how an exchange of models can end
-RELOADED = ("done", "refused")  # how a reload can end
-FAILED_FOR = tuple(reason for reason in Reason if reason is not Reason.UNPACKED)
-SKIPPED_FOR = (Reason.NOT_AN_IMAGE, Reason.NOT_REGULAR, Reason.EMPTY, Reason.BYTES, Reason.UNPACKED)
 
-# The creation time of each series would double the number of series, and `rate` does not need it.
-disable_created_metrics()  # type: ignore[no-untyped-call]
+class _Kind(NamedTuple):
+    """What endings share that are counted together."""
 
-
-class Loss(StrEnum):
-    """Why a worker had to be replaced."""
-
-    DIED = "died"
-    TIMEOUT = "timeout"  # a batch took too long
-    LOAD = "load"  # lost before it was ready
-    SHARING = "sharing"  # a worker was lost that shared its GPU
-    MEMORY = "memory"  # its GPU had too little memory for it
+    inbox: int
+    status: JobStatus
+    reason: str  # of a failure
+    bin: str
+    keeps_result: bool
+    is_repeat: bool
+    left: int | None
 
 
-class Metrics:
-    """Every metric of the daemon, by attribute."""
+class Metrics(Series):
+    """Every metric of the daemon, by attribute, and a method for each event."""
 
     def __init__(self, counts: Counts | None = None) -> None:
+        super().__init__()
         self.counts = counts or Counts()
-        registry = self.registry = CollectorRegistry()
         self.stations = Sum()  # of those in other processes
-        counter, gauge = partial(Counter, registry=registry), partial(Gauge, registry=registry)
-        histogram = partial(Histogram, registry=registry, buckets=SECONDS)
-        distribution = partial(Distribution, registry=registry, buckets=SECONDS)
-
-        self.images = counter("visiond_images", "Finished images.", ["outcome", "reason"])
-        self.retries = counter("visiond_retries", "Failed attempts that are repeated.", ["reason"])
-        self.bins = counter(
-            "visiond_bins", "Finished images by bin (A, B, C; other: bins of a custom rule).", ["bin"]
-        )
-        self.image_seconds = distribution(
-            "visiond_image_duration_seconds", "Time from reading an image to its durable result."
-        )
-        self.wait_seconds = distribution(
-            "visiond_image_wait_seconds", "Time from seeing an image to reading it.", buckets=LONG_SECONDS
-        )
-        self.in_flight = gauge("visiond_images_in_flight", "Images read and not finished yet.")
-        pending = gauge("visiond_images_pending", "Images in the ledger that are not finished.")
-        pending.set_function(lambda: self.counts.of(JobStatus.PENDING))
-        self.oldest_pending = gauge(
-            "visiond_oldest_pending_seconds", "Age of the image that has waited longest; 0 if none waits."
-        )
-        self.last_success = gauge("visiond_last_success_timestamp_seconds", "When an image last became DONE.")
-
-        self.slab_used = gauge("visiond_slab_used_bytes", "Bytes of images in flight.")
-        self.slab_size = gauge(
-            "visiond_slab_size_bytes", "Size of the slab: the budget for images in flight."
-        )
-        self.reused = counter("visiond_reused_results", "Results reused from the ledger.", ["stage"])
-        self.queue_depth = gauge("visiond_queue_depth", "Images waiting for a worker.", ["segment"])
-        self.batch_images = histogram(
-            "visiond_batch_images", "Images in a batch sent to a worker.", ["segment"], buckets=BATCHES
-        )
-        self.stage_seconds = histogram(
-            "visiond_stage_duration_seconds", "Time of a stage for one batch.", ["stage"]
-        )
-        self.stage_images = counter("visiond_stage_images", "Images processed by a stage.", ["stage"])
-        self.commit_seconds = histogram(
-            "visiond_ledger_commit_seconds", "Duration of a transaction of the ledger."
-        )
-        self.paused = gauge("visiond_paused", "1 while results cannot be written.")
-        self.limited_by = gauge("visiond_limited_by", "1: this part limits the rate now.", ["part"])
-        self._open_scans_and_disks()
-        self.inboxes = InboxMetrics(registry)
-        self._open_upkeep_and_sinks()
-        self._open_looks()
-        self._open_workers()
-        self.devices = DeviceMetrics(registry)
-        self._begin_at_zero()
-        registry.register(Process())
-        self._gpus = Gpus()
-        registry.register(self._gpus)
-
-    def _open_scans_and_disks(self) -> None:
-        counter, gauge = partial(Counter, registry=self.registry), partial(Gauge, registry=self.registry)
-        self.scan_seconds = Histogram(
-            "visiond_scan_duration_seconds",
-            "Duration of a scan of an inbox.",
-            buckets=LONG_SECONDS,
-            registry=self.registry,
-        )
-        self.reconcile_found = counter(
-            "visiond_reconcile_found",
-            "Files found by a later scan, which events had missed. Inboxes without events do not count.",
-        )
-        self.watch_overflows = counter("visiond_watch_overflows", "Overflows of the kernel's event queue.")
+        self._inboxes: Mapping[int, str] = {}  # names by number
         self._measured: set[str] = set()  # folders whose disk has answered
-        self.disk_free = gauge(
-            "visiond_disk_free_bytes", "Room on the disk of a folder that the daemon writes to.", ["folder"]
-        )
-        self.disk_size = gauge("visiond_disk_size_bytes", "Size of the disk of that folder.", ["folder"])
-        self.watchdog_missed = counter(
-            "visiond_watchdog_missed", "Times that the watchdog was not fed because no image came through."
-        )
+        self._gpus = Gpus()
+        self.registry.register(self._gpus)
+        self.pending.set_function(lambda: self.counts.of(JobStatus.PENDING))
 
-    def _open_upkeep_and_sinks(self) -> None:
-        counter, gauge = partial(Counter, registry=self.registry), partial(Gauge, registry=self.registry)
-        self.upkeep_success = gauge(
-            "visiond_upkeep_last_success_timestamp_seconds",
-            "When an upkeep task last succeeded; 0: never.",
-            ["task"],
-        )
-        self.upkeep_failures = counter("visiond_upkeep_failures", "Upkeep tasks that failed.", ["task"])
-        self.sink_behind = gauge(
-            "visiond_sink_records_behind", "Published records that a sink does not have yet.", ["sink"]
-        )
-        self.sink_success = gauge(
-            "visiond_sink_last_success_timestamp_seconds",
-            "When a sink last took records; 0: never.",
-            ["sink"],
-        )
-
-    def _open_looks(self) -> None:
-        gauge = partial(Gauge, registry=self.registry)
-        self.looks_waiting = gauge(
-            "visiond_second_looks_waiting", "Images that wait for a second look.", ["look"]
-        )
-        self.looks_ended = gauge(
-            "visiond_second_looks", "Images in the ledger that have had a second look.", ["look", "outcome"]
-        )
-
-    def _open_workers(self) -> None:
-        counter, gauge = partial(Counter, registry=self.registry), partial(Gauge, registry=self.registry)
-        self.workers = gauge("visiond_workers", "Workers by state.", ["segment", "state"])
-        self.workers_short = gauge(
-            "visiond_workers_short_of_memory", "Workers that wait for memory of their GPU.", ["segment"]
-        )
-        self.workers_sharing = gauge(
-            "visiond_workers_sharing", "Workers that share their GPU by MPS.", ["segment"]
-        )
-        self.worker_restarts = counter(
-            "visiond_worker_restarts", "Workers that were replaced.", ["device", "reason"]
-        )
-        self.model_load_seconds = gauge(
-            "visiond_model_load_seconds", "Time that a stage's model last took to load.", ["device", "stage"]
-        )
-        self.out_of_memory = counter(
-            "visiond_out_of_memory", "Batches halved because the GPU's memory was full.", ["device"]
-        )
-        self.worker_memory = gauge("visiond_worker_resident_bytes", "Host memory of a worker.", ["worker"])
-        self.stage_notice = gauge(
-            "visiond_stage_notice_info", "1 if a stage has a notice of this kind.", ["stage", "notice"]
-        )
-        self.exchanges = counter("visiond_exchanges", "Exchanges of models, by how they ended.", ["outcome"])
-        self.reloads = counter("visiond_reloads", "Reloads of daemon.toml, by how they ended.", ["outcome"])
-        self.configuration_refused = gauge(
-            "visiond_configuration_refused",
-            "1 if the last reload was refused, or its models did not load: the daemon works with what it had before.",
-        )
-        self.exchange_running = gauge("visiond_exchange_running", "1 while models are exchanged.")
-        self.worker_gpu_memory = gauge(
-            "visiond_worker_gpu_bytes", "GPU memory of a worker's tensors.", ["worker", "kind"]
-        )
-
-    def _begin_at_zero(self) -> None:
-        """Create all series at 0; otherwise `rate` and `increase` miss the first event.
-        `begin_segment` creates those of a segment."""
-        Info("visiond_build", "Version of visiond.", registry=self.registry).info({"version": __version__})
-        for outcome, reasons in (
-            ("done", [""]),
-            ("gone", [""]),
-            ("failed", FAILED_FOR),
-            ("skipped", SKIPPED_FOR),
-        ):
-            for reason in reasons:
-                self.images.labels(outcome, str(reason))
-        for reason in FAILED_FOR:
-            self.retries.labels(reason.value)
-        for task in TASKS:
-            self.upkeep_success.labels(task)
-            self.upkeep_failures.labels(task)
-        self.limited("")
-        for outcome in EXCHANGED:
-            self.exchanges.labels(outcome)
-        for outcome in RELOADED:
-            self.reloads.labels(outcome)
-        for name in (*BINS, "other"):
-            self.bins.labels(name)
-        for stage in ORDER:
-            for kind in KINDS:
-                self.stage_notice.labels(stage, kind)
+    def begin_inboxes(self, names: Mapping[int, str]) -> None:
+        super().begin_inboxes(names)
+        self._inboxes = dict(names)
 
     def noticed(self, of_stages: Mapping[str, str]) -> None:
         """of_stages: notice by stage; others have none."""
@@ -236,6 +68,23 @@ class Metrics:
         """part: that limits the rate; empty: none."""
         for each in PARTS:
             self.limited_by.labels(each).set(each == part)
+
+    def inboxes_measured(self, waiting: Mapping[int, Waiting]) -> None:
+        """waiting: of each inbox that has pending images."""
+        for number, name in self._inboxes.items():
+            images, oldest = waiting.get(number, Waiting(0, None))
+            self.inbox_pending.labels(name).set(images)
+            # The clock may have been set back.
+            self.inbox_oldest.labels(name).set(max(0.0, time.time() - oldest) if oldest else 0.0)
+
+    def devices_measured(self, workers: Sequence[WorkerState]) -> None:
+        """All workers now."""
+        counts = collections.Counter((worker.device, worker.state) for worker in workers)
+        for device in {worker.device for worker in workers}:
+            for state in STATES:
+                self.device_workers.labels(device, state).set(counts[device, state])
+        for worker in workers:
+            self.worker_info.labels(worker.name, worker.name.rpartition("/")[0], worker.device).set(1)
 
     def workers_measured(self, segment: str, workers: Sequence[WorkerState]) -> None:
         """All workers of a segment now."""
@@ -266,31 +115,24 @@ class Metrics:
         self.looks_ended.labels(name, "done").set_function(lambda: state().done)
         self.looks_ended.labels(name, "failed").set_function(lambda: state().failed)
 
-    def begin_segment(self, name: str, stages: Iterable[str], devices: Iterable[str]) -> None:
-        """Create the series of this segment, its stages and its devices at 0."""
-        self.batch_images.labels(name)
-        stages, devices = list(stages), list(devices)
-        self.devices.begin(stages, devices)
-        for stage in stages:
-            for metric in (self.reused, self.stage_seconds, self.stage_images):
-                metric.labels(stage)
-        for device in devices:
-            self.out_of_memory.labels(device)
-            for loss in Loss:
-                self.worker_restarts.labels(device, loss.value)
-
     # What the pipeline reports, one method for each event.
+
+    def scanned(self, inbox: str, seconds: float) -> None:
+        """inbox: its label."""
+        self.scan_seconds.observe(seconds)
+        self.inbox_scan_seconds.labels(inbox).set(seconds)
+        self.inbox_scanned_at.labels(inbox).set(time.time())
 
     def admitted(self, admitted: Admitted, inbox: int) -> None:
         """What became of files of one inbox."""
         self.counts.admitted(admitted)
-        self.inboxes.admitted(admitted, inbox)
-        for status, reason, count in (
-            (JobStatus.SKIPPED, Reason.NOT_REGULAR.value, admitted.skipped),
-            (JobStatus.GONE, "", admitted.replaced),
+        for outcome, reason, count in (
+            ("skipped", Reason.NOT_REGULAR.value, admitted.skipped),
+            ("gone", "", admitted.replaced),
         ):
             if count:
-                self.images.labels(status.name.lower(), reason).inc(count)
+                self.images.labels(outcome, reason).inc(count)
+                self.inbox_images.labels(self._inboxes.get(inbox, str(inbox)), outcome).inc(count)
 
     def fed(self, attempt: Attempt) -> None:
         if not attempt.job.has_result:  # a redo: it was seen long ago
@@ -300,46 +142,63 @@ class Metrics:
 
     def replied(self, lane: str, device: str, reply: Reply) -> None:
         self.batch_images.labels(lane).observe(len(reply.outcomes))
-        self.devices.replied(device, reply)
+        self.device_batches.labels(device).inc()
+        self.device_batch_images.labels(device).inc(len(reply.outcomes))
         for run in reply.runs:
             self.stage_seconds.labels(run.stage).observe(run.seconds)
             self.stage_images.labels(run.stage).inc(run.images)
+            self.device_stage_images.labels(device, run.stage).inc(run.images)
+            self.device_stage_seconds.labels(device, run.stage).inc(run.seconds)
         if reply.out_of_memory:
             self.out_of_memory.labels(device).inc(reply.out_of_memory)
 
     def finished(self, endings: Sequence[Ending]) -> None:
         """Count a group of images: a label is looked up once for all that share it."""
-        self.inboxes.finished(endings)
-        self.counts.finished(endings)
-        now, last_success = time.monotonic(), 0.0
-        reasons: collections.Counter[tuple[JobStatus, str]] = collections.Counter()
-        bins: collections.Counter[str] = collections.Counter()
+        now, clock = time.monotonic(), time.time()
+        kinds: collections.Counter[_Kind] = collections.Counter()
+        # Of an inbox: seconds from reading to the result, seconds of waiting before, and images that waited.
+        times: dict[int, tuple[float, float, int]] = {}
         for ending in endings:
-            if ending.keeps_result or (ending.status is JobStatus.PENDING and not ending.failure):
-                continue
-            reasons[ending.status, ending.failure.reason.value if ending.failure else ""] += 1
+            job, failure = ending.job, ending.failure
+            kind = _Kind(
+                job.inbox,
+                ending.status,
+                failure.reason.value if failure else "",
+                ending.bin if ending.bin in BINS else OTHER,
+                ending.keeps_result,
+                ending.is_repeat,
+                ending.left,
+            )
+            kinds[kind] += 1
             if ending.status is JobStatus.DONE:
-                bins[ending.bin if ending.bin in BINS else "other"] += 1
-                self.image_seconds.observe(now - ending.began_at)
-                last_success = ending.at
-        if last_success:
-            self.last_success.set(last_success)
-        for (status, reason), count in reasons.items():
-            if status is JobStatus.PENDING:
-                self.retries.labels(reason).inc(count)
-            else:
-                self.images.labels(status.name.lower(), reason).inc(count)
-        for name, count in bins.items():
-            self.bins.labels(name).inc(count)
+                seconds = max(0.0, now - ending.began_at)
+                waited = 0.0 if job.has_result else max(0.0, clock - job.seen_at - seconds)
+                spent, before, first = times.get(job.inbox, (0.0, 0.0, 0))
+                # With a result it was seen long ago.
+                times[job.inbox] = (spent + seconds, before + waited, first + (not job.has_result))
+                self.image_seconds.observe(seconds)
+        for kind, images in kinds.items():
+            self._count(kind, images)
+        for inbox, (spent, before, first) in times.items():
+            name = self._inboxes.get(inbox, str(inbox))
+            self.inbox_image_seconds.labels(name).inc(spent)
+            self.inbox_wait_seconds.labels(name).inc(before)
+            self.inbox_first_results.labels(name).inc(first)
+        if times:
+            self.last_success.set(clock)
 
-    def of_stations(self) -> list[Collector]:
-        """Those that a station updates."""
-        return [
-            *(self.wait_seconds, self.reused, self.batch_images, self.stage_seconds, self.stage_images),
-            *(self.out_of_memory, self.worker_restarts, self.model_load_seconds),
-            *(self.worker_memory, self.worker_gpu_memory),
-            *self.devices.of_stations(),
-        ]
+    def _count(self, kind: _Kind, images: int) -> None:
+        self.counts.finished(kind.status, images, kind.keeps_result, kind.is_repeat, kind.left)
+        if kind.status is JobStatus.PENDING and kind.reason:
+            self.retries.labels(kind.reason).inc(images)
+        if kind.status is JobStatus.PENDING or kind.keeps_result:
+            return
+        outcome, inbox = kind.status.name.lower(), self._inboxes.get(kind.inbox, str(kind.inbox))
+        self.images.labels(outcome, kind.reason).inc(images)
+        self.inbox_images.labels(inbox, outcome).inc(images)
+        if kind.status is JobStatus.DONE:
+            self.bins.labels(kind.bin).inc(images)
+            self.inbox_bins.labels(inbox, kind.bin).inc(images)
 
     def collect(self) -> Iterable[Metric]:
         """All metrics, with those of the stations in other processes added."""
@@ -379,7 +238,7 @@ class LookMetrics:
     def __init__(self, metrics: Metrics, label: str, devices: Iterable[str]) -> None:
         self._metrics, self._label = metrics, label
         self.worker_memory, self.worker_gpu_memory = metrics.worker_memory, metrics.worker_gpu_memory
-        metrics.devices.begin([label], devices)
+        metrics.begin_devices([label], devices)
         for metric in (metrics.stage_seconds, metrics.stage_images):
             metric.labels(label)
 

@@ -21,9 +21,8 @@ from daemon.inbox.sources import WRITTEN
 from daemon.inbox.walk import SHOWN, count_unread
 from daemon.ledger.ledger import Ledger
 from daemon.maintenance.schedule import Upkeep
-from daemon.monitoring.counts import Pace
+from daemon.monitoring.counts import Pace, WaitingCount
 from daemon.monitoring.disks import Disks
-from daemon.monitoring.inboxes import Count
 from daemon.monitoring.metrics import Metrics
 from daemon.monitoring.moments import LOOK_SECONDS, Limits
 from daemon.monitoring.snapshot import ExchangeState, LaneState, SegmentState, Snapshot, WorkerState
@@ -46,7 +45,7 @@ class Status:
         upkeep: Upkeep | None = None,
         settings_digest: str = "",
         count_outdated: Callable[[], Outdated | None] = lambda: None,
-        waiting: Count | None = None,
+        waiting: WaitingCount | None = None,
         disks: Disks | None = None,
     ) -> None:
         """notices: by stage. count_outdated: takes a fraction of a second; called in a thread. waiting: the images of each
@@ -70,7 +69,7 @@ class Status:
         self._pace = Pace()
         self._limits = Limits()
         self.disks = disks or Disks({})
-        self.waiting = waiting or Count(dict)
+        self.waiting = waiting or WaitingCount(dict)
         self._oldest: float | None = None  # when the longest-waiting image was seen, in Unix seconds
         metrics.in_flight.set_function(lambda: pipeline.in_flight)
         metrics.paused.set_function(lambda: float(bool(pipeline.blocked())))
@@ -170,14 +169,14 @@ class Status:
         self._metrics.measured(dict(self.disks.rooms))
         away = self._pipeline.watcher.away() | self._pipeline.schedule.away().keys()
         for number, label in self._pipeline.watcher.labels().items():
-            self._metrics.inboxes.away.labels(label).set(number in away)
-        self._metrics.inboxes.measured(await self.waiting.count())
+            self._metrics.inbox_away.labels(label).set(number in away)
+        self._metrics.inboxes_measured(await self.waiting.count())
         oldest = self._oldest
         # The clock may have been set back.
         self._metrics.oldest_pending.set(max(0.0, time.time() - oldest) if oldest else 0.0)
         for name, lanes in self._lanes().items():
             self._metrics.workers_measured(name, [worker for lane in lanes for worker in lane.workers])
-        self._metrics.devices.measured(self._workers() + self._workers_of_looks())
+        self._metrics.devices_measured(self._workers() + self._workers_of_looks())
         for station in self._pipeline.stations:
             station.measure()
         for look in self._pipeline.looks:

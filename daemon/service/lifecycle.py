@@ -37,9 +37,8 @@ from daemon.layout.second_looks import lay_out
 from daemon.ledger.records import Reader
 from daemon.maintenance.guard import OpenFiles, guard
 from daemon.maintenance.schedule import Upkeep
-from daemon.monitoring.counts import Counts
+from daemon.monitoring.counts import Counts, WaitingCount
 from daemon.monitoring.disks import Disks, list_written_folders
-from daemon.monitoring.inboxes import Count
 from daemon.monitoring.metrics import Metrics
 from daemon.monitoring.snapshot import Snapshot
 from daemon.pipeline.announcing import announce, warn_of_outdated
@@ -197,7 +196,7 @@ class Service:
                 upkeep=upkeep,
                 settings_digest=settings,
                 count_outdated=count_outdated,
-                waiting=Count(reader.count_waiting),
+                waiting=WaitingCount(reader.count_waiting),
                 disks=Disks(list_written_folders(config)),
             )
             exchange = Exchange(pipeline, opening, ModelSet(config, layout, settings, 0), status)

@@ -21,9 +21,9 @@ import msgspec
 import structlog
 
 from daemon.config.sections import PipelineSection
-from daemon.core.errors import ModelsUnusable, NoWorkersLeft, WorkerLost
+from daemon.core.errors import Loss, ModelsUnusable, NoWorkersLeft, WorkerLost
 from daemon.core.messages import Item, Ready, Reply
-from daemon.monitoring.metrics import Loss, Metrics
+from daemon.monitoring.metrics import Metrics
 from daemon.monitoring.snapshot import WorkerState
 from daemon.workers.room import TAKEN_BYTES, Room, need_for
 from daemon.workers.seat import Seat

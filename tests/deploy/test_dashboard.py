@@ -61,12 +61,12 @@ async def report_everything(metrics: Metrics, path: Path) -> None:
     )
     for ending in (done(make_job()), failed(make_job(), Reason.TRUNCATED), postponed(make_job(), 1.0)):
         metrics.finished([ending])
-    metrics.inboxes.begin({1: "1"})
+    metrics.begin_inboxes({1: "1"})
     metrics.scan_seconds.observe(0.1)
     metrics.reconcile_found.inc()
     metrics.watchdog_missed.inc()
     metrics.watch_overflows.inc()
-    metrics.inboxes.unread_folders.labels("1").set(1)
+    metrics.unread_folders.labels("1").set(1)
     slab, ledger = Slab(1 << 20), Ledger(path, metrics.commit_seconds.observe)
     try:
         await ledger.admit([])

@@ -14,7 +14,8 @@ import pytest
 import yaml
 from prometheus_client.parser import text_string_to_metric_families
 
-from daemon.monitoring.metrics import Loss, Metrics
+from daemon.core.errors import Loss
+from daemon.monitoring.metrics import Metrics
 from daemon.monitoring.snapshot import SinkState
 from daemon.results.sinks import SINKS
 from stages.contract.base import Reason

@@ -20,7 +20,7 @@ from daemon.ledger.record import Model
 from daemon.monitoring.counts import Counts
 from stages.registry.registry import ORDER
 from tests.daemon_process import Daemon, Place, counts_of, picture
-from tests.makers import MODELS, done, failed, make_file, make_job
+from tests.makers import MODELS, done, failed, make_file
 
 pytestmark = pytest.mark.anyio
 
@@ -74,7 +74,7 @@ async def test_an_image_that_is_processed_again_keeps_its_own_row(kept: Ledger) 
 async def test_a_repeat_counts_as_nothing_new() -> None:
     counts = Counts()
     counts.begin({JobStatus.DONE: 1, JobStatus.PENDING: 1})
-    counts.finished([Ending(make_job(), JobStatus.GONE, 2e9, 1, is_repeat=True)])
+    counts.finished(JobStatus.GONE, 1, keeps_result=True, is_repeat=True, left=None)
     assert (counts.of(JobStatus.DONE), counts.of(JobStatus.PENDING), counts.ended.total()) == (1, 0, 0)
 
 

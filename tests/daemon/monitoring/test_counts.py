@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import threading
 from pathlib import Path
 
-from daemon.core.jobs import Admitted, JobStatus
-from daemon.monitoring.counts import Counts
-from tests.daemon_process import Daemon, Place, counts_of
+import anyio
+import pytest
+
+from daemon.core.errors import VisiondError
+from daemon.core.jobs import Admitted, Ending, JobStatus, Waiting
+from daemon.monitoring import counts as counts_module
+from daemon.monitoring.counts import Counts, WaitingCount
+from tests.daemon_process import PATIENCE, Daemon, Place, counts_of, until
 from tests.makers import done, failed, make_job, postponed
 
 PENDING, DONE, FAILED, SKIPPED, GONE = JobStatus
@@ -18,10 +24,14 @@ def begun(**states: int) -> Counts:
     return counts
 
 
+def finish(counts: Counts, ending: Ending) -> None:
+    counts.finished(ending.status, 1, ending.keeps_result, ending.is_repeat, ending.left)
+
+
 def test_an_image_leaves_pending_once_and_not_when_it_is_to_be_tried_again() -> None:
     counts = begun(PENDING=3)
     for ending in (postponed(make_job(), 1.0), done(make_job()), failed(make_job())):
-        counts.finished([ending])
+        finish(counts, ending)
     assert [counts.of(status) for status in JobStatus] == [1, 1, 1, 0, 0]
     assert counts.outcomes() == {PENDING: 1, DONE: 1, FAILED: 1}
 
@@ -80,10 +90,65 @@ def test_pruned_rows_are_counted_no_more_but_of_failed_files_the_newest_version_
 def test_work_begins_with_the_first_image_that_waits_not_with_each() -> None:
     counts = begun()
     counts.admitted(Admitted(pending=1, skipped=0, replaced=0))
-    counts.finished([done(make_job())])
+    finish(counts, done(make_job()))
     assert counts.began[1] == 0
     counts.admitted(Admitted(pending=2, skipped=0, replaced=0))
     assert (began := counts.began)[1] == 1
-    counts.finished([done(make_job())])
+    finish(counts, done(make_job()))
     counts.admitted(Admitted(pending=1, skipped=0, replaced=0))
     assert counts.began == began
+
+
+@pytest.mark.anyio
+async def test_a_slow_count_delays_no_scrape_and_is_repeated_rarely(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(counts_module, "COUNT_SECONDS", 0.2)
+    seconds, counts = 0.0, 0
+    go_on, counted = threading.Event(), threading.Event()
+
+    def read() -> dict[int, Waiting]:
+        nonlocal seconds, counts
+        counts += 1
+        go_on.wait(10)
+        seconds += 2.0
+        counted.set()
+        return {1: Waiting(counts, 0.0)}
+
+    count = WaitingCount(read, lambda: seconds)
+    while not counts:
+        assert await count.count() == {}
+    assert await count.count() == {}
+    go_on.set()
+    await until(counted.is_set)
+    with anyio.fail_after(PATIENCE):
+        while not await count.count():
+            await anyio.lowlevel.checkpoint()
+    seconds += 99.0
+    assert await count.count() == {1: Waiting(1, 0.0)}
+    seconds += 1.0
+    await count.count()
+    await until(lambda: counts == 2)
+
+
+@pytest.mark.anyio
+async def test_a_count_for_which_no_thread_was_free_in_time_is_tried_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    count = WaitingCount(lambda: {1: Waiting(3, 0.0)})
+    monkeypatch.setattr(counts_module, "COUNT_SECONDS", 0.0)
+    assert await count.count() == {}
+    monkeypatch.setattr(counts_module, "COUNT_SECONDS", PATIENCE)
+    assert await count.count() == {1: Waiting(3, 0.0)}
+
+
+@pytest.mark.anyio
+async def test_a_count_that_fails_leaves_the_last_one() -> None:
+    answers = iter([{1: Waiting(3, 0.0)}])
+
+    def read() -> dict[int, Waiting]:
+        for answer in answers:
+            return answer
+        raise VisiondError("the ledger is damaged")
+
+    clock = iter(range(0, 10**6, 1000))
+    count = WaitingCount(read, lambda: float(next(clock)))
+    assert await count.count() == await count.count() == {1: Waiting(3, 0.0)}

@@ -8,7 +8,10 @@ from pathlib import Path
 
 from prometheus_client.parser import text_string_to_metric_families
 
+from daemon.core.jobs import Ending, JobStatus
+from daemon.monitoring.metrics import Metrics
 from tests.daemon_process import Daemon, Place, picture, wait_for
+from tests.makers import done, failed, make_job, postponed
 
 FAULTS = {"STUMBLE": "transient", "RAISE": "raise", "CRASH": "exit", "CROWD": "oom", "HANG": "hang"}
 
@@ -73,3 +76,25 @@ def test_a_worker_that_is_killed_once_has_made_the_counter_rise_by_one(tmp_path:
         wait_for(lambda: sum(1 for _ in daemon.events("worker lost")), "word of it")
         key = ("visiond_worker_restarts_total", frozenset({("device", "cpu"), ("reason", "died")}))
         assert counted(daemon)[key] - before[key] == 1
+
+
+def test_an_image_counts_for_its_inbox_once_and_a_redo_does_not_count_as_a_wait() -> None:
+    metrics = Metrics()
+    metrics.begin_inboxes({1: "scans", 2: "mail"})
+    again = make_job(has_result=True)
+    metrics.finished(
+        [
+            done(make_job()),
+            done(again),
+            failed(make_job()),
+            postponed(make_job(), 1.0),
+            Ending(again, JobStatus.GONE, 2e9, 0),  # it keeps its result
+            done(make_job(inbox=2)),
+        ]
+    )
+    assert metrics.value("visiond_inbox_images_total", inbox="scans", outcome="done") == 2
+    assert metrics.value("visiond_inbox_images_total", inbox="scans", outcome="failed") == 1
+    assert metrics.value("visiond_inbox_images_total", inbox="scans", outcome="gone") == 0
+    assert metrics.value("visiond_inbox_first_results_total", inbox="scans") == 1
+    assert metrics.value("visiond_images_total", outcome="done", reason="") == 3
+    assert metrics.value("visiond_inbox_images_total", inbox="mail", outcome="done") == 1

@@ -42,7 +42,7 @@ class Clock:
         found = []
         for _ in range(seconds):
             self.now += 1
-            self.metrics.counts.finished([done(make_job()) for _ in range(a_second)])
+            self.metrics.finished([done(make_job()) for _ in range(a_second)])
             found.append(self.look(*workers))
         return found
 
@@ -57,7 +57,7 @@ def test_an_idle_time_does_not_count_for_the_time_to_go(monkeypatch: pytest.Monk
         clock.now += 5
     clock.admit(11)
     clock.now += 2
-    clock.metrics.counts.finished([done(make_job())])
+    clock.metrics.finished([done(make_job())])
     assert clock.look() == 20.0
 
 
@@ -69,7 +69,7 @@ def test_the_loading_of_models_does_not_count_for_the_time_to_go(monkeypatch: py
         clock.now += 2
     assert clock.look() is None, "nothing is finished yet"
     clock.now += 2
-    clock.metrics.counts.finished([done(make_job())])
+    clock.metrics.finished([done(make_job())])
     assert clock.look() == 20.0
 
 
