@@ -93,7 +93,7 @@ class Folder:
     @property
     def label(self) -> str:
         """Its name in the metrics."""
-        return self.settings.name or str(self.number)
+        return self.settings.name or self.root.decode(errors="replace")
 
     @property
     def patience(self) -> Patience:

@@ -90,8 +90,9 @@ class Upkeep:
             "vacuum": self._vacuum,
         }
         self._chores = {chore.task: chore for chore in read_diary(self._folder) if chore.task in TASKS}
-        for chore in self._chores.values():
-            metrics.upkeep_success.labels(chore.task).set(chore.succeeded_at or 0.0)
+        for task, chore in self._chores.items():
+            metrics.upkeep_success.labels(task).set(chore.succeeded_at or 0.0)
+            metrics.upkeep_failed.labels(task).set(bool(chore.failure))
         self.pruning = Pruning()
         self._asked = anyio.Event()
         self._before = 0.0
@@ -168,6 +169,7 @@ class Upkeep:
             outcome=outcome,
             detail=detail,
         )
+        self._metrics.upkeep_failed.labels(task).set(outcome == "failed")
         try:
             write_diary(self._folder, self._chores.values())
         except OSError as error:  # it is tried again after the next task

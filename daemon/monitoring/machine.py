@@ -1,31 +1,77 @@
-"""Metrics of the daemon's process and of the GPUs, measured when they are wanted."""
+"""Metrics of the GPUs and of the log, asked for when they are wanted."""
 
 from __future__ import annotations
 
 import contextlib
-import resource
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
+from typing import NamedTuple
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from daemon.monitoring.snapshot import GpuState
 from daemon.system import lines
-from daemon.system.gpus import Gpu, driver_errors, list_gpus
+from daemon.system.gpus import SLOWED_BY, Gpu, driver_errors, list_gpus
 
 GPU_SECONDS = 1.0  # minimum between two queries of the driver
+LABELS = ("gpu", "uuid", "name")
 
 
-class Process(Collector):
-    """The daemon process, under the standard names of process metrics."""
+class Figure(NamedTuple):
+    """values: of a GPU and the most of its memory that was in use, by the value of the label; "" if there is none."""
 
+    name: str
+    help: str
+    label: str
+    values: Callable[[Gpu, int], Mapping[str, float | None]]
+
+
+FIGURES = (
+    Figure("memory_total_bytes", "Memory of a GPU.", "", lambda gpu, _: {"": gpu.total_bytes}),
+    Figure(
+        "memory_used_bytes", "What all programs together use of it.", "", lambda gpu, _: {"": gpu.used_bytes}
+    ),
+    Figure(
+        "memory_peak_bytes",
+        "The most that was in use when the daemon looked.",
+        "",
+        lambda _, peak: {"": peak},
+    ),
+    Figure(
+        "memory_bytes",
+        "Old name of the three metrics above; it will go with version 0.3.",
+        "kind",
+        lambda gpu, peak: {"total": gpu.total_bytes, "used": gpu.used_bytes, "peak": peak},
+    ),
+    Figure("utilization_ratio", "Share of time the GPU was busy.", "", lambda gpu, _: {"": gpu.utilisation}),
+    Figure("temperature_celsius", "Temperature of a GPU.", "", lambda gpu, _: {"": gpu.sensors.celsius}),
+    Figure("power_watts", "Power that a GPU draws.", "", lambda gpu, _: {"": gpu.sensors.watts}),
+    Figure(
+        "energy_joules_total",
+        "Energy that a GPU has used since its driver was loaded.",
+        "",
+        lambda gpu, _: {"": gpu.sensors.joules},
+    ),
+    Figure(
+        "memory_errors_total",
+        "Errors of a GPU's memory (ECC) since its driver was loaded. Programs do not survive those that are uncorrected.",
+        "error",
+        lambda gpu, _: {"corrected": gpu.sensors.corrected, "uncorrected": gpu.sensors.uncorrected},
+    ),
+    Figure(
+        "slowed",
+        "1 while a GPU runs below its clocks for this cause.",
+        "cause",
+        lambda gpu, _: (
+            {} if (by := gpu.sensors.slowed_by) is None else {each: each in by for each in SLOWED_BY}
+        ),
+    ),
+)
+
+
+class Log(Collector):
     def collect(self) -> Iterable[Metric]:
-        with open("/proc/self/statm") as file:
-            pages = int(file.read().split()[1])
-        usage = resource.getrusage(resource.RUSAGE_SELF)
-        yield GaugeMetricFamily("process_resident_memory_bytes", "Memory.", pages * resource.getpagesize())
-        yield CounterMetricFamily("process_cpu_seconds", "CPU time.", usage.ru_utime + usage.ru_stime)
         yield CounterMetricFamily(
             "visiond_log_lines_dropped",
             "Log lines dropped because nobody read the log in time.",
@@ -34,7 +80,7 @@ class Process(Collector):
 
 
 class Gpus(Collector):
-    """Memory and utilization of the GPUs, queried when they are wanted, at most once a second."""
+    """What the GPUs report, at most once a second. One that does not report a figure has no series of it."""
 
     def __init__(self) -> None:
         self._asked = -GPU_SECONDS
@@ -58,15 +104,13 @@ class Gpus(Collector):
         ]
 
     def collect(self) -> Iterable[Metric]:
-        labels = ["gpu", "uuid", "name"]
-        memory = GaugeMetricFamily("visiond_gpu_memory_bytes", "GPU memory.", labels=[*labels, "kind"])
-        utilisation = GaugeMetricFamily(
-            "visiond_gpu_utilization_ratio", "Share of time the GPU was busy.", labels=labels
-        )
-        for gpu in self.ask():
-            label, peak = [gpu.number, gpu.uuid, gpu.name], self._peaks[gpu.uuid]
-            for kind, value in (("total", gpu.total_bytes), ("used", gpu.used_bytes), ("peak", peak)):
-                memory.add_metric([*label, kind], value)
-            if gpu.utilisation is not None:
-                utilisation.add_metric(label, gpu.utilisation)
-        return memory, utilisation
+        gpus = self.ask()
+        for name, text, label, values in FIGURES:
+            family = CounterMetricFamily if name.endswith("_total") else GaugeMetricFamily
+            metric = family(f"visiond_gpu_{name}", text, labels=[*LABELS, *[label] * bool(label)])
+            for gpu in gpus:
+                for of_label, value in values(gpu, self._peaks[gpu.uuid]).items():
+                    if value is not None:
+                        own = [of_label] if label else []
+                        metric.add_metric([gpu.number, gpu.uuid, gpu.name, *own], value)
+            yield metric

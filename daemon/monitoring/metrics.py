@@ -52,6 +52,7 @@ class Metrics(Series):
         self._gpus = Gpus()
         self.registry.register(self._gpus)
         self.pending.set_function(lambda: self.counts.of(JobStatus.PENDING))
+        self.failed.set_function(lambda: self.counts.of(JobStatus.FAILED))
 
     def begin_inboxes(self, names: Mapping[int, str]) -> None:
         super().begin_inboxes(names)

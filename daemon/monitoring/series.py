@@ -8,7 +8,15 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from functools import partial
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Info, disable_created_metrics
+from prometheus_client import (
+    CollectorRegistry,
+    Counter,
+    Gauge,
+    Histogram,
+    Info,
+    ProcessCollector,
+    disable_created_metrics,
+)
 from prometheus_client.registry import Collector
 
 from daemon import __version__
@@ -16,7 +24,7 @@ from daemon.core.errors import Loss
 from daemon.core.jobs import JobStatus
 from daemon.monitoring.distribution import Distribution
 from daemon.monitoring.limits import PARTS
-from daemon.monitoring.machine import Process
+from daemon.monitoring.machine import Log
 from daemon.monitoring.notices import KINDS
 from daemon.monitoring.snapshot import TASKS
 from stages.contract.base import Reason
@@ -52,7 +60,8 @@ class Series:
         self._open_workers()
         self._open_devices()
         self._begin_at_zero()
-        self.registry.register(Process())
+        self.registry.register(Log())
+        ProcessCollector(registry=self.registry)
 
     def _open_images(self) -> None:
         counter, gauge = partial(Counter, registry=self.registry), partial(Gauge, registry=self.registry)
@@ -70,6 +79,10 @@ class Series:
         )
         self.in_flight = gauge("visiond_images_in_flight", "Images read and not finished yet.")
         self.pending = gauge("visiond_images_pending", "Images in the ledger that are not finished.")
+        self.failed = gauge("visiond_images_failed", "Images in the ledger that are FAILED.")
+        self.outdated = gauge(
+            "visiond_images_outdated", "Images that are DONE by models which are not the present ones."
+        )
         self.oldest_pending = gauge(
             "visiond_oldest_pending_seconds", "Age of the image that has waited longest; 0 if none waits."
         )
@@ -172,6 +185,7 @@ class Series:
             "When an upkeep task last succeeded; 0: never.",
             ["task"],
         )
+        self.upkeep_failed = gauge("visiond_upkeep_failed", "1 if the last run of a task failed.", ["task"])
         self.upkeep_failures = counter("visiond_upkeep_failures", "Upkeep tasks that failed.", ["task"])
         self.sink_behind = gauge(
             "visiond_sink_records_behind", "Published records that a sink does not have yet.", ["sink"]
@@ -264,6 +278,7 @@ class Series:
             self.retries.labels(reason.value)
         for task in TASKS:
             self.upkeep_success.labels(task)
+            self.upkeep_failed.labels(task)
             self.upkeep_failures.labels(task)
         for part in PARTS:
             self.limited_by.labels(part)

@@ -157,7 +157,8 @@ class Status:
         self._count_again_at = time.monotonic() + OUTDATED_SECONDS
         # a damaged ledger is reported elsewhere
         with contextlib.suppress(VisiondError, sqlite3.Error):
-            self._outdated = await to_thread.run_sync(self._count_outdated)
+            self._outdated = await to_thread.run_sync(self._count_outdated, abandon_on_cancel=True)
+        self._metrics.outdated.set(self._outdated.files if self._outdated else 0)
         return self._outdated
 
     async def refresh(self) -> None:
@@ -165,6 +166,8 @@ class Status:
         # Otherwise the last known value is reported.
         with contextlib.suppress(VisiondError), anyio.move_on_after(ASK_SECONDS):
             self._oldest = await self._ledger.oldest_pending()
+            if time.monotonic() >= self._count_again_at:
+                await self.count_outdated()
         await self.disks.look()
         self._metrics.measured(dict(self.disks.rooms))
         away = self._pipeline.watcher.away() | self._pipeline.schedule.away().keys()

@@ -12,6 +12,20 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 LIBRARY = "libnvidia-ml.so.1"  # of the driver
+# Why a GPU runs below its clocks: bits of nvmlDeviceGetCurrentClocksEventReasons. The others are idleness and settings.
+SLOWED_BY = {"power": 0x4 | 0x80, "heat": 0x20 | 0x40, "hardware": 0x8}
+
+
+@dataclass(frozen=True, slots=True)
+class Sensors:
+    """What a GPU measures of itself. None: the driver does not report it, or it is the whole GPU's and this is a part."""
+
+    celsius: int | None = None
+    watts: float | None = None
+    joules: float | None = None  # since the driver was loaded
+    corrected: int | None = None  # errors of its memory (ECC) since the driver was loaded
+    uncorrected: int | None = None
+    slowed_by: frozenset[str] | None = None  # of SLOWED_BY
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +46,7 @@ class Gpu:
     processes: tuple[int, ...]  # PIDs with a context on it
     part: int | None = None  # a MIG device's number in its GPU
     bus_id: str = ""  # PCI address, as in /sys/bus/pci/devices
+    sensors: Sensors = Sensors()
 
     @property
     def number(self) -> str:
@@ -172,6 +187,29 @@ def _describe(nvml: Any, index: int, handle: _Handle) -> Gpu:
         processes,
         handle.part,
         bus_id,
+        _read_sensors(nvml, handle.gpu) if handle.mig is None else Sensors(),
+    )
+
+
+def _read_sensors(nvml: Any, gpu: Any) -> Sensors:
+    def ask(name: str, *arguments: int) -> int | None:
+        try:
+            return int(getattr(nvml, name)(gpu, *arguments))
+        except (nvml.NVMLError, AttributeError):  # an older driver, or pynvml
+            return None
+
+    def errors(kind: int) -> int | None:
+        return ask("nvmlDeviceGetTotalEccErrors", kind, 0)  # 0: since the driver was loaded
+
+    milliwatts, millijoules = ask("nvmlDeviceGetPowerUsage"), ask("nvmlDeviceGetTotalEnergyConsumption")
+    reasons = ask("nvmlDeviceGetCurrentClocksEventReasons")
+    return Sensors(
+        ask("nvmlDeviceGetTemperature", 0),
+        None if milliwatts is None else milliwatts / 1000,
+        None if millijoules is None else millijoules / 1000,
+        errors(0),
+        errors(1),
+        None if reasons is None else frozenset(name for name, bits in SLOWED_BY.items() if reasons & bits),
     )
 
 

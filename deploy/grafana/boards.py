@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from panels import Board, Panel, Variable, figure, mean, per_image, quantiles, rate
+from panels import Board, Panel, Variable, figure, increase, mean, per_image, quantiles, rate
 
 IMAGES_PER_SECOND = "suffix: images/s"
 # A click on a series opens the board of its GPU or inbox, for the same time.
@@ -78,8 +78,8 @@ OVERVIEW: dict[str, list[Panel]] = {
     "Batches": [
         Panel("Batch size", "Average number of images in a batch; grows with the load.", "short",
               {"{{segment}}": mean("visiond_batch_images", "segment")}),
-        Panel("Batches halved", "Batches halved because the GPU's memory was full, since the daemon started.", "short",
-              {"{{device}}": "sum by (device) (visiond_out_of_memory_total{M})"}),
+        Panel("Batches halved", "Batches halved because the GPU's memory was full.", "short",
+              {"{{device}}": increase("visiond_out_of_memory_total", "device")}),
     ],
     "GPUs": [
         Panel("GPU memory", "Memory of all processes on the GPU, from the driver. Peak: since the daemon started.", "bytes",
@@ -92,21 +92,21 @@ OVERVIEW: dict[str, list[Panel]] = {
     "Workers": [
         Panel("Workers by state", "silent: no heartbeat; waiting: for a restart; closed: not restarted any more.", "short",
               {"{{segment}} {{state}}": "sum by (segment, state) (visiond_workers{M})"}, stacked=True, width=6),
-        Panel("Workers lost", "Since the daemon started, by reason: died, timeout, load (before it was ready), or sharing"
+        Panel("Workers lost", "By reason: died, timeout, load (before it was ready), or sharing"
               " (another worker was lost that shared its GPU).", "short",
-              {"{{device}} {{reason}}": "sum by (device, reason) (visiond_worker_restarts_total{M})"}, width=6),
+              {"{{device}} {{reason}}": increase("visiond_worker_restarts_total", "device, reason")}, width=6),
         Panel("Workers short of memory", "They wait until other programs free memory of their GPU.", "short",
               {"{{instance}} {{segment}}": "visiond_workers_short_of_memory{M}"}, width=6),
         Panel("Workers that share a GPU", "By MPS. The first lost worker ends the sharing until the next start.",
               "short", {"{{segment}}": "sum by (segment) (visiond_workers_sharing{M})"}, width=6),
         Panel("Model load", "Time that a stage's model last took to load.", "s",
               {"{{device}} {{stage}}": "max by (device, stage) (visiond_model_load_seconds{M})"}, width=6),
-        Panel("Reloads", "Since the daemon started, by how they ended; refused now: 1 while the daemon works with other"
+        Panel("Reloads", "By how they ended; refused now: 1 while the daemon works with other"
               " settings than the last reload asked for.", "short",
-              {"{{outcome}}": "sum by (outcome) (visiond_reloads_total{M})",
+              {"{{outcome}}": increase("visiond_reloads_total", "outcome"),
                "refused now {{instance}}": "visiond_configuration_refused{M}"}, width=6),
-        Panel("Exchanges of models", "Since the daemon started, by how they ended; running: 1 while one is under way.", "short",
-              {"{{outcome}}": "sum by (outcome) (visiond_exchanges_total{M})",
+        Panel("Exchanges of models", "By how they ended; running: 1 while one is under way.", "short",
+              {"{{outcome}}": increase("visiond_exchanges_total", "outcome"),
                "running {{instance}}": "visiond_exchange_running{M}"}, width=6),
     ],
     "Ledger and folders": [
@@ -117,16 +117,16 @@ OVERVIEW: dict[str, list[Panel]] = {
         Panel("Scan time", "Average duration of a scan of an inbox.", "s",
               {"{{instance}}": mean("visiond_scan_duration_seconds", "instance")}, width=6),
         Panel("Files that events missed", "Files found only by a later scan: shows whether events are reliable here.", "short",
-              {"found {{instance}}": "visiond_reconcile_found_total{M}",
-               "overflows {{instance}}": "visiond_watch_overflows_total{M}"}, width=6),
+              {"found {{instance}}": increase("visiond_reconcile_found_total", "instance"),
+               "overflows {{instance}}": increase("visiond_watch_overflows_total", "instance")}, width=6),
         Panel("Folders that cannot be read", "They are skipped with all files in them; `visiond status` lists them.", "short",
               {"{{instance}} {{inbox}}": "visiond_unread_folders{M}"}, width=6, links=ONE_INBOX),
         Panel("Inboxes away", "1: the inbox cannot be read or does not answer; its images wait, and no other ones.", "short",
               {"{{instance}} {{inbox}}": "visiond_inbox_away{M}"}, width=6, links=ONE_INBOX),
         Panel("Disk space left", "Share of the disk that is free, for each folder that the daemon writes to.", "percentunit",
               {"{{instance}} {{folder}}": "visiond_disk_free_bytes{M} / visiond_disk_size_bytes{M}"}, width=6),
-        Panel("Watchdog not fed", "Times since the daemon started: images were in flight, and none came through.", "short",
-              {"{{instance}}": "visiond_watchdog_missed_total{M}"}, width=6),
+        Panel("Watchdog not fed", "Times that images were in flight, and none came through.", "short",
+              {"{{instance}}": increase("visiond_watchdog_missed_total", "instance")}, width=6),
     ],
     "Processes": [
         Panel("Memory", "Resident memory of the daemon and of each worker.", "bytes",
@@ -134,14 +134,18 @@ OVERVIEW: dict[str, list[Panel]] = {
                "{{instance}} {{worker}}": "visiond_worker_resident_bytes{M}"}, width=24),
     ],
     "Failures": [
-        Panel("Failed by reason", "Images that FAILED since the daemon started.", "short",
-              {"{{reason}}": 'sum by (reason) (visiond_images_total{M, outcome="failed"})'}, width=6, stacked=True),
-        Panel("Skipped by reason", "Files that are not images, since the daemon started.", "short",
-              {"{{reason}}": 'sum by (reason) (visiond_images_total{M, outcome="skipped"})'}, width=6, stacked=True),
-        Panel("Attempts repeated", "Attempts that failed with a temporary error, since the daemon started.", "short",
-              {"{{reason}}": "sum by (reason) (visiond_retries_total{M})"}, width=6, stacked=True),
-        Panel("Upkeep failed", "Tasks that failed since the daemon started; `visiond status` shows why.", "short",
-              {"{{task}}": "sum by (task) (visiond_upkeep_failures_total{M})"}, width=6, stacked=True),
+        Panel("Failed by reason", "Images that FAILED.", "short",
+              {"{{reason}}": increase("visiond_images_total", "reason", 'outcome="failed"')}, width=6, stacked=True),
+        Panel("Skipped by reason", "Files that are not images.", "short",
+              {"{{reason}}": increase("visiond_images_total", "reason", 'outcome="skipped"')}, width=6, stacked=True),
+        Panel("Attempts repeated", "Attempts that failed with a temporary error.", "short",
+              {"{{reason}}": increase("visiond_retries_total", "reason")}, width=6, stacked=True),
+        Panel("Upkeep failed", "Tasks whose last run failed; `visiond status` shows why.", "short",
+              {"{{task}}": "sum by (task) (visiond_upkeep_failed{M})"}, width=6, stacked=True),
+        Panel("FAILED now", "Images in the ledger that are FAILED: `visiond retry` tries them again.", "short",
+              {"{{instance}}": "visiond_images_failed{M}"}, width=12),
+        Panel("Results of earlier models", "Images DONE by other models than the present ones: `visiond redo --stale`.",
+              "short", {"{{instance}}": "visiond_images_outdated{M}"}, width=12),
         Panel("Sinks behind", "Published records that a sink does not have yet; `visiond status` shows why.", "short",
               {"{{instance}} {{sink}}": "visiond_sink_records_behind{M}"}, width=12),
         Panel("Last success of each sink", "Seconds since it last took records; 0: never.", "s",
@@ -157,8 +161,8 @@ GPU: dict[str, list[Panel]] = {
         figure("Busy", "Share of time in which the GPU was busy.", "percentunit",
                'max(visiond_gpu_utilization_ratio{M, gpu="$gpu"})'),
         figure("Memory used", "Memory of all processes on the GPU, from the driver.", "bytes",
-               'max(visiond_gpu_memory_bytes{M, gpu="$gpu", kind="used"})'),
-        figure("Memory", "Memory that the GPU has.", "bytes", 'max(visiond_gpu_memory_bytes{M, gpu="$gpu", kind="total"})'),
+               'max(visiond_gpu_memory_used_bytes{M, gpu="$gpu"})'),
+        figure("Memory", "Memory that the GPU has.", "bytes", 'max(visiond_gpu_memory_total_bytes{M, gpu="$gpu"})'),
         figure("Workers ready", "Workers that take batches.", "short",
                f'sum(visiond_device_workers{{M, {ON_GPU}, state="ready"}})'),
         figure("Workers not ready", "Loading, silent, waiting for a restart, or closed.", "short",
@@ -181,7 +185,7 @@ GPU: dict[str, list[Panel]] = {
     ],
     "Memory": [
         Panel("GPU memory", "Memory of all processes on the GPU, from the driver. Peak: since the daemon started.", "bytes",
-              {"{{kind}}": 'visiond_gpu_memory_bytes{M, gpu="$gpu"}'}, width=8),
+              {kind: f'visiond_gpu_memory_{kind}_bytes{{M, gpu="$gpu"}}' for kind in ("total", "used", "peak")}, width=8),
         Panel("GPU memory by worker", "Memory of PyTorch in each worker, without the CUDA context.", "bytes",
               {"{{worker}} {{kind}}": f"visiond_worker_gpu_bytes{{M}} {OF_ITS_WORKERS}"}, width=8),
         Panel("Host memory by worker", "Resident memory of each worker of this GPU.", "bytes",
@@ -192,10 +196,17 @@ GPU: dict[str, list[Panel]] = {
               {"{{name}}": 'visiond_gpu_utilization_ratio{M, gpu="$gpu"}'}, width=8),
         Panel("Workers by state", "silent: no heartbeat; waiting: for a restart; closed: not restarted any more.", "short",
               {"{{state}}": f"sum by (state) (visiond_device_workers{{M, {ON_GPU}}})"}, width=8, stacked=True),
-        Panel("Workers lost", "Since the daemon started, by reason.", "short",
-              {"{{reason}}": f"sum by (reason) (visiond_worker_restarts_total{{M, {ON_GPU}}})"}, width=8),
-        Panel("Batches halved", "Batches halved because the GPU's memory was full, since the daemon started.", "short",
-              {"{{device}}": f"visiond_out_of_memory_total{{M, {ON_GPU}}}"}),
+        Panel("Workers lost", "Workers that were replaced, by reason.", "short",
+              {"{{reason}}": increase("visiond_worker_restarts_total", "reason", ON_GPU)}, width=8),
+        Panel("Temperature", "Temperature of the GPU.", "celsius",
+              {"{{name}}": 'visiond_gpu_temperature_celsius{M, gpu="$gpu"}'}, width=6),
+        Panel("Power", "Power that the GPU draws.", "watt", {"{{name}}": 'visiond_gpu_power_watts{M, gpu="$gpu"}'}, width=6),
+        Panel("Slowed by", "1: the GPU runs below its clocks, because of its power limit, heat, or its hardware.", "short",
+              {"{{cause}}": 'visiond_gpu_slowed{M, gpu="$gpu"}'}, width=6),
+        Panel("Memory errors", "Errors of the GPU's memory (ECC). Programs do not survive those that are uncorrected.", "short",
+              {"{{error}}": increase("visiond_gpu_memory_errors_total", "error", 'gpu="$gpu"')}, width=6),
+        Panel("Batches halved", "Batches halved because the GPU's memory was full.", "short",
+              {"{{device}}": increase("visiond_out_of_memory_total", "device", ON_GPU)}),
         Panel("Model load", "Time that a stage's model last took to load.", "s",
               {"{{stage}}": f"max by (stage) (visiond_model_load_seconds{{M, {ON_GPU}}})"}),
     ],
@@ -212,8 +223,8 @@ INBOX: dict[str, list[Panel]] = {
         figure("Time to go", "Pending images divided by the rate of the last ten minutes.", "s",
                'sum(visiond_inbox_pending{M, inbox="$inbox"}) / '
                '(sum(rate(visiond_inbox_images_total{M, inbox="$inbox"}[10m])) > 0)'),
-        figure("Failed", "Images that FAILED since the daemon started.", "short",
-               'sum(visiond_inbox_images_total{M, inbox="$inbox", outcome="failed"})'),
+        figure("Failed", "Images that FAILED in the time that is shown.", "short",
+               'sum(increase(visiond_inbox_images_total{M, inbox="$inbox", outcome="failed"}[$__range]))'),
         figure("Away", "1: the inbox cannot be read or does not answer; its images wait.", "short",
                'max(visiond_inbox_away{M, inbox="$inbox"})'),
     ],
@@ -242,7 +253,7 @@ INBOX: dict[str, list[Panel]] = {
         Panel("Since the last scan", "Grows while the inbox is scanned, or cannot be.", "s",
               {"seconds": 'time() - (visiond_inbox_last_scan_timestamp_seconds{M, inbox="$inbox"} > 0)'}, width=6),
         Panel("Files that events missed", "Files found only by a later scan: shows whether events are reliable here.", "short",
-              {"files": 'visiond_inbox_missed_total{M, inbox="$inbox"}'}, width=6),
+              {"files": increase("visiond_inbox_missed_total", "inbox", 'inbox="$inbox"')}, width=6),
         Panel("Folders that cannot be read", "They are skipped with all files in them; `visiond status` lists them.", "short",
               {"folders": 'visiond_unread_folders{M, inbox="$inbox"}'}, width=6),
     ],
@@ -252,7 +263,7 @@ INBOX: dict[str, list[Panel]] = {
 BOARDS = {  # by the name of the file, which is also its address in Grafana
     "visiond": Board("visiond", OVERVIEW, machines=True),
     "visiond-gpu": Board(
-        "visiond: one GPU", GPU, variables=(Variable("gpu", "GPU", "visiond_gpu_memory_bytes"),)
+        "visiond: one GPU", GPU, variables=(Variable("gpu", "GPU", "visiond_gpu_memory_total_bytes"),)
     ),
     "visiond-inbox": Board(
         "visiond: one inbox", INBOX, variables=(Variable("inbox", "Inbox", "visiond_inbox_pending"),)

@@ -70,6 +70,11 @@ def rate(counter: str, by: str, only: str = "") -> str:
     return f"sum by ({by}) (rate({counter}{{{_among(only)}}}[$__rate_interval]))"
 
 
+def increase(counter: str, by: str, only: str = "") -> str:
+    """How often a counter was raised between two points of the panel."""
+    return f"sum by ({by}) (increase({counter}{{{_among(only)}}}[$__rate_interval]))"
+
+
 def per_image(total: str, images: str, only: str = "", by: str = "stage") -> str:
     """One counter divided by another one."""
     return f"{rate(total, by, only)} / {rate(images, by, only)}"
@@ -99,8 +104,32 @@ def build(uid: str, board: Board) -> dict[str, Any]:
         "timezone": "browser",
         "links": [OTHER_BOARDS],
         "templating": {"list": _variables(board)},
-        "annotations": {"list": []},
+        "annotations": {
+            "list": [
+                _annotation("Restarts", "orange", "process_start_time_seconds{M} * 1000", at_value=True),
+                _annotation(
+                    "Exchanges of models",
+                    "blue",
+                    "sum by (instance) (changes(visiond_exchanges_total{M}[2m]))",
+                ),
+            ]
+        },
         "panels": [{"id": number, **panel} for number, panel in enumerate(_place(board.rows), 1)],
+    }
+
+
+def _annotation(title: str, color: str, query: str, *, at_value: bool = False) -> dict[str, Any]:
+    """A line in all panels where the query has a value. at_value: at the time, in milliseconds, that the value says."""
+    return {
+        "name": title,
+        "datasource": SOURCE,
+        "enable": True,
+        "expr": query.replace("{M", f"{{{MACHINES}"),
+        "iconColor": color,
+        "step": "1m",
+        "titleFormat": title,
+        "textFormat": "{{instance}}",
+        "useValueForTime": "on" if at_value else "",
     }
 
 

@@ -37,6 +37,10 @@ def panels() -> Iterator[tuple[str, dict[str, Any]]]:
 
 
 def queries() -> Iterator[Query]:
+    """Those of the panels, and of the lines that mark events in all panels."""
+    for name, board in boards().items():
+        for line in board["annotations"]["list"]:
+            yield Query(line["name"], line["textFormat"], line["expr"], name)
     for name, panel in panels():
         for target in panel["targets"]:
             yield Query(panel["title"], target["legendFormat"], target["expr"], name)

@@ -24,7 +24,7 @@ from daemon.monitoring.metrics import Metrics
 from daemon.monitoring.snapshot import SinkState
 from daemon.pipeline.station import Station
 from daemon.server.status import Status
-from daemon.system.gpus import Gpu
+from daemon.system.gpus import Gpu, Sensors
 from daemon.workers.lane import Lane
 from daemon.workers.pool import Pool
 from daemon.workers.seat import Seat
@@ -34,7 +34,8 @@ from stages.contract.base import Limits, Reason
 from tests.deploy.queries import FOLDER, Query, boards, panels, problems, queries
 from tests.makers import done, failed, make_attempt, make_job, make_outputs, postponed
 
-GPU = Gpu(0, "GPU-1", "H200", 8, 5, 3, "9.0", 0.5, ())
+SENSORS = Sensors(40, 350.5, 1e6, 0, 0, frozenset({"power"}))
+GPU = Gpu(0, "GPU-1", "H200", 8, 5, 3, "9.0", 0.5, (), sensors=SENSORS)
 PROVISIONING = FOLDER / "provisioning"
 PROMETHEUS = FOLDER.parent / "prometheus" / "prometheus.yml"
 
@@ -141,7 +142,7 @@ def test_the_json_is_what_its_generator_writes(name: str) -> None:
 
 def test_every_panel_has_a_description_and_a_unit_of_grafana() -> None:
     """Grafana writes a unit that it does not know behind the number, as it is: `byte` for bytes, say."""
-    known = re.compile("short|bytes|s|percentunit|suffix: .+")
+    known = re.compile("short|bytes|s|percentunit|celsius|watt|suffix: .+")
     assert [
         (board, panel["title"])
         for board, panel in panels()

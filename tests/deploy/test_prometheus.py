@@ -21,12 +21,13 @@ CARD = """
 import sys
 if "run" in sys.orig_argv:
     import daemon.layout.layout, daemon.monitoring.machine
-    from daemon.system.gpus import Gpu
+    from daemon.system.gpus import Gpu, Sensors
     def list_card():
-        return [Gpu(0, "GPU-fake", "card", 8 << 30, 5 << 30, 3 << 30, "9.0", 0.5, ())]
+        sensors = Sensors(40, 350.5, 1e6, 0, 0, frozenset({"power"}))
+        return [Gpu(0, "GPU-fake", "card", 8 << 30, 5 << 30, 3 << 30, "9.0", 0.5, (), sensors=sensors)]
     daemon.layout.layout.list_gpus = daemon.monitoring.machine.list_gpus = list_card
 """
-CHOSEN = {"$__rate_interval": "1h", "$instance": ".*", "$gpu": "0", "$inbox": INBOX}
+CHOSEN = {"$__rate_interval": "1h", "$__range": "1h", "$instance": ".*", "$gpu": "0", "$inbox": INBOX}
 
 pytestmark = needs_prometheus
 

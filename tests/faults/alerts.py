@@ -237,6 +237,19 @@ def reload_models_that_do_not_load(folder: Path, sizes: Sizes) -> None:
         scene.expect("VisiondConfigurationRefused", scene.work)
 
 
+def put_a_file_in_the_backup_folders_place(folder: Path, sizes: Sizes) -> None:
+    """Upkeep begins when no image is in flight."""
+    (folder / "backups").touch()
+    settings = {"upkeep": {"backup_folder": str(folder / "backups"), "quiet_hours": ""}}
+    with opened(folder, sizes, settings) as scene:
+        scene.expect("VisiondUpkeepFailed")
+
+
+def work_with_models_of_the_demonstration(folder: Path, sizes: Sizes) -> None:
+    with opened(folder, sizes, {"stages": {"yolo": {"options": {"notice": "demonstration"}}}}) as scene:
+        scene.expect("VisiondDemonstrationModels", lambda: scene.work(1))
+
+
 DRILLS: dict[str, Callable[[Path, Sizes], None]] = {
     "VisiondDown": kill_the_daemon,
     "VisiondWatchdog": hang_a_write,
@@ -249,6 +262,8 @@ DRILLS: dict[str, Callable[[Path, Sizes], None]] = {
     "VisiondGpuMemory": take_gpu_memory,
     "VisiondEventsLost": overflow_the_queue_of_events,
     "VisiondNothingFinished": put_a_file_in_the_results_folders_place,
+    "VisiondUpkeepFailed": put_a_file_in_the_backup_folders_place,
+    "VisiondDemonstrationModels": work_with_models_of_the_demonstration,
     "VisiondBacklogGrows": deliver_faster_than_it_works,
 }
 assert DRILLS.keys() == {alert.name for alert in alerts()}, "each alert needs a drill"

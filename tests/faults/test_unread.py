@@ -83,7 +83,7 @@ def test_unread_folders_are_named_everywhere_and_read_once_they_can_be(
         assert status["obstacles"] == []
         assert f"{place.inbox() / 'half'}: Permission denied" in status["unread"]
         assert [line for line in status["unread"] if line.endswith(TOO_LONG)]
-        assert daemon.metric("visiond_unread_folders", inbox="1") == 3
+        assert daemon.metric("visiond_unread_folders", inbox=str(place.inbox())) == 3
         text = place.command("status").stdout
         assert "; 3 folders in inboxes cannot be read\n" in text
         assert f"cannot be read: {place.inbox() / 'closed'}: Permission denied\n" in text

@@ -165,6 +165,10 @@ async def test_a_damaged_ledger_is_reported_counted_and_checked_again_an_hour_la
     assert failure.startswith("upkeep: verify failed:")
     assert "visiond repair" in failure
     assert keeper._metrics.value("visiond_upkeep_failures_total", task="verify") == 1
+    assert keeper._metrics.value("visiond_upkeep_failed", task="verify") == 1
+    assert (
+        open_upkeep(clock)._metrics.value("visiond_upkeep_failed", task="verify") == 1
+    )  # after a restart too
     assert keeper._metrics.value("visiond_upkeep_last_success_timestamp_seconds", task="verify") == 0
     clock.now += HOUR - 1
     assert await do_all(keeper) == []

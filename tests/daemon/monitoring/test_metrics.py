@@ -68,6 +68,21 @@ def test_no_event_gives_birth_to_a_label_set(tmp_path: Path) -> None:
     assert {"visiond_stage_duration_seconds_count", "visiond_batch_images_count"} <= risen
 
 
+def test_a_scrape_says_how_many_images_are_failed_now_and_how_many_are_of_earlier_models(
+    tmp_path: Path,
+) -> None:
+    place = Place(tmp_path)
+    place.drop_many(range(3))
+    place.drop("broken.ppm", b"no image")
+    with Daemon(place) as daemon:
+        daemon.wait_idle(4)
+        assert (daemon.metric("visiond_images_failed"), daemon.metric("visiond_images_outdated")) == (1, 0)
+    place.configure({"stages": {"ocr": {"options": {"salt": 1}}}})
+    with Daemon(place) as daemon:
+        wait_for(lambda: daemon.metric("visiond_images_outdated") == 3, "the images of the first model")
+        assert daemon.metric("process_start_time_seconds") > daemon.metric("process_max_fds") > 0
+
+
 def test_a_worker_that_is_killed_once_has_made_the_counter_rise_by_one(tmp_path: Path) -> None:
     """What increase() computes: the last sample minus the first one with the same labels."""
     with Daemon(Place(tmp_path)) as daemon:

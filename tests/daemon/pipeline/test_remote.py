@@ -119,7 +119,7 @@ def test_metrics_and_status_count_the_work_of_all_stations(tmp_path: Path) -> No
         )
         assert daemon.metric("visiond_image_wait_seconds_count") == 200
         assert daemon.metric("visiond_device_stage_images_total", device="cpu", stage="blip") == 200
-        assert daemon.metric("visiond_inbox_images_total", inbox="1", outcome="done") == 200
+        assert daemon.metric("visiond_inbox_images_total", inbox=str(place.inbox()), outcome="done") == 200
         assert daemon.metric("visiond_images_total", outcome="done", reason="") == 200
         workers = daemon.status()["workers"]
         assert sorted(worker["name"] for worker in workers) == [

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from daemon.system import gpus
-from daemon.system.gpus import list_gpus
+from daemon.system.gpus import Sensors, list_gpus
 
 GIB = 1 << 30
 
@@ -31,6 +31,7 @@ class Device:
     broken: bool = False
     bus_id: str | bytes = b"00000000:1B:00.0"
     questions: list[str] = field(default_factory=list)
+    slowed: int | None = 0  # bits; None: the driver does not say
 
 
 class FakeNvml:
@@ -87,6 +88,26 @@ class FakeNvml:
         self._refuse_parts(device)
         return SimpleNamespace(busId=device.bus_id)
 
+    def nvmlDeviceGetTemperature(self, device: Device, _sensor: int) -> int:
+        self._refuse_parts(device)
+        return 41
+
+    def nvmlDeviceGetPowerUsage(self, _device: Device) -> int:
+        return 350_500
+
+    def nvmlDeviceGetTotalEnergyConsumption(self, _device: Device) -> int:
+        return 7_000_000_000
+
+    def nvmlDeviceGetTotalEccErrors(self, _device: Device, kind: int, _counter: int) -> int:
+        if kind:
+            raise NVMLError("not supported")
+        return 3
+
+    def nvmlDeviceGetCurrentClocksEventReasons(self, device: Device) -> int:
+        if device.slowed is None:
+            raise NVMLError("not supported")
+        return device.slowed
+
     def _refuse_parts(self, device: Device) -> None:
         if device not in self.devices:
             raise NVMLError("not supported")
@@ -115,6 +136,22 @@ def test_a_gpu_has_its_number_and_its_pci_address_as_linux_writes_it(monkeypatch
     [gpu] = listed(monkeypatch, [Device("GPU-1")])
     assert (gpu.device, gpu.bus_id, gpu.utilisation, gpu.processes) == ("cuda:0", "0000:1b:00.0", 0.5, (17,))
     assert gpu.compute_capability == "9.0"
+
+
+def test_a_gpu_reports_what_its_sensors_say_and_nothing_for_those_that_it_lacks(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    idle, busy = 0x1, 0x4 | 0x40  # busy: at its power limit, and hot
+    first, second, old = listed(
+        monkeypatch, [Device("1", slowed=busy), Device("2", slowed=idle), Device("3", slowed=None)]
+    )
+    assert first.sensors == Sensors(41, 350.5, 7e6, 3, None, frozenset({"power", "heat"}))
+    assert (second.sensors.slowed_by, old.sensors.slowed_by) == (frozenset(), None)
+
+
+def test_a_part_of_a_gpu_has_no_sensors_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The sum over the parts would count their GPU several times."""
+    assert [gpu.sensors for gpu in listed(monkeypatch, [Device("1", migs=PARTS)])] == [Sensors()] * 2
 
 
 def test_a_divided_gpu_is_listed_as_its_mig_devices_and_changes_no_other_number(
