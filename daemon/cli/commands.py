@@ -218,6 +218,34 @@ def check(
     raise typer.Exit(os.EX_CONFIG if any(finding.grade == "error" for finding in findings) else 0)
 
 
+def health(
+    config: ConfigOption = None,
+    ready: Annotated[
+        bool, flag("--ready", help="Ask whether images get through now, as /readyz says.")
+    ] = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Ask the running daemon whether it can process images.
+
+    Exits with 0 if it can, with 1 and the reasons if not, and with 69 if no
+    daemon answers. It needs no token and no address: for health checks of
+    containers and of Kubernetes. A daemon that waits for room on a disk is
+    healthy, and not ready: a restart would not help.
+
+    Examples:
+      visiond health
+      visiond health --ready
+    """
+    from daemon.terminal import control
+
+    answer = control.ask_health(read_roughly(config)[0], ready=ready)
+    if as_json:
+        print_json(answer)
+    else:
+        print("\n".join([answer.state, *answer.problems]))
+    raise typer.Exit(answer.state in ("dead", "not ready"))
+
+
 def samples(
     folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="Folder to write to.")],
     count: Annotated[int, typer.Option("--count", "-n", metavar="N", min=1, help="Number of images.")] = 24,
@@ -274,7 +302,7 @@ def demo(
 
 PANELS: dict[str, tuple[Callable[..., None], ...]] = {
     "Process images": (run, reload, check, retry, redo),
-    "Look at results": (status, list_images, search, page, follow, show, export),
+    "Look at results": (status, health, list_images, search, page, follow, show, export),
     "Maintain the ledger": (backup, verify, repair, prune),
     "Models and GPUs": (setup, gpus, plan, tune, warm),
     "Try it out": (demo, samples, bench),

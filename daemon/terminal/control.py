@@ -43,6 +43,7 @@ if TYPE_CHECKING:
 
 POLL_SECONDS = 0.1  # while the daemon carries out a request
 PATIENCE_SECONDS = 30.0  # for an answer of the daemon
+HEALTH_SECONDS = 8.0  # the same for a health check, less than the time that a container gives it
 RELOAD_SECONDS = 600.0  # the same, while it reads the weights of other models to check them
 CHUNK = 10_000  # images named in one request
 
@@ -59,6 +60,22 @@ def ask_status(config: Config, patience_seconds: float = PATIENCE_SECONDS) -> Sn
     """The snapshot of the running daemon. Raises NotRunning, NotAnswering."""
     answer = ask(config.state.path / CONTROL, "GET", "/api/status", patience_seconds=patience_seconds)
     return msgspec.convert(answer, Snapshot)
+
+
+class Health(msgspec.Struct, frozen=True):
+    """state: ok, degraded (some worker is not ready) or dead (no image can be processed any more); or, of whether images get
+    through, ready or not ready."""
+
+    state: str
+    problems: list[str]
+
+
+def ask_health(config: Config, *, ready: bool) -> Health:
+    """What /healthz of the running daemon says, or with `ready` what /readyz says. Raises NotRunning, NotAnswering."""
+    page = "/readyz" if ready else "/healthz"
+    answer = ask(config.state.path / CONTROL, "GET", page, patience_seconds=HEALTH_SECONDS)
+    state = ("ready" if answer["ready"] else "not ready") if ready else answer["status"]
+    return Health(state, answer["problems"])
 
 
 def find_status(config: Config) -> Snapshot:

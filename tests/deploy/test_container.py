@@ -68,7 +68,6 @@ def test_the_configuration_fits_the_image() -> None:
     written = [output.results, output.failed, output.done, output.bins_folder, settings.state.path]
     for folder in [*written, *(inbox.path for inbox in settings.inbox)]:
         assert any(folder.is_relative_to(path) for path in kept), f"{folder} is lost with the container"
-    assert f"127.0.0.1:{settings.http.port}/healthz" in DOCKERFILE
     assert f"127.0.0.1:{settings.http.port}:{settings.http.port}" in VISIOND["ports"]
 
 
