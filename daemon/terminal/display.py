@@ -21,6 +21,7 @@ from daemon.core.hints import command, quantity
 from daemon.core.jobs import JobStatus
 from daemon.monitoring.notices import list_notices
 from daemon.system.log import escape, is_json
+from stages.contract.binning import describe
 from stages.registry.registry import BUILT_IN, sort_stages
 
 if TYPE_CHECKING:
@@ -228,13 +229,7 @@ def show_record(record: Record) -> None:
     document: dict[str, Any] = msgspec.json.decode(record.sidecar)
     show_results(document)
     print_table(
-        ("bin", "criterion", "value", "threshold", "passed"),
-        (
-            (name, criterion, _figure(figures["value"]), _figure(figures["threshold"]), figures["passed"])
-            for name, criteria in document["bin"]["criteria"].items()
-            for criterion, figures in criteria.items()
-        ),
-        title=f"bin {document['bin']['name']}",
+        ("bin", "criterion", "passed"), describe(document["bin"]), title=f"bin {document['bin']['name']}"
     )
     models = document["models"]
     timings = ((stage, f"{seconds:.4f}", models[stage]) for stage, seconds in document["timings"].items())
@@ -335,7 +330,3 @@ def print_failed_hint() -> None:
     console.print(
         f"`{printable(command('list', '--status', 'failed'))}` lists the failed images with their reasons."
     )
-
-
-def _figure(value: float | None) -> str:
-    return "-" if value is None else f"{value:.4g}"

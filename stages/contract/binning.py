@@ -95,6 +95,14 @@ _RULES = {
     ),
     "C": (("clip_similarity", "blip", "similarity", "clip_similarity"),),
 }
+_SENTENCES = {  # of a criterion: its value and its threshold
+    "text_boxes": "text boxes {:g}, more than {:g} needed",
+    "text_area": "text on {:.0%} of the image, more than {:.0%} needed",
+    "unique_objects": "kinds of objects {:g}, more than {:g} needed",
+    "object_count": "objects {:g}, more than {:g} needed",
+    "spatial_dispersion": "objects spread over {:.0%} of the image, more than {:.0%} needed",
+    "clip_similarity": "likeness of caption and image {:.2f}, more than {:.2f} expected",
+}
 BINS = tuple(_RULES)  # of the built-in rule; a user's rule may have others
 
 _HAS_TWO_CHARACTERS = re.compile(r"[^\W_].*[^\W_]", re.DOTALL)  # two letters or digits, of any script
@@ -126,6 +134,19 @@ def is_decided(payloads: Mapping[str, bytes], thresholds: Thresholds, stages: Se
     """Whether none of the remaining stages can change the bin: in mode "cascade" they are not run."""
     name = judge(payloads, thresholds).name
     return name == "A" or (name == "B" and ("ocr" in payloads or "ocr" not in stages))
+
+
+def describe(bin: Mapping[str, Any]) -> list[tuple[str, str, str]]:
+    """A bin as in a sidecar, for people: of each criterion the bin that it speaks for, a sentence, and "yes" or "no"; "–" if
+    it was not measured. The last bin has the images that pass no other, so its criterion decides nothing."""
+    rows = []
+    for name, criteria in bin["criteria"].items():
+        for criterion, figures in criteria.items():
+            words, value = criterion.replace("_", " "), figures["value"]
+            text = _SENTENCES.get(criterion, words + " {:.4g}, more than {:.4g} needed")
+            sentence = f"{words} not measured" if value is None else text.format(value, figures["threshold"])
+            rows.append((name, sentence, {True: "yes", False: "no"}.get(figures["passed"], "–")))
+    return rows
 
 
 def load_rule(reference: str, key: str = "[binning] rules") -> Any:

@@ -12,6 +12,7 @@ from stages.contract.binning import (
     Criterion,
     Thresholds,
     apply_rule,
+    describe,
     is_decided,
     judge,
     load_rule,
@@ -199,3 +200,16 @@ def test_dispersion_is_the_area_that_the_centers_span(
     boxes: list[tuple[float, float, float, float]], dispersion: float
 ) -> None:
     assert measure_dispersion(boxes, 100 * 60) == pytest.approx(dispersion)
+
+
+def test_a_bin_is_described_in_sentences() -> None:
+    seen = payloads(boxes=3, text=0.126, dispersion=0.5, similarity=None)
+    rows = describe(msgspec.to_builtins(judge(seen, T)))
+    assert rows == [
+        ("A", "text boxes 3, more than 2 needed", "yes"),
+        ("A", "text on 13% of the image, more than 20% needed", "no"),
+        ("B", "kinds of objects 0, more than 3 needed", "no"),
+        ("B", "objects 0, more than 5 needed", "no"),
+        ("B", "objects spread over 50% of the image, more than 30% needed", "yes"),
+        ("C", "clip similarity not measured", "–"),
+    ]
