@@ -251,8 +251,14 @@ class Contents:
         """A hard link: a file like the one that the container had under `first`, but of its own, as each image is moved or
         deleted by itself. Raises TooMuch, NoRoom, OSError."""
         path = plain_path(first, self._most.path_bytes)
-        if path and self._is_ignored(path):  # and so not here
+        if self._is_ignored(plain_path(name, self._most.path_bytes)):
             self.pass_over()
+            return
+        if path and self._is_ignored(path):  # and so its bytes are not here
+            self.begin(name)
+            self.finish(
+                f"it is a link to {printable(first)}, which the inbox ignores; pack it without that one"
+            )
             return
         number = self._named.get(path, 0)
         stem, suffix = os.path.splitext(path)

@@ -383,8 +383,12 @@ def test_a_hard_link_becomes_a_file_of_its_own(beside: Beside) -> None:
     contents.repeat(b"b.png", b"./x/a.png")
     contents.repeat(b"c.png", b"elsewhere.png")
     contents.repeat(b"d.png", b".hidden/a.png")
+    contents.repeat(b".hidden/b.png", b".hidden/a.png")
     assert (contents.files, contents.links) == (3, 1)
-    assert contents.left_out == ["c.png: it is a link to elsewhere.png, which is not in it"]
+    assert contents.left_out == [
+        "c.png: it is a link to elsewhere.png, which is not in it",
+        "d.png: it is a link to .hidden/a.png, which the inbox ignores; pack it without that one",
+    ]
     contents.place(is_whole=True)
     assert (
         beside.path / "a.zip.unpacked/b.png"
