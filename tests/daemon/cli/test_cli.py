@@ -88,9 +88,9 @@ def test_show_prints_every_criterion_and_every_stages_time(place: Place) -> None
     for word in (
         f"inbox  {place.inbox()}",
         "caption  a picture of",
-        "text_boxes",
-        "spatial_dispersion",
-        "clip_similarity",
+        "text boxes",
+        "objects spread over",
+        "likeness of caption and image",
         "bin ",
         "ocr",
         "blip",
