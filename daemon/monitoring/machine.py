@@ -70,7 +70,7 @@ FIGURES = (
 )
 
 
-class Log(Collector):
+class DroppedLines(Collector):
     def collect(self) -> Iterable[Metric]:
         yield CounterMetricFamily(
             "visiond_log_lines_dropped",

@@ -24,7 +24,7 @@ from daemon.core.errors import Loss
 from daemon.core.jobs import JobStatus
 from daemon.monitoring.distribution import Distribution
 from daemon.monitoring.limits import PARTS
-from daemon.monitoring.machine import Log
+from daemon.monitoring.machine import DroppedLines
 from daemon.monitoring.notices import KINDS
 from daemon.monitoring.snapshot import TASKS
 from stages.contract.base import Reason
@@ -60,7 +60,7 @@ class Series:
         self._open_workers()
         self._open_devices()
         self._begin_at_zero()
-        self.registry.register(Log())
+        self.registry.register(DroppedLines())
         ProcessCollector(registry=self.registry)
 
     def _open_images(self) -> None:

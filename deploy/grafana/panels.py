@@ -67,21 +67,22 @@ def mean(histogram: str, by: str) -> str:
 
 def rate(counter: str, by: str, only: str = "") -> str:
     """A counter's rate, added up by these labels. only: a further selector."""
-    return f"sum by ({by}) (rate({counter}{{{_among(only)}}}[$__rate_interval]))"
+    return _summed("rate", counter, by, only)
 
 
 def increase(counter: str, by: str, only: str = "") -> str:
     """How often a counter was raised between two points of the panel."""
-    return f"sum by ({by}) (increase({counter}{{{_among(only)}}}[$__rate_interval]))"
+    return _summed("increase", counter, by, only)
+
+
+def _summed(function: str, counter: str, by: str, only: str) -> str:
+    among = f"M, {only}" if only else "M"
+    return f"sum by ({by}) ({function}({counter}{{{among}}}[$__rate_interval]))"
 
 
 def per_image(total: str, images: str, only: str = "", by: str = "stage") -> str:
     """One counter divided by another one."""
     return f"{rate(total, by, only)} / {rate(images, by, only)}"
-
-
-def _among(only: str) -> str:
-    return f"M, {only}" if only else "M"
 
 
 def figure(title: str, description: str, unit: str, query: str) -> Panel:
@@ -124,7 +125,7 @@ def _annotation(title: str, color: str, query: str, *, at_value: bool = False) -
         "name": title,
         "datasource": SOURCE,
         "enable": True,
-        "expr": query.replace("{M", f"{{{MACHINES}"),
+        "expr": _expression(query),
         "iconColor": color,
         "step": "1m",
         "titleFormat": title,
