@@ -16,7 +16,7 @@ import pytest
 from daemon.core.jobs import JobStatus
 from daemon.server.app import WRONG_TOKEN_SECONDS
 from tests.daemon.server.site import Site
-from tests.daemon_process import SLACK_SECONDS
+from tests.daemon_process import SLACK_SECONDS, wait_for
 from tests.faults.load import slow_clients
 
 LONG = "9" * 5_000  # Python refuses to read so many digits as a number
@@ -96,6 +96,8 @@ def test_results_of_demonstration_models_are_shown_with_the_command_that_replace
     with closing(Site(tmp_path)) as opened:
         opened.place.begin_with("model", "clip", "a demonstration")
         opened.place.add("a.jpg", "word")
+        # A search that comes while the index is brought up to date does not wait for that.
+        wait_for(lambda: "a.jpg" in opened.read("/?q=word"), "the image in the index")
         for address in ("/", "/?q=word", "/images/1"):
             assert f"for real images: `visiond setup --config {tmp_path}/daemon.toml`" in opened.read(address)
         assert "real images" not in opened.read("/?q=nothing")
