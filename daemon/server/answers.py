@@ -8,6 +8,7 @@ import html
 import os
 import ssl
 from collections.abc import AsyncIterator
+from functools import partial
 from typing import Annotated
 
 import msgspec
@@ -15,7 +16,6 @@ import structlog
 from anyio import to_thread
 from prometheus_client.exposition import choose_encoder
 from starlette.exceptions import HTTPException
-from starlette.middleware import Middleware
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
@@ -28,16 +28,15 @@ from daemon.core.jobs import JobStatus
 from daemon.ledger.soundness import MOST
 from daemon.monitoring.notices import list_notices
 from daemon.server.app import (
-    application,
     listen,
     listen_control,
     load_certificate,
+    make_server,
     read_body,
     read_token,
     risks,
     running,
 )
-from daemon.server.connections import Server
 from daemon.server.guard import Guard
 from daemon.server.status import Status
 
@@ -77,9 +76,9 @@ class Answers:
         """Serve while the context is open. Yields the URL of the pages, or "" without pages. Raises
         ConfigError if the token or the certificate is unusable or, with pages_matter, the address is in use."""
         http, control = config.http, config.state.path / CONTROL
-        commands = application([*self.changing(), *self.reading()], errors={HTTPException: _explain})
         with contextlib.ExitStack() as sockets:  # a server that is stopped before it starts closes no socket
-            servers = [Server(commands, sockets.enter_context(listen_control(control)))]
+            commands, explain = [*self.changing(), *self.reading()], {HTTPException: _explain}
+            servers = [make_server(sockets.enter_context(listen_control(control)), commands, errors=explain)]
             url = ""
             try:
                 listener = sockets.enter_context(listen(http)) if http.listen else None
@@ -92,8 +91,8 @@ class Answers:
                 for risk in risks(http):
                     log.warning("HTTP is open to the network", risk=risk)
                 self.configure(config)
-                guard = Middleware(Guard, read_token=lambda: self._token)
-                servers.append(Server(application(self.reading(), http, guard), listener, self._tls))
+                guard = partial(Guard, read_token=lambda: self._token)
+                servers.append(make_server(listener, self.reading(), http, guard, self._tls))
                 url = http.url_at(listener.getsockname()[1])
             async with running(*servers):
                 yield url

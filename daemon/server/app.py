@@ -6,7 +6,7 @@ served where:
   use it.
 - [page] listen: `Page.routes` in pages.py, in a process of its own.
 
-Another list is one more method that returns routes, and one more call of `application`, with the guard that it needs.
+Another list is one more method that returns routes, and one more call of `make_server`, with the guard that it needs.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import os
 import secrets
 import socket
 import ssl
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -27,13 +27,14 @@ from starlette.middleware import Middleware
 from starlette.middleware.trustedhost import TrustedHostMiddleware
 from starlette.requests import Request
 from starlette.routing import BaseRoute
+from starlette.types import ASGIApp
 
 from daemon.config.loading import Config
 from daemon.config.secrets import read_secret
 from daemon.config.sections import Http
 from daemon.config.state import PAGE_TOKEN, socket_address
 from daemon.core.errors import ConfigError
-from daemon.server.connections import Server
+from daemon.server.connections import NO_FORMS, Server
 from daemon.system.ownership import hand_over
 
 LOOPBACK_NAMES = ("127.0.0.1", "[::1]", "localhost")
@@ -41,19 +42,26 @@ LOOPBACK_NAMES = ("127.0.0.1", "[::1]", "localhost")
 CIPHERS = "ECDHE+AESGCM:ECDHE+CHACHA20"
 
 
-def application(
+def make_server(
+    listener: socket.socket,
     routes: Sequence[BaseRoute],
     http: Http | None = None,
-    guard: Middleware | None = None,
+    guard: Callable[[ASGIApp], ASGIApp] | None = None,
+    tls: ssl.SSLContext | None = None,
     errors: Mapping[Any, Any] | None = None,
-) -> Starlette:
+    allowed: str = NO_FORMS,
+) -> Server:
     """http: the address; on a loopback address, only its names are answered, against DNS rebinding. guard: decides who may
-    read and change. Without both, for a socket that file permissions guard. errors: what answers an exception."""
-    guards = [guard] if guard else []
+    read and change. Without both, for a socket that file permissions guard. errors: what answers an exception. allowed: what
+    a browser may load or send for an answer."""
+    guards = []
     if http and http.is_loopback:
-        allowed = [*LOOPBACK_NAMES, http.host]
-        guards.insert(0, Middleware(TrustedHostMiddleware, allowed_hosts=allowed))
-    return Starlette(routes=routes, middleware=guards, exception_handlers=errors)
+        allowed_hosts = [*LOOPBACK_NAMES, http.host]
+        guards.append(Middleware(TrustedHostMiddleware, allowed_hosts=allowed_hosts))
+    if guard:
+        guards.append(Middleware(guard))
+    application = Starlette(routes=routes, middleware=guards, exception_handlers=errors)
+    return Server(application, listener, tls, allowed)
 
 
 @contextlib.asynccontextmanager

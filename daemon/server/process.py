@@ -14,15 +14,13 @@ from functools import partial
 import anyio
 import msgspec
 import structlog
-from starlette.middleware import Middleware
 
 from daemon.config.loading import Config
 from daemon.config.state import closed_to_others
 from daemon.core.errors import VisiondError
 from daemon.ledger.records import open_reader
 from daemon.search.opening import make_searcher
-from daemon.server.app import application, load_certificate, read_page_token, running
-from daemon.server.connections import Server
+from daemon.server.app import load_certificate, make_server, read_page_token, running
 from daemon.server.guard import PageGuard
 from daemon.server.keeper import ParsedConfig
 from daemon.server.pages import ALLOWED, Page
@@ -44,15 +42,15 @@ async def serve(
     """Until one of these signals. Raises VisiondError: NothingFound without a ledger, SearchUnusable."""
     http, read = config.page_http, partial(read_page_token, config)
     read()  # a token that cannot be read, or not be made, is told now
-    guard = Middleware(PageGuard, read_token=read, reading_is_free=http.is_loopback)
+    guard = partial(PageGuard, read_token=read, reading_is_free=http.is_loopback)
     with (
         open_reader(config) as reader,
         contextlib.closing(make_searcher(config, reader)) as searcher,
         contextlib.closing(Pictures.of(config)) as pictures,
     ):
         page = Page(config, reader, searcher, pictures)
-        site = application(page.routes(), http, guard, page.errors())
-        server = Server(site, listener, load_certificate(http), ALLOWED)
+        tls = load_certificate(http)
+        server = make_server(listener, page.routes(), http, guard, tls, page.errors(), ALLOWED)
         async with running(server), anyio.create_task_group() as tasks:
             tasks.start_soon(_follow, searcher.catch_up)
             with anyio.open_signal_receiver(*stop) as received:
