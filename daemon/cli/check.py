@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import resource
 import shutil
@@ -18,7 +17,7 @@ from daemon.cli.tryouts import RuleFailed, try_choice, try_rule, try_stages
 from daemon.config.ignored import describe_added
 from daemon.config.loading import Config, find_shared_folders
 from daemon.config.secrets import list_open
-from daemon.config.sections import Inbox
+from daemon.config.sections import Http, Inbox
 from daemon.config.state import CONTROL, LEDGER
 from daemon.core.errors import ConfigError, NothingFound, VisiondError
 from daemon.core.hints import quantity
@@ -80,8 +79,7 @@ def examine(config: Config, file: Path | None, *, quick: bool = False) -> Iterat
         _sinks,
         _uploads,
         _ledger,
-        _http,
-        _page,
+        _addresses,
         _traces,
         _shared_memory,
         _limits,
@@ -240,47 +238,36 @@ def _ledger(config: Config) -> Iterator[Finding]:
         yield Finding("error", f"ledger: {error}")
 
 
-def _http(config: Config) -> Iterator[Finding]:
+def _addresses(config: Config) -> Iterator[Finding]:
+    """An address of the page that is in use holds nothing up, so it is only a warning."""
     http = config.http
-    if not http.listen:
-        return
-    try:
-        listen(http).close()
-        yield Finding("ok", f"http.listen: {http.listen} is free.")
-    except ConfigError as error:
-        try:
-            ask(config.state.path / CONTROL, "GET", "/healthz")
-            yield Finding("ok", f"http.listen: {http.listen} is in use by the daemon of this state folder.")
-        except VisiondError:
-            yield Finding("error", str(error))
+    if http.listen:
+        yield _address(config, http, "http", " by the daemon of this state folder", "error")
     yield from (Finding("warning", risk) for risk in risks(http))
     for key, file, read in (
         ("token_file", http.token_file, read_token),
         ("tls_certificate", http.tls_certificate, load_certificate),
     ):
         try:
-            if file:
-                read(http)
+            if http.listen and read(http):
                 yield Finding("ok", f"http.{key}: {file} is usable.")
         except ConfigError as error:
             yield Finding("error", str(error))
+    if config.page.listen:
+        yield _address(config, config.page_http, "page", ", perhaps by this daemon's page", "warning")
 
 
-def _page(config: Config) -> Iterator[Finding]:
-    """An address that is in use holds nothing up, so it is only a warning."""
-    if not config.page.listen:
-        return
+def _address(config: Config, http: Http, section: str, user: str, grade: str) -> Finding:
+    """Whether it can be listened at. user: by whom, if a daemon runs. grade: if none does."""
     try:
-        listen(config.page_http, "page").close()
-        yield Finding("ok", f"page.listen: {config.page.listen} is free.")
+        listen(http, section).close()
     except ConfigError as error:
-        with contextlib.suppress(VisiondError):
+        try:
             ask(config.state.path / CONTROL, "GET", "/healthz")
-            yield Finding(
-                "ok", f"page.listen: {config.page.listen} is in use, perhaps by this daemon's page."
-            )
-            return
-        yield Finding("warning", str(error))
+        except VisiondError:
+            return Finding(grade, str(error))
+        return Finding("ok", f"{section}.listen: {http.listen} is in use{user}.")
+    return Finding("ok", f"{section}.listen: {http.listen} is free.")
 
 
 def _shared_memory(config: Config) -> Iterator[Finding]:

@@ -25,10 +25,15 @@ def open_searcher(
 ) -> Iterator[Searcher]:
     """note: called while the index is brought up to date, with how far it is and with the last number.
     Raises SearchUnusable."""
-    check_ledger(reader)
-    with contextlib.closing(Searcher(config.state.path, reader, find_embedder(config))) as searcher:
+    with contextlib.closing(make_searcher(config, reader)) as searcher:
         searcher.catch_up(note)
         yield searcher
+
+
+def make_searcher(config: Config, reader: Reader) -> Searcher:
+    """Its index is as it was left. Raises SearchUnusable."""
+    check_ledger(reader)
+    return Searcher(config.state.path, reader, find_embedder(config))
 
 
 def find_embedder(config: Config) -> StageSpec | None:

@@ -10,7 +10,7 @@ import resource
 import socket
 import ssl
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any, ClassVar
 
 import anyio
@@ -37,15 +37,15 @@ MOST_WAITING = 128  # connections without a complete request yet
 # answer that the client has to take before there is room for more.
 REQUEST_SECONDS = 10.0
 
-
-# The pages have no scripts, styles or pictures, and must not be framed.
+# Of all answers. Whoever serves scripts, styles or forms says so to its server.
 HEADERS = (
     ("x-content-type-options", "nosniff"),
-    (
-        "content-security-policy",
-        "default-src 'none'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
-    ),
+    ("referrer-policy", "same-origin"),  # without it a browser hides where a form comes from
+    ("cross-origin-resource-policy", "same-origin"),
+    ("cross-origin-opener-policy", "same-origin"),
 )
+POLICY = "default-src 'none'; base-uri 'none'; frame-ancestors 'none'; "
+NO_FORMS = "form-action 'none'"
 
 
 class Connection(H11Protocol):
@@ -134,9 +134,9 @@ class Server(uvicorn.Server):
         app: ASGIApp,
         listener: socket.socket,
         tls: ssl.SSLContext | None = None,
-        headers: Sequence[tuple[str, str]] = HEADERS,
+        allowed: str = NO_FORMS,
     ) -> None:
-        """headers: of all answers."""
+        """allowed: what a browser may load or send for an answer, as in a Content-Security-Policy."""
         super().__init__(
             uvicorn.Config(
                 app,
@@ -146,7 +146,7 @@ class Server(uvicorn.Server):
                 log_config=None,
                 log_level="error",  # otherwise invalid requests fill the log
                 server_header=False,
-                headers=list(headers),
+                headers=[*HEADERS, ("content-security-policy", POLICY + allowed)],
                 limit_concurrency=MOST_CONNECTIONS,
             )
         )

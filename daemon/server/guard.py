@@ -1,124 +1,110 @@
-"""Who may read the page and who may change something; and what a browser is allowed to do with an answer.
+"""Who may read and who may change something.
 
-Reading needs nothing where only this machine can reach the page, otherwise the token. Every change needs the token. A browser
-gets a cookie for it; programs send `Authorization: Bearer TOKEN`. A change by cookie must come from the page itself.
+Programs send `Authorization: Bearer TOKEN`, at every address. Only the page knows browsers: there reading needs nothing where
+only this machine can reach it, otherwise the token, and every change needs the token. A browser gets a cookie for it. A change
+by cookie must come from the page itself.
 """
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import hmac
-import os
 import re
-import secrets
 from collections.abc import Callable
-from pathlib import Path
-from urllib.parse import parse_qs, quote, urlsplit
+from urllib.parse import urlsplit
 
+import anyio
+import structlog
 from starlette.datastructures import Headers, MutableHeaders
-from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from daemon.core.errors import ConfigError
-from daemon.server.app import note_wrong_token
-from daemon.system.ownership import hand_over
+log = structlog.get_logger()
 
+WRONG_TOKEN_SECONDS = 0.5  # until the answer
+OPEN_PATHS = ("/login", "/static/")  # of the page, that need no token anywhere
 COOKIE = "visiond"
 COOKIE_SECONDS = 30 * 86400
-FORM_BYTES = 1 << 20
-OPEN_PATHS = ("/login", "/static/")  # that need no token anywhere
-POLICY = (
-    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; form-action 'self'; "
-    "base-uri 'none'; frame-ancestors 'none'"
-)
-HEADERS = (
-    ("content-security-policy", POLICY),
-    ("x-content-type-options", "nosniff"),
-    ("referrer-policy", "same-origin"),  # without it a browser hides where a form comes from
-    ("cross-origin-resource-policy", "same-origin"),
-    ("cross-origin-opener-policy", "same-origin"),
-)
 
 
 class Guard:
-    """Answers 401 or 403 instead of the page where somebody may not see or change it."""
+    """Answers 401 to requests without the token, if there is one (RFC 6750)."""
 
-    def __init__(
-        self, app: ASGIApp, read_token: Callable[[], bytes], *, reading_is_free: bool, is_secure: bool
-    ) -> None:
-        """read_token: called for each request that has one, as the token may be exchanged. is_secure: the page
-        is served by HTTPS."""
+    def __init__(self, app: ASGIApp, read_token: Callable[[], bytes]) -> None:
+        """read_token: called for each request, as the token may be exchanged. Empty: none is needed."""
         self._app = app
         self._read_token = read_token
-        self._reading_is_free = reading_is_free
-        self._is_secure = is_secure
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
-            await self._app(scope, receive, send)
-            return
-
-        async def send_guarded(message: Message) -> None:
+        async def send_uncached(message: Message) -> None:
             if message["type"] == "http.response.start":
                 MutableHeaders(scope=message).setdefault("cache-control", "no-store")
             await send(message)
 
         request = Request(scope, receive)
-        request.state.may_change = self._has_token(request)
-        if _bearer(request.headers) and not request.state.may_change:
+        request.state.has_token = self.has_token(request)
+        if bearer_of(request.headers) and not request.state.has_token:
             await note_wrong_token(scope)
-        answer: ASGIApp = self._refuse(request) or self._app
-        if request.url.path == "/logout" and answer is self._app:
-            answer = RedirectResponse("/", 303)
-            answer.delete_cookie(COOKIE, httponly=True, samesite="strict", secure=self._is_secure)
-        if request.url.path == "/login" and request.method == "POST" and is_from_page(request.headers):
-            try:
-                answer = await self._log_in(request)
-            except HTTPException as error:
-                answer = _say(error.detail, error.status_code)
-        await answer(scope, receive, send_guarded)
+        answer: ASGIApp = self.refuse(request) or self._app
+        await answer(scope, receive, send_uncached)
 
-    def _refuse(self, request: Request) -> Response | None:
-        path, changes = request.url.path, request.method not in ("GET", "HEAD")
-        if (
-            any(path == each or (each.endswith("/") and path.startswith(each)) for each in OPEN_PATHS)
-            and not changes
-        ):
+    def has_token(self, request: Request) -> bool:
+        wanted = self._read_token()
+        return not wanted or is_same(bearer_of(request.headers), wanted)
+
+    def refuse(self, request: Request) -> Response | None:
+        """The answer to a request that may not pass. Its `state.has_token` is known."""
+        if request.state.has_token:
             return None
+        return say("this page needs a token: Authorization: Bearer ...", 401)
+
+
+class PageGuard(Guard):
+    """Answers 401 or 403 instead of the page where somebody may not see or change it."""
+
+    def __init__(self, app: ASGIApp, read_token: Callable[[], bytes], *, reading_is_free: bool) -> None:
+        """read_token: there always is one."""
+        super().__init__(app, read_token)
+        self._reading_is_free = reading_is_free
+
+    def has_token(self, request: Request) -> bool:
+        """Where there is a token, the cookie does not count: otherwise a forged change would pass with a wrong token."""
+        if bearer := bearer_of(request.headers):
+            return is_same(bearer, self._read_token())
+        cookie = request.cookies.get(COOKIE, "").encode()
+        return bool(cookie) and is_same(cookie, cookie_of(self._read_token()).encode())
+
+    def refuse(self, request: Request) -> Response | None:
+        headers, reads = request.headers, request.method in ("GET", "HEAD")
         # A browser sends no token by itself, only a cookie.
-        if changes and not (is_from_page(request.headers) or _bearer(request.headers)):
-            return _say("This request does not come from the page itself.", 403)
-        if request.state.may_change or (self._reading_is_free and not changes):
+        if not (reads or is_from_page(headers) or bearer_of(headers)):
+            return say("This request does not come from the page itself.", 403)
+        if request.state.has_token or request.url.path.startswith(OPEN_PATHS):
             return None
-        if changes or "text/html" not in request.headers.get("accept", ""):
-            return _say("This needs the token. Log in at /login, or send: Authorization: Bearer TOKEN", 401)
+        if reads and self._reading_is_free:
+            return None
+        if not reads or "text/html" not in headers.get("accept", ""):
+            return say("This needs the token. Log in at /login, or send: Authorization: Bearer TOKEN", 401)
         return RedirectResponse("/login", 303)
 
-    def _has_token(self, request: Request) -> bool:
-        """Where there is a token, the cookie does not count: otherwise a forged change would pass with a wrong token."""
-        cookie, bearer = request.cookies.get(COOKIE, ""), _bearer(request.headers)
-        if not cookie and not bearer:
-            return False
-        token = self._read_token()
-        # compare_digest takes constant time
-        if bearer:
-            return hmac.compare_digest(bearer, token)
-        return hmac.compare_digest(cookie.encode(), cookie_of(token).encode())
 
-    async def _log_in(self, request: Request) -> Response:
-        form = await read_form(request)
-        given, to = form.get("token", [""])[0].strip().encode(), own_path(form.get("to", ["/"])[0])
-        if not hmac.compare_digest(given, token := self._read_token()):
-            await note_wrong_token(request.scope)
-            return RedirectResponse(f"/login?wrong=1&to={quote(to)}", 303)
-        response = RedirectResponse(to, 303)
-        response.set_cookie(
-            COOKIE, cookie_of(token), COOKIE_SECONDS, httponly=True, samesite="strict", secure=self._is_secure
-        )
-        return response
+async def note_wrong_token(scope: Scope) -> None:
+    """Log it, and wait: as connections are limited, so is the number of tokens that can be tried."""
+    host, _ = scope.get("client") or ("", 0)
+    log.warning("a request had a wrong token", client=host, path=scope["path"])
+    await anyio.sleep(WRONG_TOKEN_SECONDS)
+
+
+def bearer_of(headers: Headers) -> bytes:
+    """The token that a program has sent, or nothing."""
+    scheme, _, token = headers.get("authorization", "").partition(" ")
+    return token.strip().encode("latin-1") if scheme.lower() == "bearer" else b""
+
+
+def is_same(given: bytes, wanted: bytes) -> bool:
+    """Takes constant time."""
+    return hmac.compare_digest(given, wanted)
 
 
 def cookie_of(token: bytes) -> str:
@@ -139,46 +125,6 @@ def is_from_page(headers: Headers) -> bool:
     return headers.get("sec-fetch-site", "") == "same-origin"
 
 
-async def read_form(request: Request) -> dict[str, list[str]]:
-    """The fields of a form that a browser sent. Raises HTTPException if it is too large or not text."""
-    body = bytearray()
-    async for part in request.stream():
-        body += part
-        if len(body) > FORM_BYTES:
-            raise HTTPException(413, "The form is too large.")
-    try:
-        return parse_qs(body.decode(), strict_parsing=False)
-    except ValueError as error:
-        raise HTTPException(400, "The form cannot be read.") from error
-
-
-def _bearer(headers: Headers) -> bytes:
-    scheme, _, token = headers.get("authorization", "").partition(" ")
-    return token.strip().encode() if scheme.lower() == "bearer" else b""
-
-
-def _say(sentence: str, status: int) -> Response:
+def say(sentence: str, status: int) -> Response:
     headers = {"www-authenticate": "Bearer"} if status == 401 else None
     return Response(f"{sentence}\n", status, headers, media_type="text/plain; charset=utf-8")
-
-
-def own_token(file: Path) -> bytes:
-    """The token in a file, made if there is none; only its owner may read it. Raises OSError, ConfigError."""
-    if not file.exists():
-        partial = file.with_name(f".{file.name}.{os.getpid()}")
-        with open(
-            os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600), "w"
-        ) as opened:
-            opened.write(secrets.token_hex(16) + "\n")
-            opened.flush()
-            os.fsync(opened.fileno())
-        hand_over(partial)
-        with contextlib.suppress(FileExistsError):  # another process was faster
-            os.link(partial, file)
-        partial.unlink()
-    token = file.read_bytes().strip()
-    if not token:
-        raise ConfigError(
-            [f"{file}, the token for changes by the page, is empty. Delete it: a new one is made."]
-        )
-    return token

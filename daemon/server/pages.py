@@ -4,48 +4,50 @@ from __future__ import annotations
 
 import contextlib
 import os
-import re
 from collections.abc import AsyncIterator, Callable, Mapping
-from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
-from urllib.parse import urlsplit
+from typing import Any
+from urllib.parse import parse_qs, quote, urlsplit
 
 import anyio
-import msgspec
-from anyio import to_thread
+from anyio.to_thread import run_sync
 from jinja2 import Environment, PackageLoader, StrictUndefined
-from starlette.applications import Starlette
-from starlette.convertors import IntegerConvertor, register_url_convertor
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response, StreamingResponse
-from starlette.routing import Mount, Route
+from starlette.routing import BaseRoute, Mount, Route
 from starlette.staticfiles import StaticFiles
 
 from daemon import __version__
 from daemon.config.loading import Config
-from daemon.config.state import CONTROL, PAGE_TOKEN
-from daemon.core.errors import LedgerUnusable, NotRunning, VisiondError
+from daemon.config.state import PAGE_TOKEN
+from daemon.core.errors import LedgerUnusable, VisiondError
 from daemon.core.hints import quantity
 from daemon.core.jobs import JobStatus
 from daemon.ledger.record import Record
 from daemon.ledger.records import Reader
-from daemon.ledger.soundness import MOST
 from daemon.monitoring.notices import list_notices
-from daemon.monitoring.snapshot import Snapshot
 from daemon.search.following import encode_events, read_last
 from daemon.search.index import SearchUnusable
 from daemon.search.query import Query, QueryError
 from daemon.search.searcher import NEWEST, By, Found, Searcher
-from daemon.server.asked import Asked, address
-from daemon.server.guard import own_path, read_form
+from daemon.server.app import read_body, read_page_token
+from daemon.server.guard import COOKIE, COOKIE_SECONDS, cookie_of, is_same, note_wrong_token, own_path
 from daemon.server.pictures import DECODERS, NoPicture, Pictures, draw_reason
-from daemon.server.settings import list_tables
-from daemon.server.views import document_of, raw_of, suggest, view_of, visible
+from daemon.server.views import (
+    Asked,
+    View,
+    address,
+    document_of,
+    list_tables,
+    number_in,
+    raw_of,
+    shorten,
+    suggest,
+    view_of,
+    visible,
+)
 from daemon.terminal import control
-
-T = TypeVar("T")
 
 EVENT_SECONDS, KEEP_ALIVE_SECONDS = 0.5, 15.0
 MOST_STREAMS = 128  # of events at once: other requests need connections too
@@ -54,6 +56,9 @@ THUMBNAIL, PICTURE = 320, 1600  # pixels of the longer side
 HUGE_PIXELS, HUGE_BYTES = 24_000_000, 64 << 20  # an image takes seconds to become a thumbnail
 WEEK = "private, max-age=604800, immutable"  # for addresses that name the content
 STATIC = Path(__file__).with_name("static")
+# What a browser may load and send for the page, all of it from and to the page itself.
+ALLOWED = "script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; form-action 'self'"
+FORM_BYTES = 1 << 20
 
 
 class Page:
@@ -67,6 +72,12 @@ class Page:
         self._few = anyio.CapacityLimiter(DECODERS)
         self._huge = anyio.CapacityLimiter(DECODERS - 1)
         self._streams = 0  # of events, that are open
+        # How a browser may send its cookie.
+        self._sent: Any = {
+            "httponly": True,
+            "samesite": "strict",
+            "secure": bool(config.http.tls_certificate),
+        }
         self._templates = Environment(
             loader=PackageLoader("daemon.server"),
             autoescape=True,
@@ -77,8 +88,8 @@ class Page:
         self._templates.globals |= {"version": __version__, "url": address, "quantity": quantity}
         self._templates.filters["short"] = shorten
 
-    def application(self) -> Starlette:
-        routes = [
+    def routes(self) -> list[BaseRoute]:
+        return [
             Route("/", self.gallery),
             Route("/images/{id:number}", self.image),
             Route("/images/{id:number}/like", self.like),
@@ -91,10 +102,13 @@ class Page:
             Route("/events", self.events),
             Route("/settings", self.settings),
             Route("/login", self.login),
+            Route("/login", self.log_in, methods=["POST"]),
+            Route("/logout", self.log_out, methods=["GET", "POST"]),
             Mount("/static", StaticFiles(directory=STATIC)),
         ]
-        errors = {VisiondError: self.explain, HTTPException: self.explain}
-        return Starlette(routes=routes, exception_handlers=errors)
+
+    def errors(self) -> dict[type[Exception], Callable[..., Any]]:
+        return {VisiondError: self.explain, HTTPException: self.explain}
 
     # Looking
 
@@ -103,39 +117,38 @@ class Page:
         asked, problem, found = Asked(), "", Found()
         try:
             asked = Asked.of(request)
-            found = await _in_thread(partial(self._find, asked))
+            found = await run_sync(self._find, asked)
         except (QueryError, SearchUnusable) as error:
             problem = str(error)
-        hits = {hit.image: hit.score for hit in found.hits}
-        records = await _in_thread(lambda: self._reader.find_numbers(list(hits)))
-        behind, place = await _in_thread(
-            lambda: (self._searcher.behind(), self._searcher.index.about().place)
-        )
-        views = [view_of(record, hits[record.id]) for record in records]
+        records, views = await self._views(found)
+        behind, about = await run_sync(self._searcher.behind), await run_sync(self._searcher.index.about)
+        here = asked.values()
         values = {
             "asked": asked,
             "behind": behind if behind > SHOWN else 0,
             "views": views,
-            "following": address("/", **asked.values() | {"cursor": found.following})
-            if found.following
-            else "",
-            "warming": address("/", **asked.values()) if found.is_warming else "",
-            "newest": 0 if asked.cursor else place,
+            "following": found.following and address("/", **here | {"cursor": found.following}),
+            "warming": found.is_warming and address("/", **here),
+            "newest": 0 if asked.cursor else about.place,
             "problem": problem or found.problem,
             "refused": bool(problem),
             "notices": list_notices((model.stage, model.notice) for each in records for model in each.models),
+            "is_part": _wants_cards(request),
         }
         if _wants_cards(request):
-            return self._show(request, "cards.html", values | {"is_part": True})
-        bins, inboxes = await _in_thread(lambda: (self._reader.bins(), self._reader.inboxes()))
-        names = [visible(os.fsdecode(path)) for path in inboxes.values()]
-        choices = {
-            "bins": sorted(filter(None, bins)),
-            "inboxes": names,
-            "suggested": suggest(views),
-            "is_part": False,
-        }
-        return self._show(request, "gallery.html", values | choices)
+            return self._show(request, "cards.html", values)
+        choices = await run_sync(self._choices)
+        return self._show(request, "gallery.html", values | choices | {"suggested": suggest(views)})
+
+    def _choices(self) -> dict[str, list[str]]:
+        """Of the fields beside the search box."""
+        inboxes = [visible(os.fsdecode(path)) for path in self._reader.inboxes().values()]
+        return {"bins": sorted(filter(None, self._reader.bins())), "inboxes": inboxes}
+
+    async def _views(self, found: Found) -> tuple[list[Record], list[View]]:
+        hits = {hit.image: hit.score for hit in found.hits}
+        records = await run_sync(self._reader.find_numbers, list(hits))
+        return records, [view_of(record, hits[record.id]) for record in records]
 
     def _find(self, asked: Asked) -> Found:
         self._searcher.catch_up()
@@ -160,15 +173,12 @@ class Page:
         return self._show(request, "image.html", values)
 
     async def like(self, request: Request) -> Response:
-        number = min(request.path_params["id"], MOST)
         problem, found = "", Found()
         try:
-            found = await _in_thread(lambda: self._like(number))
+            found = await run_sync(self._like, request.path_params["id"])
         except VisiondError as error:
             problem = str(error)
-        hits = {hit.image: hit.score for hit in found.hits}
-        records = await _in_thread(lambda: self._reader.find_numbers(list(hits)))
-        views = [view_of(record, hits[record.id]) for record in records]
+        _, views = await self._views(found)
         return self._show(request, "like.html", {"views": views, "problem": problem})
 
     def _like(self, image: int) -> Found:
@@ -188,33 +198,34 @@ class Page:
         if side is None:
             raise HTTPException(404)
         try:
-            content = await to_thread.run_sync(self._pictures.find, record, side)
+            content = await run_sync(self._pictures.find, record, side)
             if content is None:
                 # Few at a time: each has a whole file in memory. Huge ones take seconds, and leave a decoder for the others.
                 huge = record.width * record.height > HUGE_PIXELS or record.version.size > HUGE_BYTES
                 async with self._huge if huge else contextlib.nullcontext():
-                    content = await to_thread.run_sync(self._pictures.get, record, side, limiter=self._few)
+                    content = await run_sync(self._pictures.get, record, side, limiter=self._few)
         except NoPicture as error:
             return Response(draw_reason(str(error)), media_type="image/svg+xml")
         return Response(content, headers={"cache-control": WEEK}, media_type="image/webp")
 
     async def live(self, request: Request) -> Response:
         """The line on top of each page, again every two seconds. `newest`: the last publication when the gallery was shown."""
-        seen = _number_in(request.query_params.get("newest", "")) or 0
-        snapshot = await self._snapshot()
+        seen = number_in(request.query_params.get("newest", "")) or 0
+        snapshot = await run_sync(control.find_status, self._config)
         fresh = 0
         if seen:
-            found = await _in_thread(lambda: self._searcher.newest(Query(), NEWEST, SHOWN))
+            found = await run_sync(self._searcher.newest, Query(), NEWEST, SHOWN)
             fresh = sum(hit.number > seen for hit in found.hits)
         return self._show(request, "live.html", {"snapshot": snapshot, "fresh": fresh, "most": SHOWN})
 
     async def events(self, request: Request) -> Response:
         """Server-sent events: each image that is published after a number, or after the last one that was received."""
         given = request.headers.get("last-event-id") or request.query_params.get("after", "")
-        last = await _in_thread(partial(read_last, self._reader))
-        if given and _number_in(given) is None:
+        last = await run_sync(read_last, self._reader)
+        number = number_in(given)
+        if given and number is None:
             raise HTTPException(400, "after must be the number of a publication; begin with after=0.")
-        place = last if (number := _number_in(given)) is None else number
+        place = last if number is None else number
         if place > last:
             raise HTTPException(409, f"The last publication has the number {last}; begin with after=0.")
         if self._streams >= MOST_STREAMS:
@@ -229,7 +240,7 @@ class Page:
             idle = 0.0
             while True:
                 try:
-                    events, following = await _in_thread(partial(encode_events, self._reader, place))
+                    events, following = await run_sync(encode_events, self._reader, place)
                 except LedgerUnusable:  # it is read again; the line on top of the page says why
                     events, following = [], place
                 for number, line in events:
@@ -244,7 +255,7 @@ class Page:
             self._streams -= 1
 
     async def state(self, request: Request) -> Response:
-        snapshot = await self._snapshot()
+        snapshot = await run_sync(control.find_status, self._config)
         template = "workers.html" if request.headers.get("hx-request") else "state.html"
         return self._show(
             request, template, {"snapshot": snapshot, "notices": list_notices(snapshot.notices.items())}
@@ -261,52 +272,54 @@ class Page:
         came = before._replace(scheme="", netloc="", fragment="").geturl() if before.path != "/login" else ""
         values = {
             "wrong": "wrong" in request.query_params,
-            "file": token_file(self._config),
+            "file": self._config.http.token_file or self._config.state.path / PAGE_TOKEN,
             "to": own_path(request.query_params.get("to") or came),
         }
         return self._show(request, "login.html", values)
+
+    async def log_in(self, request: Request) -> Response:
+        form = await read_form(request)
+        given, to = form.get("token", [""])[0].strip().encode(), own_path(form.get("to", ["/"])[0])
+        if not is_same(given, token := read_page_token(self._config)):
+            await note_wrong_token(request.scope)
+            return RedirectResponse(f"/login?wrong=1&to={quote(to)}", 303)
+        response = RedirectResponse(to, 303)
+        response.set_cookie(COOKIE, cookie_of(token), COOKIE_SECONDS, **self._sent)
+        return response
+
+    async def log_out(self, _request: Request) -> Response:
+        response = RedirectResponse("/", 303)
+        response.delete_cookie(COOKIE, **self._sent)
+        return response
 
     # Changing
 
     async def again(self, request: Request) -> Response:
         record = await self._record(request)
-        await _in_thread(lambda: control.put_back(self._config, record.status, [record.id]))
+        await run_sync(control.put_back, self._config, record.status, [record.id])
         return RedirectResponse(f"/images/{record.id}", 303)
 
     async def retry(self, request: Request) -> Response:
         """Failed images back to pending: those that are ticked, or all."""
         form = await read_form(request)
-        ids = [number for each in form.get("id", []) if (number := _number_in(each) or 0) <= MOST]
+        ids = [number_in(each) or 0 for each in form.get("id", [])]
         if "all" in form:
-            ids = await _in_thread(self._reader.failed_ids)
-        count = await _in_thread(lambda: control.put_back(self._config, JobStatus.FAILED, ids))
+            ids = await run_sync(self._reader.failed_ids)
+        count = await run_sync(control.put_back, self._config, JobStatus.FAILED, ids)
         return RedirectResponse(address("/", state="failed", queued=count), 303)
 
     # What they share
 
     async def _record(self, request: Request) -> Record:
         number = request.path_params["id"]
-        found = await _in_thread(lambda: self._reader.find_numbers([number])) if number <= MOST else []
+        found = await run_sync(self._reader.find_numbers, [number])
         if not found:
             raise HTTPException(404, f"There is no image {number}.")
         return found[0]
 
-    async def _snapshot(self) -> Snapshot:
-        """Of the running daemon; without one, as the ledger shows."""
-
-        def ask() -> Snapshot:
-            try:
-                return msgspec.convert(
-                    control.ask(self._config.state.path / CONTROL, "GET", "/api/status"), Snapshot
-                )
-            except NotRunning:
-                return control.find_status(self._config)
-
-        return await _in_thread(ask)
-
     def _show(self, request: Request, template: str, values: Mapping[str, object]) -> Response:
         shared = {
-            "may_change": request.state.may_change,
+            "may_change": request.state.has_token,
             "path": request.url.path,
             "queued": request.query_params.get("queued", ""),
         }
@@ -323,36 +336,15 @@ class Page:
         return response
 
 
-class _Number(IntegerConvertor):
-    """Python refuses to read numbers of thousands of digits."""
-
-    regex = f"[0-9]{{1,{len(str(MOST))}}}"
-
-
-register_url_convertor("number", _Number())
-
-
-def _number_in(text: str) -> int | None:
-    """None if it is no number; MOST + 1 for one of more digits than the ledger can have."""
-    if re.fullmatch(_Number.regex, text):
-        return int(text)
-    return MOST + 1 if re.fullmatch("[0-9]+", text) else None
+async def read_form(request: Request) -> dict[str, list[str]]:
+    """The fields of a form that a browser sent. Raises HTTPException if it is too large or not text."""
+    body = await read_body(request, FORM_BYTES, "The form is too large.")
+    try:
+        return parse_qs(body.decode())
+    except ValueError as error:
+        raise HTTPException(400, "The form cannot be read.") from error
 
 
 def _wants_cards(request: Request) -> bool:
     """Whether htmx asks only for images that follow, and not for all that another search finds."""
     return bool(request.headers.get("hx-request")) and request.headers.get("hx-target") != "results"
-
-
-def shorten(value: object) -> str:
-    """A number with few digits; a dash for nothing."""
-    return "–" if value is None else f"{value:.4g}" if isinstance(value, float) else str(value)
-
-
-def token_file(config: Config) -> Path:
-    """The file with the token that changes need."""
-    return Path(config.http.token_file) if config.http.token_file else config.state.path / PAGE_TOKEN
-
-
-async def _in_thread(work: Callable[[], T]) -> T:
-    return await to_thread.run_sync(work)

@@ -14,6 +14,8 @@ from xml.sax.saxutils import escape
 
 from PIL import Image as Picture
 
+from daemon.config.loading import Config
+from daemon.config.state import PICTURES
 from daemon.core.errors import SourceChanged
 from daemon.inbox.origin import origin_of
 from daemon.ledger.record import Record
@@ -51,6 +53,10 @@ class Pictures:
         self._limits = limits
         self._decoders = Decoders(DECODERS, limits)
         self._failures: dict[str, tuple[float, str]] = {}  # until when, and why
+
+    @classmethod
+    def of(cls, config: Config) -> Pictures:
+        return cls(config.state.path / PICTURES, config.page.pictures_bytes, config.pipeline.limits())
 
     def close(self) -> None:
         self._decoders.close()

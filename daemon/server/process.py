@@ -8,32 +8,26 @@ import os
 import signal
 import socket
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 
 import anyio
 import msgspec
 import structlog
-from starlette.middleware import Middleware
-from starlette.middleware.trustedhost import TrustedHostMiddleware
 
 from daemon.config.loading import Config
-from daemon.config.state import PICTURES, closed_to_others
+from daemon.config.state import closed_to_others
 from daemon.core.errors import VisiondError
 from daemon.ledger.records import open_reader
-from daemon.search.index import check_ledger
-from daemon.search.opening import find_embedder
-from daemon.search.searcher import Searcher
-from daemon.server.app import LOOPBACK_NAMES, load_certificate, read_token
-from daemon.server.connections import Server
-from daemon.server.guard import HEADERS, Guard, own_token
+from daemon.search.opening import make_searcher
+from daemon.server.app import load_certificate, make_server, read_page_token, running
+from daemon.server.guard import PageGuard
 from daemon.server.keeper import ParsedConfig
-from daemon.server.pages import Page, token_file
+from daemon.server.pages import ALLOWED, Page
 from daemon.server.pictures import Pictures
 from daemon.system.lines import written_aside
 from daemon.system.log import set_up
 from daemon.system.stray import catch
-from stages.contract.base import Limits
 from stages.contract.processes import die_with
 
 log = structlog.get_logger()
@@ -42,65 +36,35 @@ NICE = 5  # images come first
 CATCH_UP_SECONDS, TROUBLE_SECONDS = 1.0, 30.0
 
 
-@contextlib.contextmanager
-def opened(config: Config) -> Iterator[tuple[Page, Searcher]]:
-    """Raises NothingFound without a ledger, SearchUnusable."""
-    pipeline = config.pipeline
-    limits = Limits(
-        pipeline.max_pixels, pipeline.max_aspect_ratio, pipeline.decode_seconds, pipeline.decode_bytes
-    )
-    with contextlib.ExitStack() as stack:
-        reader = stack.enter_context(open_reader(config))
-        check_ledger(reader)
-        searcher = stack.enter_context(
-            contextlib.closing(Searcher(config.state.path, reader, find_embedder(config)))
-        )
-        pictures = Pictures(config.state.path / PICTURES, config.page.pictures_bytes, limits)
-        stack.callback(pictures.close)
-        yield Page(config, reader, searcher, pictures), searcher
-
-
 async def serve(
     config: Config, listener: socket.socket, stop: Sequence[signal.Signals] = (signal.SIGTERM, signal.SIGINT)
 ) -> None:
-    """Until one of these signals. Raises VisiondError."""
-    http = config.page_http
-    read = (
-        partial(read_token, config.http) if config.http.token_file else partial(own_token, token_file(config))
-    )
+    """Until one of these signals. Raises VisiondError: NothingFound without a ledger, SearchUnusable."""
+    http, read = config.page_http, partial(read_page_token, config)
     read()  # a token that cannot be read, or not be made, is told now
-    with opened(config) as (page, searcher):
-        guards = [
-            Middleware(
-                Guard, read_token=read, reading_is_free=http.is_loopback, is_secure=bool(http.tls_certificate)
-            )
-        ]
-        if http.is_loopback:  # against DNS rebinding
-            guards.insert(0, Middleware(TrustedHostMiddleware, allowed_hosts=[*LOOPBACK_NAMES, http.host]))
-        application = page.application()
-        application.user_middleware = guards
-        tls = load_certificate(http) if http.tls_certificate else None
-        server = Server(application, listener, tls, HEADERS)
-        async with anyio.create_task_group() as tasks:
-            tasks.start_soon(_follow, searcher)
-            tasks.start_soon(_stop_at_signal, server, stop)
-            await server.serve([])
+    guard = partial(PageGuard, read_token=read, reading_is_free=http.is_loopback)
+    with (
+        open_reader(config) as reader,
+        contextlib.closing(make_searcher(config, reader)) as searcher,
+        contextlib.closing(Pictures.of(config)) as pictures,
+    ):
+        page = Page(config, reader, searcher, pictures)
+        tls = load_certificate(http)
+        server = make_server(listener, page.routes(), http, guard, tls, page.errors(), ALLOWED)
+        async with running(server), anyio.create_task_group() as tasks:
+            tasks.start_soon(_follow, searcher.catch_up)
+            with anyio.open_signal_receiver(*stop) as received:
+                await anext(received)
             tasks.cancel_scope.cancel()
 
 
-async def _stop_at_signal(server: Server, numbers: Sequence[signal.Signals]) -> None:
-    with anyio.open_signal_receiver(*numbers) as received:
-        async for _ in received:
-            server.should_exit = server.force_exit = True
-
-
-async def _follow(searcher: Searcher) -> None:
+async def _follow(catch_up: Callable[[], object]) -> None:
     """Keep the index up to date, so that a search finds it so. A problem is logged once, and tried again."""
     last = ""
     while True:
         problem = ""
         try:
-            await anyio.to_thread.run_sync(searcher.catch_up, abandon_on_cancel=True)
+            await anyio.to_thread.run_sync(catch_up, abandon_on_cancel=True)
         except VisiondError as error:
             problem = str(error)
         if problem and problem != last:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import contextlib
 import sqlite3
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
+from itertools import chain
 from typing import Any
 
 import anyio
@@ -19,11 +20,9 @@ from daemon.core.hints import quantity
 from daemon.core.jobs import JobStatus, Outdated
 from daemon.inbox.sources import WRITTEN
 from daemon.inbox.walk import SHOWN, count_unread
-from daemon.ledger.ledger import Ledger
 from daemon.maintenance.schedule import Upkeep
 from daemon.monitoring.counts import Pace, WaitingCount
 from daemon.monitoring.disks import Disks
-from daemon.monitoring.metrics import Metrics
 from daemon.monitoring.moments import LOOK_SECONDS, Limits
 from daemon.monitoring.snapshot import ExchangeState, LaneState, SegmentState, Snapshot, WorkerState
 from daemon.pipeline.coordinator import Pipeline
@@ -38,8 +37,6 @@ class Status:
     def __init__(
         self,
         pipeline: Pipeline,
-        ledger: Ledger,
-        metrics: Metrics,
         *,
         notices: dict[str, str] | None = None,
         upkeep: Upkeep | None = None,
@@ -55,8 +52,7 @@ class Status:
         self._count_again_at = 0.0
         self._settings_digest = settings_digest
         self._pipeline = pipeline
-        self._ledger = ledger
-        self._metrics = metrics
+        metrics = self.metrics = pipeline.metrics
         self._counts = metrics.counts
         self.upkeep = upkeep
         self.reloading: Reloading[Any] | None = None  # set by the service
@@ -73,8 +69,8 @@ class Status:
         self._oldest: float | None = None  # when the longest-waiting image was seen, in Unix seconds
         metrics.in_flight.set_function(lambda: pipeline.in_flight)
         metrics.paused.set_function(lambda: float(bool(pipeline.blocked())))
-        metrics.slab_size.set_function(lambda: sum(state.slab_size for state in pipeline.states()))
-        metrics.slab_used.set_function(lambda: sum(state.slab_used for state in pipeline.states()))
+        metrics.slab_size.set_function(lambda: self._sum_up("slab_size"))
+        metrics.slab_used.set_function(lambda: self._sum_up("slab_used"))
         for delivery in pipeline.outbox.deliveries:
             metrics.follow_sink(delivery.name, delivery.state)
         for look in pipeline.looks:
@@ -83,34 +79,32 @@ class Status:
 
     def snapshot(self) -> Snapshot:
         pipeline, counts = self._pipeline, self._counts
-        pending = counts.of(JobStatus.PENDING)
-        left = pending if (most := pipeline.schedule.left) is None else min(pending, most)
-        workers, states = self._workers(), pipeline.states()
+        by_status: dict[str, Any] = {status.name.lower(): counts.of(status) for status in JobStatus}
+        pending, most = by_status["pending"], pipeline.schedule.left
+        left = pending if most is None else min(pending, most)
+        workers = self._workers()
         rate = self._rate(workers)
+        unread = pipeline.watcher.unread()
         return Snapshot(
             running=True,
-            pending=pending,
+            **by_status,
             in_flight=pipeline.in_flight,
             ended_in_this_run=counts.ended.total(),
             left_in_this_run=left,
-            done=counts.of(JobStatus.DONE),
-            failed=counts.of(JobStatus.FAILED),
-            skipped=counts.of(JobStatus.SKIPPED),
-            gone=counts.of(JobStatus.GONE),
             images_per_second=round(rate, 2),
             eta_seconds=left / rate if left and rate else None,
-            obstacles=pipeline.blocked() + pipeline.held_back() + self._sink_problems() + self._crowded(),
-            unread_folders=sum(map(len, unread := pipeline.watcher.unread())),
-            unread=[line for folders in unread for line in folders.lines()][:SHOWN],
-            slab_used_bytes=sum(state.slab_used for state in states),
-            slab_size_bytes=sum(state.slab_size for state in states),
+            obstacles=pipeline.blocked()
+            + pipeline.held_back()
+            + pipeline.outbox.problems()
+            + self._crowded(),
+            unread_folders=sum(map(len, unread)),
+            unread=[*chain.from_iterable(folders.lines() for folders in unread)][:SHOWN],
+            slab_used_bytes=self._sum_up("slab_used"),
+            slab_size_bytes=self._sum_up("slab_size"),
             sinks=[delivery.state() for delivery in pipeline.outbox.deliveries],
             second_looks=[look.state() for look in pipeline.looks],
             workers=workers + self._workers_of_looks(),
-            segments=[
-                SegmentState(name, sum(lane.queued for lane in lanes))
-                for name, lanes in self._lanes().items()
-            ],
+            segments=[SegmentState(lane.name, lane.queued) for lane in self._segments()],
             limit=self._limits.limit,
             moment=self._limits.last,
             notices=self._notices,
@@ -127,8 +121,8 @@ class Status:
         have results of earlier models, as of the last few seconds or, at the end of a run, as of now."""
         if at_end or time.monotonic() >= self._count_again_at:
             await self.count_outdated()
-        gpus = await to_thread.run_sync(self._metrics.gpu_states)
-        return msgspec.structs.replace(self.snapshot(), gpus=gpus, stages=self._metrics.stage_states())
+        gpus = await to_thread.run_sync(self.metrics.gpu_states)
+        return msgspec.structs.replace(self.snapshot(), gpus=gpus, stages=self.metrics.stage_states())
 
     async def watch(self) -> None:
         """Find out what limits the rate, once a second, until cancelled."""
@@ -138,10 +132,9 @@ class Status:
             await anyio.sleep(LOOK_SECONDS)
 
     async def _look(self) -> None:
-        lanes = [lane for state in self._pipeline.states() for lane in state.lanes]
-        has_gpu = any(worker.device.startswith("cuda") for lane in lanes for worker in lane.workers)
+        has_gpu = any(worker.device.startswith("cuda") for worker in self._workers())
         # A driver that hangs must not keep the daemon from ending.
-        measure = partial(self._limits.measure, self._metrics.gpu_states if has_gpu else list)
+        measure = partial(self._limits.measure, self.metrics.gpu_states if has_gpu else list)
         load = await to_thread.run_sync(measure, abandon_on_cancel=True)
         self._limits.add(
             self._pipeline.states(),
@@ -150,7 +143,7 @@ class Status:
             in_flight=self._pipeline.in_flight,
             has_files=self._has_files(),
         )
-        self._metrics.limited(self._limits.limit.part)
+        self.metrics.limited(self._limits.limit.part)
 
     async def count_outdated(self) -> Outdated | None:
         """How many files have results of earlier models, as of now; None if that cannot be found out."""
@@ -158,32 +151,30 @@ class Status:
         # a damaged ledger is reported elsewhere
         with contextlib.suppress(VisiondError, sqlite3.Error):
             self._outdated = await to_thread.run_sync(self._count_outdated, abandon_on_cancel=True)
-        self._metrics.outdated.set(self._outdated.files if self._outdated else 0)
+        self.metrics.outdated.set(self._outdated.files if self._outdated else 0)
         return self._outdated
 
     async def refresh(self) -> None:
         """Update the gauges that are not updated by events. Called before a scrape."""
         # Otherwise the last known value is reported.
         with contextlib.suppress(VisiondError), anyio.move_on_after(ASK_SECONDS):
-            self._oldest = await self._ledger.oldest_pending()
+            self._oldest = await self._pipeline.ledger.oldest_pending()
             if time.monotonic() >= self._count_again_at:
                 await self.count_outdated()
         await self.disks.look()
-        self._metrics.measured(dict(self.disks.rooms))
+        self.metrics.measured(dict(self.disks.rooms))
         away = self._pipeline.watcher.away() | self._pipeline.schedule.away().keys()
         for number, label in self._pipeline.watcher.labels().items():
-            self._metrics.inbox_away.labels(label).set(number in away)
-        self._metrics.inboxes_measured(await self.waiting.count())
+            self.metrics.inbox_away.labels(label).set(number in away)
+        self.metrics.inboxes_measured(await self.waiting.count())
         oldest = self._oldest
         # The clock may have been set back.
-        self._metrics.oldest_pending.set(max(0.0, time.time() - oldest) if oldest else 0.0)
-        for name, lanes in self._lanes().items():
-            self._metrics.workers_measured(name, [worker for lane in lanes for worker in lane.workers])
-        self._metrics.devices_measured(self._workers() + self._workers_of_looks())
-        for station in self._pipeline.stations:
+        self.metrics.oldest_pending.set(max(0.0, time.time() - oldest) if oldest else 0.0)
+        for lane in self._segments():
+            self.metrics.workers_measured(lane.name, lane.workers)
+        self.metrics.devices_measured(self._workers() + self._workers_of_looks())
+        for station in [*self._pipeline.stations, *(look.station for look in self._pipeline.looks)]:
             station.measure()
-        for look in self._pipeline.looks:
-            look.station.measure()
 
     def follow_reloads(self, reloading: Reloading[Any]) -> None:
         """Show from now on how its reloads end."""
@@ -192,7 +183,7 @@ class Status:
 
     def _note_reload(self, problems: Sequence[str]) -> None:
         self._reload_problem = " ".join(problems)
-        self._metrics.reloads.labels("refused" if problems else "done").inc()
+        self.metrics.reloads.labels("refused" if problems else "done").inc()
 
     def _is_refused(self) -> bool:
         """Whether the daemon works with another configuration than the last reload asked for."""
@@ -201,13 +192,13 @@ class Status:
     def models_changed(self, notices: dict[str, str], settings_digest: str) -> None:
         """All stations have other models now."""
         self._notices, self._settings_digest = notices, settings_digest
-        self._metrics.noticed(notices)
+        self.metrics.noticed(notices)
         self._count_again_at = 0.0
         self._follow_queues()
 
     def _follow_queues(self) -> None:
-        for name in self._lanes():
-            self._metrics.queue_depth.labels(name).set_function(partial(self._queued, name))
+        for lane in self._segments():
+            self.metrics.queue_depth.labels(lane.name).set_function(partial(self._queued, lane.name))
 
     def unhealthy(self) -> list[str]:
         """The workers that are not ready, with the cause. Empty if the daemon is healthy."""
@@ -224,21 +215,24 @@ class Status:
         return self.exchange().outcome != "running" and any(
             all(
                 worker.state not in ("ready", "loading") and not worker.short_of_memory
-                for lane in lanes
                 for worker in lane.workers
             )
-            for lanes in self._lanes().values()
+            for lane in self._segments()
         )
 
-    def note_lost(self) -> None:
-        """The ledger knows more files that cannot be read again."""
+    async def note_lost(self, ids: list[int]) -> int:
+        """The files of these images cannot be read again. Returns how many the ledger has noted."""
+        images = await self._pipeline.ledger.note_lost(ids)
         self._count_again_at = 0.0
+        return images
 
-    def put_back(self, status: JobStatus, images: int) -> None:
-        """Count images of this status that are PENDING again."""
+    async def put_back(self, status: JobStatus, ids: list[int]) -> int:
+        """Set images of this status to PENDING; returns how many have changed."""
+        images = await self._pipeline.ledger.put_back(status, ids)
         self._count_again_at = 0.0
         self._counts.put_back(status, images)
         self._pipeline.wake()
+        return images
 
     def unready(self) -> list[str]:
         """Why images do not get through now. Empty if they do."""
@@ -247,11 +241,10 @@ class Status:
     def blocked(self) -> list[str]:
         """What blocks the images in flight. An inbox that cannot be read does not."""
         stuck = []
-        for name, lanes in self._lanes().items():
-            workers = [worker for lane in lanes for worker in lane.workers]
-            if not any(worker.state == "ready" for worker in workers):
-                why = next((worker.cause for worker in workers if worker.short_of_memory), "")
-                stuck.append(f"no worker of {name} is ready{f': {why}' if why else ''}")
+        for lane in self._segments():
+            if not any(worker.state == "ready" for worker in lane.workers):
+                why = next((worker.cause for worker in lane.workers if worker.short_of_memory), "")
+                stuck.append(f"no worker of {lane.name} is ready{f': {why}' if why else ''}")
         return stuck + self._pipeline.blocked()
 
     def warnings(self) -> list[str]:
@@ -261,7 +254,8 @@ class Status:
             for unread in self._pipeline.watcher.unread()
         ]
         written = [why for why in self._pipeline.publisher.held_back() if why.endswith(WRITTEN)]
-        return unread + written + self._sink_problems() + self._crowded() + self._look_problems()
+        of_looks = [look.problem for look in self._pipeline.looks if look.problem]
+        return unread + written + self._pipeline.outbox.problems() + self._crowded() + of_looks
 
     def _crowded(self) -> list[str]:
         """On which GPUs workers wait for memory."""
@@ -275,12 +269,6 @@ class Status:
             for device, workers in waiting.items()
         ]
 
-    def _look_problems(self) -> list[str]:
-        return [look.problem for look in self._pipeline.looks if look.problem]
-
-    def _sink_problems(self) -> list[str]:
-        return self._pipeline.outbox.problems()
-
     def _has_files(self) -> bool:
         """Whether files wait to be read, or are unpacked. What is to be tried again later does not wait."""
         pipeline = self._pipeline
@@ -289,23 +277,34 @@ class Status:
         is_idle = any(executor.is_idle for executor in pipeline.executors)
         return not is_idle and self._counts.of(JobStatus.PENDING) > pipeline.in_flight
 
-    def _lanes(self) -> dict[str, list[LaneState]]:
-        """By segment: its part in each station."""
+    def _segments(self) -> list[LaneState]:
+        """What all stations have of each segment, together."""
         lanes: dict[str, list[LaneState]] = {}
-        for lane in [lane for state in self._pipeline.states() for lane in state.lanes]:
+        for lane in chain.from_iterable(state.lanes for state in self._pipeline.states()):
             lanes.setdefault(lane.name, []).append(lane)
-        return lanes
+        return [
+            LaneState(name, sum(lane.queued for lane in parts), _workers_of(parts))
+            for name, parts in lanes.items()
+        ]
+
+    def _sum_up(self, figure: str) -> int:
+        """Of all stations."""
+        return sum(getattr(state, figure) for state in self._pipeline.states())
 
     def _queued(self, name: str) -> int:
-        return sum(lane.queued for lane in self._lanes().get(name, []))
+        return sum(lane.queued for lane in self._segments() if lane.name == name)
 
     def _workers(self) -> list[WorkerState]:
-        return [worker for lanes in self._lanes().values() for lane in lanes for worker in lane.workers]
+        return _workers_of(self._segments())
 
     def _workers_of_looks(self) -> list[WorkerState]:
-        lanes = [lane for look in self._pipeline.looks for lane in look.station.state().lanes]
-        return [worker for lane in lanes for worker in lane.workers]
+        states = (look.station.state() for look in self._pipeline.looks)
+        return _workers_of(lane for state in states for lane in state.lanes)
 
     def _rate(self, workers: list[WorkerState]) -> float:
         ready = frozenset((worker.name, worker.ready_at) for worker in workers if worker.state == "ready")
         return self._pace.measure(time.monotonic(), self._counts, ready)
+
+
+def _workers_of(lanes: Iterable[LaneState]) -> list[WorkerState]:
+    return [worker for lane in lanes for worker in lane.workers]

@@ -1,24 +1,113 @@
-"""What the templates show of an image: plain values, in the image's own pixels. Templates escape all of it."""
+"""What the templates get, as plain values: what an address asks for, images in their own pixels, and the configuration as a
+table for each section, without secrets. Templates escape all of it."""
 
 from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Annotated, Any
+from urllib.parse import urlencode, urlsplit
 
 import msgspec
+from starlette.convertors import IntegerConvertor, register_url_convertor
+from starlette.requests import Request
 
 from daemon.core.jobs import JobStatus
 from daemon.ledger.record import Record
+from daemon.ledger.soundness import MOST
 from daemon.search.entries import LEAST_SCORE
+from daemon.search.query import DATES, Query, QueryError, parse, read_day
+from daemon.search.searcher import By
 from stages.contract.binning import text_of
 
+CHOICES = ("bin", "inbox", "state", "tag", "object")
 SHORT_TEXT = 160  # characters on a card
 # In a name these would be invisible, or turn what follows around: "a<U+202E>gpj.exe" would look like "aexe.jpg".
 TURNING = "\u202a-\u202e\u2066-\u2069"
 HIDDEN = re.compile(f"[\x00-\x1f\x7f-\x9f{TURNING}]")
+NOTHING = "–"
+
+
+# What is asked for
+
+
+class Asked(msgspec.Struct, frozen=True):
+    """The search box, and the choices beside it."""
+
+    q: str = ""
+    by: str = "both"
+    bin: str = ""
+    inbox: str = ""
+    state: str = ""
+    tag: str = ""
+    object: str = ""
+    after: str = ""
+    before: str = ""
+    cursor: Annotated[int, msgspec.Meta(ge=0, le=MOST)] = 0
+
+    @classmethod
+    def of(cls, request: Request) -> Asked:
+        """Raises QueryError."""
+        given = {name: value for name, value in request.query_params.items() if name in cls.__struct_fields__}
+        try:
+            asked = msgspec.convert(given, cls, strict=False)
+        except msgspec.ValidationError as error:
+            raise QueryError(f"the address has a value that cannot be used: {error}") from error
+        return asked if asked.by in (*By, "newest") else msgspec.structs.replace(asked, by="both")
+
+    def query(self) -> Query:
+        """Raises QueryError."""
+        choices = {name: [value] for name in CHOICES if (value := getattr(self, name).strip())}
+        query = parse(self.q).narrowed(**choices)
+        after, before = (
+            read_day(name, getattr(self, name)) if getattr(self, name) else None for name in DATES
+        )
+        return replace(query, after=after or query.after, before=before or query.before)
+
+    @property
+    def is_for_failed(self) -> bool:
+        return self.state == "failed" or "state:failed" in self.q
+
+    def values(self) -> dict[str, Any]:
+        """Those that are not as by default, for an address."""
+        return {
+            name: value for name, value in msgspec.structs.asdict(self).items() if value and value != "both"
+        }
+
+    def is_only(self, **values: str) -> bool:
+        """Whether it asks for this, and how to order it, and nothing else."""
+        return {name: value for name, value in self.values().items() if name != "by"} == values
+
+
+def address(path: str, **values: object) -> str:
+    """With the values that are not empty as its query."""
+    given = {name: str(value) for name, value in values.items() if value not in ("", 0, None)}
+    return f"{path}?{urlencode(given)}" if given else path
+
+
+class _Number(IntegerConvertor):
+    """Python refuses to read numbers of thousands of digits. What is more than the ledger can have becomes the
+    largest, which no image has."""
+
+    regex = f"[0-9]{{1,{len(str(MOST))}}}"
+
+    def convert(self, value: str) -> int:
+        return min(int(value), MOST)
+
+
+register_url_convertor("number", _Number())
+
+
+def number_in(text: str) -> int | None:
+    """As in the path of an address; None if it is no number."""
+    if re.fullmatch(_Number.regex, text):
+        return min(int(text), MOST)
+    return MOST if re.fullmatch("[0-9]+", text) else None
+
+
+# Images
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,9 +175,8 @@ def document_of(record: Record) -> dict[str, Any]:
 
 def view_of(record: Record, score: float | None = None) -> View:
     """record: DONE or FAILED."""
-    document: dict[str, Any] = document_of(record)
-    ocr, objects = document.get("ocr") or {}, document.get("objects") or {}
-    clip, caption = document.get("clip") or {}, document.get("caption") or {}
+    document = document_of(record)
+    ocr, objects, clip, caption = (document.get(name) or {} for name in ("ocr", "objects", "clip", "caption"))
     labels = [found["label"] for found in objects.get("detections", ())]
     folder, name = os.path.split(os.fsdecode(record.path))
     return View(
@@ -135,3 +223,53 @@ def _objects(detections: Sequence[dict[str, Any]]) -> Iterator[Polygon]:
         x0, y0, x1, y1 = found["box"]
         points = f"{x0:g},{y0:g} {x1:g},{y0:g} {x1:g},{y1:g} {x0:g},{y1:g}"
         yield Polygon(points, f"{found['label']} {found['score']:.0%}", "object", x0, y0)
+
+
+# The configuration
+
+
+@dataclass(frozen=True, slots=True)
+class SettingsTable:
+    """name: of the section, as in daemon.toml. rows: each key with its value."""
+
+    name: str
+    rows: list[tuple[str, str]]
+
+
+def list_tables(values: Mapping[str, Any], name: str = "") -> Iterator[SettingsTable]:
+    """values: of a configuration, by section and key. A section without keys of its own is left out."""
+    rows = [(key, say(value)) for key, value in values.items() if not _parts(value)]
+    if rows and name:
+        yield SettingsTable(name, rows)
+    for key, value in values.items():
+        for part in _parts(value):
+            yield from list_tables(part, f"{name}.{key}" if name else key)
+
+
+def say(value: object) -> str:
+    """A value as daemon.toml has it, without quotes. Of an address only scheme and host: the rest, and what stands
+    before the host, may be a secret."""
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, list):
+        return ", ".join(map(say, value)) or NOTHING
+    if isinstance(value, str) and "://" in value:
+        return _without_secrets(value)
+    return NOTHING if value in ("", None, {}) else str(value)
+
+
+def _without_secrets(url: str) -> str:
+    scheme, _, rest = url.partition("://")
+    host = urlsplit(f"//{rest}").netloc.rpartition("@")[2]
+    return f"{scheme}://{host}" + ("/…" if rest.partition(host)[2].strip("/") else "")
+
+
+def _parts(value: object) -> list[Mapping[str, Any]]:
+    """The sections in a value: itself, or those in a list."""
+    found = value if isinstance(value, list) else [value]
+    return [part for part in found if isinstance(part, Mapping)]
+
+
+def shorten(value: object) -> str:
+    """A number with few digits; a dash for nothing."""
+    return NOTHING if value is None else f"{value:.4g}" if isinstance(value, float) else str(value)

@@ -44,7 +44,7 @@ from daemon.monitoring.snapshot import Snapshot
 from daemon.pipeline.announcing import announce, warn_of_outdated
 from daemon.pipeline.coordinator import Pipeline
 from daemon.pipeline.opening import Opening
-from daemon.server.app import Credentials, serve
+from daemon.server.answers import Answers
 from daemon.server.keeper import Keeper
 from daemon.server.status import Status
 from daemon.service.exchange import Exchange, ModelSet
@@ -85,7 +85,6 @@ class Service:
         self.limit = limit  # images, with once; 0: all
         self.show = show
         self._read = read or (lambda: config)
-        self._credentials = Credentials()
         self.loaded = False  # whether the models are
         self.stopped_by = 0  # the signal
         self.pipeline: Pipeline | None = None  # set once it is open
@@ -190,8 +189,6 @@ class Service:
             settings = await to_thread.run_sync(digest_settings, config, layout.specs)
             status = Status(
                 pipeline,
-                ledger,
-                metrics,
                 notices=layout.notices(),
                 upkeep=upkeep,
                 settings_digest=settings,
@@ -200,14 +197,15 @@ class Service:
                 disks=Disks(list_written_folders(config)),
             )
             exchange = Exchange(pipeline, opening, ModelSet(config, layout, settings, 0), status)
-            self._let_reload(status, upkeep, opening, exchange)
-            async with serve(
-                config, status, metrics, ledger, self._credentials, pages_matter=not self.once
-            ) as self.url:
+            answers = Answers(status)
+            self._let_reload(answers, status, upkeep, opening, exchange)
+            async with answers.serve(config, pages_matter=not self.once) as self.url:
                 yield pipeline, status, exchange
 
-    def _let_reload(self, status: Status, upkeep: Upkeep, opening: Opening, exchange: Exchange) -> None:
-        live = self._list_parts(exchange.pipeline, upkeep, opening)
+    def _let_reload(
+        self, answers: Answers, status: Status, upkeep: Upkeep, opening: Opening, exchange: Exchange
+    ) -> None:
+        live = [answers.configure, self._apply_to(exchange.pipeline, opening), upkeep.configure]
         reloading = Reloading(self.config, self._read, live, None if self.once else exchange)
         # Another reload may have changed more than the models since the exchange began.
         exchange.done = lambda _: self._keeper.change(self.config)
@@ -217,12 +215,8 @@ class Service:
     def _rescan_seconds(self) -> float:
         return self.config.pipeline.rescan_seconds
 
-    def _list_parts(self, pipeline: Pipeline, upkeep: Upkeep, opening: Opening) -> list[Apply]:
-        """What gets the new settings after a reload."""
-
-        def read_credentials(config: Config) -> None:
-            if config.http.listen:
-                self._credentials.read(config.http)
+    def _apply_to(self, pipeline: Pipeline, opening: Opening) -> Apply:
+        """What gives them the new settings after a reload."""
 
         def apply(config: Config) -> None:
             self.config = config
@@ -235,7 +229,7 @@ class Service:
                 look.desk.limit(rate)
             pipeline.watcher.configure(config.inbox, config.pipeline.rescan_seconds)
 
-        return [read_credentials, apply, upkeep.configure]
+        return apply
 
     async def _keep_models(self, tasks: anyio.abc.TaskGroup, pipeline: Pipeline, exchange: Exchange) -> None:
         await self._load_models(tasks, pipeline)

@@ -79,6 +79,8 @@ async def report_everything(metrics: Metrics, path: Path) -> None:
         nobody: Any = None
         station = Station(slab, [lane], nobody, {}, metrics)
         pipeline: Any = SimpleNamespace(
+            ledger=ledger,
+            metrics=metrics,
             looks=[],
             in_flight=0,
             blocked=list,
@@ -88,7 +90,7 @@ async def report_everything(metrics: Metrics, path: Path) -> None:
             states=lambda: [station.state()],
             outbox=outbox,
         )
-        status = Status(pipeline, ledger, metrics, disks=Disks({"state.path": path}))
+        status = Status(pipeline, disks=Disks({"state.path": path}))
         await status.refresh()
     finally:
         ledger.close()

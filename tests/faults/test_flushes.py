@@ -12,7 +12,7 @@ import pytest
 from daemon.config.state import DIARY
 from daemon.monitoring.diary import write_diary
 from daemon.search import matrix
-from daemon.server.guard import own_token
+from daemon.server.app import own_token
 from visiond.cluster.places import ClusterFolder
 
 Calls = list[tuple[str, str]]

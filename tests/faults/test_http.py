@@ -241,6 +241,8 @@ def test_every_answer_forbids_browsers_to_interpret_it_and_names_no_server(
         _, headers, _ = guarded.ask(path, Authorization=f"Bearer {token}")
         assert headers["x-content-type-options"] == "nosniff"
         assert "default-src 'none'" in headers["content-security-policy"]
+        assert "'self'" not in headers["content-security-policy"]
+        assert headers["cache-control"] == "no-store"
         assert "server" not in headers
 
 

@@ -15,7 +15,7 @@ from anyio.abc import SocketStream
 
 from daemon.config.sections import Http
 from daemon.server import connections
-from daemon.server.app import load_certificate
+from daemon.server.app import load_certificate, running
 from daemon.server.connections import Server
 from tests.daemon_process import PATIENCE, make_certificate, until
 
@@ -36,12 +36,8 @@ async def served(tls: ssl.SSLContext | None = None) -> AsyncIterator[int]:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         server = Server(answer, listener, tls)
         server.config.timeout_keep_alive = NEVER
-        async with anyio.create_task_group() as tasks:
-            tasks.start_soon(server.serve, [])
-            try:
-                yield int(listener.getsockname()[1])
-            finally:
-                server.should_exit = server.force_exit = True
+        async with running(server):
+            yield int(listener.getsockname()[1])
 
 
 def trusting() -> ssl.SSLContext:
@@ -57,7 +53,7 @@ def _patience(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def tls(tmp_path: Path) -> ssl.SSLContext:
+def tls(tmp_path: Path) -> ssl.SSLContext | None:
     return load_certificate(
         Http(**{name: str(tmp_path / file) for name, file in make_certificate(tmp_path).items()})
     )
@@ -96,7 +92,7 @@ async def test_after_a_request_of_two_lengths_the_connection_is_closed() -> None
 
 
 async def test_a_handshake_is_waited_for_only_so_long(
-    monkeypatch: pytest.MonkeyPatch, tls: ssl.SSLContext
+    monkeypatch: pytest.MonkeyPatch, tls: ssl.SSLContext | None
 ) -> None:
     monkeypatch.setattr(connections, "HANDSHAKE_SECONDS", 0.3)
     async with served(tls) as port, await anyio.connect_tcp("127.0.0.1", port) as client:
@@ -104,7 +100,7 @@ async def test_a_handshake_is_waited_for_only_so_long(
 
 
 async def test_the_handshake_that_takes_longest_makes_room(
-    monkeypatch: pytest.MonkeyPatch, tls: ssl.SSLContext
+    monkeypatch: pytest.MonkeyPatch, tls: ssl.SSLContext | None
 ) -> None:
     monkeypatch.setattr(connections, "MOST_HANDSHAKES", 1)
     async with served(tls) as port, await anyio.connect_tcp("127.0.0.1", port) as silent:

@@ -1,4 +1,4 @@
-"""The page's own token."""
+"""Who may read and change something."""
 
 from __future__ import annotations
 
@@ -7,10 +7,12 @@ from typing import Any
 
 import pytest
 from starlette.datastructures import Headers
+from starlette.requests import Request
 
 from daemon.core.errors import ConfigError
-from daemon.server import app
-from daemon.server.guard import is_from_page, own_path, own_token
+from daemon.server import guard
+from daemon.server.app import own_token
+from daemon.server.guard import COOKIE, Guard, PageGuard, cookie_of, is_from_page, own_path
 
 
 def test_a_token_is_made_once_and_only_for_its_owner(tmp_path: Path) -> None:
@@ -56,13 +58,29 @@ def test_a_form_counts_only_if_the_browser_says_that_a_page_of_ours_sent_it(
     assert is_from_page(Headers({"host": "page:1"} | headers)) == is_ours
 
 
+NOBODY: Any = None  # is asked
+
+
+def ask(name: bytes, value: bytes) -> Request:
+    return Request({"type": "http", "method": "GET", "path": "/", "headers": [(name, value)]})
+
+
+def test_the_pages_cookie_opens_only_the_page() -> None:
+    request = ask(b"cookie", f"{COOKIE}={cookie_of(b'right')}".encode())
+    assert PageGuard(NOBODY, lambda: b"right", reading_is_free=False).has_token(request)
+    assert not Guard(NOBODY, lambda: b"right").has_token(request)
+
+
+def test_a_token_may_have_any_bytes() -> None:
+    for token in (b"right", b"\xc3\xa9", b"\xe9"):
+        assert Guard(NOBODY, lambda token=token: token).has_token(ask(b"authorization", b"Bearer " + token))
+
+
 @pytest.mark.anyio
 async def test_wrong_tokens_are_logged_and_a_missing_one_is_not(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(app, "WRONG_TOKEN_SECONDS", 0.0)
-    credentials = app.Credentials()
-    credentials.token = b"right"
+    monkeypatch.setattr(guard, "WRONG_TOKEN_SECONDS", 0.0)
     statuses: list[int] = []
 
     async def send(message: Any) -> None:
@@ -71,15 +89,16 @@ async def test_wrong_tokens_are_logged_and_a_missing_one_is_not(
     async def answer(scope: Any, receive: Any, send: Any) -> None:
         statuses.append(200)
 
-    for header in (b"Bearer wrong", b"Basic cmlnaHQ=", b"", b"bearer right"):
+    for header in (b"Bearer wrong", b"bearer \xe9", b"Basic cmlnaHQ=", b"", b"bearer right"):
         scope = {
             "type": "http",
+            "method": "GET",
             "path": "/metrics",
             "client": ("198.51.100.7", 4711),
             "headers": [(b"authorization", header)],
         }
-        await app.RequireToken(answer, credentials)(scope, answer, send)
-    assert [status for status in statuses if status] == [401, 401, 401, 200]
+        await Guard(answer, lambda: b"right")(scope, answer, send)
+    assert [status for status in statuses if status] == [401, 401, 401, 401, 200]
     said = capsys.readouterr().out
     assert said.count("a request had a wrong token") == said.count("198.51.100.7") == 2
     assert "right" not in said

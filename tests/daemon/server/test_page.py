@@ -14,7 +14,7 @@ from urllib.parse import quote
 import pytest
 
 from daemon.core.jobs import JobStatus
-from daemon.server.app import WRONG_TOKEN_SECONDS
+from daemon.server.guard import WRONG_TOKEN_SECONDS
 from tests.daemon.server.site import Site
 from tests.daemon_process import SLACK_SECONDS, wait_for
 from tests.faults.load import slow_clients
@@ -74,6 +74,7 @@ def test_every_answer_allows_a_browser_only_what_the_page_needs(site: Site) -> N
         assert "default-src 'none'" in headers["content-security-policy"]
         assert "unsafe" not in headers["content-security-policy"]
         assert headers["x-content-type-options"] == "nosniff"
+        assert headers["cache-control"] == "no-store"
 
 
 def test_an_image_shows_all_that_is_known_of_it(site: Site) -> None:

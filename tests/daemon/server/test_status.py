@@ -22,15 +22,15 @@ class Clock:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now = 1000.0
         monkeypatch.setattr(time, "monotonic", lambda: self.now)
-        nobody: Any = None
+        self.metrics = Metrics()
         pipeline: Any = SimpleNamespace(
+            metrics=self.metrics,
             looks=[],
             outbox=SimpleNamespace(deliveries=[]),
             states=list,
             blocked=list,
         )
-        self.metrics = Metrics()
-        self.status = Status(pipeline, nobody, self.metrics)
+        self.status = Status(pipeline)
 
     def look(self, *workers: WorkerState) -> float | None:
         """The time to go."""
