@@ -252,9 +252,6 @@ def samples(
     seed: Annotated[
         int, typer.Option("--seed", "-s", metavar="N", help="The same seed makes the same images.")
     ] = 0,
-    standard: Annotated[
-        bool, flag("--standard-job", help="Make the images of the benchmark: 1280×960, 12 lines of text.")
-    ] = False,
 ) -> None:
     """Write synthetic images to try visiond on.
 
@@ -266,11 +263,10 @@ def samples(
       visiond samples inbox --count 100 --seed 1
     """
     from daemon.ledger.files import written_into
-    from stages.scenes import generator
+    from stages.scenes.generator import write_samples
 
     with written_into(folder), Progress("images", total=count) as progress:
-        write = generator.standard_job if standard else generator.write_samples
-        write(folder, count, seed, progress.step)
+        write_samples(folder, count, seed, progress.step)
     print(f"{quantity(count, 'image')} in {folder}")
 
 

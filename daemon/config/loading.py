@@ -17,6 +17,7 @@ from pydantic import Field, PrivateAttr, ValidationError
 
 from daemon.config.models import ModelsSection, StageSection, StageTables
 from daemon.config.output import OutputSection
+from daemon.config.pipeline import PipelineSection
 from daemon.config.refusal import explain, explain_missing_stage
 from daemon.config.second_look import SecondLook, misused_looks
 from daemon.config.sections import (
@@ -25,12 +26,11 @@ from daemon.config.sections import (
     Inbox,
     Log,
     PageSection,
-    PipelineSection,
     Section,
     StateSection,
+    TracesSection,
     UpkeepSection,
 )
-from daemon.config.traces import TracesSection
 from daemon.config.unpacking import UnpackingSection
 from daemon.config.values import expand, read_text
 from daemon.core.errors import ConfigError

@@ -24,6 +24,10 @@ WANTED = {
     "bool_type": "true or false",
     "bool_parsing": "true or false",
 }
+GONE = {  # keys of earlier versions, and why nobody needs them
+    "pipeline.numa": "the workers of a GPU always run on the cores of its NUMA node",
+    "pipeline.queue_images": "slab_bytes says how many images are in flight",
+}
 NO_NUMBER = {  # or not within the key's limits
     *(
         "int_type",
@@ -48,6 +52,8 @@ def explain(problem: Mapping[str, Any], root: type[Section]) -> str:
     if kind == "extra_forbidden":
         if len(location) == 2 and location[0] == "stages":
             return f"{where}: {explain_missing_stage(location[1])}"
+        if where in GONE:
+            return f"{where}: this key is gone: {GONE[where]}. Remove it."
         return f"{where}: unknown key; {_hint(root, location)}"
     if kind == "missing":
         return f"{where}: this key is missing. {field.description if field else ''}".rstrip()

@@ -45,9 +45,13 @@ class SecondLook(Section):
     share: Ratio = Field(
         1.0,
         description="Share of these images that get it. The digest of an image decides, so identical files are always "
-        "treated alike.",
+        "treated alike. Less than 1 to check a sample.",
     )
-    images_per_second: float = Field(0.0, ge=0, description="At most this many images/s. 0: no limit.")
+    images_per_second: float = Field(
+        0.0,
+        ge=0,
+        description="At most this many images/s, so that second looks leave the GPU to other work. 0: no limit.",
+    )
     devices: list[Place] = Field(
         [],
         description="Devices for its workers, as in [[pipeline.segment]]. Empty: the devices of the pipeline.",

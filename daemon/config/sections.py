@@ -1,6 +1,7 @@
 """The tables of daemon.toml: every key with its default, its limits and its description.
 
-docs/configuration.md and daemon.toml are generated from this file, output.py, models.py and second_look.py.
+docs/configuration.md and daemon.toml are generated from this file, pipeline.py, output.py, unpacking.py, models.py and
+second_look.py.
 """
 
 from __future__ import annotations
@@ -27,18 +28,14 @@ from daemon.config.values import (
     OUT_OF_RANGE,
     ByteCount,
     ContainerKind,
-    Device,
-    Place,
     Ratio,
     check_address,
     check_name,
-    check_slab,
+    check_url,
     most_of,
 )
 from daemon.core.urls import check_bucket
-from stages.contract.base import Limits
 from stages.contract.binning import Thresholds
-from stages.registry.registry import BUILT_IN
 
 
 class Section(BaseModel):
@@ -69,13 +66,17 @@ class Inbox(Section):
         0,
         ge=-1_000_000,
         le=1_000_000,
-        description="Images of the inbox with the highest priority are processed first.",
+        description="Images of the inbox with the highest priority are processed first: for urgent images beside an archive.",
     )
-    recursive: bool = Field(True, description="Whether to watch folders inside the inbox too.")
+    recursive: bool = Field(
+        True,
+        description="Whether to watch folders inside the inbox too. false: if those belong to other programs.",
+    )
     settle_seconds: float = Field(
         2.0,
         ge=0,
-        description="A file is complete when it has not changed for this long; one that arrives by rename, at once.",
+        description="A file is complete when it has not changed for this long; one that arrives by rename, at once. "
+        "Longer for uploads that pause.",
     )
     ignore: Annotated[list[str], AfterValidator(check_patterns)] = Field(
         [],
@@ -93,7 +94,8 @@ class Inbox(Section):
     watch: Literal["auto", "inotify", "poll"] = Field(
         "auto",
         description="How to notice changes. poll: only by scans. auto: poll on network file systems, which send no events; "
-        "otherwise inotify.",
+        "otherwise inotify. Set poll for a mount that sends no events and is not recognized, as in some containers; "
+        "inotify for a network folder into which only programs on this machine write.",
     )
 
     @property
@@ -135,25 +137,34 @@ class UpkeepSection(Section):
     verify_days: float = Field(
         7,
         ge=0,
-        description="Days between checks of the whole ledger, which run while work goes on. 0: never.",
+        description="Days between checks of the whole ledger, which run while work goes on. 0: never, if you run "
+        "`visiond verify` yourself.",
     )
     vacuum_days: float = Field(
         7,
         ge=0,
         description="Days between attempts to shrink the ledger's file, if a quarter of it is free. Stops when images or "
-        "commands arrive. 0: never.",
+        "commands arrive. 0: never, for a large ledger, as copying it back holds up new images for some seconds per gigabyte.",
     )
-    prune_days: float = Field(0, ge=0, description="Days between prunes, as by `visiond prune`. 0: never.")
+    prune_days: float = Field(
+        0,
+        ge=0,
+        description="Days between prunes, as by `visiond prune`, for inboxes whose files are often replaced or deleted. "
+        "0: never.",
+    )
     prune_age_days: float = Field(
         90,
         ge=1,
-        description="Prune versions that were replaced or gone longer ago than this many days; like --older-than.",
+        description="Prune versions that were replaced or gone longer ago than this many days; like --older-than. "
+        "Set it to how long you need the results of replaced files.",
     )
     backup_folder: str = Field(
         "",
         description="Folder for backups of the ledger, named by date; best on another disk. Empty: no backups.",
     )
-    backup_days: float = Field(1, gt=0, description="Days between backups, if backup_folder is set.")
+    backup_days: float = Field(
+        1, gt=0, description="Days between backups, if backup_folder is set. More for a large ledger."
+    )
     backups_kept: int = Field(
         7,
         ge=1,
@@ -172,116 +183,6 @@ class UpkeepSection(Section):
                 "backup_url needs backup_folder too: a backup is made there first, then uploaded"
             )
         return self
-
-
-class SegmentTable(Section):
-    stages: list[str] = Field(min_length=1, description="Stages of the segment, in order.")
-    devices: list[Place] = Field(
-        min_length=1,
-        description='Devices that hold these stages, for example ["cuda:0", "cuda:1"]; "cuda:0+cuda:1" is a group.',
-    )
-    workers_per_device: int = Field(1, ge=1, le=256, description="Worker processes on each of these devices.")
-
-
-class PipelineSection(Section):
-    stages: list[str] = Field(
-        [stage.name for stage in BUILT_IN],
-        min_length=1,
-        description="Stages to run. Their order is always ocr, yolo, clip, blip, then those of plug-ins.",
-    )
-    mode: Literal["full", "cascade"] = Field(
-        "full",
-        description="full: run every stage. cascade: skip the stages that cannot change an image's bin any more.",
-    )
-    placement: Literal["auto", "replicated", "pipelined"] = Field(
-        "auto",
-        description="replicated: each device holds all stages. pipelined: the stages are spread over the devices. "
-        "auto: as `visiond tune` measured; without that, replicated if the memory is sufficient.",
-    )
-    segment: list[SegmentTable] = Field(
-        [], description="Explicit placement: a [[pipeline.segment]] table for each segment."
-    )
-    devices: list[Device] = Field(
-        [],
-        description='Devices to use: "cpu", or GPUs as `visiond gpus` lists them, by number ("cuda:0", a MIG device '
-        '"cuda:0:1"), UUID ("GPU-…", "MIG-…") or part of the name ("H100" means all H100). Empty: all GPUs, or the CPU if '
-        "there are none.",
-    )
-    min_free_gpu_bytes: ByteCount = Field(
-        0,
-        ge=0,
-        description="GPUs with less free memory than this at the start are not used. Not with [[pipeline.segment]] tables.",
-    )
-    workers_per_device: int = Field(
-        0,
-        ge=0,
-        le=256,
-        description="Worker processes on each device. 0: the number that `visiond tune` found; without a profile, one on a "
-        "CPU, and on a GPU as many as its memory, the host's memory (4 GB for each worker) and the cores allow.",
-    )
-    mps: bool = Field(
-        True,
-        description="Whether the workers of a GPU share it by NVIDIA's Multi-Process Service (MPS), if "
-        "nvidia-cuda-mps-control is installed: a fifth faster than in turns. After the first lost worker they take turns.",
-    )
-    numa: bool = Field(
-        True,
-        description="Whether the workers of a GPU, and its station, run on the cores of its NUMA node, if the host has several "
-        "nodes.",
-    )
-    stations: int = Field(
-        0,
-        ge=0,
-        le=256,
-        description="Number of processes that read images, feed workers and write results; they divide the workers "
-        "and share one ledger. 1: the daemon itself. 0: the daemon itself for up to two GPUs, otherwise one for each GPU; "
-        "pipelined: as many as are faster. Each has a worker of each segment.",
-    )
-    threads_per_worker: int = Field(2, ge=1, le=16, description="Batches that a worker processes at once.")
-    decoders_per_worker: int = Field(
-        0, ge=0, le=256, description="Decoder processes of each worker. 0: chosen by the number of cores."
-    )
-    slab_bytes: Annotated[ByteCount, AfterValidator(check_slab)] = Field(
-        0,
-        description="Size of the slab, a station's shared memory for images in flight. "
-        "0: an eighth of the free memory, for each GPU at least 1 GiB and at most 12 GiB; 256 MiB without a GPU.",
-    )
-    queue_images: int = Field(
-        1024, ge=1, le=1_000_000, description="Largest number of images waiting for each segment."
-    )
-    max_attempts: int = Field(
-        3, ge=1, le=1000, description="Attempts at an image with a temporary error before it is FAILED."
-    )
-    retry_seconds: float = Field(
-        5.0, ge=0, description="Wait before the second attempt; doubled before each further one."
-    )
-    batch_timeout_seconds: float = Field(
-        120.0,
-        gt=0,
-        description="A worker that takes longer for a batch is killed, and its images are tried one by one. On a slow machine "
-        "a batch may take longer: four times as long as the slowest recent one.",
-    )
-    load_timeout_seconds: float = Field(
-        600.0, gt=0, description="A worker that takes longer to load its models is killed."
-    )
-    drain_seconds: float = Field(30.0, ge=0, description="Time for images in flight to finish after SIGTERM.")
-    rescan_seconds: float = Field(
-        30.0, gt=0, description="Time between scans, which compare the inboxes with the ledger."
-    )
-    reuse_results: bool = Field(
-        True, description="Whether to reuse results of the same bytes by the same models from the ledger."
-    )
-    max_pixels: int = Field(
-        100_000_000, ge=1, le=10**12, description="Images with more pixels FAIL with reason pixels."
-    )
-    max_aspect_ratio: float = Field(
-        50.0, ge=1, description="Images with a larger ratio of long to short edge FAIL with reason aspect."
-    )
-    decode_seconds: float = Field(20.0, gt=0, description="CPU time of a decoder for one image.")
-    decode_bytes: ByteCount = Field(2 << 30, ge=256 << 20, description="Address space of a decoder.")
-
-    def limits(self) -> Limits:
-        return Limits(self.max_pixels, self.max_aspect_ratio, self.decode_seconds, self.decode_bytes)
 
 
 class BinningSection(Section):
@@ -365,6 +266,19 @@ class PageSection(Section):
     pictures_bytes: ByteCount = Field(
         1 << 30,
         description="Most disk space for small pictures of images, which are kept in the state folder.",
+    )
+
+
+class TracesSection(Section):
+    sample: Ratio = Field(
+        0.0,
+        description="Share of the images of which a trace is sent, for example 0.01. 0: none. Needs "
+        "`pip install 'visiond[traces]'`.",
+    )
+    endpoint: Annotated[str, AfterValidator(check_url)] = Field(
+        "",
+        description='Address of the receiver of OTLP over HTTP, for example "http://127.0.0.1:4318". Empty: as the environment '
+        "variables OTEL_EXPORTER_OTLP_… say, or that address.",
     )
 
 

@@ -14,7 +14,7 @@ class UnpackingSection(Section):
         ge=1,
         le=1_000_000,
         description="Most files, folders and links that may come from one archive, document or video. With more, nothing of it "
-        "is unpacked.",
+        "is unpacked. Raise this and the next two for archives that you trust.",
     )
     most_bytes: ByteCount = Field(
         64 << 30,
@@ -28,7 +28,14 @@ class UnpackingSection(Section):
         description="Most bytes that these files may have for each byte of the archive; 64 MiB are always allowed. Deflate, "
         "which zip files use, reaches 1,032.",
     )
-    dpi: int = Field(200, ge=1, le=1200, description="Resolution at which the pages of a PDF are drawn.")
+    dpi: int = Field(
+        200,
+        ge=1,
+        le=1200,
+        description="Resolution at which the pages of a PDF are drawn. More for small print.",
+    )
     video_seconds: float = Field(
-        1.0, ge=0.01, description="Time between two frames that are taken from a video."
+        1.0,
+        ge=0.01,
+        description="Time between two frames that are taken from a video. More for long recordings.",
     )

@@ -111,8 +111,7 @@ class Layout:
         if short:
             placement = dataclasses.replace(placement, why=f"{placement.why}; {short}")
         devices = [device for segment in placement.segments for device in segment.first_devices]
-        near = gpus if config.pipeline.numa else []
-        return cls(config, gpus, specs, placement, Cores.of(near, devices, CORES_PER_WORKER, sharers))
+        return cls(config, gpus, specs, placement, Cores.of(gpus, devices, CORES_PER_WORKER, sharers))
 
     def models(self) -> list[Model]:
         """The models of the stages, as the ledger stores them."""
@@ -182,7 +181,7 @@ class Layout:
             seats.append(Seat(setup, device, environment, servers.get(device), room=rooms.get(device)))
         pool = Pool(segment.name, seats, slab.fd, self.config.pipeline, metrics)
         batch = max(self.specs[stage].batch_size for stage in segment.stages)
-        return Lane(segment.name, segment.stages, batch, pool, self.config.pipeline.queue_images)
+        return Lane(segment.name, segment.stages, batch, pool)
 
     def set_up(self, segment: Segment, number: int, slab_bytes: int) -> tuple[Setup, dict[str, str]]:
         """The setup of a segment's worker of this number, and its environment variables."""

@@ -21,7 +21,7 @@ import msgspec
 import structlog
 
 from daemon import __version__
-from daemon.config.traces import TracesSection
+from daemon.config.sections import TracesSection
 from daemon.core.errors import ConfigError
 from daemon.core.jobs import Attempt, Ending, JobStatus
 from daemon.core.messages import Reply

@@ -20,6 +20,7 @@ from daemon.workers.pool import Pool
 from daemon.workers.worker import Worker
 from stages.contract.base import Reason
 
+QUEUE_IMAGES = 1024  # that wait for a worker; who feeds more waits
 MOST_WAITS = 5  # of an image for its GPU's memory, while others fit into it
 USUAL_PIXELS = (
     1280 * 960
@@ -45,15 +46,13 @@ class Listener(Protocol):
 class Lane:
     """The stages of a segment, its queue, its workers, and the images that may have killed a worker."""
 
-    def __init__(
-        self, name: str, stages: tuple[str, ...], batch_size: int, pool: Pool, queue_images: int
-    ) -> None:
+    def __init__(self, name: str, stages: tuple[str, ...], batch_size: int, pool: Pool) -> None:
         self.name = name
         self.stages = stages
         self.batch_size = batch_size
         self.pool = pool
         self.progressed_at = time.monotonic()  # when a batch last began or ended; later if one may take long
-        self._queue: asyncio.Queue[Attempt] = asyncio.Queue(queue_images)
+        self._queue: asyncio.Queue[Attempt] = asyncio.Queue(QUEUE_IMAGES)
         # Never more than is in flight. The last one in is the first one out,
         # so each is settled before the next begins.
         self._suspects: asyncio.Queue[Attempt] = asyncio.LifoQueue()

@@ -20,7 +20,7 @@ import anyio.abc
 import msgspec
 import structlog
 
-from daemon.config.sections import PipelineSection
+from daemon.config.pipeline import PipelineSection
 from daemon.core.errors import Loss, ModelsUnusable, NoWorkersLeft, WorkerLost
 from daemon.core.messages import Item, Ready, Reply
 from daemon.monitoring.metrics import Metrics

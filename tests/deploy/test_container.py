@@ -9,7 +9,7 @@ from typing import Any
 import yaml
 
 from daemon.config import loading as config
-from daemon.config.sections import PipelineSection
+from daemon.config.pipeline import PipelineSection
 from daemon.installing.source import CODE
 from daemon.system import children
 

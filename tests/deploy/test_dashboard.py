@@ -15,7 +15,8 @@ import yaml
 from prometheus_client import generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
-from daemon.config.sections import Http, PipelineSection
+from daemon.config.pipeline import PipelineSection
+from daemon.config.sections import Http
 from daemon.core.jobs import Admitted
 from daemon.core.messages import Beat, Outcome, Reply, Setup, StageRun
 from daemon.ledger.ledger import Ledger
@@ -72,7 +73,7 @@ async def report_everything(metrics: Metrics, path: Path) -> None:
     try:
         await ledger.admit([])
         pool = pool_with_a_past(metrics)
-        lane = Lane("ocr", ("ocr",), 1, pool, 1)
+        lane = Lane("ocr", ("ocr",), 1, pool)
         outbox = SimpleNamespace(
             deliveries=[SimpleNamespace(name="jsonl", state=lambda: SinkState(name="jsonl", behind=1))]
         )

@@ -14,7 +14,7 @@ import typer
 
 from daemon.cli.commands import app
 from daemon.config import loading as config
-from daemon.config.sections import PipelineSection
+from daemon.config.pipeline import PipelineSection
 from daemon.core.errors import ConfigError, LedgerTooNew, ModelsUnusable, VisiondError
 from daemon.system import children
 

@@ -30,6 +30,7 @@ from tests.daemon_process import (
     counts_of,
     picture,
     wait_for,
+    with_pauses,
 )
 from tests.faults.kill import Readings
 from tests.faults.syscalls import Call, Supervisor
@@ -62,10 +63,10 @@ def test_the_daemon_reports_ready_and_drains_on_sigterm_under_load(tmp_path: Pat
 
 
 def test_a_drain_reads_no_more_files(tmp_path: Path) -> None:
-    place = Place(tmp_path, SLOW | {"pipeline": {"queue_images": 8}})
+    place = Place(tmp_path, SLOW)
     place.drop_many(range(600))
     readings = Readings(place)
-    with Daemon(place) as daemon:
+    with Daemon(place, **with_pauses(tmp_path, {"daemon.workers.lane.QUEUE_IMAGES": 8})) as daemon:
         daemon.wait_until(lambda status: status["done"] > 10, "work")
         assert daemon.stop() == 0
     readings.count()

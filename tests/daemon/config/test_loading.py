@@ -280,6 +280,10 @@ def test_every_problem_is_reported_with_its_file(tmp_path: Path) -> None:
             {"http": {"zzz": 1}},
             "http.zzz: unknown key; known keys are listen, token_file, tls_certificate, tls_key.",
         ),
+        (
+            {"pipeline": {"queue_images": 64}},
+            "pipeline.queue_images: this key is gone: slab_bytes says how many images are in flight. Remove it.",
+        ),
     ],
 )
 def test_an_unknown_key_is_refused_with_the_nearest_known_one(document: dict[str, Any], problem: str) -> None:
@@ -544,7 +548,6 @@ def test_a_segment_without_a_device_is_refused() -> None:
 
 NUMBERS = [
     ("pipeline", "max_attempts"),
-    ("pipeline", "queue_images"),
     ("pipeline", "max_pixels"),
     ("pipeline", "slab_bytes"),
 ]

@@ -62,14 +62,14 @@ def asked(service: Service) -> dict[str, float]:
 
 
 def test_the_inbox_of_the_highest_priority_is_served_first(
-    tmp_path: Path, lend_when: Callable[[Callable[[Pool], object]], None]
+    tmp_path: Path,
+    lend_when: Callable[[Callable[[Pool], object]], None],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setattr("daemon.workers.lane.QUEUE_IMAGES", 4)
     inboxes = [{"name": "low", "settle_seconds": 0}, {"name": "high", "priority": 5, "settle_seconds": 0}]
-    settings = {"queue_images": 4, "threads_per_worker": 1}
-    place = Place(
-        tmp_path,
-        {"inbox": inboxes, "pipeline": settings, "stages": {name: {"batch_size": 4} for name in STAGES}},
-    )
+    stages = {name: {"batch_size": 4} for name in STAGES}
+    place = Place(tmp_path, {"inbox": inboxes, "pipeline": {"threads_per_worker": 1}, "stages": stages})
     # whichever inbox is read faster
     lend_when(lambda _: place.rows("SELECT COUNT(*) FROM image") == [(310,)])
     place.drop_many(range(300), "low")
@@ -177,8 +177,9 @@ def test_after_a_crash_between_segments_work_resumes_at_the_stage_it_had_reached
 
 
 def test_a_file_deleted_or_replaced_while_it_waits_is_gone_and_its_new_version_done(tmp_path: Path) -> None:
-    place, gate = Place(tmp_path, {"pipeline": {"queue_images": 1}}), Gate(tmp_path)
-    place.drop_many(range(90))
+    place, gate = Place(tmp_path, {"pipeline": {"slab_bytes": 1 << 20}}), Gate(tmp_path)
+    for number in range(90):  # more than the slab has room for
+        place.drop(f"{number:05d}.ppm", picture(number, bytes(1 << 16)))
     with Daemon(place, ready=False, **gate.environment) as daemon:
         wait_for(
             lambda: place.has_ledger() and place.rows("SELECT COUNT(*) FROM image") == [(90,)], "a backlog"

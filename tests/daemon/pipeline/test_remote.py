@@ -208,7 +208,7 @@ def test_without_any_station_left_the_daemon_says_why(
     place.drop_many(range(3))
     config = parse(place.settings, place.folder)
     broken = config.model_copy(
-        update={"pipeline": config.pipeline.model_copy(update={"queue_images": -5})}
+        update={"pipeline": config.pipeline.model_copy(update={"max_attempts": -5})}
     )  # which a station refuses
     with pytest.raises(NoWorkersLeft, match="No station is left: exited with status"):
         anyio.run(run_service, broken, backend_options={"use_uvloop": True})

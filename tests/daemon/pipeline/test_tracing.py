@@ -17,7 +17,7 @@ from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
-from daemon.config.traces import TracesSection
+from daemon.config.sections import TracesSection
 from daemon.core.errors import ConfigError
 from daemon.core.jobs import Attempt
 from daemon.core.messages import Outcome, Output, Reply, StageRun

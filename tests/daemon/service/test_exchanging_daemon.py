@@ -15,7 +15,7 @@ import pytest
 
 from stages.contract.invented import VARIANTS
 from stages.registry import fake
-from tests.daemon_process import Daemon, Place, picture, wait_for
+from tests.daemon_process import Daemon, Place, picture, wait_for, with_pauses
 from tests.faults.stations import stations_of
 
 
@@ -26,7 +26,7 @@ def bytes_of(number: int) -> bytes:
 
 def open_place(folder: Path, stations: int) -> Place:
     options = {"latency_per_image_seconds": 0.005}
-    pipeline = {"stations": stations, "workers_per_device": stations, "queue_images": 16}
+    pipeline = {"stations": stations, "workers_per_device": stations}
     return Place(folder, {"pipeline": pipeline, "stages": {"yolo": {"options": options}}})
 
 
@@ -63,7 +63,7 @@ def test_an_exchange_under_load_loses_nothing_and_names_the_models_that_answered
 ) -> None:
     place = open_place(tmp_path, 2)
     drop(place, range(images := 100))
-    with Daemon(place) as daemon:
+    with Daemon(place, **with_pauses(tmp_path, {"daemon.workers.lane.QUEUE_IMAGES": 16})) as daemon:
         daemon.wait_until(lambda s: s["ended_in_this_run"] > 20, "progress")
         # Chosen now, because an exchange ends the first station's process before it starts another one.
         victims = [daemon.workers()[0], stations_of(place)[1]]  # a worker, and the station of the other one

@@ -13,7 +13,7 @@ import anyio.abc
 import anyio.lowlevel
 import pytest
 
-from daemon.config.sections import PipelineSection
+from daemon.config.pipeline import PipelineSection
 from daemon.core.errors import WorkerLost
 from daemon.core.jobs import Attempt, Extent
 from daemon.core.messages import Item, Outcome, Reply
@@ -113,8 +113,8 @@ class FakePipeline:
         raise AssertionError
 
 
-def open_lane(pool: FakePool | pool.Pool, *, batch_size: int = 1, queue_images: int = 100) -> Lane:
-    return Lane("w", ("ocr",), batch_size, cast(Any, pool), queue_images)
+def open_lane(pool: FakePool | pool.Pool, *, batch_size: int = 1) -> Lane:
+    return Lane("w", ("ocr",), batch_size, cast(Any, pool))
 
 
 async def fill(lane: Lane, images: int) -> None:
@@ -193,9 +193,12 @@ async def test_no_more_batches_wait_for_their_commit_than_are_worked_on() -> Non
         await until(lambda: pipeline.done == 10)
 
 
-async def test_lost_batches_that_find_the_queue_full_do_not_stop_the_lane_that_empties_it() -> None:
+async def test_lost_batches_that_find_the_queue_full_do_not_stop_the_lane_that_empties_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("daemon.workers.lane.QUEUE_IMAGES", 1)
     pool, pipeline = FakePool(lost=8), FakePipeline()
-    lane = open_lane(pool, queue_images=1)
+    lane = open_lane(pool)
     async with running(lane, pipeline) as tasks:
         tasks.start_soon(fill, lane, 10)
         await until(lambda: pipeline.done == 10)

@@ -21,7 +21,7 @@ import pytest
 from anyio import to_thread
 
 from daemon.config.loading import parse
-from daemon.config.sections import PipelineSection
+from daemon.config.pipeline import PipelineSection
 from daemon.core.errors import WorkerLost
 from daemon.core.messages import Item, Setup
 from daemon.layout import layout

@@ -11,7 +11,7 @@ from typing import Any, cast
 import anyio
 import pytest
 
-from daemon.config.sections import PipelineSection
+from daemon.config.pipeline import PipelineSection
 from daemon.core.messages import Item, Reply, Setup
 from daemon.monitoring.metrics import Metrics
 from daemon.workers import pool

@@ -21,7 +21,7 @@ from anyio import to_thread
 
 import daemon.service.lifecycle
 from daemon.config.loading import parse
-from daemon.config.sections import PipelineSection
+from daemon.config.pipeline import PipelineSection
 from daemon.core.errors import NoWorkersLeft
 from daemon.core.messages import Beat, Setup
 from daemon.layout import layout
@@ -411,7 +411,7 @@ async def test_a_stop_does_not_wait_for_a_worker_that_waits_for_memory_to_start(
         daemon.service.lifecycle, "leave_within", lambda *_: None
     )  # it would end this process
     place = open_place(tmp_path, card, workers=1)
-    place.settings["pipeline"]["queue_images"] = queue_images
+    monkeypatch.setattr("daemon.workers.lane.QUEUE_IMAGES", queue_images)
     come_late(card, 15.5, monkeypatch)
     place.drop_many(range(20))
     service = Service(parse(place.settings, place.folder))

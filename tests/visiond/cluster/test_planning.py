@@ -121,7 +121,7 @@ def test_results_of_an_earlier_run_are_only_continued_when_asked_and_with_the_sa
     plan(tmp_path, inputs(range(3)))
     with pytest.raises(OutputTaken, match="--resume"):
         open_plans(tmp_path, resume=False)
-    open_plans(tmp_path, pipeline={"queue_images": 7})
+    open_plans(tmp_path, pipeline={"drain_seconds": 7})
     with pytest.raises(OutputTaken, match="other"):
         open_plans(tmp_path, stages={"ocr": {"backend": "fake"}})
     with pytest.raises(OutputTaken, match="other --shards"):
