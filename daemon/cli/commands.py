@@ -21,12 +21,12 @@ from daemon.cli.bench import bench
 from daemon.cli.cluster import ray_app
 from daemon.cli.install import install, uninstall
 from daemon.cli.looking import follow, page, search
-from daemon.cli.models import models_app, train_app, warm
+from daemon.cli.models import models_app, train_app
 from daemon.cli.recovery import backup, prune, redo, repair, retry, verify
 from daemon.cli.results import export, list_images, show, status
 from daemon.cli.run import run
 from daemon.cli.setup import setup
-from daemon.cli.tuning import plan, tune
+from daemon.cli.tuning import plan, tune, warm
 from daemon.core.errors import ConfigError, NotRunning, VisiondError, exit_status_of
 from daemon.core.hints import command, quantity
 from daemon.system.log import is_json

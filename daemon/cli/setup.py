@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import os
-import shutil
 import sys
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -22,10 +21,9 @@ if TYPE_CHECKING:
     from daemon.config.loading import Config
     from daemon.config.models import StageSection
     from daemon.measure.edit import Keys
-    from stages.weights.pulling import Part
+    from daemon.models.pulls import Parts
 
 HEADER = "# Made by `visiond setup`. Every key and its meaning: docs/configuration.md.\n"
-PICKLES = (".bin", ".pt")  # which are on the disk twice while they are converted
 
 
 def setup(
@@ -96,6 +94,7 @@ def use_set(
     NotWritable, ConfigError, also for what works only without these models; daemon.toml is then as it was."""
     from daemon.config.values import read_text
     from daemon.measure.edit import set_keys
+    from daemon.models.pulls import check_room, find_missing
 
     settings, file = read_config(config), (find_config(config) or DEFAULT_CONFIG).absolute()
     models = choose_models(settings, name, permissive=permissive)
@@ -105,10 +104,13 @@ def use_set(
     except ConfigError as error:
         raise ConfigError([f"{file}: {problem}" for problem in error.problems]) from None
     try:
-        missing = find_missing(settings, models.values(), allow_pickle=allow_pickle)
+        missing = find_missing(
+            settings.models.folder, filter(None, models.values()), allow_pickle=allow_pickle
+        )
         if missing or before != after:
             show_plan(settings, models, missing)
-            check_room(settings, file, missing)
+            check_place(file)
+            check_room(settings.models.folder, missing)
             if not yes:
                 ask(f"Set this up in {file}?")
             pull(settings, missing, allow_pickle=allow_pickle)
@@ -171,31 +173,16 @@ def list_keys(settings: Config, models: Mapping[str, str]) -> Keys:
     return keys
 
 
-def find_missing(settings: Config, models: Iterable[str], *, allow_pickle: bool) -> dict[str, list[Part]]:
-    """What to download for each model that is not here. Asks the hub only for these. Raises ModelsUnusable."""
-    from daemon.layout.layout import pack_errors
-    from stages.weights import names, pulling
-    from stages.weights.hub import HuggingFaceHub
-
-    with pack_errors():
-        return {
-            model: pulling.plan_parts(
-                HuggingFaceHub(), names.read_reference(model), allow_pickle=allow_pickle
-            )
-            for model in models
-            if model and not names.find_pulled(model, settings.models.folder)
-        }
-
-
-def show_plan(settings: Config, models: Mapping[str, str], missing: Mapping[str, list[Part]]) -> None:
+def show_plan(settings: Config, models: Mapping[str, str], missing: Parts) -> None:
     """Print the models with licenses and sizes, whether the GPUs have memory for them, and rates that were measured."""
-    from daemon.cli.packs import describe_rate
     from daemon.measure.explain import compare
+    from daemon.models.packs import describe_rate
+    from daemon.models.pulls import describe_size
     from daemon.system.gpus import list_gpus
     from stages.weights.catalog import CATALOG
-    from stages.weights.hub import SOURCES
     from stages.weights.measured import GPU
     from stages.weights.sets import license_of
+    from stages.weights.standard import MODELS
 
     print_table(
         ("stage", "now", "model", "license", "download", f"images/s alone, {GPU}"),
@@ -212,7 +199,7 @@ def show_plan(settings: Config, models: Mapping[str, str], missing: Mapping[str,
         ),
     )
     console.print(printable(f"Placement: {describe_placement(settings, models, missing)}."))
-    if {CATALOG[model].repository for model in models.values() if model} == {*SOURCES.values()}:
+    if {*filter(None, models.values())} == {*MODELS.values()}:
         for sentence in compare(list_gpus()):
             console.print(printable(sentence))
 
@@ -222,16 +209,7 @@ def describe_present(section: StageSection) -> str:
     return " ".join(filter(None, (section.backend, section.model))) or "-"
 
 
-def describe_size(parts: Iterable[Part]) -> str:
-    sizes = [part.size_bytes for part in parts]
-    return "size not known" if None in sizes else describe_bytes(sum(filter(None, sizes)))
-
-
-def describe_bytes(size: int) -> str:
-    return f"{-(-size // (1 << 20)):,} MiB"
-
-
-def describe_placement(settings: Config, models: Mapping[str, str], missing: Mapping[str, list[Part]]) -> str:
+def describe_placement(settings: Config, models: Mapping[str, str], missing: Parts) -> str:
     """Where the stages will run, and why: whether each GPU has memory for all of them. Raises ConfigError."""
     from daemon.layout.layout import used_gpus
     from daemon.placement.devices import select_devices
@@ -253,46 +231,12 @@ def describe_placement(settings: Config, models: Mapping[str, str], missing: Map
     return plan(selected, gpus, weights, Host.here(), batches).why
 
 
-def check_room(settings: Config, file: Path, missing: Mapping[str, list[Part]]) -> None:
+def check_place(file: Path) -> None:
     """Raises NotWritable, before gigabytes are downloaded and not after it."""
-    from daemon.monitoring.disks import find_existing
-    from stages.contract.manifest import list_files
-
     if not os.access(file.resolve().parent, os.W_OK):
         raise NotWritable(
             f"{file.resolve().parent} is not writable. Run this as a user who may change {file}."
         )
-    if not missing:
-        return
-    folder = settings.models.folder
-    begun = sum(file.stat().st_size for part in partial_folders(folder, missing) for file in list_files(part))
-    free = shutil.disk_usage(find_existing(folder)).free + begun
-    sizes = {name: size for parts in missing.values() for part in parts for name, size in needed(part)}
-    need = sum(sizes.values())
-    console.print(
-        printable(
-            f"Disk: the models need {describe_bytes(need)}; {describe_bytes(free)} are free for {folder}."
-        )
-    )
-    if need > free:
-        raise NotWritable(
-            f"{folder} has no room for these models: {describe_bytes(need - free)} are missing. Free them, or name a folder "
-            "of another disk as `folder` under [models]."
-        )
-
-
-def partial_folders(folder: Path, models: Iterable[str]) -> Iterable[Path]:
-    """Those of downloads of these models that were interrupted."""
-    from stages.weights.names import read_reference
-
-    return [part for m in models if (part := folder / f".{read_reference(m).folder}.partial").is_dir()]
-
-
-def needed(part: Part) -> Iterable[tuple[str, int]]:
-    """By file, the bytes on the disk while it is pulled."""
-    for name in part.order.files:
-        twice = 2 if name.endswith(PICKLES) else 1
-        yield f"{part.repository}/{name}", part.listing.sizes.get(name, 0) * twice
 
 
 def ask(question: str) -> None:
@@ -302,9 +246,9 @@ def ask(question: str) -> None:
     typer.confirm(question, default=True, abort=True)
 
 
-def pull(settings: Config, models: Collection[str], *, allow_pickle: bool) -> None:
-    from daemon.cli.packs import pull_named
+def pull(settings: Config, models: Parts, *, allow_pickle: bool) -> None:
     from daemon.ledger.files import written_into
+    from daemon.models.pulls import pull_named
     from daemon.system.ownership import hand_over
 
     folder = settings.models.folder
@@ -313,7 +257,7 @@ def pull(settings: Config, models: Collection[str], *, allow_pickle: bool) -> No
             folder.mkdir(parents=True)
             hand_over(folder)  # root pulls for the service, whose account may pull others later
     try:
-        pull_named(settings, list(models), allow_pickle=allow_pickle, explain=False)
+        pull_named(settings, list(models), allow_pickle=allow_pickle, missing=models, explain=False)
     finally:
         if os.geteuid() == 0:
             for path in sorted(folder.rglob("*")):

@@ -1,16 +1,20 @@
-"""The commands `visiond plan` and `visiond tune`: where the stages run, and with which settings they are
-fastest."""
+"""The commands `visiond plan`, `visiond tune` and `visiond warm`: where the stages run, with which settings they are
+fastest, and their kernels."""
 
 from __future__ import annotations
 
 import contextlib
 import os
+import re
 import signal
 import sys
-from collections.abc import Callable, Iterator
+import time
+from collections.abc import Callable, Iterator, Sequence
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
+import anyio
 import typer
 
 from daemon.core.errors import ConfigError, NotWritable
@@ -23,6 +27,10 @@ if TYPE_CHECKING:
     from daemon.config.loading import Config
     from daemon.measure.throwaway import Say
     from daemon.placement.profile import Profile, Trial
+    from daemon.system.gpus import Gpu
+    from daemon.workers.compiler import CompileProgress, Want
+
+CAPABILITY = re.compile(r"(?:sm_)?(\d+)\.?(\d)")
 
 
 def plan(
@@ -218,3 +226,129 @@ def write_settings(config: Config, file: Path, before: str, after: str, *, dry_r
 
 def printable_lines(text: str) -> str:
     return "".join(f"{printable(line)}\n" for line in text.splitlines())
+
+
+def warm(
+    capabilities: Annotated[
+        list[str] | None,
+        option(
+            "--gpu",
+            metavar="CAPABILITY",
+            help="Compile for GPUs of this compute capability, such as 9.0, instead of the GPUs of this machine. Repeatable.",
+        ),
+    ] = None,
+    config: ConfigOption = None,
+) -> None:
+    """Compile the GPU kernels ahead of the first start.
+
+    The daemon compiles them itself at its first start, which then takes some
+    seconds longer. Use this command in an installer, or when you build an
+    image. Run it as the user who runs the daemon. The kernels are stored in
+    `kernels` in the state folder; do not move it. With --gpu the machine needs
+    no GPU.
+
+    Examples:
+      visiond warm
+      visiond warm --gpu 9.0 --config /etc/visiond/daemon.toml
+    """
+    from daemon.config.state import KERNELS
+    from daemon.workers.kernels import list_missing
+
+    settings = read_config(config)
+    folder, (wants, gpus) = settings.state.path / KERNELS, find_wants(settings, capabilities)
+    if not wants:
+        console.print(explain_nothing(gpus, named=bool(capabilities)))
+        return
+    missing = list_missing(folder, wants)
+    kinds = " and ".join(sorted({want.capability for want in wants}))
+    if not missing:
+        console.print(f"All kernels for compute capability {kinds} are compiled, in {printable(folder)}.")
+        return
+    started = time.monotonic()
+    last = anyio.run(compile_missing, folder, missing)
+    console.print(
+        f"{quantity(last.done, 'kernel')} for compute capability {kinds} compiled in "
+        f"{time.monotonic() - started:.1f} s, in {printable(folder)}"
+    )
+
+
+async def compile_missing(folder: Path, missing: list[Want]) -> CompileProgress:
+    """Compile, and show the progress. Raises KernelsMissing, NotWritable."""
+    from daemon.core.errors import KernelsMissing
+    from daemon.ledger.files import written_into
+    from daemon.terminal.progress import Progress
+    from daemon.workers.compiler import CompileProgress
+    from daemon.workers.kernels import compiling
+
+    last, problems = CompileProgress(0, 0), dict[str, None]()
+    with written_into(folder), Progress("kernels") as progress:
+        async with compiling(folder, missing, patient=True) as steps:
+            assert steps is not None
+            async for last in steps:
+                progress.step(last.done, last.known)
+                if last.problem:
+                    problems[last.problem] = None
+    if problems:
+        raise KernelsMissing(last.done, last.known, list(problems))
+    return last
+
+
+def find_wants(settings: Config, capabilities: list[str] | None) -> tuple[list[Want], list[Gpu]]:
+    """The stages with kernels, and the GPUs that they run on: those of this machine, or of the named kinds."""
+    from daemon.layout.layout import resolve_models, used_gpus
+    from daemon.layout.second_looks import lay_out
+    from daemon.placement.devices import assume_gpus
+    from daemon.placement.placement import Segment
+    from daemon.workers.kernels import list_wants
+
+    if not capabilities:
+        layout, looks = lay_out(settings)
+        parts = [layout, *(look.layout for look in looks)]
+        found = [want for part in parts for want in part.wanted_kernels()]
+        return found, used_gpus(layout.config, layout.gpus)
+    wants, used = [], []
+    settings = assume_gpus(settings)
+    for capability in map(parse_capability, capabilities):
+        if gpus := used_gpus(settings, pretend_gpus(capability)):
+            specs = resolve_models(settings, gpus)
+            wants += list_wants([Segment(tuple(specs), (gpus[0].device,))], specs, gpus)
+            used += gpus
+    return wants, used
+
+
+def parse_capability(text: str) -> str:
+    """Raises BadParameter."""
+    if not (found := CAPABILITY.fullmatch(text)):
+        raise typer.BadParameter(
+            f"{text} is not a compute capability; for an H100 or H200 write --gpu 9.0. "
+            "`visiond gpus` shows those of this machine"
+        )
+    return f"{int(found[1])}.{found[2]}"
+
+
+def pretend_gpus(capability: str) -> list[Gpu]:
+    from daemon.system.gpus import Gpu
+
+    return [Gpu(0, "GPU-0", "", 1 << 36, 1 << 36, 0, capability, None, ())]
+
+
+def explain_nothing(gpus: Sequence[Gpu], *, named: bool) -> str:
+    """Why there is nothing to compile for the GPUs that are used. named: whether --gpu named their kinds."""
+    from stages.kernels.cache import OLDEST_GPU, can_compile_for
+
+    if not gpus and named:
+        return 'Nothing to compile: with `devices = ["cpu"]` under [pipeline] no stage runs on a GPU.'
+    if not gpus:
+        return (
+            "Nothing to compile: with this configuration no stage runs on a GPU of this machine. For another "
+            f"machine, name the compute capability of its GPUs: `{command('warm', '--gpu', '9.0')}`."
+        )
+    if find_spec("triton") is None:
+        return "Nothing to compile: Triton is not installed, so the stages run without their own kernels."
+    if not any(can_compile_for(gpu.compute_capability) for gpu in gpus):
+        oldest = ".".join(map(str, OLDEST_GPU))
+        return (
+            f"Nothing to compile: kernels are for GPUs of compute capability {oldest} or later; "
+            "older ones run the stages without them."
+        )
+    return "Nothing to compile: all stages are fake."

@@ -75,6 +75,12 @@ class ModelsUnusable(VisiondError):
     exit_status = os.EX_CONFIG
 
 
+class HubUnavailable(ModelsUnusable):
+    """The model hub is busy. The same command may succeed later."""
+
+    exit_status = os.EX_TEMPFAIL
+
+
 class WrongArgument(VisiondError):
     """The command line names something that does not exist, or is ambiguous."""
 

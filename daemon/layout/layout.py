@@ -20,7 +20,7 @@ from daemon.config.loading import Config
 from daemon.config.second_look import SecondLook
 from daemon.config.state import KERNELS
 from daemon.config.values import GROUP, members_of
-from daemon.core.errors import ConfigError, ModelsUnusable
+from daemon.core.errors import ConfigError, HubUnavailable, ModelsUnusable
 from daemon.core.hints import command
 from daemon.core.messages import Setup
 from daemon.ledger.record import Model
@@ -58,7 +58,7 @@ from daemon.workers.slab import Slab
 from stages.contract.base import StageSpec
 from stages.contract.binning import load_rule
 from stages.contract.descriptor import SHARES
-from stages.contract.manifest import Manifest, NotPulled, PackError, PackErrors, list_files
+from stages.contract.manifest import HubBusy, Manifest, NotPulled, PackError, PackErrors, list_files
 from stages.registry.registry import UnknownName, check_options, find_license
 from stages.weights import packs
 
@@ -233,7 +233,8 @@ def pack_errors() -> Iterator[None]:
         yield
     except (PackError, UnknownName) as error:
         errors = error.errors if isinstance(error, PackErrors) else [error]
-        raise ModelsUnusable("\n".join(dict.fromkeys(map(explain, errors)))) from errors[0]
+        kind = HubUnavailable if isinstance(error, HubBusy) else ModelsUnusable
+        raise kind("\n".join(dict.fromkeys(map(explain, errors)))) from errors[0]
 
 
 def explain(error: Exception) -> str:

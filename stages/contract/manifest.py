@@ -30,6 +30,10 @@ class NotPulled(PackError):
         self.name = name
 
 
+class HubBusy(PackError):
+    """The model hub refuses requests for a while."""
+
+
 class PackErrors(PackError):
     """What is wrong with several stages."""
 

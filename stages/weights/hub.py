@@ -1,42 +1,25 @@
-"""Pulls the standard pack from the model hub, once. Imports no torch until there is something to convert.
+"""The model hub, by its own library. Imports no torch.
 
-Commits and digests are recorded in the pack's manifest, and every later start is checked against them. At the
-time of writing, none of the three models is available as safetensors alone: YOLO's weights are pickles, and
-so are those of CLIP and BLIP on their main branches. They are read here once, by torch's restricted loader,
-which makes only tensors (and for YOLO ultralytics' known classes) and calls nothing else, and are written as
-safetensors. The pickles are deleted.
+What the library has in its cache is taken from there; and if the hub cannot be reached, so is the newest commit that it
+has. A hub that is busy is asked again.
 """
 
 from __future__ import annotations
 
+import contextlib
 import errno
-import json
 import os
-from collections.abc import Callable, Collection, Mapping
+import shutil
+import time
+from collections.abc import Callable, Collection, Mapping, Sequence
+from functools import partial
 from http import HTTPStatus
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, TypeVar
 
-from stages.contract.manifest import (
-    MANIFEST,
-    Manifest,
-    PackError,
-    StageEntry,
-    digest_folder,
-    read_manifest,
-    write_manifest,
-)
-from stages.yolo.recognition import check_library
+from stages.contract.manifest import MANIFEST, HubBusy, PackError
 
-# Stage → repository.
-SOURCES = {
-    "clip": "openai/clip-vit-base-patch32",
-    "blip": "Salesforce/blip-image-captioning-base",
-    "yolo": "Ultralytics/YOLOv8",
-}
-YOLO_WEIGHTS = "yolov8n.pt"
-PICKLE = "pytorch_model.bin"
 SUPPORT = (".json", ".txt", ".jinja", ".model")
 UNWANTED = (".bin.index.json", ".h5.index.json", ".msgpack.index.json")  # lists of weights that are not taken
 
@@ -103,6 +86,18 @@ SCENES = (
 
 # Errors of the folder for the files, not of the network.
 OF_THE_DISK = {errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EPERM, errno.EROFS, errno.EIO}
+BUSY = {
+    HTTPStatus.TOO_MANY_REQUESTS,
+    HTTPStatus.BAD_GATEWAY,
+    HTTPStatus.SERVICE_UNAVAILABLE,
+    HTTPStatus.GATEWAY_TIMEOUT,
+}
+WAITS_SECONDS = (1, 2, 4, 8)  # before another attempt, unless the hub says how long
+FILE_WAITS_SECONDS = (2, 8)  # as the hub's library itself asks again for most files
+LONGEST_WAIT_SECONDS = 120  # for a longer one, the command ends and says so
+POINTER = b"version https://git-lfs"
+
+Answer = TypeVar("Answer")
 
 
 class Listing(NamedTuple):
@@ -116,8 +111,8 @@ class Listing(NamedTuple):
 
 
 class Hub(Protocol):
-    """The source of models. Both methods raise PackError if it cannot be reached; `download` raises OSError if the
-    folder cannot be written."""
+    """The source of models. Both methods raise PackError if it cannot be reached, HubBusy if it refuses too many requests;
+    `download` raises OSError if the folder cannot be written."""
 
     def describe(self, repository: str, revision: str = "") -> Listing:
         """The commit of a branch, tag or commit of a repository, "" for the newest."""
@@ -127,8 +122,15 @@ class Hub(Protocol):
 
 
 class HuggingFaceHub:
+    """say: called with a sentence about what delays the download. count: called with numbers of bytes that were written."""
+
+    def __init__(
+        self, say: Callable[[str], None] = print, count: Callable[[int], None] = lambda _: None
+    ) -> None:
+        self._say = say
+        self._count = count
+
     def describe(self, repository: str, revision: str = "") -> Listing:
-        from huggingface_hub import HfApi
         from huggingface_hub.errors import (
             GatedRepoError,
             HFValidationError,
@@ -137,7 +139,7 @@ class HuggingFaceHub:
         )
 
         try:
-            info = HfApi().model_info(repository, revision=revision or None, files_metadata=True)
+            return self._repeat(repository, lambda: ask(repository, revision))
         except RevisionNotFoundError as error:
             raise PackError(
                 f"{repository} has no branch, tag or commit {revision} on the model hub."
@@ -151,25 +153,121 @@ class HuggingFaceHub:
                 f"the model hub has no repository {repository}, or you may not read it. For a private one set HF_TOKEN."
             ) from error
         except network_errors() as error:
+            if find_response(error) is None and (cached := find_cached(repository, revision)):
+                self._say(
+                    f"The model hub cannot be reached: {repository} is taken from the cache of its library."
+                )
+                return cached
             raise unreachable(repository, error) from error
-        card = info.card_data
-        license_ = card.get("license") if card else None
-        return Listing(
-            str(info.sha),
-            [file.rfilename for file in info.siblings or []],
-            license_ if isinstance(license_, str) else "",
-            {file.rfilename: file.size for file in info.siblings or [] if file.size is not None},
-        )
 
     def download(self, repository: str, commit: str, files: list[str], folder: Path) -> None:
-        from huggingface_hub import snapshot_download
+        for file in files:
+            try:
+                self._repeat(
+                    repository, partial(self._get, repository, commit, file, folder), FILE_WAITS_SECONDS
+                )
+            except network_errors() as error:
+                if getattr(error, "errno", None) in OF_THE_DISK:
+                    raise
+                raise unreachable(repository, error) from error
+            check_pointer(folder / file, f"{repository}/{file}")
 
-        try:
-            snapshot_download(repository, revision=commit, allow_patterns=files, local_dir=folder)
-        except network_errors() as error:
-            if getattr(error, "errno", None) in OF_THE_DISK:
-                raise
-            raise unreachable(repository, error) from error
+    def _get(self, repository: str, commit: str, file: str, folder: Path) -> None:
+        """One file, from the cache of the hub's library if it is there."""
+        from huggingface_hub import hf_hub_download, try_to_load_from_cache
+
+        cached = try_to_load_from_cache(repository, file, revision=commit)
+        if not isinstance(cached, str):
+            hf_hub_download(
+                repository, file, revision=commit, local_dir=folder, tqdm_class=make_counter(self._count)
+            )
+        elif not (folder / file).is_file():
+            (folder / file).parent.mkdir(parents=True, exist_ok=True)
+            copied = folder / f"{file}.incomplete"
+            shutil.copyfile(cached, copied)
+            os.replace(copied, folder / file)
+            self._count((folder / file).stat().st_size)
+
+    def _repeat(
+        self, repository: str, request: Callable[[], Answer], waits_seconds: Sequence[int] = WAITS_SECONDS
+    ) -> Answer:
+        """The answer to a request, which is made again while the hub is busy. Raises HubBusy, and what the request raises."""
+        for default in (*waits_seconds, None):
+            try:
+                return request()
+            except network_errors() as error:
+                response = find_response(error)
+                if response is None or response.status_code not in BUSY:
+                    raise
+                seconds = read_wait(response, default)
+                if default is None or seconds > LONGEST_WAIT_SECONDS:
+                    raise busy(repository, response.status_code, seconds) from error
+                self._say(
+                    f"The model hub is busy (HTTP status {response.status_code}); trying again in {seconds} s."
+                )
+                time.sleep(seconds)
+        raise AssertionError
+
+
+def ask(repository: str, revision: str) -> Listing:
+    """What the hub says. Raises the errors of its library."""
+    from huggingface_hub import HfApi
+
+    info = HfApi().model_info(repository, revision=revision or None, files_metadata=True)
+    license_ = info.card_data.get("license") if info.card_data else None
+    return Listing(
+        str(info.sha),
+        [file.rfilename for file in info.siblings or []],
+        license_ if isinstance(license_, str) else "",
+        {file.rfilename: file.size for file in info.siblings or [] if file.size is not None},
+    )
+
+
+def find_cached(repository: str, revision: str) -> Listing | None:
+    """What the cache of the hub's library has of a branch, tag or commit."""
+    from huggingface_hub import ModelCard, snapshot_download
+    from huggingface_hub.errors import LocalEntryNotFoundError
+
+    try:
+        folder = Path(snapshot_download(repository, revision=revision or None, local_files_only=True))
+    except LocalEntryNotFoundError:
+        return None
+    license_ = None
+    with contextlib.suppress(OSError, ValueError):
+        license_ = ModelCard.load(folder / "README.md").data.get("license")
+    sizes = {
+        file.relative_to(folder).as_posix(): file.stat().st_size
+        for file in folder.rglob("*")
+        if file.is_file()
+    }
+    return Listing(folder.name, sorted(sizes), license_ if isinstance(license_, str) else "", sizes)
+
+
+def make_counter(count: Callable[[int], None]) -> type[Any]:
+    """A progress bar for the hub's library that draws nothing and counts bytes."""
+    from huggingface_hub.utils.tqdm import tqdm
+
+    class Counter(tqdm):
+        def __init__(self, *args: Any, **options: Any) -> None:
+            super().__init__(*args, **(options | {"disable": True}))  # type: ignore[no-untyped-call]
+            count(options.get("initial") or 0)  # of an earlier attempt
+
+        def update(self, n: float | None = 1) -> None:
+            count(int(n or 0))
+
+    return Counter
+
+
+def check_pointer(file: Path, name: str) -> None:
+    """Raises PackError if a file is what Git has in the place of a large one."""
+    with file.open("rb") as opened:
+        if opened.read(len(POINTER)) != POINTER:
+            return
+    file.unlink()  # so that the next attempt asks again
+    raise PackError(
+        f"{name} is a Git LFS pointer, not the file itself: the model hub, or the mirror that HF_ENDPOINT names, does not have "
+        "it. Pull it from another one."
+    )
 
 
 def network_errors() -> tuple[type[Exception], ...]:
@@ -179,77 +277,51 @@ def network_errors() -> tuple[type[Exception], ...]:
     return tuple(base for base in HfHubHTTPError.__bases__ if issubclass(base, Exception))
 
 
-def unreachable(repository: str, error: BaseException) -> PackError:
-    """What to do about an error of the model hub, or of the network."""
-    first = str(error).strip().split("\n")[0] or type(error).__name__
+def find_response(error: BaseException) -> Any:
+    """The hub's answer, which its library may hide behind a missing file; None if there was none."""
     cause: BaseException | None = error
     response: Any = None
     while cause and (response := getattr(cause, "response", None)) is None:
-        cause = cause.__cause__  # the hub's library hides a refused file behind a missing one
+        cause = cause.__cause__
+    return response
+
+
+def read_wait(response: Any, default: int | None) -> int:
+    """The seconds that the hub asks to wait, or else the default."""
+    said = str(response.headers.get("Retry-After", ""))
+    return int(said) if said.isdecimal() else default or 0
+
+
+def busy(repository: str, status: int, seconds: int) -> HubBusy:
+    later = f"in {seconds} s" if seconds else "later"
+    return HubBusy(
+        f"{repository} could not be pulled, because the model hub is busy (HTTP status {status}). Give the same command again "
+        f"{later}: it continues with what is missing."
+    )
+
+
+def unreachable(repository: str, error: BaseException) -> PackError:
+    """What to do about an error of the model hub, or of the network."""
     from huggingface_hub.constants import ENDPOINT
 
+    response = find_response(error)
     if response is not None and response.status_code in (HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN):
         said = response.headers.get("X-Error-Message") or f"HTTP status {response.status_code}"
         return PackError(
             f"{repository} could not be pulled, because the model hub refuses it ({said.rstrip('.')}). If the model is gated, "
             f"accept the terms at {ENDPOINT}/{repository}, and set HF_TOKEN to a token of the same account."
         )
+    if response is not None:
+        return PackError(
+            f"{repository} could not be pulled: the model hub, {ENDPOINT}, answered with HTTP status {response.status_code}. "
+            "Give the same command again later."
+        )
+    first = str(error).strip().split("\n")[0] or type(error).__name__
+    mirror = "" if os.environ.get("HF_ENDPOINT") else " If you have a mirror, set HF_ENDPOINT to it."
     return PackError(
-        f"{repository} could not be pulled from the model hub, {ENDPOINT} ({first}). Set HF_ENDPOINT to a mirror; "
-        "or, without a network, give the same command on a machine that has one, and copy the models folder from there."
+        f"{repository} could not be pulled from the model hub, {ENDPOINT} ({first}).{mirror} Without a network, type `visiond "
+        "models bundle FILE NAME...` on a machine that has one, copy FILE here, and type `visiond models add FILE`."
     )
-
-
-def pull(folder: Path, progress: Callable[[str], None], hub: Hub | None = None) -> Manifest:
-    """Make the standard pack in a folder, unless it exists.
-    progress: called with a sentence about what is being done.
-
-    Raises PackError if the hub cannot be reached, or if its files cannot be used.
-    """
-    if (folder / MANIFEST).is_file():
-        progress(f"{folder} already exists; delete it to pull it again.")
-        return read_manifest(folder / MANIFEST)
-    check_library(YOLO_WEIGHTS)
-    # Kept after a failure, so that the next try can continue.
-    partial = folder.with_name(f".{folder.name}.partial")
-    partial.mkdir(parents=True, exist_ok=True)
-    source = hub or HuggingFaceHub()
-    revision = {
-        repository: fetch(source, repository, partial / stage, progress)
-        for stage, repository in SOURCES.items()
-    }
-    try:
-        convert(partial, progress)
-    except ValueError as error:
-        raise PackError(f"the files from the model hub cannot be used: {error}") from error
-    manifest = describe_standard(partial, revision)
-    write_manifest(partial / MANIFEST, manifest)
-    os.rename(partial, folder)
-    progress(f"{folder} is ready.")
-    return manifest
-
-
-def fetch(hub: Hub, repository: str, folder: Path, progress: Callable[[str], None]) -> str:
-    """Download the needed files of a repository. Returns its commit."""
-    listing = hub.describe(repository)
-    commit, wanted = listing.commit, choose_files(listing.files)
-    if not wanted:
-        raise PackError(f"{repository} at {commit} has no weights that visiond can use.")
-    progress(f"{repository} at {commit}: {', '.join(wanted)}")
-    hub.download(repository, commit, wanted, folder)
-    return commit
-
-
-def choose_files(files: list[str]) -> list[str]:
-    """The needed files of a repository: YOLO's weights alone, or configs, tokenizer and weights,
-    if possible as safetensors."""
-    if YOLO_WEIGHTS in files:
-        return [YOLO_WEIGHTS]
-    top = [file for file in files if "/" not in file]
-    weights = [file for file in top if file.endswith(".safetensors")] or [
-        file for file in top if file == PICKLE
-    ]
-    return weights and sorted([*weights, *choose_support(files)])
 
 
 def choose_support(files: Collection[str]) -> list[str]:
@@ -258,42 +330,4 @@ def choose_support(files: Collection[str]) -> list[str]:
         file
         for file in files
         if "/" not in file and file.endswith(SUPPORT) and not file.endswith(UNWANTED) and file != MANIFEST
-    )
-
-
-def convert(folder: Path, progress: Callable[[str], None]) -> None:
-    """Convert every pickle in the folder to safetensors, and delete it.
-    Raises ValueError if one is not plain weights."""
-    from transformers import BlipForConditionalGeneration, CLIPModel
-
-    from stages.pretrained.checkpoints import convert_pickle
-    from stages.yolo.weights import convert_checkpoint
-
-    for stage, kind in (("clip", CLIPModel), ("blip", BlipForConditionalGeneration)):
-        if (folder / stage / PICKLE).is_file():
-            progress(f"converting {stage}/{PICKLE} to safetensors")
-            convert_pickle(kind, folder / stage)
-            (folder / stage / PICKLE).unlink()
-    checkpoint = folder / "yolo" / YOLO_WEIGHTS
-    if checkpoint.is_file():
-        progress(f"converting yolo/{YOLO_WEIGHTS} to safetensors")
-        convert_checkpoint(checkpoint, folder / "yolo")
-        checkpoint.unlink()
-
-
-def describe_standard(folder: Path, revision: dict[str, str]) -> Manifest:
-    """Write the labels. Returns the manifest of the folder."""
-    names = json.loads((folder / "yolo" / "yolo.json").read_text())["names"]
-    (folder / "labels.txt").write_text("\n".join([*names, *SCENES]) + "\n")
-    stages = {
-        "yolo": StageEntry("ultralytics", {"weights": "yolo/yolo.safetensors", "config": "yolo/yolo.json"}),
-        "clip": StageEntry("transformers", {"model": "clip", "labels": "labels.txt"}),
-        "blip": StageEntry("transformers", {"model": "blip", "clip": "clip"}),
-    }
-    return Manifest(
-        name="standard",
-        description="YOLOv8n, CLIP ViT-B/32 and BLIP base, from the model hub.",
-        stages=stages,
-        digests=digest_folder(folder),
-        revision=revision,
     )

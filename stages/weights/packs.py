@@ -1,16 +1,16 @@
 """Finds the weights of each stage, and checks that they have not changed. Imports no torch.
 
-A pack is a folder with a manifest.json (manifest.py). "mini" is inside this package; "standard" is pulled
-once from the model hub (hub.py), and so is a single model by its name (pulling.py). Any other is a folder,
-either with a manifest or in the layout of the hub. In the second case its digests are recorded in locks/ under
-the models folder when it is used for the first time.
+A pack is a folder with a manifest.json (manifest.py). "mini" is inside this package; "standard" is made of three models
+(standard.py). A single model is pulled from the model hub by its name (pulling.py). Any other is a folder, either with a
+manifest or in the layout of the hub. In the second case its digests are recorded in locks/ under the models folder when
+it is used for the first time.
 """
 
 from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -35,9 +35,8 @@ from stages.contract.manifest import (
     write_manifest,
 )
 from stages.registry import registry
-from stages.weights import names, pulling
+from stages.weights import names
 from stages.weights.dtypes import choose_dtype
-from stages.weights.hub import Hub, pull
 from stages.weights.layouts import list_versions, plugin_errors, recognize, shared_files
 from stages.weights.names import find_pulled
 
@@ -123,27 +122,6 @@ def open_pack(
 def list_packs(models_folder: Path) -> list[str]:
     """The names of all packs."""
     return ["mini", *find_packs(models_folder)]
-
-
-def pull_standard(
-    models_folder: Path, progress: Callable[[str], None] = print, hub: Hub | None = None
-) -> Pack:
-    """Fetch the standard pack, unless it exists already. Raises PackError."""
-    pull(models_folder / STANDARD, progress, hub)
-    return open_pack(STANDARD, models_folder)
-
-
-def pull_model(
-    name: str,
-    models_folder: Path,
-    progress: Callable[[str], None] = print,
-    hub: Hub | None = None,
-    *,
-    allow_pickle: bool = False,
-) -> Pack:
-    """Fetch one model by its name or repository, unless it is there. Raises UnknownName, PackError."""
-    folder = pulling.pull(names.read_reference(name), models_folder, progress, hub, allow_pickle=allow_pickle)
-    return open_pack(folder, models_folder)
 
 
 def find_packs(models_folder: Path) -> dict[str, Path]:

@@ -41,6 +41,7 @@ from stages.yolo.descriptor import FILES as YOLO_FILES
 
 CONFIG = "config.json"
 DETECTOR = "det"  # the folder of a text detector that is pulled together with a text recognizer
+PICKLES = (".bin", ".pt")
 COMMIT = ".commit"  # in a folder that is not complete: the commit of its files
 # How ultralytics names the files of its other models.
 TASKS = {
@@ -83,6 +84,12 @@ class Part:
     place: str
 
     @property
+    def disk_bytes(self) -> int:
+        """Needed while it is pulled: a pickle is there twice while it is converted."""
+        sizes = {name: self.listing.sizes.get(name, 0) for name in self.order.files}
+        return sum(size * (2 if name.endswith(PICKLES) else 1) for name, size in sizes.items())
+
+    @property
     def size_bytes(self) -> int | None:
         """Of the files to download; None if the hub does not say it."""
         sizes = [self.listing.sizes.get(file) for file in self.order.files]
@@ -94,11 +101,12 @@ def pull(
     models_folder: Path,
     progress: Print,
     hub: Hub | None = None,
+    parts: Sequence[Part] = (),
     *,
     allow_pickle: bool = False,
 ) -> Path:
     """Make the pack of one model under the models folder, unless it exists. Returns its folder.
-    progress: called with a sentence about what is being done.
+    progress: called with a sentence about what is being done. parts: what to download, if that is known already.
 
     Raises PackError if the hub cannot be reached, or if no backend takes the model.
     """
@@ -108,9 +116,9 @@ def pull(
         return folder
     if folder.exists():
         raise PackError(f"{folder} exists without a {MANIFEST}; delete it, or name it as a path.")
-    source = hub or HuggingFaceHub()
-    parts = plan_parts(source, reference, allow_pickle=allow_pickle)
-    partial = begin(models_folder / f".{reference.folder}.partial", parts[0].listing.commit)
+    source = hub or HuggingFaceHub(progress)
+    parts = parts or plan_parts(source, reference, allow_pickle=allow_pickle)
+    partial = begin(partial_of(reference, models_folder), parts[0].listing.commit)
     for part in parts:
         fetch(source, part, partial, progress)
     for file in list_files(partial):
@@ -122,6 +130,11 @@ def pull(
     os.rename(partial, folder)
     progress(f"{folder} is ready.")
     return folder
+
+
+def partial_of(reference: Reference, models_folder: Path) -> Path:
+    """The folder of a download that is not complete."""
+    return models_folder / f".{reference.folder}.partial"
 
 
 def describe_pack(reference: Reference, parts: Sequence[Part], digests: dict[str, str]) -> Manifest:

@@ -6,7 +6,9 @@ import contextlib
 import json
 import os
 import shutil
+import signal
 import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,10 +19,10 @@ import transformers
 from daemon.config.loading import load
 from daemon.core.errors import ModelsUnusable
 from daemon.layout.layout import resolve_models
-from stages.weights.packs import MINI, open_pack, verify
+from stages.weights.packs import MINI, list_packs, open_pack, verify
 from stages.yolo import library
 from stages.yolo.weights import save_network
-from tests.daemon_process import Place
+from tests.daemon_process import PATIENCE, Place, wait_for
 from tests.stages import checkpoints
 from tests.stages.weights.hubs import serve
 
@@ -133,6 +135,106 @@ def test_for_a_gated_model_the_message_says_where_to_accept_its_terms(
     said, page = answer.split(maxsplit=2)[2].rstrip("."), f"{os.environ['HF_ENDPOINT']}/me/clip"
     assert f"accept the terms at {page}, and set HF_TOKEN to a token" in failed.stderr
     assert (failed.returncode, f"({said})" in failed.stderr) == (os.EX_CONFIG, True)
+
+
+def test_a_busy_hub_is_asked_again_and_what_stays_busy_has_a_status_of_its_own(
+    hub: Path, place: Place, sent: list[str]
+) -> None:
+    checkpoints.TOWERS["clip"](hub / "me/clip")
+    (hub / "me/clip/busy").write_text("503 3600\n")
+    refused = place.command("models", "pull", "me/clip")
+    assert (refused.returncode, "busy (HTTP status 503)" in refused.stderr) == (os.EX_TEMPFAIL, True)
+    assert "again in 3600 s" in refused.stderr
+    assert "HF_ENDPOINT" not in refused.stderr
+    (hub / "me/clip/busy").write_text("429 1\n503 0\n")
+    done = place.command("models", "pull", "me/clip")
+    assert (done.returncode, done.stdout.count("trying again in")) == (0, 2), done.stderr
+    assert "status 429); trying again in 1 s" in done.stdout
+
+
+def test_a_pointer_and_a_full_disk_are_named_and_nothing_else_is_downloaded(
+    hub: Path, place: Place, sent: list[str]
+) -> None:
+    checkpoints.TOWERS["clip"](hub / "me/clip")
+    weights = hub / "me/clip/model.safetensors"
+    whole = weights.read_bytes()
+    (hub / "me/clip/model.size").write_text(str(1 << 60))
+    full = place.command("models", "pull", "me/clip")
+    assert (full.returncode, "has no room for these models" in full.stderr) == (os.EX_CANTCREAT, True)
+    assert "model.safetensors" not in sent
+    (hub / "me/clip/model.size").unlink()
+    weights.write_text("version https://git-lfs.github.com/spec/v1\n")
+    pointer = place.command("models", "pull", "me/clip")
+    assert "me/clip/model.safetensors is a Git LFS pointer, not the file itself" in pointer.stderr
+    assert pointer.returncode == os.EX_CONFIG
+    weights.write_bytes(whole)
+    assert place.command("models", "pull", "me/clip").returncode == 0
+
+
+@pytest.mark.parametrize("signum", [signal.SIGKILL, signal.SIGINT])
+def test_a_pull_that_is_ended_leaves_no_model_and_the_same_command_goes_on(
+    hub: Path, place: Place, sent: list[str], signum: int
+) -> None:
+    checkpoints.TOWERS["clip"](hub / "me/clip")
+    (hub / "me/clip/model.slow").touch()
+    command = [
+        "env",
+        "--default-signal=INT",
+        sys.executable,
+        "-P",
+        "-m",
+        "daemon",
+        "models",
+        "pull",
+        "me/clip",
+    ]
+    command += ["-c", str(place.config)]
+    place.configure()
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) as pulling:
+        wait_for(lambda: "model.safetensors" in sent, "half of the weights")
+        pulling.send_signal(signum)
+        _, said = pulling.communicate(timeout=PATIENCE)
+    assert (pulling.returncode != 0, "Traceback" in said) == (True, False)
+    (hub / "me/clip/model.slow").unlink()
+    assert list_packs(place.folder / "models") == ["mini"]
+    sent.clear()
+    assert place.command("models", "pull", "me/clip").returncode == 0
+    assert {*sent} == {"config.json", "model.safetensors"}, "what was complete is not downloaded again"
+
+
+def test_a_filled_cache_of_the_hubs_library_is_used_with_and_without_a_network(
+    hub: Path, place: Place, sent: list[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    checkpoints.TOWERS["clip"](hub / "me/clip")
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "cache"))
+    program = "import huggingface_hub as hub; hub.snapshot_download('me/clip')"
+    subprocess.run([sys.executable, "-P", "-c", program], check=True, capture_output=True)
+    sent.clear()
+    assert place.command("models", "pull", "me/clip").returncode == 0
+    assert {*sent} <= {"config.json"}
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    again = place.command("models", "pull", "me/clip@main")
+    assert (again.returncode, "taken from the cache" in again.stdout) == (0, True), again.stderr
+    verify(open_pack("me/clip@main", place.folder / "models"))
+
+
+def test_models_come_to_a_machine_without_a_hub_in_one_file(
+    hub: Path, place: Place, sent: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    checkpoints.TOWERS["siglip"](hub / SIGLIP2)
+    file = tmp_path / "models.tar"
+    written = place.command("models", "bundle", file, "siglip2-b16-224")
+    assert (written.returncode, f"models add {file.name}" in written.stdout) == (0, True), written.stderr
+    monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:1")
+    other = Place(tmp_path / "other", {"stages": {"clip": {"backend": "", "model": "siglip2-b16-224"}}})
+    other.configure()
+    added = other.command("models", "add", file)
+    assert (added.returncode, "is ready" in added.stdout) == (0, True), added.stderr
+    assert "5 files unchanged" in other.command("models", "verify", "siglip2-b16-224").stdout
+    file.write_bytes(file.read_bytes()[:-20_000])
+    cut = Place(tmp_path / "cut")
+    refused = cut.command("models", "add", file)
+    assert (refused.returncode, "Copy it again" in refused.stderr) == (os.EX_CONFIG, True)
 
 
 def test_all_names_are_checked_before_the_first_download(place: Place, sent: list[str], hub: Path) -> None:

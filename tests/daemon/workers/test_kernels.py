@@ -20,7 +20,7 @@ import msgspec
 import psutil
 import pytest
 
-from daemon.cli.models import pretend_gpus
+from daemon.cli.tuning import pretend_gpus
 from daemon.config.loading import parse
 from daemon.config.state import KERNELS
 from daemon.placement.placement import Segment

@@ -14,7 +14,7 @@ import msgspec
 import pytest
 
 import stages
-from daemon.cli.models import pretend_gpus
+from daemon.cli.tuning import pretend_gpus
 from daemon.config.loading import parse
 from daemon.layout.layout import resolve_models
 from stages.contract.base import StageSpec

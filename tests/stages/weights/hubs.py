@@ -40,8 +40,10 @@ class FolderHub:
 def serve(root: Path) -> Iterator[tuple[str, list[str]]]:
     """Serve root/org/name as the hub does. Yields its address, and the paths of files that were sent. A file x.y is
     refused while there is x.broken, with the status, error code and message that are in it. A file x.y is said to have the
-    number of bytes that is in x.size, if there is one."""
+    number of bytes that is in x.size, if there is one. Half of it is sent, and no more, while there is x.slow. A repository
+    with a file `busy` is described only after as many refusals as it has lines: a status, and seconds for Retry-After."""
     sent: list[str] = []
+    ended = threading.Event()
     commit = "0123456789abcdef0123456789abcdef01234567"
 
     class Handler(BaseHTTPRequestHandler):
@@ -73,7 +75,12 @@ def serve(root: Path) -> Iterator[tuple[str, list[str]]]:
 
         def describe(self, repository: str, revision: str) -> None:
             folder = root / repository
-            if not folder.is_dir():
+            refusals = (folder / "busy").read_text().splitlines() if (folder / "busy").exists() else []
+            if refusals:
+                (folder / "busy").write_text("\n".join(refusals[1:]))
+                status, seconds = refusals[0].split()
+                self.refuse("-", int(status), retry=seconds)
+            elif not folder.is_dir():
                 self.refuse("RepoNotFound")
             elif revision not in ("", "main", "v1", commit):
                 self.refuse("RevisionNotFound")
@@ -103,10 +110,10 @@ def serve(root: Path) -> Iterator[tuple[str, list[str]]]:
                 return self.refuse("EntryNotFound")
             if self.command == "GET":
                 sent.append(file)
-            self.reply(path.read_bytes(), "application/octet-stream")
+            self.reply(path.read_bytes(), "application/octet-stream", path.with_suffix(".slow"))
             return None
 
-        def reply(self, body: bytes, kind: str) -> None:
+        def reply(self, body: bytes, kind: str, slow: Path | None = None) -> None:
             self.send_response(200)
             self.send_header("Content-Type", kind)
             self.send_header("Content-Length", str(len(body)))
@@ -114,10 +121,17 @@ def serve(root: Path) -> Iterator[tuple[str, list[str]]]:
             self.send_header("X-Repo-Commit", commit)
             self.end_headers()
             if self.command == "GET":
-                self.wfile.write(body)
+                half = len(body) // 2 if slow and slow.exists() else 0
+                self.wfile.write(body[:half])
+                while half and slow and slow.exists():
+                    ended.wait(0.05)
+                with contextlib.suppress(OSError):  # of a reader that was killed
+                    self.wfile.write(body[half:])
 
-        def refuse(self, code: str, status: int = 404, said: str = "") -> None:
+        def refuse(self, code: str, status: int = 404, said: str = "", retry: str = "") -> None:
             self.send_response(status)
+            if retry:
+                self.send_header("Retry-After", retry)
             self.send_header("X-Error-Code", code)
             self.send_header("X-Error-Message", said)
             self.send_header("Content-Length", "0")

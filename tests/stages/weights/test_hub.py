@@ -16,12 +16,16 @@ from stages.clip.stage import ClipStage
 from stages.contract.base import ImageError
 from stages.contract.manifest import PackError
 from stages.pretrained.checkpoints import load_model
-from stages.weights.hub import SOURCES, HuggingFaceHub, choose_files
-from stages.weights.packs import Pack, list_packs, open_pack, pull_standard, resolve, resolve_all, verify
+from stages.weights.catalog import CATALOG
+from stages.weights.hub import HuggingFaceHub
+from stages.weights.packs import Pack, list_packs, open_pack, resolve, resolve_all, verify
+from stages.weights.standard import MODELS, pull_standard
 from stages.yolo.stage import YoloStage
 from tests.stages.pictures import draw_image
 from tests.stages.weights.hubs import FolderHub
 from tests.stages.yolo.detectors import files_in, write_checkpoint
+
+SOURCES = {stage: CATALOG[model].repository for stage, model in MODELS.items()}
 
 
 @pytest.fixture
@@ -44,11 +48,12 @@ def hub(tmp_path: Path, blank_pack: Pack) -> FolderHub:
 
 def test_a_pulled_pack_runs_and_remembers_where_it_came_from(tmp_path: Path, hub: FolderHub) -> None:
     progress: list[str] = []
-    pack = pull_standard(tmp_path / "models", progress.append, hub)
+    pack = pull_standard(tmp_path / "models", progress.append, hub, allow_pickle=True)
     assert pack.manifest.revision == {
         repository: f"commit of {repository}" for repository in SOURCES.values()
     }
-    assert list_packs(tmp_path / "models") == ["mini", "standard"]
+    assert [name for name in list_packs(tmp_path / "models") if "--" not in name] == ["mini", "standard"]
+    assert pack.manifest.license == "AGPL-3.0, MIT, BSD-3-Clause"
     verify(pack)
     image = draw_image(80, 80)
     yolo, clip, blip = resolve_all(pack, ("yolo", "clip", "blip"), {})
@@ -66,7 +71,7 @@ def test_a_pulled_pack_runs_and_remembers_where_it_came_from(tmp_path: Path, hub
 def test_no_pickle_is_left_and_the_weights_are_the_same(
     tmp_path: Path, hub: FolderHub, blank_pack: Pack
 ) -> None:
-    pull_standard(tmp_path / "models", lambda _: None, hub)
+    pull_standard(tmp_path / "models", lambda _: None, hub, allow_pickle=True)
     folder = tmp_path / "models" / "standard"
     assert not [*folder.rglob("*.bin"), *folder.rglob("*.pt"), *folder.rglob("README.md")]
     for stage, kind in (("clip", CLIPModel), ("blip", BlipForConditionalGeneration)):
@@ -78,14 +83,14 @@ def test_no_pickle_is_left_and_the_weights_are_the_same(
 
 
 def test_an_existing_pack_is_not_pulled_again(tmp_path: Path, hub: FolderHub) -> None:
-    first = pull_standard(tmp_path / "models", lambda _: None, hub)
+    first = pull_standard(tmp_path / "models", lambda _: None, hub, allow_pickle=True)
     hub.downloads.clear()
-    assert pull_standard(tmp_path / "models", lambda _: None, hub) == first
+    assert pull_standard(tmp_path / "models", lambda _: None, hub, allow_pickle=True) == first
     assert hub.downloads == []
 
 
 def test_a_pulled_file_that_changes_is_noticed(tmp_path: Path, hub: FolderHub) -> None:
-    pull_standard(tmp_path / "models", lambda _: None, hub)
+    pull_standard(tmp_path / "models", lambda _: None, hub, allow_pickle=True)
     (tmp_path / "models/standard/labels.txt").write_text("cat\n")
     with pytest.raises(PackError, match=r"labels.txt is altered. Copy or pull it again"):
         resolve(open_pack("standard", tmp_path / "models"), "clip")
@@ -96,12 +101,12 @@ def test_a_failed_pull_leaves_no_pack_and_can_be_repeated(tmp_path: Path, hub: F
     whole = weights.read_bytes()
     weights.write_bytes(whole[:100])
     with pytest.raises(PackError, match=r"yolov8n\.pt"):
-        pull_standard(tmp_path / "models", lambda _: None, hub)
+        pull_standard(tmp_path / "models", lambda _: None, hub, allow_pickle=True)
     with pytest.raises(PackError, match="pull it, or copy the folder"):
         open_pack("standard", tmp_path / "models")
     assert not (tmp_path / "models" / "standard").exists()
     weights.write_bytes(whole)
-    pull_standard(tmp_path / "models", lambda _: None, hub)
+    pull_standard(tmp_path / "models", lambda _: None, hub, allow_pickle=True)
     verify(open_pack("standard", tmp_path / "models"))
 
 
@@ -116,37 +121,14 @@ def test_weights_that_would_run_code_are_refused(
     monkeypatch.chdir(tmp_path)
     torch.save({"weight": Bomb()}, hub.root / SOURCES["clip"] / "pytorch_model.bin")
     with pytest.raises(PackError, match=r"pytorch_model\.bin"):
-        pull_standard(tmp_path / "models", lambda _: None, hub)
+        pull_standard(tmp_path / "models", lambda _: None, hub, allow_pickle=True)
     assert not Path("bomb").exists()
-
-
-@pytest.mark.parametrize(
-    ("there", "chosen"),
-    [
-        (
-            ["config.json", "model.safetensors", "pytorch_model.bin", "x.h5"],
-            ["config.json", "model.safetensors"],
-        ),
-        (
-            ["config.json", "pytorch_model.bin", "sub/a.json", "merges.txt"],
-            ["config.json", "merges.txt", "pytorch_model.bin"],
-        ),
-        (
-            ["chat_template.jinja", "config.json", "model.safetensors", "manifest.json", "spiece.model"],
-            ["chat_template.jinja", "config.json", "model.safetensors", "spiece.model"],
-        ),
-        (["README.md", "yolov8n.pt", "yolov8x.pt"], ["yolov8n.pt"]),
-        (["config.json", "tf_model.h5"], []),
-    ],
-)
-def test_only_what_is_needed_is_downloaded(there: list[str], chosen: list[str]) -> None:
-    assert choose_files(there) == chosen
 
 
 def test_a_repository_without_weights_is_named(tmp_path: Path, hub: FolderHub) -> None:
     (hub.root / SOURCES["blip"] / "pytorch_model.bin").unlink()
-    with pytest.raises(PackError, match=f"{SOURCES['blip']} at .* has no weights"):
-        pull_standard(tmp_path / "models", lambda _: None, hub)
+    with pytest.raises(PackError, match=f"{SOURCES['blip']} has no weights"):
+        pull_standard(tmp_path / "models", lambda _: None, hub, allow_pickle=True)
 
 
 @pytest.mark.parametrize(
@@ -163,20 +145,21 @@ def test_without_a_network_the_message_says_what_to_do(
         raise error
 
     monkeypatch.setattr("huggingface_hub.HfApi.model_info", fail)
-    monkeypatch.setattr("huggingface_hub.snapshot_download", fail)
+    monkeypatch.setattr("huggingface_hub.hf_hub_download", fail)
     with pytest.raises(
         PackError,
-        match=r"could not be pulled.*HF_ENDPOINT to a mirror; or, without a network, .*copy the models folder",
+        match=r"could not be pulled.* If you have a mirror, set HF_ENDPOINT to it\. Without a network, .*models bundle",
     ):
         pull_standard(tmp_path, lambda _: None)
-    with pytest.raises(PackError, match="HF_ENDPOINT"):
-        HuggingFaceHub().download("a/b", "c", [], tmp_path)
+    monkeypatch.setenv("HF_ENDPOINT", "http://mirror")
+    with pytest.raises(PackError, match=r"could not be pulled .*\)\. Without a network"):
+        HuggingFaceHub().download("a/b", "c", ["d"], tmp_path)
 
 
 def test_a_full_disk_is_not_an_error_of_the_network(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*_: object, **__: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr("huggingface_hub.snapshot_download", fail)
+    monkeypatch.setattr("huggingface_hub.hf_hub_download", fail)
     with pytest.raises(OSError, match="No space left on device"):
-        HuggingFaceHub().download("a/b", "c", [], tmp_path)
+        HuggingFaceHub().download("a/b", "c", ["d"], tmp_path)

@@ -23,12 +23,11 @@ from stages.weights.packs import (
     Pack,
     list_packs,
     open_pack,
-    pull_model,
-    pull_standard,
     resolve,
     resolve_all,
     verify,
 )
+from stages.weights.standard import pull_model, pull_standard
 from stages.yolo import structure
 from tests.stages import checkpoints, readers
 from tests.stages.ocr import textnets
@@ -487,9 +486,13 @@ def test_a_checkpoint_of_ultralytics_is_not_downloaded_without_it(
     folder = hub.root / "Ultralytics/YOLO26"
     folder.mkdir(parents=True)
     write_checkpoint(folder, files_in(blank_pack.folder)).rename(folder / "yolo26n.pt")
+    shutil.copytree(folder, hub.root / "Ultralytics/YOLOv8")
+    (hub.root / "Ultralytics/YOLOv8/yolo26n.pt").rename(hub.root / "Ultralytics/YOLOv8/yolov8n.pt")
     monkeypatch.setattr(
         structure.importlib.util, "find_spec", lambda name: None
     )  # as if it were not installed
     with pytest.raises(PackError, match=r"n\.pt can only be read by ultralytics.*pip install"):
-        pull(name, models, hub, allow_pickle=True) if name else pull_standard(models, print, hub)
+        pull(name, models, hub, allow_pickle=True) if name else pull_standard(
+            models, print, hub, allow_pickle=True
+        )
     assert not list(models.rglob("*.pt"))

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from daemon.config.loading import Config
-from daemon.core.errors import ModelsUnusable, NotWritable
+from daemon.core.errors import ModelsUnusable
 from daemon.core.hints import quantity
 from daemon.layout.layout import pack_errors
 from daemon.terminal.display import print_json, print_table
@@ -251,39 +251,6 @@ def describe_rate(entry: PublishedModel) -> tuple[str, str]:
 def count_parameters(entry: PublishedModel) -> str:
     """ "3.2 M"; "-" if their number is not known."""
     return "-" if entry.parameters is None else f"{entry.parameters / 1e6:g} M"
-
-
-def pull_named(config: Config, wanted: Sequence[str], *, allow_pickle: bool, explain: bool = True) -> None:
-    """Download models in turn; "standard" is the standard pack. All names are checked before the first download.
-    explain: print what to write into the configuration. Raises ModelsUnusable, NotWritable."""
-    folder = config.models.folder
-    with pack_errors():
-        for name in wanted:
-            if name not in ("mini", packs.STANDARD):
-                names.read_reference(name)
-        for name in wanted:
-            if name == "mini":
-                print(f"The pack mini is inside the package, in {packs.MINI}")
-                continue
-            try:
-                if name == packs.STANDARD:
-                    print(f"The standard pack is in {packs.pull_standard(folder).folder}")
-                else:
-                    pack = packs.pull_model(name, folder, allow_pickle=allow_pickle)
-                    if explain:
-                        explain_use(name, pack)
-            except OSError as error:
-                raise NotWritable(
-                    f"{name} cannot be written to {folder}: {error.strerror or error}."
-                ) from error
-
-
-def explain_use(name: str, pack: Pack) -> None:
-    """Print what to write into the configuration."""
-    for stage in pack.manifest.stages:
-        license_ = describe_license(pack)
-        print(f"License: {license_ or 'not known; read the card of the model'}.")
-        print(f'To use {name}, write `model = "{name}"` under [stages.{stage}].')
 
 
 def verify_named(config: Config, wanted: Sequence[str] | None) -> None:

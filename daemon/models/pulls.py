@@ -1,0 +1,137 @@
+"""`visiond models pull`: downloads from the model hub, with a look at the disk first and one bar in bytes."""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+
+from daemon.config.loading import Config
+from daemon.core.errors import NotWritable
+from daemon.layout.layout import pack_errors
+from daemon.ledger.files import written_into
+from daemon.models.packs import describe_license
+from daemon.monitoring.disks import find_existing
+from daemon.terminal.display import console, printable
+from daemon.terminal.progress import LATE_SECONDS, Progress
+from stages.contract.manifest import MANIFEST, list_files
+from stages.weights import names, packs, pulling, standard
+from stages.weights.hub import HuggingFaceHub
+from stages.weights.packs import Pack
+from stages.weights.pulling import Part
+
+Parts = Mapping[str, Sequence[Part]]  # what to download, by the name of the model
+UNIT = "MiB"
+UNIT_BITS = 20
+
+
+def pull_named(
+    config: Config,
+    wanted: Sequence[str],
+    *,
+    allow_pickle: bool,
+    missing: Parts | None = None,
+    explain: bool = True,
+) -> None:
+    """Download models in turn; "standard" is the standard pack. All of them, and the room on the disk, are checked before
+    the first download. missing: what `find_missing` found for them, if the caller has checked the room. explain: print what
+    to write into the configuration. Raises ModelsUnusable, NotWritable."""
+    folder = config.models.folder
+    if missing is None:
+        missing = find_missing(folder, list_models(wanted, folder), allow_pickle=allow_pickle)
+        check_room(folder, missing)
+    with pack_errors(), written_into(folder):
+        with counting(folder, missing) as hub:
+            for name, parts in missing.items():
+                pack = standard.pull_model(name, folder, say, hub, parts, allow_pickle=allow_pickle)
+                say(
+                    f"License of {name}: {describe_license(pack) or 'not known; read the card of the model'}."
+                )
+        for name in wanted:
+            if name == "mini":
+                say(f"The pack mini is inside the package, in {packs.MINI}")
+            elif name == packs.STANDARD:
+                say(f"The standard pack is in {standard.pull_standard(folder, say).folder}")
+            elif explain:
+                explain_use(name, standard.pull_model(name, folder, say if name not in missing else ignore))
+
+
+def say(sentence: str) -> None:
+    print(sentence, flush=True)
+
+
+def ignore(_: str) -> None: ...
+
+
+def explain_use(name: str, pack: Pack) -> None:
+    """Print what to write into the configuration."""
+    for stage in pack.manifest.stages:
+        print(f'To use {name}, write `model = "{name}"` under [stages.{stage}].')
+
+
+def list_models(wanted: Iterable[str], folder: Path) -> list[str]:
+    """The models to have, of these names: the standard pack has three, unless it is here."""
+    here = (folder / packs.STANDARD / MANIFEST).is_file()
+    made_of = {"mini": (), packs.STANDARD: () if here else tuple(standard.MODELS.values())}
+    return [model for name in wanted for model in made_of.get(name, (name,))]
+
+
+def find_missing(folder: Path, models: Iterable[str], *, allow_pickle: bool) -> dict[str, list[Part]]:
+    """What to download for each model that is not in the folder. Asks the hub only for these. Raises ModelsUnusable."""
+    with pack_errors():
+        references = {model: names.read_reference(model) for model in models}
+        return {
+            model: pulling.plan_parts(HuggingFaceHub(say), reference, allow_pickle=allow_pickle)
+            for model, reference in references.items()
+            if not names.find_pulled(model, folder)
+        }
+
+
+def check_room(folder: Path, missing: Parts) -> None:
+    """Raises NotWritable, before gigabytes are downloaded and not after it."""
+    if not missing:
+        return
+    free = shutil.disk_usage(find_existing(folder)).free + count_begun(folder, missing)
+    need = sum(part.disk_bytes for parts in missing.values() for part in parts)
+    console.print(
+        printable(
+            f"Disk: the models need {describe_bytes(need)}; {describe_bytes(free)} are free for {folder}."
+        )
+    )
+    if need > free:
+        raise NotWritable(
+            f"{folder} has no room for these models: {describe_bytes(need - free)} are missing. Free them, or name a folder "
+            "of another disk as `folder` under [models]."
+        )
+
+
+def count_begun(folder: Path, models: Iterable[str]) -> int:
+    """The bytes of downloads of these models that were interrupted."""
+    places = [pulling.partial_of(names.read_reference(model), folder) for model in models]
+    return sum(file.stat().st_size for place in places if place.is_dir() for file in list_files(place))
+
+
+@contextlib.contextmanager
+def counting(folder: Path, missing: Parts) -> Iterator[HuggingFaceHub]:
+    """The model hub, with one progress bar for all bytes that are to be downloaded."""
+    sizes = [part.size_bytes for parts in missing.values() for part in parts]
+    total = None if None in sizes else sum(filter(None, sizes)) - count_begun(folder, missing)
+    done = 0
+    with Progress(UNIT, after=LATE_SECONDS) as progress:
+
+        def count(more: int) -> None:
+            nonlocal done
+            done += more
+            progress.step(done >> UNIT_BITS, None if total is None else -(-total >> UNIT_BITS))
+
+        yield HuggingFaceHub(say, count)
+
+
+def describe_size(parts: Iterable[Part]) -> str:
+    sizes = [part.size_bytes for part in parts]
+    return "size not known" if None in sizes else describe_bytes(sum(filter(None, sizes)))
+
+
+def describe_bytes(size: int) -> str:
+    return f"{-(-size // (1 << UNIT_BITS)):,} {UNIT}"
