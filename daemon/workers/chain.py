@@ -345,7 +345,7 @@ def _decoding(setup: Setup) -> Callable[[Sequence[InFlight]], Answers]:
 
     def decode_entries(entries: Sequence[InFlight]) -> Answers:
         wanted = [(entry.image.data, entry.header) for entry in entries if entry.image and entry.header]
-        return decode(wanted, setup.device, decoders, setup.limits)
+        return decode(wanted, setup.device, decoders)
 
     return decode_entries
 

@@ -42,6 +42,9 @@ class DecodeJpegs(Protocol):
 
 
 MAX_SIDE = 2**31 - 1  # the largest side that a PNG can have; more is a damaged header
+CALL_PIXELS = (
+    200_000_000  # in a call of a GPU's decoder; with half of it, 12 megapixels each take an eighth longer
+)
 # Most memory for a pixel, of a decoder alone and with its worker. Measured with 108 million pixels,
 # JPEG and PNG, all orientations.
 DECODER_PIXEL_BYTES, PIXEL_BYTES = 12, 20
@@ -104,7 +107,7 @@ def _read_images(paths: Sequence[Path], device: str, decoders: Decoders, limits:
     data = [memoryview(path.read_bytes()) for path in paths]
     entries = [(part, inspect(part, limits)) for part in data]
     images = []
-    for (part, header), pixels in zip(entries, decode(entries, device, decoders, limits), strict=True):
+    for (part, header), pixels in zip(entries, decode(entries, device, decoders), strict=True):
         if isinstance(pixels, ImageError):
             raise pixels
         images.append(Image(part, header.width, header.height, pixels))
@@ -112,13 +115,13 @@ def _read_images(paths: Sequence[Path], device: str, decoders: Decoders, limits:
 
 
 def decode(
-    entries: Sequence[Encoded], device: str | torch.device, decoders: Decoders, limits: Limits
+    entries: Sequence[Encoded], device: str | torch.device, decoders: Decoders
 ) -> list[torch.Tensor | ImageError]:
     """Decode a batch: a tensor or an error for each (bytes, header from `inspect`), in order.
 
     A tensor is uint8 [3, height, width] on `device`, contiguous, RGB, upright; transparent pixels are blended
     with white, or with black if white would hide a light picture. On a GPU, one call decodes at most
-    `limits.max_pixels` pixels. Raises OutOfMemory and DeviceLost.
+    CALL_PIXELS pixels. Raises OutOfMemory and DeviceLost.
     """
     import torch
 
@@ -129,8 +132,10 @@ def decode(
     with device_errors():
         if device.type == "cuda":
             plain = [index for index, entry in enumerate(entries) if _suits_device(entry)]
+            # A call ends with its slowest image, so images of one size share one.
+            plain.sort(key=lambda index: _pixels_of(entries[index]), reverse=True)
             for index, pixels in zip(
-                plain, _decode_on_own_stream([entries[i] for i in plain], device, limits), strict=True
+                plain, _decode_on_own_stream([entries[i] for i in plain], device), strict=True
             ):
                 if pixels is not None:
                     answers[index] = pixels
@@ -151,9 +156,7 @@ def _suits_device(entry: Encoded) -> bool:
     return True
 
 
-def _decode_on_own_stream(
-    entries: Sequence[Encoded], device: torch.device, limits: Limits
-) -> list[torch.Tensor | None]:
+def _decode_on_own_stream(entries: Sequence[Encoded], device: torch.device) -> list[torch.Tensor | None]:
     """_decode_on_device on a separate stream, one call at a time. nvJPEG does not wait for earlier
     work on the device, so it may only get memory that no kernel of another thread still has to read."""
     import torch
@@ -161,7 +164,7 @@ def _decode_on_own_stream(
     stream, lock = _decoding_stream(device)
     user = torch.cuda.current_stream(device)
     with lock, torch.cuda.stream(stream):
-        pixels = list(_decode_on_device(entries, device, limits))
+        pixels = list(_decode_on_device(entries, device))
     user.wait_stream(stream)
     for tensor in pixels:
         if tensor is not None:
@@ -177,11 +180,9 @@ def _decoding_stream(device: torch.device) -> tuple[torch.cuda.Stream, threading
     return torch.cuda.Stream(device), threading.Lock()  # type: ignore[no-untyped-call]
 
 
-def _decode_on_device(
-    entries: Sequence[Encoded], device: torch.device, limits: Limits
-) -> Iterator[torch.Tensor | None]:
+def _decode_on_device(entries: Sequence[Encoded], device: torch.device) -> Iterator[torch.Tensor | None]:
     """Each JPEG's upright pixels, or None if the device could not decode it."""
-    for group in _group_by_pixels(entries, limits.max_pixels):
+    for group in _group_by_pixels(entries, CALL_PIXELS):
         pixels = _try_jpegs(group, device)
         if pixels is None:  # one bad file makes the whole call fail
             pixels = [tensor for entry in group for tensor in _try_jpegs([entry], device) or [None]]
@@ -195,12 +196,16 @@ def _decode_on_device(
             yield upright if fits else None
 
 
+def _pixels_of(entry: Encoded) -> int:
+    return entry[1].width * entry[1].height
+
+
 def _group_by_pixels(entries: Sequence[Encoded], most: int) -> Iterator[list[Encoded]]:
     """Consecutive entries with at most `most` pixels together, or a single larger one."""
     group: list[Encoded] = []
     room = most
     for entry in entries:
-        size = entry[1].width * entry[1].height
+        size = _pixels_of(entry)
         if group and size > room:
             yield group
             group, room = [], most

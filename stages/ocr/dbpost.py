@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import cv2
@@ -20,9 +20,13 @@ from numpy.typing import NDArray
 
 Map = NDArray[np.float32] | NDArray[np.uint8]  # [height, width]
 Maps = Map  # [maps, height, width]
+Mask = NDArray[np.uint8]  # [height, width], 0 or 1
 Quads = NDArray[np.float32]  # [N, 4, 2]: x, y of the corners, clockwise from top left
 
 SQUARE = np.ones((2, 2), dtype=np.uint8)
+WINDOW = np.ones((3, 3), dtype=np.uint8)  # which holds a speck
+RING = np.pad(1 - WINDOW, 1, constant_values=1)  # around it
+NEIGHBORS = np.array([[0, 1, 0], [1, 0, 1], [0, 1, 0]], dtype=np.uint8)
 MOST_CONTOURS = 1000
 SHORTEST_SIDE = 3  # pixels, of a box in the map
 SHORTEST_GROWN_SIDE = 5
@@ -34,19 +38,50 @@ BESIDE, ABOVE = [3, 2, 1, 0], [1, 0, 3, 2]
 ARC_TOLERANCE = 0.25  # pixels between the chords of a rounded corner and its arc
 
 
+def mask_text(maps: Maps, threshold: float = 0.3) -> Iterator[Mask]:
+    """1 where a line of text may be: rapidocr's mask without specks and holes that cannot become a box. The noise of a
+    photograph has thousands, which would take the places of its text among the MOST_CONTOURS, and most of the time.
+
+    maps: as for `find_boxes`.
+    """
+    level = level_of(threshold, maps.itemsize)
+    for probabilities in maps:
+        yield drop_specks(cv2.dilate((probabilities > level).view(np.uint8), SQUARE))
+
+
+def unpack_masks(words: NDArray[np.int32], width: int) -> Iterator[Mask]:
+    """Masks of which 32 pixels of a row are a number, the first of them its lowest bit. words: [maps, height, numbers]."""
+    for rows in words:
+        yield np.unpackbits(rows.view(np.uint8), axis=1, count=width, bitorder="little")
+
+
+def level_of(threshold: float, itemsize: int) -> float:
+    """A threshold for probabilities as bytes, or as they are."""
+    return math.floor(threshold * 255) if itemsize == 1 else threshold
+
+
+def drop_specks(mask: Any) -> Any:
+    """A mask without what is alone in a window of 3×3 pixels, and with holes of one pixel filled: the least rectangles
+    around these are thinner than SHORTEST_SIDE."""
+    beside = cv2.dilate(mask, RING, borderType=cv2.BORDER_CONSTANT, borderValue=0)
+    is_hole = cv2.erode(mask, NEIGHBORS, borderType=cv2.BORDER_CONSTANT, borderValue=0)
+    return cv2.bitwise_or(cv2.bitwise_and(mask, cv2.erode(beside, WINDOW)), is_hole)
+
+
 def find_boxes(
     maps: Maps,
+    masks: Iterable[Mask],
     sizes: Sequence[tuple[int, int]],
-    mask_threshold: float = 0.3,
     box_threshold: float = 0.5,
     unclip_ratio: float = 1.6,
 ) -> list[Quads]:
     """The boxes around each map's text lines in reading order, in whole pixels of the map's page.
 
     maps: [maps, map height, map width], float32 in 0..1 or uint8 in 0..255.
+    masks: of these maps, by `mask_text`.
     sizes: width and height of each page.
     """
-    outlines = [find_outlines(probabilities, mask_threshold) for probabilities in maps]
+    outlines = [find_outlines(mask) for mask in masks]
     owner = np.repeat(np.arange(len(maps)), [len(found) for found in outlines])  # the map of each box
     cores, kept = enclose(itertools.chain.from_iterable(outlines), SHORTEST_SIDE)
     owner = owner[kept]
@@ -63,10 +98,8 @@ def find_boxes(
     return np.split(quads, np.searchsorted(owner, np.arange(1, len(maps))))
 
 
-def find_outlines(probabilities: Map, mask_threshold: float) -> Sequence[Any]:
+def find_outlines(mask: Mask) -> Sequence[Any]:
     """The contours, int32 points, of each region that is likely to be text."""
-    threshold = math.floor(mask_threshold * 255) if probabilities.dtype == np.uint8 else mask_threshold
-    mask = cv2.dilate((probabilities > threshold).view(np.uint8), SQUARE)
     outlines: Sequence[Any] = cv2.findContours(mask, cv2.RETR_LIST, cv2.CHAIN_APPROX_SIMPLE)[0]
     return outlines[:MOST_CONTOURS]
 

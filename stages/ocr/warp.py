@@ -1,4 +1,4 @@
-"""cv2's bilinear resize and perspective crop: by cv2 on the CPU, by Triton kernels or torch on a GPU.
+"""cv2's bilinear resize, perspective crop and mask of text: by cv2 on the CPU, by Triton kernels or torch on a GPU.
 
 Pages and lines are uint8 [height, width, 3]. So that answers do not depend on the device, the resize is bit
 for bit the same everywhere, and the crop differs by 1 of 255 in one pixel of several thousand. This is why
@@ -19,12 +19,14 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from stages.images.devices import has_kernels_for
+from stages.ocr.dbpost import level_of
 
 WEIGHT_UNIT = 2048  # a weight of 1 in cv2's integer arithmetic
 SQUARE = np.array([[0, 0], [1, 0], [1, 1], [0, 1]], dtype=np.float32)  # corners, clockwise from top left
 VERTICAL_RATIO = 1.5  # height / width from which a line counts as vertical text and is turned
 
 BLOCK_M, INTERLEAVE_BLOCK_M = 128, 1024  # pixels that one program of a kernel computes
+MASK_BITS, MASK_BLOCK_M = 32, 64  # pixels in a word of a packed mask, and words that one program computes
 
 # The two inputs of each output and their weights, each [N, outputs].
 Taps = tuple[Tensor, Tensor, Tensor, Tensor]
@@ -68,6 +70,21 @@ def interleave_with_kernel(pixels: Tensor) -> Tensor:
     interleave_kernel[(-(-height * width // INTERLEAVE_BLOCK_M),)](
         planar, out, height * width, BLOCK_M=INTERLEAVE_BLOCK_M
     )
+    return out
+
+
+def mask_with_kernel(maps: Tensor, threshold: float) -> Tensor:
+    """The masks of dbpost.mask_text, from float32 or uint8 maps, packed as dbpost.unpack_masks takes them."""
+    from stages.ocr.warpkernel import mask_text_kernel, pack_mask_kernel
+
+    count, height, width = maps.shape
+    words = -(-width // MASK_BITS)
+    bits = torch.empty(count, height, words, dtype=torch.int32, device=maps.device)
+    out = torch.empty_like(bits)
+    grid = (-(-height * words // MASK_BLOCK_M), count)
+    level = float(level_of(threshold, maps.element_size()))
+    pack_mask_kernel[grid](maps, bits, level, height, width, words, BITS=MASK_BITS, BLOCK_M=MASK_BLOCK_M)
+    mask_text_kernel[grid](bits, out, height, width, words, BITS=MASK_BITS, BLOCK_M=MASK_BLOCK_M)
     return out
 
 

@@ -1,4 +1,4 @@
-"""Triton kernels that warp.py starts: crops of text lines, and images from planar to interleaved."""
+"""Triton kernels that warp.py starts: crops of text lines, images from planar to interleaved, and masks of text."""
 
 # mypy: ignore-errors
 from __future__ import annotations
@@ -158,3 +158,84 @@ def interleave_kernel(x_ptr, out_ptr, area, BLOCK_M: tl.constexpr):
     mask = (offs_m < area)[:, None] & (offs_c < 3)[None, :]
     values = tl.load(x_ptr + offs_c[None, :].to(tl.int64) * area + offs_m[:, None], mask=mask)
     tl.store(out_ptr + offs_m[:, None] * 3 + offs_c[None, :], values, mask=mask)
+
+
+@triton.jit(do_not_specialize=["level", "height", "words"])
+def pack_mask_kernel(x_ptr, out_ptr, level, height, width, words, BITS: tl.constexpr, BLOCK_M: tl.constexpr):
+    """Whether x is more than the level.
+
+    x: [count, height, width]. out: int32 [count, height, words], a bit for each of BITS pixels, the first the lowest.
+    Grid: (blocks of BLOCK_M words, count).
+    """
+    map_ = tl.program_id(1).to(tl.int64)
+    offs_m = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)
+    offs_b = tl.arange(0, BITS)
+    row, column = (offs_m // words)[:, None], (offs_m % words)[:, None] * BITS + offs_b[None, :]
+    inside = (row < height) & (column < width)
+    value = tl.load(x_ptr + map_ * height * width + row * width + column, mask=inside, other=0).to(tl.float32)
+    packed = tl.sum(((value > level) & inside).to(tl.int32) << offs_b[None, :], axis=1)
+    tl.store(out_ptr + map_ * height * words + offs_m, packed, mask=offs_m < height * words)
+
+
+@triton.jit(do_not_specialize=["height", "words"])
+def mask_text_kernel(x_ptr, out_ptr, height, width, words, BITS: tl.constexpr, BLOCK_M: tl.constexpr):
+    """A mask dilated by 2×2 pixels, then without what is alone in a window of 3×3 pixels, and with holes of one pixel filled.
+
+    x, out: int32 [count, height, words], as from pack_mask_kernel.
+    Grid: (blocks of BLOCK_M words, count).
+    """
+    map_ = tl.program_id(1).to(tl.int64)
+    offs_m = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)
+    row, word = offs_m // words, offs_m % words
+    x_ptr += map_ * height * words
+    every = tl.full([BLOCK_M], -1, dtype=tl.int64)
+    left = width - word * BITS + BITS // 2  # columns of the map from the first bit on
+    beyond = tl.where(left < 64, every << tl.minimum(left, 63).to(tl.int64), 0)
+    above3 = dilated(x_ptr, row - 3, word, height, words) & ~beyond
+    above2 = dilated(x_ptr, row - 2, word, height, words) & ~beyond
+    above = dilated(x_ptr, row - 1, word, height, words) & ~beyond
+    here = dilated(x_ptr, row, word, height, words) & ~beyond
+    below = dilated(x_ptr, row + 1, word, height, words) & ~beyond
+    below2 = dilated(x_ptr, row + 2, word, height, words) & ~beyond
+    below3 = dilated(x_ptr, row + 3, word, height, words) & ~beyond
+    # What is outside the map is no center of a window.
+    outside = beyond | tl.where(word > 0, 0, (1 << (BITS // 2)) - 1)
+    kept = is_beside(above3, above2, above, here, below) | outside | tl.where(row > 0, 0, every)
+    middle = is_beside(above2, above, here, below, below2) | outside
+    lower = is_beside(above, here, below, below2, below3) | outside | tl.where(row < height - 1, 0, every)
+    kept = spread(kept) & spread(middle) & spread(lower)
+    is_hole = (here << 1) & (here >> 1) & above & below
+    packed = (((here & kept) | is_hole) >> (BITS // 2)).to(tl.int32)
+    tl.store(out_ptr + map_ * height * words + offs_m, packed, mask=offs_m < height * words)
+
+
+@triton.jit
+def dilated(x_ptr, row, word, height, words):
+    """The pixels of a row, or their neighbors to the left or above, as `with_sides` says; nothing outside the map."""
+    x = with_sides(x_ptr, row, word, height, words) | with_sides(x_ptr, row - 1, word, height, words)
+    return tl.where((row >= 0) & (row < height), x | (x << 1), 0)
+
+
+@triton.jit
+def with_sides(x_ptr, row, word, height, words):
+    """Words of 32 pixels, with the 16 pixels before and after each: int64. Outside the map there are zeros."""
+    inside = (row >= 0) & (row < height)
+    x_ptr += row * words + word
+    before = tl.load(x_ptr - 1, mask=inside & (word > 0), other=0).to(tl.int64) & 0xFFFFFFFF
+    here = tl.load(x_ptr, mask=inside, other=0).to(tl.int64) & 0xFFFFFFFF
+    after = tl.load(x_ptr + 1, mask=inside & (word < words - 1), other=0).to(tl.int64)
+    return (after << 48) | (here << 16) | (before >> 16)
+
+
+@triton.jit
+def is_beside(above2, above, here, below, below2):
+    """Whether there is something in the ring of 5×5 pixels around each window of 3×3."""
+    ends, sides = above2 | below2, above | here | below
+    ends |= (ends << 1) | (ends >> 1)
+    return ends | (ends << 1) | (ends >> 1) | (sides << 2) | (sides >> 2)
+
+
+@triton.jit
+def spread(x):
+    """Whether a pixel and both beside it are set."""
+    return x & (x << 1) & (x >> 1)

@@ -133,7 +133,7 @@ def test_the_refusal_of_heic_names_the_plug_in_and_heic_is_read_with_it(
 def test_a_batch_keeps_its_order_when_an_image_is_broken(decoders: Decoders) -> None:
     broken = jpeg(picture(32, 32)).replace(b"\xff\xdb", b"\xff\xfe")  # no quantization tables
     batch = [entry(png(picture(20, 10))), entry(broken), entry(jpeg(picture(30, 40)))]
-    first, second, third = decode(batch, "cpu", decoders, LIMITS)
+    first, second, third = decode(batch, "cpu", decoders)
     assert isinstance(second, ImageError)
     assert second.reason is Reason.DECODER
     assert isinstance(first, torch.Tensor)
@@ -144,12 +144,12 @@ def test_a_batch_keeps_its_order_when_an_image_is_broken(decoders: Decoders) -> 
 
 
 def test_an_empty_batch_decodes_to_nothing(decoders: Decoders) -> None:
-    assert decode([], "cpu", decoders, LIMITS) == []
+    assert decode([], "cpu", decoders) == []
 
 
 @pytest.mark.parametrize("orientation", range(1, 9))
 def test_every_orientation_decodes_to_the_same_upright_picture(decoders: Decoders, orientation: int) -> None:
-    (pixels,) = decode([entry(oriented(orientation))], "cpu", decoders, LIMITS)
+    (pixels,) = decode([entry(oriented(orientation))], "cpu", decoders)
     assert_is_the_picture(pixels)
 
 
@@ -166,7 +166,7 @@ def test_the_device_turns_as_pillow_does(orientation: int) -> None:
 @torchvision_is_deprecated
 def test_a_file_that_the_device_cannot_decode_does_not_affect_the_others() -> None:
     batch = [entry(oriented(6)), entry(spoil(jpeg())), entry(jpeg(progressive=True))]
-    first, second, third = images._decode_on_device(batch, torch.device("cpu"), LIMITS)
+    first, second, third = images._decode_on_device(batch, torch.device("cpu"))
     assert second is None
     assert_is_the_picture(first)
     assert_is_the_picture(third)
@@ -176,7 +176,7 @@ def test_a_file_that_the_device_cannot_decode_does_not_affect_the_others() -> No
 def test_pixels_with_another_size_than_the_header_are_refused() -> None:
     data, header = entry(jpeg())
     lied = Header("JPEG", header.width - 1, header.height, 1)
-    assert list(images._decode_on_device([(data, lied)], torch.device("cpu"), LIMITS)) == [None]
+    assert list(images._decode_on_device([(data, lied)], torch.device("cpu"))) == [None]
 
 
 def test_one_device_call_decodes_no_more_pixels_than_the_limit() -> None:
@@ -226,8 +226,8 @@ def test_the_gpu_and_pillow_agree(
     """In gray levels, mean. nvJPEG does not smooth between subsampled colors as libjpeg does;
     full ones are equal."""
     batch = [entry(jpeg(photo(), subsampling=subsampling, progressive=progressive))]
-    (on_gpu,) = decode(batch, cuda, decoders, LIMITS)
-    (on_cpu,) = decode(batch, "cpu", decoders, LIMITS)
+    (on_gpu,) = decode(batch, cuda, decoders)
+    (on_cpu,) = decode(batch, "cpu", decoders)
     assert isinstance(on_gpu, torch.Tensor)
     assert isinstance(on_cpu, torch.Tensor)
     assert on_gpu.device == cuda
@@ -237,7 +237,7 @@ def test_the_gpu_and_pillow_agree(
 @pytest.mark.gpu
 def test_the_gpu_itself_decodes_every_plain_jpeg(cuda: torch.device) -> None:
     files = [jpeg(), jpeg(subsampling=2), jpeg(progressive=True), jpeg(picture().convert("L")), oriented(6)]
-    for pixels in images._decode_on_device([entry(data) for data in files], cuda, LIMITS):
+    for pixels in images._decode_on_device([entry(data) for data in files], cuda):
         assert pixels is not None
         assert pixels.device == cuda
         assert pixels.shape == (3, 64, 96)
@@ -246,7 +246,7 @@ def test_the_gpu_itself_decodes_every_plain_jpeg(cuda: torch.device) -> None:
 @pytest.mark.gpu
 @pytest.mark.parametrize("orientation", range(1, 9))
 def test_the_gpu_applies_the_orientation(cuda: torch.device, decoders: Decoders, orientation: int) -> None:
-    (pixels,) = decode([entry(oriented(orientation))], cuda, decoders, LIMITS)
+    (pixels,) = decode([entry(oriented(orientation))], cuda, decoders)
     assert_is_the_picture(pixels)
 
 
@@ -261,7 +261,7 @@ def test_a_bad_jpeg_does_not_affect_the_others_of_its_gpu_batch(
         encode(picture(), "WEBP", quality=95),
         jpeg(progressive=True),
     ]
-    first, bad, *others = decode([entry(data) for data in files], cuda, decoders, LIMITS)
+    first, bad, *others = decode([entry(data) for data in files], cuda, decoders)
     assert isinstance(bad, ImageError)
     assert bad.reason is Reason.DECODER
     for pixels in (first, *others):

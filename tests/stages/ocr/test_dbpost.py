@@ -7,7 +7,8 @@ import cv2
 import numpy as np
 import pytest
 
-from stages.ocr.dbpost import area, find_boxes, grow, order_corners, order_rows
+from stages.ocr import dbpost
+from stages.ocr.dbpost import area, find_outlines, grow, mask_text, order_corners, order_rows
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # third-party deprecations on import
@@ -33,6 +34,10 @@ def draw_map(seed: int, *shape: int) -> Array:
     return cv2.GaussianBlur(bars, (0, 0), 1.2)
 
 
+def find_boxes(maps: Array, sizes: Any, box_threshold: float = 0.5) -> Any:
+    return dbpost.find_boxes(maps, mask_text(maps), sizes, box_threshold)
+
+
 @pytest.mark.parametrize("seed", range(40))
 def test_boxes_are_rapidocrs(seed: int) -> None:
     bars = draw_map(seed)
@@ -40,6 +45,28 @@ def test_boxes_are_rapidocrs(seed: int) -> None:
     theirs = TextDetector.sorted_boxes(RAPID(bars[None, None], (height, width))[0])
     [ours] = find_boxes(bars[None], [(width, height)])
     assert np.array_equal(ours, theirs.reshape(-1, 4, 2))
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_noise_leaves_few_outlines_and_the_boxes_of_rapidocr(seed: int) -> None:
+    random = np.random.default_rng(seed)
+    noisy = draw_map(seed, 256, 320)
+    noisy[random.random(noisy.shape) < random.choice([0.003, 0.01])] = 1  # in the sky
+    noisy[random.random(noisy.shape) < random.choice([0.003, 0.3])] = 0  # in the bars
+    mask = cv2.dilate((noisy > 0.3).view(np.uint8), np.ones((2, 2), np.uint8))
+    assert 40 < len(outlines := find_outlines(mask)) < dbpost.MOST_CONTOURS
+    assert len(find_outlines(next(mask_text(noisy[None])))) < len(outlines) / 2
+    theirs = TextDetector.sorted_boxes(RAPID(noisy[None, None], (256, 320))[0])
+    assert np.array_equal(find_boxes(noisy[None], [(320, 256)])[0], theirs.reshape(-1, 4, 2))
+
+
+def test_more_noise_than_outlines_are_looked_at_hides_no_text() -> None:
+    """rapidocr looks at the lowest 1,000 outlines, of whatever size."""
+    page = np.zeros((640, 640), np.float32)
+    page[100:130, 50:400] = 1
+    page[300::6, ::6] = 1
+    assert len(RAPID(page[None, None], (640, 640))[0]) == 0
+    assert len(find_boxes(page[None], [(640, 640)])[0]) == 1
 
 
 def test_maps_find_together_what_each_finds_alone() -> None:

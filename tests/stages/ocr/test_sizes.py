@@ -18,7 +18,7 @@ from transformers import AutoImageProcessor
 from transformers.modeling_outputs import BaseModelOutputWithNoAttention
 
 from stages.contract.base import StageSpec, StageUnusable
-from stages.ocr.dbpost import find_boxes
+from stages.ocr.dbpost import find_boxes, mask_text
 from stages.ocr.direction import put_in_order
 from stages.ocr.fused import is_known
 from stages.ocr.generic import GenericDetector, GenericRecognizer
@@ -208,7 +208,7 @@ def test_transformers_finds_the_same_boxes() -> None:
     with torch.inference_mode():
         maps = load_detector(weight_files()["det"]).infer(pixels)
     height, width = maps.shape[1:]
-    ours = find_boxes(maps.numpy(), [(width, height)])[0]
+    ours = find_boxes(maps.numpy(), mask_text(maps.numpy()), [(width, height)])[0]
     theirs = transformers.PPOCRV5ServerDetImageProcessor().post_process_object_detection(
         BaseModelOutputWithNoAttention(last_hidden_state=maps[:, None]),
         threshold=0.3,

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from stages.ocr import warp
+from stages.ocr.dbpost import mask_text, unpack_masks
 from stages.ocr.stage import plan_lines
 from stages.ocr.warp import (
     TextLines,
@@ -18,6 +19,7 @@ from stages.ocr.warp import (
     crop_with_kernel,
     frame,
     interleave,
+    mask_with_kernel,
     resize_in_torch,
     resize_with_cv2,
     resize_with_kernel,
@@ -92,6 +94,19 @@ def test_lines_cropped_in_torch_are_cv2s_except_for_a_rare_level() -> None:
     assert theirs.float().std() > 5
     assert off.max() <= 1
     assert (off > 0).float().mean() < 1e-3
+
+
+@pytest.mark.parametrize("size", [(32, 64), (33, 70), (7, 5), (64, 160)])
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.float32])
+def test_the_kernel_masks_text_as_cv2_bit_for_bit(size: tuple[int, int], dtype: torch.dtype) -> None:
+    random = torch.Generator().manual_seed(sum(size))
+    maps = torch.rand(3, *size, generator=random) ** torch.tensor([1, 4, 0.1])[:, None, None]
+    if dtype == torch.uint8:
+        maps = (maps * 255).byte()
+    theirs = np.stack(list(mask_text(maps.numpy(), 0.6)))
+    assert 0 < theirs.mean() < 1
+    ours = unpack_masks(mask_with_kernel(maps.to(DEVICE), 0.6).cpu().numpy(), size[1])
+    assert np.array_equal(np.stack(list(ours)), theirs)
 
 
 def test_the_kernel_crops_lines_as_torch_does(monkeypatch: pytest.MonkeyPatch) -> None:
