@@ -109,15 +109,17 @@ def _find_range(
 ) -> tuple[float, float]:
     """What becomes black, and what white.
 
-    Unsigned numbers: their whole range, or what is used of it if that is a small part, as 12-bit sensors do in 16 bits.
+    Unsigned numbers: their whole range; of plain gray what is used of it if that is a small part, as 12-bit sensors do in
+    16 bits. Dark colors stay dark.
     Signed numbers and floats: from the darkest to the brightest, without missing values and a few outliers; floats of
     colors, or with alpha, from 0 to 1 if all are in between.
     """
+    top = (1 << bits) - 1
+    if bits and not (bits > 8 and is_plain_gray):
+        return 0, top
     low, high = _find_ends(values if bits and no_data is None else values[~_is_missing(values, no_data)])
     if bits:
-        top = (1 << bits) - 1
-        is_small = bits > 8 and LEAST_LEVELS <= high - low < top / SMALL_PART
-        return (low, high) if is_small else (0, top)
+        return (low, high) if LEAST_LEVELS <= high - low < top / SMALL_PART else (0, top)
     is_usual = values.dtype.kind == "f" and not is_plain_gray and low >= 0 and 1 / SMALL_PART < high <= 1
     return (0, 1) if is_usual else (low, high)
 

@@ -97,6 +97,22 @@ def test_a_small_part_of_the_range_of_16_bits_is_stretched_and_an_empty_page_is_
     assert found.min() > 250
 
 
+@pytest.mark.parametrize("planar", [1, 2])
+@pytest.mark.parametrize(("bits", "extra"), [(16, ()), (16, (0, 2)), (32, ())])
+def test_dark_colors_stay_dark_in_every_layout(
+    decoder: Decoder, planar: int, bits: int, extra: tuple[int, ...]
+) -> None:
+    others = np.ones((*gray().shape, len(extra)))
+    values = np.concatenate([color() / 255 / 16, others], -1)
+    data = tiff_of(values, bits=bits, photometric=2, planar=planar, extra=extra)
+    assert is_picture(shown(decoder, data), color() // 16)
+
+
+def test_dark_gray_with_alpha_stays_dark(decoder: Decoder) -> None:
+    values = np.stack([gray() / 255 / 16, np.ones(gray().shape)], -1)
+    assert is_picture(shown(decoder, tiff_of(values, bits=16, extra=(2,))), to_rgb(gray() // 16))
+
+
 def pair(preview: int, *, old: bool = False, below: bool = False) -> bytes:
     """A TIFF of a preview, then the picture: after it, or in a sub-directory."""
     small = np.zeros((8, 8, 1))
