@@ -9,7 +9,9 @@ from __future__ import annotations
 import io
 import struct
 import zlib
+from bisect import bisect_left
 from collections.abc import Iterator
+from itertools import zip_longest
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -224,6 +226,7 @@ class StripOrTile(NamedTuple):
     left: int
     rows: int
     columns: int
+    row_bytes: int  # without compression
     at: int
     bytes: int
 
@@ -235,10 +238,7 @@ def _read_samples(picture: Directory, kept: list[int]) -> Array:
     per_pixel = 1 if picture.is_planar else picture.samples
     for place, plane in enumerate(kept) if picture.is_planar else [(0, 0)]:
         for part in _segments(picture, plane, width, height):
-            if not part.bytes:  # a program may leave out what is empty
-                continue
-            row_bytes = -(-part.columns * per_pixel * picture.bits // 8)
-            found = _decode(picture, _unpack(picture, part, row_bytes), per_pixel)
+            found = _decode(picture, _unpack(picture, part), per_pixel)
             target = values[part.top : part.top + part.rows, part.left : part.left + part.columns]
             found = found[:, : part.columns * per_pixel].reshape(part.rows, part.columns, per_pixel)
             found = found[: target.shape[0], : target.shape[1]]
@@ -255,6 +255,7 @@ def _type_of(picture: Directory) -> np.dtype[Any]:
 
 
 def _segments(picture: Directory, plane: int, width: int, height: int) -> Iterator[StripOrTile]:
+    """Those of one plane, or of all samples, without those that a program has left out because they are empty."""
     is_tiled = bool(picture.integers(tiff.TILES))
     offsets = picture.integers(tiff.TILES if is_tiled else tiff.STRIPS)
     lengths = picture.integers(tiff.TILE_BYTES if is_tiled else tiff.STRIP_BYTES)
@@ -268,41 +269,60 @@ def _segments(picture: Directory, plane: int, width: int, height: int) -> Iterat
         raise ImageError(Reason.HEADER, "the TIFF has strips or tiles without a size")
     across = -(-width // columns)
     count = across * -(-height // rows)
-    listed = list(zip(offsets, lengths, strict=False))[plane * count : (plane + 1) * count]
+    listed = list(zip_longest(offsets, lengths[: len(offsets)], fillvalue=0))[plane * count :][:count]
     if len(listed) < count:
         raise ImageError(Reason.HEADER, "the TIFF lists fewer strips or tiles than it has")
+    row_bytes = -(-columns * (1 if picture.is_planar else picture.samples) * picture.bits // 8)
+    places = sorted(offsets)
     for number, (at, size) in enumerate(listed):
+        top = number // across * rows
+        whole = rows if is_tiled else min(rows, height - top)
+        plain = whole * row_bytes
+        if picture.compression == 1 and len(offsets) == 1:
+            size = plain  # as libtiff does: the stated length may be wrong
+        elif not size:
+            size = _guess_bytes(picture, places, at, plain)
+        if not (at and size):
+            continue
         if at + size > len(picture.data):
             raise ImageError(Reason.TRUNCATED, "the file ends before its pixels do")
-        top = number // across * rows
-        yield StripOrTile(
-            top, number % across * columns, rows if is_tiled else min(rows, height - top), columns, at, size
-        )
+        yield StripOrTile(top, number % across * columns, whole, columns, row_bytes, at, size)
 
 
-def _unpack(picture: Directory, part: StripOrTile, row_bytes: int) -> Array:
+def _guess_bytes(picture: Directory, places: list[int], at: int, plain: int) -> int:
+    """The length of a strip or tile that does not state it; 0 if it is left out, and so has no place of its own.
+    places: of all, sorted. plain: its length without compression."""
+    here = bisect_left(places, at)
+    if places[here : here + 2] == [at, at]:
+        return 0
+    if picture.compression == 1:
+        return plain
+    return max(1, min((*places[here + 1 : here + 2], len(picture.data))) - at)
+
+
+def _unpack(picture: Directory, part: StripOrTile) -> Array:
     """The bytes of a segment, decompressed: [rows, row_bytes]."""
     raw = picture.data[part.at : part.at + part.bytes]
     fill_order = picture.integer(tiff.FILL_ORDER, 1)
     if picture.compression == 1:
-        if len(raw) < part.rows * row_bytes:
+        if len(raw) < part.rows * part.row_bytes:
             raise ImageError(Reason.TRUNCATED, "the TIFF has fewer pixels than it states")
-        found = np.frombuffer(raw, np.uint8, part.rows * row_bytes)
+        found = np.frombuffer(raw, np.uint8, part.rows * part.row_bytes)
         if fill_order == 2:
             found = np.packbits(np.unpackbits(found, bitorder="little"))
     elif picture.compression in DEFLATE and fill_order == 1:  # there may be thousands of strips of one row
         try:
-            found = np.frombuffer(zlib.decompressobj().decompress(raw, part.rows * row_bytes), np.uint8)
+            found = np.frombuffer(zlib.decompressobj().decompress(raw, part.rows * part.row_bytes), np.uint8)
         except zlib.error as error:
             raise OSError(f"deflate: {error}") from None
-        if len(found) < part.rows * row_bytes:
+        if len(found) < part.rows * part.row_bytes:
             raise ImageError(Reason.TRUNCATED, "the TIFF has fewer pixels than it states")
     else:
         with TiffImageFile(
-            io.BytesIO(_wrap(raw, picture.compression, fill_order, row_bytes, part.rows))
+            io.BytesIO(_wrap(raw, picture.compression, fill_order, part.row_bytes, part.rows))
         ) as image:
             found = np.frombuffer(image.tobytes(), np.uint8)
-    return found.reshape(part.rows, row_bytes)
+    return found.reshape(part.rows, part.row_bytes)
 
 
 def _wrap(raw: memoryview, compression: int, fill_order: int, width: int, height: int) -> bytes:

@@ -175,9 +175,18 @@ class Directory:
         colors = COLORS[self.photometric]
         if self.is_planar and (self.bits != 8 or colors == 1 or extras not in ((), (2,))):
             return True
+        if self._has_gaps and self.photometric not in (YCBCR, LAB):
+            return True
         # Extra samples that no tag names.
         unnamed = self.samples - colors - len(extras)
         return unnamed != 0 and not (self.photometric == RGB and unnamed == 1 and not extras)
+
+    @property
+    def _has_gaps(self) -> bool:
+        """Whether it does not say of all strips or tiles where they are and how long: it may have left out empty ones."""
+        places, lengths = (STRIPS, STRIP_BYTES) if not self.integers(TILES) else (TILES, TILE_BYTES)
+        offsets, sizes = self.integers(places), self.integers(lengths)
+        return 0 in offsets or 0 in sizes or len(sizes) < len(offsets)
 
     def refuse(self) -> None:
         """Raises ImageError (FORMAT) for pixels that cannot be read, and names them."""

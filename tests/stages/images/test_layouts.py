@@ -113,6 +113,41 @@ def test_dark_gray_with_alpha_stays_dark(decoder: Decoder) -> None:
     assert is_picture(shown(decoder, tiff_of(values, bits=16, extra=(2,))), to_rgb(gray() // 16))
 
 
+@pytest.mark.parametrize("lengths", [None, (4, [0, 0, 0])], ids=["none", "zero"])
+@pytest.mark.parametrize(("bits", "how"), [(16, "none"), (16, "lzw"), (8, "lzw")])
+def test_strips_without_a_length_are_read(
+    decoder: Decoder, lengths: tuple[int, list[int]] | None, bits: int, how: str
+) -> None:
+    tags = directory(gray()[..., None] / 255, bits=bits, how=how)
+    del tags[279]
+    data = tiff_file([tags | ({279: lengths} if lengths else {})], "<")
+    assert is_picture(shown(decoder, data), to_rgb(gray()))
+    with pytest.raises(ImageError) as refused:
+        shown(
+            decoder, data.replace(struct.pack("<3I", *strips_of(data)), struct.pack("<3I", 8, 9, len(data)))
+        )
+    assert refused.value.reason in (Reason.TRUNCATED, Reason.DECODER)
+
+
+def strips_of(data: bytes) -> tuple[int, ...]:
+    (listed,) = struct.unpack_from("<I", data, data.index(struct.pack("<HHI", 273, 4, 3)) + 8)
+    return struct.unpack_from("<3I", data, listed)
+
+
+@pytest.mark.parametrize("bits", [8, 16])
+def test_a_strip_that_is_left_out_is_empty(decoder: Decoder, bits: int) -> None:
+    data = tiff_of(gray()[..., None] / 255, bits=bits)
+    first, *others = strips_of(data)
+    found = shown(
+        decoder,
+        data.replace(
+            struct.pack("<I", first) + struct.pack("<I", others[0]), struct.pack("<II", 0, others[0])
+        ),
+    )
+    assert not found[:16].any()
+    assert is_picture(found[16:], to_rgb(gray())[16:])
+
+
 def pair(preview: int, *, old: bool = False, below: bool = False) -> bytes:
     """A TIFF of a preview, then the picture: after it, or in a sub-directory."""
     small = np.zeros((8, 8, 1))
