@@ -8,7 +8,6 @@ from __future__ import annotations
 import functools
 import struct
 from collections.abc import Iterator
-from itertools import islice
 
 from stages.contract.base import ImageError, Reason
 
@@ -263,7 +262,7 @@ SEARCHED = 64  # directories that are searched for the picture
 
 
 def find_picture(data: memoryview) -> Directory:
-    """The directory of the first picture that is no smaller copy or mask: in the row, or else below another one.
+    """The directory of the first picture that is no smaller copy or mask: in the row, or below another one.
     If all are marked as copies, the first.
 
     Raises ImageError: FORMAT for camera raw, HEADER if there is no directory.
@@ -272,17 +271,28 @@ def find_picture(data: memoryview) -> Directory:
     first = next(row, None)
     if first is None:
         raise ImageError(Reason.HEADER, "the TIFF has no picture")
-    below = [first, *_below(first)]
-    if not first.is_copy:
-        _refuse_raw(data, below)
-        return first
-    everything = [*below, *(part for other in islice(row, SEARCHED) for part in (other, *_below(other)))]
-    _refuse_raw(data, everything)
-    return next((part for part in everything if not part.is_copy), first)
+    parts = _tree(first)
+    try:
+        while len(parts) < SEARCHED and (other := next(row, None)):
+            parts += _tree(other)
+    except (struct.error, IndexError):  # a document may be cut off after the page that is read
+        if all(part.is_copy for part in parts):
+            raise
+    _refuse_raw(data, parts)
+    return next((part for part in parts if not part.is_copy), first)
 
 
-def _below(parent: Directory) -> list[Directory]:
-    return [Directory(parent.data, at) for at in parent.integers(SUB_DIRECTORIES)[:SEARCHED]]
+def _tree(top: Directory) -> list[Directory]:
+    """A directory and those below it, at any depth."""
+    found: dict[int, Directory] = {}
+    waiting = [top]
+    while waiting and len(found) < SEARCHED:
+        part = waiting.pop()
+        if part.at not in found:
+            found[part.at] = part
+            below = part.integers(SUB_DIRECTORIES)[:SEARCHED]
+            waiting += [Directory(part.data, at) for at in reversed(below)]
+    return list(found.values())
 
 
 def _refuse_raw(data: memoryview, parts: list[Directory]) -> None:

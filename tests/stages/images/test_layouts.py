@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import struct
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 import pytest
@@ -148,27 +149,42 @@ def test_a_strip_that_is_left_out_is_empty(decoder: Decoder, bits: int) -> None:
     assert is_picture(found[16:], to_rgb(gray())[16:])
 
 
+def copy(maker: bytes = b"Aptus\0", mark: int = 1) -> dict[int, tuple[int, Any]]:
+    return directory(np.zeros((8, 8, 1)), more={254: (4, [mark]), 271: (2, maker)})
+
+
 def pair(preview: int, *, old: bool = False, below: bool = False) -> bytes:
     """A TIFF of a preview, then the picture: after it, or in a sub-directory."""
     small = np.zeros((8, 8, 1))
     marks = {255: (3, [2])} if old else {254: (4, [preview])}
     first = directory(small, more=marks)
     whole = directory(color() / 255, photometric=2)
-    if not below:
-        return tiff_file([first, whole], "<")
-    first[330] = (4, [0])
-    data = bytearray(tiff_file([first, whole], "<"))
+    return nest([first, whole]) if below else tiff_file([first, whole], "<")
+
+
+def nest(parts: list[dict[int, tuple[int, Any]]]) -> bytes:
+    """A TIFF of directories that each have the next one as their sub-directory."""
+    data = bytearray(tiff_file([part | {330: (4, [0])} for part in parts[:-1]] + parts[-1:], "<"))
     at = int.from_bytes(data[4:8], "little")
-    entries = int.from_bytes(data[at : at + 2], "little")
-    link = at + 2 + 12 * entries
-    tags = [struct.unpack_from("<H", data, at + 2 + 12 * entry)[0] for entry in range(entries)]
-    place = at + 2 + 12 * tags.index(330) + 8
-    data[place : place + 4], data[link : link + 4] = data[link : link + 4], bytes(4)
+    for _ in parts[1:]:
+        entries = int.from_bytes(data[at : at + 2], "little")
+        link = at + 2 + 12 * entries
+        tags = [struct.unpack_from("<H", data, at + 2 + 12 * entry)[0] for entry in range(entries)]
+        place = at + 2 + 12 * tags.index(330) + 8
+        at = int.from_bytes(data[link : link + 4], "little")
+        data[place : place + 4], data[link : link + 4] = data[link : link + 4], bytes(4)
     return bytes(data)
 
 
 @pytest.mark.parametrize(
-    "data", [pair(1), pair(0, old=True), pair(1, below=True)], ids=["row", "old", "below"]
+    "data",
+    [
+        pair(1),
+        pair(0, old=True),
+        pair(1, below=True),
+        nest([copy(), copy(), directory(color() / 255, photometric=2)]),
+    ],
+    ids=["row", "old", "below", "deep below"],
 )
 def test_a_smaller_copy_before_the_picture_is_passed_over(decoder: Decoder, data: bytes) -> None:
     assert is_picture(shown(decoder, data), color())
@@ -177,15 +193,41 @@ def test_a_smaller_copy_before_the_picture_is_passed_over(decoder: Decoder, data
 def test_camera_raw_is_refused_by_name() -> None:
     sensor = directory(gray()[..., None] / 255, bits=16, photometric=32803)
     named = directory(np.zeros((8, 8, 1)), more={50706: (1, b"\1\4\0\0"), 254: (4, [1])})
-    maker = directory(np.zeros((8, 8, 1)), more={254: (4, [1]), 271: (2, b"Aptus\0")})
-    for parts, name in (([named, sensor], "DNG"), ([maker, sensor], "Aptus")):
+    files = {
+        "DNG": tiff_file([named, sensor], "<"),
+        "Aptus": tiff_file([copy(), sensor], "<"),
+        "Mamiya": tiff_file([copy(b"Mamiya\0", 0), sensor], "<"),
+        "Kodak": nest([copy(b"Kodak\0", 0), copy(), sensor]),
+    }
+    for name, data in files.items():
         with pytest.raises(ImageError, match=rf"camera raw \({name}\)") as refused:
-            inspect(memoryview(tiff_file(parts, "<")), LIMITS)
+            inspect(memoryview(data), LIMITS)
         assert refused.value.reason is Reason.FORMAT
     for head in (b"IIRO", b"IIU\0", b"\0\0\0\x18ftypcrx \0\0\0\1"):
         with pytest.raises(ImageError, match="camera raw") as refused:
             inspect(memoryview(head + bytes(40)), LIMITS)
         assert refused.value.reason is Reason.FORMAT
+
+
+def test_a_document_that_is_cut_off_after_its_first_page_shows_that_page_and_a_lone_copy_does_not(
+    decoder: Decoder,
+) -> None:
+    page = directory(color() / 255, photometric=2)
+    data = tiff_file([page, page], "<")
+    assert is_picture(shown(decoder, data[: len(data) // 2 + 40]), color())
+    data = pair(1)
+    with pytest.raises(ImageError):
+        inspect(memoryview(data[:-20]), LIMITS)
+
+
+def test_directories_in_a_loop_are_read_once() -> None:
+    data = bytearray(nest([copy(), copy()]))
+    at = data.index(struct.pack("<HHI", 254, 4, 1), data.rindex(b"Aptus")) - 2
+    first = data[4:8]
+    found = data.index(struct.pack("<I", at))
+    assert found
+    data[found : found + 4] = first
+    assert inspect(memoryview(bytes(data)), LIMITS).width == 8
 
 
 def on_nothing(level: int) -> bytes:
