@@ -15,7 +15,7 @@ import zlib
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from PIL import Image, ImageFile, UnidentifiedImageError
+from PIL import Image, ImageFile, ImagePalette, UnidentifiedImageError
 from PIL.AvifImagePlugin import AvifImageFile
 from PIL.BmpImagePlugin import BmpImageFile
 from PIL.GifImagePlugin import GifImageFile
@@ -207,7 +207,10 @@ def open_tiff(picture: Directory) -> Image.Image:
     file.seek(8 if picture.is_big else 4)
     file.write(struct.pack(picture.order + ("Q" if picture.is_big else "I"), picture.at))
     file.seek(0)
-    return TiffImageFile(file)
+    image = TiffImageFile(file)
+    if image.palette and (palette := picture.palette):
+        image.palette = ImagePalette.raw("RGB;L", palette)
+    return image
 
 
 def _correct(image: Image.Image, data: memoryview, header: Header) -> Image.Image:

@@ -211,11 +211,10 @@ def _number_of(text: str) -> float | None:
 
 
 def _paint(picture: Directory, values: Array) -> Image.Image:
-    table = np.array(picture.integers(tiff.COLOR_MAP), np.uint32)
+    table = np.frombuffer(picture.palette, np.uint8)
     if table.size < 3 << picture.bits:
         raise ImageError(Reason.HEADER, "the TIFF's palette is too short")
-    table = (table[: 3 << picture.bits].reshape(3, -1).T >> 8).astype(np.uint8)
-    return Image.fromarray(table[values[..., 0]])
+    return Image.fromarray(table.reshape(3, -1).T[values[..., 0]])
 
 
 class StripOrTile(NamedTuple):

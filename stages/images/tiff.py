@@ -162,6 +162,14 @@ class Directory:
     def is_planar(self) -> bool:
         return self.samples > 1 and self.integer(PLANAR, 1) == 2
 
+    @property
+    def palette(self) -> bytes:
+        """The red of all its colors, then green and blue, one byte each. As for libtiff, a table without a number above 255
+        has 8 bits."""
+        table = self.integers(COLOR_MAP)[: 3 << self.bits]
+        shift = 8 if max(table, default=0) > 255 else 0
+        return bytes(number >> shift & 255 for number in table)
+
     @functools.cached_property
     def is_deep(self) -> bool:
         """Whether samples.py reads it. Pillow does not know these layouts, or is wrong about them, but reads all that is

@@ -414,10 +414,11 @@ def _written_by_pillow() -> Iterator[Layout]:
             np.asarray(palette.convert("RGB")),
         )
     colors = [0, 13107, 26214, 39321, 52428, 65535] + [0] * 10
-    for bits, order in itertools.product((1, 2, 4, 8, 16), "<>"):
+    for bits, order, is_old in itertools.product((1, 2, 4, 8, 16), "<>", (False, True)):
         count = min(1 << bits, 6)
         index = (np.arange(WIDTH)[None, :] + np.arange(HEIGHT)[:, None]) % count
         table = (colors + [0] * (1 << bits))[: 1 << bits] * 2 + [65535] * (1 << bits)
+        table = [value // 257 for value in table] if is_old else table
         seen = np.array([colors[i] // 257 for i in range(count)], np.uint8)[index]
         shown = np.stack([seen, seen, np.full_like(seen, 255)], -1)
         data = tiff_of(
@@ -427,7 +428,7 @@ def _written_by_pillow() -> Iterator[Layout]:
             photometric=3,
             more={320: (3, table)},
         )
-        yield Layout(f"tiff palette u{bits} {order}", data, shown)
+        yield Layout(f"tiff palette u{bits} {order}{' of 8 bits' * is_old}", data, shown)
 
 
 # PNG
