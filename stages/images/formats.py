@@ -1,10 +1,12 @@
-"""Identifies a file by its first bytes: a supported format, or a reason that names what the file is instead."""
+"""Identifies a file by its first bytes: a supported format, or a reason that names what the file is instead. And the
+layouts of BMP and netpbm that Pillow does not know."""
 
 from __future__ import annotations
 
 import functools
 import importlib.util
 import re
+import struct
 
 from stages.contract.base import ImageError, Reason
 
@@ -150,3 +152,29 @@ def _refusal_of_text(head: bytes) -> ImageError:
     if text and all(character.isprintable() or character.isspace() for character in text[:512]):
         return ImageError(Reason.NOT_AN_IMAGE, "the bytes are plain text")
     return ImageError(Reason.NOT_AN_IMAGE, f"no known format begins with the bytes {head[:8].hex(' ')}")
+
+
+# Layouts of pixels that Pillow does not know
+# --------------------------------------------------------------------------------------------------------------------
+
+# The masks that Pillow reads, by bits of a pixel: red, green, blue, alpha.
+BMP_MASKS = {
+    16: ((0xF800, 0x7E0, 0x1F, 0), (0x7C00, 0x3E0, 0x1F, 0)),
+    32: (
+        (0xFF0000, 0xFF00, 0xFF, 0), (0xFF000000, 0xFF0000, 0xFF00, 0), (0xFF000000, 0xFF00, 0xFF, 0), (0, 0, 0, 0),
+        (0xFF000000, 0xFF0000, 0xFF00, 0xFF), (0xFF, 0xFF00, 0xFF0000, 0xFF000000),
+        (0xFF0000, 0xFF00, 0xFF, 0xFF000000), (0xFF000000, 0xFF00, 0xFF, 0xFF0000),
+    ),
+}  # fmt: skip
+
+
+def bmp_masks(data: memoryview) -> tuple[int, ...]:
+    """The masks of a BMP that Pillow does not know; () for all others."""
+    (header,) = struct.unpack_from("<I", data, 14)
+    bits, how = struct.unpack_from("<HI", data, 28) if header >= 40 else (0, 0)
+    if how not in (3, 6) or bits not in BMP_MASKS:
+        return ()
+    has_alpha = header >= 56 or how == 6
+    masks: tuple[int, ...] = struct.unpack_from("<4I" if has_alpha else "<3I", data, 54)
+    masks = masks if has_alpha else (*masks, 0)
+    return () if masks in BMP_MASKS[bits] else masks

@@ -26,7 +26,8 @@ from PIL.TiffImagePlugin import TiffImageFile
 from PIL.WebPImagePlugin import WebPImageFile
 
 from stages.contract.base import Header, ImageError, Reason
-from stages.images.headers import bmp_masks, find_avif_crop, png_chunks
+from stages.images.formats import bmp_masks
+from stages.images.headers import find_avif_crop, png_chunks, png_significant_bits
 from stages.images.profiles import convert_to_srgb, find_profile
 from stages.images.tiff import Directory, find_picture
 
@@ -223,9 +224,13 @@ def _correct_png(image: Image.Image, data: memoryview, header: Header) -> Image.
     if header.is_deep:
         from stages.images import samples
 
-        significant = next((data[start] for kind, start, _ in png_chunks(data) if kind == b"sBIT"), 16)
-        return samples.reduce_depth(image, significant if 0 < significant < 16 else 16)
+        significant = png_significant_bits(data)
+        if data[25] == 0:
+            return samples.reduce_depth(image, significant)
+        return samples.reduce_colors(keep_picture(data).getvalue(), significant)
     bits, clear = data[24], image.info.get("transparency")
+    if (bits, data[25]) == (16, 4):  # gray and alpha, which Pillow reads as colors
+        return image.convert("LA")
     if image.mode == "L" and bits < 8 and isinstance(clear, int):
         image.info["transparency"] = clear * 255 // ((1 << bits) - 1)
     return image

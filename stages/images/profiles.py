@@ -18,7 +18,7 @@ from operator import mul
 from typing import TYPE_CHECKING, NamedTuple
 
 from stages.contract.base import ImageError
-from stages.images.headers import jpeg_segments, png_chunks, primary_properties
+from stages.images.headers import jpeg_segments, png_properties, primary_properties
 
 if TYPE_CHECKING:
     import torch
@@ -79,15 +79,11 @@ def hide_exif(data: memoryview) -> bytearray:
 
 def _png_profile(data: memoryview) -> bytes:
     """In the order of browsers: cICP, iCCP, sRGB; gAMA and cHRM only together."""
-    chunks: dict[bytes, bytes] = {}
-    for kind, start, end in png_chunks(data):
-        if kind == b"IDAT":
-            break
-        chunks.setdefault(kind, bytes(data[start:end]))
+    chunks = png_properties(data)
     if b"cICP" in chunks:
         return _of_code_points(*chunks[b"cICP"][:2])
     if b"iCCP" in chunks:
-        _, _, packed = chunks[b"iCCP"].partition(b"\0")
+        _, _, packed = bytes(chunks[b"iCCP"]).partition(b"\0")
         return zlib.decompressobj().decompress(packed[1:], MOST_BYTES + 1)
     if b"sRGB" in chunks or not {b"gAMA", b"cHRM"} <= chunks.keys():
         return b""
@@ -289,34 +285,29 @@ def apply(conversion: Conversion, pixels: torch.Tensor) -> None:
 # ------------------------------------------------------------------------------------------------
 
 
-def make_profile(points: tuple[float, ...], exponent: float) -> bytes:
-    """A profile of curves and a matrix. points: x and y of red, green, blue and white. exponent: SRGB_CURVE or a number."""
-    columns = _transpose(_to_d50(points))
+def make_profile(points: tuple[float, ...], exponent: float, *, is_gray: bool = False) -> bytes:
+    """A profile of curves and a matrix, or of gray. points: x and y of red, green, blue and white. exponent: SRGB_CURVE or a
+    number."""
     numbers = [exponent] if exponent else [2.4, 1 / 1.055, 0.055 / 1.055, 1 / 12.92, 0.04045]
     kind = 0 if exponent else 3
     curve = b"para" + struct.pack(
         f">4xHxx{len(numbers)}i", kind, *(round(65536 * value) for value in numbers)
     )
-    bodies = [
-        b"XYZ " + struct.pack(">4x3i", *(round(65536 * value) for value in row)) for row in (*columns, D50)
-    ]
-    bodies.append(curve)
-    first, starts, body = 132 + 12 * 7, [], b""
-    for part in bodies:
-        starts.append((first + len(body), len(part)))
-        body += part
-    names = (b"rXYZ", b"gXYZ", b"bXYZ", b"wtpt", b"rTRC", b"gTRC", b"bTRC")
-    places = (*starts[:4], starts[4], starts[4], starts[4])
-    table = b"".join(struct.pack(">4sII", name, *place) for name, place in zip(names, places, strict=True))
     white = struct.pack(">3i", *(round(65536 * value) for value in D50))
-    header = (
-        struct.pack(">I4xI", first + len(body), 0x04300000)
-        + b"mntrRGB XYZ "
-        + bytes(12)
-        + b"acsp"
-        + bytes(28)
+    tags = {b"wtpt": b"XYZ " + bytes(4) + white, b"kTRC" if is_gray else b"rTRC": curve}
+    if not is_gray:
+        tags |= {b"gTRC": curve, b"bTRC": curve}
+        for name, row in zip((b"rXYZ", b"gXYZ", b"bXYZ"), _transpose(_to_d50(points)), strict=True):
+            tags[name] = b"XYZ " + struct.pack(">4x3i", *(round(65536 * value) for value in row))
+    table, body = b"", b""
+    for name, tag in tags.items():
+        table += struct.pack(">4sII", name, 132 + 12 * len(tags) + len(body), len(tag))
+        body += tag
+    header = struct.pack(">I4xI", 132 + len(table) + len(body), 0x04300000) + b"mntr"
+    header += (
+        (b"GRAY" if is_gray else b"RGB ") + b"XYZ " + bytes(12) + b"acsp" + bytes(28) + white + bytes(48)
     )
-    return header + white + bytes(48) + struct.pack(">I", 7) + table + body
+    return header + struct.pack(">I", len(tags)) + table + body
 
 
 def _to_d50(points: tuple[float, ...]) -> Matrix:

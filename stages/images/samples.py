@@ -145,18 +145,39 @@ def _find_ends(values: Array) -> tuple[float, float]:
 def reduce_depth(image: Image.Image, significant_bits: int = 16) -> Image.Image:
     """A picture of Pillow's modes for more than 8 bits of gray, as L, or LA if it has a transparent value.
 
-    significant_bits: if no value needs more, they are the lower ones of the 16.
+    significant_bits: see _find_used_bits.
     """
     values = np.asarray(image)
     values = values.astype(values.dtype.newbyteorder("="), copy=False)[..., None]
     clear = image.info.get("transparency")
     if image.mode == "I":  # of netpbm; Pillow has scaled it to 16 bits
         values = values.clip(0, 65535).astype(np.uint16)
-    bits = significant_bits if values.max() < 1 << significant_bits else 16
+    bits = _find_used_bits(values, significant_bits)
     gray = to_8_bits(values, bits=bits)
     if not isinstance(clear, int):
         return Image.fromarray(gray[..., 0])
     return Image.fromarray(np.concatenate([gray, np.where(values == clear, 0, 255).astype(np.uint8)], -1))
+
+
+def reduce_colors(png: bytes, significant_bits: int) -> Image.Image:
+    """A PNG of 16 bits with colors or alpha, in mode LA, RGB or RGBA. Pillow keeps the higher 8 bits, before it looks for the
+    color that is transparent. significant_bits: see _find_used_bits."""
+    from imagecodecs import png_decode
+
+    values = png_decode(png)
+    colors = 1 if values.shape[2] == 2 else 3
+    bits = _find_used_bits(values[..., :colors], significant_bits)
+    alpha = values[..., colors:]
+    if bits == 16:
+        return Image.fromarray((values >> 8).astype(np.uint8))
+    if alpha.max(initial=0) >> bits:
+        alpha >>= 16 - bits
+    return Image.fromarray(to_8_bits(values, bits=bits, colors=colors))
+
+
+def _find_used_bits(values: Array, significant_bits: int) -> int:
+    """A PNG should fill 16 bits, and say how many of them are significant. If no value needs more, they are the lower ones."""
+    return 16 if values.max() >> significant_bits else significant_bits
 
 
 # TIFF
@@ -276,11 +297,7 @@ def _segments(picture: Directory, plane: int, width: int, height: int) -> Iterat
     for number, (at, size) in enumerate(listed):
         top = number // across * rows
         whole = rows if is_tiled else min(rows, height - top)
-        plain = whole * row_bytes
-        if picture.compression == 1 and len(offsets) == 1:
-            size = plain  # as libtiff does: the stated length may be wrong
-        elif not size:
-            size = _guess_bytes(picture, places, at, plain)
+        size = _find_bytes(picture, places, at, size, whole * row_bytes)
         if not (at and size):
             continue
         if at + size > len(picture.data):
@@ -288,9 +305,13 @@ def _segments(picture: Directory, plane: int, width: int, height: int) -> Iterat
         yield StripOrTile(top, number % across * columns, whole, columns, row_bytes, at, size)
 
 
-def _guess_bytes(picture: Directory, places: list[int], at: int, plain: int) -> int:
-    """The length of a strip or tile that does not state it; 0 if it is left out, and so has no place of its own.
-    places: of all, sorted. plain: its length without compression."""
+def _find_bytes(picture: Directory, places: list[int], at: int, stated: int, plain: int) -> int:
+    """The length of a strip or tile; 0 if it is left out, and so has no place of its own. places: of all, sorted.
+    stated: may be 0. plain: its length without compression."""
+    if picture.compression == 1 and len(places) == 1:
+        return plain  # as libtiff does: the stated length may be wrong
+    if stated:
+        return stated
     here = bisect_left(places, at)
     if places[here : here + 2] == [at, at]:
         return 0
@@ -318,23 +339,10 @@ def _unpack(picture: Directory, part: StripOrTile) -> Array:
             raise ImageError(Reason.TRUNCATED, "the TIFF has fewer pixels than it states")
     else:
         with TiffImageFile(
-            io.BytesIO(_wrap(raw, picture.compression, fill_order, part.row_bytes, part.rows))
+            io.BytesIO(tiff.wrap(raw, picture.compression, fill_order, part.row_bytes, part.rows))
         ) as image:
             found = np.frombuffer(image.tobytes(), np.uint8)
     return found.reshape(part.rows, part.row_bytes)
-
-
-def _wrap(raw: memoryview, compression: int, fill_order: int, width: int, height: int) -> bytes:
-    """A TIFF of one strip of 8-bit gray. libtiff, by way of Pillow, is then a decompressor for bytes of any meaning."""
-    tags = {
-        tiff.WIDTH: width, tiff.HEIGHT: height, tiff.BITS: 8, tiff.COMPRESSION: compression, tiff.PHOTOMETRIC: 1,
-        tiff.FILL_ORDER: fill_order, tiff.STRIPS: 0, tiff.SAMPLES: 1, tiff.STRIP_ROWS: height, tiff.STRIP_BYTES: len(raw),
-    }  # fmt: skip
-    tags[tiff.STRIPS] = 8 + 2 + 12 * len(tags) + 4
-    # All as 32-bit numbers, but those that are 16-bit by the standard.
-    short = (tiff.BITS, tiff.COMPRESSION, tiff.PHOTOMETRIC, tiff.FILL_ORDER, tiff.SAMPLES)
-    entries = b"".join(struct.pack("<HHII", tag, 3 if tag in short else 4, 1, tags[tag]) for tag in tags)
-    return struct.pack("<2sHIH", b"II", 42, 8, len(tags)) + entries + bytes(4) + raw
 
 
 def _decode(picture: Directory, rows: Array, per_pixel: int) -> Array:

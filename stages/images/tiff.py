@@ -343,3 +343,16 @@ def read_orientation(exif: memoryview) -> int:
         return first.orientation if first else 1
     except (struct.error, IndexError):
         return 1
+
+
+def wrap(raw: memoryview, compression: int, fill_order: int, width: int, height: int) -> bytes:
+    """A TIFF of one strip of 8-bit gray. libtiff, by way of Pillow, is then a decompressor for bytes of any meaning."""
+    tags = {
+        WIDTH: width, HEIGHT: height, BITS: 8, COMPRESSION: compression, PHOTOMETRIC: 1,
+        FILL_ORDER: fill_order, STRIPS: 0, SAMPLES: 1, STRIP_ROWS: height, STRIP_BYTES: len(raw),
+    }  # fmt: skip
+    tags[STRIPS] = 8 + 2 + 12 * len(tags) + 4
+    # All as 32-bit numbers, but those that are 16-bit by the standard.
+    short = (BITS, COMPRESSION, PHOTOMETRIC, FILL_ORDER, SAMPLES)
+    entries = b"".join(struct.pack("<HHII", tag, 3 if tag in short else 4, 1, tags[tag]) for tag in tags)
+    return struct.pack("<2sHIH", b"II", 42, 8, len(tags)) + entries + bytes(4) + raw

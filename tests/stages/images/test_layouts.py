@@ -17,6 +17,8 @@ from stages.images.images import inspect
 from tests.inputs import chunk, encode
 from tests.stages.images.layouts import (
     GROUPS,
+    HEIGHT,
+    WIDTH,
     Pixels,
     _stored,
     color,
@@ -147,6 +149,25 @@ def test_a_strip_that_is_left_out_is_empty(decoder: Decoder, bits: int) -> None:
     )
     assert not found[:16].any()
     assert is_picture(found[16:], to_rgb(gray())[16:])
+
+
+@pytest.mark.parametrize("interlaced", [False, True])
+def test_all_bits_of_the_transparent_color_of_a_16_bit_png_are_compared(
+    decoder: Decoder, interlaced: bool
+) -> None:
+    key, near = (5140, 10, 300), (5141, 10, 300)
+    values = np.full((HEIGHT, WIDTH, 3), near)
+    values[:, 30:] = key
+    data = png_of(values, 16, 2, chunk(b"tRNS", struct.pack(">3H", *key)), interlaced=interlaced)
+    found = shown(decoder, data)
+    assert (found[:, :30] == (20, 0, 1)).all()
+    assert (found[:, 30:] == 255).all()
+
+
+def test_the_lower_bits_of_colors_beside_opaque_alpha_of_16_bits(decoder: Decoder) -> None:
+    values = np.concatenate([color().astype(int) * 4, np.full((HEIGHT, WIDTH, 1), 65535)], -1)
+    data = png_of(values, 16, 6, chunk(b"sBIT", bytes((10, 10, 10, 16))))
+    assert is_picture(shown(decoder, data), color())
 
 
 def copy(maker: bytes = b"Aptus\0", mark: int = 1) -> dict[int, tuple[int, Any]]:

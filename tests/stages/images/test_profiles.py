@@ -16,6 +16,7 @@ from stages.images.decoder import Decoder, Decoders
 from stages.images.images import Encoded, inspect
 from stages.images.profiles import PRIMARIES, SRGB_CURVE, make_profile, read_conversion
 from tests.inputs import UNDO, chunk, encode, jpeg, oriented, picture, png, raw_png, tiff
+from tests.stages.images.layouts import png_of
 
 LIMITS = Limits()
 P3 = make_profile(PRIMARIES[12], SRGB_CURVE)
@@ -91,6 +92,20 @@ def test_a_profile_of_another_kind_of_pixels_is_ignored(decoder: Decoder) -> Non
     assert np.array_equal(
         decoder.decode(*entry(jpeg(gray, icc_profile=P3))), decoder.decode(*entry(jpeg(gray)))
     )
+
+
+@pytest.mark.parametrize("kind", [0, 4])
+@pytest.mark.parametrize("bits", [8, 16])
+def test_a_profile_of_gray_is_applied_with_and_without_alpha(decoder: Decoder, bits: int, kind: int) -> None:
+    profile = make_profile((), 1.0, is_gray=True)
+    gray = np.array(picture().convert("L"))
+    values = (gray.astype(int) * (257 if bits == 16 else 1))[..., None]
+    if kind == 4:
+        values = np.concatenate([values, np.full_like(values, (1 << bits) - 1)], -1)
+    data = png_of(values, bits, kind, chunk(b"iCCP", b"p\0\0" + zlib.compress(profile)))
+    expected = stated(profile, Image.fromarray(gray))
+    assert difference(decoder.decode(*entry(data)), expected) < 1
+    assert difference(np.repeat(gray[..., None], 3, -1), expected) > 9
 
 
 def test_a_profile_in_several_segments_is_joined(decoder: Decoder) -> None:
