@@ -116,8 +116,9 @@ def write_rgb(data: memoryview, header: Header, out: memoryview) -> None:
             raise ImageError(Reason.HEADER, f"the header says {size[0]}×{size[1]}, the picture {image.size}")
         image.info.pop("xmp", None)  # Pillow would read an orientation from it that no other program applies
         _load(image, len(data))
-        profile = find_profile(data, header.format, image.info.get("icc_profile"))
-        upright = convert_to_srgb(_correct(image, data, header), profile)
+        correct = _correct(image, data, header)
+        profile = find_profile(data, header.format, image.info.get("icc_profile"), mode=correct.mode)
+        upright = convert_to_srgb(correct, profile)
         if orientation in TRANSPOSITIONS:
             upright = upright.transpose(TRANSPOSITIONS[orientation])
         if upright.size != (header.width, header.height):  # some plug-ins know the size only now

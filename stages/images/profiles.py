@@ -29,6 +29,7 @@ NEAR = 2  # levels of 255
 STRIP_PIXELS = 4_000_000  # converted at once on a device
 APP1, APP2, COMMENT = 0xE1, 0xE2, 0xFE
 ICC = b"ICC_PROFILE\0"
+GRAY = ("1", "L", "LA")  # modes of Pillow
 
 Row = tuple[float, float, float]
 Matrix = tuple[Row, Row, Row]
@@ -77,11 +78,11 @@ def hide_exif(data: memoryview) -> bytearray:
     return copy
 
 
-def _png_profile(data: memoryview) -> bytes:
+def _png_profile(data: memoryview, is_gray: bool) -> bytes:
     """In the order of browsers: cICP, iCCP, sRGB; gAMA and cHRM only together."""
     chunks = png_properties(data)
     if b"cICP" in chunks:
-        return _of_code_points(*chunks[b"cICP"][:2])
+        return _of_code_points(*chunks[b"cICP"][:2], is_gray)
     if b"iCCP" in chunks:
         _, _, packed = bytes(chunks[b"iCCP"]).partition(b"\0")
         return zlib.decompressobj().decompress(packed[1:], MOST_BYTES + 1)
@@ -91,36 +92,39 @@ def _png_profile(data: memoryview) -> bytes:
     white, *colors = struct.iter_unpack(">II", chunks[b"cHRM"])
     points = tuple(value / 100_000 for point in (*colors, white) for value in point)
     # 1/2.2 is what writers state for sRGB's own curve.
-    return make_profile(points, SRGB_CURVE if abs(gamma - 45455) < 100 else 100_000 / gamma)
+    exponent = SRGB_CURVE if abs(gamma - 45455) < 100 else 100_000 / gamma
+    return make_profile(points, exponent, is_gray=is_gray)
 
 
-def _coded_profile(data: memoryview) -> bytes:
+def _coded_profile(data: memoryview, is_gray: bool) -> bytes:
     """Of AVIF and HEIF, if the code points are in the place of a profile."""
     for kind, value in primary_properties(data):
         if kind == b"colr" and bytes(value[:4]) == b"nclx":
-            return _of_code_points(*struct.unpack_from(">HH", value, 4))
+            return _of_code_points(*struct.unpack_from(">HH", value, 4), is_gray)
     return b""
 
 
-def _of_code_points(primaries: int, transfer: int) -> bytes:
+def _of_code_points(primaries: int, transfer: int, is_gray: bool) -> bytes:
     if (
         primaries not in PRIMARIES or transfer not in EXPONENTS
     ):  # not stated; or of more than sRGB's brightness
         return b""
-    return make_profile(PRIMARIES[primaries], EXPONENTS[transfer])
+    return make_profile(PRIMARIES[primaries], EXPONENTS[transfer], is_gray=is_gray)
 
 
 # Conversion by LittleCMS, in the decoder's child process
 # ------------------------------------------------------------------------------------------------
 
 
-def find_profile(data: memoryview, name: str, stated: bytes | None = None) -> bytes:
-    """The profile of a file of the format `name`; empty if there is none that can be read. stated: what Pillow found in it."""
+def find_profile(data: memoryview, name: str, stated: bytes | None = None, *, mode: str = "RGB") -> bytes:
+    """The profile of a file of the format `name`; empty if there is none that can be read. stated: what Pillow found in it.
+    mode: of its pixels."""
+    is_gray = mode in GRAY
     try:
         if name == "PNG":
-            return _png_profile(data)
+            return _png_profile(data, is_gray)
         if name in ("AVIF", "HEIF") and not stated:
-            return _coded_profile(data)
+            return _coded_profile(data, is_gray)
     except (ImageError, ArithmeticError, IndexError, ValueError, TypeError, struct.error, zlib.error):
         return b""
     return stated or b""
@@ -130,7 +134,7 @@ def convert_to_srgb(image: Image.Image, profile: bytes) -> Image.Image:
     """The pixels in sRGB, or unchanged if there is nothing to convert. Gray with a profile becomes RGB."""
     if not profile or len(profile) > MOST_BYTES or image.mode == "LAB":
         return image
-    has_alpha, is_gray = image.has_transparency_data, image.mode in ("1", "L", "LA")
+    has_alpha, is_gray = image.has_transparency_data, image.mode in GRAY
     base = image.convert("L" if is_gray else "RGB") if image.mode not in ("L", "RGB", "CMYK") else image
     transform = _find_transform(profile, base.mode)
     if transform is None:

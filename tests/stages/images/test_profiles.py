@@ -108,6 +108,25 @@ def test_a_profile_of_gray_is_applied_with_and_without_alpha(decoder: Decoder, b
     assert difference(np.repeat(gray[..., None], 3, -1), expected) > 9
 
 
+@pytest.mark.parametrize("kind", [0, 4])
+@pytest.mark.parametrize("bits", [8, 16])
+@pytest.mark.parametrize("stated_by", ["cICP", "gAMA"])
+def test_gray_is_converted_as_the_same_gray_in_colors(
+    decoder: Decoder, stated_by: str, bits: int, kind: int
+) -> None:
+    chunks = {
+        "cICP": chunk(b"cICP", bytes((12, 8, 0, 1))),
+        "gAMA": chunk(b"gAMA", struct.pack(">I", 100000)) + chunk(b"cHRM", CHRM_P3),
+    }[stated_by]
+    values = np.array(picture().convert("L"))[..., None].astype(int) * (257 if bits == 16 else 1)
+    colors = png_of(values.repeat(3, -1), bits, 2, chunks)
+    alpha = np.full_like(values, (1 << bits) - 1)
+    gray = png_of(values if kind == 0 else np.concatenate([values, alpha], -1), bits, kind, chunks)
+    found, expected = decoder.decode(*entry(gray)).astype(int), decoder.decode(*entry(colors))
+    assert np.abs(found - expected).max() <= 2
+    assert difference(expected, values.repeat(3, -1) >> (bits - 8)) > 9
+
+
 def test_a_profile_in_several_segments_is_joined(decoder: Decoder) -> None:
     long = P3[:-1] + P3[-1:] + bytes(100_000)
     long = struct.pack(">I", len(long)) + long[4:]
