@@ -29,7 +29,7 @@ COPY_OR_MASK = 1 | 4  # in NewSubfileType
 SMALLER_COPY = 2  # in SubfileType, its predecessor
 
 UNSIGNED, SIGNED, FLOAT = 1, 2, 3  # sample formats; 4 is "undefined", and read as unsigned
-MIN_IS_WHITE, MIN_IS_BLACK, RGB, PALETTE, CMYK, YCBCR, LAB = 0, 1, 2, 3, 5, 6, 8
+UNNAMED, MIN_IS_WHITE, MIN_IS_BLACK, RGB, PALETTE, CMYK, YCBCR, LAB = -1, 0, 1, 2, 3, 5, 6, 8
 COLORS = {MIN_IS_WHITE: 1, MIN_IS_BLACK: 1, RGB: 3, PALETTE: 1, CMYK: 4, YCBCR: 3, LAB: 3}
 SENSORS = (32803, 34892)  # what a camera's sensor saw, which has to be developed
 OLD_JPEG, JPEG = 6, 7
@@ -44,7 +44,14 @@ UNREAD_COMPRESSIONS = {
 RAW_COMPRESSIONS = {
     34713: "NEF", 32767: "ARW", 65535: "PEF", 32769: "NEF", 32770: "SRW", 65000: "DCR", 262: "KDC",
 }  # fmt: skip
-UNREAD_COLORS = {4: "a mask", 9: "ICC L*a*b*", 10: "ITU L*a*b*", 32844: "LogL", 32845: "LogLuv"}
+UNREAD_COLORS = {
+    UNNAMED: "colors that it does not name",
+    4: "a mask",
+    9: "ICC L*a*b*",
+    10: "ITU L*a*b*",
+    32844: "LogL",
+    32845: "LogLuv",
+}
 WHOLE_BITS = (*range(1, 17), 24, 32, 64)  # of unsigned integers
 # What Pillow reads right, by photometric interpretation and bits: the kinds of the samples after the colors.
 # 0: unspecified, 1: alpha that is multiplied into the colors, 2: alpha. None: not even said.
@@ -138,7 +145,16 @@ class Directory:
 
     @functools.cached_property
     def photometric(self) -> int:
-        return YCBCR if self.compression == OLD_JPEG else self.integer(PHOTOMETRIC, MIN_IS_WHITE)
+        """UNNAMED if it is not stated, and does not follow from the number of channels as for libtiff."""
+        if self.compression == OLD_JPEG:
+            return YCBCR
+        usual = UNNAMED
+        if self.compression in FAX:
+            usual = MIN_IS_WHITE
+        elif self.compression in BYTEWISE:
+            colors = self.samples - len(self.integers(EXTRA_SAMPLES))
+            usual = {1: MIN_IS_BLACK, 3: RGB}.get(colors, UNNAMED)
+        return self.integer(PHOTOMETRIC, usual)
 
     @functools.cached_property
     def samples(self) -> int:
@@ -179,6 +195,8 @@ class Directory:
         extras = self.integers(EXTRA_SAMPLES)
         if extras not in PILLOW.get((self.photometric, self.bits), ()) or self.kind != UNSIGNED:
             return True
+        if not self.integers(PHOTOMETRIC):
+            return True
         colors = COLORS[self.photometric]
         if self.is_planar and (self.bits != 8 or colors == 1 or extras not in ((), (2,))):
             return True
@@ -208,9 +226,8 @@ class Directory:
             return f"fax compression of {self.bits}-bit pixels"
         if self.compression in (OLD_JPEG, JPEG) and self.bits != 8:
             return f"JPEG compression of {self.bits or 'unequal'} bits a channel"
-        if self.compression == JPEG and self.integers(EXTRA_SAMPLES) not in PILLOW.get(
-            (self.photometric, 8), ()
-        ):
+        known = PILLOW.get((self.photometric, 8), (self.integers(EXTRA_SAMPLES),))
+        if self.compression == JPEG and self.integers(EXTRA_SAMPLES) not in known:
             return f"JPEG compression of {self.samples} channels"
         if self.compression not in (*BYTEWISE, *READ_BY_PILLOW):
             return f"{UNREAD_COMPRESSIONS.get(self.compression, f'unknown ({self.compression})')} compression"

@@ -151,6 +151,23 @@ def test_a_strip_that_is_left_out_is_empty(decoder: Decoder, bits: int) -> None:
     assert is_picture(found[16:], to_rgb(gray())[16:])
 
 
+@pytest.mark.parametrize(("bits", "how"), [(8, "none"), (8, "lzw"), (16, "none")])
+@pytest.mark.parametrize("extra", [(), (0,)])
+@pytest.mark.parametrize("photometric", [1, 2, 5])
+def test_colors_that_are_not_named_are_gray_or_rgb_by_the_number_of_channels(
+    decoder: Decoder, photometric: int, extra: tuple[int, ...], bits: int, how: str
+) -> None:
+    values, seen = _stored(photometric, 0 if extra else None)
+    tags = directory(values, bits=bits, photometric=photometric, how=how, extra=extra)
+    del tags[262]
+    data = tiff_file([tags], "<")
+    if photometric == 5:
+        with pytest.raises(ImageError, match="colors that it does not name"):
+            inspect(memoryview(data), LIMITS)
+    else:
+        assert is_picture(shown(decoder, data), seen)
+
+
 @pytest.mark.parametrize("interlaced", [False, True])
 def test_all_bits_of_the_transparent_color_of_a_16_bit_png_are_compared(
     decoder: Decoder, interlaced: bool
