@@ -49,6 +49,23 @@ UNREAD_IMAGES: tuple[tuple[bytes, str], ...] = (
     (b"Pf", "PFM"),
     (b"PF", "PFM"),
     (b"P7\n", "PAM"),
+    (b"II\xbc", "JPEG XR"),
+    (b"icns", "an icon of macOS (ICNS)"),
+    *((b"\1\xda" + kind, "SGI") for kind in (b"\0\1", b"\0\2", b"\1\1", b"\1\2")),
+    *((b"\n\5\1" + bits, "PCX") for bits in (b"\1", b"\2", b"\4", b"\x08")),
+    (b"FLIF", "FLIF"),
+    (b"BPG\xfb", "BPG"),
+    (b"\xd7\xcd\xc6\x9a", "WMF"),
+    (b"\x8aMNG\r\n\x1a\n", "MNG"),
+    (b"Y\xa6j\x95", "Sun Raster"),
+    (b"SDPX", "DPX"),
+    (b"XPDS", "DPX"),
+)
+# … and those whose mark is not at the beginning.
+MARKED_LATER: tuple[tuple[int, bytes, str], ...] = (
+    (128, b"DICM", "DICOM"),
+    (40, b" EMF", "EMF"),
+    (522, b"\0\x11\2\xff", "PICT"),
 )
 OTHER_FILES: tuple[tuple[bytes, str], ...] = (
     (b"%PDF-", "a PDF document"),
@@ -129,9 +146,10 @@ def _identify_bitmap(data: memoryview, head: bytes) -> str | None:
 
 
 def _refusal(head: bytes) -> ImageError:
-    for prefix, name in UNREAD_IMAGES:
-        if head.startswith(prefix):
-            return ImageError(Reason.FORMAT, f"{name} is not supported: save it as JPEG, PNG, WebP or TIFF")
+    unread = [name for prefix, name in UNREAD_IMAGES if head.startswith(prefix)]
+    unread += [name for at, mark, name in MARKED_LATER if head.startswith(mark, at)]
+    if unread:
+        return ImageError(Reason.FORMAT, f"{unread[0]} is not supported: save it as JPEG, PNG, WebP or TIFF")
     for prefix, name in OTHER_FILES:
         if head.startswith(prefix):
             return ImageError(Reason.NOT_AN_IMAGE, f"the bytes are {name}")

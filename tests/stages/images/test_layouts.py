@@ -268,6 +268,14 @@ def test_directories_in_a_loop_are_read_once() -> None:
     assert inspect(memoryview(bytes(data)), LIMITS).width == 8
 
 
+@pytest.mark.parametrize(("number", "name"), [(34933, "PNG"), (34934, "JPEG XR"), (34712, "JPEG 2000")])
+def test_a_compression_that_is_not_read_is_refused_by_its_name(number: int, name: str) -> None:
+    data = tiff_of(color() / 255, photometric=2, more={259: (3, [number])})
+    with pytest.raises(ImageError, match=f"a TIFF with {name} compression is not supported") as refused:
+        inspect(memoryview(data), LIMITS)
+    assert refused.value.reason is Reason.FORMAT
+
+
 def on_nothing(level: int) -> bytes:
     image = Image.new("RGBA", (80, 40))
     image.paste((level, level, level, 255), (20, 10, 40, 30))
