@@ -161,7 +161,7 @@ def _suits_device(entry: Encoded) -> bool:
     if header.format != "JPEG" or not (frame := read_jpeg_frame(data)).is_plain:
         return False
     try:
-        read_conversion(jpeg_profile(data, frame.pixels_at))
+        read_conversion(jpeg_profile(data))
     except (struct.error, ArithmeticError, LookupError, ValueError, TypeError):
         return False  # of another kind, or broken: LittleCMS decides
     return True
@@ -202,9 +202,7 @@ def _decode_on_device(
         if pixels is None:  # one bad file makes the whole call fail
             pixels = [tensor for entry in group for tensor in _try_jpegs([entry], device) or [None]]
         for tensor, (data, header) in zip(pixels, group, strict=True):
-            if tensor is not None and (
-                conversion := read_conversion(jpeg_profile(data, read_jpeg_frame(data).pixels_at))
-            ):
+            if tensor is not None and (conversion := read_conversion(jpeg_profile(data))):
                 apply(conversion, tensor)
             upright = None if tensor is None else _turn(tensor, header.orientation)
             fits = upright is not None and upright.shape == (3, header.height, header.width)

@@ -54,11 +54,8 @@ EXPONENTS = {**dict.fromkeys((1, 6, 13, 14, 15), SRGB_CURVE), 4: 2.2, 5: 2.8, 8:
 # ------------------------------------------------------------------------------------------------
 
 
-def jpeg_profile(data: memoryview, pixels_at: int) -> bytes:
-    """The profile of a JPEG, of which each segment has a numbered part; empty if there is none, or not all of it.
-    pixels_at: where the first scan begins."""
-    if ICC not in bytes(data[:pixels_at]):
-        return b""
+def jpeg_profile(data: memoryview) -> bytes:
+    """The profile of a JPEG, of which each segment has a numbered part; empty if there is none, or not all of it."""
     parts, total = {}, 0
     for marker, start, end in jpeg_segments(data):
         if marker == APP2 and bytes(data[start : start + 12]) == ICC and end - start > 14:
@@ -82,7 +79,8 @@ def _png_profile(data: memoryview, is_gray: bool) -> bytes:
     """In the order of browsers: cICP, iCCP, sRGB; gAMA and cHRM only together."""
     chunks = png_properties(data)
     if b"cICP" in chunks:
-        return _of_code_points(*chunks[b"cICP"][:2], is_gray)
+        primaries, transfer = chunks[b"cICP"][:2]
+        return _of_code_points(primaries, transfer, is_gray)
     if b"iCCP" in chunks:
         _, _, packed = bytes(chunks[b"iCCP"]).partition(b"\0")
         return zlib.decompressobj().decompress(packed[1:], MOST_BYTES + 1)
@@ -100,7 +98,8 @@ def _coded_profile(data: memoryview, is_gray: bool) -> bytes:
     """Of AVIF and HEIF, if the code points are in the place of a profile."""
     for kind, value in primary_properties(data):
         if kind == b"colr" and bytes(value[:4]) == b"nclx":
-            return _of_code_points(*struct.unpack_from(">HH", value, 4), is_gray)
+            primaries, transfer = struct.unpack_from(">HH", value, 4)
+            return _of_code_points(primaries, transfer, is_gray)
     return b""
 
 
@@ -125,6 +124,8 @@ def find_profile(data: memoryview, name: str, stated: bytes | None = None, *, mo
             return _png_profile(data, is_gray)
         if name in ("AVIF", "HEIF") and not stated:
             return _coded_profile(data, is_gray)
+        if name == "JPEG" and not stated:  # Pillow looks for it no further than up to the frame's header
+            return jpeg_profile(data)
     except (ImageError, ArithmeticError, IndexError, ValueError, TypeError, struct.error, zlib.error):
         return b""
     return stated or b""

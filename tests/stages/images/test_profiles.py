@@ -131,11 +131,22 @@ def test_a_profile_in_several_segments_is_joined(decoder: Decoder) -> None:
     long = P3[:-1] + P3[-1:] + bytes(100_000)
     long = struct.pack(">I", len(long)) + long[4:]
     data = jpeg(quality=98, icc_profile=long)
-    assert profiles.jpeg_profile(memoryview(data), len(data)) == long
+    assert profiles.jpeg_profile(memoryview(data)) == long
     assert difference(decoder.decode(*entry(data)), stated(P3)) < 2
     first = data.index(b"ICC_PROFILE\0")
     lost = data[:first] + b"?" + data[first + 1 :]  # its first part
-    assert profiles.jpeg_profile(memoryview(lost), len(lost)) == b""
+    assert profiles.jpeg_profile(memoryview(lost)) == b""
+
+
+def test_a_profile_between_the_header_and_the_pixels_of_a_jpeg_is_applied(decoder: Decoder) -> None:
+    data = jpeg(quality=98, subsampling=0, icc_profile=WIDE)
+    start = data.index(b"\xff\xe2")
+    end = start + 2 + int.from_bytes(data[start + 2 : start + 4], "big")
+    rest = data[:start] + data[end:]
+    pixels_at = rest.index(b"\xff\xda")
+    moved = rest[:pixels_at] + data[start:end] + rest[pixels_at:]
+    assert difference(decoder.decode(*entry(rest)), stated(WIDE)) > 2
+    assert difference(decoder.decode(*entry(moved)), stated(WIDE)) < 2
 
 
 def test_alpha_is_kept_beside_a_profile(decoder: Decoder) -> None:
