@@ -158,7 +158,7 @@ def decode(
 
 def _suits_device(entry: Encoded) -> bool:
     data, header = entry
-    if header.format != "JPEG" or not (frame := read_jpeg_frame(data)).is_plain:
+    if header.format != "JPEG" or not read_jpeg_frame(data).is_plain:
         return False
     try:
         read_conversion(jpeg_profile(data))

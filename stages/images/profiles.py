@@ -76,7 +76,8 @@ def hide_exif(data: memoryview) -> bytearray:
 
 
 def _png_profile(data: memoryview, is_gray: bool) -> bytes:
-    """In the order of browsers: cICP, iCCP, sRGB; gAMA and cHRM only together."""
+    """In the order of the standard: cICP, iCCP, sRGB, gAMA with cHRM. Beside gAMA alone are sRGB's primaries; cHRM alone says
+    too little."""
     chunks = png_properties(data)
     if b"cICP" in chunks:
         primaries, transfer = chunks[b"cICP"][:2]
@@ -84,13 +85,15 @@ def _png_profile(data: memoryview, is_gray: bool) -> bytes:
     if b"iCCP" in chunks:
         _, _, packed = bytes(chunks[b"iCCP"]).partition(b"\0")
         return zlib.decompressobj().decompress(packed[1:], MOST_BYTES + 1)
-    if b"sRGB" in chunks or not {b"gAMA", b"cHRM"} <= chunks.keys():
+    if b"sRGB" in chunks or b"gAMA" not in chunks:
         return b""
     (gamma,) = struct.unpack(">I", chunks[b"gAMA"])
-    white, *colors = struct.iter_unpack(">II", chunks[b"cHRM"])
-    points = tuple(value / 100_000 for point in (*colors, white) for value in point)
     # 1/2.2 is what writers state for sRGB's own curve.
     exponent = SRGB_CURVE if abs(gamma - 45455) < 100 else 100_000 / gamma
+    if b"cHRM" not in chunks:
+        return make_profile(PRIMARIES[1], exponent, is_gray=is_gray) if exponent else b""
+    white, *colors = struct.iter_unpack(">II", chunks[b"cHRM"])
+    points = tuple(value / 100_000 for point in (*colors, white) for value in point)
     return make_profile(points, exponent, is_gray=is_gray)
 
 

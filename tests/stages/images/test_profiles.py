@@ -181,14 +181,17 @@ ICCP = chunk(b"iCCP", b"p\0\0" + zlib.compress(SWAPPED))
         ([chunk(b"cICP", bytes((9, 16, 0, 1)))], False),  # brighter than sRGB: not converted
         ([ICCP, chunk(b"sRGB", b"\0")], True),
         ([chunk(b"sRGB", b"\0"), chunk(b"gAMA", struct.pack(">I", 100000)), chunk(b"cHRM", CHRM_P3)], False),
-        ([chunk(b"gAMA", struct.pack(">I", 100000))], False),  # alone
+        ([chunk(b"gAMA", struct.pack(">I", 100000))], True),  # alone
+        ([chunk(b"gAMA", struct.pack(">I", 45455))], False),
+        ([chunk(b"gAMA", struct.pack(">I", 0))], False),
+        ([chunk(b"cHRM", CHRM_P3)], False),  # alone
         ([chunk(b"gAMA", struct.pack(">I", 45455)), chunk(b"cHRM", CHRM_SRGB)], False),
         ([chunk(b"gAMA", struct.pack(">I", 45455)), chunk(b"cHRM", CHRM_P3)], True),
         ([chunk(b"gAMA", struct.pack(">I", 0)), chunk(b"cHRM", bytes(32))], False),  # nonsense
         ([chunk(b"iCCP", b"p\0\0" + zlib.compress(bytes(9 << 20)))], False),  # too large
     ],
 )
-def test_a_png_states_its_colors_in_the_order_of_browsers(
+def test_a_png_states_its_colors_in_the_order_of_the_standard(
     decoder: Decoder, chunks: list[bytes], changes: bool
 ) -> None:
     same = np.array_equal(decoder.decode(*entry(gray_png(*chunks))), decoder.decode(*entry(gray_png())))
