@@ -1,10 +1,12 @@
-"""Identifies a file by its first bytes: a supported format, or a reason that names what the file is instead."""
+"""Identifies a file by its first bytes: a supported format, or a reason that names what the file is instead. And the
+layouts of BMP and netpbm that Pillow does not know."""
 
 from __future__ import annotations
 
 import functools
 import importlib.util
 import re
+import struct
 
 from stages.contract.base import ImageError, Reason
 
@@ -47,6 +49,23 @@ UNREAD_IMAGES: tuple[tuple[bytes, str], ...] = (
     (b"Pf", "PFM"),
     (b"PF", "PFM"),
     (b"P7\n", "PAM"),
+    (b"II\xbc", "JPEG XR"),
+    (b"icns", "an icon of macOS (ICNS)"),
+    *((b"\1\xda" + kind, "SGI") for kind in (b"\0\1", b"\0\2", b"\1\1", b"\1\2")),
+    *((b"\n\5\1" + bits, "PCX") for bits in (b"\1", b"\2", b"\4", b"\x08")),
+    (b"FLIF", "FLIF"),
+    (b"BPG\xfb", "BPG"),
+    (b"\xd7\xcd\xc6\x9a", "WMF"),
+    (b"\x8aMNG\r\n\x1a\n", "MNG"),
+    (b"Y\xa6j\x95", "Sun Raster"),
+    (b"SDPX", "DPX"),
+    (b"XPDS", "DPX"),
+)
+# … and those whose mark is not at the beginning.
+MARKED_LATER: tuple[tuple[int, bytes, str], ...] = (
+    (128, b"DICM", "DICOM"),
+    (40, b" EMF", "EMF"),
+    (522, b"\0\x11\2\xff", "PICT"),
 )
 OTHER_FILES: tuple[tuple[bytes, str], ...] = (
     (b"%PDF-", "a PDF document"),
@@ -127,9 +146,10 @@ def _identify_bitmap(data: memoryview, head: bytes) -> str | None:
 
 
 def _refusal(head: bytes) -> ImageError:
-    for prefix, name in UNREAD_IMAGES:
-        if head.startswith(prefix):
-            return ImageError(Reason.FORMAT, f"{name} is not supported: save it as JPEG, PNG, WebP or TIFF")
+    unread = [name for prefix, name in UNREAD_IMAGES if head.startswith(prefix)]
+    unread += [name for at, mark, name in MARKED_LATER if head.startswith(mark, at)]
+    if unread:
+        return ImageError(Reason.FORMAT, f"{unread[0]} is not supported: save it as JPEG, PNG, WebP or TIFF")
     for prefix, name in OTHER_FILES:
         if head.startswith(prefix):
             return ImageError(Reason.NOT_AN_IMAGE, f"the bytes are {name}")
@@ -150,3 +170,29 @@ def _refusal_of_text(head: bytes) -> ImageError:
     if text and all(character.isprintable() or character.isspace() for character in text[:512]):
         return ImageError(Reason.NOT_AN_IMAGE, "the bytes are plain text")
     return ImageError(Reason.NOT_AN_IMAGE, f"no known format begins with the bytes {head[:8].hex(' ')}")
+
+
+# Layouts of pixels that Pillow does not know
+# --------------------------------------------------------------------------------------------------------------------
+
+# The masks that Pillow reads, by bits of a pixel: red, green, blue, alpha.
+BMP_MASKS = {
+    16: ((0xF800, 0x7E0, 0x1F, 0), (0x7C00, 0x3E0, 0x1F, 0)),
+    32: (
+        (0xFF0000, 0xFF00, 0xFF, 0), (0xFF000000, 0xFF0000, 0xFF00, 0), (0xFF000000, 0xFF00, 0xFF, 0), (0, 0, 0, 0),
+        (0xFF000000, 0xFF0000, 0xFF00, 0xFF), (0xFF, 0xFF00, 0xFF0000, 0xFF000000),
+        (0xFF0000, 0xFF00, 0xFF, 0xFF000000), (0xFF000000, 0xFF00, 0xFF, 0xFF0000),
+    ),
+}  # fmt: skip
+
+
+def bmp_masks(data: memoryview) -> tuple[int, ...]:
+    """The masks of a BMP that Pillow does not know; () for all others."""
+    (header,) = struct.unpack_from("<I", data, 14)
+    bits, how = struct.unpack_from("<HI", data, 28) if header >= 40 else (0, 0)
+    if how not in (3, 6) or bits not in BMP_MASKS:
+        return ()
+    has_alpha = header >= 56 or how == 6
+    masks: tuple[int, ...] = struct.unpack_from("<4I" if has_alpha else "<3I", data, 54)
+    masks = masks if has_alpha else (*masks, 0)
+    return () if masks in BMP_MASKS[bits] else masks

@@ -15,13 +15,14 @@ from itertools import islice
 from typing import NamedTuple
 
 from stages.contract.base import ImageError, Reason
-from stages.images.formats import DEEP_PNM, HEAD, PNM
+from stages.images.formats import HEAD, PNM
 from stages.images.scans import check_scans
-from stages.images.tiff import EXIF, PARTS, find_picture, read_orientation, read_tiff
+from stages.images.tiff import EXIF, PARTS, read_orientation, read_tiff
 
 Size = tuple[int, int, int]  # width, height as stored, orientation
 
-CHUNKS = 4096  # most chunks of a PNG or WebP that are searched for EXIF
+CHUNKS = 4096  # most chunks of a PNG or WebP that are searched
+NOTHING = memoryview(b"")
 
 
 # JPEG (ITU-T T.81, annex B)
@@ -143,6 +144,22 @@ def png_chunks(data: memoryview) -> Iterator[tuple[bytes, int, int]]:
         at = end + 4
 
 
+def png_properties(data: memoryview) -> dict[bytes, memoryview]:
+    """The chunks before the pixels: their type → the content of the first of this type."""
+    found: dict[bytes, memoryview] = {}
+    for kind, start, end in islice(png_chunks(data), CHUNKS):
+        if kind == b"IDAT":
+            break
+        found.setdefault(kind, data[start:end])
+    return found
+
+
+def png_significant_bits(data: memoryview) -> int:
+    """The most significant bits of a color of a PNG of 16 bits; 16 if it does not state fewer."""
+    stated = png_properties(data).get(b"sBIT", NOTHING)[: 3 if data[25] & 2 else 1]
+    return min(max(stated, default=0) or 16, 16)
+
+
 def read_png(data: memoryview) -> Size:
     length, kind, width, height = struct.unpack_from(">I4sII", data, 8)
     if kind != b"IHDR" or length != 13:
@@ -191,29 +208,6 @@ def read_bmp(data: memoryview) -> Size:
     return width, abs(height), 1  # a negative height means rows from the top
 
 
-# The masks that Pillow reads, by bits of a pixel: red, green, blue, alpha.
-BMP_MASKS = {
-    16: ((0xF800, 0x7E0, 0x1F, 0), (0x7C00, 0x3E0, 0x1F, 0)),
-    32: (
-        (0xFF0000, 0xFF00, 0xFF, 0), (0xFF000000, 0xFF0000, 0xFF00, 0), (0xFF000000, 0xFF00, 0xFF, 0), (0, 0, 0, 0),
-        (0xFF000000, 0xFF0000, 0xFF00, 0xFF), (0xFF, 0xFF00, 0xFF0000, 0xFF000000),
-        (0xFF0000, 0xFF00, 0xFF, 0xFF000000), (0xFF000000, 0xFF00, 0xFF, 0xFF0000),
-    ),
-}  # fmt: skip
-
-
-def bmp_masks(data: memoryview) -> tuple[int, ...]:
-    """The masks of a BMP that Pillow does not know; () for all others."""
-    (header,) = struct.unpack_from("<I", data, 14)
-    bits, how = struct.unpack_from("<HI", data, 28) if header >= 40 else (0, 0)
-    if how not in (3, 6) or bits not in BMP_MASKS:
-        return ()
-    has_alpha = header >= 56 or how == 6
-    masks: tuple[int, ...] = struct.unpack_from("<4I" if has_alpha else "<3I", data, 54)
-    masks = masks if has_alpha else (*masks, 0)
-    return () if masks in BMP_MASKS[bits] else masks
-
-
 def read_pnm(data: memoryview) -> Size:
     found = PNM.match(data[:HEAD])
     if found is None:
@@ -259,7 +253,6 @@ def _webp_orientation(data: memoryview) -> int:
 # --------------------------------------------------------------
 
 BOXES = 4096  # most boxes that are read on one level
-NOTHING = memoryview(b"")
 # (quarter turns counterclockwise, then mirror: 0 top to bottom, 1 left to right) → EXIF orientation
 TURNS = {
     (0, None): 1, (1, None): 8, (2, None): 3, (3, None): 6,
@@ -387,14 +380,3 @@ READERS: dict[str, Callable[[memoryview], Size]] = {
     "AVIF": read_avif,
     "HEIF": read_heif,
 }
-
-
-def is_deep(name: str, data: memoryview) -> bool:
-    """Whether a picture that has been found sound needs samples.py: gray with more than 8 bits, and much of TIFF."""
-    if name == "TIFF":
-        return find_picture(data).is_deep
-    if name == "PPM":
-        return (found := DEEP_PNM.match(data[:HEAD])) is not None and int(found[1]) > 255
-    if name == "BMP":
-        return bool(bmp_masks(data))
-    return name == "PNG" and (data[24], data[25]) == (16, 0)

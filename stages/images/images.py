@@ -19,10 +19,11 @@ from typing import TYPE_CHECKING, Protocol, cast
 
 from stages.contract.base import Header, Image, ImageError, Limits, Reason, advise
 from stages.contract.processes import count_cores
-from stages.images.formats import identify
-from stages.images.headers import READERS, is_deep, read_jpeg_frame
+from stages.images.formats import DEEP_PNM, HEAD, bmp_masks, identify
+from stages.images.headers import READERS, png_properties, png_significant_bits, read_jpeg_frame
 from stages.images.pages import count_pages
 from stages.images.profiles import apply, hide_exif, jpeg_profile, read_conversion
+from stages.images.tiff import find_picture
 
 if TYPE_CHECKING:
     import numpy as np
@@ -66,7 +67,22 @@ def inspect(data: memoryview, limits: Limits) -> Header:
     if orientation > 4:
         width, height = height, width
     _check_size(width, height, limits)
-    return Header(name, width, height, orientation, count_pages(name, data), is_deep(name, data))
+    return Header(name, width, height, orientation, count_pages(name, data), _is_deep(name, data))
+
+
+def _is_deep(name: str, data: memoryview) -> bool:
+    """Whether a picture that has been found sound needs samples.py: gray with more than 8 bits, much of TIFF, and a PNG of
+    which the lower bits say what is white or transparent."""
+    if name == "TIFF":
+        return find_picture(data).is_deep
+    if name == "PPM":
+        return (found := DEEP_PNM.match(data[:HEAD])) is not None and int(found[1]) > 255
+    if name == "BMP":
+        return bool(bmp_masks(data))
+    if name != "PNG" or data[24] != 16:
+        return False
+    kind = data[25]
+    return kind == 0 or png_significant_bits(data) < 16 or (kind == 2 and b"tRNS" in png_properties(data))
 
 
 def _check_size(width: int, height: int, limits: Limits) -> None:
@@ -147,10 +163,10 @@ def decode(
 
 def _suits_device(entry: Encoded) -> bool:
     data, header = entry
-    if header.format != "JPEG" or not (frame := read_jpeg_frame(data)).is_plain:
+    if header.format != "JPEG" or not read_jpeg_frame(data).is_plain:
         return False
     try:
-        read_conversion(jpeg_profile(data, frame.pixels_at))
+        read_conversion(jpeg_profile(data))
     except (struct.error, ArithmeticError, LookupError, ValueError, TypeError):
         return False  # of another kind, or broken: LittleCMS decides
     return True
@@ -187,9 +203,7 @@ def _decode_on_device(entries: Sequence[Encoded], device: torch.device) -> Itera
         if pixels is None:  # one bad file makes the whole call fail
             pixels = [tensor for entry in group for tensor in _try_jpegs([entry], device) or [None]]
         for tensor, (data, header) in zip(pixels, group, strict=True):
-            if tensor is not None and (
-                conversion := read_conversion(jpeg_profile(data, read_jpeg_frame(data).pixels_at))
-            ):
+            if tensor is not None and (conversion := read_conversion(jpeg_profile(data))):
                 apply(conversion, tensor)
             upright = None if tensor is None else _turn(tensor, header.orientation)
             fits = upright is not None and upright.shape == (3, header.height, header.width)

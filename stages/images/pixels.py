@@ -15,7 +15,7 @@ import zlib
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from PIL import Image, ImageFile, UnidentifiedImageError
+from PIL import Image, ImageFile, ImagePalette, UnidentifiedImageError
 from PIL.AvifImagePlugin import AvifImageFile
 from PIL.BmpImagePlugin import BmpImageFile
 from PIL.GifImagePlugin import GifImageFile
@@ -26,7 +26,8 @@ from PIL.TiffImagePlugin import TiffImageFile
 from PIL.WebPImagePlugin import WebPImageFile
 
 from stages.contract.base import Header, ImageError, Reason
-from stages.images.headers import bmp_masks, find_avif_crop, png_chunks
+from stages.images.formats import bmp_masks
+from stages.images.headers import find_avif_crop, png_chunks, png_significant_bits
 from stages.images.profiles import convert_to_srgb, find_profile
 from stages.images.tiff import Directory, find_picture
 
@@ -115,8 +116,9 @@ def write_rgb(data: memoryview, header: Header, out: memoryview) -> None:
             raise ImageError(Reason.HEADER, f"the header says {size[0]}×{size[1]}, the picture {image.size}")
         image.info.pop("xmp", None)  # Pillow would read an orientation from it that no other program applies
         _load(image, len(data))
-        profile = find_profile(data, header.format, image.info.get("icc_profile"))
-        upright = convert_to_srgb(_correct(image, data, header), profile)
+        correct = _correct(image, data, header)
+        profile = find_profile(data, header.format, image.info.get("icc_profile"), mode=correct.mode)
+        upright = convert_to_srgb(correct, profile)
         if orientation in TRANSPOSITIONS:
             upright = upright.transpose(TRANSPOSITIONS[orientation])
         if upright.size != (header.width, header.height):  # some plug-ins know the size only now
@@ -207,7 +209,10 @@ def open_tiff(picture: Directory) -> Image.Image:
     file.seek(8 if picture.is_big else 4)
     file.write(struct.pack(picture.order + ("Q" if picture.is_big else "I"), picture.at))
     file.seek(0)
-    return TiffImageFile(file)
+    image = TiffImageFile(file)
+    if image.palette and (palette := picture.palette):
+        image.palette = ImagePalette.raw("RGB;L", palette)
+    return image
 
 
 def _correct(image: Image.Image, data: memoryview, header: Header) -> Image.Image:
@@ -220,9 +225,13 @@ def _correct_png(image: Image.Image, data: memoryview, header: Header) -> Image.
     if header.is_deep:
         from stages.images import samples
 
-        significant = next((data[start] for kind, start, _ in png_chunks(data) if kind == b"sBIT"), 16)
-        return samples.reduce_depth(image, significant if 0 < significant < 16 else 16)
+        significant = png_significant_bits(data)
+        if data[25] == 0:
+            return samples.reduce_depth(image, significant)
+        return samples.reduce_colors(keep_picture(data).getvalue(), significant)
     bits, clear = data[24], image.info.get("transparency")
+    if (bits, data[25]) == (16, 4):  # gray and alpha, which Pillow reads as colors
+        return image.convert("LA")
     if image.mode == "L" and bits < 8 and isinstance(clear, int):
         image.info["transparency"] = clear * 255 // ((1 << bits) - 1)
     return image

@@ -18,7 +18,7 @@ from operator import mul
 from typing import TYPE_CHECKING, NamedTuple
 
 from stages.contract.base import ImageError
-from stages.images.headers import jpeg_segments, png_chunks, primary_properties
+from stages.images.headers import jpeg_segments, png_properties, primary_properties
 
 if TYPE_CHECKING:
     import torch
@@ -29,6 +29,7 @@ NEAR = 2  # levels of 255
 STRIP_PIXELS = 4_000_000  # converted at once on a device
 APP1, APP2, COMMENT = 0xE1, 0xE2, 0xFE
 ICC = b"ICC_PROFILE\0"
+GRAY = ("1", "L", "LA")  # modes of Pillow
 
 Row = tuple[float, float, float]
 Matrix = tuple[Row, Row, Row]
@@ -53,11 +54,8 @@ EXPONENTS = {**dict.fromkeys((1, 6, 13, 14, 15), SRGB_CURVE), 4: 2.2, 5: 2.8, 8:
 # ------------------------------------------------------------------------------------------------
 
 
-def jpeg_profile(data: memoryview, pixels_at: int) -> bytes:
-    """The profile of a JPEG, of which each segment has a numbered part; empty if there is none, or not all of it.
-    pixels_at: where the first scan begins."""
-    if ICC not in bytes(data[:pixels_at]):
-        return b""
+def jpeg_profile(data: memoryview) -> bytes:
+    """The profile of a JPEG, of which each segment has a numbered part; empty if there is none, or not all of it."""
     parts, total = {}, 0
     for marker, start, end in jpeg_segments(data):
         if marker == APP2 and bytes(data[start : start + 12]) == ICC and end - start > 14:
@@ -77,54 +75,60 @@ def hide_exif(data: memoryview) -> bytearray:
     return copy
 
 
-def _png_profile(data: memoryview) -> bytes:
-    """In the order of browsers: cICP, iCCP, sRGB; gAMA and cHRM only together."""
-    chunks: dict[bytes, bytes] = {}
-    for kind, start, end in png_chunks(data):
-        if kind == b"IDAT":
-            break
-        chunks.setdefault(kind, bytes(data[start:end]))
+def _png_profile(data: memoryview, is_gray: bool) -> bytes:
+    """In the order of the standard: cICP, iCCP, sRGB, gAMA with cHRM. Beside gAMA alone are sRGB's primaries; cHRM alone says
+    too little."""
+    chunks = png_properties(data)
     if b"cICP" in chunks:
-        return _of_code_points(*chunks[b"cICP"][:2])
+        primaries, transfer = chunks[b"cICP"][:2]
+        return _of_code_points(primaries, transfer, is_gray)
     if b"iCCP" in chunks:
-        _, _, packed = chunks[b"iCCP"].partition(b"\0")
+        _, _, packed = bytes(chunks[b"iCCP"]).partition(b"\0")
         return zlib.decompressobj().decompress(packed[1:], MOST_BYTES + 1)
-    if b"sRGB" in chunks or not {b"gAMA", b"cHRM"} <= chunks.keys():
+    if b"sRGB" in chunks or b"gAMA" not in chunks:
         return b""
     (gamma,) = struct.unpack(">I", chunks[b"gAMA"])
+    # 1/2.2 is what writers state for sRGB's own curve.
+    exponent = SRGB_CURVE if abs(gamma - 45455) < 100 else 100_000 / gamma
+    if b"cHRM" not in chunks:
+        return make_profile(PRIMARIES[1], exponent, is_gray=is_gray) if exponent else b""
     white, *colors = struct.iter_unpack(">II", chunks[b"cHRM"])
     points = tuple(value / 100_000 for point in (*colors, white) for value in point)
-    # 1/2.2 is what writers state for sRGB's own curve.
-    return make_profile(points, SRGB_CURVE if abs(gamma - 45455) < 100 else 100_000 / gamma)
+    return make_profile(points, exponent, is_gray=is_gray)
 
 
-def _coded_profile(data: memoryview) -> bytes:
+def _coded_profile(data: memoryview, is_gray: bool) -> bytes:
     """Of AVIF and HEIF, if the code points are in the place of a profile."""
     for kind, value in primary_properties(data):
         if kind == b"colr" and bytes(value[:4]) == b"nclx":
-            return _of_code_points(*struct.unpack_from(">HH", value, 4))
+            primaries, transfer = struct.unpack_from(">HH", value, 4)
+            return _of_code_points(primaries, transfer, is_gray)
     return b""
 
 
-def _of_code_points(primaries: int, transfer: int) -> bytes:
+def _of_code_points(primaries: int, transfer: int, is_gray: bool) -> bytes:
     if (
         primaries not in PRIMARIES or transfer not in EXPONENTS
     ):  # not stated; or of more than sRGB's brightness
         return b""
-    return make_profile(PRIMARIES[primaries], EXPONENTS[transfer])
+    return make_profile(PRIMARIES[primaries], EXPONENTS[transfer], is_gray=is_gray)
 
 
 # Conversion by LittleCMS, in the decoder's child process
 # ------------------------------------------------------------------------------------------------
 
 
-def find_profile(data: memoryview, name: str, stated: bytes | None = None) -> bytes:
-    """The profile of a file of the format `name`; empty if there is none that can be read. stated: what Pillow found in it."""
+def find_profile(data: memoryview, name: str, stated: bytes | None = None, *, mode: str = "RGB") -> bytes:
+    """The profile of a file of the format `name`; empty if there is none that can be read. stated: what Pillow found in it.
+    mode: of its pixels."""
+    is_gray = mode in GRAY
     try:
         if name == "PNG":
-            return _png_profile(data)
+            return _png_profile(data, is_gray)
         if name in ("AVIF", "HEIF") and not stated:
-            return _coded_profile(data)
+            return _coded_profile(data, is_gray)
+        if name == "JPEG" and not stated:  # Pillow looks for it no further than up to the frame's header
+            return jpeg_profile(data)
     except (ImageError, ArithmeticError, IndexError, ValueError, TypeError, struct.error, zlib.error):
         return b""
     return stated or b""
@@ -134,7 +138,7 @@ def convert_to_srgb(image: Image.Image, profile: bytes) -> Image.Image:
     """The pixels in sRGB, or unchanged if there is nothing to convert. Gray with a profile becomes RGB."""
     if not profile or len(profile) > MOST_BYTES or image.mode == "LAB":
         return image
-    has_alpha, is_gray = image.has_transparency_data, image.mode in ("1", "L", "LA")
+    has_alpha, is_gray = image.has_transparency_data, image.mode in GRAY
     base = image.convert("L" if is_gray else "RGB") if image.mode not in ("L", "RGB", "CMYK") else image
     transform = _find_transform(profile, base.mode)
     if transform is None:
@@ -289,34 +293,29 @@ def apply(conversion: Conversion, pixels: torch.Tensor) -> None:
 # ------------------------------------------------------------------------------------------------
 
 
-def make_profile(points: tuple[float, ...], exponent: float) -> bytes:
-    """A profile of curves and a matrix. points: x and y of red, green, blue and white. exponent: SRGB_CURVE or a number."""
-    columns = _transpose(_to_d50(points))
+def make_profile(points: tuple[float, ...], exponent: float, *, is_gray: bool = False) -> bytes:
+    """A profile of curves and a matrix, or of gray. points: x and y of red, green, blue and white. exponent: SRGB_CURVE or a
+    number."""
     numbers = [exponent] if exponent else [2.4, 1 / 1.055, 0.055 / 1.055, 1 / 12.92, 0.04045]
     kind = 0 if exponent else 3
     curve = b"para" + struct.pack(
         f">4xHxx{len(numbers)}i", kind, *(round(65536 * value) for value in numbers)
     )
-    bodies = [
-        b"XYZ " + struct.pack(">4x3i", *(round(65536 * value) for value in row)) for row in (*columns, D50)
-    ]
-    bodies.append(curve)
-    first, starts, body = 132 + 12 * 7, [], b""
-    for part in bodies:
-        starts.append((first + len(body), len(part)))
-        body += part
-    names = (b"rXYZ", b"gXYZ", b"bXYZ", b"wtpt", b"rTRC", b"gTRC", b"bTRC")
-    places = (*starts[:4], starts[4], starts[4], starts[4])
-    table = b"".join(struct.pack(">4sII", name, *place) for name, place in zip(names, places, strict=True))
     white = struct.pack(">3i", *(round(65536 * value) for value in D50))
-    header = (
-        struct.pack(">I4xI", first + len(body), 0x04300000)
-        + b"mntrRGB XYZ "
-        + bytes(12)
-        + b"acsp"
-        + bytes(28)
+    tags = {b"wtpt": b"XYZ " + bytes(4) + white, b"kTRC" if is_gray else b"rTRC": curve}
+    if not is_gray:
+        tags |= {b"gTRC": curve, b"bTRC": curve}
+        for name, row in zip((b"rXYZ", b"gXYZ", b"bXYZ"), _transpose(_to_d50(points)), strict=True):
+            tags[name] = b"XYZ " + struct.pack(">4x3i", *(round(65536 * value) for value in row))
+    table, body = b"", b""
+    for name, tag in tags.items():
+        table += struct.pack(">4sII", name, 132 + 12 * len(tags) + len(body), len(tag))
+        body += tag
+    header = struct.pack(">I4xI", 132 + len(table) + len(body), 0x04300000) + b"mntr"
+    header += (
+        (b"GRAY" if is_gray else b"RGB ") + b"XYZ " + bytes(12) + b"acsp" + bytes(28) + white + bytes(48)
     )
-    return header + white + bytes(48) + struct.pack(">I", 7) + table + body
+    return header + struct.pack(">I", len(tags)) + table + body
 
 
 def _to_d50(points: tuple[float, ...]) -> Matrix:

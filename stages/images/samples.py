@@ -9,7 +9,9 @@ from __future__ import annotations
 import io
 import struct
 import zlib
+from bisect import bisect_left
 from collections.abc import Iterator
+from itertools import zip_longest
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -109,15 +111,17 @@ def _find_range(
 ) -> tuple[float, float]:
     """What becomes black, and what white.
 
-    Unsigned numbers: their whole range, or what is used of it if that is a small part, as 12-bit sensors do in 16 bits.
+    Unsigned numbers: their whole range; of plain gray what is used of it if that is a small part, as 12-bit sensors do in
+    16 bits. Dark colors stay dark.
     Signed numbers and floats: from the darkest to the brightest, without missing values and a few outliers; floats of
     colors, or with alpha, from 0 to 1 if all are in between.
     """
+    top = (1 << bits) - 1
+    if bits and not (bits > 8 and is_plain_gray):
+        return 0, top
     low, high = _find_ends(values if bits and no_data is None else values[~_is_missing(values, no_data)])
     if bits:
-        top = (1 << bits) - 1
-        is_small = bits > 8 and LEAST_LEVELS <= high - low < top / SMALL_PART
-        return (low, high) if is_small else (0, top)
+        return (low, high) if LEAST_LEVELS <= high - low < top / SMALL_PART else (0, top)
     is_usual = values.dtype.kind == "f" and not is_plain_gray and low >= 0 and 1 / SMALL_PART < high <= 1
     return (0, 1) if is_usual else (low, high)
 
@@ -141,18 +145,39 @@ def _find_ends(values: Array) -> tuple[float, float]:
 def reduce_depth(image: Image.Image, significant_bits: int = 16) -> Image.Image:
     """A picture of Pillow's modes for more than 8 bits of gray, as L, or LA if it has a transparent value.
 
-    significant_bits: if no value needs more, they are the lower ones of the 16.
+    significant_bits: see _find_used_bits.
     """
     values = np.asarray(image)
     values = values.astype(values.dtype.newbyteorder("="), copy=False)[..., None]
     clear = image.info.get("transparency")
     if image.mode == "I":  # of netpbm; Pillow has scaled it to 16 bits
         values = values.clip(0, 65535).astype(np.uint16)
-    bits = significant_bits if values.max() < 1 << significant_bits else 16
+    bits = _find_used_bits(values, significant_bits)
     gray = to_8_bits(values, bits=bits)
     if not isinstance(clear, int):
         return Image.fromarray(gray[..., 0])
     return Image.fromarray(np.concatenate([gray, np.where(values == clear, 0, 255).astype(np.uint8)], -1))
+
+
+def reduce_colors(png: bytes, significant_bits: int) -> Image.Image:
+    """A PNG of 16 bits with colors or alpha, in mode LA, RGB or RGBA. Pillow keeps the higher 8 bits, before it looks for the
+    color that is transparent. significant_bits: see _find_used_bits."""
+    from imagecodecs import png_decode
+
+    values = png_decode(png)
+    colors = 1 if values.shape[2] == 2 else 3
+    bits = _find_used_bits(values[..., :colors], significant_bits)
+    alpha = values[..., colors:]
+    if bits == 16:
+        return Image.fromarray((values >> 8).astype(np.uint8))
+    if alpha.max(initial=0) >> bits:
+        alpha >>= 16 - bits
+    return Image.fromarray(to_8_bits(values, bits=bits, colors=colors))
+
+
+def _find_used_bits(values: Array, significant_bits: int) -> int:
+    """A PNG should fill 16 bits, and say how many of them are significant. If no value needs more, they are the lower ones."""
+    return 16 if values.max() >> significant_bits else significant_bits
 
 
 # TIFF
@@ -207,11 +232,10 @@ def _number_of(text: str) -> float | None:
 
 
 def _paint(picture: Directory, values: Array) -> Image.Image:
-    table = np.array(picture.integers(tiff.COLOR_MAP), np.uint32)
+    table = np.frombuffer(picture.palette, np.uint8)
     if table.size < 3 << picture.bits:
         raise ImageError(Reason.HEADER, "the TIFF's palette is too short")
-    table = (table[: 3 << picture.bits].reshape(3, -1).T >> 8).astype(np.uint8)
-    return Image.fromarray(table[values[..., 0]])
+    return Image.fromarray(table.reshape(3, -1).T[values[..., 0]])
 
 
 class StripOrTile(NamedTuple):
@@ -222,6 +246,7 @@ class StripOrTile(NamedTuple):
     left: int
     rows: int
     columns: int
+    row_bytes: int  # without compression
     at: int
     bytes: int
 
@@ -233,10 +258,7 @@ def _read_samples(picture: Directory, kept: list[int]) -> Array:
     per_pixel = 1 if picture.is_planar else picture.samples
     for place, plane in enumerate(kept) if picture.is_planar else [(0, 0)]:
         for part in _segments(picture, plane, width, height):
-            if not part.bytes:  # a program may leave out what is empty
-                continue
-            row_bytes = -(-part.columns * per_pixel * picture.bits // 8)
-            found = _decode(picture, _unpack(picture, part, row_bytes), per_pixel)
+            found = _decode(picture, _unpack(picture, part), per_pixel)
             target = values[part.top : part.top + part.rows, part.left : part.left + part.columns]
             found = found[:, : part.columns * per_pixel].reshape(part.rows, part.columns, per_pixel)
             found = found[: target.shape[0], : target.shape[1]]
@@ -253,6 +275,7 @@ def _type_of(picture: Directory) -> np.dtype[Any]:
 
 
 def _segments(picture: Directory, plane: int, width: int, height: int) -> Iterator[StripOrTile]:
+    """Those of one plane, or of all samples, without those that a program has left out because they are empty."""
     is_tiled = bool(picture.integers(tiff.TILES))
     offsets = picture.integers(tiff.TILES if is_tiled else tiff.STRIPS)
     lengths = picture.integers(tiff.TILE_BYTES if is_tiled else tiff.STRIP_BYTES)
@@ -266,54 +289,60 @@ def _segments(picture: Directory, plane: int, width: int, height: int) -> Iterat
         raise ImageError(Reason.HEADER, "the TIFF has strips or tiles without a size")
     across = -(-width // columns)
     count = across * -(-height // rows)
-    listed = list(zip(offsets, lengths, strict=False))[plane * count : (plane + 1) * count]
+    listed = list(zip_longest(offsets, lengths[: len(offsets)], fillvalue=0))[plane * count :][:count]
     if len(listed) < count:
         raise ImageError(Reason.HEADER, "the TIFF lists fewer strips or tiles than it has")
+    row_bytes = -(-columns * (1 if picture.is_planar else picture.samples) * picture.bits // 8)
+    places = sorted(offsets)
     for number, (at, size) in enumerate(listed):
+        top = number // across * rows
+        whole = rows if is_tiled else min(rows, height - top)
+        size = _find_bytes(picture, places, at, size, whole * row_bytes)
+        if not (at and size):
+            continue
         if at + size > len(picture.data):
             raise ImageError(Reason.TRUNCATED, "the file ends before its pixels do")
-        top = number // across * rows
-        yield StripOrTile(
-            top, number % across * columns, rows if is_tiled else min(rows, height - top), columns, at, size
-        )
+        yield StripOrTile(top, number % across * columns, whole, columns, row_bytes, at, size)
 
 
-def _unpack(picture: Directory, part: StripOrTile, row_bytes: int) -> Array:
+def _find_bytes(picture: Directory, places: list[int], at: int, stated: int, plain: int) -> int:
+    """The length of a strip or tile; 0 if it is left out, and so has no place of its own. places: of all, sorted.
+    stated: may be 0. plain: its length without compression."""
+    if picture.compression == 1 and len(places) == 1:
+        return plain  # as libtiff does: the stated length may be wrong
+    if stated:
+        return stated
+    here = bisect_left(places, at)
+    if places[here : here + 2] == [at, at]:
+        return 0
+    if picture.compression == 1:
+        return plain
+    return max(1, min((*places[here + 1 : here + 2], len(picture.data))) - at)
+
+
+def _unpack(picture: Directory, part: StripOrTile) -> Array:
     """The bytes of a segment, decompressed: [rows, row_bytes]."""
     raw = picture.data[part.at : part.at + part.bytes]
     fill_order = picture.integer(tiff.FILL_ORDER, 1)
     if picture.compression == 1:
-        if len(raw) < part.rows * row_bytes:
+        if len(raw) < part.rows * part.row_bytes:
             raise ImageError(Reason.TRUNCATED, "the TIFF has fewer pixels than it states")
-        found = np.frombuffer(raw, np.uint8, part.rows * row_bytes)
+        found = np.frombuffer(raw, np.uint8, part.rows * part.row_bytes)
         if fill_order == 2:
             found = np.packbits(np.unpackbits(found, bitorder="little"))
     elif picture.compression in DEFLATE and fill_order == 1:  # there may be thousands of strips of one row
         try:
-            found = np.frombuffer(zlib.decompressobj().decompress(raw, part.rows * row_bytes), np.uint8)
+            found = np.frombuffer(zlib.decompressobj().decompress(raw, part.rows * part.row_bytes), np.uint8)
         except zlib.error as error:
             raise OSError(f"deflate: {error}") from None
-        if len(found) < part.rows * row_bytes:
+        if len(found) < part.rows * part.row_bytes:
             raise ImageError(Reason.TRUNCATED, "the TIFF has fewer pixels than it states")
     else:
         with TiffImageFile(
-            io.BytesIO(_wrap(raw, picture.compression, fill_order, row_bytes, part.rows))
+            io.BytesIO(tiff.wrap(raw, picture.compression, fill_order, part.row_bytes, part.rows))
         ) as image:
             found = np.frombuffer(image.tobytes(), np.uint8)
-    return found.reshape(part.rows, row_bytes)
-
-
-def _wrap(raw: memoryview, compression: int, fill_order: int, width: int, height: int) -> bytes:
-    """A TIFF of one strip of 8-bit gray. libtiff, by way of Pillow, is then a decompressor for bytes of any meaning."""
-    tags = {
-        tiff.WIDTH: width, tiff.HEIGHT: height, tiff.BITS: 8, tiff.COMPRESSION: compression, tiff.PHOTOMETRIC: 1,
-        tiff.FILL_ORDER: fill_order, tiff.STRIPS: 0, tiff.SAMPLES: 1, tiff.STRIP_ROWS: height, tiff.STRIP_BYTES: len(raw),
-    }  # fmt: skip
-    tags[tiff.STRIPS] = 8 + 2 + 12 * len(tags) + 4
-    # All as 32-bit numbers, but those that are 16-bit by the standard.
-    short = (tiff.BITS, tiff.COMPRESSION, tiff.PHOTOMETRIC, tiff.FILL_ORDER, tiff.SAMPLES)
-    entries = b"".join(struct.pack("<HHII", tag, 3 if tag in short else 4, 1, tags[tag]) for tag in tags)
-    return struct.pack("<2sHIH", b"II", 42, 8, len(tags)) + entries + bytes(4) + raw
+    return found.reshape(part.rows, part.row_bytes)
 
 
 def _decode(picture: Directory, rows: Array, per_pixel: int) -> Array:

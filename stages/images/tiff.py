@@ -8,7 +8,6 @@ from __future__ import annotations
 import functools
 import struct
 from collections.abc import Iterator
-from itertools import islice
 
 from stages.contract.base import ImageError, Reason
 
@@ -30,7 +29,7 @@ COPY_OR_MASK = 1 | 4  # in NewSubfileType
 SMALLER_COPY = 2  # in SubfileType, its predecessor
 
 UNSIGNED, SIGNED, FLOAT = 1, 2, 3  # sample formats; 4 is "undefined", and read as unsigned
-MIN_IS_WHITE, MIN_IS_BLACK, RGB, PALETTE, CMYK, YCBCR, LAB = 0, 1, 2, 3, 5, 6, 8
+UNNAMED, MIN_IS_WHITE, MIN_IS_BLACK, RGB, PALETTE, CMYK, YCBCR, LAB = -1, 0, 1, 2, 3, 5, 6, 8
 COLORS = {MIN_IS_WHITE: 1, MIN_IS_BLACK: 1, RGB: 3, PALETTE: 1, CMYK: 4, YCBCR: 3, LAB: 3}
 SENSORS = (32803, 34892)  # what a camera's sensor saw, which has to be developed
 OLD_JPEG, JPEG = 6, 7
@@ -40,12 +39,19 @@ BYTEWISE = (1, 5, 8, 32773, 32946, 34925, 50000)
 READ_BY_PILLOW = (*FAX, OLD_JPEG, JPEG, 32809)
 UNREAD_COMPRESSIONS = {
     34887: "LERC", 34661: "JBIG", 34712: "JPEG 2000", 33003: "JPEG 2000", 33004: "JPEG 2000", 33005: "JPEG 2000",
-    50001: "WebP", 50002: "JPEG XL", 52546: "JPEG XL", 34676: "SGI LogLuv", 34677: "SGI LogLuv",
+    34933: "PNG", 34934: "JPEG XR", 50001: "WebP", 50002: "JPEG XL", 52546: "JPEG XL", 34676: "SGI LogLuv", 34677: "SGI LogLuv",
 }  # fmt: skip
 RAW_COMPRESSIONS = {
     34713: "NEF", 32767: "ARW", 65535: "PEF", 32769: "NEF", 32770: "SRW", 65000: "DCR", 262: "KDC",
 }  # fmt: skip
-UNREAD_COLORS = {4: "a mask", 9: "ICC L*a*b*", 10: "ITU L*a*b*", 32844: "LogL", 32845: "LogLuv"}
+UNREAD_COLORS = {
+    UNNAMED: "colors that it does not name",
+    4: "a mask",
+    9: "ICC L*a*b*",
+    10: "ITU L*a*b*",
+    32844: "LogL",
+    32845: "LogLuv",
+}
 WHOLE_BITS = (*range(1, 17), 24, 32, 64)  # of unsigned integers
 # What Pillow reads right, by photometric interpretation and bits: the kinds of the samples after the colors.
 # 0: unspecified, 1: alpha that is multiplied into the colors, 2: alpha. None: not even said.
@@ -139,7 +145,16 @@ class Directory:
 
     @functools.cached_property
     def photometric(self) -> int:
-        return YCBCR if self.compression == OLD_JPEG else self.integer(PHOTOMETRIC, MIN_IS_WHITE)
+        """UNNAMED if it is not stated, and does not follow from the number of channels as for libtiff."""
+        if self.compression == OLD_JPEG:
+            return YCBCR
+        usual = UNNAMED
+        if self.compression in FAX:
+            usual = MIN_IS_WHITE
+        elif self.compression in BYTEWISE:
+            colors = self.samples - len(self.integers(EXTRA_SAMPLES))
+            usual = {1: MIN_IS_BLACK, 3: RGB}.get(colors, UNNAMED)
+        return self.integer(PHOTOMETRIC, usual)
 
     @functools.cached_property
     def samples(self) -> int:
@@ -163,6 +178,14 @@ class Directory:
     def is_planar(self) -> bool:
         return self.samples > 1 and self.integer(PLANAR, 1) == 2
 
+    @property
+    def palette(self) -> bytes:
+        """The red of all its colors, then green and blue, one byte each. As for libtiff, a table without a number above 255
+        has 8 bits."""
+        table = self.integers(COLOR_MAP)[: 3 << self.bits]
+        shift = 8 if max(table, default=0) > 255 else 0
+        return bytes(number >> shift & 255 for number in table)
+
     @functools.cached_property
     def is_deep(self) -> bool:
         """Whether samples.py reads it. Pillow does not know these layouts, or is wrong about them, but reads all that is
@@ -172,12 +195,23 @@ class Directory:
         extras = self.integers(EXTRA_SAMPLES)
         if extras not in PILLOW.get((self.photometric, self.bits), ()) or self.kind != UNSIGNED:
             return True
+        if not self.integers(PHOTOMETRIC):
+            return True
         colors = COLORS[self.photometric]
         if self.is_planar and (self.bits != 8 or colors == 1 or extras not in ((), (2,))):
+            return True
+        if self._has_gaps and self.photometric not in (YCBCR, LAB):
             return True
         # Extra samples that no tag names.
         unnamed = self.samples - colors - len(extras)
         return unnamed != 0 and not (self.photometric == RGB and unnamed == 1 and not extras)
+
+    @property
+    def _has_gaps(self) -> bool:
+        """Whether it does not say of all strips or tiles where they are and how long: it may have left out empty ones."""
+        places, lengths = (STRIPS, STRIP_BYTES) if not self.integers(TILES) else (TILES, TILE_BYTES)
+        offsets, sizes = self.integers(places), self.integers(lengths)
+        return 0 in offsets or 0 in sizes or len(sizes) < len(offsets)
 
     def refuse(self) -> None:
         """Raises ImageError (FORMAT) for pixels that cannot be read, and names them."""
@@ -192,9 +226,8 @@ class Directory:
             return f"fax compression of {self.bits}-bit pixels"
         if self.compression in (OLD_JPEG, JPEG) and self.bits != 8:
             return f"JPEG compression of {self.bits or 'unequal'} bits a channel"
-        if self.compression == JPEG and self.integers(EXTRA_SAMPLES) not in PILLOW.get(
-            (self.photometric, 8), ()
-        ):
+        known = PILLOW.get((self.photometric, 8), (self.integers(EXTRA_SAMPLES),))
+        if self.compression == JPEG and self.integers(EXTRA_SAMPLES) not in known:
             return f"JPEG compression of {self.samples} channels"
         if self.compression not in (*BYTEWISE, *READ_BY_PILLOW):
             return f"{UNREAD_COMPRESSIONS.get(self.compression, f'unknown ({self.compression})')} compression"
@@ -254,7 +287,7 @@ SEARCHED = 64  # directories that are searched for the picture
 
 
 def find_picture(data: memoryview) -> Directory:
-    """The directory of the first picture that is no smaller copy or mask: in the row, or else below another one.
+    """The directory of the first picture that is no smaller copy or mask: in the row, or below another one.
     If all are marked as copies, the first.
 
     Raises ImageError: FORMAT for camera raw, HEADER if there is no directory.
@@ -263,17 +296,28 @@ def find_picture(data: memoryview) -> Directory:
     first = next(row, None)
     if first is None:
         raise ImageError(Reason.HEADER, "the TIFF has no picture")
-    below = [first, *_below(first)]
-    if not first.is_copy:
-        _refuse_raw(data, below)
-        return first
-    everything = [*below, *(part for other in islice(row, SEARCHED) for part in (other, *_below(other)))]
-    _refuse_raw(data, everything)
-    return next((part for part in everything if not part.is_copy), first)
+    parts = _tree(first)
+    try:
+        while len(parts) < SEARCHED and (other := next(row, None)):
+            parts += _tree(other)
+    except (struct.error, IndexError):  # a document may be cut off after the page that is read
+        if all(part.is_copy for part in parts):
+            raise
+    _refuse_raw(data, parts)
+    return next((part for part in parts if not part.is_copy), first)
 
 
-def _below(parent: Directory) -> list[Directory]:
-    return [Directory(parent.data, at) for at in parent.integers(SUB_DIRECTORIES)[:SEARCHED]]
+def _tree(top: Directory) -> list[Directory]:
+    """A directory and those below it, at any depth."""
+    found: dict[int, Directory] = {}
+    waiting = [top]
+    while waiting and len(found) < SEARCHED:
+        part = waiting.pop()
+        if part.at not in found:
+            found[part.at] = part
+            below = part.integers(SUB_DIRECTORIES)[:SEARCHED]
+            waiting += [Directory(part.data, at) for at in reversed(below)]
+    return list(found.values())
 
 
 def _refuse_raw(data: memoryview, parts: list[Directory]) -> None:
@@ -316,3 +360,16 @@ def read_orientation(exif: memoryview) -> int:
         return first.orientation if first else 1
     except (struct.error, IndexError):
         return 1
+
+
+def wrap(raw: memoryview, compression: int, fill_order: int, width: int, height: int) -> bytes:
+    """A TIFF of one strip of 8-bit gray. libtiff, by way of Pillow, is then a decompressor for bytes of any meaning."""
+    tags = {
+        WIDTH: width, HEIGHT: height, BITS: 8, COMPRESSION: compression, PHOTOMETRIC: 1,
+        FILL_ORDER: fill_order, STRIPS: 0, SAMPLES: 1, STRIP_ROWS: height, STRIP_BYTES: len(raw),
+    }  # fmt: skip
+    tags[STRIPS] = 8 + 2 + 12 * len(tags) + 4
+    # All as 32-bit numbers, but those that are 16-bit by the standard.
+    short = (BITS, COMPRESSION, PHOTOMETRIC, FILL_ORDER, SAMPLES)
+    entries = b"".join(struct.pack("<HHII", tag, 3 if tag in short else 4, 1, tags[tag]) for tag in tags)
+    return struct.pack("<2sHIH", b"II", 42, 8, len(tags)) + entries + bytes(4) + raw

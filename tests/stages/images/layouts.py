@@ -414,10 +414,11 @@ def _written_by_pillow() -> Iterator[Layout]:
             np.asarray(palette.convert("RGB")),
         )
     colors = [0, 13107, 26214, 39321, 52428, 65535] + [0] * 10
-    for bits, order in itertools.product((1, 2, 4, 8, 16), "<>"):
+    for bits, order, is_old in itertools.product((1, 2, 4, 8, 16), "<>", (False, True)):
         count = min(1 << bits, 6)
         index = (np.arange(WIDTH)[None, :] + np.arange(HEIGHT)[:, None]) % count
         table = (colors + [0] * (1 << bits))[: 1 << bits] * 2 + [65535] * (1 << bits)
+        table = [value // 257 for value in table] if is_old else table
         seen = np.array([colors[i] // 257 for i in range(count)], np.uint8)[index]
         shown = np.stack([seen, seen, np.full_like(seen, 255)], -1)
         data = tiff_of(
@@ -427,7 +428,7 @@ def _written_by_pillow() -> Iterator[Layout]:
             photometric=3,
             more={320: (3, table)},
         )
-        yield Layout(f"tiff palette u{bits} {order}", data, shown)
+        yield Layout(f"tiff palette u{bits} {order}{' of 8 bits' * is_old}", data, shown)
 
 
 # PNG
@@ -487,15 +488,20 @@ def pngs() -> Iterator[Layout]:
             index[..., None], bits, 3, plte + chunk(b"tRNS", alphas.tobytes()), interlaced=interlaced
         )
         yield Layout(f"{name} tRNS", data, on_white(table[index], alphas[index]), 2)
-    for significant in (5, 8, 10, 12):
+    for significant, (kind, of) in itertools.product(
+        (5, 8, 10, 12), {0: "gray", 2: "RGB", 4: "gray and alpha", 6: "RGBA"}.items()
+    ):
         top = (1 << significant) - 1
-        kept = (gray() / 255 * top).round().astype(int)
-        seen = to_rgb((kept / top * 255).round().astype(np.uint8))
-        sbit = chunk(b"sBIT", bytes((significant,)))
-        low = png_of(kept[..., None], 16, 0, sbit)
-        yield Layout(f"png gray 16 bits, the lower {significant} used, sBIT", low, seen, 1)
-        full = png_of((kept * 65535 // top)[..., None], 16, 0, sbit)
-        yield Layout(f"png gray 16 bits, sBIT {significant}", full, seen, 1)
+        seen = gray()[..., None] if kind in (0, 4) else color()
+        kept = (seen / 255 * top).round().astype(int)
+        shown = to_rgb((kept / top * 255).round().astype(np.uint8).squeeze())
+        if kind > 2:
+            kept = np.concatenate([kept, np.full((HEIGHT, WIDTH, 1), top)], -1)
+        sbit = chunk(b"sBIT", bytes((significant,)) * kept.shape[2])
+        low = png_of(kept, 16, kind, sbit)
+        yield Layout(f"png {of} 16 bits, the lower {significant} used, sBIT", low, shown, 1)
+        full = png_of(kept * 65535 // top, 16, kind, sbit)
+        yield Layout(f"png {of} 16 bits, sBIT {significant}", full, shown, 1)
 
 
 # BMP, GIF and netpbm

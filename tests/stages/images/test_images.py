@@ -74,6 +74,27 @@ def test_inspect_finds_every_fault_that_shows_in_the_header_and_no_other(given: 
     assert reason == (given.reason if given.shows_in_header else None)
 
 
+@pytest.mark.parametrize(
+    ("name", "head"),
+    [
+        ("JPEG XR", b"II\xbc\1"),
+        ("ICNS", b"icns"),
+        ("SGI", b"\1\xda\1\1"),
+        ("PCX", b"\n\5\1\x08"),
+        ("FLIF", b"FLIF"),
+        ("BPG", b"BPG\xfb"),
+        ("WMF", b"\xd7\xcd\xc6\x9a"),
+        ("EMF", b"\1" + bytes(39) + b" EMF"),
+        ("DICOM", bytes(128) + b"DICM"),
+        ("PICT", bytes(522) + b"\0\x11\2\xff"),
+    ],
+)
+def test_an_image_of_a_format_that_is_not_read_is_refused_by_its_name(name: str, head: bytes) -> None:
+    with pytest.raises(ImageError, match=rf"{name}\)? is not supported: save it as") as refused:
+        inspect(memoryview(head + bytes(600)), LIMITS)
+    assert refused.value.reason is Reason.FORMAT
+
+
 def test_inspect_needs_neither_torch_nor_pillow_nor_numpy() -> None:
     script = "import sys, stages.images.images; print([name for name in ('torch', 'PIL', 'numpy') if name in sys.modules])"
     done = subprocess.run(

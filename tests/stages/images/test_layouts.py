@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import struct
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 import pytest
@@ -16,6 +17,8 @@ from stages.images.images import inspect
 from tests.inputs import chunk, encode
 from tests.stages.images.layouts import (
     GROUPS,
+    HEIGHT,
+    WIDTH,
     Pixels,
     _stored,
     color,
@@ -97,27 +100,129 @@ def test_a_small_part_of_the_range_of_16_bits_is_stretched_and_an_empty_page_is_
     assert found.min() > 250
 
 
+@pytest.mark.parametrize("planar", [1, 2])
+@pytest.mark.parametrize(("bits", "extra"), [(16, ()), (16, (0, 2)), (32, ())])
+def test_dark_colors_stay_dark_in_every_layout(
+    decoder: Decoder, planar: int, bits: int, extra: tuple[int, ...]
+) -> None:
+    others = np.ones((*gray().shape, len(extra)))
+    values = np.concatenate([color() / 255 / 16, others], -1)
+    data = tiff_of(values, bits=bits, photometric=2, planar=planar, extra=extra)
+    assert is_picture(shown(decoder, data), color() // 16)
+
+
+def test_dark_gray_with_alpha_stays_dark(decoder: Decoder) -> None:
+    values = np.stack([gray() / 255 / 16, np.ones(gray().shape)], -1)
+    assert is_picture(shown(decoder, tiff_of(values, bits=16, extra=(2,))), to_rgb(gray() // 16))
+
+
+@pytest.mark.parametrize("lengths", [None, (4, [0, 0, 0])], ids=["none", "zero"])
+@pytest.mark.parametrize(("bits", "how"), [(16, "none"), (16, "lzw"), (8, "lzw")])
+def test_strips_without_a_length_are_read(
+    decoder: Decoder, lengths: tuple[int, list[int]] | None, bits: int, how: str
+) -> None:
+    tags = directory(gray()[..., None] / 255, bits=bits, how=how)
+    del tags[279]
+    data = tiff_file([tags | ({279: lengths} if lengths else {})], "<")
+    assert is_picture(shown(decoder, data), to_rgb(gray()))
+    with pytest.raises(ImageError) as refused:
+        shown(
+            decoder, data.replace(struct.pack("<3I", *strips_of(data)), struct.pack("<3I", 8, 9, len(data)))
+        )
+    assert refused.value.reason in (Reason.TRUNCATED, Reason.DECODER)
+
+
+def strips_of(data: bytes) -> tuple[int, ...]:
+    (listed,) = struct.unpack_from("<I", data, data.index(struct.pack("<HHI", 273, 4, 3)) + 8)
+    return struct.unpack_from("<3I", data, listed)
+
+
+@pytest.mark.parametrize("bits", [8, 16])
+def test_a_strip_that_is_left_out_is_empty(decoder: Decoder, bits: int) -> None:
+    data = tiff_of(gray()[..., None] / 255, bits=bits)
+    first, *others = strips_of(data)
+    found = shown(
+        decoder,
+        data.replace(
+            struct.pack("<I", first) + struct.pack("<I", others[0]), struct.pack("<II", 0, others[0])
+        ),
+    )
+    assert not found[:16].any()
+    assert is_picture(found[16:], to_rgb(gray())[16:])
+
+
+@pytest.mark.parametrize(("bits", "how"), [(8, "none"), (8, "lzw"), (16, "none")])
+@pytest.mark.parametrize("extra", [(), (0,)])
+@pytest.mark.parametrize("photometric", [1, 2, 5])
+def test_colors_that_are_not_named_are_gray_or_rgb_by_the_number_of_channels(
+    decoder: Decoder, photometric: int, extra: tuple[int, ...], bits: int, how: str
+) -> None:
+    values, seen = _stored(photometric, 0 if extra else None)
+    tags = directory(values, bits=bits, photometric=photometric, how=how, extra=extra)
+    del tags[262]
+    data = tiff_file([tags], "<")
+    if photometric == 5:
+        with pytest.raises(ImageError, match="colors that it does not name"):
+            inspect(memoryview(data), LIMITS)
+    else:
+        assert is_picture(shown(decoder, data), seen)
+
+
+@pytest.mark.parametrize("interlaced", [False, True])
+def test_all_bits_of_the_transparent_color_of_a_16_bit_png_are_compared(
+    decoder: Decoder, interlaced: bool
+) -> None:
+    key, near = (5140, 10, 300), (5141, 10, 300)
+    values = np.full((HEIGHT, WIDTH, 3), near)
+    values[:, 30:] = key
+    data = png_of(values, 16, 2, chunk(b"tRNS", struct.pack(">3H", *key)), interlaced=interlaced)
+    found = shown(decoder, data)
+    assert (found[:, :30] == (20, 0, 1)).all()
+    assert (found[:, 30:] == 255).all()
+
+
+def test_the_lower_bits_of_colors_beside_opaque_alpha_of_16_bits(decoder: Decoder) -> None:
+    values = np.concatenate([color().astype(int) * 4, np.full((HEIGHT, WIDTH, 1), 65535)], -1)
+    data = png_of(values, 16, 6, chunk(b"sBIT", bytes((10, 10, 10, 16))))
+    assert is_picture(shown(decoder, data), color())
+
+
+def copy(maker: bytes = b"Aptus\0", mark: int = 1) -> dict[int, tuple[int, Any]]:
+    return directory(np.zeros((8, 8, 1)), more={254: (4, [mark]), 271: (2, maker)})
+
+
 def pair(preview: int, *, old: bool = False, below: bool = False) -> bytes:
     """A TIFF of a preview, then the picture: after it, or in a sub-directory."""
     small = np.zeros((8, 8, 1))
     marks = {255: (3, [2])} if old else {254: (4, [preview])}
     first = directory(small, more=marks)
     whole = directory(color() / 255, photometric=2)
-    if not below:
-        return tiff_file([first, whole], "<")
-    first[330] = (4, [0])
-    data = bytearray(tiff_file([first, whole], "<"))
+    return nest([first, whole]) if below else tiff_file([first, whole], "<")
+
+
+def nest(parts: list[dict[int, tuple[int, Any]]]) -> bytes:
+    """A TIFF of directories that each have the next one as their sub-directory."""
+    data = bytearray(tiff_file([part | {330: (4, [0])} for part in parts[:-1]] + parts[-1:], "<"))
     at = int.from_bytes(data[4:8], "little")
-    entries = int.from_bytes(data[at : at + 2], "little")
-    link = at + 2 + 12 * entries
-    tags = [struct.unpack_from("<H", data, at + 2 + 12 * entry)[0] for entry in range(entries)]
-    place = at + 2 + 12 * tags.index(330) + 8
-    data[place : place + 4], data[link : link + 4] = data[link : link + 4], bytes(4)
+    for _ in parts[1:]:
+        entries = int.from_bytes(data[at : at + 2], "little")
+        link = at + 2 + 12 * entries
+        tags = [struct.unpack_from("<H", data, at + 2 + 12 * entry)[0] for entry in range(entries)]
+        place = at + 2 + 12 * tags.index(330) + 8
+        at = int.from_bytes(data[link : link + 4], "little")
+        data[place : place + 4], data[link : link + 4] = data[link : link + 4], bytes(4)
     return bytes(data)
 
 
 @pytest.mark.parametrize(
-    "data", [pair(1), pair(0, old=True), pair(1, below=True)], ids=["row", "old", "below"]
+    "data",
+    [
+        pair(1),
+        pair(0, old=True),
+        pair(1, below=True),
+        nest([copy(), copy(), directory(color() / 255, photometric=2)]),
+    ],
+    ids=["row", "old", "below", "deep below"],
 )
 def test_a_smaller_copy_before_the_picture_is_passed_over(decoder: Decoder, data: bytes) -> None:
     assert is_picture(shown(decoder, data), color())
@@ -126,15 +231,49 @@ def test_a_smaller_copy_before_the_picture_is_passed_over(decoder: Decoder, data
 def test_camera_raw_is_refused_by_name() -> None:
     sensor = directory(gray()[..., None] / 255, bits=16, photometric=32803)
     named = directory(np.zeros((8, 8, 1)), more={50706: (1, b"\1\4\0\0"), 254: (4, [1])})
-    maker = directory(np.zeros((8, 8, 1)), more={254: (4, [1]), 271: (2, b"Aptus\0")})
-    for parts, name in (([named, sensor], "DNG"), ([maker, sensor], "Aptus")):
+    files = {
+        "DNG": tiff_file([named, sensor], "<"),
+        "Aptus": tiff_file([copy(), sensor], "<"),
+        "Mamiya": tiff_file([copy(b"Mamiya\0", 0), sensor], "<"),
+        "Kodak": nest([copy(b"Kodak\0", 0), copy(), sensor]),
+    }
+    for name, data in files.items():
         with pytest.raises(ImageError, match=rf"camera raw \({name}\)") as refused:
-            inspect(memoryview(tiff_file(parts, "<")), LIMITS)
+            inspect(memoryview(data), LIMITS)
         assert refused.value.reason is Reason.FORMAT
     for head in (b"IIRO", b"IIU\0", b"\0\0\0\x18ftypcrx \0\0\0\1"):
         with pytest.raises(ImageError, match="camera raw") as refused:
             inspect(memoryview(head + bytes(40)), LIMITS)
         assert refused.value.reason is Reason.FORMAT
+
+
+def test_a_document_that_is_cut_off_after_its_first_page_shows_that_page_and_a_lone_copy_does_not(
+    decoder: Decoder,
+) -> None:
+    page = directory(color() / 255, photometric=2)
+    data = tiff_file([page, page], "<")
+    assert is_picture(shown(decoder, data[: len(data) // 2 + 40]), color())
+    data = pair(1)
+    with pytest.raises(ImageError):
+        inspect(memoryview(data[:-20]), LIMITS)
+
+
+def test_directories_in_a_loop_are_read_once() -> None:
+    data = bytearray(nest([copy(), copy()]))
+    at = data.index(struct.pack("<HHI", 254, 4, 1), data.rindex(b"Aptus")) - 2
+    first = data[4:8]
+    found = data.index(struct.pack("<I", at))
+    assert found
+    data[found : found + 4] = first
+    assert inspect(memoryview(bytes(data)), LIMITS).width == 8
+
+
+@pytest.mark.parametrize(("number", "name"), [(34933, "PNG"), (34934, "JPEG XR"), (34712, "JPEG 2000")])
+def test_a_compression_that_is_not_read_is_refused_by_its_name(number: int, name: str) -> None:
+    data = tiff_of(color() / 255, photometric=2, more={259: (3, [number])})
+    with pytest.raises(ImageError, match=f"a TIFF with {name} compression is not supported") as refused:
+        inspect(memoryview(data), LIMITS)
+    assert refused.value.reason is Reason.FORMAT
 
 
 def on_nothing(level: int) -> bytes:

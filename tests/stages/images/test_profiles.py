@@ -16,6 +16,7 @@ from stages.images.decoder import Decoder, Decoders
 from stages.images.images import Encoded, inspect
 from stages.images.profiles import PRIMARIES, SRGB_CURVE, make_profile, read_conversion
 from tests.inputs import UNDO, chunk, encode, jpeg, oriented, picture, png, raw_png, tiff
+from tests.stages.images.layouts import png_of
 
 LIMITS = Limits()
 P3 = make_profile(PRIMARIES[12], SRGB_CURVE)
@@ -93,15 +94,59 @@ def test_a_profile_of_another_kind_of_pixels_is_ignored(decoder: Decoder) -> Non
     )
 
 
+@pytest.mark.parametrize("kind", [0, 4])
+@pytest.mark.parametrize("bits", [8, 16])
+def test_a_profile_of_gray_is_applied_with_and_without_alpha(decoder: Decoder, bits: int, kind: int) -> None:
+    profile = make_profile((), 1.0, is_gray=True)
+    gray = np.array(picture().convert("L"))
+    values = (gray.astype(int) * (257 if bits == 16 else 1))[..., None]
+    if kind == 4:
+        values = np.concatenate([values, np.full_like(values, (1 << bits) - 1)], -1)
+    data = png_of(values, bits, kind, chunk(b"iCCP", b"p\0\0" + zlib.compress(profile)))
+    expected = stated(profile, Image.fromarray(gray))
+    assert difference(decoder.decode(*entry(data)), expected) < 1
+    assert difference(np.repeat(gray[..., None], 3, -1), expected) > 9
+
+
+@pytest.mark.parametrize("kind", [0, 4])
+@pytest.mark.parametrize("bits", [8, 16])
+@pytest.mark.parametrize("stated_by", ["cICP", "gAMA"])
+def test_gray_is_converted_as_the_same_gray_in_colors(
+    decoder: Decoder, stated_by: str, bits: int, kind: int
+) -> None:
+    chunks = {
+        "cICP": chunk(b"cICP", bytes((12, 8, 0, 1))),
+        "gAMA": chunk(b"gAMA", struct.pack(">I", 100000)) + chunk(b"cHRM", CHRM_P3),
+    }[stated_by]
+    values = np.array(picture().convert("L"))[..., None].astype(int) * (257 if bits == 16 else 1)
+    colors = png_of(values.repeat(3, -1), bits, 2, chunks)
+    alpha = np.full_like(values, (1 << bits) - 1)
+    gray = png_of(values if kind == 0 else np.concatenate([values, alpha], -1), bits, kind, chunks)
+    found, expected = decoder.decode(*entry(gray)).astype(int), decoder.decode(*entry(colors))
+    assert np.abs(found - expected).max() <= 2
+    assert difference(expected, values.repeat(3, -1) >> (bits - 8)) > 9
+
+
 def test_a_profile_in_several_segments_is_joined(decoder: Decoder) -> None:
     long = P3[:-1] + P3[-1:] + bytes(100_000)
     long = struct.pack(">I", len(long)) + long[4:]
     data = jpeg(quality=98, icc_profile=long)
-    assert profiles.jpeg_profile(memoryview(data), len(data)) == long
+    assert profiles.jpeg_profile(memoryview(data)) == long
     assert difference(decoder.decode(*entry(data)), stated(P3)) < 2
     first = data.index(b"ICC_PROFILE\0")
     lost = data[:first] + b"?" + data[first + 1 :]  # its first part
-    assert profiles.jpeg_profile(memoryview(lost), len(lost)) == b""
+    assert profiles.jpeg_profile(memoryview(lost)) == b""
+
+
+def test_a_profile_between_the_header_and_the_pixels_of_a_jpeg_is_applied(decoder: Decoder) -> None:
+    data = jpeg(quality=98, subsampling=0, icc_profile=WIDE)
+    start = data.index(b"\xff\xe2")
+    end = start + 2 + int.from_bytes(data[start + 2 : start + 4], "big")
+    rest = data[:start] + data[end:]
+    pixels_at = rest.index(b"\xff\xda")
+    moved = rest[:pixels_at] + data[start:end] + rest[pixels_at:]
+    assert difference(decoder.decode(*entry(rest)), stated(WIDE)) > 2
+    assert difference(decoder.decode(*entry(moved)), stated(WIDE)) < 2
 
 
 def test_alpha_is_kept_beside_a_profile(decoder: Decoder) -> None:
@@ -136,14 +181,17 @@ ICCP = chunk(b"iCCP", b"p\0\0" + zlib.compress(SWAPPED))
         ([chunk(b"cICP", bytes((9, 16, 0, 1)))], False),  # brighter than sRGB: not converted
         ([ICCP, chunk(b"sRGB", b"\0")], True),
         ([chunk(b"sRGB", b"\0"), chunk(b"gAMA", struct.pack(">I", 100000)), chunk(b"cHRM", CHRM_P3)], False),
-        ([chunk(b"gAMA", struct.pack(">I", 100000))], False),  # alone
+        ([chunk(b"gAMA", struct.pack(">I", 100000))], True),  # alone
+        ([chunk(b"gAMA", struct.pack(">I", 45455))], False),
+        ([chunk(b"gAMA", struct.pack(">I", 0))], False),
+        ([chunk(b"cHRM", CHRM_P3)], False),  # alone
         ([chunk(b"gAMA", struct.pack(">I", 45455)), chunk(b"cHRM", CHRM_SRGB)], False),
         ([chunk(b"gAMA", struct.pack(">I", 45455)), chunk(b"cHRM", CHRM_P3)], True),
         ([chunk(b"gAMA", struct.pack(">I", 0)), chunk(b"cHRM", bytes(32))], False),  # nonsense
         ([chunk(b"iCCP", b"p\0\0" + zlib.compress(bytes(9 << 20)))], False),  # too large
     ],
 )
-def test_a_png_states_its_colors_in_the_order_of_browsers(
+def test_a_png_states_its_colors_in_the_order_of_the_standard(
     decoder: Decoder, chunks: list[bytes], changes: bool
 ) -> None:
     same = np.array_equal(decoder.decode(*entry(gray_png(*chunks))), decoder.decode(*entry(gray_png())))
