@@ -36,8 +36,14 @@ BREAK = 3.0  # between two rows of the same columns, at most
 SLOPES, SLOPE_STEP = 30, 0.0015  # tried on either side of the boxes' own slope: 2.6° in steps of 0.09°
 SLOPE_COST = 25.0  # rows, relative to one em, that a slope of 1 must save
 
-PROSE, LOWERCASE = 4.0, 0.25  # words of a line of text; of its lines, the share that begin within a sentence
-SHORT_PROSE = 2.4  # words of a line of a narrow column
+PROSE, PHRASE = 4.0, 1.9  # words of a line of text, and of one of a list or a narrow column
+ALIKE_WORDS, ALIKE_NUMBERS = (
+    1.6,
+    0.25,
+)  # between columns of one list: ratio of their words; difference of shares with digits
+SORTED = 5  # lines, from which on their order is no chance
+CLOSE = 1.5  # from the middle of a label to that of the value below it, at most
+APART = 0.2  # by which the next label is further away, at least
 CJK = re.compile("[\u3040-\u30ff\u3400-\u9fff\uac00-\ud7af]")
 CJK_WORD, LATIN_WORD = 2.5, 7.0  # characters; a recognizer often leaves out the spaces of small print
 
@@ -146,11 +152,16 @@ def cut(places: Sequence[LinePlace], em: float) -> list[LinePlace]:
     rows, ordered, start = split_rows(places, em), [], 0
     while start < len(rows):
         end, gutters = find_run(rows, start, em)
-        columns = split_columns([place for row in rows[start:end] for place in row], gutters)
+        run = rows[start:end]
+        columns = split_columns([place for row in run for place in row], gutters)
         if are_columns(columns, em):
             ordered += [place for column in columns for place in cut(column, em)]
+        elif are_fields(run, em):
+            for pair in zip(run[::2], run[1::2], strict=True):
+                fields = split_columns([place for row in pair for place in row], gutters)
+                ordered += [place for field in fields for place in field]
         else:
-            ordered += [place for row in rows[start:end] for place in order_row(row, em)]
+            ordered += [place for row in run for place in order_row(row, em)]
         start = end
     return ordered
 
@@ -208,14 +219,70 @@ def split_columns(places: Sequence[LinePlace], gutters: Sequence[float]) -> list
 def are_columns(columns: Sequence[Sequence[LinePlace]], em: float) -> bool:
     """Whether these are columns of text, to be read one after the other; otherwise they are read row by row.
 
-    Beside each other, and either each says as much in a line as text does, or the lines of two neighbors are not in rows.
+    Beside each other, and either they say what columns do, or the lines of two neighbors are not in rows.
     """
-    if len(columns) < 2 or min(map(len, columns)) < 2 or max(map(len, columns)) < 3:
+    if len(columns) < 2 or min(map(len, columns)) < 2:
         return False
     shares = [share_rows(min(pair, key=len), max(pair[::-1], key=len), em) for pair in pairwise(columns)]
     if min(beside for beside, _ in shares) < 0.5:
         return False
-    return all(map(is_prose, columns)) or min(aligned for _, aligned in shares) < 0.5
+    texts = [[place.text.strip() for place in column] for column in columns]
+    if max(map(len, columns)) < FEW_ROWS:
+        return are_prose(texts, PROSE)
+    return min(aligned for _, aligned in shares) < 0.5 or are_sorted(texts) or are_prose(texts, PHRASE)
+
+
+def are_sorted(columns: Sequence[Sequence[str]]) -> bool:
+    """Whether the lines of all columns together are in alphabetical order, as names or terms in a list are."""
+    texts = [text.casefold() for column in columns for text in column]
+    return len(set(texts)) >= SORTED and all(a <= b for a, b in pairwise(texts))
+
+
+def are_prose(columns: Sequence[Sequence[str]], least_words: float) -> bool:
+    """Whether the lines of columns are those of a text; or phrases of one list, which are shorter, but alike in all columns.
+    Of labels and values, items and amounts, one says more or has more digits."""
+    if any(sum(text.endswith((":", "：")) for text in column) > 0.3 * len(column) for column in columns):
+        return False
+    words = [median(map(count_words, column)) for column in columns]
+    numbers = [share_numbers(column) for column in columns]
+    are_alike = max(words) <= ALIKE_WORDS * min(words) and max(numbers) - min(numbers) <= ALIKE_NUMBERS
+    return min(words) >= (least_words if are_alike else PROSE)
+
+
+def share_numbers(texts: Sequence[str]) -> float:
+    """The share of lines with digits."""
+    return sum(any(map(str.isdigit, text)) for text in texts) / len(texts)
+
+
+def are_fields(rows: Sequence[Sequence[LinePlace]], em: float) -> bool:
+    """Whether these are the fields of a form beside each other, in each the label above its value.
+
+    Proximity decides, as in docstrum (O'Gorman, "The document spectrum for page layout analysis", 1993): a value is close
+    below its label, and the next labels are further away. Of two rows alone, the line below the first label must look
+    like a value too, and the line beside it must not.
+    """
+    labels, values = rows[::2], rows[1::2]
+    if [*map(len, labels)] != [*map(len, values)] or max(map(len, labels)) < 2:
+        return False
+    middles = [sum(place.middle for place in row) / len(row) for row in rows]
+    steps = [(below - above) / em for above, below in pairwise(middles)]
+    if max(steps[::2]) > CLOSE or min(steps[1::2], default=np.inf) < max(steps[::2]) + APART:
+        return False
+    if share_numbers([place.text for row in labels for place in row]) > 0:
+        return False
+    if len(labels) > 1:
+        return True
+    beside, below = (
+        sorted(row, key=lambda place: place.left)[i].text for i, row in ((1, labels[0]), (0, values[0]))
+    )
+    return is_value(below) and not is_value(beside)
+
+
+def is_value(text: str) -> bool:
+    """Whether a line looks like the value of a field: with digits, or a name of several words."""
+    words = text.split()
+    is_name = len(words) > 1 and all(word.isalpha() and word.istitle() for word in words)
+    return is_name or share_numbers([text]) > 0
 
 
 def share_rows(fewer: Sequence[LinePlace], more: Sequence[LinePlace], em: float) -> tuple[float, float]:
@@ -229,17 +296,6 @@ def share_rows(fewer: Sequence[LinePlace], more: Sequence[LinePlace], em: float)
         sum(distance <= 1.5 * em for distance in away) / len(away),
         sum(distance <= BESIDE * em for distance in away) / len(away),
     )
-
-
-def is_prose(column: Sequence[LinePlace]) -> bool:
-    """Whether the lines of a column are those of a text: of several words, and not labels, names or amounts."""
-    texts = [place.text.strip() for place in column]
-    words = median(count_words(text) for text in texts)
-    begun = sum(text[:1].islower() for text in texts) / len(texts)
-    labels = sum(text.endswith((":", "：")) for text in texts) / len(texts)
-    if labels > 0.3 or words < SHORT_PROSE:
-        return False
-    return words >= PROSE or begun >= LOWERCASE or bool(CJK.search("".join(texts)))
 
 
 def count_words(text: str) -> float:

@@ -17,6 +17,20 @@ NAMES = [
 ]
 LABELS = ["Name", "Street", "City", "Invoice number", "Total", "Date of birth", "Phone:", "Contact:"]
 
+DISHES = [
+    *("Tomato soup", "Green salad", "Apple pie", "Fried rice", "Lemon tart", "Black coffee", "Onion rings"),
+    *("Lamb stew", "Garlic bread", "Cheese plate", "Iced tea", "Fish and chips", "Ice cream", "Beef burger"),
+]
+FIELDS = [
+    ("Name", "John Smith"),
+    ("Date", "2024-05-01"),
+    ("City", "Oslo"),
+    ("Phone", "47 11"),
+    ("Job", "Clerk"),
+    ("Tax", "19 %"),
+]
+ARABIC = ["كتاب جديد عن النهر", "مدينة على البحر", "طريق إلى السوق", "بيت تحت الشمس"]
+
 Cell = tuple[float, float, float, str]  # left, top, height of the letters, text
 Page = list[Cell]  # in reading order
 
@@ -53,6 +67,56 @@ def form(pick: random.Random) -> Page:
         cell
         for row, pair in enumerate(rows)
         for cell in zip((75.0, left), (60.0 + row * pitch,) * 2, (28.0, 28.0), pair, strict=True)
+    ]
+
+
+def labels_above(pick: random.Random, rows: int) -> Page:
+    """Fields of a form, two beside each other, with the label above the value."""
+    size = pick.choice([20, 26, 30])
+    pitch = size * pick.choice([3.5, 4.2])
+    return [
+        (60.0 + 480 * (i % 2), 60 + pitch * (i // 2) + 1.5 * size * part, size, FIELDS[i][part])
+        for i in range(2 * rows)
+        for part in (0, 1)
+    ]
+
+
+def phrases(pick: random.Random, texts: list[str], count: int) -> Page:
+    """A list in columns; the last one may be shorter."""
+    rows = -(-len(texts) // count)
+    pitch = pick.choice([34, 40, 48])
+    return [(60.0 + 400 * (i // rows), 60.0 + pitch * (i % rows), 24, text) for i, text in enumerate(texts)]
+
+
+def capitals(pick: random.Random) -> Page:
+    """A table without numbers."""
+    rows = [
+        ("Country", "Capital"),
+        ("Austria", "Vienna"),
+        ("Kenya", "Nairobi"),
+        ("Peru", "Lima"),
+        ("Japan", "Tokyo"),
+    ]
+    return [
+        (left, 60 + 46 * i, 24, text)
+        for i, row in enumerate(rows)
+        for left, text in zip((60.0, 330.0), row, strict=True)
+    ]
+
+
+def captions(pick: random.Random) -> Page:
+    """Of two lines each, below two pictures."""
+    rows = [(left, 400 + 30 * row, 20) for left in (60.0, 560.0) for row in range(2)]
+    texts = pick.sample(["when the river was high that spring", "they came down on rafts of wood"] * 2, 4)
+    return [(*place, text) for place, text in zip(rows, texts, strict=True)]
+
+
+def leftwards(pick: random.Random) -> Page:
+    """Two columns of Arabic, the right one first."""
+    return [
+        (right - 12.0 * len(text), 60 + 40 * row, 24, text)
+        for right in (1200, 600)
+        for row, text in enumerate(pick.sample(ARABIC, 4))
     ]
 
 
@@ -117,6 +181,14 @@ MAKERS: dict[str, Callable[[random.Random], Page]] = {
     "a heading over three columns": lambda pick: headed(pick, 3),
     "a heading and a footer": footed,
     "form": form,
+    "two labels above their values": lambda pick: labels_above(pick, 1),
+    "a form with labels above their values": lambda pick: labels_above(pick, pick.randint(2, 3)),
+    "a menu in two columns": lambda pick: phrases(pick, pick.sample(DISHES, pick.randint(7, 14)), 2),
+    "a menu in three columns": lambda pick: phrases(pick, pick.sample(DISHES, pick.randint(11, 14)), 3),
+    "a glossary": lambda pick: phrases(pick, sorted(WORDS), pick.randint(2, 3)),
+    "a table of words": capitals,
+    "captions": captions,
+    "right to left": leftwards,
     "receipt": receipt,
     "table": table,
     "plate": plate,
