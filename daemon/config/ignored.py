@@ -23,8 +23,8 @@ IGNORED = (  # by default
         "*.opdownload",
         "*.filepart",
         "*.aria2",
-        "*.!qB",
-        "*.!ut",
+        *("*.!qB", "*.!ut", "*.!bt", "*.!sync", "*.bts", "*.bc!", "*.jc!", "*.fb!", "*.ob!"),
+        *("*.td", "*.xltd", "*.downloading", "*.fdmdownload", "*.dctmp", "*.ytdl"),
     ),
     # recycle bins, snapshots and previews of systems and NAS
     *(
@@ -32,8 +32,14 @@ IGNORED = (  # by default
         "@Recycle",
         "$RECYCLE.BIN",
         "RECYCLER",
+        "Recycled",
+        "@sharebin",
+        "Network Trash Folder",
+        "Temporary Items",
+        "TheVolumeSettingsFolder",
         "System Volume Information",
     ),
+    *("LOST.DIR", "FOUND.[0-9][0-9][0-9]"),  # what a check of a file system has found
     *("#snapshot", "@Recently-Snapshot", "~snapshot", "@eaDir", "@tmp", "__MACOSX", "lost+found"),
 )
 EARLIER = (  # the default ones before 0.2, which `ignore` replaced

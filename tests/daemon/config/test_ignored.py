@@ -34,6 +34,14 @@ NAS = [
         "lost+found/#12.jpg",
         "System Volume Information/a.jpg",
     ),
+    *(
+        "Recycled/a.jpg",
+        "Network Trash Folder/a.jpg",
+        "Temporary Items/a.jpg",
+        "LOST.DIR/1.jpg",
+        "FOUND.000/a.jpg",
+    ),
+    *("@sharebin/a.jpg", "TheVolumeSettingsFolder/a.jpg"),
     *(".DS_Store", "RECYCLER/a.jpg", "recycler/a.jpg", "$Recycle.Bin/a.jpg"),
 ]
 UNFINISHED = [
@@ -47,6 +55,8 @@ UNFINISHED = [
         ".~lock.a.jpg",
         "~$a.jpg",
     ),
+    *("a.!sync", "a.bts", "a.bc!", "a.jc!", "a.fb!", "a.td", "a.xltd", "a.!bt", "a.ob!", "a.dctmp", "a.ytdl"),
+    *("a.jpg.fdmdownload", "a.jpg.p.downloading"),
 ]
 TAKEN = [
     "a.jpg",
@@ -58,6 +68,8 @@ TAKEN = [
     "#1.jpg",
     "$1.jpg",
     "@a.jpg",
+    "FOUND.0000/a.jpg",
+    "sharebin/a.jpg",
 ]
 
 
