@@ -66,7 +66,7 @@ def check_url(text: str) -> str:
     if not text:
         return text
     form = 'write it as "https://host/path"'
-    if unfit := re.search(r"[^!-~]", text):
+    if unfit := re.search(r"""[^!-~]|["<>\\^`{|}]|%(?![0-9A-Fa-f]{2})""", text):
         raise ValueError(
             f"the address has the character {unfit[0]!a}; write it percent-encoded, or in a host name as xn--…"
         )

@@ -30,7 +30,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from daemon import __version__
 from daemon.config.loading import Config
-from daemon.config.secrets import read_secret
+from daemon.config.secrets import read_secret, read_secret_line
 from daemon.config.sections import Http
 from daemon.config.state import CONTROL, socket_address
 from daemon.core.errors import ConfigError
@@ -274,15 +274,8 @@ async def note_wrong_token(scope: Scope) -> None:
 
 
 def read_token(http: Http) -> bytes:
-    """Raises ConfigError if the file is empty, unreadable, or readable for others."""
-    token = read_secret("http.token_file", http.token_file).strip()
-    if not token:
-        raise ConfigError(
-            [
-                f"http.token_file: {http.token_file} is empty; make a token with: openssl rand -hex 32 > {http.token_file}"
-            ]
-        )
-    return token
+    """Raises ConfigError if the file has no token, is unreadable, or readable for others."""
+    return read_secret_line("http.token_file", http.token_file)
 
 
 def load_certificate(http: Http) -> ssl.SSLContext:

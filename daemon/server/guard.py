@@ -22,6 +22,7 @@ from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from daemon.config.secrets import clean_secret
 from daemon.core.errors import ConfigError
 from daemon.server.app import note_wrong_token
 from daemon.system.ownership import hand_over
@@ -176,9 +177,9 @@ def own_token(file: Path) -> bytes:
         with contextlib.suppress(FileExistsError):  # another process was faster
             os.link(partial, file)
         partial.unlink()
-    token = file.read_bytes().strip()
-    if not token:
+    try:
+        return clean_secret(file.read_bytes())
+    except ValueError as error:
         raise ConfigError(
-            [f"{file}, the token for changes by the page, is empty. Delete it: a new one is made."]
-        )
-    return token
+            [f"{file}, the token for changes by the page, {error}. Delete it: a new one is made."]
+        ) from None
