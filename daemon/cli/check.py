@@ -30,7 +30,7 @@ from daemon.layout.slabs import open_slab, size_slab
 from daemon.ledger.files import describe_lost_ledger
 from daemon.ledger.records import open_reader
 from daemon.ledger.schema import DURATION, WITH_ORDER, check_room, newest, read_version
-from daemon.monitoring.disks import find_existing, list_written_folders
+from daemon.monitoring.disks import find_blocked, find_existing, list_written_folders
 from daemon.monitoring.notices import list_notices
 from daemon.pipeline.tracing import check_traces
 from daemon.placement.devices import select_devices
@@ -179,7 +179,11 @@ def _unpacking(config: Config) -> Iterator[Finding]:
 
 
 def _folders(config: Config) -> Iterator[Finding]:
+    blocked = ask_files(partial(find_blocked, config)) or {}
+    yield from (Finding("error", problem) for problem in blocked.values())
     for key, folder in list_written_folders(config).items():
+        if key in blocked:
+            continue
         try:
             there = find_existing(folder)
             with tempfile.TemporaryFile(dir=there):
@@ -195,10 +199,8 @@ def _folders(config: Config) -> Iterator[Finding]:
         else:
             yield Finding("ok", f"{key}: {folder} {'is writable' if there == folder else 'can be created'}.")
     if is_network_mount(config.state.path):
-        yield Finding(
-            "error",
-            f"state.path: {config.state.path} is on a network mount; SQLite's locks need a local disk.",
-        )
+        said = f"state.path: {config.state.path} is on a network mount; SQLite's locks need a local disk."
+        yield Finding("error", said)
 
 
 def _uploads(config: Config) -> Iterator[Finding]:

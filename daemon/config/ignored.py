@@ -1,12 +1,14 @@
-"""Which files and folders an inbox ignores. Patterns mean what they mean in .gitignore, except that the case of letters
-does not matter, and that # begins no comment."""
+r"""Which files and folders an inbox ignores. Patterns mean what they mean in .gitignore, except that the case of letters
+does not matter, and that # begins no comment.
+
+They are translated here, as fnmatch knows no folders, and pathspec neither [[:digit:]] nor [\]]."""
 
 from __future__ import annotations
 
-import fnmatch
 import itertools
 import os
 import re
+import string
 import unicodedata
 from collections.abc import Iterable
 
@@ -21,8 +23,8 @@ IGNORED = (  # by default
         "*.opdownload",
         "*.filepart",
         "*.aria2",
-        "*.!qB",
-        "*.!ut",
+        *("*.!qB", "*.!ut", "*.!bt", "*.!sync", "*.bts", "*.bc!", "*.jc!", "*.fb!", "*.ob!"),
+        *("*.td", "*.xltd", "*.downloading", "*.fdmdownload", "*.dctmp", "*.ytdl"),
     ),
     # recycle bins, snapshots and previews of systems and NAS
     *(
@@ -30,8 +32,14 @@ IGNORED = (  # by default
         "@Recycle",
         "$RECYCLE.BIN",
         "RECYCLER",
+        "Recycled",
+        "@sharebin",
+        "Network Trash Folder",
+        "Temporary Items",
+        "TheVolumeSettingsFolder",
         "System Volume Information",
     ),
+    *("LOST.DIR", "FOUND.[0-9][0-9][0-9]"),  # what a check of a file system has found
     *("#snapshot", "@Recently-Snapshot", "~snapshot", "@eaDir", "@tmp", "__MACOSX", "lost+found"),
 )
 EARLIER = (  # the default ones before 0.2, which `ignore` replaced
@@ -49,7 +57,23 @@ EARLIER = (  # the default ones before 0.2, which `ignore` replaced
     ),
 )
 OWN = ".visiond-*"  # temporary and other files of the daemon
-_FOLDER = b"(?P<ps_d>/)"  # the end of a folder, as translated
+_FOLDER = b"\0"  # stands behind the path of a folder, as no path contains it
+_LETTER = rb"[^/\0]"
+_CLASS = re.compile(rb"\[:([^]]*):]")
+_CLASSES = {  # as git has them
+    b"alnum": string.ascii_letters + string.digits,
+    b"alpha": string.ascii_letters,
+    b"blank": " \t",
+    b"cntrl": "".join(map(chr, (*range(1, 32), 127))),
+    b"digit": string.digits,
+    b"graph": string.ascii_letters + string.digits + string.punctuation,
+    b"lower": string.ascii_lowercase,
+    b"print": string.ascii_letters + string.digits + string.punctuation + " ",
+    b"punct": string.punctuation,
+    b"space": " \t\n\r",
+    b"upper": string.ascii_uppercase,
+    b"xdigit": string.hexdigits,
+}
 
 
 class Ignored:
@@ -67,12 +91,9 @@ class Ignored:
 
     def ignores(self, path: bytes, *, is_folder: bool) -> bool:
         """Whether an entry of an inbox is ignored. path: in the inbox; the folders that it is in are not ignored."""
-        path = path.lower()  # of ASCII letters
+        path = path.lower() + _FOLDER * is_folder  # lower only the letters of ASCII
         for is_name, ignores, pattern in self._groups:
-            subject = path[path.rfind(b"/") + 1 :] if is_name else path
-            if pattern.fullmatch(subject) or (
-                is_folder and not is_name and pattern.fullmatch(subject + b"/")
-            ):
+            if pattern.fullmatch(path, path.rfind(b"/") + 1 if is_name else 0):
                 return ignores
         return False
 
@@ -109,33 +130,102 @@ def check_patterns(patterns: list[str]) -> list[str]:
 def _translate(pattern: str) -> list[tuple[bool, bool, bytes]]:
     """Whether it is about a name alone, whether it ignores, and a regular expression; two if its accents can be written in
     two ways. Raises ValueError."""
-    bare = pattern.removeprefix("!")
+    kept = pattern.rstrip(" ")
+    if kept != pattern and (len(kept) - len(kept.rstrip("\\"))) % 2:
+        kept += " "  # \ before it
+    bare = kept.removeprefix("!")
     if {".", ".."} & set(bare.split("/")):
         raise ValueError(f'"{pattern}" matches nothing: write it relative to the inbox, without . and ..')
-    forms = {os.fsencode(unicodedata.normalize(form, bare)).lower() for form in ("NFC", "NFD")}
-    if bare and not set(bare) & set("/[\\"):
-        return [(True, bare == pattern, os.fsencode(fnmatch.translate(os.fsdecode(form)))) for form in forms]
-    paths = [_translate_path(form) for form in forms]
-    if not all(paths):
-        raise ValueError(f'"{pattern}" matches nothing: correct it or remove it')
-    return [(False, bare == pattern, path) for path in paths]
-
-
-def _translate_path(pattern: bytes) -> bytes:
-    """A regular expression; empty for a pattern that matches nothing. Folders end with a slash."""
-    # Only here: that takes as long as the rest of this package.
-    from pathspec.patterns.gitignore.spec import GitIgnoreSpecPattern
-
-    bare = pattern.rstrip(b"/")
-    if bare.split(b"/")[-1] == b"**":  # all that is in a folder, and not the folder itself
-        pattern = bare + b"/*" + pattern[len(bare) :]
-    if pattern[:1] in (b"#", b"!"):
-        pattern = b"\\" + pattern
+    path = bare.removesuffix("/")
+    is_name = "/" not in path
+    end = _FOLDER if path != bare else _FOLDER + b"?"
     try:
-        translated = GitIgnoreSpecPattern.pattern_to_regex(pattern)[0] or b""
-        re.compile(translated)
-    except (ValueError, re.error):
-        return b""
-    if translated in (b".", _FOLDER):  # any entry, or any folder
-        translated = b".+" + translated.strip(b".")
-    return translated.replace(_FOLDER, b"/")
+        glob = path.removeprefix("/")
+        if not glob or "\0" in glob:
+            raise ValueError("correct it or remove it")
+        forms = {os.fsencode(unicodedata.normalize(form, glob)) for form in ("NFC", "NFD")}
+        return [
+            (is_name, bare == kept, _translate_glob(form, b"." if is_name else b"[^/]") + end)
+            for form in forms
+        ]
+    except ValueError as error:
+        raise ValueError(f'"{pattern}" matches nothing: {error}') from error
+
+
+def _translate_glob(glob: bytes, starred: bytes) -> bytes:
+    """A regular expression for git's wildmatch, of the letters in lower case. starred: what a star can stand for, once. Raises
+    ValueError for a glob that matches nothing."""
+    # git compares the part without wildcards by itself, so that ** behind it is at the start of what is left.
+    plain = len(re.split(rb"[*?[\\]", glob, maxsplit=1)[0])
+    parts: list[bytes] = []
+    at, star = 0, -1
+    while at < len(glob):
+        letter, behind = glob[at : at + 1], at + 1
+        if letter == b"*":
+            behind = len(glob) - len(glob[at:].lstrip(b"*"))
+            follows = glob[behind : behind + 1]
+            if behind - at > 1 and (at == plain or glob[at - 1 : at] == b"/") and follows in (b"", b"/"):
+                parts.append(b"(?:.*/)?" if follows else b".*")
+                behind, star = behind + 1, -1
+            else:
+                if star >= 0:  # the first place is enough for what is behind it; to try all takes hours
+                    parts[star] = b"(?>%b*?" % starred
+                    parts.append(b")")
+                star = len(parts)
+                parts.append(starred + b"*")
+        elif letter == b"?":
+            parts.append(_LETTER)
+        elif letter == b"[":
+            part, behind = _translate_set(glob, behind)
+            parts.append(part)
+        else:
+            letter, behind = _read_character(glob, at)
+            parts.append(re.escape(letter.lower()))
+        at = behind
+    return b"".join(parts)
+
+
+def _read_character(glob: bytes, at: int) -> tuple[bytes, int]:
+    """A character that stands for itself, perhaps behind a backslash, and where it ends. Raises ValueError."""
+    at += glob[at] == ord("\\")
+    letter = glob[at : at + 1]
+    if not letter:
+        raise ValueError("it ends with a backslash; remove that")
+    if letter == b"/" and (glob[at - 1 : at] in (b"", b"/") or at + 1 == len(glob)):
+        raise ValueError("write one slash between two names")
+    return letter, at + 1
+
+
+def _translate_set(glob: bytes, at: int) -> tuple[bytes, int]:
+    """A regular expression for a set of characters, such as [!a-c[:digit:]], and where it ends. at: behind the [. Raises
+    ValueError."""
+    negated = glob[at : at + 1] in (b"!", b"^")
+    first = at = at + negated
+    members: set[int] = set()
+    previous = 0  # what a range begins with
+    try:
+        while at == first or glob[at] != ord("]"):
+            if named := _CLASS.match(glob, at):
+                members.update(_CLASSES[named[1]].encode())
+                at, previous = named.end(), 0
+                continue
+            is_range = bool(previous) and glob[at] == ord("-") and glob[at + 1] != ord("]")
+            at += is_range
+            at += glob[at] == ord("\\")
+            members.update(range(previous if is_range else glob[at], glob[at] + 1))
+            at, previous = at + 1, 0 if is_range else glob[at]
+    except IndexError:
+        raise ValueError('its [ has no ]; write [[] for the character "["') from None
+    except KeyError as error:
+        raise ValueError(
+            f"[:{os.fsdecode(error.args[0])}:] is none of the classes {os.fsdecode(b', '.join(_CLASSES))}"
+        ) from None
+    if not glob[first:at].isascii():
+        raise ValueError("only ASCII characters can be in [ ]; write a pattern for each of the others")
+    folded, neither = set(bytes(members).lower()), {0, ord("/")}
+    members = folded | neither if negated else folded - neither
+    if not members:
+        raise ValueError(
+            f"{os.fsdecode(glob[first - 1 - negated : at + 1])} is no character; correct it or remove it"
+        )
+    return b"[%b%b]" % (b"^" * negated, re.escape(bytes(sorted(members)))), at + 1

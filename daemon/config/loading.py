@@ -117,8 +117,6 @@ def parse(document: dict[str, Any], folder: Path) -> Config:
         config = _anchor(found, folder.absolute())
     except ValidationError as error:
         raise ConfigError([explain(problem, Config) for problem in error.errors()]) from None
-    except RuntimeError as error:  # of expanduser
-        raise ConfigError([f"a path starts with ~, but there is no home folder: {error}"]) from None
     if problems := [*_misplaced_folders(config), *_contradictions(config), *_misused_names(config)]:
         raise ConfigError(problems)
     return config

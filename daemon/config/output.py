@@ -18,8 +18,8 @@ class WebhookSection(Section):
     )
     secret_file: str = Field(
         "",
-        description="File with the secret that signs each request (Standard Webhooks): text, or base64 behind whsec_. Empty: "
-        "requests are not signed.",
+        description="File with the secret that signs each request (Standard Webhooks): 8 or more printable ASCII characters, "
+        "or whsec_ and base64 of 24 to 64 bytes. Empty: requests are not signed.",
     )
     content: Literal["summary", "record"] = Field(
         "summary",

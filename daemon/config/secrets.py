@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import codecs
 import os
+import re
 import shlex
 import stat
 from pathlib import Path
 
 from daemon.core.errors import ConfigError
 from daemon.system.scarcity import cause_of
+
+LEAST_CHARACTERS = 8
+MAKE = "openssl rand -hex 32"
 
 
 def read_secret(key: str, name: str) -> bytes:
@@ -25,6 +30,33 @@ def read_secret(key: str, name: str) -> bytes:
             [f"{key}: every user can read or change {name}, but it must be secret; fix it with: {fix}"]
         )
     return data
+
+
+def read_secret_line(key: str, name: str) -> bytes:
+    """The secret in a file of one line. Raises ConfigError."""
+    try:
+        return clean_secret(read_secret(key, name))
+    except ValueError as error:
+        raise ConfigError(
+            [f"{key}: {name} {error}. To make a new one: {MAKE} > {shlex.quote(name)}"]
+        ) from None
+
+
+def clean_secret(data: bytes) -> bytes:
+    """A secret without the byte order mark and the line end that an editor adds. It is printable ASCII, so that both sides have
+    the same bytes. Raises ValueError, whose text does not repeat the secret."""
+    token = data.removeprefix(codecs.BOM_UTF8).strip(b" \t\r\n")
+    if not token:
+        raise ValueError("is empty")
+    if unfit := re.search(rb"[^ -~]", token):
+        raise ValueError(
+            f"has the byte {unfit[0].hex()}, and a secret may only have printable ASCII characters"
+        )
+    if token[:1] == token[-1:] and token[:1] in b"\"'`":
+        raise ValueError("has quotes around the secret; remove them")
+    if len(token) < LEAST_CHARACTERS:
+        raise ValueError(f"has a secret of fewer than {LEAST_CHARACTERS} characters, which can be guessed")
+    return token
 
 
 def list_open(file: Path) -> list[str]:

@@ -228,7 +228,8 @@ class Http(Section):
     )
     token_file: str = Field(
         "",
-        description='File with a token that every request must send as "Authorization: Bearer …". Empty: no token needed. '
+        description='File with a token, 8 or more printable ASCII characters, that every request must send as "Authorization: '
+        'Bearer …". Empty: no token needed. '
         "The page needs it too, for changes, and on an address that is not a loopback address.",
     )
     tls_certificate: str = Field(

@@ -66,7 +66,7 @@ def check_url(text: str) -> str:
     if not text:
         return text
     form = 'write it as "https://host/path"'
-    if unfit := re.search(r"[^!-~]", text):
+    if unfit := re.search(r"""[^!-~]|["<>\\^`{|}]|%(?![0-9A-Fa-f]{2})""", text):
         raise ValueError(
             f"the address has the character {unfit[0]!a}; write it percent-encoded, or in a host name as xn--…"
         )
@@ -174,7 +174,7 @@ def read_text(path: Path) -> str:
 
 
 def expand(path: str) -> Path:
-    """Replace ~, $NAME and ${NAME}; $$ is a dollar sign. Raises ConfigError, and RuntimeError if there is no home folder."""
+    """Replace ~, $NAME and ${NAME}; $$ is a dollar sign. Raises ConfigError."""
 
     def value_of(found: re.Match[str]) -> str:
         name = found[1] or found[2]
@@ -186,4 +186,10 @@ def expand(path: str) -> Path:
             )
         return os.environ[name] if name else "$"
 
-    return Path(re.sub(r"\$(?:([A-Za-z_]\w*)|\{(\w+)\}|\$)", value_of, path)).expanduser()
+    expanded = Path(re.sub(r"\$(?:([A-Za-z_]\w*)|\{(\w+)\}|\$)", value_of, path))
+    try:
+        return expanded.expanduser()
+    except RuntimeError:
+        user = expanded.parts[0][1:]
+        why = f"there is no user {user} with a home folder" if user else "this user has no home folder"
+        raise ConfigError([f"{path}: {why}. Write the whole path."]) from None

@@ -166,6 +166,12 @@ class InboxUnreadable(Incomplete):
     exit_status = os.EX_IOERR
 
 
+class ResultsUnwritable(Incomplete):
+    """The ledger or results could not be written for a while."""
+
+    exit_status = os.EX_IOERR
+
+
 class InboxUnwritable(Incomplete):
     """All results are written, but a source could not be moved or deleted."""
 

@@ -9,6 +9,7 @@ without its ledger means that the ledger was lost.
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import sqlite3
 from pathlib import Path
@@ -41,8 +42,10 @@ def read(folder: Path) -> Identity | None:
     file = folder / IDENTITY
     try:
         return msgspec.json.decode(file.read_bytes(), type=Identity)
-    except (FileNotFoundError, NotADirectoryError):
-        return None
+    except OSError as error:
+        if error.errno in (errno.ENOENT, errno.ENOTDIR, errno.ELOOP):
+            return None
+        raise
     except msgspec.DecodeError as error:
         raise IdentityDamaged(
             f"{file}, which says which ledger belongs here, is damaged: {error}. "

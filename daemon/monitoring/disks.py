@@ -13,6 +13,7 @@ import anyio
 from anyio import to_thread
 
 from daemon.config.loading import Config
+from daemon.system.mounts import describe_in_the_way
 
 FRESH_SECONDS = 1.0  # between two looks
 WAIT_SECONDS = 0.5  # for an answer; a later one counts for the next look
@@ -48,6 +49,16 @@ def list_written_folders(config: Config) -> dict[str, Path]:
     if any(inbox.on_success == "move" for inbox in config.inbox):
         folders["output.done"] = output.done
     return folders
+
+
+def find_blocked(config: Config) -> dict[str, str]:
+    """Why a folder that the daemon writes to is none, and cannot become one, by its key. Looks at the disk, and may wait for
+    a dead mount."""
+    folders = list_written_folders(config)
+    if config.upkeep.backup_folder:
+        folders["upkeep.backup_folder"] = Path(config.upkeep.backup_folder)
+    found = {key: describe_in_the_way(folder) for key, folder in folders.items()}
+    return {key: f"{key}: {why}." for key, why in found.items() if why}
 
 
 class Disks:

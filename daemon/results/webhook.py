@@ -7,6 +7,7 @@ import hashlib
 import hmac
 import http
 import os
+import shlex
 import time
 import urllib.error
 import urllib.request
@@ -20,7 +21,7 @@ from anyio import to_thread
 
 from daemon import __version__
 from daemon.config.output import WebhookSection
-from daemon.config.secrets import read_secret
+from daemon.config.secrets import read_secret_line
 from daemon.core.errors import ConfigError
 from daemon.core.jobs import JobStatus
 from daemon.core.sidecar import timestamp
@@ -29,6 +30,7 @@ from daemon.ledger.record import Record
 ANSWER_SECONDS = 20.0  # for each part of the receiver's answer
 REQUEST_BYTES = 512 << 10  # of records in one request; many receivers take up to 1 MiB
 PREFIX = b"whsec_"  # of a secret in base64
+SECRET_BYTES = range(24, 65)  # of such a secret, by Standard Webhooks
 
 
 class Refused(OSError):
@@ -118,21 +120,20 @@ class WebhookSink:
     def _secret(self) -> bytes:
         """Read for each request, so that it can be changed; never empty. Raises ConfigError."""
         key, file = "output.webhook.secret_file", self._settings.secret_file
-        fix = f"make a secret with: openssl rand -hex 32 > {file}"
-        text = read_secret(key, file).strip()
-        if not text:
-            raise ConfigError([f"{key}: {file} is empty; {fix}"])
-        if not text.startswith(PREFIX):
+        text = read_secret_line(key, file)
+        if not text.lower().startswith(PREFIX):
             return text
         try:
-            if secret := base64.b64decode(text.removeprefix(PREFIX), validate=True):
+            secret = base64.b64decode(text.removeprefix(PREFIX), validate=True)
+            if len(secret) in SECRET_BYTES:
                 return secret
-            why = "nothing follows"
+            why = f"these are {len(secret)} bytes"
         except ValueError as error:
             why = str(error)
-        raise ConfigError(
-            [f"{key}: {file} begins with {PREFIX.decode()}, so the rest must be base64: {why}; {fix}"]
-        )
+        fix = f"to make a new one: {{ printf {PREFIX.decode()}; openssl rand -base64 32; }} > {shlex.quote(file)}"
+        least, most = SECRET_BYTES[0], SECRET_BYTES[-1]
+        wanted = f"begins with {PREFIX.decode()}, so the rest must be base64 of {least} to {most} bytes"
+        raise ConfigError([f"{key}: {file} {wanted}: {why}; {fix}"])
 
 
 class _NoRedirects(urllib.request.HTTPRedirectHandler):

@@ -30,7 +30,7 @@ from starlette.routing import BaseRoute
 from starlette.types import ASGIApp
 
 from daemon.config.loading import Config
-from daemon.config.secrets import read_secret
+from daemon.config.secrets import clean_secret, read_secret, read_secret_line
 from daemon.config.sections import Http
 from daemon.config.state import PAGE_TOKEN, socket_address
 from daemon.core.errors import ConfigError
@@ -124,17 +124,8 @@ def listen_control(path: Path) -> socket.socket:
 
 
 def read_token(http: Http) -> bytes:
-    """Empty if none is configured. Raises ConfigError if the file is empty, unreadable, or readable for others."""
-    if not http.token_file:
-        return b""
-    token = read_secret("http.token_file", http.token_file).strip()
-    if not token:
-        raise ConfigError(
-            [
-                f"http.token_file: {http.token_file} is empty; make a token with: openssl rand -hex 32 > {http.token_file}"
-            ]
-        )
-    return token
+    """Empty if none is configured. Raises ConfigError if the file has no token, is unreadable, or readable for others."""
+    return read_secret_line("http.token_file", http.token_file) if http.token_file else b""
 
 
 def own_token(file: Path) -> bytes:
@@ -151,12 +142,12 @@ def own_token(file: Path) -> bytes:
         with contextlib.suppress(FileExistsError):  # another process was faster
             os.link(partial, file)
         partial.unlink()
-    token = file.read_bytes().strip()
-    if not token:
+    try:
+        return clean_secret(file.read_bytes())
+    except ValueError as error:
         raise ConfigError(
-            [f"{file}, the token for changes by the page, is empty. Delete it: a new one is made."]
-        )
-    return token
+            [f"{file}, the token for changes by the page, {error}. Delete it: a new one is made."]
+        ) from None
 
 
 def read_page_token(config: Config) -> bytes:

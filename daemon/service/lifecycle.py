@@ -22,6 +22,7 @@ from daemon.core.errors import (
     InboxUnreadable,
     InboxUnwritable,
     Incomplete,
+    ResultsUnwritable,
     SinkBehind,
     Unfinished,
     VisiondError,
@@ -52,7 +53,7 @@ from daemon.service.wiring import open_ledger, open_pipeline
 from daemon.system import signals
 from daemon.system.children import leave_within
 from daemon.system.log import set_up as set_up_log
-from daemon.system.retry import Hurried, Retry
+from daemon.system.retry import PAUSE_SECONDS, Hurried, Retry
 from daemon.system.systemd import Notifier
 from daemon.workers.kernels import compile_for_workers
 
@@ -60,6 +61,7 @@ log = structlog.get_logger()
 
 SHOW_SECONDS = 0.25  # between two updates of the progress bar
 STATUS_SECONDS = 5.0  # between lines for `systemctl status`
+ATTEMPTS = 3  # to write results, with once
 LEAVE_SECONDS = 5.0  # for the end itself, when no work is left and no worker is ending any more
 # How many batch time-outs may pass without progress before the watchdog is no longer notified
 STALL_FACTOR = 2.0
@@ -107,8 +109,7 @@ class Service:
                     tasks.start_soon(self._keep_models, tasks, pipeline, exchange)
                     tasks.start_soon(self._report, pipeline, status)
                     tasks.start_soon(status.watch)
-                    if not self.once:
-                        tasks.start_soon(self._keeper.run)
+                    tasks.start_soon(self._give_up if self.once else self._keeper.run)
                     files = OpenFiles(pipeline.ledger.path)
                     tasks.start_soon(guard, files, pipeline.ledger, self._rescan_seconds)
                     tasks.start_soon(pipeline.publisher.watch, self._rescan_seconds)
@@ -135,6 +136,18 @@ class Service:
                 )
             if self.once:
                 self._check_complete(pipeline)
+
+    async def _give_up(self) -> None:
+        """End `run --once` when nothing could be written for some attempts. Raises ResultsUnwritable."""
+        assert self.pipeline
+        since: float | None = None
+        while True:
+            blocked = self.pipeline.blocked()
+            since = None if not blocked else since or anyio.current_time()
+            if since and anyio.current_time() - since > ATTEMPTS * PAUSE_SECONDS:
+                fix = f"When that is fixed, `{command('run', '--once')}` does the rest."
+                raise ResultsUnwritable(f"{'; '.join(blocked)}. {fix}", self.counts.outcomes())
+            await anyio.sleep(SHOW_SECONDS)
 
     def _check_complete(self, pipeline: Pipeline) -> None:
         """Raises InboxUnreadable, InboxUnwritable when some files could not be done, NoWorkersLeft or ModelsUnusable

@@ -12,11 +12,14 @@ import structlog
 
 from daemon.config.loading import Config
 from daemon.config.state import LEDGER, lock_state
+from daemon.core.errors import ConfigError
 from daemon.core.hints import command
 from daemon.core.jobs import JobStatus
 from daemon.ledger.schema import keep_temporary_files, trouble_named
+from daemon.monitoring.disks import find_blocked
 from daemon.monitoring.snapshot import Snapshot
 from daemon.system.log import set_up as set_up_log
+from daemon.system.mounts import ask
 from stages.contract.processes import importing
 
 log = structlog.get_logger()
@@ -34,6 +37,8 @@ def run(
     again, for a reload. Raises VisiondError; AlreadyRunning before it does anything."""
     from daemon.inbox.absence import check_inboxes
 
+    if blocked := ask(partial(find_blocked, config)):
+        raise ConfigError(list(blocked.values()))
     is_first = not config.state.path.exists()
     if is_first:  # if it fails, it leaves no folders behind
         set_up_log(config.log.level, config.log.format)

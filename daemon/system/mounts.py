@@ -7,6 +7,7 @@ import errno
 import os
 import re
 import shlex
+import stat
 import struct
 import threading
 from collections.abc import Callable
@@ -59,6 +60,28 @@ def describe_missing(inbox: Path) -> str:
     )
 
 
+def describe_in_the_way(folder: Path) -> str:
+    """What keeps a path from being a folder, or from becoming one, and the fix; empty if nothing does. What may pass, and what
+    this user may not look at, is not in the way."""
+    for path in (folder, *folder.parents):
+        try:
+            os.lstat(path)
+            return (
+                ""
+                if stat.S_ISDIR(os.stat(path).st_mode)
+                else f"{path} is a file; remove it, or name another folder"
+            )
+        except OSError as error:
+            if error.errno not in _GONE:
+                return ""
+            if os.path.islink(path):
+                if error.errno == errno.ELOOP:
+                    return f"{path} is a link to itself; remove it"
+                target = os.readlink(path)
+                return f"{path} is a link to {target}, which does not exist; mount or create that, or remove the link"
+    return ""
+
+
 class Mount(NamedTuple):
     """A mounted file system. device: its number as text; root: the folder in it that is mounted."""
 
@@ -82,7 +105,9 @@ def list_mounts() -> list[Mount]:
 
 def mount_of(path: Path) -> Mount | None:
     """The mount that a folder is on, whether or not the folder exists."""
-    target = os.fsencode(path.resolve())
+    target = os.fsencode(
+        os.path.realpath(path)
+    )  # unlike Path.resolve, this raises nothing for a link to itself
     holding = [mount for mount in list_mounts() if is_within(target, mount.place)]
     # Of two at one place, the later one covers the other.
     return max(enumerate(holding), key=lambda each: (len(each[1].place), each[0]))[1] if holding else None

@@ -14,6 +14,7 @@ import struct
 import zipfile
 import zlib
 from collections.abc import Callable, Sequence
+from functools import partial
 from math import log
 from typing import NamedTuple
 
@@ -22,6 +23,7 @@ UNICODE_PATH = 0x7075  # Info-ZIP's extra field with a name in UTF-8
 SAMPLE = 5_000  # different names that are looked at
 ASCII, NEVER = log(1 / 40), log(1e-7)
 OTHER_SCRIPT = log(0.02)  # a Latin letter directly before one of another script
+CAPITAL = log(0.02)  # behind a small letter
 
 SIMPLIFIED = (
     "的一是在不了有和人这中大为上个国我以要他时来用们生到作地于出就分对成会可主发年动同工也能下过子说产种面而方后多定行学法所民得经十三"
@@ -49,10 +51,13 @@ KOREAN = (
     "론까행말입터할려될점또타건설집양천던통너예차운년월날피근금민심각토남박권린되야약질추종외형최니작레직순평배프급람감육베품새폴캡처증첨복테"
     "름목풍족졸꽃몰코몽멕"
 )
+RUSSIAN = "оеаинтсрвлкмдпу"
 CYRILLIC = "абвгдежзийклмнопрстуфхцчшщъыьэюяё"
 # Of the characters that take two bytes in UTF-8: Latin, accents, Greek, Cyrillic, Hebrew and Arabic.
 USUAL = ((0xC0, 0x17F), (0x300, 0x36F), (0x386, 0x3CE), (0x400, 0x45F), (0x5D0, 0x6FF))
 LATIN = "äöüÄÖÜßéèêëàâçñóíáúôûùîïåæøÅÆÉÑ"
+WESTERN = LATIN + "ãõÃÕÁÀÂÊÍÓÚØ"
+EASTERN = "äöüÄÖÜßéáíóúýąćęłńśźżčďěňřšťůžľőűăâîôşţŁŚŻČŘŠŽÁÉÍÓÚÝ"
 
 
 class CodePage(NamedTuple):
@@ -73,6 +78,14 @@ def _of_shift_jis(code: bytes) -> float:
     return 0.02 / 500 if number < 0x889F else 0.3 / 2965 if number <= 0x9872 else 0.005 / 3800
 
 
+def _of_euc_jp(code: bytes) -> float:
+    if code[0] in (0x8E, 0x8F):
+        return 0.005 / 6000  # narrow katakana, and what three bytes have
+    if code[0] in (0xA4, 0xA5) or code == b"\xa1\xbc":
+        return 0.55 / 170  # kana
+    return 0.02 / 500 if code[0] < 0xB0 else 0.3 / 2965 if code[0] <= 0xCF else 0.005 / 3800
+
+
 def _of_gbk(code: bytes) -> float:
     if len(code) != 2 or code[1] < 0xA1:
         return 0.01 / 14_000
@@ -89,8 +102,14 @@ def _of_korean(code: bytes) -> float:
     return 0.02 / 900 if code[0] < 0xB0 else 0.25 / 2350 if code[0] <= 0xC8 else 0.01 / 4888
 
 
-def _of_western(code: bytes) -> float:
-    return 0.05 / 80 if code.decode("cp850").isalpha() else 0.0
+def _of_letters(page: str, code: bytes) -> float:
+    return 0.05 / 80 if code.decode(page).isalpha() else 0.0
+
+
+def _of_russian(page: str, code: bytes) -> float:
+    """Two of the pages have capitals where the other has small letters."""
+    letter = code.decode(page)
+    return 0.18 / 18 if letter in CYRILLIC else 0.15 / 33 if letter.lower() in CYRILLIC else 0.0
 
 
 def _of_utf_8(code: bytes) -> float:
@@ -104,12 +123,14 @@ def _of_utf_8(code: bytes) -> float:
 PAGES = (
     CodePage("utf-8", LATIN + CYRILLIC + CYRILLIC.upper(), 0.9, _of_utf_8),
     CodePage("cp932", JAPANESE, 0.25, _of_shift_jis),
+    CodePage("euc_jp", JAPANESE, 0.25, _of_euc_jp),
     CodePage("gb18030", SIMPLIFIED, 0.5, _of_gbk),
     CodePage("cp950", TRADITIONAL, 0.5, _of_big5),
     CodePage("cp949", KOREAN, 0.75, _of_korean),
-    CodePage("cp866", CYRILLIC + CYRILLIC.upper(), 0.9, lambda code: 0.0),
+    *(CodePage(name, RUSSIAN, 0.65, partial(_of_russian, name)) for name in ("cp866", "cp1251", "koi8_r")),
     CodePage("cp437", LATIN, 0.9, lambda code: 0.0),
-    CodePage("cp850", LATIN + "ãõÃÕÁÀÂÊÍÓÚØ", 0.85, _of_western),
+    *(CodePage(name, WESTERN, 0.85, partial(_of_letters, name)) for name in ("cp850", "cp1252")),
+    *(CodePage(name, EASTERN, 0.85, partial(_of_letters, name)) for name in ("cp852", "cp1250")),
 )
 
 
@@ -124,7 +145,15 @@ def decode_names(names: Sequence[bytes]) -> list[str]:
     parts = {part for name in names for part in name.split(b"/") if not part.isascii()}
     sample = sorted(parts)[:SAMPLE]
     page = max(PAGES, key=lambda page: _judge(page, sample)).name
-    return [name.decode(page, errors="replace") for name in names]
+    return [_decode(name, page) for name in names]
+
+
+def _decode(name: bytes, page: str) -> str:
+    """In code page 437, which has a character for each byte, if the name does not fit: so no two names become one."""
+    try:
+        return name.decode(page)
+    except UnicodeDecodeError:
+        return name.decode("cp437")
 
 
 def _judge(page: CodePage, sample: Sequence[bytes]) -> float:
@@ -140,6 +169,8 @@ def _judge(page: CodePage, sample: Sequence[bytes]) -> float:
             total += known[character]
             is_mixed = before.isascii() != character.isascii() and before.isalpha() and character.isalpha()
             total += OTHER_SCRIPT if is_mixed and page.common[0] != LATIN[0] else 0.0
+            if before.islower() and character.isupper() and not (before + character).isascii():
+                total += CAPITAL
             before = character
     return total
 

@@ -52,6 +52,20 @@ def test_a_folder_that_cannot_be_opened_for_its_flush_pauses_the_daemon(tmp_path
     place.assert_kept(DONE=3)
 
 
+def test_once_ends_when_the_folder_of_results_cannot_be_made_for_long(tmp_path: Path) -> None:
+    place = Place(tmp_path)
+    place.drop_many(range(3))
+    folder = bytes(place.site.results)
+    with Supervisor(
+        tmp_path, lambda call: errno.EDQUOT if call.name == "mkdir" and call.path == folder else 0
+    ) as supervisor:
+        run = place.run_once(supervisor=supervisor.path)
+    assert run.returncode == os.EX_IOERR, run.stderr
+    assert f"results cannot be written: [Errno {errno.EDQUOT}]" in run.stderr.splitlines()[-1]
+    assert place.run_once().returncode == 0
+    place.assert_kept(DONE=3)
+
+
 def test_once_ends_when_the_images_of_an_inbox_cannot_be_read_for_long_and_leaves_them_pending(
     tmp_path: Path,
 ) -> None:

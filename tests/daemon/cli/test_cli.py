@@ -372,6 +372,30 @@ def test_check_lists_each_problem_with_its_fix_and_what_is_ok(tmp_path: Path) ->
     assert sorted(path.name for path in tmp_path.iterdir()) == ["daemon.toml", "staging"]
 
 
+@pytest.mark.parametrize("target", ["folder", "nowhere", ""], ids=["loop", "dangling", "file"])
+@pytest.mark.parametrize(
+    ("table", "key"),
+    [
+        *(("output", key) for key in ("results", "failed", "done", "bins_folder")),
+        *(("state", "path"), ("upkeep", "backup_folder")),
+    ],
+)
+def test_check_and_run_name_what_is_in_the_way_of_a_folder(
+    tmp_path: Path, table: str, key: str, target: str
+) -> None:
+    folder = tmp_path / "folder"
+    place = Place(tmp_path, {"inbox": [{"on_success": "move"}], "output": {"bins": "copy"}})
+    place.configure({table: {key: str(folder)}})
+    if target:
+        folder.symlink_to(target)
+    else:
+        folder.touch()
+    for asked in (place.command("check", "--quick"), place.run_once()):
+        assert asked.returncode == os.EX_CONFIG
+        assert f"{table}.{key}: {folder} is a " in asked.stdout + asked.stderr
+        assert "Traceback" not in asked.stderr
+
+
 def test_check_reports_a_refused_configuration_as_json_too(tmp_path: Path) -> None:
     place = Place(tmp_path)
     place.config.write_text("[pipeline]\nmax_atempts = 3\n")

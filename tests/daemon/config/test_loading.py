@@ -153,6 +153,11 @@ def test_a_variable_that_is_not_set_is_refused(monkeypatch: pytest.MonkeyPatch) 
     assert problem.startswith("$NOWHERE/in: there is no variable NOWHERE in the environment")
 
 
+def test_a_home_folder_that_does_not_exist_is_refused() -> None:
+    [problem] = problems_of({"output": {"results": "~nosuchuser/results"}})
+    assert problem.startswith("~nosuchuser/results: there is no user nosuchuser with a home folder")
+
+
 @pytest.mark.parametrize(
     ("text", "count"),
     [

@@ -145,7 +145,7 @@ def test_the_stations_log_at_the_new_level_too(tmp_path: Path) -> None:
 def test_a_new_token_and_certificate_are_used_after_a_reload(tmp_path: Path) -> None:
     port, token = free_port(), tmp_path / "token"
     tls = make_certificate(tmp_path)
-    token.write_text("first")
+    token.write_text("the first")
     token.chmod(0o600)
     place = Place(tmp_path, {"http": {"listen": f"127.0.0.1:{port}", "token_file": "token", **tls}})
 
@@ -165,7 +165,7 @@ def test_a_new_token_and_certificate_are_used_after_a_reload(tmp_path: Path) -> 
         assert refused.returncode == os.EX_CONFIG
         assert "is empty" in refused.stderr
         assert shown() == before, "nothing has changed"
-        token.write_text("second")
+        token.write_text("the second")
         assert json.loads(place.command("reload", "--json").stdout) == {
             "changed": [],
             "waiting": [],
@@ -173,7 +173,7 @@ def test_a_new_token_and_certificate_are_used_after_a_reload(tmp_path: Path) -> 
             "exchanging": [],
         }
         assert shown() != before
-        assert (answers("first"), answers("second")) == (401, 200)
+        assert (answers("the first"), answers("the second")) == (401, 200)
         assert daemon.stop() == 0
 
 

@@ -60,6 +60,9 @@ class Handler(BaseHTTPRequestHandler):
         """Print nothing."""
 
 
+PLAIN = "swordfish and twenty-four"
+
+
 @pytest.fixture
 def receiver() -> Iterator[Receiver]:
     with Receiver() as opened:
@@ -70,11 +73,11 @@ def receiver() -> Iterator[Receiver]:
         thread.join()
 
 
-@pytest.mark.parametrize("secret", ["plain", f"whsec_{base64.b64encode(b'plain').decode()}"])
+@pytest.mark.parametrize("secret", [PLAIN, f"whsec_{base64.b64encode(PLAIN.encode()).decode()}"])
 async def test_requests_are_signed_and_repetitions_have_the_same_id(
     receiver: Receiver, tmp_path: Path, secret: str
 ) -> None:
-    write_secret(tmp_path / "secret", f"{secret}\n")
+    write_secret(tmp_path / "secret", f"\ufeff{secret}\r\n")
     sink = WebhookSink(WebhookSection(url=receiver.url, secret_file=str(tmp_path / "secret")))
     record = make_record(tmp_path)
     for _ in range(2):
@@ -82,7 +85,7 @@ async def test_requests_are_signed_and_repetitions_have_the_same_id(
     (first, body), (second, _) = receiver.got
     headers = {name.lower(): value for name, value in first.items()}
     content = f"{headers['webhook-id']}.{headers['webhook-timestamp']}.".encode() + body
-    signed = base64.b64encode(hmac.digest(b"plain", content, hashlib.sha256)).decode()
+    signed = base64.b64encode(hmac.digest(PLAIN.encode(), content, hashlib.sha256)).decode()
     assert headers["webhook-signature"] == f"v1,{signed}"
     assert headers["webhook-id"] in second.values()
     assert receiver.records[0]["bin"] == record.bin
@@ -147,6 +150,8 @@ def test_only_addresses_of_http_are_taken(tmp_path: Path) -> None:
         ("https://host/a b?key=swordfish", "has the character ' '"),
         ("https://host/\u00fc?key=swordfish", r"has the character '\\xfc'"),
         ("https://host/hook\n?key=swordfish", "has the character"),
+        (r"http://h\x?key=swordfish", "has the character"),
+        ("http://h/%zz?key=swordfish", "has the character '%'"),
         ("http://[::1?key=swordfish", "a host or a port that cannot be read"),
         ("http://host:99999/?key=swordfish", "a host or a port that cannot be read"),
         ("http://host:swordfish/", "a host or a port that cannot be read"),
@@ -170,16 +175,36 @@ def test_what_is_missing_is_told_before_the_start(tmp_path: Path) -> None:
     assert "cannot be read" in WebhookSink(settings).problem()
     write_secret(tmp_path / "none", "\n")
     assert "openssl rand" in WebhookSink(settings).problem()
-    for broken in ("whsec_a", "whsec_", "whsec_ ", "whsec_====", "whsec_not/base64!"):
+    for broken in (
+        "whsec_a",
+        "whsec_",
+        "\ufeff",
+        "\u200b" * 8,
+        "swordfish\xa0",
+        "\0" * 8,
+        '"swordfish"',
+        "a",
+    ):
         write_secret(tmp_path / "none", broken)
-        assert "must be base64" in WebhookSink(settings).problem()
+        assert "openssl rand -hex 32 >" in WebhookSink(settings).problem()
+    for broken in (
+        "====" * 8,
+        "not/base64!",
+        "c3dvcmRmaXNo" * 2 + "=",
+        "c3dvcmRmaXNo" * 8,
+        "c3dvcmRmaXNo" * 2,
+    ):
+        write_secret(tmp_path / "none", f"whsec_{broken}")
+        assert "must be base64 of 24 to 64 bytes" in WebhookSink(settings).problem()
+    write_secret(tmp_path / "none", "WHSEC_" + "c3dvcmRmaXNo" * 4)
+    assert "must be base64 of 24 to 64 bytes" in WebhookSink(settings).problem()
 
 
 async def test_nothing_is_sent_unsigned_because_the_secret_broke(receiver: Receiver, tmp_path: Path) -> None:
     secret = tmp_path / "secret"
     write_secret(secret, "whsec_")
     sink = WebhookSink(WebhookSection(url=receiver.url, secret_file=str(secret)))
-    with pytest.raises(ConfigError, match="nothing follows"):
+    with pytest.raises(ConfigError, match="fewer than 8 characters"):
         await sink.append([make_record(tmp_path)])
     assert receiver.got == []
 
@@ -202,7 +227,7 @@ def test_a_daemon_does_not_start_with_a_broken_secret(receiver: Receiver, tmp_pa
     webhook = {"url": receiver.url, "secret_file": str(tmp_path / "secret")}
     run = Place(tmp_path, {"output": {"sinks": ["webhook"], "webhook": webhook}}).run_once()
     assert run.returncode == os.EX_CONFIG
-    assert "nothing follows; make a secret with: openssl rand" in run.stderr
+    assert "fewer than 8 characters, which can be guessed. To make a new one: openssl rand" in run.stderr
 
 
 def test_a_run_posts_every_image_once(receiver: Receiver, tmp_path: Path) -> None:

@@ -188,6 +188,12 @@ def test_a_damaged_header_is_not_taken_for_the_end_of_a_tar() -> None:
         ("cp950", ["照片/功能.jpg", "新增資料夾/許功蓋.png"]),
         ("utf-8", ["中文名1.jpg", "中文名2.jpg"]),
         ("cp866", ["Новая папка/Фото.jpg"]),
+        ("cp1251", ["Новая папка/Фото.jpg", "Отпуск/море.jpg"]),
+        ("koi8_r", ["Новая папка/Фото.jpg", "Отпуск/море.jpg"]),
+        ("euc_jp", ["写真/東京タワー.jpg", "新しいフォルダ/資料.jpg"]),
+        ("cp1252", ["Müller/Straße.jpg", "Élève/naïve.jpg"]),
+        ("cp1250", ["Zdjęcia/żółć.jpg", "Łódź/kościół.jpg", "święta.jpg"]),
+        ("cp852", ["Zdjęcia/żółć.jpg", "Łódź/kościół.jpg"]),
         ("cp850", ["Grüße/São Paulo.jpg"]),
     ],
 )
@@ -195,6 +201,15 @@ def test_names_that_are_not_marked_are_in_the_code_page_that_fits_them_all(
     page: str, expected: list[str]
 ) -> None:
     assert names("zip", make_raw_zip([name.encode(page) for name in expected])) == expected
+
+
+def test_names_that_do_not_fit_the_page_of_the_others_stay_different() -> None:
+    raw = [
+        *(f"写真/東京{number}.jpg".encode("cp932") for number in range(9)),
+        b"\x85\x40.jpg",
+        b"\x85\x41.jpg",
+    ]
+    assert names("zip", make_raw_zip(raw))[-2:] == [name.decode("cp437") for name in raw[-2:]]
 
 
 def test_a_name_that_is_not_what_its_mark_says_refuses_no_archive() -> None:
