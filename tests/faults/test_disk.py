@@ -219,15 +219,18 @@ def test_a_full_disk_under_the_ledger_pauses_the_daemon_and_nothing_is_wrongly_r
         place.assert_kept(DONE=600)
 
 
-def test_a_file_in_the_results_folders_place_pauses_the_daemon_until_it_is_gone(tmp_path: Path) -> None:
+def test_a_file_that_comes_into_the_failed_folders_place_pauses_the_daemon_until_it_is_gone(
+    tmp_path: Path,
+) -> None:
     place = Place(tmp_path)
-    place.site.results.touch()
     with Daemon(place) as daemon:
+        place.site.failed.touch()
+        place.drop("bad.jpg", b"no picture")
         place.drop_many(range(20))
-        assert_paused(daemon, "results", "")
-        place.site.results.unlink()
-        assert_goes_on(daemon, 20)
-    place.assert_kept(DONE=20)
+        daemon.wait_until(lambda status: str(place.site.failed) in " ".join(status["obstacles"]), "a pause")
+        place.site.failed.unlink()
+        daemon.wait_idle(21)
+    place.assert_kept(DONE=20, FAILED=1)
 
 
 def test_a_retry_that_cannot_write_the_ledger_exits_74_and_says_so(tmp_path: Path) -> None:
