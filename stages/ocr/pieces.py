@@ -22,6 +22,8 @@ LONGEST_MAP = 8 * 736  # pixels: by rapidocr's rule, for a page of the greatest 
 NARROW = 0.6  # of map_side, the shorter side of a shrunk page below which its image is read in pieces
 OVERLAP = 8  # of a piece's length one part: the tallest line that is whole in one of two pieces
 SMALLER = 4  # times, the second scale
+LARGE = 220  # pixels of a map, the height of a line from which it may be a part of one that is too large for the detector
+WHOLE = 0.9  # of a line at the second scale, the share that one at the first scale covers if it is no part
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,3 +146,40 @@ def smaller_map(plan: PiecePlan) -> tuple[int, int]:
     """The second scale, for letters that are too large for the detector at the first one: those of 450 pixels and more."""
     width, height = plan.map
     return scale((width, height), 1 / SMALLER)
+
+
+def has_large(quads: Quads, plan: PiecePlan) -> bool:
+    """Whether a box is so large that the detector may have split it."""
+    return bool(len(quads)) and float(heights_of(quads).max()) * plan.map[1] >= LARGE * (
+        plan.page[1] + 2 * plan.padding
+    )
+
+
+def heights_of(quads: Quads) -> Quads:
+    """The shorter side of each box."""
+    heights: Quads = np.linalg.norm(quads[:, [1, 3]] - quads[:, :1], axis=2).min(axis=1)
+    return heights
+
+
+def replace_parts(first: Quads, texts: Sequence[bool], second: Quads) -> tuple[list[int], list[int]]:
+    """The numbers of the lines at the first and at the second scale that stay. A line at the second scale replaces the
+    lines inside it; but one of these stays instead if it covers nearly all of it, or if it is a small line of text."""
+    gone: set[int] = set()
+    added: list[int] = []
+    for number, box in enumerate(second):
+        low, high = box.min(axis=0), box.max(axis=0)
+        edges = np.minimum(first.max(axis=1), high) - np.maximum(first.min(axis=1), low)
+        shared = np.maximum(edges, 0).prod(axis=1)
+        area = (high - low).prod()
+        own = np.ptp(first, axis=1).prod(axis=1)
+        whole_or_part = (shared >= 0.7 * own) | (shared >= 0.5 * np.maximum(own, area))
+        inside = np.flatnonzero(whole_or_part).tolist()
+        read = [i for i in inside if texts[i]]
+        whole = [i for i in read if shared[i] >= WHOLE * area]
+        small = [i for i in read if heights_of(first[[i]])[0] < 0.4 * heights_of(box[None])[0]]
+        if small:
+            continue
+        gone.update(set(inside) - set(whole[:1]))
+        if not whole:
+            added.append(number)
+    return [i for i in range(len(first)) if i not in gone], added

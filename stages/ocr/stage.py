@@ -42,7 +42,15 @@ from stages.ocr.direction import put_in_order
 from stages.ocr.layout import guess_turns, is_sure, order_lines, score_reading, turn_corners
 from stages.ocr.networks import NetworkLoader, Networks
 from stages.ocr.onnxfile import WeightsError, weight_files
-from stages.ocr.pieces import PiecePlan, join_pieces, plan_pieces, shrink, smaller_map
+from stages.ocr.pieces import (
+    PiecePlan,
+    has_large,
+    join_pieces,
+    plan_pieces,
+    replace_parts,
+    shrink,
+    smaller_map,
+)
 from stages.ocr.ppocr import BLANK, LINE_HEIGHT
 from stages.ocr.warp import (
     VERTICAL_RATIO,
@@ -152,26 +160,24 @@ class OcrStage(Stage):
         quads: list[Quads],
         readings: list[list[Reading]],
     ) -> None:
-        """Read pages without any text at a smaller scale, at which the detector finds letters of 450 pixels and more.
-        Only what is certain is added: in a photograph without text shapes look like letters. Changes quads and
-        readings."""
-        empty = [
-            i for i, texts in enumerate(readings) if len(pieces[i]) == 1 and not any(map(is_text, texts))
+        """Read pages without any text, or with parts of large letters, at a smaller scale, at which the detector finds
+        letters of 450 pixels and more. Only what is certain is added: in a photograph without text shapes look like
+        letters. Changes quads and readings."""
+        chosen = [
+            i
+            for i, texts in enumerate(readings)
+            if len(pieces[i]) == 1 and (has_large(quads[i], pieces[i][0]) or not any(map(is_text, texts)))
         ]
-        sizes = [smaller_map(pieces[i][0]) for i in empty]
+        sizes = [smaller_map(pieces[i][0]) for i in chosen]
         for places in self._batch_maps(sizes):
-            chosen = [empty[k] for k in places]
-            tried = [pages[i] for i in chosen]
+            batch = [chosen[k] for k in places]
+            tried = [pages[i] for i in batch]
             with hold_device(self.lock):
                 maps = self._detect(networks, tried, sizes[places[0]])
             found = self._find_boxes(maps, tried)
             texts = self._read_pages(networks, tried, found)
-            for i, boxes, read in zip(chosen, found, texts, strict=True):
-                sure = [
-                    k for k, reading in enumerate(read) if is_text(reading) and reading.score >= SURE_LARGE
-                ]
-                if sure:
-                    quads[i], readings[i] = boxes[sure], [read[k] for k in sure]
+            for i, boxes, read in zip(batch, found, texts, strict=True):
+                quads[i], readings[i] = add_large(quads[i], readings[i], boxes, read)
 
     def _batch_maps(self, sizes: Sequence[tuple[int, int]]) -> Iterator[Sequence[int]]:
         """Batches for the detector: indices of maps of one size."""
@@ -327,6 +333,16 @@ def cut(pixels: Tensor, plan: PiecePlan) -> Tensor:
 def is_text(reading: Reading) -> bool:
     """Whether a line counts as text, by the rule of stages/contract/binning.py, and was not guessed."""
     return reading.score > TEXT_SCORE and not reading.guessed and has_text(reading.text)
+
+
+def add_large(
+    quads: Quads, readings: Sequence[Reading], boxes: Quads, read: Sequence[Reading]
+) -> tuple[Quads, list[Reading]]:
+    """A page's lines, with the certain ones of its second scale in place of their parts."""
+    sure = [k for k, reading in enumerate(read) if is_text(reading) and reading.score >= SURE_LARGE]
+    kept, added = replace_parts(quads, [is_text(reading) for reading in readings], boxes[sure])
+    lines = [readings[k] for k in kept] + [read[sure[k]] for k in added]
+    return np.concatenate([quads[kept], boxes[sure][added]]), lines
 
 
 def plan_lines(page: int, quads: Quads) -> TextLines:

@@ -201,6 +201,15 @@ def test_letters_too_large_for_the_detector_are_read_at_a_smaller_scale(stage: O
     assert [line.text for line in read(stage, wrap_pixels(np.array(page)))[0].lines] == ["STOP"]
 
 
+def test_letters_that_the_detector_splits_are_read_whole_beside_a_small_line(stage: OcrStage) -> None:
+    """At the first scale: OPE, EI, EN and the small line."""
+    page = Pillow.new("RGB", (1841, 832), "white")
+    draw = ImageDraw.Draw(page)
+    draw.text((60, 0), "OPEN", "black", ImageFont.truetype(str(FONT.with_stem("DejaVuSerif")), 640))
+    draw.text((60, 750), "open daily", "black", ImageFont.truetype(str(FONT), 44))
+    assert [line.text for line in read(stage, wrap_pixels(np.array(page)))[0].lines] == ["OPEN", "open daily"]
+
+
 def test_a_result_says_that_its_image_was_shrunk(half: OcrStage) -> None:
     assert read(half, wrap_pixels(np.full((1000, 2000, 3), 255, np.uint8)))[0].scale == 0.5
 
