@@ -53,7 +53,7 @@ from daemon.service.wiring import open_ledger, open_pipeline
 from daemon.system import signals
 from daemon.system.children import leave_within
 from daemon.system.log import set_up as set_up_log
-from daemon.system.retry import PAUSE_SECONDS, Hurried, Retry
+from daemon.system.retry import Hurried, Retry
 from daemon.system.systemd import Notifier
 from daemon.workers.kernels import compile_for_workers
 
@@ -61,7 +61,7 @@ log = structlog.get_logger()
 
 SHOW_SECONDS = 0.25  # between two updates of the progress bar
 STATUS_SECONDS = 5.0  # between lines for `systemctl status`
-ATTEMPTS = 3  # to write results, with once
+UNWRITABLE_SECONDS = 30.0  # that a run with once waits while results or the ledger cannot be written
 LEAVE_SECONDS = 5.0  # for the end itself, when no work is left and no worker is ending any more
 # How many batch time-outs may pass without progress before the watchdog is no longer notified
 STALL_FACTOR = 2.0
@@ -138,13 +138,13 @@ class Service:
                 self._check_complete(pipeline)
 
     async def _give_up(self) -> None:
-        """End `run --once` when nothing could be written for some attempts. Raises ResultsUnwritable."""
+        """End `run --once` when nothing could be written for UNWRITABLE_SECONDS. Raises ResultsUnwritable."""
         assert self.pipeline
         since: float | None = None
         while True:
             blocked = self.pipeline.blocked()
             since = None if not blocked else since or anyio.current_time()
-            if since and anyio.current_time() - since > ATTEMPTS * PAUSE_SECONDS:
+            if since and anyio.current_time() - since > UNWRITABLE_SECONDS:
                 fix = f"When that is fixed, `{command('run', '--once')}` does the rest."
                 raise ResultsUnwritable(f"{'; '.join(blocked)}. {fix}", self.counts.outcomes())
             await anyio.sleep(SHOW_SECONDS)

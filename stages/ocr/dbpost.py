@@ -12,7 +12,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import cv2
 import numpy as np
@@ -36,6 +36,13 @@ NEXT, PREVIOUS = [1, 2, 3, 0], [3, 0, 1, 2]  # corners
 # In an upright box: the corners with the same x, and those with the same y.
 BESIDE, ABOVE = [3, 2, 1, 0], [1, 0, 3, 2]
 ARC_TOLERANCE = 0.25  # pixels between the chords of a rounded corner and its arc
+
+
+class TextMaps(NamedTuple):
+    """The detector's answers, as `find_boxes` takes them."""
+
+    probabilities: Maps
+    masks: Iterable[Mask]
 
 
 def mask_text(maps: Maps, threshold: float = 0.3) -> Iterator[Mask]:

@@ -36,7 +36,7 @@ from stages.images.devices import (
     pixels_of,
     split_batches,
 )
-from stages.ocr.dbpost import Mask, Quads, area, find_boxes, mask_text, unpack_masks
+from stages.ocr.dbpost import Quads, TextMaps, area, find_boxes, mask_text, unpack_masks
 from stages.ocr.descriptor import Line, Ocr, OcrOptions, Point
 from stages.ocr.direction import put_in_order
 from stages.ocr.layout import guess_turns, is_sure, order_lines, score_reading, turn_corners
@@ -89,13 +89,6 @@ class Reading(NamedTuple):
     text: str
     score: float
     guessed: bool
-
-
-class TextMaps(NamedTuple):
-    """The detector's answer on the host, as `find_boxes` takes it."""
-
-    probabilities: NDArray[Any]
-    masks: Iterator[Mask]
 
 
 class OcrStage(Stage):

@@ -4,6 +4,8 @@ import errno
 import os
 from pathlib import Path
 
+import pytest
+
 from tests.daemon_process import Place, counts_of, with_pauses
 from tests.faults.persistent import Fault, Trial
 from tests.faults.syscalls import Call, Supervisor
@@ -52,7 +54,11 @@ def test_a_folder_that_cannot_be_opened_for_its_flush_pauses_the_daemon(tmp_path
     place.assert_kept(DONE=3)
 
 
-def test_once_ends_when_the_folder_of_results_cannot_be_made_for_long(tmp_path: Path) -> None:
+def test_once_ends_when_the_folder_of_results_cannot_be_made_for_long(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in with_pauses(tmp_path, {"daemon.service.lifecycle.UNWRITABLE_SECONDS": 1}).items():
+        monkeypatch.setenv(name, value)
     place = Place(tmp_path)
     place.drop_many(range(3))
     folder = bytes(place.site.results)

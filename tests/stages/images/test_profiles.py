@@ -218,7 +218,7 @@ def test_jpegs_with_a_profile_are_converted_where_they_are_decoded(
 ) -> None:
     given = entry(jpeg(quality=98, icc_profile=profile))
     assert images._suits_device(given)
-    [pixels] = images._decode_on_device([given], torch.device("cpu"), LIMITS)
+    [pixels] = images._decode_on_device([given], torch.device("cpu"))
     assert pixels is not None
     assert difference(pixels.permute(1, 2, 0).numpy(), decoder.decode(*given).astype(int)) < 1
 
@@ -251,7 +251,7 @@ def test_pixels_are_turned_once_whether_or_not_the_devices_decoder_obeys_exif(
         return answers
 
     monkeypatch.setattr(images, "find_jpeg_decoder", lambda: read)
-    [pixels] = images._decode_on_device([entry(data)], torch.device("cpu"), LIMITS)
+    [pixels] = images._decode_on_device([entry(data)], torch.device("cpu"))
     assert pixels is not None
     assert difference(pixels.permute(1, 2, 0).numpy(), np.array(upright).astype(int)) < 4
 
@@ -282,7 +282,7 @@ def test_each_decoder_of_the_gpu_turns_once_and_converts(
     stored = upright if orientation == 1 else upright.transpose(UNDO[orientation])
     for profile, expected in ((P3, stated(P3, upright)), (SRGB, np.array(upright).astype(int))):
         data = encode(stored, "JPEG", exif=exif, quality=95, subsampling=0, icc_profile=profile)
-        [pixels] = images._decode_on_device([entry(data)], torch.device("cuda:0"), LIMITS)
+        [pixels] = images._decode_on_device([entry(data)], torch.device("cuda:0"))
         assert pixels is not None
         assert difference(pixels.permute(1, 2, 0).cpu().numpy(), expected) < 3
 
@@ -293,7 +293,7 @@ def test_a_profile_that_the_gpu_cannot_apply_is_applied_by_the_cpu(decoder: Deco
         pytest.skip("needs CUDA")
     pool = Decoders(1, LIMITS)
     batch = [entry(jpeg(icc_profile=profile)) for profile in (P3, b"no profile" * 20, None)]
-    for given, pixels in zip(batch, images.decode(batch, "cuda:0", pool, LIMITS), strict=True):
+    for given, pixels in zip(batch, images.decode(batch, "cuda:0", pool), strict=True):
         assert isinstance(pixels, torch.Tensor)
         assert difference(pixels.permute(1, 2, 0).cpu().numpy(), decoder.decode(*given).astype(int)) < 3
     pool.close()
