@@ -18,7 +18,7 @@ from daemon.config.ignored import describe_added
 from daemon.config.loading import Config, find_shared_folders
 from daemon.config.secrets import list_open
 from daemon.config.sections import Http, Inbox
-from daemon.config.state import CONTROL, LEDGER
+from daemon.config.state import CONTROL, LEDGER, PAGE_TOKEN
 from daemon.core.errors import ConfigError, NothingFound, VisiondError
 from daemon.core.hints import quantity
 from daemon.core.stores import find_trouble
@@ -37,7 +37,7 @@ from daemon.placement.devices import select_devices
 from daemon.results.destinations import Destination
 from daemon.results.sinks import open_sinks
 from daemon.results.uploads import StoreSink
-from daemon.server.app import listen, load_certificate, read_token, risks
+from daemon.server.app import listen, load_certificate, own_token, read_token, risks
 from daemon.system.gpus import list_gpus
 from daemon.system.host import Host
 from daemon.system.mounts import ask as ask_files
@@ -257,6 +257,12 @@ def _addresses(config: Config) -> Iterator[Finding]:
             yield Finding("error", str(error))
     if config.page.listen:
         yield _address(config, config.page_http, "page", ", perhaps by this daemon's page", "warning")
+        yield from (Finding("warning", risk) for risk in risks(config.page_http, "page"))
+        try:
+            if (token := config.state.path / PAGE_TOKEN).exists():  # otherwise the daemon makes it
+                own_token(token)
+        except (OSError, ConfigError) as error:
+            yield Finding("error", f"page: {error}")
 
 
 def _address(config: Config, http: Http, section: str, user: str, grade: str) -> Finding:

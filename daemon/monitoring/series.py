@@ -187,6 +187,7 @@ class Series:
         )
         self.upkeep_failed = gauge("visiond_upkeep_failed", "1 if the last run of a task failed.", ["task"])
         self.upkeep_failures = counter("visiond_upkeep_failures", "Upkeep tasks that failed.", ["task"])
+        self.page_up = gauge("visiond_page_up", "0 while the page is not served.", ["address"])
         self.sink_behind = gauge(
             "visiond_sink_records_behind", "Published records that a sink does not have yet.", ["sink"]
         )

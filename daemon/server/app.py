@@ -174,17 +174,17 @@ def load_certificate(http: Http) -> ssl.SSLContext | None:
     return context
 
 
-def risks(http: Http) -> list[str]:
-    """What this configuration lets others on the network do."""
+def risks(http: Http, section: str = "http") -> list[str]:
+    """What an address of the configuration lets others on the network do. There the page always needs a token."""
     if not http.listen or http.is_loopback:
         return []
     found = []
-    if not http.token_file:
+    if section == "http" and not http.token_file:
         found.append(
             f"http.listen: everyone who can reach {http.listen} can read metrics and status; set token_file."
         )
     if not http.tls_certificate:
         found.append(
-            f"http.listen: traffic of {http.listen} is not encrypted, tokens included; set tls_certificate."
+            f"{section}.listen: traffic of {http.listen} is not encrypted, tokens included; set [http] tls_certificate."
         )
     return found

@@ -19,7 +19,7 @@ from daemon.config.sections import Http
 from daemon.core.errors import ConfigError, may_pass
 from daemon.core.hints import keep_config, kept_config
 from daemon.pipeline.relay import Relayed
-from daemon.server.app import listen
+from daemon.server.app import listen, risks
 from daemon.system import children
 from stages.contract.processes import describe_end
 
@@ -28,6 +28,7 @@ log = structlog.get_logger()
 MODULE = "daemon.server.process"
 PAUSE_SECONDS, LONGEST_PAUSE_SECONDS = 1.0, 60.0  # before it is started again
 LASTING_SECONDS = 60.0  # a process that ran so long was not broken from the start
+SOUND_SECONDS = 5.0  # … and one that ran so long serves the page
 
 
 class ParsedConfig(msgspec.Struct, frozen=True):
@@ -49,9 +50,10 @@ class ParsedConfig(msgspec.Struct, frozen=True):
 
 
 class Keeper:
-    """The page of one daemon."""
+    """The page of one daemon. problem: why there is none, or empty."""
 
     def __init__(self, config: Config) -> None:
+        self.problem = ""
         self._config = config
         self._order = msgspec.msgpack.encode(ParsedConfig.of(config))
         self._changed = anyio.Event()
@@ -66,43 +68,57 @@ class Keeper:
         try:
             await self._keep()
         except ConfigError as error:
-            log.warning("there is no page", why=str(error))
+            self._note(str(error))
         except Exception as error:
             log.error("there is no page", why=str(error), exc_info=True)
+            self.problem = str(error)
+
+    def _note(self, why: str) -> None:
+        """Log a problem once."""
+        if why != self.problem:
+            log.warning("there is no page", why=why)
+        self.problem = why
 
     async def _keep(self) -> None:
         if not self._config.page.listen:
             return
         http, pause = self._config.page_http, PAUSE_SECONDS
-        listener = await _listen(http)
+        listener = await self._listen(http)
         with listener:
             log.info("page", address=http.url_at(listener.getsockname()[1]))
+            for risk in risks(http, "page"):
+                log.warning("the page is open to the network", risk=risk)
             while True:
                 started, self._changed = time.monotonic(), anyio.Event()
-                status = await _run(self._order, listener.fileno(), self._changed)
+                async with anyio.create_task_group() as tasks:
+                    tasks.start_soon(self._forget)
+                    status = await _run(self._order, listener.fileno(), self._changed)
+                    tasks.cancel_scope.cancel()
                 if self._changed.is_set():
                     continue
                 pause = PAUSE_SECONDS if time.monotonic() - started > LASTING_SECONDS else pause
+                self.problem = f"the page's process has ended: {describe_end(status)}; the log says why"
                 log.error(
                     "the page's process has ended; it is started again", how=describe_end(status), pause=pause
                 )
                 await anyio.sleep(pause)
                 pause = min(2 * pause, LONGEST_PAUSE_SECONDS)
 
+    async def _forget(self) -> None:
+        """The problem is over when a process has not ended at once."""
+        await anyio.sleep(SOUND_SECONDS)
+        self.problem = ""
 
-async def _listen(http: Http) -> socket.socket:
-    """Waits while the error may pass, for example while another program has the address. Raises ConfigError."""
-    why = ""
-    while True:
-        try:
-            return listen(http, "page")
-        except ConfigError as error:
-            if not may_pass(error):
-                raise
-            if str(error) != why:
-                log.warning("there is no page", why=str(error))
-            why = str(error)
-        await anyio.sleep(LONGEST_PAUSE_SECONDS)
+    async def _listen(self, http: Http) -> socket.socket:
+        """Waits while the error may pass, for example while another program has the address. Raises ConfigError."""
+        while True:
+            try:
+                return listen(http, "page")
+            except ConfigError as error:
+                if not may_pass(error):
+                    raise
+                self._note(str(error))
+            await anyio.sleep(LONGEST_PAUSE_SECONDS)
 
 
 async def _run(order: bytes, listener: int, changed: anyio.Event) -> int | None:

@@ -44,9 +44,11 @@ class Status:
         count_outdated: Callable[[], Outdated | None] = lambda: None,
         waiting: WaitingCount | None = None,
         disks: Disks | None = None,
+        page_problem: Callable[[], str] = str,
     ) -> None:
         """notices: by stage. count_outdated: takes a fraction of a second; called in a thread. waiting: the images of each
-        inbox. disks: of the folders that are written to."""
+        inbox. disks: of the folders that are written to. page_problem: why there is no page, or empty."""
+        self._page_problem = page_problem
         self._count_outdated = count_outdated
         self._outdated: Outdated | None = None
         self._count_again_at = 0.0
@@ -96,7 +98,8 @@ class Status:
             obstacles=pipeline.blocked()
             + pipeline.held_back()
             + pipeline.outbox.problems()
-            + self._crowded(),
+            + self._crowded()
+            + self._page_problems(),
             unread_folders=sum(map(len, unread)),
             unread=[*chain.from_iterable(folders.lines() for folders in unread)][:SHOWN],
             slab_used_bytes=self._sum_up("slab_used"),
@@ -255,7 +258,12 @@ class Status:
         ]
         written = [why for why in self._pipeline.publisher.held_back() if why.endswith(WRITTEN)]
         of_looks = [look.problem for look in self._pipeline.looks if look.problem]
-        return unread + written + self._pipeline.outbox.problems() + self._crowded() + of_looks
+        others = self._crowded() + of_looks + self._page_problems()
+        return unread + written + self._pipeline.outbox.problems() + others
+
+    def _page_problems(self) -> list[str]:
+        problem = self._page_problem()
+        return [f"page: {problem}"] if problem else []
 
     def _crowded(self) -> list[str]:
         """On which GPUs workers wait for memory."""

@@ -91,11 +91,14 @@ class Service:
         self.stopped_by = 0  # the signal
         self.pipeline: Pipeline | None = None  # set once it is open
         self._layouts: list[Layout] = []  # of first and second looks; set once it is open
-        self._keeper = Keeper(config)
+        self._keeper = keeper = Keeper(config)
         self.looks_left = 0  # images that still waited for a second look at the end
         self.url = ""  # of the pages, set once they are served
         self.counts = Counts()
         self.metrics = Metrics(self.counts)
+        if config.page.listen:
+            up = self.metrics.page_up.labels(config.page.listen)
+            up.set_function(lambda: float(not keeper.problem))
         self.notifier = Notifier()
 
     async def run(self) -> None:
@@ -208,6 +211,7 @@ class Service:
                 count_outdated=count_outdated,
                 waiting=WaitingCount(reader.count_waiting),
                 disks=Disks(list_written_folders(config)),
+                page_problem=lambda: self._keeper.problem,
             )
             exchange = Exchange(pipeline, opening, ModelSet(config, layout, settings, 0), status)
             answers = Answers(status)

@@ -27,6 +27,7 @@ UNITS = {  # by the end of a name, without _total; the longest comes first
     "_ratio": "0 to 1",
 }
 LABELS = {
+    "address": "of the page, as in `[page] listen`",
     "bin": "`A`, `B`, `C`, or `other` for bins of a custom rule",
     "cause": "`power` (its limit, or the supply's), `heat`, `hardware` (of another kind)",
     "device": "as in the configuration: `cpu`, `cuda:0`, or a group, `cuda:0+cuda:1`",

@@ -39,7 +39,12 @@ def prometheus(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Prometheus]
     folder = tmp_path_factory.mktemp("scraped")
     port = free_port()
     faulty = {"ocr": {"options": {"fail": FAULTS}}}
-    settings = {"http": {"listen": f"127.0.0.1:{port}"}, "stages": faulty, "output": {"sinks": ["jsonl"]}}
+    settings = {
+        "http": {"listen": f"127.0.0.1:{port}"},
+        "page": {"listen": "127.0.0.1:0"},
+        "stages": faulty,
+        "output": {"sinks": ["jsonl"]},
+    }
     settings["inbox"] = [{"name": INBOX, "settle_seconds": 0.1}]
     place = Place(folder, settings)
     (folder / "sitecustomize.py").write_text(CARD)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import socket
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -238,11 +239,21 @@ def reload_models_that_do_not_load(folder: Path, sizes: Sizes) -> None:
 
 
 def put_a_file_in_the_backup_folders_place(folder: Path, sizes: Sizes) -> None:
-    """Upkeep begins when no image is in flight."""
-    (folder / "backups").touch()
-    settings = {"upkeep": {"backup_folder": str(folder / "backups"), "quiet_hours": ""}}
-    with opened(folder, sizes, settings) as scene:
+    """Upkeep begins when no image is in flight. From the start, the file would be a wrong configuration."""
+    backups = folder / "backups"
+    settings = {"backup_folder": str(backups), "quiet_hours": "", "backup_days": 1e-4}
+    with opened(folder, sizes, {"upkeep": settings}) as scene:
+        wait_for(lambda: any(backups.glob("[!.]*")), "the first backup")
+        backups.rename(folder / "gone")
+        backups.touch()
         scene.expect("VisiondUpkeepFailed")
+
+
+def take_the_address_of_the_page(folder: Path, sizes: Sizes) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        page = {"listen": f"127.0.0.1:{other.getsockname()[1]}"}
+        with opened(folder, sizes, {"page": page}) as scene:
+            scene.expect("VisiondPageDown")
 
 
 def work_with_models_of_the_demonstration(folder: Path, sizes: Sizes) -> None:
@@ -263,6 +274,7 @@ DRILLS: dict[str, Callable[[Path, Sizes], None]] = {
     "VisiondEventsLost": overflow_the_queue_of_events,
     "VisiondNothingFinished": put_a_file_in_the_results_folders_place,
     "VisiondUpkeepFailed": put_a_file_in_the_backup_folders_place,
+    "VisiondPageDown": take_the_address_of_the_page,
     "VisiondDemonstrationModels": work_with_models_of_the_demonstration,
     "VisiondBacklogGrows": deliver_faster_than_it_works,
 }

@@ -13,9 +13,10 @@ from pathlib import Path
 import anyio
 import pytest
 
-from daemon.config.sections import Http
+from daemon.config.loading import parse
+from daemon.config.state import PAGE_TOKEN
 from daemon.server import keeper
-from tests.daemon_process import PATIENCE, Daemon, Place, command_of, free_port, wait_for
+from tests.daemon_process import PATIENCE, Daemon, Place, command_of, free_port, wait_for, with_pauses
 
 
 def page_process(daemon: int) -> int:
@@ -78,11 +79,38 @@ def test_a_page_whose_address_is_in_use_holds_nothing_up(tmp_path: Path) -> None
             assert "page.listen: cannot listen" in daemon.wait_event("there is no page")["why"]
 
 
+def test_why_there_is_no_page_stands_in_check_status_and_metrics_until_there_is_one(tmp_path: Path) -> None:
+    place = Place(tmp_path, {"page": {"listen": f"127.0.0.1:{free_port()}"}})
+    token = place.folder / "state" / PAGE_TOKEN
+    token.parent.mkdir(exist_ok=True)
+    token.touch(0o600)
+    assert (
+        f"page: {token}, the token for changes by the page, is empty"
+        in place.command("check", "--quick").stdout
+    )
+    pauses = {f"daemon.server.keeper.{name}_SECONDS": 0.1 for name in ("PAUSE", "LONGEST_PAUSE")}
+    with Daemon(place, **with_pauses(tmp_path, pauses)) as daemon:
+        address = place.settings["page"]["listen"]
+        daemon.wait_until(
+            lambda status: "page: the page's process has ended" in str(status["obstacles"]), "the problem"
+        )
+        assert daemon.metric("visiond_page_up", address=address) == 0
+        status, answer = daemon.get("/readyz")
+        assert status == 200
+        assert "page: the page's process has ended" in str(answer["warnings"])
+        token.unlink()
+        daemon.wait_until(lambda status: not status["obstacles"], "the page")
+        assert daemon.metric("visiond_page_up", address=address) == 1
+
+
 @pytest.mark.anyio
-async def test_a_page_whose_address_becomes_free_is_served(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_page_whose_address_becomes_free_is_served(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(keeper, "LONGEST_PAUSE_SECONDS", 0.01)
     with socket.create_server(("127.0.0.1", 0)) as taken, anyio.fail_after(PATIENCE):
         address = taken.getsockname()
         asyncio.get_running_loop().call_later(0.05, taken.close)
-        with await keeper._listen(Http(listen=f"127.0.0.1:{address[1]}")) as listener:
+        page = parse({"page": {"listen": f"127.0.0.1:{address[1]}"}}, tmp_path)
+        with await keeper.Keeper(page)._listen(page.page_http) as listener:
             assert listener.getsockname() == address
