@@ -143,9 +143,10 @@ def _translate(pattern: str) -> list[tuple[bool, bool, bytes]]:
         glob = path.removeprefix("/")
         if not glob or "\0" in glob:
             raise ValueError("correct it or remove it")
-        forms = {os.fsencode(unicodedata.normalize(form, glob)) for form in ("NFC", "NFD")}
+        # Also as it is written: some characters are in neither form.
+        forms = {glob, *(unicodedata.normalize(form, glob) for form in ("NFC", "NFD"))}
         return [
-            (is_name, bare == kept, _translate_glob(form, b"." if is_name else b"[^/]") + end)
+            (is_name, bare == kept, _translate_glob(os.fsencode(form), b"." if is_name else b"[^/]") + end)
             for form in forms
         ]
     except ValueError as error:

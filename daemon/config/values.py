@@ -52,7 +52,7 @@ def check_name(name: str) -> str:
 
 def check_address(text: str) -> str:
     """Accept a host or [IPv6 address], a colon and a port; or ""."""
-    if text and not re.fullmatch(r"(\[[0-9a-fA-F:.]+\]|[^:\[\]]+):\d{1,5}", text):
+    if text and not re.fullmatch(r"(\[[0-9a-fA-F:.]+\]|[^:\[\]\x00-\x20]+):[0-9]{1,5}", text):
         raise ValueError(
             f'"{text}" is not an address; write a host and a port, for example "127.0.0.1:9464", or "" for no pages'
         )

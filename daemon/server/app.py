@@ -25,7 +25,7 @@ from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.middleware.trustedhost import TrustedHostMiddleware
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.routing import BaseRoute
 from starlette.types import ASGIApp
 
@@ -80,10 +80,13 @@ async def running(*servers: Server) -> AsyncIterator[None]:
 async def read_body(request: Request, most_bytes: int, problem: str) -> bytearray:
     """Raises HTTPException with this problem if it has more bytes, before all of it is read."""
     body = bytearray()
-    async for part in request.stream():
-        body += part
-        if len(body) > most_bytes:
-            raise HTTPException(413, problem)
+    try:
+        async for part in request.stream():
+            body += part
+            if len(body) > most_bytes:
+                raise HTTPException(413, problem)
+    except ClientDisconnect:  # nobody reads the answer
+        raise HTTPException(400, "The request has ended before its body did.") from None
     return body
 
 

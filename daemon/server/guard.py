@@ -7,6 +7,7 @@ by cookie must come from the page itself.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import hmac
 import re
@@ -121,7 +122,9 @@ def is_from_page(headers: Headers) -> bool:
     """Whether a browser says that one of our pages sent it: other sites cannot forge this header."""
     origin = headers.get("origin", "")
     if origin and origin != "null":
-        return urlsplit(origin).netloc == headers.get("host", "")
+        with contextlib.suppress(ValueError):  # no address
+            return urlsplit(origin).netloc == headers.get("host", "")
+        return False
     return headers.get("sec-fetch-site", "") == "same-origin"
 
 

@@ -302,7 +302,7 @@ class Page:
     async def retry(self, request: Request) -> Response:
         """Failed images back to pending: those that are ticked, or all."""
         form = await read_form(request)
-        ids = [number_in(each) or 0 for each in form.get("id", [])]
+        ids = [number for each in form.get("id", []) if (number := number_in(each))]
         if "all" in form:
             ids = await run_sync(self._reader.failed_ids)
         count = await run_sync(control.put_back, self._config, JobStatus.FAILED, ids)

@@ -185,7 +185,12 @@ def list_weights(folder: Path, *, pickle: bool = False) -> list[Path]:
         return [whole]
     if index.is_file():
         places = read_config(index).get("weight_map")
-        return sorted({folder / str(name) for name in places.values()}) if isinstance(places, dict) else []
+        names = set(map(str, places.values())) if isinstance(places, dict) else set()
+        if outside := sorted(name for name in names if name.startswith("/") or ".." in Path(name).parts):
+            raise PackError(
+                f"{index} names {outside[0]}, which is outside the folder, so its digest is not kept."
+            )
+        return sorted(folder / name for name in names)
     if (folder / PICKLE).is_file():
         if pickle:
             return []

@@ -195,9 +195,13 @@ class Directory:
         extras = self.integers(EXTRA_SAMPLES)
         if extras not in PILLOW.get((self.photometric, self.bits), ()) or self.kind != UNSIGNED:
             return True
-        if not self.integers(PHOTOMETRIC):
+        if not self.integers(PHOTOMETRIC) or self._is_big_endian:
+            return True
+        if self.bits > 1 and self.integer(FILL_ORDER, 1) == 2:
             return True
         colors = COLORS[self.photometric]
+        if self.is_planar and self.photometric in (YCBCR, LAB):
+            return True
         if self.is_planar and (self.bits != 8 or colors == 1 or extras not in ((), (2,))):
             return True
         if self._has_gaps and self.photometric not in (YCBCR, LAB):
@@ -205,6 +209,11 @@ class Directory:
         # Extra samples that no tag names.
         unnamed = self.samples - colors - len(extras)
         return unnamed != 0 and not (self.photometric == RGB and unnamed == 1 and not extras)
+
+    @property
+    def _is_big_endian(self) -> bool:
+        """Whether it is a BigTIFF of this kind, in which Pillow finds no size."""
+        return self.is_big and self.order == ">"
 
     @property
     def _has_gaps(self) -> bool:
@@ -229,6 +238,8 @@ class Directory:
         known = PILLOW.get((self.photometric, 8), (self.integers(EXTRA_SAMPLES),))
         if self.compression == JPEG and self.integers(EXTRA_SAMPLES) not in known:
             return f"JPEG compression of {self.samples} channels"
+        if self._is_big_endian and self.compression not in BYTEWISE:
+            return "fax or JPEG compression in a big-endian BigTIFF"
         if self.compression not in (*BYTEWISE, *READ_BY_PILLOW):
             return f"{UNREAD_COMPRESSIONS.get(self.compression, f'unknown ({self.compression})')} compression"
         return ""
@@ -239,7 +250,7 @@ class Directory:
         if self.samples < COLORS[self.photometric] and (self.photometric, self.samples) != (YCBCR, 1):
             return f"only {self.samples} of {COLORS[self.photometric]} color channels"
         if self.is_deep and self.photometric in (YCBCR, LAB):
-            return f"{'L*a*b*' if self.photometric == LAB else 'YCbCr'} colors of {self.bits} bits"
+            return f"{'L*a*b*' if self.photometric == LAB else 'YCbCr'} colors of {self.bits} bits in this layout"
         if self.photometric == YCBCR and self.compression == 1 and self.integers(SUBSAMPLING, 2, 2) != (1, 1):
             return "uncompressed YCbCr colors of a lower resolution"
         return ""

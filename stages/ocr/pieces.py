@@ -172,7 +172,9 @@ def replace_parts(first: Quads, texts: Sequence[bool], second: Quads) -> tuple[l
         shared = np.maximum(edges, 0).prod(axis=1)
         area = (high - low).prod()
         own = np.ptp(first, axis=1).prod(axis=1)
-        whole_or_part = (shared >= 0.7 * own) | (shared >= 0.5 * np.maximum(own, area))
+        middles = (first.min(axis=1) + first.max(axis=1)) / 2
+        is_inside = ((middles >= low) & (middles <= high)).all(axis=1)
+        whole_or_part = is_inside | (shared >= 0.5 * np.maximum(own, area))
         inside = np.flatnonzero(whole_or_part).tolist()
         read = [i for i in inside if texts[i]]
         whole = [i for i in read if shared[i] >= WHOLE * area]

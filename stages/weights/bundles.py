@@ -20,7 +20,7 @@ from typing import IO
 import msgspec
 
 from stages.contract.manifest import MANIFEST, SUFFIXES, Manifest, PackError, read_manifest
-from stages.weights.packs import Pack, verify
+from stages.weights.packs import Pack, open_pack, verify
 
 CONTENTS = "visiond-models.json"  # the first file
 LONGEST_BYTES = 16 << 20  # of the list of contents, and of a manifest
@@ -37,6 +37,11 @@ class Contents(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 def write(file: Path, packs: Sequence[Pack], progress: Print) -> None:
     """Write packs into a new file. Raises PackError if one is changed or has a pickle, OSError."""
     for pack in packs:
+        check_name(pack.folder.name, f"{pack.folder}: it")
+        if [other.folder for other in packs if other.folder.name == pack.folder.name] != [pack.folder]:
+            raise PackError(
+                f"{pack.folder}: another pack of the bundle has this name; give one of the folders another."
+            )
         check_kinds(pack.folder, pack.manifest)
         verify(pack)
     manifests = {pack.folder.name: (pack.folder / MANIFEST).read_bytes() for pack in packs}
@@ -65,6 +70,8 @@ def read(file: Path, models_folder: Path, progress: Print) -> list[Path]:
         }
         new = {folder: text for folder, text in found.items() if not is_here(folder, text, progress)}
         models_folder.mkdir(parents=True, exist_ok=True)
+        for folder in new:  # of an attempt that ended
+            shutil.rmtree(partial_of(folder), ignore_errors=True)
         need = sum(
             member.size for name, member in members.items() if models_folder / name.split("/")[0] in new
         )
@@ -76,12 +83,15 @@ def read(file: Path, models_folder: Path, progress: Print) -> list[Path]:
     return list(found)
 
 
+def partial_of(folder: Path) -> Path:
+    return folder.with_name(f".{folder.name}.added")
+
+
 def take(
     tar: tarfile.TarFile, members: dict[str, tarfile.TarInfo], folder: Path, text: bytes, file: Path
 ) -> None:
     """Make one pack, which gets its name when it is complete."""
-    partial = folder.with_name(f".{folder.name}.added")
-    shutil.rmtree(partial, ignore_errors=True)  # of an attempt that ended
+    partial = partial_of(folder)
     partial.mkdir()
     (partial / MANIFEST).write_bytes(text)
     manifest = read_manifest(partial / MANIFEST)
@@ -93,6 +103,7 @@ def take(
             raise PackError(
                 f"{file}: {folder.name}/{name} does not have the digest of its manifest. Copy it again."
             )
+    os.sync()  # before the pack has its name
     os.rename(partial, folder)
 
 
@@ -129,9 +140,15 @@ def read_contents(tar: tarfile.TarFile, members: dict[str, tarfile.TarInfo], fil
         raise PackError(f"{file} is not a file of `visiond models bundle`: it has no {CONTENTS}.")
     contents = msgspec.json.decode(read_small(tar, members, CONTENTS, file), type=Contents)
     for name in contents.packs:
-        if name in ("", "mini", "locks") or name.startswith(".") or Path(name).name != name:
-            raise PackError(f"{file} has a pack {name!r}, which cannot be the name of one.")
+        check_name(name, f"{file} has a pack {name!r}, which")
     return contents
+
+
+def check_name(name: str, what: str) -> None:
+    """Raises PackError for a name that no folder of the models folder may have."""
+    is_text = name.isprintable() and len(os.fsencode(name)) < 200
+    if name in ("", "mini", "locks") or name.startswith(".") or Path(name).name != name or not is_text:
+        raise PackError(f"{what} cannot be the name of a pack in the models folder.")
 
 
 def read_small(
@@ -160,6 +177,10 @@ def is_here(folder: Path, manifest: bytes, progress: Print) -> bool:
         raise PackError(
             f"{folder} already exists, and is another one than in the bundle; delete it to take that."
         )
+    try:
+        verify(open_pack(folder, folder.parent))
+    except PackError as error:
+        raise PackError(f"{error} To take it from this bundle, delete {folder} first.") from error
     progress(f"{folder} is here already.")
     return True
 
@@ -171,8 +192,8 @@ def reading(file: Path) -> Iterator[None]:
         yield
     except tarfile.TarError as error:
         raise PackError(f"{file} is not a bundle, or not complete ({error}). Copy it again.") from error
-    except msgspec.DecodeError as error:
-        raise PackError(f"{file}: {CONTENTS} cannot be read: {error}.") from error
+    except (ValueError, RecursionError, FileExistsError, NotADirectoryError) as error:  # altered
+        raise PackError(f"{file} is not a bundle of `visiond models bundle`, or altered: {error}.") from error
 
 
 def add(tar: tarfile.TarFile, name: str, text: bytes) -> None:

@@ -214,3 +214,8 @@ def test_a_list_that_replaced_the_default_one_is_named_where_that_matters() -> N
     added = describe_added(["*.png", *EARLIER[1:]])
     assert added.endswith('so .* are ignored too; to make an exception, add "!.*"')
     assert set(EARLIER) <= set(IGNORED)
+
+
+@pytest.mark.parametrize("name", ["\u212b.ppm", "\ufa19", "\u2126"])
+def test_a_name_of_characters_that_have_another_normal_form_is_ignored_as_it_is_written(name: str) -> None:
+    assert Ignored([name]).ignores(os.fsencode(name), is_folder=False)

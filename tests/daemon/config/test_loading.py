@@ -404,6 +404,8 @@ def test_a_value_out_of_range_is_refused(document: dict[str, Any]) -> None:
 
 
 def test_invalid_addresses_and_names_are_refused_with_an_example() -> None:
+    for address in ("a\0b:1", "localhost:٩٤", "a b:1"):
+        assert "is not an address" in problems_of({"http": {"listen": address}})[-1]
     listen, name = problems_of({"http": {"listen": "9464"}, "inbox": [{"name": "a/b"}]})[::-1]
     assert listen.startswith(
         'http.listen: "9464" is not an address; write a host and a port, for example "127.0.0.1:9464"'

@@ -44,6 +44,7 @@ def test_a_login_leads_to_no_other_site(given: str) -> None:
         ({"origin": "http://evil.example"}, False),
         ({"origin": "http://evil.example", "sec-fetch-site": "same-origin"}, False),
         ({"origin": "http://page:1.evil.example"}, False),
+        ({"origin": "http://["}, False),
         ({"origin": "null"}, False),
         ({"origin": "null", "sec-fetch-site": "same-origin"}, True),
         ({"origin": "null", "sec-fetch-site": "cross-site"}, False),

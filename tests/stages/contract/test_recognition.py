@@ -16,7 +16,7 @@ import transformers
 from stages.blip.descriptor import MODELS
 from stages.contract.base import StageUnusable
 from stages.contract.manifest import PackError
-from stages.contract.recognition import MODEL_PARTS, check_transformers
+from stages.contract.recognition import MODEL_PARTS, check_transformers, list_weights
 from stages.pretrained.checkpoints import load_model, load_tokenizer
 from stages.registry import registry
 from stages.weights.packs import Pack, open_pack
@@ -128,6 +128,10 @@ def test_a_damaged_header_a_lost_shard_and_a_pickle_are_named(part: Any, tmp_pat
     with pytest.raises(PackError, match="its header is not a list of tensors"):
         open_pack(folder, tmp_path / "models")
     weights.unlink()
+    for name in ("../a.safetensors", "/a.safetensors"):
+        (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"a": name}}))
+        with pytest.raises(PackError, match="outside the folder"):
+            list_weights(folder)
     (folder / "model.safetensors.index.json").write_text('{"weight_map": {"a": "model-1-of-2.safetensors"}}')
     with pytest.raises(PackError, match=r"model-1-of-2\.safetensors cannot be read: No such file"):
         open_pack(folder, tmp_path / "models")

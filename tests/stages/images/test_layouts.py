@@ -268,6 +268,41 @@ def test_directories_in_a_loop_are_read_once() -> None:
     assert inspect(memoryview(bytes(data)), LIMITS).width == 8
 
 
+@pytest.mark.parametrize("bits", [1, 8, 16])
+@pytest.mark.parametrize("how", ["none", "lzw"])
+def test_a_big_endian_bigtiff_is_read(decoder: Decoder, bits: int, how: str) -> None:
+    values = (gray()[..., None] > 127) * 1.0
+    data = tiff_of(values, bits=bits, how=how, order=">", big=True)
+    assert is_picture(shown(decoder, data), to_rgb((values[..., 0] * 255).astype(np.uint8)))
+
+
+@pytest.mark.parametrize("how", ["none", "lzw"])
+@pytest.mark.parametrize("planar", [1, 2])
+@pytest.mark.parametrize(("photometric", "bits"), [(1, 8), (1, 4), (2, 8), (5, 8)])
+def test_bytes_with_their_lowest_bit_first_are_read(
+    decoder: Decoder, photometric: int, bits: int, planar: int, how: str
+) -> None:
+    values, seen = _stored(photometric, None)
+    tags = directory(values, photometric=photometric, bits=bits, planar=planar, how=how, more={266: (3, [2])})
+    kind, blobs = tags[273]
+    tags[273] = (
+        kind,
+        [
+            np.packbits(np.unpackbits(np.frombuffer(blob, np.uint8), bitorder="little")).tobytes()
+            for blob in blobs
+        ],
+    )
+    found = shown(decoder, tiff_file([tags], "<"))
+    assert np.abs(found.astype(int) - seen).max() <= (8 if bits == 4 else 1)
+
+
+@pytest.mark.parametrize("more", [{284: (3, [2])}, {266: (3, [2])}])
+def test_lab_in_a_layout_that_is_not_read_is_refused_by_name(more: dict[int, Any]) -> None:
+    data = tiff_of(color() / 255, photometric=8, more=more)
+    with pytest.raises(ImageError, match=r"L\*a\*b\* colors of 8 bits in this layout is not supported"):
+        inspect(memoryview(data), LIMITS)
+
+
 @pytest.mark.parametrize(("number", "name"), [(34933, "PNG"), (34934, "JPEG XR"), (34712, "JPEG 2000")])
 def test_a_compression_that_is_not_read_is_refused_by_its_name(number: int, name: str) -> None:
     data = tiff_of(color() / 255, photometric=2, more={259: (3, [number])})

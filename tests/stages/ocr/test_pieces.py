@@ -21,6 +21,10 @@ def test_a_large_line_replaces_its_parts_and_no_small_line() -> None:
     assert replace([note], [box(0, 0, 1700, 750)]) == ([0], [])
 
 
+def test_a_part_that_is_higher_than_the_whole_line_goes_too() -> None:
+    assert replace([box(0, 0, 400, 110), box(450, 0, 800, 110)], [box(0, 20, 800, 90)]) == ([], [0])
+
+
 def test_a_line_that_was_read_whole_stays_and_its_part_goes() -> None:
     assert replace([box(0, 0, 1700, 600), box(0, 0, 500, 500)], [box(20, 20, 1650, 580)]) == ([0], [])
 

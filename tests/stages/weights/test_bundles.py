@@ -124,6 +124,41 @@ def test_a_link_in_a_bundle_is_refused(bundle: Path) -> None:
         add(bundle)
 
 
+def test_what_an_attempt_left_makes_room_before_room_is_looked_at(
+    bundle: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    left = bundle.parent / "models" / ".org--one.added" / "model.safetensors"
+    left.parent.mkdir(parents=True)
+    left.touch()
+    real = shutil.disk_usage(bundle.parent)
+    monkeypatch.setattr("shutil.disk_usage", lambda _: real._replace(free=0 if left.exists() else real.free))
+    assert len(add(bundle)) == 2
+
+
+def test_a_damaged_pack_is_not_called_here(bundle: Path) -> None:
+    folder, _ = add(bundle)
+    (folder / "model.safetensors").write_bytes(b"x")
+    with pytest.raises(PackError, match=f"is altered.*delete {folder} first"):
+        add(bundle)
+
+
+@pytest.mark.parametrize("names", [("same", "same"), ("mini",), (".hidden",), ("a\nb",)])
+def test_no_bundle_is_written_that_cannot_be_added(tmp_path: Path, names: tuple[str, ...]) -> None:
+    packs = [make_pack(tmp_path / str(i) / name, config_json=b"{}") for i, name in enumerate(names)]
+    with pytest.raises(PackError, match=r"has this name|cannot be the name"):
+        bundles.write(tmp_path / "a", packs, print)
+
+
+def test_an_altered_bundle_is_called_one(bundle: Path) -> None:
+    inside = "model.safetensors/config.json"
+    change(bundle, lambda members: rename(members, "config.json", inside))
+    with pytest.raises(PackError, match="altered"):
+        add(bundle)
+    bundle.write_bytes(bundle.read_bytes().replace(b'{"packs"', b'{"p\xffcks"'))
+    with pytest.raises(PackError, match="altered"):
+        add(bundle)
+
+
 def test_without_room_nothing_is_written(bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     usage = shutil.disk_usage(bundle.parent)._replace(free=1000)
     monkeypatch.setattr("shutil.disk_usage", lambda _: usage)
