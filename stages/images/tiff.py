@@ -195,20 +195,23 @@ class Directory:
         extras = self.integers(EXTRA_SAMPLES)
         if extras not in PILLOW.get((self.photometric, self.bits), ()) or self.kind != UNSIGNED:
             return True
-        if not self.integers(PHOTOMETRIC) or self._is_big_endian:
-            return True
-        if self.bits > 1 and self.integer(FILL_ORDER, 1) == 2:
-            return True
-        colors = COLORS[self.photometric]
-        if self.is_planar and self.photometric in (YCBCR, LAB):
-            return True
-        if self.is_planar and (self.bits != 8 or colors == 1 or extras not in ((), (2,))):
-            return True
-        if self._has_gaps and self.photometric not in (YCBCR, LAB):
+        if not self.integers(PHOTOMETRIC) or self._has_odd_planes or self._has_odd_bytes:
             return True
         # Extra samples that no tag names.
-        unnamed = self.samples - colors - len(extras)
+        unnamed = self.samples - COLORS[self.photometric] - len(extras)
         return unnamed != 0 and not (self.photometric == RGB and unnamed == 1 and not extras)
+
+    @property
+    def _has_odd_planes(self) -> bool:
+        if not self.is_planar:
+            return False
+        is_other = self.photometric in (YCBCR, LAB) or COLORS[self.photometric] == 1
+        return self.bits != 8 or is_other or self.integers(EXTRA_SAMPLES) not in ((), (2,))
+
+    @property
+    def _has_odd_bytes(self) -> bool:
+        is_reversed = self.bits > 1 and self.integer(FILL_ORDER, 1) == 2
+        return self._is_big_endian or is_reversed or (self._has_gaps and self.photometric not in (YCBCR, LAB))
 
     @property
     def _is_big_endian(self) -> bool:
