@@ -20,8 +20,11 @@ def read_secret(key: str, name: str) -> bytes:
     """Read a file that other users must not be able to read; its group may, as with credentials from systemd.
     Raises ConfigError."""
     try:
-        with open(name, "rb") as file:
-            data, mode = file.read(), os.fstat(file.fileno()).st_mode
+        with open(name, "rb", opener=lambda path, flags: os.open(path, flags | os.O_NONBLOCK)) as file:
+            mode = os.fstat(file.fileno()).st_mode
+            if not stat.S_ISREG(mode):  # to read a FIFO could wait for ever
+                raise ConfigError([f"{key}: {name} is not a file."])
+            data = file.read()
     except OSError as error:
         raise ConfigError([f"{key}: {name} cannot be read: {cause_of(error)}."]) from error
     if mode & stat.S_IRWXO:

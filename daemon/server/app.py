@@ -100,7 +100,10 @@ def listen(http: Http, section: str = "http") -> socket.socket:
             (http.host, http.port), family=socket.AF_INET6 if ":" in http.host else socket.AF_INET
         )
     except OSError as error:
-        reason = os.strerror(error.errno) if error.errno else error  # its own text repeats the address
+        is_named = isinstance(error, socket.gaierror) or not error.errno
+        reason = (
+            error.strerror or error if is_named else os.strerror(error.errno or 0)
+        )  # others repeat the address
         raise ConfigError(
             [
                 f"{section}.listen: cannot listen on {http.listen}: {reason}. Set another address as [{section}] listen."

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import socket
 
 RAISE = "raise its limit (LimitNOFILE= in the unit, ulimit -Hn)"
 SCARCE = {  # too few file descriptors
@@ -37,6 +38,7 @@ PASSING = frozenset(
         *AWAY,
         *(errno.EIO, errno.ENOSPC, errno.EDQUOT, errno.ESTALE, errno.EAGAIN, errno.EBUSY),
         *(errno.ENOBUFS, errno.ENOLCK, errno.EADDRINUSE, errno.EADDRNOTAVAIL),
+        socket.EAI_AGAIN,  # the resolver does not answer
     )
 )
 

@@ -30,7 +30,7 @@ SAFE = SUFFIXES - {".pt"}
 Print = Callable[[str], None]
 
 
-class Contents(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class BundleList(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     packs: dict[str, str]  # folder → digest of its manifest
 
 
@@ -45,7 +45,7 @@ def write(file: Path, packs: Sequence[Pack], progress: Print) -> None:
         check_kinds(pack.folder, pack.manifest)
         verify(pack)
     manifests = {pack.folder.name: (pack.folder / MANIFEST).read_bytes() for pack in packs}
-    contents = Contents({name: digest(text) for name, text in manifests.items()})
+    contents = BundleList({name: digest(text) for name, text in manifests.items()})
     with tarfile.open(file, "w", format=tarfile.PAX_FORMAT) as tar:
         add(tar, CONTENTS, msgspec.json.encode(contents))
         for name, text in manifests.items():
@@ -135,10 +135,10 @@ def list_members(tar: tarfile.TarFile, file: Path) -> dict[str, tarfile.TarInfo]
     return members
 
 
-def read_contents(tar: tarfile.TarFile, members: dict[str, tarfile.TarInfo], file: Path) -> Contents:
+def read_contents(tar: tarfile.TarFile, members: dict[str, tarfile.TarInfo], file: Path) -> BundleList:
     if CONTENTS not in members:
         raise PackError(f"{file} is not a file of `visiond models bundle`: it has no {CONTENTS}.")
-    contents = msgspec.json.decode(read_small(tar, members, CONTENTS, file), type=Contents)
+    contents = msgspec.json.decode(read_small(tar, members, CONTENTS, file), type=BundleList)
     for name in contents.packs:
         check_name(name, f"{file} has a pack {name!r}, which")
     return contents

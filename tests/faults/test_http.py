@@ -292,6 +292,7 @@ def test_an_address_that_others_reach_without_token_or_https_is_warned_of(tmp_pa
         ({"token_file": "token"}, 0o644, "every user can read"),
         ({"token_file": "empty"}, 0o600, "is empty"),
         ({"token_file": "quoted"}, 0o600, "quotes around"),
+        ({"token_file": "fifo"}, 0o600, "is not a file"),
         ({"tls_certificate": "token"}, 0o600, "http.tls_certificate"),
         ({"tls_certificate": "none"}, 0o600, "http.tls_certificate"),
         ({"tls_key": "token"}, 0o600, "set http.tls_certificate"),
@@ -302,6 +303,7 @@ def test_an_address_that_others_reach_without_token_or_https_is_warned_of(tmp_pa
 def test_a_token_or_certificate_that_is_of_no_use_is_refused(
     tmp_path: Path, settings: dict[str, str], mode: int, word: str
 ) -> None:
+    os.mkfifo(tmp_path / "fifo")
     for name, content in (("token", TOKEN), ("empty", "\n"), ("quoted", f"'{TOKEN}'\n")):
         (tmp_path / name).write_text(content)
         (tmp_path / name).chmod(mode)

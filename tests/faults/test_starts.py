@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import socket
 import ssl
 from pathlib import Path
 
@@ -12,7 +13,7 @@ import pytest
 from daemon.config.sections import Http
 from daemon.core.errors import ConfigError, ModelsUnusable, exit_status_of
 from daemon.layout.layout import pack_errors
-from daemon.server.app import load_certificate
+from daemon.server.app import listen, load_certificate
 from daemon.system import mounts
 from stages.contract.manifest import PackError, PackErrors
 from tests.daemon_process import Place, make_certificate
@@ -69,6 +70,21 @@ def test_weights_that_the_disk_does_not_deliver_are_no_wrong_weights(fault: int,
     unread.__cause__ = OSError(fault, os.strerror(fault))
     with pytest.raises(ModelsUnusable) as refused, pack_errors():
         raise PackErrors([unread, PackError("another model is altered")])
+    assert exit_status_of(refused.value) == status
+
+
+@pytest.mark.parametrize(
+    ("answer", "status"), [(socket.EAI_AGAIN, os.EX_IOERR), (socket.EAI_NONAME, os.EX_CONFIG)]
+)
+def test_a_resolver_that_does_not_answer_for_now_is_no_wrong_address(
+    monkeypatch: pytest.MonkeyPatch, answer: int, status: int
+) -> None:
+    def refuse(*_: object, **__: object) -> socket.socket:
+        raise socket.gaierror(answer, "it says why")
+
+    monkeypatch.setattr(socket, "create_server", refuse)
+    with pytest.raises(ConfigError, match="cannot listen on name:1: it says why") as refused:
+        listen(Http(listen="name:1"))
     assert exit_status_of(refused.value) == status
 
 

@@ -405,8 +405,8 @@ def _is_in_transaction(connection: sqlite3.Connection) -> bool:
 
 
 def test_the_daemon_does_what_is_due_and_its_status_and_readyz_say_how_that_ended(tmp_path: Path) -> None:
-    place = Place(tmp_path, {"upkeep": {"quiet_hours": "", "backup_folder": "backups"}})
-    (tmp_path / "backups").write_text("no folder")
+    folder = "/proc/backups"  # where nobody can make a folder
+    place = Place(tmp_path, {"upkeep": {"quiet_hours": "", "backup_folder": folder}})
     place.drop("a.ppm", picture(1))
     with Daemon(place) as daemon:
         daemon.wait_idle(1)
@@ -419,7 +419,7 @@ def test_the_daemon_does_what_is_due_and_its_status_and_readyz_say_how_that_ende
         code, ready = daemon.get("/readyz")
         assert (code, ready["problems"]) == (200, [])
         assert ready["upkeep"] == [
-            f"upkeep: backup failed: {tmp_path / 'backups'} cannot be written: File exists."
+            f"upkeep: backup failed: {folder} cannot be written: No such file or directory."
         ]
         assert daemon.metric("visiond_upkeep_failures_total", task="backup") == 1
         assert daemon.metric("visiond_upkeep_last_success_timestamp_seconds", task="verify") > 1.7e9

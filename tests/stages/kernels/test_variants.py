@@ -270,7 +270,9 @@ class Compiling:
         constants = {p.name: given[p.name] for p in self.kernel.params if p.is_constexpr or given[p.name] is None}
         flags = {name: value for name, value in constants.items() if value is None or isinstance(value, bool)}
         size = math.prod(value + 1 for name, value in constants.items() if name not in flags)
-        types = {name: TYPES[value.dtype] if isinstance(value, torch.Tensor) else "i32" for name, value in given.items()}
+        numbers = {float: "fp32", int: "i32"}
+        types = {name: TYPES[value.dtype] if isinstance(value, torch.Tensor) else numbers.get(type(value), "i32")
+                 for name, value in given.items()}
         # As at a launch: only loads of which Triton knows that they are aligned run ahead, into more of that memory.
         pointers = [place for place, name in enumerate(self.kernel.arg_names) if types[name].startswith("*")]
         aligned = {(place,): [["tt.divisibility", 16]] for place in pointers}
@@ -289,6 +291,7 @@ FusedDetector(load_detector(files["det"])).infer(torch.zeros(1, 64, 64, 3, dtype
 widths = torch.tensor([40, 64])
 FusedRecognizer(load_recognizer(files["rec"])[0]).infer(torch.zeros(2, 48, 64, 3, dtype=torch.uint8), widths, widths)
 page = warp.interleave(torch.zeros(3, 300, 400, dtype=torch.uint8))
+warp.mask_with_kernel(torch.zeros(1, 64, 64, dtype=torch.uint8), 0.3)
 warp.crop_with_kernel([page], plan_lines(0, torch.tensor(lines, dtype=torch.float32).numpy()), 48, 320)
 hidden = torch.zeros(4, 768, dtype=torch.bfloat16)
 launch.add_layer_norm(hidden, hidden, torch.nn.LayerNorm(768, dtype=torch.bfloat16))

@@ -47,7 +47,7 @@ def change(bundle: Path, edit: Callable[[Members], None]) -> None:
     edit(members)
     manifests = {name: text for name, text in members.items() if name.endswith(f"/{MANIFEST}")}
     contents = {name.split("/")[0]: bundles.digest(text) for name, text in manifests.items()}
-    members[bundles.CONTENTS] = msgspec.json.encode(bundles.Contents(contents))
+    members[bundles.CONTENTS] = msgspec.json.encode(bundles.BundleList(contents))
     with tarfile.open(bundle, "w") as tar:
         for name, text in members.items():
             bundles.add(tar, name, text)
