@@ -34,7 +34,12 @@ def opened(browser: Browser, origin: str) -> Iterator[Tab]:
     tab, errors = context.new_page(), list[str]()
     tab.on("pageerror", lambda error: errors.append(str(error)))
     tab.on("console", lambda message: errors.append(message.text) if message.type == "error" else None)
+    open_requests = set[str]()
+    tab.on("request", lambda request: open_requests.add(request.url))
+    tab.on("requestfinished", lambda request: open_requests.discard(request.url))
     yield tab
+    where = tab.evaluate("[scrollY, innerHeight, document.documentElement.scrollHeight, document.hasFocus()]")
+    print(f"requests without an answer: {open_requests}; the window: {where}")  # shown if the test fails
     found = [*errors]  # read before closing, which interrupts requests and so causes errors
     context.close()
     assert found == []
