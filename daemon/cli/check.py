@@ -37,7 +37,7 @@ from daemon.placement.devices import select_devices
 from daemon.results.destinations import Destination
 from daemon.results.sinks import open_sinks
 from daemon.results.uploads import StoreSink
-from daemon.server.app import listen, load_certificate, own_token, read_token, risks
+from daemon.server.app import listen, load_certificate, read_page_token, read_token, risks
 from daemon.system.gpus import list_gpus
 from daemon.system.host import Host
 from daemon.system.mounts import ask as ask_files
@@ -251,7 +251,7 @@ def _addresses(config: Config) -> Iterator[Finding]:
         ("tls_certificate", http.tls_certificate, load_certificate),
     ):
         try:
-            if http.listen and read(http):
+            if (http.listen or config.page.listen) and read(http):
                 yield Finding("ok", f"http.{key}: {file} is usable.")
         except ConfigError as error:
             yield Finding("error", str(error))
@@ -259,8 +259,10 @@ def _addresses(config: Config) -> Iterator[Finding]:
         yield _address(config, config.page_http, "page", ", perhaps by this daemon's page", "warning")
         yield from (Finding("warning", risk) for risk in risks(config.page_http, "page"))
         try:
-            if (token := config.state.path / PAGE_TOKEN).exists():  # otherwise the daemon makes it
-                own_token(token)
+            if (
+                not http.token_file and (config.state.path / PAGE_TOKEN).exists()
+            ):  # otherwise the daemon makes it
+                read_page_token(config)
         except (OSError, ConfigError) as error:
             yield Finding("error", f"page: {error}")
 

@@ -97,10 +97,9 @@ class Keeper:
                 if self._changed.is_set():
                     continue
                 pause = PAUSE_SECONDS if time.monotonic() - started > LASTING_SECONDS else pause
-                self.problem = f"the page's process has ended: {describe_end(status)}; the log says why"
-                log.error(
-                    "the page's process has ended; it is started again", how=describe_end(status), pause=pause
-                )
+                how = describe_end(status)
+                self.problem = f"the page's process has ended: {how}; the log says why"
+                log.error("the page's process has ended; it is started again", how=how, pause=pause)
                 await anyio.sleep(pause)
                 pause = min(2 * pause, LONGEST_PAUSE_SECONDS)
 

@@ -98,9 +98,14 @@ def read_manifest(path: Path) -> Manifest:
         raise PackError(f"{path} is not the manifest of a pack: {error}.") from error
     named = [file for entry in manifest.stages.values() for file in entry.files.values()]
     for name in (*named, *manifest.digests):
-        if Path(name).is_absolute() or ".." in Path(name).parts:
+        if leads_outside(name):
             raise PackError(f"{path} names {name}, which is outside the pack.")
     return manifest
+
+
+def leads_outside(name: str) -> bool:
+    """Whether a path in a folder may be one outside it."""
+    return Path(name).is_absolute() or ".." in Path(name).parts
 
 
 def write_manifest(path: Path, manifest: Manifest) -> None:

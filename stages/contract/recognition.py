@@ -17,7 +17,7 @@ from typing import Any
 import msgspec
 
 from stages.contract.descriptor import Backend, Files, KnownModel
-from stages.contract.manifest import PackError
+from stages.contract.manifest import PackError, leads_outside
 
 LONGEST_HEADER = 100_000_000  # bytes; the limit of the format
 PICKLE = "pytorch_model.bin"
@@ -186,7 +186,7 @@ def list_weights(folder: Path, *, pickle: bool = False) -> list[Path]:
     if index.is_file():
         places = read_config(index).get("weight_map")
         names = set(map(str, places.values())) if isinstance(places, dict) else set()
-        if outside := sorted(name for name in names if name.startswith("/") or ".." in Path(name).parts):
+        if outside := sorted(filter(leads_outside, names)):
             raise PackError(
                 f"{index} names {outside[0]}, which is outside the folder, so its digest is not kept."
             )

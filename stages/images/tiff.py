@@ -215,7 +215,7 @@ class Directory:
 
     @property
     def _is_big_endian(self) -> bool:
-        """Whether it is a BigTIFF of this kind, in which Pillow finds no size."""
+        """Whether it is a BigTIFF with the highest byte first, in which Pillow finds no size."""
         return self.is_big and self.order == ">"
 
     @property

@@ -166,20 +166,19 @@ def replace_parts(first: Quads, texts: Sequence[bool], second: Quads) -> tuple[l
     lines inside it; but one of these stays instead if it covers nearly all of it, or if it is a small line of text."""
     gone: set[int] = set()
     added: list[int] = []
+    own, middles = np.ptp(first, axis=1).prod(axis=1), (first.min(axis=1) + first.max(axis=1)) / 2
+    heights, second_heights = heights_of(first), heights_of(second)
     for number, box in enumerate(second):
         low, high = box.min(axis=0), box.max(axis=0)
         edges = np.minimum(first.max(axis=1), high) - np.maximum(first.min(axis=1), low)
         shared = np.maximum(edges, 0).prod(axis=1)
         area = (high - low).prod()
-        own = np.ptp(first, axis=1).prod(axis=1)
-        middles = (first.min(axis=1) + first.max(axis=1)) / 2
         is_inside = ((middles >= low) & (middles <= high)).all(axis=1)
         whole_or_part = is_inside | (shared >= 0.5 * np.maximum(own, area))
         inside = np.flatnonzero(whole_or_part).tolist()
         read = [i for i in inside if texts[i]]
         whole = [i for i in read if shared[i] >= WHOLE * area]
-        small = [i for i in read if heights_of(first[[i]])[0] < 0.4 * heights_of(box[None])[0]]
-        if small:
+        if any(heights[i] < 0.4 * second_heights[number] for i in read):
             continue
         gone.update(set(inside) - set(whole[:1]))
         if not whole:

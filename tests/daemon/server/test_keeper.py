@@ -103,6 +103,15 @@ def test_why_there_is_no_page_stands_in_check_status_and_metrics_until_there_is_
         assert daemon.metric("visiond_page_up", address=address) == 1
 
 
+def test_check_looks_at_the_token_that_the_page_uses(tmp_path: Path) -> None:
+    page = {"listen": f"127.0.0.1:{free_port()}"}
+    place = Place(tmp_path, {"http": {"listen": "", "token_file": "token"}, "page": page})
+    (tmp_path / "state").mkdir(exist_ok=True)
+    (tmp_path / "state" / PAGE_TOKEN).touch(0o600)  # which is not used
+    assert "http.token_file: " in (checked := place.command("check", "--quick").stdout)
+    assert "token for changes" not in checked
+
+
 @pytest.mark.anyio
 async def test_a_page_whose_address_becomes_free_is_served(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
