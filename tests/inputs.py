@@ -97,10 +97,17 @@ def set_jpeg_size(width: int, height: int) -> bytes:
     return data[:at] + struct.pack(">HH", height, width) + data[at + 4 :]
 
 
-def arithmetic_jpeg() -> bytes:
-    """Zeros as the scan: an arithmetic decoder makes a picture of any bits."""
-    data = patch_sof(jpeg(picture().convert("L")), 0xC9)
-    return data[: scan_start(data)] + bytes(64) + b"\xff\xd9"
+def arithmetic_jpeg(mode: str = "L", *, progressive: bool = False, scans_at: int = 0) -> bytes:
+    """With random bytes as its scans: an arithmetic decoder makes a picture of any bits. scans_at: by a comment."""
+    head, *scans = jpeg(picture().convert(mode), progressive=progressive).split(b"\xff\xda")
+    head = head.replace(*((b"\xff\xc2", b"\xff\xca") if progressive else (b"\xff\xc0", b"\xff\xc9")))
+    missing = max(scans_at - len(head) - 4, 0)
+    comment = struct.pack(">HH", 0xFFFE, 2 + missing) + bytes(missing)
+    dice = random.Random(1)
+    parts = [
+        b"\xff\xda" + scan[: scan[1]] + bytes(dice.randrange(255) for _ in range(2000)) for scan in scans
+    ]
+    return head[:2] + comment + head[2:] + b"".join(parts) + b"\xff\xd9"
 
 
 def without_bytes(start: float, end: float, **options: Any) -> bytes:

@@ -15,7 +15,7 @@ import zlib
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from PIL import Image, ImageFile, ImagePalette, UnidentifiedImageError
+from PIL import Image, ImageChops, ImageFile, ImagePalette, UnidentifiedImageError
 from PIL.AvifImagePlugin import AvifImageFile
 from PIL.BmpImagePlugin import BmpImageFile
 from PIL.GifImagePlugin import GifImageFile
@@ -62,6 +62,10 @@ EXTENDED, PROFILED = (
 STRIP_PIXELS = 4_000_000  # converted at once, which limits the additional memory
 SAMPLE = 512  # most pixels of a side that are looked at to choose the ground
 CLEAR, OPAQUE, LIGHT, NEARLY_NONE = 16, 128, 192, 0.05  # alpha, alpha, gray level, share of the pixels
+CLEAR_STEP, FAR_MORE = (
+    64,
+    2.5,
+)  # gray levels; black letters in a white outline have up to 2.3 times as much on black
 # Parts of Pillow that it imports when it needs them.
 LATE = ("Cms", "Color", "Filter", "Math", "Palette", "Sequence")
 BLANK_FRAMES = 100  # most frames of an animation that are skipped because they have one color
@@ -318,6 +322,8 @@ def keep_picture(data: memoryview) -> io.BytesIO:
 
 
 def _load(image: Image.Image, file_bytes: int) -> None:
+    if isinstance(image, JpegImageFile):
+        image.decodermaxblock = file_bytes  # all at once: the reader of arithmetic codes cannot wait for more
     try:
         image.load()
     except (OSError, EOFError, SyntaxError, ValueError) as error:
@@ -352,16 +358,27 @@ def _write_strips(image: Image.Image, out: memoryview) -> None:
 
 def _choose_ground(image: Image.Image) -> str:
     """White; or black for light text or drawings on transparency, which white would hide: most of the picture is
-    transparent, and nearly all of the rest is nearly white. A sample of the pixels is enough.
+    transparent, and nearly all of the rest is nearly white, or has far more contrast on black. A sample of the pixels is
+    enough.
     """
     width, height = image.size
     sample = image.resize((min(width, SAMPLE), min(height, SAMPLE)), Image.Resampling.NEAREST).convert("RGBA")
-    alpha = sample.getchannel("A")
+    level, alpha = sample.convert("L"), sample.getchannel("A")
     clear = sum(alpha.histogram()[:CLEAR])
     if 2 * clear <= sample.width * sample.height:
         return "white"
-    seen = sample.convert("L").histogram(alpha.point(lambda value: 255 if value >= OPAQUE else 0))
-    return "black" if sum(seen[:LIGHT]) < NEARLY_NONE * sum(seen) else "white"
+    seen = level.histogram(alpha.point(lambda value: 255 if value >= OPAQUE else 0))
+    if sum(seen[:LIGHT]) < NEARLY_NONE * sum(seen):
+        return "black"
+    on_white, on_black = (_measure_contrast(level, alpha, ground) for ground in ("white", "black"))
+    return "black" if on_black > FAR_MORE * on_white else "white"
+
+
+def _measure_contrast(level: Image.Image, alpha: Image.Image, ground: str) -> int:
+    """The steps between pixels beside each other and above each other, on a ground. Steps that are clear count alike."""
+    seen = Image.composite(level, Image.new("L", level.size, ground), alpha)
+    edges = (ImageChops.difference(seen, ImageChops.offset(seen, *shift)) for shift in ((1, 0), (0, 1)))
+    return sum(min(step, CLEAR_STEP) * count for edge in edges for step, count in enumerate(edge.histogram()))
 
 
 def _convert_to_rgb(image: Image.Image, ground: str) -> Image.Image:

@@ -16,6 +16,7 @@ from pathlib import Path
 import numpy as np
 import psutil
 import pytest
+from imagecodecs import jpeg8_decode
 from PIL import Image
 
 from stages.contract.base import Header, ImageError, Limits, Reason
@@ -23,7 +24,20 @@ from stages.images import decoder as decoder_module
 from stages.images.decoder import Decoder, Decoders
 from stages.images.images import inspect
 from tests.daemon_process import PATIENCE, wait_for
-from tests.inputs import CATALOGUE, COLORS, ODD, Input, encode, gray_16, jpeg, mutate, picture, png, tiff
+from tests.inputs import (
+    CATALOGUE,
+    COLORS,
+    ODD,
+    Input,
+    arithmetic_jpeg,
+    encode,
+    gray_16,
+    jpeg,
+    mutate,
+    picture,
+    png,
+    tiff,
+)
 
 LIMITS = Limits()
 QUICK = Limits(decode_seconds=0.5)  # of processor time
@@ -138,6 +152,21 @@ def test_16_bit_gray_keeps_its_mid_tones(shared: Decoder, data: bytes) -> None:
     pixels = shared.decode(*entry(data))
     assert pixels[0, :, 0].tolist() == list(range(256))
     assert (pixels == pixels[:1, :, :1]).all()
+
+
+@pytest.mark.parametrize("mode", ["L", "RGB", "CMYK"])
+@pytest.mark.parametrize("progressive", [False, True])
+def test_arithmetic_codes_are_read_wherever_they_are_in_the_file(
+    shared: Decoder, mode: str, progressive: bool
+) -> None:
+    """Pillow reads a file in blocks of 64 KiB; the scans of these begin in the first and end in the second."""
+    data = arithmetic_jpeg(mode, progressive=progressive, scans_at=(64 << 10) - 20)
+    stored = jpeg8_decode(data)
+    reference = Image.fromarray(255 - stored if mode == "CMYK" else stored, mode)
+    assert np.array_equal(shared.decode(*entry(data)), np.asarray(reference.convert("RGB")))
+    with pytest.raises(ImageError) as refused:
+        shared.decode(*entry(data[:-1000]))
+    assert refused.value.reason is Reason.TRUNCATED
 
 
 def test_floats_are_stretched_between_their_own_extremes(shared: Decoder) -> None:

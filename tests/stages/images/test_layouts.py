@@ -311,20 +311,6 @@ def test_a_compression_that_is_not_read_is_refused_by_its_name(number: int, name
     assert refused.value.reason is Reason.FORMAT
 
 
-def on_nothing(level: int) -> bytes:
-    image = Image.new("RGBA", (80, 40))
-    image.paste((level, level, level, 255), (20, 10, 40, 30))
-    return encode(image, "PNG")
-
-
-def test_light_drawings_on_nothing_get_a_black_ground_and_all_others_a_white_one(decoder: Decoder) -> None:
-    assert shown(decoder, on_nothing(250))[0, 0].tolist() == [0, 0, 0]
-    assert shown(decoder, on_nothing(150))[0, 0].tolist() == [255, 255, 255]
-    page = Image.new("RGBA", (80, 40), "white")
-    page.paste((0, 0, 0, 0), (0, 0, 9, 9))  # a window with a corner
-    assert shown(decoder, encode(page, "PNG"))[0, 0].tolist() == [255, 255, 255]
-
-
 @pytest.mark.parametrize("image_format", ["GIF", "WEBP"])
 def test_an_animation_that_begins_blank_shows_its_first_frame_with_content(
     decoder: Decoder, image_format: str
