@@ -29,7 +29,7 @@ from stages.contract.base import Header, ImageError, Reason
 from stages.images.formats import bmp_masks
 from stages.images.headers import find_avif_crop, png_chunks, png_significant_bits
 from stages.images.profiles import convert_to_srgb, find_profile
-from stages.images.tiff import Directory, find_picture
+from stages.images.tiff import FILL_ORDER, JPEG, OLD_JPEG, Directory, find_picture
 
 if TYPE_CHECKING:
     import numpy as np
@@ -212,6 +212,9 @@ def open_tiff(picture: Directory) -> Image.Image:
     # Pillow reads the first directory, and the picture may be in another one.
     file.seek(8 if picture.is_big else 4)
     file.write(struct.pack(picture.order + ("Q" if picture.is_big else "I"), picture.at))
+    if picture.compression in (JPEG, OLD_JPEG) and picture.integers(FILL_ORDER):
+        file.seek(picture.place_of(FILL_ORDER))  # it says nothing about JPEG, but Pillow would look it up
+        file.write(struct.pack(picture.order + "H", 1))
     file.seek(0)
     image = TiffImageFile(file)
     if image.palette and (palette := picture.palette):

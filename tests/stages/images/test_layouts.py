@@ -26,6 +26,7 @@ from tests.stages.images.layouts import (
     gray,
     judge,
     png_of,
+    reverse_bits,
     tiff_file,
     tiff_of,
     tiffs,
@@ -283,15 +284,7 @@ def test_bytes_with_their_lowest_bit_first_are_read(
     decoder: Decoder, photometric: int, bits: int, planar: int, how: str
 ) -> None:
     values, seen = _stored(photometric, None)
-    tags = directory(values, photometric=photometric, bits=bits, planar=planar, how=how, more={266: (3, [2])})
-    kind, blobs = tags[273]
-    tags[273] = (
-        kind,
-        [
-            np.packbits(np.unpackbits(np.frombuffer(blob, np.uint8), bitorder="little")).tobytes()
-            for blob in blobs
-        ],
-    )
+    tags = reverse_bits(directory(values, photometric=photometric, bits=bits, planar=planar, how=how))
     found = shown(decoder, tiff_file([tags], "<"))
     assert np.abs(found.astype(int) - seen).max() <= (8 if bits == 4 else 1)
 
