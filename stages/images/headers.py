@@ -28,7 +28,8 @@ NOTHING = memoryview(b"")
 # JPEG (ITU-T T.81, annex B)
 # ------------------------------------------------------------------------------------------
 
-SOF_MARKERS = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}
+JPEG_LS = 0xF7
+SOF_MARKERS = frozenset((*range(0xC0, 0xD0), JPEG_LS)) - {0xC4, 0xC8, 0xCC}
 # All except the hierarchical ones and lossless arithmetic.
 SOF_READ = frozenset((0xC0, 0xC1, 0xC2, 0xC3, 0xC9, 0xCA))
 SOF_HUFFMAN = frozenset((0xC0, 0xC1, 0xC2))  # baseline, extended, progressive
@@ -105,10 +106,8 @@ def jpeg_segments(data: memoryview) -> Iterator[tuple[int, int, int]]:
 def _read_sof(marker: int, segment: memoryview) -> Jpeg:
     precision, height, width, count = struct.unpack_from(">BHHB", segment)
     if marker not in SOF_READ:
-        raise ImageError(
-            Reason.FORMAT,
-            "hierarchical and lossless arithmetic JPEG are not supported: save it as plain JPEG",
-        )
+        kind = "JPEG-LS is" if marker == JPEG_LS else "hierarchical and lossless arithmetic JPEG are"
+        raise ImageError(Reason.FORMAT, f"{kind} not supported: save it as plain JPEG")
     if precision != 8:
         raise ImageError(
             Reason.FORMAT, f"{precision}-bit JPEG is not supported: save it with 8 bits a channel"
