@@ -312,6 +312,11 @@ BAD: list[Input] = [
     Input("jpeg cut in half", half(partial(jpeg, picture(640, 480))), Reason.TRUNCATED, False),
     Input("jpeg, progressive, cut in half", half(partial(jpeg, progressive=True)), Reason.TRUNCATED),
     Input("jpeg without its last pixels", lambda: jpeg()[:-6], Reason.TRUNCATED, False),
+    Input(
+        "jpeg, tables of an impossible length",
+        lambda: jpeg().replace(b"\xff\xdb\0\x43", b"\xff\xdb\0\1", 1),
+        Reason.HEADER,
+    ),
     Input("jpeg header only", lambda: jpeg()[: scan_start(jpeg())], Reason.TRUNCATED, False),
     Input("jpeg, second half zeros", partial(without_bytes, 0.5, 1), Reason.TRUNCATED),
     Input(
@@ -367,6 +372,7 @@ ODD: list[Input] = [
     Input("jpeg, subsampled", partial(jpeg, subsampling=2), None),
     Input("jpeg, progressive", partial(jpeg, progressive=True), None),
     Input("jpeg, arithmetic-coded", arithmetic_jpeg, None),
+    Input("jpeg, comment of an impossible length", lambda: jpeg()[:2] + b"\xff\xfe\0\0" + jpeg()[2:], None),
     Input("jpeg without end marker", lambda: jpeg()[:-2], None),
     Input("jpeg, progressive, with half an end marker", lambda: jpeg(progressive=True)[:-1], None),
     Input("jpeg, gray", lambda: jpeg(picture().convert("L")), None),

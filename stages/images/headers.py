@@ -34,7 +34,7 @@ SOF_MARKERS = frozenset((*range(0xC0, 0xD0), JPEG_LS)) - {0xC4, 0xC8, 0xCC}
 SOF_READ = frozenset((0xC0, 0xC1, 0xC2, 0xC3, 0xC9, 0xCA))
 SOF_HUFFMAN = frozenset((0xC0, 0xC1, 0xC2))  # baseline, extended, progressive
 BARE_MARKERS = frozenset((0x01, *range(0xD0, 0xD9)))  # markers without a segment
-SOS, APP1, APP14, EOI = 0xDA, 0xE1, 0xEE, b"\xff\xd9"
+SOS, APP0, APP1, APP14, EOI = 0xDA, 0xE0, 0xE1, 0xEE, b"\xff\xd9"
 NEXT_MARKER = re.compile(rb"\xff[^\xff\x00]")
 
 
@@ -92,8 +92,9 @@ def jpeg_segments(data: memoryview) -> Iterator[tuple[int, int, int]]:
         if marker == EOI[1]:
             return
         (length,) = struct.unpack_from(">H", data, at)
-        if length < 2:
+        if length < 2 and marker < APP0:  # others say nothing about pixels, and libjpeg reads on
             raise ImageError(Reason.HEADER, f"the JPEG's segment {marker:02x} has an impossible length")
+        length = max(length, 2)
         if at + length > len(data):
             raise IndexError("segment cut")
         yield marker, at + 2, at + length
