@@ -97,10 +97,17 @@ def set_jpeg_size(width: int, height: int) -> bytes:
     return data[:at] + struct.pack(">HH", height, width) + data[at + 4 :]
 
 
-def arithmetic_jpeg() -> bytes:
-    """Zeros as the scan: an arithmetic decoder makes a picture of any bits."""
-    data = patch_sof(jpeg(picture().convert("L")), 0xC9)
-    return data[: scan_start(data)] + bytes(64) + b"\xff\xd9"
+def arithmetic_jpeg(mode: str = "L", *, progressive: bool = False, scans_at: int = 0) -> bytes:
+    """With random bytes as its scans: an arithmetic decoder makes a picture of any bits. scans_at: by a comment."""
+    head, *scans = jpeg(picture().convert(mode), progressive=progressive).split(b"\xff\xda")
+    head = head.replace(*((b"\xff\xc2", b"\xff\xca") if progressive else (b"\xff\xc0", b"\xff\xc9")))
+    missing = max(scans_at - len(head) - 4, 0)
+    comment = struct.pack(">HH", 0xFFFE, 2 + missing) + bytes(missing)
+    dice = random.Random(1)
+    parts = [
+        b"\xff\xda" + scan[: scan[1]] + bytes(dice.randrange(255) for _ in range(2000)) for scan in scans
+    ]
+    return head[:2] + comment + head[2:] + b"".join(parts) + b"\xff\xd9"
 
 
 def without_bytes(start: float, end: float, **options: Any) -> bytes:
@@ -302,9 +309,15 @@ BAD: list[Input] = [
     Input("psd.jpg", literal(b"8BPS\0\1" + bytes(20)), Reason.FORMAT),
     *([] if heif_is_readable() else [Input("heic without its plug-in", avif_named_heic, Reason.FORMAT)]),
     Input("jpeg of 12 bits", lambda: patch_sof(jpeg(), 0xC1, precision=12), Reason.FORMAT),
-    Input("jpeg cut in half", half(partial(jpeg, picture(640, 480))), Reason.TRUNCATED),
-    Input("jpeg without end marker", lambda: jpeg()[:-2], Reason.TRUNCATED),
-    Input("jpeg header only", lambda: jpeg()[: scan_start(jpeg())], Reason.TRUNCATED),
+    Input("jpeg cut in half", half(partial(jpeg, picture(640, 480))), Reason.TRUNCATED, False),
+    Input("jpeg, progressive, cut in half", half(partial(jpeg, progressive=True)), Reason.TRUNCATED),
+    Input("jpeg without its last pixels", lambda: jpeg()[:-6], Reason.TRUNCATED, False),
+    Input(
+        "jpeg, tables of an impossible length",
+        lambda: jpeg().replace(b"\xff\xdb\0\x43", b"\xff\xdb\0\1", 1),
+        Reason.HEADER,
+    ),
+    Input("jpeg header only", lambda: jpeg()[: scan_start(jpeg())], Reason.TRUNCATED, False),
     Input("jpeg, second half zeros", partial(without_bytes, 0.5, 1), Reason.TRUNCATED),
     Input(
         "jpeg, second half zeros, progressive",
@@ -359,6 +372,9 @@ ODD: list[Input] = [
     Input("jpeg, subsampled", partial(jpeg, subsampling=2), None),
     Input("jpeg, progressive", partial(jpeg, progressive=True), None),
     Input("jpeg, arithmetic-coded", arithmetic_jpeg, None),
+    Input("jpeg, comment of an impossible length", lambda: jpeg()[:2] + b"\xff\xfe\0\0" + jpeg()[2:], None),
+    Input("jpeg without end marker", lambda: jpeg()[:-2], None),
+    Input("jpeg, progressive, with half an end marker", lambda: jpeg(progressive=True)[:-1], None),
     Input("jpeg, gray", lambda: jpeg(picture().convert("L")), None),
     Input("jpeg, rgb", partial(jpeg, keep_rgb=True), None),
     Input("jpeg, cmyk", lambda: jpeg(picture().convert("CMYK")), None),

@@ -18,13 +18,13 @@ from typing import NamedTuple
 import msgspec
 
 from daemon.core.jobs import Version
-from daemon.core.sidecar import LONGEST_NAME
 from daemon.inbox.sources import temporary_name
 from daemon.results.destinations import sync_file_system
 from daemon.system.beneath import READ
 from daemon.unpacking.paths import (
     INNER,
     MARK,
+    Places,
     allow_as,
     exists,
     made_inner,
@@ -41,15 +41,13 @@ ROOM_FILES = 10_000  # as many inodes are left free; on a small disk a twentieth
 CHECKED_BYTES = 1 << 20  # that are written between two looks at the disk
 FOLDER_BYTES = 4096  # that a folder takes on the disk
 ANY_RATIO_BYTES = 64 << 20  # so much may come from a file of any size
-MOST_NAME_BYTES = (
-    128 << 20
-)  # of all paths together: they are kept in memory, and the mark must stay below MARK_BYTES
+# Of all paths together: they are kept in memory, and the mark must stay below MARK_BYTES.
+MOST_NAME_BYTES = 128 << 20
 NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
 MARK_BYTES = 256 << 20  # of a mark that is read: others may write to the inbox
 NAMED = 3  # members that a message names
-APPLE = re.compile(
-    rb"__MACOSX|\._.*", re.DOTALL
-)  # what macOS packs beside each file; no pictures, whatever their names
+# What macOS packs beside each file; no pictures, whatever their names.
+APPLE = re.compile(rb"__MACOSX|\._.*", re.DOTALL)
 
 
 class Mark(msgspec.Struct, frozen=True):
@@ -113,13 +111,10 @@ class Contents:
         self._most, self._is_left_out = most, is_ignored
         self._before = frozenset(before.paths) if before else frozenset[bytes]()
         self._paths: set[bytes] = set()  # of the members so far
-        self._named: dict[
-            bytes, int
-        ] = {}  # how many members so far have had this path, also those that are dropped
+        self._places = Places(most.path_bytes)
         self._count = 0  # of all members, also those that are not written, and of the folders that are made
         self._folders = 0  # entries for folders
         self._bytes = 0
-        self._name_bytes = 0
         self._expanded_bytes = most.bytes  # the most by `most.ratio`
         self._unchecked = 0  # bytes since the room on the disk was looked at
         self._fd: int | None = None  # the file of the member that has begun
@@ -150,7 +145,10 @@ class Contents:
         if self._is_ignored(self._path):
             self._name = self._path = b""
         elif self._path:
-            self._path = self._free_path(self._path)
+            self._path = self._places.choose(self._path)
+            if self._places.bytes > MOST_NAME_BYTES:
+                most = f"the names of its files have more than {MOST_NAME_BYTES:,} bytes"
+                raise TooMuch(f"{most}: pack fewer files together")
             if self._path and self._path not in self._before:
                 self._look_at_disk(size)
                 self._open()
@@ -160,33 +158,12 @@ class Contents:
     def _is_ignored(self, path: bytes) -> bool:
         return any(map(APPLE.fullmatch, path.split(b"/"))) or self._is_left_out(path)
 
-    def _free_path(self, path: bytes) -> bytes:
-        """a.png, a~2.png, a~3.png … The same at each attempt, as members that are dropped keep their names; empty if it
-        would be too long. Raises TooMuch."""
-        free, number = path, self._named.get(path, 0)
-        while free in self._named:
-            number += 1
-            stem, suffix = os.path.splitext(path)
-            free = b"%b~%d%b" % (stem, number, suffix)
-        self._named[path] = max(number, 1)
-        self._named.setdefault(free, 1)
-        self._name_bytes += len(free)
-        if self._name_bytes > MOST_NAME_BYTES:
-            raise TooMuch(
-                f"the names of its files have more than {MOST_NAME_BYTES:,} bytes: pack fewer files together"
-            )
-        fits = len(free) <= self._most.path_bytes and len(os.path.basename(free)) <= LONGEST_NAME
-        return free if fits else b""
-
     def _open(self) -> None:
         *folders, name = self._path.split(b"/")
         try:
             with made_inner(self._folder, folders, self._count_folder) as folder:
                 self._fd = os.open(name, NEW, 0o666, dir_fd=folder)
-        except (
-            FileExistsError,
-            NotADirectoryError,
-        ):  # another member is a folder of this name, or the reverse
+        except (FileExistsError, NotADirectoryError):  # two names are one for this file system
             self._path = b""
 
     def _count_folder(self) -> None:
@@ -228,7 +205,7 @@ class Contents:
                     os.unlink(name, dir_fd=folder)
                 self._paths.discard(self._path)
             if self._name:
-                self._leave_out(problem or "its name cannot be used, or a folder has it")
+                self._leave_out(problem or "its name cannot be used, or another file has it")
         self._name = self._path = b""
 
     def finish_open(self) -> None:
@@ -260,9 +237,7 @@ class Contents:
                 f"it is a link to {printable(first)}, which the inbox ignores; pack it without that one"
             )
             return
-        number = self._named.get(path, 0)
-        stem, suffix = os.path.splitext(path)
-        path = b"%b~%d%b" % (stem, number, suffix) if number > 1 else path
+        path = self._places.latest(path)
         try:
             place = (
                 (self._parent, os.path.join(self._target, path))

@@ -173,15 +173,14 @@ def _read_entry(file: UnbufferedReader, entry: zipfile.ZipInfo) -> Iterator[byte
 
 
 class _Entry(tarfile.TarInfo):
-    """An entry of a tar whose end is marked: tarfile takes a damaged header for the end, and the rest would be lost
-    without a message."""
+    """An entry of a tar: tarfile takes a damaged header for the end, and the rest would be lost without a message."""
 
     @classmethod
     def fromtarfile(cls, archive: tarfile.TarFile) -> _Entry:
         try:
             return super().fromtarfile(archive)
-        except tarfile.EOFHeaderError:  # type: ignore[attr-defined]
-            raise
+        except (tarfile.EOFHeaderError, tarfile.EmptyHeaderError):  # type: ignore[attr-defined]
+            raise  # its end, marked or, as some programs leave it, not
         except tarfile.HeaderError as error:
             if not archive.offset:
                 raise  # it is no tar

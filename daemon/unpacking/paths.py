@@ -96,6 +96,54 @@ def made_inner(
         os.close(fd)
 
 
+class Places:
+    """Gives each member of a container a path that no other file or folder has: a.png, a~2.png, a~3.png … The same at each
+    attempt, as members that are dropped keep their names.
+
+    bytes: of all paths so far.
+    """
+
+    def __init__(self, longest: int) -> None:
+        """longest: path, in bytes."""
+        self.bytes = 0
+        self._longest = longest
+        self._named: dict[bytes, int] = {}  # how many files and folders have had this path
+        self._inner: dict[bytes, bytes] = {}  # each folder in the container → its path here
+        self._renamed: dict[
+            bytes, bytes
+        ] = {}  # the latest file of a name → its path here, if that is another
+
+    def choose(self, path: bytes) -> bytes:
+        """Where a file goes; empty if its path would be too long."""
+        folder, _, name = path.rpartition(b"/")
+        free = self._free(os.path.join(self._choose_folder(folder), name))
+        if free != path:
+            self._renamed[path] = free
+        fits = len(free) <= self._longest and max(map(len, free.split(b"/"))) <= LONGEST_NAME
+        return free if fits else b""
+
+    def latest(self, path: bytes) -> bytes:
+        """Where the latest file of this name has gone."""
+        return self._renamed.get(path, path)
+
+    def _choose_folder(self, path: bytes) -> bytes:
+        if path and path not in self._inner:
+            folder, _, name = path.rpartition(b"/")
+            self._inner[path] = self._free(os.path.join(self._choose_folder(folder), name))
+        return self._inner.get(path, b"")
+
+    def _free(self, path: bytes) -> bytes:
+        free, number = path, self._named.get(path, 0)
+        while free in self._named:
+            number += 1
+            stem, suffix = os.path.splitext(path)
+            free = b"%b~%d%b" % (stem, number, suffix)
+        self._named[path] = max(number, 1)
+        self._named.setdefault(free, 1)
+        self.bytes += len(free)
+        return free
+
+
 def plain_path(name: bytes, longest: int) -> bytes:
     """A path of plain names for a member; empty if it can have none. Folders that lead upwards are left out. In an old code
     page, the byte of a backslash may be the second one of a letter; tools that write backslashes write UTF-8 or ASCII."""

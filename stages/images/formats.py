@@ -7,6 +7,7 @@ import functools
 import importlib.util
 import re
 import struct
+import zlib
 
 from stages.contract.base import ImageError, Reason
 
@@ -31,9 +32,11 @@ UNREAD_IMAGES: tuple[tuple[bytes, str], ...] = (
     (b"\0\0\0\x0cJXL \r\n\x87\n", "JPEG XL"),
     (b"\xff\x0a", "JPEG XL"),
     (b"\0\0\1\0", "ICO"),
-    (b"DDS ", "DDS"),
+    *((b"\0\0\2\0" + bytes((pictures, 0)), "CUR") for pictures in range(1, 17)),  # a TGA has zeros there
+    (b"DDS \x7c\0\0\0", "DDS"),
     (b"v/1\1", "OpenEXR"),
     (b"#?RADIANCE", "Radiance HDR"),
+    (b"#?RGBE", "Radiance HDR"),
     (b"gimp xcf", "GIMP (XCF)"),
     (b"qoif", "QOI"),
     (b"AT&TFORM", "DjVu"),
@@ -46,31 +49,71 @@ UNREAD_IMAGES: tuple[tuple[bytes, str], ...] = (
     (b"\0MRM", "camera raw (MRW)"),
     (b"FOVb", "camera raw (X3F)"),
     (b"II\x1a\0\0\0HEAPCCDR", "camera raw (CRW)"),
-    (b"Pf", "PFM"),
-    (b"PF", "PFM"),
+    *((mark + end, "PFM") for mark in (b"Pf", b"PF") for end in (b"\n", b"\r", b" ")),
     (b"P7\n", "PAM"),
+    (b"P7 332", "a thumbnail of XV"),
     (b"II\xbc", "JPEG XR"),
     (b"icns", "an icon of macOS (ICNS)"),
     *((b"\1\xda" + kind, "SGI") for kind in (b"\0\1", b"\0\2", b"\1\1", b"\1\2")),
-    *((b"\n\5\1" + bits, "PCX") for bits in (b"\1", b"\2", b"\4", b"\x08")),
+    *((bytes((10, version, 1, bits)), "PCX") for version in (0, 2, 3, 4, 5) for bits in (1, 2, 4, 8)),
+    (b"\xb1h\xde:", "DCX"),
     (b"FLIF", "FLIF"),
     (b"BPG\xfb", "BPG"),
     (b"\xd7\xcd\xc6\x9a", "WMF"),
+    (b"\1\0\x09\0\0\3", "WMF"),
+    (b"\2\0\x09\0\0\3", "WMF"),
     (b"\x8aMNG\r\n\x1a\n", "MNG"),
+    (b"\x8bJNG\r\n\x1a\n", "JNG"),
     (b"Y\xa6j\x95", "Sun Raster"),
     (b"SDPX", "DPX"),
     (b"XPDS", "DPX"),
+    (b"\x80*_\xd7", "Cineon"),
+    (b"\xd7_*\x80", "Cineon"),
+    (b"\xff\x10\xff\x50", "JPEG XS"),
+    (b"\0\0\0\x0cJXS \r\n\x87\n", "JPEG XS"),
+    (b"\x97JB2\r\n\x1a\n", "JBIG2"),
+    (b"\xabKTX 11\xbb\r\n\x1a\n", "KTX"),
+    (b"\xabKTX 20\xbb\r\n\x1a\n", "KTX2"),
+    (b"\x13\xab\xa1\\", "ASTC"),
+    (b"PVR\3", "PVR"),
+    (b"VTF\0", "VTF"),
+    (b"BLP1", "BLP"),
+    (b"BLP2", "BLP"),
+    (b"Paint Shop Pro Image File\n", "Paint Shop Pro"),
+    (b"/* XPM */", "XPM"),
+    (b"farbfeld", "farbfeld"),
+    (b"S\x80\xf6\x34", "Softimage PIC"),
+    (b"NITF02.", "NITF"),
+    (b"NSIF01.", "NITF"),
+    (b"msid", "MrSID"),
+    (b"NRRD000", "NRRD"),
+    (b"LBLSIZE=", "VICAR"),
+    (b"srcdocid:", "CALS"),
+    (b"BEGMF", "CGM"),
+    (b"\0\xffKA", "Affinity"),
 )
-# … and those whose mark is not at the beginning.
+# … and those whose mark is not at the beginning; a negative number counts from the end.
 MARKED_LATER: tuple[tuple[int, bytes, str], ...] = (
     (128, b"DICM", "DICOM"),
     (40, b" EMF", "EMF"),
     (522, b"\0\x11\2\xff", "PICT"),
+    (-18, b"TRUEVISION-XFILE", "TGA"),
+    (8, b"ILBMBMHD", "IFF (ILBM)"),
+    (8, b"PBM BMHD", "IFF (PBM)"),
+    (8, b"ACONLIST", "ANI"),
+    (8, b"ACONanih", "ANI"),
+    (30, b"mimetypeimage/openraster", "OpenRaster"),
+    (30, b"mimetypeapplication/x-krita", "Krita"),
+    (2048, b"PCD_IPI", "PhotoCD"),
+    (344, b"n+1\0", "NIfTI"),
+    (20, b"GIMP", "a brush of GIMP"),
+    (20, b"GPAT", "a pattern of GIMP"),
 )
+GZIP = b"\x1f\x8b"
 OTHER_FILES: tuple[tuple[bytes, str], ...] = (
     (b"%PDF-", "a PDF document"),
     (b"PK\3\4", "a ZIP archive or an office document"),
-    (b"\x1f\x8b", "a gzip archive"),
+    (GZIP, "a gzip archive"),
     (b"7z\xbc\xaf\x27\x1c", "a 7z archive"),
     (b"Rar!", "a RAR archive"),
     (b"\xfd7zXZ", "an xz archive"),
@@ -106,7 +149,7 @@ def identify(data: memoryview) -> str:
             return name
     found = _identify_container(data, head) or _identify_bitmap(data, head)
     if found is None:
-        raise _refusal(bytes(data[:HEAD]))
+        raise _refusal(data)
     if found == "HEIF" and not heif_is_readable():
         raise ImageError(
             Reason.FORMAT, "HEIC needs a plug-in: pip install 'visiond[heic]', then restart visiond"
@@ -145,11 +188,14 @@ def _identify_bitmap(data: memoryview, head: bytes) -> str | None:
     return None
 
 
-def _refusal(head: bytes) -> ImageError:
+def _refusal(data: memoryview) -> ImageError:
+    head = bytes(data[:HEAD])
     unread = [name for prefix, name in UNREAD_IMAGES if head.startswith(prefix)]
-    unread += [name for at, mark, name in MARKED_LATER if head.startswith(mark, at)]
+    unread += [name for at, mark, name in MARKED_LATER if bytes(data[at:][: len(mark)]) == mark]
     if unread:
         return ImageError(Reason.FORMAT, f"{unread[0]} is not supported: save it as JPEG, PNG, WebP or TIFF")
+    if head.startswith(GZIP) and b"<svg" in _gunzip(head):
+        return ImageError(Reason.FORMAT, "SVG is not supported: save it as PNG")
     for prefix, name in OTHER_FILES:
         if head.startswith(prefix):
             return ImageError(Reason.NOT_AN_IMAGE, f"the bytes are {name}")
@@ -158,6 +204,14 @@ def _refusal(head: bytes) -> ImageError:
             Reason.NOT_AN_IMAGE, "only zero bytes: the file was created, but its content was never written"
         )
     return _refusal_of_text(head)
+
+
+def _gunzip(head: bytes) -> bytes:
+    """The beginning of what is in a gzip file; empty if it is damaged."""
+    try:
+        return zlib.decompressobj(wbits=31).decompress(head, HEAD)
+    except zlib.error:
+        return b""
 
 
 def _refusal_of_text(head: bytes) -> ImageError:

@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 from stages.contract.base import ImageError, Reason
 from stages.images.formats import HEAD, PNM
-from stages.images.scans import check_scans
+from stages.images.scans import check_scans, have_all_begun
 from stages.images.tiff import EXIF, PARTS, read_orientation, read_tiff
 
 Size = tuple[int, int, int]  # width, height as stored, orientation
@@ -28,12 +28,13 @@ NOTHING = memoryview(b"")
 # JPEG (ITU-T T.81, annex B)
 # ------------------------------------------------------------------------------------------
 
-SOF_MARKERS = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}
+JPEG_LS = 0xF7
+SOF_MARKERS = frozenset((*range(0xC0, 0xD0), JPEG_LS)) - {0xC4, 0xC8, 0xCC}
 # All except the hierarchical ones and lossless arithmetic.
 SOF_READ = frozenset((0xC0, 0xC1, 0xC2, 0xC3, 0xC9, 0xCA))
 SOF_HUFFMAN = frozenset((0xC0, 0xC1, 0xC2))  # baseline, extended, progressive
 BARE_MARKERS = frozenset((0x01, *range(0xD0, 0xD9)))  # markers without a segment
-SOS, APP1, APP14, EOI = 0xDA, 0xE1, 0xEE, b"\xff\xd9"
+SOS, APP0, APP1, APP14, EOI = 0xDA, 0xE0, 0xE1, 0xEE, b"\xff\xd9"
 NEXT_MARKER = re.compile(rb"\xff[^\xff\x00]")
 
 
@@ -47,19 +48,20 @@ class Jpeg(NamedTuple):
     components: bytes  # their identifiers
     transform: int | None  # of Adobe's APP14 segment: 0 RGB or CMYK, 1 YCbCr, 2 YCCK
     pixels_at: int = 0  # the position of the first scan's compressed data
+    has_end: bool = True  # marker
 
     @property
     def is_plain(self) -> bool:
-        """Gray or YCbCr with Huffman coding, which all decoders read in the same way."""
+        """Gray or YCbCr with Huffman coding and an end marker, which all decoders read in the same way."""
         colors = len(self.components)
         is_rgb = self.transform == 0 or self.components == b"RGB"
-        return self.process in SOF_HUFFMAN and (colors == 1 or (colors == 3 and not is_rgb))
+        return self.has_end and self.process in SOF_HUFFMAN and (colors == 1 or (colors == 3 and not is_rgb))
 
 
 def read_jpeg_frame(data: memoryview) -> Jpeg:
-    """Parse the segments up to the first scan, and check that an end marker follows it.
+    """Parse the segments up to the first scan, and look whether an end marker follows it.
 
-    Raises ImageError: HEADER, FORMAT, TRUNCATED.
+    Raises ImageError: HEADER, FORMAT.
     """
     frame, orientation, transform = None, 0, None
     for marker, start, end in jpeg_segments(data):
@@ -72,9 +74,8 @@ def read_jpeg_frame(data: memoryview) -> Jpeg:
         elif marker == SOS:
             if frame is None:
                 raise ImageError(Reason.HEADER, "the JPEG has pixels before its size")
-            if bytes(data[-2:]) != EOI and EOI not in bytes(data[end:]):
-                raise ImageError(Reason.TRUNCATED, "the JPEG has no end marker")
-            return frame._replace(orientation=orientation or 1, transform=transform, pixels_at=end)
+            has_end = bytes(data[-2:]) == EOI or EOI in bytes(data[end:])
+            return Jpeg(*frame[:2], orientation or 1, *frame[3:5], transform, end, has_end)
     raise ImageError(Reason.HEADER, "the JPEG ends before its picture begins")
 
 
@@ -91,8 +92,9 @@ def jpeg_segments(data: memoryview) -> Iterator[tuple[int, int, int]]:
         if marker == EOI[1]:
             return
         (length,) = struct.unpack_from(">H", data, at)
-        if length < 2:
+        if length < 2 and marker < APP0:  # others say nothing about pixels, and libjpeg reads on
             raise ImageError(Reason.HEADER, f"the JPEG's segment {marker:02x} has an impossible length")
+        length = max(length, 2)
         if at + length > len(data):
             raise IndexError("segment cut")
         yield marker, at + 2, at + length
@@ -105,10 +107,8 @@ def jpeg_segments(data: memoryview) -> Iterator[tuple[int, int, int]]:
 def _read_sof(marker: int, segment: memoryview) -> Jpeg:
     precision, height, width, count = struct.unpack_from(">BHHB", segment)
     if marker not in SOF_READ:
-        raise ImageError(
-            Reason.FORMAT,
-            "hierarchical and lossless arithmetic JPEG are not supported: save it as plain JPEG",
-        )
+        kind = "JPEG-LS is" if marker == JPEG_LS else "hierarchical and lossless arithmetic JPEG are"
+        raise ImageError(Reason.FORMAT, f"{kind} not supported: save it as plain JPEG")
     if precision != 8:
         raise ImageError(
             Reason.FORMAT, f"{precision}-bit JPEG is not supported: save it with 8 bits a channel"
@@ -121,6 +121,8 @@ def _read_sof(marker: int, segment: memoryview) -> Jpeg:
 
 def read_jpeg(data: memoryview) -> Size:
     frame = read_jpeg_frame(data)
+    if not frame.has_end and not (frame.process in SOF_HUFFMAN and have_all_begun(data)):
+        raise ImageError(Reason.TRUNCATED, "the JPEG has no end marker, and not all of its pixels")
     check_scans(data, frame.pixels_at)
     return frame[:3]
 

@@ -15,7 +15,7 @@ import zlib
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from PIL import Image, ImageFile, ImagePalette, UnidentifiedImageError
+from PIL import Image, ImageChops, ImageFile, ImagePalette, UnidentifiedImageError
 from PIL.AvifImagePlugin import AvifImageFile
 from PIL.BmpImagePlugin import BmpImageFile
 from PIL.GifImagePlugin import GifImageFile
@@ -27,9 +27,10 @@ from PIL.WebPImagePlugin import WebPImageFile
 
 from stages.contract.base import Header, ImageError, Reason
 from stages.images.formats import bmp_masks
-from stages.images.headers import find_avif_crop, png_chunks, png_significant_bits
+from stages.images.headers import EOI, find_avif_crop, png_chunks, png_significant_bits, read_jpeg_frame
+from stages.images.pages import skip_blank
 from stages.images.profiles import convert_to_srgb, find_profile
-from stages.images.tiff import Directory, find_picture
+from stages.images.tiff import FILL_ORDER, JPEG, OLD_JPEG, Directory, find_picture
 
 if TYPE_CHECKING:
     import numpy as np
@@ -59,12 +60,17 @@ EXTENDED, PROFILED = (
     b"VP8X",
     0x20,
 )  # of a WebP: a kind of header, and the bit in it that says that a profile follows
+# Bits that continue a JPEG in other ways than the zeros that libjpeg takes for what is missing, also in its last block.
+OTHER_CODES = (b"\xb6\x6d\xdb" * 170, b"\xfe\xaa\xd5\x33" * 128)
 STRIP_PIXELS = 4_000_000  # converted at once, which limits the additional memory
 SAMPLE = 512  # most pixels of a side that are looked at to choose the ground
 CLEAR, OPAQUE, LIGHT, NEARLY_NONE = 16, 128, 192, 0.05  # alpha, alpha, gray level, share of the pixels
+CLEAR_STEP, FAR_MORE = (
+    64,
+    2.5,
+)  # gray levels; black letters in a white outline have up to 2.3 times as much on black
 # Parts of Pillow that it imports when it needs them.
 LATE = ("Cms", "Color", "Filter", "Math", "Palette", "Sequence")
-BLANK_FRAMES = 100  # most frames of an animation that are skipped because they have one color
 TIFF_OFFSETS, TIFF_LENGTHS = (273, 324), (279, 325)  # of strips and of tiles
 
 
@@ -186,6 +192,8 @@ def _open(data: memoryview, header: Header) -> Image.Image:
         from stages.images import samples
 
         return samples.read_bmp(data, bmp_masks(data))
+    if header.format == "JPEG" and not read_jpeg_frame(data).has_end:
+        return _read_endless(data)
     if header.format != "TIFF":
         try:
             return OPENERS[header.format](io.BytesIO(data))
@@ -198,6 +206,22 @@ def _open(data: memoryview, header: Header) -> Image.Image:
     return open_tiff(find_picture(data))
 
 
+def _read_endless(data: memoryview) -> Image.Image:
+    """A JPEG without end marker. If nothing else is missing, its pixels do not depend on what follows.
+
+    Raises ImageError: TRUNCATED.
+    """
+    scans = bytes(data).rstrip(b"\xff")  # half a marker
+    image = JpegImageFile(io.BytesIO(scans + EOI))
+    _load(image, len(data))
+    for codes in OTHER_CODES:
+        other = JpegImageFile(io.BytesIO(scans + codes + EOI))
+        _load(other, len(data))
+        if ImageChops.difference(image, other).getbbox():
+            raise ImageError(Reason.TRUNCATED, "the JPEG has no end marker, and not all of its pixels")
+    return image
+
+
 def open_tiff(picture: Directory) -> Image.Image:
     """The picture of any directory. Raises ImageError."""
     if picture.is_deep:
@@ -208,6 +232,9 @@ def open_tiff(picture: Directory) -> Image.Image:
     # Pillow reads the first directory, and the picture may be in another one.
     file.seek(8 if picture.is_big else 4)
     file.write(struct.pack(picture.order + ("Q" if picture.is_big else "I"), picture.at))
+    if picture.compression in (JPEG, OLD_JPEG) and picture.integers(FILL_ORDER):
+        file.seek(picture.place_of(FILL_ORDER))  # it says nothing about JPEG, but Pillow would look it up
+        file.write(struct.pack(picture.order + "H", 1))
     file.seek(0)
     image = TiffImageFile(file)
     if image.palette and (palette := picture.palette):
@@ -257,7 +284,7 @@ def _correct_bmp(image: Image.Image, data: memoryview, header: Header) -> Image.
 
 
 def _correct_animation(image: Image.Image, data: memoryview, header: Header) -> Image.Image:
-    return _skip_blank(image, header.pages)
+    return skip_blank(image, header.pages)
 
 
 def _correct_tiff(image: Image.Image, data: memoryview, header: Header) -> Image.Image:
@@ -273,30 +300,6 @@ CORRECTIONS = {
     "BMP": _correct_bmp,
     "TIFF": _correct_tiff,
 }
-
-
-def _skip_blank(image: Image.Image, frames: int) -> Image.Image:
-    """The first frame of an animation, or if that has one color only, as when it fades in, the first one that has more."""
-    if frames == 1:
-        return image
-    first = image.copy()
-    for number in range(1, min(frames, BLANK_FRAMES)):
-        if not _is_blank(image):
-            return image
-        try:
-            image.seek(number)
-            image.load()
-        except (EOFError, OSError, SyntaxError, ValueError):  # the first frame is sound
-            return first
-    return first if _is_blank(image) else image
-
-
-def _is_blank(image: Image.Image) -> bool:
-    if image.has_transparency_data:
-        image = image.convert("RGBA")
-        if image.getchannel("A").getextrema() == (0, 0):
-            return True
-    return len(image.convert("RGBA").getcolors(1) or ()) == 1
 
 
 def keep_picture(data: memoryview) -> io.BytesIO:
@@ -318,6 +321,8 @@ def keep_picture(data: memoryview) -> io.BytesIO:
 
 
 def _load(image: Image.Image, file_bytes: int) -> None:
+    if isinstance(image, JpegImageFile):
+        image.decodermaxblock = file_bytes  # all at once: the reader of arithmetic codes cannot wait for more
     try:
         image.load()
     except (OSError, EOFError, SyntaxError, ValueError) as error:
@@ -352,16 +357,27 @@ def _write_strips(image: Image.Image, out: memoryview) -> None:
 
 def _choose_ground(image: Image.Image) -> str:
     """White; or black for light text or drawings on transparency, which white would hide: most of the picture is
-    transparent, and nearly all of the rest is nearly white. A sample of the pixels is enough.
+    transparent, and nearly all of the rest is nearly white, or has far more contrast on black. A sample of the pixels is
+    enough.
     """
     width, height = image.size
     sample = image.resize((min(width, SAMPLE), min(height, SAMPLE)), Image.Resampling.NEAREST).convert("RGBA")
-    alpha = sample.getchannel("A")
+    level, alpha = sample.convert("L"), sample.getchannel("A")
     clear = sum(alpha.histogram()[:CLEAR])
     if 2 * clear <= sample.width * sample.height:
         return "white"
-    seen = sample.convert("L").histogram(alpha.point(lambda value: 255 if value >= OPAQUE else 0))
-    return "black" if sum(seen[:LIGHT]) < NEARLY_NONE * sum(seen) else "white"
+    seen = level.histogram(alpha.point(lambda value: 255 if value >= OPAQUE else 0))
+    if sum(seen[:LIGHT]) < NEARLY_NONE * sum(seen):
+        return "black"
+    on_white, on_black = (_measure_contrast(level, alpha, ground) for ground in ("white", "black"))
+    return "black" if on_black > FAR_MORE * on_white else "white"
+
+
+def _measure_contrast(level: Image.Image, alpha: Image.Image, ground: str) -> int:
+    """The steps between pixels beside each other and above each other, on a ground. Steps that are clear count alike."""
+    seen = Image.composite(level, Image.new("L", level.size, ground), alpha)
+    edges = (ImageChops.difference(seen, ImageChops.offset(seen, *shift)) for shift in ((1, 0), (0, 1)))
+    return sum(min(step, CLEAR_STEP) * count for edge in edges for step, count in enumerate(edge.histogram()))
 
 
 def _convert_to_rgb(image: Image.Image, ground: str) -> Image.Image:

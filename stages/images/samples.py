@@ -276,9 +276,8 @@ def _type_of(picture: Directory) -> np.dtype[Any]:
 
 def _segments(picture: Directory, plane: int, width: int, height: int) -> Iterator[StripOrTile]:
     """Those of one plane, or of all samples, without those that a program has left out because they are empty."""
-    is_tiled = bool(picture.integers(tiff.TILES))
-    offsets = picture.integers(tiff.TILES if is_tiled else tiff.STRIPS)
-    lengths = picture.integers(tiff.TILE_BYTES if is_tiled else tiff.STRIP_BYTES)
+    is_tiled = picture.is_tiled
+    offsets, lengths = picture.parts
     columns = picture.integer(tiff.TILE_WIDTH) if is_tiled else width
     rows = (
         picture.integer(tiff.TILE_HEIGHT)

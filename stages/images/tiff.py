@@ -45,13 +45,8 @@ RAW_COMPRESSIONS = {
     34713: "NEF", 32767: "ARW", 65535: "PEF", 32769: "NEF", 32770: "SRW", 65000: "DCR", 262: "KDC",
 }  # fmt: skip
 UNREAD_COLORS = {
-    UNNAMED: "colors that it does not name",
-    4: "a mask",
-    9: "ICC L*a*b*",
-    10: "ITU L*a*b*",
-    32844: "LogL",
-    32845: "LogLuv",
-}
+    UNNAMED: "colors that it does not name", 4: "a mask", 9: "ICC L*a*b*", 10: "ITU L*a*b*", 32844: "LogL", 32845: "LogLuv",
+}  # fmt: skip
 WHOLE_BITS = (*range(1, 17), 24, 32, 64)  # of unsigned integers
 # What Pillow reads right, by photometric interpretation and bits: the kinds of the samples after the colors.
 # 0: unspecified, 1: alpha that is multiplied into the colors, 2: alpha. None: not even said.
@@ -92,6 +87,9 @@ class Directory:
             raise IndexError("the directory is past the end")
         listed = self._entry.iter_unpack(self.data[self._start : end])
         return {tag: (kind, count, value) for tag, kind, count, value in listed}
+
+    def place_of(self, tag: int) -> int:  # of its value, or of the number that says where that is
+        return self._start + (list(self._entries).index(tag) + 1) * self._entry.size - self._room
 
     def raw(self, tag: int) -> bytes:
         """A tag's bytes, as they are; empty if there is none."""
@@ -179,6 +177,16 @@ class Directory:
         return self.samples > 1 and self.integer(PLANAR, 1) == 2
 
     @property
+    def is_tiled(self) -> bool:
+        return bool(self.integers(TILE_WIDTH) or self.integers(TILES))
+
+    @property
+    def parts(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """Where the strips or tiles are, and their lengths. Tiles may be listed as strips; if both are listed, tiles count."""
+        lengths = self.integers(TILE_BYTES) or self.integers(STRIP_BYTES)
+        return self.integers(TILES) or self.integers(STRIPS), lengths
+
+    @property
     def palette(self) -> bytes:
         """The red of all its colors, then green and blue, one byte each. As for libtiff, a table without a number above 255
         has 8 bits."""
@@ -211,7 +219,9 @@ class Directory:
     @property
     def _has_odd_bytes(self) -> bool:
         is_reversed = self.bits > 1 and self.integer(FILL_ORDER, 1) == 2
-        return self._is_big_endian or is_reversed or (self._has_gaps and self.photometric not in (YCBCR, LAB))
+        is_mixed = self.is_tiled and bool(self.integers(STRIPS))  # Pillow would look for strips
+        has_gaps = self._has_gaps and self.photometric not in (YCBCR, LAB)
+        return self._is_big_endian or is_reversed or is_mixed or has_gaps
 
     @property
     def _is_big_endian(self) -> bool:
@@ -221,8 +231,7 @@ class Directory:
     @property
     def _has_gaps(self) -> bool:
         """Whether it does not say of all strips or tiles where they are and how long: it may have left out empty ones."""
-        places, lengths = (STRIPS, STRIP_BYTES) if not self.integers(TILES) else (TILES, TILE_BYTES)
-        offsets, sizes = self.integers(places), self.integers(lengths)
+        offsets, sizes = self.parts
         return 0 in offsets or 0 in sizes or len(sizes) < len(offsets)
 
     def refuse(self) -> None:
@@ -302,7 +311,7 @@ SEARCHED = 64  # directories that are searched for the picture
 
 def find_picture(data: memoryview) -> Directory:
     """The directory of the first picture that is no smaller copy or mask: in the row, or below another one.
-    If all are marked as copies, the first.
+    If all are marked as copies, the largest.
 
     Raises ImageError: FORMAT for camera raw, HEADER if there is no directory.
     """
@@ -318,7 +327,8 @@ def find_picture(data: memoryview) -> Directory:
         if all(part.is_copy for part in parts):
             raise
     _refuse_raw(data, parts)
-    return next((part for part in parts if not part.is_copy), first)
+    largest = max(parts, key=lambda part: part.integer(WIDTH) * part.integer(HEIGHT))
+    return next((part for part in parts if not part.is_copy), largest)
 
 
 def _tree(top: Directory) -> list[Directory]:

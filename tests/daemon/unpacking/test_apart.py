@@ -30,7 +30,7 @@ from tests.daemon.unpacking.containers import (
     make_video,
     make_zip,
 )
-from tests.stages.images.layouts import directory, gray, tiff_file
+from tests.stages.images.layouts import directory, gray, reverse_bits, tiff_file
 
 IGNORED = Ignored([".*"]).hides
 MOST = Most(100, 1 << 30, 200)
@@ -123,6 +123,21 @@ def test_pages_of_more_than_8_bits_are_read_as_single_pictures_are(bench: Bench)
         with Image.open(bench.target / name) as page:
             assert abs(np.asarray(page.convert("L")).astype(int) - gray()).max() <= 1
     assert "LogL is not supported" in str(outcome)
+
+
+@pytest.mark.parametrize("how", ["none", "lzw"])
+@pytest.mark.parametrize("bits", [1, 8, 16])
+def test_pages_of_a_big_endian_bigtiff_or_with_reversed_bits_have_their_pixels(
+    bench: Bench, bits: int, how: str
+) -> None:
+    values = (gray()[..., None] > 127) * 1.0
+    page = directory(values, bits=bits, how=how)
+    big = directory(values, bits=bits, how=how, order=">")
+    for data in (tiff_file([reverse_bits(page)] * 2, "<"), tiff_file([big, big], ">", big=True)):
+        assert bench.take("tiff", data) == UnpackOutcome(2)
+        for name in bench.names:
+            with Image.open(bench.target / name) as shown:
+                assert np.array_equal(np.asarray(shown.convert("L")), 255 * values[..., 0])
 
 
 SPY = """

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+import shutil
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -74,11 +75,56 @@ def test_names_never_lead_out_of_the_folder(beside: Beside) -> None:
 
 
 def test_names_that_cannot_be_used_are_left_out_and_named(beside: Beside) -> None:
-    names = ["..", "x" * 256, "a.png", "./a.png", "a.png/b.png"]
+    names = ["..", "x" * 256, "a.png", "./a.png"]
     contents = beside.unpack(dict.fromkeys(names, b"x"))
-    assert (contents.files, contents.missing) == (2, 3)
-    assert contents.left_out[2] == "a.png/b.png: its name cannot be used, or a folder has it"
+    assert (contents.files, contents.missing) == (2, 2)
+    assert contents.left_out[0] == "..: its name cannot be used, or another file has it"
     assert beside.names() == ["a.png", "a~2.png"]
+    contents = Contents(beside.fd, NAMES[1], FIRST, MOST._replace(path_bytes=1000), IGNORED)
+    for name in (b"y" * 255, b"y" * 255 + b"/b.png"):  # whose folder would get too long a name
+        contents.begin(name)
+        contents.finish()
+    assert (contents.files, contents.missing) == (1, 1)
+    contents.close()
+
+
+def test_a_file_and_a_folder_of_one_name_are_both_unpacked_and_the_second_gets_another_name(
+    beside: Beside,
+) -> None:
+    """As e.ppm of a folder e.ppm, and before it; nothing depends on which of them is damaged."""
+    names = ["e.ppm", "e.ppm/f.ppm", "e.ppm/sub/f.ppm", "e~2.ppm", "x/g.ppm", "x", "e.ppm/f.ppm/h.ppm"]
+    for damaged in (None, 0, 1):
+        contents = Contents(beside.fd, NAMES[0], FIRST, MOST, IGNORED)
+        for number, name in enumerate(names):
+            contents.begin(name.encode())
+            contents.write(b"x")
+            contents.finish("it is damaged" if number == damaged else "")
+        contents.place(is_whole=True)
+        places = [
+            "e.ppm",
+            "e~2.ppm/f.ppm",
+            "e~2.ppm/sub/f.ppm",
+            "e~2~2.ppm",
+            "x/g.ppm",
+            "x~2",
+            "e~2.ppm/f~2.ppm/h.ppm",
+        ]
+        assert beside.names() == sorted(set(places) - ({places[damaged]} if damaged is not None else set()))
+        contents.close()
+        shutil.rmtree(beside.path / "a.zip.unpacked")
+
+
+def test_a_hard_link_is_a_copy_of_the_file_wherever_that_went(beside: Beside) -> None:
+    contents = Contents(beside.fd, NAMES[0], FIRST, MOST, IGNORED)
+    for name, data in ((b"e.ppm", b"1"), (b"e.ppm/f.ppm", b"2"), (b"e.ppm", b"3")):
+        contents.begin(name)
+        contents.write(data)
+        contents.finish()
+    contents.repeat(b"a.ppm", b"e.ppm")
+    contents.repeat(b"b.ppm", b"e.ppm/f.ppm")
+    contents.place(is_whole=True)
+    folder = beside.path / "a.zip.unpacked"
+    assert [(folder / name).read_bytes() for name in ("a.ppm", "b.ppm")] == [b"3", b"2"]
 
 
 def test_folders_are_not_nested_without_end() -> None:

@@ -5,9 +5,12 @@ from __future__ import annotations
 import io
 import os
 import struct
+import subprocess
 import zlib
 from collections.abc import Iterator
 from fractions import Fraction
+from pathlib import Path
+from tarfile import TarError
 from zipfile import BadZipFile
 
 import pytest
@@ -37,6 +40,7 @@ from tests.daemon.unpacking.containers import (
     make_video,
     make_zip,
 )
+from tests.daemon_process import PATIENCE
 
 
 def as_file(data: bytes) -> int:
@@ -164,11 +168,27 @@ def test_links_and_devices_are_no_members() -> None:
     assert [item for item in walk("tar", data) if not isinstance(item, Member)] == [Link(), Link()]
 
 
-@pytest.mark.parametrize("kept", [1536, 1600, 3072])
-def test_a_tar_that_ends_early_says_so(kept: int) -> None:
+@pytest.mark.parametrize("kept", [1000, 1300, 1600, 2047, 2600, 3000])
+def test_a_tar_that_ends_within_a_header_or_a_file_says_so(kept: int) -> None:
     data = make_tar({"a.png": b"a" * 600, "b.png": b"b" * 600}, mode="w")
-    with pytest.raises(Unusable, match="damaged or incomplete"):
+    with pytest.raises((Unusable, TarError)):
         names("tar", data[:kept])
+
+
+@pytest.mark.parametrize("zeros", [0, 512])
+@pytest.mark.parametrize("size", [600, 1024, 0])
+def test_a_tar_whose_end_is_not_marked_is_whole_as_for_gnu_tar(tmp_path: Path, zeros: int, size: int) -> None:
+    data = make_tar({"long" * 40 + ".png": b"a" * size, "b.png": b"b" * size}, mode="w")
+    cut = data[: data.rindex(b"b.png") + 512 + -(-size // 512) * 512 + zeros]
+    (tmp_path / "a.tar").write_bytes(cut)
+    listed = subprocess.run(
+        ["tar", "-tf", tmp_path / "a.tar"], capture_output=True, text=True, check=True, timeout=PATIENCE
+    )
+    found = [item.name.decode() for item in walk("tar", cut) if isinstance(item, Member)]
+    assert found == listed.stdout.split()
+    for kept in (cut[: len(cut) - zeros - size // 2 - 1], cut[:200]):  # a long name takes a header of its own
+        with pytest.raises((Unusable, TarError)):
+            list(walk("tar", kept))
 
 
 def test_a_damaged_header_is_not_taken_for_the_end_of_a_tar() -> None:

@@ -280,6 +280,13 @@ def directory(
     return tags | (more or {})
 
 
+def reverse_bits(tags: dict[int, tuple[int, Any]]) -> dict[int, tuple[int, Any]]:
+    """The same directory with the lowest bit of each byte of its strips first, and the tag that says so."""
+    kind, blobs = tags[273]
+    turned = [np.unpackbits(np.frombuffer(blob, np.uint8), bitorder="little") for blob in blobs]
+    return tags | {266: (3, [2]), 273: (kind, [np.packbits(bits).tobytes() for bits in turned])}
+
+
 def _cut(plane: Pixels, tile: int, rows: int) -> Iterator[Pixels]:
     height, width, _ = plane.shape
     if not tile:

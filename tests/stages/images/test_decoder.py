@@ -16,6 +16,7 @@ from pathlib import Path
 import numpy as np
 import psutil
 import pytest
+from imagecodecs import jpeg8_decode
 from PIL import Image
 
 from stages.contract.base import Header, ImageError, Limits, Reason
@@ -23,7 +24,20 @@ from stages.images import decoder as decoder_module
 from stages.images.decoder import Decoder, Decoders
 from stages.images.images import inspect
 from tests.daemon_process import PATIENCE, wait_for
-from tests.inputs import CATALOGUE, COLORS, ODD, Input, encode, gray_16, jpeg, mutate, picture, png, tiff
+from tests.inputs import (
+    CATALOGUE,
+    COLORS,
+    ODD,
+    Input,
+    arithmetic_jpeg,
+    encode,
+    gray_16,
+    jpeg,
+    mutate,
+    picture,
+    png,
+    tiff,
+)
 
 LIMITS = Limits()
 QUICK = Limits(decode_seconds=0.5)  # of processor time
@@ -138,6 +152,50 @@ def test_16_bit_gray_keeps_its_mid_tones(shared: Decoder, data: bytes) -> None:
     pixels = shared.decode(*entry(data))
     assert pixels[0, :, 0].tolist() == list(range(256))
     assert (pixels == pixels[:1, :, :1]).all()
+
+
+@pytest.mark.parametrize("mode", ["L", "RGB", "CMYK"])
+@pytest.mark.parametrize("progressive", [False, True])
+def test_arithmetic_codes_are_read_wherever_they_are_in_the_file(
+    shared: Decoder, mode: str, progressive: bool
+) -> None:
+    """Pillow reads a file in blocks of 64 KiB; the scans of these begin in the first and end in the second."""
+    data = arithmetic_jpeg(mode, progressive=progressive, scans_at=(64 << 10) - 20)
+    stored = jpeg8_decode(data)
+    reference = Image.fromarray(255 - stored if mode == "CMYK" else stored, mode)
+    assert np.array_equal(shared.decode(*entry(data)), np.asarray(reference.convert("RGB")))
+    with pytest.raises(ImageError) as refused:
+        shared.decode(*entry(data[:-1000]))
+    assert refused.value.reason is Reason.TRUNCATED
+
+
+KINDS: list[dict[str, int]] = [
+    {},
+    {"optimize": True},
+    {"progressive": True},
+    {"restart_marker_blocks": 3},
+    {"progressive": True, "restart_marker_rows": 1},
+]
+
+
+@pytest.mark.parametrize("mode", ["L", "RGB", "CMYK"])
+@pytest.mark.parametrize("options", KINDS)
+def test_a_jpeg_that_lacks_its_end_marker_is_shown_if_it_lacks_nothing_else(
+    shared: Decoder, mode: str, options: dict[str, int]
+) -> None:
+    """Whatever is shown has all its pixels; nearly all others lack some."""
+    noise = Image.effect_noise((90, 70), 90).convert(mode)
+    data = jpeg(noise, **options)
+    expected = shared.decode(*entry(data))
+    for end in (1, 2):
+        assert np.array_equal(shared.decode(*entry(data[:-end])), expected)
+    refused = 0
+    for end in (*range(3, 40), 500, 900):
+        try:
+            assert np.array_equal(shared.decode(*entry(data[:-end])), expected)
+        except ImageError as error:
+            refused += error.reason is Reason.TRUNCATED
+    assert refused > 30
 
 
 def test_floats_are_stretched_between_their_own_extremes(shared: Decoder) -> None:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import gzip
 import io
 import re
 import subprocess
@@ -87,12 +88,41 @@ def test_inspect_finds_every_fault_that_shows_in_the_header_and_no_other(given: 
         ("EMF", b"\1" + bytes(39) + b" EMF"),
         ("DICOM", bytes(128) + b"DICM"),
         ("PICT", bytes(522) + b"\0\x11\2\xff"),
+        ("JPEG XS", b"\xff\x10\xff\x50"),
+        ("KTX", b"\xabKTX 11\xbb\r\n\x1a\n"),
+        ("KTX2", b"\xabKTX 20\xbb\r\n\x1a\n"),
+        ("CUR", b"\0\0\2\0\1\0\x20\x20"),
+        ("PCX", b"\n\3\1\1"),
+        ("WMF", b"\1\0\x09\0\0\3"),
+        ("Cineon", b"\x80\x2a\x5f\xd7"),
+        ("Radiance HDR", b"#?RGBE\n"),
+        ("PFM", b"Pf\n3 2\n-1.0\n"),
+        ("XPM", b"/* XPM */\nstatic char *"),
+        ("IFF .ILBM", b"FORM\0\0\1\0ILBMBMHD"),
+        ("OpenRaster", b"PK\3\4" + bytes(26) + b"mimetypeimage/openraster"),
+        ("JPEG-LS", b"\xff\xd8\xff\xe8\0\4AB\xff\xf7\0\x0b\x08\0\4\0\4\1\1\x11\0"),
+        ("SVG", gzip.compress(b"<?xml version='1.0'?><svg xmlns='http://www.w3.org/2000/svg'/>", mtime=0)),
     ],
 )
 def test_an_image_of_a_format_that_is_not_read_is_refused_by_its_name(name: str, head: bytes) -> None:
     with pytest.raises(ImageError, match=rf"{name}\)? is not supported: save it as") as refused:
         inspect(memoryview(head + bytes(600)), LIMITS)
     assert refused.value.reason is Reason.FORMAT
+
+
+def test_a_tga_that_says_so_at_its_end_is_refused_by_its_name() -> None:
+    data = encode(Image.new("RGB", (20, 10)), "TGA")
+    assert data[:6] == b"\0\0\2\0\0\0"  # nearly that of a CUR
+    with pytest.raises(ImageError, match="TGA is not supported") as refused:
+        inspect(memoryview(data), LIMITS)
+    assert refused.value.reason is Reason.FORMAT
+
+
+@pytest.mark.parametrize("text", [b"Pfad;Datei\n1;a.png\n", b"PFAND\n", b"DDS is a format\n"])
+def test_a_text_that_begins_like_a_picture_is_no_picture(text: bytes) -> None:
+    with pytest.raises(ImageError, match="plain text") as refused:
+        inspect(memoryview(text), LIMITS)
+    assert refused.value.reason is Reason.NOT_AN_IMAGE
 
 
 def test_inspect_needs_neither_torch_nor_pillow_nor_numpy() -> None:

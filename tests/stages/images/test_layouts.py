@@ -26,6 +26,7 @@ from tests.stages.images.layouts import (
     gray,
     judge,
     png_of,
+    reverse_bits,
     tiff_file,
     tiff_of,
     tiffs,
@@ -283,15 +284,7 @@ def test_bytes_with_their_lowest_bit_first_are_read(
     decoder: Decoder, photometric: int, bits: int, planar: int, how: str
 ) -> None:
     values, seen = _stored(photometric, None)
-    tags = directory(values, photometric=photometric, bits=bits, planar=planar, how=how, more={266: (3, [2])})
-    kind, blobs = tags[273]
-    tags[273] = (
-        kind,
-        [
-            np.packbits(np.unpackbits(np.frombuffer(blob, np.uint8), bitorder="little")).tobytes()
-            for blob in blobs
-        ],
-    )
+    tags = reverse_bits(directory(values, photometric=photometric, bits=bits, planar=planar, how=how))
     found = shown(decoder, tiff_file([tags], "<"))
     assert np.abs(found.astype(int) - seen).max() <= (8 if bits == 4 else 1)
 
@@ -309,20 +302,6 @@ def test_a_compression_that_is_not_read_is_refused_by_its_name(number: int, name
     with pytest.raises(ImageError, match=f"a TIFF with {name} compression is not supported") as refused:
         inspect(memoryview(data), LIMITS)
     assert refused.value.reason is Reason.FORMAT
-
-
-def on_nothing(level: int) -> bytes:
-    image = Image.new("RGBA", (80, 40))
-    image.paste((level, level, level, 255), (20, 10, 40, 30))
-    return encode(image, "PNG")
-
-
-def test_light_drawings_on_nothing_get_a_black_ground_and_all_others_a_white_one(decoder: Decoder) -> None:
-    assert shown(decoder, on_nothing(250))[0, 0].tolist() == [0, 0, 0]
-    assert shown(decoder, on_nothing(150))[0, 0].tolist() == [255, 255, 255]
-    page = Image.new("RGBA", (80, 40), "white")
-    page.paste((0, 0, 0, 0), (0, 0, 9, 9))  # a window with a corner
-    assert shown(decoder, encode(page, "PNG"))[0, 0].tolist() == [255, 255, 255]
 
 
 @pytest.mark.parametrize("image_format", ["GIF", "WEBP"])
