@@ -16,6 +16,7 @@ import stat
 import time
 from collections.abc import Callable, Iterator, Sequence
 
+from daemon.core.errors import SourceChanged
 from daemon.core.jobs import Placed, Version
 from daemon.ledger.files import sync_folder
 from daemon.ledger.record import Record
@@ -265,7 +266,7 @@ def _expect(record: Record, fd: int) -> os.stat_result:
 
 
 def _replaced(record: Record) -> OSError:
-    return OSError(errno.EAGAIN, "another file has replaced it", record.location)
+    return SourceChanged(errno.EAGAIN, "another file has replaced it", record.location)
 
 
 @contextlib.contextmanager

@@ -283,12 +283,10 @@ class Ledger:
         models = self.generations.models_of(ending)
         return Record.of(ending, self._inbox_paths[ending.job.inbox], models)
 
-    async def mark_emitted(
-        self, placed: Sequence[Placed], *, superseding: bool = False, held: Sequence[int] = ()
-    ) -> dict[int, int]:
-        """Mark images as published. superseding: mark earlier versions of the same files too, whose sources could not
-        leave the inbox. held: images that are published except for their sources; they are not marked. Returns
-        the images by the number of their publication, except those whose present result has a number already."""
+    async def mark_emitted(self, placed: Sequence[Placed], *, superseding: bool = False) -> dict[int, int]:
+        """Mark images as published, except those that are held. superseding: mark earlier versions of the same files too,
+        whose sources could not leave the inbox. Returns the images by the number of their publication, except those
+        whose present result has a number already."""
         rows = [
             (p.id, p.location, *((p.version.inode, p.version.ctime_ns) if p.version else (None,) * 2))
             for p in placed
@@ -296,10 +294,10 @@ class Ledger:
 
         def work(connection: sqlite3.Connection) -> dict[int, int]:
             run_rows(connection, "placed", [row for row in rows if row[1]])
+            images = [p.id for p in placed if not p.is_held]
             for statement in ("emitted", "superseded") if superseding else ("emitted",):
-                run_rows(connection, statement, [(p.id,) for p in placed])
-            images = [p.id for p in placed]
-            added = publications.add(connection, [*images, *held], images)
+                run_rows(connection, statement, [(image,) for image in images])
+            added = publications.add(connection, [p.id for p in placed], images)
             publications.add_renamed(connection, images)
             return added
 
