@@ -13,6 +13,7 @@ import msgspec
 
 from daemon.core.jobs import Version
 from stages.contract.binning import Bin
+from stages.contract.files import NotAFile, open_file
 from stages.registry.registry import BUILT_IN, KEYS, STAGES, decode
 
 SCHEMA = "visiond/1"
@@ -220,8 +221,8 @@ def is_reason_of(path: bytes, file: bytes) -> bool:
     """Whether a file is the reason of the image with this path in its inbox: another image may have the same name as its
     second name. Raises FileNotFoundError."""
     try:
-        with open(file, "rb") as opened:
+        with open_file(file) as opened:
             source = msgspec.json.decode(opened.read(), type=_Reason).source
-    except (NotADirectoryError, IsADirectoryError, msgspec.DecodeError):
+    except (NotADirectoryError, IsADirectoryError, NotAFile, msgspec.DecodeError):
         return False
     return path_of(source) == path
