@@ -202,12 +202,14 @@ def sidecar_paths(folder: bytes, path: bytes) -> tuple[bytes, bytes]:
     sidecar = name + b".json"
     if len(sidecar) > LONGEST_NAME:
         mark = b"~" + digest[:16] + b".json"
-        sidecar = _cut(name, LONGEST_NAME - len(mark)) + mark
+        sidecar = cut_name(name, LONGEST_NAME - len(mark)) + mark
     return os.path.join(folder, head, sidecar), os.path.join(folder, b"~" + digest + b".json")
 
 
-def _cut(name: bytes, length: int) -> bytes:
+def cut_name(name: bytes, length: int) -> bytes:
     """The start of a name, at most this number of bytes; UTF-8 is not cut within a character."""
+    if len(name) <= length:
+        return name
     while length > 0 and name[length] & 0xC0 == 0x80:
         length -= 1
     return name[:length]

@@ -79,7 +79,7 @@ def sync_folders(folders: Iterable[bytes]) -> None:
     synced = set()
     for folder in folders:
         try:
-            fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+            fd = _open_folder(folder)
         except OSError as error:
             if error.errno not in _NO_FOLDER:  # nothing has been published there
                 raise
@@ -91,6 +91,17 @@ def sync_folders(folders: Iterable[bytes]) -> None:
             synced.add(device)
         finally:
             os.close(fd)
+
+
+def _open_folder(folder: bytes) -> int:
+    """A folder, or if it may be written to but not be read, one above it on the same file system. Raises OSError."""
+    try:
+        return os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    except PermissionError:
+        above = os.path.dirname(folder)
+        if above == folder or os.stat(above).st_dev != os.stat(folder).st_dev:
+            raise
+        return _open_folder(above)
 
 
 def sync_file_system(fd: int) -> None:

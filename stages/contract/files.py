@@ -19,7 +19,7 @@ KINDS = {
 
 
 class NotAFile(OSError):
-    """To read what a name leads to could take for ever: a FIFO, a device."""
+    """What a name leads to cannot be read, or that could take for ever: a FIFO, a device, a link to itself."""
 
 
 def find_other_kind(path: Name) -> str:
@@ -42,6 +42,12 @@ def read_file(path: Name) -> bytes:
 
 
 def _open(path: str, flags: int) -> int:
-    if (kind := find_other_kind(path)) and kind != KINDS[stat.S_IFDIR]:  # a socket cannot even be opened
+    try:
+        kind = find_other_kind(path)
+    except OSError as error:
+        if error.errno == errno.ELOOP:
+            raise NotAFile(errno.ELOOP, "a link on its path leads to itself", path) from error
+        raise
+    if kind and kind != KINDS[stat.S_IFDIR]:  # a socket cannot even be opened
         raise NotAFile(errno.EINVAL, f"it is {kind}, not a file", path)
     return os.open(path, flags | os.O_NONBLOCK)

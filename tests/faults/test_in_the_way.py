@@ -110,3 +110,62 @@ def test_an_archive_that_cannot_leave_has_failed_and_says_why(tmp_path: Path) ->
     assert place.run_once().returncode == 0
     assert (blocker / "a.zip").exists()
     assert (blocker / "a.zip.unpacked" / "a.ppm").exists()
+
+
+@pytest.mark.parametrize("settings", [MOVED, {"output": {"bins": "move"}}])
+def test_a_file_whose_change_time_changed_before_it_could_be_moved_leaves_after_the_next_scan(
+    tmp_path: Path, settings: dict[str, Any]
+) -> None:
+    """As by chmod, or by the move of another link to the same file."""
+    place = Place(tmp_path, settings)
+    first = place.drop("a.ppm", picture(1))
+    os.link(first, place.inbox() / "b.ppm")
+    place.expect_contents("b.ppm", picture(1))
+    for _ in range(2):
+        assert place.run_once().returncode == 0
+    assert not list(place.inbox().iterdir())
+
+
+@pytest.mark.parametrize(("name", "where"), [("done", picture(1)), ("failed", b"no picture")])
+def test_a_file_of_the_longest_name_gets_a_second_name_that_is_cut(
+    tmp_path: Path, name: str, where: bytes
+) -> None:
+    place = Place(tmp_path, MOVED)
+    longest = "ä" * 125 + "x.jpg"
+    taken = put(tmp_path / name / longest)
+    place.drop(longest, where)
+    assert place.run_once().returncode == (name == "failed")
+    assert taken.read_bytes() == b"in the way"
+    [moved] = [file for file in taken.parent.iterdir() if file.suffix == ".jpg" and file != taken]
+    assert moved.read_bytes() == where
+    assert moved.name == "ä" * 124 + "~1.jpg"
+    assert "1 whole" in place.command("verify").stdout
+
+
+def test_a_folder_that_may_be_written_to_and_not_be_read_holds_nothing_up(
+    tmp_path: Path, humble: list[str]
+) -> None:
+    place = Place(tmp_path, MOVED)
+    for folder in (place.site.done / "d", place.site.results / "d"):
+        folder.mkdir(parents=True)
+        folder.chmod(0o333)
+    place.drop("d/a.ppm", picture(1))
+    assert place.run_once(prefix=humble).returncode == 0
+    assert (place.site.done / "d" / "a.ppm").exists()
+
+
+@pytest.mark.parametrize("thing", ["FIFO", "link to itself"])
+def test_what_is_no_file_in_the_place_of_a_reason_or_an_earlier_sidecar_holds_nothing_up(
+    tmp_path: Path, thing: str
+) -> None:
+    place = Place(tmp_path)
+    source = place.drop("a.ppm", picture(1))
+    for file in (place.site.failed / "a.ppm.json", place.site.results / "a.ppm.json"):
+        file.parent.mkdir(exist_ok=True)
+        file.unlink(missing_ok=True)
+        os.mkfifo(file) if thing == "FIFO" else file.symlink_to(file)
+        if file.parent == place.site.failed:
+            assert place.run_once().returncode == 0
+    source.rename(place.inbox() / "b.ppm")
+    assert place.run_once().returncode == 0
+    assert (place.site.results / "b.ppm.json").exists()
