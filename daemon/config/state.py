@@ -12,6 +12,7 @@ from pathlib import Path
 
 from daemon.core.errors import AlreadyRunning, ConfigError
 from daemon.system.scarcity import cause_of
+from stages.contract.files import find_other_kind
 
 LEDGER = "ledger.sqlite"
 IDENTITY = "identity"  # the id of the ledger that belongs here
@@ -52,8 +53,29 @@ def lock_state(folder: Path) -> Iterator[None]:
 
     Raises AlreadyRunning, ConfigError.
     """
+    check_files(folder)
     with closed_to_others(), _locked(folder):
         yield
+
+
+def check_files(folder: Path) -> None:
+    """Raises ConfigError if something has the name of a file in the state folder and is none: to open a FIFO takes for ever,
+    and SQLite does not say what it finds."""
+    for name in (
+        *(f"{LEDGER}{suffix}" for suffix in DATABASE),
+        IDENTITY,
+        LOCK,
+        DIARY,
+        NAMES,
+        PROFILE,
+        PAGE_TOKEN,
+    ):
+        try:
+            kind = find_other_kind(folder / name)
+        except OSError:  # it is reported when the file is opened
+            continue
+        if kind:
+            raise ConfigError([f"state.path: {folder / name} is {kind}; it must be a file. Move it away."])
 
 
 @contextlib.contextmanager

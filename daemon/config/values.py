@@ -14,6 +14,7 @@ from urllib.parse import urlsplit
 from pydantic import AfterValidator, BeforeValidator, Field
 
 from daemon.core.errors import ConfigError
+from stages.contract.files import read_file
 
 LEAST_SLAB_BYTES = 1 << 20
 GROUP = "+"  # joins the devices of a group
@@ -158,7 +159,7 @@ Place = Annotated[str, AfterValidator(_canonical_place)]  # of a worker: a devic
 def read_text(path: Path) -> str:
     """The text of a file as editors write it: UTF-8, with or without a byte order mark. Raises OSError, and ConfigError if
     it has another encoding."""
-    data = path.read_bytes()
+    data = read_file(path)
     half_zeros = len(data) > 1 and (not data[0]) != (not data[1])
     if half_zeros or data.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
         raise ConfigError([f"the file is encoded in UTF-16, which TOML does not allow. {_AS_UTF8}"])

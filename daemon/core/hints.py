@@ -9,6 +9,8 @@ import shutil
 import sys
 from pathlib import Path
 
+from daemon.core.errors import WrongArgument
+
 DEFAULT_CONFIG = Path("daemon.toml")  # in the current folder; the default
 SERVICE_CONFIG = Path("/etc/visiond/daemon.toml")  # that `visiond install` makes
 VARIABLE = "VISIOND_CONFIG"  # environment variable that names another
@@ -16,7 +18,12 @@ _options: list[str] = []  # that printed commands need
 
 
 def keep_config(file: Path | None) -> None:
-    """Make `command` name this configuration from now on, if the command would not find it by itself."""
+    """Make `command` name this configuration from now on, if the command would not find it by itself. Raises WrongArgument if
+    the current folder, which relative paths begin with, is gone."""
+    try:
+        os.getcwd()
+    except FileNotFoundError:
+        raise WrongArgument("The current folder was removed. Change to another one with `cd`.") from None
     found = Path(os.environ.get(VARIABLE) or DEFAULT_CONFIG)
     _options[:] = ["--config", str(file.absolute())] if file and file.absolute() != found.absolute() else []
 

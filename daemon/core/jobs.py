@@ -247,11 +247,13 @@ class Committed(NamedTuple):
 
 
 class Placed(msgspec.Struct, array_like=True, frozen=True):
-    """Where a finished image's file is after publishing; None: where it was."""
+    """Where a finished image's file is after publishing; None: where it was. is_held: it, or what its bin should have, is not
+    where it belongs yet."""
 
     id: int
     location: bytes | None = None
     version: Version | None = None
+    is_held: bool = False
 
 
 def reason_of(failure: Failure | None) -> tuple[str | None, str | None]:

@@ -13,6 +13,7 @@ import msgspec
 
 from daemon.core.jobs import Version
 from stages.contract.binning import Bin
+from stages.contract.files import NotAFile, open_file
 from stages.registry.registry import BUILT_IN, KEYS, STAGES, decode
 
 SCHEMA = "visiond/1"
@@ -201,12 +202,14 @@ def sidecar_paths(folder: bytes, path: bytes) -> tuple[bytes, bytes]:
     sidecar = name + b".json"
     if len(sidecar) > LONGEST_NAME:
         mark = b"~" + digest[:16] + b".json"
-        sidecar = _cut(name, LONGEST_NAME - len(mark)) + mark
+        sidecar = cut_name(name, LONGEST_NAME - len(mark)) + mark
     return os.path.join(folder, head, sidecar), os.path.join(folder, b"~" + digest + b".json")
 
 
-def _cut(name: bytes, length: int) -> bytes:
+def cut_name(name: bytes, length: int) -> bytes:
     """The start of a name, at most this number of bytes; UTF-8 is not cut within a character."""
+    if len(name) <= length:
+        return name
     while length > 0 and name[length] & 0xC0 == 0x80:
         length -= 1
     return name[:length]
@@ -220,8 +223,8 @@ def is_reason_of(path: bytes, file: bytes) -> bool:
     """Whether a file is the reason of the image with this path in its inbox: another image may have the same name as its
     second name. Raises FileNotFoundError."""
     try:
-        with open(file, "rb") as opened:
+        with open_file(file) as opened:
             source = msgspec.json.decode(opened.read(), type=_Reason).source
-    except (NotADirectoryError, IsADirectoryError, msgspec.DecodeError):
+    except (NotADirectoryError, IsADirectoryError, NotAFile, msgspec.DecodeError):
         return False
     return path_of(source) == path

@@ -16,7 +16,9 @@ import stat
 import time
 from collections.abc import Callable, Iterator, Sequence
 
+from daemon.core.errors import SourceChanged
 from daemon.core.jobs import Placed, Version
+from daemon.core.sidecar import LONGEST_NAME, cut_name
 from daemon.ledger.files import sync_folder
 from daemon.ledger.record import Record
 from daemon.system.beneath import FOLDER, READ, open_beneath
@@ -139,11 +141,13 @@ def _is_there(path: bytes) -> bool:
 
 
 def _names(target: bytes, number: int) -> Iterator[bytes]:
-    """a.jpg, a~7.jpg, a~7.2.jpg, a~7.3.jpg …"""
-    stem, suffix = os.path.splitext(target)
+    """a.jpg, a~7.jpg, a~7.2.jpg, a~7.3.jpg …; what gets too long is cut before the ~"""
+    folder, name = os.path.split(target)
+    stem, suffix = os.path.splitext(name)
     yield target
-    yield b"%b~%d%b" % (stem, number, suffix)
-    yield from (b"%b~%d.%d%b" % (stem, number, again, suffix) for again in itertools.count(2))
+    for again in itertools.count(1):
+        mark = b"~%d%b%b" % (number, b"" if again == 1 else b".%d" % again, suffix)
+        yield os.path.join(folder, cut_name(stem, LONGEST_NAME - len(mark)) + mark)
 
 
 def temporary_name(path: bytes) -> bytes:
@@ -265,7 +269,7 @@ def _expect(record: Record, fd: int) -> os.stat_result:
 
 
 def _replaced(record: Record) -> OSError:
-    return OSError(errno.EAGAIN, "another file has replaced it", record.location)
+    return SourceChanged(errno.EAGAIN, "another file has replaced it", record.location)
 
 
 @contextlib.contextmanager

@@ -1,10 +1,12 @@
-"""Writes the files of commands completely or not at all. Errors become exceptions of visiond."""
+"""Writes the files of commands completely or not at all, with exceptions of visiond as errors; flushes files and folders."""
 
 from __future__ import annotations
 
 import contextlib
+import ctypes
+import errno
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from daemon.config.loading import Config
@@ -14,6 +16,12 @@ from daemon.core.hints import command
 from daemon.ledger.soundness import is_blank
 
 STDOUT = Path("-")
+_NO_FOLDER = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP)
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+class NotSynced(OSError):
+    """The system has lost data that it had accepted for writing."""
 
 
 @contextlib.contextmanager
@@ -62,6 +70,46 @@ def sync_folder(folder: Path | bytes) -> None:
         os.fsync(fd)
     finally:
         os.close(fd)
+
+
+def sync_folders(folders: Iterable[bytes]) -> None:
+    """Flush the file systems of these folders to the disk. One call for each file system costs a small part
+    of a call for each file. Raises NotSynced, and OSError when a folder cannot be opened. Runs in a thread.
+    """
+    synced = set()
+    for folder in folders:
+        try:
+            fd = _open_folder(folder)
+        except OSError as error:
+            if error.errno not in _NO_FOLDER:  # nothing has been published there
+                raise
+            continue
+        try:
+            device = os.fstat(fd).st_dev
+            if device not in synced:
+                sync_file_system(fd)
+            synced.add(device)
+        finally:
+            os.close(fd)
+
+
+def _open_folder(folder: bytes) -> int:
+    """A folder, or if it may be written to but not be read, one above it on the same file system. Raises OSError."""
+    try:
+        return os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    except PermissionError:
+        above = os.path.dirname(folder)
+        if above == folder or os.stat(above).st_dev != os.stat(folder).st_dev:
+            raise
+        return _open_folder(above)
+
+
+def sync_file_system(fd: int) -> None:
+    """Flush the file system of an open file or folder to the disk. Raises NotSynced. Runs in a thread."""
+    if _libc.syncfs(fd):
+        raise NotSynced(
+            ctypes.get_errno(), os.strerror(ctypes.get_errno()), os.readlink(f"/proc/self/fd/{fd}")
+        )
 
 
 @contextlib.contextmanager

@@ -132,14 +132,14 @@ def _join(row: sqlite3.Row | Mapping[str, Any], stored: Stored, models: dict[int
 
 
 def join_repeats(
-    connection: sqlite3.Connection, endings: Sequence[Ending], ended: Collection[int], kept: str
+    connection: sqlite3.Connection, endings: Sequence[Ending], ended: Collection[int], staying: str
 ) -> set[int]:
     """Let the row of the version before have the job's version, if its file is the same but for times or inode, and so
-    is its result. An image that had a result was published, and keeps its row. kept: the inboxes whose files are not deleted,
-    as JSON. Returns the jobs whose rows are gone."""
+    is its result. An image that had a result was published, and keeps its row. staying: the inboxes whose files stay there,
+    as JSON: elsewhere the new version still has to leave. Returns the jobs whose rows are gone."""
     new = [e.job for e in endings if e.status is JobStatus.DONE and not e.job.has_result]
     jobs = {job.id: job for job in new if job.id in ended}
-    before = dict(map(tuple, run_rows(connection, "repeats", [(number,) for number in jobs], kept)))
+    before = dict(map(tuple, run_rows(connection, "repeats", [(number,) for number in jobs], staying)))
     connection.executemany(SQL["drop_image"], [(number,) for number in before])
     connection.executemany(SQL["has_now"], [(*jobs[now].version, old) for now, old in before.items()])
     return set(before)
@@ -227,7 +227,7 @@ def find_renamed(connection: sqlite3.Connection, jobs: Iterable[Job]) -> set[int
 
 def find_unsettled(connection: sqlite3.Connection, jobs: Collection[int], kept: str) -> set[int]:
     """Those of these jobs that cannot end yet: the row of their file is being published, or the file of the row that has
-    their name now was renamed too. kept: as in join_repeats."""
+    their name now was renamed too. kept: the inboxes whose files are not deleted, as JSON."""
     rows = run_rows(connection, "renamed_before", [(job,) for job in jobs], kept)
     unsettled = {row["now"] for row in rows if row["is_published"] == 0}
     for row in rows:
@@ -242,8 +242,8 @@ def join_renamed(
     connection: sqlite3.Connection, jobs: Mapping[int, Sequence[str]], models: dict[int, Model], kept: str
 ) -> dict[int, int | None]:
     """Let the row that the file of a job had under another name have its name, if it ended in the same way, and has the same
-    bytes. jobs: those that have ended, with the second looks that they want. kept: as in join_repeats. Returns the jobs whose
-    rows are gone, as `rename_waiting`."""
+    bytes. jobs: those that have ended, with the second looks that they want. kept: as of
+    `find_unsettled`. Returns the jobs whose rows are gone, as `rename_waiting`."""
     joined: dict[int, int | None] = {}
     for row in run_rows(connection, "renamed_before", [(job,) for job in jobs], kept):
         if row["now"] in joined or not row["is_published"] or not row["is_same"]:

@@ -102,7 +102,7 @@ class Ledger:
         self._waiting = WaitingImages()
         self._unpacking: list[int] | None = None  # inboxes with files to unpack; None: not registered yet
         self.look_names: list[str] = []  # of the configured second looks
-        self._kept = "[]"  # inboxes whose files are not deleted, as JSON
+        self._kept = self._staying = "[]"  # inboxes whose files are not deleted, or not even moved, as JSON
         self.awaited = 0  # the number of waiting requests that stop the shrinking of the file
         self._writer = Writer(self._connection, path, observe_commit)
         self._ask, self._retry = self._writer.ask, retry
@@ -130,10 +130,11 @@ class Ledger:
         others: Sequence[Model] = (),
         unpacking: Collection[Root] = (),
         kept: Collection[Root] = (),
+        moved: Collection[Root] = (),
     ) -> list[int]:
         """Add inboxes, with their priorities, and models; returns the inboxes' numbers.
         models: the current one of each stage. others: of second looks. unpacking: the inboxes with files to unpack. kept: those
-        whose files are not deleted."""
+        whose files are not deleted. moved: those of these whose files are moved away."""
         present = list(models)
 
         def work(connection: sqlite3.Connection) -> list[int]:
@@ -152,7 +153,9 @@ class Ledger:
             self._configured = msgspec.json.encode(numbers).decode()
             roots = list(zip(numbers, inboxes, strict=True))
             self._unpacking = [number for number, (path, _) in roots if path in unpacking]
-            self._kept = msgspec.json.encode([n for n, (path, _) in roots if path in kept]).decode()
+            lasting = [(number, path) for number, (path, _) in roots if path in kept]
+            self._kept = msgspec.json.encode([number for number, _ in lasting]).decode()
+            self._staying = msgspec.json.encode([n for n, path in lasting if path not in moved]).decode()
             known = [row[0] for row in connection.execute(SQL["priorities"])]
             self._waiting.add([*known, *self._priorities.values()])
             return numbers
@@ -257,7 +260,7 @@ class Ledger:
         ended = self._write_endings(connection, endings)
         joined: dict[int, int | None] = {}
         if not all_new:
-            joined |= dict.fromkeys(join_repeats(connection, endings, ended, self._kept))
+            joined |= dict.fromkeys(join_repeats(connection, endings, ended, self._staying))
         if claimed:
             looks_of = {e.job.id: e.looks for e in endings if e.job.id in claimed & ended}
             joined |= join_renamed(connection, looks_of, self.models, self._kept)
@@ -283,12 +286,10 @@ class Ledger:
         models = self.generations.models_of(ending)
         return Record.of(ending, self._inbox_paths[ending.job.inbox], models)
 
-    async def mark_emitted(
-        self, placed: Sequence[Placed], *, superseding: bool = False, held: Sequence[int] = ()
-    ) -> dict[int, int]:
-        """Mark images as published. superseding: mark earlier versions of the same files too, whose sources could not
-        leave the inbox. held: images that are published except for their sources; they are not marked. Returns
-        the images by the number of their publication, except those whose present result has a number already."""
+    async def mark_emitted(self, placed: Sequence[Placed], *, superseding: bool = False) -> dict[int, int]:
+        """Mark images as published, except those that are held. superseding: mark earlier versions of the same files too,
+        whose sources could not leave the inbox. Returns the images by the number of their publication, except those
+        whose present result has a number already."""
         rows = [
             (p.id, p.location, *((p.version.inode, p.version.ctime_ns) if p.version else (None,) * 2))
             for p in placed
@@ -296,10 +297,10 @@ class Ledger:
 
         def work(connection: sqlite3.Connection) -> dict[int, int]:
             run_rows(connection, "placed", [row for row in rows if row[1]])
+            images = [p.id for p in placed if not p.is_held]
             for statement in ("emitted", "superseded") if superseding else ("emitted",):
-                run_rows(connection, statement, [(p.id,) for p in placed])
-            images = [p.id for p in placed]
-            added = publications.add(connection, [*images, *held], images)
+                run_rows(connection, statement, [(image,) for image in images])
+            added = publications.add(connection, [p.id for p in placed], images)
             publications.add_renamed(connection, images)
             return added
 

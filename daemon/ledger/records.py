@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from daemon.config.loading import Config
-from daemon.config.state import LEDGER
+from daemon.config.state import LEDGER, check_files
 from daemon.core.errors import LedgerDamaged, NothingFound, NotPermitted
 from daemon.core.hints import command, like_service
 from daemon.core.jobs import File, JobStatus, Outdated, Version, Waiting
@@ -380,8 +380,8 @@ class Reader:
 
 @contextlib.contextmanager
 def open_reader(config: Config) -> Iterator[Reader]:
-    """The ledger, for reading. Raises NothingFound if there is none yet,
-    and LedgerDamaged as soon as damage is found."""
+    """The ledger. Raises NothingFound if there is none yet, ConfigError if it is no file, LedgerDamaged if damage is found."""
+    check_files(config.state.path)
     path = config.state.path / LEDGER
     try:
         with schema.trouble_named(path):

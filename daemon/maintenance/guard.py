@@ -33,19 +33,20 @@ class OpenFiles:
         self._places = {file: place for file in map(Path, names) if (place := _place_of(file))}
 
     def check(self) -> None:
-        """Raises LedgerDamaged when one was deleted, replaced or emptied; OSError."""
+        """Raises LedgerDamaged when one was moved, deleted, replaced or emptied; OSError."""
         for file, place in self._places.items():
             now = _place_of(file)
             if now != place:
-                self._refuse(file, "replaced by another file" if now else "deleted")
+                gone = "is no longer there: it, or its folder, was moved or deleted"
+                self._refuse(file, "was replaced by another file" if now else gone)
             if file == self._ledger and not os.stat(file).st_size:
-                self._refuse(file, "emptied")
+                self._refuse(file, "was emptied")
 
     def _refuse(self, file: Path, happened: str) -> None:
         raise LedgerDamaged(
-            f"{file} was {happened} while the daemon used it. The daemon has stopped, because anything it writes now would be "
-            f"lost. Put the ledger back, restore a backup, or run `{command('repair')}`: it makes a new ledger from the "
-            "sidecars, and no model has to run again."
+            f"{file} {happened} while the daemon used it. The daemon has stopped, because anything it writes now would be "
+            f"lost. Put the ledger or its folder back, restore a backup, or run `{command('repair')}`: it makes a new ledger "
+            "from the sidecars, and no model has to run again."
         )
 
 

@@ -35,7 +35,7 @@ from daemon.core.jobs import JobStatus
 from daemon.core.sidecar import sidecar_paths
 from daemon.inbox.names import find_left_out, find_renamed, remember_names
 from daemon.ledger import identity
-from daemon.ledger.files import STDOUT, written_whole
+from daemon.ledger.files import STDOUT, sync_folders, written_whole
 from daemon.ledger.record import Record
 from daemon.ledger.records import Reader, open_reader
 from daemon.ledger.schema import trouble_named
@@ -46,7 +46,6 @@ from daemon.maintenance.showing import Nobody, Showing
 from daemon.results.destinations import (
     Destination,
     open_destinations,
-    sync_folders,
     write_sidecar,
 )
 from daemon.results.folder_locks import lock_outputs

@@ -269,8 +269,7 @@ class RemoteStation:
         endings = [ending for image in call.images if (ending := coordinator.schedule.entry(image).ending)]
         published = published_of(endings, call.newest)
         records = coordinator.records_of(published) if coordinator.has_sinks else []
-        images = [ending.job.id for ending in published]
-        publication = Publication(call.placed, call.held, set(call.folders), images, records, call.begun_at)
+        publication = Publication(call.placed, call.held, set(call.folders), records, call.begun_at)
         await coordinator.note_published(Published(endings, call.newest, publication))
         self._send(wire.Done(call.number))
 

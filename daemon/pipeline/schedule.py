@@ -342,6 +342,11 @@ class Schedule:
         return len(self._entries) - sum(map(len, self._waiting.values()))
 
     @property
+    def unwritten(self) -> int:
+        """Images that have ended in the ledger, and whose files are not surely there yet."""
+        return sum(e.ending is not None and e.ending.status is not JobStatus.PENDING for e in self._taken())
+
+    @property
     def left(self) -> int | None:
         """Images that must still finish to reach the limit; None: there is none."""
         return None if self.limit is None else self.limit - len(self._begun) + len(self._unfinished)

@@ -31,7 +31,7 @@ from daemon.inbox.sources import WRITTEN, is_still_written, second_name
 from daemon.inbox.walk import Unread, Walk
 from daemon.ledger.record import Record
 from daemon.pipeline.station import Published, published_of
-from daemon.results.destinations import Destination, publish_records
+from daemon.results.destinations import Destination, Held, publish_records
 from daemon.results.judge import Judge
 from daemon.system.beneath import READ, open_beneath
 from daemon.system.retry import Retry
@@ -185,7 +185,12 @@ class Unpacker:
         log.info("unpacked", path=os.fsdecode(job.path), files=outcome.files)
         record = self._coordinator.records_of([ending])[0]
         send_away = self._destinations[job.inbox].send_away
-        await self._coordinator.retry.in_thread("inbox", send_away, record)
+        try:
+            await self._coordinator.retry.in_thread("inbox", send_away, record)
+        except Held as trouble:
+            if not str(trouble).endswith(WRITTEN):
+                why = f"it was unpacked, but{str(trouble).removeprefix('an image')}"
+                return self._judge.failed(job, Failure(Reason.CONTAINER, why), time.time())
         return ending
 
     async def _end(self, ending: Ending) -> None:

@@ -16,6 +16,7 @@ from daemon.config.state import LEDGER, PROFILE
 from daemon.ledger.files import written_whole
 from daemon.system.gpus import Gpu
 from stages.contract.base import StageSpec
+from stages.contract.files import read_file
 
 GAIN = 1.03  # how much faster settings must be to replace others that need less or were tried before
 SAFETY = 1.1  # GPU memory of a long run; over 200,000 images it grew by 8 % (docs/performance.md)
@@ -125,7 +126,7 @@ def read_profile(folder: Path, *, finished: bool = True) -> Profile | None:
     """The profile in a state folder, or that of an interrupted search; None if there is none that this
     version can read."""
     with contextlib.suppress(OSError, msgspec.MsgspecError):
-        return msgspec.json.decode((folder / _name(finished)).read_bytes(), type=Profile)
+        return msgspec.json.decode(read_file(folder / _name(finished)), type=Profile)
     return None
 
 

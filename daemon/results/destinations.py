@@ -7,7 +7,6 @@ whether it has been done. A file appears complete: it is written under another n
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import dataclasses
 import errno
 import os
@@ -16,53 +15,54 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TypeVar
 
+import msgspec
 import structlog
 
 from daemon.config.loading import Config
 from daemon.config.sections import Inbox
+from daemon.core.errors import SourceChanged
 from daemon.core.jobs import JobStatus, Placed
 from daemon.core.sidecar import is_reason_of, sidecar_paths
 from daemon.inbox import sources
 from daemon.inbox.sources import WRITTEN, second_name, temporary_name
 from daemon.inbox.walk import LONGEST_PATH
 from daemon.ledger.record import Record
-from daemon.system.mounts import KnownFolder, ask
+from daemon.system.mounts import KnownFolder, ask, describe_obstacle
 from daemon.system.scarcity import AWAY, SCARCE
 from stages.contract.binning import BINS
 
 log = structlog.get_logger()
 Answer = TypeVar("Answer")
 
-_libc = ctypes.CDLL(None, use_errno=True)
 ADDED_TO_PATHS = 128  # bytes, at most
 # These may be temporary.
 _DISK_TROUBLE = (errno.EIO, errno.EROFS, errno.ENOSPC, errno.EDQUOT, errno.ESTALE, *AWAY, *SCARCE)
-_IN_THE_WAY = (FileNotFoundError, NotADirectoryError, IsADirectoryError)
-
-
-class NotSynced(OSError):
-    """The system has lost data that it had accepted for writing."""
+_NOTHING_THERE = (errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ELOOP)
+_INBOX, _BIN = "an image cannot leave its inbox", "an image cannot get into its bin"
 
 
 class Held(Exception):
-    """A source cannot be moved or deleted for now, for the reason given.
-    Everything else of its image is published."""
+    """A source cannot be moved or deleted for now, or its bin not be filled, for the reason given. Everything else of its
+    image is published. placed: where the source is now."""
+
+    def __init__(self, why: str, placed: Placed) -> None:
+        super().__init__(why)
+        self.placed = placed
 
 
 @dataclass(frozen=True, slots=True)
 class Publication:
     """What has been published.
 
-    held: inboxes with sources that cannot leave, and why; their images have to be published again.
+    held: inboxes with images that are not where they belong, and why; these have to be published again.
     folders: those in which files were added or removed.
-    images: all of these, those that are held too. records: of these images, if there is a sink.
+    records: of these images, if there is a sink.
     begun_at: monotonic seconds.
     """
 
     placed: list[Placed]
     held: dict[int, str]
     folders: set[bytes]
-    images: list[int]
     records: list[Record]
     begun_at: float = field(default_factory=time.monotonic)
 
@@ -133,13 +133,14 @@ class Destination:
 
     def send_away(self, record: Record) -> None:
         """Move or delete a file whose contents are images of their own now, as the inbox says; a reason of an earlier
-        attempt goes. It may be called again. Raises OSError if the disk is full or fails."""
+        attempt goes. It may be called again. Raises Held; OSError if the disk is full or fails."""
         self.check()
         self.attempt(record, lambda: self._forget_reason(record))
         if self.on_success == "delete":
-            self.attempt(record, lambda: sources.delete(record))
+            _put(record, _INBOX, record.location, lambda: sources.delete(record))
         elif self.on_success == "move" or record.has_moved:  # with "keep" out of the failed folder
-            self.attempt(record, lambda: sources.move(record, os.path.join(self.done, record.path)))
+            done = os.path.join(self.done, record.path)
+            _put(record, _INBOX, done, lambda: sources.move(record, done))
 
     def paths_of(self, record: Record, location: bytes | None = None) -> tuple[bytes, bytes]:
         """The two possible paths of its sidecar or its reason. location: where the file is,
@@ -189,23 +190,23 @@ class Destination:
 
     def _place(self, record: Record) -> Placed:
         self.attempt(record, lambda: self._forget_reason(record))
-        held = None
+        held, placed = None, Placed(record.id)
         try:
             placed = self._move(record)
         except Held as trouble:  # its bin can still be filled
-            placed, held = Placed(record.id), trouble
+            held = trouble
         present = record
         if placed.location and placed.version:
             present = dataclasses.replace(record, location=placed.location, version=placed.version)
-        if self.bins_mode == "copy":
-            self.attempt(record, lambda: sources.copy(present, self._bin_of(record)))
-        elif self.bins_mode == "link":
-            self.attempt(record, lambda: sources.link(present.location, self._bin_of(record)))
+        try:
+            self._fill_bin(present)
+        except Held as trouble:
+            held = held or Held(str(trouble), placed)
         self.known_bins.add(os.fsencode(record.bin))
         if self.bins_mode in ("link", "copy"):
             self.attempt(record, lambda: self.leave_other_bins(present))
         if self.on_success == "delete":
-            self._try_with_source(record, lambda: sources.delete(record))
+            _put(record, _INBOX, record.location, lambda: sources.delete(record), SCARCE)
         if held:
             raise held
         return placed
@@ -232,35 +233,50 @@ class Destination:
             if path != record.location and (self.bins_mode != "link" or os.path.islink(path)):
                 _unlink(path)
 
-    def attempt(
-        self, record: Record, step: Callable[[], Answer], passing: Collection[int] = _DISK_TROUBLE
-    ) -> Answer | None:
-        """Do a step that other files or permissions may make impossible for this file:
-        then it is skipped and logged. Raises OSError if that may pass, as when the disk is full or fails."""
+    def attempt(self, record: Record, step: Callable[[], object]) -> None:
+        """Remove something of earlier, which other files or permissions may make impossible: then it is skipped and logged.
+        Raises OSError if that may pass, as when the disk is full or fails."""
         try:
-            return step()
+            step()
         except OSError as error:
-            if error.errno in passing:
+            if error.errno in _DISK_TROUBLE:
                 raise
-            log.warning(
-                "bin or source stays as it is", path=os.fsdecode(record.location), error=error.strerror
-            )
-            return None
+            log.warning("an earlier file stays", image=os.fsdecode(record.location), error=str(error))
 
-    def _try_with_source(self, record: Record, step: Callable[[], Answer]) -> Answer | None:
-        """The same with the source, which may be on another disk than the results. Raises Held."""
-        try:
-            return self.attempt(record, step, (*_DISK_TROUBLE, errno.ETXTBSY))
-        except OSError as error:
-            if error.errno in SCARCE:
-                raise
-            raise Held(f"{os.fsdecode(record.location)}: {error.strerror}") from error
+    def _fill_bin(self, record: Record) -> None:
+        """Raises Held, OSError."""
+        target = self._bin_of(record)
+        if self.bins_mode == "copy":
+            _put(record, _BIN, target, lambda: sources.copy(record, target))
+        elif self.bins_mode == "link":
+            _put(record, _BIN, target, lambda: sources.link(record.location, target))
 
     def _move(self, record: Record) -> Placed:
-        """Move the source to its place. One that can never be moved stays: its result is safe. Raises Held."""
-        home = self.home_of(record)
-        placed = None if home is None else self._try_with_source(record, lambda: sources.move(record, home))
-        return placed or Placed(record.id)
+        """Move the source to its place. Raises Held."""
+        if (home := self.home_of(record)) is None:
+            return Placed(record.id)
+        moved = _put(record, _INBOX, home, lambda: sources.move(record, home), SCARCE)
+        return moved or Placed(record.id)
+
+
+def _put(
+    record: Record,
+    what: str,
+    target: bytes,
+    step: Callable[[], Answer],
+    passing: Collection[int] = _DISK_TROUBLE,
+) -> Answer | None:
+    """Do a step that puts a source, or something that leads to it, to `target`. Raises Held if something is in the way that a
+    person can remove; OSError for the passing errors."""
+    try:
+        return step()
+    except SourceChanged:  # the new version has a row of its own
+        return None
+    except OSError as error:
+        if error.errno in passing:
+            raise
+        why = describe_obstacle(error, record.location, target)
+        raise Held(f"{what}: {os.fsdecode(record.location)}: {why}", Placed(record.id)) from error
 
 
 def remember_folders(destinations: Iterable[Destination]) -> None:
@@ -281,7 +297,7 @@ def open_destinations(config: Config) -> dict[bytes, Destination]:
 
 def publish_records(records: Sequence[Record], destinations: Mapping[int, Destination]) -> Publication:
     """Publish each record; records of inboxes that are no longer configured wait. Runs in a thread. Raises OSError."""
-    published = Publication([], {}, set(), [], [])
+    published = Publication([], {}, set(), [])
     check_folders(records, destinations)
     for record in records:
         if destination := destinations.get(record.inbox):
@@ -290,10 +306,10 @@ def publish_records(records: Sequence[Record], destinations: Mapping[int, Destin
             except Held as trouble:
                 if published.held.get(record.inbox, WRITTEN).endswith(WRITTEN):  # a fault is named first
                     published.held[record.inbox] = str(trouble)
-            else:
-                published.placed.append(placed)
+                placed = msgspec.structs.replace(trouble.placed, is_held=True)
+            published.placed.append(placed)
+            if placed.location or not placed.is_held:
                 published.folders.update(destination.folders_of(record, placed))
-            published.images.append(record.id)
             published.records.append(record)
     check_folders(records, destinations)
     return published
@@ -308,42 +324,16 @@ def check_folders(records: Sequence[Record], destinations: Mapping[int, Destinat
 def publish_sidecars(records: Sequence[Record], destinations: Mapping[int, Destination]) -> Publication:
     """Write only the sidecars of images that were published before: users may have emptied the bins. Runs in a
     thread."""
-    published = Publication([], {}, set(), [], [])
+    published = Publication([], {}, set(), [])
     check_folders(records, destinations)
     for record in records:
         if destination := destinations.get(record.inbox):
             path = write_sidecar(record, *destination.paths_of(record))
             published.placed.append(Placed(record.id))
             published.folders.add(os.path.dirname(path))
-            published.images.append(record.id)
             published.records.append(record)
     check_folders(records, destinations)
     return published
-
-
-def sync_folders(folders: Iterable[bytes]) -> None:
-    """Flush the file systems of these folders to the disk. One call for each file system costs a small part
-    of a call for each file. Raises NotSynced, and OSError when a folder cannot be opened. Runs in a thread.
-    """
-    synced = set()
-    for folder in folders:
-        with contextlib.suppress(*_IN_THE_WAY):  # nothing has been published there yet
-            fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-            try:
-                device = os.fstat(fd).st_dev
-                if device not in synced:
-                    sync_file_system(fd)
-                synced.add(device)
-            finally:
-                os.close(fd)
-
-
-def sync_file_system(fd: int) -> None:
-    """Flush the file system of an open file or folder to the disk. Raises NotSynced. Runs in a thread."""
-    if _libc.syncfs(fd):
-        raise NotSynced(
-            ctypes.get_errno(), os.strerror(ctypes.get_errno()), os.readlink(f"/proc/self/fd/{fd}")
-        )
 
 
 def write_sidecar(record: Record, first: bytes, second: bytes) -> bytes:
@@ -383,9 +373,12 @@ def write_whole(path: bytes, data: bytes) -> None:
 
 
 def _unlink(path: bytes) -> None:
-    """Remove a file, unless there is a folder, or a parent folder is a file."""
-    with contextlib.suppress(*_IN_THE_WAY):
+    """Remove a file, unless there is a folder, or a parent folder is a file or a link to nowhere."""
+    try:
         os.unlink(path)
+    except OSError as error:
+        if error.errno not in _NOTHING_THERE:
+            raise
 
 
 def _create(path: bytes) -> int:

@@ -15,6 +15,7 @@ from daemon.core.jobs import JobStatus
 from daemon.core.sidecar import sidecar_paths
 from daemon.ledger.record import Record
 from daemon.results.destinations import Destination, check_folders
+from stages.contract.files import NotAFile, read_file
 
 
 def clear_former(records: Sequence[Record], destinations: Mapping[int, Destination]) -> set[bytes]:
@@ -51,7 +52,7 @@ class _Numbered(msgspec.Struct):
 
 def _owner_of(file: bytes) -> int | None:
     """The image whose sidecar or reason a file is; None if there is no such file."""
-    with contextlib.suppress(FileNotFoundError, NotADirectoryError, IsADirectoryError, msgspec.DecodeError):
-        with open(file, "rb") as opened:
-            return msgspec.json.decode(opened.read(), type=_Numbered).id
+    nothing = FileNotFoundError, NotADirectoryError, IsADirectoryError, NotAFile
+    with contextlib.suppress(*nothing, msgspec.DecodeError):
+        return msgspec.json.decode(read_file(file), type=_Numbered).id
     return None

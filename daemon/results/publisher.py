@@ -15,11 +15,12 @@ from anyio import to_thread
 from daemon.core.errors import ResultsLost
 from daemon.core.jobs import Change, JobStatus, Placed
 from daemon.inbox.sources import WRITTEN, find_changed
+from daemon.ledger.files import NotSynced, sync_folders
 from daemon.ledger.ledger import Ledger
 from daemon.ledger.publications import read_last
 from daemon.ledger.record import Record
 from daemon.results.damage import leave_out_damaged
-from daemon.results.destinations import Destination, NotSynced, Publication, publish_records, sync_folders
+from daemon.results.destinations import Destination, Publication, publish_records
 from daemon.results.former import clear_former
 from daemon.results.outbox import Outbox
 from daemon.system.retry import Retry
@@ -68,7 +69,7 @@ class Publisher:
         self._returned_at = 0.0  # when one was last seen to be back (monotonic)
 
     def held_back(self) -> list[str]:
-        return [f"an image cannot leave its inbox: {why}" for why in self._held.values()]
+        return list(self._held.values())
 
     def expect(self, inboxes: set[int]) -> None:
         """Images of these inboxes are owed: `publish_owed` follows."""
@@ -87,7 +88,7 @@ class Publisher:
         for inbox, why in publication.held.items():
             if inbox not in self._held:
                 level = logging.INFO if why.endswith(WRITTEN) else logging.ERROR
-                log.log(level, "an image cannot leave its inbox", why=why)
+                log.log(level, "an image is not where it belongs", why=why)
             self._held[inbox] = why
         self._held_of_late |= publication.held.keys()
 
@@ -99,10 +100,7 @@ class Publisher:
         all_begun = publications
         publications = [each for each in all_begun if each.begun_at >= self._returned_at]
         placed = [placed for publication in publications for placed in publication.placed]
-        held = {image for publication in publications for image in publication.images}
-        held.difference_update(each.id for each in placed)
-        superseding = bool(self._held)
-        added = await self._ledger.mark_emitted(placed, superseding=superseding, held=sorted(held))
+        added = await self._ledger.mark_emitted(placed, superseding=bool(self._held))
         if self._outbox.deliveries:
             await self._tell_sinks(added, {r.id: r for each in publications for r in each.records})
         return len(publications) == len(all_begun)
@@ -202,7 +200,6 @@ class Publisher:
         for record in records:
             if record.is_replaced:
                 publication.placed.append(Placed(record.id))
-                publication.images.append(record.id)
                 publication.records.append(record)
         if renamed := [record for record in records if record.former]:
             folders = await self._retry.in_thread("results", clear_former, renamed, self._destinations)

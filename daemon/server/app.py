@@ -36,6 +36,7 @@ from daemon.config.state import PAGE_TOKEN, socket_address
 from daemon.core.errors import ConfigError
 from daemon.server.connections import NO_FORMS, Server
 from daemon.system.ownership import hand_over
+from stages.contract.files import read_file
 
 LOOPBACK_NAMES = ("127.0.0.1", "[::1]", "localhost")
 # For TLS 1.2, the oldest version that is accepted; TLS 1.3 has its own.
@@ -149,7 +150,7 @@ def own_token(file: Path) -> bytes:
             os.link(partial, file)
         partial.unlink()
     try:
-        return clean_secret(file.read_bytes())
+        return clean_secret(read_file(file))
     except ValueError as error:
         raise ConfigError(
             [f"{file}, the token for changes by the page, {error}. Delete it: a new one is made."]

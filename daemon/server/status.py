@@ -96,6 +96,7 @@ class Status:
             images_per_second=round(rate, 2),
             eta_seconds=left / rate if left and rate else None,
             obstacles=pipeline.blocked()
+            + self._unwritten()
             + pipeline.held_back()
             + pipeline.outbox.problems()
             + self._crowded()
@@ -260,6 +261,14 @@ class Status:
         of_looks = [look.problem for look in self._pipeline.looks if look.problem]
         others = self._crowded() + of_looks + self._page_problems()
         return unread + written + self._pipeline.outbox.problems() + others
+
+    def _unwritten(self) -> list[str]:
+        """Why `list`, which reads the ledger, already knows the results of images that are pending here."""
+        if not (self._pipeline.blocked() and (images := self._pipeline.schedule.unwritten)):
+            return []
+        return [
+            f"{quantity(images, 'image')} of the pending ones wait only for that: `list` shows what the ledger has of them"
+        ]
 
     def _page_problems(self) -> list[str]:
         problem = self._page_problem()

@@ -178,7 +178,7 @@ class Service:
             text = f"Not every file was found: {' | '.join(lines)}. `{command('check')}` lists them."
             raise InboxUnreadable(text, self.counts.outcomes())
         if problems := pipeline.publisher.held_back():
-            fix = f"Its result is written. When that is fixed, `{command('run', '--once')}` does the rest."
+            fix = f"Its result is stored. When that is fixed, `{command('run', '--once')}` does the rest."
             raise InboxUnwritable(f"{'; '.join(problems)}. {fix}", self.counts.outcomes())
 
     @contextlib.asynccontextmanager

@@ -82,6 +82,19 @@ def describe_in_the_way(folder: Path) -> str:
     return ""
 
 
+def describe_obstacle(error: OSError, source: bytes, target: bytes) -> str:
+    """Why a file cannot go from the source to the target, and the fix where it is known."""
+    if why := describe_in_the_way(Path(os.fsdecode(os.path.dirname(target)))):
+        return why
+    if os.path.isdir(target) and not os.path.islink(target):
+        return f"{os.fsdecode(target)} is a folder; remove it"
+    folders = map(os.path.dirname, (source, target)) if error.errno == errno.EACCES else ()
+    closed = (os.fsdecode(f) for f in folders if os.path.isdir(f) and not os.access(f, os.W_OK | os.X_OK))
+    return next(
+        (f"{folder} is not writable for this user" for folder in closed), error.strerror or str(error)
+    )
+
+
 class Mount(NamedTuple):
     """A mounted file system. device: its number as text; root: the folder in it that is mounted."""
 

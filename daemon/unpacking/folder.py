@@ -19,7 +19,7 @@ import msgspec
 
 from daemon.core.jobs import Version
 from daemon.inbox.sources import temporary_name
-from daemon.results.destinations import sync_file_system
+from daemon.ledger.files import sync_file_system
 from daemon.system.beneath import READ
 from daemon.unpacking.paths import (
     INNER,

@@ -19,6 +19,7 @@ MODELS = (
         "BlipForConditionalGeneration",
         "BLIP for captions",
         foreign={"text_encoder.": "BLIP for questions or retrieval", "itm_head.": "BLIP for retrieval"},
+        has_size=True,
     ),
 )
 BLIP2 = (
@@ -27,6 +28,7 @@ BLIP2 = (
         "Blip2ForConditionalGeneration",
         "BLIP-2 for captions",
         foreign={"itm_head.": "BLIP-2 for retrieval"},
+        has_size=True,
     ),
 )
 FLORENCE = (

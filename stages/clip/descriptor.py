@@ -17,10 +17,17 @@ from stages.contract.descriptor import BYTES, Descriptor, KnownModel
 LABELS = "labels.txt"  # the possible tags, one on each line; beside a model, or in a pack
 CLASSIFIER = {"classifier.": "a model of this family for classes"}
 MODELS = (
-    KnownModel("clip", "CLIPModel", "CLIP with both its halves", foreign=CLASSIFIER),
-    KnownModel("metaclip_2", "MetaClip2Model", "MetaCLIP 2 with both its halves", foreign=CLASSIFIER),
+    KnownModel("clip", "CLIPModel", "CLIP with both its halves", foreign=CLASSIFIER, has_size=True),
     KnownModel(
-        "siglip", "SiglipModel", "SigLIP, and SigLIP 2 of a fixed size", foreign=CLASSIFIER, version=2
+        "metaclip_2", "MetaClip2Model", "MetaCLIP 2 with both its halves", foreign=CLASSIFIER, has_size=True
+    ),
+    KnownModel(
+        "siglip",
+        "SiglipModel",
+        "SigLIP, and SigLIP 2 of a fixed size",
+        foreign=CLASSIFIER,
+        version=2,
+        has_size=True,
     ),
 )
 FLEXIBLE = (KnownModel("siglip2", "Siglip2Model", "SigLIP 2 NaFlex", foreign=CLASSIFIER, version=2),)

@@ -50,6 +50,7 @@ class KnownModel:
     loaded_as: the class of transformers that loads it, if that has another name.
     role: of its folder among the files of its stage.
     version: as that of a Backend, where a change of the code changes only the answers of this model.
+    has_size: its vision tower takes images of one size, that of its config.json.
     """
 
     type: str
@@ -60,6 +61,7 @@ class KnownModel:
     loaded_as: str = ""
     role: str = "model"
     version: int = 1
+    has_size: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,6 +9,8 @@ from typing import Any
 
 import msgspec
 
+from stages.contract.files import open_file, read_file
+
 MANIFEST = "manifest.json"
 
 # The files that a stage may read. Other files in a folder of weights (README, pickles,
@@ -91,7 +93,7 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_def
 def read_manifest(path: Path) -> Manifest:
     """Read a manifest. Raises PackError if it cannot be used."""
     try:
-        manifest = msgspec.json.decode(path.read_bytes(), type=Manifest)
+        manifest = msgspec.json.decode(read_file(path), type=Manifest)
     except OSError as error:
         raise PackError(f"{path} cannot be read: {error.strerror}.") from error
     except msgspec.DecodeError as error:
@@ -119,7 +121,7 @@ def write_manifest(path: Path, manifest: Manifest) -> None:
 def digest_file(path: Path) -> str:
     import hashlib  # it would slow every start
 
-    with path.open("rb") as file:
+    with open_file(path) as file:
         return f"sha256:{hashlib.file_digest(file, 'sha256').hexdigest()}"
 
 

@@ -6,21 +6,26 @@ of a captioner. So each model is identified here before any is loaded; YOLO's fi
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
+import shlex
 import struct
 from codecs import BOM_UTF8
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
+from io import BufferedReader
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
 from stages.contract.descriptor import Backend, Files, KnownModel
+from stages.contract.files import open_file, read_file
 from stages.contract.manifest import PackError, leads_outside
 
 LONGEST_HEADER = 100_000_000  # bytes; the limit of the format
 PICKLE = "pytorch_model.bin"
+POINTER = b"version https://git-lfs"
 # Weights in another precision: model.fp16.safetensors, or the list of such ones. They keep their names in the list.
 VARIANT = re.compile(r"(model|pytorch_model)[._]\w+(\.safetensors|\.safetensors\.index\.json|\.bin)")
 FORMS = {  # of weights, by the end of a file's name
@@ -52,6 +57,11 @@ MODEL_PARTS = {
     ),
 }
 
+READ = (  # JSON objects beside the weights, which transformers reads
+    *("config.json", "generation_config.json", "preprocessor_config.json", "processor_config.json"),
+    *("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json"),
+    *("vocab.json", "chat_template.json"),
+)
 
 OTHER_CLASSES = {
     "BlipForQuestionAnswering": "BLIP for questions",
@@ -112,7 +122,9 @@ def check_transformers(models: Sequence[KnownModel], folder: Path, *, pickle: bo
             f"{', '.join(map(str, marked))} begins with a byte order mark, which transformers does not read. Save it as UTF-8 "
             "without one, for example with: sed -i '1s/^\\xEF\\xBB\\xBF//' FILE"
         )
+    check_support(folder)
     check_parts(model, {file.name for file in folder.iterdir()}, str(folder))
+    check_size(model, folder)
     taken = describe_taken([model])
     for file in list_weights(folder, pickle=pickle):
         tensors = read_header(file)
@@ -143,6 +155,36 @@ def check_parts(model: KnownModel, files: Collection[str], place: str) -> None:
             )
 
 
+def check_size(model: KnownModel, folder: Path) -> None:
+    """Raises PackError if images are prepared in another size than the model takes. Where a file does not say a size, it is
+    that of transformers."""
+    vision = read_config(folder / "config.json").get("vision_config")
+    prepared = next(
+        (each for name in MODEL_PARTS["image processor"] if (each := folder / name).is_file()), None
+    )
+    if not model.has_size or prepared is None or not isinstance(vision, dict):
+        return
+    settings = read_config(prepared)
+    settings = settings.get("image_processor", settings)
+    crops = settings.get("do_center_crop", "crop_size" in settings)
+    made = _sides(settings.get("crop_size" if crops else "size"))
+    taken = _sides(vision.get("image_size"))
+    if made and taken and made != taken:
+        raise PackError(
+            f"{prepared} makes images of {made[0]} × {made[1]} pixels, but by its config.json (image_size) the model takes "
+            f"{taken[0]} × {taken[1]}. Copy both files again, from the same model."
+        )
+
+
+def _sides(size: Any) -> tuple[int, int] | None:
+    """Height and width, given as one number, two, or by name; None for anything else."""
+    if isinstance(size, dict):
+        size = [size.get("height"), size.get("width")]
+    sides = [size, size] if isinstance(size, int) else size
+    is_pair = isinstance(sides, list) and len(sides) == 2 and all(isinstance(side, int) for side in sides)
+    return (sides[0], sides[1]) if is_pair else None
+
+
 def describe_taken(models: Sequence[KnownModel]) -> str:
     names = ", ".join(f"{model.name} ({model.description})" for model in models)
     return f"for {models[0].type}, visiond takes {names}." if len(models) == 1 else f"visiond takes {names}."
@@ -159,22 +201,56 @@ def name_model(folder: Path) -> tuple[str, str]:
 
 def read_config(file: Path) -> dict[str, Any]:
     """A JSON object as Python reads and writes it: it may have NaN, Infinity and a byte order mark. Raises PackError."""
+    with reading(file) as opened:
+        data = opened.read()
+    check_start(file, data)
     try:
-        config: dict[str, Any] = msgspec.convert(json.loads(file.read_bytes()), dict[str, Any])
-    except (OSError, ValueError, msgspec.ValidationError) as error:
+        config: dict[str, Any] = msgspec.convert(json.loads(data.decode("utf-8-sig")), dict[str, Any])
+    except (ValueError, msgspec.ValidationError) as error:
         raise PackError(f"{file} cannot be read: {error}. Copy it again.") from error
     return config
+
+
+@contextlib.contextmanager
+def reading(file: Path) -> Iterator[BufferedReader]:
+    """The open file. Raises PackError if it cannot be read."""
+    try:
+        with open_file(file) as opened:
+            yield opened
+    except OSError as error:
+        raise PackError(f"{file} cannot be read: {error.strerror}. Copy it again.") from error
+
+
+def check_start(file: Path, data: bytes) -> None:
+    """Raises PackError if a file begins like one that Git has in the place of a large one, or like a text that is not UTF-8."""
+    if data.startswith(POINTER):
+        raise PackError(
+            f"{file} is a Git LFS pointer, not the file itself. In a clone of its repository, type `git lfs pull`; otherwise "
+            "copy it again."
+        )
+    encoding = json.detect_encoding(data[:4]) if file.suffix == ".json" else ""
+    if encoding.startswith(("utf-16", "utf-32")):
+        raise PackError(
+            f"{file} is encoded in {encoding[:6].upper()}, which transformers does not read. Save it as UTF-8, for example "
+            f"with: iconv -f {encoding} -t utf-8 {shlex.quote(str(file))} > NEW.json"
+        )
+
+
+def check_support(folder: Path) -> None:
+    """Raises PackError with the name of a file beside the weights that transformers could not read: its own error has none."""
+    for file in sorted(folder.iterdir()):
+        if file.name in READ:
+            read_config(file)
+        elif file.suffix in (".txt", ".model", ".jinja") and not file.is_dir():
+            with reading(file) as opened:
+                check_start(file, opened.read(len(POINTER)))
 
 
 def find_marked(folder: Path) -> list[Path]:
     """The JSON files of a folder that begin with a byte order mark, as editors on Windows write it. transformers refuses
     them."""
-    marked = []
-    for file in sorted(folder.glob("*.json")):
-        with file.open("rb") as opened:
-            if opened.read(len(BOM_UTF8)) == BOM_UTF8:
-                marked.append(file)
-    return marked
+    files = (file for file in sorted(folder.glob("*.json")) if file.is_file())
+    return [file for file in files if read_file(file).startswith(BOM_UTF8)]
 
 
 def list_weights(folder: Path, *, pickle: bool = False) -> list[Path]:
@@ -238,7 +314,9 @@ def read_header(file: Path) -> dict[str, Any]:
     damaged = f"{file} is cut short or damaged"
     try:
         size = file.stat().st_size
-        with file.open("rb") as opened:
+        with open_file(file) as opened:
+            check_start(file, opened.read(len(POINTER)))
+            opened.seek(0)
             head = opened.read(8)
             length = struct.unpack("<Q", head)[0] if len(head) == 8 else 0
             if not 2 <= length <= min(size - 8, LONGEST_HEADER):

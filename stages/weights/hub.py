@@ -19,6 +19,7 @@ from types import MappingProxyType
 from typing import Any, NamedTuple, Protocol, TypeVar
 
 from stages.contract.manifest import MANIFEST, HubBusy, PackError
+from stages.contract.recognition import POINTER
 
 SUPPORT = (".json", ".txt", ".jinja", ".model")
 UNWANTED = (".bin.index.json", ".h5.index.json", ".msgpack.index.json")  # lists of weights that are not taken
@@ -95,7 +96,6 @@ BUSY = {
 WAITS_SECONDS = (1, 2, 4, 8)  # before another attempt, unless the hub says how long
 FILE_WAITS_SECONDS = (2, 8)  # as the hub's library itself asks again for most files
 LONGEST_WAIT_SECONDS = 120  # for a longer one, the command ends and says so
-POINTER = b"version https://git-lfs"
 
 Answer = TypeVar("Answer")
 

@@ -176,6 +176,8 @@ def fetch(source: Hub, part: Part, partial: Path, progress: Print) -> None:
             source.download(part.repository, commit, support, folder)
             for file in recognition.find_marked(folder):
                 file.write_bytes(file.read_bytes().removeprefix(BOM_UTF8))
+            recognition.check_support(folder)
+            recognition.check_size(part.order.model, folder)
             check_processor(part.order, folder)
         source.download(part.repository, commit, [file for file in files if file not in support], folder)
         finish(part.order, folder, progress)

@@ -27,7 +27,7 @@ DETECTORS = tuple(
         ("lw_detr", "LwDetr", "LW-DETR"),
     )
 )
-OPEN_VOCABULARY = (KnownModel("owlv2", "Owlv2ForObjectDetection", "OWLv2"),)
+OPEN_VOCABULARY = (KnownModel("owlv2", "Owlv2ForObjectDetection", "OWLv2", has_size=True),)
 
 
 class Detection(msgspec.Struct, frozen=True):

@@ -18,6 +18,8 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from stages.contract.base import StageUnusable
+from stages.contract.manifest import PackError
+from stages.contract.recognition import read_config
 from stages.pretrained.soundness import check_shapes, refuse_nan
 from stages.yolo.network import YoloNetwork
 from stages.yolo.recognition import explain_library, explain_pickle
@@ -74,8 +76,8 @@ def read_checkpoint(checkpoint: Path) -> tuple[dict[str, Tensor], dict[str, Any]
 def read_files(weights: Path, config: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """State and config from a safetensors file and the JSON file beside it. Raises StageUnusable."""
     try:
-        return load_file(weights), json.loads(config.read_text())
-    except (SafetensorError, ValueError, OSError) as error:
+        return load_file(weights), read_config(config)
+    except (SafetensorError, ValueError, OSError, PackError) as error:
         raise StageUnusable(
             f"{weights} or {config.name} cannot be read: {error}. Copy them again."
         ) from error

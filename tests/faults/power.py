@@ -20,9 +20,10 @@ from typing import NamedTuple
 import anyio
 
 from daemon.config.loading import parse
+from daemon.ledger.files import sync_folders
 from daemon.ledger.ledger import Ledger
 from daemon.ledger.schema import connect
-from daemon.results.destinations import Destination, publish_records, sync_folders
+from daemon.results.destinations import Destination, publish_records
 from tests.daemon_process import Place
 from tests.faults.kill import INBOXES
 from tests.faults.syscalls import Call, Supervisor

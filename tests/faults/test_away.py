@@ -43,6 +43,12 @@ def test_results_that_are_moved_away_are_noticed_while_idle_and_nothing_is_publi
         place.drop_many(range(5, 20))
         daemon.wait_until(lambda status: status["in_flight"] > 0, "images at work")
         wait_away(daemon, results)
+        status = daemon.wait_until(
+            lambda status: "wait only for that" in str(status["obstacles"]), "the reason"
+        )
+        listed = place.command("list", "--status", "done", "--limit", "99").stdout.splitlines()
+        [waiting] = [int(why.split()[0]) for why in status["obstacles"] if "wait only for that" in why]
+        assert len(listed) - 5 >= waiting > 0, "these are pending for `status` and done for `list`"
         assert not list(results.iterdir())
         assert len(list(place.site.done.rglob("*.ppm"))) == 5
         results.rmdir()

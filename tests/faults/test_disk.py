@@ -180,7 +180,7 @@ def test_once_processes_everything_and_reports_a_file_that_cannot_be_moved(tmp_p
     with Supervisor(tmp_path, lambda call: errno.EIO if call == ("rename", moved) else 0) as supervisor:
         run = place.run_once(supervisor=supervisor.path)
     assert run.returncode == os.EX_IOERR
-    assert f"{place.inbox()}/00003.ppm: Input/output error. Its result is written" in run.stderr
+    assert f"{place.inbox()}/00003.ppm: Input/output error. Its result is stored" in run.stderr
     assert [file.name for file in place.inbox().iterdir()] == ["00003.ppm"]
     assert place.run_once().returncode == 0
     place.assert_kept(DONE=10)

@@ -38,6 +38,10 @@ def remove(place: Place) -> None:
         Path(f"{place.site.ledger}{name}").unlink(missing_ok=True)
 
 
+def move_away(place: Place) -> None:
+    place.site.ledger.parent.rename(place.folder / "elsewhere")
+
+
 def keep_only_its_head(place: Place) -> None:
     """As SQLite leaves a file whose -wal was lost before the first checkpoint."""
     remove(place)
@@ -91,7 +95,8 @@ def test_removing_the_file_that_the_refusal_names_allows_a_new_ledger(tmp_path: 
 
 
 @pytest.mark.parametrize(
-    "change", [remove, lambda place: os.replace(place.folder / "backup.sqlite", place.site.ledger), empty]
+    "change",
+    [remove, move_away, lambda place: os.replace(place.folder / "backup.sqlite", place.site.ledger), empty],
 )
 def test_a_running_daemon_notices_that_its_ledger_was_deleted_replaced_or_emptied(
     tmp_path: Path, change: Callable[[Place], None]
@@ -107,6 +112,7 @@ def test_a_running_daemon_notices_that_its_ledger_was_deleted_replaced_or_emptie
                 words in daemon.log_text() for words in ("image is malformed", "file is not a database")
             )
         assert found
+        assert ("was moved or deleted" in daemon.log_text()) == (change in (remove, move_away))
         assert "run `visiond repair" in daemon.log_text()
 
 

@@ -43,7 +43,7 @@ def test_a_folder_that_cannot_be_opened_for_its_flush_pauses_the_daemon(tmp_path
             and any(place.site.results.glob("*.json"))
         ):
             struck.append(call)
-            return errno.EACCES
+            return errno.EIO
         return 0
 
     with Supervisor(tmp_path, fail_twice) as supervisor:

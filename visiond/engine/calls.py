@@ -40,7 +40,7 @@ from daemon.workers.slab import Slab
 from stages.contract.base import Reason
 
 FEED = 64  # jobs handed out together
-NOTHING = Publication([], {}, set(), [], [])
+NOTHING = Publication([], {}, set(), [])
 
 # The name, and one of: the bytes, the error of reading them, or the reason why there is no result.
 Image = tuple[str | bytes, bytes | OSError | Failure]

@@ -831,3 +831,12 @@ def test_status_does_not_show_a_sink_that_has_everything_and_is_no_longer_config
     place.configure({"output": {"sinks": []}})
     assert "jsonl" not in place.command("status").stdout
     assert json.loads(place.command("status", "--json").stdout)["sinks"] == []
+
+
+def test_a_current_folder_that_was_removed_is_named_and_no_bug(tmp_path: Path) -> None:
+    place = Place(tmp_path)
+    gone = tmp_path / "gone"
+    gone.mkdir()
+    run = place.command("list", prefix=["sh", "-c", f'cd {gone}; rmdir {gone}; exec "$@"', "sh"])
+    assert run.returncode == os.EX_USAGE
+    assert "The current folder was removed" in run.stderr

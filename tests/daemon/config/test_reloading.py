@@ -120,15 +120,30 @@ def test_a_sighup_changes_what_can_change_names_the_rest_and_refuses_errors(tmp_
     place.assert_kept(DONE=2)
 
 
+HANGING_DISK = """
+import time
+from pathlib import Path
+from daemon.config import values
+read = values.read_file
+def read_or_hang(path):
+    data = read(path)
+    if data.startswith(b"# hangs"):
+        Path(path).with_name("hangs").touch()
+        time.sleep(600)
+    return data
+values.read_file = read_or_hang
+"""
+
+
 def test_a_configuration_that_cannot_be_read_to_its_end_delays_no_stop(tmp_path: Path) -> None:
     place = Place(tmp_path)
-    with Daemon(place) as daemon:
-        place.config.unlink()
-        os.mkfifo(place.config)
+    (tmp_path / "site").mkdir()
+    (tmp_path / "site" / "sitecustomize.py").write_text(HANGING_DISK)
+    with Daemon(place, PYTHONPATH=str(tmp_path / "site")) as daemon:
+        place.config.write_text("# hangs")
         daemon.signal(signal.SIGHUP)
-        writer = os.open(place.config, os.O_WRONLY)  # returns when the daemon has opened it, and waits
+        wait_for((tmp_path / "hangs").exists, "the reload reads it")
         assert daemon.stop(20.0) == 0
-        os.close(writer)
 
 
 def test_the_stations_log_at_the_new_level_too(tmp_path: Path) -> None:

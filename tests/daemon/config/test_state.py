@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shlex
+import socket
 import stat
 import subprocess
 from pathlib import Path
@@ -200,3 +202,58 @@ def test_an_inbox_that_is_a_file_is_called_one(tmp_path: Path) -> None:
         refused = place.command(*command)
         assert refused.returncode == os.EX_CONFIG
         assert f"inbox {place.inbox()} is a file; it must be the folder" in refused.stdout + refused.stderr
+
+
+FILES = (
+    "ledger.sqlite",
+    "ledger.sqlite-wal",
+    "lock",
+    "identity",
+    "inboxes.json",
+    "tuning.json",
+    "page.token",
+)
+
+
+@pytest.mark.parametrize("kind", ["FIFO", "socket", "device", "folder"])
+def test_what_has_the_name_of_a_file_of_the_state_folder_and_is_none_is_named_and_not_waited_for(
+    tmp_path: Path, kind: str
+) -> None:
+    place = Place(tmp_path)
+    assert place.run_once().returncode == 0
+    for name in FILES if kind == "FIFO" else FILES[:1]:
+        file = tmp_path / "state" / name
+        kept = file.read_bytes() if file.exists() else None
+        file.unlink(missing_ok=True)
+        put(file, kind)
+        commands = (["run", "--once"], ["check", "--quick"], ["list"], ["status"], ["verify"])
+        for command in commands:
+            refused = place.command(*command, timeout=20)
+            assert refused.returncode == os.EX_CONFIG
+            assert f"{file} is a {kind}; it must be a file" in refused.stdout + refused.stderr
+        file.rmdir() if kind == "folder" else file.unlink()
+        if kept is not None:
+            file.write_bytes(kept)
+    assert place.run_once().returncode == 0
+
+
+def put(file: Path, kind: str) -> None:
+    if kind == "FIFO":
+        os.mkfifo(file)
+    elif kind == "socket":
+        with socket.socket(socket.AF_UNIX) as listening, contextlib.chdir(file.parent):
+            listening.bind(file.name)
+    elif kind == "device":
+        file.symlink_to("/dev/zero")
+    else:
+        file.mkdir()
+
+
+def test_a_configuration_that_is_no_file_is_refused_and_not_waited_for(tmp_path: Path) -> None:
+    place = Place(tmp_path)
+    place.config.unlink()
+    os.mkfifo(place.config)
+    for command in (["check"], ["list"], ["run", "--once"]):
+        refused = place.command(*command, timeout=20)
+        assert refused.returncode == os.EX_CONFIG
+        assert f"{place.config} cannot be read: it is a FIFO, not a file" in refused.stderr

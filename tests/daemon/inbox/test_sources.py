@@ -17,9 +17,8 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from structlog.testing import capture_logs
 
-from daemon.core.jobs import Placed, Version
+from daemon.core.jobs import JobStatus, Placed, Version
 from daemon.inbox import sources
 from daemon.inbox.sources import _is_copy
 from daemon.ledger.record import Record
@@ -57,14 +56,25 @@ def test_a_file_that_has_the_second_name_too_is_not_overwritten(tmp_path: Path) 
     ]
 
 
-def test_a_source_that_cannot_be_moved_stays_and_is_reported(tmp_path: Path) -> None:
-    destination, record = open_destination(tmp_path, on_success="move"), drop(tmp_path)
-    (tmp_path / "done").write_bytes(b"no folder")
-    with capture_logs() as logs:
-        assert destination.publish(record) == Placed(record.id)
-    assert [entry["event"] for entry in logs] == ["bin or source stays as it is"]
-    assert (tmp_path / "inbox" / "a.jpg").read_bytes() == b"image"
-    assert (tmp_path / "results" / "a.jpg.json").read_bytes() == record.sidecar
+@pytest.mark.parametrize("status", [JobStatus.DONE, JobStatus.FAILED])
+@pytest.mark.parametrize("thing", ["file", "link to nowhere", "link to itself"])
+def test_a_source_that_cannot_be_moved_stays_until_what_is_in_the_way_is_gone(
+    tmp_path: Path, thing: str, status: JobStatus
+) -> None:
+    fields = {} if status is JobStatus.DONE else {"outputs": {}, "models": [], "bin": "", "reason": "empty"}
+    record = drop(tmp_path, b"sub/deep/a.jpg", status=status, **fields)
+    destination = open_destination(tmp_path, on_success="move")
+    top = tmp_path / ("done" if status is JobStatus.DONE else "failed")
+    top.mkdir()
+    if thing == "file":
+        (top / "sub").write_bytes(b"no folder")
+    else:
+        (top / "sub").symlink_to("sub" if thing == "link to itself" else "nowhere")
+    with pytest.raises(Held, match=f"{top}/sub is a {thing.split()[0]}"):
+        destination.publish(record)
+    assert (tmp_path / "inbox" / "sub" / "deep" / "a.jpg").read_bytes() == b"image"
+    (top / "sub").unlink()
+    assert destination.publish(record).location == os.fsencode(top / "sub" / "deep" / "a.jpg")
 
 
 @pytest.mark.parametrize("number", [errno.EIO, errno.EROFS, errno.EMFILE])
@@ -110,7 +120,9 @@ def test_a_source_that_cannot_be_deleted_stays(tmp_path: Path, monkeypatch: pyte
         rename(old, new, **folders)
 
     monkeypatch.setattr(os, "rename", refuse)
-    assert open_destination(tmp_path, on_success="delete").publish(record) == Placed(record.id)
+    with pytest.raises(Held, match="an image cannot leave its inbox"):
+        open_destination(tmp_path, on_success="delete").publish(record)
+    assert (tmp_path / "inbox" / "a.jpg").exists()
 
 
 @pytest.mark.parametrize(("bins", "folder"), [("none", "done"), ("move", "bins")])

@@ -72,8 +72,8 @@ async def test_a_version_that_is_published_marks_earlier_ones_and_no_later_one(l
 async def test_an_image_that_is_held_is_numbered_once(ledger: Ledger, reader: Reader) -> None:
     await ledger.admit([make_file(b"a.jpg")])
     await ledger.end([done(job) for job in await ledger.next_jobs(1, ())])
-    assert await ledger.mark_emitted([], held=[1]) == {1: 1}
-    assert await ledger.mark_emitted([], held=[1]) == {}
+    assert await ledger.mark_emitted([Placed(1, is_held=True)]) == {1: 1}
+    assert await ledger.mark_emitted([Placed(1, is_held=True)]) == {}
     assert await ledger.mark_emitted([Placed(1)]) == {}
     assert images_after(reader) == {1: 1}
 

@@ -229,7 +229,7 @@ async def test_a_rename_waits_until_the_image_is_published(kept: Ledger) -> None
 async def test_an_image_whose_source_cannot_leave_is_not_waited_for(kept: Ledger) -> None:
     [job] = await take(kept, found(b"a.jpg"))
     await end(kept, job)
-    await kept.mark_emitted([], held=[1])
+    await kept.mark_emitted([Placed(1, is_held=True)])
     ending = await process(kept, b"b.jpg", b"a.jpg", ctime_ns=6)
     assert (ending.status, ending.is_repeat) == (DONE, False)
 

@@ -271,6 +271,6 @@ async def test_sinks_get_images_too_whose_source_cannot_leave_its_inbox_yet(has_
     async with working(coordinator) as station:
         await station._end(wire.End(2, [done(make_job(id=number)) for number in (1, 2)]))
         await station._note_published(
-            wire.NotePublished(3, [1, 2], {1, 2}, [Placed(1)], {1: "full"}, [], 0.0)
+            wire.NotePublished(3, [1, 2], {1, 2}, [Placed(1), Placed(2, is_held=True)], {1: "full"}, [], 0.0)
         )
     assert [group.publication.records for group in coordinator.published] == [[1, 2] if has_sinks else []]

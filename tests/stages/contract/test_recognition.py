@@ -4,6 +4,7 @@ transformers: the refusal names each class."""
 from __future__ import annotations
 
 import json
+import os
 import re
 import shutil
 from pathlib import Path
@@ -149,3 +150,66 @@ def test_a_loaders_error_is_reported_in_a_sentence(part: Any) -> None:
     (folder / "model.safetensors").write_bytes(b"hello")
     with pytest.raises(StageUnusable, match=rf"the CLIPModel in {folder} cannot be read"):
         load_model(transformers.CLIPModel, str(folder), torch.float32, "cpu")
+
+
+@pytest.mark.parametrize(("stage", "made"), [("clip", 336), ("blip", 512)])
+def test_images_prepared_in_another_size_than_the_model_takes_are_refused_with_both_sizes(
+    part: Any, tmp_path: Path, stage: str, made: int
+) -> None:
+    folder = part(stage)
+    open_pack(folder, tmp_path / "models")
+    file = next(folder / name for name in MODEL_PARTS["image processor"] if (folder / name).is_file())
+    settings = json.loads(file.read_text())
+    changed = settings.get("image_processor", settings)
+    changed["crop_size" if changed.get("do_center_crop") else "size"] = {"height": made, "width": made}
+    file.write_text(json.dumps(settings))
+    taken = json.loads((folder / "config.json").read_text())["vision_config"]["image_size"]
+    with pytest.raises(
+        PackError, match=rf"{file} makes images of {made} × {made} .* takes {taken} × {taken}"
+    ):
+        open_pack(folder, tmp_path / "others")
+
+
+@pytest.mark.parametrize(
+    "name", ["config.json", "preprocessor_config.json", "tokenizer.json", "tokenizer_config.json"]
+)
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda data: data.decode().encode("utf-16"), "is encoded in UTF-16.*iconv -f utf-16 -t utf-8"),
+        (
+            lambda data: b"version https://git-lfs.github.com/spec/v1\noid sha256:0\n",
+            "is a Git LFS pointer.*git lfs pull",
+        ),
+        (lambda data: data[: len(data) // 2], "cannot be read: .*Copy it again"),
+        (lambda data: b"\xe4" + data, "cannot be read: .*utf-8"),
+    ],
+)
+def test_a_file_beside_the_weights_that_transformers_could_not_read_is_named(
+    part: Any, tmp_path: Path, name: str, change: Any, message: str
+) -> None:
+    file = part("clip") / name
+    if not file.exists():
+        pytest.skip("this model has no such file")
+    data = file.read_bytes()
+    file.write_bytes(change(data))
+    with pytest.raises(PackError, match=message) as caught:
+        open_pack(file.parent, tmp_path / "models")
+    assert str(file) in str(caught.value)
+
+
+def test_weights_that_are_a_git_lfs_pointer_are_called_one(part: Any, tmp_path: Path) -> None:
+    folder = part("clip")
+    (folder / "model.safetensors").write_bytes(
+        b"version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 9\n"
+    )
+    with pytest.raises(PackError, match=r"model\.safetensors is a Git LFS pointer"):
+        open_pack(folder, tmp_path / "models")
+
+
+def test_a_fifo_beside_the_weights_is_named_and_not_waited_for(part: Any, tmp_path: Path) -> None:
+    file = part("clip") / "tokenizer.json"
+    file.unlink()
+    os.mkfifo(file)
+    with pytest.raises(PackError, match=f"{file} cannot be read: it is a FIFO, not a file"):
+        open_pack(file.parent, tmp_path / "models")
