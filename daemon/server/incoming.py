@@ -1,0 +1,257 @@
+"""Files that programs upload into an inbox: written whole under a hidden name, made durable, then renamed.
+
+The name of such a file ends with a digest of its bytes. So a program that got no answer sends the same file again: it
+gets the same name, and there is one image. And no file replaces another one. From then on it is a file of its inbox.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import hashlib
+import itertools
+import os
+import re
+import stat
+import threading
+from collections.abc import Callable, Collection, Iterator, Sequence
+from concurrent.futures import Executor
+from dataclasses import dataclass
+from typing import BinaryIO
+
+from aiofiles.threadpool import wrap
+
+from daemon.config.ignored import ignored_by
+from daemon.config.sections import Inbox
+from daemon.system.mounts import KnownFolder
+from daemon.unpacking.kinds import kind_of
+from stages.contract.base import ImageError
+from stages.images.formats import HEAD, identify
+
+HIDDEN = b".visiond-uploads"  # a folder in the inbox that it ignores, as all names of the daemon's own
+DIGITS = 32  # of the digest, in a name
+LEFT_BYTES = 1 << 30  # for results and the ledger; of a small disk a twentieth
+WRITE_BYTES = 256 << 10  # at once, of each file
+STEM_BYTES = 100  # of the name that a program gave
+INSIDE = os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+UNSAFE = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069]")
+SUFFIXES = {"JPEG": ".jpg", "TIFF": ".tif", "HEIF": ".heic"}  # of others: the name of the format
+# How files begin that are unpacked, and the suffix of one that was given no name.
+MARKS = (
+    ("zip", 0, b"PK\3\4", ".zip"),
+    ("zip", 0, b"PK\5\6", ".zip"),
+    ("pdf", 0, b"%PDF-", ".pdf"),
+    ("tar", 257, b"ustar", ".tar"),
+    ("tar", 0, b"\x1f\x8b", ".tar.gz"),
+    ("tar", 0, b"BZh", ".tar.bz2"),
+    ("tar", 0, b"\xfd7zXZ", ".tar.xz"),
+    ("video", 4, b"ftyp", ".mp4"),
+    ("video", 0, b"\x1a\x45\xdf\xa3", ".mkv"),
+    ("video", 0, b"RIFF", ".avi"),
+    ("video", 0, b"\0\0\1\xba", ".mpg"),
+    ("video", 0, b"\0\0\1\xb3", ".mpg"),
+    ("video", 0, b"\x30\x26\xb2\x75", ".wmv"),
+)
+
+
+class NameTaken(Exception):
+    """A file of this name has other bytes: somebody has changed it since."""
+
+
+class TooLarge(Exception):
+    def __init__(self, most_bytes: int) -> None:
+        super().__init__(f"It has more than {most_bytes:,} bytes ([page] upload_bytes).")
+
+
+@dataclass(frozen=True, slots=True)
+class Rules:
+    """What is taken. unpacked: kinds of files that the inbox unpacks."""
+
+    most_bytes: int
+    unpacked: Collection[str]
+
+
+def choose_suffix(name: str, head: bytes, unpacked: Collection[str]) -> str:
+    """The suffix of a file that begins with these bytes. name: as the program gave it. unpacked: the kinds of files that the
+    inbox unpacks. Raises ImageError for a file that the inbox would not read, whatever its name says."""
+    try:
+        found = identify(memoryview(head))
+    except ImageError:
+        kinds = [(kind, suffix) for kind, at, mark, suffix in MARKS if head.startswith(mark, at)]
+        named = kind_of(os.fsencode(name), unpacked)
+        for kind, suffix in kinds:
+            if kind == named:
+                return _suffix_of(name)
+            if kind in unpacked:
+                return suffix
+        raise
+    return SUFFIXES.get(found, f".{found.lower()}")
+
+
+def _suffix_of(name: str) -> str:
+    """That of an archive; of a.tar.gz both."""
+    stem, suffix = os.path.splitext(name.lower())
+    return f".tar{suffix}" if stem.endswith(".tar") else suffix
+
+
+def clean(name: str) -> str:
+    """What is left of a name that a program gave, without folders and suffix; may be empty."""
+    last = re.split(r"[/\\]", UNSAFE.sub("", name.encode(errors="replace").decode()))[-1]
+    stem = os.path.splitext(last.strip(" ."))[0].removesuffix(".tar").strip(" .~$")
+    return stem.encode()[:STEM_BYTES].decode(errors="ignore").strip(" .")
+
+
+class Incoming:
+    """A file that is being received. `Receiver.discard` closes it, and removes it if it was not placed."""
+
+    def __init__(self, file: BinaryIO, temporary: bytes, given: str) -> None:
+        """temporary: its name in the hidden folder. given: the name that the program gave it, or empty."""
+        self.file = file
+        self.temporary = temporary
+        self.size = 0  # bytes so far
+        self._given = given
+        self._suffix = ""
+        self._digest = hashlib.sha256()
+        self._unwritten = bytearray()
+
+    async def write(self, part: bytes, rules: Rules, threads: Executor) -> None:
+        """Raises ImageError and TooLarge as soon as that is known, OSError."""
+        self.size += len(part)
+        if self.size > rules.most_bytes:
+            raise TooLarge(rules.most_bytes)
+        self._unwritten += part
+        if not self._suffix and self.size >= HEAD:
+            self._suffix = choose_suffix(self._given, bytes(self._unwritten[:HEAD]), rules.unpacked)
+        if len(self._unwritten) >= WRITE_BYTES:
+            await self._flush(threads)
+
+    async def finish(self, rules: Rules, threads: Executor) -> None:
+        """Write what is left. Its name is known then. Raises ImageError, OSError."""
+        if not self._suffix:
+            self._suffix = choose_suffix(self._given, bytes(self._unwritten), rules.unpacked)
+        await self._flush(threads)
+
+    async def _flush(self, threads: Executor) -> None:
+        part, self._unwritten = bytes(self._unwritten), bytearray()
+        self._digest.update(part)
+        await wrap(self.file, executor=threads).write(part)
+
+    @property
+    def digest(self) -> str:
+        return self._digest.hexdigest()
+
+    @property
+    def name(self) -> str:
+        """In the inbox."""
+        return "~".join(filter(None, (clean(self._given), self.digest[:DIGITS]))) + self._suffix
+
+
+class Receiver:
+    """The uploads of one inbox. What it does may block: it runs in threads."""
+
+    def __init__(self, settings: Inbox, has_taken: Callable[[bytes, str], bool]) -> None:
+        """has_taken: whether the daemon has moved or deleted a file of this name, with this digest (hexadecimal)."""
+        self.settings = settings
+        self._has_taken = has_taken
+        self._ignored = ignored_by(settings.ignore)
+        self._known = KnownFolder(settings.root)
+        self._numbers = itertools.count()
+        self._naming = threading.Lock()  # or two with the same bytes would replace each other
+
+    def begin(self, given: str, announced: int) -> Incoming:
+        """given: the name that the program gave it. announced: bytes that are on their way to the disk. Raises OSError,
+        FolderAway."""
+        self._known.check()
+        temporary = b"%d-%d" % (os.getpid(), next(self._numbers))
+        with self._opened(make=True) as (inbox, hidden):
+            disk = os.fstatvfs(inbox)
+            left = min(LEFT_BYTES, disk.f_blocks * disk.f_frsize // 20)
+            if disk.f_bavail * disk.f_frsize < announced + left:
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            made = os.open(temporary, NEW, 0o666, dir_fd=hidden)
+            _hand_over(made, inbox)
+            file = os.fdopen(made, "wb", 0)
+        return Incoming(file, temporary, given)
+
+    def place(self, files: Sequence[Incoming]) -> None:
+        """Make them durable, and give them their names. Raises OSError, FolderAway, NameTaken; those that have
+        their names by then keep them."""
+        self._known.check()
+        for each in files:
+            os.fsync(each.file.fileno())
+            each.file.close()
+        with self._opened() as (inbox, hidden):
+            with self._naming:
+                for each in files:
+                    self._name(each, inbox, hidden)
+            os.fsync(inbox)
+
+    def _name(self, each: Incoming, inbox: int, hidden: int) -> None:
+        name = os.fsencode(each.name)
+        try:
+            found = os.stat(name, dir_fd=inbox, follow_symlinks=False)
+        except FileNotFoundError:
+            if not self._has_taken(name, each.digest):
+                os.rename(each.temporary, name, src_dir_fd=hidden, dst_dir_fd=inbox)
+                each.temporary = b""
+        else:
+            if not stat.S_ISREG(found.st_mode) or found.st_size != each.size:
+                raise NameTaken(f"{each.name} is in the inbox and has other bytes: somebody has changed it.")
+
+    def ignores(self, each: Incoming) -> bool:
+        """Whether the inbox would never read it."""
+        return self._ignored.hides(os.fsencode(each.name))
+
+    def discard(self, files: Sequence[Incoming]) -> None:
+        """Close them, and remove those that have no names."""
+        for each in files:
+            each.file.close()
+        if left := [each for each in files if each.temporary]:
+            with contextlib.suppress(OSError), self._opened() as (_, hidden):
+                for each in left:
+                    os.unlink(each.temporary, dir_fd=hidden)
+
+    def clear(self) -> None:
+        """Remove what servers that were killed have left. Raises OSError."""
+        with contextlib.suppress(FileNotFoundError), self._opened() as (_, hidden):
+            for name in os.listdir(hidden):
+                if not _is_written(name):
+                    os.unlink(name, dir_fd=hidden)
+
+    @contextlib.contextmanager
+    def _opened(self, *, make: bool = False) -> Iterator[tuple[int, int]]:
+        """Descriptors of the inbox and of the hidden folder in it. make: if there is none. Raises OSError."""
+        with contextlib.ExitStack() as opened:
+            inbox = os.open(self.settings.root, os.O_DIRECTORY | os.O_CLOEXEC)
+            opened.callback(os.close, inbox)
+            try:
+                hidden = os.open(HIDDEN, INSIDE, dir_fd=inbox)
+            except FileNotFoundError:
+                if not make:
+                    raise
+                with contextlib.suppress(FileExistsError):  # another thread was faster
+                    os.mkdir(HIDDEN, 0o700, dir_fd=inbox)
+                hidden = os.open(HIDDEN, INSIDE, dir_fd=inbox)
+                _hand_over(hidden, inbox)
+            opened.callback(os.close, hidden)
+            yield inbox, hidden
+
+
+def _hand_over(made: int, inbox: int) -> None:
+    """As root, to the owner of the inbox, as in daemon/system/ownership.py. Both are descriptors."""
+    if os.geteuid() == 0:
+        folder = os.fstat(inbox)
+        os.fchown(made, folder.st_uid, folder.st_gid)
+
+
+def _is_written(name: str) -> bool:
+    """Whether the process that made a hidden file is still there, and is not this one."""
+    number = int(found[0]) if (found := re.match(r"\d{1,9}(?=-)", name)) else 0
+    if number in (0, os.getpid()):
+        return False
+    try:
+        os.kill(number, 0)
+    except OSError as error:
+        return isinstance(error, PermissionError)
+    return True
