@@ -12,6 +12,7 @@ import hashlib
 import itertools
 import os
 import re
+import secrets
 import stat
 import threading
 from collections.abc import Callable, Collection, Iterator, Sequence
@@ -156,6 +157,7 @@ class Receiver:
         self._has_taken = has_taken
         self._ignored = ignored_by(settings.ignore)
         self._known = KnownFolder(settings.root)
+        self._ours = b"%d-%b" % (os.getpid(), secrets.token_hex(4).encode())  # begins the hidden names
         self._numbers = itertools.count()
         self._naming = threading.Lock()  # or two with the same bytes would replace each other
 
@@ -163,7 +165,7 @@ class Receiver:
         """given: the name that the program gave it. announced: bytes that are on their way to the disk. Raises OSError,
         FolderAway."""
         self._known.check()
-        temporary = b"%d-%d" % (os.getpid(), next(self._numbers))
+        temporary = b"%b-%d" % (self._ours, next(self._numbers))
         with self._opened(make=True) as (inbox, hidden):
             disk = os.fstatvfs(inbox)
             left = min(LEFT_BYTES, disk.f_blocks * disk.f_frsize // 20)
@@ -216,7 +218,7 @@ class Receiver:
         """Remove what servers that were killed have left. Raises OSError."""
         with contextlib.suppress(FileNotFoundError), self._opened() as (_, hidden):
             for name in os.listdir(hidden):
-                if not _is_written(name):
+                if not os.fsencode(name).startswith(self._ours) and not _is_written(name):
                     os.unlink(name, dir_fd=hidden)
 
     @contextlib.contextmanager
@@ -246,7 +248,8 @@ def _hand_over(made: int, inbox: int) -> None:
 
 
 def _is_written(name: str) -> bool:
-    """Whether the process that made a hidden file is still there, and is not this one."""
+    """Whether another process that made a hidden file is still there. One of this number is this one, or its
+    predecessor in another container."""
     number = int(found[0]) if (found := re.match(r"\d{1,9}(?=-)", name)) else 0
     if number in (0, os.getpid()):
         return False

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from daemon.config.state import PAGE_TOKEN
-from tests.daemon_process import Place, free_port, wait_for
+from tests.daemon_process import Place, command_of, free_port, wait_for
 
 BOUNDARY = "between-two-files"
 
@@ -95,3 +95,12 @@ def form_of(files: Mapping[str, bytes]) -> bytes:
 def list_hidden(place: Place, inbox: str = "") -> list[str]:
     """Unfinished uploads."""
     return sorted(path.name for path in (place.inbox(inbox) / ".visiond-uploads").glob("*"))
+
+
+def page_process(daemon: int) -> int:
+    """Its process id; 0 if there is none."""
+    children = Path(f"/proc/{daemon}/task/{daemon}/children").read_text().split()
+    for child in children:
+        if b"daemon.server.process" in command_of(int(child)):
+            return int(child)
+    return 0

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -84,12 +86,31 @@ def test_a_file_that_is_there_already_is_flushed_too_before_the_answer(
 
 
 def test_of_the_same_file_at_the_same_time_one_is_kept(tmp_path: Path) -> None:
-    receiver = open_receiver(tmp_path)
-    files = [receive(receiver, picture(1)) for _ in range(16)]
-    with ThreadPoolExecutor(16) as threads:
+    both = threading.Barrier(2)
+
+    def wait_for_the_other(_name: bytes, _digest: str) -> bool:
+        with contextlib.suppress(
+            threading.BrokenBarrierError
+        ):  # it does not come: one names its file at a time
+            both.wait(0.5)
+        return False
+
+    receiver = open_receiver(tmp_path, wait_for_the_other)
+    files = [receive(receiver, picture(1)) for _ in range(2)]
+    with ThreadPoolExecutor(2) as threads:
         for done in [threads.submit(receiver.place, [each]) for each in files]:
             done.result()
     assert sum(not each.temporary for each in files) == 1
+
+
+def test_uploads_that_begin_while_others_are_cleared_away_stay(tmp_path: Path) -> None:
+    receiver = open_receiver(tmp_path)
+    file = receive(receiver, picture(1))
+    (tmp_path / os.fsdecode(HIDDEN) / f"{os.getpid()}-0").touch()  # of a server in another container
+    receiver.clear()
+    receiver.place([file])
+    assert [path.name for path in tmp_path.iterdir() if path.is_file()] == [file.name]
+    assert not any((tmp_path / os.fsdecode(HIDDEN)).iterdir())
 
 
 def test_a_link_in_the_place_of_the_hidden_folder_is_not_followed(tmp_path: Path) -> None:

@@ -4,8 +4,14 @@ from __future__ import annotations
 
 import hashlib
 import io
+import json
 import os
+import re
+import shutil
 import socket
+import subprocess
+import sys
+import textwrap
 import zipfile
 from collections.abc import Iterator
 from contextlib import closing
@@ -257,3 +263,43 @@ def test_without_an_inbox_for_uploads_a_program_is_told_what_to_set(tmp_path: Pa
         status, content, _ = site.ask("/api/images", "POST", "x", Authorization=f"Bearer {token}")
         assert status == 403
         assert "Set uploads = true" in content
+
+
+DOCUMENT = Path(__file__).parents[3] / "docs" / "http.md"
+
+
+def example(beginning: str) -> str:
+    """An indented block of the documentation."""
+    blocks = re.findall(r"(?:^(?:    .*)?\n)+", DOCUMENT.read_text(), re.MULTILINE)
+    [block] = [block for block in map(textwrap.dedent, blocks) if block.strip().startswith(beginning)]
+    return block
+
+
+def test_the_examples_of_the_documentation_work(tmp_path: Path) -> None:
+    place = open_place(tmp_path)
+    (tmp_path / "photos").mkdir()
+    for number in range(3):
+        (tmp_path / "photos" / f"{number}.jpg").write_bytes(picture(number))
+    (tmp_path / "photo.jpg").write_bytes(picture(3))
+    with Daemon(place):
+        client = Client(place)
+
+        def run(*command: str) -> str:
+            program = [word.replace("9465", str(client.port)) for word in command]
+            return subprocess.run(
+                program, cwd=tmp_path, check=True, capture_output=True, text=True, timeout=100
+            ).stdout
+
+        printed = run(sys.executable, "-c", example("import json"))
+        assert printed.splitlines() == [
+            f"photos/{number}.jpg DONE {caption_of(picture(number))}" for number in range(3)
+        ]
+        if not shutil.which("curl"):
+            pytest.skip("curl is not installed")
+        first = example("TOKEN=")
+        assert json.loads(run("sh", "-c", first))["images"][0]["path"].startswith("photo~")
+        run("sh", "-c", first + example("for file in"))
+        for number in range(3):
+            [image] = json.loads((tmp_path / "photos" / f"{number}.jpg.json").read_text())["images"]
+            assert image["record"]["caption"]["text"] == caption_of(picture(number))
+    assert len(place.rows("SELECT 1 FROM image")) == 4
