@@ -13,7 +13,6 @@ import itertools
 import os
 import re
 import secrets
-import stat
 import threading
 from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import Executor
@@ -24,6 +23,7 @@ from aiofiles.threadpool import wrap
 
 from daemon.config.ignored import ignored_by
 from daemon.config.sections import Inbox
+from daemon.system.beneath import READ
 from daemon.system.mounts import KnownFolder
 from daemon.unpacking.kinds import kind_of
 from stages.contract.base import ImageError
@@ -32,7 +32,7 @@ from stages.images.formats import HEAD, identify
 HIDDEN = b".visiond-uploads"  # a folder in the inbox that it ignores, as all names of the daemon's own
 DIGITS = 32  # of the digest, in a name
 LEFT_BYTES = 1 << 30  # for results and the ledger; of a small disk a twentieth
-WRITE_BYTES = 256 << 10  # at once, of each file
+WRITE_BYTES = 256 << 10  # at once, of a file; a smaller one is written when all of it is here
 STEM_BYTES = 100  # of the name that a program gave
 INSIDE = os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -104,52 +104,41 @@ def clean(name: str) -> str:
 
 
 class Incoming:
-    """A file that is being received. `Receiver.discard` closes it, and removes it if it was not placed."""
+    """A file that is being received. A small one is in memory until `Receiver.place`; of a larger one only its end is."""
 
-    def __init__(self, file: BinaryIO, temporary: bytes, given: str) -> None:
-        """temporary: its name in the hidden folder. given: the name that the program gave it, or empty."""
-        self.file = file
-        self.temporary = temporary
+    def __init__(self, given: str) -> None:
+        """given: the name that the program gave it, or empty."""
         self.size = 0  # bytes so far
+        self.unwritten = bytearray()
+        self.file: BinaryIO | None = None
+        self.temporary = b""  # its name in the hidden folder, while it has one
+        self.name = ""  # in the inbox, when all of it is here
+        self.digest = ""  # likewise, hexadecimal
         self._given = given
         self._suffix = ""
-        self._digest = hashlib.sha256()
-        self._unwritten = bytearray()
+        self._hash = hashlib.sha256()
 
-    async def write(self, part: bytes, rules: Rules, threads: Executor) -> None:
-        """Raises ImageError and TooLarge as soon as that is known, OSError."""
+    def add(self, part: bytes, rules: Rules) -> bool:
+        """Whether the receiver should write. Raises ImageError and TooLarge as soon as that is known."""
         self.size += len(part)
         if self.size > rules.most_bytes:
             raise TooLarge(rules.most_bytes)
-        self._unwritten += part
+        self._hash.update(part)
+        self.unwritten += part
         if not self._suffix and self.size >= HEAD:
-            self._suffix = choose_suffix(self._given, bytes(self._unwritten[:HEAD]), rules.unpacked)
-        if len(self._unwritten) >= WRITE_BYTES:
-            await self._flush(threads)
+            self._suffix = choose_suffix(self._given, bytes(self.unwritten[:HEAD]), rules.unpacked)
+        return len(self.unwritten) >= WRITE_BYTES
 
-    async def finish(self, rules: Rules, threads: Executor) -> None:
-        """Write what is left. Its name is known then. Raises ImageError, OSError."""
+    def finish(self, rules: Rules) -> None:
+        """Raises ImageError."""
         if not self._suffix:
-            self._suffix = choose_suffix(self._given, bytes(self._unwritten), rules.unpacked)
-        await self._flush(threads)
-
-    async def _flush(self, threads: Executor) -> None:
-        part, self._unwritten = bytes(self._unwritten), bytearray()
-        self._digest.update(part)
-        await wrap(self.file, executor=threads).write(part)
-
-    @property
-    def digest(self) -> str:
-        return self._digest.hexdigest()
-
-    @property
-    def name(self) -> str:
-        """In the inbox."""
-        return "~".join(filter(None, (clean(self._given), self.digest[:DIGITS]))) + self._suffix
+            self._suffix = choose_suffix(self._given, bytes(self.unwritten), rules.unpacked)
+        self.digest = self._hash.hexdigest()
+        self.name = "~".join(filter(None, (clean(self._given), self.digest[:DIGITS]))) + self._suffix
 
 
 class Receiver:
-    """The uploads of one inbox. What it does may block: it runs in threads."""
+    """The uploads of one inbox. What it does may block, so it runs in threads, but for `write`."""
 
     def __init__(self, settings: Inbox, has_taken: Callable[[bytes, str], bool]) -> None:
         """has_taken: whether the daemon has moved or deleted a file of this name, with this digest (hexadecimal)."""
@@ -161,29 +150,40 @@ class Receiver:
         self._numbers = itertools.count()
         self._naming = threading.Lock()  # or two with the same bytes would replace each other
 
-    def begin(self, given: str, announced: int) -> Incoming:
-        """given: the name that the program gave it. announced: bytes that are on their way to the disk. Raises OSError,
-        FolderAway."""
-        self._known.check()
-        temporary = b"%b-%d" % (self._ours, next(self._numbers))
-        with self._opened(make=True) as (inbox, hidden):
-            disk = os.fstatvfs(inbox)
-            left = min(LEFT_BYTES, disk.f_blocks * disk.f_frsize // 20)
-            if disk.f_bavail * disk.f_frsize < announced + left:
-                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-            made = os.open(temporary, NEW, 0o666, dir_fd=hidden)
-            _hand_over(made, inbox)
-            file = os.fdopen(made, "wb", 0)
-        return Incoming(file, temporary, given)
+    async def write(self, each: Incoming, threads: Executor) -> None:
+        """What is in memory. Its file is begun. Raises OSError."""
+        part, each.unwritten = bytes(each.unwritten), bytearray()
+        await wrap(each.file, executor=threads).write(part)
 
-    def place(self, files: Sequence[Incoming]) -> None:
+    def begin(self, each: Incoming, announced: int) -> None:
+        """announced: bytes that are on their way to the disk. Raises OSError, FolderAway."""
+        self._known.check()
+        with self._opened() as (inbox, hidden):
+            self._begin(each, announced, inbox, hidden)
+
+    def _begin(self, each: Incoming, announced: int, inbox: int, hidden: int) -> None:
+        disk = os.fstatvfs(inbox)
+        left = min(LEFT_BYTES, disk.f_blocks * disk.f_frsize // 20)
+        if disk.f_bavail * disk.f_frsize < announced + left:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        temporary = b"%b-%d" % (self._ours, next(self._numbers))
+        made = os.open(temporary, NEW, 0o666, dir_fd=hidden)
+        each.file, each.temporary = os.fdopen(made, "wb"), temporary
+        _hand_over(made, inbox)
+
+    def place(self, files: Sequence[Incoming], announced: int) -> None:
         """Make them durable, and give them their names. Raises OSError, FolderAway, NameTaken; those that have
         their names by then keep them."""
         self._known.check()
-        for each in files:
-            os.fsync(each.file.fileno())
-            each.file.close()
         with self._opened() as (inbox, hidden):
+            for each in files:
+                if each.file is None:
+                    self._begin(each, announced, inbox, hidden)
+                assert each.file
+                each.file.write(each.unwritten)
+                each.file.flush()
+                os.fsync(each.file.fileno())
+                each.file.close()
             with self._naming:
                 for each in files:
                     self._name(each, inbox, hidden)
@@ -192,13 +192,14 @@ class Receiver:
     def _name(self, each: Incoming, inbox: int, hidden: int) -> None:
         name = os.fsencode(each.name)
         try:
-            found = os.stat(name, dir_fd=inbox, follow_symlinks=False)
+            there = os.open(name, READ, dir_fd=inbox)
         except FileNotFoundError:
             if not self._has_taken(name, each.digest):
                 os.rename(each.temporary, name, src_dir_fd=hidden, dst_dir_fd=inbox)
                 each.temporary = b""
-        else:
-            if not stat.S_ISREG(found.st_mode) or found.st_size != each.size:
+            return
+        with open(there, "rb") as file:
+            if hashlib.file_digest(file, "sha256").hexdigest() != each.digest:
                 raise NameTaken(f"{each.name} is in the inbox and has other bytes: somebody has changed it.")
 
     def ignores(self, each: Incoming) -> bool:
@@ -208,7 +209,9 @@ class Receiver:
     def discard(self, files: Sequence[Incoming]) -> None:
         """Close them, and remove those that have no names."""
         for each in files:
-            each.file.close()
+            with contextlib.suppress(OSError):  # a full disk
+                if each.file:
+                    each.file.close()
         if left := [each for each in files if each.temporary]:
             with contextlib.suppress(OSError), self._opened() as (_, hidden):
                 for each in left:
@@ -216,22 +219,22 @@ class Receiver:
 
     def clear(self) -> None:
         """Remove what servers that were killed have left. Raises OSError."""
-        with contextlib.suppress(FileNotFoundError), self._opened() as (_, hidden):
+        if not os.path.lexists(os.path.join(self.settings.root, HIDDEN)):
+            return
+        with self._opened() as (_, hidden):
             for name in os.listdir(hidden):
                 if not os.fsencode(name).startswith(self._ours) and not _is_written(name):
                     os.unlink(name, dir_fd=hidden)
 
     @contextlib.contextmanager
-    def _opened(self, *, make: bool = False) -> Iterator[tuple[int, int]]:
-        """Descriptors of the inbox and of the hidden folder in it. make: if there is none. Raises OSError."""
+    def _opened(self) -> Iterator[tuple[int, int]]:
+        """Descriptors of the inbox and of the hidden folder in it, which is made if there is none. Raises OSError."""
         with contextlib.ExitStack() as opened:
             inbox = os.open(self.settings.root, os.O_DIRECTORY | os.O_CLOEXEC)
             opened.callback(os.close, inbox)
             try:
                 hidden = os.open(HIDDEN, INSIDE, dir_fd=inbox)
             except FileNotFoundError:
-                if not make:
-                    raise
                 with contextlib.suppress(FileExistsError):  # another thread was faster
                     os.mkdir(HIDDEN, 0o700, dir_fd=inbox)
                 hidden = os.open(HIDDEN, INSIDE, dir_fd=inbox)

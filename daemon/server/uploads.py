@@ -24,22 +24,21 @@ from starlette.requests import ClientDisconnect, Request
 
 from daemon.config.loading import Config
 from daemon.config.sections import Inbox
+from daemon.core.errors import VisiondError
 from daemon.core.jobs import JobStatus
 from daemon.ledger.record import Record
 from daemon.ledger.records import Reader
 from daemon.ledger.statements import SQL
-from daemon.server.incoming import Incoming, NameTaken, Receiver, Rules, TooLarge
+from daemon.server.incoming import WRITE_BYTES, Incoming, NameTaken, Receiver, Rules, TooLarge
 from stages.contract.base import ImageError, Reason
 
 log = structlog.get_logger()
 
 MOST_UPLOADS = 128  # requests at once
 MOST_FILES = 64  # in one request: each has a descriptor
-THREADS = 8  # that write, and as many that flush: a dead mount must not use up those of the page
-COUNT_SECONDS, COUNT_REST = (
-    1.0,
-    20,
-)  # a count of what waits is followed by at least COUNT_REST times its duration of rest
+THREADS = 16  # that flush, and half as many that write: a dead mount must not use up those of the page
+COUNT_SECONDS = 1.0  # between two counts of what waits …
+COUNT_REST = 20  # … which are followed by at least as many times their duration of rest
 BUSY_SECONDS, BEHIND_SECONDS, FULL_SECONDS = 1, 5, 60  # after which a program may try again
 
 
@@ -59,7 +58,7 @@ class Uploads:
         self._waiting: dict[bytes, int] = {}  # images, by inbox
         self._counted_at = -COUNT_SECONDS
         self._rest = 0.0  # until the next count
-        self._writers = ThreadPoolExecutor(THREADS, "upload")
+        self._writers = ThreadPoolExecutor(THREADS // 2, "upload")
         self._flushers = anyio.CapacityLimiter(THREADS)
 
     async def clear(self) -> None:
@@ -80,7 +79,7 @@ class Uploads:
         self._open, self._announced = self._open + 1, self._announced + announced
         try:
             await self._fill(request, receiver, files)
-            await run_sync(receiver.place, files, limiter=self._flushers)
+            await run_sync(receiver.place, files, self._announced, limiter=self._flushers)
         except ClientDisconnect:  # nobody reads the answer
             raise HTTPException(400, "The request has ended before its body did.") from None
         except TooLarge as error:
@@ -89,6 +88,8 @@ class Uploads:
             raise HTTPException(400 if error.reason is Reason.EMPTY else 415, f"{error.detail}.") from None
         except NameTaken as error:
             raise HTTPException(409, str(error)) from None
+        except VisiondError:  # of the ledger
+            raise
         except OSError as error:
             raise _explain(receiver, error) from error
         finally:
@@ -130,9 +131,7 @@ class Uploads:
         started = time.monotonic()
         if started >= self._counted_at + max(COUNT_SECONDS, self._rest):
             self._counted_at = started
-            waiting = await run_sync(self._reader.count_waiting)
-            roots = self._reader.inboxes()
-            self._waiting = {roots[number]: each.images for number, each in waiting.items()}
+            self._waiting = await run_sync(_count_waiting, self._reader)
             self._rest = COUNT_REST * (time.monotonic() - started)
         return self._waiting.get(inbox.root, 0)
 
@@ -150,8 +149,8 @@ class Uploads:
         """Write the files of the body, and add each to `files` as soon as there is one."""
         rules = Rules(self._page.upload_bytes, receiver.settings.unpack)
         kind, options = parse_options_header(request.headers.get("content-type", ""))
-        is_form = kind == b"multipart/form-data"
-        if not is_form and _length_of(request) > rules.most_bytes:
+        is_form, length = kind == b"multipart/form-data", _length_of(request)
+        if not is_form and length > rules.most_bytes:
             raise TooLarge(rules.most_bytes)
         parts = _read_form(request, options.get(b"boundary", b"")) if is_form else _read_whole(request)
         async for part in parts:
@@ -159,17 +158,28 @@ class Uploads:
                 case Begun(name):
                     if len(files) >= MOST_FILES:
                         raise HTTPException(413, f"The form has more than {MOST_FILES} files.")
-                    files.append(
-                        await run_sync(receiver.begin, name, self._announced, limiter=self._flushers)
-                    )
+                    files.append(Incoming(name))
+                    if length >= WRITE_BYTES:  # a full disk is found before the body is read
+                        await self._begin(receiver, files[-1])
                 case bytes():
-                    await files[-1].write(part, rules, self._writers)
+                    if files[-1].add(part, rules):
+                        await self._begin(receiver, files[-1])
+                        await receiver.write(files[-1], self._writers)
                 case None:
-                    await files[-1].finish(rules, self._writers)
+                    files[-1].finish(rules)
         if not files:
             raise HTTPException(400, "No part of the form has a file name.")
         if ignored := next((each.name for each in files if receiver.ignores(each)), ""):
             raise HTTPException(400, f"The inbox ignores {ignored}: see its `ignore` in daemon.toml.")
+
+    async def _begin(self, receiver: Receiver, each: Incoming) -> None:
+        if each.file is None:
+            await run_sync(receiver.begin, each, self._announced, limiter=self._flushers)
+
+
+def _count_waiting(reader: Reader) -> dict[bytes, int]:
+    roots = reader.inboxes()
+    return {roots[number]: waiting.images for number, waiting in reader.count_waiting().items()}
 
 
 def find_file(reader: Reader, inbox: bytes, path: bytes) -> Record | None:

@@ -10,7 +10,6 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-import anyio
 import pytest
 
 from daemon.config.sections import Inbox
@@ -28,16 +27,11 @@ def open_receiver(
 
 
 def receive(receiver: Receiver, data: bytes, name: str = "a.ppm") -> Incoming:
-    """A file that is written and not placed."""
-    file = receiver.begin(name, 0)
-    rules = Rules(1 << 20, [])
-    with ThreadPoolExecutor(1) as threads:
-
-        async def write() -> None:
-            await file.write(data, rules, threads)
-            await file.finish(rules, threads)
-
-        anyio.run(write)
+    """A file that is here and not placed."""
+    file, rules = Incoming(name), Rules(1 << 20, [])
+    file.add(data, rules)
+    file.finish(rules)
+    receiver.begin(file, 0)
     return file
 
 
@@ -61,7 +55,7 @@ def test_bytes_and_names_are_flushed_in_an_order_that_no_power_failure_can_break
     monkeypatch.setattr(os, "fsync", note_fsync)
     monkeypatch.setattr(os, "rename", note_rename)
     hidden = [os.fsdecode(each.temporary) for each in files]
-    receiver.place(files)
+    receiver.place(files, 0)
     assert calls == [
         *(("flush", name) for name in hidden),
         *(("rename", each.name) for each in files),
@@ -74,11 +68,11 @@ def test_a_file_that_is_there_already_is_flushed_too_before_the_answer(
 ) -> None:
     """The server that placed it may have been killed before it could."""
     receiver = open_receiver(tmp_path)
-    receiver.place([receive(receiver, picture(1))])
+    receiver.place([receive(receiver, picture(1))], 0)
     again = receive(receiver, picture(1))
     flushed = []
     monkeypatch.setattr(os, "fsync", lambda fd: flushed.append(os.readlink(f"/proc/self/fd/{fd}")))
-    receiver.place([again])
+    receiver.place([again], 0)
     receiver.discard([again])
     assert flushed[-1] == str(tmp_path)
     assert len([*tmp_path.glob("*.ppm")]) == 1
@@ -98,7 +92,7 @@ def test_of_the_same_file_at_the_same_time_one_is_kept(tmp_path: Path) -> None:
     receiver = open_receiver(tmp_path, wait_for_the_other)
     files = [receive(receiver, picture(1)) for _ in range(2)]
     with ThreadPoolExecutor(2) as threads:
-        for done in [threads.submit(receiver.place, [each]) for each in files]:
+        for done in [threads.submit(receiver.place, [each], 0) for each in files]:
             done.result()
     assert sum(not each.temporary for each in files) == 1
 
@@ -108,7 +102,7 @@ def test_uploads_that_begin_while_others_are_cleared_away_stay(tmp_path: Path) -
     file = receive(receiver, picture(1))
     (tmp_path / os.fsdecode(HIDDEN) / f"{os.getpid()}-0").touch()  # of a server in another container
     receiver.clear()
-    receiver.place([file])
+    receiver.place([file], 0)
     assert [path.name for path in tmp_path.iterdir() if path.is_file()] == [file.name]
     assert not any((tmp_path / os.fsdecode(HIDDEN)).iterdir())
 
@@ -119,7 +113,7 @@ def test_a_link_in_the_place_of_the_hidden_folder_is_not_followed(tmp_path: Path
     elsewhere.mkdir()
     (inbox / os.fsdecode(HIDDEN)).symlink_to(elsewhere)
     with pytest.raises(OSError, match=r"Not a directory|symbolic"):
-        open_receiver(inbox).begin("a.jpg", 0)
+        open_receiver(inbox).begin(Incoming("a.jpg"), 0)
     assert not any(elsewhere.iterdir())
 
 

@@ -84,7 +84,7 @@ def test_a_file_that_somebody_has_changed_since_is_not_taken_for_the_same(
     place: Place, client: Client
 ) -> None:
     image = client.post(picture(5), "inbox=in&name=c.ppm&wait=30").image
-    (place.inbox("in") / image["path"]).write_bytes(picture(5, b"more"))
+    (place.inbox("in") / image["path"]).write_bytes(picture(6))
     assert client.post(picture(5), "inbox=in&name=c.ppm").status == 409
 
 
