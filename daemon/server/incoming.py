@@ -13,16 +13,19 @@ import itertools
 import os
 import re
 import secrets
-import threading
 from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass
 from typing import BinaryIO
 
+import anyio
 from aiofiles.threadpool import wrap
+from anyio import CapacityLimiter
+from anyio.to_thread import run_sync
 
 from daemon.config.ignored import ignored_by
 from daemon.config.sections import Inbox
+from daemon.core.errors import VisiondError
 from daemon.system.beneath import READ
 from daemon.system.mounts import KnownFolder
 from daemon.unpacking.kinds import kind_of
@@ -104,7 +107,7 @@ def clean(name: str) -> str:
 
 
 class Incoming:
-    """A file that is being received. A small one is in memory until `Receiver.place`; of a larger one only its end is."""
+    """A file that is being received. A small one is in memory until `Receiver.commit`; of a larger one only its end is."""
 
     def __init__(self, given: str) -> None:
         """given: the name that the program gave it, or empty."""
@@ -137,8 +140,17 @@ class Incoming:
         self.name = "~".join(filter(None, (clean(self._given), self.digest[:DIGITS]))) + self._suffix
 
 
+@dataclass(slots=True)
+class Upload:
+    """The files of one request, all of them here. problem: why they are not placed."""
+
+    files: Sequence[Incoming]
+    is_placed: bool = False
+    problem: Exception | None = None
+
+
 class Receiver:
-    """The uploads of one inbox. What it does may block, so it runs in threads, but for `write`."""
+    """The uploads of one inbox. What may block runs in threads."""
 
     def __init__(self, settings: Inbox, has_taken: Callable[[bytes, str], bool]) -> None:
         """has_taken: whether the daemon has moved or deleted a file of this name, with this digest (hexadecimal)."""
@@ -148,7 +160,8 @@ class Receiver:
         self._known = KnownFolder(settings.root)
         self._ours = b"%d-%b" % (os.getpid(), secrets.token_hex(4).encode())  # begins the hidden names
         self._numbers = itertools.count()
-        self._naming = threading.Lock()  # or two with the same bytes would replace each other
+        self._waiting: list[Upload] = []
+        self._placing = anyio.Lock()
 
     async def write(self, each: Incoming, threads: Executor) -> None:
         """What is in memory. Its file is begun. Raises OSError."""
@@ -171,9 +184,8 @@ class Receiver:
         each.file, each.temporary = os.fdopen(made, "wb"), temporary
         _hand_over(made, inbox)
 
-    def place(self, files: Sequence[Incoming], announced: int) -> None:
-        """Make them durable, and give them their names. Raises OSError, FolderAway, NameTaken; those that have
-        their names by then keep them."""
+    def flush(self, files: Sequence[Incoming], announced: int) -> None:
+        """All of them are on the disk then, under hidden names. Raises OSError, FolderAway."""
         self._known.check()
         with self._opened() as (inbox, hidden):
             for each in files:
@@ -184,10 +196,35 @@ class Receiver:
                 each.file.flush()
                 os.fsync(each.file.fileno())
                 each.file.close()
-            with self._naming:
-                for each in files:
-                    self._name(each, inbox, hidden)
-            os.fsync(inbox)
+
+    async def commit(self, files: Sequence[Incoming], limiter: CapacityLimiter) -> None:
+        """Give the files of a request their names, durably. Requests that come meanwhile share the next flush of the inbox.
+        Raises OSError, NameTaken, LedgerUnusable."""
+        upload = Upload(files)
+        self._waiting.append(upload)
+        async with self._placing:  # otherwise two files with the same bytes would replace each other
+            if not upload.is_placed:
+                group, self._waiting = self._waiting, []
+                await run_sync(self.place, group, limiter=limiter)
+        if upload.problem:
+            raise upload.problem
+
+    def place(self, uploads: Sequence[Upload]) -> None:
+        """One call at a time. Files that have their names when something goes wrong keep them."""
+        try:
+            with self._opened() as (inbox, hidden):
+                for upload in uploads:
+                    try:
+                        for each in upload.files:
+                            self._name(each, inbox, hidden)
+                    except (OSError, NameTaken, VisiondError) as error:  # the other requests go on
+                        upload.problem = error
+                os.fsync(inbox)
+        except OSError as error:
+            for upload in uploads:
+                upload.problem = upload.problem or error
+        for upload in uploads:
+            upload.is_placed = True
 
     def _name(self, each: Incoming, inbox: int, hidden: int) -> None:
         name = os.fsencode(each.name)

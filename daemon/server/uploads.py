@@ -79,7 +79,8 @@ class Uploads:
         self._open, self._announced = self._open + 1, self._announced + announced
         try:
             await self._fill(request, receiver, files)
-            await run_sync(receiver.place, files, self._announced, limiter=self._flushers)
+            await run_sync(receiver.flush, files, self._announced, limiter=self._flushers)
+            await receiver.commit(files, self._flushers)
         except ClientDisconnect:  # nobody reads the answer
             raise HTTPException(400, "The request has ended before its body did.") from None
         except TooLarge as error:

@@ -6,14 +6,23 @@ import contextlib
 import os
 import threading
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import anyio
 import pytest
 
 from daemon.config.sections import Inbox
-from daemon.server.incoming import HIDDEN, Incoming, Receiver, Rules, choose_suffix, clean
+from daemon.server.incoming import (
+    HIDDEN,
+    Incoming,
+    NameTaken,
+    Receiver,
+    Rules,
+    Upload,
+    choose_suffix,
+    clean,
+)
 from stages.contract.base import ImageError
 from tests.daemon_process import picture
 
@@ -31,8 +40,20 @@ def receive(receiver: Receiver, data: bytes, name: str = "a.ppm") -> Incoming:
     file, rules = Incoming(name), Rules(1 << 20, [])
     file.add(data, rules)
     file.finish(rules)
-    receiver.begin(file, 0)
     return file
+
+
+def commit(receiver: Receiver, *files: Incoming) -> None:
+    """Each by a request of its own, all at the same time."""
+
+    async def run() -> None:
+        limiter = anyio.CapacityLimiter(len(files))
+        async with anyio.create_task_group() as tasks:
+            for each in files:
+                receiver.flush([each], 0)
+                tasks.start_soon(receiver.commit, [each], limiter)
+
+    anyio.run(run)
 
 
 def test_bytes_and_names_are_flushed_in_an_order_that_no_power_failure_can_break(
@@ -54,8 +75,9 @@ def test_bytes_and_names_are_flushed_in_an_order_that_no_power_failure_can_break
     files = [receive(receiver, picture(number)) for number in range(2)]
     monkeypatch.setattr(os, "fsync", note_fsync)
     monkeypatch.setattr(os, "rename", note_rename)
+    receiver.flush(files, 0)
     hidden = [os.fsdecode(each.temporary) for each in files]
-    receiver.place(files, 0)
+    receiver.place([Upload([each]) for each in files])
     assert calls == [
         *(("flush", name) for name in hidden),
         *(("rename", each.name) for each in files),
@@ -63,16 +85,28 @@ def test_bytes_and_names_are_flushed_in_an_order_that_no_power_failure_can_break
     ]
 
 
+def test_a_file_that_cannot_be_placed_keeps_no_other_one_from_it(tmp_path: Path) -> None:
+    receiver = open_receiver(tmp_path)
+    changed, good = (receive(receiver, picture(number)) for number in range(2))
+    (tmp_path / changed.name).write_bytes(b"other bytes")
+    uploads = [Upload([changed]), Upload([good])]
+    receiver.flush([changed, good], 0)
+    receiver.place(uploads)
+    assert isinstance(uploads[0].problem, NameTaken)
+    assert uploads[1].problem is None
+    assert (tmp_path / good.name).read_bytes() == picture(1)
+
+
 def test_a_file_that_is_there_already_is_flushed_too_before_the_answer(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The server that placed it may have been killed before it could."""
     receiver = open_receiver(tmp_path)
-    receiver.place([receive(receiver, picture(1))], 0)
+    commit(receiver, receive(receiver, picture(1)))
     again = receive(receiver, picture(1))
     flushed = []
     monkeypatch.setattr(os, "fsync", lambda fd: flushed.append(os.readlink(f"/proc/self/fd/{fd}")))
-    receiver.place([again], 0)
+    commit(receiver, again)
     receiver.discard([again])
     assert flushed[-1] == str(tmp_path)
     assert len([*tmp_path.glob("*.ppm")]) == 1
@@ -91,18 +125,17 @@ def test_of_the_same_file_at_the_same_time_one_is_kept(tmp_path: Path) -> None:
 
     receiver = open_receiver(tmp_path, wait_for_the_other)
     files = [receive(receiver, picture(1)) for _ in range(2)]
-    with ThreadPoolExecutor(2) as threads:
-        for done in [threads.submit(receiver.place, [each], 0) for each in files]:
-            done.result()
+    commit(receiver, *files)
     assert sum(not each.temporary for each in files) == 1
 
 
 def test_uploads_that_begin_while_others_are_cleared_away_stay(tmp_path: Path) -> None:
     receiver = open_receiver(tmp_path)
     file = receive(receiver, picture(1))
+    receiver.begin(file, 0)
     (tmp_path / os.fsdecode(HIDDEN) / f"{os.getpid()}-0").touch()  # of a server in another container
     receiver.clear()
-    receiver.place([file], 0)
+    commit(receiver, file)
     assert [path.name for path in tmp_path.iterdir() if path.is_file()] == [file.name]
     assert not any((tmp_path / os.fsdecode(HIDDEN)).iterdir())
 

@@ -19,6 +19,7 @@ from pathlib import Path
 
 import pytest
 
+from daemon.server.guard import COOKIE, cookie_of
 from tests.daemon.server.client import Client, list_hidden, open_place, read_answer
 from tests.daemon.server.site import Site
 from tests.daemon_process import Daemon, Place, caption_of, picture, wait_for
@@ -188,6 +189,14 @@ def test_uploads_need_the_token_and_an_inbox_that_takes_them(place: Place, clien
     assert client.ask("GET", "/api/images/999999", headers={}).status == 404, (
         "reading needs none on this machine"
     )
+
+
+def test_a_page_of_somebody_else_cannot_upload_by_the_cookie_of_a_browser(client: Client) -> None:
+    token = client.token["Authorization"].removeprefix("Bearer ").encode()
+    cookie = {"Cookie": f"{COOKIE}={cookie_of(token)}"}
+    for origin, status in (("http://evil.example", 403), (f"http://127.0.0.1:{client.port}", 202)):
+        answer = client.ask("POST", "/api/images?inbox=in", picture(17), cookie | {"Origin": origin})
+        assert answer.status == status, origin
 
 
 def test_a_file_is_found_by_its_path_and_nothing_else_is(place: Place, client: Client) -> None:
