@@ -163,6 +163,8 @@ def _folders_within(inbox: Inbox, longest: int) -> Iterator[Finding]:
 
 def _what_writes(config: Config, inbox: Inbox) -> str:
     """The setting for which the inbox must be writable, and what it does; empty if there is none."""
+    if inbox.uploads:
+        return "uploads = true writes files there"
     if inbox.unpack:
         return f"unpack = {msgspec.json.encode(inbox.unpack).decode()} makes folders there"
     if config.output.bins == "move":

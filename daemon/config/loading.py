@@ -112,12 +112,17 @@ def parse(document: dict[str, Any], folder: Path) -> Config:
     """Check a parsed document; `folder` is what relative paths are relative to."""
     try:
         found = Config.model_validate(document)
-        if problems := [problem for inbox in found.inbox for problem in _misused_url(inbox)]:
+        if problems := [problem for inbox in found.inbox for problem in inbox.misuses()]:
             raise ConfigError(problems)
         config = _anchor(found, folder.absolute())
     except ValidationError as error:
         raise ConfigError([explain(problem, Config) for problem in error.errors()]) from None
-    if problems := [*_misplaced_folders(config), *_contradictions(config), *_misused_names(config)]:
+    if problems := [
+        *_misplaced_folders(config),
+        *_contradictions(config),
+        *_unreachable_uploads(config),
+        *_misused_names(config),
+    ]:
         raise ConfigError(problems)
     return config
 
@@ -253,7 +258,6 @@ def _clashing_inboxes(inboxes: Sequence[Inbox]) -> Iterator[str]:
 def _contradictions(config: Config) -> list[str]:
     """Settings that exclude each other."""
     output, endings = config.output, {inbox.on_success for inbox in config.inbox}
-    output, endings = config.output, {inbox.on_success for inbox in config.inbox}
     moves = output.bins == "move" or bool(endings - {"keep"})
     placed = [*itertools.chain.from_iterable(table.stages for table in config.pipeline.segment)]
     rules = (
@@ -291,6 +295,19 @@ def _contradictions(config: Config) -> list[str]:
         ),
     )
     return [sentence for is_broken, sentence in rules if is_broken]
+
+
+def _unreachable_uploads(config: Config) -> Iterator[str]:
+    """Inboxes that take uploads which nobody can send, or everybody."""
+    if not any(inbox.uploads for inbox in config.inbox):
+        return
+    if not config.page.listen:
+        yield "inbox.uploads: programs upload at the address of the page, and [page] listen is empty; set an address."
+    elif not (config.page_http.is_loopback or config.http.token_file):
+        yield (
+            f"inbox.uploads: everyone on the network can reach {config.page.listen}; set http.token_file, a file "
+            "with the token that programs must send."
+        )
 
 
 def find_shared_folders(config: Config) -> list[str]:
@@ -354,26 +371,6 @@ def _misplaced_inbox(config: Config, inbox: Inbox, own: Mapping[str, Path]) -> I
             yield (
                 f"{key}: the inbox {inbox.path} is inside {own[key]}, where finished images go; move one of them."
             )
-
-
-def _misused_url(inbox: Inbox) -> Iterator[str]:
-    """Settings of an inbox that is a prefix of a store, and that only a folder can have."""
-    if not inbox.url:
-        return
-    if "path" in inbox.model_fields_set:
-        yield f"inbox: {inbox.url} has both a `path` and a `url`; keep one of them."
-    if inbox.on_success != "keep":
-        yield (
-            f"inbox.on_success: visiond moves and deletes no object of {inbox.url}, as no store can do that only if the "
-            'object is still the same; use "keep", and let a lifecycle rule of the bucket delete old objects.'
-        )
-    if inbox.unpack:
-        yield (
-            f"inbox.unpack: visiond writes nothing to {inbox.url}, so it unpacks nothing there; remove `unpack`, and drop "
-            "archives into an inbox that is a folder."
-        )
-    if inbox.watch == "inotify":
-        yield f'inbox.watch: a store such as {inbox.url} sends no events; use "auto".'
 
 
 def _unknown_backends(config: Config) -> Iterator[str]:

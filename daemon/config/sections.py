@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Iterator
 from ipaddress import ip_address
 from pathlib import Path
 from typing import Annotated, Literal, Self
@@ -91,12 +92,41 @@ class Inbox(Section):
         description="Kinds of files that are unpacked: the files in an archive, the pages of a PDF or a multi-page TIFF, and "
         "frames of a video become images of their own. pdf and video need the extra `documents`.",
     )
+    uploads: bool = Field(
+        False,
+        description="Whether programs can upload images into it, by POST /api/images at the address of [page]. "
+        "Each upload needs the token.",
+    )
     watch: Literal["auto", "inotify", "poll"] = Field(
         "auto",
         description="How to notice changes. poll: only by scans. auto: poll on network file systems, which send no events; "
         "otherwise inotify. Set poll for a mount that sends no events and is not recognized, as in some containers; "
         "inotify for a network folder into which only programs on this machine write.",
     )
+
+    def misuses(self) -> Iterator[str]:
+        """Settings that a prefix of a store cannot have, only a folder."""
+        if not self.url:
+            return
+        if "path" in self.model_fields_set:
+            yield f"inbox: {self.url} has both a `path` and a `url`; keep one of them."
+        if self.on_success != "keep":
+            yield (
+                f"inbox.on_success: visiond moves and deletes no object of {self.url}, as no store can do that only if the "
+                'object is still the same; use "keep", and let a lifecycle rule of the bucket delete old objects.'
+            )
+        if self.unpack:
+            yield (
+                f"inbox.unpack: visiond writes nothing to {self.url}, so it unpacks nothing there; remove `unpack`, and drop "
+                "archives into an inbox that is a folder."
+            )
+        if self.uploads:
+            yield (
+                f"inbox.uploads: visiond writes nothing to {self.url}; remove `uploads`, and let programs upload into an "
+                "inbox that is a folder, or into the store itself."
+            )
+        if self.watch == "inotify":
+            yield f'inbox.watch: a store such as {self.url} sends no events; use "auto".'
 
     @property
     def place(self) -> str:
@@ -267,6 +297,18 @@ class PageSection(Section):
     pictures_bytes: ByteCount = Field(
         1 << 30,
         description="Most disk space for small pictures of images, which are kept in the state folder.",
+    )
+
+    upload_bytes: ByteCount = Field(
+        256 << 20,
+        ge=1 << 20,
+        description="Most bytes of an uploaded file; a larger one is answered with 413.",
+    )
+    uploads_waiting: int = Field(
+        100_000,
+        ge=1,
+        description="An inbox in which this many images wait takes no uploads: they are answered with 429. More, if "
+        "programs deliver in bursts; disk space limits uploads too.",
     )
 
 

@@ -28,6 +28,8 @@ from daemon.core.jobs import JobStatus
 from daemon.ledger.soundness import MOST
 from daemon.monitoring.notices import list_notices
 from daemon.server.app import (
+    answer_json,
+    explain_as_json,
     listen,
     listen_control,
     load_certificate,
@@ -77,7 +79,7 @@ class Answers:
         ConfigError if the token or the certificate is unusable or, with pages_matter, the address is in use."""
         http, control = config.http, config.state.path / CONTROL
         with contextlib.ExitStack() as sockets:  # a server that is stopped before it starts closes no socket
-            commands, explain = [*self.changing(), *self.reading()], {HTTPException: _explain}
+            commands, explain = [*self.changing(), *self.reading()], {HTTPException: explain_as_json}
             servers = [make_server(sockets.enter_context(listen_control(control)), commands, errors=explain)]
             url = ""
             try:
@@ -152,7 +154,7 @@ class Answers:
         """200 while images can be processed; "degraded" with the reasons if some worker is not ready."""
         problems, dead = self._status.unhealthy(), self._status.is_dead()
         state = "dead" if dead else "degraded" if problems else "ok"
-        return _json({"status": state, "problems": problems}, 503 if dead else 200)
+        return answer_json({"status": state, "problems": problems}, 503 if dead else 200)
 
     async def readyz(self, _request: Request) -> Response:
         """200 while images get through, otherwise 503 with the reasons. Unreadable folders are only a
@@ -161,14 +163,14 @@ class Answers:
         problems, warnings, upkeep = self._status.unready(), self._status.warnings(), self._status.upkeep
         more = {"warnings": warnings, "upkeep": upkeep.failures() if upkeep else []}
         shown = {name: lines for name, lines in more.items() if lines}
-        return _json({"ready": not problems, "problems": problems} | shown, 503 if problems else 200)
+        return answer_json({"ready": not problems, "problems": problems} | shown, 503 if problems else 200)
 
     async def status(self, _request: Request) -> Response:
         """Without the names of folders in an inbox, which readers of the pages should not see."""
-        return _json(msgspec.structs.replace(await self._status.complete_snapshot(), unread=[]))
+        return answer_json(msgspec.structs.replace(await self._status.complete_snapshot(), unread=[]))
 
     async def status_with_names(self, _request: Request) -> Response:
-        return _json(await self._status.complete_snapshot())
+        return answer_json(await self._status.complete_snapshot())
 
     async def put_back(self, request: Request) -> Response:
         """Queue at most PUT_BACK_IMAGES images of one status again. Anything else is refused with a sentence."""
@@ -177,11 +179,11 @@ class Answers:
             known = " or ".join(PUT_BACK)
             raise HTTPException(404, f"images that are {name} cannot be queued again, only {known}")
         ids = await _read_ids(request)
-        return _json({"images": await self._status.put_back(JobStatus[name], ids)})
+        return answer_json({"images": await self._status.put_back(JobStatus[name], ids)})
 
     async def note_lost(self, request: Request) -> Response:
         """A redo could not read the files of these images."""
-        return _json({"images": await self._status.note_lost(await _read_ids(request))})
+        return answer_json({"images": await self._status.note_lost(await _read_ids(request))})
 
     async def prune(self, request: Request) -> Response:
         """POST starts to prune what ended before the Unix time in its body.
@@ -190,16 +192,12 @@ class Answers:
         assert upkeep is not None
         if request.method == "POST":
             upkeep.prune_soon(msgspec.json.decode(await request.body(), type=float))
-        return _json(upkeep.pruning)
+        return answer_json(upkeep.pruning)
 
     async def reload(self, _request: Request) -> Response:
         """Read the configuration again; answers with what has changed."""
         assert self._status.reloading is not None
-        return _json(await self._status.reloading.reload())
-
-
-def _json(content: object, status: int = 200) -> Response:
-    return Response(msgspec.json.encode(content), status, media_type="application/json")
+        return answer_json(await self._status.reloading.reload())
 
 
 async def _read_ids(request: Request) -> list[int]:
@@ -211,9 +209,3 @@ async def _read_ids(request: Request) -> list[int]:
     except msgspec.DecodeError as error:
         wanted = f"expected a list of at most {PUT_BACK_IMAGES} numbers from 1 to {MOST}"
         raise HTTPException(400, f"{wanted}: {error}") from error
-
-
-async def _explain(_request: Request, error: Exception) -> Response:
-    """To a command, which reads only JSON."""
-    assert isinstance(error, HTTPException)
-    return _json({"problem": error.detail}, error.status_code)

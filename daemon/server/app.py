@@ -21,11 +21,13 @@ from pathlib import Path
 from typing import Any
 
 import anyio
+import msgspec
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.middleware.trustedhost import TrustedHostMiddleware
 from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
 from starlette.routing import BaseRoute
 from starlette.types import ASGIApp
 
@@ -89,6 +91,17 @@ async def read_body(request: Request, most_bytes: int, problem: str) -> bytearra
     except ClientDisconnect:  # nobody reads the answer
         raise HTTPException(400, "The request has ended before its body did.") from None
     return body
+
+
+def answer_json(content: object, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
+    return Response(msgspec.json.encode(content), status, headers, media_type="application/json")
+
+
+async def explain_as_json(_request: Request, error: Exception) -> Response:
+    """To a program, which reads only JSON."""
+    if isinstance(error, HTTPException):
+        return answer_json({"problem": error.detail}, error.status_code, error.headers)
+    return answer_json({"problem": str(error)}, 503)
 
 
 # Sockets

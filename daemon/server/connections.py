@@ -36,6 +36,8 @@ MOST_WAITING = 128  # connections without a complete request yet
 # For a whole request, from the start of the connection or the end of its last answer; and for each part of the
 # answer that the client has to take before there is room for more.
 REQUEST_SECONDS = 10.0
+# … a body may take longer, if so many bytes of it have come in each such time.
+LEAST_BYTES = 64 << 10
 
 # Of all answers. Whoever serves scripts, styles or forms says so to its server.
 HEADERS = (
@@ -54,16 +56,24 @@ class Connection(H11Protocol):
 
     waiting: ClassVar[dict[Connection, None]] = {}  # the longest first
     _deadline: asyncio.TimerHandle | None = None
+    _received = 0  # bytes since the deadline was set
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
         self._wait()
 
+    def data_received(self, data: bytes) -> None:
+        self._received += len(data)
+        super().data_received(data)
+
     def handle_events(self) -> None:
+        before = self.cycle
         super().handle_events()
         if not self._is_answering():
             return
         self.waiting.pop(self, None)
+        if self.cycle is not before and self.cycle.more_body:
+            self._limit_time()
         if not self.cycle.more_body:  # the rest is the server's time
             self._wait_no_more()
         if {b"content-length", b"transfer-encoding"} <= {name for name, _ in self.headers}:
@@ -111,8 +121,17 @@ class Connection(H11Protocol):
         self._wait_no_more()
         if self.transport.is_closing():
             return False
-        self._deadline = self.loop.call_later(REQUEST_SECONDS, self.transport.abort)
+        self._deadline = self.loop.call_later(REQUEST_SECONDS, self._end_if_slow)
+        self._received = 0
         return True
+
+    def _end_if_slow(self) -> None:
+        """Unless enough of a body has come, or this server does not take it faster."""
+        is_receiving = self._is_answering() and self.cycle.more_body
+        if is_receiving and (self._received >= LEAST_BYTES or self.flow.read_paused):
+            self._limit_time()
+        else:
+            self.transport.abort()
 
     def _wait_no_more(self) -> None:
         self.waiting.pop(self, None)

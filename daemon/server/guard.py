@@ -21,10 +21,13 @@ from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from daemon.server.app import answer_json
+
 log = structlog.get_logger()
 
 WRONG_TOKEN_SECONDS = 0.5  # until the answer
 OPEN_PATHS = ("/login", "/static/")  # of the page, that need no token anywhere
+API = "/api/"
 COOKIE = "visiond"
 COOKIE_SECONDS = 30 * 86400
 
@@ -77,10 +80,12 @@ class PageGuard(Guard):
         return bool(cookie) and is_same(cookie, cookie_of(self._read_token()).encode())
 
     def refuse(self, request: Request) -> Response | None:
-        headers, reads = request.headers, request.method in ("GET", "HEAD")
+        headers, reads, as_json = request.headers, request.method in ("GET", "HEAD"), is_api(request.scope)
+        if as_json and not (request.state.has_token or (reads and self._reading_is_free)):
+            return say("This needs the token. Send: Authorization: Bearer TOKEN", 401, as_json=True)
         # A browser sends no token by itself, only a cookie.
         if not (reads or is_from_page(headers) or bearer_of(headers)):
-            return say("This request does not come from the page itself.", 403)
+            return say("This request does not come from the page itself.", 403, as_json=as_json)
         if request.state.has_token or request.url.path.startswith(OPEN_PATHS):
             return None
         if reads and self._reading_is_free:
@@ -128,6 +133,14 @@ def is_from_page(headers: Headers) -> bool:
     return headers.get("sec-fetch-site", "") == "same-origin"
 
 
-def say(sentence: str, status: int) -> Response:
+def is_api(scope: Scope) -> bool:
+    """Whether a program asks, which reads only JSON."""
+    path: str = scope["path"]
+    return path.startswith(API)
+
+
+def say(sentence: str, status: int, *, as_json: bool = False) -> Response:
     headers = {"www-authenticate": "Bearer"} if status == 401 else None
+    if as_json:
+        return answer_json({"problem": sentence}, status, headers)
     return Response(f"{sentence}\n", status, headers, media_type="text/plain; charset=utf-8")

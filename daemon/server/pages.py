@@ -30,15 +30,24 @@ from daemon.monitoring.notices import list_notices
 from daemon.search.following import encode_events, read_last
 from daemon.search.index import SearchUnusable
 from daemon.search.query import Query, QueryError
-from daemon.search.searcher import NEWEST, By, Found, Searcher
-from daemon.server.app import read_body, read_page_token
-from daemon.server.guard import COOKIE, COOKIE_SECONDS, cookie_of, is_same, note_wrong_token, own_path
+from daemon.search.searcher import NEWEST, Found, Searcher
+from daemon.server.app import explain_as_json, read_body, read_page_token
+from daemon.server.guard import (
+    COOKIE,
+    COOKIE_SECONDS,
+    cookie_of,
+    is_api,
+    is_same,
+    note_wrong_token,
+    own_path,
+)
 from daemon.server.pictures import DECODERS, NoPicture, Pictures, draw_reason
 from daemon.server.views import (
     Asked,
     View,
     address,
     document_of,
+    find_images,
     list_tables,
     number_in,
     raw_of,
@@ -117,7 +126,7 @@ class Page:
         asked, problem, found = Asked(), "", Found()
         try:
             asked = Asked.of(request)
-            found = await run_sync(self._find, asked)
+            found = await run_sync(find_images, self._searcher, asked, SHOWN)
         except (QueryError, SearchUnusable) as error:
             problem = str(error)
         records, views = await self._views(found)
@@ -149,13 +158,6 @@ class Page:
         hits = {hit.image: hit.score for hit in found.hits}
         records = await run_sync(self._reader.find_numbers, list(hits))
         return records, [view_of(record, hits[record.id]) for record in records]
-
-    def _find(self, asked: Asked) -> Found:
-        self._searcher.catch_up()
-        query = asked.query()
-        if query.sentence and asked.by != "newest":
-            return self._searcher.best(query, By(asked.by), asked.cursor, SHOWN, wait=False)
-        return self._searcher.newest(query, asked.cursor or NEWEST, SHOWN)
 
     async def image(self, request: Request) -> Response:
         record = await self._record(request)
@@ -329,6 +331,8 @@ class Page:
         )
 
     async def explain(self, request: Request, error: Exception) -> Response:
+        if is_api(request.scope):
+            return await explain_as_json(request, error)
         status = error.status_code if isinstance(error, HTTPException) else 503
         sentence = error.detail if isinstance(error, HTTPException) else str(error)
         response = self._show(request, "error.html", {"sentence": sentence, "status": status})

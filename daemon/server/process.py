@@ -20,6 +20,7 @@ from daemon.config.state import closed_to_others
 from daemon.core.errors import VisiondError
 from daemon.ledger.records import open_reader
 from daemon.search.opening import make_searcher
+from daemon.server.api import Api
 from daemon.server.app import load_certificate, make_server, read_page_token, running
 from daemon.server.guard import PageGuard
 from daemon.server.keeper import ParsedConfig
@@ -50,9 +51,13 @@ async def serve(
     ):
         page = Page(config, reader, searcher, pictures)
         tls = load_certificate(http)
-        server = make_server(listener, page.routes(), http, guard, tls, page.errors(), ALLOWED)
+        api = Api(config, reader, searcher)
+        server = make_server(
+            listener, [*api.routes(), *page.routes()], http, guard, tls, page.errors(), ALLOWED
+        )
         async with running(server), anyio.create_task_group() as tasks:
             tasks.start_soon(_follow, searcher.catch_up)
+            tasks.start_soon(api.uploads.clear)
             with anyio.open_signal_receiver(*stop) as received:
                 await anext(received)
             tasks.cancel_scope.cancel()

@@ -19,7 +19,7 @@ from daemon.ledger.record import Record
 from daemon.ledger.soundness import MOST
 from daemon.search.entries import LEAST_SCORE
 from daemon.search.query import DATES, Query, QueryError, parse, read_day
-from daemon.search.searcher import By
+from daemon.search.searcher import NEWEST, By, Found, Searcher
 from stages.contract.binning import text_of
 
 CHOICES = ("bin", "inbox", "state", "tag", "object")
@@ -79,6 +79,15 @@ class Asked(msgspec.Struct, frozen=True):
     def is_only(self, **values: str) -> bool:
         """Whether it asks for this, and how to order it, and nothing else."""
         return {name: value for name, value in self.values().items() if name != "by"} == values
+
+
+def find_images(searcher: Searcher, asked: Asked, most: int, wait: bool = False) -> Found:
+    """wait: until the model that understands sentences is loaded. Raises QueryError, SearchUnusable."""
+    searcher.catch_up()
+    query = asked.query()
+    if query.sentence and asked.by != "newest":
+        return searcher.best(query, By(asked.by), asked.cursor, most, wait=wait)
+    return searcher.newest(query, asked.cursor or NEWEST, most)
 
 
 def address(path: str, **values: object) -> str:

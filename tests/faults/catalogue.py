@@ -38,6 +38,7 @@ from tests.faults import (
     traps,
     unpacking,
     unread,
+    uploads,
 )
 from tests.faults.clocks import HOUR, YEAR
 from tests.inputs import CATALOGUE, ODD, mutate
@@ -89,6 +90,11 @@ def kill_under_load(folder: Path, chance: random.Random, sizes: Sizes) -> Figure
 
 def kill_while_unpacking(folder: Path, chance: random.Random, sizes: Sizes) -> Figure:
     outcome = unpacking.kill_while_unpacking(folder, sizes["kills"], sizes["archives"], chance)
+    return Figure(str(outcome), outcome.kept)
+
+
+def kill_while_uploading(folder: Path, chance: random.Random, sizes: Sizes) -> Figure:
+    outcome = uploads.kill_while_uploading(folder, sizes["kills"], chance)
     return Figure(str(outcome), outcome.kept)
 
 
@@ -457,6 +463,8 @@ ROWS = [
         {"kills": 100, "archives": 300}, {"kills": 3, "archives": 30}),
     Row("44", "kill -9 the daemon or its process group while second looks run", f"{KILLED}; both answers kept",
         kill_during_looks, {"kills": 100, "files": 1_000}, {"kills": 2, "files": 60}),
+    Row("uploads", "kill -9 the daemon, its process group or the page while programs upload",
+        "every 202 has exactly one result", kill_while_uploading, {"kills": 100}, {"kills": 10}),
     Row("60", "kill -9 at any call that publishes images whose files were renamed",
         "each keeps its number; one sidecar, under the new name; sinks get nothing", kill_while_renaming,
         {"kills": 150}, {"kills": 1}),

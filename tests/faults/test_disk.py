@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.daemon.server.client import Client, list_hidden, open_place
 from tests.daemon_process import SLACK_SECONDS, Daemon, Place, picture, wait_for, with_pauses
 from tests.faults.syscalls import Supervisor
 
@@ -273,3 +274,28 @@ def test_results_that_the_system_loses_after_all_end_the_daemon_with_74_and_the_
         sidecar.unlink()
     assert place.run_once().returncode == 0
     place.assert_kept(DONE=3)
+
+
+def test_uploads_into_a_full_or_read_only_inbox_are_refused_and_nothing_of_them_is_left(
+    tmp_path: Path,
+) -> None:
+    data = [picture(number, bytes(1 << 20)) for number in range(2)]
+    inbox = {"path": "disk/inbox", "uploads": True, "settle_seconds": 0.1}
+    with mounted(tmp_path / "disk", "2m") as disk:
+        place = open_place(tmp_path, {"inbox": [inbox]})
+        with Daemon(place) as daemon:
+            client = Client(place)
+            first = client.post(data[0], "wait=30").image
+            parts = [data[1][at : at + 50_000] for at in range(0, len(data[1]), 50_000)]
+            unannounced = client.ask("POST", "/api/images", iter(parts), client.token, encode_chunked=True)
+            for answer in (client.post(data[1]), unannounced):
+                assert (answer.status, answer.headers["retry-after"]) == (429, "60")
+            assert list_hidden(place) == []
+            (place.inbox() / first["path"]).unlink()
+            assert client.post(data[1]).status == 202
+            disk.remount("ro")
+            assert client.post(picture(2)).status == 503
+            assert "uploads = true writes files there" in place.command("check", "--quick").stdout
+            disk.remount("rw")
+            assert client.post(picture(2), "wait=30").image["status"] == "DONE"
+            assert daemon.stop() == 0

@@ -624,3 +624,13 @@ def test_every_unknown_backend_is_named_with_its_key(tmp_path: Path) -> None:
         'stages.ocr.backend: there is no backend for ocr called "onnx"; choose one of fake, ppocr, reader.',
         'stages.yolo.backend: there is no backend for yolo called "fakes"; did you mean "fake"?',
     ]
+
+
+def test_uploads_need_a_folder_an_address_and_where_others_reach_it_a_token() -> None:
+    inbox = {"uploads": True}
+    assert parse({"inbox": [inbox]}, Path("/srv")).inbox[0].uploads
+    assert "set an address" in problems_of({"inbox": [inbox], "page": {"listen": ""}})[0]
+    open_page = {"inbox": [inbox], "page": {"listen": "0.0.0.0:9465"}}
+    assert "set http.token_file" in problems_of(open_page)[0]
+    parse(open_page | {"http": {"token_file": "token"}}, Path("/srv"))
+    assert "writes nothing to s3://bucket" in problems_of({"inbox": [inbox | {"url": "s3://bucket"}]})[0]

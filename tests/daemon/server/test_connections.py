@@ -30,11 +30,17 @@ async def answer(_scope: Any, _receive: Any, send: Any) -> None:
     await send({"type": "http.response.body", "body": b""})
 
 
+async def read_and_answer(scope: Any, receive: Any, send: Any) -> None:
+    while (await receive()).get("more_body"):
+        pass
+    await answer(scope, receive, send)
+
+
 @contextlib.asynccontextmanager
-async def served(tls: ssl.SSLContext | None = None) -> AsyncIterator[int]:
+async def served(app: Any = answer, tls: ssl.SSLContext | None = None) -> AsyncIterator[int]:
     """The port of a server."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
-        server = Server(answer, listener, tls)
+        server = Server(app, listener, tls)
         server.config.timeout_keep_alive = NEVER
         async with running(server):
             yield int(listener.getsockname()[1])
@@ -82,6 +88,25 @@ async def test_half_a_request_is_waited_for_only_so_long_and_so_is_the_next_one_
             assert await is_closed(client)
 
 
+async def test_a_body_may_take_longer_if_enough_of_it_comes_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connections, "REQUEST_SECONDS", 0.4)
+    head = REQUEST[:-2] + b"Content-Length: 1000000\r\n\r\n"
+    async with served(read_and_answer) as port:
+        async with await anyio.connect_tcp("127.0.0.1", port) as slow:
+            await slow.send(head)
+            with anyio.move_on_after(0.2):
+                await slow.receive()
+            await slow.send(b"some")
+            assert await is_closed(slow)
+        async with await anyio.connect_tcp("127.0.0.1", port) as steady:
+            await steady.send(head)
+            for _ in range(10):
+                with anyio.move_on_after(0.1):
+                    await steady.receive()
+                await steady.send(bytes(100_000))
+            assert (await steady.receive()).startswith(b"HTTP/1.1 204")
+
+
 async def test_after_a_request_of_two_lengths_the_connection_is_closed() -> None:
     """Something before the server may take what follows for another request."""
     lengths = b"Content-Length: 5\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n"
@@ -95,7 +120,7 @@ async def test_a_handshake_is_waited_for_only_so_long(
     monkeypatch: pytest.MonkeyPatch, tls: ssl.SSLContext | None
 ) -> None:
     monkeypatch.setattr(connections, "HANDSHAKE_SECONDS", 0.3)
-    async with served(tls) as port, await anyio.connect_tcp("127.0.0.1", port) as client:
+    async with served(tls=tls) as port, await anyio.connect_tcp("127.0.0.1", port) as client:
         assert await is_closed(client)
 
 
@@ -103,7 +128,7 @@ async def test_the_handshake_that_takes_longest_makes_room(
     monkeypatch: pytest.MonkeyPatch, tls: ssl.SSLContext | None
 ) -> None:
     monkeypatch.setattr(connections, "MOST_HANDSHAKES", 1)
-    async with served(tls) as port, await anyio.connect_tcp("127.0.0.1", port) as silent:
+    async with served(tls=tls) as port, await anyio.connect_tcp("127.0.0.1", port) as silent:
         async with await anyio.connect_tcp(
             "127.0.0.1", port, ssl_context=trusting(), tls_standard_compatible=False
         ) as client:

@@ -16,16 +16,8 @@ import pytest
 from daemon.config.loading import parse
 from daemon.config.state import PAGE_TOKEN
 from daemon.server import keeper
-from tests.daemon_process import PATIENCE, Daemon, Place, command_of, free_port, wait_for, with_pauses
-
-
-def page_process(daemon: int) -> int:
-    """Its process id; 0 if there is none."""
-    children = Path(f"/proc/{daemon}/task/{daemon}/children").read_text().split()
-    for child in children:
-        if b"daemon.server.process" in command_of(int(child)):
-            return int(child)
-    return 0
+from tests.daemon.server.client import page_process
+from tests.daemon_process import PATIENCE, Daemon, Place, free_port, wait_for, with_pauses
 
 
 def read(port: int, path: str = "/") -> str:

@@ -1,0 +1,294 @@
+"""POST /api/images: programs hand over files, which become files of an inbox before the answer.
+
+A body is streamed to the disk, a few hundred KiB in memory at a time. The answer comes when the file would survive a power
+failure. Nothing else is new: the daemon finds the file in its inbox like any other.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import time
+from collections.abc import AsyncIterator
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import Any, NamedTuple
+
+import anyio
+import structlog
+from anyio.to_thread import run_sync
+from python_multipart.exceptions import MultipartParseError
+from python_multipart.multipart import MultipartParser, parse_options_header
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect, Request
+
+from daemon.config.loading import Config
+from daemon.config.sections import Inbox
+from daemon.core.errors import VisiondError
+from daemon.core.jobs import JobStatus
+from daemon.ledger.record import Record
+from daemon.ledger.records import Reader
+from daemon.ledger.statements import SQL
+from daemon.server.incoming import WRITE_BYTES, Incoming, NameTaken, Receiver, Rules, TooLarge
+from stages.contract.base import ImageError, Reason
+
+log = structlog.get_logger()
+
+MOST_UPLOADS = 128  # requests at once
+MOST_FILES = 64  # in one request: each has a descriptor
+THREADS = 16  # that flush, and half as many that write: a dead mount must not use up those of the page
+COUNT_SECONDS = 1.0  # between two counts of what waits …
+COUNT_REST = 20  # … which are followed by at least as many times their duration of rest
+BUSY_SECONDS, BEHIND_SECONDS, FULL_SECONDS = 1, 5, 60  # after which a program may try again
+
+
+class Uploads:
+    """The inboxes that take uploads."""
+
+    def __init__(self, config: Config, reader: Reader) -> None:
+        self._page = config.page
+        self._reader = reader
+        self._receivers = {
+            inbox.name: Receiver(inbox, partial(self._has_taken, config, inbox))
+            for inbox in config.inbox
+            if inbox.uploads
+        }
+        self._open = 0  # requests
+        self._announced = 0  # bytes that their bodies have
+        self._waiting: dict[bytes, int] = {}  # images, by inbox
+        self._counted_at = -COUNT_SECONDS
+        self._rest = 0.0  # until the next count
+        self._writers = ThreadPoolExecutor(THREADS // 2, "upload")
+        self._flushers = anyio.CapacityLimiter(THREADS)
+
+    async def clear(self) -> None:
+        """Remove what servers that were killed have left."""
+        for receiver in self._receivers.values():
+            try:
+                await run_sync(receiver.clear, abandon_on_cancel=True, limiter=self._flushers)
+            except OSError as error:
+                log.warning(
+                    "unfinished uploads are not removed", inbox=receiver.settings.place, why=str(error)
+                )
+
+    async def receive(self, request: Request) -> tuple[Inbox, list[tuple[bytes, str]]]:
+        """The name and the digest of each file of a request: they are in their inbox now, durable. Raises HTTPException."""
+        receiver, announced = self._receiver(request.query_params.get("inbox", "")), _length_of(request)
+        await self._admit(receiver)
+        files: list[Incoming] = []
+        self._open, self._announced = self._open + 1, self._announced + announced
+        try:
+            await self._fill(request, receiver, files)
+            await run_sync(receiver.flush, files, self._announced, limiter=self._flushers)
+            await receiver.commit(files, self._flushers)
+        except ClientDisconnect:  # nobody reads the answer
+            raise HTTPException(400, "The request has ended before its body did.") from None
+        except TooLarge as error:
+            raise HTTPException(413, str(error)) from None
+        except ImageError as error:
+            raise HTTPException(400 if error.reason is Reason.EMPTY else 415, f"{error.detail}.") from None
+        except NameTaken as error:
+            raise HTTPException(409, str(error)) from None
+        except VisiondError:  # of the ledger
+            raise
+        except OSError as error:
+            raise _explain(receiver, error) from error
+        finally:
+            self._open, self._announced = self._open - 1, self._announced - announced
+            if any(each.temporary for each in files):
+                with anyio.CancelScope(shield=True):
+                    await run_sync(receiver.discard, files, limiter=self._flushers)
+        root = receiver.settings.root
+        self._waiting[root] = self._waiting.get(root, 0) + len(files)
+        return receiver.settings, [(os.fsencode(each.name), each.digest) for each in files]
+
+    # What is refused
+
+    def _receiver(self, name: str) -> Receiver:
+        if not self._receivers:
+            raise HTTPException(
+                403, "No inbox takes uploads. Set uploads = true in an [[inbox]] of daemon.toml."
+            )
+        if len(self._receivers) == 1 and not name:
+            return next(iter(self._receivers.values()))
+        if name not in self._receivers:
+            which = f"No inbox {name} takes uploads" if name else "Several inboxes take uploads"
+            known = f"; name one with ?inbox=: {', '.join(self._receivers)}" if any(self._receivers) else ""
+            raise HTTPException(404 if name else 400, f"{which}{known}.")
+        return self._receivers[name]
+
+    async def _admit(self, receiver: Receiver) -> None:
+        """Raises HTTPException if no body is taken now."""
+        if self._open >= MOST_UPLOADS:
+            raise _later(f"{MOST_UPLOADS} uploads are under way.", BUSY_SECONDS)
+        if await self._count(receiver.settings) >= self._page.uploads_waiting:
+            raise _later(
+                f"{self._page.uploads_waiting:,} images of this inbox wait already ([page] uploads_waiting).",
+                BEHIND_SECONDS,
+            )
+
+    async def _count(self, inbox: Inbox) -> int:
+        """How many images of an inbox wait: as of the last count, and those that were uploaded since."""
+        started = time.monotonic()
+        if started >= self._counted_at + max(COUNT_SECONDS, self._rest):
+            self._counted_at = started
+            self._waiting = await run_sync(_count_waiting, self._reader)
+            self._rest = COUNT_REST * (time.monotonic() - started)
+        return self._waiting.get(inbox.root, 0)
+
+    def _has_taken(self, config: Config, inbox: Inbox, name: bytes, digest: str) -> bool:
+        """Whether the ledger has this file, where the daemon moves or deletes files."""
+        if inbox.on_success == "keep" and config.output.bins != "move":
+            return False
+        record = find_file(self._reader, inbox.root, name)
+        is_kept = record is not None and record.status is not JobStatus.GONE
+        return bool(is_kept and record and record.digest.hex() in ("", digest))
+
+    # What is received
+
+    async def _fill(self, request: Request, receiver: Receiver, files: list[Incoming]) -> None:
+        """Write the files of the body, and add each to `files` as soon as there is one."""
+        rules = Rules(self._page.upload_bytes, receiver.settings.unpack)
+        kind, options = parse_options_header(request.headers.get("content-type", ""))
+        is_form, length = kind == b"multipart/form-data", _length_of(request)
+        if not is_form and length > rules.most_bytes:
+            raise TooLarge(rules.most_bytes)
+        parts = _read_form(request, options.get(b"boundary", b"")) if is_form else _read_whole(request)
+        async for part in parts:
+            match part:
+                case Begun(name):
+                    if len(files) >= MOST_FILES:
+                        raise HTTPException(413, f"The form has more than {MOST_FILES} files.")
+                    files.append(Incoming(name))
+                    if length >= WRITE_BYTES:  # a full disk is found before the body is read
+                        await self._begin(receiver, files[-1])
+                case bytes():
+                    if files[-1].add(part, rules):
+                        await self._begin(receiver, files[-1])
+                        await receiver.write(files[-1], self._writers)
+                case None:
+                    files[-1].finish(rules)
+        if not files:
+            raise HTTPException(400, "No part of the form has a file name.")
+        if ignored := next((each.name for each in files if receiver.ignores(each)), ""):
+            raise HTTPException(400, f"The inbox ignores {ignored}: see its `ignore` in daemon.toml.")
+
+    async def _begin(self, receiver: Receiver, each: Incoming) -> None:
+        if each.file is None:
+            await run_sync(receiver.begin, each, self._announced, limiter=self._flushers)
+
+
+def _count_waiting(reader: Reader) -> dict[bytes, int]:
+    roots = reader.inboxes()
+    return {roots[number]: waiting.images for number, waiting in reader.count_waiting().items()}
+
+
+def find_file(reader: Reader, inbox: bytes, path: bytes) -> Record | None:
+    """The newest version of a file, as the ledger knows it. inbox: its folder, or its URL."""
+    numbers = [number for number, root in reader.inboxes().items() if root == inbox]
+    with reader.lend() as connection:
+        rows = [row for each in numbers for row in connection.execute(SQL["find_by_path"], (each, path))]
+    return next(iter(reader.assemble(rows, tolerant=True)), None)
+
+
+class Begun(NamedTuple):
+    """A file begins, with the name that the program gave it, or an empty one."""
+
+    name: str
+
+
+# What a body has, in order: for each file its beginning, its bytes, and None at its end.
+Parts = AsyncIterator[Begun | bytes | None]
+
+
+async def _read_whole(request: Request) -> Parts:
+    yield Begun(request.query_params.get("name", ""))
+    async for part in request.stream():
+        yield part
+    yield None
+
+
+async def _read_form(request: Request, boundary: bytes) -> Parts:
+    """Raises HTTPException."""
+    form = _Form()
+    try:
+        parser = MultipartParser(boundary, form.callbacks())
+        async for part in request.stream():
+            parser.write(part)
+            for found in form.take():
+                yield found
+    except MultipartParseError as error:
+        raise HTTPException(400, f"The form cannot be read: {error}") from error
+    if not form.is_whole:
+        raise HTTPException(400, "The form has ended before its last boundary; nothing of it is kept.")
+
+
+class _Form:
+    """Takes what a parser finds in a form. Parts without a file name are left out."""
+
+    def __init__(self) -> None:
+        self.is_whole = False
+        self._found: list[Begun | bytes | None] = []
+        self._field = self._value = b""
+        self._named: dict[bytes, bytes] = {}
+        self._is_file = False
+
+    def callbacks(self) -> Any:
+        return {
+            "on_part_begin": self._named.clear,
+            "on_header_field": self._take_field,
+            "on_header_value": self._take_value,
+            "on_header_end": self._end_header,
+            "on_headers_finished": self._begin,
+            "on_part_data": self._take_data,
+            "on_part_end": self._end,
+            "on_end": self._end_form,
+        }
+
+    def take(self) -> list[Begun | bytes | None]:
+        found, self._found = self._found, []
+        return found
+
+    def _take_field(self, data: bytes, start: int, end: int) -> None:
+        self._field += data[start:end]
+
+    def _take_value(self, data: bytes, start: int, end: int) -> None:
+        self._value += data[start:end]
+
+    def _end_header(self) -> None:
+        self._named[self._field.lower()] = self._value
+        self._field = self._value = b""
+
+    def _begin(self) -> None:
+        _, options = parse_options_header(self._named.get(b"content-disposition", b""))
+        self._is_file = b"filename" in options
+        if self._is_file:
+            self._found.append(Begun(options[b"filename"].decode(errors="replace")))
+
+    def _take_data(self, data: bytes, start: int, end: int) -> None:
+        if self._is_file:
+            self._found.append(data[start:end])
+
+    def _end(self) -> None:
+        if self._is_file:
+            self._found.append(None)
+
+    def _end_form(self) -> None:
+        self.is_whole = True
+
+
+def _length_of(request: Request) -> int:
+    """Of the body, as the request says; 0 if it does not."""
+    given = request.headers.get("content-length", "")
+    return int(given) if given.isascii() and given.isdecimal() and len(given) < 19 else 0
+
+
+def _later(sentence: str, seconds: int) -> HTTPException:
+    return HTTPException(429, f"{sentence} Try again later.", {"retry-after": str(seconds)})
+
+
+def _explain(receiver: Receiver, error: OSError) -> HTTPException:
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return _later("The disk of the inbox is full.", FULL_SECONDS)
+    why = f"The inbox {receiver.settings.place} cannot be written: {error.strerror or error}."
+    return HTTPException(503, why, {"retry-after": str(FULL_SECONDS)})

@@ -1,0 +1,194 @@
+"""What becomes of an uploaded file on the disk, and which name it gets."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import anyio
+import pytest
+
+from daemon.config.sections import Inbox
+from daemon.server.incoming import (
+    HIDDEN,
+    Incoming,
+    NameTaken,
+    Receiver,
+    Rules,
+    Upload,
+    choose_suffix,
+    clean,
+)
+from stages.contract.base import ImageError
+from tests.daemon_process import picture
+
+PNG = b"\x89PNG\r\n\x1a\n"
+
+
+def open_receiver(
+    folder: Path, has_taken: Callable[[bytes, str], bool] = lambda name, digest: False
+) -> Receiver:
+    return Receiver(Inbox(path=folder), has_taken)
+
+
+def receive(receiver: Receiver, data: bytes, name: str = "a.ppm") -> Incoming:
+    """A file that is here and not placed."""
+    file, rules = Incoming(name), Rules(1 << 20, [])
+    file.add(data, rules)
+    file.finish(rules)
+    return file
+
+
+def commit(receiver: Receiver, *files: Incoming) -> None:
+    """Each by a request of its own, all at the same time."""
+
+    async def run() -> None:
+        limiter = anyio.CapacityLimiter(len(files))
+        async with anyio.create_task_group() as tasks:
+            for each in files:
+                receiver.flush([each], 0)
+                tasks.start_soon(receiver.commit, [each], limiter)
+
+    anyio.run(run)
+
+
+def test_bytes_and_names_are_flushed_in_an_order_that_no_power_failure_can_break(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The bytes before the name, and the name before the answer."""
+    calls = []
+    fsync, rename = os.fsync, os.rename
+
+    def note_fsync(fd: int) -> None:
+        calls.append(("flush", Path(os.readlink(f"/proc/self/fd/{fd}")).name))
+        fsync(fd)
+
+    def note_rename(before: bytes, after: bytes, **folders: Any) -> None:
+        calls.append(("rename", os.fsdecode(after)))
+        rename(before, after, **folders)
+
+    receiver = open_receiver(tmp_path)
+    files = [receive(receiver, picture(number)) for number in range(2)]
+    monkeypatch.setattr(os, "fsync", note_fsync)
+    monkeypatch.setattr(os, "rename", note_rename)
+    receiver.flush(files, 0)
+    hidden = [os.fsdecode(each.temporary) for each in files]
+    receiver.place([Upload([each]) for each in files])
+    assert calls == [
+        *(("flush", name) for name in hidden),
+        *(("rename", each.name) for each in files),
+        ("flush", tmp_path.name),
+    ]
+
+
+def test_a_file_that_cannot_be_placed_keeps_no_other_one_from_it(tmp_path: Path) -> None:
+    receiver = open_receiver(tmp_path)
+    changed, good = (receive(receiver, picture(number)) for number in range(2))
+    (tmp_path / changed.name).write_bytes(b"other bytes")
+    uploads = [Upload([changed]), Upload([good])]
+    receiver.flush([changed, good], 0)
+    receiver.place(uploads)
+    assert isinstance(uploads[0].problem, NameTaken)
+    assert uploads[1].problem is None
+    assert (tmp_path / good.name).read_bytes() == picture(1)
+
+
+def test_a_file_that_is_there_already_is_flushed_too_before_the_answer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The server that placed it may have been killed before it could."""
+    receiver = open_receiver(tmp_path)
+    commit(receiver, receive(receiver, picture(1)))
+    again = receive(receiver, picture(1))
+    flushed = []
+    monkeypatch.setattr(os, "fsync", lambda fd: flushed.append(os.readlink(f"/proc/self/fd/{fd}")))
+    commit(receiver, again)
+    receiver.discard([again])
+    assert flushed[-1] == str(tmp_path)
+    assert len([*tmp_path.glob("*.ppm")]) == 1
+    assert not any((tmp_path / os.fsdecode(HIDDEN)).iterdir())
+
+
+def test_of_the_same_file_at_the_same_time_one_is_kept(tmp_path: Path) -> None:
+    both = threading.Barrier(2)
+
+    def wait_for_the_other(_name: bytes, _digest: str) -> bool:
+        with contextlib.suppress(
+            threading.BrokenBarrierError
+        ):  # it does not come: one names its file at a time
+            both.wait(0.5)
+        return False
+
+    receiver = open_receiver(tmp_path, wait_for_the_other)
+    files = [receive(receiver, picture(1)) for _ in range(2)]
+    commit(receiver, *files)
+    assert sum(not each.temporary for each in files) == 1
+
+
+def test_uploads_that_begin_while_others_are_cleared_away_stay(tmp_path: Path) -> None:
+    receiver = open_receiver(tmp_path)
+    file = receive(receiver, picture(1))
+    receiver.begin(file, 0)
+    (tmp_path / os.fsdecode(HIDDEN) / f"{os.getpid()}-0").touch()  # of a server in another container
+    receiver.clear()
+    commit(receiver, file)
+    assert [path.name for path in tmp_path.iterdir() if path.is_file()] == [file.name]
+    assert not any((tmp_path / os.fsdecode(HIDDEN)).iterdir())
+
+
+def test_a_link_in_the_place_of_the_hidden_folder_is_not_followed(tmp_path: Path) -> None:
+    inbox, elsewhere = tmp_path / "inbox", tmp_path / "elsewhere"
+    inbox.mkdir()
+    elsewhere.mkdir()
+    (inbox / os.fsdecode(HIDDEN)).symlink_to(elsewhere)
+    with pytest.raises(OSError, match=r"Not a directory|symbolic"):
+        open_receiver(inbox).begin(Incoming("a.jpg"), 0)
+    assert not any(elsewhere.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("given", "kept"),
+    [
+        ("photo.jpg", "photo"),
+        ("/etc/passwd", "passwd"),
+        ("..\\..\\evil.jpg", "evil"),
+        ("../..", ""),
+        ("", ""),
+        (".hidden.png", "hidden"),
+        ("~$draft.tif", "draft"),
+        ("scan.tar.gz", "scan"),
+        ("a\0b\n\u202egpj.jpg", "abgpj"),
+        ("Größe 1.jpg", "Größe 1"),
+        ("ü" * 200, "ü" * 50),
+        ("\udcff.jpg", "?"),
+    ],
+)
+def test_of_a_name_that_a_program_gave_only_letters_are_kept(given: str, kept: str) -> None:
+    assert clean(given) == kept
+
+
+@pytest.mark.parametrize(
+    ("name", "head", "suffix"),
+    [
+        ("a.png", b"\xff\xd8\xff", ".jpg"),
+        ("", PNG, ".png"),
+        ("a.tgz", b"\x1f\x8b", ".tgz"),
+        ("a.tar.gz", b"\x1f\x8b", ".tar.gz"),
+        ("", b"PK\3\4", ".zip"),
+        ("a.cbz", b"PK\3\4", ".cbz"),
+        ("film.mov", b"\0\0\0\x20ftypqt  ", ".mov"),
+        ("", b"%PDF-1.7", ".pdf"),
+    ],
+)
+def test_the_suffix_follows_from_the_first_bytes(name: str, head: bytes, suffix: str) -> None:
+    assert choose_suffix(name, head, ["zip", "tar", "pdf", "video"]) == suffix
+
+
+@pytest.mark.parametrize("head", [b"PK\3\4", b"%PDF-1.7", b"text", b"8BPS"])
+def test_what_an_inbox_does_not_read_is_refused(head: bytes) -> None:
+    with pytest.raises(ImageError):
+        choose_suffix("a.jpg", head, ["tar"])
