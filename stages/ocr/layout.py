@@ -352,7 +352,7 @@ def have_plain_labels(pairs: Sequence[Sequence[Row]], tops: Row, bottoms: Row, s
     texts = [[place.text for place in row] for row in (tops, bottoms)]
     places = zip_longest(*(sorted(row) for pair in pairs for row in pair))
     columns = [[place.text for place in column if place] for column in places]
-    return are_fields(*texts, columns, slack if len(pairs) > 1 else None)
+    return are_fields(texts[0], texts[1], columns, slack if len(pairs) > 1 else None)
 
 
 def have_small_labels(tops: Row, bottoms: Row) -> bool:
