@@ -1,16 +1,10 @@
-"""Finds a page's orientation, and puts its lines into reading order.
-
-`turns` is the number of quarter turns, clockwise, of the page: 0 upright, 1 text runs down, 2 upside down, 3
-text runs up. The detector finds lines in any direction, and the shape of its boxes shows whether a page is on
-its side. Only reading shows which of the two remaining orientations it has: upside down, letters are guessed.
-"""
+"""Puts a page's lines into reading order."""
 
 from __future__ import annotations
 
-import re
 from bisect import bisect
-from collections.abc import Sequence
-from itertools import pairwise
+from collections.abc import Iterable, Sequence
+from itertools import chain, pairwise, zip_longest
 from statistics import median
 from typing import Any, NamedTuple
 from unicodedata import bidirectional
@@ -18,62 +12,41 @@ from unicodedata import bidirectional
 import numpy as np
 from numpy.typing import NDArray
 
-from stages.ocr.dbpost import NEXT, Quads
-from stages.ocr.direction import RIGHT_TO_LEFT
-from stages.ocr.warp import VERTICAL_RATIO
-
-SURE = 0.9  # mean score of a page's characters from which the opposite orientation is not tried
-NEUTRAL = 0.5  # a character's probability that is evidence neither for nor against an orientation
-
-DIRECTIONS = ((1, 0), (0, 1), (-1, 0), (0, -1))  # of text, x and y, by number of turns
+from stages.ocr.dbpost import Quads
+from stages.ocr.direction import (
+    PROSE,
+    RIGHT_TO_LEFT,
+    are_fields,
+    are_labels,
+    are_prose,
+    are_text,
+    compare_marks,
+    count_words,
+    find_slope,
+    share_values,
+    turn_corners,
+)
 
 # Lengths are in ems: the median height of a page's boxes, which the detector draws half as high again as the letters.
 CORE = 0.25  # of a box above and below that may overlap the rows beside it
 BESIDE = 0.4  # between the middles of two boxes of one row, at most
+ALIGNED = 0.25  # and if their columns are those of a table
 GUTTER = 0.4  # between two columns, at least
+FLUSH = 0.5  # between the left edges of lines of one column, at most
 FEW_ROWS = 3  # from which on a run of rows keeps its gutters
 BREAK = 3.0  # between two rows of the same columns, at most
-SLOPES, SLOPE_STEP = 30, 0.0015  # tried on either side of the boxes' own slope: 2.6° in steps of 0.09°
-SLOPE_COST = 25.0  # rows, relative to one em, that a slope of 1 must save
-
-PROSE, PHRASE = 4.0, 1.9  # words of a line of text, and of one of a list or a narrow column
-ALIKE_WORDS, ALIKE_NUMBERS = (
-    1.6,
-    0.25,
-)  # between columns of one list: ratio of their words; difference of shares with digits
-SORTED = 5  # lines, from which on their order is no chance
-CLOSE = 1.5  # from the middle of a label to that of the value below it, at most
+SET_OFF = 0.3  # above a heading or a foot, more than between other lines
+LARGE = 1.25  # heights of other lines, a heading
+AHEAD, LOOK = 3, 12  # rows that show what follows, and lines among which the next one below is found
+HOLES = 0.15  # of the rows of columns of text, those that may lack a line
+CLOSE = 1.5  # from the middle of a label to that of its value, at most
+LABELS = 0.75  # of the lines of a column that begins a table, those with a colon
+CLOSER = 1.12  # heights of the higher one, if there is no other field
+MOST_FIELDS = 0.6  # of a form, the share that have a label and a value
 APART = 0.2  # by which the next label is further away, at least
-CJK = re.compile("[\u3040-\u30ff\u3400-\u9fff\uac00-\ud7af]")
-CJK_WORD, LATIN_WORD = 2.5, 7.0  # characters; a recognizer often leaves out the spaces of small print
-
-Scored = Sequence[tuple[str, float]]  # texts and their scores
-
-
-def guess_turns(quads: Quads) -> int:
-    """0 if most of the lines' length is horizontal, else 1."""
-    sides = quads[:, [1, 3]] - quads[:, :1]  # the first corner of a slanted vertical box may be at its bottom
-    lengths = np.linalg.norm(sides, axis=2)
-    longer = np.arange(len(quads)), lengths.argmax(axis=1)
-    width, height = np.abs(sides[longer]).T
-    vertical = (height > width) & (lengths.max(axis=1) >= VERTICAL_RATIO * lengths.min(axis=1))
-    length = lengths[longer]
-    return int(length[vertical].sum() > length[~vertical].sum())
-
-
-def turn_corners(quads: Quads, turns: int) -> Quads:
-    """Boxes whose corners go clockwise from the image's top left, changed to begin at the text's top left."""
-    if turns == 0:
-        return quads
-    sides = quads[:, NEXT] - quads
-    along = (
-        sides
-        @ np.array(DIRECTIONS[turns], dtype=np.float32)
-        / np.maximum(np.linalg.norm(sides, axis=2), 1e-6)
-    )
-    corners = (along.argmax(axis=1)[:, None] + np.arange(4)) % 4
-    turned: Quads = quads[np.arange(len(quads))[:, None], corners]
-    return turned
+SLACK = 0.3  # by which columns of fields that are far from each other may differ more than rows
+SMALL_PRINT = 0.88  # of a value's height, its label
+PITCH = 0.12  # by which the distances of lines in two columns differ if they are in no common rows
 
 
 class LinePlace(NamedTuple):
@@ -85,14 +58,12 @@ class LinePlace(NamedTuple):
     bottom: float
     text: str
     number: int
+    height: float
+    middle: float
 
-    @property
-    def height(self) -> float:
-        return self.bottom - self.top
 
-    @property
-    def middle(self) -> float:
-        return (self.top + self.bottom) / 2
+Row = Sequence[LinePlace]  # or a column
+Span = tuple[float, float]
 
 
 def order_lines(quads: Quads, texts: Sequence[str], turns: int = 0) -> list[int]:
@@ -100,9 +71,10 @@ def order_lines(quads: Quads, texts: Sequence[str], turns: int = 0) -> list[int]
 
     Recursive XY-cut (Nagy and Seth, "Hierarchical representation of optically scanned documents", 1984; on boxes:
     Ha, Haralick and Phillips, "Recursive X-Y cut using bounding boxes of connected components", 1995), on a page that
-    is made straight as Baird does it ("The skew angle of printed documents", 1987). XY-cut alone cannot tell columns,
-    which are read one after the other, from tables, forms and receipts, which are read row by row: all have gutters.
-    `are_columns` tells them apart by what the lines say, and by whether they stand in rows.
+    is made straight as Baird does it ("The skew angle of printed documents", 1987). A region is cut into sections, whose
+    rows share gutters. XY-cut alone cannot tell columns of text, which are read one after the other, from tables, which
+    are read row by row, and from forms, which are read field by field: all have gutters. `order_section` tells them apart
+    by how lines stand to each other, and by what they say.
     """
     if len(quads) < 2:
         return list(range(len(quads)))
@@ -114,29 +86,11 @@ def order_lines(quads: Quads, texts: Sequence[str], turns: int = 0) -> list[int]
         x = -x
     edges = np.stack([x.min(axis=1), y.min(axis=1), x.max(axis=1), y.max(axis=1)], axis=1).tolist()
     places = [
-        LinePlace(left, top, right, bottom, text, i)
+        LinePlace(left, top, right, bottom, text.strip(), i, bottom - top, (top + bottom) / 2)
         for i, ((left, top, right, bottom), text) in enumerate(zip(edges, texts, strict=True))
     ]
     em = median(place.height for place in places)
-    return [place.number for place in cut(places, max(em, 1.0))]
-
-
-def find_slope(x: NDArray[Any], y: NDArray[Any]) -> float:
-    """How far a page's rows fall for each pixel to the right. x, y: [N, 4], corners clockwise from the text's top left.
-
-    First guess: the slope of the boxes, of which the short ones say little. Then the one near it for which the ends of
-    the boxes are in the fewest rows, if that saves enough: some slope puts any two lines into one row.
-    """
-    em = max(median((y.max(axis=1) - y.min(axis=1)).tolist()), 1.0)
-    x, y = ((side[:, [0, 1]] + side[:, [3, 2]]).T / 2 for side in (x, y))  # the middles of both ends
-    width = np.maximum(x[1] - x[0], 1.0)
-    slopes = (y[1] - y[0]) / width
-    order = np.argsort(slopes, kind="stable")
-    guess = slopes[order[np.searchsorted(np.cumsum(width[order]), width.sum() / 2)]]
-    away = np.arange(-SLOPES, SLOPES + 1) * SLOPE_STEP
-    ends = np.sort(y.ravel() - (guess + away)[:, None] * x.ravel(), axis=1)
-    rows = np.minimum(np.diff(ends, axis=1) / em, 0.5).sum(axis=1)
-    return float(guess + away[np.argmin(rows + SLOPE_COST * np.abs(away))])
+    return [place.number for place in order_region(places, max(em, 1.0))]
 
 
 def goes_left(texts: Sequence[str]) -> bool:
@@ -147,26 +101,42 @@ def goes_left(texts: Sequence[str]) -> bool:
     return sum(kind in RIGHT_TO_LEFT for kind in kinds) > kinds.count("L")
 
 
-def cut(places: Sequence[LinePlace], em: float) -> list[LinePlace]:
-    """The lines of a region, in reading order."""
-    rows, ordered, start = split_rows(places, em), [], 0
+def order_region(places: Row, em: float) -> list[LinePlace]:
+    """The lines of a region, in reading order: one section after the other."""
+    rows, ordered, start = split_rows(places, em), list[LinePlace](), 0
+    usual = find_usual_gap(rows)
     while start < len(rows):
-        end, gutters = find_run(rows, start, em)
-        run = rows[start:end]
-        columns = split_columns([place for row in run for place in row], gutters)
-        if are_columns(columns, em):
-            ordered += [place for column in columns for place in cut(column, em)]
-        elif are_fields(run, em):
-            for pair in zip(run[::2], run[1::2], strict=True):
-                fields = split_columns([place for row in pair for place in row], gutters)
-                ordered += [place for field in fields for place in field]
-        else:
-            ordered += [place for row in run for place in order_row(row, em)]
+        end, gutters = find_section(rows, start, usual, em)
+        ordered += order_section(rows[start:end], gutters, em)
         start = end
     return ordered
 
 
-def split_rows(places: Sequence[LinePlace], em: float) -> list[list[LinePlace]]:
+def order_section(rows: Sequence[Row], gutters: Sequence[float], em: float) -> list[LinePlace]:
+    """The lines of rows that share gutters: column by column, field by field, or row by row."""
+    by_rows = flatten(order_row(row, em) for row in rows)
+    if not gutters:
+        return by_rows
+    columns = split_columns(flatten(rows), gutters)
+    away = [find_distances(*pair) for pair in pairwise(columns)]
+    parts = join_columns(columns, away, em)
+    if len(parts) > 1:
+        return flatten(order_region(part, em) for part in parts)
+    marks = compare_marks([place.text for place in by_rows], [place.text for place in flatten(columns)])
+    if marks > 0:
+        return by_rows
+    if not marks and (fields := split_fields(rows, gutters, em)):
+        return flatten(fields)
+    if marks < 0 or are_columns(rows, columns, gutters, away, em):
+        return flatten(order_region(column, em) for column in columns)
+    return by_rows
+
+
+def flatten(groups: Iterable[Iterable[LinePlace]]) -> list[LinePlace]:
+    return list(chain.from_iterable(groups))
+
+
+def split_rows(places: Row, em: float) -> list[list[LinePlace]]:
     """The lines between cuts that go across a whole region, from top to bottom."""
     rows: list[list[LinePlace]] = []
     bottom = -np.inf
@@ -180,26 +150,73 @@ def split_rows(places: Sequence[LinePlace], em: float) -> list[list[LinePlace]]:
     return rows
 
 
-def find_run(rows: Sequence[Sequence[LinePlace]], start: int, em: float) -> tuple[int, list[float]]:
-    """The longest run of rows from `start` that share gutters: where it ends, and the middle of each gutter."""
-    covered: list[tuple[float, float]] = []
+def find_usual_gap(rows: Sequence[Row]) -> float:
+    """The median gap between a line and the next one below it."""
+    places, gaps = [place for row in rows for place in row], []
+    for i, place in enumerate(places):
+        for below in places[i + 1 : i + LOOK]:
+            if below.left < place.right and place.left < below.right:
+                gaps.append(below.top - place.bottom)
+                break
+    return max(median(gaps), 0.0) if gaps else 0.0
+
+
+def find_section(rows: Sequence[Row], start: int, usual: float, em: float) -> tuple[int, list[float]]:
+    """The longest run of rows from `start` that are one section: where it ends, and the middle of each gutter.
+    usual: the gap between two of its lines."""
+    covered: list[Span] = []
     gutters: list[float] = []
-    bottom = np.inf
     for end in range(start, len(rows)):
         wider = join([*covered, *((place.left, place.right) for place in rows[end])])
-        left = [(a + b) / 2 for (_, a), (b, _) in pairwise(wider) if b - a >= GUTTER * em]
-        is_far = min(place.top for place in rows[end]) - bottom > BREAK * em
+        left = find_gutters(wider, em)
         closes = len(left) < len(gutters) and (not left or end - start >= FEW_ROWS)
-        if end > start and (is_far or closes or not left):
+        if end > start and (
+            closes or not left or ends_above(rows, start, end, [left for left, _ in covered], usual, em)
+        ):
             return end, gutters
         covered, gutters = wider, left
-        bottom = max(place.bottom for place in rows[end])
     return len(rows), gutters
 
 
-def join(spans: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
+def ends_above(
+    rows: Sequence[Row], start: int, end: int, lefts: Sequence[float], usual: float, em: float
+) -> bool:
+    """Whether a section ends above a row that is far below, or begins where no column does, or is a heading or a foot.
+
+    A heading or foot is a single line. It begins where no column does; or it is set off, and large, or above columns.
+    lefts: the edges of the section's columns.
+    """
+    row, above, below = rows[end], rows[end - 1], rows[end + 1 : end + 1 + AHEAD]
+    gap = min(place.top for place in row) - max(place.bottom for place in above)
+    is_set_off, is_single = gap > usual + SET_OFF * em, len(row) == 1
+    if end == start + 1 and len(above) == 1:
+        others = [left for left, _ in find_columns([row, *below])[1:]]
+        return is_set_off or not begins(above, others, em)
+    if gap > BREAK * em or not begins(row, lefts, em):
+        return is_set_off or (is_single and not begins(row, [place.left for place in flatten(below)], em))
+    is_heading = len(find_gutters(find_columns(below), em)) > 0
+    is_elsewhere = row[0].height > LARGE * em or is_heading != begins(row, lefts[1:], em)
+    return is_single and is_set_off and is_elsewhere
+
+
+def find_gutters(columns: Sequence[Span], em: float) -> list[float]:
+    """The middle of each gutter between columns."""
+    return [(a + b) / 2 for (_, a), (b, _) in pairwise(columns) if b - a >= GUTTER * em]
+
+
+def begins(row: Row, lefts: Sequence[float], em: float) -> bool:
+    """Whether each line of a row begins at one of these edges."""
+    return all(any(abs(place.left - left) < FLUSH * em for left in lefts) for place in row)
+
+
+def find_columns(rows: Sequence[Row]) -> list[Span]:
+    """The left and right edges of what rows cover, from left to right."""
+    return join([(place.left, place.right) for row in rows for place in row])
+
+
+def join(spans: Sequence[Span]) -> list[Span]:
     """The union of intervals, from left to right."""
-    joined: list[tuple[float, float]] = []
+    joined: list[Span] = []
     for left, right in sorted(spans):
         if joined and left <= joined[-1][1]:
             joined[-1] = joined[-1][0], max(joined[-1][1], right)
@@ -208,7 +225,7 @@ def join(spans: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
     return joined
 
 
-def split_columns(places: Sequence[LinePlace], gutters: Sequence[float]) -> list[list[LinePlace]]:
+def split_columns(places: Row, gutters: Sequence[float]) -> list[list[LinePlace]]:
     """The lines between gutters, from left to right."""
     columns: list[list[LinePlace]] = [[] for _ in range(len(gutters) + 1)]
     for place in places:
@@ -216,98 +233,144 @@ def split_columns(places: Sequence[LinePlace], gutters: Sequence[float]) -> list
     return columns
 
 
-def are_columns(columns: Sequence[Sequence[LinePlace]], em: float) -> bool:
-    """Whether these are columns of text, to be read one after the other; otherwise they are read row by row.
+def join_columns(
+    columns: Sequence[list[LinePlace]], away: Sequence[NDArray[Any]], em: float
+) -> list[list[LinePlace]]:
+    """Columns with common rows in one part. Labels with colons do not belong to what is left of them.
+    away: of two neighbors, see find_distances."""
+    labels = [are_labels([place.text for place in column], LABELS) for column in columns]
+    first = labels.index(True) if any(labels) else 0
+    parts = [[*columns[0]]]
+    for i, distances in enumerate(away, start=1):
+        is_apart = i == first or are_separate(columns[i - 1], columns[i], distances, em)
+        if is_apart and is_beside(distances, em):
+            parts.append([*columns[i]])
+        else:
+            parts[-1] += columns[i]
+    return parts
 
-    Beside each other, and either they say what columns do, or the lines of two neighbors are not in rows.
-    """
-    if len(columns) < 2 or min(map(len, columns)) < 2:
+
+def find_distances(first: Row, second: Row) -> NDArray[Any]:
+    """Of the lines of the shorter column: how far their middles are from the nearest one in the other."""
+    fewer, more = ([place.middle for place in column] for column in sorted((first, second), key=len))
+    middles = np.array([-np.inf, *sorted(more), np.inf])
+    after = np.searchsorted(middles, fewer)
+    distances: NDArray[Any] = np.minimum(fewer - middles[after - 1], middles[after] - fewer)
+    return distances
+
+
+def is_beside(away: NDArray[Any], em: float) -> bool:
+    """Whether these are two columns beside each other, and not a line beside a column, or lines by turns."""
+    return len(away) > 1 and bool((away <= 1.5 * em).mean() >= 0.5)
+
+
+def are_separate(first: Row, second: Row, away: NDArray[Any], em: float) -> bool:
+    """Whether two columns have no common rows: lines are not in rows, or are in a few by chance, as the distances of a
+    text's lines are others than those of a table's."""
+    if max(len(first), len(second)) < FEW_ROWS:
         return False
-    shares = [share_rows(min(pair, key=len), max(pair[::-1], key=len), em) for pair in pairwise(columns)]
-    if min(beside for beside, _ in shares) < 0.5:
+    aligned = (away <= ALIGNED * em).mean()
+    if aligned < 0.5 or aligned == 1 or len(away) < FEW_ROWS:
+        return bool(aligned < 0.5)
+    if max(median([count_words(place.text) for place in column]) for column in (first, second)) < PROSE:
         return False
-    texts = [[place.text.strip() for place in column] for column in columns]
+    pitches = [np.median(np.diff(sorted(place.middle for place in column))) for column in (first, second)]
+    ratio = max(pitches) / max(min(pitches), 1.0)
+    return bool(abs(ratio - round(ratio)) > PITCH)
+
+
+def are_columns(
+    rows: Sequence[Row],
+    columns: Sequence[Row],
+    gutters: Sequence[float],
+    away: Sequence[NDArray[Any]],
+    em: float,
+) -> bool:
+    """Whether columns with common rows are columns of text, to be read one after the other: few rows lack a line, and they
+    say what columns of text do."""
+    if not all(is_beside(distances, em) for distances in away):
+        return False
+    texts = [[place.text for place in column] for column in columns]
     if max(map(len, columns)) < FEW_ROWS:
         return are_prose(texts, PROSE)
-    return min(aligned for _, aligned in shares) < 0.5 or are_sorted(texts) or are_prose(texts, PHRASE)
+    return count_holes(rows, gutters) <= max(1, HOLES * len(rows)) and are_text(texts)
 
 
-def are_sorted(columns: Sequence[Sequence[str]]) -> bool:
-    """Whether the lines of all columns together are in alphabetical order, as names or terms in a list are."""
-    texts = [text.casefold() for column in columns for text in column]
-    return len(set(texts)) >= SORTED and all(a <= b for a, b in pairwise(texts))
+def count_holes(rows: Sequence[Row], gutters: Sequence[float]) -> int:
+    """The rows that lack a line, of the column with most of them."""
+    filled: list[list[int]] = [[] for _ in range(len(gutters) + 1)]
+    for number, row in enumerate(rows):
+        for column in {bisect(gutters, place.left) for place in row}:
+            filled[column].append(number)
+    return max(numbers[-1] - numbers[0] + 1 - len(numbers) for numbers in filled)
 
 
-def are_prose(columns: Sequence[Sequence[str]], least_words: float) -> bool:
-    """Whether the lines of columns are those of a text; or phrases of one list, which are shorter, but alike in all columns.
-    Of labels and values, items and amounts, one says more or has more digits."""
-    if any(sum(text.endswith((":", "：")) for text in column) > 0.3 * len(column) for column in columns):
-        return False
-    words = [median(map(count_words, column)) for column in columns]
-    numbers = [share_numbers(column) for column in columns]
-    are_alike = max(words) <= ALIKE_WORDS * min(words) and max(numbers) - min(numbers) <= ALIKE_NUMBERS
-    return min(words) >= (least_words if are_alike else PROSE)
-
-
-def share_numbers(texts: Sequence[str]) -> float:
-    """The share of lines with digits."""
-    return sum(any(map(str.isdigit, text)) for text in texts) / len(texts)
-
-
-def are_fields(rows: Sequence[Sequence[LinePlace]], em: float) -> bool:
-    """Whether these are the fields of a form beside each other, in each the label above its value.
+def split_fields(rows: Sequence[Row], gutters: Sequence[float], em: float) -> list[list[LinePlace]]:
+    """The fields of a form, in each the label above its value or below it; nothing if this is no such form.
 
     Proximity decides, as in docstrum (O'Gorman, "The document spectrum for page layout analysis", 1993): a value is close
-    below its label, and the next labels are further away. Of two rows alone, the line below the first label must look
-    like a value too, and the line beside it must not.
+    to its label, and the next field is further away.
     """
-    labels, values = rows[::2], rows[1::2]
-    if [*map(len, labels)] != [*map(len, values)] or max(map(len, labels)) < 2:
-        return False
+    groups, jump = group_rows(rows, em)
+    pairs = [group for group in groups if len(group) == 2]
+    if not pairs or len(pairs) < MOST_FIELDS * len(groups):
+        return []
+    tops, bottoms = (sorted(flatten(pair[i] for pair in pairs)) for i in (0, 1))
+    if len(pairs) == 1 and not are_close(tops, bottoms):
+        return []
+    slack = SLACK * (jump >= 2 * APART)
+    if not have_small_labels(tops, bottoms) and not have_plain_labels(pairs, tops, bottoms, slack):
+        return []
+    return [field for group in groups for field in split_columns(flatten(group), gutters)]
+
+
+def group_rows(rows: Sequence[Row], em: float) -> tuple[list[list[Row]], float]:
+    """Rows in groups that are apart from each other, and how much further than the rows in a group, in ems. Each row by
+    itself if they are not close."""
     middles = [sum(place.middle for place in row) / len(row) for row in rows]
     steps = [(below - above) / em for above, below in pairwise(middles)]
-    if max(steps[::2]) > CLOSE or min(steps[1::2], default=np.inf) < max(steps[::2]) + APART:
-        return False
-    if share_numbers([place.text for row in labels for place in row]) > 0:
-        return False
-    if len(labels) > 1:
-        return True
-    beside, below = (
-        sorted(row, key=lambda place: place.left)[i].text for i, row in ((1, labels[0]), (0, values[0]))
-    )
-    return is_value(below) and not is_value(beside)
+    jump, limit = max(((b - a, (a + b) / 2) for a, b in pairwise(sorted(steps))), default=(0.0, CLOSE))
+    if jump < APART:
+        limit = max(steps, default=0.0)
+    if max([step for step in steps if step <= limit], default=0.0) > CLOSE:
+        return [[row] for row in rows], 0.0
+    groups = [[rows[0]]]
+    for step, row in zip(steps, rows[1:], strict=True):
+        if step > limit:
+            groups.append([])
+        groups[-1].append(row)
+    return groups, jump
 
 
-def is_value(text: str) -> bool:
-    """Whether a line looks like the value of a field: with digits, or a name of several words."""
-    words = text.split()
-    is_name = len(words) > 1 and all(word.isalpha() and word.istitle() for word in words)
-    return is_name or share_numbers([text]) > 0
+def are_close(tops: Row, bottoms: Row) -> bool:
+    step = median(place.middle for place in bottoms) - median(place.middle for place in tops)
+    return step <= CLOSER * max(median(place.height for place in row) for row in (tops, bottoms))
 
 
-def share_rows(fewer: Sequence[LinePlace], more: Sequence[LinePlace], em: float) -> tuple[float, float]:
-    """Of the lines of a column, the shares that have a line beside them in another, and that are in a row with it."""
-    middles = sorted(place.middle for place in more)
-    away = []
-    for place in fewer:
-        after = bisect(middles, place.middle)
-        away.append(min(abs(place.middle - middle) for middle in middles[max(after - 1, 0) : after + 1]))
+def have_plain_labels(pairs: Sequence[Sequence[Row]], tops: Row, bottoms: Row, slack: float) -> bool:
+    """Whether the words of rows show which ones are labels."""
+    texts = [[place.text for place in row] for row in (tops, bottoms)]
+    places = zip_longest(*(sorted(row) for pair in pairs for row in pair))
+    columns = [[place.text for place in column if place] for column in places]
+    return are_fields(texts[0], texts[1], columns, slack if len(pairs) > 1 else None)
+
+
+def have_small_labels(tops: Row, bottoms: Row) -> bool:
+    """Whether one of two rows is in smaller print, is as full as the other, and looks less like values."""
+    above, below = (median(place.height for place in row) for row in (tops, bottoms))
+    labels, values = (tops, bottoms) if above < below else (bottoms, tops)
+    shares = [share_values([place.text for place in row]) for row in (labels, values)]
+    is_full = len(labels) >= max(len(values), 2)
     return (
-        sum(distance <= 1.5 * em for distance in away) / len(away),
-        sum(distance <= BESIDE * em for distance in away) / len(away),
+        is_full and min(above, below) < SMALL_PRINT * max(above, below) and shares[0] <= max(shares[1], 0.5)
     )
 
 
-def count_words(text: str) -> float:
-    """How much a line says, in words; of numbers nothing."""
-    wide = len(CJK.findall(text))
-    words = [word for word in text.split() if any(map(str.isalpha, word)) and not CJK.search(word)]
-    return wide / CJK_WORD + max(len(words), sum(map(len, words)) / LATIN_WORD)
-
-
-def order_row(row: Sequence[LinePlace], em: float) -> list[LinePlace]:
+def order_row(row: Row, em: float) -> list[LinePlace]:
     """The lines of one row from left to right; of a row that holds several, as a large letter beside small lines does,
     each part by itself."""
+    if len(row) == 1:
+        return [*row]
     row = sorted(row, key=lambda place: (place.left, place.top, place.number))
     middles = [place.middle for place in row]
     if max(middles) - min(middles) <= BESIDE * em:
@@ -317,10 +380,10 @@ def order_row(row: Sequence[LinePlace], em: float) -> list[LinePlace]:
     gutters = [(a + b) / 2 for (_, a), (b, _) in pairwise(join([(place.left, place.right) for place in row]))]
     if not gutters:
         return trace_rows(row, em)
-    return [place for column in split_columns(row, gutters) for place in cut(column, em)]
+    return [place for column in split_columns(row, gutters) for place in order_region(column, em)]
 
 
-def trace_rows(places: Sequence[LinePlace], em: float) -> list[LinePlace]:
+def trace_rows(places: Row, em: float) -> list[LinePlace]:
     """Lines in rows that bend, as on a photographed page: each line goes on with the nearest one at its right end.
     places: from left to right."""
     rows: list[list[LinePlace]] = []
@@ -332,15 +395,3 @@ def trace_rows(places: Sequence[LinePlace], em: float) -> list[LinePlace]:
             rows.append([place])
     rows.sort(key=lambda row: (sum(place.middle for place in row) / len(row), row[0].left))
     return [place for row in rows for place in row]
-
-
-def is_sure(texts: Scored) -> bool:
-    """Whether the mean score of the characters is at least SURE."""
-    count = sum(len(text.strip()) for text, _ in texts)
-    return sum(score * len(text.strip()) for text, score in texts) >= SURE * max(count, 1)
-
-
-def score_reading(texts: Scored) -> float:
-    """How likely it is that a page was read upright: its characters,
-    weighted by their line's score above NEUTRAL."""
-    return sum((score - NEUTRAL) * len(text.strip()) for text, score in texts if score > NEUTRAL)

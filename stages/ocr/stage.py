@@ -38,8 +38,8 @@ from stages.images.devices import (
 )
 from stages.ocr.dbpost import Quads, TextMaps, area, find_boxes, mask_text, unpack_masks
 from stages.ocr.descriptor import Line, Ocr, OcrOptions, Point
-from stages.ocr.direction import put_in_order
-from stages.ocr.layout import guess_turns, is_sure, order_lines, score_reading, turn_corners
+from stages.ocr.direction import guess_turns, is_sure, put_in_order, score_reading, turn_corners
+from stages.ocr.layout import order_lines
 from stages.ocr.networks import NetworkLoader, Networks
 from stages.ocr.onnxfile import WeightsError, weight_files
 from stages.ocr.pieces import (

@@ -31,6 +31,8 @@ FIELDS = [
 ]
 ARABIC = ["كتاب جديد عن النهر", "مدينة على البحر", "طريق إلى السوق", "بيت تحت الشمس"]
 
+GLYPH = 0.5  # width of a letter, in heights
+
 Cell = tuple[float, float, float, str]  # left, top, height of the letters, text
 Page = list[Cell]  # in reading order
 
@@ -198,7 +200,7 @@ MAKERS: dict[str, Callable[[random.Random], Page]] = {
 }
 
 
-def draw_boxes(page: Page, degrees: float, pick: random.Random, width: float = 0.5) -> np.ndarray:
+def draw_boxes(page: Page, degrees: float, pick: random.Random, width: float = GLYPH) -> np.ndarray:
     """The boxes of a page that is turned clockwise, float32 [N, 4, 2]. Like a detector's, they are larger than the letters,
     short ones are upright whatever the page's angle is, and their edges are not exact. width: of a letter, in heights."""
     angle = np.radians(degrees)
@@ -215,3 +217,17 @@ def draw_boxes(page: Page, degrees: float, pick: random.Random, width: float = 0
             quad = low + square * (high - low)
         quads.append(quad + np.array([pick.uniform(-1.5, 1.5), pick.uniform(-1.5, 1.5)]))
     return np.array(quads, dtype=np.float32) + 100
+
+
+def draw_scan(page: Page, pick: random.Random, drop: float = 0.0) -> tuple[Page, np.ndarray]:
+    """What a detector finds of a page that is slanted by up to two degrees: edges are not exact, and some pages lack a line."""
+    if pick.random() < drop and len(page) > 8:
+        lost = pick.randrange(len(page))
+        page = [*page[:lost], *page[lost + 1 :]]
+    page = [(left, top, size * pick.uniform(0.96, 1.04), text) for left, top, size, text in page]
+    quads = draw_boxes(page, pick.uniform(-2, 2), pick, GLYPH * pick.uniform(0.9, 1.0))
+    sizes = np.array([cell[2] for cell in page])[:, None, None]
+    edges = np.array([[[pick.gauss(0, 0.03) for _ in range(4)]] for _ in page])[
+        :, 0
+    ]  # left, top, right, bottom
+    return page, (quads + sizes * edges[:, [[0, 1], [2, 1], [2, 3], [0, 3]]]).astype(np.float32)
