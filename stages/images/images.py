@@ -284,12 +284,6 @@ def find_jpeg_decoder() -> DecodeJpegs:
 
 def _turn(pixels: torch.Tensor, orientation: int) -> torch.Tensor:
     """Apply an EXIF orientation to [3, h, w] pixels as stored; the result is contiguous."""
-    from stages.images.devices import has_kernels_for
-
-    if orientation > 1 and has_kernels_for(pixels):
-        from stages.kernels.turning import turn
-
-        return turn(pixels.contiguous(), orientation)
     if orientation > 4:
         pixels = pixels.transpose(-2, -1)
     flips = {2: [-1], 3: [-2, -1], 4: [-2], 6: [-1], 7: [-2, -1], 8: [-2]}.get(orientation)

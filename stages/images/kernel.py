@@ -91,52 +91,55 @@ def resize_width_kernel(
     out_width,
     BLOCK_H: tl.constexpr,
     BLOCK_W: tl.constexpr,
-    BLOCK_IN: tl.constexpr,
+    BLOCK_TAPS: tl.constexpr,
 ):
     """The first of the resize's two passes: the crop of each image that is in use, resized horizontally.
 
-    table: int64 [12, count], for each image: the address of its crop, the bytes from plane to plane and from row to row,
-        its numbers of rows and columns, and its first row in `out`; then the address, the span and the shift of
-        its resize.Bands, and of its vertical resize.Axis the table's address, taps and shift.
+    table: int64 [11, count], for each image: the address of its crop, the bytes from plane to plane and from
+        row to row, its number of rows, and its first row in `out`; then of its horizontal and its vertical
+        resize.Axis the table's address, taps and shift.
     out: uint8 [rows of all images, out_width], one plane after the other.
-    out[y, x] = clamp((sum over the inputs i of block x // BLOCK_W of x[y, first + i] · weight[x, i] + half) >> shift, 0, 255).
+    out[y, x] = clamp((sum of x[y, first[x] + tap] · weight[tap, x] + half) >> shift, 0, 255).
 
-    The sums are matrix products of bytes: of the pixels less 128, and of the two halves of the negative weights.
+    Each tensor is one row of outputs, so that adjacent threads read adjacent bytes. For a tensor of two
+    dimensions of which neither is contiguous, as here, Triton may choose either.
     Grid: (tiles of BLOCK_H × BLOCK_W for the tallest image, 3 · count).
     """
     image, channel = tl.program_id(1) // 3, (tl.program_id(1) % 3).to(tl.int64)
     table_ptr += image
     in_height, tiles_w = tl.load(table_ptr + 3 * count).to(tl.int32), tl.cdiv(out_width, BLOCK_W)
-    start_h, block = tl.program_id(0) // tiles_w * BLOCK_H, tl.program_id(0) % tiles_w
+    start_h = tl.program_id(0) // tiles_w * BLOCK_H
     if start_h >= in_height:  # other images of the batch are taller
         return
-    span, shift = tl.load(table_ptr + 7 * count).to(tl.int32), tl.load(table_ptr + 8 * count).to(tl.int32)
-    bands = tl.load(table_ptr + 6 * count)
-    numbers_ptr = bands.to(tl.pointer_type(tl.int32))
-    first = tl.load(numbers_ptr + block)
-    inputs_left = tl.load(table_ptr + 4 * count).to(tl.int32) - first
-    in_block = tl.arange(0, BLOCK_W)
-    offs_w = block * BLOCK_W + in_block
-    weights_ptr = (bands + 4 * tiles_w * (1 + BLOCK_W)).to(tl.pointer_type(tl.int8))
-    high_ptrs = weights_ptr + offs_w[:, None] * span
-    low_ptrs = high_ptrs + tiles_w * BLOCK_W * span
-    offs_h = start_h + tl.arange(0, BLOCK_H)
-    rows = tl.minimum(offs_h, in_height - 1) * tl.load(table_ptr + 2 * count)
-    row_ptrs = (
-        tl.load(table_ptr).to(tl.pointer_type(tl.uint8)) + channel * tl.load(table_ptr + count) + first + rows
+    row_stride = tl.load(table_ptr + 2 * count)
+    axis_ptr = tl.load(table_ptr + 5 * count).to(tl.pointer_type(tl.int32))
+    taps, shift = tl.load(table_ptr + 6 * count).to(tl.int32), tl.load(table_ptr + 7 * count).to(tl.int32)
+    offs_w = tl.program_id(0) % tiles_w * BLOCK_W + tl.arange(0, BLOCK_W)
+    mask = offs_w < out_width
+    image_ptr = (
+        tl.load(table_ptr).to(tl.pointer_type(tl.uint8))
+        + channel * tl.load(table_ptr + count)
+        + start_h * row_stride
     )
-    high, low = tl.zeros([BLOCK_H, BLOCK_W], dtype=tl.int32), tl.zeros([BLOCK_H, BLOCK_W], dtype=tl.int32)
-    for start in range(0, span, BLOCK_IN):
-        offs_in = start + tl.arange(0, BLOCK_IN)[None, :]
-        levels = tl.load(row_ptrs[:, None] + offs_in, mask=offs_in < inputs_left, other=0)
-        signed = (levels ^ 128).to(tl.int8, bitcast=True)
-        high = tl.dot(signed, tl.trans(tl.load(high_ptrs + offs_in)), high, out_dtype=tl.int32)
-        low = tl.dot(signed, tl.trans(tl.load(low_ptrs + offs_in)), low, out_dtype=tl.int32)
-    sums = tl.load(numbers_ptr + tiles_w + offs_w)[None, :] - (high * 256 + low)
-    values = tl.minimum(tl.maximum(sums >> shift, 0), 255).to(tl.uint8)
-    lines = tl.load(table_ptr + 5 * count) + channel * in_height + offs_h
-    mask = (offs_h < in_height)[:, None] & (offs_w < out_width)[None, :]
-    tl.store(out_ptr + lines[:, None] * out_width + offs_w[None, :], values, mask=mask)
+    first = tl.load(axis_ptr + offs_w, mask=mask, other=0)
+    weight_ptrs = axis_ptr + out_width + offs_w
+    accs = (tl.zeros([BLOCK_W], dtype=tl.int32) + (1 << shift - 1),) * BLOCK_H
+    for start_tap in range(0, taps, BLOCK_TAPS):
+        for tap in tl.static_range(BLOCK_TAPS):
+            weight = tl.load(weight_ptrs + tap * out_width, mask=mask, other=0)
+            new_accs = ()
+            for row in tl.static_range(BLOCK_H):
+                # 32 bits are enough within a program, and cost half the arithmetic of 64.
+                row_start = tl.minimum(row, in_height - 1 - start_h) * row_stride.to(tl.int32)
+                pixel = tl.load(image_ptr + (first + (row_start + start_tap + tap))).to(tl.int32)
+                new_accs += (accs[row] + pixel * weight,)
+            accs = new_accs
+        weight_ptrs += BLOCK_TAPS * out_width
+    out_ptrs = out_ptr + (tl.load(table_ptr + 4 * count) + channel * in_height + start_h) * out_width + offs_w
+    rows_left = tl.where(mask, in_height - start_h, 0)
+    for row in tl.static_range(BLOCK_H):
+        values = tl.minimum(tl.maximum(accs[row] >> shift, 0), 255).to(tl.uint8)
+        tl.store(out_ptrs + row * out_width, values, mask=row < rows_left)
 
 
 @triton.jit(do_not_specialize=["count"])
@@ -196,14 +199,14 @@ def resize_rows(
     in an output [count, 3, height, width], and a mask, each [BLOCK_H, BLOCK_W]. height, width: may be constants."""
     image, channel = tl.program_id(1) // 3, tl.program_id(1) % 3
     table_ptr += image
-    axis_ptr = tl.load(table_ptr + 9 * count).to(tl.pointer_type(tl.int32))
-    taps, shift = tl.load(table_ptr + 10 * count).to(tl.int32), tl.load(table_ptr + 11 * count).to(tl.int32)
+    axis_ptr = tl.load(table_ptr + 8 * count).to(tl.pointer_type(tl.int32))
+    taps, shift = tl.load(table_ptr + 9 * count).to(tl.int32), tl.load(table_ptr + 10 * count).to(tl.int32)
     tiles_w = tl.cdiv(width, BLOCK_W)
     offs_h = tl.program_id(0) // tiles_w * BLOCK_H + tl.arange(0, BLOCK_H)
     offs_w = tl.program_id(0) % tiles_w * BLOCK_W + tl.arange(0, BLOCK_W)
     clamped_h, mask = tl.minimum(offs_h, height - 1), (offs_w < width)[None, :]
     first_row = (
-        tl.load(table_ptr + 5 * count)
+        tl.load(table_ptr + 4 * count)
         + channel * tl.load(table_ptr + 3 * count)
         + tl.load(axis_ptr + clamped_h)
     )

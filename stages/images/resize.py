@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -30,18 +30,14 @@ Integers = npt.NDArray[np.int64]
 WITHOUT_ANTIALIAS = ("RfDetrImageProcessor",)  # it resizes by interpolation between the nearest pixels
 MAX_RESIZED_RATIO = 16  # pixels that are resized before the crop / pixels that are kept
 PIXELS_AT_ONCE = 1 << 25  # of images of one size that torch resizes together, where there are no kernels
-CACHED_AXES = 256  # their tables stay on the device, about 20 kB each, and 150 as bands
+CACHED_AXES = 512  # their tables stay on the device, about 20 kB each
 
 BLOCK_TAPS = 2  # taps that a kernel adds at once; tables are padded to a multiple
-WIDTH_TILE = {
-    "BLOCK_H": 64,
-    "BLOCK_W": 32,
-    "BLOCK_IN": 64,
-}  # outputs of one program, and inputs that it multiplies at once
+WIDTH_TILE = {"BLOCK_H": 16, "BLOCK_W": 128}  # outputs of one program; each thread computes a column
 HEIGHT_TILE = {"BLOCK_H": 8, "BLOCK_W": 128}
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, slots=True)
 class Axis:
     """How the kept outputs of one axis of an image are computed from its inputs `start` to `end`.
 
@@ -63,28 +59,6 @@ class Axis:
     def entry(self) -> tuple[int, int, int]:
         """As in the table of the kernels: address, taps, shift."""
         return self.table.data_ptr(), self.taps, self.shift
-
-    @cached_property
-    def bands(self) -> Bands:
-        return prepare_bands(self, WIDTH_TILE["BLOCK_W"], WIDTH_TILE["BLOCK_IN"])
-
-
-@dataclass(frozen=True, slots=True)
-class Bands:
-    """An Axis as the matrices of its blocks of outputs, each of which needs at most `span` inputs from its first one on.
-
-    table: int32 on the device: the first input of each block; for each output half of 1 << shift, and 128 times the sum of its
-    weights; then int8 [2, outputs, span], the high and the low byte of each negative weight, as 256 · high + low.
-    """
-
-    table: Tensor
-    span: int
-    shift: int
-
-    @property
-    def entry(self) -> tuple[int, int, int]:
-        """As in the table of the kernels."""
-        return self.table.data_ptr(), self.span, self.shift
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,24 +119,6 @@ def prepare_axis(
     table[0] = first - first[0]
     table[1 + inputs[outputs, taps] - first[outputs], outputs] = rounded[outputs, taps]
     return Axis(torch.from_numpy(table).to(device), shift, int(first[0]), int(first[-1]) + count)
-
-
-def prepare_bands(axis: Axis, block: int, step: int) -> Bands:
-    """block: outputs of a matrix. step: of which `span` is a multiple.
-
-    Weights are from -32639 to 32767, so the bytes of the negative ones are from -128 to 127."""
-    first, weights = axis.table[0].cpu().numpy(), axis.table[1:].T.cpu().numpy()
-    outputs = -(-len(first) // block) * block
-    starts = first[::block]
-    places = first - starts.repeat(block)[: len(first)]  # in the rows of their matrix
-    span = -(-int(places.max() + axis.taps) // step) * step
-    negative = np.zeros((outputs, span), dtype=np.int32)
-    negative[np.arange(len(first))[:, None], places[:, None] + np.arange(axis.taps)] = -weights
-    low = negative.astype(np.int8)
-    halves = np.stack([negative - low >> 8, low]).astype(np.int8)
-    offset = (1 << axis.shift - 1) - 128 * negative.sum(1, dtype=np.int32)
-    table = np.concatenate([starts, offset, halves.reshape(-1).view(np.int32)])
-    return Bands(torch.from_numpy(table).to(axis.table.device), span, axis.shift)
 
 
 def compute_weights(size: int, resized: int, outputs: Integers, by: Filter) -> tuple[Floats, Integers]:
@@ -261,20 +217,13 @@ def resize_columns(pixels: Sequence[Tensor], axes: Sequence[tuple[Axis, Axis]]) 
     lines = np.array([image.shape[1] for image in used])
     starts = 3 * (lines.cumsum() - lines)
     entries = [
-        (
-            image.data_ptr(),
-            *image.stride()[:2],
-            *image.shape[1:],
-            start,
-            *columns.bands.entry,
-            *rows.entry,
-        )
+        (image.data_ptr(), *image.stride()[:2], image.shape[1], start, *columns.entry, *rows.entry)
         for image, start, (rows, columns) in zip(used, starts.tolist(), axes, strict=True)
     ]
     table = torch.from_numpy(np.ascontiguousarray(np.array(entries, dtype=np.int64).T)).to(used[0].device)
     resized = used[0].new_empty(3 * int(lines.sum()), width)
     resize_width_kernel[count_tiles(int(lines.max()), width, WIDTH_TILE), 3 * count](
-        table, resized, count, width, **WIDTH_TILE
+        table, resized, count, width, **WIDTH_TILE, BLOCK_TAPS=BLOCK_TAPS
     )
     return table, resized
 

@@ -56,7 +56,6 @@ def find_variants(launch: Callable[[], object], capability: str) -> list[Variant
     import triton  # type: ignore[import-untyped]
 
     from stages.kernels.launch import try_pointwise_linear
-    from stages.kernels.turning import try_turns
 
     found: dict[tuple[str, str], Variant] = {}
 
@@ -68,7 +67,6 @@ def find_variants(launch: Callable[[], object], capability: str) -> list[Variant
     with _aimed_at(capability), triton.knobs.runtime.scope():
         triton.knobs.runtime.jit_cache_hook = note
         try_pointwise_linear("cpu")  # as every worker does
-        try_turns("cpu")
         launch()
     return list(found.values())
 

@@ -116,20 +116,6 @@ def test_an_axis_that_keeps_its_length_is_unchanged() -> None:
     assert torch.equal(sum_taps(levels, prepare_axis(7, 7, 0, 7)), levels)
 
 
-@pytest.mark.parametrize("size", [1, 5, 223, 300, 601, 4032])
-def test_bands_are_the_weights_of_their_axis(size: int) -> None:
-    """Among them weights of more than 32639, the negative of which needs all of its byte."""
-    axis = prepare_axis(size, 300, 38, 224)
-    bands = axis.bands
-    starts, rest = bands.table[:7], bands.table[7 + 224 :]
-    high, low = rest.view(torch.int8).view(2, 224, bands.span).int()
-    levels = torch.randint(0, 256, (size + bands.span,), dtype=torch.int32)
-    whole = levels[starts.repeat_interleave(32)[:, None] + torch.arange(bands.span)]
-    sums = -((256 * high + low) * whole).sum(1)
-    first, *weights = axis.table
-    assert torch.equal(sums, sum(levels[first + tap] * weight for tap, weight in enumerate(weights)))
-
-
 def test_weights_of_a_pixel_sum_to_one() -> None:
     axis = prepare_axis(1000, 300, 38, 224)
     assert (axis.table[1:].sum(0) / (1 << axis.shift) - 1).abs().max() < 1e-3

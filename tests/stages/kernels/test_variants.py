@@ -242,7 +242,7 @@ from triton import compile
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 from triton.runtime.jit import JITFunction
-from stages.kernels import convolution, language, launch, pointwise, turning
+from stages.kernels import convolution, language, launch, pointwise
 from stages.yolo import letterbox
 from stages.images import resize, kernel as resizekernel
 from stages.ocr import warp, warpkernel
@@ -281,8 +281,7 @@ class Compiling:
         key = self.kernel.__name__, *widest, *sorted(flags.items(), key=str)
         calls[key] = max(calls.get(key, (0, None, None)), (size, source, options), key=lambda call: call[0])
 
-modules = convolution, language, pointwise, turning, warpkernel, resizekernel
-found = [(module, name) for module in modules for name in vars(module)
+found = [(module, name) for module in (convolution, language, pointwise, warpkernel, resizekernel) for name in vars(module)
          if name.endswith("_kernel") and isinstance(vars(module)[name], JITFunction)]
 for module, name in found:
     setattr(module, name, Compiling(getattr(module, name)))
@@ -301,7 +300,6 @@ planes, axes = torch.zeros(3, 300, 400, dtype=torch.uint8), [2 * (resize.prepare
 letterbox.fill_with_kernel([planes], [Letterbox.fit(300, 400, 640, 32)], torch.float16)
 resize.resize_with_kernels([planes], axes, torch.zeros(3), torch.ones(3), torch.bfloat16)
 resize.resize_to_bytes_with_kernels([planes], axes)
-turning.try_turns("cpu")
 language.rms_norm(hidden, hidden[0], 1e-6)
 language.layer_norm(hidden, hidden[0], hidden[0], 1e-6)
 language.rotate(hidden.view(1, 4, 6, 128), hidden[None, :, :128], hidden[None, :, :128])
