@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 from stages.contract.base import ImageError, Reason
 from stages.images.formats import HEAD, PNM
-from stages.images.scans import check_scans, have_all_begun
+from stages.images.scans import check_scans
 from stages.images.tiff import EXIF, PARTS, read_orientation, read_tiff
 
 Size = tuple[int, int, int]  # width, height as stored, orientation
@@ -48,20 +48,19 @@ class Jpeg(NamedTuple):
     components: bytes  # their identifiers
     transform: int | None  # of Adobe's APP14 segment: 0 RGB or CMYK, 1 YCbCr, 2 YCCK
     pixels_at: int = 0  # the position of the first scan's compressed data
-    has_end: bool = True  # marker
 
     @property
     def is_plain(self) -> bool:
-        """Gray or YCbCr with Huffman coding and an end marker, which all decoders read in the same way."""
+        """Gray or YCbCr with Huffman coding, which all decoders read in the same way."""
         colors = len(self.components)
         is_rgb = self.transform == 0 or self.components == b"RGB"
-        return self.has_end and self.process in SOF_HUFFMAN and (colors == 1 or (colors == 3 and not is_rgb))
+        return self.process in SOF_HUFFMAN and (colors == 1 or (colors == 3 and not is_rgb))
 
 
 def read_jpeg_frame(data: memoryview) -> Jpeg:
-    """Parse the segments up to the first scan, and look whether an end marker follows it.
+    """Parse the segments up to the first scan, and check that an end marker follows it.
 
-    Raises ImageError: HEADER, FORMAT.
+    Raises ImageError: HEADER, FORMAT, TRUNCATED.
     """
     frame, orientation, transform = None, 0, None
     for marker, start, end in jpeg_segments(data):
@@ -74,8 +73,9 @@ def read_jpeg_frame(data: memoryview) -> Jpeg:
         elif marker == SOS:
             if frame is None:
                 raise ImageError(Reason.HEADER, "the JPEG has pixels before its size")
-            has_end = bytes(data[-2:]) == EOI or EOI in bytes(data[end:])
-            return Jpeg(*frame[:2], orientation or 1, *frame[3:5], transform, end, has_end)
+            if bytes(data[-2:]) != EOI and EOI not in bytes(data[end:]):
+                raise ImageError(Reason.TRUNCATED, "the JPEG has no end marker")
+            return frame._replace(orientation=orientation or 1, transform=transform, pixels_at=end)
     raise ImageError(Reason.HEADER, "the JPEG ends before its picture begins")
 
 
@@ -121,8 +121,6 @@ def _read_sof(marker: int, segment: memoryview) -> Jpeg:
 
 def read_jpeg(data: memoryview) -> Size:
     frame = read_jpeg_frame(data)
-    if not frame.has_end and not (frame.process in SOF_HUFFMAN and have_all_begun(data)):
-        raise ImageError(Reason.TRUNCATED, "the JPEG has no end marker, and not all of its pixels")
     check_scans(data, frame.pixels_at)
     return frame[:3]
 

@@ -1,5 +1,5 @@
-"""Counts the pictures in a file: the pages of a TIFF, the frames of an animation. Only the first one is read (of an
-animation that begins blank, the first that is not), so the count shows how many are left out.
+"""Counts the pictures in a file: the pages of a TIFF, the frames of an animation. Only the first one is read,
+so the count shows how many are left out.
 
 Only the start of each picture is looked at. Counting stops at MOST, or
 where the bytes are invalid: that is no reason to refuse the first picture.
@@ -10,16 +10,10 @@ from __future__ import annotations
 import struct
 from collections.abc import Callable, Iterator
 from itertools import islice
-from typing import TYPE_CHECKING
 
 from stages.contract.base import ImageError
 from stages.images.headers import CHUNKS, png_chunks
 from stages.images.tiff import MOST, PARTS, walk
-
-if TYPE_CHECKING:
-    from PIL import Image
-
-BLANK_FRAMES = 100  # most frames of an animation that are skipped because they have one color
 
 
 def count_pages(name: str, data: memoryview) -> int:
@@ -93,31 +87,3 @@ WALKERS: dict[str, Callable[[memoryview], Iterator[None]]] = {
     "WEBP": _walk_webp,
     "PNG": _walk_png,
 }
-
-
-# Frames of one color
-# --------------------------------------------------------------------------------------------------------------
-
-
-def skip_blank(image: Image.Image, frames: int) -> Image.Image:
-    """The first frame of an animation, or if that has one color only, as when it fades in, the first one that has more."""
-    if frames == 1:
-        return image
-    first = image.copy()
-    for number in range(1, min(frames, BLANK_FRAMES)):
-        if not _is_blank(image):
-            return image
-        try:
-            image.seek(number)
-            image.load()
-        except (EOFError, OSError, SyntaxError, ValueError):  # the first frame is sound
-            return first
-    return first if _is_blank(image) else image
-
-
-def _is_blank(image: Image.Image) -> bool:
-    if image.has_transparency_data:
-        image = image.convert("RGBA")
-        if image.getchannel("A").getextrema() == (0, 0):
-            return True
-    return len(image.convert("RGBA").getcolors(1) or ()) == 1

@@ -27,8 +27,7 @@ from PIL.WebPImagePlugin import WebPImageFile
 
 from stages.contract.base import Header, ImageError, Reason
 from stages.images.formats import bmp_masks
-from stages.images.headers import EOI, find_avif_crop, png_chunks, png_significant_bits, read_jpeg_frame
-from stages.images.pages import skip_blank
+from stages.images.headers import find_avif_crop, png_chunks, png_significant_bits
 from stages.images.profiles import convert_to_srgb, find_profile
 from stages.images.tiff import FILL_ORDER, JPEG, OLD_JPEG, Directory, find_picture
 
@@ -60,8 +59,6 @@ EXTENDED, PROFILED = (
     b"VP8X",
     0x20,
 )  # of a WebP: a kind of header, and the bit in it that says that a profile follows
-# Bits that continue a JPEG in other ways than the zeros that libjpeg takes for what is missing, also in its last block.
-OTHER_CODES = (b"\xb6\x6d\xdb" * 170, b"\xfe\xaa\xd5\x33" * 128)
 STRIP_PIXELS = 4_000_000  # converted at once, which limits the additional memory
 SAMPLE = 512  # most pixels of a side that are looked at to choose the ground
 CLEAR, OPAQUE, LIGHT, NEARLY_NONE = 16, 128, 192, 0.05  # alpha, alpha, gray level, share of the pixels
@@ -71,6 +68,7 @@ CLEAR_STEP, FAR_MORE = (
 )  # gray levels; black letters in a white outline have up to 2.3 times as much on black
 # Parts of Pillow that it imports when it needs them.
 LATE = ("Cms", "Color", "Filter", "Math", "Palette", "Sequence")
+BLANK_FRAMES = 100  # most frames of an animation that are skipped because they have one color
 TIFF_OFFSETS, TIFF_LENGTHS = (273, 324), (279, 325)  # of strips and of tiles
 
 
@@ -192,8 +190,6 @@ def _open(data: memoryview, header: Header) -> Image.Image:
         from stages.images import samples
 
         return samples.read_bmp(data, bmp_masks(data))
-    if header.format == "JPEG" and not read_jpeg_frame(data).has_end:
-        return _read_endless(data)
     if header.format != "TIFF":
         try:
             return OPENERS[header.format](io.BytesIO(data))
@@ -204,22 +200,6 @@ def _open(data: memoryview, header: Header) -> Image.Image:
                 ) from error
             raise
     return open_tiff(find_picture(data))
-
-
-def _read_endless(data: memoryview) -> Image.Image:
-    """A JPEG without end marker. If nothing else is missing, its pixels do not depend on what follows.
-
-    Raises ImageError: TRUNCATED.
-    """
-    scans = bytes(data).rstrip(b"\xff")  # half a marker
-    image = JpegImageFile(io.BytesIO(scans + EOI))
-    _load(image, len(data))
-    for codes in OTHER_CODES:
-        other = JpegImageFile(io.BytesIO(scans + codes + EOI))
-        _load(other, len(data))
-        if ImageChops.difference(image, other).getbbox():
-            raise ImageError(Reason.TRUNCATED, "the JPEG has no end marker, and not all of its pixels")
-    return image
 
 
 def open_tiff(picture: Directory) -> Image.Image:
@@ -284,7 +264,7 @@ def _correct_bmp(image: Image.Image, data: memoryview, header: Header) -> Image.
 
 
 def _correct_animation(image: Image.Image, data: memoryview, header: Header) -> Image.Image:
-    return skip_blank(image, header.pages)
+    return _skip_blank(image, header.pages)
 
 
 def _correct_tiff(image: Image.Image, data: memoryview, header: Header) -> Image.Image:
@@ -300,6 +280,30 @@ CORRECTIONS = {
     "BMP": _correct_bmp,
     "TIFF": _correct_tiff,
 }
+
+
+def _skip_blank(image: Image.Image, frames: int) -> Image.Image:
+    """The first frame of an animation, or if that has one color only, as when it fades in, the first one that has more."""
+    if frames == 1:
+        return image
+    first = image.copy()
+    for number in range(1, min(frames, BLANK_FRAMES)):
+        if not _is_blank(image):
+            return image
+        try:
+            image.seek(number)
+            image.load()
+        except (EOFError, OSError, SyntaxError, ValueError):  # the first frame is sound
+            return first
+    return first if _is_blank(image) else image
+
+
+def _is_blank(image: Image.Image) -> bool:
+    if image.has_transparency_data:
+        image = image.convert("RGBA")
+        if image.getchannel("A").getextrema() == (0, 0):
+            return True
+    return len(image.convert("RGBA").getcolors(1) or ()) == 1
 
 
 def keep_picture(data: memoryview) -> io.BytesIO:

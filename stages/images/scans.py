@@ -22,7 +22,6 @@ from stages.contract.base import ImageError, Reason
 SHORTEST_RUN = 64  # zero bytes; shorter runs are not checked
 ZEROS = re.compile(rb"\x00{%d,}" % SHORTEST_RUN)
 MARKER = re.compile(rb"\xff[^\xff\x00\xd0-\xd7]")  # in a scan: not a stuffed zero and not a restart
-RESTART = re.compile(rb"\xff[\xd0-\xd7]")
 SEGMENTS = 1 << 16  # most that are read; a progressive file has some dozens
 DHT, SOS, DRI, EOI = 0xC4, 0xDA, 0xDD, 0xD9
 SEQUENTIAL, PROGRESSIVE = frozenset((0xC0, 0xC1)), frozenset((0xC2,))
@@ -80,30 +79,14 @@ def find_gap(data: memoryview, start: int) -> tuple[int, int] | None:
 
 
 def _walk(data: memoryview) -> tuple[int, int] | None:
-    picture, longest = Picture(), (0, 0)
-    for header, start, end in _scans(data, picture):
-        if not picture.components:  # arithmetic or lossless
-            return None
-        most = _longest_run(picture, header)
-        for run in ZEROS.finditer(data, start, end):
-            size = run.end() - run.start()
-            longest = max(longest, (size, run.start()))
-            if size > most:
-                return run.start(), size
-    if picture.is_progressive and longest[0] and not _is_complete(picture):
-        # The remaining scans are among the zeros.
-        return longest[1], longest[0]
-    return None
-
-
-def _scans(data: memoryview, picture: Picture) -> Iterator[tuple[memoryview, int, int]]:
-    """Header, start and end of each scan, while `picture` has what is before it."""
-    at = 2
+    picture, at, longest = Picture(), 2, (0, 0)
     for _ in range(SEGMENTS):
         found = MARKER.search(data, at)
-        if found is None or data[found.end() - 1] == EOI:
-            return
+        if found is None:
+            return None
         marker, at = data[found.end() - 1], found.end()
+        if marker == EOI:
+            break
         if marker in (0x01, 0xD8):
             continue
         (length,) = struct.unpack_from(">H", data, at)
@@ -111,27 +94,21 @@ def _scans(data: memoryview, picture: Picture) -> Iterator[tuple[memoryview, int
         at += length
         _read_segment(picture, marker, segment)
         if marker == SOS:
+            if not picture.components:  # arithmetic or lossless
+                return None
+            most = _longest_run(picture, segment)
             ending = MARKER.search(data, at)
             end = ending.start() if ending else len(data)
-            yield segment, at, end
+            for run in ZEROS.finditer(data, at, end):
+                size = run.end() - run.start()
+                longest = max(longest, (size, run.start()))
+                if size > most:
+                    return run.start(), size
             at = end
-
-
-def have_all_begun(data: memoryview) -> bool:
-    """Whether all scans of a JPEG, and all parts between its restart markers, are there, so that only the last may lack
-    something at its end."""
-    picture, seen, missing = Picture(), set[int](), 0
-    try:
-        for header, start, end in _scans(data, picture):
-            _longest_run(picture, header)
-            seen.update(header[1 : 1 + 2 * header[0] : 2])
-            if picture.restart:
-                restarts = len(RESTART.findall(data, start, end))
-                missing += abs(_over(_count_units(picture, header), picture.restart) - 1 - restarts)
-    except (struct.error, IndexError, KeyError, ValueError):
-        return False
-    is_complete = _is_complete(picture) if picture.is_progressive else seen == picture.components.keys()
-    return is_complete and not missing
+    if picture.is_progressive and longest[0] and not _is_complete(picture):
+        # The remaining scans are among the zeros.
+        return longest[1], longest[0]
+    return None
 
 
 def _read_segment(picture: Picture, marker: int, segment: memoryview) -> None:
@@ -180,12 +157,12 @@ def _longest_run(picture: Picture, header: memoryview) -> int:
         if picture.is_progressive:
             picture.planes[number, first == 0] = bits & 15
     refines = bits >> 4 > 0  # one bit for each coefficient that is not zero
-    units, unit_bits = _count_units(picture, header), 0
+    units, unit_bits = picture.units, 0
     for number, tables in parts:
         component = picture.components[number]
         blocks = component.across * component.down
         if count == 1:
-            blocks = 1
+            blocks, units = 1, component.columns * component.rows
         block_bits, most = (1 if first == 0 else 64, 0) if refines else _cost(picture, tables, first, last)
         unit_bits += blocks * block_bits
         if most:
@@ -193,11 +170,6 @@ def _longest_run(picture: Picture, header: memoryview) -> int:
     if picture.restart:
         units = min(units, picture.restart)
     return (units + 1) * unit_bits // 8 + 1  # it may begin and end inside a unit
-
-
-def _count_units(picture: Picture, header: memoryview) -> int:
-    component = picture.components[header[1]]
-    return component.columns * component.rows if header[0] == 1 else picture.units
 
 
 def _cost(picture: Picture, tables: int, first: int, last: int) -> tuple[int, int]:

@@ -88,7 +88,8 @@ class Directory:
         listed = self._entry.iter_unpack(self.data[self._start : end])
         return {tag: (kind, count, value) for tag, kind, count, value in listed}
 
-    def place_of(self, tag: int) -> int:  # of its value, or of the number that says where that is
+    def place_of(self, tag: int) -> int:
+        """Where the value of a tag is, or where it says that it is."""
         return self._start + (list(self._entries).index(tag) + 1) * self._entry.size - self._room
 
     def raw(self, tag: int) -> bytes:

@@ -410,8 +410,8 @@ def test_a_ledger_that_cannot_be_opened_is_not_rebuilt(tmp_path: Path) -> None:
     place.site.ledger.mkdir(parents=True)
     for command in ("run", "repair"):
         refused = place.command(command)
-        assert refused.returncode == os.EX_IOERR
-        assert "ledger.sqlite cannot be used" in refused.stderr
+        assert refused.returncode == os.EX_CONFIG
+        assert "ledger.sqlite is a folder" in refused.stderr
     assert place.site.ledger.is_dir()
 
 

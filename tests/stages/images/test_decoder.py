@@ -169,35 +169,6 @@ def test_arithmetic_codes_are_read_wherever_they_are_in_the_file(
     assert refused.value.reason is Reason.TRUNCATED
 
 
-KINDS: list[dict[str, int]] = [
-    {},
-    {"optimize": True},
-    {"progressive": True},
-    {"restart_marker_blocks": 3},
-    {"progressive": True, "restart_marker_rows": 1},
-]
-
-
-@pytest.mark.parametrize("mode", ["L", "RGB", "CMYK"])
-@pytest.mark.parametrize("options", KINDS)
-def test_a_jpeg_that_lacks_its_end_marker_is_shown_if_it_lacks_nothing_else(
-    shared: Decoder, mode: str, options: dict[str, int]
-) -> None:
-    """Whatever is shown has all its pixels; nearly all others lack some."""
-    noise = Image.effect_noise((90, 70), 90).convert(mode)
-    data = jpeg(noise, **options)
-    expected = shared.decode(*entry(data))
-    for end in (1, 2):
-        assert np.array_equal(shared.decode(*entry(data[:-end])), expected)
-    refused = 0
-    for end in (*range(3, 40), 500, 900):
-        try:
-            assert np.array_equal(shared.decode(*entry(data[:-end])), expected)
-        except ImageError as error:
-            refused += error.reason is Reason.TRUNCATED
-    assert refused > 30
-
-
 def test_floats_are_stretched_between_their_own_extremes(shared: Decoder) -> None:
     ramp = Image.frombytes("F", (256, 8), np.tile(np.linspace(-3, 9, 256, dtype=np.float32), 8).tobytes())
     assert shared.decode(*entry(tiff(ramp)))[0, :, 0].tolist() == list(range(256))
