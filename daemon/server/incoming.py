@@ -252,7 +252,8 @@ class Receiver:
         if left := [each for each in files if each.temporary]:
             with contextlib.suppress(OSError), self._opened() as (_, hidden):
                 for each in left:
-                    os.unlink(each.temporary, dir_fd=hidden)
+                    with contextlib.suppress(OSError):  # the others go
+                        os.unlink(each.temporary, dir_fd=hidden)
 
     def clear(self) -> None:
         """Remove what servers that were killed have left. Raises OSError."""

@@ -141,8 +141,11 @@ class Uploads:
         if inbox.on_success == "keep" and config.output.bins != "move":
             return False
         record = find_file(self._reader, inbox.root, name)
-        is_kept = record is not None and record.status is not JobStatus.GONE
-        return bool(is_kept and record and record.digest.hex() in ("", digest))
+        if record is None or record.status is JobStatus.GONE:
+            return False
+        if record.digest:
+            return record.digest.hex() == digest
+        return record.status is not JobStatus.PENDING  # it was not even read before it failed, and may have left
 
     # What is received
 
@@ -168,6 +171,9 @@ class Uploads:
                         await receiver.write(files[-1], self._writers)
                 case None:
                     files[-1].finish(rules)
+                    if sum(len(each.unwritten) for each in files) >= WRITE_BYTES:  # of a form with many small ones
+                        await self._begin(receiver, files[-1])
+                        await receiver.write(files[-1], self._writers)
         if not files:
             raise HTTPException(400, "No part of the form has a file name.")
         if ignored := next((each.name for each in files if receiver.ignores(each)), ""):

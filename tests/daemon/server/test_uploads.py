@@ -8,6 +8,7 @@ import json
 import os
 import re
 import shutil
+import signal
 import socket
 import subprocess
 import sys
@@ -79,6 +80,22 @@ def test_a_request_that_is_repeated_makes_no_second_image_and_other_bytes_make_o
     assert client.get(first["result"])["digest"] == f"sha256:{hashlib.sha256(picture(3)).hexdigest()}"
     rows = "SELECT 1 FROM image JOIN inbox ON inbox.id = inbox WHERE inbox.path = ? AND CAST(image.path AS TEXT) GLOB 'b~*'"
     assert len(place.rows(rows, os.fsencode(place.inbox(inbox)))) == 2
+
+
+def test_a_file_that_went_away_before_it_was_read_is_taken_again(tmp_path: Path) -> None:
+    """Where the daemon moves files away, too: it knows this one, but has not moved it."""
+    place = open_place(tmp_path, {"inbox": [{"settle_seconds": 0.1, "uploads": True, "on_success": "move"}]})
+    with Daemon(place) as daemon:
+        [worker] = daemon.workers()
+        os.kill(worker, signal.SIGSTOP)
+        client = Client(place)
+        image = client.post(picture(3)).image
+        wait_for(lambda: client.get(image["result"])["id"], "the image in the ledger")
+        (place.inbox() / image["path"]).unlink()
+        assert client.post(picture(3)).status == 202
+        assert (place.inbox() / image["path"]).exists()
+        os.kill(worker, signal.SIGCONT)
+        wait_for(lambda: client.get(image["result"])["status"] == "DONE", "the result")
 
 
 def test_a_file_that_somebody_has_changed_since_is_not_taken_for_the_same(
