@@ -121,8 +121,8 @@ class Incoming:
         self._suffix = ""
         self._hash = hashlib.sha256()
 
-    def add(self, part: bytes, rules: Rules) -> bool:
-        """Whether the receiver should write. Raises ImageError and TooLarge as soon as that is known."""
+    def add(self, part: bytes, rules: Rules) -> None:
+        """Raises ImageError and TooLarge as soon as that is known."""
         self.size += len(part)
         if self.size > rules.most_bytes:
             raise TooLarge(rules.most_bytes)
@@ -130,7 +130,6 @@ class Incoming:
         self.unwritten += part
         if not self._suffix and self.size >= HEAD:
             self._suffix = choose_suffix(self._given, bytes(self.unwritten[:HEAD]), rules.unpacked)
-        return len(self.unwritten) >= WRITE_BYTES
 
     def finish(self, rules: Rules) -> None:
         """Raises ImageError."""

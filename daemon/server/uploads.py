@@ -9,7 +9,7 @@ from __future__ import annotations
 import errno
 import os
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any, NamedTuple
@@ -79,6 +79,7 @@ class Uploads:
         self._open, self._announced = self._open + 1, self._announced + announced
         try:
             await self._fill(request, receiver, files)
+            _check_names(receiver, files)
             await run_sync(receiver.flush, files, self._announced, limiter=self._flushers)
             await receiver.commit(files, self._flushers)
         except ClientDisconnect:  # nobody reads the answer
@@ -145,7 +146,9 @@ class Uploads:
             return False
         if record.digest:
             return record.digest.hex() == digest
-        return record.status is not JobStatus.PENDING  # it was not even read before it failed, and may have left
+        return (
+            record.status is not JobStatus.PENDING
+        )  # it was not even read before it failed, and may have left
 
     # What is received
 
@@ -166,22 +169,26 @@ class Uploads:
                     if length >= WRITE_BYTES:  # a full disk is found before the body is read
                         await self._begin(receiver, files[-1])
                 case bytes():
-                    if files[-1].add(part, rules):
-                        await self._begin(receiver, files[-1])
-                        await receiver.write(files[-1], self._writers)
+                    files[-1].add(part, rules)
                 case None:
                     files[-1].finish(rules)
-                    if sum(len(each.unwritten) for each in files) >= WRITE_BYTES:  # of a form with many small ones
-                        await self._begin(receiver, files[-1])
-                        await receiver.write(files[-1], self._writers)
-        if not files:
-            raise HTTPException(400, "No part of the form has a file name.")
-        if ignored := next((each.name for each in files if receiver.ignores(each)), ""):
-            raise HTTPException(400, f"The inbox ignores {ignored}: see its `ignore` in daemon.toml.")
+            if (
+                sum(len(each.unwritten) for each in files) >= WRITE_BYTES
+            ):  # also of a form with many small ones
+                await self._begin(receiver, files[-1])
+                await receiver.write(files[-1], self._writers)
 
     async def _begin(self, receiver: Receiver, each: Incoming) -> None:
         if each.file is None:
             await run_sync(receiver.begin, each, self._announced, limiter=self._flushers)
+
+
+def _check_names(receiver: Receiver, files: Sequence[Incoming]) -> None:
+    """Raises HTTPException."""
+    if not files:
+        raise HTTPException(400, "No part of the form has a file name.")
+    if ignored := next((each.name for each in files if receiver.ignores(each)), ""):
+        raise HTTPException(400, f"The inbox ignores {ignored}: see its `ignore` in daemon.toml.")
 
 
 def _count_waiting(reader: Reader) -> dict[bytes, int]:
