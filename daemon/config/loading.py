@@ -82,6 +82,10 @@ class Config(Section):
         """The paths of the inboxes whose images can be processed again: visiond deletes none of them."""
         return [inbox.root for inbox in self.inbox if inbox.on_success != "delete"]
 
+    def keeps_in_place(self, inbox: Inbox) -> bool:
+        """Whether visiond leaves the files of an inbox where they are."""
+        return inbox.on_success == "keep" and self.output.bins != "move"
+
 
 def load(path: Path | None, *, warn: Callable[[str], None] | None = None) -> Config:
     """Read and check a configuration. None: the defaults, in the current folder.

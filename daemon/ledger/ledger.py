@@ -134,7 +134,7 @@ class Ledger:
     ) -> list[int]:
         """Add inboxes, with their priorities, and models; returns the inboxes' numbers.
         models: the current one of each stage. others: of second looks. unpacking: the inboxes with files to unpack. kept: those
-        whose files are not deleted. moved: those of these whose files are moved away."""
+        whose files are not deleted. moved: those whose files do not stay in them."""
         present = list(models)
 
         def work(connection: sqlite3.Connection) -> list[int]:

@@ -139,7 +139,7 @@ class Uploads:
 
     def _has_taken(self, config: Config, inbox: Inbox, name: bytes, digest: str) -> bool:
         """Whether the ledger has this file, where the daemon moves or deletes files."""
-        if inbox.on_success == "keep" and config.output.bins != "move":
+        if config.keeps_in_place(inbox):
             return False
         record = find_file(self._reader, inbox.root, name)
         if record is None or record.status is JobStatus.GONE:

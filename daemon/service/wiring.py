@@ -54,7 +54,7 @@ async def open_ledger(
         [plan.model for plan in plans],
         [inbox.root for inbox in config.inbox if inbox.unpack],
         config.kept_inboxes,
-        [inbox.root for inbox in config.inbox if inbox.on_success == "move" or config.output.bins == "move"],
+        [inbox.root for inbox in config.inbox if not config.keeps_in_place(inbox)],
     )
     ledger.look_names = [plan.name for plan in plans]
     if dropped := await ledger.run(partial(looks.begin, names=ledger.look_names, inboxes=numbers)):
