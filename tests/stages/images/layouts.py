@@ -17,6 +17,9 @@ from typing import Any, NamedTuple
 import numpy as np
 from PIL import Image, ImageDraw
 
+from stages.contract.base import ImageError, Limits, Reason
+from stages.images.decoder import Decoder
+from stages.images.images import inspect
 from tests.inputs import chunk, encode
 
 Pixels = np.ndarray[Any, np.dtype[Any]]
@@ -683,11 +686,14 @@ GROUPS: dict[str, Callable[[], Iterator[Layout]]] = {
 }  # fmt: skip
 
 
+def shown(decoder: Decoder, data: bytes) -> Pixels:
+    """What the decoder makes of a file."""
+    return decoder.decode(memoryview(data), inspect(memoryview(data), Limits()))
+
+
 def judge(layout: Layout) -> tuple[str, str]:
     """("right" | "refused" | "wrong", detail): refused is a failure as a format by name."""
-    from stages.contract.base import ImageError, Limits, Reason
     from stages.images import pixels
-    from stages.images.images import inspect
 
     data = memoryview(layout.data)
     try:

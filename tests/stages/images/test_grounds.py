@@ -2,27 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 from PIL import Image, ImageDraw, ImageFont
 
-from stages.contract.base import Limits
 from stages.images.decoder import Decoder
-from stages.images.images import inspect
 from tests.inputs import encode
-from tests.stages.images.layouts import Pixels
-
-
-@pytest.fixture(scope="module")
-def decoder() -> Iterator[Decoder]:
-    decoder = Decoder(Limits())
-    yield decoder
-    decoder.close()
-
-
-def shown(decoder: Decoder, data: bytes) -> Pixels:
-    return decoder.decode(memoryview(data), inspect(memoryview(data), Limits()))
+from tests.stages.images.layouts import shown
 
 
 def on_nothing(level: int) -> bytes:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import struct
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -27,6 +26,7 @@ from tests.stages.images.layouts import (
     judge,
     png_of,
     reverse_bits,
+    shown,
     tiff_file,
     tiff_of,
     tiffs,
@@ -35,17 +35,6 @@ from tests.stages.images.layouts import (
 
 LIMITS = Limits()
 EVERY = 7  # of TIFF; all with `python -m tests.stages.images.layouts`
-
-
-@pytest.fixture(scope="module")
-def decoder() -> Iterator[Decoder]:
-    found = Decoder(LIMITS)
-    yield found
-    found.close()
-
-
-def shown(decoder: Decoder, data: bytes) -> Pixels:
-    return decoder.decode(memoryview(data), inspect(memoryview(data), LIMITS))
 
 
 def is_picture(found: Pixels, wanted: Pixels, tolerance: int = 1) -> bool:

@@ -3,7 +3,6 @@ from __future__ import annotations
 import io
 import struct
 import zlib
-from collections.abc import Iterator
 
 import numpy as np
 import pytest
@@ -32,13 +31,6 @@ torchvision_is_deprecated = pytest.mark.filterwarnings(
 
 def entry(data: bytes) -> Encoded:
     return memoryview(data), inspect(memoryview(data), LIMITS)
-
-
-@pytest.fixture(scope="module")
-def decoder() -> Iterator[Decoder]:
-    one = Decoder(LIMITS)
-    yield one
-    one.close()
 
 
 def stated(profile: bytes, image: Image.Image | None = None) -> np.ndarray:

@@ -2,28 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import numpy as np
 import pytest
 from PIL import Image
 
-from stages.contract.base import Limits
 from stages.images.decoder import Decoder
-from stages.images.images import inspect
 from tests.inputs import encode
-from tests.stages.images.layouts import Pixels, color, directory, gray, tiff_file, tiff_of
-
-
-@pytest.fixture(scope="module")
-def decoder() -> Iterator[Decoder]:
-    decoder = Decoder(Limits())
-    yield decoder
-    decoder.close()
-
-
-def shown(decoder: Decoder, data: bytes) -> Pixels:
-    return decoder.decode(memoryview(data), inspect(memoryview(data), Limits()))
+from tests.stages.images.layouts import color, directory, gray, shown, tiff_file, tiff_of
 
 
 @pytest.mark.parametrize("how", ["none", "lzw"])
