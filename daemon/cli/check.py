@@ -261,9 +261,8 @@ def _addresses(config: Config) -> Iterator[Finding]:
         yield _address(config, config.page_http, "page", ", perhaps by this daemon's page", "warning")
         yield from (Finding("warning", risk) for risk in risks(config.page_http, "page"))
         try:
-            if (
-                not http.token_file and (config.state.path / PAGE_TOKEN).exists()
-            ):  # otherwise the daemon makes it
+            made_by_daemon = config.state.path / PAGE_TOKEN  # when it starts
+            if not http.token_file and made_by_daemon.exists():
                 read_page_token(config)
         except (OSError, ConfigError) as error:
             yield Finding("error", f"page: {error}")

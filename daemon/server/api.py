@@ -112,9 +112,8 @@ class Api:
         find = partial(run_sync, find_file, self._reader, inbox.root, path)
         if not await find():
             look = partial(run_sync, _is_there, inbox, path, abandon_on_cancel=True, limiter=self._lookers)
-            if not (
-                await look() or await find()
-            ):  # the daemon may have found and moved it between both looks
+            # Asked again, as the daemon may have found and moved it between both looks.
+            if not (await look() or await find()):
                 raise HTTPException(404, f"There is no image {given}.")
         found = await self._wait(inbox, [path], seconds)
         return answer_json(image_of(found[path], given) if found else _unknown(inbox, path, given))

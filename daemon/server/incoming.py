@@ -63,17 +63,9 @@ class NameTaken(Exception):
     """A file of this name has other bytes: somebody has changed it since."""
 
 
-class TooLarge(Exception):
+class UploadTooLarge(Exception):
     def __init__(self, most_bytes: int) -> None:
         super().__init__(f"It has more than {most_bytes:,} bytes ([page] upload_bytes).")
-
-
-@dataclass(frozen=True, slots=True)
-class Rules:
-    """What is taken. unpacked: kinds of files that the inbox unpacks."""
-
-    most_bytes: int
-    unpacked: Collection[str]
 
 
 def choose_suffix(name: str, head: bytes, unpacked: Collection[str]) -> str:
@@ -109,32 +101,32 @@ def clean(name: str) -> str:
 class Incoming:
     """A file that is being received. A small one is in memory until `Receiver.commit`; of a larger one only its end is."""
 
-    def __init__(self, given: str) -> None:
-        """given: the name that the program gave it, or empty."""
+    def __init__(self, given: str, most_bytes: int, unpacked: Collection[str]) -> None:
+        """given: the name that the program gave it, or empty. unpacked: the kinds of files that the inbox unpacks."""
         self.size = 0  # bytes so far
         self.unwritten = bytearray()
         self.file: BinaryIO | None = None
         self.temporary = b""  # its name in the hidden folder, while it has one
         self.name = ""  # in the inbox, when all of it is here
         self.digest = ""  # likewise, hexadecimal
-        self._given = given
+        self._given, self._most_bytes, self._unpacked = given, most_bytes, unpacked
         self._suffix = ""
         self._hash = hashlib.sha256()
 
-    def add(self, part: bytes, rules: Rules) -> None:
-        """Raises ImageError and TooLarge as soon as that is known."""
+    def add(self, part: bytes) -> None:
+        """Raises ImageError and UploadTooLarge as soon as that is known."""
         self.size += len(part)
-        if self.size > rules.most_bytes:
-            raise TooLarge(rules.most_bytes)
+        if self.size > self._most_bytes:
+            raise UploadTooLarge(self._most_bytes)
         self._hash.update(part)
         self.unwritten += part
         if not self._suffix and self.size >= HEAD:
-            self._suffix = choose_suffix(self._given, bytes(self.unwritten[:HEAD]), rules.unpacked)
+            self._suffix = choose_suffix(self._given, bytes(self.unwritten[:HEAD]), self._unpacked)
 
-    def finish(self, rules: Rules) -> None:
+    def finish(self) -> None:
         """Raises ImageError."""
         if not self._suffix:
-            self._suffix = choose_suffix(self._given, bytes(self.unwritten), rules.unpacked)
+            self._suffix = choose_suffix(self._given, bytes(self.unwritten), self._unpacked)
         self.digest = self._hash.hexdigest()
         self.name = "~".join(filter(None, (clean(self._given), self.digest[:DIGITS]))) + self._suffix
 

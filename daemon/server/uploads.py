@@ -29,7 +29,7 @@ from daemon.core.jobs import JobStatus
 from daemon.ledger.record import Record
 from daemon.ledger.records import Reader
 from daemon.ledger.statements import SQL
-from daemon.server.incoming import WRITE_BYTES, Incoming, NameTaken, Receiver, Rules, TooLarge
+from daemon.server.incoming import WRITE_BYTES, Incoming, NameTaken, Receiver, UploadTooLarge
 from stages.contract.base import ImageError, Reason
 
 log = structlog.get_logger()
@@ -84,7 +84,7 @@ class Uploads:
             await receiver.commit(files, self._flushers)
         except ClientDisconnect:  # nobody reads the answer
             raise HTTPException(400, "The request has ended before its body did.") from None
-        except TooLarge as error:
+        except UploadTooLarge as error:
             raise HTTPException(413, str(error)) from None
         except ImageError as error:
             raise HTTPException(400 if error.reason is Reason.EMPTY else 415, f"{error.detail}.") from None
@@ -146,35 +146,33 @@ class Uploads:
             return False
         if record.digest:
             return record.digest.hex() == digest
-        return (
-            record.status is not JobStatus.PENDING
-        )  # it was not even read before it failed, and may have left
+        # One without a digest that has ended was not even read, and may have left.
+        return record.status is not JobStatus.PENDING
 
     # What is received
 
     async def _fill(self, request: Request, receiver: Receiver, files: list[Incoming]) -> None:
         """Write the files of the body, and add each to `files` as soon as there is one."""
-        rules = Rules(self._page.upload_bytes, receiver.settings.unpack)
+        most_bytes = self._page.upload_bytes
         kind, options = parse_options_header(request.headers.get("content-type", ""))
         is_form, length = kind == b"multipart/form-data", _length_of(request)
-        if not is_form and length > rules.most_bytes:
-            raise TooLarge(rules.most_bytes)
+        if not is_form and length > most_bytes:
+            raise UploadTooLarge(most_bytes)
         parts = _read_form(request, options.get(b"boundary", b"")) if is_form else _read_whole(request)
         async for part in parts:
             match part:
                 case Begun(name):
                     if len(files) >= MOST_FILES:
                         raise HTTPException(413, f"The form has more than {MOST_FILES} files.")
-                    files.append(Incoming(name))
+                    files.append(Incoming(name, most_bytes, receiver.settings.unpack))
                     if length >= WRITE_BYTES:  # a full disk is found before the body is read
                         await self._begin(receiver, files[-1])
                 case bytes():
-                    files[-1].add(part, rules)
+                    files[-1].add(part)
                 case None:
-                    files[-1].finish(rules)
-            if (
-                sum(len(each.unwritten) for each in files) >= WRITE_BYTES
-            ):  # also of a form with many small ones
+                    files[-1].finish()
+            # Of all of them, as a form may have many small ones.
+            if sum(len(each.unwritten) for each in files) >= WRITE_BYTES:
                 await self._begin(receiver, files[-1])
                 await receiver.write(files[-1], self._writers)
 

@@ -24,7 +24,7 @@ from daemon.system.beneath import READ
 from daemon.unpacking.paths import (
     INNER,
     MARK,
-    Places,
+    FreePaths,
     allow_as,
     exists,
     made_inner,
@@ -111,7 +111,7 @@ class Contents:
         self._most, self._is_left_out = most, is_ignored
         self._before = frozenset(before.paths) if before else frozenset[bytes]()
         self._paths: set[bytes] = set()  # of the members so far
-        self._places = Places(most.path_bytes)
+        self._free_paths = FreePaths(most.path_bytes)
         self._count = 0  # of all members, also those that are not written, and of the folders that are made
         self._folders = 0  # entries for folders
         self._bytes = 0
@@ -145,8 +145,8 @@ class Contents:
         if self._is_ignored(self._path):
             self._name = self._path = b""
         elif self._path:
-            self._path = self._places.choose(self._path)
-            if self._places.bytes > MOST_NAME_BYTES:
+            self._path = self._free_paths.choose(self._path)
+            if self._free_paths.bytes > MOST_NAME_BYTES:
                 most = f"the names of its files have more than {MOST_NAME_BYTES:,} bytes"
                 raise TooMuch(f"{most}: pack fewer files together")
             if self._path and self._path not in self._before:
@@ -237,7 +237,7 @@ class Contents:
                 f"it is a link to {printable(first)}, which the inbox ignores; pack it without that one"
             )
             return
-        path = self._places.latest(path)
+        path = self._free_paths.latest(path)
         try:
             place = (
                 (self._parent, os.path.join(self._target, path))

@@ -96,7 +96,7 @@ def made_inner(
         os.close(fd)
 
 
-class Places:
+class FreePaths:
     """Gives each member of a container a path that no other file or folder has: a.png, a~2.png, a~3.png … The same at each
     attempt, as members that are dropped keep their names.
 
@@ -109,9 +109,8 @@ class Places:
         self._longest = longest
         self._named: dict[bytes, int] = {}  # how many files and folders have had this path
         self._inner: dict[bytes, bytes] = {}  # each folder in the container → its path here
-        self._renamed: dict[
-            bytes, bytes
-        ] = {}  # the latest file of a name → its path here, if that is another
+        # The latest file of a name → its path here, if that is another.
+        self._renamed: dict[bytes, bytes] = {}
 
     def choose(self, path: bytes) -> bytes:
         """Where a file goes; empty if its path would be too long."""

@@ -18,7 +18,6 @@ from daemon.server.incoming import (
     Incoming,
     NameTaken,
     Receiver,
-    Rules,
     Upload,
     choose_suffix,
     clean,
@@ -37,9 +36,9 @@ def open_receiver(
 
 def receive(receiver: Receiver, data: bytes, name: str = "a.ppm") -> Incoming:
     """A file that is here and not placed."""
-    file, rules = Incoming(name), Rules(1 << 20, [])
-    file.add(data, rules)
-    file.finish(rules)
+    file = Incoming(name, 1 << 20, [])
+    file.add(data)
+    file.finish()
     return file
 
 
@@ -146,7 +145,7 @@ def test_a_link_in_the_place_of_the_hidden_folder_is_not_followed(tmp_path: Path
     elsewhere.mkdir()
     (inbox / os.fsdecode(HIDDEN)).symlink_to(elsewhere)
     with pytest.raises(OSError, match=r"Not a directory|symbolic"):
-        open_receiver(inbox).begin(Incoming("a.jpg"), 0)
+        open_receiver(inbox).begin(Incoming("a.jpg", 1 << 20, []), 0)
     assert not any(elsewhere.iterdir())
 
 
