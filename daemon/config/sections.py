@@ -220,8 +220,8 @@ class BinningSection(Section):
     text_area_threshold: Ratio = Field(0.2, description="A: text over more of the image's area.")
     text_score_threshold: Ratio = Field(
         0.7,
-        description="A: only lines with a higher score count as text boxes; a single letter or sign never counts. Lines of "
-        "a page reader have no score, and count.",
+        description="A: only lines with a higher score count as text boxes. A single letter or sign never counts, and two or "
+        "more letters, of which at most three are different, only from 0.8. Lines of a page reader have no score, and count.",
     )
     object_count_threshold: int = Field(5, ge=0, le=1_000_000_000, description="B: more objects than this.")
     unique_objects_threshold: int = Field(

@@ -34,7 +34,7 @@ from daemon.search.entries import FIELDS, Document, make_entry
 from daemon.search.query import Query
 from daemon.system.ownership import hand_over, make_folder
 
-VERSION = 2  # of the entries and their tables; an index of another version is made again
+VERSION = 3  # of the entries and their tables; an index of another version is made again
 CHUNK = 512  # images in one transaction
 RANKED = 10_000  # most matches that are ranked; beyond these, the newest come first
 BUSY_SECONDS = 30.0  # wait for another process that writes

@@ -5,10 +5,9 @@ image. Otherwise B: more than three kinds of objects, more than five objects, or
 three tenths of the image. Otherwise C; the similarity of caption and image is compared and reported. All
 comparisons are strict.
 
-A text box is a line with a high score and at least two letters or digits. A recognizer also reads shapes (a
-wheel as "O", a star as "★", a house as "合"), mostly as a single character with a low score. Such lines are in
-the results, but do not count here. A page reader writes text without boxes and scores: each of its lines with at
-least two letters or digits counts, and the area of text is not known.
+A text box is a line with a high score that is text by `has_text`, and not a sign that a recognizer reads into a
+shape. Such lines are in the results, but do not count here. A page reader writes text without boxes and scores: each
+of its lines with at least two letters or digits counts, and the area of text is not known.
 """
 
 from __future__ import annotations
@@ -106,6 +105,7 @@ _SENTENCES = {  # of a criterion: its value and its threshold
 BINS = tuple(_RULES)  # of the built-in rule; a user's rule may have others
 
 _HAS_TWO_CHARACTERS = re.compile(r"[^\W_].*[^\W_]", re.DOTALL)  # two letters or digits, of any script
+_FEW_CHARACTERS, _SURE_SCORE = 3, 0.8
 
 Rule = Callable[[dict[str, Any]], str]
 BIN_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}")
@@ -187,7 +187,7 @@ def apply_rule(rule: Rule, record: dict[str, Any]) -> str:
 def _find_text(ocr: _Ocr, least_score: float) -> _Text:
     if ocr.text is not None:
         return _Text(sum(1 for line in ocr.text.splitlines() if has_text(line)), None)
-    counted = [line for line in ocr.lines if line.score > least_score and has_text(line.text)]
+    counted = [line for line in ocr.lines if line.score > least_score and has_text(line.text, line.score)]
     if len(counted) == len(ocr.lines):
         return _Text(len(counted), ocr.area_ratio)
     areas = [sum(measure_area(line.box) for line in lines) for lines in (counted, ocr.lines)]
@@ -199,12 +199,19 @@ def text_of(ocr: Mapping[str, Any]) -> str:
     bins either. Of a page reader, its whole text."""
     if ocr.get("text") is not None:
         return str(ocr["text"])
-    return "\n".join(line["text"] for line in ocr.get("lines", ()) if has_text(line["text"]))
+    return "\n".join(line["text"] for line in ocr.get("lines", ()) if has_text(line["text"], line["score"]))
 
 
-def has_text(line: str) -> bool:
-    """Whether a line is text, and not a sign that a recognizer reads into a shape."""
-    return bool(_HAS_TWO_CHARACTERS.search(line))
+def has_text(text: str, score: float = 1.0) -> bool:
+    """Whether a line is text, and not a sign that a recognizer reads into a shape: a wheel as "O", the windows of a
+    house as "中中心". Text has at least two letters or digits; if no more than three of them are different, it also
+    needs a score of 0.8. A page reader's lines have no score, and count as sure.
+
+    On 292 real pictures, none of those that it was chosen on, this kept 12 of the 15 signs with two letters or digits out,
+    and with them 5 of 826 lines of text. Where a box is, and how large, showed no more than the score."""
+    if not _HAS_TWO_CHARACTERS.search(text):
+        return False
+    return score >= _SURE_SCORE or len(set(filter(str.isalnum, text.casefold()))) > _FEW_CHARACTERS
 
 
 def measure_area(corners: Corners) -> float:

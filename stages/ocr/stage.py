@@ -325,7 +325,7 @@ def cut(pixels: Tensor, plan: PiecePlan) -> Tensor:
 
 def is_text(reading: Reading) -> bool:
     """Whether a line counts as text, by the rule of stages/contract/binning.py, and was not guessed."""
-    return reading.score > TEXT_SCORE and not reading.guessed and has_text(reading.text)
+    return reading.score > TEXT_SCORE and not reading.guessed and has_text(reading.text, reading.score)
 
 
 def add_large(

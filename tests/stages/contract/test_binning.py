@@ -17,6 +17,7 @@ from stages.contract.binning import (
     judge,
     load_rule,
     measure_dispersion,
+    text_of,
 )
 from stages.registry.registry import ORDER
 
@@ -95,10 +96,59 @@ def test_shapes_that_are_read_as_single_characters_are_not_text(text: str) -> No
     assert [criterion.value for criterion in verdict.criteria["A"].values()] == [0, 0]
 
 
-@pytest.mark.parametrize("text", ["Ok", "出口", "4 7", "a★b"])
+@pytest.mark.parametrize("text", ["Ok", "出口", "4 7", "a★b", "11"])
 def test_two_letters_or_digits_of_any_script_are_text(text: str) -> None:
-    lines = [write(text, 0.71)] * 3
+    lines = [write(text, 0.8)] * 3
     assert judge({"ocr": msgspec.json.encode({"lines": lines, "count": 3, "area_ratio": 0.1})}, T).name == "A"
+
+
+# Lines that PP-OCR read in pictures: their text and score.
+SIGNS = [
+    ("中中心", 0.77),  # windows of houses
+    ("OVO", 0.58),  # the eyes of an ape
+    ("11H1", 0.745),  # lamps, over the whole photograph
+    ("OD", 0.654),  # a shoe, over the whole photograph
+    ("10", 0.715),  # tools
+    ("0000", 0.799),
+    ("AAA", 0.623),  # a row of pillars
+    ("1000020", 0.566),  # bottles
+    ("西美香", 0.565),  # faces
+    ("LL", 0.706),  # the corners of a button
+]
+WORDS = [
+    *(
+        ("EXIT", 1.0),
+        ("OK", 0.999),
+        ("5.00", 1.0),
+        ("10", 0.998),
+        ("100円", 1.0),
+        ("大学", 1.0),
+        ("出口", 0.999),
+    ),
+    *(("79p", 0.866), ("48", 0.846), ("XX", 0.885), ("50", 0.81), ("Pi", 0.872), ("45p", 1.0), ("404", 1.0)),
+    *(
+        ("GORETEX", 0.77),
+        ("mrek", 0.79),
+        ("VENDES)", 0.71),
+        ("DAInESE", 0.73),
+        ("By RAlPH KInNey BeNneTT", 0.72),
+    ),
+]
+
+
+def test_signs_that_were_read_into_pictures_are_in_no_bin_and_no_text() -> None:
+    lines = [write(text, score, height=9) for text, score in SIGNS]
+    answer = {"lines": lines, "count": len(lines), "area_ratio": 0.9}
+    criteria = judge({"ocr": msgspec.json.encode(answer)}, Thresholds(text_score=0.5)).criteria["A"]
+    assert [criterion.value for criterion in criteria.values()] == [0, 0]
+    assert text_of(answer) == ""
+
+
+def test_short_words_and_unsure_long_ones_are_text() -> None:
+    lines = [write(text, score) for text, score in WORDS]
+    answer = {"lines": lines, "count": len(lines), "area_ratio": 0.1}
+    assert judge({"ocr": msgspec.json.encode(answer)}, T).criteria["A"]["text_boxes"].value == len(WORDS)
+    assert text_of(answer).split("\n") == [text for text, _ in WORDS]
 
 
 def test_of_a_page_readers_text_the_lines_count_and_the_area_is_unknown() -> None:
@@ -114,6 +164,7 @@ def test_of_a_page_readers_text_the_lines_count_and_the_area_is_unknown() -> Non
         "text_area": Criterion(None, 0.2, None),
     }
     assert judge_text("Invoice\nTotal 5").name == "C"
+    assert judge_text("10\nOK\n大学").name == "A"
     assert judge_text("").criteria["A"]["text_boxes"] == Criterion(0, 2, False)
 
 

@@ -20,6 +20,7 @@ from PIL import ImageDraw, ImageFont
 
 from daemon.workers import chain
 from stages.contract.base import Image, Limits, StageSpec
+from stages.contract.binning import text_of
 from stages.ocr.descriptor import Line, Ocr, OcrOptions
 from stages.ocr.onnxfile import WeightsError, weight_files
 from stages.ocr.pieces import LONGEST_MAP, PiecePlan, plan_pieces
@@ -208,6 +209,19 @@ def test_letters_that_the_detector_splits_are_read_whole_beside_a_small_line(sta
     draw.text((60, 0), "OPEN", "black", ImageFont.truetype(str(FONT.with_stem("DejaVuSerif")), 640))
     draw.text((60, 750), "open daily", "black", ImageFont.truetype(str(FONT), 44))
     assert [line.text for line in read(stage, wrap_pixels(np.array(page)))[0].lines] == ["OPEN", "open daily"]
+
+
+def test_three_wheels_are_lines_but_no_text_and_a_price_beside_them_is(stage: OcrStage) -> None:
+    scene = Pillow.new("RGB", (640, 480), (150, 170, 190))
+    draw = ImageDraw.Draw(scene)
+    for x in (120, 195, 270):
+        draw.ellipse((x, 200, x + 60, 260), outline=(40, 40, 40), width=10)
+    wheels = msgspec.to_builtins(read(stage, wrap_pixels(np.array(scene)))[0])
+    for x, text in ((60, "5.00"), (250, "No 3"), (440, "10")):
+        draw.text((x, 320), text, "black", ImageFont.truetype(str(FONT), 40))
+    signs = msgspec.to_builtins(read(stage, wrap_pixels(np.array(scene)))[0])
+    assert [len(wheels["lines"]), text_of(wheels)] == [1, ""]
+    assert [len(signs["lines"]), text_of(signs)] == [4, "5.00\nNo 3\n10"]
 
 
 def test_a_result_says_that_its_image_was_shrunk(half: OcrStage) -> None:
