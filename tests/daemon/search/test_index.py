@@ -131,6 +131,19 @@ def test_after_a_redo_of_all_images_the_index_drops_what_is_no_longer_shown(
     assert place.search.index.about().entries == 1
 
 
+def test_an_index_of_an_earlier_version_is_made_again_and_has_no_signs(place: Place, tmp_path: Path) -> None:
+    sign = {"text": "OVO", "score": 0.58, "box": [[0, 0], [1, 0], [1, 1], [0, 1]]}
+    place.add("a.jpg", "word", ocr={"lines": [sign], "count": 1, "area_ratio": 0.1})
+    place.add("b.jpg", "word")
+    place.find("word")
+    place.search.close()
+    with closing(sqlite3.connect(tmp_path / "search" / "index.sqlite")) as connection:
+        connection.execute("DROP TABLE entry")
+        connection.execute(f"PRAGMA user_version = {index.VERSION - 1}")
+    place.search = Searcher(tmp_path, place.reader, None)
+    assert [place.find(words) for words in ("word", "OVO", "")] == [[2], [], [2, 1]]
+
+
 def test_an_older_ledger_is_refused_with_what_to_do(place: Place) -> None:
     with closing(sqlite3.connect(place.ledger.path)) as connection:
         connection.execute("PRAGMA user_version = 6")
