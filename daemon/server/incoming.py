@@ -7,8 +7,8 @@ gets the same name, and there is one image. And no file replaces another one. Fr
 from __future__ import annotations
 
 import contextlib
-import errno
 import hashlib
+import io
 import itertools
 import os
 import re
@@ -16,7 +16,7 @@ import secrets
 from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 import anyio
 from aiofiles.threadpool import wrap
@@ -28,13 +28,13 @@ from daemon.config.sections import Inbox
 from daemon.core.errors import VisiondError
 from daemon.system.beneath import READ
 from daemon.system.mounts import KnownFolder
+from daemon.unpacking.folder import check_room
 from daemon.unpacking.kinds import kind_of
 from stages.contract.base import ImageError
 from stages.images.formats import HEAD, identify
 
 HIDDEN = b".visiond-uploads"  # a folder in the inbox that it ignores, as all names of the daemon's own
 DIGITS = 32  # of the digest, in a name
-LEFT_BYTES = 1 << 30  # for results and the ledger; of a small disk a twentieth
 WRITE_BYTES = 256 << 10  # at once, of a file; a smaller one is written when all of it is here
 STEM_BYTES = 100  # of the name that a program gave
 INSIDE = os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -98,6 +98,15 @@ def clean(name: str) -> str:
     return stem.encode()[:STEM_BYTES].decode(errors="ignore").strip(" .")
 
 
+class _Kept(io.FileIO):
+    """A file that leaves room on its disk for results and the ledger, also where nobody has said how long it is."""
+
+    def write(self, data: Any) -> int:
+        """Raises NoRoom, OSError."""
+        check_room(self.fileno(), len(data))
+        return super().write(data)
+
+
 class Incoming:
     """A file that is being received. A small one is in memory until `Receiver.commit`; of a larger one only its end is."""
 
@@ -155,38 +164,37 @@ class Receiver:
         self._placing = anyio.Lock()
 
     async def write(self, each: Incoming, threads: Executor) -> None:
-        """What is in memory. Its file is begun. Raises OSError."""
+        """What is in memory. Its file is begun. Raises OSError, NoRoom."""
         part, each.unwritten = bytes(each.unwritten), bytearray()
         await wrap(each.file, executor=threads).write(part)
 
     def begin(self, each: Incoming, announced: int) -> None:
-        """announced: bytes that are on their way to the disk. Raises OSError, FolderAway."""
+        """announced: bytes that are on their way to the disk. Raises OSError, NoRoom, FolderAway."""
         self._known.check()
         with self._opened() as (inbox, hidden):
             self._begin(each, announced, inbox, hidden)
 
     def _begin(self, each: Incoming, announced: int, inbox: int, hidden: int) -> None:
-        disk = os.fstatvfs(inbox)
-        left = min(LEFT_BYTES, disk.f_blocks * disk.f_frsize // 20)
-        if disk.f_bavail * disk.f_frsize < announced + left:
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        check_room(inbox, announced)
         temporary = b"%b-%d" % (self._ours, next(self._numbers))
         made = os.open(temporary, NEW, 0o666, dir_fd=hidden)
-        each.file, each.temporary = os.fdopen(made, "wb"), temporary
+        each.file, each.temporary = io.BufferedWriter(_Kept(made, "wb")), temporary
         _hand_over(made, inbox)
 
     def flush(self, files: Sequence[Incoming], announced: int) -> None:
-        """All of them are on the disk then, under hidden names. Raises OSError, FolderAway."""
+        """All of them are on the disk then, under hidden names, and closed. Raises OSError, NoRoom, FolderAway."""
         self._known.check()
         with self._opened() as (inbox, hidden):
             for each in files:
                 if each.file is None:
                     self._begin(each, announced, inbox, hidden)
                 assert each.file
-                each.file.write(each.unwritten)
-                each.file.flush()
-                os.fsync(each.file.fileno())
-                each.file.close()
+                if not each.file.closed:
+                    each.file.write(each.unwritten)
+                    each.unwritten.clear()
+                    each.file.flush()
+                    os.fsync(each.file.fileno())
+                    each.file.close()
 
     async def commit(self, files: Sequence[Incoming], limiter: CapacityLimiter) -> None:
         """Give the files of a request their names, durably. Requests that come meanwhile share the next flush of the inbox.
@@ -195,7 +203,9 @@ class Receiver:
         self._waiting.append(upload)
         async with self._placing:  # otherwise two files with the same bytes would replace each other
             if not upload.is_placed:
-                group, self._waiting = self._waiting, []
+                # Not in `_waiting`, if a group that it was in came to nothing.
+                group = [upload, *(each for each in self._waiting if each is not upload)]
+                self._waiting.clear()
                 await run_sync(self.place, group, limiter=limiter)
         if upload.problem:
             raise upload.problem

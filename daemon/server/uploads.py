@@ -35,7 +35,7 @@ from stages.contract.base import ImageError, Reason
 log = structlog.get_logger()
 
 MOST_UPLOADS = 128  # requests at once
-MOST_FILES = 64  # in one request: each has a descriptor
+MOST_FILES = 64  # in one request
 THREADS = 16  # that flush, and half as many that write: a dead mount must not use up those of the page
 COUNT_SECONDS = 1.0  # between two counts of what waits …
 COUNT_REST = 20  # … which are followed by at least as many times their duration of rest
@@ -165,12 +165,15 @@ class Uploads:
                     if len(files) >= MOST_FILES:
                         raise HTTPException(413, f"The form has more than {MOST_FILES} files.")
                     files.append(Incoming(name, most_bytes, receiver.settings.unpack))
-                    if length >= WRITE_BYTES:  # a full disk is found before the body is read
+                    # A full disk is found before the body is read.
+                    if length >= WRITE_BYTES and len(files) == 1:
                         await self._begin(receiver, files[-1])
                 case bytes():
                     files[-1].add(part)
                 case None:
                     files[-1].finish()
+                    if files[-1].file:  # otherwise each file of a form would keep a descriptor
+                        await run_sync(receiver.flush, files[-1:], self._announced, limiter=self._flushers)
             # Of all of them, as a form may have many small ones.
             if sum(len(each.unwritten) for each in files) >= WRITE_BYTES:
                 await self._begin(receiver, files[-1])

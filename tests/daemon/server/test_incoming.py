@@ -22,6 +22,8 @@ from daemon.server.incoming import (
     choose_suffix,
     clean,
 )
+from daemon.unpacking import folder
+from daemon.unpacking.folder import NoRoom
 from stages.contract.base import ImageError
 from tests.daemon_process import picture
 
@@ -126,6 +128,46 @@ def test_of_the_same_file_at_the_same_time_one_is_kept(tmp_path: Path) -> None:
     files = [receive(receiver, picture(1)) for _ in range(2)]
     commit(receiver, *files)
     assert sum(not each.temporary for each in files) == 1
+
+
+def test_an_upload_whose_group_came_to_nothing_is_placed_all_the_same(tmp_path: Path) -> None:
+    """By a bug, or too little memory, with one of them."""
+    bad, good = (receive(open_receiver(tmp_path), picture(number)) for number in range(2))
+
+    def has_taken(name: bytes, _digest: str) -> bool:
+        if name == bad.name.encode():
+            raise MemoryError
+        return False
+
+    receiver = open_receiver(tmp_path, has_taken)
+    receiver.flush([bad, good], 0)
+
+    async def run() -> None:
+        async def fail() -> None:
+            with pytest.raises(MemoryError):
+                await receiver.commit([bad], limiter)
+
+        limiter = anyio.CapacityLimiter(1)
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(fail)
+            tasks.start_soon(receiver.commit, [good], limiter)
+
+    anyio.run(run)
+    assert (tmp_path / good.name).read_bytes() == picture(1)
+
+
+def test_what_is_written_leaves_room_though_nobody_has_said_how_much_it_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    receiver = open_receiver(tmp_path)
+    file = receive(receiver, picture(1))
+    receiver.begin(file, 0)
+    monkeypatch.setattr(folder, "KEPT_SHARE", 1)
+    monkeypatch.setattr(folder, "ROOM_BYTES", 1 << 60)
+    with pytest.raises(NoRoom):
+        receiver.flush([file], 0)
+    receiver.discard([file])
+    assert not any((tmp_path / os.fsdecode(HIDDEN)).iterdir())
 
 
 def test_uploads_that_begin_while_others_are_cleared_away_stay(tmp_path: Path) -> None:

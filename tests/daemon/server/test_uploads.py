@@ -21,7 +21,15 @@ from pathlib import Path
 import pytest
 
 from daemon.server.guard import COOKIE, cookie_of
-from tests.daemon.server.client import Client, list_hidden, open_place, read_answer
+from tests.daemon.server.client import (
+    BOUNDARY,
+    Client,
+    form_of,
+    list_hidden,
+    open_place,
+    page_process,
+    read_answer,
+)
 from tests.daemon.server.site import Site
 from tests.daemon_process import Daemon, Place, caption_of, picture, wait_for
 
@@ -121,6 +129,26 @@ def test_a_form_has_several_files_and_all_of_them_are_taken_or_none(place: Place
     )
     assert client.post(b"", "inbox=in", Content_Type="multipart/form-data").status == 400
     assert list_hidden(place, "in") == []
+
+
+def test_a_form_keeps_one_of_its_files_open(tmp_path: Path) -> None:
+    """128 such forms would otherwise have thousands of descriptors."""
+    place = open_place(tmp_path)
+    body = form_of({f"{number}.ppm": picture(number, bytes(20_000)) for number in range(40)})
+    with Daemon(place) as daemon, closing((client := Client(place)).connect()) as connection:
+        descriptors = Path(f"/proc/{page_process(daemon.process.pid)}/fd")
+        connection.putrequest("POST", "/api/images")
+        kind = {"Content-Type": f"multipart/form-data; boundary={BOUNDARY}"}
+        for name, value in {**client.token, **kind, "Content-Length": str(len(body))}.items():
+            connection.putheader(name, value)
+        connection.endheaders()
+        connection.send(body[:-100])
+        wait_for(lambda: len(list_hidden(place)) >= 25, "most of the files")
+        links = [os.readlink(each) for each in descriptors.iterdir() if each.is_symlink()]
+        assert sum("/.visiond-uploads/" in link for link in links) <= 1
+        connection.send(body[-100:])
+        assert read_answer(connection).status == 202
+    assert list_hidden(place) == []
 
 
 def test_what_a_file_is_is_seen_by_its_first_bytes(client: Client, place: Place) -> None:
