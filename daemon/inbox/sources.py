@@ -21,7 +21,7 @@ from daemon.core.jobs import Placed, Version
 from daemon.core.sidecar import LONGEST_NAME, cut_name
 from daemon.ledger.files import sync_folder
 from daemon.ledger.record import Record
-from daemon.system.beneath import FOLDER, READ, open_beneath
+from daemon.system.beneath import FOLDER, READ, open_beneath, rename_to_free
 
 COPIED_BYTES = 1 << 20  # at once
 WRITER_SECONDS = 600.0  # for which a file that is open for writing is not judged
@@ -55,7 +55,7 @@ def move(record: Record, target: bytes) -> Placed:
             raise
         # A crash, or a failed deletion, may have left a copy.
         copied = next((path for path in taken if _is_copy(record, path)), None)
-        if not copied and not copy(record, final):
+        if not copied and not copy(record, final, replaces=False):
             return Placed(record.id)
         final = copied or final
         sync_folder(os.path.dirname(final))  # otherwise a power failure might leave neither file
@@ -63,9 +63,9 @@ def move(record: Record, target: bytes) -> Placed:
     return Placed(record.id, final, Version.of(os.lstat(final)))
 
 
-def copy(record: Record, target: bytes) -> bool:
-    """Copy the file that was opened, even if it or a folder on its path is replaced during that.
-    Returns whether the source, and so the copy, is there."""
+def copy(record: Record, target: bytes, *, replaces: bool = True) -> bool:
+    """Copy the file that was opened, even if it or a folder on its path is replaced during that. replaces: a file that has the
+    target's name. Returns whether the source, and so the copy, is there. Raises OSError."""
     if not _is_same(record, record.location):
         return False
     if record.location == target:
@@ -83,7 +83,7 @@ def copy(record: Record, target: bytes) -> bool:
             os.utime(taken.fileno(), ns=(status.st_atime_ns, status.st_mtime_ns))
             os.fsync(taken.fileno())  # the source may be deleted next
             _expect(record, source.fileno())  # again, as it may have been written to
-        os.rename(temporary, target)
+        (os.rename if replaces else rename_to_free)(temporary, target)
     except BaseException:
         with contextlib.suppress(OSError):
             os.unlink(temporary)

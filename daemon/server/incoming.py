@@ -26,7 +26,7 @@ from anyio.to_thread import run_sync
 from daemon.config.ignored import ignored_by
 from daemon.config.sections import Inbox
 from daemon.core.errors import VisiondError
-from daemon.system.beneath import READ
+from daemon.system.beneath import READ, rename_to_free
 from daemon.system.mounts import KnownFolder
 from daemon.unpacking.folder import check_room
 from daemon.unpacking.kinds import kind_of
@@ -232,10 +232,13 @@ class Receiver:
         try:
             there = os.open(name, READ, dir_fd=inbox)
         except FileNotFoundError:
-            if not self._has_taken(name, each.digest):
-                os.rename(each.temporary, name, src_dir_fd=hidden, dst_dir_fd=inbox)
+            if self._has_taken(name, each.digest):
+                return
+            with contextlib.suppress(FileExistsError):  # another program was faster
+                rename_to_free(each.temporary, name, src_dir_fd=hidden, dst_dir_fd=inbox)
                 each.temporary = b""
-            return
+                return
+            there = os.open(name, READ, dir_fd=inbox)
         with open(there, "rb") as file:
             if hashlib.file_digest(file, "sha256").hexdigest() != each.digest:
                 raise NameTaken(f"{each.name} is in the inbox and has other bytes: somebody has changed it.")

@@ -141,6 +141,26 @@ def test_a_source_moves_across_file_systems(tmp_path: Path, elsewhere: Path, bin
     assert folder in os.listdir(elsewhere)
 
 
+def test_a_file_that_gets_the_name_while_a_source_is_copied_is_not_overwritten(
+    tmp_path: Path, elsewhere: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """That may take seconds."""
+    destination, record = open_destination(tmp_path, on_success="move", done=str(elsewhere)), drop(tmp_path)
+    copyfileobj = shutil.copyfileobj
+
+    def come_first(*arguments: Any) -> None:
+        (elsewhere / "a.jpg").write_bytes(b"another image")
+        copyfileobj(*arguments)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(shutil, "copyfileobj", come_first)
+        with pytest.raises(Held, match="File exists"):
+            destination.publish(record)
+    destination.publish(record)
+    assert sorted(tree(elsewhere).values()) == [b"another image", b"image"]
+    assert list(tree(tmp_path)) == ["results/a.jpg.json"]
+
+
 def test_a_source_goes_once_its_copy_is_on_the_disk(
     tmp_path: Path, elsewhere: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -159,10 +179,11 @@ def test_a_source_goes_once_its_copy_is_on_the_disk(
 
     monkeypatch.setattr(os, "fsync", noted("fsync", os.fsync))
     monkeypatch.setattr(os, "rename", noted("rename", os.rename))
+    monkeypatch.setattr(sources, "rename_to_free", noted("named", sources.rename_to_free))
     sources.move(record, os.path.join(destination.done, b"a.jpg"))
     # A source that cannot be renamed is copied. The copy and its
     # name are on the disk before the source is renamed to delete it.
-    assert calls == ["rename", "fsync", "rename", "fsync", "rename"]
+    assert calls == ["rename", "fsync", "named", "fsync", "rename"]
 
 
 def test_a_move_to_where_times_are_kept_in_seconds_loses_nothing(

@@ -13,6 +13,7 @@ import anyio
 import pytest
 
 from daemon.config.sections import Inbox
+from daemon.server import incoming
 from daemon.server.incoming import (
     HIDDEN,
     Incoming,
@@ -62,7 +63,7 @@ def test_bytes_and_names_are_flushed_in_an_order_that_no_power_failure_can_break
 ) -> None:
     """The bytes before the name, and the name before the answer."""
     calls = []
-    fsync, rename = os.fsync, os.rename
+    fsync, rename = os.fsync, incoming.rename_to_free
 
     def note_fsync(fd: int) -> None:
         calls.append(("flush", Path(os.readlink(f"/proc/self/fd/{fd}")).name))
@@ -75,7 +76,7 @@ def test_bytes_and_names_are_flushed_in_an_order_that_no_power_failure_can_break
     receiver = open_receiver(tmp_path)
     files = [receive(receiver, picture(number)) for number in range(2)]
     monkeypatch.setattr(os, "fsync", note_fsync)
-    monkeypatch.setattr(os, "rename", note_rename)
+    monkeypatch.setattr(incoming, "rename_to_free", note_rename)
     receiver.flush(files, 0)
     hidden = [os.fsdecode(each.temporary) for each in files]
     receiver.place([Upload([each]) for each in files])
@@ -96,6 +97,20 @@ def test_a_file_that_cannot_be_placed_keeps_no_other_one_from_it(tmp_path: Path)
     assert isinstance(uploads[0].problem, NameTaken)
     assert uploads[1].problem is None
     assert (tmp_path / good.name).read_bytes() == picture(1)
+
+
+def test_a_file_that_gets_the_name_meanwhile_is_not_replaced(tmp_path: Path) -> None:
+    def come_first(name: bytes, _digest: str) -> bool:
+        (tmp_path / os.fsdecode(name)).write_bytes(b"other bytes")
+        return False
+
+    receiver = open_receiver(tmp_path, come_first)
+    file = receive(receiver, picture(1))
+    receiver.flush([file], 0)
+    receiver.place([upload := Upload([file])])
+    assert isinstance(upload.problem, NameTaken)
+    assert (tmp_path / file.name).read_bytes() == b"other bytes"
+    receiver.discard([file])
 
 
 def test_a_file_that_is_there_already_is_flushed_too_before_the_answer(
