@@ -109,10 +109,12 @@ def list_mounts() -> list[Mount]:
         return field.decode("unicode_escape").encode("latin-1")
 
     mounts = []
-    for line in Path("/proc/self/mountinfo").read_bytes().splitlines():
+    for line in Path("/proc/self/mountinfo").read_bytes().rstrip(b"\n").split(b"\n"):
         fields, _, kind = line.partition(b" - ")
-        _, _, device, root, place, *_ = fields.split()
-        mounts.append(Mount(plain(place), kind.split()[0], device, plain(root)))
+        _, _, device, root, place, *_ = fields.split(
+            b" "
+        )  # a carriage return, for example, is part of a name
+        mounts.append(Mount(plain(place), kind.split(b" ")[0], device, plain(root)))
     return mounts
 
 

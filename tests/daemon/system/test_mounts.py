@@ -16,6 +16,13 @@ def test_the_kinds_of_file_system_that_send_no_events_are_known() -> None:
     assert not is_network_mount(Path("/proc"))
 
 
+def test_a_mount_may_have_any_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One with a carriage return, anywhere on the machine, would end the daemon otherwise."""
+    line = b"36 35 98:0 / /mnt/a\r\x0b\\040b rw,noatime master:1 - ext4 /dev/root rw\n"
+    monkeypatch.setattr(Path, "read_bytes", lambda path: 2 * line)
+    assert mounts.list_mounts() == 2 * [Mount(b"/mnt/a\r\x0b b", b"ext4", b"98:0", b"/")]
+
+
 @pytest.mark.parametrize(("kind", "is_shared"), [(b"nfs4", False), (b"ext4", True)])
 def test_mounts_of_one_file_system_of_a_network_are_told_apart_by_their_folders_alone(
     kind: bytes, is_shared: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
