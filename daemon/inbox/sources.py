@@ -73,7 +73,7 @@ def copy(record: Record, target: bytes, *, replaces: bool = True) -> bool:
     temporary = temporary_name(target)
     os.makedirs(os.path.dirname(target), exist_ok=True)
     try:
-        with open(os.open(record.location, READ), "rb") as source, open(temporary, "wb") as taken:
+        with open(os.open(record.location, READ), "rb") as source, open(create(temporary), "wb") as taken:
             status = _expect(record, source.fileno())
             shutil.copyfileobj(source, taken, COPIED_BYTES)
             taken.flush()
@@ -155,6 +155,17 @@ def temporary_name(path: bytes) -> bytes:
     and the next reuses it."""
     folder, name = os.path.split(path)
     return os.path.join(folder, b".visiond-" + hashlib.sha256(name).hexdigest()[:24].encode() + b".tmp")
+
+
+def create(path: bytes) -> int:
+    """A descriptor of a new file. What has its name goes: a crash has left it, or somebody else a link, which would lead to
+    another file, or a FIFO, which would be waited for. Raises OSError."""
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+    try:
+        return os.open(path, flags, 0o666)
+    except FileExistsError:
+        os.unlink(path)
+        return os.open(path, flags, 0o666)
 
 
 def _is_same(record: Record, path: bytes) -> bool:

@@ -12,6 +12,7 @@ import shutil
 import stat
 import tempfile
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -20,7 +21,7 @@ import pytest
 
 from daemon.core.jobs import JobStatus, Placed, Version
 from daemon.inbox import sources
-from daemon.inbox.sources import _is_copy
+from daemon.inbox.sources import _is_copy, temporary_name
 from daemon.ledger.record import Record
 from daemon.results.destinations import Held
 from tests.makers import MODES, drop, open_destination, tree
@@ -213,6 +214,20 @@ def test_a_source_is_moved_later_to_a_disk_that_is_full(
             destination.publish(record)
     assert tree(elsewhere) == {}
     assert destination.publish(record).location == os.path.join(destination.done, b"a.jpg")
+
+
+def test_a_link_or_a_fifo_with_the_temporary_name_of_a_copy_is_not_written_to(tmp_path: Path) -> None:
+    (tmp_path / "diary").write_text("precious")
+    destination, record = open_destination(tmp_path, "copy"), drop(tmp_path)
+    copied = tmp_path / "bins" / "A" / "a.jpg"
+    copied.parent.mkdir(parents=True)
+    temporary = os.fsdecode(temporary_name(os.fsencode(copied)))
+    for leave in (partial(os.symlink, tmp_path / "diary"), os.mkfifo):
+        leave(temporary)
+        destination.publish(record)
+        assert copied.read_bytes() == b"image"
+        assert not copied.is_symlink()
+    assert (tmp_path / "diary").read_text() == "precious"
 
 
 def test_a_copy_has_the_sources_times(tmp_path: Path) -> None:

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import os
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -48,3 +50,23 @@ def test_a_folder_of_an_image_of_a_container_is_the_same_after_the_first_write(
     of = mounts.FolderIdentity.of
     monkeypatch.setattr(mounts.FolderIdentity, "of", lambda path: of(path)._replace(born=1))
     folder.check()
+
+
+def test_a_folder_that_is_made_while_several_threads_look_at_it_is_not_away(tmp_path: Path) -> None:
+    """As the first results of a new daemon."""
+    for number in range(200):
+        path = tmp_path / str(number) / "results"
+        folder, start = KnownFolder(bytes(path)), threading.Barrier(5)
+        folder.check()
+
+        def look(folder: KnownFolder = folder, start: threading.Barrier = start) -> None:
+            start.wait()
+            for _ in range(5):
+                folder.check()
+
+        with ThreadPoolExecutor(4) as threads:
+            looks = [threads.submit(look) for _ in range(4)]
+            start.wait()
+            path.mkdir(parents=True)
+            for each in looks:
+                each.result()
