@@ -39,7 +39,8 @@ WRITE_BYTES = 256 << 10  # at once, of a file; a smaller one is written when all
 STEM_BYTES = 100  # of the name that a program gave
 INSIDE = os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-UNSAFE = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069]")
+# exFAT and SMB refuse the last ones.
+UNSAFE = re.compile('[\x00-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069:*?"<>|]')
 SUFFIXES = {"JPEG": ".jpg", "TIFF": ".tif", "HEIF": ".heic"}  # of others: the name of the format
 # How files begin that are unpacked, and the suffix of one that was given no name.
 MARKS = (
@@ -289,7 +290,10 @@ def _hand_over(made: int, inbox: int) -> None:
     """As root, to the owner of the inbox, as in daemon/system/ownership.py. Both are descriptors."""
     if os.geteuid() == 0:
         folder = os.fstat(inbox)
-        os.fchown(made, folder.st_uid, folder.st_gid)
+        with contextlib.suppress(
+            PermissionError
+        ):  # in a container without CAP_CHOWN, and on NFS, root is a user like others
+            os.fchown(made, folder.st_uid, folder.st_gid)
 
 
 def _is_written(name: str) -> bool:

@@ -146,9 +146,14 @@ def _read_entry(file: UnbufferedReader, entry: zipfile.ZipInfo) -> Iterator[byte
     """Its bytes. The name before them is not looked at: tools write it in other ways than that in the list."""
     if entry.flag_bits & ENCRYPTED:
         raise Unusable("it is encrypted")
-    file.seek(entry.header_offset)
-    head = file.read(30)
-    if len(head) < 30 or not head.startswith(ZIP_HEAD):
+    for place in range(
+        entry.header_offset, -1, -(1 << 32)
+    ):  # macOS's Archive Utility states places in 32 bits only
+        file.seek(place)
+        head = file.read(30)
+        if len(head) == 30 and head.startswith(ZIP_HEAD):
+            break
+    else:
         raise zipfile.BadZipFile("no file begins where the list says")
     file.seek(sum(struct.unpack_from("<HH", head, 26)), os.SEEK_CUR)
     with zipfile.ZipExtFile(file, "r", entry) as source:

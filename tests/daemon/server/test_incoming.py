@@ -171,6 +171,19 @@ def test_an_upload_whose_group_came_to_nothing_is_placed_all_the_same(tmp_path: 
     assert (tmp_path / good.name).read_bytes() == picture(1)
 
 
+def test_a_file_that_root_may_give_to_nobody_is_placed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object) -> None:
+        raise PermissionError
+
+    monkeypatch.setattr(os, "geteuid", lambda: 0)
+    monkeypatch.setattr(os, "fchown", refuse)
+    receiver = open_receiver(tmp_path)
+    commit(receiver, file := receive(receiver, picture(1)))
+    assert (tmp_path / file.name).exists()
+
+
 def test_what_is_written_leaves_room_though_nobody_has_said_how_much_it_is(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -220,7 +233,8 @@ def test_a_link_in_the_place_of_the_hidden_folder_is_not_followed(tmp_path: Path
         ("a\0b\n\u202egpj.jpg", "abgpj"),
         ("Größe 1.jpg", "Größe 1"),
         ("ü" * 200, "ü" * 50),
-        ("\udcff.jpg", "?"),
+        ("a\udcff.jpg", "a"),
+        ('10:30 <a|b> "c*d?".jpg', "1030 ab cd"),
     ],
 )
 def test_of_a_name_that_a_program_gave_only_letters_are_kept(given: str, kept: str) -> None:

@@ -20,6 +20,7 @@ from PIL import Image
 from daemon.unpacking.kinds import find_missing, has_further_pages, kind_of
 from daemon.unpacking.members import (
     WALKERS,
+    ZIP_HEAD,
     Declared,
     Item,
     Link,
@@ -176,6 +177,17 @@ def test_what_other_programs_pass_over_refuses_no_zip(at: int, value: int) -> No
     start = data.index(b"PK\x01\x02")
     data[start + at if at > 0 else data.index(entry.extra, start) + 2] = value
     assert names("zip", bytes(data)) == ["a.png", "b.png"]
+
+
+def test_a_zip_of_more_than_4_gib_that_macos_has_made_is_read() -> None:
+    """It cuts places to 32 bits, and has no zip64. zipfile takes what is missing for something before the zip."""
+    data = make_zip({"a.png": b"a", "b.png": b"b"})
+    second = data.index(ZIP_HEAD, 1)
+    fd = os.memfd_create("container")
+    os.pwrite(fd, data[:second], 0)
+    os.pwrite(fd, data[second:], (1 << 32) + second)  # a hole between both
+    members = [item for item in WALKERS["zip"](UnbufferedReader(fd), Rules()) if isinstance(item, Member)]
+    assert [b"".join(member.pieces) for member in members] == [b"a", b"b"]
 
 
 def test_an_encrypted_pdf_says_so() -> None:
