@@ -202,7 +202,8 @@ class Receiver:
         Raises OSError, NameTaken, LedgerUnusable."""
         upload = Upload(files)
         self._waiting.append(upload)
-        async with self._placing:  # otherwise two files with the same bytes would replace each other
+        # Meanwhile others gather. And where a rename may replace a file, as on NFS, those with the same bytes do not.
+        async with self._placing:
             if not upload.is_placed:
                 # Not in `_waiting`, if a group that it was in came to nothing.
                 group = [upload, *(each for each in self._waiting if each is not upload)]
