@@ -13,14 +13,20 @@ import socket
 import subprocess
 import sys
 import textwrap
+import threading
 import zipfile
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
+from typing import Any, cast
 
+import anyio
+import anyio.to_thread
 import pytest
 
+from daemon.config.loading import parse
 from daemon.server.guard import COOKIE, cookie_of
+from daemon.server.uploads import Uploads
 from tests.daemon.server.client import (
     BOUNDARY,
     Client,
@@ -31,7 +37,7 @@ from tests.daemon.server.client import (
     read_answer,
 )
 from tests.daemon.server.site import Site
-from tests.daemon_process import Daemon, Place, caption_of, picture, wait_for
+from tests.daemon_process import PATIENCE, Daemon, Place, caption_of, picture, wait_for
 
 MOST = 1 << 20  # bytes of an upload
 
@@ -317,6 +323,35 @@ def test_without_an_inbox_for_uploads_a_program_is_told_what_to_set(tmp_path: Pa
         status, content, _ = site.ask("/api/images", "POST", "x", Authorization=f"Bearer {token}")
         assert status == 403
         assert "Set uploads = true" in content
+
+
+def test_what_waits_is_counted_once_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also if that takes long, as with millions of images that wait."""
+    monkeypatch.setattr("daemon.server.uploads.COUNT_SECONDS", 0.0)
+    begun, ended = threading.Event(), threading.Event()
+    counts: list[None] = []
+
+    class SlowReader:
+        def inboxes(self) -> dict[int, bytes]:
+            return {}
+
+        def count_waiting(self) -> dict[int, Any]:
+            counts.append(begun.set())
+            ended.wait(1.0 if len(counts) > 1 else PATIENCE)
+            return {}
+
+    config = parse({"inbox": [{"uploads": True}]}, tmp_path)
+    uploads = Uploads(config, cast(Any, SlowReader()))
+
+    async def run() -> None:
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(uploads._count, config.inbox[0])
+            await anyio.to_thread.run_sync(begun.wait)
+            await uploads._count(config.inbox[0])
+            ended.set()
+
+    anyio.run(run)
+    assert len(counts) == 1
 
 
 DOCUMENT = Path(__file__).parents[3] / "docs" / "http.md"
