@@ -88,6 +88,8 @@ def describe_obstacle(error: OSError, source: bytes, target: bytes) -> str:
         return why
     if os.path.isdir(target) and not os.path.islink(target):
         return f"{os.fsdecode(target)} is a folder; remove it"
+    if error.errno in (errno.EINVAL, errno.EILSEQ):  # as exFAT and SMB a colon
+        return f"the disk of {os.fsdecode(os.path.dirname(target))} refuses its name; rename the file"
     folders = map(os.path.dirname, (source, target)) if error.errno == errno.EACCES else ()
     closed = (os.fsdecode(f) for f in folders if os.path.isdir(f) and not os.access(f, os.W_OK | os.X_OK))
     return next(

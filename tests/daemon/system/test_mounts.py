@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import errno
 import os
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -8,7 +9,14 @@ from pathlib import Path
 import pytest
 
 from daemon.system import mounts
-from daemon.system.mounts import NETWORK_FILE_SYSTEMS, KnownFolder, Mount, Position, is_network_mount
+from daemon.system.mounts import (
+    NETWORK_FILE_SYSTEMS,
+    KnownFolder,
+    Mount,
+    Position,
+    describe_obstacle,
+    is_network_mount,
+)
 
 
 def test_the_kinds_of_file_system_that_send_no_events_are_known() -> None:
@@ -16,6 +24,13 @@ def test_the_kinds_of_file_system_that_send_no_events_are_known() -> None:
     assert NETWORK_FILE_SYSTEMS.fullmatch(b"fuse.sshfs")
     assert not NETWORK_FILE_SYSTEMS.fullmatch(b"ext4")
     assert not is_network_mount(Path("/proc"))
+
+
+def test_a_name_that_a_disk_refuses_is_named_as_what_is_in_the_way(tmp_path: Path) -> None:
+    """As exFAT and SMB refuse a colon."""
+    refused = OSError(errno.EINVAL, os.strerror(errno.EINVAL))
+    why = describe_obstacle(refused, b"/in/10:30.jpg", bytes(tmp_path / "10:30.jpg"))
+    assert why == f"the disk of {tmp_path} refuses its name; rename the file"
 
 
 def test_a_mount_may_have_any_name(monkeypatch: pytest.MonkeyPatch) -> None:
