@@ -194,7 +194,7 @@ def _take(record: Record, target: bytes) -> None:
         written = OSError(errno.ETXTBSY, WRITTEN, record.location)
         if is_written():
             raise written
-        os.rename(name, target, src_dir_fd=folder)
+        rename_to_free(name, target, src_dir_fd=folder)
         is_same = record.version.is_of(os.lstat(target), moved=True)  # a rename keeps the inode
         if not is_same:
             _put_back(target, name, folder)

@@ -17,6 +17,7 @@ import pytest
 from daemon.config.loading import parse
 from daemon.core.jobs import JobStatus, Placed, Version
 from daemon.core.sidecar import sidecar_paths
+from daemon.inbox import sources
 from daemon.inbox.sources import temporary_name
 from daemon.results.destinations import (
     Destination,
@@ -488,6 +489,7 @@ def crash_after(calls: int, patch: pytest.MonkeyPatch) -> None:
 
     for name in ("open", "write", "rename", "unlink", "symlink", "mkdir", "sendfile", "utime", "fsync"):
         patch.setattr(os, name, mortal(getattr(os, name)))
+    patch.setattr(sources, "rename_to_free", mortal(sources.rename_to_free))
 
 
 @pytest.mark.parametrize("fields", [{}, FAILED], ids=["done", "failed"])
