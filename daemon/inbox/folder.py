@@ -177,7 +177,7 @@ class Folder:
 
     def _is_on_same_disk(self) -> bool:
         with contextlib.suppress(OSError):
-            return self.known.identity is not None and os.stat(self.root).st_dev == self.known.identity.device
+            return self.known.found is not None and os.stat(self.root).st_dev == self.known.found[1].device
         return False
 
     def find_unknown(

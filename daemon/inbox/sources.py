@@ -21,7 +21,7 @@ from daemon.core.jobs import Placed, Version
 from daemon.core.sidecar import LONGEST_NAME, cut_name
 from daemon.ledger.files import sync_folder
 from daemon.ledger.record import Record
-from daemon.system.beneath import FOLDER, READ, open_beneath
+from daemon.system.beneath import FOLDER, READ, open_beneath, rename_to_free
 
 COPIED_BYTES = 1 << 20  # at once
 WRITER_SECONDS = 600.0  # for which a file that is open for writing is not judged
@@ -55,7 +55,7 @@ def move(record: Record, target: bytes) -> Placed:
             raise
         # A crash, or a failed deletion, may have left a copy.
         copied = next((path for path in taken if _is_copy(record, path)), None)
-        if not copied and not copy(record, final):
+        if not copied and not copy(record, final, replaces=False):
             return Placed(record.id)
         final = copied or final
         sync_folder(os.path.dirname(final))  # otherwise a power failure might leave neither file
@@ -63,9 +63,9 @@ def move(record: Record, target: bytes) -> Placed:
     return Placed(record.id, final, Version.of(os.lstat(final)))
 
 
-def copy(record: Record, target: bytes) -> bool:
-    """Copy the file that was opened, even if it or a folder on its path is replaced during that.
-    Returns whether the source, and so the copy, is there."""
+def copy(record: Record, target: bytes, *, replaces: bool = True) -> bool:
+    """Copy the file that was opened, even if it or a folder on its path is replaced during that. replaces: a file that has the
+    target's name. Returns whether the source, and so the copy, is there. Raises OSError."""
     if not _is_same(record, record.location):
         return False
     if record.location == target:
@@ -73,7 +73,7 @@ def copy(record: Record, target: bytes) -> bool:
     temporary = temporary_name(target)
     os.makedirs(os.path.dirname(target), exist_ok=True)
     try:
-        with open(os.open(record.location, READ), "rb") as source, open(temporary, "wb") as taken:
+        with open(os.open(record.location, READ), "rb") as source, open(create(temporary), "wb") as taken:
             status = _expect(record, source.fileno())
             shutil.copyfileobj(source, taken, COPIED_BYTES)
             taken.flush()
@@ -83,7 +83,7 @@ def copy(record: Record, target: bytes) -> bool:
             os.utime(taken.fileno(), ns=(status.st_atime_ns, status.st_mtime_ns))
             os.fsync(taken.fileno())  # the source may be deleted next
             _expect(record, source.fileno())  # again, as it may have been written to
-        os.rename(temporary, target)
+        (os.rename if replaces else rename_to_free)(temporary, target)
     except BaseException:
         with contextlib.suppress(OSError):
             os.unlink(temporary)
@@ -157,6 +157,17 @@ def temporary_name(path: bytes) -> bytes:
     return os.path.join(folder, b".visiond-" + hashlib.sha256(name).hexdigest()[:24].encode() + b".tmp")
 
 
+def create(path: bytes) -> int:
+    """A descriptor of a new file. What has its name goes: a crash has left it, or somebody else a link, which would lead to
+    another file, or a FIFO, which would be waited for. Raises OSError."""
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+    try:
+        return os.open(path, flags, 0o666)
+    except FileExistsError:
+        os.unlink(path)
+        return os.open(path, flags, 0o666)
+
+
 def _is_same(record: Record, path: bytes) -> bool:
     """Whether the file at `path` is the version that has this result."""
     try:
@@ -183,7 +194,7 @@ def _take(record: Record, target: bytes) -> None:
         written = OSError(errno.ETXTBSY, WRITTEN, record.location)
         if is_written():
             raise written
-        os.rename(name, target, src_dir_fd=folder)
+        rename_to_free(name, target, src_dir_fd=folder)
         is_same = record.version.is_of(os.lstat(target), moved=True)  # a rename keeps the inode
         if not is_same:
             _put_back(target, name, folder)

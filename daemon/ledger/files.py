@@ -6,6 +6,7 @@ import contextlib
 import ctypes
 import errno
 import os
+import threading
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
@@ -18,6 +19,9 @@ from daemon.ledger.soundness import is_blank
 STDOUT = Path("-")
 _NO_FOLDER = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP)
 _libc = ctypes.CDLL(None, use_errno=True)
+# By device: who flushes it now, and those that have lost something.
+_turns: dict[int, threading.Lock] = {}
+_lost: dict[int, int] = {}  # with the error's number
 
 
 class NotSynced(OSError):
@@ -105,11 +109,14 @@ def _open_folder(folder: bytes) -> int:
 
 
 def sync_file_system(fd: int) -> None:
-    """Flush the file system of an open file or folder to the disk. Raises NotSynced. Runs in a thread."""
-    if _libc.syncfs(fd):
-        raise NotSynced(
-            ctypes.get_errno(), os.strerror(ctypes.get_errno()), os.readlink(f"/proc/self/fd/{fd}")
-        )
+    """Flush the file system of an open file or folder to the disk. Raises NotSynced, and from then on each time: the system
+    tells only the first who asks, whosever files it has lost. Runs in a thread."""
+    device = os.fstat(fd).st_dev
+    with _turns.setdefault(device, threading.Lock()):
+        if device not in _lost and _libc.syncfs(fd):
+            _lost[device] = ctypes.get_errno()
+    if number := _lost.get(device):
+        raise NotSynced(number, os.strerror(number), os.readlink(f"/proc/self/fd/{fd}"))
 
 
 @contextlib.contextmanager

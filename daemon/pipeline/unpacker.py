@@ -35,7 +35,7 @@ from daemon.results.destinations import Destination, Held, publish_records
 from daemon.results.judge import Judge
 from daemon.system.beneath import READ, open_beneath
 from daemon.system.retry import Retry
-from daemon.system.scarcity import AWAY, SCARCE
+from daemon.system.scarcity import AWAY, PASSING, SCARCE, cause_of
 from daemon.unpacking.apart import Children, Interrupted, UnpackingStopped, UnpackOutcome, take_apart
 from daemon.unpacking.folder import Contents, Mark, Most, NoRoom, choose_target, mark_of
 from daemon.unpacking.kinds import FOLDER, TIFF, find_missing, has_further_pages, kind_of
@@ -52,7 +52,6 @@ PAUSE_SECONDS = 1.0  # between two questions
 PAUSE_SHARE, LONGEST_PAUSE_SECONDS = 20, 5.0  # at least so many times as long as the answer took; at most
 CHUNK = 512  # files that get their rows together
 VANISHED = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.EXDEV, errno.ENXIO, errno.ESTALE)
-PASSING = (errno.EIO, errno.EROFS, errno.ENOSPC, errno.EDQUOT, errno.EAGAIN)  # another attempt may succeed
 
 
 class Gone(Exception):
@@ -215,7 +214,7 @@ class Unpacker:
         except NoRoom as trouble:
             waits = not (trouble.is_new or self._once)
             if waits:
-                self._log_wait(job, str(trouble))
+                self._log_wait(job, cause_of(trouble))
             return Failure(
                 Reason.CONTAINER,
                 "what is in it would nearly fill the disk of the inbox; make room, then use `visiond retry`",
@@ -224,12 +223,12 @@ class Unpacker:
             )
         except OSError as error:
             if error.errno in (*SCARCE, *AWAY):
-                self._log_wait(job, error.strerror or "")
+                self._log_wait(job, cause_of(error))
                 return Failure(Reason.CONTAINER, f"{error.strerror}", transient=True, away=True)
             if error.errno == errno.ETXTBSY:
                 return Failure(Reason.CONTAINER, WRITTEN, written=True)
             problem = f"it cannot be unpacked into its inbox: {error.strerror}"
-            return Failure(Reason.CONTAINER, problem, transient=error.errno in PASSING)
+            return Failure(Reason.CONTAINER, problem, transient=error.errno in (*PASSING, errno.EROFS))
         except UnpackingStopped:
             raise
         except Exception as error:

@@ -67,6 +67,8 @@ class JsonlSink:
                 while left:
                     left = left[os.write(fd, left) :]
                 os.fsync(fd)
+                if not end:  # the file is new, and so is its name
+                    sync_folder(self.path.parent)
                 self._folder.check()
             except OSError:
                 # Otherwise each try would leave a partial write that takes room from the results.
@@ -74,8 +76,6 @@ class JsonlSink:
                 raise
         finally:
             os.close(fd)
-        if not end:  # the file is new, and so is its name
-            sync_folder(self.path.parent)
 
 
 SINKS: Mapping[str, Callable[[Config], Sink]] = {  # by their names in output.sinks

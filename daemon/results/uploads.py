@@ -20,9 +20,11 @@ from daemon.core.errors import MissingLibrary
 from daemon.core.jobs import JobStatus
 from daemon.core.sidecar import sidecar_paths
 from daemon.core.stores import CREDENTIALS, StoreFailed, store_errors, store_of
-from daemon.core.urls import split_url
+from daemon.core.urls import is_url, split_url
+from daemon.inbox.disk import why_not_deleted
 from daemon.inbox.origin import origin_of
 from daemon.ledger.record import Record
+from daemon.system.mounts import FolderAway
 from daemon.system.scarcity import AWAY, SCARCE
 
 log = structlog.get_logger()
@@ -113,6 +115,8 @@ class StoreSink:
             for name in self._bins
             if record.status is not JobStatus.DONE or name != record.bin
         ]
+        for key in left:
+            self._uploaded.pop(key, None)
         if left:
             self._delete(left)
         self._bins |= {record.bin for record in records if record.bin}
@@ -171,5 +175,8 @@ def _read_source(record: Record) -> bytes | None:
         if error.errno in SCARCE or error.errno in AWAY:
             raise
         path = os.fsdecode(record.location)
+        is_missing = isinstance(error, FileNotFoundError) and not is_url(path)
+        if is_missing and (why := why_not_deleted(record.inbox_path, record.path, record.seen_at)):
+            raise FolderAway(f"{path} cannot be read: {why}") from error
         log.warning("image not uploaded; its sidecar is", path=path, error=error.strerror or str(error))
         return None

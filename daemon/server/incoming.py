@@ -7,8 +7,8 @@ gets the same name, and there is one image. And no file replaces another one. Fr
 from __future__ import annotations
 
 import contextlib
-import errno
 import hashlib
+import io
 import itertools
 import os
 import re
@@ -16,7 +16,7 @@ import secrets
 from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 import anyio
 from aiofiles.threadpool import wrap
@@ -26,20 +26,21 @@ from anyio.to_thread import run_sync
 from daemon.config.ignored import ignored_by
 from daemon.config.sections import Inbox
 from daemon.core.errors import VisiondError
-from daemon.system.beneath import READ
+from daemon.system.beneath import READ, rename_to_free
 from daemon.system.mounts import KnownFolder
+from daemon.unpacking.folder import check_room
 from daemon.unpacking.kinds import kind_of
 from stages.contract.base import ImageError
 from stages.images.formats import HEAD, identify
 
 HIDDEN = b".visiond-uploads"  # a folder in the inbox that it ignores, as all names of the daemon's own
 DIGITS = 32  # of the digest, in a name
-LEFT_BYTES = 1 << 30  # for results and the ledger; of a small disk a twentieth
 WRITE_BYTES = 256 << 10  # at once, of a file; a smaller one is written when all of it is here
 STEM_BYTES = 100  # of the name that a program gave
 INSIDE = os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-UNSAFE = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069]")
+# exFAT and SMB refuse the last ones.
+UNSAFE = re.compile('[\x00-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069:*?"<>|]')
 SUFFIXES = {"JPEG": ".jpg", "TIFF": ".tif", "HEIF": ".heic"}  # of others: the name of the format
 # How files begin that are unpacked, and the suffix of one that was given no name.
 MARKS = (
@@ -96,6 +97,15 @@ def clean(name: str) -> str:
     last = re.split(r"[/\\]", UNSAFE.sub("", name.encode(errors="replace").decode()))[-1]
     stem = os.path.splitext(last.strip(" ."))[0].removesuffix(".tar").strip(" .~$")
     return stem.encode()[:STEM_BYTES].decode(errors="ignore").strip(" .")
+
+
+class _Kept(io.FileIO):
+    """A file that leaves room on its disk for results and the ledger, also where nobody has said how long it is."""
+
+    def write(self, data: Any) -> int:
+        """Raises NoRoom, OSError."""
+        check_room(self.fileno(), len(data))
+        return super().write(data)
 
 
 class Incoming:
@@ -155,47 +165,49 @@ class Receiver:
         self._placing = anyio.Lock()
 
     async def write(self, each: Incoming, threads: Executor) -> None:
-        """What is in memory. Its file is begun. Raises OSError."""
+        """What is in memory. Its file is begun. Raises OSError, NoRoom."""
         part, each.unwritten = bytes(each.unwritten), bytearray()
         await wrap(each.file, executor=threads).write(part)
 
     def begin(self, each: Incoming, announced: int) -> None:
-        """announced: bytes that are on their way to the disk. Raises OSError, FolderAway."""
+        """announced: bytes that are on their way to the disk. Raises OSError, NoRoom, FolderAway."""
         self._known.check()
         with self._opened() as (inbox, hidden):
             self._begin(each, announced, inbox, hidden)
 
     def _begin(self, each: Incoming, announced: int, inbox: int, hidden: int) -> None:
-        disk = os.fstatvfs(inbox)
-        left = min(LEFT_BYTES, disk.f_blocks * disk.f_frsize // 20)
-        if disk.f_bavail * disk.f_frsize < announced + left:
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        check_room(inbox, announced)
         temporary = b"%b-%d" % (self._ours, next(self._numbers))
         made = os.open(temporary, NEW, 0o666, dir_fd=hidden)
-        each.file, each.temporary = os.fdopen(made, "wb"), temporary
+        each.file, each.temporary = io.BufferedWriter(_Kept(made, "wb")), temporary
         _hand_over(made, inbox)
 
     def flush(self, files: Sequence[Incoming], announced: int) -> None:
-        """All of them are on the disk then, under hidden names. Raises OSError, FolderAway."""
+        """All of them are on the disk then, under hidden names, and closed. Raises OSError, NoRoom, FolderAway."""
         self._known.check()
         with self._opened() as (inbox, hidden):
             for each in files:
                 if each.file is None:
                     self._begin(each, announced, inbox, hidden)
                 assert each.file
-                each.file.write(each.unwritten)
-                each.file.flush()
-                os.fsync(each.file.fileno())
-                each.file.close()
+                if not each.file.closed:
+                    each.file.write(each.unwritten)
+                    each.unwritten.clear()
+                    each.file.flush()
+                    os.fsync(each.file.fileno())
+                    each.file.close()
 
     async def commit(self, files: Sequence[Incoming], limiter: CapacityLimiter) -> None:
         """Give the files of a request their names, durably. Requests that come meanwhile share the next flush of the inbox.
         Raises OSError, NameTaken, LedgerUnusable."""
         upload = Upload(files)
         self._waiting.append(upload)
-        async with self._placing:  # otherwise two files with the same bytes would replace each other
+        # Meanwhile others gather. And where a rename may replace a file, as on NFS, those with the same bytes do not.
+        async with self._placing:
             if not upload.is_placed:
-                group, self._waiting = self._waiting, []
+                # Not in `_waiting`, if a group that it was in came to nothing.
+                group = [upload, *(each for each in self._waiting if each is not upload)]
+                self._waiting.clear()
                 await run_sync(self.place, group, limiter=limiter)
         if upload.problem:
             raise upload.problem
@@ -222,10 +234,13 @@ class Receiver:
         try:
             there = os.open(name, READ, dir_fd=inbox)
         except FileNotFoundError:
-            if not self._has_taken(name, each.digest):
-                os.rename(each.temporary, name, src_dir_fd=hidden, dst_dir_fd=inbox)
+            if self._has_taken(name, each.digest):
+                return
+            with contextlib.suppress(FileExistsError):  # another program was faster
+                rename_to_free(each.temporary, name, src_dir_fd=hidden, dst_dir_fd=inbox)
                 each.temporary = b""
-            return
+                return
+            there = os.open(name, READ, dir_fd=inbox)
         with open(there, "rb") as file:
             if hashlib.file_digest(file, "sha256").hexdigest() != each.digest:
                 raise NameTaken(f"{each.name} is in the inbox and has other bytes: somebody has changed it.")
@@ -276,7 +291,10 @@ def _hand_over(made: int, inbox: int) -> None:
     """As root, to the owner of the inbox, as in daemon/system/ownership.py. Both are descriptors."""
     if os.geteuid() == 0:
         folder = os.fstat(inbox)
-        os.fchown(made, folder.st_uid, folder.st_gid)
+        with contextlib.suppress(
+            PermissionError
+        ):  # in a container without CAP_CHOWN, and on NFS, root is a user like others
+            os.fchown(made, folder.st_uid, folder.st_gid)
 
 
 def _is_written(name: str) -> bool:

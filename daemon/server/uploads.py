@@ -7,6 +7,7 @@ failure. Nothing else is new: the daemon finds the file in its inbox like any ot
 from __future__ import annotations
 
 import errno
+import math
 import os
 import time
 from collections.abc import AsyncIterator, Sequence
@@ -35,7 +36,7 @@ from stages.contract.base import ImageError, Reason
 log = structlog.get_logger()
 
 MOST_UPLOADS = 128  # requests at once
-MOST_FILES = 64  # in one request: each has a descriptor
+MOST_FILES = 64  # in one request
 THREADS = 16  # that flush, and half as many that write: a dead mount must not use up those of the page
 COUNT_SECONDS = 1.0  # between two counts of what waits …
 COUNT_REST = 20  # … which are followed by at least as many times their duration of rest
@@ -56,8 +57,7 @@ class Uploads:
         self._open = 0  # requests
         self._announced = 0  # bytes that their bodies have
         self._waiting: dict[bytes, int] = {}  # images, by inbox
-        self._counted_at = -COUNT_SECONDS
-        self._rest = 0.0  # until the next count
+        self._next_count_at = 0.0  # monotonic; math.inf: one is under way
         self._writers = ThreadPoolExecutor(THREADS // 2, "upload")
         self._flushers = anyio.CapacityLimiter(THREADS)
 
@@ -131,10 +131,13 @@ class Uploads:
     async def _count(self, inbox: Inbox) -> int:
         """How many images of an inbox wait: as of the last count, and those that were uploaded since."""
         started = time.monotonic()
-        if started >= self._counted_at + max(COUNT_SECONDS, self._rest):
-            self._counted_at = started
-            self._waiting = await run_sync(_count_waiting, self._reader)
-            self._rest = COUNT_REST * (time.monotonic() - started)
+        if started >= self._next_count_at:
+            self._next_count_at = math.inf
+            try:
+                self._waiting = await run_sync(_count_waiting, self._reader)
+            finally:
+                ended = time.monotonic()
+                self._next_count_at = ended + max(COUNT_SECONDS, COUNT_REST * (ended - started))
         return self._waiting.get(inbox.root, 0)
 
     def _has_taken(self, config: Config, inbox: Inbox, name: bytes, digest: str) -> bool:
@@ -165,12 +168,15 @@ class Uploads:
                     if len(files) >= MOST_FILES:
                         raise HTTPException(413, f"The form has more than {MOST_FILES} files.")
                     files.append(Incoming(name, most_bytes, receiver.settings.unpack))
-                    if length >= WRITE_BYTES:  # a full disk is found before the body is read
+                    # A full disk is found before the body is read.
+                    if length >= WRITE_BYTES and len(files) == 1:
                         await self._begin(receiver, files[-1])
                 case bytes():
                     files[-1].add(part)
                 case None:
                     files[-1].finish()
+                    if files[-1].file:  # otherwise each file of a form would keep a descriptor
+                        await run_sync(receiver.flush, files[-1:], self._announced, limiter=self._flushers)
             # Of all of them, as a form may have many small ones.
             if sum(len(each.unwritten) for each in files) >= WRITE_BYTES:
                 await self._begin(receiver, files[-1])

@@ -32,8 +32,6 @@ END_SECONDS = TERM_SECONDS + KILL_SECONDS + EXIT_SECONDS  # that `end` takes at 
 EXIT_POLL_SECONDS = 0.2  # to see whether workers that are ending are gone
 EXITING = 0x4  # in a process's flags: PF_EXITING in linux/sched.h
 
-log = structlog.get_logger()
-
 P = TypeVar("P", bound=Printed)
 
 

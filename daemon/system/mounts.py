@@ -88,6 +88,8 @@ def describe_obstacle(error: OSError, source: bytes, target: bytes) -> str:
         return why
     if os.path.isdir(target) and not os.path.islink(target):
         return f"{os.fsdecode(target)} is a folder; remove it"
+    if error.errno in (errno.EINVAL, errno.EILSEQ):  # as exFAT and SMB a colon
+        return f"the disk of {os.fsdecode(os.path.dirname(target))} refuses its name; rename the file"
     folders = map(os.path.dirname, (source, target)) if error.errno == errno.EACCES else ()
     closed = (os.fsdecode(f) for f in folders if os.path.isdir(f) and not os.access(f, os.W_OK | os.X_OK))
     return next(
@@ -109,10 +111,12 @@ def list_mounts() -> list[Mount]:
         return field.decode("unicode_escape").encode("latin-1")
 
     mounts = []
-    for line in Path("/proc/self/mountinfo").read_bytes().splitlines():
+    for line in Path("/proc/self/mountinfo").read_bytes().rstrip(b"\n").split(b"\n"):
         fields, _, kind = line.partition(b" - ")
-        _, _, device, root, place, *_ = fields.split()
-        mounts.append(Mount(plain(place), kind.split()[0], device, plain(root)))
+        _, _, device, root, place, *_ = fields.split(
+            b" "
+        )  # a carriage return, for example, is part of a name
+        mounts.append(Mount(plain(place), kind.split(b" ")[0], device, plain(root)))
     return mounts
 
 
@@ -218,52 +222,57 @@ class FolderIdentity(NamedTuple):
 
 @dataclass(slots=True)
 class KnownFolder:
-    """A folder as it was when it was first looked at. Until it exists, `seen` is the nearest one above it that does."""
+    """A folder as it was when it was first looked at.
+
+    found: its path and identity. Until it exists, those of the nearest folder above it that does. Together, as several threads
+    may look at once.
+    """
 
     path: bytes
-    seen: bytes = b""
-    identity: FolderIdentity | None = None
+    found: tuple[bytes, FolderIdentity] | None = None
     is_overlay: bool = False
 
     def check(self) -> None:
         """Raises FolderAway if it is not the same any more; OSError."""
-        if self.identity is None:
+        if self.found is None:
             self.accept()
             return
+        place, identity = self.found
         try:
-            now = FolderIdentity.of(self.seen)
+            now = FolderIdentity.of(place)
         except OSError as error:
             if error.errno in _GONE:
-                raise self._away("is gone") from error
+                raise _away(place, "is gone") from error
             raise
-        if not now.is_same(self.identity) and not self._is_mounted_again(now):
-            raise self._away("is not the folder that it was; perhaps its mount is missing")
-        if self.seen != self.path:
+        if not now.is_same(identity) and not self._is_mounted_again(now):
+            raise _away(place, "is not the folder that it was; perhaps its mount is missing")
+        if place != self.path:
             self.accept()  # it may exist by now
 
     def accept(self) -> None:
         """Remember what is there now. Raises OSError."""
-        seen = self.path
-        while not os.path.isdir(seen) and seen != b"/":
-            seen = os.path.dirname(seen)
-        if seen != self.seen:
-            mount = mount_of(Path(os.fsdecode(seen)))
+        place = self.path
+        while not os.path.isdir(place) and place != b"/":
+            place = os.path.dirname(place)
+        if self.found is None or place != self.found[0]:
+            mount = mount_of(Path(os.fsdecode(place)))
             self.is_overlay = bool(mount and mount.kind == b"overlay")
-        self.seen, self.identity = seen, FolderIdentity.of(seen)
+        identity = FolderIdentity.of(place)
         if self.is_overlay:  # the first write copies a folder, which is then born again
-            self.identity = self.identity._replace(born=0)
+            identity = identity._replace(born=0)
+        self.found = place, identity
 
     def _is_mounted_again(self, now: FolderIdentity) -> bool:
         """Network mounts get another device number each time, and some do not say when a folder was made."""
-        assert self.identity
-        is_likely = now.inode == self.identity.inode and not (now.born and self.identity.born)
-        if is_likely and is_network_mount(Path(os.fsdecode(self.seen))):
-            self.identity = now
+        assert self.found
+        place, identity = self.found
+        is_likely = now.inode == identity.inode and not (now.born and identity.born)
+        if is_likely and is_network_mount(Path(os.fsdecode(place))):
+            self.found = place, now
             return True
         return False
 
-    def _away(self, what: str) -> FolderAway:
-        fix = "Mount it or move it back, and work goes on"
-        return FolderAway(
-            f"{os.fsdecode(self.seen)} {what}. {fix}; if that is on purpose, restart the daemon"
-        )
+
+def _away(place: bytes, what: str) -> FolderAway:
+    fix = "Mount it or move it back, and work goes on"
+    return FolderAway(f"{os.fsdecode(place)} {what}. {fix}; if that is on purpose, restart the daemon")

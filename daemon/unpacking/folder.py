@@ -10,6 +10,7 @@ again, and one with a mark is complete and gets its name.
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 from collections.abc import Callable, Sequence
@@ -39,13 +40,15 @@ from daemon.unpacking.paths import (
 ROOM_BYTES, KEPT_SHARE = 1 << 30, 20  # left free on the disk; on a small one a twentieth
 ROOM_FILES = 10_000  # as many inodes are left free; on a small disk a twentieth
 CHECKED_BYTES = 1 << 20  # that are written between two looks at the disk
-FOLDER_BYTES = 4096  # that a folder takes on the disk
+ENTRY_BYTES = 4096  # that a file or folder takes on the disk, at least
 ANY_RATIO_BYTES = 64 << 20  # so much may come from a file of any size
 # Of all paths together: they are kept in memory, and the mark must stay below MARK_BYTES.
 MOST_NAME_BYTES = 128 << 20
 NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
 MARK_BYTES = 256 << 20  # of a mark that is read: others may write to the inbox
 NAMED = 3  # members that a message names
+# Two names are one for this file system; or it takes no such name, as exFAT and SMB no colon.
+UNFIT = (errno.EEXIST, errno.ENOTDIR, errno.EINVAL, errno.EILSEQ, errno.ENAMETOOLONG)
 # What macOS packs beside each file; no pictures, whatever their names.
 APPLE = re.compile(rb"__MACOSX|\._.*", re.DOTALL)
 
@@ -71,11 +74,11 @@ class TooMuch(Exception):
     """A limit is reached; the message says which, and how to raise it."""
 
 
-class NoRoom(Exception):
+class NoRoom(OSError):
     """The disk is nearly full. is_new: because of what was written or would be written."""
 
     def __init__(self, *, is_new: bool) -> None:
-        super().__init__("its disk is nearly full")
+        super().__init__(errno.ENOSPC, "its disk is nearly full")
         self.is_new = is_new
 
 
@@ -150,6 +153,7 @@ class Contents:
                 most = f"the names of its files have more than {MOST_NAME_BYTES:,} bytes"
                 raise TooMuch(f"{most}: pack fewer files together")
             if self._path and self._path not in self._before:
+                self._unchecked += ENTRY_BYTES
                 self._look_at_disk(size)
                 self._open()
             if self._path:
@@ -163,15 +167,17 @@ class Contents:
         try:
             with made_inner(self._folder, folders, self._count_folder) as folder:
                 self._fd = os.open(name, NEW, 0o666, dir_fd=folder)
-        except (FileExistsError, NotADirectoryError):  # two names are one for this file system
+        except OSError as error:
+            if error.errno not in UNFIT:
+                raise
             self._path = b""
 
     def _count_folder(self) -> None:
         """One is to be made. Raises TooMuch, NoRoom."""
         self._count += 1
-        self._bytes += FOLDER_BYTES
+        self._bytes += ENTRY_BYTES
         self._check(self._count, self._bytes)
-        self._unchecked += FOLDER_BYTES
+        self._unchecked += ENTRY_BYTES
         self._look_at_disk()
 
     def _look_at_disk(self, size: int = 0) -> None:
@@ -192,10 +198,10 @@ class Contents:
 
     def finish(self, problem: str = "") -> None:
         """The member has ended. problem: why it is incomplete; then it is dropped."""
-        is_written = self._fd is not None
-        if self._fd is not None:
-            os.close(self._fd)
-            self._fd = None
+        fd, self._fd = self._fd, None
+        is_written = fd is not None
+        if fd is not None:
+            os.close(fd)
         if self._path in self._before or (is_written and not problem):
             self.files += 1
         else:

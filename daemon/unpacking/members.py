@@ -23,6 +23,7 @@ import msgspec
 
 from daemon.unpacking import names
 from daemon.unpacking.kinds import LIBRARIES
+from daemon.unpacking.zips import RepairedZip
 from stages.contract.base import ImageError
 from stages.images import pages, tiff
 
@@ -31,8 +32,9 @@ SHARPNESS = 95  # of frames, as JPEG
 POINTS = 72  # of a PDF, to the inch
 ENCRYPTED = 0x1  # a member of a zip
 ADVICE = "files in it are encrypted: unpack it with its password, and put the files into the inbox"
-ZIP_HEAD, ZIP_ENTRY = b"PK\x03\x04", b"PK\x01\x02"  # before a member, and in the list of members
-IN_UTF_8 = 0x0800  # a member's name
+ZIP_HEAD = b"PK\x03\x04"  # before a member
+IS_FOLDER = 0x10  # in DOS
+NO_FILES = (stat.S_IFLNK, stat.S_IFCHR, stat.S_IFBLK, stat.S_IFIFO, stat.S_IFSOCK)
 USUAL_RATE = 25.0  # frames a second of a video without times
 WIDEST = 16  # a pixel may be so many times as wide as high, or the reverse; more is damage
 
@@ -115,9 +117,11 @@ def walk_zip(file: UnbufferedReader, _: Rules) -> Iterator[Item]:
     entries = _opened_zip(file).infolist()
     yield Declared(len(entries), sum(entry.file_size for entry in entries))
     for entry, name in zip(entries, names.zip_names(entries), strict=True):
-        if name.endswith(("/", "\\")):
+        mode = entry.external_attr >> 16
+        is_folder = stat.S_ISDIR(mode) or entry.external_attr & IS_FOLDER
+        if name.endswith(("/", "\\")) or (is_folder and not entry.file_size):
             yield FolderEntry()
-        elif stat.S_IFMT(entry.external_attr >> 16) not in (0, stat.S_IFREG):
+        elif stat.S_IFMT(mode) in NO_FILES:  # some tools write nonsense there
             yield Link()
         else:
             yield Member(name.encode(errors="replace"), _read_entry(file, entry), entry.file_size)
@@ -125,30 +129,9 @@ def walk_zip(file: UnbufferedReader, _: Rules) -> Iterator[Item]:
         raise Unusable(ADVICE)
 
 
-class _Unmarked:
-    """A zip file whose names zipfile takes for bytes: it would refuse all of an archive for one that is not the UTF-8
-    that its mark promises, and would cut names at a zero byte."""
-
-    def __init__(self, file: UnbufferedReader) -> None:
-        self._file = file
-        self.seek, self.tell, self.seekable = file.seek, file.tell, file.seekable
-
-    def read(self, size: int = -1) -> bytes:
-        data = self._file.read(size)
-        if not data.startswith(ZIP_ENTRY):
-            return data
-        entries, at = bytearray(data), 0
-        while entries[at : at + 4] == ZIP_ENTRY and at + 46 <= len(entries):
-            (flags,) = struct.unpack_from("<H", entries, at + 8)
-            moved = names.MARKED if flags & IN_UTF_8 else 0
-            struct.pack_into("<H", entries, at + 8, flags & ~(IN_UTF_8 | names.MARKED) | moved)
-            at += 46 + sum(struct.unpack_from("<HHH", entries, at + 28))
-        return bytes(entries)
-
-
 def _opened_zip(file: UnbufferedReader) -> zipfile.ZipFile:
     try:
-        return zipfile.ZipFile(_Unmarked(file), metadata_encoding="latin-1")
+        return zipfile.ZipFile(RepairedZip(file), metadata_encoding="latin-1")
     except zipfile.BadZipFile as error:
         file.seek(0)
         if file.read(len(ZIP_HEAD)) != ZIP_HEAD:
@@ -163,9 +146,14 @@ def _read_entry(file: UnbufferedReader, entry: zipfile.ZipInfo) -> Iterator[byte
     """Its bytes. The name before them is not looked at: tools write it in other ways than that in the list."""
     if entry.flag_bits & ENCRYPTED:
         raise Unusable("it is encrypted")
-    file.seek(entry.header_offset)
-    head = file.read(30)
-    if len(head) < 30 or not head.startswith(ZIP_HEAD):
+    for place in range(
+        entry.header_offset, -1, -(1 << 32)
+    ):  # macOS's Archive Utility states places in 32 bits only
+        file.seek(place)
+        head = file.read(30)
+        if len(head) == 30 and head.startswith(ZIP_HEAD):
+            break
+    else:
         raise zipfile.BadZipFile("no file begins where the list says")
     file.seek(sum(struct.unpack_from("<HH", head, 26)), os.SEEK_CUR)
     with zipfile.ZipExtFile(file, "r", entry) as source:
@@ -191,9 +179,11 @@ def walk_tar(file: UnbufferedReader, _: Rules) -> Iterator[Item]:
     """Read from the start to the end: a tar has no list of what is in it."""
     options: Any = {"tarinfo": _Entry, "errors": "surrogateescape", "encoding": "utf-8"}
     with tarfile.open(fileobj=file, mode="r:*", **options) as archive:
-        while entry := archive.next():
+        for entry in _walk_entries(archive):
             archive.members.clear()  # type: ignore[attr-defined]  # otherwise it remembers all of them
-            if entry.isdir():
+            if entry is None:
+                yield None
+            elif entry.isdir():
                 yield FolderEntry()
             elif entry.islnk():
                 yield Twin(_tar_name(entry.name), _tar_name(entry.linkname))
@@ -201,6 +191,21 @@ def walk_tar(file: UnbufferedReader, _: Rules) -> Iterator[Item]:
                 yield Member(_tar_name(entry.name), _pieces(source), entry.size)
             else:
                 yield Link()
+
+
+def _walk_entries(archive: tarfile.TarFile) -> Iterator[tarfile.TarInfo | None]:
+    """Also those of archives behind its end, as `cat a.tar b.tar` makes them; tar reads these only when asked."""
+    has_ended = False
+    while True:
+        try:
+            entry = archive.next()
+        except (Unusable, *DAMAGE):
+            if has_ended:  # by what is no tar
+                return
+            raise
+        yield entry
+        if has_ended := entry is None:
+            archive.offset += tarfile.BLOCKSIZE  # of zeros
 
 
 def _tar_name(name: str) -> bytes:

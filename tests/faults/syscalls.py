@@ -48,6 +48,7 @@ CALLS = {
     263: ("unlink", 1),  # unlinkat
     264: ("rename", 3),  # renameat
     306: ("syncfs", None),
+    316: ("rename", 3),  # renameat2
     437: ("open", 1),  # openat2
 }
 READS = {

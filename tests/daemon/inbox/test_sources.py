@@ -12,6 +12,7 @@ import shutil
 import stat
 import tempfile
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -20,7 +21,7 @@ import pytest
 
 from daemon.core.jobs import JobStatus, Placed, Version
 from daemon.inbox import sources
-from daemon.inbox.sources import _is_copy
+from daemon.inbox.sources import _is_copy, temporary_name
 from daemon.ledger.record import Record
 from daemon.results.destinations import Held
 from tests.makers import MODES, drop, open_destination, tree
@@ -112,14 +113,14 @@ def test_a_source_in_a_failed_folder_that_is_a_link_comes_home_too(tmp_path: Pat
 
 def test_a_source_that_cannot_be_deleted_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     record = drop(tmp_path)
-    rename = os.rename
+    rename = sources.rename_to_free
 
     def refuse(old: bytes, new: bytes, **folders: int) -> None:
         if old == b"a.jpg":
             raise PermissionError(13, "Permission denied")
         rename(old, new, **folders)
 
-    monkeypatch.setattr(os, "rename", refuse)
+    monkeypatch.setattr(sources, "rename_to_free", refuse)
     with pytest.raises(Held, match="an image cannot leave its inbox"):
         open_destination(tmp_path, on_success="delete").publish(record)
     assert (tmp_path / "inbox" / "a.jpg").exists()
@@ -141,6 +142,44 @@ def test_a_source_moves_across_file_systems(tmp_path: Path, elsewhere: Path, bin
     assert folder in os.listdir(elsewhere)
 
 
+def test_a_file_that_gets_the_name_as_a_source_leaves_is_not_overwritten(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    destination, record = open_destination(tmp_path, on_success="move"), drop(tmp_path)
+    rename = sources.rename_to_free
+
+    def come_first(old: bytes, new: bytes, **folders: int) -> None:
+        (tmp_path / "done" / "a.jpg").write_bytes(b"another image")
+        rename(old, new, **folders)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(sources, "rename_to_free", come_first)
+        with pytest.raises(Held, match="File exists"):
+            destination.publish(record)
+    destination.publish(record)
+    assert sorted(path.read_bytes() for path in (tmp_path / "done").iterdir()) == [b"another image", b"image"]
+
+
+def test_a_file_that_gets_the_name_while_a_source_is_copied_is_not_overwritten(
+    tmp_path: Path, elsewhere: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """That may take seconds."""
+    destination, record = open_destination(tmp_path, on_success="move", done=str(elsewhere)), drop(tmp_path)
+    copyfileobj = shutil.copyfileobj
+
+    def come_first(*arguments: Any) -> None:
+        (elsewhere / "a.jpg").write_bytes(b"another image")
+        copyfileobj(*arguments)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(shutil, "copyfileobj", come_first)
+        with pytest.raises(Held, match="File exists"):
+            destination.publish(record)
+    destination.publish(record)
+    assert sorted(tree(elsewhere).values()) == [b"another image", b"image"]
+    assert list(tree(tmp_path)) == ["results/a.jpg.json"]
+
+
 def test_a_source_goes_once_its_copy_is_on_the_disk(
     tmp_path: Path, elsewhere: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -158,7 +197,7 @@ def test_a_source_goes_once_its_copy_is_on_the_disk(
         return call
 
     monkeypatch.setattr(os, "fsync", noted("fsync", os.fsync))
-    monkeypatch.setattr(os, "rename", noted("rename", os.rename))
+    monkeypatch.setattr(sources, "rename_to_free", noted("rename", sources.rename_to_free))
     sources.move(record, os.path.join(destination.done, b"a.jpg"))
     # A source that cannot be renamed is copied. The copy and its
     # name are on the disk before the source is renamed to delete it.
@@ -192,6 +231,20 @@ def test_a_source_is_moved_later_to_a_disk_that_is_full(
             destination.publish(record)
     assert tree(elsewhere) == {}
     assert destination.publish(record).location == os.path.join(destination.done, b"a.jpg")
+
+
+def test_a_link_or_a_fifo_with_the_temporary_name_of_a_copy_is_not_written_to(tmp_path: Path) -> None:
+    (tmp_path / "diary").write_text("precious")
+    destination, record = open_destination(tmp_path, "copy"), drop(tmp_path)
+    copied = tmp_path / "bins" / "A" / "a.jpg"
+    copied.parent.mkdir(parents=True)
+    temporary = os.fsdecode(temporary_name(os.fsencode(copied)))
+    for leave in (partial(os.symlink, tmp_path / "diary"), os.mkfifo):
+        leave(temporary)
+        destination.publish(record)
+        assert copied.read_bytes() == b"image"
+        assert not copied.is_symlink()
+    assert (tmp_path / "diary").read_text() == "precious"
 
 
 def test_a_copy_has_the_sources_times(tmp_path: Path) -> None:
@@ -267,7 +320,7 @@ def test_a_newer_version_that_slips_in_at_the_last_moment_goes_back(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, bins: str, on_success: str
 ) -> None:
     destination, record = open_destination(tmp_path, bins, on_success), drop(tmp_path)
-    rename = os.rename
+    rename = sources.rename_to_free
 
     def rename_too_late(old: bytes, new: bytes, **folders: int) -> None:
         if old == b"a.jpg":
@@ -275,7 +328,7 @@ def test_a_newer_version_that_slips_in_at_the_last_moment_goes_back(
         rename(old, new, **folders)
 
     with monkeypatch.context() as patch, contextlib.suppress(OSError):
-        patch.setattr(os, "rename", rename_too_late)
+        patch.setattr(sources, "rename_to_free", rename_too_late)
         destination.publish(record)
     assert destination.publish(record) == Placed(record.id)
     assert tree(tmp_path) == {"inbox/a.jpg": b"newer image", "results/a.jpg.json": record.sidecar}
@@ -302,14 +355,14 @@ def test_a_newer_version_of_the_same_size_and_time_goes_back_even_at_the_last_mo
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, on_success: str
 ) -> None:
     record = drop_beside_a_newer(tmp_path)
-    rename = os.rename
+    rename = sources.rename_to_free
 
     def rename_too_late(old: bytes, new: bytes, **folders: int) -> None:
         if (tmp_path / "newer").exists() and old == b"a.jpg":
-            rename(tmp_path / "newer", record.location)
+            os.rename(tmp_path / "newer", record.location)
         rename(old, new, **folders)
 
-    monkeypatch.setattr(os, "rename", rename_too_late)
+    monkeypatch.setattr(sources, "rename_to_free", rename_too_late)
     open_destination(tmp_path, on_success=on_success).publish(record)
     assert (tmp_path / "inbox" / "a.jpg").read_bytes() == b"IMAGE"
 
@@ -321,15 +374,15 @@ def test_a_link_that_replaces_a_folder_at_the_last_moment_loses_no_file_elsewher
     destination, record = open_destination(tmp_path, on_success=on_success), drop(tmp_path, b"sub/a.jpg")
     folder, other = tmp_path / "inbox" / "sub", tmp_path / "other"
     shutil.copytree(folder, other)  # a file of the same name, size and time
-    rename = os.rename
+    rename = sources.rename_to_free
 
     def exchange(old: bytes, new: bytes, **folders: int) -> None:
         if os.path.basename(old) == b"a.jpg":
-            rename(folder, tmp_path / "aside")
+            os.rename(folder, tmp_path / "aside")
             folder.symlink_to(other)
         rename(old, new, **folders)
 
-    monkeypatch.setattr(os, "rename", exchange)
+    monkeypatch.setattr(sources, "rename_to_free", exchange)
     destination.publish(record)
     assert (other / "a.jpg").read_bytes() == b"image"
     assert not (tmp_path / "aside" / "a.jpg").exists()
@@ -419,7 +472,7 @@ def test_another_file_with_the_temporary_name_stays(tmp_path: Path, source: str)
 def test_two_mounts_of_one_file_system_get_one_copy_however_often_its_deletion_fails(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    rename, read_only = os.rename, True
+    rename, read_only = sources.rename_to_free, True
 
     def refuse(old: bytes, new: bytes, **folders: int) -> None:
         if folders and os.path.dirname(new) != os.fsencode(tmp_path / "inbox"):
@@ -428,7 +481,7 @@ def test_two_mounts_of_one_file_system_get_one_copy_however_often_its_deletion_f
             raise OSError(errno.EROFS, "Read-only file system")
         rename(old, new, **folders)
 
-    monkeypatch.setattr(os, "rename", refuse)
+    monkeypatch.setattr(sources, "rename_to_free", refuse)
     destination, record = open_destination(tmp_path, on_success="move"), drop(tmp_path)
     for _ in range(3):
         with pytest.raises(Held, match="Read-only"):

@@ -114,7 +114,7 @@ def opened_while_moved(
     source: Path, monkeypatch: pytest.MonkeyPatch, then: Callable[[], object] = lambda: None
 ) -> Iterator[None]:
     """The source is opened for writing just before it leaves its inbox. then: what happens just after."""
-    rename = os.rename
+    rename = sources.rename_to_free
 
     def rename_late(*names: bytes, **folders: int) -> None:
         leaves = "src_dir_fd" in folders
@@ -125,7 +125,7 @@ def opened_while_moved(
             then()
 
     with contextlib.ExitStack() as opened, monkeypatch.context() as patch:
-        patch.setattr(sources.os, "rename", rename_late)
+        patch.setattr(sources, "rename_to_free", rename_late)
         yield
 
 

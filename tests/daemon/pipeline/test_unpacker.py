@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import os
 import sqlite3
@@ -215,6 +216,20 @@ def test_on_a_full_disk_archives_wait_unless_the_run_is_to_end(
         failure = unpacker._try(make_job(path=b"a.zip"), "zip")
         assert isinstance(failure, Failure)
         assert failure.away is not once
+
+
+@pytest.mark.parametrize("number", [errno.ESTALE, errno.EBUSY, errno.EROFS, errno.ENOLCK])
+def test_an_error_that_may_pass_is_no_verdict_on_an_archive(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    def meet_it(*_: object) -> None:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(Unpacker, "_take_apart", meet_it)
+    unpacker = Unpacker(parse({}, tmp_path), {}, {}, cast(Any, None))
+    failure = unpacker._try(make_job(path=b"a.zip"), "zip")
+    assert isinstance(failure, Failure)
+    assert failure.transient
 
 
 def test_images_wait_for_no_archive_and_no_archive_for_images(tmp_path: Path) -> None:

@@ -217,6 +217,26 @@ async def test_what_did_not_fit_on_the_disk_is_taken_out_of_the_jsonl_output(
     assert file.read_bytes() == 2 * record.sidecar
 
 
+async def test_the_name_of_a_new_jsonl_output_is_flushed_again_if_that_failed(
+    ledger: Ledger, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else a power failure could take a file that the ledger says has its records."""
+    file, job = tmp_path / "results.jsonl", await end(ledger, tmp_path / "inbox" / "a.jpg", b"image")
+    record, flushed = ledger.record_of(done(job, data=b"image")), list[Path]()
+
+    def fail_once(folder: Path) -> None:
+        flushed.append(folder)
+        if len(flushed) == 1:
+            raise OSError(errno.EIO, "Input/output error")
+
+    monkeypatch.setattr("daemon.results.sinks.sync_folder", fail_once)
+    with pytest.raises(OSError, match="Input/output"):
+        await JsonlSink(file).append([record])
+    await JsonlSink(file).append([record])
+    assert flushed == [tmp_path, tmp_path]
+    assert file.read_bytes() == record.sidecar
+
+
 async def test_what_was_published_before_a_folder_came_back_is_not_marked_but_owed(
     ledger: Ledger, tmp_path: Path
 ) -> None:

@@ -13,6 +13,7 @@ import anyio
 import pytest
 
 from daemon.config.sections import Inbox
+from daemon.server import incoming
 from daemon.server.incoming import (
     HIDDEN,
     Incoming,
@@ -22,6 +23,8 @@ from daemon.server.incoming import (
     choose_suffix,
     clean,
 )
+from daemon.unpacking import folder
+from daemon.unpacking.folder import NoRoom
 from stages.contract.base import ImageError
 from tests.daemon_process import picture
 
@@ -60,7 +63,7 @@ def test_bytes_and_names_are_flushed_in_an_order_that_no_power_failure_can_break
 ) -> None:
     """The bytes before the name, and the name before the answer."""
     calls = []
-    fsync, rename = os.fsync, os.rename
+    fsync, rename = os.fsync, incoming.rename_to_free
 
     def note_fsync(fd: int) -> None:
         calls.append(("flush", Path(os.readlink(f"/proc/self/fd/{fd}")).name))
@@ -73,7 +76,7 @@ def test_bytes_and_names_are_flushed_in_an_order_that_no_power_failure_can_break
     receiver = open_receiver(tmp_path)
     files = [receive(receiver, picture(number)) for number in range(2)]
     monkeypatch.setattr(os, "fsync", note_fsync)
-    monkeypatch.setattr(os, "rename", note_rename)
+    monkeypatch.setattr(incoming, "rename_to_free", note_rename)
     receiver.flush(files, 0)
     hidden = [os.fsdecode(each.temporary) for each in files]
     receiver.place([Upload([each]) for each in files])
@@ -94,6 +97,20 @@ def test_a_file_that_cannot_be_placed_keeps_no_other_one_from_it(tmp_path: Path)
     assert isinstance(uploads[0].problem, NameTaken)
     assert uploads[1].problem is None
     assert (tmp_path / good.name).read_bytes() == picture(1)
+
+
+def test_a_file_that_gets_the_name_meanwhile_is_not_replaced(tmp_path: Path) -> None:
+    def come_first(name: bytes, _digest: str) -> bool:
+        (tmp_path / os.fsdecode(name)).write_bytes(b"other bytes")
+        return False
+
+    receiver = open_receiver(tmp_path, come_first)
+    file = receive(receiver, picture(1))
+    receiver.flush([file], 0)
+    receiver.place([upload := Upload([file])])
+    assert isinstance(upload.problem, NameTaken)
+    assert (tmp_path / file.name).read_bytes() == b"other bytes"
+    receiver.discard([file])
 
 
 def test_a_file_that_is_there_already_is_flushed_too_before_the_answer(
@@ -126,6 +143,59 @@ def test_of_the_same_file_at_the_same_time_one_is_kept(tmp_path: Path) -> None:
     files = [receive(receiver, picture(1)) for _ in range(2)]
     commit(receiver, *files)
     assert sum(not each.temporary for each in files) == 1
+
+
+def test_an_upload_whose_group_came_to_nothing_is_placed_all_the_same(tmp_path: Path) -> None:
+    """By a bug, or too little memory, with one of them."""
+    bad, good = (receive(open_receiver(tmp_path), picture(number)) for number in range(2))
+
+    def has_taken(name: bytes, _digest: str) -> bool:
+        if name == bad.name.encode():
+            raise MemoryError
+        return False
+
+    receiver = open_receiver(tmp_path, has_taken)
+    receiver.flush([bad, good], 0)
+
+    async def run() -> None:
+        async def fail() -> None:
+            with pytest.raises(MemoryError):
+                await receiver.commit([bad], limiter)
+
+        limiter = anyio.CapacityLimiter(1)
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(fail)
+            tasks.start_soon(receiver.commit, [good], limiter)
+
+    anyio.run(run)
+    assert (tmp_path / good.name).read_bytes() == picture(1)
+
+
+def test_a_file_that_root_may_give_to_nobody_is_placed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object) -> None:
+        raise PermissionError
+
+    monkeypatch.setattr(os, "geteuid", lambda: 0)
+    monkeypatch.setattr(os, "fchown", refuse)
+    receiver = open_receiver(tmp_path)
+    commit(receiver, file := receive(receiver, picture(1)))
+    assert (tmp_path / file.name).exists()
+
+
+def test_what_is_written_leaves_room_though_nobody_has_said_how_much_it_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    receiver = open_receiver(tmp_path)
+    file = receive(receiver, picture(1))
+    receiver.begin(file, 0)
+    monkeypatch.setattr(folder, "KEPT_SHARE", 1)
+    monkeypatch.setattr(folder, "ROOM_BYTES", 1 << 60)
+    with pytest.raises(NoRoom):
+        receiver.flush([file], 0)
+    receiver.discard([file])
+    assert not any((tmp_path / os.fsdecode(HIDDEN)).iterdir())
 
 
 def test_uploads_that_begin_while_others_are_cleared_away_stay(tmp_path: Path) -> None:
@@ -163,7 +233,8 @@ def test_a_link_in_the_place_of_the_hidden_folder_is_not_followed(tmp_path: Path
         ("a\0b\n\u202egpj.jpg", "abgpj"),
         ("Größe 1.jpg", "Größe 1"),
         ("ü" * 200, "ü" * 50),
-        ("\udcff.jpg", "?"),
+        ("a\udcff.jpg", "a"),
+        ('10:30 <a|b> "c*d?".jpg', "1030 ab cd"),
     ],
 )
 def test_of_a_name_that_a_program_gave_only_letters_are_kept(given: str, kept: str) -> None:

@@ -13,17 +13,31 @@ import socket
 import subprocess
 import sys
 import textwrap
+import threading
 import zipfile
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
+from typing import Any, cast
 
+import anyio
+import anyio.to_thread
 import pytest
 
+from daemon.config.loading import parse
 from daemon.server.guard import COOKIE, cookie_of
-from tests.daemon.server.client import Client, list_hidden, open_place, read_answer
+from daemon.server.uploads import Uploads
+from tests.daemon.server.client import (
+    BOUNDARY,
+    Client,
+    form_of,
+    list_hidden,
+    open_place,
+    page_process,
+    read_answer,
+)
 from tests.daemon.server.site import Site
-from tests.daemon_process import Daemon, Place, caption_of, picture, wait_for
+from tests.daemon_process import PATIENCE, Daemon, Place, caption_of, picture, wait_for
 
 MOST = 1 << 20  # bytes of an upload
 
@@ -121,6 +135,26 @@ def test_a_form_has_several_files_and_all_of_them_are_taken_or_none(place: Place
     )
     assert client.post(b"", "inbox=in", Content_Type="multipart/form-data").status == 400
     assert list_hidden(place, "in") == []
+
+
+def test_a_form_keeps_one_of_its_files_open(tmp_path: Path) -> None:
+    """128 such forms would otherwise have thousands of descriptors."""
+    place = open_place(tmp_path)
+    body = form_of({f"{number}.ppm": picture(number, bytes(20_000)) for number in range(40)})
+    with Daemon(place) as daemon, closing((client := Client(place)).connect()) as connection:
+        descriptors = Path(f"/proc/{page_process(daemon.process.pid)}/fd")
+        connection.putrequest("POST", "/api/images")
+        kind = {"Content-Type": f"multipart/form-data; boundary={BOUNDARY}"}
+        for name, value in {**client.token, **kind, "Content-Length": str(len(body))}.items():
+            connection.putheader(name, value)
+        connection.endheaders()
+        connection.send(body[:-100])
+        wait_for(lambda: len(list_hidden(place)) >= 25, "most of the files")
+        links = [os.readlink(each) for each in descriptors.iterdir() if each.is_symlink()]
+        assert sum("/.visiond-uploads/" in link for link in links) <= 1
+        connection.send(body[-100:])
+        assert read_answer(connection).status == 202
+    assert list_hidden(place) == []
 
 
 def test_what_a_file_is_is_seen_by_its_first_bytes(client: Client, place: Place) -> None:
@@ -289,6 +323,35 @@ def test_without_an_inbox_for_uploads_a_program_is_told_what_to_set(tmp_path: Pa
         status, content, _ = site.ask("/api/images", "POST", "x", Authorization=f"Bearer {token}")
         assert status == 403
         assert "Set uploads = true" in content
+
+
+def test_what_waits_is_counted_once_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also if that takes long, as with millions of images that wait."""
+    monkeypatch.setattr("daemon.server.uploads.COUNT_SECONDS", 0.0)
+    begun, ended = threading.Event(), threading.Event()
+    counts: list[None] = []
+
+    class SlowReader:
+        def inboxes(self) -> dict[int, bytes]:
+            return {}
+
+        def count_waiting(self) -> dict[int, Any]:
+            counts.append(begun.set())
+            ended.wait(1.0 if len(counts) > 1 else PATIENCE)
+            return {}
+
+    config = parse({"inbox": [{"uploads": True}]}, tmp_path)
+    uploads = Uploads(config, cast(Any, SlowReader()))
+
+    async def run() -> None:
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(uploads._count, config.inbox[0])
+            await anyio.to_thread.run_sync(begun.wait)
+            await uploads._count(config.inbox[0])
+            ended.set()
+
+    anyio.run(run)
+    assert len(counts) == 1
 
 
 DOCUMENT = Path(__file__).parents[3] / "docs" / "http.md"

@@ -6,6 +6,7 @@ import contextlib
 import itertools
 import json
 import os
+import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -21,6 +22,7 @@ from daemon.core.stores import StoreFailed
 from daemon.inbox.origin import origin_of
 from daemon.inbox.walk import Unread, Walk
 from daemon.results.uploads import LONGEST_KEY, StoreSink, fit_key
+from daemon.system.mounts import FolderAway
 from daemon.terminal.control import find_cause
 from tests.daemon.stores.server import (
     BROKEN,
@@ -73,6 +75,42 @@ async def test_an_image_is_in_the_bin_that_it_has_now_and_in_no_other(
     (inbox / "a.jpg").unlink()
     await make_sink(inbox, prefix, images=True).append(records[1:])
     assert len(bucket.names(f"{prefix}/results")) == 1
+
+
+async def test_an_image_that_comes_back_to_its_bin_is_uploaded_again(
+    proxy: FaultyProxy, bucket: Bucket, prefix: str, inbox: Path
+) -> None:
+    """Though its group has failed each time, with another image."""
+    proxy.fault = lambda asked: (400, "Odd") if "results/scans/b.jpg" in asked.path else None
+    first, other = (make_record(inbox, name, b"bytes", bin="A") for name in (b"a.jpg", b"b.jpg"))
+    sink = make_sink(inbox, prefix, images=True)
+    for record in (first, replace(first, bin="B"), first):
+        with pytest.raises(StoreFailed):
+            await sink.append([record, other])
+    proxy.fault = lambda asked: None
+    await sink.append([first, other])
+    assert bucket.get(f"{prefix}/bins/A/scans/a.jpg") == b"bytes"
+
+
+async def test_images_of_an_inbox_that_is_away_are_uploaded_when_it_is_back(
+    proxy: FaultyProxy, bucket: Bucket, prefix: str, inbox: Path
+) -> None:
+    """Or when the folder says that they were deleted. At a mount point there is an empty folder."""
+    record = make_record(inbox, b"a.jpg", b"bytes", bin="A", seen_at=time.time() + 60)
+    sink, away = make_sink(inbox, prefix, images=True), inbox.with_name("away")
+    os.rename(inbox, away)
+    for make_mount_point in (lambda: None, lambda: os.mkdir(inbox)):
+        make_mount_point()
+        with pytest.raises(FolderAway):
+            await sink.append([record])
+    assert not bucket.names(prefix)
+    os.rmdir(inbox)
+    os.rename(away, inbox)
+    await sink.append([record])
+    assert bucket.get(f"{prefix}/bins/A/scans/a.jpg") == b"bytes"
+    os.unlink(record.location)
+    await sink.append([replace(record, id=8, seen_at=time.time() - 1.0)])
+    assert json.loads(bucket.get(f"{prefix}/results/scans/a.jpg.json"))["id"] == 8
 
 
 async def test_an_object_of_another_store_is_uploaded_unless_it_has_changed(

@@ -12,7 +12,7 @@ import numpy as np
 from PIL import Image
 
 
-def make_zip(files: Mapping[str, bytes], claimed_bytes: int = 0) -> bytes:
+def make_zip(files: Mapping[str | zipfile.ZipInfo, bytes], claimed_bytes: int = 0) -> bytes:
     """claimed_bytes: as the size of each file; 0: its own."""
     file = io.BytesIO()
     with zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as archive:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import re
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -197,6 +198,49 @@ def test_links_and_ignored_members_count_towards_the_limit(beside: Beside) -> No
     with pytest.raises(TooMuch):
         contents.pass_over()
     contents.close()
+
+
+@pytest.mark.parametrize("refused", [b"b:1.png", b"x:"])
+def test_a_name_that_the_file_system_refuses_costs_no_other_file(
+    beside: Beside, monkeypatch: pytest.MonkeyPatch, refused: bytes
+) -> None:
+    """As exFAT and SMB refuse a colon."""
+
+    def refuse(call: Callable[..., Any]) -> Callable[..., Any]:
+        def called(path: bytes, *arguments: Any, **options: Any) -> Any:
+            if path == refused:
+                raise OSError(errno.EINVAL, os.strerror(errno.EINVAL), path)
+            return call(path, *arguments, **options)
+
+        return called
+
+    monkeypatch.setattr(os, "open", refuse(os.open))
+    monkeypatch.setattr(os, "mkdir", refuse(os.mkdir))
+    contents = beside.unpack(dict.fromkeys(["a.png", "b:1.png", "c.png", "x:/d.png"], b"x"))
+    assert (contents.files, contents.missing) == (3, 1)
+    assert "its name cannot be used" in contents.left_out[0]
+
+
+def test_a_file_is_closed_once_even_if_its_disk_then_refuses_its_bytes(
+    beside: Beside, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As NFS does for a quota. By the second time the number may be that of another thread's file."""
+    contents = Contents(beside.fd, NAMES[0], FIRST, MOST, IGNORED)
+    contents.begin(b"a.png")
+    closed: list[int] = []
+    close = os.close
+
+    def refuse(fd: int) -> None:
+        closed.append(fd)
+        close(fd)
+        raise OSError(errno.EDQUOT, os.strerror(errno.EDQUOT))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "close", refuse)
+        with pytest.raises(OSError, match="quota"):
+            contents.finish()
+    contents.close()
+    assert len(closed) == 1
 
 
 def test_a_disk_that_is_nearly_full_is_left_alone(beside: Beside, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -401,7 +445,7 @@ def test_what_is_many_times_as_large_as_its_container_is_refused(
     contents.close()
 
 
-@pytest.mark.parametrize("by", ["bytes", "size", "folders"])
+@pytest.mark.parametrize("by", ["bytes", "size", "folders", "files"])
 def test_the_disk_is_looked_at_while_a_container_is_unpacked(
     beside: Beside, monkeypatch: pytest.MonkeyPatch, by: str
 ) -> None:
@@ -412,6 +456,8 @@ def test_the_disk_is_looked_at_while_a_container_is_unpacked(
     def unpack() -> None:
         for number in range(4 if by == "folders" else 0):
             contents.begin(b"%d/" % number + b"d/" * 80 + b"a.png")
+        for number in range(300 if by == "files" else 0):  # without a byte
+            contents.begin(b"%d.png" % number)
         contents.begin(b"a.png", 1 << 30 if by == "size" else 0)
         contents.write(bytes(2 << 20 if by == "bytes" else 0))
 

@@ -6,6 +6,7 @@ import io
 import os
 import struct
 import subprocess
+import zipfile
 import zlib
 from collections.abc import Iterator
 from fractions import Fraction
@@ -19,6 +20,7 @@ from PIL import Image
 from daemon.unpacking.kinds import find_missing, has_further_pages, kind_of
 from daemon.unpacking.members import (
     WALKERS,
+    ZIP_HEAD,
     Declared,
     Item,
     Link,
@@ -148,6 +150,46 @@ def test_a_zip_that_was_cut_says_so_and_something_else_is_no_zip() -> None:
         next(walk("zip", b"something else"))
 
 
+@pytest.mark.parametrize(
+    "attributes",
+    [0xFFFF0000, 0x20, 0o100644 << 16, 0x10],  # nonsense, DOS, Unix; a folder that has bytes
+)
+def test_a_file_in_a_zip_is_known_whatever_its_attributes(attributes: int) -> None:
+    entry = zipfile.ZipInfo("p/a.png")
+    entry.external_attr = attributes
+    assert names("zip", make_zip({entry: b"a"})) == ["p/a.png"]
+
+
+@pytest.mark.parametrize("attributes", [0x10, 0o040755 << 16])
+def test_a_folder_in_a_zip_is_known_without_a_slash(attributes: int) -> None:
+    """Otherwise the folder of its files would get another name."""
+    entry = zipfile.ZipInfo("p")
+    entry.external_attr = attributes
+    assert names("zip", make_zip({entry: b"", "p/a.png": b"a"})) == ["p/a.png"]
+
+
+@pytest.mark.parametrize(("at", "value"), [(6, 99), (-1, 13)])
+def test_what_other_programs_pass_over_refuses_no_zip(at: int, value: int) -> None:
+    """A version that is too new, and an extra field that is longer than what is there."""
+    entry = zipfile.ZipInfo("a.png")
+    entry.extra = struct.pack("<HH", 0x5455, 5) + b"12345"
+    data = bytearray(make_zip({entry: b"a", "b.png": b"b"}))
+    start = data.index(b"PK\x01\x02")
+    data[start + at if at > 0 else data.index(entry.extra, start) + 2] = value
+    assert names("zip", bytes(data)) == ["a.png", "b.png"]
+
+
+def test_a_zip_of_more_than_4_gib_that_macos_has_made_is_read() -> None:
+    """It cuts places to 32 bits, and has no zip64. zipfile takes what is missing for something before the zip."""
+    data = make_zip({"a.png": b"a", "b.png": b"b"})
+    second = data.index(ZIP_HEAD, 1)
+    fd = os.memfd_create("container")
+    os.pwrite(fd, data[:second], 0)
+    os.pwrite(fd, data[second:], (1 << 32) + second)  # a hole between both
+    members = [item for item in WALKERS["zip"](UnbufferedReader(fd), Rules()) if isinstance(item, Member)]
+    assert [b"".join(member.pieces) for member in members] == [b"a", b"b"]
+
+
 def test_an_encrypted_pdf_says_so() -> None:
     with pytest.raises(Unusable, match="it is encrypted; save it without its password"):
         next(walk("pdf", encrypt_pdf(make_pages("PDF", 1))))
@@ -165,7 +207,8 @@ def test_a_hole_in_a_tar_says_how_large_it_is() -> None:
 
 def test_links_and_devices_are_no_members() -> None:
     data = make_tar({"a.png": b"a"}, links={"b.png": "/etc/passwd", "c.png": ""})
-    assert [item for item in walk("tar", data) if not isinstance(item, Member)] == [Link(), Link()]
+    others = [item for item in walk("tar", data) if item is not None and not isinstance(item, Member)]
+    assert others == [Link(), Link()]
 
 
 @pytest.mark.parametrize("kept", [1000, 1300, 1600, 2047, 2600, 3000])
@@ -189,6 +232,14 @@ def test_a_tar_whose_end_is_not_marked_is_whole_as_for_gnu_tar(tmp_path: Path, z
     for kept in (cut[: len(cut) - zeros - size // 2 - 1], cut[:200]):  # a long name takes a header of its own
         with pytest.raises((Unusable, TarError)):
             list(walk("tar", kept))
+
+
+@pytest.mark.parametrize("mode", ["w", "w:gz"])
+@pytest.mark.parametrize("more", [b"", b"no tar" * 1000, bytes(5000)], ids=["nothing", "text", "zeros"])
+def test_a_tar_that_follows_another_one_is_read_too(mode: str, more: bytes) -> None:
+    """As by `cat`; the file may be deleted then."""
+    data = b"".join(make_tar({name: b"x"}, mode=mode) for name in ("a.png", "b.png"))
+    assert names("tar", data + more) == ["a.png", "b.png"]
 
 
 def test_a_damaged_header_is_not_taken_for_the_end_of_a_tar() -> None:
