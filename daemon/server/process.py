@@ -39,9 +39,13 @@ CATCH_UP_SECONDS, TROUBLE_SECONDS = 1.0, 30.0
 
 
 async def serve(
-    config: Config, listener: socket.socket, stop: Sequence[signal.Signals] = (signal.SIGTERM, signal.SIGINT)
+    config: Config,
+    listener: socket.socket,
+    stop: Sequence[signal.Signals] = (signal.SIGTERM, signal.SIGINT),
+    daemon: socket.socket | None = None,
 ) -> None:
-    """Until one of these signals. Raises VisiondError: NothingFound without a ledger, SearchUnusable."""
+    """Until one of these signals. daemon: gets what is counted. Raises VisiondError: NothingFound without a ledger,
+    SearchUnusable."""
     http, token = config.page_http, PageToken(config)
     token.read()  # one that cannot be read, or not be made, is told now
     guard = partial(PageGuard, read_token=token.read, reading_is_free=http.is_loopback)
@@ -59,6 +63,8 @@ async def serve(
         async with running(server), anyio.create_task_group() as tasks:
             tasks.start_soon(_follow, searcher.catch_up)
             tasks.start_soon(api.uploads.clear)
+            if daemon:
+                tasks.start_soon(api.uploads.report, daemon)
             with anyio.open_signal_receiver(*stop) as received:
                 await anext(received)
             tasks.cancel_scope.cancel()
@@ -88,13 +94,14 @@ def main() -> None:
     with written_aside():
         set_up(format="json")
         catch()
-        with socket.socket(fileno=connection) as ours, ours.makefile("rb") as given:
+        ours = socket.socket(fileno=connection)
+        with ours.makefile("rb") as given:
             config = msgspec.msgpack.decode(given.read(), type=ParsedConfig).read()
-        with closed_to_others(), contextlib.suppress(KeyboardInterrupt):
+        with ours, closed_to_others(), contextlib.suppress(KeyboardInterrupt):
             listener = socket.socket(fileno=listening)
             gc.freeze()  # what is loaded by now stays: to look at all of it again and again takes 0.1 s each time
             # A terminal sends SIGINT to the whole group, but only the daemon obeys.
-            anyio.run(serve, config, listener, (signal.SIGTERM,), backend_options={"use_uvloop": True})
+            anyio.run(serve, config, listener, (signal.SIGTERM,), ours, backend_options={"use_uvloop": True})
 
 
 if __name__ == "__main__":

@@ -21,9 +21,9 @@ from pathlib import Path
 import pytest
 
 from daemon.server.guard import COOKIE, cookie_of
-from tests.daemon.server.client import Client, list_hidden, open_place, read_answer
+from tests.daemon.server.client import Client, list_hidden, open_place, page_process, read_answer
 from tests.daemon.server.site import Site
-from tests.daemon_process import Daemon, Place, caption_of, picture, wait_for
+from tests.daemon_process import Daemon, Place, caption_of, picture, wait_for, with_pauses
 
 MOST = 1 << 20  # bytes of an upload
 
@@ -247,6 +247,26 @@ def test_an_inbox_in_which_too_much_waits_takes_no_more(tmp_path: Path) -> None:
         wait_for(lambda: client.post(picture(2)).status == 202, "room for the next one")
         assert daemon.stop() == 0
     assert list_hidden(place) == []
+
+
+def test_uploads_are_counted_by_what_became_of_them_also_when_the_page_has_ended(tmp_path: Path) -> None:
+    place = open_place(tmp_path)
+    pauses = with_pauses(tmp_path, {"daemon.server.keeper.PAUSE_SECONDS": 0.05})
+    with Daemon(place, **pauses) as daemon:
+
+        def count(outcome: str, reason: str = "") -> float:
+            return daemon.metric("visiond_uploads_total", outcome=outcome, reason=reason)
+
+        client = Client(place)
+        answers = [client.post(picture(1), "name=a") for _ in range(2)] + [client.post(b"no image")]
+        assert [answer.status for answer in answers] == [202, 202, 415]
+        wait_for(lambda: count("refused", "format") == 1, "the report of the page")
+        assert (count("accepted"), count("repeated"), count("refused", "size")) == (1, 1, 0)
+        assert daemon.metric("visiond_upload_bytes_total") == len(picture(1))
+        os.kill(page_process(daemon.process.pid), signal.SIGKILL)
+        assert client.post(picture(2)).status == 202  # by the next process: the listener stays open
+        wait_for(lambda: count("accepted") == 2, "the report of the next page")
+        assert count("repeated") == count("refused", "format") == 1
 
 
 def test_a_disk_without_room_takes_no_uploads(tmp_path: Path) -> None:
