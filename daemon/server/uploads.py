@@ -141,9 +141,10 @@ class Uploads:
         except ClientDisconnect:  # nobody reads the answer
             raise Refused(400, "The request has ended before its body did.", why=Refusal.CUT_OFF) from None
         except UploadTooLarge as error:
-            raise Refused(413, str(error)) from None
+            raise Refused(413, _problem(files, str(error))) from None
         except ImageError as error:
-            raise Refused(400 if error.reason is Reason.EMPTY else 415, f"{error.detail}.") from None
+            status = 400 if error.reason is Reason.EMPTY else 415
+            raise Refused(status, _problem(files, error.detail)) from None
         except NameTaken as error:
             raise Refused(409, str(error)) from None
         except VisiondError:  # of the ledger
@@ -168,7 +169,9 @@ class Uploads:
             return next(iter(self._receivers.values()))
         if name not in self._receivers:
             which = f"No inbox {name} takes uploads" if name else "Several inboxes take uploads"
-            known = f"; name one with ?inbox=: {', '.join(self._receivers)}" if any(self._receivers) else ""
+            known = f"; name one with ?inbox=: {', '.join(self._receivers)}"
+            if not any(self._receivers):
+                known = ": the one that does has no `name` in daemon.toml, so leave ?inbox= out"
             raise Refused(404 if name else 400, f"{which}{known}.")
         return self._receivers[name]
 
@@ -236,10 +239,15 @@ class Uploads:
             await run_sync(receiver.begin, each, self._announced, limiter=self._flushers)
 
 
+def _problem(files: Sequence[Incoming], detail: str) -> str:
+    """Of the file that was being received: a form has several."""
+    return ": ".join(filter(None, (files[-1].given if files else "", f"{detail}.")))
+
+
 def _check_names(receiver: Receiver, files: Sequence[Incoming]) -> None:
     """Raises Refused."""
     if not files:
-        raise Refused(400, "No part of the form has a file name.")
+        raise Refused(400, "No part of the form has a file name. `curl -F file=@photo.jpg` sends one.")
     if ignored := next((each.name for each in files if receiver.ignores(each)), ""):
         raise Refused(400, f"The inbox ignores {ignored}: see its `ignore` in daemon.toml.")
 
