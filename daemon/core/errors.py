@@ -214,6 +214,22 @@ class Loss(StrEnum):
     MEMORY = "memory"  # its GPU had too little memory for it
 
 
+class Refusal(StrEnum):
+    """Why an upload was not taken."""
+
+    REQUEST = "request"  # it could not be understood
+    CUT_OFF = "cut"  # it ended before its body did
+    INBOX = "inbox"  # no inbox takes uploads, or none of this name
+    CHANGED = "changed"  # the file of this name has other bytes
+    SIZE = "size"
+    FORMAT = "format"
+    BUSY = "busy"  # too many uploads at once
+    WAITING = "waiting"  # too many images of the inbox wait
+    DISK = "disk"  # too little room
+    AWAY = "away"  # the inbox cannot be written
+    LEDGER = "ledger"  # it cannot be read
+
+
 class WorkerLost(Exception):
     """A worker was lost. `began`: it had begun the batch, and no other worker can be the cause,
     so one of the images may be."""

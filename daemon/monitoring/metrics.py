@@ -46,7 +46,7 @@ class Metrics(Series):
     def __init__(self, counts: Counts | None = None) -> None:
         super().__init__()
         self.counts = counts or Counts()
-        self.stations = Sum()  # of those in other processes
+        self.stations = Sum()  # of those in other processes, and of the page
         self._inboxes: Mapping[int, str] = {}  # names by number
         self._measured: set[str] = set()  # folders whose disk has answered
         self._gpus = Gpus()
@@ -202,7 +202,7 @@ class Metrics(Series):
             self.inbox_bins.labels(inbox, kind.bin).inc(images)
 
     def collect(self) -> Iterable[Metric]:
-        """All metrics, with those of the stations in other processes added."""
+        """All metrics, with those of other processes added."""
         return add(self.registry.collect(), self.stations.total())
 
     def stage_states(self) -> list[StageState]:

@@ -1,4 +1,4 @@
-"""Samples of metrics as values, to be sent from a station to the daemon and added up there."""
+"""Samples of metrics as values, to be sent from a station, or the page, to the daemon and added up there."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def read_samples(collectors: Iterable[Collector]) -> list[Sample]:
 
 
 class Sum:
-    """The samples of all stations. What one counted before it was lost stays in the sum, because
+    """The samples of all stations, and of the page. What one counted before it was lost stays in the sum, because
     Prometheus reads a falling counter as a restart."""
 
     def __init__(self) -> None:

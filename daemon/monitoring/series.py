@@ -20,7 +20,7 @@ from prometheus_client import (
 from prometheus_client.registry import Collector
 
 from daemon import __version__
-from daemon.core.errors import Loss
+from daemon.core.errors import Loss, Refusal
 from daemon.core.jobs import JobStatus
 from daemon.monitoring.distribution import Distribution
 from daemon.monitoring.limits import PARTS
@@ -39,6 +39,7 @@ RELOADED = ("done", "refused")  # how a reload can end
 FAILED_FOR = tuple(reason for reason in Reason if reason is not Reason.UNPACKED)
 SKIPPED_FOR = (Reason.NOT_AN_IMAGE, Reason.NOT_REGULAR, Reason.EMPTY, Reason.BYTES, Reason.UNPACKED)
 OTHER = "other"  # bins of a custom rule
+UPLOADED = ("accepted", "repeated")  # how an upload can end that is not refused
 OUTCOMES = (JobStatus.DONE, JobStatus.FAILED, JobStatus.SKIPPED, JobStatus.GONE)
 STATES = ("loading", "ready", "silent", "waiting", "closed")  # of a worker
 
@@ -55,6 +56,7 @@ class Series:
         self._open_pipeline()
         self._open_scans_and_disks()
         self._open_inboxes()
+        self._open_uploads()
         self._open_upkeep_and_sinks()
         self._open_looks()
         self._open_workers()
@@ -178,6 +180,15 @@ class Series:
             "visiond_inbox_away", "1 while an inbox cannot be read or does not answer.", ["inbox"]
         )
 
+    def _open_uploads(self) -> None:
+        counter = partial(Counter, registry=self.registry)
+        self.uploads = counter(
+            "visiond_uploads",
+            "Requests to POST /api/images that had the token. repeated: all of their files had come before.",
+            ["outcome", "reason"],
+        )
+        self.upload_bytes = counter("visiond_upload_bytes", "Bytes of files that were uploaded.")
+
     def _open_upkeep_and_sinks(self) -> None:
         counter, gauge = partial(Counter, registry=self.registry), partial(Gauge, registry=self.registry)
         self.upkeep_success = gauge(
@@ -277,6 +288,10 @@ class Series:
                 self.images.labels(outcome, str(reason))
         for reason in FAILED_FOR:
             self.retries.labels(reason.value)
+        for outcome in UPLOADED:
+            self.uploads.labels(outcome, "")
+        for refusal in Refusal:
+            self.uploads.labels("refused", refusal.value)
         for task in TASKS:
             self.upkeep_success.labels(task)
             self.upkeep_failed.labels(task)
@@ -334,6 +349,10 @@ class Series:
                 self.device_stage_seconds.labels(device, stage)
             for state in STATES:
                 self.device_workers.labels(device, state)
+
+    def of_page(self) -> list[Collector]:
+        """Those that the page updates, which has a process of its own."""
+        return [self.uploads, self.upload_bytes]
 
     def of_stations(self) -> list[Collector]:
         """Those that a station updates."""

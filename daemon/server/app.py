@@ -16,6 +16,7 @@ import os
 import secrets
 import socket
 import ssl
+import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -41,6 +42,7 @@ from daemon.system.ownership import hand_over
 from stages.contract.files import read_file
 
 LOOPBACK_NAMES = ("127.0.0.1", "[::1]", "localhost")
+TOKEN_SECONDS = 1.0  # after which the page's token is read again
 # For TLS 1.2, the oldest version that is accepted; TLS 1.3 has its own.
 CIPHERS = "ECDHE+AESGCM:ECDHE+CHACHA20"
 
@@ -173,6 +175,20 @@ def own_token(file: Path) -> bytes:
 def read_page_token(config: Config) -> bytes:
     """That of [http], or the page's own: there always is one, as changes need it. Raises OSError, ConfigError."""
     return read_token(config.http) or own_token(config.state.path / PAGE_TOKEN)
+
+
+class PageToken:
+    """The page's token as each request needs it. It may be exchanged: a new one counts within TOKEN_SECONDS."""
+
+    def __init__(self, config: Config, clock: Callable[[], float] = time.monotonic) -> None:
+        self._config, self._clock = config, clock
+        self._token, self._read_at = b"", -TOKEN_SECONDS
+
+    def read(self) -> bytes:
+        """Raises OSError, ConfigError."""
+        if (now := self._clock()) >= self._read_at + TOKEN_SECONDS:
+            self._token, self._read_at = read_page_token(self._config), now
+        return self._token
 
 
 def load_certificate(http: Http) -> ssl.SSLContext | None:

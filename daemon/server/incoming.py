@@ -66,7 +66,7 @@ class NameTaken(Exception):
 
 class UploadTooLarge(Exception):
     def __init__(self, most_bytes: int) -> None:
-        super().__init__(f"It has more than {most_bytes:,} bytes ([page] upload_bytes).")
+        super().__init__(f"the file has more than {most_bytes:,} bytes ([page] upload_bytes)")
 
 
 def choose_suffix(name: str, head: bytes, unpacked: Collection[str]) -> str:
@@ -119,7 +119,7 @@ class Incoming:
         self.temporary = b""  # its name in the hidden folder, while it has one
         self.name = ""  # in the inbox, when all of it is here
         self.digest = ""  # likewise, hexadecimal
-        self._given, self._most_bytes, self._unpacked = given, most_bytes, unpacked
+        self.given, self._most_bytes, self._unpacked = given, most_bytes, unpacked
         self._suffix = ""
         self._hash = hashlib.sha256()
 
@@ -131,14 +131,14 @@ class Incoming:
         self._hash.update(part)
         self.unwritten += part
         if not self._suffix and self.size >= HEAD:
-            self._suffix = choose_suffix(self._given, bytes(self.unwritten[:HEAD]), self._unpacked)
+            self._suffix = choose_suffix(self.given, bytes(self.unwritten[:HEAD]), self._unpacked)
 
     def finish(self) -> None:
         """Raises ImageError."""
         if not self._suffix:
-            self._suffix = choose_suffix(self._given, bytes(self.unwritten), self._unpacked)
+            self._suffix = choose_suffix(self.given, bytes(self.unwritten), self._unpacked)
         self.digest = self._hash.hexdigest()
-        self.name = "~".join(filter(None, (clean(self._given), self.digest[:DIGITS]))) + self._suffix
+        self.name = "~".join(filter(None, (clean(self.given), self.digest[:DIGITS]))) + self._suffix
 
 
 @dataclass(slots=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import socket
 import time
 from contextlib import suppress
@@ -12,12 +13,12 @@ import anyio
 import anyio.abc
 import msgspec
 import structlog
-from anyio import to_thread
 
 from daemon.config.loading import Config, parse
 from daemon.config.sections import Http
 from daemon.core.errors import ConfigError, may_pass
 from daemon.core.hints import keep_config, kept_config
+from daemon.monitoring.samples import Sample, Sum
 from daemon.pipeline.relay import Relayed
 from daemon.server.app import listen, risks
 from daemon.system import children
@@ -52,9 +53,11 @@ class ParsedConfig(msgspec.Struct, frozen=True):
 class Keeper:
     """The page of one daemon. problem: why there is none, or empty."""
 
-    def __init__(self, config: Config) -> None:
+    def __init__(self, config: Config, sums: Sum) -> None:
+        """sums: take what the page has counted."""
         self.problem = ""
         self._config = config
+        self._sums = sums
         self._order = msgspec.msgpack.encode(ParsedConfig.of(config))
         self._changed = anyio.Event()
 
@@ -92,7 +95,7 @@ class Keeper:
                 started, self._changed = time.monotonic(), anyio.Event()
                 async with anyio.create_task_group() as tasks:
                     tasks.start_soon(self._forget)
-                    status = await _run(self._order, listener.fileno(), self._changed)
+                    status = await self._run(listener.fileno())
                     tasks.cancel_scope.cancel()
                 if self._changed.is_set():
                     continue
@@ -119,26 +122,34 @@ class Keeper:
                 self._note(str(error))
             await anyio.sleep(LONGEST_PAUSE_SECONDS)
 
-
-async def _run(order: bytes, listener: int, changed: anyio.Event) -> int | None:
-    """One process, from its start to its end, or until this has changed; returns its status."""
-    try:
-        child = await children.start(MODULE, Relayed("page", "process"), listener)
-    except OSError as error:
-        log.error("the page's process cannot be started", why=str(error))
-        return None
-    try:
-        with child.connection as connection:
-            connection.setblocking(True)
+    async def _run(self, listener: int) -> int | None:
+        """One process, from its start to its end, or until the configuration has changed; returns its status."""
+        try:
+            child = await children.start(MODULE, Relayed("page", "process"), listener)
+        except OSError as error:
+            log.error("the page's process cannot be started", why=str(error))
+            return None
+        reader, writer = await asyncio.open_unix_connection(sock=child.connection)
+        try:
+            writer.write(self._order)
             with suppress(OSError):  # it has ended already
-                await to_thread.run_sync(connection.sendall, order)
-        async with anyio.create_task_group() as tasks:
-            tasks.start_soon(_end_when, changed, child.process)
-            await child.process.wait()
-            tasks.cancel_scope.cancel()
-        return child.process.returncode
-    finally:
-        await children.end(child.process)
+                writer.write_eof()
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(_end_when, self._changed, child.process)
+                await self._take_counts(reader)
+                await child.process.wait()
+                tasks.cancel_scope.cancel()
+            return child.process.returncode
+        finally:
+            self._sums.keep(self)
+            writer.close()
+            await children.end(child.process)
+
+    async def _take_counts(self, reader: asyncio.StreamReader) -> None:
+        """What it sends until it ends (`Uploads.report`)."""
+        with suppress(OSError, ValueError, msgspec.MsgspecError):  # it is ending, or sends nonsense
+            async for line in reader:
+                self._sums.take(self, msgspec.json.decode(line, type=list[Sample]))
 
 
 async def _end_when(changed: anyio.Event, process: anyio.abc.Process) -> None:

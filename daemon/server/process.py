@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import os
 import signal
 import socket
@@ -21,7 +22,7 @@ from daemon.core.errors import VisiondError
 from daemon.ledger.records import open_reader
 from daemon.search.opening import make_searcher
 from daemon.server.api import Api
-from daemon.server.app import load_certificate, make_server, read_page_token, running
+from daemon.server.app import PageToken, load_certificate, make_server, running
 from daemon.server.guard import PageGuard
 from daemon.server.keeper import ParsedConfig
 from daemon.server.pages import ALLOWED, Page
@@ -38,12 +39,16 @@ CATCH_UP_SECONDS, TROUBLE_SECONDS = 1.0, 30.0
 
 
 async def serve(
-    config: Config, listener: socket.socket, stop: Sequence[signal.Signals] = (signal.SIGTERM, signal.SIGINT)
+    config: Config,
+    listener: socket.socket,
+    stop: Sequence[signal.Signals] = (signal.SIGTERM, signal.SIGINT),
+    daemon: socket.socket | None = None,
 ) -> None:
-    """Until one of these signals. Raises VisiondError: NothingFound without a ledger, SearchUnusable."""
-    http, read = config.page_http, partial(read_page_token, config)
-    read()  # a token that cannot be read, or not be made, is told now
-    guard = partial(PageGuard, read_token=read, reading_is_free=http.is_loopback)
+    """Until one of these signals. daemon: gets what is counted. Raises VisiondError: NothingFound without a ledger,
+    SearchUnusable."""
+    http, token = config.page_http, PageToken(config)
+    token.read()  # one that cannot be read, or not be made, is told now
+    guard = partial(PageGuard, read_token=token.read, reading_is_free=http.is_loopback)
     with (
         open_reader(config) as reader,
         contextlib.closing(make_searcher(config, reader)) as searcher,
@@ -58,6 +63,8 @@ async def serve(
         async with running(server), anyio.create_task_group() as tasks:
             tasks.start_soon(_follow, searcher.catch_up)
             tasks.start_soon(api.uploads.clear)
+            if daemon:
+                tasks.start_soon(api.uploads.report, daemon)
             with anyio.open_signal_receiver(*stop) as received:
                 await anext(received)
             tasks.cancel_scope.cancel()
@@ -87,12 +94,14 @@ def main() -> None:
     with written_aside():
         set_up(format="json")
         catch()
-        with socket.socket(fileno=connection) as ours, ours.makefile("rb") as given:
+        ours = socket.socket(fileno=connection)
+        with ours.makefile("rb") as given:
             config = msgspec.msgpack.decode(given.read(), type=ParsedConfig).read()
-        with closed_to_others(), contextlib.suppress(KeyboardInterrupt):
+        with ours, closed_to_others(), contextlib.suppress(KeyboardInterrupt):
             listener = socket.socket(fileno=listening)
+            gc.freeze()  # what is loaded by now stays: to look at all of it again and again takes 0.1 s each time
             # A terminal sends SIGINT to the whole group, but only the daemon obeys.
-            anyio.run(serve, config, listener, (signal.SIGTERM,), backend_options={"use_uvloop": True})
+            anyio.run(serve, config, listener, (signal.SIGTERM,), ours, backend_options={"use_uvloop": True})
 
 
 if __name__ == "__main__":

@@ -9,6 +9,7 @@ from __future__ import annotations
 import errno
 import math
 import os
+import socket
 import time
 from collections.abc import AsyncIterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -16,6 +17,7 @@ from functools import partial
 from typing import Any, NamedTuple
 
 import anyio
+import msgspec
 import structlog
 from anyio.to_thread import run_sync
 from python_multipart.exceptions import MultipartParseError
@@ -25,11 +27,13 @@ from starlette.requests import ClientDisconnect, Request
 
 from daemon.config.loading import Config
 from daemon.config.sections import Inbox
-from daemon.core.errors import VisiondError
+from daemon.core.errors import Refusal, VisiondError
 from daemon.core.jobs import JobStatus
 from daemon.ledger.record import Record
 from daemon.ledger.records import Reader
 from daemon.ledger.statements import SQL
+from daemon.monitoring.samples import Sample, read_samples
+from daemon.monitoring.series import Series
 from daemon.server.incoming import WRITE_BYTES, Incoming, NameTaken, Receiver, UploadTooLarge
 from stages.contract.base import ImageError, Reason
 
@@ -40,13 +44,36 @@ MOST_FILES = 64  # in one request
 THREADS = 16  # that flush, and half as many that write: a dead mount must not use up those of the page
 COUNT_SECONDS = 1.0  # between two counts of what waits …
 COUNT_REST = 20  # … which are followed by at least as many times their duration of rest
+REPORT_SECONDS = 1.0  # between two reports of what was counted
 BUSY_SECONDS, BEHIND_SECONDS, FULL_SECONDS = 1, 5, 60  # after which a program may try again
+
+
+OF_STATUS = {
+    400: Refusal.REQUEST,
+    403: Refusal.INBOX,
+    404: Refusal.INBOX,
+    409: Refusal.CHANGED,
+    413: Refusal.SIZE,
+    415: Refusal.FORMAT,
+    503: Refusal.AWAY,
+}
+
+
+class Refused(HTTPException):
+    """An upload is not taken. why: if the status does not say it."""
+
+    def __init__(
+        self, status: int, sentence: str, retry_seconds: int = 0, why: Refusal | None = None
+    ) -> None:
+        super().__init__(status, sentence, {"retry-after": str(retry_seconds)} if retry_seconds else None)
+        self.why = why or OF_STATUS[status]
 
 
 class Uploads:
     """The inboxes that take uploads."""
 
     def __init__(self, config: Config, reader: Reader) -> None:
+        self._metrics = Series()
         self._page = config.page
         self._reader = reader
         self._receivers = {
@@ -72,7 +99,36 @@ class Uploads:
                 )
 
     async def receive(self, request: Request) -> tuple[Inbox, list[tuple[bytes, str]]]:
-        """The name and the digest of each file of a request: they are in their inbox now, durable. Raises HTTPException."""
+        """The name and the digest of each file of a request: they are in their inbox now, durable. Raises Refused,
+        LedgerUnusable."""
+        count = self._metrics.uploads.labels
+        try:
+            inbox, files = await self._receive(request)
+        except Refused as error:
+            count("refused", error.why).inc()
+            raise
+        except VisiondError:
+            count("refused", Refusal.LEDGER).inc()
+            raise
+        placed = [each for each in files if not each.temporary]
+        count("accepted" if placed else "repeated", "").inc()
+        self._metrics.upload_bytes.inc(sum(each.size for each in placed))
+        return inbox, [(os.fsencode(each.name), each.digest) for each in files]
+
+    async def report(self, connection: socket.socket) -> None:
+        """Send the daemon what was counted, whenever that has changed: a line of JSON with samples."""
+        sent: list[Sample] = []
+        while True:
+            if (samples := read_samples(self._metrics.of_page())) != sent:
+                line = msgspec.json.encode(samples) + b"\n"
+                try:
+                    await run_sync(connection.sendall, line, abandon_on_cancel=True)
+                except OSError:  # the daemon is ending, and ends this process
+                    return
+                sent = samples
+            await anyio.sleep(REPORT_SECONDS)
+
+    async def _receive(self, request: Request) -> tuple[Inbox, list[Incoming]]:
         receiver, announced = self._receiver(request.query_params.get("inbox", "")), _length_of(request)
         await self._admit(receiver)
         files: list[Incoming] = []
@@ -83,13 +139,14 @@ class Uploads:
             await run_sync(receiver.flush, files, self._announced, limiter=self._flushers)
             await receiver.commit(files, self._flushers)
         except ClientDisconnect:  # nobody reads the answer
-            raise HTTPException(400, "The request has ended before its body did.") from None
+            raise Refused(400, "The request has ended before its body did.", why=Refusal.CUT_OFF) from None
         except UploadTooLarge as error:
-            raise HTTPException(413, str(error)) from None
+            raise Refused(413, _problem(files, str(error))) from None
         except ImageError as error:
-            raise HTTPException(400 if error.reason is Reason.EMPTY else 415, f"{error.detail}.") from None
+            status = 400 if error.reason is Reason.EMPTY else 415
+            raise Refused(status, _problem(files, error.detail)) from None
         except NameTaken as error:
-            raise HTTPException(409, str(error)) from None
+            raise Refused(409, str(error)) from None
         except VisiondError:  # of the ledger
             raise
         except OSError as error:
@@ -101,31 +158,32 @@ class Uploads:
                     await run_sync(receiver.discard, files, limiter=self._flushers)
         root = receiver.settings.root
         self._waiting[root] = self._waiting.get(root, 0) + len(files)
-        return receiver.settings, [(os.fsencode(each.name), each.digest) for each in files]
+        return receiver.settings, files
 
     # What is refused
 
     def _receiver(self, name: str) -> Receiver:
         if not self._receivers:
-            raise HTTPException(
-                403, "No inbox takes uploads. Set uploads = true in an [[inbox]] of daemon.toml."
-            )
+            raise Refused(403, "No inbox takes uploads. Set uploads = true in an [[inbox]] of daemon.toml.")
         if len(self._receivers) == 1 and not name:
             return next(iter(self._receivers.values()))
         if name not in self._receivers:
             which = f"No inbox {name} takes uploads" if name else "Several inboxes take uploads"
-            known = f"; name one with ?inbox=: {', '.join(self._receivers)}" if any(self._receivers) else ""
-            raise HTTPException(404 if name else 400, f"{which}{known}.")
+            known = f"; name one with ?inbox=: {', '.join(self._receivers)}"
+            if not any(self._receivers):
+                known = ": the one that does has no `name` in daemon.toml, so leave ?inbox= out"
+            raise Refused(404 if name else 400, f"{which}{known}.")
         return self._receivers[name]
 
     async def _admit(self, receiver: Receiver) -> None:
-        """Raises HTTPException if no body is taken now."""
+        """Raises Refused if no body is taken now."""
         if self._open >= MOST_UPLOADS:
-            raise _later(f"{MOST_UPLOADS} uploads are under way.", BUSY_SECONDS)
+            raise _later(f"{MOST_UPLOADS} uploads are under way.", BUSY_SECONDS, Refusal.BUSY)
         if await self._count(receiver.settings) >= self._page.uploads_waiting:
             raise _later(
                 f"{self._page.uploads_waiting:,} images of this inbox wait already ([page] uploads_waiting).",
                 BEHIND_SECONDS,
+                Refusal.WAITING,
             )
 
     async def _count(self, inbox: Inbox) -> int:
@@ -166,7 +224,7 @@ class Uploads:
             match part:
                 case Begun(name):
                     if len(files) >= MOST_FILES:
-                        raise HTTPException(413, f"The form has more than {MOST_FILES} files.")
+                        raise Refused(413, f"The form has more than {MOST_FILES} files.")
                     files.append(Incoming(name, most_bytes, receiver.settings.unpack))
                     # A full disk is found before the body is read.
                     if length >= WRITE_BYTES and len(files) == 1:
@@ -187,12 +245,17 @@ class Uploads:
             await run_sync(receiver.begin, each, self._announced, limiter=self._flushers)
 
 
+def _problem(files: Sequence[Incoming], detail: str) -> str:
+    """Of the file that was being received: a form has several."""
+    return ": ".join(filter(None, (files[-1].given if files else "", f"{detail}.")))
+
+
 def _check_names(receiver: Receiver, files: Sequence[Incoming]) -> None:
-    """Raises HTTPException."""
+    """Raises Refused."""
     if not files:
-        raise HTTPException(400, "No part of the form has a file name.")
+        raise Refused(400, "No part of the form has a file name. `curl -F file=@photo.jpg` sends one.")
     if ignored := next((each.name for each in files if receiver.ignores(each)), ""):
-        raise HTTPException(400, f"The inbox ignores {ignored}: see its `ignore` in daemon.toml.")
+        raise Refused(400, f"The inbox ignores {ignored}: see its `ignore` in daemon.toml.")
 
 
 def _count_waiting(reader: Reader) -> dict[bytes, int]:
@@ -226,7 +289,7 @@ async def _read_whole(request: Request) -> Parts:
 
 
 async def _read_form(request: Request, boundary: bytes) -> Parts:
-    """Raises HTTPException."""
+    """Raises Refused."""
     form = _Form()
     try:
         parser = MultipartParser(boundary, form.callbacks())
@@ -235,9 +298,9 @@ async def _read_form(request: Request, boundary: bytes) -> Parts:
             for found in form.take():
                 yield found
     except MultipartParseError as error:
-        raise HTTPException(400, f"The form cannot be read: {error}") from error
+        raise Refused(400, f"The form cannot be read: {error}") from error
     if not form.is_whole:
-        raise HTTPException(400, "The form has ended before its last boundary; nothing of it is kept.")
+        raise Refused(400, "The form has ended before its last boundary; nothing of it is kept.")
 
 
 class _Form:
@@ -300,12 +363,12 @@ def _length_of(request: Request) -> int:
     return int(given) if given.isascii() and given.isdecimal() and len(given) < 19 else 0
 
 
-def _later(sentence: str, seconds: int) -> HTTPException:
-    return HTTPException(429, f"{sentence} Try again later.", {"retry-after": str(seconds)})
+def _later(sentence: str, seconds: int, why: Refusal) -> Refused:
+    return Refused(429, f"{sentence} Try again later.", seconds, why)
 
 
-def _explain(receiver: Receiver, error: OSError) -> HTTPException:
+def _explain(receiver: Receiver, error: OSError) -> Refused:
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
-        return _later("The disk of the inbox is full.", FULL_SECONDS)
+        return _later("The disk of the inbox is full.", FULL_SECONDS, Refusal.DISK)
     why = f"The inbox {receiver.settings.place} cannot be written: {error.strerror or error}."
-    return HTTPException(503, why, {"retry-after": str(FULL_SECONDS)})
+    return Refused(503, why, FULL_SECONDS)

@@ -91,11 +91,11 @@ class Service:
         self.stopped_by = 0  # the signal
         self.pipeline: Pipeline | None = None  # set once it is open
         self._layouts: list[Layout] = []  # of first and second looks; set once it is open
-        self._keeper = keeper = Keeper(config)
         self.looks_left = 0  # images that still waited for a second look at the end
         self.url = ""  # of the pages, set once they are served
         self.counts = Counts()
         self.metrics = Metrics(self.counts)
+        self._keeper = keeper = Keeper(config, self.metrics.stations)
         if config.page.listen:
             up = self.metrics.page_up.labels(config.page.listen)
             up.set_function(lambda: float(not keeper.problem))

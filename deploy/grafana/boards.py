@@ -57,6 +57,14 @@ OVERVIEW: dict[str, list[Panel]] = {
               " devices, each of them counts an image.", IMAGES_PER_SECOND,
               {"{{instance}} {{device}}": rate("visiond_device_batch_images_total", "instance, device")}, width=8),
     ],
+    "Uploads": [
+        Panel("Uploads", "Requests to POST /api/images by what became of them; of those that were refused, by the reason."
+              " repeated: all of their files had come before.", "suffix: requests/s",
+              {"{{outcome}} {{reason}}":
+               "sum by (outcome, reason) (rate(visiond_uploads_total{M}[$__rate_interval]))"}, stacked=True),
+        Panel("Uploaded bytes a second", "Bytes of the files that were uploaded.", "bytes",
+              {"{{instance}}": rate("visiond_upload_bytes_total", "instance")}),
+    ],
     "Latency": [
         Panel("Image duration", "Time from reading an image to its durable result.", "s",
               quantiles("visiond_image_duration_seconds"), width=8),

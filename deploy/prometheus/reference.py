@@ -40,10 +40,13 @@ LABELS = {
     "name": "the GPU's name",
     "notice": "the kind of notice that a stage's weights have: `demonstration`, `random`, `other`",
     "outcome": "of images: `done`, `failed`, `skipped`, `gone`; of an exchange of models: `done`, `undone` "
-    "(the stations went back), `refused`; of a reload: `done`, `refused`; of second looks: `done`, `failed`",
+    "(the stations went back), `refused`; of a reload: `done`, `refused`; of second looks: `done`, `failed`; "
+    "of uploads: `accepted`, `repeated`, `refused`",
     "part": "[what limits](monitoring.md#what-limits-the-rate): `input`, `read`, `decode`, `gpu`, `workers`, `publish`",
     "reason": "of images: see [Why an image failed](inboxes.md#why-an-image-failed); of a worker's loss: `died`, `timeout`, "
-    "`load` (before it was ready), `sharing` (a worker was lost that shared its GPU), `memory` (its GPU had too little)",
+    "`load` (before it was ready), `sharing` (a worker was lost that shared its GPU), `memory` (its GPU had too little); "
+    "of a refused upload, with [its status](http.md#an-upload-and-its-result): `request`, `cut` (400), `inbox` (403, 404), "
+    "`changed` (409), `size` (413), `format` (415), `busy`, `waiting`, `disk` (429), `away`, `ledger` (503)",
     "segment": "its stages, joined by `+`",
     "sink": "`jsonl`, `webhook`, `store`",
     "stage": "`ocr`, `yolo`, `clip`, `blip`, one of a plug-in, or the name of a second look",

@@ -14,7 +14,7 @@ import pytest
 import yaml
 from prometheus_client.parser import text_string_to_metric_families
 
-from daemon.core.errors import Loss
+from daemon.core.errors import Loss, Refusal
 from daemon.monitoring.metrics import Metrics
 from daemon.monitoring.snapshot import SinkState
 from daemon.results.sinks import SINKS
@@ -143,7 +143,7 @@ def test_the_list_has_every_value_of_a_label_and_no_other() -> None:
         for sample in family.samples:
             for label, value in sample.labels.items():
                 known[label].add(value)
-    known["reason"] = {loss.value for loss in Loss}  # those of images are in another list
+    known["reason"] = {each.value for each in (*Loss, *Refusal)}  # those of images are in another list
     described = {
         label: set(re.findall(r"`([a-zA-Z]+)`", text)) for label, text in reference()["LABELS"].items()
     }

@@ -9,9 +9,10 @@ import pytest
 from starlette.datastructures import Headers
 from starlette.requests import Request
 
+from daemon.config.loading import parse
 from daemon.core.errors import ConfigError
 from daemon.server import guard
-from daemon.server.app import own_token
+from daemon.server.app import TOKEN_SECONDS, PageToken, own_token
 from daemon.server.guard import COOKIE, Guard, PageGuard, cookie_of, is_from_page, own_path
 
 
@@ -21,6 +22,23 @@ def test_a_token_is_made_once_and_only_for_its_owner(tmp_path: Path) -> None:
     assert own_token(tmp_path / "page.token") == first
     assert (tmp_path / "page.token").stat().st_mode & 0o077 == 0
     assert [file.name for file in tmp_path.iterdir()] == ["page.token"]
+
+
+def test_an_exchanged_token_counts_within_a_second(tmp_path: Path) -> None:
+    now = 1000.0
+    token = PageToken(parse({}, tmp_path), lambda: now)
+    file = tmp_path / "state" / "page.token"
+    file.parent.mkdir()
+    first = token.read()
+    file.write_text("the second one\n")
+    assert token.read() == first  # without a look at the file for each request
+    now += TOKEN_SECONDS
+    assert token.read() == b"the second one"
+    file.write_text("")
+    now += TOKEN_SECONDS
+    for _ in range(2):
+        with pytest.raises(ConfigError, match="is empty"):
+            token.read()
 
 
 def test_an_empty_token_opens_nothing(tmp_path: Path) -> None:

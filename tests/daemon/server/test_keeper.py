@@ -15,6 +15,7 @@ import pytest
 
 from daemon.config.loading import parse
 from daemon.config.state import PAGE_TOKEN
+from daemon.monitoring.samples import Sum
 from daemon.server import keeper
 from tests.daemon.server.client import page_process
 from tests.daemon_process import PATIENCE, Daemon, Place, free_port, wait_for, with_pauses
@@ -113,5 +114,5 @@ async def test_a_page_whose_address_becomes_free_is_served(
         address = taken.getsockname()
         asyncio.get_running_loop().call_later(0.05, taken.close)
         page = parse({"page": {"listen": f"127.0.0.1:{address[1]}"}}, tmp_path)
-        with await keeper.Keeper(page)._listen(page.page_http) as listener:
+        with await keeper.Keeper(page, Sum())._listen(page.page_http) as listener:
             assert listener.getsockname() == address

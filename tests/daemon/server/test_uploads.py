@@ -37,7 +37,7 @@ from tests.daemon.server.client import (
     read_answer,
 )
 from tests.daemon.server.site import Site
-from tests.daemon_process import PATIENCE, Daemon, Place, caption_of, picture, wait_for
+from tests.daemon_process import PATIENCE, Daemon, Place, caption_of, picture, wait_for, with_pauses
 
 MOST = 1 << 20  # bytes of an upload
 
@@ -126,7 +126,10 @@ def test_a_form_has_several_files_and_all_of_them_are_taken_or_none(place: Place
     assert [image["record"]["caption"]["text"] for image in images] == [*map(caption_of, files.values())]
     assert [image["path"].partition("~")[0] for image in images] == ["one", "two"]
     files = {"three.ppm": picture(8), "text.txt": b"text"}
-    assert client.post_form(files, "inbox=in").status == 415
+    refused = client.post_form(files, "inbox=in")
+    assert (refused.status, refused.content["problem"]) == (415, "text.txt: the bytes are plain text.")
+    huge = client.post_form({"four.ppm": picture(8), "huge.ppm": picture(8, bytes(MOST))}, "inbox=in")
+    assert (huge.status, huge.content["problem"].partition(":")[0]) == (413, "huge.ppm")
     assert not any(place.inbox("in").glob("three*"))
     assert client.post_form({}, "inbox=in").status == 400
     assert (
@@ -160,7 +163,7 @@ def test_a_form_keeps_one_of_its_files_open(tmp_path: Path) -> None:
 def test_what_a_file_is_is_seen_by_its_first_bytes(client: Client, place: Place) -> None:
     answer = client.post(b"hello " * 9, "inbox=in&name=a.jpg", Content_Type="image/jpeg")
     assert answer.status == 415
-    assert answer.content == {"problem": "the bytes are plain text."}
+    assert answer.content == {"problem": "a.jpg: the bytes are plain text."}
     assert client.post(b"", "inbox=in").status == 400
     named = client.post(picture(9), "inbox=in&name=wrong.txt", Content_Type="text/plain").image
     assert named["path"].endswith(".ppm")
@@ -283,6 +286,29 @@ def test_an_inbox_in_which_too_much_waits_takes_no_more(tmp_path: Path) -> None:
     assert list_hidden(place) == []
 
 
+def test_uploads_are_counted_by_what_became_of_them_also_when_the_page_has_ended(tmp_path: Path) -> None:
+    place = open_place(tmp_path)
+    pauses = with_pauses(tmp_path, {"daemon.server.keeper.PAUSE_SECONDS": 0.05})
+    with Daemon(place, **pauses) as daemon:
+
+        def count(outcome: str, reason: str = "") -> float:
+            return daemon.metric("visiond_uploads_total", outcome=outcome, reason=reason)
+
+        client = Client(place)
+        assert client.post(picture(1), "inbox=inbox").content == {
+            "problem": "No inbox inbox takes uploads: the one that does has no `name` in daemon.toml, so leave ?inbox= out."
+        }
+        answers = [client.post(picture(1), "name=a") for _ in range(2)] + [client.post(b"no image")]
+        assert [answer.status for answer in answers] == [202, 202, 415]
+        wait_for(lambda: count("refused", "format") == 1, "the report of the page")
+        assert (count("accepted"), count("repeated"), count("refused", "size")) == (1, 1, 0)
+        assert daemon.metric("visiond_upload_bytes_total") == len(picture(1))
+        os.kill(page_process(daemon.process.pid), signal.SIGKILL)
+        assert client.post(picture(2)).status == 202  # by the next process: the listener stays open
+        wait_for(lambda: count("accepted") == 2, "the report of the next page")
+        assert count("repeated") == count("refused", "format") == 1
+
+
 def test_a_disk_without_room_takes_no_uploads(tmp_path: Path) -> None:
     place = open_place(tmp_path, {"page": {"upload_bytes": 1 << 50}})
     with Daemon(place) as daemon:
@@ -367,8 +393,9 @@ def example(beginning: str) -> str:
 def test_the_examples_of_the_documentation_work(tmp_path: Path) -> None:
     place = open_place(tmp_path)
     (tmp_path / "photos").mkdir()
-    for number in range(3):
-        (tmp_path / "photos" / f"{number}.jpg").write_bytes(picture(number))
+    names = ["0.jpg", "1 ü&100%.jpg", "2;type=a,b.jpg"]
+    for number, name in enumerate(names):
+        (tmp_path / "photos" / name).write_bytes(picture(number))
     (tmp_path / "photo.jpg").write_bytes(picture(3))
     with Daemon(place):
         client = Client(place)
@@ -381,14 +408,15 @@ def test_the_examples_of_the_documentation_work(tmp_path: Path) -> None:
 
         printed = run(sys.executable, "-c", example("import json"))
         assert printed.splitlines() == [
-            f"photos/{number}.jpg DONE {caption_of(picture(number))}" for number in range(3)
+            f"photos/{name} DONE {caption_of(picture(number))}" for number, name in enumerate(names)
         ]
         if not shutil.which("curl"):
             pytest.skip("curl is not installed")
         first = example("TOKEN=")
         assert json.loads(run("sh", "-c", first))["images"][0]["path"].startswith("photo~")
         run("sh", "-c", first + example("for file in"))
-        for number in range(3):
-            [image] = json.loads((tmp_path / "photos" / f"{number}.jpg.json").read_text())["images"]
+        for number, name in enumerate(names):
+            [image] = json.loads((tmp_path / "photos" / f"{name}.json").read_text())["images"]
+            assert image["path"].partition("~")[0] == name.removesuffix(".jpg")
             assert image["record"]["caption"]["text"] == caption_of(picture(number))
     assert len(place.rows("SELECT 1 FROM image")) == 4
