@@ -112,7 +112,9 @@ def test_a_sidecar_that_cannot_be_written_leaves_the_old_one_and_no_temporary_fi
     assert tree(tmp_path) == before
 
 
-@pytest.mark.parametrize("error", [errno.EMFILE, errno.ENFILE, errno.ENOSPC, errno.EDQUOT, errno.ESTALE])
+@pytest.mark.parametrize(
+    "error", [errno.EMFILE, errno.ENFILE, errno.ENOSPC, errno.EDQUOT, errno.ESTALE, errno.ETIMEDOUT]
+)
 def test_what_concerns_every_file_leaves_no_bin_out(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: int
 ) -> None:
