@@ -49,6 +49,9 @@ SORTED = 5  # lines, from which on their order is no chance
 MARKS = 2  # that follow each other, at least, so that they show the order
 MARK = re.compile(r"\(?(\d{1,2}|[A-Za-z])[.)、．](?!\d)")  # "1." or "(b)" at the beginning of a line
 CJK = re.compile("[\u3040-\u30ff\u3400-\u9fff\uac00-\ud7af]")
+WORD = re.compile(r"[^\W\d_]+")
+FIELD_NUMBER = re.compile(r"^\d\d? (?=[A-Za-z])")  # "3 Country of origin"
+DIGIT = re.compile(r"\d")
 CJK_WORD, LATIN_WORD = 2.5, 7.0  # characters; a recognizer often leaves out the spaces of small print
 
 Scored = Sequence[tuple[str, float]]  # texts and their scores
@@ -87,14 +90,14 @@ def find_slope(x: NDArray[Any], y: NDArray[Any]) -> float:
     if len(x) > ENOUGH:
         widest = np.argsort(x.min(axis=1) - x.max(axis=1), kind="stable")[:ENOUGH]
         x, y = x[widest], y[widest]
-    x, y = ((side[:, [0, 1]] + side[:, [3, 2]]).T / 2 for side in (x, y))  # the middles of both ends
+    x, y = ((side[:, :2] + side[:, :1:-1]).T / 2 for side in (x, y))  # the middles of both ends
     width = np.maximum(x[1] - x[0], 1.0)
     slopes = (y[1] - y[0]) / width
     order = np.argsort(slopes, kind="stable")
     guess = slopes[order[np.searchsorted(np.cumsum(width[order]), width.sum() / 2)]]
     away = np.arange(-SLOPES, SLOPES + 1) * SLOPE_STEP
     ends = np.sort(y.ravel() - (guess + away)[:, None] * x.ravel(), axis=1)
-    rows = np.minimum(np.diff(ends, axis=1) / em, 0.5).sum(axis=1)
+    rows = np.minimum((ends[:, 1:] - ends[:, :-1]) / em, 0.5).sum(axis=1)
     return float(guess + away[np.argmin(rows + SLOPE_COST * np.abs(away))])
 
 
@@ -200,14 +203,17 @@ def reverse_runs(text: str, levels: Sequence[int]) -> str:
 
 def count_words(text: str) -> float:
     """How much a line says, in words; of numbers nothing."""
-    wide = 0 if text.isascii() else len(CJK.findall(text))
-    words = [word for word in text.split() if any(map(str.isalpha, word)) and not (wide and CJK.search(word))]
+    words = WORD.findall(text)
+    if text.isascii():
+        return max(len(words), sum(map(len, words)) / LATIN_WORD)
+    wide = len(CJK.findall(text))
+    words = [word for word in words if not CJK.search(word)]
     return wide / CJK_WORD + max(len(words), sum(map(len, words)) / LATIN_WORD)
 
 
 def share_numbers(texts: Sequence[str]) -> float:
     """The share of lines with digits."""
-    return sum(any(map(str.isdigit, text)) for text in texts) / len(texts)
+    return sum(map(bool, map(DIGIT.search, texts))) / len(texts)
 
 
 def share_values(texts: Sequence[str]) -> float:
@@ -217,9 +223,12 @@ def share_values(texts: Sequence[str]) -> float:
 
 def is_value(text: str) -> bool:
     """Whether a line looks like the value of a field: with digits, an address of e-mail, or a name of several words."""
+    text = FIELD_NUMBER.sub("", text)
+    if DIGIT.search(text):
+        return True
     words = [word for part in text.split() if (word := part.strip(".,&-"))]
     is_name = len(words) > 1 and all(word.replace("-", "").isalpha() and word[0].isupper() for word in words)
-    return is_name or "@" in text or share_numbers([text]) > 0
+    return is_name or "@" in text
 
 
 def is_label(text: str) -> bool:
@@ -231,11 +240,17 @@ def are_labels(texts: Sequence[str], least: float = 0.3) -> bool:
     return sum(map(is_label, texts[1:])) > least * len(texts[1:])
 
 
-def are_fields(tops: Sequence[str], bottoms: Sequence[str], columns: Columns, slack: float | None) -> bool:
-    """Whether rows are labels, which have no digits, and the values below or above them. Rows differ more than columns, as
-    those of a form with the label before its value do, or less by slack. If slack is None there is only one row of fields:
-    then no label looks like a value, and the first value does, or some of several."""
-    rows = (tops, bottoms)
+def are_fields(rows: Columns, columns: Columns, small: int | None, slack: float | None) -> bool:
+    """Whether two rows are labels and the values below or above them. small: the row in small print, if one is.
+
+    Small print is a label if it is as full as the other row and looks less like values. Otherwise labels have no digits,
+    and rows differ more than columns, as those of a form with the label before its value do, or less by slack. If slack is
+    None there is only one row of fields: then no label looks like a value, and the first value does, or some of several.
+    """
+    if small is not None and len(rows[small]) >= max(len(rows[1 - small]), 2):
+        label, value = share_values(rows[small]), share_values(rows[1 - small])
+        if label <= max(value, 0.5):
+            return True
     if min(map(share_numbers, rows)) > 0 or all(any(map(is_label, row)) for row in rows):
         return False
     labels, values = sorted(rows, key=share_values)
@@ -246,9 +261,23 @@ def are_fields(tops: Sequence[str], bottoms: Sequence[str], columns: Columns, sl
     return share_values(values) - share_values(labels) + slack >= max(across) - min(across)
 
 
-def are_text(columns: Columns) -> bool:
-    """Whether columns are to be read one after the other for what they say: as text, lists or addresses."""
-    return are_sorted(columns) or are_prose(columns, PHRASE) or are_addresses(columns)
+def are_text(columns: Columns, least_words: float) -> bool:
+    """Whether columns are to be read one after the other for what they say: as text; or as a list, whose lines are shorter,
+    but alike in all columns, or sorted; or as addresses, each of which has lines with digits and lines without.
+
+    In a table, columns differ: one says more or has more digits, and each has either digits or none, as labels have.
+    """
+    words = []
+    for column in reversed(columns):
+        words.append(median(map(count_words, column)))
+        if words[-1] < 1 or are_labels(column):
+            return False
+    if min(words) >= PROSE or least_words >= PROSE:
+        return min(words) >= PROSE
+    numbers = [share_numbers(column) for column in columns]
+    differ = max(numbers) - min(numbers)
+    is_list = max(words) <= ALIKE_WORDS * min(words) and differ <= ALIKE_NUMBERS and min(words) >= least_words
+    return is_list or are_sorted(columns) or (0 < min(numbers) < 1 and differ <= 2 * ALIKE_NUMBERS)
 
 
 def are_sorted(columns: Columns) -> bool:
@@ -257,29 +286,10 @@ def are_sorted(columns: Columns) -> bool:
     return len(set(texts)) >= SORTED and all(a <= b for a, b in pairwise(texts))
 
 
-def are_prose(columns: Columns, least_words: float) -> bool:
-    """Whether the lines of columns are those of a text; or phrases of one list, which are shorter, but alike in all columns.
-    Of labels and values, items and amounts, one says more or has more digits."""
-    if any(map(are_labels, columns)):
-        return False
-    words = [median(map(count_words, column)) for column in columns]
-    if min(words) < least_words or min(words) >= PROSE:
-        return min(words) >= PROSE
-    numbers = [share_numbers(column) for column in columns]
-    return max(words) <= ALIKE_WORDS * min(words) and max(numbers) - min(numbers) <= ALIKE_NUMBERS
-
-
-def are_addresses(columns: Columns) -> bool:
-    """Whether each column has lines with digits and lines without, as addresses have. Columns of a table have one or the
-    other, and labels have no digits."""
-    numbers = [share_numbers(column) for column in columns]
-    if min(numbers) == 0 or min(numbers) == 1 or any(map(are_labels, columns)):
-        return False
-    return min(median(map(count_words, column)) for column in columns) >= 1
-
-
 def compare_marks(by_rows: Sequence[str], by_columns: Sequence[str]) -> int:
     """1 if lines have marks, such as A. B. C., that follow each other row by row, -1 if column by column, else 0."""
+    if sum(map(bool, map(MARK.match, by_rows))) <= MARKS:
+        return 0
     rows, columns = count_steps(by_rows), count_steps(by_columns)
     return 0 if max(rows, columns) < MARKS else (rows > columns) - (rows < columns)
 

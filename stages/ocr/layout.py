@@ -3,27 +3,27 @@
 from __future__ import annotations
 
 from bisect import bisect
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain, pairwise, zip_longest
+from operator import itemgetter
 from statistics import median
-from typing import Any, NamedTuple
+from typing import NamedTuple
 from unicodedata import bidirectional
 
 import numpy as np
-from numpy.typing import NDArray
 
 from stages.ocr.dbpost import Quads
 from stages.ocr.direction import (
+    PHRASE,
     PROSE,
     RIGHT_TO_LEFT,
     are_fields,
     are_labels,
-    are_prose,
     are_text,
     compare_marks,
     count_words,
     find_slope,
-    share_values,
+    guess_turns,
     turn_corners,
 )
 
@@ -31,22 +31,23 @@ from stages.ocr.direction import (
 CORE = 0.25  # of a box above and below that may overlap the rows beside it
 BESIDE = 0.4  # between the middles of two boxes of one row, at most
 ALIGNED = 0.25  # and if their columns are those of a table
+IN_ROWS = 0.5  # of the lines of two such columns, at least the share that is in common rows
+SENTENCES = 0.75  # the same, of a column of sentences
+SHORT = 0.5  # of the height of such a column, one beside it that is no part of a table
 GUTTER = 0.4  # between two columns, at least
 FLUSH = 0.5  # between the left edges of lines of one column, at most
 FEW_ROWS = 3  # from which on a run of rows keeps its gutters
-BREAK = 3.0  # between two rows of the same columns, at most
 SET_OFF = 0.3  # above a heading or a foot, more than between other lines
+BREAK = 1.5  # above the next part of a page, more than between other lines
 LARGE = 1.25  # heights of other lines, a heading
-AHEAD, LOOK = 3, 12  # rows that show what follows, and lines among which the next one below is found
+AHEAD = 3  # rows that show what follows
 HOLES = 0.15  # of the rows of columns of text, those that may lack a line
 CLOSE = 1.5  # from the middle of a label to that of its value, at most
 LABELS = 0.75  # of the lines of a column that begins a table, those with a colon
-CLOSER = 1.12  # heights of the higher one, if there is no other field
 MOST_FIELDS = 0.6  # of a form, the share that have a label and a value
 APART = 0.2  # by which the next label is further away, at least
 SLACK = 0.3  # by which columns of fields that are far from each other may differ more than rows
 SMALL_PRINT = 0.88  # of a value's height, its label
-PITCH = 0.12  # by which the distances of lines in two columns differ if they are in no common rows
 
 
 class LinePlace(NamedTuple):
@@ -56,14 +57,15 @@ class LinePlace(NamedTuple):
     top: float
     right: float
     bottom: float
-    text: str
-    number: int
     height: float
     middle: float
+    text: str
+    number: int
 
 
 Row = Sequence[LinePlace]  # or a column
 Span = tuple[float, float]
+Shares = Sequence[tuple[float, float]]  # of two columns beside each other, see `share_rows`
 
 
 def order_lines(quads: Quads, texts: Sequence[str], turns: int = 0) -> list[int]:
@@ -78,17 +80,20 @@ def order_lines(quads: Quads, texts: Sequence[str], turns: int = 0) -> list[int]
     """
     if len(quads) < 2:
         return list(range(len(quads)))
-    x, y = np.moveaxis(turn_corners(quads, turns), 2, 0).astype(np.float64)
+    x, y = turn_corners(quads, turns).transpose(2, 0, 1).astype(np.float64)
     x, y = ((x, y), (y, -x), (-x, -y), (-y, x))[turns % 4]
     slope = find_slope(x, y)
     x, y = x + slope * y, y - slope * x
     if goes_left(texts):
         x = -x
-    edges = np.stack([x.min(axis=1), y.min(axis=1), x.max(axis=1), y.max(axis=1)], axis=1).tolist()
-    places = [
-        LinePlace(left, top, right, bottom, text.strip(), i, bottom - top, (top + bottom) / 2)
-        for i, ((left, top, right, bottom), text) in enumerate(zip(edges, texts, strict=True))
-    ]
+    left, top, right, bottom = x.min(axis=1), y.min(axis=1), x.max(axis=1), y.max(axis=1)
+    edges = np.array([left, top, right, bottom, bottom - top, (top + bottom) / 2]).tolist()
+    is_tall = turns == 0 and sum(edges[4]) > sum(edges[2]) - sum(edges[0])
+    if is_tall and guess_turns(quads[[len(text) > 1 for text in texts]]):
+        return order_lines(
+            quads, texts, turns=1
+        )  # vertical Japanese: a line runs down, the next one is at its left
+    places = list(map(LinePlace, *edges, map(str.strip, texts), range(len(texts))))
     em = median(place.height for place in places)
     return [place.number for place in order_region(places, max(em, 1.0))]
 
@@ -103,31 +108,40 @@ def goes_left(texts: Sequence[str]) -> bool:
 
 def order_region(places: Row, em: float) -> list[LinePlace]:
     """The lines of a region, in reading order: one section after the other."""
-    rows, ordered, start = split_rows(places, em), list[LinePlace](), 0
-    usual = find_usual_gap(rows)
-    while start < len(rows):
-        end, gutters = find_section(rows, start, usual, em)
-        ordered += order_section(rows[start:end], gutters, em)
-        start = end
-    return ordered
+    rows, gaps = split_rows(places, em)
+    if len(rows) == len(places) and all(
+        above.left < below.right and below.left < above.right for (above,), (below,) in pairwise(rows)
+    ):
+        return flatten(rows)
+    return flatten(order_section(*section, em) for section in split_sections(rows, gaps, em))
 
 
-def order_section(rows: Sequence[Row], gutters: Sequence[float], em: float) -> list[LinePlace]:
-    """The lines of rows that share gutters: column by column, field by field, or row by row."""
-    by_rows = flatten(order_row(row, em) for row in rows)
+def order_section(
+    rows: Sequence[Row], gaps: Sequence[float], gutters: Sequence[float], em: float
+) -> list[LinePlace]:
+    """The lines of rows that share gutters: column by column, field by field, or row by row. gaps: see `split_sections`."""
     if not gutters:
-        return by_rows
+        return flatten(order_row(row, em) for row in rows)
     columns = split_columns(flatten(rows), gutters)
-    away = [find_distances(*pair) for pair in pairwise(columns)]
-    parts = join_columns(columns, away, em)
+    shares = [share_rows(*pair, em) for pair in pairwise(columns)]
+    parts = join_columns(columns, shares)
     if len(parts) > 1:
         return flatten(order_region(part, em) for part in parts)
+    return order_rows([order_row(row, em) for row in rows], gaps, gutters, shares, em)
+
+
+def order_rows(
+    rows: Sequence[Row], gaps: Sequence[float], gutters: Sequence[float], shares: Shares, em: float
+) -> list[LinePlace]:
+    """The lines of a section whose columns have common rows."""
+    by_rows = flatten(rows)
+    columns = split_columns(by_rows, gutters)
     marks = compare_marks([place.text for place in by_rows], [place.text for place in flatten(columns)])
     if marks > 0:
         return by_rows
-    if not marks and (fields := split_fields(rows, gutters, em)):
-        return flatten(fields)
-    if marks < 0 or are_columns(rows, columns, gutters, away, em):
+    if not marks and (groups := split_groups(rows, gaps, gutters, em)):
+        return flatten(flatten(split_columns(flatten(group), gutters)) for group in groups)
+    if marks < 0 or are_columns(rows, columns, gutters, shares):
         return flatten(order_region(column, em) for column in columns)
     return by_rows
 
@@ -136,67 +150,75 @@ def flatten(groups: Iterable[Iterable[LinePlace]]) -> list[LinePlace]:
     return list(chain.from_iterable(groups))
 
 
-def split_rows(places: Row, em: float) -> list[list[LinePlace]]:
-    """The lines between cuts that go across a whole region, from top to bottom."""
+def split_rows(places: Row, em: float) -> tuple[list[list[LinePlace]], list[float]]:
+    """The lines between cuts that go across a whole region, from top to bottom; and the gap above each row and below the
+    last one, infinite at both ends."""
     rows: list[list[LinePlace]] = []
-    bottom = -np.inf
-    for place in sorted(places, key=lambda place: (place.top, place.left, place.number)):
+    gaps: list[float] = []
+    bottom = cut = -np.inf
+    for place in sorted(places, key=itemgetter(1, 0)):
         edge = CORE * min(place.height, em)
-        if place.top + edge < bottom:
+        if place.top + edge < cut:
             rows[-1].append(place)
         else:
             rows.append([place])
-        bottom = max(bottom, place.bottom - edge)
-    return rows
+            gaps.append(place.top - bottom)
+        cut, bottom = max(cut, place.bottom - edge), max(bottom, place.bottom)
+    return rows, [*gaps, np.inf]
 
 
-def find_usual_gap(rows: Sequence[Row]) -> float:
-    """The median gap between a line and the next one below it."""
-    places, gaps = [place for row in rows for place in row], []
-    for i, place in enumerate(places):
-        for below in places[i + 1 : i + LOOK]:
-            if below.left < place.right and place.left < below.right:
-                gaps.append(below.top - place.bottom)
-                break
-    return max(median(gaps), 0.0) if gaps else 0.0
-
-
-def find_section(rows: Sequence[Row], start: int, usual: float, em: float) -> tuple[int, list[float]]:
-    """The longest run of rows from `start` that are one section: where it ends, and the middle of each gutter.
-    usual: the gap between two of its lines."""
-    covered: list[Span] = []
-    gutters: list[float] = []
-    for end in range(start, len(rows)):
-        wider = join([*covered, *((place.left, place.right) for place in rows[end])])
+def split_sections(
+    rows: Sequence[Row], gaps: Sequence[float], em: float
+) -> Iterator[tuple[Sequence[Row], Sequence[float], list[float]]]:
+    """Runs of rows that share gutters; with the gaps above each row and below the last one, and the middles of the
+    gutters."""
+    usual = max(median(gaps[1:-1]), 0.0) if len(rows) > 1 else 0.0
+    start, covered = 0, find_columns(rows[0])
+    gutters = find_gutters(covered, em)
+    for end in range(1, len(rows)):
+        own = find_columns(rows[end])
+        wider = join(covered + own)
         left = find_gutters(wider, em)
-        closes = len(left) < len(gutters) and (not left or end - start >= FEW_ROWS)
-        if end > start and (
-            closes or not left or ends_above(rows, start, end, [left for left, _ in covered], usual, em)
-        ):
-            return end, gutters
+        closes = not left or (len(left) < len(gutters) and end - start >= FEW_ROWS)
+        if closes or ends_above(rows, gaps, start, end, covered, usual, em):
+            yield rows[start:end], gaps[start : end + 1], gutters
+            start, wider, left = end, own, find_gutters(own, em)
         covered, gutters = wider, left
-    return len(rows), gutters
+    yield rows[start:], gaps[start:], gutters
 
 
 def ends_above(
-    rows: Sequence[Row], start: int, end: int, lefts: Sequence[float], usual: float, em: float
+    rows: Sequence[Row],
+    gaps: Sequence[float],
+    start: int,
+    end: int,
+    columns: Sequence[Span],
+    usual: float,
+    em: float,
 ) -> bool:
-    """Whether a section ends above a row that is far below, or begins where no column does, or is a heading or a foot.
+    """Whether a section ends above a row: as all that it has is a heading, or as this row is a heading or a foot, or is set
+    off and begins where no column does.
 
-    A heading or foot is a single line. It begins where no column does; or it is set off, and large, or above columns.
-    lefts: the edges of the section's columns.
+    Headings and feet are single lines. A heading is above columns, and large, or does not begin where the second column or
+    a later one does.
     """
-    row, above, below = rows[end], rows[end - 1], rows[end + 1 : end + 1 + AHEAD]
-    gap = min(place.top for place in row) - max(place.bottom for place in above)
-    is_set_off, is_single = gap > usual + SET_OFF * em, len(row) == 1
-    if end == start + 1 and len(above) == 1:
-        others = [left for left, _ in find_columns([row, *below])[1:]]
-        return is_set_off or not begins(above, others, em)
-    if gap > BREAK * em or not begins(row, lefts, em):
-        return is_set_off or (is_single and not begins(row, [place.left for place in flatten(below)], em))
-    is_heading = len(find_gutters(find_columns(below), em)) > 0
-    is_elsewhere = row[0].height > LARGE * em or is_heading != begins(row, lefts[1:], em)
-    return is_single and is_set_off and is_elsewhere
+    row, above = rows[end], rows[start]
+    is_title = end == start + 1 and len(above) == 1
+    is_set_off = gaps[end] - SET_OFF * em > usual
+    following = flatten(rows[end + 1 : end + 1 + AHEAD])
+    if is_title:
+        lefts = [left for left, _ in find_columns([*row, *following])[1:]]
+        return above[0].height > LARGE * em or not begins(above, lefts, em)
+    lefts = [left for left, _ in columns]
+    if len(row) > 1:
+        return is_set_off and (gaps[end] > usual + BREAK * em or not begins(row, lefts, em))
+    if not begins(row, lefts, em):
+        return is_set_off or not begins(row, [place.left for place in following], em)
+    is_heading = len(find_gutters(find_columns(following), em)) > 0
+    own = median(gaps[start + 1 : end] or [usual])
+    return gaps[end] - SET_OFF * em > max(usual, own) and (
+        row[0].height > LARGE * em or is_heading != begins(row, lefts[1:], em)
+    )
 
 
 def find_gutters(columns: Sequence[Span], em: float) -> list[float]:
@@ -209,9 +231,9 @@ def begins(row: Row, lefts: Sequence[float], em: float) -> bool:
     return all(any(abs(place.left - left) < FLUSH * em for left in lefts) for place in row)
 
 
-def find_columns(rows: Sequence[Row]) -> list[Span]:
-    """The left and right edges of what rows cover, from left to right."""
-    return join([(place.left, place.right) for row in rows for place in row])
+def find_columns(places: Row) -> list[Span]:
+    """The left and right edges of what lines cover, from left to right."""
+    return join([(place.left, place.right) for place in places])
 
 
 def join(spans: Sequence[Span]) -> list[Span]:
@@ -233,67 +255,58 @@ def split_columns(places: Row, gutters: Sequence[float]) -> list[list[LinePlace]
     return columns
 
 
-def join_columns(
-    columns: Sequence[list[LinePlace]], away: Sequence[NDArray[Any]], em: float
-) -> list[list[LinePlace]]:
-    """Columns with common rows in one part. Labels with colons do not belong to what is left of them.
-    away: of two neighbors, see find_distances."""
-    labels = [are_labels([place.text for place in column], LABELS) for column in columns]
+def share_rows(first: Row, second: Row, em: float) -> tuple[float, float]:
+    """Of the lines of the shorter column, the shares that are in a row with one of the other, and that are beside it."""
+    fewer, more = sorted((first, second), key=len)
+    middles, aligned, beside = sorted([-np.inf, *(place.middle for place in more), np.inf]), 0, 0
+    for place in fewer:
+        after = bisect(middles, place.middle)
+        away = min(place.middle - middles[after - 1], middles[after] - place.middle)
+        aligned += away <= ALIGNED * em
+        beside += away <= 1.5 * em
+    return aligned / len(fewer), beside / len(fewer)
+
+
+def join_columns(columns: Sequence[list[LinePlace]], shares: Shares) -> list[list[LinePlace]]:
+    """Columns with common rows in one part. Labels with colons do not belong to what is left of them."""
+    texts = [[place.text for place in column] for column in columns]
+    labels = [are_labels(column, LABELS) for column in texts]
     first = labels.index(True) if any(labels) else 0
     parts = [[*columns[0]]]
-    for i, distances in enumerate(away, start=1):
-        is_apart = i == first or are_separate(columns[i - 1], columns[i], distances, em)
-        if is_apart and is_beside(distances, em):
+    for i, (aligned, beside) in enumerate(shares, start=1):
+        pair = columns[i - 1 : i + 1]
+        is_apart = i == first
+        if not is_apart and max(map(len, pair)) >= FEW_ROWS:
+            is_apart = aligned < IN_ROWS or are_sentences(pair, aligned)
+        if is_apart and beside >= 0.5:
             parts.append([*columns[i]])
         else:
             parts[-1] += columns[i]
     return parts
 
 
-def find_distances(first: Row, second: Row) -> NDArray[Any]:
-    """Of the lines of the shorter column: how far their middles are from the nearest one in the other."""
-    fewer, more = ([place.middle for place in column] for column in sorted((first, second), key=len))
-    middles = np.array([-np.inf, *sorted(more), np.inf])
-    after = np.searchsorted(middles, fewer)
-    distances: NDArray[Any] = np.minimum(fewer - middles[after - 1], middles[after] - fewer)
-    return distances
-
-
-def is_beside(away: NDArray[Any], em: float) -> bool:
-    """Whether these are two columns beside each other, and not a line beside a column, or lines by turns."""
-    return len(away) > 1 and bool((away <= 1.5 * em).mean() >= 0.5)
-
-
-def are_separate(first: Row, second: Row, away: NDArray[Any], em: float) -> bool:
-    """Whether two columns have no common rows: lines are not in rows, or are in a few by chance, as the distances of a
-    text's lines are others than those of a table's."""
-    if max(len(first), len(second)) < FEW_ROWS:
+def are_sentences(pair: Sequence[Row], aligned: float) -> bool:
+    """Whether one of two columns is a text, and the other one has no common rows with it, or is much shorter and no amounts.
+    aligned: see `share_rows`."""
+    heights = [column[-1].bottom - column[0].top for column in pair]
+    is_short = min(heights) < SHORT * max(heights)
+    if aligned >= SENTENCES and not is_short:
         return False
-    aligned = (away <= ALIGNED * em).mean()
-    if aligned < 0.5 or aligned == 1 or len(away) < FEW_ROWS:
-        return bool(aligned < 0.5)
-    if max(median([count_words(place.text) for place in column]) for column in (first, second)) < PROSE:
-        return False
-    pitches = [np.median(np.diff(sorted(place.middle for place in column))) for column in (first, second)]
-    ratio = max(pitches) / max(min(pitches), 1.0)
-    return bool(abs(ratio - round(ratio)) > PITCH)
+    says = [median(count_words(place.text) for place in column) for column in pair]
+    return max(says) >= PROSE and (aligned < SENTENCES or min(says) >= 1)
 
 
 def are_columns(
-    rows: Sequence[Row],
-    columns: Sequence[Row],
-    gutters: Sequence[float],
-    away: Sequence[NDArray[Any]],
-    em: float,
+    rows: Sequence[Row], columns: Sequence[Row], gutters: Sequence[float], shares: Shares
 ) -> bool:
     """Whether columns with common rows are columns of text, to be read one after the other: few rows lack a line, and they
     say what columns of text do."""
-    if not all(is_beside(distances, em) for distances in away):
+    if min(beside for _, beside in shares) < 0.5 or min(map(len, columns)) < 2:
         return False
-    texts = [[place.text for place in column] for column in columns]
-    if max(map(len, columns)) < FEW_ROWS:
-        return are_prose(texts, PROSE)
-    return count_holes(rows, gutters) <= max(1, HOLES * len(rows)) and are_text(texts)
+    if count_holes(rows, gutters) > max(1, HOLES * len(rows)):
+        return False
+    least = PROSE if len(rows) < FEW_ROWS else PHRASE
+    return are_text([[place.text for place in column] for column in columns], least)
 
 
 def count_holes(rows: Sequence[Row], gutters: Sequence[float]) -> int:
@@ -305,65 +318,46 @@ def count_holes(rows: Sequence[Row], gutters: Sequence[float]) -> int:
     return max(numbers[-1] - numbers[0] + 1 - len(numbers) for numbers in filled)
 
 
-def split_fields(rows: Sequence[Row], gutters: Sequence[float], em: float) -> list[list[LinePlace]]:
-    """The fields of a form, in each the label above its value or below it; nothing if this is no such form.
+def split_groups(
+    rows: Sequence[Row], gaps: Sequence[float], gutters: Sequence[float], em: float
+) -> list[Sequence[Row]]:
+    """Groups of rows to be read column by column: the fields of a form, in each the label above its value or below it, or
+    the rows of a table whose cells have several lines; nothing if this is neither.
 
     Proximity decides, as in docstrum (O'Gorman, "The document spectrum for page layout analysis", 1993): a value is close
     to its label, and the next field is further away.
     """
-    groups, jump = group_rows(rows, em)
+    groups = group_rows(rows, gaps, em)
     pairs = [group for group in groups if len(group) == 2]
-    if not pairs or len(pairs) < MOST_FIELDS * len(groups):
-        return []
-    tops, bottoms = (sorted(flatten(pair[i] for pair in pairs)) for i in (0, 1))
-    if len(pairs) == 1 and not are_close(tops, bottoms):
-        return []
-    slack = SLACK * (jump >= 2 * APART)
-    if not have_small_labels(tops, bottoms) and not have_plain_labels(pairs, tops, bottoms, slack):
-        return []
-    return [field for group in groups for field in split_columns(flatten(group), gutters)]
+    if pairs and len(pairs) >= MOST_FIELDS * len(groups) and are_pairs(pairs):
+        return groups
+    later = [flatten(group[1:]) for group in groups if len(group) > 1]
+    wraps = len(later) > 1 and all(place.left > gutters[0] for place in flatten(later))
+    return groups if wraps else []
 
 
-def group_rows(rows: Sequence[Row], em: float) -> tuple[list[list[Row]], float]:
-    """Rows in groups that are apart from each other, and how much further than the rows in a group, in ems. Each row by
-    itself if they are not close."""
+def group_rows(rows: Sequence[Row], gaps: Sequence[float], em: float) -> list[Sequence[Row]]:
+    """Groups of rows that are closer to each other than to the rows above and below; none if no rows are."""
     middles = [sum(place.middle for place in row) / len(row) for row in rows]
-    steps = [(below - above) / em for above, below in pairwise(middles)]
-    jump, limit = max(((b - a, (a + b) / 2) for a, b in pairwise(sorted(steps))), default=(0.0, CLOSE))
-    if jump < APART:
-        limit = max(steps, default=0.0)
-    if max([step for step in steps if step <= limit], default=0.0) > CLOSE:
-        return [[row] for row in rows], 0.0
-    groups = [[rows[0]]]
-    for step, row in zip(steps, rows[1:], strict=True):
-        if step > limit:
-            groups.append([])
-        groups[-1].append(row)
-    return groups, jump
+    steps = [gaps[0] + em, *(b - a for a, b in pairwise(middles)), gaps[-1] + em]
+    least = min(steps)
+    jumps = [(a + b) / 2 for a, b in pairwise(sorted(steps)) if b - a >= APART * em]
+    limit = min([*jumps[:1], least + em])
+    if least > CLOSE * em or min(steps[0], steps[-1]) <= limit:
+        return []
+    starts = [i for i, step in enumerate(steps[:-1]) if step > limit]
+    return [rows[a:b] for a, b in pairwise([*starts, len(rows)])]
 
 
-def are_close(tops: Row, bottoms: Row) -> bool:
-    step = median(place.middle for place in bottoms) - median(place.middle for place in tops)
-    return step <= CLOSER * max(median(place.height for place in row) for row in (tops, bottoms))
-
-
-def have_plain_labels(pairs: Sequence[Sequence[Row]], tops: Row, bottoms: Row, slack: float) -> bool:
-    """Whether the words of rows show which ones are labels."""
-    texts = [[place.text for place in row] for row in (tops, bottoms)]
+def are_pairs(pairs: Sequence[Sequence[Row]]) -> bool:
+    """Whether the rows of each pair are labels and values: labels are in smaller print, or their words show it."""
+    rows = [flatten(pair[i] for pair in pairs) for i in (0, 1)]
     places = zip_longest(*(sorted(row) for pair in pairs for row in pair))
     columns = [[place.text for place in column if place] for column in places]
-    return are_fields(texts[0], texts[1], columns, slack if len(pairs) > 1 else None)
-
-
-def have_small_labels(tops: Row, bottoms: Row) -> bool:
-    """Whether one of two rows is in smaller print, is as full as the other, and looks less like values."""
-    above, below = (median(place.height for place in row) for row in (tops, bottoms))
-    labels, values = (tops, bottoms) if above < below else (bottoms, tops)
-    shares = [share_values([place.text for place in row]) for row in (labels, values)]
-    is_full = len(labels) >= max(len(values), 2)
-    return (
-        is_full and min(above, below) < SMALL_PRINT * max(above, below) and shares[0] <= max(shares[1], 0.5)
-    )
+    texts = [[place.text for place in row] for row in rows]
+    heights = [median(place.height for place in row) for row in rows]
+    small = heights.index(min(heights)) if min(heights) < SMALL_PRINT * max(heights) else None
+    return are_fields(texts, columns, small, SLACK if len(pairs) > 1 else None)
 
 
 def order_row(row: Row, em: float) -> list[LinePlace]:

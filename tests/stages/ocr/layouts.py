@@ -149,6 +149,25 @@ def table(pick: random.Random) -> Page:
     return page
 
 
+def terms(pick: random.Random) -> Page:
+    """A table whose cells have one or several lines; its rows are further from each other than these lines."""
+    page, top = Page(), 60.0
+    for name in pick.sample(["Theft", "Delay", "Illness", "Fire"], 3):
+        count = pick.randint(2, 3)
+        page.append((60, top, 22, name))
+        page += [(300, top + 32 * row, 22, text) for row, text in enumerate(prose(pick, count))]
+        page.append((900, top, 22, f"{pick.randint(2, 30)} days"))
+        top += 32 * count + 36
+    return page
+
+
+def aside(pick: random.Random) -> Page:
+    """A text, and beside its first lines a short list in nearly the same rows."""
+    text = [(60, 60 + 30 * row, 20, line) for row, line in enumerate(prose(pick, 20, 60))]
+    notes = ["two brushes", "sandpaper, three grades", "a liter of varnish", "masking tape", "old cloths"]
+    return [*text, *((860, 61 + 29.5 * row, 18, line) for row, line in enumerate(notes))]
+
+
 def plate(pick: random.Random) -> Page:
     return [(40, 120, 30, "D"), (120, 40, 130, "M AB"), (560, 42, 130, str(pick.randint(1000, 9999)))]
 
@@ -193,6 +212,8 @@ MAKERS: dict[str, Callable[[random.Random], Page]] = {
     "right to left": leftwards,
     "receipt": receipt,
     "table": table,
+    "a table whose cells have several lines": terms,
+    "a text beside a list": aside,
     "plate": plate,
     "sign": sign,
     "letter": letter,
