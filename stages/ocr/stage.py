@@ -127,19 +127,22 @@ class OcrStage(Stage):
         pixels = pixels_of(images)
         owners = [i for i, plans in enumerate(pieces) for _ in plans]
         plans = [plan for plans in pieces for plan in plans]
-        pages: dict[int, Tensor] = {}
+        long = [i for i, parts in enumerate(pieces) if len(parts) > 1]
+        pages = dict(zip(long, self._keep_whole([pixels[i] for i in long]), strict=True))
         found: dict[int, Quads] = {}
         for places in self._batch_maps([plan.map for plan in plans]):
             with hold_device(self.lock):
                 made = make_pages([pixels[owners[k]] for k in places], [plans[k] for k in places])
                 maps = self._detect(networks, made, plans[places[0]].map)
             found.update(zip(places, self._find_boxes(maps, made), strict=True))
-            pages |= {
-                owners[k]: page for k, page in zip(places, made, strict=True) if len(pieces[owners[k]]) == 1
-            }
-        with hold_device(self.lock):
-            pages |= {i: interleave(pixels[i]) for i in range(len(images)) if i not in pages}
+            pages = {owners[k]: page for k, page in zip(places, made, strict=True)} | pages
         return [pages[i] for i in range(len(images))], join_all(pieces, [found[k] for k in range(len(plans))])
+
+    def _keep_whole(self, pixels: Sequence[Tensor]) -> list[Tensor]:
+        if not pixels:  # the lock costs a wait for the other thread
+            return []
+        with hold_device(self.lock):
+            return [interleave(image) for image in pixels]
 
     def _find_boxes(self, maps: TextMaps, pages: Sequence[Tensor]) -> list[Quads]:
         sizes = [(page.shape[1], page.shape[0]) for page in pages]
