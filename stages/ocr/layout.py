@@ -31,6 +31,7 @@ from stages.ocr.direction import (
 CORE = 0.25  # of a box above and below that may overlap the rows beside it
 BESIDE = 0.4  # between the middles of two boxes of one row, at most
 ALIGNED = 0.25  # and if their columns are those of a table
+NEAR = 1.5  # and if their columns are beside each other at all
 IN_ROWS = 0.5  # of the lines of two such columns, at least the share that is in common rows
 SENTENCES = 0.75  # the same, of a column of sentences
 SHORT = 0.5  # of the height of such a column, one beside it that is no part of a table
@@ -65,7 +66,7 @@ class LinePlace(NamedTuple):
 
 Row = Sequence[LinePlace]  # or a column
 Span = tuple[float, float]
-Shares = Sequence[tuple[float, float]]  # of two columns beside each other, see `share_rows`
+Shares = Sequence[tuple[float, bool]]  # of two columns beside each other, see `share_rows`
 
 
 def order_lines(quads: Quads, texts: Sequence[str], turns: int = 0) -> list[int]:
@@ -90,9 +91,8 @@ def order_lines(quads: Quads, texts: Sequence[str], turns: int = 0) -> list[int]
     edges = np.array([left, top, right, bottom, bottom - top, (top + bottom) / 2]).tolist()
     is_tall = turns == 0 and sum(edges[4]) > sum(edges[2]) - sum(edges[0])
     if is_tall and guess_turns(quads[[len(text) > 1 for text in texts]]):
-        return order_lines(
-            quads, texts, turns=1
-        )  # vertical Japanese: a line runs down, the next one is at its left
+        # Vertical Japanese: a line runs down, the next one is at its left.
+        return order_lines(quads, texts, turns=1)
     places = list(map(LinePlace, *edges, map(str.strip, texts), range(len(texts))))
     em = median(place.height for place in places)
     return [place.number for place in order_region(places, max(em, 1.0))]
@@ -255,16 +255,16 @@ def split_columns(places: Row, gutters: Sequence[float]) -> list[list[LinePlace]
     return columns
 
 
-def share_rows(first: Row, second: Row, em: float) -> tuple[float, float]:
-    """Of the lines of the shorter column, the shares that are in a row with one of the other, and that are beside it."""
+def share_rows(first: Row, second: Row, em: float) -> tuple[float, bool]:
+    """Of the lines of the shorter column, the share that is in a row with one of the other; and whether half are beside it."""
     fewer, more = sorted((first, second), key=len)
     middles, aligned, beside = sorted([-np.inf, *(place.middle for place in more), np.inf]), 0, 0
     for place in fewer:
         after = bisect(middles, place.middle)
         away = min(place.middle - middles[after - 1], middles[after] - place.middle)
         aligned += away <= ALIGNED * em
-        beside += away <= 1.5 * em
-    return aligned / len(fewer), beside / len(fewer)
+        beside += away <= NEAR * em
+    return aligned / len(fewer), 2 * beside >= len(fewer)
 
 
 def join_columns(columns: Sequence[list[LinePlace]], shares: Shares) -> list[list[LinePlace]]:
@@ -273,12 +273,12 @@ def join_columns(columns: Sequence[list[LinePlace]], shares: Shares) -> list[lis
     labels = [are_labels(column, LABELS) for column in texts]
     first = labels.index(True) if any(labels) else 0
     parts = [[*columns[0]]]
-    for i, (aligned, beside) in enumerate(shares, start=1):
+    for i, (aligned, are_beside) in enumerate(shares, start=1):
         pair = columns[i - 1 : i + 1]
         is_apart = i == first
         if not is_apart and max(map(len, pair)) >= FEW_ROWS:
             is_apart = aligned < IN_ROWS or are_sentences(pair, aligned)
-        if is_apart and beside >= 0.5:
+        if is_apart and are_beside:
             parts.append([*columns[i]])
         else:
             parts[-1] += columns[i]
@@ -301,7 +301,7 @@ def are_columns(
 ) -> bool:
     """Whether columns with common rows are columns of text, to be read one after the other: few rows lack a line, and they
     say what columns of text do."""
-    if min(beside for _, beside in shares) < 0.5 or min(map(len, columns)) < 2:
+    if not all(are_beside for _, are_beside in shares) or min(map(len, columns)) < 2:
         return False
     if count_holes(rows, gutters) > max(1, HOLES * len(rows)):
         return False

@@ -127,15 +127,16 @@ class OcrStage(Stage):
         pixels = pixels_of(images)
         owners = [i for i, plans in enumerate(pieces) for _ in plans]
         plans = [plan for plans in pieces for plan in plans]
-        long = [i for i, parts in enumerate(pieces) if len(parts) > 1]
-        pages = dict(zip(long, self._keep_whole([pixels[i] for i in long]), strict=True))
+        pages: dict[int, Tensor] = {}
         found: dict[int, Quads] = {}
         for places in self._batch_maps([plan.map for plan in plans]):
             with hold_device(self.lock):
                 made = make_pages([pixels[owners[k]] for k in places], [plans[k] for k in places])
                 maps = self._detect(networks, made, plans[places[0]].map)
             found.update(zip(places, self._find_boxes(maps, made), strict=True))
-            pages = {owners[k]: page for k, page in zip(places, made, strict=True)} | pages
+            pages |= {owners[k]: page for k, page in zip(places, made, strict=True)}
+        long = [i for i, parts in enumerate(pieces) if len(parts) > 1]
+        pages |= zip(long, self._keep_whole([pixels[i] for i in long]), strict=True)
         return [pages[i] for i in range(len(images))], join_all(pieces, [found[k] for k in range(len(plans))])
 
     def _keep_whole(self, pixels: Sequence[Tensor]) -> list[Tensor]:
