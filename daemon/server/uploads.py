@@ -59,7 +59,7 @@ OF_STATUS = {
 }
 
 
-class Refused(HTTPException):
+class UploadRefused(HTTPException):
     """An upload is not taken. why: if the status does not say it."""
 
     def __init__(
@@ -99,12 +99,12 @@ class Uploads:
                 )
 
     async def receive(self, request: Request) -> tuple[Inbox, list[tuple[bytes, str]]]:
-        """The name and the digest of each file of a request: they are in their inbox now, durable. Raises Refused,
+        """The name and the digest of each file of a request: they are in their inbox now, durable. Raises UploadRefused,
         LedgerUnusable."""
         count = self._metrics.uploads.labels
         try:
             inbox, files = await self._receive(request)
-        except Refused as error:
+        except UploadRefused as error:
             count("refused", error.why).inc()
             raise
         except VisiondError:
@@ -139,14 +139,16 @@ class Uploads:
             await run_sync(receiver.flush, files, self._announced, limiter=self._flushers)
             await receiver.commit(files, self._flushers)
         except ClientDisconnect:  # nobody reads the answer
-            raise Refused(400, "The request has ended before its body did.", why=Refusal.CUT_OFF) from None
+            raise UploadRefused(
+                400, "The request has ended before its body did.", why=Refusal.CUT_OFF
+            ) from None
         except UploadTooLarge as error:
-            raise Refused(413, _problem(files, str(error))) from None
+            raise UploadRefused(413, _problem(files, str(error))) from None
         except ImageError as error:
             status = 400 if error.reason is Reason.EMPTY else 415
-            raise Refused(status, _problem(files, error.detail)) from None
+            raise UploadRefused(status, _problem(files, error.detail)) from None
         except NameTaken as error:
-            raise Refused(409, str(error)) from None
+            raise UploadRefused(409, str(error)) from None
         except VisiondError:  # of the ledger
             raise
         except OSError as error:
@@ -164,7 +166,9 @@ class Uploads:
 
     def _receiver(self, name: str) -> Receiver:
         if not self._receivers:
-            raise Refused(403, "No inbox takes uploads. Set uploads = true in an [[inbox]] of daemon.toml.")
+            raise UploadRefused(
+                403, "No inbox takes uploads. Set uploads = true in an [[inbox]] of daemon.toml."
+            )
         if len(self._receivers) == 1 and not name:
             return next(iter(self._receivers.values()))
         if name not in self._receivers:
@@ -172,11 +176,11 @@ class Uploads:
             known = f"; name one with ?inbox=: {', '.join(self._receivers)}"
             if not any(self._receivers):
                 known = ": the one that does has no `name` in daemon.toml, so leave ?inbox= out"
-            raise Refused(404 if name else 400, f"{which}{known}.")
+            raise UploadRefused(404 if name else 400, f"{which}{known}.")
         return self._receivers[name]
 
     async def _admit(self, receiver: Receiver) -> None:
-        """Raises Refused if no body is taken now."""
+        """Raises UploadRefused if no body is taken now."""
         if self._open >= MOST_UPLOADS:
             raise _later(f"{MOST_UPLOADS} uploads are under way.", BUSY_SECONDS, Refusal.BUSY)
         if await self._count(receiver.settings) >= self._page.uploads_waiting:
@@ -224,7 +228,7 @@ class Uploads:
             match part:
                 case Begun(name):
                     if len(files) >= MOST_FILES:
-                        raise Refused(413, f"The form has more than {MOST_FILES} files.")
+                        raise UploadRefused(413, f"The form has more than {MOST_FILES} files.")
                     files.append(Incoming(name, most_bytes, receiver.settings.unpack))
                     # A full disk is found before the body is read.
                     if length >= WRITE_BYTES and len(files) == 1:
@@ -251,11 +255,11 @@ def _problem(files: Sequence[Incoming], detail: str) -> str:
 
 
 def _check_names(receiver: Receiver, files: Sequence[Incoming]) -> None:
-    """Raises Refused."""
+    """Raises UploadRefused."""
     if not files:
-        raise Refused(400, "No part of the form has a file name. `curl -F file=@photo.jpg` sends one.")
+        raise UploadRefused(400, "No part of the form has a file name. `curl -F file=@photo.jpg` sends one.")
     if ignored := next((each.name for each in files if receiver.ignores(each)), ""):
-        raise Refused(400, f"The inbox ignores {ignored}: see its `ignore` in daemon.toml.")
+        raise UploadRefused(400, f"The inbox ignores {ignored}: see its `ignore` in daemon.toml.")
 
 
 def _count_waiting(reader: Reader) -> dict[bytes, int]:
@@ -289,7 +293,7 @@ async def _read_whole(request: Request) -> Parts:
 
 
 async def _read_form(request: Request, boundary: bytes) -> Parts:
-    """Raises Refused."""
+    """Raises UploadRefused."""
     form = _Form()
     try:
         parser = MultipartParser(boundary, form.callbacks())
@@ -298,9 +302,9 @@ async def _read_form(request: Request, boundary: bytes) -> Parts:
             for found in form.take():
                 yield found
     except MultipartParseError as error:
-        raise Refused(400, f"The form cannot be read: {error}") from error
+        raise UploadRefused(400, f"The form cannot be read: {error}") from error
     if not form.is_whole:
-        raise Refused(400, "The form has ended before its last boundary; nothing of it is kept.")
+        raise UploadRefused(400, "The form has ended before its last boundary; nothing of it is kept.")
 
 
 class _Form:
@@ -363,12 +367,12 @@ def _length_of(request: Request) -> int:
     return int(given) if given.isascii() and given.isdecimal() and len(given) < 19 else 0
 
 
-def _later(sentence: str, seconds: int, why: Refusal) -> Refused:
-    return Refused(429, f"{sentence} Try again later.", seconds, why)
+def _later(sentence: str, seconds: int, why: Refusal) -> UploadRefused:
+    return UploadRefused(429, f"{sentence} Try again later.", seconds, why)
 
 
-def _explain(receiver: Receiver, error: OSError) -> Refused:
+def _explain(receiver: Receiver, error: OSError) -> UploadRefused:
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         return _later("The disk of the inbox is full.", FULL_SECONDS, Refusal.DISK)
     why = f"The inbox {receiver.settings.place} cannot be written: {error.strerror or error}."
-    return Refused(503, why, FULL_SECONDS)
+    return UploadRefused(503, why, FULL_SECONDS)
