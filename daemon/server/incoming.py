@@ -291,9 +291,8 @@ def _hand_over(made: int, inbox: int) -> None:
     """As root, to the owner of the inbox, as in daemon/system/ownership.py. Both are descriptors."""
     if os.geteuid() == 0:
         folder = os.fstat(inbox)
-        with contextlib.suppress(
-            PermissionError
-        ):  # in a container without CAP_CHOWN, and on NFS, root is a user like others
+        # In a container without CAP_CHOWN, and on NFS, root is a user like others.
+        with contextlib.suppress(PermissionError):
             os.fchown(made, folder.st_uid, folder.st_gid)
 
 

@@ -113,9 +113,8 @@ def list_mounts() -> list[Mount]:
     mounts = []
     for line in Path("/proc/self/mountinfo").read_bytes().rstrip(b"\n").split(b"\n"):
         fields, _, kind = line.partition(b" - ")
-        _, _, device, root, place, *_ = fields.split(
-            b" "
-        )  # a carriage return, for example, is part of a name
+        # Only at spaces: a carriage return, for example, is part of a name.
+        _, _, device, root, place, *_ = fields.split(b" ")
         mounts.append(Mount(plain(place), kind.split(b" ")[0], device, plain(root)))
     return mounts
 

@@ -146,9 +146,8 @@ def _read_entry(file: UnbufferedReader, entry: zipfile.ZipInfo) -> Iterator[byte
     """Its bytes. The name before them is not looked at: tools write it in other ways than that in the list."""
     if entry.flag_bits & ENCRYPTED:
         raise Unusable("it is encrypted")
-    for place in range(
-        entry.header_offset, -1, -(1 << 32)
-    ):  # macOS's Archive Utility states places in 32 bits only
+    # macOS's Archive Utility states places in 32 bits only.
+    for place in range(entry.header_offset, -1, -(1 << 32)):
         file.seek(place)
         head = file.read(30)
         if len(head) == 30 and head.startswith(ZIP_HEAD):

@@ -63,9 +63,7 @@ STRIP_PIXELS = 4_000_000  # converted at once, which limits the additional memor
 SAMPLE = 512  # most pixels of a side that are looked at to choose the ground
 CLEAR, OPAQUE, LIGHT, NEARLY_NONE = 16, 128, 192, 0.05  # alpha, alpha, gray level, share of the pixels
 CLEAR_STEP = 64  # gray levels
-FAR_MORE = (
-    2.5  # times as much contrast; black letters in a white outline have up to 2.3 times as much on black
-)
+FAR_MORE = 2.5  # times the contrast; black letters in a white outline have up to 2.3 times as much on black
 # Parts of Pillow that it imports when it needs them.
 LATE = ("Cms", "Color", "Filter", "Math", "Palette", "Sequence")
 BLANK_FRAMES = 100  # most frames of an animation that are skipped because they have one color
