@@ -71,6 +71,8 @@ def test_an_upload_is_a_file_of_the_inbox_before_the_answer_and_has_an_address_f
     assert answer.headers["location"] == answer.image["result"]
     image = client.get(answer.image["result"] + "?wait=30")
     assert image["status"] == "DONE"
+    written = place.site.results / "in" / f"{image['path']}.json"
+    wait_for(written.exists, "the sidecar, which follows what the ledger has")
     assert image["record"] == place.sidecar(image["path"], "in")
     assert client.get(f"/api/images/{image['id']}")["record"] == image["record"]
 
