@@ -105,10 +105,14 @@ def find_boxes(
     return np.split(quads, np.searchsorted(owner, np.arange(1, len(maps))))
 
 
-def find_outlines(mask: Mask) -> Sequence[Any]:
-    """The contours, int32 points, of each region that is likely to be text."""
-    outlines: Sequence[Any] = cv2.findContours(mask, cv2.RETR_LIST, cv2.CHAIN_APPROX_SIMPLE)[0]
-    return outlines[:MOST_CONTOURS]
+def find_outlines(mask: Mask) -> list[Any]:
+    """The outlines, int32 points, of each region that may be text; not those of holes in regions, which rapidocr looks
+    at too. A point stands for each end of each row, so one of fewer than four rows, which is too thin, has fewer than 8."""
+    outlines = cv2.findContoursLinkRuns(mask)[0]  # takes half as long as findContours
+    thick = [outline for outline in outlines if len(outline) >= 2 * (SHORTEST_SIDE + 1)]
+    # A hole begins from right to left. Others are turned, as minAreaRect rounds by the order of the points.
+    kept = [outline for outline in thick if outline[0, 0, 0] <= outline[1, 0, 0]][:MOST_CONTOURS]
+    return [np.concatenate([outline[:1], outline[:0:-1]]) for outline in kept]
 
 
 def enclose(outlines: Iterable[Any], shortest_side: float) -> tuple[Quads, NDArray[np.bool_]]:
