@@ -234,13 +234,3 @@ def test_what_has_the_name_of_a_file_of_the_state_folder_and_is_none_is_named_an
         if kept is not None:
             file.write_bytes(kept)
     assert place.run_once().returncode == 0
-
-
-def test_a_configuration_that_is_no_file_is_refused_and_not_waited_for(tmp_path: Path) -> None:
-    place = Place(tmp_path)
-    place.config.unlink()
-    os.mkfifo(place.config)
-    for command in (["check"], ["list"], ["run", "--once"]):
-        refused = place.command(*command, timeout=20)
-        assert refused.returncode == os.EX_CONFIG
-        assert f"{place.config} cannot be read: it is a FIFO, not a file" in refused.stderr
