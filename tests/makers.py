@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
+import socket
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -173,3 +175,16 @@ def tree(root: Path) -> dict[str, bytes]:
             )
             found[os.path.relpath(path, root)] = content
     return found
+
+
+def put_in_the_way(file: Path, kind: str) -> None:
+    """Put something that is no file at its path: a FIFO, socket, device or folder."""
+    if kind == "FIFO":
+        os.mkfifo(file)
+    elif kind == "socket":
+        with socket.socket(socket.AF_UNIX) as listening, contextlib.chdir(file.parent):
+            listening.bind(file.name)
+    elif kind == "device":
+        file.symlink_to("/dev/zero")
+    else:
+        file.mkdir()

@@ -49,7 +49,7 @@ def run(
 
     if not once and (limit or allow_failed):
         raise typer.BadParameter("--limit and --allow-failed can only be used with --once")
-    settings = read_config(config)
+    settings = read_config(config, needs_file=not once)
     shortfall: Incomplete | None = None
     with Progress("images", shown=once) as progress:
         try:

@@ -96,7 +96,8 @@ def use_set(
     from daemon.measure.edit import set_keys
     from daemon.models.pulls import check_room, find_missing
 
-    settings, file = read_config(config), (find_config(config) or DEFAULT_CONFIG).absolute()
+    settings = read_config(config, needs_file=True)
+    file = (find_config(config) or DEFAULT_CONFIG).absolute()
     models = choose_models(settings, name, permissive=permissive)
     before = read_text(file) if file.exists() else ""
     try:

@@ -102,7 +102,7 @@ def tune(
     from daemon.measure.tuner import TuningPlan, refuse_segments
     from daemon.measure.tuner import tune as search
 
-    settings, file = read_config(config), find_config(config)
+    settings, file = read_config(config, needs_file=True), find_config(config)
     refuse_segments(settings)
     if images and not images.is_dir():
         raise typer.BadParameter(f"--images: there is no folder {images}")

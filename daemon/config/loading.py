@@ -32,7 +32,7 @@ from daemon.config.sections import (
     UpkeepSection,
 )
 from daemon.config.unpacking import UnpackingSection
-from daemon.config.values import expand, read_text
+from daemon.config.values import descriptor_of, expand, read_text
 from daemon.core.errors import ConfigError
 from daemon.system.mounts import Position
 from stages.registry.registry import ORDER, UnknownName, find_backend
@@ -101,7 +101,7 @@ def load(path: Path | None, *, warn: Callable[[str], None] | None = None) -> Con
         document = tomllib.loads(read_text(path))
         if warn and (missing := drop_missing_stages(document)):
             warn(f"{path}: {' '.join(map(explain_missing_stage, missing))}")
-        return parse(document, path.parent)
+        return parse(document, path.parent if descriptor_of(path) is None else Path())
     except OSError as error:
         raise ConfigError(
             [f"{path} cannot be read: {error.strerror}. Name another file with --config."]

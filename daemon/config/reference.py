@@ -155,6 +155,9 @@ def write_markdown() -> str:
         "visiond reads the file that `--config` or `VISIOND_CONFIG` names, or else `daemon.toml` in the current folder.\n"
         "Every key is optional. Relative paths are relative to the file's folder. A size is a number of bytes or text\n"
         'such as `"256 MiB"`. An unknown key is refused; `visiond check` lists all problems.',
+        "Commands that read it once also take what a shell passes: `visiond check --config <(envsubst < daemon.toml)`, or\n"
+        "`--config /dev/stdin`. Relative paths are then relative to the current folder. `run` without `--once`, `setup` and\n"
+        "`tune` need a file, which they read again or change.",
         "In paths, `~`, `$NAME` and `${NAME}` are replaced from the environment of the process that reads the file; `$$` is a\n"
         "dollar sign. A variable that is not set is refused. The file is UTF-8, with or without a byte order mark.",
         "A key with ↻ can change while the daemon works: `systemctl reload visiond` or `visiond reload` reads the file again.\n"

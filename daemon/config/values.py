@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 from pydantic import AfterValidator, BeforeValidator, Field
 
 from daemon.core.errors import ConfigError
-from stages.contract.files import read_file
+from stages.contract.files import find_other_kind, read_file
 
 LEAST_SLAB_BYTES = 1 << 20
 GROUP = "+"  # joins the devices of a group
@@ -158,8 +158,10 @@ Place = Annotated[str, AfterValidator(_canonical_place)]  # of a worker: a devic
 
 def read_text(path: Path) -> str:
     """The text of a file as editors write it: UTF-8, with or without a byte order mark. Raises OSError, and ConfigError if
-    it has another encoding."""
-    data = read_file(path)
+    it has another encoding, or nothing comes through the pipe that it is."""
+    number = descriptor_of(path)
+    is_pipe = number is not None and find_other_kind(path) in ("a FIFO", "a socket")
+    data = _drain(number) if number is not None and is_pipe else read_file(path)
     half_zeros = len(data) > 1 and (not data[0]) != (not data[1])
     if half_zeros or data.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
         raise ConfigError([f"the file is encoded in UTF-16, which TOML does not allow. {_AS_UTF8}"])
@@ -172,6 +174,23 @@ def read_text(path: Path) -> str:
                 f"line {line} has a character that is not encoded in UTF-8 (byte 0x{data[error.start]:02x}). {_AS_UTF8}"
             ]
         ) from None
+
+
+def descriptor_of(path: Path) -> int | None:
+    """The number of the open file that a path names, as /dev/stdin and a shell's <(…) do; None if it names a file."""
+    if str(path) == "/dev/stdin":
+        return 0
+    is_own = path.name.isdecimal() and os.path.realpath(path.parent) == os.path.realpath("/proc/self/fd")
+    return int(path.name) if is_own else None
+
+
+def _drain(number: int) -> bytes:
+    """All that comes through a pipe, which can be read once. Raises ConfigError, OSError."""
+    with open(number, "rb", closefd=False) as pipe:
+        data = pipe.read()
+    if not data:  # every key would have its default
+        raise ConfigError(["nothing came through this pipe. Did the command fail that writes to it?"])
+    return data
 
 
 def expand(path: str) -> Path:

@@ -71,7 +71,6 @@ def copy(record: Record, target: bytes, *, replaces: bool = True) -> bool:
     if record.location == target:
         return True
     temporary = temporary_name(target)
-    os.makedirs(os.path.dirname(target), exist_ok=True)
     try:
         with open(os.open(record.location, READ), "rb") as source, open(create(temporary), "wb") as taken:
             status = _expect(record, source.fileno())
@@ -158,14 +157,16 @@ def temporary_name(path: bytes) -> bytes:
 
 
 def create(path: bytes) -> int:
-    """A descriptor of a new file. What has its name goes: a crash has left it, or somebody else a link, which would lead to
-    another file, or a FIFO, which would be waited for. Raises OSError."""
+    """A descriptor of a new file; its folder is made if there is none. What has its name goes: a crash has left it, or
+    somebody else a link, which would lead to another file, or a FIFO, which would be waited for. Raises OSError."""
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
     try:
         return os.open(path, flags, 0o666)
+    except FileNotFoundError:
+        os.makedirs(os.path.dirname(path), exist_ok=True)
     except FileExistsError:
         os.unlink(path)
-        return os.open(path, flags, 0o666)
+    return os.open(path, flags, 0o666)
 
 
 def _is_same(record: Record, path: bytes) -> bool:

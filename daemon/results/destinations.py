@@ -24,7 +24,7 @@ from daemon.core.errors import SourceChanged
 from daemon.core.jobs import JobStatus, Placed
 from daemon.core.sidecar import is_reason_of, sidecar_paths
 from daemon.inbox import sources
-from daemon.inbox.sources import WRITTEN, second_name, temporary_name
+from daemon.inbox.sources import WRITTEN, create, second_name, temporary_name
 from daemon.inbox.walk import LONGEST_PATH
 from daemon.ledger.record import Record
 from daemon.system.mounts import KnownFolder, ask, describe_obstacle
@@ -358,7 +358,7 @@ def write_whole(path: bytes, data: bytes) -> None:
     """Write a file that appears complete or not at all.
     It is on the disk once `sync_folders` has been called."""
     temporary = temporary_name(path)
-    fd = _create(temporary)
+    fd = create(temporary)
     try:
         try:
             while data:
@@ -379,12 +379,3 @@ def _unlink(path: bytes) -> None:
     except OSError as error:
         if error.errno not in _NOTHING_THERE:
             raise
-
-
-def _create(path: bytes) -> int:
-    flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW
-    try:
-        return os.open(path, flags, 0o666)
-    except FileNotFoundError:
-        os.makedirs(os.path.dirname(path), exist_ok=True)
-        return os.open(path, flags, 0o666)

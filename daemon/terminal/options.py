@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -43,13 +44,19 @@ JsonOption = Annotated[bool, flag("--json", help="Print JSON.")]
 
 def find_config(path: Path | None) -> Path | None:
     """The file to read; None if there is none, so that every key has its default."""
-    return path or (DEFAULT_CONFIG if DEFAULT_CONFIG.is_file() else None)
+    return path or (DEFAULT_CONFIG if os.path.lexists(DEFAULT_CONFIG) else None)
 
 
-def read_config(path: Path | None, *, needs_stages: bool = True) -> Config:
-    """needs_stages: without, a stage whose plug-in is missing is only a warning."""
+def read_config(path: Path | None, *, needs_stages: bool = True, needs_file: bool = False) -> Config:
+    """needs_stages: without, a stage whose plug-in is missing is only a warning. needs_file: the command reads the
+    configuration again, or writes to it."""
     from daemon.config.loading import load
+    from daemon.config.values import descriptor_of
+    from daemon.core.errors import ConfigError
 
+    if path and needs_file and descriptor_of(path) is not None:
+        why = "can be read only once, and this command reads its configuration again or changes it"
+        raise ConfigError([f"{path} {why}. Save the configuration as a file, and name that with --config."])
     keep_config(path)
     return load(find_config(path), warn=None if needs_stages else _warn)
 

@@ -19,11 +19,11 @@ from typing import Any
 
 import pytest
 
-from tests.daemon_process import PATIENCE, Daemon, Place, free_port, wait_for
+from tests.daemon_process import PATIENCE, Daemon, Place, free_port, picture, wait_for
 from tests.deploy.prometheus import MISSING, PROMETHEUS, Prometheus, started
 from tests.deploy.rules import alerts
 from tests.faults.test_disk import mounted
-from tests.faults.test_lifecycle import OFTEN, hang_publishing
+from tests.faults.test_lifecycle import OFTEN, hang_system_calls
 
 FACTOR = 120.0
 HOUR_SECONDS = 3600 / FACTOR
@@ -124,10 +124,10 @@ def kill_the_daemon(folder: Path, sizes: Sizes) -> None:
 
 def hang_a_write(folder: Path, sizes: Sizes) -> None:
     """Without linger: systemd would restart it, and its images would go on."""
-    with opened(
-        folder, {"linger_seconds": 0}, {"pipeline": {"batch_timeout_seconds": 1.0}}, **OFTEN
-    ) as scene:
-        hang_publishing(scene.place, "stuck.ppm")
+    settings = {"pipeline": {"batch_timeout_seconds": 1.0}}
+    hanging = hang_system_calls(folder, folder / "results" / "stuck")
+    with opened(folder, {"linger_seconds": 0}, settings, **OFTEN, **hanging) as scene:
+        scene.place.drop("stuck/a.ppm", picture(2))
         scene.expect("VisiondWatchdog")
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import hashlib
 import json
 import os
 import signal
@@ -209,15 +208,14 @@ def test_under_nohup_closing_the_terminal_does_nothing(tmp_path: Path) -> None:
 
 def test_a_thread_that_hangs_in_a_system_call_does_not_delay_the_exit(tmp_path: Path) -> None:
     place = Place(tmp_path, {"pipeline": {"drain_seconds": 1.0}})
-    with Daemon(place) as daemon:
-        hang_publishing(place, "a.ppm")
+    with Daemon(place, **hang_system_calls(tmp_path, place.site.results / "stuck")) as daemon:
+        place.drop("stuck/a.ppm", picture(2))
         # An image that no worker has begun would be released; this one goes on to its publication.
         wait_for(lambda: counts_of(place) == {"DONE": 1}, "a result that has to be published")
         assert daemon.stop() == 0
         daemon.wait_event(
             "a thread hangs in a system call, perhaps on a dead mount; the daemon exits without waiting for it; nothing is lost"
         )
-    (place.site.results / temporary_of("a.ppm")).unlink()
     assert place.run_once().returncode == 0
     place.assert_kept(DONE=1)
 
@@ -297,7 +295,7 @@ def test_an_inbox_whose_mount_is_dead_at_the_start_delays_no_other_and_is_proces
             "STATUS=0 done, 0 failed, 0 skipped, 3 pending, loading models: ocr, yolo loaded; clip, blip to go"
         )
     place.configure({"stages": {"clip": {"options": {"load_seconds": 0}}}})
-    environment = hang_system_calls(place, place.inbox("dead"))
+    environment = hang_system_calls(tmp_path, place.inbox("dead"))
     place.drop("late.ppm", picture(3), "dead")
     place.drop_many(range(4, 9), "live")
     with Daemon(place, **environment) as daemon:
@@ -321,7 +319,7 @@ def test_once_does_not_wait_for_a_dead_mount_and_says_so_once(tmp_path: Path) ->
         tmp_path, {"inbox": [{"name": "dead", "settle_seconds": 0}, {"name": "live", "settle_seconds": 0}]}
     )
     place.drop_many(range(3), "live")
-    environment = hang_system_calls(place, place.inbox("dead"))
+    environment = hang_system_calls(tmp_path, place.inbox("dead"))
     for done in (3, 0):  # the first start, and a later one
         run = place.run_once(prefix=["env", *(f"{name}={value}" for name, value in environment.items())])
         assert run.returncode == os.EX_IOERR
@@ -348,14 +346,14 @@ for name in ("stat", "lstat", "scandir", "open", "access", "rename", "unlink"):
 """
 
 
-def hang_system_calls(place: Place, folder: Path) -> dict[str, str]:
+def hang_system_calls(at: Path, folder: Path) -> dict[str, str]:
     """An environment in which every access to the folder hangs, as on a dead mount,
-    while a file `hanging` exists. The waits for it are shorter than a user's."""
-    marker = place.folder / "hanging"
+    while a file `hanging` exists at `at`. The waits for it are shorter than a user's."""
+    marker = at / "hanging"
     marker.touch()
     program = HANG.replace("FOLDER", repr(str(folder))).replace("MARKER", repr(str(marker)))
-    (place.folder / "sitecustomize.py").write_text(program)
-    return {"PYTHONPATH": str(place.folder)}
+    (at / "sitecustomize.py").write_text(program)
+    return {"PYTHONPATH": str(at)}
 
 
 def check_with(place: Place, environment: dict[str, str]) -> str:
@@ -369,7 +367,7 @@ def test_the_watchdog_is_fed_while_idle_and_through_a_hanging_worker_but_not_whe
 ) -> None:
     place = Place(tmp_path, {"pipeline": {"batch_timeout_seconds": 0.4}})
     place.configure({"stages": {"ocr": {"options": {"fail": {"HANG": "hang"}}}}})
-    with Daemon(place, **OFTEN) as daemon:
+    with Daemon(place, **OFTEN, **hang_system_calls(tmp_path, place.site.results / "stuck")) as daemon:
         assert daemon.notify.wait(lambda notices: fed(notices) >= 5, PATIENCE, daemon.alive), (
             "idle, it is fed"
         )
@@ -377,7 +375,7 @@ def test_the_watchdog_is_fed_while_idle_and_through_a_hanging_worker_but_not_whe
         daemon.wait_event("image failed", reason="timeout")
         daemon.notify.catch_up()
         assert fed_while_hanging(daemon) >= 4, "a worker that hangs is the pool's business"
-        hang_publishing(place, "a.ppm")
+        place.drop("stuck/a.ppm", picture(2))
         begun = len(daemon.notify.notices)
         stuck = daemon.notify.wait(
             lambda notices: longest_silence(notices[begun:]) >= 10, PATIENCE, daemon.alive
@@ -450,18 +448,6 @@ def fed_while_hanging(daemon: Daemon) -> int:
         fed([notice for notice in daemon.notify.notices if ready < notice.at < lost])
         for ready, lost in list(zip(*spans, strict=False))[1:]
     )
-
-
-def hang_publishing(place: Place, path: str) -> None:
-    """Put a FIFO that nobody reads at the path of the sidecar's temporary file: opening it hangs,
-    as on a dead network mount."""
-    place.site.results.mkdir(exist_ok=True)
-    os.mkfifo(place.site.results / temporary_of(path))
-    place.drop(path, picture(2))
-
-
-def temporary_of(path: str) -> str:
-    return f".visiond-{hashlib.sha256(f'{path}.json'.encode()).hexdigest()[:24]}.tmp"
 
 
 def test_a_notify_socket_that_nobody_reads_does_not_stop_the_work(tmp_path: Path) -> None:

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import shlex
-import socket
 import stat
 import subprocess
 from pathlib import Path
@@ -16,6 +14,7 @@ import pytest
 
 from daemon.config.state import closed_to_others, lock_state
 from tests.daemon_process import Daemon, Place, counts_of, picture, wait_for
+from tests.makers import put_in_the_way
 
 OTHERS = stat.S_IRWXO
 
@@ -225,7 +224,7 @@ def test_what_has_the_name_of_a_file_of_the_state_folder_and_is_none_is_named_an
         file = tmp_path / "state" / name
         kept = file.read_bytes() if file.exists() else None
         file.unlink(missing_ok=True)
-        put(file, kind)
+        put_in_the_way(file, kind)
         commands = (["run", "--once"], ["check", "--quick"], ["list"], ["status"], ["verify"])
         for command in commands:
             refused = place.command(*command, timeout=20)
@@ -235,25 +234,3 @@ def test_what_has_the_name_of_a_file_of_the_state_folder_and_is_none_is_named_an
         if kept is not None:
             file.write_bytes(kept)
     assert place.run_once().returncode == 0
-
-
-def put(file: Path, kind: str) -> None:
-    if kind == "FIFO":
-        os.mkfifo(file)
-    elif kind == "socket":
-        with socket.socket(socket.AF_UNIX) as listening, contextlib.chdir(file.parent):
-            listening.bind(file.name)
-    elif kind == "device":
-        file.symlink_to("/dev/zero")
-    else:
-        file.mkdir()
-
-
-def test_a_configuration_that_is_no_file_is_refused_and_not_waited_for(tmp_path: Path) -> None:
-    place = Place(tmp_path)
-    place.config.unlink()
-    os.mkfifo(place.config)
-    for command in (["check"], ["list"], ["run", "--once"]):
-        refused = place.command(*command, timeout=20)
-        assert refused.returncode == os.EX_CONFIG
-        assert f"{place.config} cannot be read: it is a FIFO, not a file" in refused.stderr

@@ -26,7 +26,7 @@ from daemon.results.destinations import (
     write_sidecar,
     write_whole,
 )
-from tests.makers import MODES, drop, make_record, open_destination, tree
+from tests.makers import MODES, drop, make_record, open_destination, put_in_the_way, tree
 
 FAILED = {
     "status": JobStatus.FAILED,
@@ -83,14 +83,27 @@ def test_a_reader_never_sees_a_torn_sidecar(tmp_path: Path) -> None:
     assert all(seen)
 
 
-def test_a_link_with_the_temporary_name_of_a_sidecar_is_not_followed(tmp_path: Path) -> None:
-    """Another user of a results folder could let the daemon write over any of its files."""
+@pytest.mark.parametrize("kind", ["link", "hard link", "FIFO", "socket", "device", "folder"])
+def test_what_has_the_temporary_name_of_a_sidecar_is_not_followed_and_not_waited_for(
+    tmp_path: Path, kind: str
+) -> None:
+    """Another user of a results folder could let the daemon write over any of its files, or wait for ever."""
     (tmp_path / "diary").write_text("precious")
-    sidecar = os.fsencode(tmp_path / "a.jpg.json")
-    os.symlink(os.fsencode(tmp_path / "diary"), temporary_name(sidecar))
-    with pytest.raises(OSError, match="symbolic links"):
-        write_whole(sidecar, b"{}")
+    destination, record = open_destination(tmp_path), drop(tmp_path)
+    first, second = destination.paths_of(record)
+    temporary = Path(os.fsdecode(temporary_name(first)))
+    temporary.parent.mkdir()
+    if kind == "link":
+        temporary.symlink_to(tmp_path / "diary")
+    elif kind == "hard link":
+        temporary.hardlink_to(tmp_path / "diary")
+    else:
+        put_in_the_way(temporary, kind)
+    destination.publish(record)
     assert (tmp_path / "diary").read_text() == "precious"
+    written = Path(os.fsdecode(second if kind == "folder" else first))
+    assert written.read_bytes() == record.sidecar
+    assert not written.is_symlink()
 
 
 def test_a_sidecar_that_cannot_be_written_leaves_the_old_one_and_no_temporary_file(
