@@ -18,6 +18,8 @@ from daemon.core.jobs import Attempt, Content, Ending, Failure, File, Job, JobSt
 from daemon.core.messages import Output
 from daemon.ledger.ledger import Ledger
 from daemon.ledger.record import Model, Record
+from daemon.ledger.records import Reader
+from daemon.ledger.statements import run_rows
 from daemon.results.destinations import Destination
 from stages.contract.base import Reason
 from stages.contract.binning import Thresholds, judge
@@ -188,3 +190,9 @@ def put_in_the_way(file: Path, kind: str) -> None:
         file.symlink_to("/dev/zero")
     else:
         file.mkdir()
+
+
+def known_versions(reader: Reader, paths: list[bytes], inbox: int = 1) -> set[tuple[object, ...]]:
+    """The path and the fields of the version of every version of these files that the ledger knows."""
+    with reader.lend() as connection:
+        return set(map(tuple, run_rows(connection, "versions", [(path,) for path in paths], inbox)))

@@ -25,8 +25,9 @@ from daemon.inbox.origin import Origin, origin_of
 from daemon.inbox.settle import TOUCHED_SECONDS, Patience, Settling
 from daemon.inbox.sources import SOUGHT, WRITTEN, is_still_written
 from daemon.inbox.walk import LONGEST_PATH, Unread
-from daemon.ledger.joining import Name
+from daemon.ledger.joining import Name, find_other_names
 from daemon.ledger.records import Expected, Reader
+from daemon.ledger.statements import run_rows
 from daemon.system.mounts import FolderAway, FolderIdentity, KnownFolder, is_within, list_mounts
 from daemon.system.scarcity import cause_of
 from stages.contract.base import Reason
@@ -185,11 +186,14 @@ class Folder:
     ) -> tuple[dict[File, bool], dict[File, list[Name]]]:
         """Those whose version the ledger does not know, each with whether only its change time is new; and for `note_renamed`,
         the other names of some. Runs in a thread. Raises LedgerUnusable."""
-        known = reader.versions(self.number, [file.path for file in files])
-        unknown = [file for file in files if (file.path, file.version) not in known]
-        same = {(path, version._replace(ctime_ns=0)) for path, version in known} if unknown else set()
-        found = {f: bool(same) and (f.path, f.version._replace(ctime_ns=0)) in same for f in unknown}
-        return found, {} if self.origin.is_remote else reader.find_other_names(unknown)
+        with reader.lend() as connection:
+            known = set(
+                map(tuple, run_rows(connection, "versions", [(file.path,) for file in files], self.number))
+            )
+            unknown = [file for file in files if (file.path, *file.version) not in known]
+            same = {row[:-1] for row in known} if unknown else set()  # without the change time
+            found = {file: (file.path, *file.version[:-1]) in same for file in unknown}
+            return found, {} if self.origin.is_remote else find_other_names(connection, unknown)
 
     def note_renamed(self, files: dict[File, bool], names: Mapping[File, Sequence[Name]]) -> dict[File, bool]:
         """The same files; those that have left other names have these as `before`. names: of some of them. Runs in a thread."""

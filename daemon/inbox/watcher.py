@@ -7,6 +7,7 @@ Events only make that faster.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import stat
@@ -161,7 +162,7 @@ class Watcher:
         await self._scan(folder, b"")
         while (pause := folder.settling.seconds_to_next(time.monotonic())) is not None:
             await anyio.sleep(pause)
-            await self._examine(folder, _due(folder))
+            await self._examine(folder, [])
             if folder.settling.has_room_again:
                 await self._scan(folder, b"")
 
@@ -191,7 +192,8 @@ class Watcher:
             folder.unread.begin_scan()
             folder.settling.overflowed = False  # this walk finds again what did not fit
         began_at = folder.marker
-        chunks, times, folder.handled = self._walk(folder, subtree), _times(), set()
+        chunks, folder.handled = self._walk(folder, subtree), set()
+        times = time.monotonic(), time.time()
         while (found := await folder.in_thread(next, chunks, None)) is not None:
             files = await self._find_unknown(folder, found)
             whole = self._whole(folder, files, times)
@@ -205,7 +207,7 @@ class Watcher:
                 if time.monotonic() > folder.marker_kept_at + MARKER_SECONDS:
                     await self._store_marker(folder)
             folder.wake_to_settle()
-            times, folder.handled = _times(), set()
+            times, folder.handled = (time.monotonic(), time.time()), set()
         folder.handled = None
         if not subtree:
             await self._note_end(folder, began_at)
@@ -326,15 +328,15 @@ class Watcher:
                 hints.append(await folder.hints.get())
             while not folder.hints.empty() and len(hints) < CHUNK:
                 hints.append(folder.hints.get_nowait())
-            await self._examine(folder, hints + _due(folder))
+            await self._examine(folder, hints)
 
     async def _examine(self, folder: Folder, hints: list[Hint]) -> None:
-        """Read the status of each file, and admit those that are whole and new."""
+        """Read the status of each file that a hint names or that has settled, and admit those that are whole and new."""
+        times = time.monotonic(), time.time()
         renamed = {hint.path for hint in hints if hint.renamed}
-        paths = {hint.path for hint in hints}
+        paths = {hint.path for hint in hints}.union(folder.settling.due(times[0]))
         if not paths:
             return
-        times = _times()
         found = await folder.in_thread(self._read_versions, folder, paths)
         files = await self._find_unknown(folder, found)
         for path in paths - {file.path for file in files}:
@@ -347,12 +349,14 @@ class Watcher:
 
     def _read_versions(self, folder: Folder, paths: Collection[bytes]) -> list[File]:
         """The current version of each file that is there. Runs in a thread."""
-        found = [
-            (path, status)
-            for path in paths
-            if len(path) <= folder.longest and (status := _status_of(folder, path))
-        ]
-        return [_file(folder.number, path, status) for path, status in found]
+        found = []
+        for path in paths:
+            with contextlib.suppress(OSError):  # it is gone
+                status = os.stat(os.path.join(folder.root, path), follow_symlinks=False)
+                if len(path) <= folder.longest and not stat.S_ISDIR(status.st_mode):
+                    is_regular = stat.S_ISREG(status.st_mode)
+                    found.append(File(folder.number, path, Version.of(status), is_regular))
+        return found
 
     def _whole(
         self,
@@ -361,34 +365,11 @@ class Watcher:
         times: tuple[float, float],
         renamed: Collection[bytes] = (),
     ) -> list[File]:
-        """files: of `_find_unknown`. times: from before their status was read. renamed: the paths of those that arrived by a
-        rename."""
+        """files: of `_find_unknown`. times: monotonic and Unix seconds from before their status was read. renamed: the paths
+        of those that arrived by a rename."""
         patience, is_whole = folder.patience, partial(folder.settling.is_whole, read_by=time.monotonic())
         return [
             file
             for file, touched in files.items()
             if is_whole(file, patience, *times, renamed=file.path in renamed, touched=touched)
         ]
-
-
-def _times() -> tuple[float, float]:
-    """Monotonic and Unix seconds."""
-    return time.monotonic(), time.time()
-
-
-def _due(folder: Folder) -> list[Hint]:
-    """Files that have settled."""
-    return [Hint(path) for path in folder.settling.due(time.monotonic())]
-
-
-def _status_of(folder: Folder, path: bytes) -> os.stat_result | None:
-    """The file's status; None if it is gone or a folder."""
-    try:
-        status = os.stat(os.path.join(folder.root, path), follow_symlinks=False)
-    except OSError:
-        return None
-    return None if stat.S_ISDIR(status.st_mode) else status
-
-
-def _file(number: int, path: bytes, status: os.stat_result) -> File:
-    return File(number, path, Version.of(status), stat.S_ISREG(status.st_mode))

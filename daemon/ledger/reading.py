@@ -16,7 +16,6 @@ from pathlib import Path
 from daemon.ledger.schema import (
     add_views,
     explain,
-    is_current,
     set_factories,
     trouble_named,
 )
@@ -38,27 +37,37 @@ class Connections:
         self._path = path
         self._idle: list[sqlite3.Connection] = []
         self._closed = False
-        self._with_views: set[int] = set()  # ids of connections whose views a migration makes wrong
-        self._lock = threading.Lock()  # of the three above; never held while SQLite works
+        self._lock = threading.Lock()  # of the two above; never held while SQLite works
 
     @contextlib.contextmanager
     def lend(self) -> Iterator[sqlite3.Connection]:
         """A connection for this thread only. Raises ReaderClosed, LedgerDamaged, LedgerUnusable,
         LedgerTooNew."""
-        with trouble_named(self._path):
-            connection = self._take() or self._open()
+        with self._lock:
+            if self._closed:
+                raise ReaderClosed
+            connection = self._idle.pop() if self._idle else None
+        is_kept = True
+        if connection is None:
+            with trouble_named(self._path):
+                connection, has_views = self._open()
+            is_kept = not has_views  # which a migration makes wrong
         try:
             yield connection
         except (sqlite3.DatabaseError, MemoryError) as error:
-            connection.close()  # what it has in memory may be wrong
+            is_kept = False  # what it has in memory may be wrong
+            connection.close()
             is_ours = getattr(error, "sqlite_errorcode", 0) == sqlite3.SQLITE_READONLY  # not the disk's
             if code_of(error) in DAMAGE + DISK and not is_ours:
                 raise explain(self._path, error) from error
             raise
-        except BaseException:
-            self._give_back(connection)
-            raise
-        self._give_back(connection)
+        finally:
+            with self._lock:
+                is_kept = is_kept and not self._closed
+                if is_kept:
+                    self._idle.append(connection)
+            if not is_kept:
+                connection.close()
 
     def close(self) -> None:
         """Close idle connections now, and lent ones when they are given back."""
@@ -68,38 +77,17 @@ class Connections:
         for connection in idle:
             connection.close()
 
-    def _take(self) -> sqlite3.Connection | None:
-        with self._lock:
-            if self._closed:
-                raise ReaderClosed
-            connection = self._idle.pop() if self._idle else None
-            has_views = id(connection) in self._with_views
-        if connection and has_views and is_current(connection):  # the ledger has been migrated meanwhile
-            with self._lock:
-                self._with_views.discard(id(connection))
-            connection.close()
-            return self._take()
-        return connection
-
-    def _give_back(self, connection: sqlite3.Connection) -> None:
-        with self._lock:
-            if not self._closed:
-                self._idle.append(connection)
-                return
-        connection.close()
-
-    def _open(self) -> sqlite3.Connection:
+    def _open(self) -> tuple[sqlite3.Connection, bool]:
+        """A new connection, and whether it has views."""
         with contextlib.ExitStack() as undo:
             address = f"{self._path.absolute().as_uri()}?mode=ro"
             # Several threads use it, one after another.
             connection = sqlite3.connect(address, uri=True, check_same_thread=False)
             undo.callback(connection.close)
             set_factories(connection)
-            if add_views(self._path, connection):
-                with self._lock:
-                    self._with_views.add(id(connection))
+            has_views = add_views(self._path, connection)
             undo.pop_all()
-        return connection
+        return connection, has_views
 
 
 class Stopped(Exception):

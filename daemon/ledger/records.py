@@ -16,10 +16,10 @@ from daemon.config.loading import Config
 from daemon.config.state import LEDGER, check_files
 from daemon.core.errors import LedgerDamaged, NothingFound, NotPermitted
 from daemon.core.hints import command, like_service
-from daemon.core.jobs import File, JobStatus, Outdated, Version, Waiting
+from daemon.core.jobs import JobStatus, Outdated, Waiting
 from daemon.ledger import identity, looks, publications, schema
 from daemon.ledger.files import describe_lost_ledger
-from daemon.ledger.joining import Name, assemble, find_other_names, read_former
+from daemon.ledger.joining import assemble, read_former
 from daemon.ledger.reading import Connections, check_whole_file
 from daemon.ledger.record import UNKNOWN, Model, Record
 from daemon.ledger.rows import GoOn, find_damaged
@@ -50,9 +50,10 @@ class Reader:
             raise FileNotFoundError(path)
         self.path = path
         self._connections = Connections(path)
+        self.lend = self._connections.lend
         self.models: dict[int, Model] = {}
         try:
-            with self._connections.lend() as connection:
+            with self.lend() as connection:
                 if known and schema.read_version(path, connection) >= schema.WITH_CHECKSUMS:
                     identity.compare(path, known, identity.identity_of(connection))
             self._read_models()
@@ -100,17 +101,6 @@ class Reader:
         """The last path of a listing that did not reach its end; empty if it did."""
         [row] = self._rows("marker", inbox)
         return bytes(row[0])
-
-    def versions(self, inbox: int, paths: list[bytes]) -> set[tuple[bytes, Version]]:
-        """Every version of these files that the ledger knows."""
-        with self._connections.lend() as connection:
-            rows = run_rows(connection, "versions", [(path,) for path in paths], inbox)
-        return {(row[0], Version(*tuple(row)[1:])) for row in rows}
-
-    def find_other_names(self, files: Sequence[File]) -> dict[File, list[Name]]:
-        """See joining.py."""
-        with self._connections.lend() as connection:
-            return find_other_names(connection, files)
 
     def files_of(self, inbox: int) -> list[Expected]:
         """Some files that should be in the inbox: a thousand that wait, and the newest ones."""
@@ -171,7 +161,7 @@ class Reader:
         last start, without those that a redo could not read. every_stage: or lack the result of a stage. Looks at no more
         than `most` versions with such results: with the index, that takes a fraction of a second."""
         numbers = str([number for number, path in self.inboxes().items() if path in inboxes])  # as JSON
-        with self._connections.lend() as connection:
+        with self.lend() as connection:
             if schema.read_version(self.path, connection) < schema.WITH_LOST:
                 return Outdated(0)
             current = {row[0] for row in connection.execute(SQL["current_models"])}
@@ -193,7 +183,7 @@ class Reader:
 
     def find_numbers(self, numbers: Sequence[int]) -> list[Record]:
         """The images with these numbers, in this order, as they were last published; without those that are gone."""
-        with self._connections.lend() as connection:
+        with self.lend() as connection:
             rows = {
                 row["id"]: row for row in run_rows(connection, "as_published", [(each,) for each in numbers])
             }
@@ -242,7 +232,7 @@ class Reader:
     def owed(self) -> Iterator[Record]:
         """Every image that has ended and may not be published yet."""
         for record in self._walk("owed", 256):
-            with self._connections.lend() as connection:
+            with self.lend() as connection:
                 yield from read_former(connection, [record])
 
     def published_after(
@@ -253,7 +243,7 @@ class Reader:
         record. One that cannot be read has a record with only its name and `damage`. for_sinks: an image has no new number
         because its file was renamed."""
         asked = {"after": number, "limit": limit}
-        with self._connections.lend() as connection:
+        with self.lend() as connection:
             rows = connection.execute(
                 SQL["publications_for_sinks" if for_sinks else "publications"], asked
             ).fetchall()
@@ -264,7 +254,7 @@ class Reader:
 
     def sinks(self) -> dict[str, tuple[int, float | None]]:
         """By sink, how many records it does not have yet, and when it last took some, in Unix seconds."""
-        with self._connections.lend() as connection:
+        with self.lend() as connection:
             if schema.read_version(self.path, connection) < schema.WITH_OUTBOX:
                 return {}
             last, places = publications.read_last(connection), publications.read_places(connection)
@@ -272,12 +262,12 @@ class Reader:
 
     def count_looks(self, name: str) -> looks.Tally:
         """How many images wait for the second look of this name, or have had it."""
-        with self._connections.lend() as connection:
+        with self.lend() as connection:
             return looks.count(connection, name)
 
     def look_names(self) -> list[str]:
         """Of all second looks that the ledger knows."""
-        with self._connections.lend() as connection:
+        with self.lend() as connection:
             return looks.names(connection)
 
     def waits_for_look(self, image: int, name: str) -> bool:
@@ -322,10 +312,6 @@ class Reader:
             else f"{what} of bytes that are not known any more"
         )
 
-    def lend(self) -> contextlib.AbstractContextManager[sqlite3.Connection]:
-        """A connection for reading, for this thread only."""
-        return self._connections.lend()
-
     def _damaged_endings(self, go_on: GoOn) -> Iterator[str]:
         last = 0
         while go_on() and (rows := self._rows("all_endings", last, 1024)):
@@ -337,7 +323,7 @@ class Reader:
         """Copy the ledger as of now into a new file, durably. The daemon may continue to write.
         step: called with the MiB that are copied, and with all. Raises OSError."""
         try:
-            with contextlib.closing(sqlite3.connect(file)) as copy, self._connections.lend() as connection:
+            with contextlib.closing(sqlite3.connect(file)) as copy, self.lend() as connection:
                 page_bytes = connection.execute("PRAGMA page_size").fetchone()[0]
 
                 def report(_status: int, left: int, pages: int) -> None:
@@ -363,7 +349,7 @@ class Reader:
     def assemble(
         self, rows: Iterable[sqlite3.Row], *, with_results: bool = True, tolerant: bool = False
     ) -> list[Record]:
-        with self._connections.lend() as connection:
+        with self.lend() as connection:
             if connection.execute(SQL["last_model"]).fetchone()[0] > max(self.models, default=0):
                 self._read_models()  # a daemon has started with others since, or exchanged them
             options = {"with_results": with_results, "tolerant": tolerant}
@@ -374,7 +360,7 @@ class Reader:
         self.models |= {row["id"]: Model(*tuple(row)[1:]) for row in self._rows("models")}
 
     def _rows(self, statement: str, *parameters: Any) -> list[sqlite3.Row]:
-        with self._connections.lend() as connection:
+        with self.lend() as connection:
             return connection.execute(SQL[statement], parameters).fetchall()
 
 

@@ -167,11 +167,6 @@ def newest() -> int:
     return 1 + len(MIGRATIONS)
 
 
-def is_current(connection: sqlite3.Connection) -> bool:
-    """Whether the ledger has the schema of this program."""
-    return bool(connection.execute("PRAGMA user_version").fetchone()[0] == newest())
-
-
 def add_views(path: Path, connection: sqlite3.Connection) -> bool:
     """If the ledger has an older schema, let this connection read it through views, as if it had the columns that were
     added later. Returns whether it has; a migration makes the views wrong. Raises ConfigError, LedgerTooNew."""

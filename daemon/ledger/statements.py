@@ -39,16 +39,11 @@ def run_rows(
             part = rows[start : start + chunk]
             start += chunk
             values = [value for row in part for value in row]
-            returned += connection.execute(_expand(name, chunk, len(part[0])), (*before, *values)).fetchall()
+            if (key := (name, chunk, len(part[0]))) not in _expanded:
+                row = "?" if key[2] == 1 else f"({', '.join('?' * key[2])})"
+                _expanded[key] = SQL[name].replace(":rows", ", ".join([row] * chunk))
+            returned += connection.execute(_expanded[key], (*before, *values)).fetchall()
     return returned
 
 
-def _expand(name: str, rows: int, columns: int) -> str:
-    key = (name, rows, columns)
-    if key not in _expanded:
-        row = "?" if columns == 1 else f"({', '.join('?' * columns)})"
-        _expanded[key] = SQL[name].replace(":rows", ", ".join([row] * rows))
-    return _expanded[key]
-
-
-_expanded: dict[tuple[str, int, int], str] = {}
+_expanded: dict[tuple[str, int, int], str] = {}  # by name, rows and columns

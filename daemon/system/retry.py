@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import ParamSpec, TypeVar
 
 import anyio
@@ -70,8 +71,4 @@ class Retry:
 
     async def in_thread(self, what: str, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """The same with a function that blocks, in a thread."""
-
-        async def call() -> T:
-            return await to_thread.run_sync(lambda: function(*args, **kwargs))
-
-        return await self(what, call)
+        return await self(what, to_thread.run_sync, partial(function, *args, **kwargs))

@@ -11,7 +11,7 @@ import socket
 import subprocess
 import threading
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterable, Iterator
 from functools import partial
 from itertools import groupby
 from pathlib import Path
@@ -453,14 +453,14 @@ async def test_a_ledger_that_cannot_be_read_for_a_moment_is_read_again(
     found.write("a.jpg")
     monkeypatch.setattr("daemon.system.retry.PAUSE_SECONDS", 0)
     with contextlib.closing(Reader(ledger.path)) as reader, anyio.fail_after(PATIENCE):
-        read = reader.versions
+        lend = reader.lend
 
-        def fail_once(*arguments: Any) -> Any:
+        def fail_once() -> Any:
             for failure in failures:
                 raise failure
-            return read(*arguments)
+            return lend()
 
-        monkeypatch.setattr(reader, "versions", fail_once)
+        monkeypatch.setattr(reader, "lend", fail_once)
         await Watcher({1: Inbox(path=inbox, settle_seconds=0)}, reader, NEVER, found.metrics).run(
             found.admit, once=True
         )
@@ -737,19 +737,19 @@ async def test_a_file_that_the_daemon_is_deleting_is_no_other_version(
     watch: Watch, inbox: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """To delete a file, the daemon renames it. For a moment, its change time is then new and its name still there."""
-    file, looks, read_status = inbox / "first", 0, watching._status_of
+    file, looks, read = inbox / "first", 0, Watcher._read_versions
 
-    def delete_after(folder: Folder, path: bytes) -> os.stat_result | None:
+    def delete_after(watcher: Watcher, folder: Folder, paths: Collection[bytes]) -> list[File]:
         nonlocal looks
-        status = read_status(folder, path)
-        if path == b"first":
+        found = read(watcher, folder, paths)
+        if b"first" in paths:
             looks += 1
             file.unlink(missing_ok=True)
-        return status
+        return found
 
     monkeypatch.setattr(settle, "TOUCHED_SECONDS", 0.1)
     async with watch(settle_seconds=0) as found:
-        monkeypatch.setattr(watching, "_status_of", delete_after)
+        monkeypatch.setattr(Watcher, "_read_versions", delete_after)
         before = file.stat().st_ctime_ns
         while file.stat().st_ctime_ns == before:  # the file system's clock has steps
             file.rename(tmp_path / "aside").rename(file)

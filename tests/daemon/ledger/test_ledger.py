@@ -48,6 +48,7 @@ from tests.makers import (
     content_of,
     done,
     failed,
+    known_versions,
     make_file,
     make_job,
     make_outputs,
@@ -133,7 +134,7 @@ async def test_a_file_whose_disk_has_another_number_since_a_reboot_is_the_same_v
     assert (await ledger.admit([File(1, b"a.jpg", Version.of(status))])).pending == 1
     assert await ledger.admit([File(1, b"a.jpg", Version.of(rebooted))]) == Admitted(0, 0, 0)
     with contextlib.closing(Reader(ledger.path)) as reader:
-        assert reader.versions(1, [b"a.jpg"]) == {(b"a.jpg", Version.of(rebooted))}
+        assert known_versions(reader, [b"a.jpg"]) == {(b"a.jpg", *Version.of(rebooted))}
 
 
 async def test_a_new_version_leaves_the_result_of_an_older_one_alone(ledger: Ledger) -> None:
@@ -164,7 +165,7 @@ async def test_a_version_that_was_gone_and_is_there_again_is_pending_again(ledge
     [job] = await admit(ledger, b"a.jpg")
     await ledger.end([Ending(job, JobStatus.GONE, 2e9, 0)])
     reader = Reader(ledger.path)
-    known = reader.versions(1, [b"a.jpg"])
+    known = known_versions(reader, [b"a.jpg"])
     reader.close()
     assert known == set()
     files = [make_file(b"a.jpg"), make_file(b"b.jpg")]

@@ -24,12 +24,14 @@ import sys, threading
 from pathlib import Path
 from daemon.ledger.reading import ReaderClosed
 from daemon.ledger.records import Reader
+from daemon.ledger.statements import run_rows
 
 def read(reader, began):
-    paths = [b"%d.jpg" % number for number in range(512)]
+    paths = [(b"%d.jpg" % number,) for number in range(512)]
     try:
         while True:
-            reader.versions(1, paths)
+            with reader.lend() as connection:
+                run_rows(connection, "versions", paths, 1)
             began.set()
     except ReaderClosed:
         pass

@@ -20,7 +20,18 @@ from daemon.ledger.record import BUILT_IN_KEYS, Model, Record
 from daemon.ledger.records import Reader
 from stages.registry import registry
 from stages.registry.registry import ORDER
-from tests.makers import MODELS, VERSION, admit, complete, done, failed, make_file, make_outputs, make_record
+from tests.makers import (
+    MODELS,
+    VERSION,
+    admit,
+    complete,
+    done,
+    failed,
+    known_versions,
+    make_file,
+    make_outputs,
+    make_record,
+)
 
 pytestmark = pytest.mark.anyio
 
@@ -199,8 +210,8 @@ async def test_every_version_of_a_file_is_known(ledger: Ledger) -> None:
         await complete(ledger, *(done(job) for job in await ledger.next_jobs(9, ())))
     reader = open_reader(ledger)
     paths = [b"a.jpg", b"b\xff.jpg", *(b"%d.jpg" % number for number in range(500))]
-    assert reader.versions(1, paths) == {(file.path, file.version) for file in files}
-    assert reader.versions(2, paths) == reader.versions(1, []) == set()
+    assert known_versions(reader, paths) == {(file.path, *file.version) for file in files}
+    assert known_versions(reader, paths, inbox=2) == known_versions(reader, []) == set()
     reader.close()
 
 

@@ -20,7 +20,7 @@ from daemon.config.sections import Inbox
 from daemon.core.jobs import Admitted, Ending, File, Job, JobStatus, Placed, Version
 from daemon.inbox.folder import open_folder
 from daemon.ledger import looks, publications
-from daemon.ledger.joining import Name
+from daemon.ledger.joining import Name, find_other_names
 from daemon.ledger.ledger import Ledger
 from daemon.ledger.record import Record
 from daemon.ledger.records import Reader
@@ -344,7 +344,8 @@ async def test_few_other_names_are_looked_at_where_all_files_have_one_inode(
     kept: Ledger, reader: Reader
 ) -> None:
     await kept.admit([found(b"%d.jpg" % number) for number in range(20)])
-    [names] = reader.find_other_names([found(b"new.jpg")]).values()
+    with reader.lend() as connection:
+        [names] = find_other_names(connection, [found(b"new.jpg")]).values()
     assert [name.path for name in names] == [b"%d.jpg" % number for number in range(19, 11, -1)]
 
 
