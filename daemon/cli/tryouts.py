@@ -14,8 +14,8 @@ import selectors
 import subprocess
 import tempfile
 import time
-from collections.abc import Iterator
-from typing import IO
+from collections.abc import Callable, Iterator
+from typing import IO, Any
 
 import msgspec
 
@@ -134,40 +134,37 @@ class RuleFailed(Exception):
 def try_rule(config: Config) -> str:
     """Try the rule on the newest image that is DONE, else on a sample. Returns which bin it chose.
     Raises RuleFailed."""
-    reference = config.binning.rules
-    try:
-        rule = load_rule(reference)
-    except ValueError as error:
-        raise RuleFailed(str(error)) from error
-    attempt, inbox, name = _find_image(config)
-    payloads = {stage: output.payload for stage, output in attempt.content.outputs.items()}
-    record = describe(attempt.job, attempt.content, judge(payloads, config.binning.thresholds()), inbox)
-    try:
-        chosen = apply_rule(rule, record)
-    except Exception as error:
-        place = place_in_rule(error, __file__) or _definition_of(rule)
-        raise RuleFailed(
-            f'[binning] rules = "{reference}" fails on {name}: {explain(error, record, place)}.'
-        ) from error
+    reference, key = config.binning.rules, "[binning] rules"
+    chosen, name = _try(config, reference, key, f'{key} = "{reference}"', apply_rule)
     return f"binning rule {reference} puts {name} into bin {chosen}."
 
 
 def try_choice(config: Config, look: SecondLook) -> str:
     """Try the function of a second look in the same way. Raises RuleFailed."""
-    where = f'[[second_look]] {look.name}: when = "{look.when}"'
+    table = f"[[second_look]] {look.name}"
+    where = f'{table}: when = "{look.when}"'
+    chosen, name = _try(
+        config, look.function, f"{table}: when", where, lambda rule, record: bool(rule(record))
+    )
+    return f"second look {look.name}: {look.when} {'chooses' if chosen else 'does not choose'} {name}."
+
+
+def _try(
+    config: Config, reference: str, key: str, where: str, use: Callable[[Rule, dict[str, Any]], object]
+) -> tuple[object, str]:
+    """What a user's function answers, and the name of the image. key, where: name it in errors. Raises RuleFailed."""
     try:
-        rule = load_rule(look.function, f"[[second_look]] {look.name}: when")
+        rule = load_rule(reference, key)
     except ValueError as error:
         raise RuleFailed(str(error)) from error
     attempt, inbox, name = _find_image(config)
     payloads = {stage: output.payload for stage, output in attempt.content.outputs.items()}
     record = describe(attempt.job, attempt.content, judge(payloads, config.binning.thresholds()), inbox)
     try:
-        chosen = bool(rule(record))
+        return use(rule, record), name
     except Exception as error:
         place = place_in_rule(error, __file__) or _definition_of(rule)
         raise RuleFailed(f"{where} fails on {name}: {explain(error, record, place)}.") from error
-    return f"second look {look.name}: {look.when} {'chooses' if chosen else 'does not choose'} {name}."
 
 
 def _find_image(config: Config) -> tuple[Attempt, bytes, str]:

@@ -13,49 +13,20 @@ import unicodedata
 from collections.abc import Iterable
 
 IGNORED = (  # by default
-    *(".*", "*~", "~$*", "*.tmp", "*.temp", "*.swp"),
+    ".*", "*~", "~$*", "*.tmp", "*.temp", "*.swp",
     # unfinished downloads and uploads
-    *(
-        "*.part",
-        "*.partial",
-        "*.crdownload",
-        "*.download",
-        "*.opdownload",
-        "*.filepart",
-        "*.aria2",
-        *("*.!qB", "*.!ut", "*.!bt", "*.!sync", "*.bts", "*.bc!", "*.jc!", "*.fb!", "*.ob!"),
-        *("*.td", "*.xltd", "*.downloading", "*.fdmdownload", "*.dctmp", "*.ytdl"),
-    ),
+    "*.part", "*.partial", "*.crdownload", "*.download", "*.opdownload", "*.filepart", "*.aria2",
+    "*.!qB", "*.!ut", "*.!bt", "*.!sync", "*.bts", "*.bc!", "*.jc!", "*.fb!", "*.ob!",
+    "*.td", "*.xltd", "*.downloading", "*.fdmdownload", "*.dctmp", "*.ytdl",
     # recycle bins, snapshots and previews of systems and NAS
-    *(
-        "#recycle",
-        "@Recycle",
-        "$RECYCLE.BIN",
-        "RECYCLER",
-        "Recycled",
-        "@sharebin",
-        "Network Trash Folder",
-        "Temporary Items",
-        "TheVolumeSettingsFolder",
-        "System Volume Information",
-    ),
-    *("LOST.DIR", "FOUND.[0-9][0-9][0-9]"),  # what a check of a file system has found
-    *("#snapshot", "@Recently-Snapshot", "~snapshot", "@eaDir", "@tmp", "__MACOSX", "lost+found"),
-)
+    "#recycle", "@Recycle", "$RECYCLE.BIN", "RECYCLER", "Recycled", "@sharebin", "Network Trash Folder",
+    "Temporary Items", "TheVolumeSettingsFolder", "System Volume Information",
+    "LOST.DIR", "FOUND.[0-9][0-9][0-9]",  # what a check of a file system has found
+    "#snapshot", "@Recently-Snapshot", "~snapshot", "@eaDir", "@tmp", "__MACOSX", "lost+found",
+)  # fmt: skip
 EARLIER = (  # the default ones before 0.2, which `ignore` replaced
-    *(
-        ".*",
-        "*~",
-        "*.tmp",
-        "*.temp",
-        "*.part",
-        "*.partial",
-        "*.crdownload",
-        "*.download",
-        "*.swp",
-        "*.filepart",
-    ),
-)
+    ".*", "*~", "*.tmp", "*.temp", "*.part", "*.partial", "*.crdownload", "*.download", "*.swp", "*.filepart",
+)  # fmt: skip
 OWN = ".visiond-*"  # temporary and other files of the daemon
 _FOLDER = b"\0"  # stands behind the path of a folder, as no path contains it
 _LETTER = rb"[^/\0]"

@@ -29,17 +29,9 @@ GONE = {  # keys of earlier versions, and why nobody needs them
     "pipeline.queue_images": "slab_bytes says how many images are in flight",
 }
 NO_NUMBER = {  # or not within the key's limits
-    *(
-        "int_type",
-        "int_parsing",
-        "int_parsing_size",
-        "int_from_float",
-        "float_type",
-        "float_parsing",
-        "finite_number",
-    ),
-    *("greater_than", "greater_than_equal", "less_than", "less_than_equal", OUT_OF_RANGE),
-}
+    "int_type", "int_parsing", "int_parsing_size", "int_from_float", "float_type", "float_parsing", "finite_number",
+    "greater_than", "greater_than_equal", "less_than", "less_than_equal", OUT_OF_RANGE,
+}  # fmt: skip
 PARSERS = "function-before[_parse_bytes(), int]"  # added by pydantic to the location of a key with a parser
 TABLES = ("inbox", "segment")  # lists of tables
 

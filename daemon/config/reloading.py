@@ -143,9 +143,8 @@ def take_over(old: Config, new: Config, *, exchanges: bool = False) -> tuple[Con
         merged = merged.model_copy(update={name: getattr(old, name) for name in EXCHANGED})
         done.waiting.extend(done.exchanging)
         done.exchanging.clear()
-    if bool(old.http.tls_certificate) != bool(
-        new.http.tls_certificate
-    ):  # the pages would need another server
+    # the pages would need another server
+    if bool(old.http.tls_certificate) != bool(new.http.tls_certificate):
         merged = merged.model_copy(update={"http": old.http})
         tls = [key for key in done.changed if key.startswith("http.")]
         done.waiting.extend(tls)

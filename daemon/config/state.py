@@ -27,19 +27,9 @@ KERNELS = "kernels"  # compiled for the GPU, so that only the first start compil
 PICTURES = "pictures"  # small ones, for the page; may be deleted
 PAGE_TOKEN = "page.token"  # for changes by the page
 SEARCH = "search"  # made from the ledger; may be deleted
-OWN = (
-    IDENTITY,
-    CONTROL,
-    LOCK,
-    DIARY,
-    NAMES,
-    PROFILE,
-    TUNING,
-    KERNELS,
-    PICTURES,
-    PAGE_TOKEN,
-    SEARCH,
-)  # in addition to the ledger
+OWN = (  # in addition to the ledger
+    IDENTITY, CONTROL, LOCK, DIARY, NAMES, PROFILE, TUNING, KERNELS, PICTURES, PAGE_TOKEN, SEARCH,
+)  # fmt: skip
 SOCKET_BYTES = 107  # unix(7)
 FLOCK = "hhqqi4x"  # struct flock of fcntl(2), on 64 bits
 

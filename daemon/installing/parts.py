@@ -174,9 +174,8 @@ class Parts:
         """`visiond check` with every configuration that the new environment will work with. Raises StepFailed."""
         visiond = self._environment.visiond
         if not self._places.is_system or os.geteuid():
-            run(
-                visiond, "--version"
-            )  # the configuration's folders are those of the machine, not of this tree
+            # the configuration's folders are those of the machine, not of this tree
+            run(visiond, "--version")
             return
         units = [self._places.unit, *(service.active_units() if service.is_booted(self._places) else [])]
         for name in dict.fromkeys(map(name_of, units)):

@@ -43,9 +43,8 @@ class Amount(msgspec.Struct):
 
 
 Amounts = dict[str, Amount]
-Step = Callable[
-    [Amounts, float], None
-]  # what was found or removed so far, and about which share of the ledger was searched
+# what was found or removed so far, and about which share of the ledger was searched
+Step = Callable[[Amounts, float], None]
 
 
 def kind_of(status: JobStatus) -> str:

@@ -188,10 +188,9 @@ def read_sidecar(file: bytes, folder: bytes, inbox: int, destination: Destinatio
         height=source.height,
         pages=source.pages,
         outputs={stage: Output(payload, sidecar.timings[stage]) for stage, payload in results.items()},
+        # The sidecar does not name its stage; OCR's weights have no notice.
         models=[
-            Model(
-                stage, fingerprint, "" if stage == "ocr" else sidecar.notice
-            )  # the sidecar does not name its stage; OCR's weights have no notice
+            Model(stage, fingerprint, "" if stage == "ocr" else sidecar.notice)
             for stage, fingerprint in sidecar.models.items()
         ],
         bin=sidecar.bin.name if sidecar.bin else "",

@@ -26,9 +26,8 @@ class Choice:
 
     ids: list[int]
     left: Counter[str]
-    lost: list[int] = field(
-        default_factory=list
-    )  # those of them whose file cannot be read, though the inbox is there
+    # those of them whose file cannot be read, though the inbox is there
+    lost: list[int] = field(default_factory=list)
     settings_digest: str = ""  # of the settings by which results are stale
 
 
@@ -85,9 +84,8 @@ def _is_stale(record: Record, wanted: CurrentModels, judge: Judge, reader: Reade
     if record.damage or not used.items() <= fingerprints.items():
         return True
     attempt = attempt_of(record)
-    if used != fingerprints and not judge.is_decided(
-        attempt.content
-    ):  # a stage would run that did not run then
+    # a stage would run that did not run then
+    if used != fingerprints and not judge.is_decided(attempt.content):
         return True
     (ending,) = judge.endings([attempt])
     if (ending.bin, ending.criteria) != (record.bin, record.criteria):

@@ -13,11 +13,8 @@ from daemon.core.hints import command
 INPUT, READ, DECODE, GPU, WORKERS, PUBLISH = "input", "read", "decode", "gpu", "workers", "publish"
 PARTS = (INPUT, READ, DECODE, GPU, WORKERS, PUBLISH)  # in the order in which an image passes them
 WAITS = (READ, PUBLISH, INPUT)  # what threads of workers can wait for
-IN_DECODERS, IN_WORKERS, IN_DAEMON = (
-    "decoders",
-    "workers",
-    "daemon",
-)  # kinds of process; others count as the daemon
+# kinds of process; others count as the daemon
+IN_DECODERS, IN_WORKERS, IN_DAEMON = "decoders", "workers", "daemon"
 FULL = 0.9  # of a part's time, from which it counts as busy all the time
 STARVED = 0.25  # of the workers' threads, from which what they wait for limits; at the end of a run some always wait
 FEWEST = 3  # moments that say anything

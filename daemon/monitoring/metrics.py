@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import collections
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from itertools import chain
 from typing import NamedTuple
 
@@ -236,7 +236,7 @@ class Metrics(Series):
 class LookMetrics:
     """What the station of a second look reports. label: stands for the name of its stage."""
 
-    def __init__(self, metrics: Metrics, label: str, devices: Iterable[str]) -> None:
+    def __init__(self, metrics: Metrics, label: str, devices: Collection[str]) -> None:
         self._metrics, self._label = metrics, label
         self.worker_memory, self.worker_gpu_memory = metrics.worker_memory, metrics.worker_gpu_memory
         metrics.begin_devices([label], devices)

@@ -5,7 +5,8 @@ Label values come from closed sets only, never from a path or the text of an err
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import itertools
+from collections.abc import Collection, Iterable, Mapping
 from functools import partial
 
 from prometheus_client import (
@@ -39,6 +40,7 @@ RELOADED = ("done", "refused")  # how a reload can end
 FAILED_FOR = tuple(reason for reason in Reason if reason is not Reason.UNPACKED)
 SKIPPED_FOR = (Reason.NOT_AN_IMAGE, Reason.NOT_REGULAR, Reason.EMPTY, Reason.BYTES, Reason.UNPACKED)
 OTHER = "other"  # bins of a custom rule
+BIN_LABELS = (*BINS, OTHER)
 UPLOADED = ("accepted", "repeated")  # how an upload can end that is not refused
 OUTCOMES = (JobStatus.DONE, JobStatus.FAILED, JobStatus.SKIPPED, JobStatus.GONE)
 STATES = ("loading", "ready", "silent", "waiting", "closed")  # of a worker
@@ -278,77 +280,51 @@ class Series:
         """Create all series at 0; otherwise `rate` and `increase` miss the first event.
         `begin_segment` and `begin_inboxes` create the others."""
         Info("visiond_build", "Version of visiond.", registry=self.registry).info({"version": __version__})
-        for outcome, reasons in (
-            ("done", [""]),
-            ("gone", [""]),
-            ("failed", FAILED_FOR),
-            ("skipped", SKIPPED_FOR),
+        for metric, *labels in (
+            (self.images, ("done", "gone"), ("",)),
+            (self.images, ("failed",), FAILED_FOR),
+            (self.images, ("skipped",), SKIPPED_FOR),
+            (self.retries, FAILED_FOR),
+            (self.uploads, UPLOADED, ("",)),
+            (self.uploads, ("refused",), Refusal),
+            (self.upkeep_success, TASKS),
+            (self.upkeep_failed, TASKS),
+            (self.upkeep_failures, TASKS),
+            (self.limited_by, PARTS),
+            (self.exchanges, EXCHANGED),
+            (self.reloads, RELOADED),
+            (self.bins, BIN_LABELS),
+            (self.stage_notice, ORDER, KINDS),
         ):
-            for reason in reasons:
-                self.images.labels(outcome, str(reason))
-        for reason in FAILED_FOR:
-            self.retries.labels(reason.value)
-        for outcome in UPLOADED:
-            self.uploads.labels(outcome, "")
-        for refusal in Refusal:
-            self.uploads.labels("refused", refusal.value)
-        for task in TASKS:
-            self.upkeep_success.labels(task)
-            self.upkeep_failed.labels(task)
-            self.upkeep_failures.labels(task)
-        for part in PARTS:
-            self.limited_by.labels(part)
-        for outcome in EXCHANGED:
-            self.exchanges.labels(outcome)
-        for outcome in RELOADED:
-            self.reloads.labels(outcome)
-        for name in (*BINS, OTHER):
-            self.bins.labels(name)
-        for stage in ORDER:
-            for kind in KINDS:
-                self.stage_notice.labels(stage, kind)
+            begin(metric, *labels)
 
     def begin_inboxes(self, names: Mapping[int, str]) -> None:
         """Create the series of all inboxes at 0. names: by their numbers in the ledger."""
-        for name in names.values():
-            for status in OUTCOMES:
-                self.inbox_images.labels(name, status.name.lower())
-            for bin_name in (*BINS, OTHER):
-                self.inbox_bins.labels(name, bin_name)
-            for total in (
-                *(self.inbox_image_seconds, self.inbox_wait_seconds),
-                *(self.inbox_first_results, self.inbox_missed),
-            ):
-                total.labels(name)
-            for level in (
-                *(self.inbox_pending, self.inbox_oldest, self.inbox_scan_seconds),
-                *(self.inbox_scanned_at, self.inbox_away),
-            ):
-                level.labels(name)
+        labels = list(names.values())
+        begin(self.inbox_images, labels, [status.name.lower() for status in OUTCOMES])
+        begin(self.inbox_bins, labels, BIN_LABELS)
+        for metric in (
+            *(self.inbox_image_seconds, self.inbox_wait_seconds, self.inbox_first_results, self.inbox_missed),
+            *(self.inbox_pending, self.inbox_oldest, self.inbox_scan_seconds),
+            *(self.inbox_scanned_at, self.inbox_away),
+        ):
+            begin(metric, labels)
 
-    def begin_segment(self, name: str, stages: Iterable[str], devices: Iterable[str]) -> None:
+    def begin_segment(self, name: str, stages: Collection[str], devices: Collection[str]) -> None:
         """Create the series of this segment, its stages and its devices at 0."""
         self.batch_images.labels(name)
-        stages, devices = list(stages), list(devices)
         self.begin_devices(stages, devices)
-        for stage in stages:
-            for metric in (self.reused, self.stage_seconds, self.stage_images):
-                metric.labels(stage)
-        for device in devices:
-            self.out_of_memory.labels(device)
-            for loss in Loss:
-                self.worker_restarts.labels(device, loss.value)
+        for metric in (self.reused, self.stage_seconds, self.stage_images):
+            begin(metric, stages)
+        begin(self.out_of_memory, devices)
+        begin(self.worker_restarts, devices, Loss)
 
-    def begin_devices(self, stages: Iterable[str], devices: Iterable[str]) -> None:
-        stages = list(stages)
-        for device in devices:
-            for total in (self.device_batches, self.device_batch_images):
-                total.labels(device)
-            for stage in stages:
-                self.device_stage_images.labels(device, stage)
-                self.device_stage_seconds.labels(device, stage)
-            for state in STATES:
-                self.device_workers.labels(device, state)
+    def begin_devices(self, stages: Collection[str], devices: Collection[str]) -> None:
+        for metric in (self.device_batches, self.device_batch_images):
+            begin(metric, devices)
+        for metric in (self.device_stage_images, self.device_stage_seconds):
+            begin(metric, devices, stages)
+        begin(self.device_workers, devices, STATES)
 
     def of_page(self) -> list[Collector]:
         """Those that the page updates, which has a process of its own."""
@@ -363,3 +339,9 @@ class Series:
             *(self.device_stage_images, self.device_stage_seconds),
             *(self.device_batches, self.device_batch_images),
         ]
+
+
+def begin(metric: Counter | Gauge | Histogram, *values: Iterable[str]) -> None:
+    """Create the series of a metric at 0, one for each combination of its labels' values."""
+    for labels in itertools.product(*values):
+        metric.labels(*labels)

@@ -71,9 +71,8 @@ class Index:
         self._idle: list[tuple[int, sqlite3.Connection]] = []  # each with the inode of its file
         self._closed = False
         self._lock = threading.Lock()  # of the two above
-        self._looked_at = (
-            -LOOK_SECONDS
-        )  # when entries that are no longer shown were counted, in monotonic seconds
+        # when entries that are no longer shown were counted, in monotonic seconds
+        self._looked_at = -LOOK_SECONDS
         with self._lend():
             pass
 
@@ -278,9 +277,8 @@ class Index:
             )
             undo.callback(connection.close)
             connection.execute("PRAGMA journal_mode = WAL")
-            connection.execute(
-                "PRAGMA synchronous = NORMAL"
-            )  # a power failure may lose the last commits, and no more
+            # a power failure may lose the last commits, and no more
+            connection.execute("PRAGMA synchronous = NORMAL")
             connection.execute("PRAGMA cache_size = -16384")
             version = connection.execute("PRAGMA user_version").fetchone()[0]
             if version not in (0, VERSION):

@@ -121,9 +121,8 @@ def parse(text: str) -> Query:
             raise QueryError(f"state:{state} cannot be searched for; only state:done and state:failed are.")
     if len(terms) > MOST_TERMS:
         raise QueryError(f"a search has at most {MOST_TERMS} words; this one has {len(terms)}.")
-    if has_signs and all(
-        term.excluded for term in terms
-    ):  # nothing has these signs, as far as the index knows
+    # nothing has these signs, as far as the index knows
+    if has_signs and all(term.excluded for term in terms):
         filters["state"] = ("none",)
     return Query(tuple(terms), tuple(filters.items()), days.get("after"), days.get("before"))
 
@@ -153,9 +152,8 @@ def read_day(name: str, value: str) -> date:
 
 
 def _tomorrow() -> date:
-    return datetime.now(UTC).date() + timedelta(
-        days=2
-    )  # this clock may be behind that of the images' machine
+    # this clock may be behind that of the images' machine
+    return datetime.now(UTC).date() + timedelta(days=2)
 
 
 def _one_of(marks: Iterable[str]) -> str:

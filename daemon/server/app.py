@@ -117,9 +117,8 @@ def listen(http: Http, section: str = "http") -> socket.socket:
         )
     except OSError as error:
         is_named = isinstance(error, socket.gaierror) or not error.errno
-        reason = (
-            error.strerror or error if is_named else os.strerror(error.errno or 0)
-        )  # others repeat the address
+        # others repeat the address
+        reason = error.strerror or error if is_named else os.strerror(error.errno or 0)
         raise ConfigError(
             [
                 f"{section}.listen: cannot listen on {http.listen}: {reason}. Set another address as [{section}] listen."

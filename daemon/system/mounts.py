@@ -121,9 +121,8 @@ def list_mounts() -> list[Mount]:
 
 def mount_of(path: Path) -> Mount | None:
     """The mount that a folder is on, whether or not the folder exists."""
-    target = os.fsencode(
-        os.path.realpath(path)
-    )  # unlike Path.resolve, this raises nothing for a link to itself
+    # unlike Path.resolve, this raises nothing for a link to itself
+    target = os.fsencode(os.path.realpath(path))
     holding = [mount for mount in list_mounts() if is_within(target, mount.place)]
     # Of two at one place, the later one covers the other.
     return max(enumerate(holding), key=lambda each: (len(each[1].place), each[0]))[1] if holding else None

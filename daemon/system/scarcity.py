@@ -14,20 +14,11 @@ SCARCE = {  # too few file descriptors
 
 
 # A mount that is gone, a disk that was removed, or too little memory.
-AWAY = frozenset(
-    (
-        *(
-            errno.ENOTCONN,
-            errno.ESHUTDOWN,
-            errno.ETIMEDOUT,
-            errno.ECONNREFUSED,
-            errno.ECONNRESET,
-            errno.ECONNABORTED,
-        ),
-        *(errno.EHOSTDOWN, errno.EHOSTUNREACH, errno.ENETDOWN, errno.ENETUNREACH),
-        *(errno.ENODEV, errno.ENOMEDIUM, errno.EREMOTEIO, errno.ENOMEM),
-    )
-)
+AWAY = frozenset((
+    errno.ENOTCONN, errno.ESHUTDOWN, errno.ETIMEDOUT, errno.ECONNREFUSED, errno.ECONNRESET, errno.ECONNABORTED,
+    errno.EHOSTDOWN, errno.EHOSTUNREACH, errno.ENETDOWN, errno.ENETUNREACH,
+    errno.ENODEV, errno.ENOMEDIUM, errno.EREMOTEIO, errno.ENOMEM,
+))  # fmt: skip
 
 # What stops a start but no configuration can change. An address may be missing (EADDRNOTAVAIL) while a machine boots, and
 # in use while another program ends. A read-only file system is not among these: in a systemd unit that is how a folder

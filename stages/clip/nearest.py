@@ -66,9 +66,8 @@ def _compare(
 ) -> Nearest:
     """The nearest of these rows, in full precision."""
     best = Nearest(places[:0], np.empty(0, np.float32))
-    for part in _parts(
-        len(places), EXACT_AT_ONCE
-    ):  # equal images may make all rows come here, so only the best are kept
+    # equal images may make all rows come here, so only the best are kept
+    for part in _parts(len(places), EXACT_AT_ONCE):
         fetch(places[part])
         scores = torch.from_numpy(exact[places[part]].astype(np.float32)) @ query
         found = np.concatenate([best.places, places[part]])

@@ -29,22 +29,10 @@ HEAVY = {"torch"}  # importing it takes seconds
 # The other names in a sidecar, in a rule's record and in the configuration,
 # and the first words of an export's columns.
 TAKEN = {
-    *(
-        "schema",
-        "id",
-        "source",
-        "notice",
-        "bin",
-        "timings",
-        "models",
-        "status",
-        "reason",
-        "detail",
-        "attempts",
-    ),
-    *("finished", "path", "width", "height", "objects", "caption", "fake", "copy", "decoding"),
-    *("text", "object", "unique", "spatial", "clip", "tag", "embedding", "detections"),
-}
+    "schema", "id", "source", "notice", "bin", "timings", "models", "status", "reason", "detail", "attempts",
+    "finished", "path", "width", "height", "objects", "caption", "fake", "copy", "decoding",
+    "text", "object", "unique", "spatial", "clip", "tag", "embedding", "detections",
+}  # fmt: skip
 
 
 class Unfit(Exception):

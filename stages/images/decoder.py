@@ -89,11 +89,8 @@ def main(arguments: Sequence[str]) -> None:
     if "numpy" in arguments[4:]:  # a sealed process can open no file to import it
         importlib.import_module("stages.images.samples")
         imagecodecs = importlib.import_module("imagecodecs")
-        _ = (
-            imagecodecs.spng_decode,
-            imagecodecs.png_decode,
-            imagecodecs.webp_decode,
-        )  # looking them up imports them
+        # looking them up imports them
+        _ = imagecodecs.spng_decode, imagecodecs.png_decode, imagecodecs.webp_decode
     with socket.socket(fileno=channel_fd) as channel:
         channel.send(b"ready")
         seal()

@@ -55,10 +55,8 @@ TRANSPOSITIONS = {
 }
 TURNED_BY_PILLOW = frozenset(("TIFF",))
 PLAIN = ((8, 2, 0), (8, 6, 0))  # of a PNG: bits, color type (RGB, RGBA) and interlacing
-EXTENDED, PROFILED = (
-    b"VP8X",
-    0x20,
-)  # of a WebP: a kind of header, and the bit in it that says that a profile follows
+# of a WebP: a kind of header, and the bit in it that says that a profile follows
+EXTENDED, PROFILED = b"VP8X", 0x20
 STRIP_PIXELS = 4_000_000  # converted at once, which limits the additional memory
 SAMPLE = 512  # most pixels of a side that are looked at to choose the ground
 CLEAR, OPAQUE, LIGHT, NEARLY_NONE = 16, 128, 192, 0.05  # alpha, alpha, gray level, share of the pixels

@@ -107,9 +107,8 @@ def _coded_profile(data: memoryview, is_gray: bool) -> bytes:
 
 
 def _of_code_points(primaries: int, transfer: int, is_gray: bool) -> bytes:
-    if (
-        primaries not in PRIMARIES or transfer not in EXPONENTS
-    ):  # not stated; or of more than sRGB's brightness
+    # not stated; or of more than sRGB's brightness
+    if primaries not in PRIMARIES or transfer not in EXPONENTS:
         return b""
     return make_profile(PRIMARIES[primaries], EXPONENTS[transfer], is_gray=is_gray)
 

@@ -26,45 +26,16 @@ MACHINES = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}  # from linux/audit.h
 # What the interpreter, its allocator and the image libraries'
 # threads need: numbers on x86-64 and on 64-bit ARM.
 KEPT = {
-    **{
-        "read": (0, 63),
-        "write": (1, 64),
-        "close": (3, 57),
-        "lseek": (8, 62),
-        "fstat": (5, 80),
-    },
-    **{"recvfrom": (45, 207), "sendto": (44, 206), "ppoll": (271, 73), "poll": (7, 73)},
-    **{
-        "mmap": (9, 222),
-        "munmap": (11, 215),
-        "mprotect": (10, 226),
-        "mremap": (25, 216),
-        "madvise": (28, 233),
-        "brk": (12, 214),
-    },
-    **{"futex": (202, 98), "set_robust_list": (273, 99), "rseq": (334, 293)},
-    **{
-        "sched_yield": (24, 124),
-        "sched_getaffinity": (204, 123),
-        "sysinfo": (99, 179),
-        "getpid": (39, 172),
-        "gettid": (186, 178),
-    },
-    **{
-        "rt_sigaction": (13, 134),
-        "rt_sigprocmask": (14, 135),
-        "rt_sigreturn": (15, 139),
-        "sigaltstack": (131, 132),
-    },
-    **{"getrlimit": (97, 163), "getrusage": (98, 165)},
-    **{
-        "clock_gettime": (228, 113),
-        "clock_nanosleep": (230, 115),
-        "nanosleep": (35, 101),
-        "restart_syscall": (219, 128),
-    },
-    **{"getrandom": (318, 278), "exit": (60, 93), "exit_group": (231, 94)},
-}
+    "read": (0, 63), "write": (1, 64), "close": (3, 57), "lseek": (8, 62), "fstat": (5, 80),
+    "recvfrom": (45, 207), "sendto": (44, 206), "ppoll": (271, 73), "poll": (7, 73),
+    "mmap": (9, 222), "munmap": (11, 215), "mprotect": (10, 226), "mremap": (25, 216), "madvise": (28, 233), "brk": (12, 214),
+    "futex": (202, 98), "set_robust_list": (273, 99), "rseq": (334, 293),
+    "sched_yield": (24, 124), "sched_getaffinity": (204, 123), "sysinfo": (99, 179), "getpid": (39, 172), "gettid": (186, 178),
+    "rt_sigaction": (13, 134), "rt_sigprocmask": (14, 135), "rt_sigreturn": (15, 139), "sigaltstack": (131, 132),
+    "getrlimit": (97, 163), "getrusage": (98, 165),
+    "clock_gettime": (228, 113), "clock_nanosleep": (230, 115), "nanosleep": (35, 101), "restart_syscall": (219, 128),
+    "getrandom": (318, 278), "exit": (60, 93), "exit_group": (231, 94),
+}  # fmt: skip
 # Allowed for some arguments only: the position of the argument, the test that it must pass,
 # and the operands of the test.
 KEPT_IN_PART = {

@@ -20,10 +20,8 @@ from stages.images.devices import has_kernels_for
 from stages.pretrained.vision import Patches, is_patching
 
 HALF = (torch.bfloat16, torch.float16)
-TEXT_ROTATION, PATCH_ROTATION = (
-    "apply_rotary_pos_emb",
-    "apply_rotary_pos_emb_vision",
-)  # functions of transformers
+# functions of transformers
+TEXT_ROTATION, PATCH_ROTATION = "apply_rotary_pos_emb", "apply_rotary_pos_emb_vision"
 GATED = {"gate_proj", "up_proj", "down_proj", "act_fn"}  # the parts of an MLP with a gate
 ACTIVATIONS = ("activation_fn", "act_fn", "act")
 SILU, TANH_GELU = type(ACT2FN["silu"]), type(ACT2FN["gelu_pytorch_tanh"])

@@ -95,9 +95,8 @@ def name_for_transformers(places: dict[str, str]) -> dict[str, Any]:
 def finish_spreading(model: Model, places: dict[str, str]) -> Model:
     """A model that from_pretrained has loaded to its places, ready to run; hf_device_map has their names."""
     if next(iter(places.values())).startswith("cpu"):
-        with (
-            quiet_about_parameters()
-        ):  # pretended devices are one for from_pretrained, so it has added no hooks
+        # pretended devices are one for from_pretrained, so it has added no hooks
+        with quiet_about_parameters():
             accelerate.dispatch_model(
                 model,
                 dict.fromkeys(places, "cpu"),

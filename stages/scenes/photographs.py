@@ -11,19 +11,11 @@ PHOTOGRAPHS = {
     ("matplotlib", "mpl-data/sample_data"): ("grace_hopper.jpg",),
     ("sklearn", "datasets/images"): ("china.jpg", "flower.jpg"),
     ("skimage", "data"): (
-        *("astronaut.png", "brick.png", "camera.png", "cell.png", "chelsea.png", "clock_motion.png"),
-        *(
-            "coffee.png",
-            "coins.png",
-            "grass.png",
-            "gravel.png",
-            "hubble_deep_field.jpg",
-            "ihc.png",
-            "moon.png",
-        ),
-        *("motorcycle_left.png", "page.png", "retina.jpg", "rocket.jpg", "text.png"),
+        "astronaut.png", "brick.png", "camera.png", "cell.png", "chelsea.png", "clock_motion.png",
+        "coffee.png", "coins.png", "grass.png", "gravel.png", "hubble_deep_field.jpg", "ihc.png", "moon.png",
+        "motorcycle_left.png", "page.png", "retina.jpg", "rocket.jpg", "text.png",
     ),
-}
+}  # fmt: skip
 
 
 def find_photographs(folder: Path | None = None) -> list[Path]:

@@ -26,63 +26,12 @@ UNWANTED = (".bin.index.json", ".h5.index.json", ".msgpack.index.json")  # lists
 
 # CLIP's labels in addition to the names of YOLO's classes.
 SCENES = (
-    *(
-        "document",
-        "receipt",
-        "form",
-        "letter",
-        "book page",
-        "handwritten note",
-        "table of numbers",
-        "map",
-        "diagram",
-    ),
-    *(
-        "chart",
-        "screenshot",
-        "website",
-        "logo",
-        "poster",
-        "street sign",
-        "menu",
-        "business card",
-        "whiteboard",
-    ),
-    *(
-        "landscape",
-        "mountain",
-        "beach",
-        "forest",
-        "city street",
-        "building",
-        "office",
-        "kitchen",
-        "living room",
-        "shop",
-    ),
-    *(
-        "portrait of a person",
-        "group of people",
-        "crowd",
-        "animal",
-        "plant",
-        "flower",
-        "meal",
-        "drawing",
-        "painting",
-    ),
-    *(
-        "toy",
-        "tool",
-        "machine",
-        "piece of clothing",
-        "night scene",
-        "sky",
-        "water",
-        "sports scene",
-        "plain background",
-    ),
-)
+    "document", "receipt", "form", "letter", "book page", "handwritten note", "table of numbers", "map", "diagram",
+    "chart", "screenshot", "website", "logo", "poster", "street sign", "menu", "business card", "whiteboard",
+    "landscape", "mountain", "beach", "forest", "city street", "building", "office", "kitchen", "living room", "shop",
+    "portrait of a person", "group of people", "crowd", "animal", "plant", "flower", "meal", "drawing", "painting",
+    "toy", "tool", "machine", "piece of clothing", "night scene", "sky", "water", "sports scene", "plain background",
+)  # fmt: skip
 
 
 # Errors of the folder for the files, not of the network.

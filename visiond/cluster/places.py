@@ -7,7 +7,7 @@ import contextlib
 import os
 import secrets
 from collections.abc import Iterator
-from typing import NamedTuple, Protocol
+from typing import Protocol
 from urllib.parse import quote
 
 from daemon.core.errors import NotWritable
@@ -16,14 +16,6 @@ from daemon.ledger.files import sync_folder
 from visiond.cluster.objects import again, locate, read_object
 
 PARTIAL = ".partial"
-
-
-class ListedFile(NamedTuple):
-    """A file or object. version: changes when its bytes do, as far as the place can tell."""
-
-    name: bytes  # relative to the place
-    size: int  # bytes
-    version: bytes
 
 
 class ClusterPlace(Protocol):
