@@ -91,6 +91,9 @@ UNREAD_IMAGES: tuple[tuple[bytes, str], ...] = (
     (b"srcdocid:", "CALS"),
     (b"BEGMF", "CGM"),
     (b"\0\xffKA", "Affinity"),
+    (b"id=ImageMagick", "MIFF"),
+    (b"\x1bP", "Sixel"),
+    *((bytes((size, 0, 0, 0)), "a BMP without its file header (DIB)") for size in (40, 108, 124)),
 )
 # … and those whose mark is not at the beginning; a negative number counts from the end.
 MARKED_LATER: tuple[tuple[int, bytes, str], ...] = (
@@ -108,6 +111,19 @@ MARKED_LATER: tuple[tuple[int, bytes, str], ...] = (
     (344, b"n+1\0", "NIfTI"),
     (20, b"GIMP", "a brush of GIMP"),
     (20, b"GPAT", "a pattern of GIMP"),
+)
+# … and those without a mark, by the form of their header.
+UNMARKED: tuple[tuple[re.Pattern[bytes], str], ...] = (
+    # A length, whether there are colors, the kind, which colors, a corner, width, height, bits of a pixel, the order.
+    (
+        re.compile(
+            rb"(?s).(?:\x01[\1\x09]..(?!\0\0)..[\x0f\x10\x18 ]|\0[\2\3\n\x0b]\0{5}).{4}"
+            rb"(?!\0\0)..(?!\0\0)..[\x08\x0f\x10\x18 ][\0-?]"
+        ),
+        "TGA",
+    ),
+    (re.compile(rb"(?s)BM.{4}\0{4}.{4}[\x0d-@]\0\0\0"), "BMP of OS/2"),
+    (re.compile(rb"\s*(?:/\*[^*]*\*/\s*)?#define \w+_width \d"), "XBM"),
 )
 GZIP = b"\x1f\x8b"
 OTHER_FILES: tuple[tuple[bytes, str], ...] = (
@@ -192,6 +208,7 @@ def _refusal(data: memoryview) -> ImageError:
     head = bytes(data[:HEAD])
     unread = [name for prefix, name in UNREAD_IMAGES if head.startswith(prefix)]
     unread += [name for at, mark, name in MARKED_LATER if bytes(data[at:][: len(mark)]) == mark]
+    unread += [name for mark, name in UNMARKED if mark.match(head)]
     if unread:
         return ImageError(Reason.FORMAT, f"{unread[0]} is not supported: save it as JPEG, PNG, WebP or TIFF")
     if head.startswith(GZIP) and b"<svg" in _gunzip(head):
@@ -249,4 +266,4 @@ def bmp_masks(data: memoryview) -> tuple[int, ...]:
     has_alpha = header >= 56 or how == 6
     masks: tuple[int, ...] = struct.unpack_from("<4I" if has_alpha else "<3I", data, 54)
     masks = masks if has_alpha else (*masks, 0)
-    return () if masks in BMP_MASKS[bits] else masks
+    return () if how == 3 and masks in BMP_MASKS[bits] else masks

@@ -314,14 +314,30 @@ def primary_properties(data: memoryview) -> list[tuple[bytes, memoryview]]:
     meta = dict(_boxes(boxes.get(b"meta", NOTHING)[4:]))
     table = dict(_boxes(meta.get(b"iprp", NOTHING)))
     if b"pitm" not in meta or not {b"ipco", b"ipma"} <= table.keys():
+        if sequence := find_sequence(data):
+            return [(b"ispe", memoryview(struct.pack(">4xII", *sequence[:2])))]
         raise ImageError(Reason.HEADER, "the file names no primary picture")
     item = struct.unpack_from(">H" if meta[b"pitm"][0] == 0 else ">I", meta[b"pitm"], 4)[0]
     properties = list(_boxes(table[b"ipco"]))
-    numbers = _property_numbers(table[b"ipma"], item)
+    parts = [part for kind, part in _boxes(meta[b"iprp"]) if kind == b"ipma"]
+    numbers = next(filter(None, (_property_numbers(part, item) for part in parts)), [])
     mine = [properties[number - 1] for number in numbers if 0 < number <= len(properties)]
     if b"ispe" not in dict(mine):
         raise ImageError(Reason.HEADER, "the primary picture states no size")
     return mine
+
+
+def find_sequence(data: memoryview) -> Size | None:
+    """Width, height and number of the frames of an animated AVIF; None for all others."""
+    if bytes(data[8:12]) != b"avis":
+        return None
+    for kind, track in _boxes(dict(_boxes(data)).get(b"moov", NOTHING)):
+        media = dict(_boxes(dict(_boxes(track)).get(b"mdia", NOTHING))) if kind == b"trak" else {}
+        if bytes(media.get(b"hdlr", NOTHING)[8:12]) == b"pict":
+            width, height = struct.unpack(">H2xH2x", dict(_boxes(track))[b"tkhd"][-8:])
+            samples = dict(_boxes(dict(_boxes(media[b"minf"]))[b"stbl"]))
+            return width, height, struct.unpack_from(">I", samples[b"stsz"], 8)[0]
+    return None
 
 
 def _read_aperture(clap: memoryview) -> tuple[int, int]:

@@ -1,7 +1,7 @@
-"""Counts the pictures in a file: the pages of a TIFF, the frames of an animation. Only the first one is read,
-so the count shows how many are left out.
+"""The pictures in a file: the pages of a TIFF, the frames of an animation. They are counted, and only one of them is
+read, so the count shows how many are left out: the first, or the first with content.
 
-Only the start of each picture is looked at. Counting stops at MOST, or
+For counting only the start of each picture is looked at. It stops at MOST, or
 where the bytes are invalid: that is no reason to refuse the first picture.
 """
 
@@ -10,10 +10,24 @@ from __future__ import annotations
 import struct
 from collections.abc import Callable, Iterator
 from itertools import islice
+from typing import TYPE_CHECKING
 
 from stages.contract.base import ImageError
-from stages.images.headers import CHUNKS, png_chunks
+from stages.images.headers import CHUNKS, find_sequence, png_chunks
 from stages.images.tiff import MOST, PARTS, walk
+
+if TYPE_CHECKING:
+    from PIL import Image
+
+BLANK_FRAMES = 100  # most frames of an animation that are skipped because they have one color
+BROKEN = (
+    EOFError,
+    OSError,
+    SyntaxError,
+    ValueError,
+    MemoryError,
+    ImageError,
+)  # what a bad later frame raises
 
 
 def count_pages(name: str, data: memoryview) -> int:
@@ -81,9 +95,42 @@ def _walk_png(data: memoryview) -> Iterator[None]:
             return
 
 
+def _walk_avif(data: memoryview) -> Iterator[None]:
+    sequence = find_sequence(data)
+    yield from (None for _ in range(sequence[2] if sequence else 1))
+
+
 WALKERS: dict[str, Callable[[memoryview], Iterator[None]]] = {
     "TIFF": _walk_tiff,
     "GIF": _walk_gif,
     "WEBP": _walk_webp,
     "PNG": _walk_png,
+    "AVIF": _walk_avif,
 }
+
+
+def skip_blank(image: Image.Image, frames: int) -> Image.Image:
+    """The first frame of an animation, or if that has one color only, as when it fades in, the first one that has more."""
+    if frames == 1:
+        return image
+    first = image.copy()
+    for number in range(1, min(frames, BLANK_FRAMES)):
+        if not is_blank(image):
+            return image
+        try:
+            image.seek(number)
+            image.load()
+        except BROKEN:  # the first frame is sound
+            return first
+        if image.size != first.size:
+            return first
+    return first if is_blank(image) else image
+
+
+def is_blank(image: Image.Image) -> bool:
+    """Whether it has one color, or is transparent."""
+    if image.has_transparency_data:
+        image = image.convert("RGBA")
+        if image.getchannel("A").getextrema() == (0, 0):
+            return True
+    return len(image.convert("RGBA").getcolors(1) or ()) == 1

@@ -12,7 +12,7 @@ import io
 import struct
 import warnings
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from typing import TYPE_CHECKING
 
 from PIL import Image, ImageChops, ImageFile, ImagePalette, UnidentifiedImageError
@@ -28,6 +28,7 @@ from PIL.WebPImagePlugin import WebPImageFile
 from stages.contract.base import Header, ImageError, Reason
 from stages.images.formats import bmp_masks
 from stages.images.headers import find_avif_crop, png_chunks, png_significant_bits
+from stages.images.pages import BROKEN, is_blank, skip_blank
 from stages.images.profiles import convert_to_srgb, find_profile
 from stages.images.tiff import FILL_ORDER, JPEG, OLD_JPEG, Directory, find_picture
 
@@ -54,6 +55,7 @@ TRANSPOSITIONS = {
     8: Image.Transpose.ROTATE_90,
 }
 TURNED_BY_PILLOW = frozenset(("TIFF",))
+FRAMES = (b"acTL", b"fcTL", b"fdAT")  # of an animated PNG
 PLAIN = ((8, 2, 0), (8, 6, 0))  # of a PNG: bits, color type (RGB, RGBA) and interlacing
 # of a WebP: a kind of header, and the bit in it that says that a profile follows
 EXTENDED, PROFILED = b"VP8X", 0x20
@@ -64,7 +66,6 @@ CLEAR_STEP = 64  # gray levels
 FAR_MORE = 2.5  # times the contrast; black letters in a white outline have up to 2.3 times as much on black
 # Parts of Pillow that it imports when it needs them.
 LATE = ("Cms", "Color", "Filter", "Math", "Palette", "Sequence")
-BLANK_FRAMES = 100  # most frames of an animation that are skipped because they have one color
 TIFF_OFFSETS, TIFF_LENGTHS = (273, 324), (279, 325)  # of strips and of tiles
 
 
@@ -128,11 +129,11 @@ def write_rgb(data: memoryview, header: Header, out: memoryview) -> None:
 
 
 def read_plain(data: memoryview, header: Header, size: tuple[int, int]) -> np.ndarray | None:
-    """The pixels of a PNG as nearly all screenshots are, or of a WebP without frames and profile, uint8 [height, width, 3
+    """The pixels of a PNG as nearly all screenshots are, or of a WebP without a profile, uint8 [height, width, 3
     or 4]: libspng and libwebp write them where numpy wants them, which takes a half of the time that Pillow does. None for
-    all others, and for those that they refuse: Pillow says what is wrong. size: as stored, width and height."""
+    all others, for animations, and for those that they refuse: Pillow says what is wrong. size: as stored, width and height."""
     pixels = None
-    if header.format == "PNG" and (data[24], data[25], data[28]) in PLAIN:
+    if header.format == "PNG" and header.pages == 1 and (data[24], data[25], data[28]) in PLAIN:
         pixels = _read_png(keep_picture(data).getvalue())
     elif (
         header.format == "WEBP"
@@ -237,6 +238,9 @@ def _correct_png(image: Image.Image, data: memoryview, header: Header) -> Image.
         return image.convert("LA")
     if image.mode == "L" and bits < 8 and isinstance(clear, int):
         image.info["transparency"] = clear * 255 // ((1 << bits) - 1)
+    if header.pages > 1 and is_blank(image):
+        with contextlib.suppress(*BROKEN):
+            return skip_blank(PngImageFile(keep_picture(data, FRAMES)), header.pages)
     return image
 
 
@@ -249,6 +253,7 @@ def _correct_ppm(image: Image.Image, data: memoryview, header: Header) -> Image.
 
 
 def _correct_avif(image: Image.Image, data: memoryview, header: Header) -> Image.Image:
+    image = skip_blank(image, header.pages)
     crop = find_avif_crop(data)
     return image if crop == (0, 0, *image.size) else image.crop(crop)
 
@@ -259,8 +264,14 @@ def _correct_bmp(image: Image.Image, data: memoryview, header: Header) -> Image.
     return image
 
 
+def _correct_heif(image: Image.Image, data: memoryview, header: Header) -> Image.Image:
+    if image.mode != "I;16":
+        return image
+    return image.convert("I").point([level >> 8 for level in range(1 << 16)], "L")
+
+
 def _correct_animation(image: Image.Image, data: memoryview, header: Header) -> Image.Image:
-    return _skip_blank(image, header.pages)
+    return skip_blank(image, header.pages)
 
 
 def _correct_tiff(image: Image.Image, data: memoryview, header: Header) -> Image.Image:
@@ -271,6 +282,7 @@ CORRECTIONS = {
     "PNG": _correct_png,
     "PPM": _correct_ppm,
     "AVIF": _correct_avif,
+    "HEIF": _correct_heif,
     "GIF": _correct_animation,
     "WEBP": _correct_animation,
     "BMP": _correct_bmp,
@@ -278,40 +290,16 @@ CORRECTIONS = {
 }
 
 
-def _skip_blank(image: Image.Image, frames: int) -> Image.Image:
-    """The first frame of an animation, or if that has one color only, as when it fades in, the first one that has more."""
-    if frames == 1:
-        return image
-    first = image.copy()
-    for number in range(1, min(frames, BLANK_FRAMES)):
-        if not _is_blank(image):
-            return image
-        try:
-            image.seek(number)
-            image.load()
-        except (EOFError, OSError, SyntaxError, ValueError):  # the first frame is sound
-            return first
-    return first if _is_blank(image) else image
-
-
-def _is_blank(image: Image.Image) -> bool:
-    if image.has_transparency_data:
-        image = image.convert("RGBA")
-        if image.getchannel("A").getextrema() == (0, 0):
-            return True
-    return len(image.convert("RGBA").getcolors(1) or ()) == 1
-
-
-def keep_picture(data: memoryview) -> io.BytesIO:
+def keep_picture(data: memoryview, also: Container[bytes] = ()) -> io.BytesIO:
     """A PNG with only the chunks of its first picture. Texts, profiles and other frames are not
-    pixels: the decoder does not get them, so it does not matter if they are damaged or too large.
+    pixels: the decoder does not get them, so it does not matter if they are damaged or too large. also: other chunks.
 
     Raises ImageError: TRUNCATED, and DECODER if the checksum of a chunk that is kept is wrong.
     """
     picture = io.BytesIO()
     picture.write(data[:8])
     for kind, start, end in png_chunks(data):
-        if kind[:1].islower() and kind != b"tRNS":
+        if kind[:1].islower() and kind != b"tRNS" and kind not in also:
             continue
         if zlib.crc32(data[start - 4 : end]) != int.from_bytes(data[end : end + 4], "big"):
             raise ImageError(Reason.DECODER, f"the checksum of a PNG chunk is wrong ({ascii(kind)[2:-1]})")

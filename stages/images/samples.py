@@ -123,7 +123,7 @@ def _find_range(
     if bits:
         return (low, high) if LEAST_LEVELS <= high - low < top / SMALL_PART else (0, top)
     is_usual = values.dtype.kind == "f" and not is_plain_gray and low >= 0 and 1 / SMALL_PART < high <= 1
-    return (0, 1) if is_usual else (low, high)
+    return (0, 1) if is_usual or low == high else (low, high)
 
 
 def _find_ends(values: Array) -> tuple[float, float]:
@@ -218,7 +218,7 @@ def _find_alpha(picture: Directory, colors: int) -> tuple[int, bool]:
     extras = picture.integers(tiff.EXTRA_SAMPLES)
     if picture.photometric == RGB and not extras and picture.samples == 4:
         extras = (2,)  # as Pillow and others understand it
-    if picture.photometric in (CMYK, PALETTE):
+    if picture.photometric == CMYK:
         return 0, False
     numbered = zip(range(colors, picture.samples), extras, strict=False)
     return next(((number, extra == 1) for number, extra in numbered if extra in (1, 2)), (0, False))
@@ -235,7 +235,9 @@ def _paint(picture: Directory, values: Array) -> Image.Image:
     table = np.frombuffer(picture.palette, np.uint8)
     if table.size < 3 << picture.bits:
         raise ImageError(Reason.HEADER, "the TIFF's palette is too short")
-    return Image.fromarray(table.reshape(3, -1).T[values[..., 0]])
+    colors = table.reshape(3, -1).T[values[..., 0]]
+    alpha = _scale(values[..., 1:], 0, (1 << picture.bits) - 1, picture.bits)
+    return Image.fromarray(np.concatenate([colors, alpha], -1))
 
 
 class StripOrTile(NamedTuple):

@@ -101,6 +101,12 @@ def test_inspect_finds_every_fault_that_shows_in_the_header_and_no_other(given: 
         ("IFF .ILBM", b"FORM\0\0\1\0ILBMBMHD"),
         ("OpenRaster", b"PK\3\4" + bytes(26) + b"mimetypeimage/openraster"),
         ("JPEG-LS", b"\xff\xd8\xff\xe8\0\4AB\xff\xf7\0\x0b\x08\0\4\0\4\1\1\x11\0"),
+        ("TGA", bytes(2) + b"\2" + bytes(9) + b"\x40\1\xc8\0\x18\0"),
+        ("TGA", bytes((0, 1, 9, 0, 0, 0, 1, 24)) + bytes(4) + b"\x40\1\xc8\0\x08\x20"),
+        ("DIB", b"(\0\0\0\x40\1\0\0\xc8\0\0\0\1\0\x18\0"),
+        ("BMP of OS/2", b"BM\x1e\x24\0\0\0\0\0\0\x1e\4\0\0\x10\0\0\0"),
+        ("XBM", b"#define logo_width 16\n#define logo_height 16\n"),
+        ("MIFF", b"id=ImageMagick version=1.0\n"),
         ("SVG", gzip.compress(b"<svg xmlns='http://www.w3.org/2000/svg'/>", mtime=0)),
     ],
 )

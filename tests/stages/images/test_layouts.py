@@ -293,15 +293,78 @@ def test_a_compression_that_is_not_read_is_refused_by_its_name(number: int, name
     assert refused.value.reason is Reason.FORMAT
 
 
-@pytest.mark.parametrize("image_format", ["GIF", "WEBP"])
+@pytest.mark.parametrize("image_format", ["GIF", "WEBP", "PNG", "AVIF"])
 def test_an_animation_that_begins_blank_shows_its_first_frame_with_content(
     decoder: Decoder, image_format: str
 ) -> None:
+    data = fading_in(image_format)
+    assert shown(decoder, data)[30, 30].max() < 20
+    assert inspect(memoryview(data), LIMITS).pages == 2
+
+
+def fading_in(image_format: str) -> bytes:
     frames = [Image.new("RGB", (96, 64), "white"), Image.new("RGB", (96, 64), "white")]
     frames[1].paste((10, 10, 10), (20, 20, 60, 40))
     options = {"lossless": True} if image_format == "WEBP" else {}
-    data = encode(frames[0], image_format, save_all=True, append_images=frames[1:], duration=50, **options)
+    return encode(frames[0], image_format, save_all=True, append_images=frames[1:], duration=50, **options)
+
+
+def test_a_blank_first_frame_is_shown_if_a_later_one_does_not_fit(decoder: Decoder) -> None:
+    wide = bytearray(fading_in("GIF"))
+    at = wide.rindex(b"\x2c" + struct.pack("<HH", 20, 20))  # the second frame has what differs
+    wide[at + 1 : at + 5] = struct.pack("<HH", 90, 60)
+    for data in (bytes(wide), fading_in("PNG").replace(b"fdAT", b"fdAX")):
+        assert (shown(decoder, data) == 255).all()
+
+
+def test_alpha_beside_a_palette_of_four_bits_is_applied(decoder: Decoder) -> None:
+    values = np.zeros((4, 8, 2))
+    values[:, 4:, 1] = 1  # all of it is black, and the left half transparent
+    more = {320: (3, [*(0, 0xFFFF), *[0] * 14] * 3)}
+    seen = shown(decoder, tiff_of(values, bits=4, photometric=3, extra=(2,), more=more))
+    assert (seen[:, :4] == 255).all()
+    assert (seen[:, 4:] == 0).all()
+
+
+def test_a_float_picture_of_one_value_has_its_level(decoder: Decoder) -> None:
+    for level in (0.0, 1.0):
+        seen = shown(decoder, encode(Image.new("F", (8, 8), level), "TIFF"))
+        assert (seen == 255 * level).all()
+
+
+def test_a_bmp_that_says_that_it_has_alpha_is_read(decoder: Decoder) -> None:
+    head = struct.pack("<IiiHHIIiiII", 40, 2, 2, 1, 32, 6, 16, 0, 0, 0, 0)
+    masks = struct.pack("<4I", 0xFF0000, 0xFF00, 0xFF, 0xFF000000)
+    data = b"BM" + struct.pack("<IHHI", 86, 0, 0, 70) + head + masks + bytes((30, 20, 10, 255)) * 4
+    assert (shown(decoder, data) == (10, 20, 30)).all()
+
+
+def test_the_properties_of_a_heic_may_be_listed_in_several_tables() -> None:
+    data = encode(Image.new("RGB", (96, 64)), "AVIF")
+    at = data.index(b"ipma") - 4
+    other = struct.pack(">I4sIIHBB", 20, b"ipma", 0, 1, 9, 1, 1)  # of another picture
+    grown = bytearray(data)
+    grown[at:at] = other
+    for name in (b"meta", b"iprp"):
+        box = grown.index(name) - 4
+        grown[box : box + 4] = struct.pack(">I", int.from_bytes(grown[box : box + 4], "big") + len(other))
+    header = inspect(memoryview(grown), LIMITS)
+    assert (header.width, header.height) == (96, 64)
+
+
+def test_an_animated_avif_may_have_no_primary_picture(decoder: Decoder) -> None:
+    data = fading_in("AVIF").replace(b"pitm", b"free", 1)
+    header = inspect(memoryview(data), LIMITS)
+    assert (header.width, header.height, header.pages) == (96, 64, 2)
     assert shown(decoder, data)[30, 30].max() < 20
+
+
+def test_gray_heic_of_10_bits_has_the_gray_of_8_bits(decoder: Decoder) -> None:
+    pillow_heif = pytest.importorskip("pillow_heif")
+    gray = np.linspace(0, 65535, 64 * 64).astype(np.uint16).reshape(64, 64)
+    file = io.BytesIO()
+    pillow_heif.encode("I;16", (64, 64), gray.tobytes(), file, quality=-1)
+    assert np.abs(shown(decoder, file.getvalue())[..., 0].astype(int) - (gray >> 8)).max() <= 2
 
 
 def cropped_avif(left: int, top: int, width: int, height: int) -> bytes:
