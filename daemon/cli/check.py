@@ -71,26 +71,11 @@ def examine(config: Config, file: Path | None, *, quick: bool = False) -> Iterat
         if file
         else "configuration: no daemon.toml in this folder; every key has its default."
     )
-    models = partial(_models, quick=quick)
-    examinations = (
-        _inboxes,
-        _unpacking,
-        _folders,
-        _sinks,
-        _uploads,
-        _ledger,
-        _addresses,
-        _traces,
-        _shared_memory,
-        _limits,
-        _gpus,
-        _plugins,
-        _rules,
-        models,
-    )
+    surroundings = (_inboxes, _unpacking, _folders, _sinks, _uploads, _ledger, _addresses, _traces)
+    machine = (_shared_memory, _limits, _gpus)
     yield Finding("ok", source)
     yield from (Finding("warning", risk) for risk in (list_open(file) if file else ()))
-    for examination in examinations:
+    for examination in (*surroundings, *machine, _plugins, _rules, partial(_models, quick=quick)):
         yield from examination(config)
 
 

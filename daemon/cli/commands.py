@@ -35,7 +35,7 @@ from daemon.terminal.display import (
     print_error,
     print_finding,
     print_json,
-    print_table,
+    print_rows,
     standard_output,
 )
 from daemon.terminal.options import (
@@ -155,33 +155,21 @@ def gpus(as_json: JsonOption = False) -> None:
     elif not found:
         print("No NVIDIA GPU is visible; stages run on the CPU.")
     else:
-        print_table(
-            (
-                "device",
-                "name",
-                "total MiB",
-                "used MiB",
-                "free MiB",
-                "capability",
-                "busy",
-                "processes",
-                "UUID starts with",
-            ),
-            (
-                (
-                    gpu.device,
-                    gpu.name,
-                    gpu.total_bytes >> 20,
-                    gpu.used_bytes >> 20,
-                    gpu.free_bytes >> 20,
-                    gpu.compute_capability,
-                    "-" if gpu.utilisation is None else f"{gpu.utilisation:.0%}",
-                    ", ".join(map(str, gpu.processes)) or "-",
-                    gpu.uuid[:UUID_SHOWN],
-                )
-                for gpu in found
-            ),
-        )
+        rows = [
+            {
+                "device": gpu.device,
+                "name": gpu.name,
+                "total MiB": gpu.total_bytes >> 20,
+                "used MiB": gpu.used_bytes >> 20,
+                "free MiB": gpu.free_bytes >> 20,
+                "capability": gpu.compute_capability,
+                "busy": "-" if gpu.utilisation is None else f"{gpu.utilisation:.0%}",
+                "processes": ", ".join(map(str, gpu.processes)) or "-",
+                "UUID starts with": gpu.uuid[:UUID_SHOWN],
+            }
+            for gpu in found
+        ]
+        print_rows(rows)
 
 
 def check(

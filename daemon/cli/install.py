@@ -10,14 +10,8 @@ import typer
 from daemon.installing.places import HELP
 from daemon.terminal.options import flag
 
-RootOption = Annotated[
-    Path,
-    typer.Option("--root", metavar="FOLDER", help=HELP["root"]),
-]
-NameOption = Annotated[
-    str,
-    typer.Option("--name", metavar="NAME", help=HELP["name"]),
-]
+RootOption = Annotated[Path, typer.Option("--root", metavar="FOLDER", help=HELP["root"])]
+NameOption = Annotated[str, typer.Option("--name", metavar="NAME", help=HELP["name"])]
 DryOption = Annotated[bool, flag("--dry-run", help=HELP["dry_run"])]
 
 
@@ -25,10 +19,7 @@ def install(
     root: RootOption = Path("/"),
     name: NameOption = "",
     upgrade: Annotated[bool, flag("--upgrade", help=HELP["upgrade"])] = False,
-    python: Annotated[
-        str,
-        typer.Option("--python", metavar="FILE", help=HELP["python"]),
-    ] = "",
+    python: Annotated[str, typer.Option("--python", metavar="FILE", help=HELP["python"])] = "",
     wheel: Annotated[Path | None, typer.Option("--wheel", metavar="FILE", help=HELP["wheel"])] = None,
     no_start: Annotated[bool, flag("--no-start", help=HELP["no_start"])] = False,
     dry_run: DryOption = False,

@@ -27,10 +27,7 @@ def search(
         list[str] | None,
         typer.Argument(metavar="WORDS", help="What to look for; see below.", show_default=False),
     ] = None,
-    by: Annotated[
-        str,
-        option("--by", metavar="WAY", help="words, meaning, or both."),
-    ] = "both",
+    by: Annotated[str, option("--by", metavar="WAY", help="words, meaning, or both.")] = "both",
     bin: Annotated[str, option("--bin", metavar="BIN", help="Only images of this bin.")] = "",
     newest: Annotated[bool, flag("--newest", help="The newest first, not the best. Only by words.")] = False,
     limit: Annotated[

@@ -36,8 +36,7 @@ CAPABILITY = re.compile(r"(?:sm_)?(\d+)\.?(\d)")
 def plan(
     config: ConfigOption = None,
     machine: Annotated[
-        str,
-        option("--gpus", metavar="GPUS", help="Plan for these GPUs instead, for example 4xA100-40GB."),
+        str, option("--gpus", metavar="GPUS", help="Plan for these GPUs instead, for example 4xA100-40GB.")
     ] = "",
     as_json: JsonOption = False,
 ) -> None:
@@ -112,14 +111,7 @@ def tune(
     order = TuningPlan(images.absolute() if images else None, count, seconds)
     errors.print("Each setting starts a daemon and measures it. Ctrl-C stops at any time.")
     with stoppable(settings, keep=not dry_run) as check, progress(check) as say:
-        profile = search(
-            settings,
-            order,
-            keep=not dry_run,
-            force=force,
-            say=say,
-            report=print_trial,
-        )
+        profile = search(settings, order, keep=not dry_run, force=force, say=say, report=print_trial)
     best = profile.best
     assert best
     if as_json:

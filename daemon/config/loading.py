@@ -11,7 +11,7 @@ import os
 import tomllib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from pydantic import Field, PrivateAttr, ValidationError
 
@@ -37,6 +37,8 @@ from daemon.core.errors import ConfigError
 from daemon.system.mounts import Position
 from stages.registry.registry import ORDER, UnknownName, find_backend
 from stages.weights import names
+
+Kept = TypeVar("Kept", bound=Section)
 
 
 class Config(Section):
@@ -167,9 +169,11 @@ def _keep_installed(names: Any, missing: dict[str, None]) -> Any:
 def _anchor(config: Config, folder: Path) -> Config:
     """The configuration with absolute paths."""
 
-    def anchored(section: Section, *names: str) -> Any:
-        paths = {name: Path(absolute(str(getattr(section, name)))) for name in names}
-        return section.model_copy(update=paths)
+    def anchored(section: Kept, *names: str, **others: object) -> Kept:
+        """With these paths absolute, as far as they are set."""
+        paths = {name: getattr(section, name) for name in names}
+        made = {name: type(path)(absolute(str(path))) for name, path in paths.items() if path}
+        return section.model_copy(update=made | others)
 
     def absolute(file: str) -> str:
         return os.path.normpath(folder / expand(file))
@@ -180,36 +184,24 @@ def _anchor(config: Config, folder: Path) -> Config:
         is_path = "/" in name and (os.path.exists(path) or not names.parse(name))
         return path if is_path else name
 
-    backups = {"backup_folder": absolute(config.upkeep.backup_folder)} if config.upkeep.backup_folder else {}
-    secret = config.output.webhook.secret_file
-    secrets = {"secret_file": absolute(secret)} if secret else {}
-    files = {name: getattr(config.http, name) for name in ("token_file", "tls_certificate", "tls_key")}
+    sections = {name: getattr(config.stages, name) for name in ORDER}
     stages = {
-        name: section.model_copy(update={"model": located(section.model)})
-        for name in ORDER
-        if isinstance(section := getattr(config.stages, name), StageSection)
+        name: anchored(section, model=located(section.model))
+        for name, section in sections.items()
+        if isinstance(section, StageSection)
     }
-
+    webhook = anchored(config.output.webhook, "secret_file")
     config._folder = folder
-    return config.model_copy(
-        update={
-            "inbox": [inbox if inbox.url else anchored(inbox, "path") for inbox in config.inbox],
-            "output": anchored(config.output, "results", "failed", "done", "bins_folder").model_copy(
-                update={"webhook": config.output.webhook.model_copy(update=secrets)}
-            ),
-            "state": anchored(config.state, "path"),
-            "upkeep": config.upkeep.model_copy(update=backups),
-            "models": anchored(config.models, "folder").model_copy(
-                update={"pack": located(config.models.pack)}
-            ),
-            "stages": config.stages.model_copy(update=stages),
-            "second_look": [
-                look.model_copy(update={"model": located(look.model)}) for look in config.second_look
-            ],
-            "http": config.http.model_copy(
-                update={name: absolute(file) for name, file in files.items() if file}
-            ),
-        }
+    return anchored(
+        config,
+        inbox=[inbox if inbox.url else anchored(inbox, "path") for inbox in config.inbox],
+        output=anchored(config.output, "results", "failed", "done", "bins_folder", webhook=webhook),
+        state=anchored(config.state, "path"),
+        upkeep=anchored(config.upkeep, "backup_folder"),
+        models=anchored(config.models, "folder", pack=located(config.models.pack)),
+        stages=anchored(config.stages, **stages),
+        second_look=[anchored(look, model=located(look.model)) for look in config.second_look],
+        http=anchored(config.http, "token_file", "tls_certificate", "tls_key"),
     )
 
 

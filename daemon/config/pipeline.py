@@ -147,9 +147,7 @@ class PipelineSection(Section):
         "More for panoramas and long screenshots.",
     )
     decode_seconds: float = Field(
-        20.0,
-        gt=0,
-        description="CPU time of a decoder for one image. More for large images that you trust.",
+        20.0, gt=0, description="CPU time of a decoder for one image. More for large images that you trust."
     )
     decode_bytes: ByteCount = Field(
         2 << 30,

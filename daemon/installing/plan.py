@@ -172,10 +172,8 @@ def _list_data(places: Places) -> list[Path]:
 
 def _say_what_now(wish: Wish) -> None:
     places = wish.places
-    joins, removal = (
-        f" (users join the group {ACCOUNT}: usermod -aG {ACCOUNT} alice)",
-        wish.command("uninstall"),
-    )
+    joins = f" (users join the group {ACCOUNT}: usermod -aG {ACCOUNT} alice)"
+    removal = wish.command("uninstall")
     setup = f"visiond setup --config {places.config}"
     if not places.is_system:  # its groups are not this machine's, and its program is not on the PATH
         setup = shlex.join([f"{places.program}/bin/visiond", *shlex.split(setup)[1:]])

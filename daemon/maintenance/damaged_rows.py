@@ -119,14 +119,11 @@ class DamagedRows:
 
     def _agrees(self, connection: sqlite3.Connection, sidecar: Record, record: Record) -> bool:
         (row,) = connection.execute(SQL["find_by_id"], (record.id,)).fetchall()
-        whole = (
-            checksums.holds(row["checksum"], lambda: sidecar.checksum) or sidecar.checksum == record.checksum
-        )
+        checksum = sidecar.checksum
+        whole = checksums.holds(row["checksum"], lambda: checksum) or checksum == record.checksum
         for content in run_rows(connection, "contents", [(sidecar.digest,)] if sidecar.width else []):
-            whole &= (
-                content["checksum"] == content_row(sidecar)[-1]
-                or tuple(content)[:-1] == content_row(sidecar)[:-1]
-            )
+            *values, own = content_row(sidecar)
+            whole &= content["checksum"] == own or list(content)[:-1] == values
         stored = {
             result["model"]: result
             for result in run_rows(connection, "results", [(sidecar.digest,)] if sidecar.models else [])
@@ -162,23 +159,11 @@ class DamagedRows:
             run_rows(connection, "restore_look", look_rows(sidecar, by_model))
             numbers = msgspec.json.encode([by_model[model] for model in sidecar.models]).decode()
             models = numbers if sidecar.status is JobStatus.DONE else None
-            result = (
-                sidecar.bin or None,
-                sidecar.criteria or None,
-                sidecar.reason or None,
-                sidecar.detail or None,
-            )
+            ending = (sidecar.bin, sidecar.criteria, sidecar.reason, sidecar.detail)
+            result = [value or None for value in ending]
             checksum = replace(sidecar, attempts=attempts).checksum
-            row = (
-                sidecar.digest or None,
-                models,
-                *result,
-                attempts,
-                sidecar.seen_at,
-                sidecar.finished_at,
-                checksum,
-                sidecar.id,
-            )
+            times = (sidecar.seen_at, sidecar.finished_at)
+            row = (sidecar.digest or None, models, *result, attempts, *times, checksum, sidecar.id)
             connection.execute(SQL["right"], row)
 
     def _annotate_again(self, record: Record) -> None:

@@ -43,11 +43,7 @@ from daemon.ledger.soundness import MOST, is_blank
 from daemon.maintenance.damaged_rows import DamagedRows
 from daemon.maintenance.rebuild import SidecarState, folders_of, list_sidecars, rebuild, stat_regular
 from daemon.maintenance.showing import Nobody, Showing
-from daemon.results.destinations import (
-    Destination,
-    open_destinations,
-    write_sidecar,
-)
+from daemon.results.destinations import Destination, open_destinations, write_sidecar
 from daemon.results.folder_locks import lock_outputs
 
 NOBODY = Nobody()

@@ -149,10 +149,7 @@ def representative(runs: Sequence[Run]) -> Sequence[Run]:
 def run_job(place: Place, inbox: Path, *, cold: bool, unpack: Sequence[str] = ()) -> Run:
     """Run `visiond run --once` over a folder. unpack: as in [[inbox]]. Raises VisiondError if it fails."""
     config = place.prepare(inbox, cold=cold, unpack=unpack)
-    with (
-        Throwaway(config, place.config_file, "--once") as daemon,
-        Meter(daemon.process.pid, config) as meter,
-    ):
+    with Throwaway(config, place.config_file, "--once") as daemon, Meter(daemon.process.pid, config) as meter:
         daemon.wait_until_done()
         ended = time.time()
     records, written = read_results(config)

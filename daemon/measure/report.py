@@ -16,7 +16,7 @@ from daemon.measure.models import ModelsReport
 from daemon.measure.place import MachineInfo, Report
 from daemon.measure.scaling import Scaling
 from daemon.measure.steady import Steady
-from daemon.terminal.display import console, errors, print_table, printable
+from daemon.terminal.display import console, errors, print_rows, print_table, printable
 
 
 def show(report: Report, folder: Path, json: Path | None = None, plot: Path | None = None) -> None:
@@ -59,34 +59,21 @@ def print_models(report: ModelsReport) -> None:
 
 def print_scaling(report: Scaling) -> None:
     console.print(describe_machine(report.machine))
-    columns = (
-        "GPUs",
-        "placement",
-        "images",
-        "images/s",
-        "spread",
-        "middle 70 %",
-        "times",
-        "busy",
-        "one at a time",
-    )
-    print_table(
-        columns,
-        (
-            (
-                point.gpus or "CPU",
-                point.placement,
-                point.images,
-                f"{point.whole:.1f}",
-                f"{point.least:.1f} to {point.most:.1f}",
-                f"{point.middle:.1f}",
-                f"{point.times:.2f}",
-                "-" if point.busy is None else f"{point.busy:.0%}",
-                f"{point.one_at_a_time:.2f}",
-            )
-            for point in report.points
-        ),
-    )
+    rows = [
+        {
+            "GPUs": point.gpus or "CPU",
+            "placement": point.placement,
+            "images": point.images,
+            "images/s": f"{point.whole:.1f}",
+            "spread": f"{point.least:.1f} to {point.most:.1f}",
+            "middle 70 %": f"{point.middle:.1f}",
+            "times": f"{point.times:.2f}",
+            "busy": describe_share(point.busy),
+            "one at a time": f"{point.one_at_a_time:.2f}",
+        }
+        for point in report.points
+    ]
+    print_rows(rows)
     for point in report.points[1:]:
         counts = ", ".join(f"{name} {count}" for name, count in point.agreement.different.items())
         console.print(
@@ -101,36 +88,22 @@ def describe_share(share: float | None) -> str:
 
 def print_inputs(report: InputsReport) -> None:
     console.print(describe_machine(report.machine))
-    columns = (
-        "input",
-        "images",
-        "MB",
-        "images/s",
-        "spread",
-        "GPU",
-        "cores",
-        "CPU ms",
-        "from memory",
-        "limit",
-    )
-    rows: list[tuple[object, ...]] = []
-    for each in report.inputs:
-        steady = each.steady
-        rows.append(
-            (
-                each.name,
-                f"{each.images:,}",
-                f"{each.megabytes:.2f}",
-                f"{steady.images_per_second:,.1f}",
-                f"{steady.slowest:,.1f} to {steady.fastest:,.1f}",
-                describe_share(steady.gpu_busy) if report.machine.gpus else "no GPU",
-                describe_share(steady.cores_busy),
-                "-" if steady.cpu_milliseconds is None else f"{steady.cpu_milliseconds:,.1f}",
-                f"{each.memory_images_per_second:,.1f}" if each.memory_images_per_second else "-",
-                steady.limited_by or "-",
-            )
-        )
-    print_table(columns, rows)
+    rows = [
+        {
+            "input": each.name,
+            "images": f"{each.images:,}",
+            "MB": f"{each.megabytes:.2f}",
+            "images/s": f"{steady.images_per_second:,.1f}",
+            "spread": f"{steady.slowest:,.1f} to {steady.fastest:,.1f}",
+            "GPU": describe_share(steady.gpu_busy) if report.machine.gpus else "no GPU",
+            "cores": describe_share(steady.cores_busy),
+            "CPU ms": "-" if steady.cpu_milliseconds is None else f"{steady.cpu_milliseconds:,.1f}",
+            "from memory": f"{each.memory_images_per_second:,.1f}" if each.memory_images_per_second else "-",
+            "limit": steady.limited_by or "-",
+        }
+        for each, steady in ((each, each.steady) for each in report.inputs)
+    ]
+    print_rows(rows)
     for each in report.inputs:
         console.print(f"{each.name}: {describe_limit(each.steady)}")
         if each.failed:

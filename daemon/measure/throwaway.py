@@ -36,12 +36,7 @@ class Throwaway:
     this one dies."""
 
     def __init__(
-        self,
-        config: Config,
-        file: Path,
-        *options: str,
-        log: Path | None = None,
-        say: Say = lambda _: None,
+        self, config: Config, file: Path, *options: str, log: Path | None = None, say: Say = lambda _: None
     ) -> None:
         """file: the configuration; options: of `visiond run`; log: None for this process's stderr."""
         self.config = config

@@ -23,49 +23,43 @@ class Figure(NamedTuple):
 
     name: str
     help: str
-    label: str
     values: Callable[[Gpu, int], Mapping[str, float | None]]
+    label: str = ""
 
 
 FIGURES = (
-    Figure("memory_total_bytes", "Memory of a GPU.", "", lambda gpu, _: {"": gpu.total_bytes}),
+    Figure("memory_total_bytes", "Memory of a GPU.", lambda gpu, _: {"": gpu.total_bytes}),
+    Figure("memory_used_bytes", "What all programs together use of it.", lambda gpu, _: {"": gpu.used_bytes}),
     Figure(
-        "memory_used_bytes", "What all programs together use of it.", "", lambda gpu, _: {"": gpu.used_bytes}
-    ),
-    Figure(
-        "memory_peak_bytes",
-        "The most that was in use when the daemon looked.",
-        "",
-        lambda _, peak: {"": peak},
+        "memory_peak_bytes", "The most that was in use when the daemon looked.", lambda _, peak: {"": peak}
     ),
     Figure(
         "memory_bytes",
         "Old name of the three metrics above; it will go with version 0.3.",
-        "kind",
         lambda gpu, peak: {"total": gpu.total_bytes, "used": gpu.used_bytes, "peak": peak},
+        "kind",
     ),
-    Figure("utilization_ratio", "Share of time the GPU was busy.", "", lambda gpu, _: {"": gpu.utilisation}),
-    Figure("temperature_celsius", "Temperature of a GPU.", "", lambda gpu, _: {"": gpu.sensors.celsius}),
-    Figure("power_watts", "Power that a GPU draws.", "", lambda gpu, _: {"": gpu.sensors.watts}),
+    Figure("utilization_ratio", "Share of time the GPU was busy.", lambda gpu, _: {"": gpu.utilisation}),
+    Figure("temperature_celsius", "Temperature of a GPU.", lambda gpu, _: {"": gpu.sensors.celsius}),
+    Figure("power_watts", "Power that a GPU draws.", lambda gpu, _: {"": gpu.sensors.watts}),
     Figure(
         "energy_joules_total",
         "Energy that a GPU has used since its driver was loaded.",
-        "",
         lambda gpu, _: {"": gpu.sensors.joules},
     ),
     Figure(
         "memory_errors_total",
         "Errors of a GPU's memory (ECC) since its driver was loaded. Programs do not survive those that are uncorrected.",
-        "error",
         lambda gpu, _: {"corrected": gpu.sensors.corrected, "uncorrected": gpu.sensors.uncorrected},
+        "error",
     ),
     Figure(
         "slowed",
         "1 while a GPU runs below its clocks for this cause.",
-        "cause",
         lambda gpu, _: (
             {} if (by := gpu.sensors.slowed_by) is None else {each: each in by for each in SLOWED_BY}
         ),
+        "cause",
     ),
 )
 
@@ -105,7 +99,7 @@ class Gpus(Collector):
 
     def collect(self) -> Iterable[Metric]:
         gpus = self.ask()
-        for name, text, label, values in FIGURES:
+        for name, text, values, label in FIGURES:
             family = CounterMetricFamily if name.endswith("_total") else GaugeMetricFamily
             metric = family(f"visiond_gpu_{name}", text, labels=[*LABELS, *[label] * bool(label)])
             for gpu in gpus:

@@ -13,6 +13,8 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 
 from daemon.config.loading import Config
+from daemon.config.pipeline import SegmentTable
+from daemon.config.second_look import SecondLook
 from daemon.config.values import GROUP, NUMBERED, UUID, members_of
 from daemon.core.errors import ConfigError
 from daemon.core.hints import command
@@ -30,19 +32,13 @@ def select_devices(config: Config, gpus: Sequence[Gpu], *, by_memory: bool = Tru
     by_memory: whether to leave out GPUs with too little free memory. Raises ConfigError.
     """
     section, problems = config.pipeline, list[str]()
+
+    def looked_up(table: SegmentTable | SecondLook, key: str) -> SegmentTable | SecondLook:
+        return table.model_copy(update={"devices": _look_up(table.devices, gpus, key, problems)})
+
     devices = _look_up(section.devices, gpus, "pipeline.devices", problems)
-    tables = [
-        table.model_copy(
-            update={"devices": _look_up(table.devices, gpus, f"pipeline.segment[{n}].devices", problems)}
-        )
-        for n, table in enumerate(section.segment)
-    ]
-    looks = [
-        look.model_copy(
-            update={"devices": _look_up(look.devices, gpus, f"second_look {look.name}: devices", problems)}
-        )
-        for look in config.second_look
-    ]
+    tables = [looked_up(each, f"pipeline.segment[{n}].devices") for n, each in enumerate(section.segment)]
+    looks = [looked_up(look, f"second_look {look.name}: devices") for look in config.second_look]
     if not problems:
         problems += _list_shared(table.devices for table in tables)
     short = list_short(config, gpus) if by_memory and not problems else []

@@ -319,10 +319,7 @@ def _spread(
 
 
 def _hold(
-    stages: tuple[str, ...],
-    cut: Sequence[int],
-    devices: Sequence[str],
-    costs: Mapping[str, float],
+    stages: tuple[str, ...], cut: Sequence[int], devices: Sequence[str], costs: Mapping[str, float]
 ) -> tuple[Segment, ...]:
     """The runs between these places, each with a device. Each further device goes to the run with the highest
     cost per device."""

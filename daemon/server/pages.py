@@ -32,15 +32,7 @@ from daemon.search.index import SearchUnusable
 from daemon.search.query import Query, QueryError
 from daemon.search.searcher import NEWEST, Found, Searcher
 from daemon.server.app import explain_as_json, read_body, read_page_token
-from daemon.server.guard import (
-    COOKIE,
-    COOKIE_SECONDS,
-    cookie_of,
-    is_api,
-    is_same,
-    note_wrong_token,
-    own_path,
-)
+from daemon.server.guard import COOKIE, COOKIE_SECONDS, cookie_of, is_api, is_same, note_wrong_token, own_path
 from daemon.server.pictures import DECODERS, NoPicture, Pictures, draw_reason
 from daemon.server.views import (
     Asked,

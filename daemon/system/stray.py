@@ -121,10 +121,8 @@ class Printed(asyncio.Protocol):
         if self._timer:
             self._timer.cancel()
             self._timer = None
-        text, excess = (
-            bytes(self._text[:LONGEST_TEXT]).decode(errors="backslashreplace").strip(),
-            len(self._text) - LONGEST_TEXT,
-        )
+        text = bytes(self._text[:LONGEST_TEXT]).decode(errors="backslashreplace").strip()
+        excess = len(self._text) - LONGEST_TEXT
         self._text.clear()
         self._dropped += max(0, excess)
         if not text and not self._dropped:

@@ -284,12 +284,7 @@ def reload(config: Config) -> Reloaded:
 
 
 def ask(
-    control: Path,
-    method: str,
-    path: str,
-    body: object = None,
-    *,
-    patience_seconds: float = PATIENCE_SECONDS,
+    control: Path, method: str, path: str, body: object = None, *, patience_seconds: float = PATIENCE_SECONDS
 ) -> Any:
     """Send a request to the running daemon by its control socket; returns the decoded JSON.
     Raises NotRunning, NotAnswering."""
@@ -297,12 +292,7 @@ def ask(
 
 
 def fetch(
-    control: Path,
-    method: str,
-    path: str,
-    body: object = None,
-    *,
-    patience_seconds: float = PATIENCE_SECONDS,
+    control: Path, method: str, path: str, body: object = None, *, patience_seconds: float = PATIENCE_SECONDS
 ) -> bytes:
     """As `ask`, for pages that are not JSON."""
     with contextlib.closing(http.client.HTTPConnection("localhost")) as connection:

@@ -8,7 +8,7 @@ import os
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -118,6 +118,11 @@ def print_json(content: object) -> None:
 
 def print_table(columns: Iterable[str], rows: Iterable[Iterable[object]], title: str | None = None) -> None:
     console.print(make_table(columns, rows, title))
+
+
+def print_rows(rows: Sequence[Mapping[str, object]]) -> None:
+    """A table of rows that name their columns. There is a row."""
+    print_table(rows[0], (row.values() for row in rows))
 
 
 def print_listing(columns: Iterable[str], rows: Iterable[Iterable[object]]) -> None:

@@ -195,8 +195,6 @@ def add_and_norm(output: Any, update: Tensor, hidden: Tensor) -> Tensor:
 
 def fuse(*linears: nn.Linear) -> tuple[Tensor, Tensor]:
     """The weight and bias of one linear layer that computes several layers of the same input."""
-    weights, biases = (
-        [linear.weight.detach() for linear in linears],
-        [linear.bias.detach() for linear in linears],
-    )
+    weights = [linear.weight.detach() for linear in linears]
+    biases = [linear.bias.detach() for linear in linears]
     return torch.cat(weights), torch.cat(biases)

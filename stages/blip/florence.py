@@ -15,11 +15,7 @@ from stages.contract.options import read_options
 from stages.images.devices import hold_device
 from stages.pretrained.checkpoints import load_part
 
-TASKS = {
-    "caption": "<CAPTION>",
-    "detailed": "<DETAILED_CAPTION>",
-    "more detailed": "<MORE_DETAILED_CAPTION>",
-}
+TASKS = {"caption": "<CAPTION>", "detailed": "<DETAILED_CAPTION>", "more detailed": "<MORE_DETAILED_CAPTION>"}
 
 
 class FlorenceStage(PromptStage):

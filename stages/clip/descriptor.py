@@ -70,7 +70,7 @@ class ClipOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         Annotated[str, Meta(pattern=r"\{\}")] | None,
         Meta(
             description="The text that is compared with images for a label; {} is replaced by the label. "
-            'Not set: as the model was trained, "a photo of a {}" or for SigLIP "This is a photo of {}.".',
+            'Not set: as the model was trained, "a photo of a {}" or for SigLIP "This is a photo of {}.".'
         ),
     ] = None
     top_k: Annotated[

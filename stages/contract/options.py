@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import difflib
 import json
-from collections.abc import Iterator
-from typing import Annotated, Literal, TypeVar
+from collections.abc import Callable, Iterator
+from typing import Annotated, Any, Literal, TypeVar
 
 import msgspec
 from msgspec import Meta, inspect
@@ -54,26 +54,23 @@ def _explain(spec: StageSpec, kind: type[msgspec.Struct], where: str) -> Iterato
 
 def describe(kind: inspect.Type) -> str:
     """The values that an option takes, in words; empty for a kind that no stage of visiond has."""
-    match kind:
-        case inspect.Metadata(type=inner):
-            return describe(inner)
-        case inspect.BoolType():
-            return "true or false"
-        case inspect.IntType():
-            return f"a whole number{_reach(kind)}"
-        case inspect.FloatType():
-            return f"a number{_reach(kind)}"
-        case inspect.StrType(pattern=pattern):
-            return f"text in quotes that matches {pattern}" if pattern else "text in quotes"
-        case inspect.LiteralType(values=values):
-            return " or ".join(json.dumps(value) for value in values)
-        case inspect.ListType(item_type=item):
-            return f"a list in square brackets, each entry {describe(item)}"
-        case inspect.DictType(value_type=value):
-            return f"a table, each value {describe(value)}"
-        case inspect.UnionType(types=types):
-            return ", or ".join(describe(each) for each in types if not isinstance(each, inspect.NoneType))
-    return ""
+    word = WORDS.get(type(kind))
+    return word(kind) if word else ""
+
+
+WORDS: dict[type[inspect.Type], Callable[[Any], str]] = {
+    inspect.Metadata: lambda kind: describe(kind.type),
+    inspect.BoolType: lambda kind: "true or false",
+    inspect.IntType: lambda kind: f"a whole number{_reach(kind)}",
+    inspect.FloatType: lambda kind: f"a number{_reach(kind)}",
+    inspect.StrType: lambda kind: (
+        "text in quotes" + (f" that matches {kind.pattern}" if kind.pattern else "")
+    ),
+    inspect.LiteralType: lambda kind: " or ".join(map(json.dumps, kind.values)),
+    inspect.ListType: lambda kind: f"a list in square brackets, each entry {describe(kind.item_type)}",
+    inspect.DictType: lambda kind: f"a table, each value {describe(kind.value_type)}",
+    inspect.UnionType: lambda kind: ", or ".join(filter(None, map(describe, kind.types))),
+}
 
 
 def _example(default: object) -> str:

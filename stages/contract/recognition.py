@@ -194,9 +194,8 @@ def name_model(folder: Path) -> tuple[str, str]:
     """The model_type and the class in a folder's config.json; empty if they are missing."""
     config = read_config(folder / "config.json")
     classes = config.get("architectures")
-    return str(config.get("model_type") or ""), str(classes[0]) if isinstance(
-        classes, list
-    ) and classes else ""
+    name = str(classes[0]) if isinstance(classes, list) and classes else ""
+    return str(config.get("model_type") or ""), name
 
 
 def read_config(file: Path) -> dict[str, Any]:

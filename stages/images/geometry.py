@@ -36,10 +36,8 @@ class Geometry:
     def of(cls, settings: Any) -> Geometry | BoxGeometry:
         """settings: an image processor of transformers. Raises ValueError if it asks for anything else."""
         size, fixed = settings.size, sides(settings.size)
-        crop, box = (
-            read_step(settings, "do_center_crop", "crop_size"),
-            read_step(settings, "do_pad", "pad_size"),
-        )
+        crop = read_step(settings, "do_center_crop", "crop_size")
+        box = read_step(settings, "do_pad", "pad_size")
         kept = sides(crop) if crop else fixed
         shortest = min(fixed) if fixed else size.shortest_edge
         if not settings.do_resize or getattr(settings, "do_flip_channel_order", False):

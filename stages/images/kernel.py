@@ -39,10 +39,8 @@ def letterbox_kernel(
     tiles_w = tl.cdiv(width, BLOCK_W)
     offs_h = tl.program_id(0) // tiles_w * BLOCK_H + tl.arange(0, BLOCK_H)
     offs_w = tl.program_id(0) % tiles_w * BLOCK_W + tl.arange(0, BLOCK_W)
-    y, x = (
-        offs_h - tl.load(table_ptr + 3 * count).to(tl.int32),
-        offs_w - tl.load(table_ptr + 4 * count).to(tl.int32),
-    )
+    y = offs_h - tl.load(table_ptr + 3 * count).to(tl.int32)
+    x = offs_w - tl.load(table_ptr + 4 * count).to(tl.int32)
     row_mask = (y >= 0) & (y < tl.load(table_ptr + 5 * count).to(tl.int32))
     column_mask = (x >= 0) & (x < tl.load(table_ptr + 6 * count).to(tl.int32))
     left, left_weight, right_weight = bilinear_tap(
@@ -51,10 +49,8 @@ def letterbox_kernel(
     top, upper_weight, lower_weight = bilinear_tap(
         y, in_height, tl.load(scales_ptr + count + image), WEIGHT_UNIT, False
     )
-    right, bottom = (
-        tl.minimum(tl.maximum(left + 1, 0), in_width - 1),
-        tl.minimum(tl.maximum(top + 1, 0), in_height - 1),
-    )
+    right = tl.minimum(tl.maximum(left + 1, 0), in_width - 1)
+    bottom = tl.minimum(tl.maximum(top + 1, 0), in_height - 1)
     left, top = tl.minimum(tl.maximum(left, 0), in_width - 1), tl.minimum(tl.maximum(top, 0), in_height - 1)
     plane_ptr = tl.load(table_ptr).to(tl.pointer_type(tl.uint8))
     area = in_height.to(tl.int64) * in_width

@@ -127,10 +127,8 @@ def _read_frame(picture: Picture, segment: memoryview, is_progressive: bool) -> 
     picture.is_progressive = is_progressive
     picture.units = _over(width, 8 * most_across) * _over(height, 8 * most_down)
     for number, across, down in parts:
-        columns, rows = (
-            _over(_over(width * across, most_across), 8),
-            _over(_over(height * down, most_down), 8),
-        )
+        columns = _over(_over(width * across, most_across), 8)
+        rows = _over(_over(height * down, most_down), 8)
         picture.components[number] = Component(across, down, columns, rows)
 
 

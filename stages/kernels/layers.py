@@ -114,10 +114,8 @@ class SqueezeExcitation:
     ) -> SqueezeExcitation:
         """slope: of the hard sigmoid. residual: add the input to the gated output."""
         squeezed, channels = first.weight.shape[:2]
-        weight1, weight2 = (
-            first.weight.detach()[..., 0, 0].float(),
-            second.weight.detach()[..., 0, 0].T.float(),
-        )
+        weight1 = first.weight.detach()[..., 0, 0].float()
+        weight2 = second.weight.detach()[..., 0, 0].T.float()
         assert first.bias is not None
         assert second.bias is not None
         shape = {"CHANNELS": channels, "SQUEEZED": squeezed, "SLOPE": slope, "RESIDUAL": residual}
@@ -159,10 +157,8 @@ def window_of(module: nn.Conv2d) -> dict[str, int]:
     """A convolution's kernel size, stride and padding as a Triton kernel's constants."""
     (kernel_h, kernel_w), (stride_h, stride_w) = module.kernel_size, module.stride
     top, left = cast(tuple[int, int], module.padding)
-    kernel, stride = (
-        {"KERNEL_H": kernel_h, "KERNEL_W": kernel_w},
-        {"STRIDE_H": stride_h, "STRIDE_W": stride_w},
-    )
+    kernel = {"KERNEL_H": kernel_h, "KERNEL_W": kernel_w}
+    stride = {"STRIDE_H": stride_h, "STRIDE_W": stride_w}
     return {**kernel, **stride, "PAD_TOP": top, "PAD_LEFT": left}
 
 

@@ -332,10 +332,8 @@ def add_layer_norm_kernel(
     x = x.to(tl.float32)
     centered = tl.where(mask, x - (tl.sum(x, axis=1) / N)[:, None], 0.0)
     std = tl.sqrt(tl.sum(centered * centered, axis=1) / N + EPS)
-    scale, shift = (
-        tl.load(weight_ptr + offs_n, mask=n_mask, other=0.0),
-        tl.load(bias_ptr + offs_n, mask=n_mask, other=0.0),
-    )
+    scale = tl.load(weight_ptr + offs_n, mask=n_mask, other=0.0)
+    shift = tl.load(bias_ptr + offs_n, mask=n_mask, other=0.0)
     x = centered / std[:, None] * scale[None, :].to(tl.float32) + shift[None, :].to(tl.float32)
     tl.store(normed_ptr + offs, x.to(normed_ptr.dtype.element_ty), mask=mask)
 

@@ -106,17 +106,10 @@ def count_classes(graph: Any) -> int:
     """The width of the last matrix of weights."""
     widths = {tensor.name: tensor.dims[-1] for tensor in graph.initializer if len(tensor.dims) == 2}
     for node in graph.node:
-        if node.op_type == "Identity" and node.input[0] in widths:
-            widths[node.output[0]] = widths[node.input[0]]
         if node.op_type == "Constant" and len(node.attribute[0].t.dims) == 2:
             widths[node.output[0]] = node.attribute[0].t.dims[-1]
-    used = [
-        widths[name]
-        for node in graph.node
-        if node.op_type == "MatMul"
-        for name in node.input
-        if name in widths
-    ]
+    name_copies(graph, widths)
+    used = [width for node in graph.node if node.op_type == "MatMul" for width in read_operands(node, widths)]
     return int(used[-1]) if used else 0
 
 
@@ -156,9 +149,7 @@ def walk_layers(graph: Any) -> Iterator[Layer]:
     from onnx import numpy_helper
 
     constants = {tensor.name: numpy_helper.to_array(tensor) for tensor in graph.initializer}
-    for node in graph.node:
-        if node.op_type == "Identity" and node.input[0] in constants:
-            constants[node.output[0]] = constants[node.input[0]]
+    name_copies(graph, constants)
     nodes = [node for node in graph.node if node.op_type != "Identity"]
     for node, after in zip(nodes, [*nodes[1:], None], strict=True):
         operands, following = read_operands(node, constants), read_operands(after, constants)
@@ -166,6 +157,13 @@ def walk_layers(graph: Any) -> Iterator[Layer]:
             yield fold(node.op_type, operands[0], after, following)
         elif node.op_type == "Mul" and following and is_scale_and_shift(operands, after, following):
             yield Layer("LayerNorm", operands[0], following[0])
+
+
+def name_copies(graph: Any, constants: dict[str, Any]) -> None:
+    """Add the constants' other names: an Identity only copies its input."""
+    for node in graph.node:
+        if node.op_type == "Identity" and node.input[0] in constants:
+            constants[node.output[0]] = constants[node.input[0]]
 
 
 def read_operands(node: Any, constants: Mapping[str, Any]) -> list[Any]:

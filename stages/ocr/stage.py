@@ -345,10 +345,8 @@ def add_large(
 def plan_lines(page: int, quads: Quads) -> TextLines:
     """The crops of one page's lines, with rapidocr's sizes and padding."""
     edges = np.linalg.norm(quads - quads[:, [1, 2, 3, 0]], axis=2)  # top, right, bottom, left
-    width, height = (
-        np.maximum(edges[:, 0], edges[:, 2]).astype(np.int64),
-        np.maximum(edges[:, 1], edges[:, 3]).astype(np.int64),
-    )
+    width = np.maximum(edges[:, 0], edges[:, 2]).astype(np.int64)
+    height = np.maximum(edges[:, 1], edges[:, 3]).astype(np.int64)
     ratio = np.where(height >= VERTICAL_RATIO * width, height / width, width / height)
     padded = np.empty(len(quads), dtype=np.int64)
     for group in split_batches(np.argsort(ratio).tolist(), LINES_IN_GROUP):

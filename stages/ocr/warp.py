@@ -331,10 +331,8 @@ def resize_packed(pixels: Tensor, sizes: Tensor, height: int, columns: int) -> T
         torch.where(vertical, width, crop_height), torch.full_like(width, height), height
     )
     origin = (start + vertical * (width - 1)).int()[:, None]
-    row_step, column_step = (
-        torch.where(vertical, -1, width).int()[:, None],
-        torch.where(vertical, width, 1).int()[:, None],
-    )
+    row_step = torch.where(vertical, -1, width).int()[:, None]
+    column_step = torch.where(vertical, width, 1).int()[:, None]
     whole = F.pad(pixels, (0, 1)).view(torch.int32)[:, 0]  # one gather of 4 bytes is faster than three of 1
     first_weight, second_weight = (weight[:, None, :, None] for weight in column_weights)
 

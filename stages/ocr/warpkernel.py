@@ -41,10 +41,8 @@ def crop_lines_kernel(
     line_width = tl.load(table_ptr + 8 * count).to(tl.int32)
     line_height = tl.load(table_ptr + 9 * count).to(tl.int32)
     is_vertical = tl.load(table_ptr + 10 * count) > 0
-    source_width, source_height = (
-        tl.where(is_vertical, line_height, line_width),
-        tl.where(is_vertical, line_width, line_height),
-    )
+    source_width = tl.where(is_vertical, line_height, line_width)
+    source_height = tl.where(is_vertical, line_width, line_height)
     left_tap, left_weight, right_weight = bilinear_tap(
         offs_w, source_width, tl.load(scales_ptr + line), WEIGHT_UNIT, True
     )
@@ -60,10 +58,8 @@ def crop_lines_kernel(
             x = tl.minimum(tl.maximum(left_tap + dx, 0), source_width - 1)
             page_x = left + tl.where(is_vertical, line_width - 1 - y, x)
             page_y = top + tl.where(is_vertical, x, y)
-            clamped_x, clamped_y = (
-                tl.minimum(tl.maximum(page_x, 0), width - 1),
-                tl.minimum(tl.maximum(page_y, 0), height - 1),
-            )
+            clamped_x = tl.minimum(tl.maximum(page_x, 0), width - 1)
+            clamped_y = tl.minimum(tl.maximum(page_y, 0), height - 1)
             starts = clamped_y * row_step + clamped_x * column_step
             ptrs = page_ptr + starts[:, None] + offs_c[None, :] * channel_step
             value = tl.load(ptrs, mask=(offs_c < 3)[None, :], other=0).to(tl.int32)
@@ -94,10 +90,8 @@ def warp_kernel(table_ptr, matrices_ptr, out_ptr, count, BLOCK_M: tl.constexpr):
     matrices_ptr += line
     page_ptr = tl.load(table_ptr).to(tl.pointer_type(tl.uint8))
     height, width = tl.load(table_ptr + count).to(tl.int32), tl.load(table_ptr + 2 * count).to(tl.int32)
-    crop_width, crop_height = (
-        tl.load(table_ptr + 3 * count).to(tl.int32),
-        tl.load(table_ptr + 4 * count).to(tl.int32),
-    )
+    crop_width = tl.load(table_ptr + 3 * count).to(tl.int32)
+    crop_height = tl.load(table_ptr + 4 * count).to(tl.int32)
     offs_m = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)
     x, y = (offs_m % crop_width).to(tl.float64), (offs_m // crop_width).to(tl.float64)
     page_x = tl.load(matrices_ptr) * x + tl.load(matrices_ptr + count) * y + tl.load(matrices_ptr + 2 * count)

@@ -30,15 +30,7 @@ from PIL import ExifTags, Image
 from stages.contract.processes import count_cores
 from stages.scenes.composition import RECIPES, Draft, Recipe, compose_poster
 from stages.scenes.drawing import Pixels, add_camera, add_grain, add_light
-from stages.scenes.truth import (
-    TEXT_KINDS,
-    TRUTH,
-    TrueLine,
-    Truth,
-    choose_bin,
-    describe_photo,
-    describe_text,
-)
+from stages.scenes.truth import TEXT_KINDS, TRUTH, TrueLine, Truth, choose_bin, describe_photo, describe_text
 
 
 @dataclass(frozen=True)

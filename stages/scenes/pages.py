@@ -66,10 +66,8 @@ def draw_page(sheet: Sheet) -> None:
     """A heading and paragraphs, sometimes a date above and a number below."""
     rng, em, margin = sheet.rng, sheet.em, sheet.width * 0.08
     face = rng.choice(("DejaVuSans", "DejaVuSerif", "STIXGeneral", "Aileron"))
-    body, bold = (
-        load_font(face, em),
-        load_font(rng.choice(("DejaVuSans-Bold", "DejaVuSerif-Bold")), em * 1.35),
-    )
+    body = load_font(face, em)
+    bold = load_font(rng.choice(("DejaVuSans-Bold", "DejaVuSerif-Bold")), em * 1.35)
     width, leading = sheet.width - 2 * margin, em * rng.uniform(1.5, 1.75)
     y, bottom = max(margin, 1.6 * em), sheet.height - max(margin, 1.6 * em)
     if rng.random() < 0.4:

@@ -20,18 +20,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from msgspec.structs import replace
 
-from daemon.core.jobs import (
-    GONE,
-    Committed,
-    Content,
-    Ending,
-    Extent,
-    Failure,
-    Job,
-    JobStatus,
-    Read,
-    Version,
-)
+from daemon.core.jobs import GONE, Committed, Content, Ending, Extent, Failure, Job, JobStatus, Read, Version
 from daemon.ledger.record import Model, Record
 from daemon.pipeline.station import Published
 from daemon.results.destinations import Destination, Publication
