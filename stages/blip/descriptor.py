@@ -36,7 +36,7 @@ FLORENCE = (
         "florence2",
         "Florence2ForConditionalGeneration",
         "Florence-2, as in florence-community/Florence-2-base",
-        foreign={"image_pos_embed.": "an older Florence-2 that needs remote code"},
+        foreign=dict.fromkeys(("image_pos_embed.", "davit"), "an older Florence-2 that needs remote code"),
     ),
 )
 CHAT = tuple(

@@ -44,8 +44,8 @@ class KnownModel:
 
     type: its model_type.
     name: of its class.
-    foreign: prefixes of weights that only another class of the same family has, and that class: a config.json
-        may have no class, or a wrong one.
+    foreign: prefixes of weights, and types of the vision tower, that only another class of the same family has, and that
+        class: a config.json may have no class, or a wrong one.
     parts: what it needs in addition to its weights: an "image processor", a "tokenizer".
     loaded_as: the class of transformers that loads it, if that has another name.
     role: of its folder among the files of its stage.

@@ -12,7 +12,7 @@ import re
 import shlex
 import struct
 from codecs import BOM_UTF8
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from io import BufferedReader
 from pathlib import Path
 from typing import Any
@@ -143,7 +143,26 @@ def check_config(models: Sequence[KnownModel], folder: Path) -> KnownModel:
         known = f" ({OTHER_CLASSES[found]})" if found in OTHER_CLASSES else ""
         what = f"a {found}{known}" if found else "no model of a class that visiond knows"
         raise PackError(f'by its config.json, {folder} holds {what} (model_type "{model_type}"); {taken}')
+    config = read_config(folder / "config.json")
+    if quantized := describe_quantized(folder, config):
+        raise PackError(quantized)
+    vision = config.get("vision_config")
+    if other := model.foreign.get(str(vision.get("model_type")) if isinstance(vision, dict) else ""):
+        raise PackError(f"by its config.json, {folder} holds {other}; {taken}")
     return model
+
+
+def describe_quantized(folder: Path | str, config: Mapping[str, Any]) -> str:
+    """A sentence if the weights in a folder are quantized, as they then need more libraries, or code from the model hub; ""
+    otherwise. config: the content of its config.json."""
+    found = config.get("quantization_config") or config.get("quantization")  # the latter of MLX
+    if not found:
+        return ""
+    method = found.get("quant_method") if isinstance(found, dict) else ""
+    return (
+        f"the weights in {folder} are quantized ({method or 'as for MLX'}), which visiond does not read; take the model's "
+        'version in bfloat16, with dtype = "int8", "float8" or "int4".'
+    )
 
 
 def check_parts(model: KnownModel, files: Collection[str], place: str) -> None:

@@ -14,6 +14,7 @@ import torch
 from torch import nn
 
 from stages.contract.base import StageUnusable
+from stages.contract.recognition import describe_quantized
 
 GROUP = 64  # inputs of an int4 layer that share a scale
 # The least compute capability of a GPU for whose kernels torch has. int8 also runs on a CPU.
@@ -81,10 +82,6 @@ def make_config(dtype: str) -> Any:
 
 
 def refuse_quantized(folder: str, config: Mapping[str, Any]) -> None:
-    """Raises StageUnusable if the weights in a folder are quantized: they need more libraries, or code from the model hub.
-    config: the content of its config.json."""
-    if method := (config.get("quantization_config") or {}).get("quant_method"):
-        raise StageUnusable(
-            f"the weights in {folder} are quantized ({method}), which visiond does not read; take the model's version "
-            'in bfloat16, with dtype = "int8", "float8" or "int4".'
-        )
+    """Raises StageUnusable if the weights in a folder are quantized. config: the content of its config.json."""
+    if quantized := describe_quantized(folder, config):
+        raise StageUnusable(quantized)

@@ -59,6 +59,7 @@ ENDS = {
     "ForInstanceSegmentation": "yolo",
     "ForConditionalGeneration": "blip",
     "ForImageClassification": "clip",
+    "VisionEncoderDecoderModel": "ocr",  # TrOCR, Donut, Nougat
     "Model": "clip",
 }
 Print = Callable[[str], None]

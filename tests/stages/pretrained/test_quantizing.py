@@ -23,7 +23,7 @@ from stages.contract.base import Image, StageUnusable
 from stages.contract.descriptor import SMALL
 from stages.contract.manifest import PackError
 from stages.ocr.descriptor import OCR
-from stages.pretrained.quantizing import LANGUAGE_MODEL
+from stages.pretrained.quantizing import LANGUAGE_MODEL, refuse_quantized
 from stages.registry import registry
 from stages.registry.registry import STAGES
 from stages.weights.packs import open_pack, resolve
@@ -198,10 +198,11 @@ def test_weights_that_are_quantized_already_are_refused(make_folder: Make, tmp_p
     config = json.loads((folder / "config.json").read_text())
     config["quantization_config"] = {"quant_method": "fp8", "weight_block_size": [128, 128]}
     (folder / "config.json").write_text(json.dumps(config))
-    with pytest.raises(
-        StageUnusable, match=r"are quantized \(fp8\), which visiond does not read; take the model's"
-    ):
+    message = r"are quantized \(fp8\), which visiond does not read; take the model's"
+    with pytest.raises(PackError, match=message):
         load("blip", folder, "bfloat16")
+    with pytest.raises(StageUnusable, match=message):
+        refuse_quantized(str(folder), config)
 
 
 def test_every_stage_with_a_language_model_has_all_dtypes() -> None:

@@ -247,6 +247,19 @@ def test_only_the_files_that_are_needed_are_downloaded(hub: FolderHub, models: P
             r"me/x holds a Mistral3ForConditionalGeneration \(Mistral 3\) .*takes LightOnOCRForConditionalGeneration",
         ),
         ({"model_type": "clip", "architectures": ["CLIPModel"]}, "me/x has no image processor: none of"),
+        (
+            {"model_type": "qwen2_5_vl", "quantization_config": {"quant_method": "awq", "bits": 4}},
+            r"the weights in me/x are quantized \(awq\), which visiond does not read; take the model's version in bfloat16",
+        ),
+        ({"model_type": "qwen2_vl", "quantization": {"bits": 4}}, r"me/x are quantized \(as for MLX\)"),
+        (
+            {"model_type": "florence2", "vision_config": {"model_type": "davit"}},
+            "me/x holds an older Florence-2 that needs remote code; .* as in florence-community/Florence-2-base",
+        ),
+        (
+            {"model_type": "vision-encoder-decoder", "architectures": ["VisionEncoderDecoderModel"]},
+            "no backend takes; the nearest that visiond takes is .*OCR",
+        ),
         ({}, r'me/x holds a model \(model_type ""'),
     ],
 )
