@@ -81,14 +81,13 @@ class PageGuard(Guard):
 
     def refuse(self, request: Request) -> Response | None:
         headers, reads, as_json = request.headers, request.method in ("GET", "HEAD"), is_api(request.scope)
-        if as_json and not (request.state.has_token or (reads and self._reading_is_free)):
+        may_pass = request.state.has_token or (reads and self._reading_is_free)
+        if as_json and not may_pass:
             return say("This needs the token. Send: Authorization: Bearer TOKEN", 401, as_json=True)
         # A browser sends no token by itself, only a cookie.
         if not (reads or is_from_page(headers) or bearer_of(headers)):
             return say("This request does not come from the page itself.", 403, as_json=as_json)
-        if request.state.has_token or request.url.path.startswith(OPEN_PATHS):
-            return None
-        if reads and self._reading_is_free:
+        if may_pass or request.url.path.startswith(OPEN_PATHS):
             return None
         if not reads or "text/html" not in headers.get("accept", ""):
             return say("This needs the token. Log in at /login, or send: Authorization: Bearer TOKEN", 401)
