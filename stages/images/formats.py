@@ -92,8 +92,6 @@ UNREAD_IMAGES: tuple[tuple[bytes, str], ...] = (
     (b"BEGMF", "CGM"),
     (b"\0\xffKA", "Affinity"),
     (b"id=ImageMagick", "MIFF"),
-    (b"\x1bP", "Sixel"),
-    *((bytes((size, 0, 0, 0)), "a BMP without its file header (DIB)") for size in (40, 108, 124)),
 )
 # … and those whose mark is not at the beginning; a negative number counts from the end.
 MARKED_LATER: tuple[tuple[int, bytes, str], ...] = (
@@ -117,11 +115,16 @@ UNMARKED: tuple[tuple[re.Pattern[bytes], str], ...] = (
     # A length, whether there are colors, the kind, which colors, a corner, width, height, bits of a pixel, the order.
     (
         re.compile(
-            rb"(?s).(?:\x01[\1\x09]..(?!\0\0)..[\x0f\x10\x18 ]|\0[\2\3\n\x0b]\0{5}).{4}"
+            rb"(?s).(?:\x01[\x01\x09]..(?!\0\0)..[\x0f\x10\x18 ]|\0[\x02\x03\n\x0b]\0{5}).{4}"
             rb"(?!\0\0)..(?!\0\0)..[\x08\x0f\x10\x18 ][\0-?]"
         ),
         "TGA",
     ),
+    (
+        re.compile(rb"(?s)[(l|]\0{3}.{8}\x01\0[\x01\x04\x08\x10\x18 ]\0"),
+        "a BMP without its file header (DIB)",
+    ),
+    (re.compile(rb"\x1bP[\d;]*q"), "Sixel"),
     (re.compile(rb"(?s)BM.{4}\0{4}.{4}[\x0d-@]\0\0\0"), "BMP of OS/2"),
     (re.compile(rb"\s*(?:/\*[^*]*\*/\s*)?#define \w+_width \d"), "XBM"),
 )

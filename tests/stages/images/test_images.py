@@ -106,6 +106,7 @@ def test_inspect_finds_every_fault_that_shows_in_the_header_and_no_other(given: 
         ("DIB", b"(\0\0\0\x40\1\0\0\xc8\0\0\0\1\0\x18\0"),
         ("BMP of OS/2", b"BM\x1e\x24\0\0\0\0\0\0\x1e\4\0\0\x10\0\0\0"),
         ("XBM", b"#define logo_width 16\n#define logo_height 16\n"),
+        ("Sixel", b'\x1bP0;1;8q"1;1;32;32'),
         ("MIFF", b"id=ImageMagick version=1.0\n"),
         ("SVG", gzip.compress(b"<svg xmlns='http://www.w3.org/2000/svg'/>", mtime=0)),
     ],
@@ -114,6 +115,16 @@ def test_an_image_of_a_format_that_is_not_read_is_refused_by_its_name(name: str,
     with pytest.raises(ImageError, match=rf"{name}\)? is not supported: save it as") as refused:
         inspect(memoryview(head + bytes(600)), LIMITS)
     assert refused.value.reason is Reason.FORMAT
+
+
+@pytest.mark.parametrize(
+    "head",
+    [b"(\0\0\0\x40\1\0\0\xc8\0\0\0\2\0\x18\0", bytes(2) + b"\2" + bytes(15), b"\x1bP1|", bytes((0, 1, 9))],
+)
+def test_bytes_that_only_begin_like_such_a_format_are_no_image(head: bytes) -> None:
+    with pytest.raises(ImageError) as refused:
+        inspect(memoryview(head + bytes(600)), LIMITS)
+    assert refused.value.reason is Reason.NOT_AN_IMAGE
 
 
 def test_a_tga_that_says_so_at_its_end_is_refused_by_its_name() -> None:
