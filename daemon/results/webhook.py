@@ -30,6 +30,11 @@ from daemon.ledger.record import Record
 ANSWER_SECONDS = 20.0  # for each part of the receiver's answer
 REQUEST_BYTES = 512 << 10  # of records in one request; many receivers take up to 1 MiB
 PREFIX = b"whsec_"  # of a secret in base64
+UNFIT = (
+    http.HTTPStatus.BAD_REQUEST,
+    http.HTTPStatus.REQUEST_ENTITY_TOO_LARGE,
+    http.HTTPStatus.UNPROCESSABLE_ENTITY,
+)
 SECRET_BYTES = range(24, 65)  # of such a secret, by Standard Webhooks
 
 
@@ -37,8 +42,8 @@ class Refused(OSError):
     """The receiver did not take the records."""
 
 
-class TooLarge(Refused):
-    """The request has too many bytes for the receiver."""
+class Unfit(Refused):
+    """The receiver does not take this request, perhaps because of its size, or of one record in it."""
 
 
 class WebhookSink:
@@ -48,6 +53,8 @@ class WebhookSink:
         self._settings = settings
         # A redirect could lead the signed content to another host.
         self._opener = urllib.request.build_opener(_NoRedirects())
+        # What the receiver took of a group that then failed: it is not sent again with each try.
+        self._taken: set[bytes] = set()
 
     def problem(self) -> str:
         if not self._settings.url:
@@ -65,19 +72,25 @@ class WebhookSink:
 
     async def append(self, records: Sequence[Record]) -> None:
         """Raises OSError if the receiver does not answer with a status from 200 to 299."""
-        parts = [msgspec.Raw(msgspec.json.encode(self._describe(record))) for record in records]
-        await to_thread.run_sync(self._post_all, parts, abandon_on_cancel=True)
+        parts = [(record, msgspec.json.encode(self._describe(record))) for record in records]
+        left = [(record, part) for record, part in parts if part not in self._taken]
+        await to_thread.run_sync(self._post_all, left, abandon_on_cancel=True)
+        self._taken.clear()
 
-    def _post_all(self, parts: Sequence[msgspec.Raw]) -> None:
-        """In several requests if one would be too large, or the receiver finds it so."""
-        size = sum(len(bytes(part)) for part in parts)
-        if size <= REQUEST_BYTES or len(parts) == 1:
+    def _post_all(self, parts: Sequence[tuple[Record, bytes]]) -> None:
+        """In several requests if one would be too large, or the receiver does not take it. Raises Refused, which names the
+        record if it is one alone."""
+        if not parts:
+            return
+        if sum(len(part) for _, part in parts) <= REQUEST_BYTES or len(parts) == 1:
             try:
-                self._post(msgspec.json.encode({"records": list(parts)}))
-            except TooLarge:
+                self._post(msgspec.json.encode({"records": [msgspec.Raw(part) for _, part in parts]}))
+            except Unfit as error:
                 if len(parts) == 1:
-                    raise
+                    image = f"image {parts[0][0].id} ({os.fsdecode(parts[0][0].location)})"
+                    raise Refused(f"{error} to the record of {image}; the later ones wait for it") from error
             else:
+                self._taken.update(part for _, part in parts)
                 return
         half = len(parts) // 2
         self._post_all(parts[:half])
@@ -95,7 +108,7 @@ class WebhookSink:
                 answer.read(1 << 16)
         except urllib.error.HTTPError as error:
             with error:
-                kind = TooLarge if error.code == http.HTTPStatus.REQUEST_ENTITY_TOO_LARGE else Refused
+                kind = Unfit if error.code in UNFIT else Refused
                 raise kind(f"{self._host} answers {error.code} {error.reason}") from error
         except urllib.error.URLError as error:
             raise Refused(f"{self._host} does not answer: {error.reason}") from error

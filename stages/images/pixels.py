@@ -15,7 +15,7 @@ import zlib
 from collections.abc import Callable, Container
 from typing import TYPE_CHECKING
 
-from PIL import Image, ImageChops, ImageFile, ImagePalette, UnidentifiedImageError
+from PIL import Image, ImageFile, ImagePalette, UnidentifiedImageError
 from PIL.AvifImagePlugin import AvifImageFile
 from PIL.BmpImagePlugin import BmpImageFile
 from PIL.GifImagePlugin import GifImageFile
@@ -27,6 +27,7 @@ from PIL.WebPImagePlugin import WebPImageFile
 
 from stages.contract.base import Header, ImageError, Reason
 from stages.images.formats import bmp_masks
+from stages.images.grounds import choose_ground
 from stages.images.headers import find_avif_crop, png_chunks, png_significant_bits
 from stages.images.pages import BROKEN, is_blank, skip_blank
 from stages.images.profiles import convert_to_srgb, find_profile
@@ -60,10 +61,6 @@ PLAIN = ((8, 2, 0), (8, 6, 0))  # of a PNG: bits, color type (RGB, RGBA) and int
 # of a WebP: a kind of header, and the bit in it that says that a profile follows
 EXTENDED, PROFILED = b"VP8X", 0x20
 STRIP_PIXELS = 4_000_000  # converted at once, which limits the additional memory
-SAMPLE = 512  # most pixels of a side that are looked at to choose the ground
-CLEAR, OPAQUE, LIGHT, NEARLY_NONE = 16, 128, 192, 0.05  # alpha, alpha, gray level, share of the pixels
-CLEAR_STEP = 64  # gray levels
-FAR_MORE = 2.5  # times the contrast; black letters in a white outline have up to 2.3 times as much on black
 # Parts of Pillow that it imports when it needs them.
 LATE = ("Cms", "Color", "Filter", "Math", "Palette", "Sequence")
 TIFF_OFFSETS, TIFF_LENGTHS = (273, 324), (279, 325)  # of strips and of tiles
@@ -335,37 +332,12 @@ def _is_cut_tiff(image: Image.Image, file_bytes: int) -> bool:
 
 def _write_strips(image: Image.Image, out: memoryview) -> None:
     width, height = image.size
-    ground = _choose_ground(image) if image.has_transparency_data else "white"
+    ground = choose_ground(image) if image.has_transparency_data else "white"
     rows = max(1, STRIP_PIXELS // width)
     for top in range(0, height, rows):
         bottom = min(top + rows, height)
         strip = image if (top, bottom) == (0, height) else image.crop((0, top, width, bottom))
         out[3 * width * top : 3 * width * bottom] = _convert_to_rgb(strip, ground).tobytes()
-
-
-def _choose_ground(image: Image.Image) -> str:
-    """White; or black for light text or drawings on transparency, which white would hide: most of the picture is
-    transparent, and nearly all of the rest is nearly white, or has far more contrast on black. A sample of the pixels is
-    enough.
-    """
-    width, height = image.size
-    sample = image.resize((min(width, SAMPLE), min(height, SAMPLE)), Image.Resampling.NEAREST).convert("RGBA")
-    level, alpha = sample.convert("L"), sample.getchannel("A")
-    clear = sum(alpha.histogram()[:CLEAR])
-    if 2 * clear <= sample.width * sample.height:
-        return "white"
-    seen = level.histogram(alpha.point(lambda value: 255 if value >= OPAQUE else 0))
-    if sum(seen[:LIGHT]) < NEARLY_NONE * sum(seen):
-        return "black"
-    on_white, on_black = (_measure_contrast(level, alpha, ground) for ground in ("white", "black"))
-    return "black" if on_black > FAR_MORE * on_white else "white"
-
-
-def _measure_contrast(level: Image.Image, alpha: Image.Image, ground: str) -> int:
-    """The steps between pixels beside each other and above each other, on a ground. Steps that are clear count alike."""
-    seen = Image.composite(level, Image.new("L", level.size, ground), alpha)
-    edges = (ImageChops.difference(seen, ImageChops.offset(seen, *shift)) for shift in ((1, 0), (0, 1)))
-    return sum(min(step, CLEAR_STEP) * count for edge in edges for step, count in enumerate(edge.histogram()))
 
 
 def _convert_to_rgb(image: Image.Image, ground: str) -> Image.Image:

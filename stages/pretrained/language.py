@@ -19,9 +19,9 @@ from transformers.utils import PROCESSOR_NAME
 from stages.contract.base import OutOfMemory, StageSpec, StageUnusable
 from stages.contract.recognition import read_config
 from stages.images.devices import device_errors, dtype_of, synchronize
-from stages.images.lanczos import make_exact, resize_by_lanczos, uses_lanczos
 from stages.pretrained import fusing
 from stages.pretrained.checkpoints import first_line, load_part, outline_known
+from stages.pretrained.lanczos import make_exact, resize_by_lanczos, uses_lanczos
 from stages.pretrained.packing import pack_images
 from stages.pretrained.questions import Questions
 from stages.pretrained.recording import CudaRecorder, Recorder

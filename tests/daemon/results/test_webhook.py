@@ -33,6 +33,7 @@ class Receiver(ThreadingHTTPServer):
     def __init__(self) -> None:
         super().__init__(("127.0.0.1", 0), Handler)
         self.status, self.most_bytes = 204, 1 << 30
+        self.refusal = (b"nothing", 0)  # what is in a body that it never takes, and its answer
         self.got: list[tuple[dict[str, str], bytes]] = []
         self.url = f"http://127.0.0.1:{self.server_port}/hook"
 
@@ -47,6 +48,7 @@ class Handler(BaseHTTPRequestHandler):
     def do_POST(self) -> None:
         body = self.rfile.read(int(self.headers["content-length"]))
         status = self.server.status if len(body) <= self.server.most_bytes else 413
+        status = self.server.refusal[1] if self.server.refusal[0] in body else status
         if status < 300:
             self.server.got.append((dict(self.headers.items()), body))
         self.send_response(status)
@@ -135,6 +137,26 @@ async def test_a_group_that_is_too_large_for_the_receiver_comes_in_parts(
     monkeypatch.setattr(webhook, "REQUEST_BYTES", 1)
     await sink.append(records)
     assert len(receiver.got) == 8
+
+
+@pytest.mark.parametrize("status", [400, 413, 422])
+async def test_a_record_that_the_receiver_never_takes_is_named_and_those_before_it_come_once(
+    receiver: Receiver, tmp_path: Path, status: int
+) -> None:
+    receiver.refusal = (b'"id":5', status)
+    records = [make_record(tmp_path, id=number) for number in range(1, 9)]
+    sink = WebhookSink(WebhookSection(url=receiver.url))
+    for _ in range(3):
+        with pytest.raises(
+            Refused, match=rf"answers {status} .* to the record of image 5 \(.*/a.jpg\); the later"
+        ):
+            await sink.append(records)
+    assert [record["id"] for record in receiver.records] == [1, 2, 3, 4]
+    receiver.refusal = (b"nothing", 0)
+    await sink.append(records)
+    assert [record["id"] for record in receiver.records] == list(range(1, 9))
+    await sink.append(records[:1])  # an image that was processed again, with the same result
+    assert receiver.records[-1]["id"] == 1
 
 
 def test_only_addresses_of_http_are_taken(tmp_path: Path) -> None:

@@ -42,6 +42,21 @@ def test_a_picture_is_upright_small_and_encoded_anew(pictures: Pictures, tmp_pat
         assert (picture.format, picture.size) == ("WEBP", (50, 100))
 
 
+def test_a_transparent_picture_has_the_ground_on_which_the_models_see_it(
+    pictures: Pictures, tmp_path: Path
+) -> None:
+    both = Image.new("RGBA", (80, 40))
+    both.paste("white", (10, 10, 30, 30))
+    both.paste("black", (50, 10, 70, 30))
+    out = io.BytesIO()
+    both.save(out, "PNG")
+    record = make_record(tmp_path, data=out.getvalue())
+    with Image.open(io.BytesIO(pictures.get(record, 100))) as picture:
+        levels = picture.convert("L")
+    found = [levels.getpixel(place) for place in ((2, 2), (20, 20), (60, 20))]
+    assert found == pytest.approx([128, 255, 0], abs=6)
+
+
 def test_a_picture_is_kept(pictures: Pictures, tmp_path: Path) -> None:
     record = make_record(tmp_path, data=encode(40, 20))
     first = pictures.get(record, 100)

@@ -58,7 +58,14 @@ def beside_a_block(image: Image.Image) -> Image.Image:
         (letters((255, 0, 0, 90)), 255),
         (beside_a_block(letters(LIGHT, LIGHT)), 0),
         (beside_a_block(letters((255, 255, 255, 90), LIGHT)), 0),
-        (letters(LIGHT, DARK), 255),
+        (letters(LIGHT, DARK), 128),
+        (letters((255, 255, 255, 90), (0, 0, 0, 90)), 128),
+        (letters(LIGHT, DARK, DARK, DARK), 128),
+        (letters(LIGHT, LIGHT, LIGHT, DARK), 128),
+        (letters(LIGHT, DARK, (128, 128, 128, 255)), 64),
+        (letters(LIGHT, DARK, (64, 64, 64, 255), (128, 128, 128, 255)), 192),
+        (letters((225, 225, 225, 255), DARK), 255),  # OCR reads that
+        (letters((255, 255, 0, 255), (0, 0, 160, 255)), 255),
         (letters(DARK, outline=LIGHT), 255),
         (letters(LIGHT, outline=DARK), 255),
     ],
@@ -70,3 +77,17 @@ def test_the_ground_of_a_drawing_on_nothing_is_the_one_that_shows_it(
     found = shown(decoder, encode(image, name, **options))
     assert found[0, 0].tolist() == [ground] * 3
     assert int(found.max()) - int(found.min()) > 30
+
+
+@pytest.mark.parametrize(
+    ("name", "mode"), [("PNG", "RGBA"), ("PNG", "LA"), ("PNG", "P"), ("GIF", "RGBA"), ("WEBP", "RGBA")]
+)
+def test_all_letters_are_seen_when_some_are_light_and_some_are_dark(
+    decoder: Decoder, name: str, mode: str
+) -> None:
+    image = letters(LIGHT, DARK).resize((1500, 500), Image.Resampling.NEAREST)  # more than is looked at
+    image = image.quantize(method=Image.Quantize.FASTOCTREE) if mode == "P" else image.convert(mode)
+    found = shown(decoder, encode(image, name, **{"lossless": True} if name == "WEBP" else {}))
+    assert found[0, 0].tolist() == [128] * 3
+    assert found[:250].max() > 250
+    assert found[250:].min() < 5

@@ -8,9 +8,10 @@ import torch
 from torch import Tensor
 from transformers import BlipImageProcessor, CLIPImageProcessor, RTDetrImageProcessor
 
-from stages.images import lanczos, resize
+from stages.images import resize
 from stages.images.devices import pixels_of
 from stages.images.resize import ImageProcessor
+from stages.pretrained import lanczos
 from stages.yolo import letterbox
 from stages.yolo.letterbox import Letterbox, fill_canvases
 from tests.stages.pictures import draw_noise

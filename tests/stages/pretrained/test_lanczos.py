@@ -10,8 +10,8 @@ from transformers import AutoProcessor, image_processing_backends
 from transformers.models.auto import image_processing_auto
 
 from stages.contract.base import Image
-from stages.images import lanczos
 from stages.images.devices import pixels_of
+from stages.pretrained import lanczos
 from stages.pretrained.language import load_processor
 from tests.stages import captioners
 
