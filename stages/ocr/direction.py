@@ -18,7 +18,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from itertools import groupby, pairwise
-from statistics import median
+from statistics import median, median_low
 from typing import Any
 from unicodedata import bidirectional
 
@@ -52,6 +52,7 @@ CJK = re.compile("[\u3040-\u30ff\u3400-\u9fff\uac00-\ud7af]")
 WORD = re.compile(r"[^\W\d_]+")
 FIELD_NUMBER = re.compile(r"^\d\d? (?=[A-Za-z])")  # "3 Country of origin"
 DIGIT = re.compile(r"\d")
+AMOUNT = re.compile(r"\d[.,]\d\d(?!\d)")
 CJK_WORD, LATIN_WORD = 2.5, 7.0  # characters; a recognizer often leaves out the spaces of small print
 
 Scored = Sequence[tuple[str, float]]  # texts and their scores
@@ -130,6 +131,14 @@ def put_in_order(text: str) -> str:
         for direction in fill_neutrals(directions, leftwards=leftwards)
     ]
     return reverse_runs(text, levels)
+
+
+def runs_left(texts: Sequence[str]) -> bool:
+    """Whether most letters of a page are of a right-to-left script."""
+    if all(text.isascii() for text in texts):
+        return False
+    kinds = [bidirectional(character) for text in texts for character in text]
+    return sum(kind in RIGHT_TO_LEFT for kind in kinds) > kinds.count("L")
 
 
 def goes_left(letters: Sequence[str]) -> bool:
@@ -269,8 +278,9 @@ def are_text(columns: Columns, least_words: float) -> bool:
     """
     words = []
     for column in reversed(columns):
-        words.append(median(map(count_words, column)))
-        if words[-1] < 1 or are_labels(column):
+        said = [count_words(text) for text in column]
+        words.append(median(said))
+        if median_low(said) < 1 or are_labels(column) or all(map(AMOUNT.search, column)):
             return False
     if min(words) >= PROSE or least_words >= PROSE:
         return min(words) >= PROSE

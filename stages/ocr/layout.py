@@ -8,34 +8,22 @@ from itertools import chain, pairwise, zip_longest
 from operator import itemgetter
 from statistics import median
 from typing import NamedTuple
-from unicodedata import bidirectional
 
 import numpy as np
 
+from stages.ocr import direction
 from stages.ocr.dbpost import Quads
-from stages.ocr.direction import (
-    PHRASE,
-    PROSE,
-    RIGHT_TO_LEFT,
-    are_fields,
-    are_labels,
-    are_text,
-    compare_marks,
-    count_words,
-    find_slope,
-    guess_turns,
-    turn_corners,
-)
+from stages.ocr.warp import VERTICAL_RATIO
 
 # Lengths are in ems: the median height of a page's boxes, which the detector draws half as high again as the letters.
 CORE = 0.25  # of a box above and below that may overlap the rows beside it
 BESIDE = 0.4  # between the middles of two boxes of one row, at most
 ALIGNED = 0.25  # and if their columns are those of a table
-NEAR = 1.5  # and if their columns are beside each other at all
+NEAR = 0.7  # and if their columns are beside each other at all
 IN_ROWS = 0.5  # of the lines of two such columns, at least the share that is in common rows
 SENTENCES = 0.75  # the same, of a column of sentences
 SHORT = 0.5  # of the height of such a column, one beside it that is no part of a table
-GUTTER = 0.4  # between two columns, at least
+GUTTER = 0.25  # between two columns, at least
 FLUSH = 0.5  # between the left edges of lines of one column, at most
 FEW_ROWS = 3  # from which on a run of rows keeps its gutters
 SET_OFF = 0.3  # above a heading or a foot, more than between other lines
@@ -65,6 +53,7 @@ class LinePlace(NamedTuple):
 
 
 Row = Sequence[LinePlace]  # or a column
+Rows = Sequence[Row]  # or columns
 Span = tuple[float, float]
 Shares = Sequence[tuple[float, bool]]  # of two columns beside each other, see `share_rows`
 
@@ -81,29 +70,32 @@ def order_lines(quads: Quads, texts: Sequence[str], turns: int = 0) -> list[int]
     """
     if len(quads) < 2:
         return list(range(len(quads)))
-    x, y = turn_corners(quads, turns).transpose(2, 0, 1).astype(np.float64)
+    x, y = direction.turn_corners(quads, turns).transpose(2, 0, 1).astype(np.float64)
     x, y = ((x, y), (y, -x), (-x, -y), (-y, x))[turns % 4]
-    slope = find_slope(x, y)
+    slope = direction.find_slope(x, y)
     x, y = x + slope * y, y - slope * x
-    if goes_left(texts):
+    if direction.runs_left(texts):
         x = -x
     left, top, right, bottom = x.min(axis=1), y.min(axis=1), x.max(axis=1), y.max(axis=1)
     edges = np.array([left, top, right, bottom, bottom - top, (top + bottom) / 2]).tolist()
     is_tall = turns == 0 and sum(edges[4]) > sum(edges[2]) - sum(edges[0])
-    if is_tall and guess_turns(quads[[len(text) > 1 for text in texts]]):
+    if is_tall and direction.guess_turns(quads[[len(text) > 1 for text in texts]]):
         # Vertical Japanese: a line runs down, the next one is at its left.
         return order_lines(quads, texts, turns=1)
     places = list(map(LinePlace, *edges, map(str.strip, texts), range(len(texts))))
-    em = median(place.height for place in places)
-    return [place.number for place in order_region(places, max(em, 1.0))]
+    places, margin = split_margin(
+        places, np.flatnonzero(bottom - top > VERTICAL_RATIO * (right - left)).tolist()
+    )
+    em = max(median(place.height for place in places), 1.0)
+    return [place.number for part in (places, margin) if part for place in order_region(part, em)]
 
 
-def goes_left(texts: Sequence[str]) -> bool:
-    """Whether most letters of a page are of a right-to-left script."""
-    if all(text.isascii() for text in texts):
-        return False
-    kinds = [bidirectional(character) for text in texts for character in text]
-    return sum(kind in RIGHT_TO_LEFT for kind in kinds) > kinds.count("L")
+def split_margin(places: list[LinePlace], tall: Sequence[int]) -> tuple[list[LinePlace], list[LinePlace]]:
+    """The lines in rows, and those that run up or down, as a number in the margin does."""
+    margin = [places[i] for i in tall if len(places[i].text) > 2]
+    if not margin or len(margin) == len(places):
+        return places, []
+    return [place for place in places if place not in margin], margin
 
 
 def order_region(places: Row, em: float) -> list[LinePlace]:
@@ -116,27 +108,27 @@ def order_region(places: Row, em: float) -> list[LinePlace]:
     return flatten(order_section(*section, em) for section in split_sections(rows, gaps, em))
 
 
-def order_section(
-    rows: Sequence[Row], gaps: Sequence[float], gutters: Sequence[float], em: float
-) -> list[LinePlace]:
+def order_section(rows: Rows, gaps: Sequence[float], gutters: Sequence[float], em: float) -> list[LinePlace]:
     """The lines of rows that share gutters: column by column, field by field, or row by row. gaps: see `split_sections`."""
     if not gutters:
         return flatten(order_row(row, em) for row in rows)
     columns = split_columns(flatten(rows), gutters)
     shares = [share_rows(*pair, em) for pair in pairwise(columns)]
-    parts = join_columns(columns, shares)
+    parts = split_blocks(rows, em) or join_columns(columns, shares)
     if len(parts) > 1:
         return flatten(order_region(part, em) for part in parts)
     return order_rows([order_row(row, em) for row in rows], gaps, gutters, shares, em)
 
 
 def order_rows(
-    rows: Sequence[Row], gaps: Sequence[float], gutters: Sequence[float], shares: Shares, em: float
+    rows: Rows, gaps: Sequence[float], gutters: Sequence[float], shares: Shares, em: float
 ) -> list[LinePlace]:
     """The lines of a section whose columns have common rows."""
     by_rows = flatten(rows)
     columns = split_columns(by_rows, gutters)
-    marks = compare_marks([place.text for place in by_rows], [place.text for place in flatten(columns)])
+    marks = direction.compare_marks(
+        [place.text for place in by_rows], [place.text for place in flatten(columns)]
+    )
     if marks > 0:
         return by_rows
     if not marks and (groups := split_groups(rows, gaps, gutters, em)):
@@ -168,10 +160,9 @@ def split_rows(places: Row, em: float) -> tuple[list[list[LinePlace]], list[floa
 
 
 def split_sections(
-    rows: Sequence[Row], gaps: Sequence[float], em: float
-) -> Iterator[tuple[Sequence[Row], Sequence[float], list[float]]]:
-    """Runs of rows that share gutters; with the gaps above each row and below the last one, and the middles of the
-    gutters."""
+    rows: Rows, gaps: Sequence[float], em: float
+) -> Iterator[tuple[Rows, Sequence[float], list[float]]]:
+    """Runs of rows that share gutters; with the gaps above each row and below the last one, and the gutters' middles."""
     usual = max(median(gaps[1:-1]), 0.0) if len(rows) > 1 else 0.0
     start, covered = 0, find_columns(rows[0])
     gutters = find_gutters(covered, em)
@@ -188,20 +179,10 @@ def split_sections(
 
 
 def ends_above(
-    rows: Sequence[Row],
-    gaps: Sequence[float],
-    start: int,
-    end: int,
-    columns: Sequence[Span],
-    usual: float,
-    em: float,
+    rows: Rows, gaps: Sequence[float], start: int, end: int, columns: Sequence[Span], usual: float, em: float
 ) -> bool:
     """Whether a section ends above a row: as all that it has is a heading, or as this row is a heading or a foot, or is set
-    off and begins where no column does.
-
-    Headings and feet are single lines. A heading is above columns, and large, or does not begin where the second column or
-    a later one does.
-    """
+    off and begins where no column does. Headings and feet are single lines; a foot begins where no line near it does."""
     row, above = rows[end], rows[start]
     is_title = end == start + 1 and len(above) == 1
     is_set_off = gaps[end] - SET_OFF * em > usual
@@ -213,11 +194,20 @@ def ends_above(
     if len(row) > 1:
         return is_set_off and (gaps[end] > usual + BREAK * em or not begins(row, lefts, em))
     if not begins(row, lefts, em):
-        return is_set_off or not begins(row, [place.left for place in following], em)
-    is_heading = len(find_gutters(find_columns(following), em)) > 0
+        around = [*flatten(rows[max(start, end - AHEAD) : end]), *following]
+        return is_set_off or not begins(row, [place.left for place in around], em)
     own = median(gaps[start + 1 : end] or [usual])
-    return gaps[end] - SET_OFF * em > max(usual, own) and (
-        row[0].height > LARGE * em or is_heading != begins(row, lefts[1:], em)
+    return gaps[end] - SET_OFF * em > max(usual, own) and is_heading(rows, gaps, end, columns, em)
+
+
+def is_heading(rows: Rows, gaps: Sequence[float], end: int, columns: Sequence[Span], em: float) -> bool:
+    """Whether a line that is set off and begins where a column does is large, or above columns, or close to a wide line."""
+    row, has_columns = rows[end], find_gutters(find_columns(flatten(rows[end + 1 : end + 1 + AHEAD])), em)
+    if row[0].height > LARGE * em or begins(row, [left for left, _ in columns[1:]], em):
+        return row[0].height > LARGE * em or not has_columns
+    is_close = gaps[end + 1] + SET_OFF * em < gaps[end]
+    return bool(has_columns) or (
+        is_close and not find_gutters(join([*columns, *find_columns(rows[end + 1])]), em)
     )
 
 
@@ -262,7 +252,7 @@ def share_rows(first: Row, second: Row, em: float) -> tuple[float, bool]:
     for place in fewer:
         after = bisect(middles, place.middle)
         away = min(place.middle - middles[after - 1], middles[after] - place.middle)
-        aligned += away <= ALIGNED * em
+        aligned += away <= (ALIGNED if len(fewer) >= FEW_ROWS else BESIDE) * em
         beside += away <= NEAR * em
     return aligned / len(fewer), 2 * beside >= len(fewer)
 
@@ -270,7 +260,7 @@ def share_rows(first: Row, second: Row, em: float) -> tuple[float, bool]:
 def join_columns(columns: Sequence[list[LinePlace]], shares: Shares) -> list[list[LinePlace]]:
     """Columns with common rows in one part. Labels with colons do not belong to what is left of them."""
     texts = [[place.text for place in column] for column in columns]
-    labels = [are_labels(column, LABELS) for column in texts]
+    labels = [direction.are_labels(column, LABELS) for column in texts]
     first = labels.index(True) if any(labels) else 0
     parts = [[*columns[0]]]
     for i, (aligned, are_beside) in enumerate(shares, start=1):
@@ -285,31 +275,47 @@ def join_columns(columns: Sequence[list[LinePlace]], shares: Shares) -> list[lis
     return parts
 
 
-def are_sentences(pair: Sequence[Row], aligned: float) -> bool:
+def split_blocks(rows: Rows, em: float) -> list[list[LinePlace]]:
+    """Blocks beside each other, each a heading above rows of several lines that begin with words; nothing if there are none."""
+    heads, places = sorted(rows[0]), flatten(rows)
+    if len(rows) < FEW_ROWS or len(heads) < 2 or len(places) <= len(rows) * len(heads):
+        return []
+    spans = find_columns(places)
+    empty = [(right - left, (left + right) / 2) for (_, left), (right, _) in pairwise(spans)]
+    widest = [max([gap for gap in empty if a.left < gap[1] < b.left] or [(0, 0)]) for a, b in pairwise(heads)]
+    blocks = split_columns(places, [middle for _, middle in widest])
+    for block in blocks:
+        fields = split_rows(block[1:], em)[0]
+        labels = [min(field).text for field in fields if len(field) > 1]
+        if 2 * len(labels) <= len(fields) or median(map(direction.count_words, labels)) < 1:
+            return []
+    return blocks
+
+
+def are_sentences(pair: Rows, aligned: float) -> bool:
     """Whether one of two columns is a text, and the other one has no common rows with it, or is much shorter and no amounts.
     aligned: see `share_rows`."""
     heights = [column[-1].bottom - column[0].top for column in pair]
     is_short = min(heights) < SHORT * max(heights)
     if aligned >= SENTENCES and not is_short:
         return False
-    says = [median(count_words(place.text) for place in column) for column in pair]
-    return max(says) >= PROSE and (aligned < SENTENCES or min(says) >= 1)
+    says = [median(direction.count_words(place.text) for place in column) for column in pair]
+    return max(says) >= direction.PROSE and (aligned < SENTENCES or min(says) >= 1)
 
 
-def are_columns(
-    rows: Sequence[Row], columns: Sequence[Row], gutters: Sequence[float], shares: Shares
-) -> bool:
+def are_columns(rows: Rows, columns: Rows, gutters: Sequence[float], shares: Shares) -> bool:
     """Whether columns with common rows are columns of text, to be read one after the other: few rows lack a line, and they
     say what columns of text do."""
     if not all(are_beside for _, are_beside in shares) or min(map(len, columns)) < 2:
         return False
-    if count_holes(rows, gutters) > max(1, HOLES * len(rows)):
-        return False
-    least = PROSE if len(rows) < FEW_ROWS else PHRASE
-    return are_text([[place.text for place in column] for column in columns], least)
+    has_holes = count_holes(rows, gutters) > max(1, HOLES * len(rows))
+    least = (
+        direction.PROSE if has_holes or len(rows) < max(FEW_ROWS, *map(len, columns)) else direction.PHRASE
+    )
+    return direction.are_text([[place.text for place in column] for column in columns], least)
 
 
-def count_holes(rows: Sequence[Row], gutters: Sequence[float]) -> int:
+def count_holes(rows: Rows, gutters: Sequence[float]) -> int:
     """The rows that lack a line, of the column with most of them."""
     filled: list[list[int]] = [[] for _ in range(len(gutters) + 1)]
     for number, row in enumerate(rows):
@@ -318,9 +324,7 @@ def count_holes(rows: Sequence[Row], gutters: Sequence[float]) -> int:
     return max(numbers[-1] - numbers[0] + 1 - len(numbers) for numbers in filled)
 
 
-def split_groups(
-    rows: Sequence[Row], gaps: Sequence[float], gutters: Sequence[float], em: float
-) -> list[Sequence[Row]]:
+def split_groups(rows: Rows, gaps: Sequence[float], gutters: Sequence[float], em: float) -> list[Rows]:
     """Groups of rows to be read column by column: the fields of a form, in each the label above its value or below it, or
     the rows of a table whose cells have several lines; nothing if this is neither.
 
@@ -332,11 +336,13 @@ def split_groups(
     if pairs and len(pairs) >= MOST_FIELDS * len(groups) and are_pairs(pairs):
         return groups
     later = [flatten(group[1:]) for group in groups if len(group) > 1]
-    wraps = len(later) > 1 and all(place.left > gutters[0] for place in flatten(later))
+    wraps = all(place.left > gutters[0] for place in flatten(later)) and (
+        len(later) > 1 or (later and not direction.share_numbers([place.text for place in later[0]]))
+    )
     return groups if wraps else []
 
 
-def group_rows(rows: Sequence[Row], gaps: Sequence[float], em: float) -> list[Sequence[Row]]:
+def group_rows(rows: Rows, gaps: Sequence[float], em: float) -> list[Rows]:
     """Groups of rows that are closer to each other than to the rows above and below; none if no rows are."""
     middles = [sum(place.middle for place in row) / len(row) for row in rows]
     steps = [gaps[0] + em, *(b - a for a, b in pairwise(middles)), gaps[-1] + em]
@@ -349,7 +355,7 @@ def group_rows(rows: Sequence[Row], gaps: Sequence[float], em: float) -> list[Se
     return [rows[a:b] for a, b in pairwise([*starts, len(rows)])]
 
 
-def are_pairs(pairs: Sequence[Sequence[Row]]) -> bool:
+def are_pairs(pairs: Sequence[Rows]) -> bool:
     """Whether the rows of each pair are labels and values: labels are in smaller print, or their words show it."""
     rows = [flatten(pair[i] for pair in pairs) for i in (0, 1)]
     places = zip_longest(*(sorted(row) for pair in pairs for row in pair))
@@ -357,7 +363,7 @@ def are_pairs(pairs: Sequence[Sequence[Row]]) -> bool:
     texts = [[place.text for place in row] for row in rows]
     heights = [median(place.height for place in row) for row in rows]
     small = heights.index(min(heights)) if min(heights) < SMALL_PRINT * max(heights) else None
-    return are_fields(texts, columns, small, SLACK if len(pairs) > 1 else None)
+    return direction.are_fields(texts, columns, small, SLACK if len(pairs) > 1 else None)
 
 
 def order_row(row: Row, em: float) -> list[LinePlace]:

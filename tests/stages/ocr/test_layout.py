@@ -95,6 +95,62 @@ def test_most_documents_are_in_reading_order_although_boxes_are_not_exact(kind: 
     assert right >= LEAST.get(kind, 19)
 
 
+def sentences(left: int, top: int, count: int, words: str) -> list[tuple[int, int, int, str]]:
+    return [(left, top + 30 * i, 20, f"{words} {chr(97 + i)} and some more") for i in range(count)]
+
+
+def rows(top: int, pitch: int, cells: list[list[tuple[int, str]]]) -> list[tuple[int, int, int, str]]:
+    return [(left, top + pitch * i, 20, text) for i, row in enumerate(cells) for left, text in row]
+
+
+SCANNED = {  # what pages that were scanned have, and drawn ones did not
+    "a line further in at the end of a column": [
+        *sentences(60, 100, 4, "the left column says"),
+        *[(60, 232, 20, "Options of all models"), (90, 262, 20, "see page 12"), (90, 292, 20, "and 13")],
+        *sentences(500, 100, 5, "the right column says"),
+    ],
+    "a heading at the left, below two columns": [
+        *sentences(60, 100, 6, "the left column says"),
+        *sentences(500, 100, 6, "the right column says"),
+        (60, 310, 20, "Other features"),
+        *[(60, 340 + 30 * i, 20, "a line that is as wide as both columns of the page " * 2) for i in range(3)],
+    ],
+    "a number that runs up the margin": [
+        *rows(100, 40, [[(60, f"{name}:"), (500, "none")] for name in ("Maker", "Brand", "Kind", "Sizes")]),
+        (900, 120, -20, "91361993"),
+    ],
+    "blocks of fields, each with a heading": [
+        *rows(70, 30, [[(150, "Your customer")], [(60, "Name"), (300, "Ada")], [(60, "Claim"), (300, "1008")]]),
+        *rows(160, 30, [[(60, "Phone"), (300, "111-22")]]),
+        *rows(70, 30, [[(790, "The vehicle")], [(700, "Year"), (900, "2022")], [(700, "Make"), (900, "Opel")]]),
+        *rows(160, 30, [[(700, "Model"), (900, "Corsa")]]),
+    ],
+    "rows that begin further left than those above": [
+        *rows(100, 28, [[(300, "SUB-TOTAL"), (640, "6.00")], [(300, "DISC"), (640, "0.00")], [(300, "TIP"), (640, "0.00")]]),
+        *rows(184, 28, [[(60, "TOTAL"), (640, "6.00")], [(60, "Taxes of six percent are included in what you paid today")]]),
+    ],
+    "amounts beside lines with and without digits": [
+        *rows(100, 30, [[(60, "TOTAL GST@6%"), (600, "RM 8.60")], [(60, "CASH PAID"), (600, "RM 20.00")]]),
+        *rows(160, 30, [[(60, "CHANGE DUE"), (600, "RM 11.40")]]),
+    ],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", SCANNED)
+def test_pages_as_they_are_scanned_are_in_reading_order(kind: str) -> None:
+    page = SCANNED[kind]
+    for degrees in (-2, -1, 0, 1, 2):
+        pick = random.Random(degrees)
+        quads = draw_boxes(page, degrees, pick)
+        for i, (left, top, size, text) in enumerate(page):
+            if size < 0:
+                box = np.array([[left, top], [left - size, top], [left - size, top - size * len(text) // 2]])
+                quads[i] = [*(box + 100), [left + 100, top - size * len(text) // 2 + 100]]
+        mixed = pick.sample(range(len(page)), len(page))
+        order = order_lines(quads[mixed], [page[i][3] for i in mixed])
+        assert [page[mixed[i]][3] for i in order] == [cell[3] for cell in page], degrees
+
+
 def test_hundreds_of_lines_are_ordered_without_repeats() -> None:
     pick = random.Random(0)
     page = [
