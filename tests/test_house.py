@@ -28,7 +28,7 @@ IMPORTS = {
     "daemon.maintenance.schedule": 16,
     "daemon.maintenance.verify": 19,
     "daemon.pipeline.child": 23,
-    "daemon.pipeline.coordinator": 19,
+    "daemon.pipeline.coordinator": 17,
     "daemon.pipeline.unpacker": 21,
     "daemon.server.pages": 19,
     "daemon.service.lifecycle": 32,

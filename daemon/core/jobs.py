@@ -193,10 +193,6 @@ class Attempt(msgspec.Struct):
     waits: int = 0  # for memory of its GPU, while other images fitted into it
     had_room: bool = False  # it was tried after nobody else used its GPU's memory
 
-    def take_over(self, read: Read) -> None:
-        self.content = Content(read.digest)
-        self.failure, self.gone = read.failure, read.gone
-
 
 class Checksums(msgspec.Struct, array_like=True, frozen=True):
     """Checksums of the rows that an ending makes; see daemon/ledger/checksums.py. results: by stage. image: None if the image
@@ -244,6 +240,11 @@ class Committed(NamedTuple):
 
     endings: list[Ending]
     newest: set[int]
+
+    def published(self) -> list[Ending]:
+        """Those that get files."""
+        ended = (JobStatus.DONE, JobStatus.FAILED)
+        return [e for e in self.endings if e.status in ended and e.job.id in self.newest]
 
 
 class Placed(msgspec.Struct, array_like=True, frozen=True):

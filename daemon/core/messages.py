@@ -128,25 +128,21 @@ decode_to_worker: Callable[[bytes], ToWorker] = msgspec.msgpack.Decoder(ToWorker
 decode_from_worker: Callable[[bytes], FromWorker] = msgspec.msgpack.Decoder(FromWorker).decode
 
 
-def frame(message: Any) -> bytes:
-    """The message as sent over the socket: its length (32 bits, little endian), then its bytes."""
-    body = msgspec.msgpack.encode(message)
-    return LENGTH.pack(len(body)) + body
-
-
+# A message is sent as its length (32 bits, little endian), then its bytes.
 # Event loops report a process that has died in many ways. Here they all become EOFError.
 
 
-def send(writer: asyncio.StreamWriter, framed: bytes) -> None:
-    """Send a message that `frame` has made. Raises EOFError when the other side is gone.
+def send(writer: asyncio.StreamWriter | None, message: Any) -> None:
+    """Send a message, framed. Raises EOFError when the other side is gone, or not there yet.
 
     A write that fails closes the transport without a word, and whoever reads gets to know it a turn of the loop later.
     To write in between raises RuntimeError in uvloop, and only logs a warning in asyncio.
     """
-    if writer.is_closing():
+    if writer is None or writer.is_closing():
         raise EOFError
+    body = msgspec.msgpack.encode(message)
     try:
-        writer.write(framed)
+        writer.write(LENGTH.pack(len(body)) + body)
     except (OSError, RuntimeError) as error:
         raise EOFError from error
 

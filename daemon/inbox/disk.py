@@ -45,27 +45,26 @@ class FolderOrigin:
     def read(self, jobs: Sequence[tuple[Job, Extent]], slab: Slab) -> dict[int, Read]:
         found = {}
         for job, extent in jobs:
-            with slab.window(
-                extent
-            ) as window:  # an error that is kept has frames, which may outlive the slab
-                found[job.id] = self._read(job, window)
+            # An error that is kept has frames, which may outlive the slab.
+            with slab.window(extent) as window:
+                try:
+                    found[job.id] = self._read(job, window)
+                except OSError as error:
+                    if error.errno in SCARCE:  # it keeps every file from being read
+                        raise
+                    found[job.id] = self._explain(error)
         return found
 
-    def _read(self, job: Job, window: memoryview) -> Read:
-        """Raises OSError for what keeps every file from being read."""
-        try:
-            return self._read_version(job, window)
-        except OSError as error:
-            if error.errno in SCARCE:
-                raise
-            if error.errno in _VANISHED:
-                return GONE
-            transient = not isinstance(error, PermissionError)
-            # A bad sector is the problem of one file, a disk that is gone is not.
-            away = error.errno in AWAY or (error.errno == errno.EIO and _has_entries(self._root) is None)
-            return Read(failure=Failure(Reason.UNREADABLE, f"{error.strerror}", transient, away))
+    def _explain(self, error: OSError) -> Read:
+        """Why a file could not be read."""
+        if error.errno in _VANISHED:
+            return GONE
+        transient = not isinstance(error, PermissionError)
+        # A bad sector is the problem of one file, a disk that is gone is not.
+        away = error.errno in AWAY or (error.errno == errno.EIO and _has_entries(self._root) is None)
+        return Read(failure=Failure(Reason.UNREADABLE, f"{error.strerror}", transient, away))
 
-    def _read_version(self, job: Job, window: memoryview) -> Read:
+    def _read(self, job: Job, window: memoryview) -> Read:
         fd = os.open(job.location, READ) if job.location else open_beneath(self._root, job.path)
         try:
             if not job.version.is_of(os.fstat(fd), moved=bool(job.location)):

@@ -118,7 +118,7 @@ def delete(record: Record) -> None:
 
 def second_name(target: bytes, number: int) -> bytes:
     """The name of a source if another file already has its first name."""
-    return next(itertools.islice(_names(target, number), 1, None))
+    return _numbered(target, number, 1)
 
 
 def taken_names(target: bytes, number: int) -> list[bytes]:
@@ -140,13 +140,18 @@ def _is_there(path: bytes) -> bool:
 
 
 def _names(target: bytes, number: int) -> Iterator[bytes]:
-    """a.jpg, a~7.jpg, a~7.2.jpg, a~7.3.jpg …; what gets too long is cut before the ~"""
-    folder, name = os.path.split(target)
-    stem, suffix = os.path.splitext(name)
+    """a.jpg, a~7.jpg, a~7.2.jpg, a~7.3.jpg …"""
     yield target
     for again in itertools.count(1):
-        mark = b"~%d%b%b" % (number, b"" if again == 1 else b".%d" % again, suffix)
-        yield os.path.join(folder, cut_name(stem, LONGEST_NAME - len(mark)) + mark)
+        yield _numbered(target, number, again)
+
+
+def _numbered(target: bytes, number: int, again: int) -> bytes:
+    """a~7.jpg or, again, a~7.2.jpg; what gets too long is cut before the ~"""
+    folder, name = os.path.split(target)
+    stem, suffix = os.path.splitext(name)
+    mark = b"~%d%b%b" % (number, b"" if again == 1 else b".%d" % again, suffix)
+    return os.path.join(folder, cut_name(stem, LONGEST_NAME - len(mark)) + mark)
 
 
 def temporary_name(path: bytes) -> bytes:

@@ -29,9 +29,10 @@ def of_content(digest: bytes, format: str, width: int, height: int, pages: int) 
     return crc32(b"%b %b %d %d %d" % (digest, format.encode(), width, height, pages))
 
 
-def of_result(digest: bytes, stage: str, fingerprint: str, payload: bytes, seconds: float) -> int:
+def of_result(digest: bytes, model: Named, payload: bytes, seconds: float) -> int:
     """The checksum of a model's answer for these bytes; seconds have six decimals, as in a sidecar."""
-    return crc32(payload, crc32(b"%d %b" % (round(seconds * 1e6), digest), _of_model(stage, fingerprint)))
+    made_by = _of_model(model.stage, model.fingerprint)
+    return crc32(payload, crc32(b"%d %b" % (round(seconds * 1e6), digest), made_by))
 
 
 @lru_cache(64)

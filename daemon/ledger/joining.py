@@ -22,10 +22,11 @@ import msgspec
 from daemon.core.jobs import Admitted, Ending, File, Job, JobStatus, Version
 from daemon.ledger import checksums, looks
 from daemon.ledger.record import Look, Model, Record
-from daemon.ledger.rows import Key, Stored, file_row, read_stored
+from daemon.ledger.rows import Key, Stored, read_stored
 from daemon.ledger.schema import damaged, ledger_of
 from daemon.ledger.statements import SQL, run_rows
 from daemon.ledger.waiting import LEAST_OF_CONTAINERS
+from stages.contract.base import Reason
 
 
 def assemble(
@@ -163,11 +164,17 @@ def find_other_names(connection: sqlite3.Connection, files: Sequence[File]) -> d
     return {f: found for f in files if (found := names.get(f.version[:3]))} if names else {}
 
 
-def admit(connection: sqlite3.Connection, files: Sequence[File], priorities: Sequence[int]) -> Admitted:
-    """Add a row for each version that is new, and has no other name in the ledger. Runs in the writing thread."""
+def admit(
+    connection: sqlite3.Connection,
+    files: Sequence[File],
+    priorities: Sequence[int],
+    left: Sequence[tuple[File, bytes]],
+) -> Admitted:
+    """Add a row for each version that is new, and has no other name in the ledger. left: files, and names that they have
+    left. Runs in the writing thread."""
     now = time.time()
     last = connection.execute(SQL["last_id"]).fetchone()[0]
-    renamed = rename_waiting(connection, files)
+    renamed = rename_waiting(connection, left) if left else {}
     rows = [
         file_row(file, priority, now)
         for file, priority in zip(files, priorities, strict=True)
@@ -176,47 +183,48 @@ def admit(connection: sqlite3.Connection, files: Sequence[File], priorities: Seq
     taken = run_rows(connection, "admit", rows)
     if len(taken) < len(rows):
         taken += run_rows(connection, "admit_again", rows)
-    note_renamed(connection, files)
+    connection.executemany(SQL["note_renamed"], map(_renamed_row, left))
     statuses = [row[0] for row in taken]
     new = (statuses.count(JobStatus.PENDING), statuses.count(JobStatus.SKIPPED))
     moved = (len(renamed), sum(renamed.values()))
     if not taken:
         return Admitted(*new, 0, renamed=moved[0], left=moved[1])
     replaced = connection.execute(SQL["supersede"], {"last": last, "now": now}).fetchall()
-    old = [status for status, _ in replaced]
     gone = [(number,) for status, number in replaced if status == JobStatus.GONE]
     connection.executemany(SQL["forget_renamed"], gone)
     failures = connection.execute(SQL["failures_replaced"], (last,)).fetchone()[0]
-    kept, back = old.count(JobStatus.DONE), sum(row[1] <= last for row in taken)
-    return Admitted(*new, old.count(JobStatus.GONE), failures, kept, back, *moved)
+    kept, back = len(replaced) - len(gone), sum(row[1] <= last for row in taken)
+    return Admitted(*new, len(gone), failures, kept, back, *moved)
 
 
-def rename_waiting(connection: sqlite3.Connection, files: Iterable[File]) -> dict[File, int]:
+def file_row(file: File, priority: int, now: float) -> tuple[Any, ...]:
+    """A row for `admit`."""
+    status, reason = (JobStatus.PENDING, None) if file.regular else (JobStatus.SKIPPED, Reason.NOT_REGULAR)
+    return (file.inbox, file.path, *file.version, priority, int(status), now, reason, 0, 0)
+
+
+def _renamed_row(left: tuple[File, bytes]) -> tuple[Any, ...]:
+    """A row that notes that a file that was admitted as a new one may be that of another row."""
+    file, before = left
+    return (before, file.inbox, file.path, *file.version)
+
+
+def rename_waiting(connection: sqlite3.Connection, left: Iterable[tuple[File, bytes]]) -> dict[File, int]:
     """Give images that wait the new names of their files. An attempt that has begun under the old name comes to nothing.
-    Returns these files, each with how many rows, which say that a name is GONE, are there since."""
+    left: as of `admit`. Returns these files, each with how many rows, which say that a name is GONE,
+    are there since."""
     renamed = {}
-    for file, before in _names_of(files):
+    for file, before in left:
         if file in renamed:
             continue
         version = file.version
         wanted = (file.inbox, before, version.inode, version.size, version.mtime_ns, LEAST_OF_CONTAINERS)
         if row := connection.execute(SQL["waits_as"], wanted).fetchone():
             fields = {"not_before": max(row["not_before"], 1.0), "emitted": row["emitted"]}
-            left = _rename(connection, row, file.path, version.ctime_ns, **fields)
-            if left is not None:
-                renamed[file] = left
+            rows = _rename(connection, row, file.path, version.ctime_ns, **fields)
+            if rows is not None:
+                renamed[file] = rows
     return renamed
-
-
-def note_renamed(connection: sqlite3.Connection, files: Iterable[File]) -> None:
-    """Note which files that were admitted as new ones may be those of other rows."""
-    rows = [(before, file.inbox, file.path, *file.version) for file, before in _names_of(files)]
-    connection.executemany(SQL["note_renamed"], rows)
-
-
-def _names_of(files: Iterable[File]) -> list[tuple[File, bytes]]:
-    """Each file with each name that it has left. What was unpacked has the name of its container."""
-    return [(file, before) for file in files if not file.container for before in file.before]
 
 
 def find_renamed(connection: sqlite3.Connection, jobs: Iterable[Job]) -> set[int]:

@@ -60,11 +60,11 @@ from daemon.ledger.rows import (
 )
 from daemon.ledger.statements import SQL, run_rows
 from daemon.ledger.waiting import (
+    CONTAINERS,
     PRIORITIES,
     WaitingImages,
     Wanted,
     has_containers,
-    priority_of,
     take_as_image,
 )
 from daemon.ledger.writer import Alone, T, Work, Writer
@@ -145,6 +145,7 @@ class Ledger:
                 values = {"inbox": number, "priority": priority, "unpacks": path in unpacking, **PRIORITIES}
                 connection.execute(SQL["set_priority"], values)
                 self._priorities[number] = priority
+                self._waiting.add([priority, priority + CONTAINERS])
                 self._inbox_paths[number] = os.fsencode(path)
                 numbers.append(number)
             add_models(connection, others)
@@ -157,7 +158,7 @@ class Ledger:
             self._kept = msgspec.json.encode([number for number, _ in lasting]).decode()
             self._staying = msgspec.json.encode([n for n, path in lasting if path not in moved]).decode()
             known = [row[0] for row in connection.execute(SQL["priorities"])]
-            self._waiting.add([*known, *self._priorities.values()])
+            self._waiting.add(known)
             return numbers
 
         return await self._ask(work)
@@ -173,10 +174,10 @@ class Ledger:
     async def admit(self, files: Sequence[File]) -> Admitted:
         """Add a row for each new version: PENDING, or SKIPPED if it is not a regular file. Older
         pending versions of the same file become GONE or, if they have a result, DONE again."""
-        priorities = [priority_of(self._priorities[f.inbox], container=f.container) for f in files]
-        admitted = await self._soon(self.insist(partial(admit, files=files, priorities=priorities)))
-        self._waiting.add(priorities)
-        return admitted
+        priorities = [self._priorities[f.inbox] + CONTAINERS * f.container for f in files]
+        # Each file with each name that it has left. What was unpacked has the name of its container.
+        left = [(file, before) for file in files if not file.container for before in file.before]
+        return await self._soon(self.insist(partial(admit, files=files, priorities=priorities, left=left)))
 
     async def keep_marker(self, inbox: int, marker: bytes) -> None:
         """Store how far a listing of the inbox came; see `Reader.marker`."""
@@ -223,7 +224,8 @@ class Ledger:
         known = {}
         for job, digest in read:
             if digest in stored.contents:
-                outputs, models = stored.results.get(digest, {}), self.generations.of(job)
+                outputs = stored.results.get(digest, {})
+                models = self.generations.numbers[job.generation]
                 had = {stage: outputs[model] for stage, model in models.items() if model in outputs}
                 known[job.id] = Content(digest, *stored.contents[digest], had)
         return known
@@ -255,8 +257,9 @@ class Ledger:
         if not (all_new := self.results.write(connection, [(e.job, e.content) for e in said], computed)):
             endings = self.results.settle(connection, endings, judge)
         claimed = find_renamed(connection, [e.job for e in endings])
-        if unsettled := find_unsettled(connection, claimed, self._kept):
-            endings = [put_off(e) if e.job.id in unsettled else e for e in endings]
+        if claimed:
+            unsettled = find_unsettled(connection, claimed, self._kept)
+            endings = put_off(endings, unsettled)
         ended = self._write_endings(connection, endings)
         joined: dict[int, int | None] = {}
         if not all_new:
@@ -273,8 +276,9 @@ class Ledger:
         postponed = [postponed_row(e) for e in endings if e.status is JobStatus.PENDING]
         connection.executemany(SQL["postpone"], postponed)
         standing = [(e.job.id,) for e in endings if e.keeps_result]
+        numbers = self.generations.numbers
         rows = [
-            end_row(e, self._inbox_paths[e.job.inbox], self.models, self.generations.of(e.job))
+            end_row(e, self._inbox_paths[e.job.inbox], self.models, numbers[e.job.generation])
             for e in endings
             if e.status is not JobStatus.PENDING and not e.keeps_result
         ]
@@ -283,28 +287,15 @@ class Ledger:
 
     def record_of(self, ending: Ending) -> Record:
         """The record that `end` has written, without reading it from the file."""
-        models = self.generations.models_of(ending)
+        numbers = self.generations.numbers[ending.job.generation]
+        models = [self.models[numbers[stage]] for stage in ending.content.outputs]
         return Record.of(ending, self._inbox_paths[ending.job.inbox], models)
 
     async def mark_emitted(self, placed: Sequence[Placed], *, superseding: bool = False) -> dict[int, int]:
         """Mark images as published, except those that are held. superseding: mark earlier versions of the same files too,
         whose sources could not leave the inbox. Returns the images by the number of their publication, except those
         whose present result has a number already."""
-        rows = [
-            (p.id, p.location, *((p.version.inode, p.version.ctime_ns) if p.version else (None,) * 2))
-            for p in placed
-        ]
-
-        def work(connection: sqlite3.Connection) -> dict[int, int]:
-            run_rows(connection, "placed", [row for row in rows if row[1]])
-            images = [p.id for p in placed if not p.is_held]
-            for statement in ("emitted", "superseded") if superseding else ("emitted",):
-                run_rows(connection, statement, [(image,) for image in images])
-            added = publications.add(connection, [p.id for p in placed], images)
-            publications.add_renamed(connection, images)
-            return added
-
-        return await self.insist(work)
+        return await self.insist(partial(publications.mark, placed=placed, superseding=superseding))
 
     async def owed(self, after: int, limit: int) -> list[Record]:
         """Images that have ended and are not marked as published,

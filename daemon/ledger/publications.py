@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import sqlite3
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import NamedTuple
 
 import msgspec
 
+from daemon.core.jobs import Placed
 from daemon.ledger.statements import SQL, run_rows
 
 # Sinks whose objects are named after the path of the file: they are given renamed images again.
@@ -74,23 +75,31 @@ def read_starts(connection: sqlite3.Connection, since: int) -> list[Start]:
     return [Start(*row) for row in connection.execute(SQL["starts"], (since,))]
 
 
-def add(connection: sqlite3.Connection, images: Sequence[int], placed: Sequence[int]) -> dict[int, int]:
-    """Number the images; returns them by number. One that is not placed cannot leave its
-    inbox yet: it is numbered now, and not again when it leaves."""
-    added = dict(map(tuple, run_rows(connection, "number_publications", [(image,) for image in images])))
-    if held := set(images).difference(placed):
-        run_rows(connection, "note_held", [(image,) for image in held])
+def mark(
+    connection: sqlite3.Connection, placed: Sequence[Placed], *, superseding: bool = False
+) -> dict[int, int]:
+    """Mark images as published, and number them; returns them by number. One that is held cannot leave its inbox yet: it
+    is not marked, but numbered now, and not again when it leaves. superseding: as of `Ledger.mark_emitted`."""
+    moved = [(p.id, p.location, p.version.inode, p.version.ctime_ns) for p in placed if p.version]
+    run_rows(connection, "placed", moved)
+    images = [(p.id,) for p in placed if not p.is_held]
+    run_rows(connection, "emitted", images)
+    if superseding:
+        run_rows(connection, "superseded", images)
+    added = dict(map(tuple, run_rows(connection, "number_publications", [(p.id,) for p in placed])))
+    run_rows(connection, "note_held", [(p.id,) for p in placed if p.is_held])
+    if renamed := run_rows(connection, "settle_renamed", images):
+        _number_again(connection, renamed)
     return added
 
 
-def add_renamed(connection: sqlite3.Connection, images: Sequence[int]) -> None:
-    """Number those of these images again whose files were renamed, so that the search finds their new names. Other sinks than
-    BY_PATH are not given them again."""
-    if renamed := run_rows(connection, "settle_renamed", [(image,) for image in images]):
-        last = read_last(connection)
-        added = run_rows(connection, "number_renamed", list({tuple(row) for row in renamed}))
-        if numbers := [number for (number,) in added]:
-            connection.execute(SQL["pass_over"], (max(numbers), last, _json(BY_PATH)))
+def _number_again(connection: sqlite3.Connection, renamed: Iterable[Sequence[int]]) -> None:
+    """Images whose files were renamed get new numbers, so that the search finds their new names. Other sinks than BY_PATH
+    are not given them again."""
+    last = read_last(connection)
+    added = run_rows(connection, "number_renamed", list({tuple(row) for row in renamed}))
+    if numbers := [number for (number,) in added]:
+        connection.execute(SQL["pass_over"], (max(numbers), last, _json(BY_PATH)))
 
 
 def move(connection: sqlite3.Connection, name: str, number: int) -> SinkPlace:

@@ -14,7 +14,7 @@ import msgspec
 import structlog
 from msgspec.structs import replace
 
-from daemon.core.jobs import Attempt, Checksums, Content, Ending, File, Job, JobStatus, Version, reason_of
+from daemon.core.jobs import Attempt, Checksums, Content, Ending, Job, JobStatus, Version, reason_of
 from daemon.core.messages import Output
 from daemon.ledger import checksums
 from daemon.ledger.checksums import Named
@@ -55,12 +55,8 @@ def result_row(
 ) -> tuple[Any, ...]:
     """A row for `keep_result`. number: the model's number in the ledger. checksum: None: it is computed."""
     if checksum is None:
-        checksum = result_checksum(digest, model, output)
+        checksum = checksums.of_result(digest, model, output.payload, output.seconds)
     return (digest, number, output.payload, output.seconds, checksum)
-
-
-def result_checksum(digest: bytes, model: Model, output: Output) -> int:
-    return checksums.of_result(digest, model.stage, model.fingerprint, output.payload, output.seconds)
 
 
 def ending_checksum(ending: Ending, inbox_path: bytes, models: Sequence[Model]) -> int | None:
@@ -89,7 +85,9 @@ def checksums_of(ending: Ending, inbox_path: bytes, models: Sequence[Model]) -> 
     job's outputs."""
     known = ending.content
     results = {
-        model.stage: result_checksum(known.digest, model, known.outputs[model.stage]) for model in models
+        model.stage: checksums.of_result(known.digest, model, output.payload, output.seconds)
+        for model in models
+        if (output := known.outputs[model.stage])
     }
     content = checksums.of_content(known.digest, known.format, known.width, known.height, known.pages)
     return Checksums(content, results, ending_checksum(ending, inbox_path, models))
@@ -100,11 +98,14 @@ def repeat_of(ending: Ending, left: int | None = None) -> Ending:
     return replace(_without_result(ending), status=JobStatus.GONE, is_repeat=True, left=left)
 
 
-def put_off(ending: Ending) -> Ending:
-    """The ending of an attempt that does not count, as the row that its file may belong to is being published."""
-    later = steady_seconds() + PUT_OFF_SECONDS
-    again = _without_result(ending)
-    return replace(again, status=JobStatus.PENDING, attempts=ending.job.attempts, not_before=later)
+def put_off(endings: Iterable[Ending], unsettled: Collection[int]) -> list[Ending]:
+    """The endings; the attempts of the unsettled images do not count, as the rows that their files may belong to are being
+    published."""
+    later = {"status": JobStatus.PENDING, "not_before": steady_seconds() + PUT_OFF_SECONDS}
+    return [
+        replace(_without_result(e), attempts=e.job.attempts, **later) if e.job.id in unsettled else e
+        for e in endings
+    ]
 
 
 def _without_result(ending: Ending) -> Ending:
@@ -141,12 +142,6 @@ def end_row(
 def postponed_row(ending: Ending) -> tuple[Any, ...]:
     """A row for `postpone` and, with the look's name behind it, for `postpone_look`."""
     return (ending.attempts, ending.not_before, reason_of(ending.failure)[1], ending.job.id)
-
-
-def file_row(file: File, priority: int, now: float) -> tuple[Any, ...]:
-    """A row for `admit`."""
-    status, reason = (JobStatus.PENDING, None) if file.regular else (JobStatus.SKIPPED, Reason.NOT_REGULAR)
-    return (file.inbox, file.path, *file.version, priority, int(status), now, reason, 0, 0)
 
 
 def job_of(row: sqlite3.Row) -> Job:
@@ -216,7 +211,7 @@ def _is_whole_content(row: sqlite3.Row) -> bool:
 def _is_whole_result(row: sqlite3.Row, models: Mapping[int, Named]) -> bool:
     if (model := models.get(row["model"])) is None:
         return False
-    fields = (row["digest"], model.stage, model.fingerprint, row["payload"], row["seconds"])
+    fields = (row["digest"], model, row["payload"], row["seconds"])
     return checksums.holds(row["checksum"], checksums.of_result, *fields)
 
 
@@ -245,14 +240,14 @@ class Generations:
     def __init__(self, ask: Ask) -> None:
         """ask: runs something in the ledger's writing thread, and returns when that is durable."""
         self.models: dict[int, Model] = {}  # by number
-        self._numbers: list[Numbers] = []  # by generation
+        self.numbers: list[Numbers] = []  # by generation: of the models that give a job's results
         self._ask = ask
 
     def start(self, connection: sqlite3.Connection, models: Iterable[Model]) -> None:
         """The daemon starts with these models: the first generation."""
         numbers = add_models(connection, models)
         _make_current(connection, numbers)
-        self._numbers = [numbers]
+        self.numbers = [numbers]
         self.models.update(_read_models(connection))
 
     async def begin(self, models: Iterable[Model]) -> int:
@@ -260,21 +255,12 @@ class Generations:
         added = list(models)
         numbers, known = await self._ask(lambda c: (add_models(c, added), _read_models(c)))
         self.models.update(known)  # in place: others read this mapping too
-        self._numbers.append(numbers)
-        return len(self._numbers) - 1
+        self.numbers.append(numbers)
+        return len(self.numbers) - 1
 
     async def make_current(self, generation: int) -> None:
         """All jobs have the models of this generation from now on: results of other models are those of earlier ones."""
-        await self._ask(lambda c: _make_current(c, self._numbers[generation]))
-
-    def of(self, job: Job) -> Numbers:
-        """The models that give this job's results."""
-        return self._numbers[job.generation]
-
-    def models_of(self, ending: Ending) -> list[Model]:
-        """Those that gave the results that it has."""
-        numbers = self.of(ending.job)
-        return [self.models[numbers[stage]] for stage in ending.content.outputs]
+        await self._ask(lambda c: _make_current(c, self.numbers[generation]))
 
 
 class Results:
@@ -298,7 +284,7 @@ class Results:
             touched.update(content.digest for _, content in known)
         contents, results, models = [], [], self._generations.models
         for job, content in known:
-            sums, numbers = computed.get(job.id), self._generations.of(job)
+            sums, numbers = computed.get(job.id), self._generations.numbers[job.generation]
             if content.width:
                 contents.append(content_row(content, sums.content if sums else None))
             for stage, output in content.outputs.items():
@@ -328,15 +314,19 @@ class Results:
         """The results that the ledger has for the same bytes, by image, where they differ."""
         digests = {content.digest for _, content in known}
         stored = self.read(connection, digests)
-        of = self._generations.of
-        keys = {Key(content.digest, of(job)[stage]) for job, content in known for stage in content.outputs}
+        numbers = self._generations.numbers
+        keys = {
+            Key(content.digest, numbers[job.generation][stage])
+            for job, content in known
+            for stage in content.outputs
+        }
         if stored.damaged & keys:
             self._drop_damaged(connection, stored.damaged & keys)
             self.write(connection, known)
             stored = self.read(connection, digests)
         changed = {}
         for job, content in known:
-            kept, models = stored.results.get(content.digest, {}), of(job)
+            kept, models = stored.results.get(content.digest, {}), numbers[job.generation]
             outputs = {stage: kept.get(models[stage], said) for stage, said in content.outputs.items()}
             if outputs != content.outputs:
                 changed[job.id] = content.with_outputs(outputs)

@@ -112,8 +112,3 @@ def has_containers(connection: sqlite3.Connection, inboxes: Collection[int]) -> 
 def take_as_image(connection: sqlite3.Connection, number: int) -> None:
     """A file that waited to be unpacked waits as an image from now on. Runs in the writing thread."""
     connection.execute(SQL["take_as_image"], {"id": number, **PRIORITIES})
-
-
-def priority_of(priority: int, *, container: bool) -> int:
-    """In the ledger, of a file of an inbox with this priority."""
-    return priority + CONTAINERS if container else priority

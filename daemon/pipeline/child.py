@@ -106,8 +106,8 @@ class RemoteCoordinator:
         changed = {ending.job.id: ending for ending in answer.changed}
         return Committed([changed.get(e.job.id, e) for e in summed], answer.newest)
 
-    def records_of(self, endings: Sequence[Ending]) -> list[Record]:
-        return [Record.of(e, *self._origin_of(e)) for e in endings]
+    def record_of(self, ending: Ending) -> Record:
+        return Record.of(ending, *self._origin_of(ending))
 
     def _origin_of(self, ending: Ending) -> tuple[bytes, list[Model]]:
         """The path of its inbox, and the models of its outputs."""

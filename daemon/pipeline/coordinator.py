@@ -30,7 +30,6 @@ import structlog
 from daemon.core.jobs import Committed, Content, Ending, File, Job, JobStatus, Read
 from daemon.inbox.watcher import Watcher
 from daemon.ledger.ledger import Ledger
-from daemon.ledger.record import Record
 from daemon.monitoring.metrics import Metrics
 from daemon.monitoring.snapshot import StationState
 from daemon.pipeline.executor import Executor
@@ -44,7 +43,6 @@ from daemon.results.judge import Judge, log_failures
 from daemon.results.outbox import Outbox
 from daemon.results.publisher import Publisher
 from daemon.system.clock import steady_seconds
-from daemon.system.queues import drain
 from daemon.system.retry import Retry
 
 log = structlog.get_logger()
@@ -73,6 +71,7 @@ class Pipeline:
         reuse_results: bool = True,
     ) -> None:
         self.ledger = ledger
+        self.record_of = ledger.record_of
         self.watcher = watcher
         self.executors = [Executor(station) for station in stations]  # an exchange of models replaces them
         self.metrics = metrics
@@ -94,7 +93,7 @@ class Pipeline:
         self._changed = anyio.Event()  # set, and replaced, when there may be more to do
         self._published: asyncio.Queue[Published] = asyncio.Queue(UNCONFIRMED)
         self._watching = anyio.CancelScope()
-        self._is_over = self.draining = False  # nothing will be handed out any more
+        self._over, self.draining = anyio.Event(), False  # set: nothing will be handed out any more
 
     async def run(self, *, once: bool = False, limit: int = 0) -> None:
         """Work until drained. With `once`, stop when every file that is there is finished; with a limit,
@@ -110,7 +109,8 @@ class Pipeline:
                 tasks.start_soon(look.run, self)
             if self.unpacker:
                 tasks.start_soon(self.unpacker.run, self)
-            while not (self._is_over or self.draining) or self.schedule.in_hand:
+            await self._over.wait()
+            while self.schedule.in_hand:
                 await self._changed.wait()
             await finish_looks(self.looks, self.pause)
             if owed := self.schedule.owed():  # of a station that was lost only now
@@ -138,6 +138,7 @@ class Pipeline:
         seconds: the time for that. The sinks get half of it at most.
         """
         self.draining = self.retry.hurried = True
+        self._over.set()
         self._watching.cancel()
         self.outbox.drain(seconds / 2)
         parts: list[Executor | RunningLook | Unpacker | None] = [*self.executors, *self.looks, self.unpacker]
@@ -227,15 +228,12 @@ class Pipeline:
 
     async def next_jobs(self, station: object) -> list[Job]:
         """Wait for the next jobs; an empty list when there will be no more."""
-        executor = self._executor_of(station)
+        [executor] = [each for each in self.executors if each.station is station]
         return await executor.ask(partial(self._wait_for_jobs, executor))
-
-    def _executor_of(self, station: object) -> Executor:
-        return next(each for each in self.executors if each.station is station)
 
     async def _wait_for_jobs(self, executor: Executor) -> list[Job]:
         async with self._handing_out:
-            while not (self.draining or self._is_over):
+            while not self._over.is_set():
                 changed = self._changed  # before all that waits, in which another inbox may begin to answer
                 if unsettled := self.answering() - self._recovered:
                     with anyio.CancelScope(shield=True):  # A station that asks may be lost meanwhile.
@@ -251,7 +249,7 @@ class Pipeline:
                     continue
                 later = pause is not None or bool(resting - lasting)
                 if not was_busy and await self._has_nothing_left(later=later):
-                    self._is_over = True
+                    self._over.set()
                     self.wake()
                     break
                 with executor.idle(), anyio.move_on_after(1.0 if pause is None else min(pause, 1.0)):
@@ -295,7 +293,7 @@ class Pipeline:
     # 3. The station asks and reports what concerns the ledger, in groups.
 
     async def note_read(self, read: Mapping[int, Read]) -> dict[int, Content]:
-        jobs = {image: self.schedule.entry(image).job for image in read}
+        jobs = {image: self.schedule.entries[image].job for image in read}
         self._note_absences([(jobs[image].inbox, each) for image, each in read.items()])
         if not self._reuse_results:
             return {}
@@ -311,7 +309,7 @@ class Pipeline:
             log.warning("images of an inbox cannot be read; they wait", path=path, error=why)
 
     async def keep(self, known: Mapping[int, Content]) -> None:
-        await self.ledger.keep([(self.schedule.entry(image).job, each) for image, each in known.items()])
+        await self.ledger.keep([(self.schedule.entries[image].job, each) for image, each in known.items()])
 
     async def blame(self, image: int, deaths: int) -> None:
         self.schedule.blame(image, deaths)
@@ -337,16 +335,14 @@ class Pipeline:
         now, mine = time.time(), [ending for ending in doubtful if ending.job.id in hidden]
         return {e.job.id: self._judge.failed(e.job, hidden[e.job.id], now, e.content) for e in mine}
 
-    def records_of(self, endings: Sequence[Ending]) -> list[Record]:
-        return [self.ledger.record_of(ending) for ending in endings]
-
     async def note_published(self, group: Published) -> None:
         executors = self.schedule.publish(ending.job.id for ending in group.endings)
         self.publisher.note(group.publication)
         await self._published.put(group)
         for executor in executors:
             if isinstance(executor, Executor):
-                executor.note_results()
+                if executor.when_published:
+                    executor.note_results()
                 if executor.is_retired:
                     self.wake()
 
@@ -356,7 +352,8 @@ class Pipeline:
 
     def lose(self, station: object) -> int:
         """A station was lost: its jobs are handed out again, and what it had committed is published. Returns how many."""
-        images = self.schedule.has(executor := self._executor_of(station))
+        [executor] = [each for each in self.executors if each.station is station]
+        images = self.schedule.has(executor)
         self._note_owed(self.schedule.lose(executor))
         self.wake()
         return images
@@ -373,7 +370,8 @@ class Pipeline:
         """Mark as published only what would survive a power failure.
         Groups that arrived during one sync share the next."""
         while True:
-            groups = [await self._published.get(), *drain(self._published)]
+            groups = [await self._published.get()]
+            groups += [self._published.get_nowait() for _ in range(self._published.qsize())]
             is_sure = await self.publisher.confirm([group.publication for group in groups])
             if not is_sure:
                 self._recovered.clear()  # second looks are owed too
@@ -392,9 +390,9 @@ class Pipeline:
 
     def _note_finished(self, entries: Sequence[Entry]) -> None:
         """Count these in the metrics, and log why there is no result."""
-        endings = [entry.ending for entry in entries if entry.ending]
-        newest = {entry.job.id for entry in entries if entry.is_newest}
-        lasting = [e for e in endings if e.status is JobStatus.PENDING or e.job.id in newest]
+        endings = [(entry.ending, entry.is_newest) for entry in entries if entry.ending]
+        lasting = [e for e, is_newest in endings if is_newest or e.status is JobStatus.PENDING]
         self.metrics.finished(lasting)
-        self.publisher.note_renamed({e.job.inbox for e in endings if e.left is not None})
+        if renamed := {e.job.inbox for e, _ in endings if e.left is not None}:
+            self.publisher.note_renamed(renamed)
         log_failures(lasting, self._roots)

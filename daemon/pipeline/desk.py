@@ -305,8 +305,8 @@ class Desk:
                     detail=failure.detail,
                 )
 
-    def records_of(self, endings: Sequence[Ending]) -> list[Record]:
-        return [self._records.pop(ending.job.id) for ending in endings]
+    def record_of(self, ending: Ending) -> Record:
+        return self._records.pop(ending.job.id)
 
     async def note_published(self, group: Published) -> None:
         confirmed = anyio.Event()

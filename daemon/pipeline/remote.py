@@ -18,12 +18,13 @@ import msgspec
 import structlog
 
 from daemon.core.errors import ModelsUnusable, NoWorkersLeft
+from daemon.core.jobs import Committed
 from daemon.monitoring.metrics import Metrics
 from daemon.monitoring.snapshot import LaneState, StationState, WorkerState
 from daemon.pipeline import station, wire
 from daemon.pipeline.relay import Relayed
 from daemon.pipeline.schedule import Schedule
-from daemon.pipeline.station import Published, published_of
+from daemon.pipeline.station import Published
 from daemon.results.destinations import Publication
 from daemon.system import children
 from daemon.system.retry import Hurried
@@ -266,9 +267,9 @@ class RemoteStation:
     async def _note_published(self, call: wire.NotePublished) -> None:
         self._losses = 0
         coordinator = self._of_pipeline()
-        endings = [ending for image in call.images if (ending := coordinator.schedule.entry(image).ending)]
-        published = published_of(endings, call.newest)
-        records = coordinator.records_of(published) if coordinator.has_sinks else []
+        endings = [ending for image in call.images if (ending := coordinator.schedule.entries[image].ending)]
+        published = Committed(endings, call.newest).published() if coordinator.has_sinks else []
+        records = [coordinator.record_of(ending) for ending in published]
         publication = Publication(call.placed, call.held, set(call.folders), records, call.begun_at)
         await coordinator.note_published(Published(endings, call.newest, publication))
         self._send(wire.Done(call.number))

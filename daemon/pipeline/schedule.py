@@ -48,6 +48,7 @@ class Entry:
     has replaced it by then."""
 
     job: Job
+    file: FileKey
     is_container: bool = False
     state: State = State.WAITING
     executor: object = None
@@ -55,17 +56,8 @@ class Entry:
     is_newest: bool = False
 
     @property
-    def file(self) -> FileKey:
-        return self.job.inbox, self.job.path
-
-    @property
     def is_owed(self) -> bool:
         return self.state is State.ENDED and self.executor is None
-
-
-def _turn(entry: Entry) -> tuple[int, int]:
-    """Sorts what waits: the highest priority first, and the oldest first within it."""
-    return -entry.job.priority, entry.job.id
 
 
 class Question(NamedTuple):
@@ -102,7 +94,7 @@ class Schedule:
 
     limit: int | None = None
     found_all: bool = False
-    _entries: dict[int, Entry] = field(default_factory=dict)  # by image
+    entries: dict[int, Entry] = field(default_factory=dict)  # by image: first looks and files to unpack
     # Those that wait, by is_container, and sorted.
     _waiting: dict[bool, list[Entry]] = field(default_factory=lambda: {False: [], True: []})
     _looks: dict[str, set[int]] = field(default_factory=dict)  # images of each second look that were taken
@@ -122,13 +114,13 @@ class Schedule:
                 return None
             most = min(most, room or most)
             only = None if room else frozenset(self._unfinished)
-        return Question(most, frozenset(self._entries), frozenset(inboxes) - self.resting(now), only)
+        return Question(most, frozenset(self.entries), frozenset(inboxes) - self.resting(now), only)
 
     def offer(self, jobs: Iterable[Job], *, containers: bool = False) -> None:
         """These wait in the ledger. Those that are here already are passed over."""
         for job in jobs:
-            if job.id not in self._entries:
-                self._entries[job.id] = entry = Entry(job, containers)
+            if job.id not in self.entries:
+                self.entries[job.id] = entry = Entry(job, (job.inbox, job.path), containers)
                 self._wait(entry)
 
     # To the executors.
@@ -151,7 +143,8 @@ class Schedule:
         for entry in waiting:
             if len(taken) == most:
                 break
-            if entry.job.inbox in inboxes and self._is_free(entry) and self._is_within_limit(entry):
+            is_free = entry.job.inbox in inboxes and entry.file not in self._holders
+            if is_free and self._is_within_limit(entry):
                 self._begin(entry, executor, generation)
                 taken.append(entry)
         if taken:
@@ -161,19 +154,15 @@ class Schedule:
             absence.until, absence.is_tried = now + TRY_SECONDS, True
         return [entry.job for entry in taken]
 
-    def entry(self, image: int) -> Entry:
-        """A first look, or a file to unpack, that is in memory."""
-        return self._entries[image]
-
     def end(self, endings: Iterable[Ending], newest: Collection[int]) -> None:
         """They are committed. newest: those that no newer version has replaced."""
         for ending in endings:
-            entry = self._entries[ending.job.id]
+            entry = self.entries[ending.job.id]
             entry.state, entry.ending, entry.is_newest = State.ENDED, ending, ending.job.id in newest
 
     def publish(self, images: Iterable[int]) -> set[object]:
         """Their files are written. Returns the executors that had them."""
-        entries = [self._entries[image] for image in images]
+        entries = [self.entries[image] for image in images]
         executors = {entry.executor for entry in entries}
         for entry in entries:
             entry.state, entry.executor = State.PUBLISHED, None
@@ -181,11 +170,11 @@ class Schedule:
 
     def confirm(self, images: Iterable[int]) -> list[Entry]:
         """All that was written for them is on the disk. An attempt that is to be repeated waits in the ledger."""
-        return [self._leave(self._entries[image]) for image in images]
+        return [self._leave(self.entries[image]) for image in images]
 
     def owe(self, images: Iterable[int]) -> list[Entry]:
         """What was written for them may be lost, and the daemon publishes it again. Those without files are forgotten."""
-        entries = [self._entries[image] for image in images]
+        entries = [self.entries[image] for image in images]
         for entry in entries:
             entry.state, entry.executor = State.ENDED, None
             if not entry.is_newest:
@@ -195,16 +184,16 @@ class Schedule:
     def give_back(self, images: Iterable[int]) -> None:
         """They wait again, as if nobody had begun them."""
         for image in images:
-            self._return(self._entries[image])
+            self._return(self.entries[image])
 
     def blame(self, image: int, deaths: int) -> None:
         """So many workers have died while they ran only this image."""
-        entry = self._entries[image]
+        entry = self.entries[image]
         entry.job = replace(entry.job, deaths=deaths)
 
     def forget(self, image: int) -> None:
         """It was taken, and waits in the ledger, as if nobody had begun it."""
-        self._let_go(self._entries.pop(image))
+        self._let_go(self.entries.pop(image))
         self._begun.discard(image)
         self._unfinished.discard(image)
 
@@ -212,13 +201,13 @@ class Schedule:
         """What nobody has waits in the ledger."""
         for waiting in self._waiting.values():
             for entry in waiting:
-                del self._entries[entry.job.id]
+                del self.entries[entry.job.id]
             waiting.clear()
 
     def lose(self, executor: object) -> list[Entry]:
         """An executor is gone. What it had taken waits again. What it had ended is returned: those that are to be published
         are owed, and the others forgotten."""
-        mine = [entry for entry in self._entries.values() if entry.executor is executor]
+        mine = [entry for entry in self.entries.values() if entry.executor is executor]
         for entry in mine:
             if entry.state is State.TAKEN:
                 self._return(entry)
@@ -226,7 +215,7 @@ class Schedule:
 
     def has(self, executor: object) -> int:
         """How many jobs an executor has."""
-        return sum(entry.executor is executor for entry in self._entries.values())
+        return sum(entry.executor is executor for entry in self.entries.values())
 
     # Second looks, which have the order of the ledger, and executors of their own.
 
@@ -251,9 +240,6 @@ class Schedule:
         self._looks.pop(look, None)
 
     # Conditions of `take`. Each holds work back, and says nothing about the others.
-
-    def _is_free(self, entry: Entry) -> bool:
-        return entry.file not in self._holders
 
     def _is_within_limit(self, entry: Entry) -> bool:
         if self.limit is None or entry.job.id in self._begun:
@@ -286,7 +272,7 @@ class Schedule:
     # What is owed.
 
     def owed(self) -> list[Entry]:
-        return [entry for entry in self._entries.values() if entry.is_owed]
+        return [entry for entry in self.entries.values() if entry.is_owed]
 
     def settle(self, entries: Iterable[Entry]) -> None:
         """What was owed is published."""
@@ -339,7 +325,7 @@ class Schedule:
     @property
     def taken(self) -> int:
         """First looks and files to unpack that were taken and are not forgotten, with those that are owed."""
-        return len(self._entries) - sum(map(len, self._waiting.values()))
+        return len(self.entries) - sum(map(len, self._waiting.values()))
 
     @property
     def unwritten(self) -> int:
@@ -366,7 +352,7 @@ class Schedule:
         return not (waits or later or self.resting(now) - lasting)
 
     def _taken(self) -> Iterator[Entry]:
-        return (entry for entry in self._entries.values() if entry.state is not State.WAITING)
+        return (entry for entry in self.entries.values() if entry.state is not State.WAITING)
 
     # Changes of an entry.
 
@@ -385,10 +371,12 @@ class Schedule:
         self._wait(entry)
 
     def _wait(self, entry: Entry) -> None:
-        insort(self._waiting[entry.is_container], entry, key=_turn)
+        """The highest priority first, and the oldest first within it."""
+        waiting = self._waiting[entry.is_container]
+        insort(waiting, entry, key=lambda each: (-each.job.priority, each.job.id))
 
     def _leave(self, entry: Entry) -> Entry:
-        del self._entries[entry.job.id]
+        del self.entries[entry.job.id]
         self._let_go(entry)
         if entry.ending and entry.ending.status is not JobStatus.PENDING:
             self._unfinished.discard(entry.job.id)

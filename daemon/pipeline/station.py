@@ -20,16 +20,24 @@ from anyio import to_thread
 from msgspec.structs import replace
 
 from daemon.core.errors import WorkerLost
-from daemon.core.jobs import Attempt, Committed, Content, Ending, Extent, Failure, Job, JobStatus, Read
+from daemon.core.jobs import (
+    UNREAD,
+    Attempt,
+    Committed,
+    Content,
+    Ending,
+    Extent,
+    Failure,
+    Job,
+    Read,
+)
 from daemon.core.messages import Reply
-from daemon.inbox.intake import read_files
 from daemon.inbox.origin import origin_of
 from daemon.ledger.record import Record
 from daemon.monitoring.metrics import LookMetrics, Metrics
 from daemon.monitoring.snapshot import StationState
 from daemon.pipeline.tracing import Tracer
 from daemon.results.destinations import Destination, Publication, publish_records
-from daemon.system.queues import drain
 from daemon.system.retry import Retry
 from daemon.workers.lane import Lane
 from daemon.workers.slab import Slab
@@ -51,11 +59,6 @@ class Published:
     confirmed: anyio.Event | None = None  # set when all of it is on the disk
 
 
-def published_of(endings: Sequence[Ending], newest: set[int]) -> list[Ending]:
-    """Those that are published. newest: as in `Published`."""
-    return [e for e in endings if e.status in (JobStatus.DONE, JobStatus.FAILED) and e.job.id in newest]
-
-
 class StationHome(Protocol):
     """What a station needs to know and to report; the pipeline."""
 
@@ -75,8 +78,8 @@ class StationHome(Protocol):
     async def end(self, endings: Sequence[Ending]) -> Committed:
         """Commit how jobs ended."""
 
-    def records_of(self, endings: Sequence[Ending]) -> list[Record]:
-        """What `end` has committed."""
+    def record_of(self, ending: Ending) -> Record:
+        """Of one that `end` has committed."""
 
     async def note_published(self, group: Published) -> None:
         """Results are written to files. Waits while too many groups are not confirmed yet."""
@@ -103,27 +106,26 @@ class Station:
         destinations: Mapping[int, Destination],
         metrics: Metrics | LookMetrics,
         publish: Callable[[Sequence[Record], Mapping[int, Destination]], Publication] | None = None,
-        read: Callable[[Sequence[tuple[Job, Extent]], Slab, Mapping[int, bytes]], dict[int, Read]]
-        | None = None,
+        read: Callable[[Sequence[tuple[Job, Extent]], Slab], dict[int, Read]] | None = None,
         tracer: Tracer | None = None,
     ) -> None:
         """publish: writes results to files; None: `publish_records`.
-        read: as `read_files`, which it is if None. tracer: None if no image is traced."""
+        read: as `Origin.read`; None: of the origin of each inbox. tracer: None if no image is traced."""
         self.slab = slab
         self.lanes = list(lanes)
         self.retry = Retry()
         self._judge = judge
         self._destinations = destinations
-        self._roots = {inbox: destination.inbox for inbox, destination in destinations.items()}
-        self._remote = {inbox for inbox, root in self._roots.items() if origin_of(root).is_remote}
+        self._origins = {inbox: origin_of(destination.inbox) for inbox, destination in destinations.items()}
+        self._remote = {inbox for inbox, origin in self._origins.items() if origin.is_remote}
         self._reading = anyio.Semaphore(REMOTE_GROUPS)
         self._metrics = metrics
         self._tracer = tracer
         self._write_results = publish or publish_records
-        self._read = read or read_files
+        self._read = read or self._read_files
         self._ended: asyncio.Queue[Attempt] = asyncio.Queue(4 * FINISH)
         self._durable: asyncio.Queue[Committed] = asyncio.Queue(2)
-        self._draining = False
+        self._draining = anyio.Event()
 
     async def run(self, coordinator: StationHome) -> None:
         """Work until cancelled."""
@@ -141,9 +143,10 @@ class Station:
     def drain(self, *, hurried: bool = True) -> None:
         """Let go of the jobs that wait for a worker; the coordinator hands out no more. hurried: wait for no disk
         either."""
-        self._draining, self.retry.hurried = True, hurried
+        self._draining.set()
+        self.retry.hurried = hurried
         for lane in self.lanes:
-            self._empty_if_draining(lane)
+            self._empty(lane)
 
     async def staff(self, *, task_status: anyio.abc.TaskStatus[None] = anyio.TASK_STATUS_IGNORED) -> None:
         """Run the workers until `stop`. Reports as started when all have loaded their models.
@@ -164,7 +167,7 @@ class Station:
             lanes=[lane.state() for lane in self.lanes],
             slab_used=self.slab.used,
             slab_size=self.slab.size,
-            progressed_at=max(lane.progressed_at for lane in self.lanes),
+            progressed_at=max(lane.pool.progressed_at for lane in self.lanes),
             blocked=self.retry.blocked(),
             waits_for_room=self.slab.is_awaited,
             is_backed_up=self._ended.full(),
@@ -189,23 +192,22 @@ class Station:
                 group: list[Attempt] = []
                 for job in jobs:
                     attempt = Attempt(job, began_at=time.monotonic())
-                    if not self._reserve_now(attempt):
+                    size = job.version.size
+                    if size > self.slab.size:
+                        attempt.failure = self._describe_too_large(size)
+                    elif (extent := self.slab.try_reserve(size)) is None:
                         await self._share_out(group, reading)
                         group = []
-                        attempt.extent = await self.slab.reserve(job.version.size)
+                        attempt.extent = await self.slab.reserve(size)
+                    else:
+                        attempt.extent = extent
                     group.append(attempt)
                 await self._share_out(group, reading)
 
-    def _reserve_now(self, attempt: Attempt) -> bool:
-        """Whether it got room in the slab at once. A file that is larger than the slab fails."""
-        size = attempt.job.version.size
-        if self.slab.fits(size):
-            attempt.extent = self.slab.try_reserve(size)
-            return attempt.extent is not None
+    def _describe_too_large(self, size: int) -> Failure:
         problem = f"{size} bytes are more than slab_bytes = {self.slab.size}"
         fix = f"{advise(f'slab_bytes = {size}')}; this much shared memory is reserved for images"
-        attempt.failure = Failure(Reason.BYTES, f"{problem}. {fix}")
-        return True
+        return Failure(Reason.BYTES, f"{problem}. {fix}")
 
     async def _share_out(self, attempts: list[Attempt], reading: anyio.abc.TaskGroup) -> None:
         """Take up the jobs. Those of a store are read beside the others, as it may answer late."""
@@ -224,7 +226,7 @@ class Station:
             with contextlib.suppress(anyio.WouldBlock):
                 self._reading.acquire_nowait()
                 return True
-            if origin_of(self._roots[inbox]).silent_seconds() > SILENT_SECONDS:
+            if self._origins[inbox].silent_seconds() > SILENT_SECONDS:
                 return False
             with anyio.move_on_after(1.0):
                 await self._reading.acquire()
@@ -232,11 +234,11 @@ class Station:
 
     async def _give_back(self, inbox: int, attempts: list[Attempt]) -> None:
         """Report these as those of an inbox that is away: they wait, and no attempt is counted."""
-        silent = origin_of(self._roots[inbox]).silent_seconds()
+        silent = self._origins[inbox].silent_seconds()
         why = f"the store has not answered for {silent:.0f} s"
         for attempt in attempts:
             attempt.failure = attempt.failure or Failure(Reason.UNREADABLE, why, transient=True, away=True)
-        await self._go_on(attempts)
+        await self._go_on(attempts, {})
 
     async def _take_up_remote(self, attempts: list[Attempt]) -> None:
         try:
@@ -249,21 +251,24 @@ class Station:
         if not attempts:
             return
         wanted = [(attempt.job, attempt.extent) for attempt in attempts if attempt.extent]
-        read = await self.retry.in_thread("inbox", self._read, wanted, self.slab, self._roots)
-        for attempt in attempts:
-            if found := read.get(attempt.job.id):
-                attempt.take_over(found)
-        await self._go_on(attempts)
+        await self._go_on(attempts, await self.retry.in_thread("inbox", self._read, wanted, self.slab))
 
-    async def _go_on(self, attempts: list[Attempt]) -> None:
-        """Take over results that the ledger already has, and queue the rest."""
-        read = {a.job.id: Read(a.content.digest, a.failure, a.gone) for a in attempts}
+    def _read_files(self, jobs: Sequence[tuple[Job, Extent]], slab: Slab) -> dict[int, Read]:
+        """Each from the origin of its inbox. Runs in a thread. Raises OSError, as `Origin.read`."""
+        read: dict[int, Read] = {}
+        for inbox in {job.inbox for job, _ in jobs}:
+            read |= self._origins[inbox].read([each for each in jobs if each[0].inbox == inbox], slab)
+        return read
+
+    async def _go_on(self, attempts: list[Attempt], found: Mapping[int, Read]) -> None:
+        """Take over results that the ledger already has, and queue the rest. found: of those that were read."""
+        read = {a.job.id: found.get(a.job.id) or Read(failure=a.failure) for a in attempts}
         known = await self._coordinator.note_read(read)
         for attempt in attempts:
-            if found := known.get(attempt.job.id, attempt.content):
-                attempt.content = found
-            else:
-                attempt.gone = True
+            said = read[attempt.job.id]
+            content = known.get(attempt.job.id, Content(said.digest))
+            attempt.content, attempt.failure = content or UNREAD, said.failure
+            attempt.gone = said.gone or content is None
         if self._tracer:
             self._tracer.read(attempts)
         for attempt in attempts:
@@ -334,19 +339,20 @@ class Station:
         None when the job has failed or its bin is decided."""
         if attempt.failure or attempt.gone or self._judge.is_decided(attempt.content):
             return None
-        return next((lane for lane in self.lanes if lane.is_needed_by(attempt)), None)
+        had = attempt.content.outputs
+        return next((lane for lane in self.lanes if any(stage not in had for stage in lane.stages)), None)
 
     async def _queue(self, lane: Lane, attempt: Attempt, *, suspect: bool) -> None:
-        if self._draining:
+        if self._draining.is_set():
             self._let_go(attempt)
             return
         await lane.put(attempt, suspect=suspect)
-        self._empty_if_draining(lane)  # a drain may have begun while it waited for room in the queue
+        if self._draining.is_set():  # since it waits for room in the queue
+            self._empty(lane)
 
-    def _empty_if_draining(self, lane: Lane) -> None:
-        if self._draining:
-            for attempt in lane.empty():
-                self._let_go(attempt)
+    def _empty(self, lane: Lane) -> None:
+        for attempt in lane.empty():
+            self._let_go(attempt)
 
     def _let_go(self, attempt: Attempt) -> None:
         self._leave_slab(attempt)
@@ -364,7 +370,9 @@ class Station:
     async def _finish(self) -> None:
         """Decide how each job ends and commit that to the ledger. From here on its result is durable."""
         while True:
-            attempts = [await self._ended.get(), *drain(self._ended, FINISH - 1)]
+            attempts = [await self._ended.get()]
+            more = min(FINISH - 1, self._ended.qsize())
+            attempts += [self._ended.get_nowait() for _ in range(more)]
             endings = await to_thread.run_sync(self._judge.endings, attempts)
             if self._tracer:
                 self._tracer.pass_on("judge", attempts)
@@ -378,7 +386,7 @@ class Station:
         Replaced versions are not published."""
         while True:
             committed = await self._durable.get()
-            records = self._coordinator.records_of(published_of(*committed))
+            records = [self._coordinator.record_of(ending) for ending in committed.published()]
             publication = await self.retry.in_thread(
                 "results", self._write_results, records, self._destinations
             )

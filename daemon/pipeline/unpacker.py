@@ -30,7 +30,7 @@ from daemon.core.jobs import Attempt, Committed, Ending, Failure, File, Job, Job
 from daemon.inbox.sources import WRITTEN, is_still_written, second_name
 from daemon.inbox.walk import Unread, Walk
 from daemon.ledger.record import Record
-from daemon.pipeline.station import Published, published_of
+from daemon.pipeline.station import Published
 from daemon.results.destinations import Destination, Held, publish_records
 from daemon.results.judge import Judge
 from daemon.system.beneath import READ, open_beneath
@@ -74,7 +74,7 @@ class UnpackerHome(Protocol):
     async def pause(self, seconds: float) -> None: ...
     async def take_as_image(self, job: Job) -> None: ...
     def let_go(self, images: Sequence[int]) -> None: ...
-    def records_of(self, endings: Sequence[Ending]) -> list[Record]: ...
+    def record_of(self, ending: Ending) -> Record: ...
     async def admit(self, files: list[File]) -> None: ...
     async def end(self, endings: Sequence[Ending]) -> Committed: ...
     async def note_published(self, group: Published) -> None: ...
@@ -182,7 +182,7 @@ class Unpacker:
         if ending.status is not JobStatus.SKIPPED:
             return ending
         log.info("unpacked", path=os.fsdecode(job.path), files=outcome.files)
-        record = self._coordinator.records_of([ending])[0]
+        record = self._coordinator.record_of(ending)
         send_away = self._destinations[job.inbox].send_away
         try:
             await self._coordinator.retry.in_thread("inbox", send_away, record)
@@ -195,7 +195,7 @@ class Unpacker:
     async def _end(self, ending: Ending) -> None:
         coordinator = self._coordinator
         committed = await coordinator.end([ending])  # may replace it, as in a folder that is not mounted
-        records = coordinator.records_of(published_of(*committed))
+        records = [coordinator.record_of(each) for each in committed.published()]
         publication = await coordinator.retry.in_thread(
             "results", publish_records, records, self._destinations
         )

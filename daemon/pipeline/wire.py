@@ -16,7 +16,6 @@ import msgspec
 
 from daemon.core import messages
 from daemon.core.jobs import Content, Ending, Job, Placed, Read
-from daemon.core.messages import frame
 from daemon.monitoring.samples import Sample
 from daemon.monitoring.snapshot import StationState
 from daemon.system.cores import Cores
@@ -161,10 +160,9 @@ def send(writer: asyncio.StreamWriter, message: FromStation | ToStation) -> None
     """Send a message. A name in it that is not UTF-8 is shown with backslashes. Raises EOFError when the other side is
     gone."""
     try:
-        framed = frame(message)
+        messages.send(writer, message)
     except UnicodeEncodeError:
-        framed = frame(_escape(msgspec.to_builtins(message, builtin_types=(bytes,))))
-    messages.send(writer, framed)
+        messages.send(writer, _escape(msgspec.to_builtins(message, builtin_types=(bytes,))))
 
 
 def _escape(value: Any) -> Any:

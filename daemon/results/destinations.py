@@ -123,7 +123,7 @@ class Destination:
         if self.on_success == "move" or self.bins_mode == "move" or record.status is not JobStatus.DONE:
             self.check()  # a source that is moved below a mount point would be hard to find
         if record.status is JobStatus.DONE:
-            write_sidecar(record, *self.paths_of(record))
+            write_sidecar(record, *sidecar_paths(self.results, record.path))
             return self._place(record)
         placed = self._move(record)  # first, as the reason is named after the moved image
         write_sidecar(record, *self.paths_of(record, placed.location))
@@ -195,15 +195,15 @@ class Destination:
             placed = self._move(record)
         except Held as trouble:  # its bin can still be filled
             held = trouble
-        present = record
-        if placed.location and placed.version:
-            present = dataclasses.replace(record, location=placed.location, version=placed.version)
-        try:
-            self._fill_bin(present)
-        except Held as trouble:
-            held = held or Held(str(trouble), placed)
         self.known_bins.add(os.fsencode(record.bin))
         if self.bins_mode in ("link", "copy"):
+            present = record
+            if placed.location and placed.version:
+                present = dataclasses.replace(record, location=placed.location, version=placed.version)
+            try:
+                self._fill_bin(present)
+            except Held as trouble:
+                held = held or Held(str(trouble), placed)
             self.attempt(record, lambda: self.leave_other_bins(present))
         if self.on_success == "delete":
             _put(record, _INBOX, record.location, lambda: sources.delete(record), SCARCE)
@@ -216,11 +216,10 @@ class Destination:
         unless it is next to that version's file."""
         if not os.path.isdir(self.failed):  # nothing has failed yet
             return
-        for first, second in (
-            self.reason_paths(record),
-            self.numbered_reason_paths(record),
-        ):
+        for first, second in (self.reason_paths(record), self.numbered_reason_paths(record)):
             with contextlib.suppress(FileNotFoundError):  # without the first there is no second
+                with contextlib.suppress(NotADirectoryError):
+                    os.lstat(first)
                 for path in (first, second):
                     if is_reason_of(record.path, path):
                         _unlink(path)
@@ -248,7 +247,7 @@ class Destination:
         target = self._bin_of(record)
         if self.bins_mode == "copy":
             _put(record, _BIN, target, lambda: sources.copy(record, target))
-        elif self.bins_mode == "link":
+        else:
             _put(record, _BIN, target, lambda: sources.link(record.location, target))
 
     def _move(self, record: Record) -> Placed:

@@ -77,9 +77,8 @@ class Publisher:
 
     def note_renamed(self, inboxes: Collection[int]) -> None:
         """Files of these inboxes were renamed: their results get the new names soon."""
-        if inboxes:
-            self._renamed |= set(inboxes)
-            self._wake.set()
+        self._renamed |= set(inboxes)
+        self._wake.set()
 
     def note(self, publication: Publication) -> None:
         """Note which inboxes sources could not leave. Records are kept only if there is a sink."""
@@ -96,7 +95,7 @@ class Publisher:
         """Flush them to the disk, and then mark them in the ledger. False if some may have gone elsewhere, because a
         folder was away for a while: these are owed. Raises ResultsLost."""
         folders = set[bytes]().union(*(publication.folders for publication in publications))
-        await self._retry("results", self._sync, folders)
+        await self._retry.in_thread("results", self._sync, folders)
         all_begun = publications
         publications = [each for each in all_begun if each.begun_at >= self._returned_at]
         placed = [placed for publication in publications for placed in publication.placed]
@@ -207,11 +206,12 @@ class Publisher:
         self.note(publication)
         return publication
 
-    async def _sync(self, folders: set[bytes]) -> None:
+    def _sync(self, folders: set[bytes]) -> None:
+        """Runs in a thread."""
         try:
-            await to_thread.run_sync(sync_folders, folders)
+            sync_folders(folders)
         except NotSynced as error:
             # The system has dropped what it could not write, so another call would not help.
             raise ResultsLost(f"{error}. What is missing is published again at the next start.") from error
         # After the flush: what is marked is in the folders that were flushed.
-        await to_thread.run_sync(self.check_folders)
+        self.check_folders()

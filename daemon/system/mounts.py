@@ -188,18 +188,15 @@ class FolderIdentity(NamedTuple):
     born: int
 
     @classmethod
-    def of(cls, path: bytes) -> FolderIdentity:
-        """Raises OSError."""
-        inner = os.path.join(path, b".")  # so that an automatic mount is mounted first
-        return cls._of(inner)
-
-    @classmethod
     def of_file(cls, path: bytes) -> FolderIdentity:
         """The same of a file. Raises OSError."""
-        return cls._of(path, _NO_FOLLOW)
+        return cls.of(path, _NO_FOLLOW)
 
     @classmethod
-    def _of(cls, path: bytes, flags: int = 0) -> FolderIdentity:
+    def of(cls, path: bytes, flags: int = 0) -> FolderIdentity:
+        """Raises OSError."""
+        if not flags:
+            path = os.path.join(path, b".")  # so that an automatic mount is mounted first
         found = ctypes.create_string_buffer(256)  # struct statx
         if _STATX is None or _STATX(_AT_FDCWD, path, flags, _BASIC | _BORN, found):
             # With the same error; or the call is missing or not allowed.
@@ -242,7 +239,7 @@ class KnownFolder:
             if error.errno in _GONE:
                 raise _away(place, "is gone") from error
             raise
-        if not now.is_same(identity) and not self._is_mounted_again(now):
+        if now != identity and not now.is_same(identity) and not self._is_mounted_again(now):
             raise _away(place, "is not the folder that it was; perhaps its mount is missing")
         if place != self.path:
             self.accept()  # it may exist by now

@@ -19,6 +19,8 @@ import threading
 import time
 import traceback
 
+import msgspec
+
 from daemon.core.errors import may_pass
 from daemon.core.messages import (
     LENGTH,
@@ -30,7 +32,6 @@ from daemon.core.messages import (
     Setup,
     ToWorker,
     decode_to_worker,
-    frame,
 )
 from daemon.system.cores import bind
 from daemon.workers.chain import Chain
@@ -51,7 +52,8 @@ class Channel:
 
     def send(self, message: FromWorker) -> None:
         with self._lock:
-            self._connection.sendall(frame(message))
+            body = msgspec.msgpack.encode(message)
+            self._connection.sendall(LENGTH.pack(len(body)) + body)
 
     def receive(self) -> ToWorker:
         """The next message. Raises EOFError when the daemon is gone."""

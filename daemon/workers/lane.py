@@ -4,7 +4,6 @@ and reports what came of them."""
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Sequence
 from typing import Protocol
 
@@ -15,7 +14,6 @@ from daemon.core.errors import WorkerLost
 from daemon.core.jobs import Attempt
 from daemon.core.messages import Item, Reply
 from daemon.monitoring.snapshot import LaneState
-from daemon.system.queues import drain
 from daemon.workers.pool import Pool
 from daemon.workers.worker import Worker
 from stages.contract.base import Reason
@@ -51,12 +49,11 @@ class Lane:
         self.stages = stages
         self.batch_size = batch_size
         self.pool = pool
-        self.progressed_at = time.monotonic()  # when a batch last began or ended; later if one may take long
         self._queue: asyncio.Queue[Attempt] = asyncio.Queue(QUEUE_IMAGES)
         # Never more than is in flight. The last one in is the first one out,
         # so each is settled before the next begins.
         self._suspects: asyncio.Queue[Attempt] = asyncio.LifoQueue()
-        # Taken from a queue, but still waiting for a worker; by id.
+        # Taken from a queue, but still waiting for a worker, and `empty` can take them out; by id.
         self._held: dict[int, Attempt] = {}
         # A slot is free again before its batch is committed, so that no GPU waits for the disk.
         # This bounds the batches that wait for a commit: as many as are being worked on.
@@ -64,9 +61,6 @@ class Lane:
         # Images in a batch; after one that took too long it begins again at 1, and doubles.
         self._most = batch_size
         self._fitted = 0  # batches of which something fitted into the GPU's memory
-
-    def is_needed_by(self, attempt: Attempt) -> bool:
-        return any(stage not in attempt.content.outputs for stage in self.stages)
 
     def state(self) -> LaneState:
         return LaneState(self.name, self._queue.qsize(), self.pool.health(), self.batch_size)
@@ -79,41 +73,34 @@ class Lane:
         """Take out all attempts that wait, and let those that wait for memory come back."""
         self.pool.hurry()
         held, self._held = list(self._held.values()), {}
-        return held + drain(self._queue) + drain(self._suspects)
+        queues = (self._queue, self._suspects)
+        return held + [queue.get_nowait() for queue in queues for _ in range(queue.qsize())]
 
     async def run(self, listener: Listener) -> None:
         """Work until cancelled."""
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(self._isolate, listener)
             while True:
-                first = await self._hold(self._queue)
+                first = await self._queue.get()
+                self._held[first.job.id] = first
                 await self._unfinished.acquire()
                 worker = await self.pool.reserve()
-                attempts = self._claim(first)
-                attempts += drain(self._queue, self._most - 1)  # as late, and so as full, as possible
+                attempts = [first] if self._held.pop(first.job.id, None) else []
+                # As late, and so as full, as possible.
+                more = min(self._most - 1, self._queue.qsize())
+                attempts += [self._queue.get_nowait() for _ in range(more)]
                 if attempts:
                     tasks.start_soon(self._work, listener, worker, attempts)
                 else:
                     self.pool.release(worker)
                     self._unfinished.release()
 
-    async def _hold(self, queue: asyncio.Queue[Attempt]) -> Attempt:
-        """Wait for an attempt, which `empty` can still take out."""
-        attempt = await queue.get()
-        self._held[attempt.job.id] = attempt
-        return attempt
-
-    def _claim(self, attempt: Attempt) -> list[Attempt]:
-        """A held attempt, which is to run now; none if `empty` has taken it out."""
-        return [attempt] if self._held.pop(attempt.job.id, None) else []
-
     async def _work(self, listener: Listener, worker: Worker, attempts: list[Attempt]) -> None:
         loss: WorkerLost | None = None
         again = attempts
         try:
             try:
-                listener.begin(attempts)
-                reply = await self._ask(worker, attempts)
+                reply = await self._ask(listener, worker, attempts)
                 if len(attempts) >= self._most:
                     self._most = min(2 * self._most, self.batch_size)
                 attempts, reply, again = await self._make_room(listener, worker, attempts, reply)
@@ -135,13 +122,13 @@ class Lane:
         """Run each suspect on a worker that does nothing else,
         so that only the image that kills workers pays."""
         while True:
-            attempt = await self._hold(self._suspects)
+            attempt = await self._suspects.get()
+            self._held[attempt.job.id] = attempt
             try:
                 async with self.pool.reserve_whole() as worker:
-                    if not self._claim(attempt):
+                    if not self._held.pop(attempt.job.id, None):
                         continue
-                    listener.begin([attempt])
-                    reply = await self._ask(worker, [attempt])
+                    reply = await self._ask(listener, worker, [attempt])
                     _, reply, again = await self._make_room(listener, worker, [attempt], reply)
                 if again:
                     raise _no_room(worker)
@@ -159,8 +146,7 @@ class Lane:
         short = [n for n, outcome in enumerate(outcomes) if outcome.reason == Reason.MEMORY]
         self._fitted += len(short) < len(attempts)
         if not short:
-            if self.pool.is_short:
-                self.pool.note_fit(worker)
+            self.pool.note_fit(worker)
             return attempts, reply, []
         if done := [n for n in range(len(attempts)) if n not in short]:  # they need not wait
             await listener.advance(self, worker.device, [attempts[n] for n in done], _part_of(reply, done))
@@ -190,17 +176,15 @@ class Lane:
             attempt.waits += self._fitted > fitted
         return fits_later
 
-    async def _ask(self, worker: Worker, attempts: Sequence[Attempt]) -> Reply:
+    async def _ask(self, listener: Listener, worker: Worker, attempts: Sequence[Attempt]) -> Reply:
         """One batch on a reserved worker; the pool limits how long it may take. Raises WorkerLost."""
-        self._note_progress()
-        try:
-            return await self.pool.run_batch(worker, [_item_of(attempt) for attempt in attempts])
-        finally:
-            self._note_progress()
-
-    def _note_progress(self) -> None:
-        """The watchdog waits for twice the configured time, and knows of no other."""
-        self.progressed_at = time.monotonic() + 2 * self.pool.extra_seconds
+        listener.begin(attempts)
+        items = []
+        for attempt in attempts:
+            assert attempt.extent is not None
+            known = {stage: output.payload for stage, output in attempt.content.outputs.items()}
+            items.append(Item(*attempt.extent, known))
+        return await self.pool.run_batch(worker, items)
 
 
 def _part_of(reply: Reply, places: Sequence[int]) -> Reply:
@@ -209,8 +193,3 @@ def _part_of(reply: Reply, places: Sequence[int]) -> Reply:
 
 def _no_room(worker: Worker) -> WorkerLost:
     return WorkerLost(worker.name, "its GPU had too little free memory", began=False)
-
-
-def _item_of(attempt: Attempt) -> Item:
-    assert attempt.extent is not None
-    return Item(*attempt.extent, {stage: output.payload for stage, output in attempt.content.outputs.items()})

@@ -59,6 +59,9 @@ class Pool:
         self._metrics = metrics
         self._free: asyncio.Queue[Worker] = asyncio.Queue()  # each worker once for each of its free slots
         self._slowest = 0.0, 0  # batch that was done lately: its seconds and images
+        # How much longer than configured a batch may take: a busy machine has shown that it is slow, not that it hangs.
+        self._extra_seconds = 0.0
+        self.progressed_at = time.monotonic()  # when a batch last began or ended; later if one may take long
         self._stopping = False
         self._hurried = anyio.Event()  # the images that wait are given up
         self._over = anyio.Event()  # no worker is started any more
@@ -108,10 +111,8 @@ class Pool:
         worker = await self.reserve()
         worker.alone = anyio.Event()
         self._park(worker)
-        for other in [
-            self._free.get_nowait() for _ in range(self._free.qsize())
-        ]:  # its free slots leave the queue
-            self.release(other)
+        for _ in range(self._free.qsize()):  # its free slots leave the queue
+            self.release(self._free.get_nowait())
         try:
             await worker.alone.wait()
             yield worker
@@ -123,24 +124,19 @@ class Pool:
 
     async def run_batch(self, worker: Worker, items: list[Item]) -> Reply:
         """One batch on a reserved worker. Raises WorkerLost."""
-        started = time.monotonic()
-        reply = await worker.run(items, self._settings.batch_timeout_seconds + self.extra_seconds)
-        seconds, (slowest, size) = time.monotonic() - started, self._slowest
-        if seconds >= slowest:
-            self._slowest = seconds, len(items)
-        elif len(items) >= size:  # a smaller one says nothing about those
-            self._slowest = max(seconds, FADING * slowest), size
-        return reply
-
-    @property
-    def extra_seconds(self) -> float:
-        """How much longer than configured a batch may take: a busy machine has shown that it is slow, not that it hangs."""
-        return max(0.0, SLOWER * self._slowest[0] - self._settings.batch_timeout_seconds)
-
-    @property
-    def is_short(self) -> bool:
-        """Whether images of a worker wait for its GPU's memory."""
-        return any(seat.full_until for seat in self.seats)
+        started, usual = time.monotonic(), self._settings.batch_timeout_seconds
+        self.progressed_at = started + 2 * self._extra_seconds  # the watchdog waits for twice the usual time
+        try:
+            reply = await worker.run(items, usual + self._extra_seconds)
+            seconds, (slowest, size) = time.monotonic() - started, self._slowest
+            if seconds >= slowest:
+                self._slowest = seconds, len(items)
+            elif len(items) >= size:  # a smaller one says nothing about those
+                self._slowest = max(seconds, FADING * slowest), size
+            self._extra_seconds = max(0.0, SLOWER * self._slowest[0] - usual)
+            return reply
+        finally:
+            self.progressed_at = time.monotonic() + 2 * self._extra_seconds
 
     async def make_room(self, worker: Worker, *, usual: bool) -> bool:
         """A worker's GPU had no memory for one image alone. Returns whether to try that image again: a worker has

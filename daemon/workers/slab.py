@@ -33,13 +33,19 @@ class Slab:
         self._free: list[Extent] = [Extent(0, self.size)]  # by offset, never adjacent
         self._waiting: deque[tuple[int, anyio.Event]] = deque()
 
-    def fits(self, length: int) -> bool:
-        """Whether this many bytes could ever fit."""
-        return length <= self.size
-
-    def try_reserve(self, length: int) -> Extent | None:
-        """Room for `length` bytes, if it is free now and nobody is waiting."""
-        return None if self._waiting else self._take(length)
+    def try_reserve(self, length: int, *, is_next: bool = False) -> Extent | None:
+        """Room for `length` bytes, if it is free now and nobody is waiting. is_next: who asks is the first who waits."""
+        if self._waiting and not is_next:
+            return None
+        size = _padded(length)
+        for index, gap in enumerate(self._free):
+            if gap.length >= size:
+                self._free[index : index + 1] = (
+                    [Extent(gap.offset + size, gap.length - size)] if gap.length > size else []
+                )
+                self.used += size
+                return Extent(gap.offset, length)
+        return None
 
     @property
     def is_awaited(self) -> bool:
@@ -47,7 +53,7 @@ class Slab:
         return bool(self._waiting)
 
     async def reserve(self, length: int) -> Extent:
-        """Wait, first come first served, until `length` bytes are free. The caller must have asked `fits`."""
+        """Wait, first come first served, until `length` bytes are free. No more than `size`."""
         extent = self.try_reserve(length)
         if extent is not None:
             return extent
@@ -56,7 +62,7 @@ class Slab:
         try:
             await waiter[1].wait()
             # This cannot fail: only the first in line is woken, and nobody overtakes it.
-            extent = self._take(length)
+            extent = self.try_reserve(length, is_next=True)
             assert extent is not None
             return extent
         finally:
@@ -75,7 +81,8 @@ class Slab:
             index -= 1
             start = self._free.pop(index).offset
         self._free.insert(index, Extent(start, end - start))
-        self._wake()
+        if self._waiting:
+            self._wake()
 
     def window(self, extent: Extent) -> memoryview:
         return self.view[extent.offset : extent.offset + extent.length]
@@ -84,17 +91,6 @@ class Slab:
         self.view.release()
         self._map.close()
         os.close(self.fd)
-
-    def _take(self, length: int) -> Extent | None:
-        size = _padded(length)
-        for index, gap in enumerate(self._free):
-            if gap.length >= size:
-                self._free[index : index + 1] = (
-                    [Extent(gap.offset + size, gap.length - size)] if gap.length > size else []
-                )
-                self.used += size
-                return Extent(gap.offset, length)
-        return None
 
     def _wake(self) -> None:
         if self._waiting and any(gap.length >= _padded(self._waiting[0][0]) for gap in self._free):

@@ -25,7 +25,6 @@ from daemon.core.messages import (
     Setup,
     Stop,
     decode_from_worker,
-    frame,
     receive,
     send,
 )
@@ -96,7 +95,7 @@ class Worker:
         """Wait until its models are loaded. Raises WorkerLost."""
         try:
             self._reader, self._writer = await asyncio.open_unix_connection(sock=self.connection)
-            self._send(self._setup)
+            send(self._writer, self._setup)
             with anyio.fail_after(timeout_seconds):
                 while isinstance(message := await self._receive(), Loaded):
                     self.stages_loaded.append(message.stage)
@@ -126,7 +125,7 @@ class Worker:
         self._numbers += 1
         number = self._numbers
         try:
-            self._send(Batch(number, items))
+            send(self._writer, Batch(number, items))
         except EOFError:  # it has died, and `listen` will only see it now
             self.abandon()
             raise WorkerLost(self.name, self.cause or "it died", began=False) from None
@@ -181,7 +180,7 @@ class Worker:
         """Tell the worker that no more batches will come. It exits when it has finished those it has."""
         if self.alive:
             with contextlib.suppress(EOFError):
-                self._send(Stop())
+                send(self._writer, Stop())
 
     def give_up(self) -> None:
         """End it while it loads: it does not listen yet."""
@@ -216,11 +215,6 @@ class Worker:
         """Why the worker ended, in a sentence for the log."""
         when = "" if self.loaded else " while it loaded its models"
         return self.cause or f"{processes.describe_end(self.process.returncode)}{when}"
-
-    def _send(self, message: Setup | Batch | Stop) -> None:
-        """Raises EOFError."""
-        assert self._writer is not None
-        send(self._writer, frame(message))
 
     async def _receive(self) -> Loaded | Ready | Reply | Beat | Farewell:
         try:

@@ -121,7 +121,11 @@ def judge(payloads: Mapping[str, bytes], thresholds: Thresholds) -> Bin:
         figures["ocr"] = _find_text(figures["ocr"], thresholds.text_score)
     criteria = {
         name: {
-            criterion: _compare(getattr(figures.get(stage), field, None), getattr(thresholds, threshold))
+            criterion: Criterion(
+                value := getattr(figures.get(stage), field, None),
+                limit := getattr(thresholds, threshold),
+                None if value is None else value > limit,
+            )
             for criterion, stage, field, threshold in rules
         }
         for name, rules in _RULES.items()
@@ -229,7 +233,3 @@ def measure_dispersion(boxes: Sequence[tuple[float, float, float, float]], area:
     centers_x = [(x0 + x1) / 2 for x0, _, x1, _ in boxes]
     centers_y = [(y0 + y1) / 2 for _, y0, _, y1 in boxes]
     return (max(centers_x) - min(centers_x)) * (max(centers_y) - min(centers_y)) / area
-
-
-def _compare(value: float | None, threshold: float) -> Criterion:
-    return Criterion(value, threshold, None if value is None else value > threshold)

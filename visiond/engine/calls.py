@@ -156,9 +156,7 @@ class Calls:
             except TimeoutError:
                 continue
 
-    def read(
-        self, jobs: Sequence[tuple[Job, Extent]], slab: Slab, roots: Mapping[int, bytes]
-    ) -> dict[int, Read]:
+    def read(self, jobs: Sequence[tuple[Job, Extent]], slab: Slab) -> dict[int, Read]:
         """Copy each job's bytes into its extent. Runs in a thread."""
         return {job.id: self._copy(job.id, slab.window(extent)) for job, extent in jobs}
 
@@ -203,8 +201,8 @@ class Calls:
             self._changed.notify_all()
         return Committed(list(endings), set())
 
-    def records_of(self, endings: Sequence[Ending]) -> list[Record]:
-        return []
+    def record_of(self, ending: Ending) -> Record:
+        raise AssertionError("no file is written")
 
     def publish(self, records: Sequence[Record], destinations: Mapping[int, Destination]) -> Publication:
         """The rows go to the caller, and no file is written."""

@@ -10,6 +10,7 @@ import pytest
 from msgspec.structs import replace
 
 from daemon.core.jobs import Ending, JobStatus
+from daemon.ledger.joining import file_row
 from daemon.ledger.rows import (
     CHUNK,
     Generations,
@@ -17,7 +18,6 @@ from daemon.ledger.rows import (
     checksums_of,
     content_row,
     end_row,
-    file_row,
     keep_contents,
 )
 from daemon.ledger.schema import connect

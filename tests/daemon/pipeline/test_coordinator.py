@@ -16,6 +16,7 @@ import pytest
 
 from daemon.config.loading import parse
 from daemon.core.jobs import Failure, Job, Read
+from daemon.inbox import disk
 from daemon.ledger.ledger import Ledger
 from daemon.monitoring.metrics import Metrics
 from daemon.pipeline import schedule, station
@@ -237,7 +238,11 @@ def test_when_file_descriptors_run_out_the_pipeline_waits_and_nothing_fails(
 
         return call
 
-    for module, name in ((station, "read_files"), (station, "publish_records"), (publisher, "sync_folders")):
+    for module, name in (
+        (disk.FolderOrigin, "read"),
+        (station, "publish_records"),
+        (publisher, "sync_folders"),
+    ):
         monkeypatch.setattr(module, name, short_at_first(getattr(module, name)))
     place = Place(tmp_path, {"pipeline": {"max_attempts": 1}})
     place.drop_many(range(5))
@@ -413,7 +418,7 @@ async def test_a_drain_hands_out_nothing_that_the_ledger_still_answers(
 
     async def find_and_drain(*arguments: Any, **options: Any) -> list[Job]:
         found = await find(*arguments, **options)
-        coordinator.draining = True
+        coordinator.drain()
         return found
 
     monkeypatch.setattr(ledger, "next_jobs", find_and_drain)

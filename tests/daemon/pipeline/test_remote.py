@@ -8,7 +8,7 @@ import os
 import signal
 import threading
 import time
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterator, Mapping
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -234,8 +234,8 @@ class Recorder:
         self.schedule.end(*committed)
         return committed
 
-    def records_of(self, endings: Sequence[Ending]) -> list[int]:
-        return [ending.job.id for ending in endings]
+    def record_of(self, ending: Ending) -> int:
+        return ending.job.id
 
     async def note_published(self, group: Published) -> None:
         self.published.append(group)

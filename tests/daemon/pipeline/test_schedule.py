@@ -30,7 +30,7 @@ def take(schedule: Schedule, executor: object = "a", most: int = 9, now: float =
 
 
 def end(schedule: Schedule, *numbers: int, newest: bool = True) -> None:
-    endings = [done(schedule.entry(number).job) for number in numbers]
+    endings = [done(schedule.entries[number].job) for number in numbers]
     schedule.end(endings, set(numbers) if newest else NOBODY)
 
 
@@ -103,7 +103,7 @@ def test_what_a_lost_executor_had_waits_again_as_if_nobody_had_begun_it() -> Non
 def test_jobs_have_the_generation_of_their_executors_models() -> None:
     schedule = offered(image(1), image(2))
     assert [job.generation for job in schedule.take("a", 9, INBOXES, 0.0, generation=3)] == [3, 3]
-    assert schedule.entry(1).job.generation == 3
+    assert schedule.entries[1].job.generation == 3
 
 
 def test_what_a_lost_executor_had_ended_is_owed_and_keeps_its_file() -> None:
@@ -111,7 +111,7 @@ def test_what_a_lost_executor_had_ended_is_owed_and_keeps_its_file() -> None:
     take(schedule)
     end(schedule, 1)
     assert [entry.job.id for entry in schedule.lose("a")] == [1]
-    owed = schedule.entry(1)
+    owed = schedule.entries[1]
     assert schedule.owed() == [owed]
     assert take(schedule, "b") == [2], "not the later version"
     assert schedule.hold_each({(1, b"a"), (1, b"b")}, "publisher") == {(1, b"a")}
@@ -191,7 +191,7 @@ def test_with_a_limit_nothing_begins_before_all_files_are_found() -> None:
 def test_a_limit_counts_images_with_all_their_attempts() -> None:
     schedule = offered(*map(image, (1, 2, 3)), limit=2)
     assert take(schedule) == [1, 2]
-    schedule.end([postponed(schedule.entry(1).job, 5.0)], NOBODY)
+    schedule.end([postponed(schedule.entries[1].job, 5.0)], NOBODY)
     schedule.publish([1])
     schedule.confirm([1])
     finish(schedule, 2)

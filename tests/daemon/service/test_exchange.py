@@ -25,7 +25,7 @@ from daemon.results.judge import Judge
 from daemon.service.exchange import Exchange, ModelSet, describe_unready
 from stages.contract.binning import Thresholds
 from tests.daemon_process import PATIENCE, STAGES, until
-from tests.makers import make_job, open_destination
+from tests.makers import open_destination
 
 SETTINGS = ["stages.yolo.options"]
 
@@ -104,8 +104,8 @@ class Place:
         """The generations whose model for yolo is current in the ledger."""
         query = "SELECT id FROM model WHERE stage = 'yolo' AND is_current"
         ids = await self.pipeline.ledger.run(lambda c: [row[0] for row in c.execute(query)])
-        of = self.pipeline.ledger.generations.of
-        return {each for each in (0, 1) for i in ids if of(make_job(generation=each))["yolo"] == i}
+        numbers = self.pipeline.ledger.generations.numbers
+        return {each for each in (0, 1) for i in ids if numbers[each]["yolo"] == i}
 
     @property
     def salts(self) -> list[int]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from types import SimpleNamespace
 from typing import Any, cast
@@ -34,8 +33,6 @@ class FakePool:
 
     def __init__(self, slots: int = 1, lost: int = 0) -> None:
         self.seats = [SimpleNamespace(setup=SimpleNamespace(threads=slots))]
-        self.is_short = False
-        self.extra_seconds = 0.0
         self.batches: list[int] = []  # how many images each one had
         self._lost = lost
         self._slots = anyio.Semaphore(slots)
@@ -48,6 +45,9 @@ class FakePool:
         self._slots.release()
 
     def hurry(self) -> None:
+        """Nothing waits for memory."""
+
+    def note_fit(self, worker: Any) -> None:
         """Nothing waits for memory."""
 
     @contextlib.asynccontextmanager
@@ -156,7 +156,7 @@ async def test_after_a_batch_that_took_too_long_batches_begin_small_and_grow_aga
 ) -> None:
     worker, pipeline = SlowWorker(), FakePipeline()
     monkeypatch.setattr(pool, "time", SimpleNamespace(monotonic=lambda: worker.now))
-    seat = SimpleNamespace(setup=SimpleNamespace(threads=1), full_until=0.0)
+    seat = SimpleNamespace(setup=SimpleNamespace(threads=1), device="cpu", full_until=0.0)
     settings = PipelineSection(batch_timeout_seconds=100.0)
     workers = pool.Pool("w", cast(Any, [seat]), 0, settings, Metrics())
     workers.release(cast(Any, worker))
@@ -168,7 +168,7 @@ async def test_after_a_batch_that_took_too_long_batches_begin_small_and_grow_aga
             await until(lambda total=total: pipeline.done == total)
         assert (worker.lost, worker.batches[-2:]) == (1, [32, 32])
         patience = 2 * settings.batch_timeout_seconds
-        assert lane.progressed_at + patience > time.monotonic() + 32 * drop, "the watchdog waits as long"
+        assert workers.progressed_at + patience > worker.now + 32 * drop, "the watchdog waits as long"
 
 
 async def test_a_slot_is_free_again_before_its_batch_is_committed() -> None:

@@ -12,7 +12,7 @@ import pytest
 from msgspec.structs import replace
 
 from daemon.core.jobs import GONE, Extent, Failure, Job, Read, Version
-from daemon.inbox.intake import read_files
+from daemon.inbox.disk import FolderOrigin
 from daemon.workers.slab import Slab
 from stages.contract.base import Reason
 from tests.makers import make_job
@@ -46,7 +46,7 @@ def moved(inbox: Path) -> Job:
 def take_in(slab: Slab, inbox: Path, *jobs: Job) -> list[tuple[Read, bytes]]:
     """What came of reading each file, and what is in the slab then."""
     extents = [slab.try_reserve(job.version.size) or Extent(0, 0) for job in jobs]
-    read = read_files(list(zip(jobs, extents, strict=True)), slab, {1: os.fsencode(inbox)})
+    read = FolderOrigin(os.fsencode(inbox)).read(list(zip(jobs, extents, strict=True)), slab)
     return [(read[job.id], bytes(slab.window(extent))) for job, extent in zip(jobs, extents, strict=True)]
 
 
