@@ -156,7 +156,7 @@ def write_markdown() -> str:
         "Every key is optional. Relative paths are relative to the file's folder. A size is a number of bytes or text\n"
         'such as `"256 MiB"`. An unknown key is refused; `visiond check` lists all problems.',
         "In paths, `~`, `$NAME` and `${NAME}` are replaced from the environment of the process that reads the file; `$$` is a\n"
-        "dollar sign. A variable that is not set is refused. The file is UTF-8, with or without a byte order mark.",
+        "dollar sign. A variable that is not set, or empty, is refused. The file is UTF-8, with or without a byte order mark.",
         "A key with ↻ can change while the daemon works: `systemctl reload visiond` or `visiond reload` reads the file again.\n"
         "After a change of a key with ⇄, the same command exchanges the models: one station after another loads the new ones\n"
         "while the others work on. All other keys change at the next start. [Reload](operations.md#reload) has the details.",

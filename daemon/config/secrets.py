@@ -65,7 +65,8 @@ def clean_secret(data: bytes) -> bytes:
 def list_open(file: Path) -> list[str]:
     """Why other users can change daemon.toml, which names code that the daemon runs and folders whose files it deletes."""
     problems = []
-    for path in (file.resolve(), file.resolve().parent):
+    own = file.resolve()
+    for path in dict.fromkeys((own, own.parent, file.absolute().parent)):  # file may be a link
         mode = path.stat().st_mode
         if mode & stat.S_IWOTH and not mode & stat.S_ISVTX:  # a sticky folder lets only owners rename
             fix = shlex.join(["chmod", "o-w", str(path)])
