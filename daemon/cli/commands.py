@@ -27,7 +27,7 @@ from daemon.cli.results import export, list_images, show, status
 from daemon.cli.run import run
 from daemon.cli.setup import setup
 from daemon.cli.tuning import plan, tune, warm
-from daemon.core.errors import ConfigError, NotRunning, VisiondError, exit_status_of
+from daemon.core.errors import ConfigError, NotRunning, VisiondError, exit_status_of, explain_passing
 from daemon.core.hints import command, quantity
 from daemon.system.log import is_json
 from daemon.terminal.display import (
@@ -76,6 +76,9 @@ def main() -> None:
             print_error(line)
         sys.exit(exit_status_of(error))
     except Exception as error:  # noqa: BLE001 - the top of the process
+        if trouble := explain_passing(error):
+            print_error(trouble)
+            sys.exit(os.EX_IOERR)
         if is_json():
             import structlog
 

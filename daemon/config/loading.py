@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import itertools
 import os
-import tomllib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
@@ -32,7 +31,7 @@ from daemon.config.sections import (
     UpkeepSection,
 )
 from daemon.config.unpacking import UnpackingSection
-from daemon.config.values import descriptor_of, expand, read_text
+from daemon.config.values import descriptor_of, expand, parse_toml, read_text
 from daemon.core.errors import ConfigError
 from daemon.system.mounts import Position
 from stages.registry.registry import ORDER, UnknownName, find_backend
@@ -100,7 +99,7 @@ def load(path: Path | None, *, warn: Callable[[str], None] | None = None) -> Con
     if path is None:
         return parse({}, Path.cwd())
     try:
-        document = tomllib.loads(read_text(path))
+        document = parse_toml(read_text(path))
         if warn and (missing := drop_missing_stages(document)):
             warn(f"{path}: {' '.join(map(explain_missing_stage, missing))}")
         return parse(document, path.parent if descriptor_of(path) is None else Path())
@@ -108,10 +107,10 @@ def load(path: Path | None, *, warn: Callable[[str], None] | None = None) -> Con
         raise ConfigError(
             [f"{path} cannot be read: {error.strerror}. Name another file with --config."]
         ) from error
-    except tomllib.TOMLDecodeError as error:
-        raise ConfigError([f"{path} is not valid TOML: {error}"]) from error
     except ConfigError as error:
         raise ConfigError([f"{path}: {problem}" for problem in error.problems]) from None
+    except ValueError as error:
+        raise ConfigError([f"{path} is not valid TOML: {error}"]) from error
 
 
 def parse(document: dict[str, Any], folder: Path) -> Config:
@@ -176,7 +175,8 @@ def _anchor(config: Config, folder: Path) -> Config:
         return section.model_copy(update=made | others)
 
     def absolute(file: str) -> str:
-        return os.path.normpath(folder / expand(file))
+        path = os.path.normpath(folder / expand(file))
+        return f"/{path.lstrip('/')}"  # POSIX lets two slashes mean something else; Linux does not
 
     def located(name: str) -> str:
         """A pack's or model's name unchanged, its path absolute. "org/name" is a path if there is one."""

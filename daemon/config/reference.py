@@ -159,7 +159,7 @@ def write_markdown() -> str:
         "`--config /dev/stdin`. Relative paths are then relative to the current folder. `run` without `--once`, `setup` and\n"
         "`tune` need a file, which they read again or change.",
         "In paths, `~`, `$NAME` and `${NAME}` are replaced from the environment of the process that reads the file; `$$` is a\n"
-        "dollar sign. A variable that is not set is refused. The file is UTF-8, with or without a byte order mark.",
+        "dollar sign. A variable that is not set, or empty, is refused. The file is UTF-8, with or without a byte order mark.",
         "A key with ↻ can change while the daemon works: `systemctl reload visiond` or `visiond reload` reads the file again.\n"
         "After a change of a key with ⇄, the same command exchanges the models: one station after another loads the new ones\n"
         "while the others work on. All other keys change at the next start. [Reload](operations.md#reload) has the details.",

@@ -54,8 +54,15 @@ def explain(problem: Mapping[str, Any], root: type[Section]) -> str:
     if kind == "too_short":
         return f"{where}: this list is empty; {_fill(where, field)}"
     is_address = str(location[-1]).endswith(("url", "endpoint"))  # which may have a password
-    said = "" if is_address else f" (it is {problem['input']!r})"
+    said = "" if is_address else f" (it is {_show(problem['input'])})"
     return f"{where}: {_describe_wanted(problem, field, str(location[-1]))}{said}"
+
+
+def _show(value: object) -> str:
+    try:
+        return repr(value)
+    except ValueError:  # Python writes no number of more than 4,300 digits
+        return "a number of too many digits"
 
 
 def _describe_wanted(problem: Mapping[str, Any], field: FieldInfo | None, key: str) -> str:

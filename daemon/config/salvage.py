@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import re
-import tomllib
 from pathlib import Path
 from typing import Any
 
 from daemon.config.loading import Config, parse
-from daemon.config.values import read_text
+from daemon.config.values import parse_toml, read_text
 from daemon.core.errors import ConfigError
 
 HEADER = re.compile(r"^(?=\s*\[)", re.MULTILINE)  # before each line that may begin a table
@@ -30,14 +29,14 @@ def _parse_tables(text: str) -> dict[str, Any] | None:
     kept = []
     for table in HEADER.split(text):
         try:
-            tomllib.loads(table)
+            parse_toml(table)
             kept.append(table)
-        except tomllib.TOMLDecodeError:
+        except ValueError:
             if re.search(r"\bstate\b", table.partition("\n")[0]):
                 return None
     try:
-        return tomllib.loads("".join(kept))
-    except tomllib.TOMLDecodeError:
+        return parse_toml("".join(kept))
+    except ValueError:
         return None
 
 

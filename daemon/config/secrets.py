@@ -66,7 +66,9 @@ def clean_secret(data: bytes) -> bytes:
 def list_open(file: Path) -> list[str]:
     """Why other users can change daemon.toml, which names code that the daemon runs and folders whose files it deletes."""
     problems = []
-    for path in (file.resolve(), file.resolve().parent) if descriptor_of(file) is None else ():
+    own = file.resolve()
+    folders = dict.fromkeys((own.parent, file.absolute().parent))  # file may be a link
+    for path in (own, *folders) if descriptor_of(file) is None else ():
         mode = path.stat().st_mode
         if mode & stat.S_IWOTH and not mode & stat.S_ISVTX:  # a sticky folder lets only owners rename
             fix = shlex.join(["chmod", "o-w", str(path)])

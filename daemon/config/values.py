@@ -7,8 +7,9 @@ import codecs
 import io
 import os
 import re
+import tomllib
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, BeforeValidator, Field
@@ -193,20 +194,34 @@ def _drain(number: int) -> bytes:
     return data
 
 
+def parse_toml(text: str) -> dict[str, Any]:
+    """Raises ValueError, which says what is wrong."""
+    try:
+        return tomllib.loads(text)
+    except tomllib.TOMLDecodeError:
+        raise
+    except ValueError:
+        raise ValueError("it has a number of too many digits") from None
+    except RecursionError:
+        raise ValueError("it has too many brackets inside each other") from None
+
+
 def expand(path: str) -> Path:
     """Replace ~, $NAME and ${NAME}; $$ is a dollar sign. Raises ConfigError."""
 
     def value_of(found: re.Match[str]) -> str:
         name = found[1] or found[2]
-        if name and name not in os.environ:
-            raise ConfigError(
-                [
-                    f"{path}: there is no variable {name} in the environment. Set it, or write $$ for a dollar sign."
-                ]
-            )
+        if found[0] == "${":
+            raise ConfigError([f"{path}: only ${{NAME}} is replaced. Write $$ for a dollar sign."])
+        if name and not os.environ.get(name):
+            is_empty = f"the variable {name} is empty"
+            why = is_empty if name in os.environ else f"there is no variable {name} in the environment"
+            raise ConfigError([f"{path}: {why}. Set it, or write $$ for a dollar sign."])
         return os.environ[name] if name else "$"
 
-    expanded = Path(re.sub(r"\$(?:([A-Za-z_]\w*)|\{(\w+)\}|\$)", value_of, path))
+    if "\0" in path:
+        raise ConfigError([f"{path!a}: a path cannot contain the character \\u0000."])
+    expanded = Path(re.sub(r"\$(?:([A-Za-z_]\w*)|\{(\w+)\}|\$|\{)", value_of, path))
     try:
         return expanded.expanduser()
     except RuntimeError:

@@ -13,7 +13,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from daemon.system.scarcity import PASSING
+from daemon.system.scarcity import PASSING, cause_of
 from daemon.system.signals import SHELL_OFFSET
 
 if TYPE_CHECKING:
@@ -247,6 +247,13 @@ def may_pass(error: BaseException) -> bool:
     while cause and not (isinstance(cause, OSError) and cause.errno in PASSING):
         cause = cause.__cause__
     return cause is not None
+
+
+def explain_passing(error: Exception) -> str:
+    """What the system refuses at a place that does not expect it; empty if that will not pass."""
+    if not isinstance(error, OSError) or error.errno not in PASSING:
+        return ""
+    return f"{error.filename or 'A call of the system'}: {cause_of(error)}. Try again later."
 
 
 def exit_status_of(error: BaseException) -> int:

@@ -227,7 +227,7 @@ class Unpacker:
                 return Failure(Reason.CONTAINER, f"{error.strerror}", transient=True, away=True)
             if error.errno == errno.ETXTBSY:
                 return Failure(Reason.CONTAINER, WRITTEN, written=True)
-            problem = f"it cannot be unpacked into its inbox: {error.strerror}"
+            problem = f"it cannot be read, or unpacked into its inbox: {error.strerror}"
             return Failure(Reason.CONTAINER, problem, transient=error.errno in (*PASSING, errno.EROFS))
         except UnpackingStopped:
             raise

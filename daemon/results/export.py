@@ -59,7 +59,7 @@ COLUMNS = {  # lists are lists of strings; a datetime is a string, except in Par
 # and the rest of Unicode's Default_Ignorable_Code_Point), or accept wide and small characters.
 _UNSEEN = (
     r"\s\x00-\x1f\x7f-\x9f\u00ad\u034f\u061c\u115f\u1160\u17b4\u17b5\u180b-\u180f\u200b-\u200f\u202a-\u202e\u2060-\u206f"
-    r"\u2800\u3164\ufe00-\ufe0f\ufeff\uffa0\ufff0-\ufffb\U0001d173-\U0001d17a\U000e0000-\U000e0fff"
+    r"\u2800\u3164\ufe00-\ufe0f\ufeff\uffa0\ufff0-\ufffb\U0001bca0-\U0001bca3\U0001d173-\U0001d17a\U000e0000-\U000e0fff"
 )
 FORMULA = re.compile(rf"[{_UNSEEN}]*[=+\-@\uff1d\uff0b\uff0d\uff20\ufe66\ufe62\ufe63\ufe6b]|[\t\r\n]")
 FORMATS = ("csv", "jsonl", "parquet")

@@ -21,6 +21,7 @@ from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from daemon.core.errors import ConfigError
 from daemon.server.app import answer_json
 
 log = structlog.get_logger()
@@ -47,7 +48,13 @@ class Guard:
             await send(message)
 
         request = Request(scope, receive)
-        request.state.has_token = self.has_token(request)
+        try:
+            request.state.has_token = self.has_token(request)
+        except (OSError, ConfigError) as error:
+            log.warning("the token cannot be read", error=str(error))
+            refusal = say("The token cannot be read now; see the log.", 503, as_json=is_api(scope))
+            await refusal(scope, receive, send_uncached)
+            return
         if bearer_of(request.headers) and not request.state.has_token:
             await note_wrong_token(scope)
         answer: ASGIApp = self.refuse(request) or self._app

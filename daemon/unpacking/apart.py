@@ -24,6 +24,8 @@ from stages.images.decoder import START_SECONDS, WALL_PER_CPU_SECOND, allow_cpu_
 
 MODULE = "daemon.unpacking.child"
 DEATH_SECONDS = 2.0
+# Of the kernel, which was out of memory or could not read a page, or of a user.
+OF_OTHERS = (signal.SIGKILL, signal.SIGBUS, signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
 class UnpackingStopped(Exception):
@@ -108,12 +110,15 @@ def _fill(contents: Contents, fd: int, kind: str, rules: Rules, limits: Limits, 
         try:
             ours.settimeout(START_SECONDS + limits.decode_seconds * WALL_PER_CPU_SECOND)
             return _write_frames(contents, ours, process.pid, limits, children)
-        except TimeoutError:
-            return _explain_slow(limits)
+        except TimeoutError as error:  # without SIGXCPU: it had not enough of the processor
+            raise Interrupted(_explain_slow(limits)) from error
         except (Torn, ConnectionError) as error:
             if children.is_stopped:
                 raise UnpackingStopped from error
-            return _explain_end(_wait(process), limits)
+            status = _wait(process)
+            if status == os.EX_IOERR:
+                os.read(fd, 1)  # of its disk: it is refused again, unless that has passed
+            return _explain_end(status, limits)
         finally:
             process.kill()
             with contextlib.suppress(subprocess.TimeoutExpired):  # it waits for a disk that fails
@@ -179,6 +184,6 @@ def _explain_end(status: int, limits: Limits) -> str:
     if status == -signal.SIGXCPU:
         return _explain_slow(limits)
     problem = f"the process that reads it {describe_end(status, 'was killed by')}"
-    if status == -signal.SIGKILL or status > 0:  # perhaps by the kernel, which was out of memory
+    if status > 0 or -status in OF_OTHERS:
         raise Interrupted(problem)
     return problem

@@ -31,10 +31,16 @@ PIECE = 1 << 20  # bytes of a member that are passed on together
 SHARPNESS = 95  # of frames, as JPEG
 POINTS = 72  # of a PDF, to the inch
 ENCRYPTED = 0x1  # a member of a zip
+CUT = (
+    "it begins as a zip file, but the list of its files, which is at the end, cannot be read; "
+    "perhaps it is incomplete: copy it into the inbox again"
+)
 ADVICE = "files in it are encrypted: unpack it with its password, and put the files into the inbox"
 ZIP_HEAD = b"PK\x03\x04"  # before a member
 IS_FOLDER = 0x10  # in DOS
 NO_FILES = (stat.S_IFLNK, stat.S_IFCHR, stat.S_IFBLK, stat.S_IFIFO, stat.S_IFSOCK)
+NO_MEMBERS = (tarfile.SYMTYPE, tarfile.CHRTYPE, tarfile.BLKTYPE, tarfile.FIFOTYPE)  # of a tar
+NOTES = (b"V", b"D")  # of GNU tar: the name of a volume, the list of a folder
 USUAL_RATE = 25.0  # frames a second of a video without times
 WIDEST = 16  # a pixel may be so many times as wide as high, or the reverse; more is damage
 
@@ -100,7 +106,10 @@ class _Raw(io.RawIOBase):
         return os.lseek(self._fd, offset, whence)
 
     def readinto(self, buffer: Any) -> int:
-        data = os.read(self._fd, len(buffer))
+        try:
+            data = os.read(self._fd, len(buffer))
+        except OSError:  # a library would call the file damaged
+            os._exit(os.EX_IOERR)
         buffer[: len(data)] = data
         return len(data)
 
@@ -115,6 +124,8 @@ class UnbufferedReader(io.BufferedReader):
 
 def walk_zip(file: UnbufferedReader, _: Rules) -> Iterator[Item]:
     entries = _opened_zip(file).infolist()
+    if not entries and _begins_as_zip(file):
+        raise Unusable(CUT)
     yield Declared(len(entries), sum(entry.file_size for entry in entries))
     for entry, name in zip(entries, names.zip_names(entries), strict=True):
         mode = entry.external_attr >> 16
@@ -133,13 +144,14 @@ def _opened_zip(file: UnbufferedReader) -> zipfile.ZipFile:
     try:
         return zipfile.ZipFile(RepairedZip(file), metadata_encoding="latin-1")
     except zipfile.BadZipFile as error:
-        file.seek(0)
-        if file.read(len(ZIP_HEAD)) != ZIP_HEAD:
+        if not _begins_as_zip(file):
             raise
-        raise Unusable(
-            "it begins as a zip file, but the list of its files, which is at the end, cannot be read; "
-            "perhaps it is incomplete: copy it into the inbox again"
-        ) from error
+        raise Unusable(CUT) from error
+
+
+def _begins_as_zip(file: UnbufferedReader) -> bool:
+    file.seek(0)
+    return file.read(len(ZIP_HEAD)) == ZIP_HEAD
 
 
 def _read_entry(file: UnbufferedReader, entry: zipfile.ZipInfo) -> Iterator[bytes]:
@@ -182,14 +194,14 @@ def walk_tar(file: UnbufferedReader, _: Rules) -> Iterator[Item]:
             archive.members.clear()  # type: ignore[attr-defined]  # otherwise it remembers all of them
             if entry is None:
                 yield None
-            elif entry.isdir():
+            elif entry.isdir() or entry.type in NOTES:
                 yield FolderEntry()
             elif entry.islnk():
                 yield Twin(_tar_name(entry.name), _tar_name(entry.linkname))
-            elif entry.isfile() and (source := archive.extractfile(entry)):
-                yield Member(_tar_name(entry.name), _pieces(source), entry.size)
-            else:
+            elif entry.type in NO_MEMBERS:
                 yield Link()
+            elif source := archive.extractfile(entry):  # a type that is not known is a file, by POSIX
+                yield Member(_tar_name(entry.name), _pieces(source), entry.size)
 
 
 def _walk_entries(archive: tarfile.TarFile) -> Iterator[tarfile.TarInfo | None]:

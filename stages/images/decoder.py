@@ -256,9 +256,9 @@ class Decoder:
             reply = msgspec.json.decode(message, type=Decoded) if message else None
         except TimeoutError:
             self._stop()
-            raise ImageError(
-                Reason.DECODER, self._explain_slow(f"{self._wall_seconds:g} s in all, with ")
-            ) from None
+            # Without SIGXCPU: it had not enough of the processor.
+            slow = self._explain_slow(f"{self._wall_seconds:g} s in all, with ")
+            raise ImageError(Reason.DECODER, slow, transient=True) from None
         except msgspec.DecodeError:
             self._stop()
             raise ImageError(

@@ -50,6 +50,16 @@ def test_a_start_is_repeated_after_an_error_that_may_pass(
     assert path.removesuffix("/lock") in run.stderr
 
 
+def test_results_that_their_disk_does_not_show_are_no_bug(tmp_path: Path) -> None:
+    place = Place(tmp_path)
+    assert place.run_once().returncode == 0
+    wanted = Call("stat", os.fsencode(place.site.results))
+    with Supervisor(tmp_path, lambda seen: errno.EIO if seen == wanted else 0, reads=True) as supervisor:
+        run = place.run_once(supervisor=supervisor.path)
+    assert (run.returncode, "Traceback" in run.stderr) == (os.EX_IOERR, False)
+    assert f"{place.site.results}: Input/output error" in run.stderr
+
+
 def test_an_inbox_that_its_disk_does_not_show_is_no_missing_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -456,6 +456,12 @@ def test_check_warns_of_a_configuration_that_every_user_can_change(tmp_path: Pat
         assert f"chmod o-w {path}" in told.replace("\n", " ")
     tmp_path.chmod(0o1777)
     assert f"chmod o-w {tmp_path} " not in f"{say(place, 'check', '--quick')} "
+    tmp_path.chmod(0o755)
+    (links := tmp_path / "links").mkdir()
+    (links / "daemon.toml").symlink_to(place.config)
+    links.chmod(0o777)  # who can change the link decides as well
+    told = place.command("check", "--quick", "--config", links / "daemon.toml").stdout
+    assert f"chmod o-w {links}" in told.replace("\n", " ")
 
 
 def test_times_beyond_any_calendar_are_shown_as_numbers(tmp_path: Path) -> None:

@@ -91,7 +91,9 @@ def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
         load(tmp_path / "missing.toml")
 
 
-@pytest.mark.parametrize("content", [b"[pipeline\n", b"\0\0\0\0"])
+@pytest.mark.parametrize(
+    "content", [b"[pipeline\n", b"\0\0\0\0", b"a = " + b"9" * 5000, b"a = " + b"[" * 10_000 + b"]" * 10_000]
+)
 def test_a_file_that_is_not_toml_is_named(tmp_path: Path, content: bytes) -> None:
     file = tmp_path / "daemon.toml"
     file.write_bytes(content)
@@ -151,6 +153,33 @@ def test_a_variable_that_is_not_set_is_refused(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.delenv("NOWHERE", raising=False)
     [problem] = problems_of({"inbox": [{"path": "$NOWHERE/in"}]})
     assert problem.startswith("$NOWHERE/in: there is no variable NOWHERE in the environment")
+
+
+@pytest.mark.parametrize(
+    ("path", "problem"),
+    [
+        ("$NOTHING/in", "the variable NOTHING is empty"),
+        ("${NOTHING}", "the variable NOTHING is empty"),
+        ("${DATA:-/srv}/in", "only ${NAME} is replaced"),
+        ("in\0box", "a path cannot contain the character"),
+    ],
+)
+def test_a_path_that_would_be_another_than_its_author_means_is_refused(
+    monkeypatch: pytest.MonkeyPatch, path: str, problem: str
+) -> None:
+    monkeypatch.setenv("NOTHING", "")
+    [said] = problems_of({"inbox": [{"path": path}]})
+    assert problem in said
+
+
+def test_two_slashes_hide_no_folder_inside_another() -> None:
+    problems = problems_of({"inbox": [{"path": "//srv"}], "output": {"results": "/srv/results"}})
+    assert any("/srv/results is inside the inbox /srv;" in problem for problem in problems)
+
+
+def test_a_number_of_too_many_digits_is_refused_by_name() -> None:
+    [problem] = problems_of({"pipeline": {"max_pixels": 1 << 20_000}})
+    assert problem.startswith("pipeline.max_pixels: write a whole number from 1 to")
 
 
 def test_a_home_folder_that_does_not_exist_is_refused() -> None:

@@ -290,6 +290,7 @@ async def test_progress_is_reported_with_the_total(reader: Reader, tmp_path: Pat
         "＝1",
         "\ufeff=1",
         "\u200b+1",
+        "\U0001bca0=1",
         "\u2060\u00ad-1",
         "\x01@1",
         "\u3164\ufe0f=1",

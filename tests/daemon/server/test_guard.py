@@ -121,3 +121,28 @@ async def test_wrong_tokens_are_logged_and_a_missing_one_is_not(
     said = capsys.readouterr().out
     assert said.count("a request had a wrong token") == said.count("198.51.100.7") == 2
     assert "right" not in said
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("problem", [OSError(5, "Input/output error"), ConfigError(["token is empty."])])
+async def test_while_the_token_cannot_be_read_nobody_passes_and_the_answer_is_503(
+    problem: Exception, capsys: pytest.CaptureFixture[str]
+) -> None:
+    statuses: list[int] = []
+
+    async def send(message: Any) -> None:
+        statuses.append(message.get("status", 0))
+
+    def refuse() -> bytes:
+        raise problem
+
+    scope = {
+        "type": "http",
+        "method": "GET",
+        "path": "/api/uploads",
+        "headers": [(b"authorization", b"Bearer a")],
+    }
+    for guarded in (Guard(NOBODY, refuse), PageGuard(NOBODY, refuse, reading_is_free=True)):
+        await guarded(scope, NOBODY, send)
+    assert [status for status in statuses if status] == [503, 503]
+    assert str(problem) in capsys.readouterr().out

@@ -290,11 +290,34 @@ def test_a_stop_ends_the_child_and_leaves_nothing(bench: Bench) -> None:
     assert bench.left == {"file"}
 
 
-def test_a_child_that_was_killed_is_not_the_files_fault(bench: Bench) -> None:
-    bench.children.signals = (signal.SIGKILL,)
-    with pytest.raises(Interrupted, match="SIGKILL"):
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGBUS])
+def test_a_child_that_was_killed_is_not_the_files_fault(bench: Bench, number: signal.Signals) -> None:
+    bench.children.signals = (number,)
+    with pytest.raises(Interrupted, match=number.name):
         bench.take("zip", make_zip({"a.png": b"a"}))
     assert bench.left == {"file"}
+
+
+def test_a_child_that_gets_no_processor_is_not_the_files_fault(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("daemon.unpacking.apart.START_SECONDS", 0.1)
+    bench.children.signals = (signal.SIGSTOP,)
+    with pytest.raises(Interrupted, match=r"set decode_seconds = 0\.2"):
+        bench.take("zip", make_zip({"a.png": b"a"}), limits=Limits(decode_seconds=0.1))
+    assert bench.left == {"file"}
+
+
+@pytest.mark.parametrize("kind", ["zip", "tar"])
+def test_a_file_that_the_disk_does_not_deliver_is_not_damaged(bench: Bench, kind: str) -> None:
+    bench.file.mkdir()  # the system refuses to read a folder
+    fd = os.open(bench.file, os.O_RDONLY)
+    parent = os.open(bench.file.parent, os.O_RDONLY)
+    contents = Contents(parent, b"file.unpacked", Version(1, 1, 1, 1), MOST, IGNORED)
+    with pytest.raises(IsADirectoryError), contextlib.closing(contents):
+        take_apart(fd, kind, contents, Rules(), Limits(), bench.children)
+    os.close(fd)
+    os.close(parent)
 
 
 @pytest.mark.parametrize(

@@ -6,12 +6,12 @@ import io
 import os
 import struct
 import subprocess
+import tarfile
 import zipfile
 import zlib
 from collections.abc import Iterator
 from fractions import Fraction
 from pathlib import Path
-from tarfile import TarError
 from zipfile import BadZipFile
 
 import pytest
@@ -146,6 +146,9 @@ def test_a_zip_that_was_cut_says_so_and_something_else_is_no_zip() -> None:
     data = make_zip({"a.png": bytes(1000)})
     with pytest.raises(Unusable, match="perhaps it is incomplete"):
         next(walk("zip", data[: len(data) // 2]))
+    comment = b"PK\x05\x06" + bytes(26)  # like the end of a zip in which nothing is
+    with pytest.raises(Unusable, match="perhaps it is incomplete"):
+        next(walk("zip", data[:-2] + struct.pack("<H", len(comment)) + comment))
     with pytest.raises(BadZipFile):
         next(walk("zip", b"something else"))
 
@@ -211,10 +214,23 @@ def test_links_and_devices_are_no_members() -> None:
     assert others == [Link(), Link()]
 
 
+def test_in_a_tar_what_has_no_known_type_is_a_file_and_gnus_notes_are_none() -> None:
+    kinds = {"label": b"V", "a.png": b"Z", "list": b"D", "b.png": tarfile.CONTTYPE}
+    with io.BytesIO() as file:
+        with tarfile.open(fileobj=file, mode="w") as archive:
+            for name, kind in kinds.items():
+                entry = tarfile.TarInfo(name)
+                entry.type, entry.size = kind, 512
+                archive.addfile(entry, io.BytesIO(bytes(512)))
+        data = file.getvalue()
+    assert names("tar", data) == ["a.png", "b.png"]
+    assert not any(isinstance(item, Link) for item in walk("tar", data))
+
+
 @pytest.mark.parametrize("kept", [1000, 1300, 1600, 2047, 2600, 3000])
 def test_a_tar_that_ends_within_a_header_or_a_file_says_so(kept: int) -> None:
     data = make_tar({"a.png": b"a" * 600, "b.png": b"b" * 600}, mode="w")
-    with pytest.raises((Unusable, TarError)):
+    with pytest.raises((Unusable, tarfile.TarError)):
         names("tar", data[:kept])
 
 
@@ -230,7 +246,7 @@ def test_a_tar_whose_end_is_not_marked_is_whole_as_for_gnu_tar(tmp_path: Path, z
     found = [item.name.decode() for item in walk("tar", cut) if isinstance(item, Member)]
     assert found == listed.stdout.split()
     for kept in (cut[: len(cut) - zeros - size // 2 - 1], cut[:200]):  # a long name takes a header of its own
-        with pytest.raises((Unusable, TarError)):
+        with pytest.raises((Unusable, tarfile.TarError)):
             list(walk("tar", kept))
 
 

@@ -223,7 +223,8 @@ def test_any_failure_of_the_child_fails_one_image_only(
     with pytest.raises(ImageError) as failed:
         decoder.decode(*entry(TRAP))
     assert failed.value.reason is Reason.DECODER
-    assert failed.value.transient == (deed == "is killed")
+    if deed != "spins":  # which is one of both on a busy machine
+        assert failed.value.transient == (deed in ("is killed", "hangs"))
     assert decoder.decode(*entry(GOOD)).shape == (64, 96, 3)
     assert wait_for_end(first)
     assert decoder.pid != first
