@@ -42,7 +42,7 @@ class Refused(OSError):
     """The receiver did not take the records."""
 
 
-class Unfit(Refused):
+class RequestRefused(Refused):
     """The receiver does not take this request, perhaps because of its size, or of one record in it."""
 
 
@@ -85,7 +85,7 @@ class WebhookSink:
         if sum(len(part) for _, part in parts) <= REQUEST_BYTES or len(parts) == 1:
             try:
                 self._post(msgspec.json.encode({"records": [msgspec.Raw(part) for _, part in parts]}))
-            except Unfit as error:
+            except RequestRefused as error:
                 if len(parts) == 1:
                     image = f"image {parts[0][0].id} ({os.fsdecode(parts[0][0].location)})"
                     raise Refused(f"{error} to the record of {image}; the later ones wait for it") from error
@@ -108,7 +108,7 @@ class WebhookSink:
                 answer.read(1 << 16)
         except urllib.error.HTTPError as error:
             with error:
-                kind = Unfit if error.code in UNFIT else Refused
+                kind = RequestRefused if error.code in UNFIT else Refused
                 raise kind(f"{self._host} answers {error.code} {error.reason}") from error
         except urllib.error.URLError as error:
             raise Refused(f"{self._host} does not answer: {error.reason}") from error
