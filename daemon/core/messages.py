@@ -128,7 +128,12 @@ decode_to_worker: Callable[[bytes], ToWorker] = msgspec.msgpack.Decoder(ToWorker
 decode_from_worker: Callable[[bytes], FromWorker] = msgspec.msgpack.Decoder(FromWorker).decode
 
 
-# A message is sent as its length (32 bits, little endian), then its bytes.
+def frame(message: Any) -> bytes:
+    """The message as sent over the socket: its length (32 bits, little endian), then its bytes."""
+    body = msgspec.msgpack.encode(message)
+    return LENGTH.pack(len(body)) + body
+
+
 # Event loops report a process that has died in many ways. Here they all become EOFError.
 
 
@@ -140,9 +145,9 @@ def send(writer: asyncio.StreamWriter | None, message: Any) -> None:
     """
     if writer is None or writer.is_closing():
         raise EOFError
-    body = msgspec.msgpack.encode(message)
+    framed = frame(message)
     try:
-        writer.write(LENGTH.pack(len(body)) + body)
+        writer.write(framed)
     except (OSError, RuntimeError) as error:
         raise EOFError from error
 

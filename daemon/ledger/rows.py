@@ -55,8 +55,12 @@ def result_row(
 ) -> tuple[Any, ...]:
     """A row for `keep_result`. number: the model's number in the ledger. checksum: None: it is computed."""
     if checksum is None:
-        checksum = checksums.of_result(digest, model, output.payload, output.seconds)
+        checksum = result_checksum(digest, model, output)
     return (digest, number, output.payload, output.seconds, checksum)
+
+
+def result_checksum(digest: bytes, model: Model, output: Output) -> int:
+    return checksums.of_result(digest, model, output.payload, output.seconds)
 
 
 def ending_checksum(ending: Ending, inbox_path: bytes, models: Sequence[Model]) -> int | None:
@@ -85,9 +89,7 @@ def checksums_of(ending: Ending, inbox_path: bytes, models: Sequence[Model]) -> 
     job's outputs."""
     known = ending.content
     results = {
-        model.stage: checksums.of_result(known.digest, model, output.payload, output.seconds)
-        for model in models
-        if (output := known.outputs[model.stage])
+        model.stage: result_checksum(known.digest, model, known.outputs[model.stage]) for model in models
     }
     content = checksums.of_content(known.digest, known.format, known.width, known.height, known.pages)
     return Checksums(content, results, ending_checksum(ending, inbox_path, models))

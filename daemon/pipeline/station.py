@@ -38,6 +38,7 @@ from daemon.monitoring.metrics import LookMetrics, Metrics
 from daemon.monitoring.snapshot import StationState
 from daemon.pipeline.tracing import Tracer
 from daemon.results.destinations import Destination, Publication, publish_records
+from daemon.system.queues import drain
 from daemon.system.retry import Retry
 from daemon.workers.lane import Lane
 from daemon.workers.slab import Slab
@@ -370,9 +371,7 @@ class Station:
     async def _finish(self) -> None:
         """Decide how each job ends and commit that to the ledger. From here on its result is durable."""
         while True:
-            attempts = [await self._ended.get()]
-            more = min(FINISH - 1, self._ended.qsize())
-            attempts += [self._ended.get_nowait() for _ in range(more)]
+            attempts = [await self._ended.get(), *drain(self._ended, FINISH - 1)]
             endings = await to_thread.run_sync(self._judge.endings, attempts)
             if self._tracer:
                 self._tracer.pass_on("judge", attempts)

@@ -19,8 +19,6 @@ import threading
 import time
 import traceback
 
-import msgspec
-
 from daemon.core.errors import may_pass
 from daemon.core.messages import (
     LENGTH,
@@ -32,6 +30,7 @@ from daemon.core.messages import (
     Setup,
     ToWorker,
     decode_to_worker,
+    frame,
 )
 from daemon.system.cores import bind
 from daemon.workers.chain import Chain
@@ -52,8 +51,7 @@ class Channel:
 
     def send(self, message: FromWorker) -> None:
         with self._lock:
-            body = msgspec.msgpack.encode(message)
-            self._connection.sendall(LENGTH.pack(len(body)) + body)
+            self._connection.sendall(frame(message))
 
     def receive(self) -> ToWorker:
         """The next message. Raises EOFError when the daemon is gone."""

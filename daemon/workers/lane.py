@@ -14,6 +14,7 @@ from daemon.core.errors import WorkerLost
 from daemon.core.jobs import Attempt
 from daemon.core.messages import Item, Reply
 from daemon.monitoring.snapshot import LaneState
+from daemon.system.queues import drain
 from daemon.workers.pool import Pool
 from daemon.workers.worker import Worker
 from stages.contract.base import Reason
@@ -73,8 +74,7 @@ class Lane:
         """Take out all attempts that wait, and let those that wait for memory come back."""
         self.pool.hurry()
         held, self._held = list(self._held.values()), {}
-        queues = (self._queue, self._suspects)
-        return held + [queue.get_nowait() for queue in queues for _ in range(queue.qsize())]
+        return held + drain(self._queue) + drain(self._suspects)
 
     async def run(self, listener: Listener) -> None:
         """Work until cancelled."""
@@ -86,9 +86,7 @@ class Lane:
                 await self._unfinished.acquire()
                 worker = await self.pool.reserve()
                 attempts = [first] if self._held.pop(first.job.id, None) else []
-                # As late, and so as full, as possible.
-                more = min(self._most - 1, self._queue.qsize())
-                attempts += [self._queue.get_nowait() for _ in range(more)]
+                attempts += drain(self._queue, self._most - 1)  # as late, and so as full, as possible
                 if attempts:
                     tasks.start_soon(self._work, listener, worker, attempts)
                 else:
