@@ -505,7 +505,19 @@ class Daemon:
         self, condition: Callable[[dict[str, Any]], Any], what: str, timeout: float = PATIENCE
     ) -> dict[str, Any]:
         """Ask for its status until the condition is true of it; returns that status."""
-        return wait_for(lambda: (status := self.status()) and condition(status) and status, what, timeout)
+        status: dict[str, Any] = {}
+
+        def is_true() -> Any:
+            nonlocal status
+            status = self.status()
+            return condition(status)
+
+        try:
+            wait_for(is_true, what, timeout)
+        except AssertionError as error:
+            error.add_note(f"its last status: {json.dumps(status)}")
+            raise
+        return status
 
     def wait_idle(self, ended: int, timeout: float = PATIENCE) -> dict[str, Any]:
         """Wait until this number of images have ended in this run and none is in flight."""
