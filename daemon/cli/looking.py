@@ -17,6 +17,7 @@ from daemon.terminal.options import ConfigOption, JsonOption, flag, option, read
 if TYPE_CHECKING:
     from daemon.config.loading import Config
     from daemon.ledger.record import Record
+    from daemon.search.searcher import Hit
 
 ANY_PORT = "127.0.0.1:0"
 FOLLOW_SECONDS = 0.5
@@ -40,8 +41,10 @@ def search(
 
     Words are looked for in text, captions, tags, objects and names. By
     meaning, all of the words are one sentence, which is compared with the
-    images themselves. The first search makes an index, which takes some
-    minutes for a million images; later ones only add what is new.
+    images themselves; nearness is the cosine of the two. What both ways
+    have found comes first, then what is high in one of them. The first
+    search makes an index, which takes some minutes for a million images;
+    later ones only add what is new.
 
     "red car" in quotes are words one after another, invo* a beginning,
     -draft excludes a word. text:, caption:, tags:, objects: and name: look
@@ -71,26 +74,39 @@ def search(
                 found = searcher.newest(query, NEWEST, limit)
             else:
                 found = searcher.best(query, way, limit=limit)
-        scores = {hit.image: hit.score for hit in found.hits}
-        records = reader.find_numbers(list(scores))
+        hits = {hit.image: hit for hit in found.hits}
+        records = reader.find_numbers(list(hits))
     if found.problem:
         errors.print(f"[yellow]By words only: {printable(found.problem)}[/yellow]")
-    _print(records, scores, as_json=as_json)
+    _print([(record, hits[record.id]) for record in records], as_json=as_json)
 
 
-def _print(records: list[Record], scores: dict[int, float | None], *, as_json: bool) -> None:
-    """scores: the cosine of each image that was found by its meaning."""
+def _print(found: list[tuple[Record, Hit]], *, as_json: bool) -> None:
     if as_json:
-        found = [({"score": scores[record.id]} | record.document(), record.location) for record in records]
-        print_json([document | {"location": place.decode(errors="replace")} for document, place in found])
+        print_json(
+            [
+                {"score": hit.score, "found_by": hit.by}
+                | record.document()
+                | {"location": record.location.decode(errors="replace")}
+                for record, hit in found
+            ]
+        )
         return
-    nearness = {number: "-" if score is None else f"{score:.3f}" for number, score in scores.items()}
     print_listing(
-        ("id", "nearness", "file", "bin or reason"),
-        ((r.id, nearness[r.id], os.fsdecode(r.location), r.summary) for r in records),
+        ("id", "nearness", "file", "bin or reason", "found by"),
+        (
+            (
+                r.id,
+                "-" if hit.score is None else f"{hit.score:.3f}",
+                os.fsdecode(r.location),
+                r.summary,
+                hit.by or "-",
+            )
+            for r, hit in found
+        ),
     )
-    print_notices((model.stage, model.notice) for record in records for model in record.models)
-    if not records:
+    print_notices((model.stage, model.notice) for record, _ in found for model in record.models)
+    if not found:
         errors.print("No image fits.")
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -34,11 +34,13 @@ class By(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Hit:
-    """number: of the publication. score: the cosine, if it was found by its meaning."""
+    """number: of the publication. score: the cosine, if it was found by its meaning. by: how it was found; None: it was not
+    looked for, as with filters alone."""
 
     number: int
     image: int
     score: float | None = None
+    by: By | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +110,7 @@ class Searcher:
                 hits += [Hit(*each) for each in shown.items()]
                 return Found(hits, min(shown) if len(shown) == wanted else 0)
             numbers = self.index.newest(query, before, max(wanted, LEAST_READ))
-            present = self._shown(numbers)
+            present = self._shown(numbers, words=set(numbers) if query.terms else ())
             hits += present[:wanted]
             if len(present) > wanted:
                 return Found(hits, hits[-1].number)
@@ -127,7 +129,7 @@ class Searcher:
             words = beside.submit(ask) if by is not By.meaning else None
             scores, problem, is_warming = self._look_for_meaning(query, by, wait=wait)
         ranked = words.result() if words else []
-        hits = self._shown(_merge(ranked, list(scores)), scores)[:BEST]
+        hits = self._shown(_merge(ranked, list(scores)), scores, set(ranked))[:BEST]
         following = skip + limit if skip + limit < len(hits) else 0
         return Found(hits[skip : skip + limit], following, problem, is_warming)
 
@@ -228,12 +230,19 @@ class Searcher:
             )
         return self._tower
 
-    def _shown(self, numbers: Sequence[int], scores: dict[int, float] | None = None) -> list[Hit]:
-        """Those that the ledger still shows, in the same order."""
+    def _shown(
+        self, numbers: Sequence[int], scores: Mapping[int, float] | None = None, words: Collection[int] = ()
+    ) -> list[Hit]:
+        """Those that the ledger still shows, in the same order. words: those that were found by words."""
         with self._reader.lend() as ledger:
             shown = publications.read_shown(ledger, numbers)
         known = scores or {}
-        return [Hit(number, shown[number], known.get(number)) for number in numbers if number in shown]
+        ways = {(True, True): By.both, (True, False): By.words, (False, True): By.meaning}
+        return [
+            Hit(number, shown[number], known.get(number), ways.get((number in words, number in known)))
+            for number in numbers
+            if number in shown
+        ]
 
 
 def _merge(*rankings: Iterable[int]) -> list[int]:

@@ -134,9 +134,11 @@ class Api:
         except SearchUnusable as error:
             raise HTTPException(409, str(error)) from error
         records = await run_sync(self._reader.find_numbers, [hit.image for hit in found.hits])
-        scores = {hit.image: hit.score for hit in found.hits}
+        hits = {hit.image: hit for hit in found.hits}
         images = [
-            {"score": scores[record.id]} | image_of(record, with_record=with_record) for record in records
+            {"score": hits[record.id].score, "found_by": hits[record.id].by}
+            | image_of(record, with_record=with_record)
+            for record in records
         ]
         here = asked.values() | {"cursor": found.following, "limit": most if most != IMAGES else 0}
         following = address("/api/search", **here) if found.following else None

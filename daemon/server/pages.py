@@ -147,7 +147,7 @@ class Page:
         return {"bins": sorted(filter(None, self._reader.bins())), "inboxes": inboxes}
 
     async def _views(self, found: Found) -> tuple[list[Record], list[View]]:
-        hits = {hit.image: hit.score for hit in found.hits}
+        hits = {hit.image: hit for hit in found.hits}
         records = await run_sync(self._reader.find_numbers, list(hits))
         return records, [view_of(record, hits[record.id]) for record in records]
 

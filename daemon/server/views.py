@@ -19,7 +19,7 @@ from daemon.ledger.record import Record
 from daemon.ledger.soundness import MOST
 from daemon.search.entries import LEAST_SCORE
 from daemon.search.query import DATES, Query, QueryError, parse, read_day
-from daemon.search.searcher import NEWEST, By, Found, Searcher
+from daemon.search.searcher import NEWEST, By, Found, Hit, Searcher
 from stages.contract.binning import text_of
 
 CHOICES = ("bin", "inbox", "state", "tag", "object")
@@ -132,7 +132,7 @@ class Polygon:
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """An image and its results. score: the cosine, if it was found by its meaning."""
+    """An image and its results. hit: how it was found, if it was looked for."""
 
     id: int
     name: str
@@ -145,7 +145,7 @@ class View:
     width: int
     height: int
     digest: str
-    score: float | None = None
+    hit: Hit | None = None
     caption: str = ""
     text: str = ""
     tags: list[tuple[str, float]] = field(default_factory=list)
@@ -182,7 +182,7 @@ def document_of(record: Record) -> dict[str, Any]:
     return msgspec.json.decode(record.sidecar) if is_whole else {}
 
 
-def view_of(record: Record, score: float | None = None) -> View:
+def view_of(record: Record, hit: Hit | None = None) -> View:
     """record: DONE or FAILED."""
     document = document_of(record)
     ocr, objects, clip, caption = (document.get(name) or {} for name in ("ocr", "objects", "clip", "caption"))
@@ -200,7 +200,7 @@ def view_of(record: Record, score: float | None = None) -> View:
         width=record.width or 4,
         height=record.height or 3,
         digest=record.digest.hex()[:16],
-        score=score,
+        hit=hit,
         caption=caption.get("text") or "",
         text=" ".join(text_of(ocr).split("\n")),
         tags=[(tag["label"], tag["score"]) for tag in clip.get("tags", ())],

@@ -94,6 +94,15 @@ def test_filters_and_words_in_one_field_narrow_what_a_sentence_finds(place: Plac
     assert [hit.image for hit in found] == [2]
 
 
+def test_each_image_says_how_it_was_found_and_what_both_ways_have_found_comes_first(place: Place) -> None:
+    found = place.search.best(parse("number1"))
+    assert [(hit.image, hit.by) for hit in found.hits][0] == (2, By.both)
+    assert {hit.by for hit in found.hits[1:]} == {By.meaning}
+    assert [hit.by for hit in place.search.best(parse("number1"), By.words).hits] == [By.words]
+    assert [hit.by for hit in place.search.newest(parse("number1")).hits] == [By.words]
+    assert {hit.by for hit in place.search.newest(parse("state:done")).hits} == {None}
+
+
 @pytest.fixture
 def changing(tmp_path: Path, embedded: list[Any], place: Place, spec: StageSpec) -> Iterator[Place]:
     """A state folder of its own, which is changed. The process with the model is that of the others."""

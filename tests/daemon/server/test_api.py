@@ -71,7 +71,8 @@ def test_a_search_finds_what_the_page_finds_and_names_what_follows(client: Clien
     assert sorted(ids, reverse=True) == ids, "the newest first"
     [bad] = client.get("/api/search?state=failed")["images"]
     assert bad["path"] == "bad.jpg"
-    assert client.get("/api/search?q=name:bad.jpg")["images"] == [bad]
+    assert bad["found_by"] is None
+    assert client.get("/api/search?q=name:bad.jpg")["images"] == [bad | {"found_by": "words"}]
 
 
 def test_the_status_names_no_files(client: Client) -> None:
