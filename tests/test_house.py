@@ -25,8 +25,6 @@ IMPORTS = {
     "daemon.layout.layout": 31,
     "daemon.ledger.records": 17,
     "daemon.maintenance.rebuild": 18,
-    "daemon.maintenance.schedule": 16,
-    "daemon.maintenance.verify": 19,
     "daemon.pipeline.child": 23,
     "daemon.pipeline.coordinator": 17,
     "daemon.pipeline.unpacker": 21,

@@ -45,6 +45,15 @@ REPAIRED = {
 }
 
 
+TO_REPAIR = {
+    "missing": ", to be written again",
+    "edited": ", to be written again",
+    "foreign": ", to be left alone",
+    "damaged": ", to be repaired",
+    "unreadable": ", to be left alone",
+    "restored": " for a new ledger, as this one is lost or damaged",
+}
+
 LEFT_OUT = (
     "{} could not be used, so their results are not in the ledger. Their images are processed again at the next start if they "
     "are still in an inbox."
@@ -140,8 +149,9 @@ def redo(
 def verify(config: ConfigOption = None, as_json: JsonOption = False) -> None:
     """Check the ledger's integrity, and compare every sidecar with it.
 
-    Stop the daemon first. Exits with 1 if a sidecar is missing, edited,
-    damaged or unreadable, or belongs to no image in the ledger.
+    Works with or without a running daemon. Exits with 1 if a sidecar is
+    missing, edited, damaged or unreadable, or belongs to no image in the
+    ledger.
 
     Examples:
       visiond verify
@@ -154,18 +164,27 @@ def verify(config: ConfigOption = None, as_json: JsonOption = False) -> None:
     raise typer.Exit(1 if counts.keys() - {"whole"} else 0)
 
 
-def repair(config: ConfigOption = None, as_json: JsonOption = False) -> None:
+def repair(
+    dry_run: Annotated[bool, flag("--dry-run", help="Only print what would be done.")] = False,
+    config: ConfigOption = None,
+    as_json: JsonOption = False,
+) -> None:
     """Write missing and edited sidecars again, or rebuild a lost ledger from them.
 
     If the ledger is damaged, it is rebuilt from the sidecars too, and the old
-    one is kept beside it. No model runs. Stop the daemon first.
+    one is kept beside it. No model runs. Stop the daemon first, unless with
+    --dry-run, which exits with 1 if there is something to do.
 
     Examples:
+      visiond repair --dry-run
       visiond repair
     """
     from daemon.maintenance import verify as recovery
 
-    settings = read_config(config)
+    settings = read_config(config, needs_stages=not dry_run)
+    if dry_run:
+        counts = _show(partial(recovery.would_repair, settings), settings, as_json=as_json, done=TO_REPAIR)
+        raise typer.Exit(1 if counts.keys() - {"whole", "foreign"} else 0)
     counts = _show(partial(recovery.repair, settings), settings, as_json=as_json, done=REPAIRED)
     raise typer.Exit(1 if counts["left out"] or counts["unreadable"] else 0)
 
@@ -182,11 +201,11 @@ def backup(
     Examples:
       visiond backup /backup/visiond.sqlite
     """
-    from daemon.maintenance import verify as recovery
+    from daemon.maintenance.backups import back_up
 
     settings = read_config(config, needs_stages=False)
     with Progress("MiB", after=LATE_SECONDS) as progress:
-        recovery.back_up(settings, file, force=force, step=progress.step)
+        back_up(settings, file, force=force, step=progress.step)
     print(f"The ledger is backed up to {file}")
 
 

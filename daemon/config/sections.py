@@ -167,8 +167,8 @@ class UpkeepSection(Section):
     verify_days: float = Field(
         7,
         ge=0,
-        description="Days between checks of the whole ledger, which run while work goes on. 0: never, if you run "
-        "`visiond verify` yourself.",
+        description="Days between checks of the whole ledger and of a tenth of the sidecars, while work goes on. 0: never, "
+        "if you run `visiond verify` yourself.",
     )
     vacuum_days: float = Field(
         7,

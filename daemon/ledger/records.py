@@ -208,9 +208,13 @@ class Reader:
         ]
         return [row["payload"] for rows in found for row in rows]
 
-    def published(self) -> Iterator[Record]:
-        """Every image that should have a sidecar, or a reason in the failed folder, now."""
-        return self._walk("published", 256)
+    def published(self, after: int = 0) -> Iterator[Record]:
+        """Every image with a higher number that should have a sidecar, or a reason in the failed folder, now."""
+        return self._walk("published", 256, after=after)
+
+    def last_number(self) -> int:
+        """The highest of an image."""
+        return int(self._rows("last_id")[0][0])
 
     def replaced(self) -> Iterator[Record]:
         """Every image that had a sidecar or a reason, and has a newer version with one."""
@@ -339,9 +343,14 @@ class Reader:
             raise OSError(str(error)) from error
 
     def _walk(
-        self, statement: str, *parameters: object, with_results: bool = True, tolerant: bool = False
+        self,
+        statement: str,
+        *parameters: object,
+        with_results: bool = True,
+        tolerant: bool = False,
+        after: int = 0,
     ) -> Iterator[Record]:
-        last = 0
+        last = after
         while rows := self._rows(statement, last, *parameters):
             yield from self.assemble(rows, with_results=with_results, tolerant=tolerant)
             last = rows[-1]["id"]

@@ -1,5 +1,5 @@
-"""Backups of the ledger in a folder. Each is complete and checked before it gets its name;
-only the newest are kept."""
+"""Backups of the ledger: in one file, or in a folder, where each is checked before it gets its name, and only the newest
+are kept."""
 
 from __future__ import annotations
 
@@ -8,11 +8,15 @@ import os
 import re
 import sqlite3
 import time
+from collections.abc import Callable
 from pathlib import Path
 
-from daemon.core.errors import NotWritable
-from daemon.ledger.files import written_whole
+from daemon.config.loading import Config
+from daemon.config.state import closed_to_others
+from daemon.core.errors import NotWritable, WrongArgument
+from daemon.ledger.files import STDOUT, written_whole
 from daemon.ledger.reading import Stop, Stopped, stopping
+from daemon.ledger.records import open_reader
 from daemon.ledger.schema import damaged
 from daemon.ledger.soundness import DAMAGE, check_integrity, code_of, look_again
 from daemon.maintenance.background import opened_for_reading
@@ -21,6 +25,30 @@ PAGES = 256  # copied at once: a megabyte
 PAUSE_SECONDS = 0.01  # after each, so that others have the disk most of the time
 NAME = re.compile(r"ledger-\d{4}-\d\d-\d\dT\d{6}Z\.sqlite")
 PARTIAL = re.compile(rf"\.{NAME.pattern}\.partial.*")
+
+
+def back_up(
+    config: Config,
+    file: Path,
+    *,
+    force: bool = False,
+    step: Callable[[int, int], None] = lambda done, total: None,
+) -> None:
+    """Copy the ledger as it is at one moment, by SQLite's own backup, whether or not a daemon writes to it.
+
+    force: replace a file that is there. step: called with the MiB that are copied, and with all.
+    Raises NothingFound, LedgerDamaged, NotWritable, WrongArgument.
+    """
+    if file == STDOUT:
+        raise WrongArgument(
+            "A backup is a database, which cannot be written to standard output; name a file."
+        )
+    with (
+        closed_to_others(),
+        open_reader(config) as reader,
+        written_whole(file, reader.path, force=force) as partial,
+    ):
+        reader.back_up(partial, step)
 
 
 def back_up_into(ledger: Path, folder: Path, kept: int, now: float, stop: Stop) -> Path:

@@ -47,11 +47,12 @@ CLOCK_SECONDS = 0.001  # the precision of the times in a sidecar
 class SidecarState:
     """One sidecar. kind, compared with a ledger: "whole", "missing", "edited", "foreign" (it has no row), "unreadable" or
     "damaged" (its row is); for a new ledger: "restored" or "left out". "kept" is not a sidecar but the place
-    of the old ledger."""
+    of the old ledger. image: its number; 0: it has none, or that does not matter."""
 
     kind: str
     file: bytes
     detail: str = ""
+    image: int = 0
 
 
 class OtherInbox(ValueError):

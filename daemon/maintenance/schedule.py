@@ -29,11 +29,10 @@ from daemon.core.errors import NotWritable
 from daemon.core.jobs import JobStatus
 from daemon.ledger.ledger import Ledger
 from daemon.ledger.reading import Stop, Stopped, stopping
-from daemon.ledger.records import Reader
-from daemon.ledger.schema import trouble_named
 from daemon.ledger.writer import Alone
 from daemon.maintenance.background import run_in_background
 from daemon.maintenance.backups import back_up_into
+from daemon.maintenance.comparing import check_ledger, check_some
 from daemon.maintenance.pruning import Amounts, prune
 from daemon.maintenance.uploading import upload_backups
 from daemon.monitoring.diary import read_diary, write_diary
@@ -49,6 +48,9 @@ AGAIN_SECONDS = {"failed": 3600.0, "stopped": 600.0}  # until the next try
 EARLY = 0.05  # of its interval a task may begin, so that a daily one keeps its hour
 # Shrink only if this much of the ledger's file is free.
 FREE_SHARE, LEAST_FREE_BYTES = 0.25, 16 << 20
+SHARES = (
+    10  # of the sidecars, of which one is compared each time; with seven days in between all have their turn
+)
 CHECKPOINT_MILLISECONDS, BUSY_MILLISECONDS = 100, 5000
 
 
@@ -101,7 +103,8 @@ class Upkeep:
 
     def configure(self, config: Config) -> None:
         """Use these settings from now on. A task that is running goes on."""
-        upkeep = self._settings = config.upkeep
+        self._config, upkeep = config, config.upkeep
+        self._settings = upkeep
         if os.fsencode(upkeep.backup_folder) != self._backups.path:
             self._backups = KnownFolder(os.fsencode(upkeep.backup_folder))
         backup_days = upkeep.backup_days if upkeep.backup_folder else 0.0
@@ -179,7 +182,9 @@ class Upkeep:
 
     async def _verify(self) -> str:
         await run_in_background(check_ledger, self._ledger.path)
-        return "the ledger is undamaged"
+        part = int(self._clock() // DAY_SECONDS) % SHARES
+        said = await run_in_background(check_some, self._config, part, SHARES)
+        return f"the ledger is undamaged; {said}"
 
     async def _back_up(self) -> str:
         folder, now = Path(self._settings.backup_folder), self._clock()
@@ -259,14 +264,6 @@ def is_quiet(hours: str, now: float) -> bool:
         return True
     moment, (begin, end) = time.strftime("%H:%M", time.localtime(now)), hours.split("-")
     return begin <= moment < end if begin < end else moment >= begin or moment < end
-
-
-def check_ledger(path: Path, stop: Stop) -> None:
-    """Read the ledger from end to end. Raises Stopped, LedgerDamaged, LedgerUnusable."""
-    with trouble_named(path), contextlib.closing(Reader(path)) as reader:
-        reader.check(lambda: not stop())
-    if stop():
-        raise Stopped
 
 
 def _measure(connection: sqlite3.Connection) -> tuple[int, int, int]:

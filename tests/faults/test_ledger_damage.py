@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from daemon.core.errors import LedgerDamaged
-from daemon.maintenance.schedule import check_ledger
+from daemon.maintenance.comparing import check_ledger
 from tests.daemon_process import Daemon, Place, picture, seeded, to_toml, wait_for
 from tests.faults.damage import flip_results, sidecars, stored_results
 

@@ -5,17 +5,21 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import itertools
 import json
 import os
 import random
 import re
 import shutil
 import sqlite3
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
+from daemon.config.loading import load
+from daemon.maintenance.comparing import check_some
 from tests.checker import digest_of
 from tests.daemon_process import STAGES, Daemon, Place, picture, seeded
 from tests.faults.syscalls import Call, Supervisor
@@ -227,13 +231,67 @@ def test_the_reason_of_a_failure_that_was_replaced_is_not_foreign(
     assert len(list(place.site.failed.rglob("*.json"))) == 1
 
 
-def test_while_a_daemon_runs_nothing_is_verified_or_repaired(tmp_path: Path) -> None:
+@contextlib.contextmanager
+def files_replaced(place: Place, files: int) -> Iterator[None]:
+    """Meanwhile, some files get new versions all the time."""
+    done = threading.Event()
+
+    def work() -> None:
+        for number in itertools.count():
+            if done.wait(0.005):
+                return
+            place.drop(f"{number % files:05d}.ppm", picture(number))
+
+    busy = threading.Thread(target=work)
+    busy.start()
+    try:
+        yield
+    finally:
+        done.set()
+        busy.join()
+
+
+def test_beside_a_daemon_only_what_stays_amiss_is_reported_and_nothing_is_repaired(tmp_path: Path) -> None:
     place = Place(tmp_path)
-    with Daemon(place):
-        for command in ("verify", "repair"):
-            refused = place.command(command)
-            assert refused.returncode == os.EX_TEMPFAIL
-            assert "Another visiond is using" in refused.stderr
+    place.drop_many(range(20))
+    place.drop("missing.ppm", picture(20))
+    place.drop("edited.ppm", picture(21))
+    with Daemon(place) as daemon, files_replaced(place, 20):
+        daemon.wait_until(lambda s: s["ended_in_this_run"] > 40, "results")
+        for _ in range(3):
+            assert told(place, "verify")[1].keys() == {"whole"}
+        (place.site.results / "missing.ppm.json").unlink()
+        edit(place.site.results / "edited.ppm.json", seeded())
+        (place.site.results / "foreign.ppm.json").write_bytes(b"{}")
+        for command in (["verify"], ["repair", "--dry-run"]):
+            status, counts = told(place, *command)
+            assert (status, counts.pop("whole") > 10) == (1, True)
+            assert counts == {"missing": 1, "edited": 1, "foreign": 1}
+        refused = place.command("repair")
+        assert (refused.returncode, "Another visiond is using" in refused.stderr) == (os.EX_TEMPFAIL, True)
+
+
+def test_a_dry_run_of_a_repair_changes_nothing_and_says_what_would_be_done(tmp_path: Path) -> None:
+    place = finished(tmp_path, 3)
+    assert place.command("repair", "--dry-run").returncode == 0
+    (place.site.results / "00001.ppm.json").unlink()
+    said = place.command("repair", "--dry-run")
+    assert (said.returncode, "1 missing, to be written again" in said.stdout) == (1, True)
+    place.site.ledger.unlink()
+    assert told(place, "repair", "--dry-run") == (1, {"restored": 6})
+    assert not place.site.ledger.exists()
+
+
+def test_each_tenth_of_the_sidecars_is_compared_in_its_turn(tmp_path: Path) -> None:
+    place = finished(tmp_path, 40)
+    files = random.Random(1).sample(sorted(sidecars(place)), 3)
+    for file in files:
+        file.unlink()
+    said = [check_some(load(place.config), part, 10, lambda: False) for part in range(10)]
+    found = [re.match(r"(?:([\d,]+) of )?([\d,]+) sidecars", each) for each in said]
+    assert sum(int(each[1] or 0) for each in found if each) == 3
+    assert sum(int(each[2]) for each in found if each) == 44
+    assert any(str(files[0]) in each or str(files[1]) in each for each in said)
 
 
 # The ledger

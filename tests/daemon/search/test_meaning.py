@@ -95,9 +95,9 @@ def test_filters_and_words_in_one_field_narrow_what_a_sentence_finds(place: Plac
 
 
 def test_each_image_says_how_it_was_found_and_what_both_ways_have_found_comes_first(place: Place) -> None:
-    found = place.search.best(parse("number1"))
-    assert [(hit.image, hit.by) for hit in found.hits][0] == (2, By.both)
-    assert {hit.by for hit in found.hits[1:]} == {By.meaning}
+    best, *others = place.search.best(parse("number1")).hits
+    assert (best.image, best.by) == (2, By.both)
+    assert {hit.by for hit in others} == {By.meaning}
     assert [hit.by for hit in place.search.best(parse("number1"), By.words).hits] == [By.words]
     assert [hit.by for hit in place.search.newest(parse("number1")).hits] == [By.words]
     assert {hit.by for hit in place.search.newest(parse("state:done")).hits} == {None}
