@@ -359,6 +359,15 @@ def test_an_animated_avif_may_have_no_primary_picture(decoder: Decoder) -> None:
     assert shown(decoder, data)[30, 30].max() < 20
 
 
+@pytest.mark.parametrize("box", [b"tkhd", b"minf", b"stbl", b"stsz"])
+def test_an_animated_avif_whose_track_lacks_a_box_is_one_picture_or_refused(box: bytes) -> None:
+    data = fading_in("AVIF").replace(box, b"free", 1)
+    assert inspect(memoryview(data), LIMITS).pages == 1
+    with pytest.raises(ImageError) as refusal:
+        inspect(memoryview(data.replace(b"pitm", b"free", 1)), LIMITS)
+    assert refusal.value.reason is Reason.TRUNCATED
+
+
 def test_gray_heic_of_10_bits_has_the_gray_of_8_bits(decoder: Decoder) -> None:
     pillow_heif = pytest.importorskip("pillow_heif")
     gray = np.linspace(0, 65535, 64 * 64).astype(np.uint16).reshape(64, 64)
