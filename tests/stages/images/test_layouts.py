@@ -11,6 +11,7 @@ import pytest
 from PIL import Image
 
 from stages.contract.base import ImageError, Limits, Reason
+from stages.images import pages
 from stages.images.decoder import Decoder
 from stages.images.images import inspect
 from tests.inputs import chunk, encode
@@ -300,6 +301,14 @@ def test_an_animation_that_begins_blank_shows_its_first_frame_with_content(
     data = fading_in(image_format)
     assert shown(decoder, data)[30, 30].max() < 20
     assert inspect(memoryview(data), LIMITS).pages == 2
+
+
+def test_only_so_many_blank_pixels_are_skipped_as_decoders_have_time_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with Image.open(io.BytesIO(fading_in("GIF"))) as image:
+        monkeypatch.setattr(pages, "BLANK_PIXELS", 96 * 64 - 1)
+        assert pages.is_blank(pages.skip_blank(image, 2))
 
 
 def fading_in(image_format: str) -> bytes:
