@@ -229,7 +229,10 @@ class Pipeline:
     async def next_jobs(self, station: object) -> list[Job]:
         """Wait for the next jobs; an empty list when there will be no more."""
         [executor] = [each for each in self.executors if each.station is station]
-        return await executor.ask(partial(self._wait_for_jobs, executor))
+        jobs = await executor.ask(partial(self._wait_for_jobs, executor))
+        while jobs and executor.is_retired:  # it was not cancelled; `retire` does not know of these
+            self.let_go([jobs.pop().id])
+        return jobs
 
     async def _wait_for_jobs(self, executor: Executor) -> list[Job]:
         async with self._handing_out:
@@ -341,8 +344,7 @@ class Pipeline:
         await self._published.put(group)
         for executor in executors:
             if isinstance(executor, Executor):
-                if executor.when_published:
-                    executor.note_results()
+                executor.note_results()
                 if executor.is_retired:
                     self.wake()
 

@@ -334,9 +334,10 @@ def find_sequence(data: memoryview) -> Size | None:
     for kind, track in _boxes(dict(_boxes(data)).get(b"moov", NOTHING)):
         media = dict(_boxes(dict(_boxes(track)).get(b"mdia", NOTHING))) if kind == b"trak" else {}
         if bytes(media.get(b"hdlr", NOTHING)[8:12]) == b"pict":
-            width, height = struct.unpack(">H2xH2x", dict(_boxes(track))[b"tkhd"][-8:])
-            samples = dict(_boxes(dict(_boxes(media[b"minf"]))[b"stbl"]))
-            return width, height, struct.unpack_from(">I", samples[b"stsz"], 8)[0]
+            width, height = struct.unpack(">H2xH2x", dict(_boxes(track)).get(b"tkhd", NOTHING)[-8:])
+            media = dict(_boxes(media.get(b"minf", NOTHING)))
+            samples = dict(_boxes(media.get(b"stbl", NOTHING)))
+            return width, height, struct.unpack_from(">I", samples.get(b"stsz", NOTHING), 8)[0]
     return None
 
 

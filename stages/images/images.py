@@ -136,7 +136,7 @@ def decode(
     """Decode a batch: a tensor or an error for each (bytes, header from `inspect`), in order.
 
     A tensor is uint8 [3, height, width] on `device`, contiguous, RGB, upright; transparent pixels are blended
-    with white, or with black if white would hide a light picture. On a GPU, one call decodes at most
+    with white, black or gray, see grounds.py. On a GPU, one call decodes at most
     CALL_PIXELS pixels. Raises OutOfMemory and DeviceLost.
     """
     import torch

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from PIL import Image
 
 BLANK_FRAMES = 100  # most frames of an animation that are skipped because they have one color
+BLANK_PIXELS = 200_000_000  # most pixels of these together
 BROKEN = (
     EOFError,
     OSError,
@@ -114,7 +115,7 @@ def skip_blank(image: Image.Image, frames: int) -> Image.Image:
     if frames == 1:
         return image
     first = image.copy()
-    for number in range(1, min(frames, BLANK_FRAMES)):
+    for number in range(1, min(frames, BLANK_FRAMES, 1 + BLANK_PIXELS // (image.width * image.height))):
         if not is_blank(image):
             return image
         try:

@@ -449,6 +449,30 @@ async def test_a_station_is_retired_when_all_its_jobs_have_left_it(ledger: Ledge
 
 
 @pytest.mark.anyio
+@pytest.mark.parametrize("while_it", ["recover", "next_jobs"])
+async def test_a_station_that_is_retired_while_it_asks_gets_no_jobs(
+    while_it: str, ledger: Ledger, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nobody would take them from it."""
+    coordinator = make_coordinator(ledger, tmp_path)
+    await coordinator.admit([make_file(name) for name in (b"a.jpg", b"b.jpg")])
+    if while_it == "recover":
+        await coordinator.end([done((await next_jobs(coordinator))[0])])
+        coordinator.lose(STATION)  # it is started again, and asks, with one image owed and one that waits
+    owner = coordinator if while_it == "recover" else ledger
+    work = getattr(owner, while_it)
+
+    async def work_and_retire(*arguments: Any, **options: Any) -> Any:
+        answer = await work(*arguments, **options)
+        await coordinator.retire(coordinator.executors[0])
+        return answer
+
+    monkeypatch.setattr(owner, while_it, work_and_retire)
+    assert await next_jobs(coordinator) == []
+    assert coordinator.in_flight == 0
+
+
+@pytest.mark.anyio
 async def test_a_run_does_not_end_before_what_is_owed_of_an_inbox_that_answers_late_is_published(
     ledger: Ledger, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -11,6 +11,7 @@ import pytest
 from PIL import Image
 
 from stages.contract.base import ImageError, Limits, Reason
+from stages.images import pages
 from stages.images.decoder import Decoder
 from stages.images.images import inspect
 from tests.inputs import chunk, encode
@@ -302,6 +303,14 @@ def test_an_animation_that_begins_blank_shows_its_first_frame_with_content(
     assert inspect(memoryview(data), LIMITS).pages == 2
 
 
+def test_only_so_many_blank_pixels_are_skipped_as_decoders_have_time_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with Image.open(io.BytesIO(fading_in("GIF"))) as image:
+        monkeypatch.setattr(pages, "BLANK_PIXELS", 96 * 64 - 1)
+        assert pages.is_blank(pages.skip_blank(image, 2))
+
+
 def fading_in(image_format: str) -> bytes:
     frames = [Image.new("RGB", (96, 64), "white"), Image.new("RGB", (96, 64), "white")]
     frames[1].paste((10, 10, 10), (20, 20, 60, 40))
@@ -357,6 +366,15 @@ def test_an_animated_avif_may_have_no_primary_picture(decoder: Decoder) -> None:
     header = inspect(memoryview(data), LIMITS)
     assert (header.width, header.height, header.pages) == (96, 64, 2)
     assert shown(decoder, data)[30, 30].max() < 20
+
+
+@pytest.mark.parametrize("box", [b"tkhd", b"minf", b"stbl", b"stsz"])
+def test_an_animated_avif_whose_track_lacks_a_box_is_one_picture_or_refused(box: bytes) -> None:
+    data = fading_in("AVIF").replace(box, b"free", 1)
+    assert inspect(memoryview(data), LIMITS).pages == 1
+    with pytest.raises(ImageError) as refusal:
+        inspect(memoryview(data.replace(b"pitm", b"free", 1)), LIMITS)
+    assert refusal.value.reason is Reason.TRUNCATED
 
 
 def test_gray_heic_of_10_bits_has_the_gray_of_8_bits(decoder: Decoder) -> None:
