@@ -230,9 +230,9 @@ class Pipeline:
         """Wait for the next jobs; an empty list when there will be no more."""
         [executor] = [each for each in self.executors if each.station is station]
         jobs = await executor.ask(partial(self._wait_for_jobs, executor))
-        while jobs and executor.is_retired:  # it was not cancelled; `retire` does not know of these
-            self.let_go([jobs.pop().id])
-        return jobs
+        if jobs and executor.is_retired:  # it was not cancelled; `retire` does not know of these
+            self.let_go([job.id for job in jobs])
+        return [] if executor.is_retired else jobs
 
     async def _wait_for_jobs(self, executor: Executor) -> list[Job]:
         async with self._handing_out:
