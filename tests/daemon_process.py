@@ -87,6 +87,24 @@ def wait_for(condition: Callable[[], Any], what: str, timeout: float = PATIENCE)
     return value
 
 
+@contextlib.contextmanager
+def meanwhile(step: Callable[[], object]) -> Iterator[None]:
+    """Call this every few milliseconds, in a thread."""
+    done = threading.Event()
+
+    def work() -> None:
+        while not done.wait(0.005):
+            step()
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    try:
+        yield
+    finally:
+        done.set()
+        thread.join()
+
+
 async def until(condition: Callable[[], bool]) -> None:
     """As wait_for, without blocking the event loop."""
     with anyio.fail_after(PATIENCE):

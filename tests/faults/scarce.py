@@ -5,12 +5,11 @@ from __future__ import annotations
 
 import contextlib
 import socket
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from tests.daemon_process import Daemon, Place
+from tests.daemon_process import Daemon, Place, meanwhile
 
 CLIENTS = 200
 TURNED_AWAY = "HTTP clients are refused, to keep file descriptors for the work"
@@ -43,27 +42,22 @@ def work_with_few_files(folder: Path, limit: int, images: int) -> Scarce:
 @contextlib.contextmanager
 def clients_that_come_again(port: int) -> Iterator[None]:
     """Each sends the beginning of a request and, when it is disconnected, connects again."""
-    enough = threading.Event()
+    clients: list[socket.socket] = []
 
     def come() -> None:
-        clients: list[socket.socket] = []
-        while not enough.wait(0.005):
-            while len(clients) < CLIENTS:
-                client = socket.socket()
-                client.setblocking(False)
-                client.connect_ex(("127.0.0.1", port))
-                clients.append(client)
-            clients = [client for client in clients if lives(client)]
+        while len(clients) < CLIENTS:
+            client = socket.socket()
+            client.setblocking(False)
+            client.connect_ex(("127.0.0.1", port))
+            clients.append(client)
+        clients[:] = [client for client in clients if lives(client)]
+
+    try:
+        with meanwhile(come):
+            yield
+    finally:
         for client in clients:
             client.close()
-
-    thread = threading.Thread(target=come)
-    thread.start()
-    try:
-        yield
-    finally:
-        enough.set()
-        thread.join()
 
 
 def lives(client: socket.socket) -> bool:

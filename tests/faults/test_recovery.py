@@ -12,16 +12,16 @@ import random
 import re
 import shutil
 import sqlite3
-import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from daemon.config.loading import load
+from daemon.config.state import lock_state
 from daemon.maintenance.comparing import check_some
 from tests.checker import digest_of
-from tests.daemon_process import STAGES, Daemon, Place, picture, seeded
+from tests.daemon_process import STAGES, Daemon, Place, meanwhile, picture, seeded
 from tests.faults.syscalls import Call, Supervisor
 
 # a name too long for its sidecar, one that is not UTF-8
@@ -231,32 +231,18 @@ def test_the_reason_of_a_failure_that_was_replaced_is_not_foreign(
     assert len(list(place.site.failed.rglob("*.json"))) == 1
 
 
-@contextlib.contextmanager
-def files_replaced(place: Place, files: int) -> Iterator[None]:
-    """Meanwhile, some files get new versions all the time."""
-    done = threading.Event()
-
-    def work() -> None:
-        for number in itertools.count():
-            if done.wait(0.005):
-                return
-            place.drop(f"{number % files:05d}.ppm", picture(number))
-
-    busy = threading.Thread(target=work)
-    busy.start()
-    try:
-        yield
-    finally:
-        done.set()
-        busy.join()
-
-
 def test_beside_a_daemon_only_what_stays_amiss_is_reported_and_nothing_is_repaired(tmp_path: Path) -> None:
     place = Place(tmp_path)
     place.drop_many(range(20))
     place.drop("missing.ppm", picture(20))
     place.drop("edited.ppm", picture(21))
-    with Daemon(place) as daemon, files_replaced(place, 20):
+    numbers = itertools.count()
+
+    def replace_a_file() -> None:
+        number = next(numbers)
+        place.drop(f"{number % 20:05d}.ppm", picture(number))
+
+    with Daemon(place) as daemon, meanwhile(replace_a_file):
         daemon.wait_until(lambda s: s["ended_in_this_run"] > 40, "results")
         for _ in range(3):
             assert told(place, "verify")[1].keys() == {"whole"}
@@ -271,12 +257,32 @@ def test_beside_a_daemon_only_what_stays_amiss_is_reported_and_nothing_is_repair
         assert (refused.returncode, "Another visiond is using" in refused.stderr) == (os.EX_TEMPFAIL, True)
 
 
+def test_beside_a_daemon_older_reasons_and_results_of_waiting_images_are_compared_too(tmp_path: Path) -> None:
+    place = Place(tmp_path, {"inbox": [{"on_success": "move", "settle_seconds": 0.1}]})
+    for content in (b"no picture", picture(1)):
+        place.drop("a.jpg", content)
+        place.run_once()
+    place.drop("b.ppm", picture(2))
+    place.run_once()
+    assert place.command("redo", "b.ppm").returncode == 0
+    (place.site.failed / "a.jpg.json").write_bytes(b"{}")
+    edit(place.site.results / "b.ppm.json", seeded())
+    with lock_state(tmp_path / "state"):  # as a daemon that has begun nothing yet
+        assert told(place, "verify") == (1, {"whole": 1, "edited": 2})
+
+
 def test_a_dry_run_of_a_repair_changes_nothing_and_says_what_would_be_done(tmp_path: Path) -> None:
     place = finished(tmp_path, 3)
     assert place.command("repair", "--dry-run").returncode == 0
     (place.site.results / "00001.ppm.json").unlink()
     said = place.command("repair", "--dry-run")
     assert (said.returncode, "1 missing, to be written again" in said.stdout) == (1, True)
+    identity = place.site.ledger.with_name("identity")
+    identity.rename(tmp_path / "identity")
+    identity.write_bytes(b"damaged")
+    refused = place.command("repair", "--dry-run")
+    assert (refused.returncode, "visiond repair" in refused.stderr) == (os.EX_DATAERR, True)
+    (tmp_path / "identity").rename(identity)
     place.site.ledger.unlink()
     assert told(place, "repair", "--dry-run") == (1, {"restored": 6})
     assert not place.site.ledger.exists()
