@@ -208,9 +208,10 @@ class Reader:
         ]
         return [row["payload"] for rows in found for row in rows]
 
-    def published(self, after: int = 0) -> Iterator[Record]:
-        """Every image with a higher number that should have a sidecar, or a reason in the failed folder, now."""
-        return self._walk("published", 256, after=after)
+    def published(self, after: int = 0, chunk: int = 256) -> Iterator[Record]:
+        """Every image that should have a sidecar, or a reason in the failed folder, now. after: a number; only images with
+        higher ones. chunk: images in memory at a time."""
+        return self._walk("published", chunk, after=after)
 
     def last_number(self) -> int:
         """The highest of an image."""
@@ -224,14 +225,14 @@ class Reader:
         """Every image that has not ended yet."""
         return self._walk("pending", 256)
 
-    def redone(self) -> Iterator[Record]:
+    def redone(self, after: int = 0, chunk: int = 256) -> Iterator[Record]:
         """Every image that waits for a new result, as it was when its last result was published: DONE."""
-        return self._walk("redone", 256, tolerant=True)
+        return self._walk("redone", chunk, tolerant=True, after=after)
 
-    def set_aside(self) -> Iterator[Record]:
+    def set_aside(self, after: int = 0, chunk: int = 256) -> Iterator[Record]:
         """Every image that FAILED, was moved, and has a newer version.
         It is GONE if that version came before a retry."""
-        return self._walk("set_aside", 256)
+        return self._walk("set_aside", chunk, after=after)
 
     def owed(self) -> Iterator[Record]:
         """Every image that has ended and may not be published yet."""

@@ -41,10 +41,14 @@ def check_ledger(path: Path, stop: Stop) -> None:
 
 def check_some(config: Config, part: int, parts: int, stop: Stop) -> str:
     """Compare one of so many equal parts of the sidecars with the ledger, while a daemon works. Returns a sentence that
-    says how many are missing or edited. Raises Stopped, LedgerDamaged, LedgerUnusable."""
+    says how many are not as it says. Raises Stopped, LedgerDamaged, LedgerUnusable."""
     checked, amiss = 0, []
     with open_reader(config) as reader:
-        destinations, last = open_destinations(config), reader.last_number()
+        destinations, damaged_rows, last = (
+            open_destinations(config),
+            DamagedRows(reader),
+            reader.last_number(),
+        )
         for record in reader.published(after=last * part // parts):
             if stop():
                 raise Stopped
@@ -52,14 +56,14 @@ def check_some(config: Config, part: int, parts: int, stop: Stop) -> str:
                 break
             if (destination := destinations.get(record.inbox_path)) and not record.damage:
                 checked += 1
-                finding = _find(destination, record)
-                if finding.kind != "whole" and _is_lasting(reader, destinations, finding):
+                finding = _judge(destination, record, damaged_rows, fix=False)
+                if finding.kind != "whole" and _is_lasting(damaged_rows, destinations, finding):
                     amiss.append(finding)
     if not amiss:
         return f"{checked:,} sidecars were compared with it, and are whole"
     example = f"{os.fsdecode(amiss[0].file)} is {amiss[0].kind}"
     return (
-        f"{len(amiss):,} of {checked:,} sidecars are missing or edited, for example {example}; `{command('verify')}` "
+        f"{len(amiss):,} of {checked:,} sidecars are not as it says, for example {example}; `{command('verify')}` "
         f"lists all, `{command('repair')}` writes them again"
     )
 
@@ -90,35 +94,47 @@ def compare(reader: Reader, config: Config, showing: Showing, *, fix: bool = Fal
 
 def lasting(reader: Reader, config: Config, findings: Iterator[SidecarState]) -> Iterator[SidecarState]:
     """Without those that were only amiss because a daemon was about to change them."""
-    destinations, doubtful = open_destinations(config), []
+    destinations, damaged_rows, doubtful = open_destinations(config), DamagedRows(reader), []
     for finding in findings:
         if finding.kind in ("missing", "edited", "foreign"):
             doubtful.append(finding)
         else:
             yield finding
-    yield from (finding for finding in doubtful if _is_lasting(reader, destinations, finding))
+    yield from (finding for finding in doubtful if _is_lasting(damaged_rows, destinations, finding))
 
 
-def _is_lasting(reader: Reader, destinations: Mapping[bytes, Destination], finding: SidecarState) -> bool:
+def _is_lasting(
+    damaged_rows: DamagedRows, destinations: Mapping[bytes, Destination], finding: SidecarState
+) -> bool:
     """Whether it is amiss by what the ledger says both before and after a look at the file: an image that ends is
     committed before its sidecar is written, and only then published."""
+    reader = damaged_rows.reader
     if finding.kind == "foreign":
         return not _is_known(reader, destinations, finding.file)
-    before = _find_published(reader, finding.image)
+    before = _find_shown(reader, finding.image)
     for _ in range(LOOKS):
         destination = destinations.get(before.inbox_path) if before else None
-        if before is None or destination is None or _find(destination, before).kind == "whole":
+        if before is None or destination is None:
             return False
-        after = _find_published(reader, finding.image)
+        if _judge(destination, before, damaged_rows, fix=False).kind == "whole":
+            return False
+        after = _find_shown(reader, finding.image)
         if after == before:
             return True
         before = after
     return False  # it changes all the time
 
 
-def _find_published(reader: Reader, image: int) -> Record | None:
-    record = next(reader.published(after=image - 1), None)
-    return record if record and record.id == image else None
+def _shown(reader: Reader, after: int = 0, chunk: int = 256) -> list[Iterator[Record]]:
+    """The images that have a sidecar or a reason, as in `Reader.published`. One that waits for a new result has the
+    sidecar of its last one, unless this is damaged."""
+    redone = (record for record in reader.redone(after, chunk) if not record.damage)
+    return [reader.published(after, chunk), _aside(reader, JobStatus.FAILED, after, chunk), redone]
+
+
+def _find_shown(reader: Reader, image: int) -> Record | None:
+    firsts = (next(records, None) for records in _shown(reader, image - 1, chunk=1))
+    return next((record for record in firsts if record and record.id == image), None)
 
 
 def _compare_shown(
@@ -132,9 +148,7 @@ def _compare_shown(
     """Compare the images that have a sidecar or a reason, and add these files to the known ones; returns the folders
     of those that were written."""
     changed: set[bytes] = set()
-    # An image that waits for a new result has the sidecar of its last one, unless this is damaged.
-    redone = (record for record in reader.redone() if not record.damage)
-    for record in itertools.chain(reader.published(), _aside(reader, JobStatus.FAILED), redone):
+    for record in itertools.chain(*_shown(reader)):
         destination = destinations.get(record.inbox_path)
         if not (record.damage or destination):
             continue
@@ -162,7 +176,8 @@ def _judge(
         raise
     except OSError as error:  # of the disk; the sidecar may be right, and stays
         file = os.fsencode(error.filename or damaged_rows.reader.path)
-        return SidecarState("unreadable", file, f"{error.strerror}: check its disk; nothing was changed")
+        detail = f"{error.strerror}: check its disk; nothing was changed"
+        return SidecarState("unreadable", file, detail, record.id)
 
 
 class _Numbered(msgspec.Struct):
@@ -199,11 +214,11 @@ def _read_number(reader: Reader, file: bytes) -> Record | None:
     return None
 
 
-def _aside(reader: Reader, status: JobStatus) -> Iterator[Record]:
+def _aside(reader: Reader, status: JobStatus, after: int = 0, chunk: int = 256) -> Iterator[Record]:
     """Images in the failed folder that have a newer version."""
     return (
         record
-        for record in reader.set_aside()
+        for record in reader.set_aside(after, chunk)
         if record.status is status and os.path.lexists(record.location)
     )
 

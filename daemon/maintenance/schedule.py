@@ -48,9 +48,7 @@ AGAIN_SECONDS = {"failed": 3600.0, "stopped": 600.0}  # until the next try
 EARLY = 0.05  # of its interval a task may begin, so that a daily one keeps its hour
 # Shrink only if this much of the ledger's file is free.
 FREE_SHARE, LEAST_FREE_BYTES = 0.25, 16 << 20
-SHARES = (
-    10  # of the sidecars, of which one is compared each time; with seven days in between all have their turn
-)
+SHARES = 10  # of the sidecars, one of which is compared at each check
 CHECKPOINT_MILLISECONDS, BUSY_MILLISECONDS = 100, 5000
 
 
@@ -182,7 +180,7 @@ class Upkeep:
 
     async def _verify(self) -> str:
         await run_in_background(check_ledger, self._ledger.path)
-        part = int(self._clock() // DAY_SECONDS) % SHARES
+        part = int(self._clock() // (self._interval_seconds["verify"] or DAY_SECONDS)) % SHARES
         said = await run_in_background(check_some, self._config, part, SHARES)
         return f"the ledger is undamaged; {said}"
 

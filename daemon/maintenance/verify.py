@@ -60,10 +60,15 @@ def verify(config: Config, showing: Showing = NOBODY) -> Iterator[SidecarState]:
 
 
 def would_repair(config: Config, showing: Showing = NOBODY) -> Iterator[SidecarState]:
-    """What `repair` would find, by which nothing is changed; "restored": it would be in a new ledger. Raises as `repair`."""
+    """What `repair` would find, by which nothing is changed; "restored": it would be in a new ledger.
+
+    Raises as `verify`; NothingFound when there is neither; IdentityDamaged, of which only a repair sees how much is sound.
+    """
     _check_source(config)
     try:
         yield from verify(config, showing)
+    except IdentityDamaged:
+        raise
     except (NothingFound, LedgerDamaged):
         folders = folders_of(Destination.of(inbox, config) for inbox in config.inbox)
         yield from (SidecarState("restored", file) for file in list_sidecars(*folders))

@@ -134,6 +134,20 @@ async def test_tasks_are_done_once_in_their_interval_in_quiet_hours_alone(
     assert await do_all(open_upkeep(Clock(clock.now - HOUR))) == []  # a later daemon knows what was done
 
 
+@pytest.mark.parametrize("days", [1, 7, 10])
+async def test_ten_checks_compare_all_of_the_sidecars(
+    days: int, open_upkeep: Callable[..., Upkeep], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    parts: list[int] = []
+    monkeypatch.setattr(upkeep, "check_some", lambda config, part, parts_, stop: parts.append(part))
+    clock = Clock()
+    keeper = open_upkeep(clock, backup_folder="", prune_days=0, vacuum_days=0, verify_days=days)
+    for _ in range(10):
+        assert await do_all(keeper) == ["verify"]
+        clock.now += days * DAY
+    assert sorted(parts) == list(range(10))
+
+
 async def test_disabled_tasks_never_run_and_none_starts_while_images_are_in_flight(
     open_upkeep: Callable[..., Upkeep],
 ) -> None:
