@@ -139,6 +139,11 @@ def _translate_glob(glob: bytes, starred: bytes) -> bytes:
             if behind - at > 1 and (at == plain or glob[at - 1 : at] == b"/") and follows in (b"", b"/"):
                 parts.append(b"(?:.*/)?" if follows else b".*")
                 behind, star = behind + 1, -1
+                # Behind a part of a name, a slash may follow: for git, ab**//c is ab/c too.
+                is_inside = at == plain and glob[at - 1 : at] not in (b"", b"/")
+                if is_inside and glob[behind : behind + 1] == b"/" and behind + 1 < len(glob):
+                    parts.append(b"/")
+                    behind += 1
             else:
                 if star >= 0:  # the first place is enough for what is behind it; to try all takes hours
                     parts[star] = b"(?>%b*?" % starred

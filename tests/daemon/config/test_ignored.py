@@ -91,6 +91,7 @@ def test_names_like_theirs_are_not_ignored() -> None:
         (["raw/"], "raw/a.jpg x/raw/a.jpg", "raw"),
         (["raw/**/b.jpg"], "raw/b.jpg raw/x/y/b.jpg", "raw/a.jpg b.jpg"),
         (["raw/**", "!raw/a.jpg"], "raw/b.jpg raw/x/b.jpg", "raw/a.jpg"),
+        (["ab**//*.jpg"], "ab/a.jpg", "ab/x/a.jpg abx/a.jpg"),
         (["*.png", "!keep.png"], "a.png x/b.png", "keep.png x/keep.png"),
         (["private/*", "!private/a.jpg"], "private/b.jpg", "private/a.jpg"),
         (["!*.tmp", "!#recycle"], "a.part", "a.tmp #recycle/a.jpg"),
@@ -176,7 +177,12 @@ def test_git_says_the_same_of_random_patterns_and_trees(tmp_path: Path) -> None:
         )
         try:
             rules = Ignored(patterns)
-        except ValueError:  # it is refused, as it matches nothing
+        except ValueError as refused:
+            if "only ASCII" in str(
+                refused
+            ):  # in [ ] git compares an accent byte by byte, and may find something
+                continue
+            # it matches nothing
             rules = Ignored(patterns[:-1])
         ours = {file for file in files if rules.hides(os.fsencode(file))}
         ours |= {folder for folder in folders if rules.hides(os.fsencode(folder), is_folder=True)}
