@@ -103,7 +103,7 @@ def test_the_first_page_shows_the_state_and_links_to_existing_pages(server: Serv
     assert "30 done, 1 failed" in page
     links = re.findall(r'href="([^"]+)"', page)
     assert links
-    assert [server.ask(link)[0] for link in links] == [200] * len(links)
+    assert [server.ask(f"/{link}")[0] for link in links] == [200] * len(links)
 
 
 @pytest.mark.parametrize("path", ["/", "/metrics", "/healthz", "/readyz", "/api/status"])
