@@ -317,6 +317,7 @@ class Page:
 
     def _show(self, request: Request, template: str, values: Mapping[str, object]) -> Response:
         shared = {
+            "may_read": request.state.has_token or self._config.page_http.is_private,
             "may_change": request.state.has_token,
             "path": request.url.path,
             "queued": request.query_params.get("queued", ""),
