@@ -109,10 +109,10 @@ store-test: store-setup  ## run the tests with a real object store (a minute)
 	$(BIN)/python -m pytest tests/daemon/stores
 
 # Debian's packages, each with the programs one of which must be there.
-TOOLS := chromium=chromium,chromium-browser,google-chrome dpkg=dpkg-deb git=git iproute2=ip npm=npm openssl=openssl \
-  prometheus=promtool systemd=systemd-analyze util-linux=setpriv
-tools: $(STAMP)  ## install what tests are skipped without: Chromium, Prometheus, Ray and others (apt asks for root)
-	@missing=$$(for tool in $(TOOLS); do [ -n "$$(which $$(echo $${tool#*=} | tr , ' '))" ] || echo $${tool%=*}; done); \
+TOOLS := caddy=caddy chromium=chromium,chromium-browser,google-chrome dpkg=dpkg-deb git=git iproute2=ip nginx-light=nginx npm=npm \
+  openssl=openssl prometheus=promtool systemd=systemd-analyze util-linux=setpriv
+tools: $(STAMP)  ## install what tests are skipped without: Chromium, nginx, Prometheus, Ray and others (apt asks for root)
+	@PATH="$$PATH:/usr/sbin"; missing=$$(for tool in $(TOOLS); do [ -n "$$(which $$(echo $${tool#*=} | tr , ' '))" ] || echo $${tool%=*}; done); \
 	  [ -z "$$missing" ] || { command -v apt-get >/dev/null || { \
 	      echo "There is no apt-get here. Install these in your own way, then run make tools again:" $$missing >&2; exit 1; }; \
 	    sudo=$$([ $$(id -u) = 0 ] || echo sudo); \

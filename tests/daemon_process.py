@@ -121,13 +121,13 @@ def free_port() -> int:
             return port
 
 
-def make_certificate(folder: Path) -> dict[str, str]:
-    """A certificate of 127.0.0.1's own and its key, in certificate.pem and key.pem;
+def make_certificate(folder: Path, names: str = "IP:127.0.0.1") -> dict[str, str]:
+    """A certificate of this machine's own and its key, in certificate.pem and key.pem;
     returns the settings that name them."""
     request = (
         "openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -days 2 -subj /CN=visiond"
     )
-    request += " -addext subjectAltName=IP:127.0.0.1 -keyout key.pem -out certificate.pem"
+    request += f" -addext subjectAltName={names} -keyout key.pem -out certificate.pem"
     try:
         subprocess.run(request.split(), cwd=folder, check=True, capture_output=True)
     except FileNotFoundError:

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from ipaddress import ip_address
 from pathlib import Path
 from typing import Annotated, Literal, Self
+from urllib.parse import urlencode
 
 from pydantic import (
     AfterValidator,
@@ -32,6 +33,9 @@ from daemon.config.values import (
     Ratio,
     check_address,
     check_name,
+    check_networks,
+    check_public_names,
+    check_root_path,
     check_url,
     most_of,
 )
@@ -266,6 +270,16 @@ class Http(Section):
         "", description="PEM file of a certificate, to serve the pages only by HTTPS. Empty: HTTP."
     )
     tls_key: str = Field("", description="PEM file of the certificate's key, if it is not in the same file.")
+    names: Annotated[list[str], AfterValidator(check_public_names)] = Field(
+        [],
+        description="Names under which a reverse proxy serves these pages or [page], as browsers show them: "
+        '"photos.example.org", or "photos.example.org:8443". Reading [page] then needs the token.',
+    )
+    proxies: Annotated[list[str], AfterValidator(check_networks)] = Field(
+        ["127.0.0.1", "::1"],
+        description="IP addresses and networks of reverse proxies, which are believed in X-Forwarded-Proto and "
+        'X-Forwarded-For. For one that is not on this machine, for example ["172.18.0.0/16"].',
+    )
 
     @property
     def host(self) -> str:
@@ -287,12 +301,22 @@ class Http(Section):
         except ValueError:
             return self.host == "localhost"
 
+    @property
+    def is_private(self) -> bool:
+        """Whether only this machine can reach it, also not through a proxy."""
+        return self.is_loopback and not self.names
+
 
 class PageSection(Section):
     listen: Annotated[str, AfterValidator(check_address)] = Field(
         "127.0.0.1:9465",
         description="Address of the page with images, search and results. Empty: no page. Port 0: any free port; the log line "
-        "`page` names it. The token and the certificate are those of [http].",
+        "`page` names it. The token, the certificate, `names` and `proxies` are those of [http].",
+    )
+    root_path: Annotated[str, AfterValidator(check_root_path)] = Field(
+        "",
+        description='Path below which a reverse proxy serves the page, for example "/visiond"; the proxy may take it away '
+        "or leave it. Empty: the page has a name of its own.",
     )
     pictures_bytes: ByteCount = Field(
         1 << 30,
@@ -310,6 +334,11 @@ class PageSection(Section):
         description="An inbox in which this many images wait takes no uploads: they are answered with 429. More, if "
         "programs deliver in bursts; disk space limits uploads too.",
     )
+
+    def address(self, path: str, /, **values: object) -> str:
+        """Of a path, with the values that are not empty as its query. Without a scheme and a host, which a proxy knows."""
+        given = {name: str(value) for name, value in values.items() if value not in ("", 0, None)}
+        return self.root_path + (f"{path}?{urlencode(given)}" if given else path)
 
 
 class TracesSection(Section):

@@ -8,6 +8,7 @@ import io
 import os
 import re
 import tomllib
+from ipaddress import ip_network
 from pathlib import Path
 from typing import Annotated, Any, Literal
 from urllib.parse import urlsplit
@@ -21,6 +22,8 @@ LEAST_SLAB_BYTES = 1 << 20
 GROUP = "+"  # joins the devices of a group
 NUMBERED = r"cuda:(\d{1,6})(?::(\d{1,6}))?"  # a GPU, or a MIG device of it
 UUID = r"(?i:GPU|MIG)-[0-9A-Za-z/-]*"  # or the start of one
+# How addresses of the page begin.
+PAGE_PATHS = "api|events|images|live|login|logout|pictures|retry|settings|state|static"
 OUT_OF_RANGE = "out_of_range"  # error type, for refusal.py
 MOST = {"_seconds": 10**8, "_bytes": 1 << 50, "": 10**12}  # largest value, by suffix of the key
 
@@ -61,6 +64,43 @@ def check_address(text: str) -> str:
     if text and int(text.rpartition(":")[2]) > 65535:
         raise ValueError(f'"{text}": the largest port is 65535')
     return text
+
+
+def check_public_names(names: list[str]) -> list[str]:
+    """Accept hosts, also with a port; those that browsers leave out are left out here too."""
+    for name in names:
+        if not re.fullmatch(r"([A-Za-z0-9_][A-Za-z0-9._-]*|\[[0-9A-Fa-f:.]+\])(:[0-9]{1,5})?", name):
+            raise ValueError(
+                f'"{name}" is not a name; write it as a browser shows it, without https:// and path, and other scripts as '
+                'xn--…, for example "photos.example.org"'
+            )
+    return [re.sub(":(80|443)$", "", name.lower()) for name in names]
+
+
+def check_networks(networks: list[str]) -> list[str]:
+    for network in networks:
+        try:
+            ip_network(network)
+        except ValueError as error:
+            raise ValueError(
+                f'"{network}" is not an IP address or a network ({error}); write, for example, "10.0.0.7" or "172.18.0.0/16"'
+            ) from None
+    return networks
+
+
+def check_root_path(text: str) -> str:
+    """Accept a path, with or without slashes at its ends. One that begins as an address of the page could not be told from
+    that address by somebody who does not know whether the proxy has taken it away."""
+    path = text.strip("/")
+    if path and not re.fullmatch(r"[A-Za-z0-9_~-][A-Za-z0-9._~-]*(/[A-Za-z0-9_~-][A-Za-z0-9._~-]*)*", path):
+        raise ValueError(
+            f'"{text}" is not a path of letters, digits, - and _; write, for example, "/visiond"'
+        )
+    if re.fullmatch(PAGE_PATHS, first := path.partition("/")[0]):
+        raise ValueError(
+            f'"/{first}" is an address of the page itself; write another path, for example "/visiond"'
+        )
+    return path and f"/{path}"
 
 
 def check_url(text: str) -> str:

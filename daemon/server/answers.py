@@ -56,10 +56,10 @@ INDEX = """\
 <h1>visiond {version}</h1>
 <p>{sentence}</p>
 {notices}<ul>
-<li><a href="/api/status">/api/status</a>: counts, rate, remaining time and workers, as JSON</li>
-<li><a href="/healthz">/healthz</a>: whether images can be processed</li>
-<li><a href="/readyz">/readyz</a>: whether images get through, and if not, why</li>
-<li><a href="/metrics">/metrics</a>: for Prometheus</li>
+<li><a href="api/status">/api/status</a>: counts, rate, remaining time and workers, as JSON</li>
+<li><a href="healthz">/healthz</a>: whether images can be processed</li>
+<li><a href="readyz">/readyz</a>: whether images get through, and if not, why</li>
+<li><a href="metrics">/metrics</a>: for Prometheus</li>
 </ul>
 </html>
 """

@@ -32,7 +32,7 @@ from daemon.search.searcher import By, Searcher
 from daemon.server.app import answer_json
 from daemon.server.openapi import DAY, IMAGES, LONGEST_WAIT_SECONDS, MOST_IMAGES, make_document
 from daemon.server.uploads import Uploads, find_file
-from daemon.server.views import Asked, address, find_images, number_in
+from daemon.server.views import Asked, find_images, number_in
 from daemon.terminal import control
 
 if TYPE_CHECKING:
@@ -52,7 +52,9 @@ class Api:
         self._config = config
         self._reader = reader
         self._searcher = searcher
-        self._document = make_document(reading_is_free=config.page_http.is_loopback)
+        self._address = config.page.address
+        server = config.page.root_path or "/"
+        self._document = make_document(server, reading_is_free=config.page_http.is_private)
         self._waits = 0  # that are under way
         self._lookers = anyio.CapacityLimiter(THREADS)
 
@@ -77,8 +79,8 @@ class Api:
         images = []
         for name, digest in files:
             path = path_of(inbox, name)
-            new = _unknown(inbox, name, path) | {"digest": f"sha256:{digest}"}
-            images.append(image_of(found[name], path) if name in found else new)
+            new = self._unknown(inbox, name, path) | {"digest": f"sha256:{digest}"}
+            images.append(self._image_of(found[name], path) if name in found else new)
         has_ended = all(image["status"] != JobStatus.PENDING.name for image in images)
         headers = {"location": images[0]["result"]} if len(images) == 1 else {}
         return answer_json({"images": images}, 200 if has_ended else 202, headers)
@@ -91,7 +93,7 @@ class Api:
             raise HTTPException(409, f"The last publication has the number {last}; begin with after=0.")
         found, following = await run_sync(self._reader.published_after, after, most)
         images = [
-            {"number": number} | image_of(record, with_record=with_record)
+            {"number": number} | self._image_of(record, with_record=with_record)
             for number, record in found.items()
             if not record.damage  # it is processed again, and comes then
         ]
@@ -102,7 +104,7 @@ class Api:
         record = await run_sync(self._reader.find_number, number)
         if record is None:
             raise HTTPException(404, f"There is no image {number}.")
-        return answer_json(image_of(record))
+        return answer_json(self._image_of(record))
 
     async def image_by_path(self, request: Request) -> Response:
         """By its path in the folder of results, which an uploaded file has from the start."""
@@ -116,7 +118,7 @@ class Api:
             if not (await look() or await find()):
                 raise HTTPException(404, f"There is no image {given}.")
         found = await self._wait(inbox, [path], seconds)
-        return answer_json(image_of(found[path], given) if found else _unknown(inbox, path, given))
+        return answer_json(self._image_of(found[path], given) if found else self._unknown(inbox, path, given))
 
     async def search(self, request: Request) -> Response:
         """As the page searches."""
@@ -137,11 +139,11 @@ class Api:
         hits = {hit.image: hit for hit in found.hits}
         images = [
             {"score": hits[record.id].score, "found_by": hits[record.id].by}
-            | image_of(record, with_record=with_record)
+            | self._image_of(record, with_record=with_record)
             for record in records
         ]
         here = asked.values() | {"cursor": found.following, "limit": most if most != IMAGES else 0}
-        following = address("/api/search", **here) if found.following else None
+        following = self._address("/api/search", **here) if found.following else None
         return answer_json({"images": images, "following": following, "problem": found.problem})
 
     async def status(self, _request: Request) -> Response:
@@ -151,6 +153,35 @@ class Api:
 
     async def document(self, _request: Request) -> Response:
         return Response(self._document, media_type="application/json")
+
+    def _image_of(self, record: Record, path: str = "", *, with_record: bool = True) -> dict[str, Any]:
+        """path: in the folder of results, by which it was asked for."""
+        is_whole = record.status is JobStatus.DONE and not record.damage
+        result = self._result_of(path) if path else self._address(f"/api/images/{record.id}")
+        image = describe(record) | {"result": result}
+        if with_record:
+            image["record"] = msgspec.Raw(record.sidecar.rstrip()) if is_whole else None
+        return image
+
+    def _unknown(self, inbox: Inbox, path: bytes, given: str) -> dict[str, Any]:
+        """An image that the daemon has not found yet."""
+        return {
+            "id": None,
+            "status": JobStatus.PENDING.name,
+            "inbox": inbox.root.decode(errors="replace"),
+            "path": path.decode(errors="replace"),
+            "location": os.path.join(inbox.root, path).decode(errors="replace"),
+            "digest": "",
+            "finished_at": None,
+            "reason": "",
+            "detail": "",
+            "result": self._result_of(given),
+            "record": None,
+        }
+
+    def _result_of(self, path: str) -> str:
+        """The address of an image's result. path: in the folder of results."""
+        return self._address(f"/api/images/by-path/{quote(path)}")
 
     def _locate(self, given: str) -> tuple[Inbox, bytes]:
         """The inbox and the path in it. Raises HTTPException."""
@@ -181,40 +212,9 @@ class Api:
             self._waits -= 1
 
 
-def image_of(record: Record, path: str = "", *, with_record: bool = True) -> dict[str, Any]:
-    """path: in the folder of results, by which it was asked for."""
-    is_whole = record.status is JobStatus.DONE and not record.damage
-    image = describe(record) | {"result": result_of(path) if path else f"/api/images/{record.id}"}
-    if with_record:
-        image["record"] = msgspec.Raw(record.sidecar.rstrip()) if is_whole else None
-    return image
-
-
-def result_of(path: str) -> str:
-    """The address of an image's result. path: in the folder of results."""
-    return f"/api/images/by-path/{quote(path)}"
-
-
 def path_of(inbox: Inbox, path: bytes) -> str:
     """In the folder of results."""
     return "/".join(filter(None, (inbox.name, os.fsdecode(path))))
-
-
-def _unknown(inbox: Inbox, path: bytes, given: str) -> dict[str, Any]:
-    """An image that the daemon has not found yet."""
-    return {
-        "id": None,
-        "status": JobStatus.PENDING.name,
-        "inbox": inbox.root.decode(errors="replace"),
-        "path": path.decode(errors="replace"),
-        "location": os.path.join(inbox.root, path).decode(errors="replace"),
-        "digest": "",
-        "finished_at": None,
-        "reason": "",
-        "detail": "",
-        "result": result_of(given),
-        "record": None,
-    }
 
 
 def _is_pending(record: Record) -> bool:

@@ -26,7 +26,6 @@ import msgspec
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
-from starlette.middleware.trustedhost import TrustedHostMiddleware
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.routing import BaseRoute
@@ -37,11 +36,11 @@ from daemon.config.secrets import clean_secret, read_secret, read_secret_line
 from daemon.config.sections import Http
 from daemon.config.state import PAGE_TOKEN, socket_address
 from daemon.core.errors import ConfigError
+from daemon.server.addresses import LOOPBACK_NAMES, Own, host_of
 from daemon.server.connections import NO_FORMS, Server
 from daemon.system.ownership import hand_over
 from stages.contract.files import read_file
 
-LOOPBACK_NAMES = ("127.0.0.1", "[::1]", "localhost")
 TOKEN_SECONDS = 1.0  # after which the page's token is read again
 # For TLS 1.2, the oldest version that is accepted; TLS 1.3 has its own.
 CIPHERS = "ECDHE+AESGCM:ECDHE+CHACHA20"
@@ -55,18 +54,20 @@ def make_server(
     tls: ssl.SSLContext | None = None,
     errors: Mapping[Any, Any] | None = None,
     allowed: str = NO_FORMS,
+    root_path: str = "",
 ) -> Server:
     """http: the address; on a loopback address, only its names are answered, against DNS rebinding. guard: decides who may
     read and change. Without both, for a socket that file permissions guard. errors: what answers an exception. allowed: what
-    a browser may load or send for an answer."""
-    guards = []
+    a browser may load or send for an answer. root_path: below which a proxy serves all of it."""
+    hosts: set[str] = set()
     if http and http.is_loopback:
-        allowed_hosts = [*LOOPBACK_NAMES, http.host]
-        guards.append(Middleware(TrustedHostMiddleware, allowed_hosts=allowed_hosts))
-    if guard:
-        guards.append(Middleware(guard))
+        hosts = {*LOOPBACK_NAMES, http.host.lower(), *map(host_of, http.names)}
+    guards = [Middleware(Own, hosts, root_path), *([Middleware(guard)] if guard else [])]
     application = Starlette(routes=routes, middleware=guards, exception_handlers=errors)
-    return Server(application, listener, tls, allowed)
+    application.router.redirect_slashes = (
+        False  # `Own` has taken the slash; and a redirect would name this host
+    )
+    return Server(application, listener, tls, allowed, http.proxies if http else ())
 
 
 @contextlib.asynccontextmanager

@@ -10,7 +10,7 @@ import resource
 import socket
 import ssl
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, ClassVar
 
 import anyio
@@ -154,8 +154,10 @@ class Server(uvicorn.Server):
         listener: socket.socket,
         tls: ssl.SSLContext | None = None,
         allowed: str = NO_FORMS,
+        proxies: Sequence[str] = (),
     ) -> None:
-        """allowed: what a browser may load or send for an answer, as in a Content-Security-Policy."""
+        """allowed: what a browser may load or send for an answer, as in a Content-Security-Policy. proxies: whose word counts
+        for where a request is from, and whether it came by TLS."""
         super().__init__(
             uvicorn.Config(
                 app,
@@ -167,6 +169,7 @@ class Server(uvicorn.Server):
                 server_header=False,
                 headers=[*HEADERS, ("content-security-policy", POLICY + allowed)],
                 limit_concurrency=MOST_CONNECTIONS,
+                forwarded_allow_ips=list(proxies),
             )
         )
         logging.getLogger("uvicorn.error").addFilter(_is_our_error)

@@ -7,12 +7,10 @@ by cookie must come from the page itself.
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import hmac
 import re
-from collections.abc import Callable
-from urllib.parse import urlsplit
+from collections.abc import Callable, Collection
 
 import anyio
 import structlog
@@ -22,12 +20,17 @@ from starlette.responses import RedirectResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from daemon.core.errors import ConfigError
+from daemon.server.addresses import is_from_page
 from daemon.server.app import answer_json
 
 log = structlog.get_logger()
 
 WRONG_TOKEN_SECONDS = 0.5  # until the answer
 OPEN_PATHS = ("/login", "/static/")  # of the page, that need no token anywhere
+ELSEWHERE = (
+    "This request does not come from the page itself. If a reverse proxy serves the page, add the name in the browser's "
+    "address bar to [http] names in daemon.toml."
+)
 API = "/api/"
 COOKIE = "visiond"
 COOKIE_SECONDS = 30 * 86400
@@ -74,17 +77,29 @@ class Guard:
 class PageGuard(Guard):
     """Answers 401 or 403 instead of the page where somebody may not see or change it."""
 
-    def __init__(self, app: ASGIApp, read_token: Callable[[], bytes], *, reading_is_free: bool) -> None:
-        """read_token: there always is one."""
+    def __init__(
+        self,
+        app: ASGIApp,
+        read_token: Callable[[], bytes],
+        *,
+        reading_is_free: bool,
+        names: Collection[str] = (),
+        login: str = "/login",
+    ) -> None:
+        """read_token: there always is one. names: under which a proxy serves the page. login: its address."""
         super().__init__(app, read_token)
         self._reading_is_free = reading_is_free
+        self._names = names
+        self._login = login
 
     def has_token(self, request: Request) -> bool:
         """Where there is a token, the cookie does not count: otherwise a forged change would pass with a wrong token."""
         if bearer := bearer_of(request.headers):
             return is_same(bearer, self._read_token())
-        cookie = request.cookies.get(COOKIE, "").encode()
-        return bool(cookie) and is_same(cookie, cookie_of(self._read_token()).encode())
+        # A browser also sends the cookie of another daemon, whose page is above this one.
+        cookies = ";".join(request.headers.getlist("cookie")).encode("latin-1").split(b";")
+        ours = [each.strip() for each in cookies if each.strip().startswith(f"{COOKIE}=".encode())]
+        return any(is_same(each, f"{COOKIE}={cookie_of(self._read_token())}".encode()) for each in ours)
 
     def refuse(self, request: Request) -> Response | None:
         headers, reads, as_json = request.headers, request.method in ("GET", "HEAD"), is_api(request.scope)
@@ -92,13 +107,15 @@ class PageGuard(Guard):
         if as_json and not may_pass:
             return say("This needs the token. Send: Authorization: Bearer TOKEN", 401, as_json=True)
         # A browser sends no token by itself, only a cookie.
-        if not (reads or is_from_page(headers) or bearer_of(headers)):
-            return say("This request does not come from the page itself.", 403, as_json=as_json)
+        if not (reads or is_from_page(headers, self._names) or bearer_of(headers)):
+            return say(ELSEWHERE, 403, as_json=as_json)
         if may_pass or request.url.path.startswith(OPEN_PATHS):
             return None
         if not reads or "text/html" not in headers.get("accept", ""):
-            return say("This needs the token. Log in at /login, or send: Authorization: Bearer TOKEN", 401)
-        return RedirectResponse("/login", 303)
+            return say(
+                f"This needs the token. Log in at {self._login}, or send: Authorization: Bearer TOKEN", 401
+            )
+        return RedirectResponse(self._login, 303)
 
 
 async def note_wrong_token(scope: Scope) -> None:
@@ -125,18 +142,8 @@ def cookie_of(token: bytes) -> str:
 
 
 def own_path(given: str) -> str:
-    """An address of this page, to be gone to; "/" if it may lead to another site."""
-    return given if re.fullmatch(r"/(?![/\\])[!-\[\]-~]*", given) else "/"
-
-
-def is_from_page(headers: Headers) -> bool:
-    """Whether a browser says that one of our pages sent it: other sites cannot forge this header."""
-    origin = headers.get("origin", "")
-    if origin and origin != "null":
-        with contextlib.suppress(ValueError):  # no address
-            return urlsplit(origin).netloc == headers.get("host", "")
-        return False
-    return headers.get("sec-fetch-site", "") == "same-origin"
+    """An address of this host, to be gone to; empty if it may lead to another one."""
+    return given if re.fullmatch(r"/(?![/\\])[!-\[\]-~]*", given) else ""
 
 
 def is_api(scope: Scope) -> bool:

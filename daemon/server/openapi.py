@@ -73,8 +73,8 @@ class Problem(msgspec.Struct):
     problem: str
 
 
-def make_document(*, reading_is_free: bool) -> bytes:
-    """As JSON. reading_is_free: only uploads need the token."""
+def make_document(server: str, *, reading_is_free: bool) -> bytes:
+    """As JSON. server: the address to which the paths are added. reading_is_free: only uploads need the token."""
     sidecar = msgspec.json.decode(json_schema().replace(b"#/$defs/", b"#/components/schemas/"))["$defs"]
     template = "#/components/schemas/{name}"
     _, types = msgspec.json.schema_components(
@@ -91,6 +91,7 @@ def make_document(*, reading_is_free: bool) -> bytes:
                 "version": __version__,
                 "description": "Upload images, and ask for their results.",
             },
+            "servers": [{"url": server}],
             "security": [{"token": []}],
             "paths": paths,
             "components": {

@@ -7,7 +7,7 @@ import os
 from collections.abc import AsyncIterator, Callable, Mapping
 from pathlib import Path
 from typing import Any
-from urllib.parse import parse_qs, quote, urlsplit
+from urllib.parse import parse_qs, urlsplit
 
 import anyio
 from anyio.to_thread import run_sync
@@ -37,7 +37,6 @@ from daemon.server.pictures import DECODERS, NoPicture, Pictures, draw_reason
 from daemon.server.views import (
     Asked,
     View,
-    address,
     document_of,
     find_images,
     list_tables,
@@ -73,12 +72,7 @@ class Page:
         self._few = anyio.CapacityLimiter(DECODERS)
         self._huge = anyio.CapacityLimiter(DECODERS - 1)
         self._streams = 0  # of events, that are open
-        # How a browser may send its cookie.
-        self._sent: Any = {
-            "httponly": True,
-            "samesite": "strict",
-            "secure": bool(config.http.tls_certificate),
-        }
+        self._address = config.page.address
         self._templates = Environment(
             loader=PackageLoader("daemon.server"),
             autoescape=True,
@@ -86,7 +80,7 @@ class Page:
             lstrip_blocks=True,
             undefined=StrictUndefined,
         )
-        self._templates.globals |= {"version": __version__, "url": address, "quantity": quantity}
+        self._templates.globals |= {"version": __version__, "url": self._address, "quantity": quantity}
         self._templates.filters["short"] = shorten
 
     def routes(self) -> list[BaseRoute]:
@@ -128,8 +122,8 @@ class Page:
             "asked": asked,
             "behind": behind if behind > SHOWN else 0,
             "views": views,
-            "following": found.following and address("/", **here | {"cursor": found.following}),
-            "warming": found.is_warming and address("/", **here),
+            "following": found.following and self._address("/", **here | {"cursor": found.following}),
+            "warming": found.is_warming and self._address("/", **here),
             "newest": 0 if asked.cursor else about.place,
             "problem": problem or found.problem,
             "refused": bool(problem),
@@ -225,7 +219,9 @@ class Page:
         if self._streams >= MOST_STREAMS:
             raise HTTPException(503, f"{MOST_STREAMS} programs follow the events already. Try again later.")
 
-        return StreamingResponse(self._follow(place), media_type="text/event-stream")
+        # nginx would keep events until it has 8 KiB of them.
+        headers = {"x-accel-buffering": "no"}
+        return StreamingResponse(self._follow(place), headers=headers, media_type="text/event-stream")
 
     async def _follow(self, place: int) -> AsyncIterator[bytes]:
         self._streams += 1
@@ -263,35 +259,43 @@ class Page:
     async def login(self, request: Request) -> Response:
         """`to`: the page from which somebody comes, and to which the login leads back."""
         before = urlsplit(request.headers.get("referer", ""))
-        came = before._replace(scheme="", netloc="", fragment="").geturl() if before.path != "/login" else ""
+        is_login = before.path == self._address("/login")
+        came = "" if is_login else before._replace(scheme="", netloc="", fragment="").geturl()
         values = {
             "wrong": "wrong" in request.query_params,
             "file": self._config.http.token_file or self._config.state.path / PAGE_TOKEN,
-            "to": own_path(request.query_params.get("to") or came),
+            "to": own_path(request.query_params.get("to") or came) or self._address("/"),
         }
         return self._show(request, "login.html", values)
 
     async def log_in(self, request: Request) -> Response:
         form = await read_form(request)
-        given, to = form.get("token", [""])[0].strip().encode(), own_path(form.get("to", ["/"])[0])
+        given = form.get("token", [""])[0].strip().encode()
+        to = own_path(form.get("to", [""])[0]) or self._address("/")
         if not is_same(given, token := read_page_token(self._config)):
             await note_wrong_token(request.scope)
-            return RedirectResponse(f"/login?wrong=1&to={quote(to)}", 303)
+            return RedirectResponse(self._address("/login", wrong=1, to=to), 303)
         response = RedirectResponse(to, 303)
-        response.set_cookie(COOKIE, cookie_of(token), COOKIE_SECONDS, **self._sent)
+        response.set_cookie(COOKIE, cookie_of(token), COOKIE_SECONDS, **self._sent(request))
         return response
 
-    async def log_out(self, _request: Request) -> Response:
-        response = RedirectResponse("/", 303)
-        response.delete_cookie(COOKIE, **self._sent)
+    async def log_out(self, request: Request) -> Response:
+        response = RedirectResponse(self._address("/"), 303)
+        response.delete_cookie(COOKIE, **self._sent(request))
         return response
+
+    def _sent(self, request: Request) -> Any:
+        """How a browser may send its cookie: only to this page and, if it has come by TLS, only by TLS."""
+        secure = request.scope["scheme"] == "https"
+        path = self._config.page.root_path or "/"
+        return {"path": path, "secure": secure, "httponly": True, "samesite": "strict"}
 
     # Changing
 
     async def again(self, request: Request) -> Response:
         record = await self._record(request)
         await run_sync(control.put_back, self._config, record.status, [record.id])
-        return RedirectResponse(f"/images/{record.id}", 303)
+        return RedirectResponse(self._address(f"/images/{record.id}"), 303)
 
     async def retry(self, request: Request) -> Response:
         """Failed images back to pending: those that are ticked, or all."""
@@ -300,7 +304,7 @@ class Page:
         if "all" in form:
             ids = await run_sync(self._reader.failed_ids)
         count = await run_sync(control.put_back, self._config, JobStatus.FAILED, ids)
-        return RedirectResponse(address("/", state="failed", queued=count), 303)
+        return RedirectResponse(self._address("/", state="failed", queued=count), 303)
 
     # What they share
 
@@ -313,6 +317,7 @@ class Page:
 
     def _show(self, request: Request, template: str, values: Mapping[str, object]) -> Response:
         shared = {
+            "may_read": request.state.has_token or self._config.page_http.is_private,
             "may_change": request.state.has_token,
             "path": request.url.path,
             "queued": request.query_params.get("queued", ""),

@@ -48,7 +48,13 @@ async def serve(
     SearchUnusable."""
     http, token = config.page_http, PageToken(config)
     token.read()  # one that cannot be read, or not be made, is told now
-    guard = partial(PageGuard, read_token=token.read, reading_is_free=http.is_loopback)
+    guard = partial(
+        PageGuard,
+        read_token=token.read,
+        reading_is_free=http.is_private,
+        names=http.names,
+        login=config.page.address("/login"),
+    )
     with (
         open_reader(config) as reader,
         contextlib.closing(make_searcher(config, reader)) as searcher,
@@ -57,8 +63,9 @@ async def serve(
         page = Page(config, reader, searcher, pictures)
         tls = load_certificate(http)
         api = Api(config, reader, searcher)
+        routes = [*api.routes(), *page.routes()]
         server = make_server(
-            listener, [*api.routes(), *page.routes()], http, guard, tls, page.errors(), ALLOWED
+            listener, routes, http, guard, tls, page.errors(), ALLOWED, config.page.root_path
         )
         async with running(server), anyio.create_task_group() as tasks:
             tasks.start_soon(_follow, searcher.catch_up)

@@ -8,7 +8,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Annotated, Any
-from urllib.parse import urlencode, urlsplit
+from urllib.parse import urlsplit
 
 import msgspec
 from starlette.convertors import IntegerConvertor, register_url_convertor
@@ -88,12 +88,6 @@ def find_images(searcher: Searcher, asked: Asked, most: int, wait: bool = False)
     if query.sentence and asked.by != "newest":
         return searcher.best(query, By(asked.by), asked.cursor, most, wait=wait)
     return searcher.newest(query, asked.cursor or NEWEST, most)
-
-
-def address(path: str, **values: object) -> str:
-    """With the values that are not empty as its query."""
-    given = {name: str(value) for name, value in values.items() if value not in ("", 0, None)}
-    return f"{path}?{urlencode(given)}" if given else path
 
 
 class _Number(IntegerConvertor):

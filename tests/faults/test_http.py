@@ -47,7 +47,8 @@ class Server:
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    place = Place(tmp_path_factory.mktemp("http"), {"http": {"listen": "127.0.0.1:0"}})
+    settings = {"http": {"listen": "127.0.0.1:0", "names": ["photos.example.org:8443"]}}
+    place = Place(tmp_path_factory.mktemp("http"), settings)
     place.drop_many(range(30))
     place.drop("broken.jpg", b"no picture")
     gate = Gate(place.folder, tickets=1)
@@ -103,7 +104,7 @@ def test_the_first_page_shows_the_state_and_links_to_existing_pages(server: Serv
     assert "30 done, 1 failed" in page
     links = re.findall(r'href="([^"]+)"', page)
     assert links
-    assert [server.ask(link)[0] for link in links] == [200] * len(links)
+    assert [server.ask(f"/{link}")[0] for link in links] == [200] * len(links)
 
 
 @pytest.mark.parametrize("path", ["/", "/metrics", "/healthz", "/readyz", "/api/status"])
@@ -146,7 +147,7 @@ def test_another_hosts_name_is_refused_so_that_no_page_can_rebind_its_own_to_us(
     assert server.ask("/api/status", Host=host)[0] == 400
 
 
-@pytest.mark.parametrize("host", ["127.0.0.1", "localhost", "localhost:9464"])
+@pytest.mark.parametrize("host", ["127.0.0.1", "localhost", "localhost:9464", "photos.example.org"])
 def test_our_own_names_are_answered(server: Server, host: str) -> None:
     assert server.ask("/api/status", Host=host)[0] == 200
 

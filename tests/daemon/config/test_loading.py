@@ -312,7 +312,8 @@ def test_every_problem_is_reported_with_its_file(tmp_path: Path) -> None:
         ),
         (
             {"http": {"zzz": 1}},
-            "http.zzz: unknown key; known keys are listen, token_file, tls_certificate, tls_key.",
+            "http.zzz: unknown key; known keys are listen, token_file, tls_certificate, tls_key, names, "
+            "proxies.",
         ),
         (
             {"pipeline": {"queue_images": 64}},

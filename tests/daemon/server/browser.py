@@ -28,9 +28,9 @@ def launched() -> Iterator[Browser]:
 
 
 @contextmanager
-def opened(browser: Browser, origin: str) -> Iterator[Tab]:
+def opened(browser: Browser, origin: str, *, ignore_https_errors: bool = False) -> Iterator[Tab]:
     """A tab. At its end, the test fails if a script failed or the content policy refused something."""
-    context = browser.new_context(base_url=origin)
+    context = browser.new_context(base_url=origin, ignore_https_errors=ignore_https_errors)
     tab, errors = context.new_page(), list[str]()
     tab.on("pageerror", lambda error: errors.append(str(error)))
     tab.on("console", lambda message: errors.append(message.text) if message.type == "error" else None)

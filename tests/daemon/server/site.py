@@ -29,11 +29,12 @@ blip.backend = "fake"
 class Site:
     """A page that is served, and its ledger."""
 
-    def __init__(self, folder: Path, *options: str) -> None:
+    def __init__(self, folder: Path, *options: str, settings: str = "") -> None:
+        """settings: more of daemon.toml."""
         (folder / "state").mkdir()
         self.place = Place(folder / "state")
         config = folder / "daemon.toml"
-        config.write_text(CONFIG)
+        config.write_text(CONFIG + settings)
         command = processes.python(
             "-m", "daemon", "page", "--config", str(config), "--listen", "127.0.0.1:0", *options
         )
@@ -74,11 +75,11 @@ class Site:
     def origin(self) -> str:
         return f"http://127.0.0.1:{self.port}"
 
-    def log_in(self) -> str:
+    def log_in(self, home: str = "/") -> str:
         """The cookie."""
         token = (self.place.state / "page.token").read_text().strip()
         status, _, headers = self.ask("/login", "POST", f"token={token}", Origin=self.origin)
-        assert (status, headers["location"]) == (303, "/")
+        assert (status, headers["location"]) == (303, home)
         assert "HttpOnly" in headers["set-cookie"]
         assert "SameSite=strict" in headers["set-cookie"]
         return headers["set-cookie"].partition(";")[0]

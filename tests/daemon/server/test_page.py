@@ -155,7 +155,8 @@ def test_a_change_needs_the_token_and_the_page_itself(site: Site) -> None:
     assert site.ask(path, "POST", "", Cookie=cookie)[0] == 403
     assert site.ask(path, "POST", "", Cookie="visiond=wrong", Origin=site.origin)[0] == 401
     assert (
-        site.ask("/login", "POST", "token=wrong", Origin=site.origin)[2]["location"] == "/login?wrong=1&to=/"
+        site.ask("/login", "POST", "token=wrong", Origin=site.origin)[2]["location"]
+        == "/login?wrong=1&to=%2F"
     )
     assert site.place.reader.find_numbers([image])[0].status is JobStatus.FAILED
     assert "<button>Retry</button>" in site.read(f"/images/{image}", Cookie=cookie)
