@@ -189,6 +189,7 @@ class Attempt(msgspec.Struct):
     failure: Failure | None = None
     gone: bool = False
     began_at: float = 0.0  # monotonic seconds, in all processes
+    sent_at: float = 0.0  # to a worker, the last time; monotonic
     extent: Extent | None = None  # where its bytes are in the slab
     waits: int = 0  # for memory of its GPU, while other images fitted into it
     had_room: bool = False  # it was tried after nobody else used its GPU's memory

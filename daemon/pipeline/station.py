@@ -279,11 +279,6 @@ class Station:
     # 2. A worker runs each job through the stages of a segment,
     # in a batch with others: see daemon/workers/lane.py.
 
-    def begin(self, attempts: Sequence[Attempt]) -> None:
-        """A worker gets these as a batch."""
-        if self._tracer:
-            self._tracer.sent(attempts)
-
     async def try_again(self, lane: Lane, attempts: Sequence[Attempt], loss: WorkerLost) -> None:
         """A worker was lost with these images. If one of them may be the cause, each one runs alone."""
         if self._tracer:
