@@ -44,6 +44,8 @@ IMAGE_SUFFIXES = frozenset(
         *(".avif", ".heic", ".heif", ".ppm", ".pgm", ".pbm", ".pnm", ".psd", ".svg"),
     )
 )
+OF_OTHER_FILES = (Reason.UNPACKED, Reason.NOT_AN_IMAGE, Reason.EMPTY, Reason.BYTES)
+SKIPPED = {True: (Reason.UNPACKED,), False: OF_OTHER_FILES}  # by whether the file has the name of an image
 LONGEST_PAUSE_SECONDS = 600.0
 
 log = structlog.get_logger()
@@ -177,31 +179,18 @@ class Judge:
 
     def failed(self, job: Job, failure: Failure, now: float, content: Content = UNREAD) -> Ending:
         """Another attempt, or FAILED."""
+        status, attempts, not_before = JobStatus.PENDING, job.attempts + 1, 0.0
         if failure.away or failure.written or failure.sought:  # without a limit
             # The longer a file has been open for writing, the longer it may take.
             pause = min(LONGEST_PAUSE_SECONDS, now - job.seen_at) if failure.written else 0.0
             not_before = self._steady() + (failure.sought or max(self._retry_seconds, pause))
-            return Ending(
-                job,
-                JobStatus.PENDING,
-                now,
-                job.attempts,
-                failure=failure,
-                not_before=not_before,
-                content=content,
-            )
-        attempts = job.attempts + 1
-        if failure.transient and attempts < self._max_attempts:
+            attempts = job.attempts
+        elif failure.transient and attempts < self._max_attempts:
             not_before = self._steady() + pause_before(attempts, self._retry_seconds)
-            return Ending(
-                job, JobStatus.PENDING, now, attempts, failure=failure, not_before=not_before, content=content
-            )
-        named_as_image = os.path.splitext(job.path)[1].lower() in IMAGE_SUFFIXES
-        skipped = failure.reason is Reason.UNPACKED or (
-            failure.reason in (Reason.NOT_AN_IMAGE, Reason.EMPTY, Reason.BYTES) and not named_as_image
-        )
-        status = JobStatus.SKIPPED if skipped else JobStatus.FAILED
-        return Ending(job, status, now, attempts, failure=failure, content=content)
+        else:
+            named_as_image = os.path.splitext(job.path)[1].lower() in IMAGE_SUFFIXES
+            status = JobStatus.SKIPPED if failure.reason in SKIPPED[named_as_image] else JobStatus.FAILED
+        return Ending(job, status, now, attempts, failure=failure, not_before=not_before, content=content)
 
 
 def pause_before(attempts: int, retry_seconds: float) -> float:
