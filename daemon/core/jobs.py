@@ -159,6 +159,11 @@ class Content(msgspec.Struct, array_like=True, frozen=True):
     pages: int = 1  # pictures in the file; only the first is read
     outputs: dict[str, Output] = {}
 
+    @property
+    def payloads(self) -> dict[str, bytes]:
+        """What the stages have found, by stage name, as JSON."""
+        return {stage: output.payload for stage, output in self.outputs.items()}
+
     def with_outputs(self, outputs: dict[str, Output]) -> Content:
         return Content(self.digest, self.format, self.width, self.height, self.pages, outputs)
 

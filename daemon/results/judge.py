@@ -100,7 +100,7 @@ class Judge:
     def is_decided(self, content: Content) -> bool:
         """Whether the remaining stages can be skipped."""
         return bool(self._cascade and content.outputs) and is_decided(
-            _payloads(content), self._thresholds, self._cascade
+            content.payloads, self._thresholds, self._cascade
         )
 
     def endings(self, attempts: Sequence[Attempt]) -> list[Ending]:
@@ -115,7 +115,7 @@ class Judge:
         if attempt.failure:
             return self.failed(job, attempt.failure, now, content)
         try:
-            verdict = judge(_payloads(content), self._thresholds)
+            verdict = judge(content.payloads, self._thresholds)
             record = self._describe(job, content, verdict) if self._rule else {}
         except msgspec.DecodeError as error:
             failure = Failure(Reason.STAGE, f"a stage's result cannot be read: {error}")
@@ -198,10 +198,6 @@ def pause_before(attempts: int, retry_seconds: float) -> float:
     return min(LONGEST_PAUSE_SECONDS, retry_seconds * 2.0 ** (attempts - 1))
 
 
-def _payloads(content: Content) -> dict[str, bytes]:
-    return {stage: output.payload for stage, output in content.outputs.items()}
-
-
 def explain(error: Exception, record: dict[str, Any], place: str) -> str:
     """What a rule raised, and where."""
     said = f"{type(error).__name__}: {error}" + (f" ({place})" if place else "")
@@ -226,7 +222,7 @@ def describe(job: Job, content: Content, verdict: Bin, inbox: bytes) -> dict[str
     the bin by the built-in rule. It also has each stage's result under the stage's name, the path and the
     size."""
     document: dict[str, Any] = {"id": job.id, "source": describe_source(inbox, job, content)}
-    for stage, payload in _payloads(content).items():
+    for stage, payload in content.payloads.items():
         document[stage] = document[KEYS.get(stage, stage)] = msgspec.json.decode(payload)
     document |= {"path": os.fsdecode(job.path), "width": content.width, "height": content.height}
     document["timings"] = {stage: round(output.seconds, 6) for stage, output in content.outputs.items()}

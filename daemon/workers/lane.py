@@ -178,8 +178,7 @@ class Lane:
         for attempt in attempts:
             assert attempt.extent is not None
             attempt.sent_at = now
-            known = {stage: output.payload for stage, output in attempt.content.outputs.items()}
-            items.append(Item(*attempt.extent, known))
+            items.append(Item(*attempt.extent, attempt.content.payloads))
         return await self.pool.run_batch(worker, items)
 
 
