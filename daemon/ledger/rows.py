@@ -18,11 +18,10 @@ from daemon.core.jobs import Attempt, Checksums, Content, Ending, Job, JobStatus
 from daemon.core.messages import Output
 from daemon.ledger import checksums
 from daemon.ledger.checksums import Named
-from daemon.ledger.record import BUILT_IN_KEYS, Model, Record
+from daemon.ledger.record import Model, Record
 from daemon.ledger.statements import SQL, run_rows
 from daemon.system.clock import steady_seconds
 from stages.contract.base import Reason
-from stages.registry.registry import sort_stages
 
 log = structlog.get_logger()
 
@@ -64,15 +63,6 @@ def ending_checksum(ending: Ending, inbox_path: bytes, models: list[Model]) -> i
     if ending.status in (JobStatus.DONE, JobStatus.FAILED):
         return Record.of(ending, inbox_path, models).checksum
     return None
-
-
-def ordered_by_stage(ending: Ending) -> Ending:
-    """The ending with its outputs as a sidecar has them: in the order of its models."""
-    outputs = ending.content.outputs
-    if outputs.keys() <= BUILT_IN_KEYS.keys():
-        return ending
-    in_order = {stage: outputs[stage] for stage in sort_stages(outputs)}
-    return replace(ending, content=ending.content.with_outputs(in_order))
 
 
 def checksums_of(ending: Ending, inbox_path: bytes, models: list[Model]) -> Checksums:
