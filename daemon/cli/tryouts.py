@@ -158,8 +158,9 @@ def _try(
     except ValueError as error:
         raise RuleFailed(str(error)) from error
     attempt, inbox, name = _find_image(config)
-    payloads = {stage: output.payload for stage, output in attempt.content.outputs.items()}
-    record = describe(attempt.job, attempt.content, judge(payloads, config.binning.thresholds()), inbox)
+    record = describe(
+        attempt.job, attempt.content, judge(attempt.content.payloads, config.binning.thresholds()), inbox
+    )
     try:
         return use(rule, record), name
     except Exception as error:

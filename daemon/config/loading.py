@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -38,6 +38,7 @@ from stages.registry.registry import ORDER, UnknownName, find_backend
 from stages.weights import names
 
 Kept = TypeVar("Kept", bound=Section)
+P = TypeVar("P")  # a folder, as it is compared with others
 
 
 class Config(Section):
@@ -223,7 +224,7 @@ def _own_folders(config: Config) -> dict[str, Path]:
 def _misplaced_folders(config: Config) -> list[str]:
     """Folders inside each other, so that the daemon would process its own output or mix two inboxes."""
     own = _own_folders(config)
-    problems = [problem for inbox in config.inbox for problem in _misplaced_inbox(config, inbox, own)]
+    problems = [*_nested_folders(config, Path, Path.is_relative_to), *_misplaced_file(config)]
     problems += _clashing_inboxes(config.inbox)
     problems += [
         f"{key}: {folder} is inside output.bins_folder, where each folder is a bin; choose another place."
@@ -309,30 +310,32 @@ def _unreachable_uploads(config: Config) -> Iterator[str]:
 def find_shared_folders(config: Config) -> list[str]:
     """As `_misplaced_folders`, but for folders that are inside each other only through links or mounts. Looks at the disk,
     and may wait for a dead mount."""
+    how = ", through a link or a mount"
     inboxes = [
-        (f"the inbox {inbox.path}", Position.of(inbox.path), inbox.recursive)
-        for inbox in config.inbox
-        if not inbox.url
+        (f"the inbox {inbox.path}", Position.of(inbox.path)) for inbox in config.inbox if not inbox.url
     ]
     problems = [
-        f"inbox: {one} and {other} are the same folder, or one contains the other, through a link or a mount; keep one of them."
-        for (one, here, _), (other, there, _) in itertools.combinations(inboxes, 2)
+        f"inbox: {one} and {other} are the same folder, or one contains the other{how}; keep one of them."
+        for (one, here), (other, there) in itertools.combinations(inboxes, 2)
         if here.is_within(there) or there.is_within(here)
     ]
+    return [*problems, *_nested_folders(config, Position.of, Position.is_within, how)]
+
+
+def _nested_folders(
+    config: Config, find: Callable[[Path], P], is_within: Callable[[P, P], bool], how: str = ""
+) -> Iterator[str]:
+    """One of the daemon's own folders in an inbox, or an inbox in one of these. find: where a folder is. how: it is there."""
+    inboxes = [(inbox, find(inbox.path)) for inbox in config.inbox if not inbox.url]
     for key, folder in _own_folders(config).items():
-        position = Position.of(folder)
-        problems += [
-            f"{key}: {folder} is inside {name}, through a link or a mount; choose a folder outside it."
-            for name, inbox, recursive in inboxes
-            if position.is_within(inbox) and (recursive or inbox.is_within(position))
-        ]
-        if key in ("output.failed", "output.done", "output.bins_folder"):
-            problems += [
-                f"{key}: {name} is inside {folder}, through a link or a mount; move one of them."
-                for name, inbox, _ in inboxes
-                if inbox.is_within(position) and not position.is_within(inbox)
-            ]
-    return problems
+        here = find(folder)
+        for inbox, there in inboxes:
+            holds = is_within(there, here)
+            if is_within(here, there) and (inbox.recursive or holds):
+                yield f"{key}: {folder} is inside the inbox {inbox.path}{how}; choose a folder outside it."
+            elif holds and key in ("output.failed", "output.done", "output.bins_folder"):
+                why = how or ", where finished images go"
+                yield f"{key}: the inbox {inbox.path} is inside {folder}{why}; move one of them."
 
 
 def _uploaded_into(config: Config) -> Iterator[str]:
@@ -346,26 +349,13 @@ def _uploaded_into(config: Config) -> Iterator[str]:
             )
 
 
-def _misplaced_inbox(config: Config, inbox: Inbox, own: Mapping[str, Path]) -> Iterator[str]:
-    """An inbox in one of the daemon's own folders, or one of these in an inbox."""
-    if inbox.url:
-        return
-    for key, folder in own.items():
-        if folder.is_relative_to(inbox.path) and (inbox.recursive or folder == inbox.path):
-            yield (f"{key}: {folder} is inside the inbox {inbox.path}; choose a folder outside it.")
-    if (
-        "jsonl" in config.output.sinks
-        and not inbox.recursive
-        and config.output.jsonl_file.parent == inbox.path
-    ):
-        yield (
-            f"output.results: {config.output.jsonl_file}, the file of the sink jsonl, is inside the inbox {inbox.path}; "
-            "choose another place."
-        )
-    for key in ("output.failed", "output.done", "output.bins_folder"):
-        if inbox.path.is_relative_to(own[key]):
+def _misplaced_file(config: Config) -> Iterator[str]:
+    """The file of the sink jsonl in an inbox without sub-folders, in which the folder of results may be."""
+    file = config.output.jsonl_file
+    for inbox in config.inbox if "jsonl" in config.output.sinks else ():
+        if not (inbox.url or inbox.recursive) and file.parent == inbox.path:
             yield (
-                f"{key}: the inbox {inbox.path} is inside {own[key]}, where finished images go; move one of them."
+                f"output.results: {file}, the file of the sink jsonl, is inside the inbox {inbox.path}; choose another place."
             )
 
 

@@ -159,6 +159,11 @@ class Content(msgspec.Struct, array_like=True, frozen=True):
     pages: int = 1  # pictures in the file; only the first is read
     outputs: dict[str, Output] = {}
 
+    @property
+    def payloads(self) -> dict[str, bytes]:
+        """What the stages have found, by stage name, as JSON."""
+        return {stage: output.payload for stage, output in self.outputs.items()}
+
     def with_outputs(self, outputs: dict[str, Output]) -> Content:
         return Content(self.digest, self.format, self.width, self.height, self.pages, outputs)
 
@@ -189,6 +194,7 @@ class Attempt(msgspec.Struct):
     failure: Failure | None = None
     gone: bool = False
     began_at: float = 0.0  # monotonic seconds, in all processes
+    sent_at: float = 0.0  # to a worker, the last time; monotonic
     extent: Extent | None = None  # where its bytes are in the slab
     waits: int = 0  # for memory of its GPU, while other images fitted into it
     had_room: bool = False  # it was tried after nobody else used its GPU's memory

@@ -116,11 +116,6 @@ def delete(record: Record) -> None:
             os.unlink(aside)
 
 
-def second_name(target: bytes, number: int) -> bytes:
-    """The name of a source if another file already has its first name."""
-    return _numbered(target, number, 1)
-
-
 def taken_names(target: bytes, number: int) -> list[bytes]:
     """The names for a source at `target` that some file already has."""
     names = _names(target, number)
@@ -143,11 +138,12 @@ def _names(target: bytes, number: int) -> Iterator[bytes]:
     """a.jpg, a~7.jpg, a~7.2.jpg, a~7.3.jpg …"""
     yield target
     for again in itertools.count(1):
-        yield _numbered(target, number, again)
+        yield numbered_name(target, number, again)
 
 
-def _numbered(target: bytes, number: int, again: int) -> bytes:
-    """a~7.jpg or, again, a~7.2.jpg; what gets too long is cut before the ~"""
+def numbered_name(target: bytes, number: int, again: int = 1) -> bytes:
+    """The name of a source if another file already has its first name: a~7.jpg or, again, a~7.2.jpg. What gets too long is
+    cut before the ~."""
     folder, name = os.path.split(target)
     stem, suffix = os.path.splitext(name)
     mark = b"~%d%b%b" % (number, b"" if again == 1 else b".%d" % again, suffix)

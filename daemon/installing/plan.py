@@ -55,23 +55,23 @@ def install(wish: Wish) -> None:
     with _alone(wish), tempfile.TemporaryDirectory(prefix="visiond-install-") as scratch:
         source = find_source(wish.wheel, Path(scratch))
         environment = Environment(places, source, wish.python)
-        parts, before = Parts(places, source, environment), in_use(places)
-        is_other = before is not None and not environment.is_in_use()
+        parts = Parts(places, source, environment)
+        other = None if environment.is_in_use() else in_use(places)
         say(f"visiond {source.version} into {places.root}, as {places.unit}")
-        if before and is_other and not wish.upgrade:
+        if other and not wish.upgrade:
             again = wish.command("install", "--upgrade")
-            raise StepFailed(f"{before} is installed, which is another visiond. To replace it: {again}")
+            raise StepFailed(f"{other} is installed, which is another visiond. To replace it: {again}")
         again = wish.command("install", *(["--upgrade"] if wish.upgrade else []))
         carry_out([*parts.first()], dry_run=wish.dry_run, again=again)
         if wish.dry_run:
-            if before and is_other:
+            if other:
                 say("then: restart what runs with the new environment; go back if it does not become ready")
             carry_out([*parts.last(start=wish.start)], dry_run=True)
             say("Nothing was changed (--dry-run).")
             return
-        if before and is_other:
-            upgrade(places, environment.folder, before)
-            remove_others(places, environment.folder, before)
+        if other:
+            upgrade(places, environment.folder, other)
+            remove_others(places, environment.folder, other)
         carry_out([*parts.last(start=wish.start)], again=again)
     _say_what_now(wish)
 

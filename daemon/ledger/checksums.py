@@ -7,12 +7,12 @@ half a microsecond for 3 KB. A row written by an older visiond has no checksum (
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from functools import lru_cache
-from typing import NamedTuple, Protocol
+from typing import Protocol
 from zlib import crc32
 
-from daemon.core.sidecar import timestamp
+from daemon.core.messages import Output
 
 
 class Named(Protocol):
@@ -29,51 +29,20 @@ def of_content(digest: bytes, format: str, width: int, height: int, pages: int) 
     return crc32(b"%b %b %d %d %d" % (digest, format.encode(), width, height, pages))
 
 
-def of_result(digest: bytes, model: Named, payload: bytes, seconds: float) -> int:
+def of_result(digest: bytes, model: Named, output: Output) -> int:
     """The checksum of a model's answer for these bytes; seconds have six decimals, as in a sidecar."""
-    made_by = _of_model(model.stage, model.fingerprint)
-    return crc32(payload, crc32(b"%d %b" % (round(seconds * 1e6), digest), made_by))
+    made_by = of_model(model.stage, model.fingerprint)
+    return crc32(output.payload, crc32(b"%d %b" % (round(output.seconds * 1e6), digest), made_by))
 
 
 @lru_cache(64)
-def _of_model(stage: str, fingerprint: str) -> int:
+def of_model(stage: str, fingerprint: str) -> int:
     return crc32(f"{stage} {fingerprint}".encode())
-
-
-class ImageRow(NamedTuple):
-    """The fields of an image's row that its sidecar has too, for DONE and FAILED alike."""
-
-    id: int
-    inbox_path: bytes
-    path: bytes
-    size: int
-    seen_at: float
-    finished_at: float | None
-    digest: bytes
-
-
-def of_done(image: ImageRow, models: Iterable[Named], bin: str, criteria: bytes) -> int:
-    """The checksum of an image that is DONE."""
-    made_by = 0
-    for model in models:
-        made_by = crc32(b"%d" % _of_model(model.stage, model.fingerprint), made_by)
-    return crc32(criteria, crc32(bin.encode(), _of_image(image, made_by)))
-
-
-def of_failed(image: ImageRow, reason: str, detail: str, attempts: int) -> int:
-    """The checksum of an image that FAILED."""
-    return _of_image(image, crc32(f"FAILED {attempts} {reason} {detail}".encode()))
 
 
 def of_look(image: int, name: str, model: Named, reason: str, detail: str) -> int:
     """The checksum of a second look that has ended; its result has its own."""
-    return crc32(f"{image} {name} {reason} {detail}".encode(), _of_model(model.stage, model.fingerprint))
-
-
-def _of_image(image: ImageRow, start: int) -> int:
-    id, inbox_path, path, size, seen_at, finished_at, digest = image
-    numbers = f"{id} {size} {timestamp(seen_at)} {timestamp(finished_at or 0.0)}"
-    return crc32(digest, crc32(path, crc32(inbox_path, crc32(numbers.encode(), start))))
+    return crc32(f"{image} {name} {reason} {detail}".encode(), of_model(model.stage, model.fingerprint))
 
 
 def holds(stored: int | None, compute: Callable[..., int], *fields: object) -> bool:

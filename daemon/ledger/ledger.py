@@ -53,7 +53,6 @@ from daemon.ledger.rows import (
     add_models,
     end_row,
     job_of,
-    ordered_by_stage,
     postponed_row,
     put_off,
     repeat_of,
@@ -249,8 +248,7 @@ class Ledger:
         changed: it gets these, the row of the job goes, and its ending says that it is a repeat. The same if only the
         file's name has changed: then the row that is left is not marked as published, and what that row's image needs
         before is waited for."""
-        ordered = [ordered_by_stage(ending) for ending in said]
-        return await self.insist(partial(self._end, said=ordered, judge=judge))
+        return await self.insist(partial(self._end, said=list(said), judge=judge))
 
     def _end(self, connection: sqlite3.Connection, said: list[Ending], judge: JudgeAgain | None) -> Committed:
         endings, computed = said, {e.job.id: e.checksums for e in said if e.checksums}

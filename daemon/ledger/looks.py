@@ -45,7 +45,7 @@ def want(
 ) -> None:
     """Note which looks these images get. A redo asks for its image's looks again; those of other names keep their
     answers. names: of the configured looks."""
-    done = [e for e in endings if e.job.id in ended and (e.looks or e.job.has_result) and not e.keeps_result]
+    done = [e for e in endings if e.job.id in ended and not e.keeps_result]
     for name in names:
         rows = [(e.job.id, name) for e in done if e.job.has_result and name not in e.looks]
         connection.executemany(SQL["drop_look"], rows)
@@ -79,19 +79,15 @@ def take(
     now, most = steady_seconds(), limit + len(busy)
     asked = (name, now, _json(inboxes), *([None] * 2 if only is None else [_json(only)] * 2), most)
     rows = connection.execute(SQL["next_looks"], asked).fetchall()
-    free = [row for row in rows if row["id"] not in busy]
-    fates = [_fate(row) for row in free]
-    connection.executemany(
-        SQL["drop_look"], [(r["id"], name) for r, fate in zip(free, fates, strict=True) if fate is Fate.DROP]
-    )
-    later = [
-        (row["look_attempts"], now + pause, None, row["id"], name)
-        for row, fate in zip(free, fates, strict=True)
-        if (pause := PAUSES.get(fate))
-    ]
-    connection.executemany(SQL["postpone_look"], later)
-    ready = [row for row, fate in zip(free, fates, strict=True) if fate is Fate.READY]
-    return WaitingLooks([_job_of(row) for row in ready[:limit]], len(rows) == most)
+    by_fate: dict[Fate, list[sqlite3.Row]] = {fate: [] for fate in Fate}
+    for row in rows:
+        if row["id"] not in busy:
+            by_fate[_fate(row)].append(row)
+    connection.executemany(SQL["drop_look"], [(row["id"], name) for row in by_fate[Fate.DROP]])
+    for fate, pause in PAUSES.items():
+        later = [(row["look_attempts"], now + pause, None, row["id"], name) for row in by_fate[fate]]
+        connection.executemany(SQL["postpone_look"], later)
+    return WaitingLooks([_job_of(row) for row in by_fate[Fate.READY][:limit]], len(rows) == most)
 
 
 class Fate(Enum):

@@ -6,6 +6,7 @@ import os
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
+from zlib import crc32
 
 import msgspec
 
@@ -166,17 +167,14 @@ class Record:
 
     @property
     def checksum(self) -> int:
-        """The checksum of what a sidecar has from the image's own row.
+        """The checksum of what a sidecar has from the image's own row, by daemon/ledger/checksums.py.
         Results and sizes have their own checksums."""
-        image = checksums.ImageRow(
-            self.id,
-            self.inbox_path,
-            self.path,
-            self.version.size,
-            self.seen_at,
-            self.finished_at,
-            self.digest,
+        numbers = (
+            f"{self.id} {self.version.size} {timestamp(self.seen_at)} {timestamp(self.finished_at or 0.0)}"
         )
+        image = (numbers.encode(), self.inbox_path, self.path, self.digest)
         if self.status is JobStatus.DONE:
-            return checksums.of_done(image, self.models, self.bin, self.criteria or b"{}")
-        return checksums.of_failed(image, self.reason, self.detail, self.attempts)
+            made_by = [b"%d" % checksums.of_model(model.stage, model.fingerprint) for model in self.models]
+            return crc32(b"".join((*made_by, *image, self.bin.encode(), self.criteria or b"{}")))
+        failed = f"FAILED {self.attempts} {self.reason} {self.detail}"
+        return crc32(b"".join((failed.encode(), *image)))

@@ -18,11 +18,10 @@ from daemon.core.jobs import Attempt, Checksums, Content, Ending, Job, JobStatus
 from daemon.core.messages import Output
 from daemon.ledger import checksums
 from daemon.ledger.checksums import Named
-from daemon.ledger.record import BUILT_IN_KEYS, Model, Record
+from daemon.ledger.record import Model, Record
 from daemon.ledger.statements import SQL, run_rows
 from daemon.system.clock import steady_seconds
 from stages.contract.base import Reason
-from stages.registry.registry import sort_stages
 
 log = structlog.get_logger()
 
@@ -55,44 +54,23 @@ def result_row(
 ) -> tuple[Any, ...]:
     """A row for `keep_result`. number: the model's number in the ledger. checksum: None: it is computed."""
     if checksum is None:
-        checksum = result_checksum(digest, model, output)
+        checksum = checksums.of_result(digest, model, output)
     return (digest, number, output.payload, output.seconds, checksum)
 
 
-def result_checksum(digest: bytes, model: Model, output: Output) -> int:
-    return checksums.of_result(digest, model, output.payload, output.seconds)
-
-
-def ending_checksum(ending: Ending, inbox_path: bytes, models: Sequence[Model]) -> int | None:
+def ending_checksum(ending: Ending, inbox_path: bytes, models: list[Model]) -> int | None:
     """The checksum of the record that an ending makes; only images with a sidecar or a reason have one."""
-    job, digest = ending.job, ending.content.digest
-    image = checksums.ImageRow(job.id, inbox_path, job.path, job.version.size, job.seen_at, ending.at, digest)
-    if ending.status is JobStatus.DONE:
-        return checksums.of_done(image, models, ending.bin, ending.criteria or b"{}")
-    if ending.status is JobStatus.FAILED:
-        reason, detail = reason_of(ending.failure)
-        return checksums.of_failed(image, reason or "", detail or "", ending.attempts)
+    if ending.status in (JobStatus.DONE, JobStatus.FAILED):
+        return Record.of(ending, inbox_path, models).checksum
     return None
 
 
-def ordered_by_stage(ending: Ending) -> Ending:
-    """The ending with its outputs as a sidecar has them: in the order of its models."""
-    outputs = ending.content.outputs
-    if outputs.keys() <= BUILT_IN_KEYS.keys():
-        return ending
-    in_order = {stage: outputs[stage] for stage in sort_stages(outputs)}
-    return replace(ending, content=ending.content.with_outputs(in_order))
-
-
-def checksums_of(ending: Ending, inbox_path: bytes, models: Sequence[Model]) -> Checksums:
+def checksums_of(ending: Ending, inbox_path: bytes, models: list[Model]) -> Checksums:
     """The checksums of the rows that an ending makes. Stations compute them to save the coordinator time. models: of the
     job's outputs."""
     known = ending.content
-    results = {
-        model.stage: result_checksum(known.digest, model, known.outputs[model.stage]) for model in models
-    }
-    content = checksums.of_content(known.digest, known.format, known.width, known.height, known.pages)
-    return Checksums(content, results, ending_checksum(ending, inbox_path, models))
+    results = {m.stage: checksums.of_result(known.digest, m, known.outputs[m.stage]) for m in models}
+    return Checksums(content_row(known)[-1], results, ending_checksum(ending, inbox_path, models))
 
 
 def repeat_of(ending: Ending, left: int | None = None) -> Ending:
@@ -213,8 +191,8 @@ def _is_whole_content(row: sqlite3.Row) -> bool:
 def _is_whole_result(row: sqlite3.Row, models: Mapping[int, Named]) -> bool:
     if (model := models.get(row["model"])) is None:
         return False
-    fields = (row["digest"], model, row["payload"], row["seconds"])
-    return checksums.holds(row["checksum"], checksums.of_result, *fields)
+    output = Output(row["payload"], row["seconds"])
+    return checksums.holds(row["checksum"], checksums.of_result, row["digest"], model, output)
 
 
 def find_damaged(

@@ -72,15 +72,14 @@ def measure_models(
     names: Sequence[str],
     models_folder: Path,
     *,
-    dtype: str = "",
     seconds: float = 3.0,
     progress: Callable[[str], object] = lambda _: None,
 ) -> ModelsReport:
     """Measure each stage of each of these packs, folders or models ("all": those in the models folder), on the first
-    GPU, or on the CPU if there is none. dtype: empty for what "auto" would be. Raises ModelsUnusable."""
+    GPU, or on the CPU if there is none. Raises ModelsUnusable."""
     gpus = list_gpus()[:1]
     device = gpus[0].device if gpus else "cpu"
-    specs = list(find_specs(names, models_folder, dtype or natural_dtype(gpus)))
+    specs = list(find_specs(names, models_folder, natural_dtype(gpus)))
     images = [str(path) for path in place.make_images(IMAGES)]
     models = []
     for number, (name, spec) in enumerate(specs, 1):

@@ -15,7 +15,7 @@ import anyio
 from anyio import to_thread
 
 from daemon.core.errors import VisiondError
-from daemon.core.jobs import Admitted, Change, JobStatus, Waiting
+from daemon.core.jobs import Admitted, Change, Ending, JobStatus, Waiting
 from daemon.ledger.reading import ReaderClosed
 
 COUNT_SECONDS = 0.5  # a scrape's wait for a count of what waits
@@ -61,18 +61,16 @@ class Counts:
             self.states[status] += images
             self.ended[status] += images
 
-    def finished(
-        self, status: JobStatus, images: int, keeps_result: bool, is_repeat: bool, left: int | None
-    ) -> None:
-        """Images whose attempts ended with this state. The others: as of their `Ending`."""
-        if status is JobStatus.PENDING:
+    def finished(self, ending: Ending) -> None:
+        """An attempt has ended."""
+        if ending.status is JobStatus.PENDING:
             return
-        self.states[JobStatus.PENDING] -= images
-        if is_repeat:  # its row is gone
-            self.states[JobStatus.GONE] += images * (left or 0)
+        self.states[JobStatus.PENDING] -= 1
+        if ending.is_repeat:  # its row is gone
+            self.states[JobStatus.GONE] += ending.left or 0
             return
-        self.states[JobStatus.DONE if keeps_result else status] += images
-        self.ended[status] += 0 if keeps_result else images
+        self.states[JobStatus.DONE if ending.keeps_result else ending.status] += 1
+        self.ended[ending.status] += not ending.keeps_result
 
     def put_back(self, status: JobStatus, images: int) -> None:
         """Images of this state are PENDING again."""

@@ -8,7 +8,6 @@ import collections
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from itertools import chain
-from typing import NamedTuple
 
 import msgspec
 from prometheus_client.core import Metric
@@ -26,18 +25,6 @@ from daemon.monitoring.snapshot import GpuState, LookState, SinkState, StageStat
 from stages.contract.base import Reason
 from stages.contract.binning import BINS
 from stages.registry.registry import ORDER
-
-
-class _Kind(NamedTuple):
-    """What endings share that are counted together."""
-
-    inbox: int
-    status: JobStatus
-    reason: str  # of a failure
-    bin: str
-    keeps_result: bool
-    is_repeat: bool
-    left: int | None
 
 
 class Metrics(Series):
@@ -133,7 +120,7 @@ class Metrics(Series):
         ):
             if count:
                 self.images.labels(outcome, reason).inc(count)
-                self.inbox_images.labels(self._inboxes.get(inbox, str(inbox)), outcome).inc(count)
+                self.inbox_images.labels(self._name_of(inbox), outcome).inc(count)
 
     def fed(self, attempt: Attempt) -> None:
         if not attempt.job.has_result:  # a redo: it was seen long ago
@@ -155,51 +142,47 @@ class Metrics(Series):
 
     def finished(self, endings: Sequence[Ending]) -> None:
         """Count a group of images: a label is looked up once for all that share it."""
+        kinds: collections.Counter[tuple[int, JobStatus, str, str]] = collections.Counter()
+        for ending in endings:
+            self.counts.finished(ending)
+            if not ending.keeps_result:
+                reason = ending.failure.reason.value if ending.failure else ""
+                kinds[ending.job.inbox, ending.status, reason, ending.bin] += 1
+        for (inbox, status, reason, bin), images in kinds.items():
+            outcome, name = status.name.lower(), self._name_of(inbox)
+            if status is not JobStatus.PENDING:
+                self.images.labels(outcome, reason).inc(images)
+                self.inbox_images.labels(name, outcome).inc(images)
+            elif reason:
+                self.retries.labels(reason).inc(images)
+            if status is JobStatus.DONE:
+                label = bin if bin in BINS else OTHER
+                self.bins.labels(label).inc(images)
+                self.inbox_bins.labels(name, label).inc(images)
+        self._note_times([ending for ending in endings if ending.status is JobStatus.DONE])
+
+    def _note_times(self, done: Sequence[Ending]) -> None:
+        """How long these took, and how long they had waited before."""
         now, clock = time.monotonic(), time.time()
-        kinds: collections.Counter[_Kind] = collections.Counter()
         # Of an inbox: seconds from reading to the result, seconds of waiting before, and images that waited.
         times: dict[int, tuple[float, float, int]] = {}
-        for ending in endings:
-            job, failure = ending.job, ending.failure
-            kind = _Kind(
-                job.inbox,
-                ending.status,
-                failure.reason.value if failure else "",
-                ending.bin if ending.bin in BINS else OTHER,
-                ending.keeps_result,
-                ending.is_repeat,
-                ending.left,
-            )
-            kinds[kind] += 1
-            if ending.status is JobStatus.DONE:
-                seconds = max(0.0, now - ending.began_at)
-                waited = 0.0 if job.has_result else max(0.0, clock - job.seen_at - seconds)
-                spent, before, first = times.get(job.inbox, (0.0, 0.0, 0))
-                # With a result it was seen long ago.
-                times[job.inbox] = (spent + seconds, before + waited, first + (not job.has_result))
-                self.image_seconds.observe(seconds)
-        for kind, images in kinds.items():
-            self._count(kind, images)
+        for ending in done:
+            job, seconds = ending.job, max(0.0, now - ending.began_at)
+            # With a result it was seen long ago.
+            waited = 0.0 if job.has_result else max(0.0, clock - job.seen_at - seconds)
+            spent, before, first = times.get(job.inbox, (0.0, 0.0, 0))
+            times[job.inbox] = (spent + seconds, before + waited, first + (not job.has_result))
+            self.image_seconds.observe(seconds)
         for inbox, (spent, before, first) in times.items():
-            name = self._inboxes.get(inbox, str(inbox))
+            name = self._name_of(inbox)
             self.inbox_image_seconds.labels(name).inc(spent)
             self.inbox_wait_seconds.labels(name).inc(before)
             self.inbox_first_results.labels(name).inc(first)
-        if times:
+        if done:
             self.last_success.set(clock)
 
-    def _count(self, kind: _Kind, images: int) -> None:
-        self.counts.finished(kind.status, images, kind.keeps_result, kind.is_repeat, kind.left)
-        if kind.status is JobStatus.PENDING and kind.reason:
-            self.retries.labels(kind.reason).inc(images)
-        if kind.status is JobStatus.PENDING or kind.keeps_result:
-            return
-        outcome, inbox = kind.status.name.lower(), self._inboxes.get(kind.inbox, str(kind.inbox))
-        self.images.labels(outcome, kind.reason).inc(images)
-        self.inbox_images.labels(inbox, outcome).inc(images)
-        if kind.status is JobStatus.DONE:
-            self.bins.labels(kind.bin).inc(images)
-            self.inbox_bins.labels(inbox, kind.bin).inc(images)
+    def _name_of(self, inbox: int) -> str:
+        return self._inboxes.get(inbox, str(inbox))
 
     def collect(self) -> Iterable[Metric]:
         """All metrics, with those of other processes added."""

@@ -274,16 +274,15 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
         ]
         if self.running:
             parts.append(self.loading_sentence() if self.loading else f"{self.images_per_second:g} images/s")
-            parts += [count] if (count := self.some_loading()) else []
-            parts += [self.exchange.sentence()] if self.exchange.outcome == "running" else []
-        parts += [looks] if (looks := self.looks_sentence()) else []
+            parts += [self.some_loading(), self.exchange.sentence() * (self.exchange.outcome == "running")]
+        parts.append(self.looks_sentence())
         if self.eta_seconds is not None and self.pending:
             parts.append(f"{timedelta(seconds=round(self.eta_seconds))} to go")
         unread = f"{self.unread_folders:,} folder{'s' * (self.unread_folders != 1)} in inboxes cannot be read"
-        problems = [*self.obstacles, *([unread] if self.unread_folders else [])]
-        problems += [chore.failure for chore in self.upkeep if chore.failure]
-        problems += [refusal] if (refusal := self.refusal_sentence()) else []
-        return "; ".join([", ".join(parts), *problems, *([] if self.running else [self.absence_sentence()])])
+        problems = [*self.obstacles, unread * bool(self.unread_folders)]
+        problems += [chore.failure for chore in self.upkeep]
+        problems += [self.refusal_sentence(), "" if self.running else self.absence_sentence()]
+        return "; ".join(filter(None, (", ".join(filter(None, parts)), *problems)))
 
     def absence_sentence(self) -> str:
         """Why there is no daemon to ask."""

@@ -22,7 +22,7 @@ from daemon.core.errors import VisiondError, leaves
 from daemon.core.jobs import Committed, Content, Ending, Job, Read
 from daemon.layout.layout import Layout, judge_of
 from daemon.ledger.record import Model, Record
-from daemon.ledger.rows import checksums_of, ordered_by_stage
+from daemon.ledger.rows import checksums_of
 from daemon.monitoring.counts import Counts
 from daemon.monitoring.metrics import Metrics
 from daemon.monitoring.samples import read_samples
@@ -99,8 +99,7 @@ class RemoteCoordinator:
         await self._call(wire.Blame(next(self._numbers), image, deaths))
 
     async def end(self, endings: Sequence[Ending]) -> Committed:
-        ordered = [ordered_by_stage(ending) for ending in endings]
-        summed = [replace(e, checksums=checksums_of(e, *self._origin_of(e))) for e in ordered]
+        summed = [replace(e, checksums=checksums_of(e, *self._origin_of(e))) for e in endings]
         answer = await self._call(wire.End(next(self._numbers), summed))
         assert isinstance(answer, wire.Ended)
         changed = {ending.job.id: ending for ending in answer.changed}

@@ -290,9 +290,10 @@ class Desk:
         records = await self._ask(work)
         self._damaged.clear()
         # The next start repairs what is damaged: it is not marked as published.
-        self._records |= {record.id: record for record in records if not record.damage}
+        sound = {record.id: record for record in records if not record.damage}
+        self._records |= sound
         self._log_failures(endings)
-        return Committed(list(endings), {record.id for record in records if not record.damage})
+        return Committed(list(endings), set(sound))
 
     def _log_failures(self, endings: Sequence[Ending]) -> None:
         for ending in endings:

@@ -15,7 +15,7 @@ from daemon.layout.slabs import open_slab
 from daemon.ledger.ledger import Ledger
 from daemon.ledger.records import Reader
 from daemon.monitoring.metrics import LookMetrics, Metrics
-from daemon.monitoring.snapshot import LookState, StationState
+from daemon.monitoring.snapshot import LookState
 from daemon.pipeline.desk import Desk, Home, LookJudge
 from daemon.pipeline.schedule import Schedule
 from daemon.pipeline.station import Station
@@ -83,9 +83,6 @@ class RunningLook:
             in_flight=self.desk.in_flight,
             problem=self.problem,
         )
-
-    def station_state(self) -> StationState:
-        return self.station.state()
 
 
 async def finish_looks(looks: Sequence[RunningLook], pause: Callable[[float], Awaitable[None]]) -> None:

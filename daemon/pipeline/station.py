@@ -43,6 +43,7 @@ from daemon.system.retry import Retry
 from daemon.workers.lane import Lane
 from daemon.workers.slab import Slab
 from stages.contract.base import Reason, advise
+from stages.registry.registry import sort_stages
 
 REMOTE_GROUPS = 4  # of jobs that are read from stores at once, beside the files of folders
 SILENT_SECONDS = 5.0  # after that a store whose groups are all waiting is away
@@ -279,11 +280,6 @@ class Station:
     # 2. A worker runs each job through the stages of a segment,
     # in a batch with others: see daemon/workers/lane.py.
 
-    def begin(self, attempts: Sequence[Attempt]) -> None:
-        """A worker gets these as a batch."""
-        if self._tracer:
-            self._tracer.sent(attempts)
-
     async def try_again(self, lane: Lane, attempts: Sequence[Attempt], loss: WorkerLost) -> None:
         """A worker was lost with these images. If one of them may be the cause, each one runs alone."""
         if self._tracer:
@@ -314,6 +310,8 @@ class Station:
             self._tracer.answered(lane.name, device, attempts, reply)
         for attempt, said in zip(attempts, reply.outcomes, strict=True):
             outputs = attempt.content.outputs | said.outputs
+            if attempt.content.outputs:  # in the order of the stages, as the sidecar has them
+                outputs = {stage: outputs[stage] for stage in sort_stages(outputs)}
             picture = (said.format, said.width, said.height, said.pages)
             attempt.content = Content(attempt.content.digest, *picture, outputs)
             if said.reason:

@@ -87,10 +87,6 @@ class Tracer:
             waits = [] if job.has_result else [Phase("wait", fed_at)]
             self._trails[job.id] = Trail(seen_at, [*waits, Phase("read", now)], list(attempt.content.outputs))
 
-    def sent(self, attempts: Iterable[Attempt]) -> None:
-        """A worker has got these as a batch."""
-        self.pass_on("queue", attempts)
-
     def answered(self, segment: str, device: str, attempts: Sequence[Attempt], reply: Reply) -> None:
         """A worker has answered."""
         now, about = steady_seconds(), {"visiond.segment": segment, "visiond.device": device}
@@ -105,20 +101,21 @@ class Tracer:
                     if stage in outcome.outputs
                 ]
                 attributes = about | {"visiond.batch.images": len(reply.outcomes)}
-                trail.phases.append(Phase("batch", now, attributes, stages))
+                trail.phases += [_queued(attempt), Phase("batch", now, attributes, stages)]
 
     def lost(self, attempts: Iterable[Attempt], cause: str) -> None:
         """A worker was lost with these."""
-        self.pass_on("batch", attempts, {"visiond.error": cause})
+        batch = Phase("batch", steady_seconds(), {"visiond.error": cause})
+        for attempt in attempts:
+            if trail := self._trails.get(attempt.job.id):
+                trail.phases += [_queued(attempt), batch]
 
-    def pass_on(
-        self, phase: str, images: Iterable[Attempt | Ending], attributes: Attributes = NOTHING
-    ) -> None:
+    def pass_on(self, phase: str, images: Iterable[Attempt | Ending]) -> None:
         """This phase of these images is over."""
         now = steady_seconds()
         for image in images:
             if trail := self._trails.get(image.job.id):
-                trail.phases.append(Phase(phase, now, attributes))
+                trail.phases.append(Phase(phase, now))
 
     def forget(self, attempts: Iterable[Attempt]) -> None:
         """These stay PENDING for the next daemon."""
@@ -164,6 +161,11 @@ class Tracer:
         give_up.start()
         self._provider.shutdown()
         give_up.cancel()
+
+
+def _queued(attempt: Attempt) -> Phase:
+    """The wait for a worker, which has had the image since `sent_at`."""
+    return Phase("queue", steady_seconds() - (time.monotonic() - attempt.sent_at))
 
 
 def _nanoseconds(seconds: float) -> int:

@@ -27,7 +27,7 @@ from daemon.config.loading import Config
 from daemon.config.sections import Inbox
 from daemon.core.errors import MissingLibrary
 from daemon.core.jobs import Attempt, Committed, Ending, Failure, File, Job, JobStatus, Version
-from daemon.inbox.sources import WRITTEN, is_still_written, second_name
+from daemon.inbox.sources import WRITTEN, is_still_written, numbered_name
 from daemon.inbox.walk import Unread, Walk
 from daemon.ledger.record import Record
 from daemon.pipeline.station import Published
@@ -241,7 +241,7 @@ class Unpacker:
         """Raises Gone, Stopped, Interrupted, NoRoom, OSError."""
         destination, moved = self._destinations[job.inbox], bool(job.location)
         folder, name = os.path.split(job.path)
-        names = [each + FOLDER for each in (name, second_name(name, job.id))]
+        names = [each + FOLDER for each in (name, numbered_name(name, job.id))]
         is_kept = destination.on_success == "keep"
         with self._opened_folder(job, folder) as parent:
             target, mark = choose_target(parent, names, job.version, moved=moved, replaces=is_kept)

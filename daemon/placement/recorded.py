@@ -51,9 +51,9 @@ def read_gpus(text: str) -> list[Gpu]:
     """The GPUs that "4xA100-40GB" or "2xH100, L4" describes, with all their memory free. Raises WrongArgument."""
     found: list[tuple[str, int, str]] = []
     for part in text.split(","):
-        match = re.fullmatch(r"(?:(\d{1,2})\s*[x×])?\s*([a-z0-9 ]+?)(?:[- ](\d+)\s*GB)?", part.strip(), re.I)
+        match = re.fullmatch(r"(?:([1-9]\d?)\s*[x×])?\s*([a-z0-9 ]+?)(?:[- ](\d+)\s*GB)?", part.strip(), re.I)
         name = match[2].upper().replace(" ", "").removeprefix("NVIDIA") if match else ""
-        if not match or name not in CARDS or match[1] == "0" or match[1] == "00":
+        if not match or name not in CARDS:
             known = ", ".join(CARDS)
             raise WrongArgument(
                 f'--gpus: "{part.strip()}" is not a known GPU. Write for example 4xA100-40GB; known are {known}.'

@@ -24,7 +24,7 @@ from daemon.core.errors import SourceChanged
 from daemon.core.jobs import JobStatus, Placed
 from daemon.core.sidecar import is_reason_of, sidecar_paths
 from daemon.inbox import sources
-from daemon.inbox.sources import WRITTEN, create, second_name, temporary_name
+from daemon.inbox.sources import WRITTEN, create, numbered_name, temporary_name
 from daemon.inbox.walk import LONGEST_PATH
 from daemon.ledger.record import Record
 from daemon.system.mounts import KnownFolder, ask, describe_obstacle
@@ -151,7 +151,7 @@ class Destination:
 
     def numbered_reason_paths(self, record: Record) -> tuple[bytes, bytes]:
         """The paths of a reason that was written when another version had its name in the failed folder."""
-        return sidecar_paths(self.failed, second_name(record.path, record.id))
+        return sidecar_paths(self.failed, numbered_name(record.path, record.id))
 
     def reason_paths(self, record: Record, location: bytes | None = None) -> tuple[bytes, bytes]:
         """A reason is named after its image if that is in the failed folder, else after

@@ -44,6 +44,8 @@ IMAGE_SUFFIXES = frozenset(
         *(".avif", ".heic", ".heif", ".ppm", ".pgm", ".pbm", ".pnm", ".psd", ".svg"),
     )
 )
+OF_OTHER_FILES = (Reason.UNPACKED, Reason.NOT_AN_IMAGE, Reason.EMPTY, Reason.BYTES)
+SKIPPED = {True: (Reason.UNPACKED,), False: OF_OTHER_FILES}  # by whether the file has the name of an image
 LONGEST_PAUSE_SECONDS = 600.0
 
 log = structlog.get_logger()
@@ -98,7 +100,7 @@ class Judge:
     def is_decided(self, content: Content) -> bool:
         """Whether the remaining stages can be skipped."""
         return bool(self._cascade and content.outputs) and is_decided(
-            _payloads(content), self._thresholds, self._cascade
+            content.payloads, self._thresholds, self._cascade
         )
 
     def endings(self, attempts: Sequence[Attempt]) -> list[Ending]:
@@ -113,7 +115,7 @@ class Judge:
         if attempt.failure:
             return self.failed(job, attempt.failure, now, content)
         try:
-            verdict = judge(_payloads(content), self._thresholds)
+            verdict = judge(content.payloads, self._thresholds)
             record = self._describe(job, content, verdict) if self._rule else {}
         except msgspec.DecodeError as error:
             failure = Failure(Reason.STAGE, f"a stage's result cannot be read: {error}")
@@ -177,40 +179,23 @@ class Judge:
 
     def failed(self, job: Job, failure: Failure, now: float, content: Content = UNREAD) -> Ending:
         """Another attempt, or FAILED."""
+        status, attempts, not_before = JobStatus.PENDING, job.attempts + 1, 0.0
         if failure.away or failure.written or failure.sought:  # without a limit
             # The longer a file has been open for writing, the longer it may take.
             pause = min(LONGEST_PAUSE_SECONDS, now - job.seen_at) if failure.written else 0.0
             not_before = self._steady() + (failure.sought or max(self._retry_seconds, pause))
-            return Ending(
-                job,
-                JobStatus.PENDING,
-                now,
-                job.attempts,
-                failure=failure,
-                not_before=not_before,
-                content=content,
-            )
-        attempts = job.attempts + 1
-        if failure.transient and attempts < self._max_attempts:
+            attempts = job.attempts
+        elif failure.transient and attempts < self._max_attempts:
             not_before = self._steady() + pause_before(attempts, self._retry_seconds)
-            return Ending(
-                job, JobStatus.PENDING, now, attempts, failure=failure, not_before=not_before, content=content
-            )
-        named_as_image = os.path.splitext(job.path)[1].lower() in IMAGE_SUFFIXES
-        skipped = failure.reason is Reason.UNPACKED or (
-            failure.reason in (Reason.NOT_AN_IMAGE, Reason.EMPTY, Reason.BYTES) and not named_as_image
-        )
-        status = JobStatus.SKIPPED if skipped else JobStatus.FAILED
-        return Ending(job, status, now, attempts, failure=failure, content=content)
+        else:
+            named_as_image = os.path.splitext(job.path)[1].lower() in IMAGE_SUFFIXES
+            status = JobStatus.SKIPPED if failure.reason in SKIPPED[named_as_image] else JobStatus.FAILED
+        return Ending(job, status, now, attempts, failure=failure, not_before=not_before, content=content)
 
 
 def pause_before(attempts: int, retry_seconds: float) -> float:
     """Seconds until the next attempt, after this number of attempts."""
     return min(LONGEST_PAUSE_SECONDS, retry_seconds * 2.0 ** (attempts - 1))
-
-
-def _payloads(content: Content) -> dict[str, bytes]:
-    return {stage: output.payload for stage, output in content.outputs.items()}
 
 
 def explain(error: Exception, record: dict[str, Any], place: str) -> str:
@@ -237,7 +222,7 @@ def describe(job: Job, content: Content, verdict: Bin, inbox: bytes) -> dict[str
     the bin by the built-in rule. It also has each stage's result under the stage's name, the path and the
     size."""
     document: dict[str, Any] = {"id": job.id, "source": describe_source(inbox, job, content)}
-    for stage, payload in _payloads(content).items():
+    for stage, payload in content.payloads.items():
         document[stage] = document[KEYS.get(stage, stage)] = msgspec.json.decode(payload)
     document |= {"path": os.fsdecode(job.path), "width": content.width, "height": content.height}
     document["timings"] = {stage: round(output.seconds, 6) for stage, output in content.outputs.items()}

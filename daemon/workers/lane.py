@@ -4,6 +4,7 @@ and reports what came of them."""
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Sequence
 from typing import Protocol
 
@@ -27,10 +28,7 @@ USUAL_PIXELS = (
 
 
 class Listener(Protocol):
-    """Gets a report of how each batch began and ended: the station."""
-
-    def begin(self, attempts: Sequence[Attempt]) -> None:
-        """A worker gets these as a batch."""
+    """Gets a report of how each batch ended: the station."""
 
     async def advance(self, lane: Lane, device: str, attempts: Sequence[Attempt], reply: Reply) -> None:
         """A worker has answered."""
@@ -98,7 +96,7 @@ class Lane:
         again = attempts
         try:
             try:
-                reply = await self._ask(listener, worker, attempts)
+                reply = await self._ask(worker, attempts)
                 if len(attempts) >= self._most:
                     self._most = min(2 * self._most, self.batch_size)
                 attempts, reply, again = await self._make_room(listener, worker, attempts, reply)
@@ -126,7 +124,7 @@ class Lane:
                 async with self.pool.reserve_whole() as worker:
                     if not self._held.pop(attempt.job.id, None):
                         continue
-                    reply = await self._ask(listener, worker, [attempt])
+                    reply = await self._ask(worker, [attempt])
                     _, reply, again = await self._make_room(listener, worker, [attempt], reply)
                 if again:
                     raise _no_room(worker)
@@ -174,14 +172,13 @@ class Lane:
             attempt.waits += self._fitted > fitted
         return fits_later
 
-    async def _ask(self, listener: Listener, worker: Worker, attempts: Sequence[Attempt]) -> Reply:
+    async def _ask(self, worker: Worker, attempts: Sequence[Attempt]) -> Reply:
         """One batch on a reserved worker; the pool limits how long it may take. Raises WorkerLost."""
-        listener.begin(attempts)
-        items = []
+        items, now = [], time.monotonic()
         for attempt in attempts:
             assert attempt.extent is not None
-            known = {stage: output.payload for stage, output in attempt.content.outputs.items()}
-            items.append(Item(*attempt.extent, known))
+            attempt.sent_at = now
+            items.append(Item(*attempt.extent, attempt.content.payloads))
         return await self.pool.run_batch(worker, items)
 
 

@@ -8,6 +8,7 @@ import importlib.util
 import re
 import struct
 import zlib
+from collections.abc import Iterable
 
 from stages.contract.base import ImageError, Reason
 
@@ -163,10 +164,7 @@ def identify(data: memoryview) -> str:
     if not data:
         raise ImageError(Reason.EMPTY, "the file is empty")
     head = bytes(data[:32])
-    for prefix, name in READ:
-        if head.startswith(prefix):
-            return name
-    found = _identify_container(data, head) or _identify_bitmap(data, head)
+    found = _find(READ, head) or _identify_container(data, head) or _identify_bitmap(data, head)
     if found is None:
         raise _refusal(data)
     if found == "HEIF" and not heif_is_readable():
@@ -174,6 +172,11 @@ def identify(data: memoryview) -> str:
             Reason.FORMAT, "HEIC needs a plug-in: pip install 'visiond[heic]', then restart visiond"
         )
     return found
+
+
+def _find(names: Iterable[tuple[bytes, str]], head: bytes) -> str:
+    """The name of the first prefix that a file begins with; empty if it begins with none."""
+    return next((name for prefix, name in names if head.startswith(prefix)), "")
 
 
 @functools.cache
@@ -209,16 +212,15 @@ def _identify_bitmap(data: memoryview, head: bytes) -> str | None:
 
 def _refusal(data: memoryview) -> ImageError:
     head = bytes(data[:HEAD])
-    unread = [name for prefix, name in UNREAD_IMAGES if head.startswith(prefix)]
+    unread = [_find(UNREAD_IMAGES, head)]
     unread += [name for at, mark, name in MARKED_LATER if bytes(data[at:][: len(mark)]) == mark]
     unread += [name for mark, name in UNMARKED if mark.match(head)]
-    if unread:
-        return ImageError(Reason.FORMAT, f"{unread[0]} is not supported: save it as JPEG, PNG, WebP or TIFF")
+    if name := next(filter(None, unread), ""):
+        return ImageError(Reason.FORMAT, f"{name} is not supported: save it as JPEG, PNG, WebP or TIFF")
     if head.startswith(GZIP) and b"<svg" in _gunzip(head):
         return ImageError(Reason.FORMAT, "SVG is not supported: save it as PNG")
-    for prefix, name in OTHER_FILES:
-        if head.startswith(prefix):
-            return ImageError(Reason.NOT_AN_IMAGE, f"the bytes are {name}")
+    if name := _find(OTHER_FILES, head):
+        return ImageError(Reason.NOT_AN_IMAGE, f"the bytes are {name}")
     if not any(head):
         return ImageError(
             Reason.NOT_AN_IMAGE, "only zero bytes: the file was created, but its content was never written"

@@ -233,12 +233,11 @@ def _read_curve(tag: bytes) -> tuple[float, ...]:
         curve = [(a * x + b) ** g + e if x >= d and a * x + b >= 0 else c * x + f for x in LEVELS]
     elif tag[:4] == b"curv":
         (count,) = struct.unpack_from(">I", tag, 8)
-        if count == 0:
-            curve = list(LEVELS)
-        elif count == 1:
-            curve = [x ** (struct.unpack_from(">H", tag, 12)[0] / 256) for x in LEVELS]
-        else:
+        if count > 1:
             curve = _interpolate(struct.unpack_from(f">{count}H", tag, 12))
+        else:
+            exponent = struct.unpack_from(">H", tag, 12)[0] / 256 if count else 1.0
+            curve = [x**exponent for x in LEVELS]
     else:
         raise ValueError("an unknown kind of curve")
     return tuple(min(max(value, 0.0), 1.0) for value in curve)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import functools
 import struct
 from collections.abc import Iterator
+from itertools import chain
 
 from stages.contract.base import ImageError, Reason
 
@@ -47,7 +48,11 @@ RAW_COMPRESSIONS = {
 UNREAD_COLORS = {
     UNNAMED: "colors that it does not name", 4: "a mask", 9: "ICC L*a*b*", 10: "ITU L*a*b*", 32844: "LogL", 32845: "LogLuv",
 }  # fmt: skip
-WHOLE_BITS = (*range(1, 17), 24, 32, 64)  # of unsigned integers
+NUMBERS = {  # what samples are, and the bits that can be read
+    UNSIGNED: ("numbers", (*range(1, 17), 24, 32, 64)),
+    SIGNED: ("signed numbers", (8, 16, 32, 64)),
+    FLOAT: ("floats", (16, 32, 64)),
+}
 # What Pillow reads right, by photometric interpretation and bits: the kinds of the samples after the colors.
 # 0: unspecified, 1: alpha that is multiplied into the colors, 2: alpha. None: not even said.
 _NO_EXTRAS: tuple[tuple[int, ...], ...] = ((),)
@@ -237,59 +242,54 @@ class Directory:
 
     def refuse(self) -> None:
         """Raises ImageError (FORMAT) for pixels that cannot be read, and names them."""
-        unread = self._unread_compression() or self._unread_colors() or self._unread_samples()
-        if unread:
+        rules = chain(self._unread_compressions(), self._unread_colors(), self._unread_samples())
+        if unread := next((what for is_so, what in rules if is_so), ""):
             raise ImageError(
                 Reason.FORMAT, f"a TIFF with {unread} is not supported: save it as TIFF or PNG, 8-bit RGB"
             )
 
-    def _unread_compression(self) -> str:
-        if self.compression in FAX and (self.bits, self.samples) != (1, 1):
-            return f"fax compression of {self.bits}-bit pixels"
-        if self.compression in (OLD_JPEG, JPEG) and self.bits != 8:
-            return f"JPEG compression of {self.bits or 'unequal'} bits a channel"
-        known = PILLOW.get((self.photometric, 8), (self.integers(EXTRA_SAMPLES),))
-        if self.compression == JPEG and self.integers(EXTRA_SAMPLES) not in known:
-            return f"JPEG compression of {self.samples} channels"
-        if self._is_big_endian and self.compression not in BYTEWISE:
-            return "fax or JPEG compression in a big-endian BigTIFF"
-        if self.compression not in (*BYTEWISE, *READ_BY_PILLOW):
-            return f"{UNREAD_COMPRESSIONS.get(self.compression, f'unknown ({self.compression})')} compression"
-        return ""
+    def _unread_compressions(self) -> Iterator[tuple[bool, str]]:
+        extra = self.integers(EXTRA_SAMPLES)
+        yield (
+            self.compression in FAX and (self.bits, self.samples) != (1, 1),
+            f"fax compression of {self.bits}-bit pixels",
+        )
+        is_jpeg, bits = self.compression in (OLD_JPEG, JPEG), self.bits or "unequal"
+        yield is_jpeg and self.bits != 8, f"JPEG compression of {bits} bits a channel"
+        is_odd = extra not in PILLOW.get((self.photometric, 8), (extra,))
+        yield self.compression == JPEG and is_odd, f"JPEG compression of {self.samples} channels"
+        is_whole = self.compression not in BYTEWISE
+        yield self._is_big_endian and is_whole, "fax or JPEG compression in a big-endian BigTIFF"
+        name = UNREAD_COMPRESSIONS.get(self.compression, f"unknown ({self.compression})")
+        yield is_whole and self.compression not in READ_BY_PILLOW, f"{name} compression"
 
-    def _unread_colors(self) -> str:
-        if self.photometric not in COLORS:
-            return UNREAD_COLORS.get(self.photometric, f"an unknown color space ({self.photometric})")
-        if self.samples < COLORS[self.photometric] and (self.photometric, self.samples) != (YCBCR, 1):
-            return f"only {self.samples} of {COLORS[self.photometric]} color channels"
-        if self.is_deep and self.photometric in (YCBCR, LAB):
-            return f"{'L*a*b*' if self.photometric == LAB else 'YCbCr'} colors of {self.bits} bits in this layout"
-        if self.photometric == YCBCR and self.compression == 1 and self.integers(SUBSAMPLING, 2, 2) != (1, 1):
-            return "uncompressed YCbCr colors of a lower resolution"
-        return ""
+    def _unread_colors(self) -> Iterator[tuple[bool, str]]:
+        colors, least = self.photometric, COLORS.get(self.photometric, 0)
+        yield not least, UNREAD_COLORS.get(colors, f"an unknown color space ({colors})")
+        is_short = self.samples < least and (colors, self.samples) != (YCBCR, 1)
+        yield is_short, f"only {self.samples} of {least} color channels"
+        name = "L*a*b*" if colors == LAB else "YCbCr"
+        yield self.is_deep and colors in (YCBCR, LAB), f"{name} colors of {self.bits} bits in this layout"
+        is_plain = colors == YCBCR and self.compression == 1
+        is_lower = is_plain and self.integers(SUBSAMPLING, 2, 2) != (1, 1)
+        yield is_lower, "uncompressed YCbCr colors of a lower resolution"
 
-    def _unread_samples(self) -> str:
-        if not self.bits:
-            return "channels of different bits"
+    def _unread_samples(self) -> Iterator[tuple[bool, str]]:
+        yield not self.bits, "channels of different bits"
         if not self.is_deep:
-            return ""
-        known = {UNSIGNED: WHOLE_BITS, SIGNED: (8, 16, 32, 64), FLOAT: (16, 32, 64)}.get(self.kind)
-        if known is None:
-            return "complex numbers" if self.kind in (5, 6) else "channels of different types"
-        if self.bits not in known:
-            names = {UNSIGNED: "numbers", SIGNED: "signed numbers", FLOAT: "floats"}
-            return f"{self.bits}-bit {names[self.kind]}"
+            return
+        yield self.kind in (5, 6), "complex numbers"
+        yield self.kind not in NUMBERS, "channels of different types"
+        name, known = NUMBERS[self.kind]
+        yield self.bits not in known, f"{self.bits}-bit {name}"
         alphas = {1, 2}.intersection(self.integers(EXTRA_SAMPLES))
-        if self.photometric == MIN_IS_WHITE and 1 in alphas:
-            return "inverted gray and alpha that is multiplied into it"
-        if self.kind == SIGNED and alphas:
-            return "signed numbers and alpha"
+        is_multiplied = self.photometric == MIN_IS_WHITE and 1 in alphas
+        yield is_multiplied, "inverted gray and alpha that is multiplied into it"
+        yield self.kind == SIGNED and bool(alphas), "signed numbers and alpha"
         predictor = self.integer(PREDICTOR, 1)
-        if predictor not in (1, 2, 3) or (predictor == 2 and self.bits not in (8, 16, 32, 64)):
-            return f"predictor {predictor} for {self.bits}-bit numbers"
-        if predictor == 3 and self.kind != FLOAT:
-            return "a predictor for floats, but whole numbers"
-        return ""
+        is_odd = predictor not in (1, 2, 3) or (predictor == 2 and self.bits not in (8, 16, 32, 64))
+        yield is_odd, f"predictor {predictor} for {self.bits}-bit numbers"
+        yield predictor == 3 and self.kind != FLOAT, "a predictor for floats, but whole numbers"
 
 
 def walk(data: memoryview) -> Iterator[Directory]:

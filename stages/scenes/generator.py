@@ -160,9 +160,9 @@ def write_samples(folder: Path, count: int, seed: int, progress: Progress | None
     _write_scenes(make_scene, folder, count, seed, progress)
 
 
-def standard_job(folder: Path, count: int, seed: int, progress: Progress | None = None) -> None:
+def standard_job(folder: Path, count: int, seed: int) -> None:
     """Write the images of the standard job, all different, and their .truth.jsonl."""
-    _write_scenes(make_standard, folder, count, seed, progress)
+    _write_scenes(make_standard, folder, count, seed)
 
 
 Make = Callable[[int, int], Scene]
@@ -172,7 +172,7 @@ class _Name(msgspec.Struct):
     file: str
 
 
-def _write_scenes(make: Make, folder: Path, count: int, seed: int, progress: Progress | None) -> None:
+def _write_scenes(make: Make, folder: Path, count: int, seed: int, progress: Progress | None = None) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     file = folder / TRUTH
     old = file.read_bytes().splitlines() if file.exists() else []

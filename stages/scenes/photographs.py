@@ -25,6 +25,6 @@ def find_photographs(folder: Path | None = None) -> list[Path]:
     found = []
     for (package, place), names in PHOTOGRAPHS.items():
         spec = importlib.util.find_spec(package)
-        for root in (spec.submodule_search_locations or []) if spec else []:
+        for root in getattr(spec, "submodule_search_locations", None) or []:
             found += [Path(root) / place / name for name in names]
     return [path for path in found if path.is_file()]

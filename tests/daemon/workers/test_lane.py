@@ -97,9 +97,6 @@ class FakePipeline:
         self._committing = committing
         self.done = 0
 
-    def begin(self, attempts: Sequence[Attempt]) -> None:
-        """Nothing is traced."""
-
     async def advance(self, lane: Lane, device: str, attempts: Sequence[Attempt], reply: Reply) -> None:
         if self._committing:
             await self._committing.wait()

@@ -1,0 +1,30 @@
+"""What a station takes over from a worker."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from daemon.core.messages import Outcome, Output, Reply
+from daemon.monitoring.metrics import Metrics
+from daemon.pipeline.station import Station
+from daemon.results.judge import Judge
+from daemon.workers.slab import Slab
+from stages.contract.binning import Thresholds
+from stages.registry import registry
+from tests.makers import make_attempt, make_job
+
+
+@pytest.mark.anyio
+async def test_results_are_in_the_order_of_the_stages_also_if_the_ledger_had_some(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    plug_ins = ("zebra", "ape", "bee")  # as they run: an ape needs the zebra's answer, the bee needs both
+    monkeypatch.setattr(registry, "ORDER", (*registry.ORDER, *plug_ins))
+    had, said = ({name: Output(b"{}", 0.5) for name in names} for names in (("ocr", "ape"), ("zebra", "bee")))
+    station = Station(Slab(64), [], Judge(Thresholds()), {}, Metrics())
+    attempt, reply = make_attempt(make_job(), had), Reply(1, [Outcome("PPM", 8, 8, said)], [])
+    await station.advance(cast(Any, SimpleNamespace(name="w")), "cpu", [attempt], reply)
+    assert list(attempt.content.outputs) == ["ocr", *plug_ins]
