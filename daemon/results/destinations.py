@@ -79,7 +79,7 @@ class Destination:
     bins_mode: str  # "none", "link", "copy" or "move"
     on_success: str  # "keep", "move" or "delete"
     known_bins: set[bytes]  # other folders there are not the daemon's
-    known: Sequence[KnownFolder] = ()  # those of the above that are written to
+    known: Sequence[KnownFolder]  # those of the above that are written to, in this order
 
     @classmethod
     def of(
@@ -127,6 +127,7 @@ class Destination:
             return self._place(record)
         placed = self._move(record)  # first, as the reason is named after the moved image
         write_sidecar(record, *self.paths_of(record, placed.location))
+        self.known[1].check()  # it exists from now on
         if self.bins_mode == "link":
             self.attempt(record, lambda: self.leave_other_bins(record))
         return placed
@@ -214,7 +215,7 @@ class Destination:
     def _forget_reason(self, record: Record) -> None:
         """Remove the reason of an attempt or an earlier version that failed,
         unless it is next to that version's file."""
-        if not os.path.isdir(self.failed):  # nothing has failed yet
+        if self.known[1].was_missing:  # nothing had failed yet
             return
         for first, second in (self.reason_paths(record), self.numbered_reason_paths(record)):
             with contextlib.suppress(FileNotFoundError):  # without the first there is no second

@@ -227,6 +227,11 @@ class KnownFolder:
     found: tuple[bytes, FolderIdentity] | None = None
     is_overlay: bool = False
 
+    @property
+    def was_missing(self) -> bool:
+        """Whether it did not exist when it was last looked at."""
+        return self.found is not None and self.found[0] != self.path
+
     def check(self) -> None:
         """Raises FolderAway if it is not the same any more; OSError."""
         if self.found is None:
@@ -241,7 +246,7 @@ class KnownFolder:
             raise
         if now != identity and not now.is_same(identity) and not self._is_mounted_again(now):
             raise _away(place, "is not the folder that it was; perhaps its mount is missing")
-        if place != self.path:
+        if self.was_missing:
             self.accept()  # it may exist by now
 
     def accept(self) -> None:

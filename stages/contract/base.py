@@ -165,7 +165,9 @@ class Header(msgspec.Struct, frozen=True):
     height: int
     orientation: int  # EXIF orientation 1..8
     pages: int = 1  # pictures in the file; only the first is read
-    is_deep: bool = False  # more than 8 bits, or a layout that Pillow does not know: numpy is needed
+    is_deep: bool = (
+        False  # more than 8 bits, a layout that Pillow does not know, or zeros in a JPEG: numpy is needed
+    )
 
 
 class Limits(msgspec.Struct, frozen=True):

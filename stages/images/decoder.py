@@ -88,6 +88,7 @@ def main(arguments: Sequence[str]) -> None:
     pixels.prepare()
     if "numpy" in arguments[4:]:  # a sealed process can open no file to import it
         importlib.import_module("stages.images.samples")
+        importlib.import_module("simplejpeg")
         imagecodecs = importlib.import_module("imagecodecs")
         # looking them up imports them
         _ = imagecodecs.spng_decode, imagecodecs.png_decode, imagecodecs.webp_decode

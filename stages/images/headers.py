@@ -16,7 +16,6 @@ from typing import NamedTuple
 
 from stages.contract.base import ImageError, Reason
 from stages.images.formats import HEAD, PNM
-from stages.images.scans import check_scans
 from stages.images.tiff import EXIF, PARTS, read_orientation, read_tiff
 
 Size = tuple[int, int, int]  # width, height as stored, orientation
@@ -120,9 +119,7 @@ def _read_sof(marker: int, segment: memoryview) -> Jpeg:
 
 
 def read_jpeg(data: memoryview) -> Size:
-    frame = read_jpeg_frame(data)
-    check_scans(data, frame.pixels_at)
-    return frame[:3]
+    return read_jpeg_frame(data)[:3]
 
 
 # PNG (ISO/IEC 15948)

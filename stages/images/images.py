@@ -23,6 +23,7 @@ from stages.images.formats import DEEP_PNM, HEAD, bmp_masks, identify
 from stages.images.headers import READERS, png_properties, png_significant_bits, read_jpeg_frame
 from stages.images.pages import count_pages
 from stages.images.profiles import apply, hide_exif, jpeg_profile, read_conversion
+from stages.images.scans import find_zeros
 from stages.images.tiff import find_picture
 
 if TYPE_CHECKING:
@@ -71,8 +72,10 @@ def inspect(data: memoryview, limits: Limits) -> Header:
 
 
 def _is_deep(name: str, data: memoryview) -> bool:
-    """Whether a picture that has been found sound needs samples.py: gray with more than 8 bits, much of TIFF, and a PNG of
-    which the lower bits say what is white or transparent."""
+    """Whether a picture needs samples.py: gray with more than 8 bits, much of TIFF, and a PNG of which the lower bits say what
+    is white or transparent. Or scans.py: a JPEG with long rows of zeros."""
+    if name == "JPEG":
+        return find_zeros(data) is not None
     if name == "TIFF":
         return find_picture(data).is_deep
     if name == "PPM":
@@ -163,7 +166,7 @@ def decode(
 
 def _suits_device(entry: Encoded) -> bool:
     data, header = entry
-    if header.format != "JPEG" or not read_jpeg_frame(data).is_plain:
+    if header.format != "JPEG" or header.is_deep or not read_jpeg_frame(data).is_plain:
         return False
     try:
         read_conversion(jpeg_profile(data))

@@ -31,6 +31,7 @@ from stages.images.grounds import choose_ground
 from stages.images.headers import find_avif_crop, png_chunks, png_significant_bits
 from stages.images.pages import BROKEN, is_blank, skip_blank
 from stages.images.profiles import convert_to_srgb, find_profile
+from stages.images.scans import check_zeros
 from stages.images.tiff import FILL_ORDER, JPEG, OLD_JPEG, Directory, find_picture
 
 if TYPE_CHECKING:
@@ -180,6 +181,8 @@ def _picture_of(pixels: np.ndarray) -> Image.Image:
 def _open(data: memoryview, header: Header) -> Image.Image:
     if header.format == "PNG":
         return OPENERS["PNG"](keep_picture(data))
+    if header.format == "JPEG" and header.is_deep:
+        check_zeros(data)
     if header.format == "BMP" and header.is_deep:
         from stages.images import samples
 
