@@ -6,7 +6,7 @@ Bytes and pixels are passed through a shared memfd; a socketpair carries a small
 
 `Decoder` handles one child, `Decoders` a pool of them, and
 `python -m stages.images.decoder` is the child's main.
-It does not import torch, and numpy only for PNG, WebP and pictures that are deep: numpy takes 0.15 s and 15 MB.
+It does not import torch.
 """
 
 from __future__ import annotations
@@ -46,7 +46,6 @@ KEPT_BYTES = 32 << 20  # shared memory that a decoder keeps between images
 LIFETIME = 2000  # images after which a child is replaced, so that a library's leak cannot grow
 START_SECONDS = 30.0
 DEATH_SECONDS = 10.0
-NUMPY_READS = ("PNG", "WEBP")  # formats
 CPU_CLOCK = 2  # of a process, in the number of its clock (linux/posix-timers.h)
 WALL_PER_CPU_SECOND = 2.0  # a child may wait for the processor as long as it runs on it
 
@@ -78,20 +77,13 @@ NOT_FOR_USERS = re.compile(r"<[^<>]* at 0x[0-9a-f]+>|(?<![\w.:])/[^\s'\",;:)]+/[
 
 
 def main(arguments: Sequence[str]) -> None:
-    """Decode until the parent closes its end. Arguments: parent's pid, socket, memory, limits (JSON), and `numpy` to import
-    what needs it."""
+    """Decode until the parent closes its end. Arguments: parent's pid, socket, memory, and limits (JSON)."""
     parent, channel_fd, memory_fd = map(int, arguments[:3])
     limits = msgspec.json.decode(arguments[3], type=Limits)
     confine(parent, limits)
     from stages.images import pixels
 
     pixels.prepare()
-    if "numpy" in arguments[4:]:  # a sealed process can open no file to import it
-        importlib.import_module("stages.images.samples")
-        importlib.import_module("simplejpeg")
-        imagecodecs = importlib.import_module("imagecodecs")
-        # looking them up imports them
-        _ = imagecodecs.spng_decode, imagecodecs.png_decode, imagecodecs.webp_decode
     with socket.socket(fileno=channel_fd) as channel:
         channel.send(b"ready")
         seal()
@@ -205,7 +197,6 @@ class Decoder:
         self._process: subprocess.Popen[bytes] | None = None
         self._channel: socket.socket | None = None
         self._served = 0
-        self._has_numpy = False  # the child
         self._memory_fd = os.memfd_create("visiond-decoder", os.MFD_CLOEXEC)
         os.ftruncate(self._memory_fd, KEPT_BYTES)
         self._memory = mmap.mmap(self._memory_fd, KEPT_BYTES)
@@ -227,9 +218,6 @@ class Decoder:
         self._resize(max(start + count, KEPT_BYTES))
         try:
             self._memory[: len(data)] = data
-            if (header.is_deep or header.format in NUMPY_READS) and not self._has_numpy:
-                self._stop()  # the next child reads all kinds
-                self._has_numpy = True
             reply = self._ask(Request(len(data), start, header))
             if reply.reason is not None:
                 raise ImageError(reply.reason, reply.detail)
@@ -312,7 +300,6 @@ class Decoder:
         with theirs:
             handed = (theirs.fileno(), self._memory_fd)
             arguments = (str(os.getpid()), *map(str, handed), msgspec.json.encode(self.limits).decode())
-            arguments += ("numpy",) if self._has_numpy else ()
             self._process = subprocess.Popen(
                 [*self._command, *arguments],
                 stdin=subprocess.DEVNULL,

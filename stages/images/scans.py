@@ -1,8 +1,8 @@
 """Checks whether zeros have replaced the compressed pixels of a JPEG, as after a broken download or on a failing disk.
 
-Every decoder reads zeros as codes, makes gray or striped blocks of them, and fails on nothing. A search for a row of zeros takes
-microseconds, and most complete files have none. A flat picture may have long ones, so those that have one are decoded once more
-by libjpeg-turbo, which counts: then nearly always too many or too few codes are left for the picture's blocks.
+Every decoder reads zeros as codes, and makes gray or striped blocks of them. A search for zeros takes microseconds, and most
+complete files have no long row of them. A flat picture may have some: then it counts what libjpeg-turbo warns of, as after zeros
+that are not the picture's own nearly always too many or too few codes are left for its blocks.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ def find_zeros(data: memoryview) -> tuple[int, int] | None:
 
 
 def check_zeros(data: memoryview) -> None:
-    """Decode a JPEG that has them. Raises ImageError(TRUNCATED) if they are not its pixels. What libjpeg-turbo cannot read at all
-    is left to the next decoder."""
+    """Decode a JPEG that has them. Raises ImageError(TRUNCATED) if they are not its pixels. What libjpeg-turbo cannot read at
+    all is left to the next decoder."""
     if (found := find_zeros(data)) is None or _is_read(data, strict=True) or not _is_read(data, strict=False):
         return
     first, count = found

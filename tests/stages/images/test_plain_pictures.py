@@ -1,4 +1,4 @@
-"""PNG and WebP as most are, which libspng and libwebp read without Pillow: pixels and refusals are those of Pillow."""
+"""JPEG, PNG and WebP as most are, read without Pillow: pixels and refusals are those of Pillow."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from stages.images.images import inspect
 from stages.images.profiles import make_profile
 
 WIDE = make_profile((0.68, 0.32, 0.265, 0.69, 0.15, 0.06, 0.3127, 0.329), 0.0)  # as phones and Macs have it
+DARK = make_profile((), 1.0, is_gray=True)
 WIDTH, HEIGHT = 61, 47
 
 
@@ -39,6 +40,7 @@ def stored(name: str, image: Image.Image, orientation: int = 1, **options: objec
 
 
 png, webp = partial(stored, "PNG"), partial(stored, "WEBP", lossless=True)
+jpeg = partial(stored, "JPEG", quality=85)
 
 
 def answer(data: bytes) -> tuple[object, ...]:
@@ -86,6 +88,14 @@ PLAIN = {
     "webp turned": webp(picture(), 6),
     "webp of two frames": webp(picture(), save_all=True, append_images=[picture(alpha=90)]),
     "webp of a frame below its canvas": small_frame(),
+    "jpeg": jpeg(picture()),
+    "jpeg of full colors": jpeg(picture(), subsampling=0),
+    "jpeg, progressive": jpeg(picture(), progressive=True, subsampling=1),
+    "jpeg, gray": jpeg(picture().convert("L")),
+    "jpeg, gray, of a gray profile": jpeg(picture().convert("L"), icc_profile=DARK),
+    "jpeg of wide colors": jpeg(picture(), icc_profile=WIDE),
+    "jpeg, cmyk": jpeg(picture().convert("CMYK")),
+    **{f"jpeg turned {n}": jpeg(picture(), n) for n in range(2, 9)},
 }
 
 
@@ -96,7 +106,13 @@ def test_a_plain_picture_has_the_pixels_that_pillow_reads(name: str, monkeypatch
     assert given == answer_of_pillow(PLAIN[name], monkeypatch)
 
 
-LEFT = ("one clear color", "webp of wide colors", "webp of two frames")
+LEFT = (
+    "one clear color",
+    "webp of wide colors",
+    "webp of two frames",
+    "jpeg, gray, of a gray profile",
+    "jpeg, cmyk",
+)
 
 
 @pytest.mark.parametrize("name", PLAIN)
@@ -110,7 +126,7 @@ def damaged(data: bytes, dice: random.Random) -> bytes:
     copy, how = bytearray(data), dice.randrange(3)
     if how == 0:
         return bytes(copy[: dice.randrange(40, len(copy))])
-    if data[:4] == b"RIFF":
+    if data[:4] != b"\x89PNG":
         copy[dice.randrange(20, len(copy))] ^= 1 << dice.randrange(8)
         return bytes(copy)
     at = copy.index(b"IDAT")
@@ -126,7 +142,7 @@ def test_a_damaged_picture_gets_the_answer_of_pillow(monkeypatch: pytest.MonkeyP
     dice, answers = random.Random(1), set()
     for _ in range(300):
         data = damaged(
-            PLAIN[dice.choice(["rgb", "transparent", "webp with losses", "webp transparent"])], dice
+            PLAIN[dice.choice(["rgb", "transparent", "webp with losses", "webp transparent", "jpeg"])], dice
         )
         given = answer(data)
         assert given == answer_of_pillow(data, monkeypatch)
