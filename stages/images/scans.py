@@ -1,7 +1,7 @@
 """Checks whether zeros have replaced the compressed pixels of a JPEG, as after a broken download or on a failing disk.
 
 Every decoder reads zeros as codes, and makes gray or striped blocks of them. A search for zeros takes microseconds, and most
-complete files have no long row of them. A flat picture may have some: then it counts what libjpeg-turbo warns of, as after zeros
+complete files have no long row of them. A flat picture may have some: then what libjpeg-turbo warns of counts, as after zeros
 that are not the picture's own nearly always too many or too few codes are left for its blocks.
 """
 
