@@ -138,7 +138,7 @@ def choose_models(settings: Config, name: str, *, permissive: bool) -> dict[str,
         chosen = sets.choose_models(name, permissive=permissive)
     except UnknownName as error:
         raise WrongArgument(str(error)) from error
-    own = not sets.is_of_a_set(section_of(settings, "ocr").model)
+    own = not sets.sets_of(section_of(settings, "ocr").model)
     return {
         stage: model
         for stage, model in chosen.items()

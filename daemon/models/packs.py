@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from daemon.config.loading import Config
 from daemon.core.errors import ModelsUnusable
-from daemon.core.hints import quantity
+from daemon.core.hints import command, quantity
 from daemon.layout.layout import pack_errors
 from daemon.terminal.display import print_json, print_table
 from stages.contract.manifest import MANIFEST, PackError, PackErrors
@@ -20,6 +20,7 @@ from stages.weights.families import PublishedModel
 from stages.weights.layouts import plugin_errors
 from stages.weights.measured import GPU, RATES
 from stages.weights.packs import Pack
+from stages.weights.sets import SETS, sets_of
 
 
 @dataclass(frozen=True)
@@ -206,6 +207,7 @@ def print_catalog(config: Config, stages: Sequence[str] | None) -> None:
     """Print a table of the models that can be pulled."""
     columns = (
         "model",
+        "set",
         "stage",
         "license",
         "parameters",
@@ -217,6 +219,7 @@ def print_catalog(config: Config, stages: Sequence[str] | None) -> None:
     rows = (
         (
             entry.name,
+            ", ".join(sets_of(entry.name)) or "-",
             entry.stage,
             entry.license or "-",
             count_parameters(entry),
@@ -227,6 +230,7 @@ def print_catalog(config: Config, stages: Sequence[str] | None) -> None:
         for entry in choose_entries(stages)
     )
     print_table(columns, rows)
+    print(f"\nTo take all models of a set ({', '.join(SETS)}): {command('setup', 'balanced')}")
 
 
 def print_catalog_json(config: Config, stages: Sequence[str] | None) -> None:
@@ -235,7 +239,9 @@ def print_catalog_json(config: Config, stages: Sequence[str] | None) -> None:
         folder = find_folder(entry, config)
         measured = {GPU: RATES[entry.name]} if entry.name in RATES else {}
         rows.append(
-            asdict(entry) | {"measured": measured, "here": folder is not None, "folder": str(folder or "")}
+            asdict(entry)
+            | {"sets": sets_of(entry.name), "measured": measured}
+            | {"here": folder is not None, "folder": str(folder or "")}
         )
     print_json(rows)
 

@@ -49,8 +49,9 @@ def is_permissive(model: str) -> bool:
     return license_of(model).startswith(PERMISSIVE)
 
 
-def is_of_a_set(model: str) -> bool:
-    return any(model in models for chosen in SETS.values() for models in chosen.values())
+def sets_of(model: str) -> list[str]:
+    """The names of the sets that have it."""
+    return [name for name, chosen in SETS.items() if any(model in models for models in chosen.values())]
 
 
 def _choose(models: Iterable[str], *, permissive: bool) -> str:

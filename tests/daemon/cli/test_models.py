@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -260,10 +261,16 @@ def test_the_list_shows_what_is_here_and_below_it_what_can_be_pulled(place: Plac
         "memory_bytes",
     }
     assert nano["measured"] == {}
+    assert (models["clip-b32"]["sets"], models["blip-large"]["sets"]) == (["fast"], ["balanced", "best"])
+    assert nano["sets"] == []
     assert {row["stage"] for row in list_rows(place, "--catalog", "--stage", "clip")} == {"clip"}
     text = place.command("models", "list", "--stage", "yolo").stdout
     assert text.index("used for") < text.index("published quality") < text.index("yolo26n")
     assert "clip-b32" not in text
+    assert re.search(r"^rf-detr-small +balanced +yolo ", text, re.M)
+    assert text.splitlines()[-1].startswith(
+        "To take all models of a set (fast, balanced, best): visiond setup balanced"
+    )
     assert "used for" not in place.command("models", "list", "--catalog").stdout
     refused = place.command("models", "list", "--stage", "clpi")
     assert (refused.returncode, 'did you mean "clip"' in refused.stderr) == (os.EX_USAGE, True)
