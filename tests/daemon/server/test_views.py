@@ -7,6 +7,9 @@ from pathlib import Path
 from jinja2 import Environment, PackageLoader
 
 from daemon.config.sections import PageSection
+from daemon.core.hints import quantity
+from daemon.monitoring.overview import FILTERS, LastHour
+from daemon.monitoring.snapshot import GpuState, Snapshot
 from daemon.server.views import view_of
 from tests.makers import make_record
 
@@ -17,3 +20,21 @@ def test_a_card_names_the_folder_in_the_inbox_as_pages_of_documents_have_equal_n
     for path, told in ((b"a.pdf.unpacked/page-0001.png", True), (b"page-0001.png", False)):
         view = view_of(make_record(Path("/srv/inbox"), path))
         assert ("a.pdf.unpacked</bdi>" in card.render(view=view)) == told
+
+
+def test_a_gpu_has_its_temperature_where_the_driver_reports_it() -> None:
+    templates = Environment(loader=PackageLoader("daemon.server"), autoescape=True)
+    templates.filters |= FILTERS
+    names = {"url": PageSection().address, "quantity": quantity}
+    gpus = [
+        GpuState("cuda:0", "H200", 70 << 30, 140 << 30, 0.5, 61),
+        GpuState("cuda:1:0", "MIG", 1 << 30, 10 << 30),
+    ]
+    snapshot = Snapshot(running=True, pending=0, done=0, failed=0, skipped=0, gone=0, gpus=gpus)
+    hour = LastHour.of(snapshot.minutes)
+    page = templates.get_template("workers.html", globals=names).render(
+        snapshot=snapshot, hour=hour, rooms=[], reasons=[], notices=[]
+    )
+    assert "H200, 61 °C" in page
+    assert "70 GiB of 140 GiB" in page
+    assert page.count("°C") == page.count("not reported") == 1
