@@ -714,6 +714,18 @@ INSERT INTO lost SELECT id FROM image WHERE id = ? AND status = 1 ON CONFLICT DO
 -- name: forget_lost
 DELETE FROM lost WHERE image = ?;
 
+-- name: reasons
+-- Of these publications, as `shown`.
+SELECT reason, COUNT(*) FROM image WHERE id IN (SELECT image FROM publication WHERE number IN (:rows)) AND status = 2
+AND (location IS NOT NULL OR :is_newest) GROUP BY reason;
+
+-- name: unpublished
+-- No index has the SKIPPED ones: a part of the table is read, and no index that would read more.
+SELECT id FROM image NOT INDEXED WHERE id >= :first AND id < :before AND status = :status
+AND (:inboxes IS NULL OR inbox IN (SELECT id FROM inbox AS asked WHERE CAST(asked.path AS TEXT) IN (SELECT value FROM json_each(:inboxes))))
+AND NOT EXISTS (SELECT 1 FROM json_each(:words) WHERE instr(lower(CAST(image.path AS TEXT)), value) = 0)
+AND :is_newest ORDER BY id DESC LIMIT :limit;
+
 -- name: failed
 SELECT id FROM image WHERE status = 2 AND :is_newest ORDER BY id;
 

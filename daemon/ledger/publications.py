@@ -9,14 +9,17 @@ from __future__ import annotations
 
 import sqlite3
 import time
+from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
 from typing import NamedTuple
 
 import msgspec
 
-from daemon.core.jobs import Placed
+from daemon.core.jobs import JobStatus, Placed
 from daemon.ledger.statements import SQL, run_rows
 
+LOOKED_AT = 10_000  # images at once, for those that no index has
+LOOK_SECONDS = 0.2
 # Sinks whose objects are named after the path of the file: they are given renamed images again.
 BY_PATH = frozenset({"store"})
 
@@ -123,3 +126,42 @@ def read_shown(connection: sqlite3.Connection, numbers: Sequence[int]) -> dict[i
 def read_shown_before(connection: sqlite3.Connection, number: int, limit: int) -> dict[int, int]:
     """The same for the last publications before a number, newest first."""
     return dict(map(tuple, connection.execute(SQL["shown_before"], (number, limit)).fetchall()))
+
+
+def count_reasons(connection: sqlite3.Connection, numbers: Sequence[int]) -> Counter[str]:
+    """How many of these are shown and FAILED, by reason."""
+    counts: Counter[str] = Counter()
+    for reason, images in run_rows(connection, "reasons", [(number,) for number in numbers]):
+        counts[reason] += images
+    return counts
+
+
+def read_unpublished(
+    connection: sqlite3.Connection,
+    status: JobStatus,
+    before: int,
+    limit: int,
+    *,
+    words: Collection[str] = (),
+    inboxes: Collection[str] = (),
+    seconds: float = LOOK_SECONDS,
+) -> tuple[list[int], int]:
+    """Files whose newest version is PENDING or SKIPPED, newest first, and the number before which to look for more; 0: there
+    are no more. before: a number of an image. words: parts of the path, all of them; of other letters than A to Z the case
+    counts. The search stops after some time, even if it has found none: a ledger may have millions of other images."""
+    found: list[int] = []
+    ends = time.monotonic() + seconds
+    before = min(before, connection.execute(SQL["last_number"]).fetchone()[0] + 1)
+    asked = {
+        "status": status,
+        "words": _json([word.lower() for word in words]),
+        "inboxes": _json(inboxes) if inboxes else None,
+    }
+    while before > 1 and len(found) < limit:
+        bounds = {"first": before - LOOKED_AT, "before": before, "limit": limit - len(found)}
+        ids = [row[0] for row in connection.execute(SQL["unpublished"], asked | bounds)]
+        found += ids
+        before = ids[-1] if len(found) == limit else max(1, before - LOOKED_AT)
+        if time.monotonic() > ends:
+            break
+    return found, before if before > 1 else 0

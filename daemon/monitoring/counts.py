@@ -22,6 +22,7 @@ COUNT_SECONDS = 0.5  # a scrape's wait for a count of what waits
 LEAST_SECONDS = 1.0  # between two counts
 REST = 50  # between two counts, as a multiple of what one takes
 RATE_SECONDS = 30.0  # over which the pace is measured
+MINUTES = 60  # whose counts are kept
 FIRST_SECONDS = 3.0  # of other workers, in which little is finished
 
 
@@ -125,6 +126,25 @@ class Pace:
         if now - then < FIRST_SECONDS and self._each:
             return self._each * len(self._workers)
         return (done - before) / (now - then) if self._workers and now > then else 0.0
+
+
+class Hour:
+    """How many images were finished in each of the last minutes. It begins with the daemon."""
+
+    def __init__(self) -> None:
+        self._minutes = deque([0], maxlen=MINUTES)  # the last one goes on
+        self._minute: int | None = None
+        self._finished = 0  # when it was noted last
+
+    def note(self, now: float, finished: int) -> list[int]:
+        """The counts, oldest first. now: monotonic seconds; finished: images so far. What was finished since the last call
+        counts for this minute, so call it every few seconds."""
+        minute = int(now // 60)
+        passed = 0 if self._minute is None else minute - self._minute
+        self._minutes.extend([0] * min(passed, MINUTES))
+        self._minutes[-1] += finished - self._finished
+        self._minute, self._finished = minute, finished
+        return [*self._minutes]
 
 
 class WaitingCount:

@@ -23,12 +23,15 @@ WAIT_SECONDS = 0.5  # for an answer; a later one counts for the next look
 class DiskSpace:
     free_bytes: int  # for programs that do not run as root
     size_bytes: int
+    device: int = 0  # number of the file system, until the next boot
 
     @classmethod
     def of(cls, folder: Path) -> DiskSpace:
         """The room in the file system of a folder that may not exist yet. Raises OSError."""
-        found = os.statvfs(find_existing(folder))
-        return cls(found.f_bavail * found.f_frsize, found.f_blocks * found.f_frsize)
+        existing = find_existing(folder)
+        found = os.statvfs(existing)
+        size = found.f_blocks * found.f_frsize
+        return cls(found.f_bavail * found.f_frsize, size, existing.stat().st_dev)
 
 
 def find_existing(folder: Path) -> Path:

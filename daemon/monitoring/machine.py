@@ -93,7 +93,14 @@ class Gpus(Collector):
 
     def states(self) -> list[GpuState]:
         return [
-            GpuState(gpu.device, gpu.name, gpu.used_bytes, gpu.total_bytes, gpu.utilisation)
+            GpuState(
+                gpu.device,
+                gpu.name,
+                gpu.used_bytes,
+                gpu.total_bytes,
+                gpu.utilisation,
+                gpu.sensors.celsius,
+            )
             for gpu in self.ask()
         ]
 

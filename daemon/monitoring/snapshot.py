@@ -11,6 +11,7 @@ import msgspec
 from daemon.core.hints import command, quantity
 from daemon.core.jobs import Outdated
 from daemon.monitoring.limits import Limit, Moment
+from daemon.system.log import LogLine
 
 TASKS = ("verify", "backup", "upload", "prune", "vacuum")  # of upkeep, in the order in which they run
 
@@ -88,13 +89,14 @@ class StageState(msgspec.Struct, frozen=True):
 
 
 class GpuState(msgspec.Struct, frozen=True):
-    """A GPU, as the driver describes it. busy: 0 to 1; None if the driver does not report it."""
+    """A GPU, as the driver describes it. busy: 0 to 1. None: the driver does not report it."""
 
     device: str
     name: str
     used_bytes: int
     total_bytes: int
     busy: float | None = None
+    celsius: int | None = None
 
 
 class Chore(msgspec.Struct, frozen=True, kw_only=True):
@@ -193,6 +195,8 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
     ended_in_this_run: int = 0
     left_in_this_run: int = 0  # pending images that this run will process; with --limit not all
     images_per_second: float = 0.0  # of the workers that are ready now, over the last half minute at most
+    # finished in each of the last minutes since the daemon's start, 60 at most, oldest first; the last one goes on
+    minutes: list[int] = []
     eta_seconds: float | None = None  # None while nothing is processed
     obstacles: list[str] = []  # what cannot be read or written, and why
     unread_folders: int = 0  # in the inboxes; they are skipped
@@ -215,9 +219,15 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
     # files with results of other models than the current ones; None: not counted yet
     outdated: Outdated | None = None
     exchange: ExchangeState = ExchangeState()
+    # the last warnings and errors of the daemon's own process; empty for readers of [http] and /api/status, as they name files
+    log: list[LogLine] = []
     reload_problem: str = ""  # why the last reload was refused
     # the process that uses the state folder although no daemon answers; 0: none, or unknown
     held_by: int = 0
+
+    def without_names(self) -> Snapshot:
+        """For readers who should not see what files and folders in an inbox are called."""
+        return msgspec.structs.replace(self, unread=[], log=[])
 
     @property
     def loading(self) -> bool:

@@ -24,6 +24,7 @@ from daemon.search.entries import FIELDS, mark, separate
 FILTERS = ("bin", "tag", "object", "inbox", "state", "reason")
 DATES = ("after", "before")
 STATES = ("done", "failed")
+UNPUBLISHED = ("pending", "skipped")  # that the index does not have
 MOST_TERMS = 64
 YEARS = range(2000, 2200)
 FIRST_DAY = date(2020, 1, 1)  # before there was a visiond
@@ -79,6 +80,18 @@ class Query:
         """Only the filters, and the words that are excluded or looked for in one field."""
         return replace(self, terms=tuple(term for term in self.terms if term.excluded or term.field))
 
+    def of_names(self) -> tuple[list[str], list[str]]:
+        """Words of the path, and inboxes: all that files without a result can be searched for. Raises QueryError if the
+        query has anything else."""
+        filters = dict(self.filters)
+        inboxes, state = filters.pop("inbox", ()), filters.pop("state", ("",))[0]
+        terms = [term for term in self.terms if not term.excluded and term.field in ("", "name")]
+        if filters or self.after or self.before or len(terms) < len(self.terms):
+            raise QueryError(
+                f"files that are {state} have no result: only words of their names and the inbox narrow them."
+            )
+        return [term.words for term in terms], list(inboxes)
+
     def parts(self) -> tuple[list[str], list[str]]:
         """What an image has to fit, all of it, and what it must not fit, any of it: in FTS5's language."""
         parts = [term.expression() for term in self.terms if not term.excluded]
@@ -117,6 +130,11 @@ def parse(text: str) -> Query:
         else:
             has_signs |= not minus
     for state in filters.get("state", ()):
+        if state in UNPUBLISHED:
+            raise QueryError(
+                f"state:{state} cannot be searched for: choose it in the page's filter State, or use "
+                f"`visiond list --status {state}`."
+            )
         if state not in STATES:
             raise QueryError(f"state:{state} cannot be searched for; only state:done and state:failed are.")
     if len(terms) > MOST_TERMS:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -11,16 +12,18 @@ from functools import partial
 from pathlib import Path
 
 from daemon.config.state import SEARCH
+from daemon.core.jobs import JobStatus
 from daemon.ledger import publications
 from daemon.ledger.records import Reader
 from daemon.search.index import Index, SearchUnusable
 from daemon.search.masks import Bits, Masks, make_bits
-from daemon.search.query import Query
+from daemon.search.query import Query, parse
 from daemon.search.tower import Ask, Tower
 from stages.contract.base import StageSpec
 
 BEST = 200  # images of a search by meaning, or by both; by words there is no limit
 LEAST_READ = 256  # entries of the index at once, as many may be stale
+MOST_REASONS = 5_000  # failures whose reasons are counted
 MOST_ASKED = 50_000  # answers, of which some may be stale
 RANK = 60  # of Cormack, Clarke and Büttcher, "Reciprocal Rank Fusion", 2009
 NEWEST = 1 << 62
@@ -118,6 +121,22 @@ class Searcher:
                 return Found(hits)
             before = numbers[-1]
         return Found(hits, before)
+
+    def unpublished(self, query: Query, state: str, before: int = NEWEST, limit: int = 50) -> Found:
+        """Files that are pending or skipped, newest first: the ledger has them, and no index their words. before: the cursor
+        of an earlier answer. Raises QueryError."""
+        words, inboxes = query.of_names()
+        with self._reader.lend() as ledger:
+            found, following = publications.read_unpublished(
+                ledger, JobStatus[state.upper()], before, limit, words=words, inboxes=inboxes
+            )
+        return Found([Hit(0, image) for image in found], following)
+
+    def reasons(self, most: int = MOST_REASONS) -> tuple[Counter[str], bool]:
+        """How many images failed, by reason; and whether only the last ones were counted, as there are more than `most`."""
+        numbers = self.index.newest(parse("state:failed"), NEWEST, most)
+        with self._reader.lend() as ledger:
+            return publications.count_reasons(ledger, numbers), len(numbers) == most
 
     def best(
         self, query: Query, by: By = By.both, skip: int = 0, limit: int = 50, *, wait: bool = True

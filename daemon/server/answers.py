@@ -166,8 +166,8 @@ class Answers:
         return answer_json({"ready": not problems, "problems": problems} | shown, 503 if problems else 200)
 
     async def status(self, _request: Request) -> Response:
-        """Without the names of folders in an inbox, which readers of the pages should not see."""
-        return answer_json(msgspec.structs.replace(await self._status.complete_snapshot(), unread=[]))
+        """Without the names of folders and files in an inbox, which readers of the pages should not see."""
+        return answer_json((await self._status.complete_snapshot()).without_names())
 
     async def status_with_names(self, _request: Request) -> Response:
         return answer_json(await self._status.complete_snapshot())

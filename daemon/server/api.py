@@ -147,9 +147,9 @@ class Api:
         return answer_json({"images": images, "following": following, "problem": found.problem})
 
     async def status(self, _request: Request) -> Response:
-        """Without the names of folders that cannot be read, as that of [http]."""
+        """Without the names of files and folders, as that of [http]."""
         snapshot = await run_sync(control.find_status, self._config)
-        return answer_json(msgspec.structs.replace(snapshot, unread=[]))
+        return answer_json(snapshot.without_names())
 
     async def document(self, _request: Request) -> Response:
         return Response(self._document, media_type="application/json")

@@ -6,7 +6,7 @@ import contextlib
 import os
 from collections.abc import AsyncIterator, Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qs, urlsplit
 
 import anyio
@@ -24,9 +24,8 @@ from daemon.config.state import PAGE_TOKEN
 from daemon.core.errors import LedgerUnusable, VisiondError
 from daemon.core.hints import quantity
 from daemon.core.jobs import JobStatus
-from daemon.ledger.record import Record
-from daemon.ledger.records import Reader
 from daemon.monitoring.notices import list_notices
+from daemon.monitoring.overview import FILTERS, LastHour, Overview
 from daemon.search.following import encode_events, read_last
 from daemon.search.index import SearchUnusable
 from daemon.search.query import Query, QueryError
@@ -39,7 +38,6 @@ from daemon.server.views import (
     View,
     document_of,
     find_images,
-    list_tables,
     number_in,
     raw_of,
     shorten,
@@ -48,6 +46,10 @@ from daemon.server.views import (
     visible,
 )
 from daemon.terminal import control
+
+if TYPE_CHECKING:
+    from daemon.ledger.record import Record
+    from daemon.ledger.records import Reader
 
 EVENT_SECONDS, KEEP_ALIVE_SECONDS = 0.5, 15.0
 MOST_STREAMS = 128  # of events at once: other requests need connections too
@@ -71,6 +73,7 @@ class Page:
         self._pictures = pictures
         self._few = anyio.CapacityLimiter(DECODERS)
         self._huge = anyio.CapacityLimiter(DECODERS - 1)
+        self._overview = Overview(config, lambda: searcher.reasons())
         self._streams = 0  # of events, that are open
         self._address = config.page.address
         self._templates = Environment(
@@ -81,7 +84,7 @@ class Page:
             undefined=StrictUndefined,
         )
         self._templates.globals |= {"version": __version__, "url": self._address, "quantity": quantity}
-        self._templates.filters["short"] = shorten
+        self._templates.filters |= {"short": shorten, **FILTERS}
 
     def routes(self) -> list[BaseRoute]:
         return [
@@ -247,14 +250,23 @@ class Page:
     async def state(self, request: Request) -> Response:
         snapshot = await run_sync(control.find_status, self._config)
         template = "workers.html" if request.headers.get("hx-request") else "state.html"
-        return self._show(
-            request, template, {"snapshot": snapshot, "notices": list_notices(snapshot.notices.items())}
-        )
+        await self._overview.look()
+        await run_sync(self._overview.count, snapshot.failed)
+        values = {
+            "snapshot": snapshot,
+            "notices": list_notices(snapshot.notices.items()),
+            "hour": LastHour.of(snapshot.minutes),
+            "rooms": self._overview.rooms(),
+            "reasons": self._overview.reasons,
+            "are_last": self._overview.are_last,
+        }
+        return self._show(request, template, values)
 
     async def settings(self, request: Request) -> Response:
-        """Every key of the configuration; secrets are in files of their own, of which only the name is shown."""
-        tables = [*list_tables(self._config.model_dump(mode="json"))]
-        return self._show(request, "settings.html", {"tables": tables, "folder": self._config.folder})
+        """Every key of the configuration, first those that differ from the defaults; secrets are in files of their own, of
+        which only the name is shown."""
+        values = {"tables": self._overview.settings, "folder": self._config.folder}
+        return self._show(request, "settings.html", values)
 
     async def login(self, request: Request) -> Response:
         """`to`: the page from which somebody comes, and to which the login leads back."""
@@ -294,6 +306,9 @@ class Page:
 
     async def again(self, request: Request) -> Response:
         record = await self._record(request)
+        if record.status not in (JobStatus.DONE, JobStatus.FAILED):
+            why = f"Image {record.id} is {record.status.name}: only images that are DONE or FAILED can be processed again."
+            raise HTTPException(409, why)
         await run_sync(control.put_back, self._config, record.status, [record.id])
         return RedirectResponse(self._address(f"/images/{record.id}"), 303)
 

@@ -21,11 +21,12 @@ from daemon.core.jobs import JobStatus, Outdated
 from daemon.inbox.sources import WRITTEN
 from daemon.inbox.walk import SHOWN, count_unread
 from daemon.maintenance.schedule import Upkeep
-from daemon.monitoring.counts import Pace, WaitingCount
+from daemon.monitoring.counts import Hour, Pace, WaitingCount
 from daemon.monitoring.disks import Disks
 from daemon.monitoring.moments import LOOK_SECONDS, Limits
 from daemon.monitoring.snapshot import ExchangeState, LaneState, SegmentState, Snapshot, WorkerState
 from daemon.pipeline.coordinator import Pipeline
+from daemon.system.log import recent_lines
 
 OUTDATED_SECONDS = 5.0  # for which the number of files with results of earlier models is not counted again
 ASK_SECONDS = 0.5  # a scrape's wait for the ledger, whose thread may be busy with VACUUM
@@ -65,6 +66,7 @@ class Status:
         self._reload_problem = ""  # why the last reload changed nothing
         metrics.configuration_refused.set_function(lambda: float(self._is_refused()))
         self._pace = Pace()
+        self._hour = Hour()
         self._limits = Limits()
         self.disks = disks or Disks({})
         self.waiting = waiting or WaitingCount(dict)
@@ -94,6 +96,7 @@ class Status:
             ended_in_this_run=counts.ended.total(),
             left_in_this_run=left,
             images_per_second=round(rate, 2),
+            minutes=self._note_minute(),
             eta_seconds=left / rate if left and rate else None,
             obstacles=pipeline.blocked()
             + self._unwritten()
@@ -117,6 +120,7 @@ class Status:
             upkeep=self.upkeep.chores() if self.upkeep else [],
             outdated=self._outdated,
             exchange=self.exchange(),
+            log=recent_lines(),
             reload_problem=self._reload_problem,
         )
 
@@ -131,6 +135,7 @@ class Status:
     async def watch(self) -> None:
         """Find out what limits the rate, once a second, until cancelled."""
         while True:
+            self._note_minute()
             with contextlib.suppress(OSError):  # /proc cannot be read now: the next look may be possible
                 await self._look()
             await anyio.sleep(LOOK_SECONDS)
@@ -317,6 +322,9 @@ class Status:
     def _workers_of_looks(self) -> list[WorkerState]:
         states = (look.station.state() for look in self._pipeline.looks)
         return _workers_of(lane for state in states for lane in state.lanes)
+
+    def _note_minute(self) -> list[int]:
+        return self._hour.note(time.monotonic(), self._counts.finished_in_this_run)
 
     def _rate(self, workers: list[WorkerState]) -> float:
         ready = frozenset((worker.name, worker.ready_at) for worker in workers if worker.state == "ready")

@@ -1,14 +1,13 @@
-"""What the templates get, as plain values: what an address asks for, images in their own pixels, and the configuration as a
-table for each section, without secrets. Templates escape all of it."""
+"""What the templates get, as plain values: what an address asks for, and images in their own pixels. Templates escape all
+of it."""
 
 from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Annotated, Any
-from urllib.parse import urlsplit
 
 import msgspec
 from starlette.convertors import IntegerConvertor, register_url_convertor
@@ -18,7 +17,7 @@ from daemon.core.jobs import JobStatus
 from daemon.ledger.record import Record
 from daemon.ledger.soundness import MOST
 from daemon.search.entries import LEAST_SCORE
-from daemon.search.query import DATES, Query, QueryError, parse, read_day
+from daemon.search.query import DATES, UNPUBLISHED, Query, QueryError, parse, read_day
 from daemon.search.searcher import NEWEST, By, Found, Hit, Searcher
 from stages.contract.binning import text_of
 
@@ -28,6 +27,7 @@ SHORT_TEXT = 160  # characters on a card
 TURNING = "\u202a-\u202e\u2066-\u2069"
 HIDDEN = re.compile(f"[\x00-\x1f\x7f-\x9f{TURNING}]")
 NOTHING = "–"
+WITHOUT_RESULT = (JobStatus.PENDING, JobStatus.SKIPPED)
 
 
 # What is asked for
@@ -55,6 +55,8 @@ class Asked(msgspec.Struct, frozen=True):
             asked = msgspec.convert(given, cls, strict=False)
         except msgspec.ValidationError as error:
             raise QueryError(f"the address has a value that cannot be used: {error}") from error
+        if asked.state in UNPUBLISHED:
+            return msgspec.structs.replace(asked, by="newest")
         return asked if asked.by in (*By, "newest") else msgspec.structs.replace(asked, by="both")
 
     def query(self) -> Query:
@@ -83,8 +85,10 @@ class Asked(msgspec.Struct, frozen=True):
 
 def find_images(searcher: Searcher, asked: Asked, most: int, wait: bool = False) -> Found:
     """wait: until the model that understands sentences is loaded. Raises QueryError, SearchUnusable."""
-    searcher.catch_up()
     query = asked.query()
+    if asked.state in UNPUBLISHED:
+        return searcher.unpublished(query, asked.state, asked.cursor or NEWEST, most)
+    searcher.catch_up()
     if query.sentence and asked.by != "newest":
         return searcher.best(query, By(asked.by), asked.cursor, most, wait=wait)
     return searcher.newest(query, asked.cursor or NEWEST, most)
@@ -177,7 +181,7 @@ def document_of(record: Record) -> dict[str, Any]:
 
 
 def view_of(record: Record, hit: Hit | None = None) -> View:
-    """record: DONE or FAILED."""
+    """An image without a result has as its text why that is."""
     document = document_of(record)
     ocr, objects, clip, caption = (document.get(name) or {} for name in ("ocr", "objects", "clip", "caption"))
     labels = [found["label"] for found in objects.get("detections", ())]
@@ -196,11 +200,15 @@ def view_of(record: Record, hit: Hit | None = None) -> View:
         digest=record.digest.hex()[:16],
         hit=hit,
         caption=caption.get("text") or "",
-        text=" ".join(text_of(ocr).split("\n")),
+        text=_why(record) if record.status in WITHOUT_RESULT else " ".join(text_of(ocr).split("\n")),
         tags=[(tag["label"], tag["score"]) for tag in clip.get("tags", ())],
         objects=[(label, labels.count(label)) for label in dict.fromkeys(labels)],
         shapes=[*_texts(ocr.get("lines", ())), *_objects(objects.get("detections", ()))],
     )
+
+
+def _why(record: Record) -> str:
+    return ": ".join(filter(None, (record.status.name.lower(), record.reason, record.detail)))
 
 
 def suggest(views: Sequence[View]) -> dict[str, list[str]]:
@@ -226,51 +234,6 @@ def _objects(detections: Sequence[dict[str, Any]]) -> Iterator[Polygon]:
         x0, y0, x1, y1 = found["box"]
         points = f"{x0:g},{y0:g} {x1:g},{y0:g} {x1:g},{y1:g} {x0:g},{y1:g}"
         yield Polygon(points, f"{found['label']} {found['score']:.0%}", "object", x0, y0)
-
-
-# The configuration
-
-
-@dataclass(frozen=True, slots=True)
-class SettingsTable:
-    """name: of the section, as in daemon.toml. rows: each key with its value."""
-
-    name: str
-    rows: list[tuple[str, str]]
-
-
-def list_tables(values: Mapping[str, Any], name: str = "") -> Iterator[SettingsTable]:
-    """values: of a configuration, by section and key. A section without keys of its own is left out."""
-    rows = [(key, say(value)) for key, value in values.items() if not _parts(value)]
-    if rows and name:
-        yield SettingsTable(name, rows)
-    for key, value in values.items():
-        for part in _parts(value):
-            yield from list_tables(part, f"{name}.{key}" if name else key)
-
-
-def say(value: object) -> str:
-    """A value as daemon.toml has it, without quotes. Of an address only scheme and host: the rest, and what stands
-    before the host, may be a secret."""
-    if isinstance(value, bool):
-        return "true" if value else "false"
-    if isinstance(value, list):
-        return ", ".join(map(say, value)) or NOTHING
-    if isinstance(value, str) and "://" in value:
-        return _without_secrets(value)
-    return NOTHING if value in ("", None, {}) else str(value)
-
-
-def _without_secrets(url: str) -> str:
-    scheme, _, rest = url.partition("://")
-    host = urlsplit(f"//{rest}").netloc.rpartition("@")[2]
-    return f"{scheme}://{host}" + ("/…" if rest.partition(host)[2].strip("/") else "")
-
-
-def _parts(value: object) -> list[Mapping[str, Any]]:
-    """The sections in a value: itself, or those in a list."""
-    found = value if isinstance(value, list) else [value]
-    return [part for part in found if isinstance(part, Mapping)]
 
 
 def shorten(value: object) -> str:

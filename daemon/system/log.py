@@ -7,9 +7,31 @@ from __future__ import annotations
 
 import logging
 import sys
+import threading
+import time
 from collections.abc import MutableMapping
 from typing import Any, TextIO
 
+import msgspec
+
+RECENT = 20  # messages
+LONGEST = 500  # characters of one
+SHOWN_APART = ("event", "level", "timestamp", "exception")
+
+
+class LogLine(msgspec.Struct, frozen=True):
+    """A warning or an error of this process, the last one of its kind. at: Unix seconds. times: how often there was one."""
+
+    at: float
+    level: str  # warning, error or critical
+    text: str
+    times: int = 1
+
+
+_recent: dict[
+    str, LogLine
+] = {}  # by message, without what it is about: a thousand failures leave room for the others
+_keeping = threading.Lock()
 _as_json = False  # whether the log is set up and has only JSON objects
 
 
@@ -47,6 +69,7 @@ def set_up(level: str = "info", format: str = "auto", stream: TextIO | None = No
             structlog.processors.TimeStamper(fmt="iso", utc=not console),
             structlog.processors.format_exc_info,
             _escape,
+            _keep,
             renderer,
         ],
         wrapper_class=structlog.make_filtering_bound_logger(logging.getLevelNamesMapping()[level.upper()]),
@@ -61,6 +84,27 @@ def _escape(_logger: Any, _method: str, event: MutableMapping[str, Any]) -> dict
     if "exception" in event:
         escaped["exception"] = "\n".join(map(escape, event["exception"].split("\n")))
     return escaped
+
+
+def recent_lines() -> list[LogLine]:
+    """The last warnings and errors, oldest first; what [log] level leaves out is not among them."""
+    with _keeping:
+        return list(_recent.values())
+
+
+def _keep(_logger: Any, method: str, event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
+    if method in ("warning", "error", "critical"):
+        message = str(event.get("event", ""))
+        about = [f"{key}: {value}" for key, value in event.items() if key not in SHOWN_APART]
+        cause = str(event.get("exception", "")).rpartition("\n")[2]  # the last line of a traceback
+        text = "; ".join(filter(None, [message, *about, cause]))
+        with _keeping:
+            times = 1 + (_recent.pop(message).times if message in _recent else 0)
+            shown = text if len(text) <= LONGEST else f"{text[: LONGEST - 1]}…"
+            _recent[message] = LogLine(time.time(), method, shown, times)
+            if len(_recent) > RECENT:
+                del _recent[next(iter(_recent))]
+    return event
 
 
 def escape(text: str) -> str:

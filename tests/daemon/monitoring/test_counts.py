@@ -11,7 +11,7 @@ import pytest
 from daemon.core.errors import VisiondError
 from daemon.core.jobs import Admitted, JobStatus, Waiting
 from daemon.monitoring import counts as counts_module
-from daemon.monitoring.counts import Counts, WaitingCount
+from daemon.monitoring.counts import Counts, Hour, WaitingCount
 from tests.daemon_process import PATIENCE, Daemon, Place, counts_of, until
 from tests.makers import done, failed, make_job, postponed
 
@@ -74,6 +74,22 @@ def test_an_image_that_was_put_back_and_then_vanished_keeps_its_result() -> None
     counts.admitted(Admitted(pending=0, skipped=0, replaced=0, results_kept=1))
     assert (counts.of(PENDING), counts.of(DONE)) == (1, 9)
     assert counts.outcomes() == {PENDING: 1}
+
+
+def test_each_minute_has_what_was_finished_in_it_and_an_idle_one_nothing() -> None:
+    hour = Hour()
+    assert hour.note(6000.0, 0) == [0]
+    assert hour.note(6059.0, 5) == [5]
+    assert hour.note(6061.0, 7) == [5, 2]
+    assert hour.note(6061.0 + 180, 7) == [5, 2, 0, 0, 0]
+
+
+def test_an_hour_has_sixty_minutes_also_after_a_machine_has_slept() -> None:
+    hour = Hour()
+    hour.note(0.0, 1)
+    assert hour.note(59 * 60, 1) == [1, *[0] * 59]
+    assert hour.note(60 * 60, 3) == [*[0] * 59, 2]
+    assert hour.note(9e9, 4) == [*[0] * 59, 1]
 
 
 def test_pruned_rows_are_counted_no_more_but_of_failed_files_the_newest_version_stays() -> None:

@@ -78,7 +78,7 @@ def test_a_search_finds_what_the_page_finds_and_names_what_follows(client: Clien
 def test_the_status_names_no_files(client: Client) -> None:
     status = client.get("/api/status")
     assert status["running"]
-    assert status["unread"] == []
+    assert (status["unread"], status["log"]) == ([], [])
 
 
 @pytest.mark.parametrize(

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import pytest
 from jinja2 import Environment, PackageLoader
 
 from daemon.config.sections import PageSection
-from daemon.server.views import SettingsTable, list_tables, say, view_of
+from daemon.core.hints import quantity
+from daemon.monitoring.overview import FILTERS, LastHour
+from daemon.monitoring.snapshot import GpuState, Snapshot
+from daemon.server.views import view_of
 from tests.makers import make_record
 
 
@@ -20,29 +22,19 @@ def test_a_card_names_the_folder_in_the_inbox_as_pages_of_documents_have_equal_n
         assert ("a.pdf.unpacked</bdi>" in card.render(view=view)) == told
 
 
-@pytest.mark.parametrize(
-    ("url", "shown"),
-    [
-        ("https://hooks.example/services/T0/secret", "https://hooks.example/…"),
-        ("https://me:secret@hooks.example:8443/?key=secret", "https://hooks.example:8443/…"),
-        ("https://hooks.example?key=secret", "https://hooks.example/…"),
-        ("https://hooks.example/", "https://hooks.example"),
-        ("s3://key:secret@bucket/secret", "s3://bucket/…"),
-    ],
-)
-def test_of_an_address_only_scheme_and_host_are_shown(url: str, shown: str) -> None:
-    assert say(url) == shown
-    assert say([url]) == shown
-
-
-def test_each_section_with_keys_of_its_own_has_a_table() -> None:
-    config = {
-        "inbox": [{"path": "/a"}, {"path": "/b"}],
-        "stages": {"ocr": {"options": {}, "mps": True}},
-        "second_look": [],
-    }
-    assert [*list_tables(config)] == [
-        SettingsTable("inbox", [("path", "/a")]),
-        SettingsTable("inbox", [("path", "/b")]),
-        SettingsTable("stages.ocr", [("mps", "true")]),
+def test_a_gpu_has_its_temperature_where_the_driver_reports_it() -> None:
+    templates = Environment(loader=PackageLoader("daemon.server"), autoescape=True)
+    templates.filters |= FILTERS
+    names = {"url": PageSection().address, "quantity": quantity}
+    gpus = [
+        GpuState("cuda:0", "H200", 70 << 30, 140 << 30, 0.5, 61),
+        GpuState("cuda:1:0", "MIG", 1 << 30, 10 << 30),
     ]
+    snapshot = Snapshot(running=True, pending=0, done=0, failed=0, skipped=0, gone=0, gpus=gpus)
+    hour = LastHour.of(snapshot.minutes)
+    page = templates.get_template("workers.html", globals=names).render(
+        snapshot=snapshot, hour=hour, rooms=[], reasons=[], notices=[]
+    )
+    assert "H200, 61 °C" in page
+    assert "70 GiB of 140 GiB" in page
+    assert page.count("°C") == page.count("not reported") == 1

@@ -2,11 +2,14 @@ from __future__ import annotations
 
 import io
 import json
+from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import structlog
 
-from daemon.system.log import escape, set_up
+from daemon.system import log as log_module
+from daemon.system.log import LONGEST, RECENT, escape, recent_lines, set_up
 
 
 class Terminal(io.StringIO):
@@ -117,3 +120,41 @@ def test_a_trace_on_a_terminal_has_its_lines_and_nothing_else_that_commands_it()
 def test_unprintable_characters_become_visible_escapes(text: str, escaped: str) -> None:
     assert escape(text) == escaped
     assert escaped.isprintable()
+
+
+@pytest.fixture
+def log() -> Iterator[Any]:
+    before = dict(log_module._recent)
+    log_module._recent.clear()
+    set_up(stream=io.StringIO())
+    yield structlog.get_logger()
+    log_module._recent.clear()
+    log_module._recent.update(before)
+
+
+def test_the_last_warnings_and_errors_are_kept_with_what_they_are_about(log: Any) -> None:
+    log.info("ready")
+    log.warning("a disk is slow", folder="/srv\n/in")
+    try:
+        raise OSError("no room")
+    except OSError:
+        log.exception("a sink failed", sink="webhook")
+    kept = [(line.level, line.text) for line in recent_lines()]
+    assert kept == [
+        ("warning", "a disk is slow; folder: /srv\\n/in"),
+        ("error", "a sink failed; sink: webhook; OSError: no room"),
+    ]
+
+
+def test_a_thousand_failures_leave_room_for_other_messages(log: Any) -> None:
+    log.error("a disk is slow")
+    for number in range(1000):
+        log.warning("image failed", path=f"{number}.jpg")
+    assert [(line.text, line.times) for line in recent_lines()] == [
+        ("a disk is slow", 1),
+        ("image failed; path: 999.jpg", 1000),
+    ]
+    for number in range(RECENT):
+        log.warning(f"message {number}", text="x" * 9999)
+    assert [line.text.partition(";")[0] for line in recent_lines()] == [f"message {n}" for n in range(RECENT)]
+    assert {len(line.text) for line in recent_lines()} == {LONGEST}

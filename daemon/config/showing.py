@@ -1,0 +1,98 @@
+"""The configuration as people read it: every key with its value and its default, without secrets."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from urllib.parse import urlsplit
+
+from pydantic import BaseModel
+
+NOTHING = "–"
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """A key. default: "" if it has none, as it must be set. about: its description."""
+
+    key: str
+    value: str
+    default: str
+    about: str = ""
+    differs: bool = False  # from the default
+
+
+@dataclass(frozen=True, slots=True)
+class SettingsTable:
+    """name: of the section, as in daemon.toml."""
+
+    name: str
+    rows: list[Setting]
+
+    @property
+    def changed(self) -> list[Setting]:
+        return [row for row in self.rows if row.differs]
+
+    @property
+    def usual(self) -> list[Setting]:
+        return [row for row in self.rows if not row.differs]
+
+
+def list_tables(section: BaseModel, default: BaseModel, name: str = "") -> Iterator[SettingsTable]:
+    """A table for each section with keys of its own. default: the same section as it is if nothing is set, with the same
+    folder for relative paths."""
+    values, usual = section.model_dump(mode="json"), default.model_dump(mode="json")
+    fields = type(section).model_fields
+    rows = [
+        Setting(
+            key,
+            _say_key(key, value),
+            _say_key(key, usual[key]) if key in usual else "",
+            (fields[key].description or "") if key in fields else "",
+            differs=key not in usual or value != usual[key],
+        )
+        for key, value in values.items()
+        if not _sections(getattr(section, key))
+    ]
+    if rows and name:
+        yield SettingsTable(name, rows)
+    for key in values:
+        other = getattr(default, key, None)
+        for part in _sections(getattr(section, key)):
+            # A table of a list, such as [[inbox]], is compared with one in which nothing is set.
+            like = other if isinstance(other, type(part)) else type(part).model_construct()
+            yield from list_tables(part, like, f"{name}.{key}" if name else key)
+
+
+def _sections(value: object) -> list[BaseModel]:
+    """The sections in a value: itself, or those in a list."""
+    found = value if isinstance(value, list | tuple) else [value]
+    return [part for part in found if isinstance(part, BaseModel)]
+
+
+def _say_key(key: str, value: object) -> str:
+    if key.endswith("_bytes") and isinstance(value, int) and value:
+        for bits, unit in ((30, "GiB"), (20, "MiB")):
+            if not value % (1 << bits):
+                return f"{value >> bits} {unit}"
+    return say(value)
+
+
+def say(value: object) -> str:
+    """A value as daemon.toml has it, without quotes. Of an address only scheme and host: the rest, and what stands
+    before the host, may be a secret."""
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, list):
+        return ", ".join(map(say, value)) or NOTHING
+    if isinstance(value, Mapping):
+        return ", ".join(f"{key} = {say(each)}" for key, each in value.items()) or NOTHING
+    if isinstance(value, str) and "://" in value:
+        return _without_secrets(value)
+    return NOTHING if value in ("", None) else str(value)
+
+
+def _without_secrets(url: str) -> str:
+    scheme, _, rest = url.partition("://")
+    host = urlsplit(f"//{rest}").netloc.rpartition("@")[2]
+    return f"{scheme}://{host}" + ("/…" if rest.partition(host)[2].strip("/") else "")
