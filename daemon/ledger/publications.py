@@ -123,3 +123,8 @@ def read_shown(connection: sqlite3.Connection, numbers: Sequence[int]) -> dict[i
 def read_shown_before(connection: sqlite3.Connection, number: int, limit: int) -> dict[int, int]:
     """The same for the last publications before a number, newest first."""
     return dict(map(tuple, connection.execute(SQL["shown_before"], (number, limit)).fetchall()))
+
+
+def read_shown_after(connection: sqlite3.Connection, number: int, limit: int) -> dict[int, int]:
+    """The same for the first publications after a number, oldest first."""
+    return dict(map(tuple, connection.execute(SQL["shown_after"], (number, limit)).fetchall()))
