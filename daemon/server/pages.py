@@ -33,7 +33,7 @@ from daemon.search.query import Query, QueryError
 from daemon.search.searcher import NEWEST, Found, Searcher
 from daemon.server.app import explain_as_json, read_body, read_page_token
 from daemon.server.guard import COOKIE, COOKIE_SECONDS, cookie_of, is_api, is_same, note_wrong_token, own_path
-from daemon.server.pictures import DECODERS, NoPicture, Original, Pictures, draw_reason
+from daemon.server.pictures import DECODERS, NoPicture, Original, Pictures, draw_reason, read_making
 from daemon.server.views import (
     Asked,
     View,
@@ -91,6 +91,7 @@ class Page:
             Route("/images/{id:number}", self.image),
             Route("/images/{id:number}/like", self.like),
             Route("/images/{id:number}/result.json", self.result),
+            Route("/images/{id:number}/made", self.made),
             Route("/images/{id:number}/original", self.original),
             Route("/images/{id:number}/again", self.again, methods=["POST"]),
             Route("/pictures/{id:number}/{digest}/{size}", self.picture),
@@ -188,6 +189,15 @@ class Page:
         if record.damage:
             raise HTTPException(503, f"{record.damage} of image {record.id} is damaged in the ledger.")
         return Response(record.sidecar, media_type="application/json")
+
+    async def made(self, request: Request) -> Response:
+        """When and with which camera. Apart from the page, as a file may be far away, or its disk not answer."""
+        values: dict[str, object] = {"id": request.path_params["id"], "rows": [], "problem": ""}
+        try:
+            values["rows"] = await run_sync(read_making, await self._record(request), limiter=self._few)
+        except NoPicture as error:
+            values["problem"] = f"It cannot be read when it was made: {error}"
+        return self._show(request, "made.html", values | {"is_whole": not request.headers.get("hx-request")})
 
     async def original(self, request: Request) -> Original:
         """The file itself: in the browser, or as a download."""

@@ -24,6 +24,8 @@ from daemon.config.state import PICTURES
 from daemon.core.errors import SourceChanged
 from daemon.inbox.origin import origin_of
 from daemon.ledger.record import Record
+from daemon.server.exif import read_exif
+from daemon.server.views import visible
 from daemon.system.ownership import hand_over, make_folder
 from stages.contract.base import ImageError, Limits
 from stages.images.decoder import Decoders
@@ -132,6 +134,11 @@ def read_source(record: Record) -> bytes:
         raise NoPicture("the file has changed since") from None
     except OSError as error:
         raise NoPicture(f"the file cannot be read: {error.strerror or error}") from error
+
+
+def read_making(record: Record) -> list[tuple[str, str]]:
+    """When and with which camera it was made, as its file says. Raises NoPicture."""
+    return [(name, visible(text)) for name, text in read_exif(read_source(record))]
 
 
 class Original(Response):

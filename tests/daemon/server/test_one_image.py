@@ -25,6 +25,7 @@ from daemon.server.pages import Page
 from daemon.server.views import compare_looks, milliseconds
 from tests.daemon.server.browser import launched, needs_chromium, opened
 from tests.daemon.server.site import Site
+from tests.daemon.server.test_exif import encode
 from tests.daemon_process import Daemon, Place, free_port, wait_for
 from tests.makers import make_record
 
@@ -148,6 +149,7 @@ def test_arrow_keys_lead_through_a_search_and_back_to_it(tab: Tab) -> None:
     tab.goto("/?q=even&by=newest")
     tab.get_by_role("link", name="6.jpg").first.click()
     expect(tab.locator("h1")).to_contain_text("6.jpg")
+    tab.wait_for_load_state()  # with the scripts
     tab.keyboard.press("ArrowRight")
     expect(tab.locator("h1")).to_contain_text("4.jpg")
     tab.keyboard.press("ArrowLeft")
@@ -259,3 +261,24 @@ def test_the_original_is_shown_or_downloaded_and_a_page_with_scripts_never_shown
         assert answer.headers["content-type"] == "application/octet-stream"
         assert answer.headers["content-disposition"].startswith("attachment")
         assert "sandbox" in answer.headers["content-security-policy"]
+
+
+@needs_chromium
+def test_a_picture_says_when_it_was_made_with_and_without_scripts(browser: Browser, tmp_path: Path) -> None:
+    port = free_port()
+    place = Place(tmp_path, {"page": {"listen": f"127.0.0.1:{port}"}})
+    place.configure({})
+    place.drop("taken.jpg", encode("JPEG"))
+    with Daemon(place) as daemon:
+        daemon.wait_idle(1)
+        origin = f"http://127.0.0.1:{port}"
+        with opened(browser, origin) as tab:
+            tab.goto("/images/1")
+            expect(tab.get_by_role("row", name="Taken")).to_contain_text("2024-05-01 12:30:59 +02:00")
+        with closing(browser.new_context(base_url=origin, java_script_enabled=False)) as context:
+            tab = context.new_page()
+            tab.goto("/images/1")
+            tab.get_by_role("link", name="When and with which camera it was made").click()
+            expect(tab.get_by_role("row", name="Camera")).to_contain_text("Canon EOS 5D")
+            tab.get_by_role("link", name="Back to the image").click()
+            expect(tab.locator("h1")).to_contain_text("taken.jpg")
