@@ -67,10 +67,10 @@ class Asked(msgspec.Struct, frozen=True):
     @classmethod
     def of_list(cls, request: Request, gallery: str) -> Asked:
         """The list from which somebody comes to an image: as its address says or, for a click in the gallery, as the
-        browser says. gallery: its path."""
+        browser says. gallery: its path behind a proxy; this machine may leave that path out."""
         try:
             came = urlsplit(request.headers.get("referer", ""))
-            is_from_gallery = came.path == gallery and not request.query_params
+            is_from_gallery = came.path in ("/", gallery) and not request.query_params
             values = dict(parse_qsl(came.query)) if is_from_gallery else request.query_params
             asked = msgspec.structs.replace(cls.read(values), cursor=0)
             asked.query()
