@@ -477,6 +477,12 @@ SELECT publication.number, publication.image FROM publication CROSS JOIN image O
 WHERE publication.number < ? AND (image.status IN (1, 2) OR image.status = 0 AND image.finished_at IS NOT NULL)
 AND (image.location IS NOT NULL OR :is_newest) ORDER BY publication.number DESC LIMIT ?;
 
+-- name: shown_after
+-- The same after a number, oldest first.
+SELECT publication.number, publication.image FROM publication CROSS JOIN image ON image.id = publication.image
+WHERE publication.number > ? AND (image.status IN (1, 2) OR image.status = 0 AND image.finished_at IS NOT NULL)
+AND (image.location IS NOT NULL OR :is_newest) ORDER BY publication.number LIMIT ?;
+
 -- name: number_of
 SELECT number FROM publication WHERE image = ?;
 

@@ -128,6 +128,11 @@ def read_shown_before(connection: sqlite3.Connection, number: int, limit: int) -
     return dict(map(tuple, connection.execute(SQL["shown_before"], (number, limit)).fetchall()))
 
 
+def read_shown_after(connection: sqlite3.Connection, number: int, limit: int) -> dict[int, int]:
+    """The same for the first publications after a number, oldest first."""
+    return dict(map(tuple, connection.execute(SQL["shown_after"], (number, limit)).fetchall()))
+
+
 def count_reasons(connection: sqlite3.Connection, numbers: Sequence[int]) -> Counter[str]:
     """How many of these are shown and FAILED, by reason."""
     counts: Counter[str] = Counter()

@@ -103,6 +103,10 @@ class Index:
         """Entries that fit, newest first. before: only those with a lower number."""
         return self._numbers("newest", query.expression(), before, limit)
 
+    def oldest(self, query: Query, after: int, limit: int) -> list[int]:
+        """Entries that fit, oldest first. after: only those with a higher number."""
+        return self._numbers("oldest", query.expression(), after, limit)
+
     def best(self, query: Query, limit: int) -> list[int]:
         """Entries that fit, best first; the newest first if there are more than RANKED."""
         if self.count(query, RANKED + 1) > RANKED:

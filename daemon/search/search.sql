@@ -32,6 +32,9 @@ INSERT INTO entry (rowid, text, caption, tags, objects, name, marks) VALUES (?, 
 -- name: newest
 SELECT rowid FROM entry WHERE entry MATCH ? AND rowid < ? ORDER BY rowid DESC LIMIT ?;
 
+-- name: oldest
+SELECT rowid FROM entry WHERE entry MATCH ? AND rowid > ? ORDER BY rowid LIMIT ?;
+
 -- name: best
 SELECT rowid FROM entry WHERE entry MATCH ? ORDER BY bm25(entry, 1, 1, 1, 1, 1, 0) LIMIT ?;
 

@@ -188,6 +188,33 @@ class Searcher:
         self._tower.warm_up()
         return True
 
+    def beside(self, query: Query, image: int, by: By | None = None) -> tuple[int, int]:
+        """The images before and after this one in the list that `newest` gives or, with `by`, `best`; 0: there is none.
+        An image that does not fit the query has neighbors only by time. Raises SearchUnusable."""
+        if by:
+            images = [0, *(hit.image for hit in self.best(query, by, limit=BEST, wait=False).hits), 0]
+            place = images.index(image) if image in images else 0
+            return (images[place - 1], images[place + 1]) if place else (0, 0)
+        with self._reader.lend() as ledger:
+            number = publications.number_of(ledger, image)
+        if not number:
+            return 0, 0
+        older = [hit.image for hit in self.newest(query, number, 1).hits]
+        return self._next_newer(query, number), older[0] if older else 0
+
+    def _next_newer(self, query: Query, number: int) -> int:
+        """The image that was published next after this number, of those that fit; 0 if there is none."""
+        if query.is_empty:
+            with self._reader.lend() as ledger:
+                return next(iter(publications.read_shown_after(ledger, number, 1).values()), 0)
+        while numbers := self.index.oldest(query, number, LEAST_READ):
+            with self._reader.lend() as ledger:
+                shown = publications.read_shown(ledger, numbers)
+            if found := next((shown[each] for each in numbers if each in shown), 0):
+                return found
+            number = numbers[-1]
+        return 0
+
     def like(self, image: int, limit: int = 24) -> Found:
         """The images that are nearest to this one, without itself. Raises SearchUnusable."""
         with self._reader.lend() as ledger:

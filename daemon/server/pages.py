@@ -32,15 +32,15 @@ from daemon.search.query import Query, QueryError
 from daemon.search.searcher import NEWEST, Found, Searcher
 from daemon.server.app import explain_as_json, read_body, read_page_token
 from daemon.server.guard import COOKIE, COOKIE_SECONDS, cookie_of, is_api, is_same, note_wrong_token, own_path
-from daemon.server.pictures import DECODERS, NoPicture, Pictures, draw_reason
+from daemon.server.pictures import DECODERS, NoPicture, Original, Pictures, draw_reason, read_making
 from daemon.server.views import (
     Asked,
     View,
-    document_of,
+    describe_one,
     find_images,
+    is_copy,
+    milliseconds,
     number_in,
-    raw_of,
-    shorten,
     suggest,
     view_of,
     visible,
@@ -53,8 +53,9 @@ if TYPE_CHECKING:
 
 EVENT_SECONDS, KEEP_ALIVE_SECONDS = 0.5, 15.0
 MOST_STREAMS = 128  # of events at once: other requests need connections too
+MOST_FILES = 4  # sent at once, each of which is in memory
 SHOWN = 48  # images at once
-THUMBNAIL, PICTURE = 320, 1600  # pixels of the longer side
+THUMBNAIL, PICTURE, FINE = 320, 1600, 4096  # pixels of the longer side
 HUGE_PIXELS, HUGE_BYTES = 24_000_000, 64 << 20  # an image takes seconds to become a thumbnail
 WEEK = "private, max-age=604800, immutable"  # for addresses that name the content
 STATIC = Path(__file__).with_name("static")
@@ -74,6 +75,7 @@ class Page:
         self._few = anyio.CapacityLimiter(DECODERS)
         self._huge = anyio.CapacityLimiter(DECODERS - 1)
         self._overview = Overview(config, lambda: searcher.reasons())
+        self._files = anyio.CapacityLimiter(MOST_FILES)
         self._streams = 0  # of events, that are open
         self._address = config.page.address
         self._templates = Environment(
@@ -84,7 +86,7 @@ class Page:
             undefined=StrictUndefined,
         )
         self._templates.globals |= {"version": __version__, "url": self._address, "quantity": quantity}
-        self._templates.filters |= {"short": shorten, **FILTERS}
+        self._templates.filters |= {"milliseconds": milliseconds, **FILTERS}
 
     def routes(self) -> list[BaseRoute]:
         return [
@@ -92,6 +94,8 @@ class Page:
             Route("/images/{id:number}", self.image),
             Route("/images/{id:number}/like", self.like),
             Route("/images/{id:number}/result.json", self.result),
+            Route("/images/{id:number}/made", self.made),
+            Route("/images/{id:number}/original", self.original),
             Route("/images/{id:number}/again", self.again, methods=["POST"]),
             Route("/pictures/{id:number}/{digest}/{size}", self.picture),
             Route("/retry", self.retry, methods=["POST"]),
@@ -150,18 +154,22 @@ class Page:
 
     async def image(self, request: Request) -> Response:
         record = await self._record(request)
-        document = document_of(record)
-        criteria: dict[str, Any] = document.get("bin", {}).get("criteria", {})
-        values = {
-            "view": view_of(record),
-            "record": record,
-            "location": visible(os.fsdecode(record.location)),
-            "document": document,
-            "criteria": criteria,
+        asked = Asked.of_list(request, self._address("/"))
+        newer, older = await run_sync(self._beside, asked, record.id)
+        values = describe_one(record) | {
+            "origin": asked,
+            "before": newer and self._address(f"/images/{newer}", **asked.values()),
+            "after": older and self._address(f"/images/{older}", **asked.values()),
             "notices": list_notices((model.stage, model.notice) for model in record.models),
-            "raw": raw_of(record),
         }
         return self._show(request, "image.html", values)
+
+    def _beside(self, asked: Asked, image: int) -> tuple[int, int]:
+        try:
+            self._searcher.catch_up()
+            return self._searcher.beside(asked.query(), image, asked.ranking)
+        except SearchUnusable:  # the gallery says why
+            return 0, 0
 
     async def like(self, request: Request) -> Response:
         problem, found = "", Found()
@@ -169,8 +177,11 @@ class Page:
             found = await run_sync(self._like, request.path_params["id"])
         except VisiondError as error:
             problem = str(error)
+        record = await self._record(request)
         _, views = await self._views(found)
-        return self._show(request, "like.html", {"views": views, "problem": problem})
+        copies = [view for view in views if is_copy(view, record)]
+        others = [view for view in views if view not in copies]
+        return self._show(request, "like.html", {"copies": copies, "others": others, "problem": problem})
 
     def _like(self, image: int) -> Found:
         self._searcher.catch_up()
@@ -182,10 +193,25 @@ class Page:
             raise HTTPException(503, f"{record.damage} of image {record.id} is damaged in the ledger.")
         return Response(record.sidecar, media_type="application/json")
 
+    async def made(self, request: Request) -> Response:
+        """When and with which camera. Apart from the page, as a file may be far away, or its disk not answer."""
+        values: dict[str, object] = {"id": request.path_params["id"], "rows": [], "problem": ""}
+        try:
+            values["rows"] = await run_sync(read_making, await self._record(request), limiter=self._few)
+        except NoPicture as error:
+            values["problem"] = f"It cannot be read when it was made: {error}"
+        return self._show(request, "made.html", values | {"is_whole": not request.headers.get("hx-request")})
+
+    async def original(self, request: Request) -> Original:
+        """The file itself: in the browser, or as a download."""
+        return Original(
+            await self._record(request), self._files, as_download="download" in request.query_params
+        )
+
     async def picture(self, request: Request) -> Response:
-        """A thumbnail, or a picture for the image's own page. The digest in the address lets browsers keep it."""
+        """A thumbnail, a picture for the image's page, or one to zoom into. The digest in the address lets browsers keep it."""
         record = await self._record(request)
-        side = {"small": THUMBNAIL, "large": PICTURE}.get(request.path_params["size"])
+        side = {"small": THUMBNAIL, "large": PICTURE, "fine": FINE}.get(request.path_params["size"])
         if side is None:
             raise HTTPException(404)
         try:
@@ -310,7 +336,8 @@ class Page:
             why = f"Image {record.id} is {record.status.name}: only images that are DONE or FAILED can be processed again."
             raise HTTPException(409, why)
         await run_sync(control.put_back, self._config, record.status, [record.id])
-        return RedirectResponse(self._address(f"/images/{record.id}"), 303)
+        asked = Asked.of_list(request, self._address("/"))
+        return RedirectResponse(self._address(f"/images/{record.id}", **asked.values()), 303)
 
     async def retry(self, request: Request) -> Response:
         """Failed images back to pending: those that are ticked, or all."""

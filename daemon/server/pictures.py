@@ -1,5 +1,5 @@
-"""Small pictures of images. Files are decoded in disposable processes, as the daemon does it, and are never sent as they are:
-whatever a file holds, a browser gets pixels that were encoded here."""
+"""Small pictures of images. Files are decoded in disposable processes, as the daemon does it, and whatever a file holds, a
+browser gets pixels that were encoded here; unless somebody opens or downloads the original."""
 
 from __future__ import annotations
 
@@ -10,15 +10,22 @@ import textwrap
 import threading
 import time
 from pathlib import Path
+from urllib.parse import quote
 from xml.sax.saxutils import escape
 
+import anyio
+from anyio.to_thread import run_sync
 from PIL import Image as Picture
+from starlette.responses import PlainTextResponse, Response, StreamingResponse
+from starlette.types import Receive, Scope, Send
 
 from daemon.config.loading import Config
 from daemon.config.state import PICTURES
 from daemon.core.errors import SourceChanged
 from daemon.inbox.origin import origin_of
 from daemon.ledger.record import Record
+from daemon.server.exif import read_exif
+from daemon.server.views import visible
 from daemon.system.ownership import hand_over, make_folder
 from stages.contract.base import ImageError, Limits
 from stages.images.decoder import Decoders
@@ -31,6 +38,8 @@ QUALITY = 80  # of WebP
 SUFFIX = ".webp"
 KEPT = 0.9  # of the bound, after the oldest were removed
 
+PART = 1 << 20  # bytes: whoever takes them slowly does not have all in a buffer
+SHOWN_BY_BROWSERS = {name: f"image/{name.lower()}" for name in ("JPEG", "PNG", "GIF", "WEBP", "BMP", "AVIF")}
 
 PLACEHOLDER = (
     '<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 320 240"><rect width="320" height="240" fill="#565b61"/>'
@@ -125,6 +134,41 @@ def read_source(record: Record) -> bytes:
         raise NoPicture("the file has changed since") from None
     except OSError as error:
         raise NoPicture(f"the file cannot be read: {error.strerror or error}") from error
+
+
+def read_making(record: Record) -> list[tuple[str, str]]:
+    """When and with which camera it was made, as its file says. Raises NoPicture."""
+    return [(name, visible(text)) for name, text in read_exif(read_source(record))]
+
+
+class Original(Response):
+    """A file as it is, if it is still the version that has the result. A browser shows it only if it is a picture of a kind
+    that browsers know; anything else, such as a page with scripts, is downloaded."""
+
+    def __init__(self, record: Record, limiter: anyio.CapacityLimiter, *, as_download: bool) -> None:
+        """limiter: of the files that are in memory at once."""
+        super().__init__()
+        self._record, self._limiter, self._as_download = record, limiter, as_download
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        record, kind = self._record, SHOWN_BY_BROWSERS.get(self._record.format)
+        way = "attachment" if self._as_download or not kind else "inline"
+        headers = {
+            "content-disposition": f"{way}; filename*=UTF-8''{quote(os.path.basename(record.path), safe='')}",
+            "content-security-policy": "default-src 'none'; sandbox",
+        }
+        async with self._limiter:
+            try:
+                content = memoryview(await run_sync(read_source, record))
+            except NoPicture as error:
+                answer: Response = PlainTextResponse(f"There is no original: {error}.\n", 404)
+            else:
+                headers["content-length"] = str(len(content))
+                parts = (bytes(content[at : at + PART]) for at in range(0, len(content), PART))
+                answer = StreamingResponse(
+                    parts, headers=headers, media_type=kind or "application/octet-stream"
+                )
+            await answer(scope, receive, send)
 
 
 class Cache:

@@ -5,21 +5,24 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Annotated, Any
+from urllib.parse import parse_qsl, urlsplit
 
 import msgspec
 from starlette.convertors import IntegerConvertor, register_url_convertor
 from starlette.requests import Request
 
 from daemon.core.jobs import JobStatus
+from daemon.ledger.record import BUILT_IN_KEYS as KEYS
 from daemon.ledger.record import Record
 from daemon.ledger.soundness import MOST
 from daemon.search.entries import LEAST_SCORE
 from daemon.search.query import DATES, UNPUBLISHED, Query, QueryError, parse, read_day
 from daemon.search.searcher import NEWEST, By, Found, Hit, Searcher
-from stages.contract.binning import text_of
+from stages.contract.binning import describe, text_of
 
 CHOICES = ("bin", "inbox", "state", "tag", "object")
 SHORT_TEXT = 160  # characters on a card
@@ -50,7 +53,12 @@ class Asked(msgspec.Struct, frozen=True):
     @classmethod
     def of(cls, request: Request) -> Asked:
         """Raises QueryError."""
-        given = {name: value for name, value in request.query_params.items() if name in cls.__struct_fields__}
+        return cls.read(request.query_params)
+
+    @classmethod
+    def read(cls, values: Mapping[str, str]) -> Asked:
+        """values: of an address. Raises QueryError."""
+        given = {name: value for name, value in values.items() if name in cls.__struct_fields__}
         try:
             asked = msgspec.convert(given, cls, strict=False)
         except msgspec.ValidationError as error:
@@ -58,6 +66,25 @@ class Asked(msgspec.Struct, frozen=True):
         if asked.state in UNPUBLISHED:
             return msgspec.structs.replace(asked, by="newest")
         return asked if asked.by in (*By, "newest") else msgspec.structs.replace(asked, by="both")
+
+    @classmethod
+    def of_list(cls, request: Request, gallery: str) -> Asked:
+        """The list from which somebody comes to an image: as its address says or, for a click in the gallery, as the
+        browser says. gallery: its path behind a proxy; this machine may leave that path out."""
+        try:
+            came = urlsplit(request.headers.get("referer", ""))
+            is_from_gallery = came.path in ("/", gallery) and not request.query_params
+            values = dict(parse_qsl(came.query)) if is_from_gallery else request.query_params
+            asked = msgspec.structs.replace(cls.read(values), cursor=0)
+            asked.query()
+        except (QueryError, ValueError):  # there is no such list
+            return cls()
+        return asked
+
+    @property
+    def ranking(self) -> By | None:
+        """What orders the images; None: they come newest first."""
+        return By(self.by) if self.by != "newest" and self.query().sentence else None
 
     def query(self) -> Query:
         """Raises QueryError."""
@@ -67,6 +94,11 @@ class Asked(msgspec.Struct, frozen=True):
             read_day(name, getattr(self, name)) if getattr(self, name) else None for name in DATES
         )
         return replace(query, after=after or query.after, before=before or query.before)
+
+    @property
+    def title(self) -> str:
+        """Of its list, for a link that leads back to it."""
+        return f"“{self.q}”" if self.q else "Failed images" if self.is_for_failed else "Images"
 
     @property
     def is_for_failed(self) -> bool:
@@ -89,8 +121,8 @@ def find_images(searcher: Searcher, asked: Asked, most: int, wait: bool = False)
     if asked.state in UNPUBLISHED:
         return searcher.unpublished(query, asked.state, asked.cursor or NEWEST, most)
     searcher.catch_up()
-    if query.sentence and asked.by != "newest":
-        return searcher.best(query, By(asked.by), asked.cursor, most, wait=wait)
+    if asked.ranking:
+        return searcher.best(query, asked.ranking, asked.cursor, most, wait=wait)
     return searcher.newest(query, asked.cursor or NEWEST, most)
 
 
@@ -180,6 +212,10 @@ def document_of(record: Record) -> dict[str, Any]:
     return msgspec.json.decode(record.sidecar) if is_whole else {}
 
 
+def view_digest(record: Record) -> str:
+    return record.digest.hex()[:16]
+
+
 def view_of(record: Record, hit: Hit | None = None) -> View:
     """An image without a result has as its text why that is."""
     document = document_of(record)
@@ -197,7 +233,7 @@ def view_of(record: Record, hit: Hit | None = None) -> View:
         detail=record.detail,
         width=record.width or 4,
         height=record.height or 3,
-        digest=record.digest.hex()[:16],
+        digest=view_digest(record),
         hit=hit,
         caption=caption.get("text") or "",
         text=_why(record) if record.status in WITHOUT_RESULT else " ".join(text_of(ocr).split("\n")),
@@ -209,6 +245,71 @@ def view_of(record: Record, hit: Hit | None = None) -> View:
 
 def _why(record: Record) -> str:
     return ": ".join(filter(None, (record.status.name.lower(), record.reason, record.detail)))
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """What a stage found at first, and what a second look found; or why it found nothing."""
+
+    name: str
+    stage: str
+    first: str
+    second: str
+    problem: str
+
+
+def compare_looks(document: Mapping[str, Any]) -> list[Comparison]:
+    """document: of a sidecar."""
+    return [
+        Comparison(
+            name,
+            look["stage"],
+            summarize(document.get(KEYS.get(look["stage"], look["stage"]))),
+            summarize(look["result"]),
+            "" if look["result"] is not None else f"{look['reason']}: {look['detail']}",
+        )
+        for name, look in document.get("second_looks", {}).items()
+    ]
+
+
+def summarize(result: Mapping[str, Any] | None) -> str:
+    """What a person reads in a stage's result, whichever stage it is of; of a plug-in's, all of it."""
+    if result is None:
+        return NOTHING
+    if "lines" in result:
+        return text_of(result) or NOTHING
+    if "detections" in result:
+        counts = Counter(found["label"] for found in result["detections"])
+        return ", ".join(f"{count} × {label}" for label, count in counts.items()) or NOTHING
+    if "tags" in result:
+        return ", ".join(f"{tag['label']} {tag['score']:.0%}" for tag in result["tags"]) or NOTHING
+    return (
+        str(result.get("text") or NOTHING) if "similarity" in result else msgspec.json.encode(result).decode()
+    )
+
+
+def describe_one(record: Record) -> dict[str, Any]:
+    """What an image's own page shows."""
+    document = document_of(record)
+    return {
+        "view": view_of(record),
+        "record": record,
+        "location": visible(os.fsdecode(record.location)),
+        "document": document,
+        "text": text_of(document.get("ocr") or {}),
+        "criteria": describe(document["bin"]) if document else [],
+        "comparisons": compare_looks(document),
+        "raw": raw_of(record),
+    }
+
+
+def is_copy(view: View, record: Record) -> bool:
+    """Whether its file has the same bytes."""
+    return bool(record.digest) and view.digest == view_digest(record)
+
+
+def milliseconds(seconds: float) -> str:
+    return f"{1000 * seconds:,.0f}" if seconds >= 0.001 else "under 1"
 
 
 def suggest(views: Sequence[View]) -> dict[str, list[str]]:
@@ -234,8 +335,3 @@ def _objects(detections: Sequence[dict[str, Any]]) -> Iterator[Polygon]:
         x0, y0, x1, y1 = found["box"]
         points = f"{x0:g},{y0:g} {x1:g},{y0:g} {x1:g},{y1:g} {x0:g},{y1:g}"
         yield Polygon(points, f"{found['label']} {found['score']:.0%}", "object", x0, y0)
-
-
-def shorten(value: object) -> str:
-    """A number with few digits; a dash for nothing."""
-    return NOTHING if value is None else f"{value:.4g}" if isinstance(value, float) else str(value)
