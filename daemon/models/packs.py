@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from daemon.config.loading import Config
 from daemon.core.errors import ModelsUnusable
@@ -16,11 +16,13 @@ from daemon.terminal.display import print_json, print_table
 from stages.contract.manifest import MANIFEST, PackError, PackErrors
 from stages.registry import registry
 from stages.weights import catalog, names, packs
-from stages.weights.families import PublishedModel
 from stages.weights.layouts import plugin_errors
 from stages.weights.measured import GPU, RATES
 from stages.weights.packs import Pack
 from stages.weights.sets import SETS, sets_of
+
+if TYPE_CHECKING:
+    from stages.weights.families import PublishedModel
 
 
 @dataclass(frozen=True)

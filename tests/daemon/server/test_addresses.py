@@ -49,7 +49,8 @@ def test_all_links_lead_below_the_path_whether_the_proxy_takes_it_away_or_not(
         seen.add(path)
         status, content, _ = site.ask(path, Cookie=cookie)
         assert status == site.ask(f"/a/visiond{path}", Cookie=cookie)[0]
-        assert status == (404 if path == "/nothing" else 200), path
+        # The ledger of this site has no files.
+        assert status == (404 if path == "/nothing" or "/original" in path else 200), path
         links = [html.unescape(link) for link in LINK.findall(content)]
         assert all(link.startswith("/a/visiond/") for link in links), path
         # Forms change something.
