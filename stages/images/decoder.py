@@ -72,6 +72,7 @@ class Decoded(msgspec.Struct, frozen=True):
 PR_SET_NO_NEW_PRIVS = 38
 # What Pillow and Python import only for some files.
 LATE = ("copy", "colorsys", "encodings.latin_1", "encodings.utf_16", "encodings.ascii", "encodings.cp437")
+CODECS = ("spng_decode", "png_decode", "webp_decode")  # which imagecodecs imports when they are looked up
 OPEN_FILES = 32
 NOT_FOR_USERS = re.compile(r"<[^<>]* at 0x[0-9a-f]+>|(?<![\w.:])/[^\s'\",;:)]+/[^\s'\",;:)]*")
 
@@ -84,6 +85,10 @@ def main(arguments: Sequence[str]) -> None:
     from stages.images import pixels
 
     pixels.prepare()
+    for name in ("stages.images.samples", "simplejpeg"):  # a sealed process can open no file to import them
+        importlib.import_module(name)
+    for name in CODECS:
+        getattr(importlib.import_module("imagecodecs"), name)
     with socket.socket(fileno=channel_fd) as channel:
         channel.send(b"ready")
         seal()

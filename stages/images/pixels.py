@@ -66,7 +66,6 @@ EXTENDED, PROFILED = b"VP8X", 0x20
 STRIP_PIXELS = 4_000_000  # converted at once, which limits the additional memory
 # Parts of Pillow that it imports when it needs them.
 LATE = ("Cms", "Color", "Filter", "Math", "Palette", "Sequence")
-CODECS = ("spng_decode", "png_decode", "webp_decode")  # which imagecodecs imports when they are looked up
 TIFF_OFFSETS, TIFF_LENGTHS = (273, 324), (279, 325)  # of strips and of tiles
 
 
@@ -77,10 +76,6 @@ def prepare() -> None:
 
     for name in LATE:  # now, as no file can be opened any more when they are needed
         importlib.import_module(f"PIL.Image{name}")
-    for name in ("stages.images.samples", "simplejpeg"):
-        importlib.import_module(name)
-    for name in CODECS:
-        getattr(importlib.import_module("imagecodecs"), name)
     warnings.simplefilter("ignore")
     Image.MAX_IMAGE_PIXELS = None
     ImageFile.LOAD_TRUNCATED_IMAGES = False
