@@ -165,9 +165,7 @@ class Header(msgspec.Struct, frozen=True):
     height: int
     orientation: int  # EXIF orientation 1..8
     pages: int = 1  # pictures in the file; only the first is read
-    is_deep: bool = (
-        False  # more than 8 bits, a layout that Pillow does not know, or zeros in a JPEG: numpy is needed
-    )
+    is_deep: bool = False  # more than 8 bits, a layout that Pillow does not know, or a JPEG with rows of zeros: not for a GPU
 
 
 class Limits(msgspec.Struct, frozen=True):

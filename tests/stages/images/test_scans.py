@@ -86,6 +86,21 @@ def test_zeros_outside_of_the_pixels_are_nothing() -> None:
         assert find_zeros(memoryview(data)) is None
 
 
+@pytest.mark.parametrize("zeros", [64, 5000])
+def test_zeros_between_the_last_pixel_and_the_end_marker_are_padding(zeros: int) -> None:
+    noise = jpeg(Image.effect_noise((320, 240), 60).convert("RGB"))
+    assert is_whole(noise[:-2] + bytes(zeros) + noise[-2:])
+
+
+def test_a_warning_of_other_things_than_pixels_does_not_count() -> None:
+    """Some cameras state the wrong range of coefficients, which libjpeg-turbo ignores with a warning."""
+    data = bytearray(flat_jpeg())
+    scan = data.index(b"\xff\xda")
+    data[scan + 12] = 0  # Se
+    assert find_zeros(memoryview(data))
+    assert is_whole(bytes(data))
+
+
 def test_the_refusal_says_how_much_is_missing_and_where() -> None:
     data = memoryview(without_bytes(0.5, 1))
     with (
