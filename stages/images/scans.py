@@ -8,7 +8,6 @@ that are not the picture's own nearly always too many or too few codes are left 
 from __future__ import annotations
 
 import re
-from functools import partial
 
 from stages.contract.base import ImageError, Reason
 from stages.images.headers import EOI, read_jpeg_frame
@@ -54,12 +53,7 @@ def _find_warning(data: memoryview) -> str:
     try:
         colors = simplejpeg.decode_jpeg_header(data, strict=False)[2]
         space = "CMYK" if colors in ("CMYK", "YCCK") else "GRAY"
-        decode = partial(simplejpeg.decode_jpeg, data, space, min_height=1, min_width=1, min_factor=8)
-        decode(strict=False)
-        try:
-            decode(strict=True)
-        except ValueError as error:
-            return str(error) if str(error).startswith(DAMAGE) else ""
-    except ValueError:
-        pass
+        simplejpeg.decode_jpeg(data, space, min_height=1, min_width=1, min_factor=8, strict=True)
+    except ValueError as error:  # a warning, or that it cannot go on
+        return str(error) if str(error).startswith(DAMAGE) else ""
     return ""
