@@ -284,12 +284,15 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
         ]
         if self.running:
             parts.append(self.loading_sentence() if self.loading else f"{self.images_per_second:g} images/s")
-            parts += [self.some_loading(), self.exchange.sentence() * (self.exchange.outcome == "running")]
+            parts += [
+                self.some_loading(),
+                self.exchange.sentence() if self.exchange.outcome == "running" else "",
+            ]
         parts.append(self.looks_sentence())
         if self.eta_seconds is not None and self.pending:
             parts.append(f"{timedelta(seconds=round(self.eta_seconds))} to go")
         unread = f"{self.unread_folders:,} folder{'s' * (self.unread_folders != 1)} in inboxes cannot be read"
-        problems = [*self.obstacles, unread * bool(self.unread_folders)]
+        problems = [*self.obstacles, unread if self.unread_folders else ""]
         problems += [chore.failure for chore in self.upkeep]
         problems += [self.refusal_sentence(), "" if self.running else self.absence_sentence()]
         return "; ".join(filter(None, (", ".join(filter(None, parts)), *problems)))

@@ -64,9 +64,8 @@ def make_server(
         hosts = {*LOOPBACK_NAMES, http.host.lower(), *map(host_of, http.names)}
     guards = [Middleware(Own, hosts, root_path), *([Middleware(guard)] if guard else [])]
     application = Starlette(routes=routes, middleware=guards, exception_handlers=errors)
-    application.router.redirect_slashes = (
-        False  # `Own` has taken the slash; and a redirect would name this host
-    )
+    # `Own` has taken the slash, and a redirect would name this host.
+    application.router.redirect_slashes = False
     return Server(application, listener, tls, allowed, http.proxies if http else ())
 
 

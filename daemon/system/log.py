@@ -28,9 +28,8 @@ class LogLine(msgspec.Struct, frozen=True):
     times: int = 1
 
 
-_recent: dict[
-    str, LogLine
-] = {}  # by message, without what it is about: a thousand failures leave room for the others
+# By message, without what it is about: a thousand failures leave room for the others.
+_recent: dict[str, LogLine] = {}
 _keeping = threading.Lock()
 _as_json = False  # whether the log is set up and has only JSON objects
 

@@ -10,7 +10,7 @@ from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import Browser, expect
 from playwright.sync_api import Page as Tab
 
-from tests.daemon.server.browser import launched, needs_chromium, opened
+from tests.daemon.server.browser import needs_chromium
 from tests.daemon.server.site import Site
 from tests.daemon_process import wait_for
 
@@ -30,15 +30,8 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
 
 
 @pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    with launched() as browser:
-        yield browser
-
-
-@pytest.fixture
-def tab(browser: Browser, site: Site) -> Iterator[Tab]:
-    with opened(browser, site.origin) as tab:
-        yield tab
+def origin(site: Site) -> str:
+    return site.origin
 
 
 def test_scrolling_shows_the_rest_and_a_click_one_image(tab: Tab) -> None:

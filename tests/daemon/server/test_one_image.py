@@ -23,7 +23,7 @@ from daemon.ledger.record import Record
 from daemon.search.searcher import Found, Hit
 from daemon.server.pages import Page
 from daemon.server.views import compare_looks, milliseconds
-from tests.daemon.server.browser import launched, needs_chromium, opened
+from tests.daemon.server.browser import needs_chromium, opened
 from tests.daemon.server.site import Site
 from tests.daemon.server.test_exif import encode
 from tests.daemon_process import Daemon, Place, free_port, wait_for
@@ -44,15 +44,8 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
 
 
 @pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    with launched() as browser:
-        yield browser
-
-
-@pytest.fixture
-def tab(browser: Browser, site: Site) -> Iterator[Tab]:
-    with opened(browser, site.origin) as tab:
-        yield tab
+def origin(site: Site) -> str:
+    return site.origin
 
 
 def beside(content: str) -> list[str]:

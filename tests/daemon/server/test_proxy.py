@@ -22,7 +22,7 @@ import pytest
 from playwright.sync_api import Browser, expect
 
 from daemon.config.state import PAGE_TOKEN
-from tests.daemon.server.browser import launched, needs_chromium, opened
+from tests.daemon.server.browser import needs_chromium, opened
 from tests.daemon.server.client import open_place
 from tests.daemon_process import PATIENCE, Daemon, Place, free_port, make_certificate, picture, wait_for
 
@@ -191,12 +191,6 @@ def public(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
         place.drop("bad.jpg", b"\xff\xd8\xff")
         daemon.wait_idle(61)
         yield Public(place, folder, port, root_path)
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    with launched() as browser:
-        yield browser
 
 
 @needs_chromium

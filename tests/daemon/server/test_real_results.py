@@ -7,12 +7,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 import pytest
-from playwright.sync_api import Browser, Locator, expect
+from playwright.sync_api import Locator, expect
 from playwright.sync_api import Page as Tab
 
 from stages.scenes.generator import write_samples
 from stages.scenes.truth import TEXT_KINDS, TRUTH, Truth, read_truth
-from tests.daemon.server.browser import launched, needs_chromium, opened
+from tests.daemon.server.browser import needs_chromium
 from tests.daemon_process import PATIENCE, Daemon, Place, free_port
 
 UNSEEN = 60_017  # a seed that no pack was trained on
@@ -51,15 +51,8 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
 
 
 @pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    with launched() as browser:
-        yield browser
-
-
-@pytest.fixture
-def tab(browser: Browser, served: Served) -> Iterator[Tab]:
-    with opened(browser, served.origin) as tab:
-        yield tab
+def origin(served: Served) -> str:
+    return served.origin
 
 
 def names(tab: Tab) -> list[str]:

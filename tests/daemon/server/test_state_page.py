@@ -10,7 +10,7 @@ from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import Browser, expect
 from playwright.sync_api import Page as Tab
 
-from tests.daemon.server.browser import launched, needs_chromium, opened
+from tests.daemon.server.browser import needs_chromium
 from tests.daemon_process import Daemon, Place, free_port
 
 pytestmark = needs_chromium
@@ -38,18 +38,6 @@ def origin(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         daemon.wait_until(lambda status: status["pending"] == 130 and status["in_flight"], "work that lasts")
         yield f"http://127.0.0.1:{port}"
         daemon.kill()
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    with launched() as browser:
-        yield browser
-
-
-@pytest.fixture
-def tab(browser: Browser, origin: str) -> Iterator[Tab]:
-    with opened(browser, origin) as tab:
-        yield tab
 
 
 def test_the_state_says_what_is_done_what_waits_and_where_there_is_room(tab: Tab) -> None:
