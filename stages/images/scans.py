@@ -14,8 +14,6 @@ from stages.images.headers import EOI, read_jpeg_frame
 
 SHORTEST_ROW = 64  # zero bytes; shorter rows are not looked at
 DAMAGE = ("Corrupt JPEG data", "Premature end of JPEG file")  # how the warnings that count begin
-LEFT = re.compile(r"Corrupt JPEG data: (\d+) extraneous bytes before marker 0xd9")
-IN_HAND = 16  # bytes that libjpeg-turbo has read in advance, and does not count
 ZEROS = re.compile(rb"\x00{%d,}" % SHORTEST_ROW)
 
 
@@ -33,21 +31,17 @@ def find_zeros(data: memoryview) -> tuple[int, int] | None:
 def check_zeros(data: memoryview) -> None:
     """Decode a JPEG that has them. Raises ImageError(TRUNCATED) if they are not its pixels. What libjpeg-turbo cannot read at
     all is left to the next decoder."""
-    if (found := find_zeros(data)) is None or not (warning := _find_warning(data)):
+    if (found := find_zeros(data)) is None or _is_whole(data):
         return
     first, count = found
-    left = LEFT.match(warning)
-    if left and int(left[1]) > count - IN_HAND and bytes(data[first + count :]).startswith(EOI):
-        return  # all blocks have been read before them: padding
     problem = (
         f"{count:,} of its {len(data):,} bytes are zeros, from byte {first:,} on, where its pixels should be"
     )
     raise ImageError(Reason.TRUNCATED, f"the JPEG is incomplete: {problem}. Copy it again from its source")
 
 
-def _find_warning(data: memoryview) -> str:
-    """What libjpeg-turbo says of missing or superfluous codes; empty if it says nothing, or cannot read the file. At an eighth
-    of the size, as only the codes count."""
+def _is_whole(data: memoryview) -> bool:
+    """Whether libjpeg-turbo warns of no missing or superfluous codes. At an eighth of the size, as only the codes count."""
     import simplejpeg
 
     try:
@@ -55,5 +49,5 @@ def _find_warning(data: memoryview) -> str:
         space = "CMYK" if colors in ("CMYK", "YCCK") else "GRAY"
         simplejpeg.decode_jpeg(data, space, min_height=1, min_width=1, min_factor=8, strict=True)
     except ValueError as error:  # a warning, or that it cannot go on
-        return str(error) if str(error).startswith(DAMAGE) else ""
-    return ""
+        return not str(error).startswith(DAMAGE)
+    return True

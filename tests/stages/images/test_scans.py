@@ -86,12 +86,6 @@ def test_zeros_outside_of_the_pixels_are_nothing() -> None:
         assert find_zeros(memoryview(data)) is None
 
 
-@pytest.mark.parametrize("zeros", [64, 5000])
-def test_zeros_between_the_last_pixel_and_the_end_marker_are_padding(zeros: int) -> None:
-    noise = jpeg(Image.effect_noise((320, 240), 60).convert("RGB"))
-    assert is_whole(noise[:-2] + bytes(zeros) + noise[-2:])
-
-
 def test_a_warning_of_other_things_than_pixels_does_not_count() -> None:
     """Some cameras state the wrong range of coefficients, which libjpeg-turbo ignores with a warning."""
     data = bytearray(flat_jpeg())
