@@ -111,6 +111,10 @@ class PageGuard(Guard):
             return say(ELSEWHERE, 403, as_json=as_json)
         if may_pass or request.url.path.startswith(OPEN_PATHS):
             return None
+        if headers.get(
+            "hx-request"
+        ):  # a page that is open; its cookie is gone, as somebody logged out beside it
+            return Response(status_code=204, headers={"HX-Redirect": self._login})
         if not reads or "text/html" not in headers.get("accept", ""):
             return say(
                 f"This needs the token. Log in at {self._login}, or send: Authorization: Bearer TOKEN", 401

@@ -42,4 +42,4 @@ def opened(browser: Browser, origin: str, *, ignore_https_errors: bool = False) 
     print(f"requests without an answer: {open_requests}; the window: {where}")  # shown if the test fails
     found = [*errors]  # read before closing, which interrupts requests and so causes errors
     context.close()
-    assert found == []
+    assert not found, found  # pytest explains conditions of test modules only

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import closing
+from pathlib import Path
 
 import pytest
 from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import Browser, expect
 from playwright.sync_api import Page as Tab
 
-from tests.daemon.server.browser import needs_chromium
+from tests.daemon.server.browser import needs_chromium, opened
 from tests.daemon.server.site import Site
 from tests.daemon_process import wait_for
 
@@ -113,6 +114,18 @@ def test_whoever_has_the_token_retries_a_failed_image(tab: Tab, site: Site) -> N
     expect(tab.get_by_text("No image has failed.")).to_be_visible()
     tab.get_by_role("button", name="Log out").click()
     expect(tab.get_by_role("link", name="Log in")).to_be_visible()
+
+
+def test_whoever_is_logged_out_elsewhere_is_led_to_the_login(browser: Browser, tmp_path: Path) -> None:
+    with closing(Site(tmp_path, "--listen", "0.0.0.0:0")) as site, opened(browser, site.origin) as tab:
+        for path in ("/", "/state"):
+            tab.goto("/login")
+            tab.get_by_label("Token").fill((site.place.state / "page.token").read_text().strip())
+            tab.get_by_role("button", name="Log in").click()
+            expect(tab.locator(".live")).to_contain_text("done")
+            tab.goto(path)
+            tab.context.clear_cookies()
+            expect(tab.get_by_label("Token")).to_be_visible()
 
 
 def test_nothing_is_wider_than_a_phone(browser: Browser, site: Site) -> None:
