@@ -36,6 +36,7 @@ MOST_WAITING = 128  # connections without a complete request yet
 # For a whole request, from the start of the connection or the end of its last answer; and for each part of the
 # answer that the client has to take before there is room for more.
 REQUEST_SECONDS = 10.0
+LATE_SECONDS = 1.0  # a deadline that is noticed so much too late counts from anew
 # … a body may take longer, if so many bytes of it have come in each such time.
 LEAST_BYTES = 64 << 10
 
@@ -127,6 +128,11 @@ class Connection(H11Protocol):
 
     def _end_if_slow(self) -> None:
         """Unless enough of a body has come, or this server does not take it faster."""
+        assert self._deadline
+        if self.loop.time() > self._deadline.when() + LATE_SECONDS:
+            # This machine stood still, or slept. uvloop calls its timers before it reads what has come meanwhile.
+            self._deadline = self.loop.call_later(REQUEST_SECONDS, self._end_if_slow)
+            return
         is_receiving = self._is_answering() and self.cycle.more_body
         if is_receiving and (self._received >= LEAST_BYTES or self.flow.read_paused):
             self._limit_time()

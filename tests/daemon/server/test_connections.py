@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import socket
 import ssl
 from collections.abc import AsyncIterator
@@ -11,6 +12,7 @@ from typing import Any
 
 import anyio
 import pytest
+from anyio import to_thread
 from anyio.abc import SocketStream
 
 from daemon.config.sections import Http
@@ -22,6 +24,7 @@ from tests.daemon_process import PATIENCE, make_certificate, until
 pytestmark = pytest.mark.anyio
 
 NEVER = 3600  # seconds: with the default limits no connection is closed in a test, nor by uvicorn
+STOPS = 6  # one in three happens at the moment that counts
 REQUEST = b"GET / HTTP/1.1\r\nHost: here\r\n\r\n"
 
 
@@ -105,6 +108,18 @@ async def test_a_body_may_take_longer_if_enough_of_it_comes_in_time(monkeypatch:
                     await steady.receive()
                 await steady.send(bytes(100_000))
             assert (await steady.receive()).startswith(b"HTTP/1.1 204")
+
+
+async def test_what_came_while_the_machine_stood_still_is_answered(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connections, "REQUEST_SECONDS", 0.4)
+    monkeypatch.setattr(connections, "LATE_SECONDS", 0.1)
+    stop = f"kill -STOP {os.getpid()}; sleep 0.6; printf '{REQUEST.decode()}'; kill -CONT {os.getpid()}"
+    async with served() as port:
+        for _ in range(STOPS):
+            with socket.create_connection(("127.0.0.1", port), PATIENCE) as client:
+                await until(lambda: len(connections.Connection.waiting) == 1)
+                await anyio.run_process(["sh", "-c", stop], stdout=client)
+                assert (await to_thread.run_sync(client.recv, 100)).startswith(b"HTTP/1.1 204")
 
 
 async def test_after_a_request_of_two_lengths_the_connection_is_closed() -> None:
