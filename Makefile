@@ -91,7 +91,7 @@ types: $(STAMP)
 faults: $(STAMP)  ## run the fault catalogue and print a table (an hour; FAULTS="--only 9,10" for some rows)
 	VISIOND_ALONE=1 $(BIN)/python -m tests.faults $(FAULTS)
 
-mutants: ray-setup  ## plant one bug at a time and run the test that must fail (an hour on 2 cores; MUTANTS="--only state-lock" for some)
+mutants: ray-setup store-setup  ## plant one bug at a time and run the test that must fail (an hour on 2 cores; MUTANTS="--only state-lock" for some)
 	$(BIN)/python -m tests.mutants $(MUTANTS)
 
 bench: $(STAMP)  ## measure the daemon's overhead with fake stages, compared with a bare loop
