@@ -157,7 +157,7 @@ def _begins_as_zip(file: UnbufferedReader) -> bool:
 def _read_entry(file: UnbufferedReader, entry: zipfile.ZipInfo) -> Iterator[bytes]:
     """Its bytes. The name before them is not looked at: tools write it in other ways than that in the list."""
     if entry.flag_bits & ENCRYPTED:
-        raise Unusable("it is encrypted")
+        raise Unusable("it is encrypted: unpack it with its password, and put that file into the inbox")
     # macOS's Archive Utility states places in 32 bits only.
     for place in range(entry.header_offset, -1, -(1 << 32)):
         file.seek(place)
@@ -241,12 +241,16 @@ def walk_tiff(file: UnbufferedReader, rules: Rules) -> Iterator[Item]:
             yield None if page.is_copy else Member(b"page-%04d.png" % number, _draw_page(page, rules))
 
 
+def _check_pixels(count: float, rules: Rules, fix: str = ": raise it under [pipeline]") -> None:
+    if not count <= rules.pixels:  # a PDF may say NaN
+        raise Unusable(f"it has more pixels than max_pixels = {rules.pixels}{fix} in daemon.toml")
+
+
 def _draw_page(page: tiff.Directory, rules: Rules) -> Iterator[bytes]:
     from stages.images import pixels
 
     width, height = page.integer(tiff.WIDTH), page.integer(tiff.HEIGHT)
-    if width * height > rules.pixels:
-        raise Unusable(f"it has more pixels than max_pixels = {rules.pixels}")
+    _check_pixels(width * height, rules)
     try:
         page.refuse()
         with pixels.open_tiff(page) as image:
@@ -279,8 +283,7 @@ def _render(document: Any, number: int, rules: Rules) -> Iterator[bytes]:
     page = document[number]
     scale = rules.dpi / POINTS
     width, height = page.get_size()
-    if not width * height * scale**2 <= rules.pixels:
-        raise Unusable(f"it has more pixels than max_pixels = {rules.pixels} at {rules.dpi} dpi")
+    _check_pixels(width * height * scale**2, rules, f" at {rules.dpi} dpi: lower dpi under [unpacking]")
     picture = page.render(scale=scale)
     yield from _encode(picture.to_pil(), "PNG")
     picture.close()
@@ -322,8 +325,7 @@ def _draw(frame: Any, shape: Any, rules: Rules) -> Iterator[bytes]:
     width, height = frame.width, frame.height
     if shape and shape != 1 and 1 / WIDEST <= shape <= WIDEST:  # nothing is made smaller
         width, height = (round(width * shape), height) if shape > 1 else (width, round(height / shape))
-    if width * height > rules.pixels:
-        raise Unusable(f"it has more pixels than max_pixels = {rules.pixels}")
+    _check_pixels(width * height, rules)
     image = frame.to_image(width=width, height=height)
     # The angle is counterclockwise for both.
     yield from _encode(image.rotate(frame.rotation, expand=True), "JPEG", quality=SHARPNESS)

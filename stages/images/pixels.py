@@ -110,7 +110,7 @@ def write_rgb(data: memoryview, header: Header, out: memoryview) -> None:
     with _open(data, header) if plain is None else _picture_of(plain) as image:
         plain = None  # Pillow has copied RGB
         if image.size != size and header.format != "AVIF":  # which may be cropped
-            raise ImageError(Reason.HEADER, f"the header says {size[0]}×{size[1]}, the picture {image.size}")
+            raise _wrong_size(size, image.size)
         image.info.pop("xmp", None)  # Pillow would read an orientation from it that no other program applies
         _load(image, len(data))
         correct = _correct(image, data, header)
@@ -119,9 +119,15 @@ def write_rgb(data: memoryview, header: Header, out: memoryview) -> None:
         if orientation in TRANSPOSITIONS:
             upright = upright.transpose(TRANSPOSITIONS[orientation])
         if upright.size != (header.width, header.height):  # some plug-ins know the size only now
-            stated = f"{header.width}×{header.height}"
-            raise ImageError(Reason.HEADER, f"the header says {stated}, the pixels are {upright.size}")
+            raise _wrong_size((header.width, header.height), upright.size)
         _write_strips(upright, out)
+
+
+def _wrong_size(stated: tuple[int, int], found: tuple[int, int]) -> ImageError:
+    says, are = (f"{width}×{height}" for width, height in (stated, found))
+    return ImageError(
+        Reason.HEADER, f"the header says {says} pixels, but there are {are}: copy the file again"
+    )
 
 
 def read_plain(data: memoryview, header: Header, size: tuple[int, int]) -> np.ndarray | None:

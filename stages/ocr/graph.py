@@ -103,7 +103,7 @@ def read_step(node: Any, place: str) -> GraphStep:
         attributes["value"] = numpy_helper.to_array(attributes["value"])
     if node.op_type not in OPERATIONS or len([name for name in node.output if name]) != 1:
         raise WeightsError(
-            f"{place} has the ONNX operation {node.op_type}, which no PP-OCR network has that visiond knows. "
+            f"{place} has the ONNX operation {node.op_type}, which visiond does not support. "
             "visiond reads PP-OCR's text detectors and text recognizers."
         )
     return GraphStep(OPERATIONS[node.op_type], attributes, tuple(node.input), node.output[0])
@@ -192,7 +192,7 @@ def resize(attributes: Mapping[str, Any], pixels: Tensor, *rest: Any) -> Tensor:
     """rest: a region of interest, scales and sizes. Only whole factors and the nearest pixel."""
     factors = [float(scale) for scale in rest[1][2:]]
     if attributes.get("mode") != b"nearest" or any(factor != int(factor) for factor in factors):
-        raise WeightsError("an ONNX graph resizes in a way that no PP-OCR network does that visiond knows.")
+        raise WeightsError("an ONNX graph resizes in a way that visiond does not support.")
     return F.interpolate(pixels, scale_factor=factors)
 
 
@@ -211,9 +211,7 @@ def cut(
 ) -> Tensor:
     """Slice. The bounds are inputs, or attributes in old files. Steps are 1 in these networks."""
     if steps is not None and steps.ne(1).any():
-        raise WeightsError(
-            "an ONNX graph leaves out values in a way that no PP-OCR network does that visiond knows."
-        )
+        raise WeightsError("an ONNX graph leaves out values in a way that visiond does not support.")
     first, end, along = (
         attributes[name] if given is None else given.tolist()
         for name, given in (("starts", starts), ("ends", ends), ("axes", axes))

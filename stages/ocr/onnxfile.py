@@ -130,8 +130,8 @@ def read_characters(file: OnnxFile, path: Path | str, dictionary: Path | str | N
     classes = count_classes(file.graph)
     if classes not in (len(characters) + 1, len(characters) + 2):
         raise WeightsError(
-            f"{path} has {classes} classes, but {dictionary or 'its metadata'} has {len(characters)} characters: a blank and "
-            "a space more are right. It is the dictionary of another model."
+            f"{path} has {classes} classes, but {dictionary or 'its metadata'} has {len(characters)} characters; there "
+            "should be one or two fewer than classes. Put the dictionary of this model beside it."
         )
     return ["", *characters, " "][:classes]
 
