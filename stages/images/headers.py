@@ -73,7 +73,10 @@ def read_jpeg_frame(data: memoryview) -> Jpeg:
             if frame is None:
                 raise ImageError(Reason.HEADER, "the JPEG has pixels before its size")
             if bytes(data[-2:]) != EOI and EOI not in bytes(data[end:]):
-                raise ImageError(Reason.TRUNCATED, "the JPEG has no end marker, so it is incomplete. Copy it again from its source")
+                raise ImageError(
+                    Reason.TRUNCATED,
+                    "the JPEG has no end marker, so it is incomplete. Copy it again from its source",
+                )
             return frame._replace(orientation=orientation or 1, transform=transform, pixels_at=end)
     raise ImageError(Reason.HEADER, "the JPEG ends before its picture begins")
 
