@@ -43,9 +43,17 @@ class Limits:
         return Load(*self._cpu.read(), ask_gpus())
 
     def add(
-        self, states: Sequence[StationState], load: Load, *, ended: int, in_flight: int, has_files: bool
+        self,
+        states: Sequence[StationState],
+        load: Load,
+        *,
+        ended: int,
+        in_flight: int,
+        has_files: bool,
+        is_paused: bool = False,
     ) -> None:
-        """has_files: whether files wait to be read or are unpacked."""
+        """has_files: whether files wait to be read or are unpacked. is_paused: as long as it is, and while no worker is ready,
+        nothing limits: advice from before would be wrong."""
         occupied, waiting = find_waits(states, has_files=has_files)
         used = {part for worker in _workers(states) for part in worker.device.split("+")}
         loads = [gpu.busy for gpu in load.gpus if gpu.device in used and gpu.busy is not None]
@@ -66,7 +74,7 @@ class Limits:
                 cores=self._cores,
             )
         )
-        self.limit = find_limit(self._moments)
+        self.limit = Limit() if is_paused or occupied is None else find_limit(self._moments)
 
 
 def find_waits(states: Collection[StationState], *, has_files: bool) -> tuple[float | None, dict[str, float]]:

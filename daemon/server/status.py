@@ -151,6 +151,7 @@ class Status:
             ended=self._counts.ended.total(),
             in_flight=self._pipeline.in_flight,
             has_files=self._has_files(),
+            is_paused=bool(self._pipeline.blocked()),
         )
         self.metrics.limited(self._limits.limit.part)
 

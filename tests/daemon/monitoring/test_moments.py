@@ -59,6 +59,23 @@ def test_only_the_gpus_of_the_workers_count() -> None:
     assert limits.last.gpu_busy == pytest.approx(0.5)
 
 
+@pytest.mark.parametrize("last", [{"state": "loading"}, {"is_paused": True}])
+def test_nothing_limits_while_no_worker_is_ready_or_the_daemon_is_paused(last: dict[str, Any]) -> None:
+    limits, parts = Limits(), list[str]()
+    is_paused = last.pop("is_paused", False)
+    for number, state in enumerate([{}, {}, {}, last, {}]):
+        limits.add(
+            [station(lane(busy=4, **state))],
+            Load({}, 0, []),
+            ended=number,
+            in_flight=4,
+            has_files=True,
+            is_paused=is_paused and number == 3,
+        )
+        parts.append(limits.limit.part)
+    assert parts[2:] == ["workers", "", "workers"]
+
+
 def test_a_driver_that_fails_does_not_end_the_daemon(monkeypatch: pytest.MonkeyPatch) -> None:
     class NVMLError(Exception):
         pass
