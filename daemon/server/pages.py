@@ -109,13 +109,14 @@ class Page:
 
     async def gallery(self, request: Request) -> Response:
         """All images that fit, newest or best first. htmx asks for what follows, without the rest of the page."""
-        asked, problem, found = Asked(), "", Found()
+        asked, query, problem, found = Asked(), Query(), "", Found()
         try:
             asked = Asked.of(request)
+            query = asked.query()
             found = await run_sync(find_images, self._searcher, asked, SHOWN)
         except (QueryError, SearchUnusable) as error:
             problem = str(error)
-        records, views = await self._views(found)
+        records, views = await self._views(found, query)
         behind, about = await run_sync(self._searcher.behind), await run_sync(self._searcher.index.about)
         here = asked.values()
         values = {
@@ -140,10 +141,10 @@ class Page:
         inboxes = [visible(os.fsdecode(path)) for path in self._reader.inboxes().values()]
         return {"bins": sorted(filter(None, self._reader.bins())), "inboxes": inboxes}
 
-    async def _views(self, found: Found) -> tuple[list[Record], list[View]]:
+    async def _views(self, found: Found, query: Query) -> tuple[list[Record], list[View]]:
         hits = {hit.image: hit for hit in found.hits}
         records = await run_sync(self._reader.find_numbers, list(hits))
-        return records, [view_of(record, hits[record.id]) for record in records]
+        return records, [view_of(record, hits[record.id], query.terms) for record in records]
 
     async def image(self, request: Request) -> Response:
         record = await self._record(request)
@@ -166,7 +167,7 @@ class Page:
             found = await run_sync(self._like, request.path_params["id"])
         except VisiondError as error:
             problem = str(error)
-        _, views = await self._views(found)
+        _, views = await self._views(found, Query())
         return self._show(request, "like.html", {"views": views, "problem": problem})
 
     def _like(self, image: int) -> Found:
