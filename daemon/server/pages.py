@@ -59,6 +59,7 @@ STATIC = Path(__file__).with_name("static")
 # What a browser may load and send for the page, all of it from and to the page itself.
 ALLOWED = "script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; form-action 'self'"
 FORM_BYTES = 1 << 20
+SIZES = ("small", "medium", "large")  # of the cards
 
 
 class Page:
@@ -321,6 +322,8 @@ class Page:
             "may_read": request.state.has_token or self._config.page_http.is_private,
             "may_change": request.state.has_token,
             "path": request.url.path,
+            "sizes": SIZES,
+            "size": size if (size := request.cookies.get("visiond-size")) in SIZES else "medium",
             "queued": request.query_params.get("queued", ""),
         }
         content = self._templates.get_template(template).render(shared | dict(values))

@@ -67,6 +67,17 @@ document.addEventListener("htmx:beforeSwap", (event) => {
   seen.set(target, serverResponse);
 });
 
+// The size of the cards is in a cookie, so that the page comes with it and nothing moves.
+function choosePageSize() {
+  const box = document.getElementById("size");
+  const home = document.querySelector(".home");
+  box?.addEventListener("change", () => {
+    for (const { value } of box.options) document.body.classList.toggle(`size-${value}`, value === box.value);
+    document.cookie = `visiond-size=${box.value}; path=${home.pathname}; max-age=31536000; samesite=strict`;
+  });
+}
+choosePageSize();
+
 document.body.classList.add("has-script");
 showBoxes(recall(BOXES) === "1");
 tick("keys", recall(KEYS) !== NO);
