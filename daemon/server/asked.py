@@ -85,6 +85,12 @@ class Asked(msgspec.Struct, frozen=True):
         return f"“{self.q}”" if self.q else "Failed images" if self.is_for_failed else "Images"
 
     @property
+    def has_choices(self) -> bool:
+        """Whether a filter or an order is chosen; the failed images alone have a page of their own."""
+        chosen = {name: value for name, value in self.values().items() if name not in ("q", "cursor")}
+        return chosen not in ({}, {"state": "failed"})
+
+    @property
     def is_for_failed(self) -> bool:
         return self.state == "failed" or "state:failed" in self.q
 

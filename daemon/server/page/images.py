@@ -19,7 +19,7 @@ from daemon.core.errors import VisiondError
 from daemon.core.jobs import JobStatus
 from daemon.monitoring.notices import list_notices
 from daemon.search.index import SearchUnusable
-from daemon.search.query import QueryError
+from daemon.search.query import Query, QueryError
 from daemon.search.searcher import Found, Searcher
 from daemon.server.app import read_form
 from daemon.server.asked import SHOWN, Asked, find_images, number_in
@@ -69,13 +69,14 @@ class Images:
 
     async def gallery(self, request: Request) -> Response:
         """All images that fit, newest or best first. htmx asks for what follows, without the rest of the page."""
-        asked, problem, found = Asked(), "", Found()
+        asked, query, problem, found = Asked(), Query(), "", Found()
         try:
             asked = Asked.of(request)
+            query = asked.query()
             found = await run_sync(find_images, self._searcher, asked, SHOWN)
         except (QueryError, SearchUnusable) as error:
             problem = str(error)
-        records, views = await self._views(found)
+        records, views = await self._views(found, query)
         behind, about = await run_sync(self._searcher.behind), await run_sync(self._searcher.index.about)
         here = asked.values()
         values = {
@@ -100,10 +101,10 @@ class Images:
         inboxes = [visible(os.fsdecode(path)) for path in self._reader.inboxes().values()]
         return {"bins": sorted(filter(None, self._reader.bins())), "inboxes": inboxes}
 
-    async def _views(self, found: Found) -> tuple[list[Record], list[View]]:
+    async def _views(self, found: Found, query: Query) -> tuple[list[Record], list[View]]:
         hits = {hit.image: hit for hit in found.hits}
         records = await run_sync(self._reader.find_numbers, list(hits))
-        return records, [view_of(record, hits[record.id]) for record in records]
+        return records, [view_of(record, hits[record.id], query.terms) for record in records]
 
     async def image(self, request: Request) -> Response:
         record = await self._record(request)
@@ -131,7 +132,7 @@ class Images:
         except VisiondError as error:
             problem = str(error)
         record = await self._record(request)
-        _, views = await self._views(found)
+        _, views = await self._views(found, Query())
         copies = [view for view in views if is_copy(view, record)]
         others = [view for view in views if view not in copies]
         return self._show(request, "like.html", {"copies": copies, "others": others, "problem": problem})

@@ -17,6 +17,8 @@ from daemon.server.app import explain_as_json
 from daemon.server.guard import is_api
 from daemon.server.page.views import milliseconds
 
+SIZES = ("small", "medium", "large")  # of the cards
+
 
 class Renderer:
     def __init__(self, config: Config) -> None:
@@ -40,6 +42,8 @@ class Renderer:
             "may_read": request.state.has_token or self._is_private,
             "may_change": request.state.has_token,
             "path": request.url.path,
+            "sizes": SIZES,
+            "size": size if (size := request.cookies.get("visiond-size")) in SIZES else "medium",
             "queued": request.query_params.get("queued", ""),
         }
         content = self._templates.get_template(template).render(shared | dict(values))

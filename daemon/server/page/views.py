@@ -14,8 +14,10 @@ import msgspec
 from daemon.core.jobs import JobStatus
 from daemon.ledger.record import BUILT_IN_KEYS as KEYS
 from daemon.ledger.record import Record
-from daemon.search.entries import LEAST_SCORE
-from daemon.search.searcher import Hit
+from daemon.search.entries import FIELDS, LEAST_SCORE
+from daemon.search.marking import Part, excerpt, split_at_words
+from daemon.search.query import Term
+from daemon.search.searcher import By, Hit
 from stages.contract.binning import describe, text_of
 
 SHORT_TEXT = 160  # characters on a card
@@ -39,7 +41,7 @@ class Polygon:
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """An image and its results. hit: how it was found, if it was looked for."""
+    """An image and its results. hit: how it was found, if it was looked for, and terms: with these words."""
 
     id: int
     name: str
@@ -53,15 +55,45 @@ class View:
     height: int
     digest: str
     hit: Hit | None = None
+    terms: tuple[Term, ...] = ()
     caption: str = ""
     text: str = ""
     tags: list[tuple[str, float]] = field(default_factory=list)
     objects: list[tuple[str, int]] = field(default_factory=list)
     shapes: list[Polygon] = field(default_factory=list)
 
+    def marked(self, field: str) -> list[Part]:
+        """One of its texts, by the field of the index, with the words that were looked for."""
+        tags = (label for place, (label, score) in enumerate(self.tags) if place == 0 or score >= LEAST_SCORE)
+        texts = {
+            "text": f"{self.reason}: {self.detail}" if self.state == "failed" else self.text,
+            "caption": self.caption,
+            "tags": ", ".join(tags),
+            "objects": ", ".join(label for label, _ in self.objects),
+            "name": self.name,
+        }
+        return split_at_words(texts[field], self.terms, field)
+
     @property
-    def short_text(self) -> str:
-        return self.text if len(self.text) <= SHORT_TEXT else f"{self.text[: SHORT_TEXT - 1]}…"
+    def short_text(self) -> list[Part]:
+        """What is around the first word that was looked for; otherwise the beginning."""
+        return excerpt(self.marked("text"), SHORT_TEXT)
+
+    @property
+    def why(self) -> str:
+        """How it was found, as a sentence goes on after its name; empty if nothing was looked for."""
+        if not (self.hit and self.hit.by):
+            return ""
+        found = []
+        if self.hit.by is not By.meaning:
+            names = {"text": "reason"} if self.state == "failed" else {}
+            places = [
+                names.get(name, name) for name in FIELDS if any(part.is_match for part in self.marked(name))
+            ]
+            found.append(f"has the words in its {' and '.join(places)}" if places else "has the words")
+        if self.hit.score is not None:
+            found.append(f"is near in meaning (nearness {self.hit.score:.2f})")
+        return " and ".join(found)
 
     @property
     def alt(self) -> str:
@@ -93,7 +125,7 @@ def view_digest(record: Record) -> str:
     return record.digest.hex()[:16]
 
 
-def view_of(record: Record, hit: Hit | None = None) -> View:
+def view_of(record: Record, hit: Hit | None = None, terms: tuple[Term, ...] = ()) -> View:
     """An image without a result has as its text why that is."""
     document = document_of(record)
     ocr, objects, clip, caption = (document.get(name) or {} for name in ("ocr", "objects", "clip", "caption"))
@@ -112,6 +144,7 @@ def view_of(record: Record, hit: Hit | None = None) -> View:
         height=record.height or 3,
         digest=view_digest(record),
         hit=hit,
+        terms=terms,
         caption=caption.get("text") or "",
         text=_why(record) if record.status in WITHOUT_RESULT else " ".join(text_of(ocr).split("\n")),
         tags=[(tag["label"], tag["score"]) for tag in clip.get("tags", ())],
