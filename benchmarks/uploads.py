@@ -131,7 +131,11 @@ def _cpu_seconds(process: psutil.Process) -> float:
 
 def _kind_of(process: psutil.Process) -> str:
     words = " ".join(process.cmdline())
-    kinds = {"benchmarks.uploads": "uploading", "daemon.server.process": "page", "daemon.workers": "worker"}
+    kinds = {
+        "benchmarks.uploads": "uploading",
+        "daemon.server.page.process": "page",
+        "daemon.workers": "worker",
+    }
     return next((kind for word, kind in kinds.items() if word in words), "daemon")
 
 

@@ -45,7 +45,7 @@ class Shot(NamedTuple):
 
 
 SHOTS = (
-    Shot("page-search", "/?q=purple+boats", "nearness", 1200, 760, boxes=True),
+    Shot("page-search", "/?q=purple+boats", "near in meaning", 1200, 760, boxes=True),
     Shot("page-image", "/?q=name:000005", "Why bin", 1200, 860, boxes=True),
     Shot("page-phone", "/?bin=B", "newest first", 390, 780, "dark", boxes=True),
 )

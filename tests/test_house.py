@@ -28,7 +28,6 @@ IMPORTS = {
     "daemon.pipeline.child": 23,
     "daemon.pipeline.coordinator": 17,
     "daemon.pipeline.unpacker": 21,
-    "daemon.server.pages": 18,
     "daemon.service.lifecycle": 32,
     "daemon.service.wiring": 21,
     "visiond.cluster.unpacking": 17,

@@ -143,7 +143,7 @@ def serve_page(config: Config, *, anywhere: bool = False) -> None:
 
     from daemon.config.state import CONTROL, closed_to_others
     from daemon.server.app import listen
-    from daemon.server.process import serve
+    from daemon.server.page.process import serve
     from daemon.terminal import control
 
     http = config.page_http

@@ -30,9 +30,9 @@ from daemon.search.index import SearchUnusable
 from daemon.search.query import DATES, QueryError
 from daemon.search.searcher import By, Searcher
 from daemon.server.app import answer_json
+from daemon.server.asked import Asked, find_images, number_in
 from daemon.server.openapi import DAY, IMAGES, LONGEST_WAIT_SECONDS, MOST_IMAGES, make_document
 from daemon.server.uploads import Uploads, find_file
-from daemon.server.views import Asked, find_images, number_in
 from daemon.terminal import control
 
 if TYPE_CHECKING:

@@ -4,7 +4,7 @@ served where:
 - [http] listen: `Answers.reading` in answers.py. Nothing there changes anything.
 - the control socket, for the commands: also `Answers.changing`. It is in the state folder, so file permissions decide who may
   use it.
-- [page] listen: `Page.routes` in pages.py, in a process of its own.
+- [page] listen: `Page.routes` in page/page.py, in a process of its own.
 
 Another list is one more method that returns routes, and one more call of `make_server`, with the guard that it needs.
 """
@@ -20,6 +20,7 @@ import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
+from urllib.parse import parse_qs
 
 import anyio
 import msgspec
@@ -41,6 +42,7 @@ from daemon.server.connections import NO_FORMS, Server
 from daemon.system.ownership import hand_over
 from stages.contract.files import read_file
 
+FORM_BYTES = 1 << 20  # of a form without files
 TOKEN_SECONDS = 1.0  # after which the page's token is read again
 # For TLS 1.2, the oldest version that is accepted; TLS 1.3 has its own.
 CIPHERS = "ECDHE+AESGCM:ECDHE+CHACHA20"
@@ -93,6 +95,15 @@ async def read_body(request: Request, most_bytes: int, problem: str) -> bytearra
     except ClientDisconnect:  # nobody reads the answer
         raise HTTPException(400, "The request has ended before its body did.") from None
     return body
+
+
+async def read_form(request: Request) -> dict[str, list[str]]:
+    """The fields of a form that a browser sent. Raises HTTPException if it is too large or not text."""
+    body = await read_body(request, FORM_BYTES, "The form is too large.")
+    try:
+        return parse_qs(body.decode())
+    except ValueError as error:
+        raise HTTPException(400, "The form cannot be read.") from error
 
 
 def answer_json(content: object, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:

@@ -26,7 +26,7 @@ from stages.contract.processes import describe_end
 
 log = structlog.get_logger()
 
-MODULE = "daemon.server.process"
+MODULE = "daemon.server.page.process"
 PAUSE_SECONDS, LONGEST_PAUSE_SECONDS = 1.0, 60.0  # before it is started again
 LASTING_SECONDS = 60.0  # a process that ran so long was not broken from the start
 SOUND_SECONDS = 5.0  # … and one that ran so long serves the page

@@ -101,6 +101,6 @@ def page_process(daemon: int) -> int:
     """Its process id; 0 if there is none."""
     children = Path(f"/proc/{daemon}/task/{daemon}/children").read_text().split()
     for child in children:
-        if b"daemon.server.process" in command_of(int(child)):
+        if b"daemon.server.page.process" in command_of(int(child)):
             return int(child)
     return 0

@@ -18,7 +18,7 @@ from daemon.config.values import PAGE_PATHS
 from daemon.core.errors import ConfigError
 from daemon.server.addresses import is_from_page
 from daemon.server.api import Api
-from daemon.server.pages import Page
+from daemon.server.page.page import Page
 from tests.daemon.server.site import Site
 
 NAMES = ["photos.example.org", "photos.example.org:8443", "[2001:db8::7]:8443"]
@@ -191,6 +191,8 @@ def test_what_can_be_no_name_or_path_is_refused(tmp_path: Path, table: str, key:
         parse({table: {key: value}}, tmp_path)
 
 
-def test_no_path_is_taken_for_an_address_of_the_page() -> None:
-    routes: list[Any] = [*object.__new__(Page).routes(), *object.__new__(Api).routes()]
+def test_no_path_is_taken_for_an_address_of_the_page(tmp_path: Path) -> None:
+    nobody: Any = None
+    page = Page(parse({}, tmp_path), nobody, nobody, nobody)
+    routes: list[Any] = [*page.routes(), *object.__new__(Api).routes()]
     assert {route.path.split("/")[1] for route in routes} == {"", *PAGE_PATHS.split("|")}

@@ -79,6 +79,56 @@ def test_a_filter_narrows_the_search_as_soon_as_it_is_chosen(tab: Tab) -> None:
     expect(tab.get_by_label("State")).to_have_value("")
 
 
+def test_filters_are_folded_until_one_is_set_also_without_a_script(browser: Browser, site: Site) -> None:
+    with closing(browser.new_context(base_url=site.origin, java_script_enabled=False)) as context:
+        tab = context.new_page()
+        tab.goto("/?q=word")
+        expect(tab.get_by_label("Bin")).not_to_be_visible()
+        tab.get_by_text("Filters and order").first.click()
+        tab.get_by_label("State").select_option("done")
+        tab.get_by_role("button", name="Search").click()
+        expect(tab.get_by_label("State")).to_have_value("done")
+        expect(tab.get_by_label("Bin")).to_be_visible()
+        expect(tab.get_by_label("Size")).not_to_be_visible()
+
+
+def test_the_size_of_the_cards_is_kept_and_comes_with_the_page(tab: Tab) -> None:
+    tab.goto("/")
+    tab.get_by_label("Size").select_option("small")
+    small = tab.locator(".card img").first.bounding_box()
+    tab.goto("/?q=word")
+    expect(tab.get_by_label("Size")).to_have_value("small")
+    assert "size-small" in tab.request.get("/", headers={"Cookie": "visiond-size=small"}).text()
+    kept = tab.locator(".card img").first.bounding_box()
+    tab.get_by_label("Size").select_option("large")
+    large = tab.locator(".card img").first.bounding_box()
+    assert small
+    assert kept
+    assert large
+    assert small["height"] == kept["height"] < large["height"]
+
+
+def test_nothing_moves_while_pictures_come_and_those_on_top_are_loaded_at_once(tab: Tab) -> None:
+    tab.goto("/")
+    assert tab.locator(".card img:not([loading])").count() == 12
+    heights = {box["height"] for card in tab.locator(".card img").all() if (box := card.bounding_box())}
+    assert len(heights) == 1
+
+
+def test_on_a_phone_the_pages_are_at_the_foot_and_hide_nothing_at_the_end(
+    browser: Browser, site: Site
+) -> None:
+    with closing(browser.new_context(base_url=site.origin, viewport=NARROW)) as context:  # type: ignore[arg-type]
+        tab = context.new_page()
+        tab.goto("/settings")
+        tab.evaluate("scrollTo(0, document.documentElement.scrollHeight)")
+        bar, foot = tab.get_by_role("navigation").bounding_box(), tab.locator("footer p").last.bounding_box()
+        assert bar
+        assert foot
+        assert bar["y"] + bar["height"] == NARROW["height"]
+        assert foot["y"] + foot["height"] <= bar["y"]
+
+
 def test_a_tag_and_an_object_narrow_the_search_and_what_is_shown_suggests_them(tab: Tab) -> None:
     tab.goto("/?q=word&by=newest")
     for name in ("Tag", "Object"):

@@ -9,7 +9,7 @@ import pytest
 from PIL import Image
 from PIL.TiffImagePlugin import IFDRational
 
-from daemon.server.exif import read_exif
+from daemon.server.page.exif import read_exif
 
 TOLD = [
     ("Taken", "2024-05-01 12:30:59 +02:00"),

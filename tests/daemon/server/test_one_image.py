@@ -21,8 +21,9 @@ from starlette.requests import Request
 from daemon.config.loading import parse
 from daemon.ledger.record import Record
 from daemon.search.searcher import Found, Hit
-from daemon.server.pages import Page
-from daemon.server.views import compare_looks, milliseconds
+from daemon.server.page.images import Images
+from daemon.server.page.rendering import Renderer
+from daemon.server.page.views import compare_looks, milliseconds
 from tests.daemon.server.browser import needs_chromium, opened
 from tests.daemon.server.site import Site
 from tests.daemon.server.test_exif import encode
@@ -122,7 +123,7 @@ async def test_files_with_the_same_bytes_come_before_images_that_are_alike(tmp_p
     reader = SimpleNamespace(find_numbers=lambda numbers: [records[each] for each in numbers])
     searcher = SimpleNamespace(catch_up=lambda: 0, like=lambda number: found)
     config = parse({"inbox": [{"path": "/srv/inbox"}]}, tmp_path)
-    page = Page(config, cast(Any, reader), cast(Any, searcher), cast(Any, None))
+    images = Images(config, cast(Any, reader), cast(Any, searcher), cast(Any, None), Renderer(config))
     scope = {
         "type": "http",
         "method": "GET",
@@ -132,7 +133,7 @@ async def test_files_with_the_same_bytes_come_before_images_that_are_alike(tmp_p
         "server": ("a", 1),
     }
     request = Request({**scope, "path_params": {"id": 1}, "state": {"has_token": True}, "scheme": "http"})
-    content = bytes((await page.like(request)).body).decode()
+    content = bytes((await images.like(request)).body).decode()
     marks = ["Another file has the same bytes:", "/images/3", "Alike:", "/images/2"]
     assert sorted(marks, key=content.index) == marks
 

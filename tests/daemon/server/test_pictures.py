@@ -16,8 +16,9 @@ import pytest
 from PIL import Image
 
 from daemon.config.loading import parse
-from daemon.server.pages import Page
-from daemon.server.pictures import Cache, NoPicture, Pictures
+from daemon.server.page.images import Images
+from daemon.server.page.pictures import Cache, NoPicture, Pictures
+from daemon.server.page.rendering import Renderer
 from stages.contract.base import Limits
 from tests.daemon_process import PATIENCE
 from tests.makers import make_record
@@ -122,7 +123,8 @@ class SlowPictures:
 async def test_huge_images_hold_up_no_other_picture(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pictures: Any = SlowPictures()
     nobody: Any = None
-    page, done = Page(parse({}, tmp_path), nobody, nobody, pictures), list[int]()
+    config, done = parse({}, tmp_path), list[int]()
+    images = Images(config, nobody, nobody, pictures, Renderer(config))
 
     async def find(request: Any) -> Any:
         huge = request.id in (1, 2)
@@ -130,10 +132,10 @@ async def test_huge_images_hold_up_no_other_picture(tmp_path: Path, monkeypatch:
         return SimpleNamespace(id=request.id, width=10_000 if huge else 100, height=10_000, version=size)
 
     async def ask(number: int) -> None:
-        await page.picture(cast(Any, SimpleNamespace(id=number, path_params={"size": "small"})))
+        await images.picture(cast(Any, SimpleNamespace(id=number, path_params={"size": "small"})))
         done.append(number)
 
-    monkeypatch.setattr(page, "_record", find)
+    monkeypatch.setattr(images, "_record", find)
     async with anyio.create_task_group() as tasks:
         for number in (1, 2):
             tasks.start_soon(ask, number)

@@ -111,7 +111,7 @@ def test_words_on_an_image_find_it(tab: Tab, served: Served) -> None:
 def test_a_sentence_finds_the_image_that_it_describes(tab: Tab, served: Served) -> None:
     truth = next(truth for truth in served.truths if truth.kind == "photo" and truth.objects)
     find(tab, "meaning", truth.captions[0])
-    expect(tab.locator(".card .score").first).to_contain_text("nearness")
+    expect(tab.locator(".card .score").first).to_contain_text("near in meaning")
     assert truth.file in names(tab)[:2]
     find(tab, "both", truth.captions[0])
     expect(tab.locator(".card .score").first).to_be_visible(timeout=1000 * LOAD_SECONDS)

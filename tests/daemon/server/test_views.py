@@ -10,12 +10,12 @@ from daemon.config.sections import PageSection
 from daemon.core.hints import quantity
 from daemon.monitoring.overview import FILTERS, LastHour
 from daemon.monitoring.snapshot import GpuState, Snapshot
-from daemon.server.views import view_of
+from daemon.server.page.views import view_of
 from tests.makers import make_record
 
 
 def test_a_card_names_the_folder_in_the_inbox_as_pages_of_documents_have_equal_names() -> None:
-    templates = Environment(loader=PackageLoader("daemon.server"), autoescape=True)
+    templates = Environment(loader=PackageLoader("daemon.server.page"), autoescape=True)
     card = templates.get_template("card.html", globals={"url": PageSection().address})
     for path, told in ((b"a.pdf.unpacked/page-0001.png", True), (b"page-0001.png", False)):
         view = view_of(make_record(Path("/srv/inbox"), path))
@@ -23,7 +23,7 @@ def test_a_card_names_the_folder_in_the_inbox_as_pages_of_documents_have_equal_n
 
 
 def test_a_gpu_has_its_temperature_where_the_driver_reports_it() -> None:
-    templates = Environment(loader=PackageLoader("daemon.server"), autoescape=True)
+    templates = Environment(loader=PackageLoader("daemon.server.page"), autoescape=True)
     templates.filters |= FILTERS
     names = {"url": PageSection().address, "quantity": quantity}
     gpus = [

@@ -24,8 +24,8 @@ from daemon.config.state import PICTURES
 from daemon.core.errors import SourceChanged
 from daemon.inbox.origin import origin_of
 from daemon.ledger.record import Record
-from daemon.server.exif import read_exif
-from daemon.server.views import visible
+from daemon.server.page.exif import read_exif
+from daemon.server.page.views import visible
 from daemon.system.ownership import hand_over, make_folder
 from stages.contract.base import ImageError, Limits
 from stages.images.decoder import Decoders

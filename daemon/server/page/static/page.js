@@ -186,6 +186,17 @@ document.addEventListener("click", async ({ target }) => {
   target.focus();
 });
 
+// The size of the cards is in a cookie, so that the page comes with it and nothing moves.
+function choosePageSize() {
+  const box = document.getElementById("size");
+  const home = document.querySelector(".home");
+  box?.addEventListener("change", () => {
+    for (const { value } of box.options) document.body.classList.toggle(`size-${value}`, value === box.value);
+    document.cookie = `visiond-size=${box.value}; path=${home.pathname}; max-age=31536000; samesite=strict`;
+  });
+}
+
+choosePageSize();
 for (const frame of document.querySelectorAll("#zoom")) showOneImage(frame);
 document.body.classList.add("has-script");
 showBoxes(recall(BOXES) === "1");

@@ -1,5 +1,4 @@
-"""What the templates get, as plain values: what an address asks for, and images in their own pixels. Templates escape all
-of it."""
+"""What the templates get of an image, as plain values in its own pixels. Templates escape all of it."""
 
 from __future__ import annotations
 
@@ -7,146 +6,26 @@ import os
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Annotated, Any
-from urllib.parse import parse_qsl, urlsplit
+from dataclasses import dataclass, field
+from typing import Any
 
 import msgspec
-from starlette.convertors import IntegerConvertor, register_url_convertor
-from starlette.requests import Request
 
 from daemon.core.jobs import JobStatus
 from daemon.ledger.record import BUILT_IN_KEYS as KEYS
 from daemon.ledger.record import Record
-from daemon.ledger.soundness import MOST
-from daemon.search.entries import LEAST_SCORE
-from daemon.search.query import DATES, UNPUBLISHED, Query, QueryError, parse, read_day
-from daemon.search.searcher import NEWEST, By, Found, Hit, Searcher
+from daemon.search.entries import FIELDS, LEAST_SCORE
+from daemon.search.marking import Part, excerpt, split_at_words
+from daemon.search.query import Term
+from daemon.search.searcher import By, Hit
 from stages.contract.binning import describe, text_of
 
-CHOICES = ("bin", "inbox", "state", "tag", "object")
 SHORT_TEXT = 160  # characters on a card
 # In a name these would be invisible, or turn what follows around: "a<U+202E>gpj.exe" would look like "aexe.jpg".
 TURNING = "\u202a-\u202e\u2066-\u2069"
 HIDDEN = re.compile(f"[\x00-\x1f\x7f-\x9f{TURNING}]")
 NOTHING = "–"
 WITHOUT_RESULT = (JobStatus.PENDING, JobStatus.SKIPPED)
-
-
-# What is asked for
-
-
-class Asked(msgspec.Struct, frozen=True):
-    """The search box, and the choices beside it."""
-
-    q: str = ""
-    by: str = "both"
-    bin: str = ""
-    inbox: str = ""
-    state: str = ""
-    tag: str = ""
-    object: str = ""
-    after: str = ""
-    before: str = ""
-    cursor: Annotated[int, msgspec.Meta(ge=0, le=MOST)] = 0
-
-    @classmethod
-    def of(cls, request: Request) -> Asked:
-        """Raises QueryError."""
-        return cls.read(request.query_params)
-
-    @classmethod
-    def read(cls, values: Mapping[str, str]) -> Asked:
-        """values: of an address. Raises QueryError."""
-        given = {name: value for name, value in values.items() if name in cls.__struct_fields__}
-        try:
-            asked = msgspec.convert(given, cls, strict=False)
-        except msgspec.ValidationError as error:
-            raise QueryError(f"the address has a value that cannot be used: {error}") from error
-        if asked.state in UNPUBLISHED:
-            return msgspec.structs.replace(asked, by="newest")
-        return asked if asked.by in (*By, "newest") else msgspec.structs.replace(asked, by="both")
-
-    @classmethod
-    def of_list(cls, request: Request, gallery: str) -> Asked:
-        """The list from which somebody comes to an image: as its address says or, for a click in the gallery, as the
-        browser says. gallery: its path behind a proxy; this machine may leave that path out."""
-        try:
-            came = urlsplit(request.headers.get("referer", ""))
-            is_from_gallery = came.path in ("/", gallery) and not request.query_params
-            values = dict(parse_qsl(came.query)) if is_from_gallery else request.query_params
-            asked = msgspec.structs.replace(cls.read(values), cursor=0)
-            asked.query()
-        except (QueryError, ValueError):  # there is no such list
-            return cls()
-        return asked
-
-    @property
-    def ranking(self) -> By | None:
-        """What orders the images; None: they come newest first."""
-        return By(self.by) if self.by != "newest" and self.query().sentence else None
-
-    def query(self) -> Query:
-        """Raises QueryError."""
-        choices = {name: [value] for name in CHOICES if (value := getattr(self, name).strip())}
-        query = parse(self.q).narrowed(**choices)
-        after, before = (
-            read_day(name, getattr(self, name)) if getattr(self, name) else None for name in DATES
-        )
-        return replace(query, after=after or query.after, before=before or query.before)
-
-    @property
-    def title(self) -> str:
-        """Of its list, for a link that leads back to it."""
-        return f"“{self.q}”" if self.q else "Failed images" if self.is_for_failed else "Images"
-
-    @property
-    def is_for_failed(self) -> bool:
-        return self.state == "failed" or "state:failed" in self.q
-
-    def values(self) -> dict[str, Any]:
-        """Those that are not as by default, for an address."""
-        return {
-            name: value for name, value in msgspec.structs.asdict(self).items() if value and value != "both"
-        }
-
-    def is_only(self, **values: str) -> bool:
-        """Whether it asks for this, and how to order it, and nothing else."""
-        return {name: value for name, value in self.values().items() if name != "by"} == values
-
-
-def find_images(searcher: Searcher, asked: Asked, most: int, wait: bool = False) -> Found:
-    """wait: until the model that understands sentences is loaded. Raises QueryError, SearchUnusable."""
-    query = asked.query()
-    if asked.state in UNPUBLISHED:
-        return searcher.unpublished(query, asked.state, asked.cursor or NEWEST, most)
-    searcher.catch_up()
-    if asked.ranking:
-        return searcher.best(query, asked.ranking, asked.cursor, most, wait=wait)
-    return searcher.newest(query, asked.cursor or NEWEST, most)
-
-
-class _Number(IntegerConvertor):
-    """Python refuses to read numbers of thousands of digits. What is more than the ledger can have becomes the
-    largest, which no image has."""
-
-    regex = f"[0-9]{{1,{len(str(MOST))}}}"
-
-    def convert(self, value: str) -> int:
-        return min(int(value), MOST)
-
-
-register_url_convertor("number", _Number())
-
-
-def number_in(text: str) -> int | None:
-    """As in the path of an address; None if it is no number."""
-    if re.fullmatch(_Number.regex, text):
-        return min(int(text), MOST)
-    return MOST if re.fullmatch("[0-9]+", text) else None
-
-
-# Images
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,7 +41,7 @@ class Polygon:
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """An image and its results. hit: how it was found, if it was looked for."""
+    """An image and its results. hit: how it was found, if it was looked for, and terms: with these words."""
 
     id: int
     name: str
@@ -176,15 +55,45 @@ class View:
     height: int
     digest: str
     hit: Hit | None = None
+    terms: tuple[Term, ...] = ()
     caption: str = ""
     text: str = ""
     tags: list[tuple[str, float]] = field(default_factory=list)
     objects: list[tuple[str, int]] = field(default_factory=list)
     shapes: list[Polygon] = field(default_factory=list)
 
+    def marked(self, field: str) -> list[Part]:
+        """One of its texts, by the field of the index, with the words that were looked for."""
+        tags = (label for place, (label, score) in enumerate(self.tags) if place == 0 or score >= LEAST_SCORE)
+        texts = {
+            "text": f"{self.reason}: {self.detail}" if self.state == "failed" else self.text,
+            "caption": self.caption,
+            "tags": ", ".join(tags),
+            "objects": ", ".join(label for label, _ in self.objects),
+            "name": self.name,
+        }
+        return split_at_words(texts[field], self.terms, field)
+
     @property
-    def short_text(self) -> str:
-        return self.text if len(self.text) <= SHORT_TEXT else f"{self.text[: SHORT_TEXT - 1]}…"
+    def short_text(self) -> list[Part]:
+        """What is around the first word that was looked for; otherwise the beginning."""
+        return excerpt(self.marked("text"), SHORT_TEXT)
+
+    @property
+    def why(self) -> str:
+        """How it was found, as a sentence goes on after its name; empty if nothing was looked for."""
+        if not (self.hit and self.hit.by):
+            return ""
+        found = []
+        if self.hit.by is not By.meaning:
+            names = {"text": "reason"} if self.state == "failed" else {}
+            places = [
+                names.get(name, name) for name in FIELDS if any(part.is_match for part in self.marked(name))
+            ]
+            found.append(f"has the words in its {' and '.join(places)}" if places else "has the words")
+        if self.hit.score is not None:
+            found.append(f"is near in meaning (nearness {self.hit.score:.2f})")
+        return " and ".join(found)
 
     @property
     def alt(self) -> str:
@@ -216,7 +125,7 @@ def view_digest(record: Record) -> str:
     return record.digest.hex()[:16]
 
 
-def view_of(record: Record, hit: Hit | None = None) -> View:
+def view_of(record: Record, hit: Hit | None = None, terms: tuple[Term, ...] = ()) -> View:
     """An image without a result has as its text why that is."""
     document = document_of(record)
     ocr, objects, clip, caption = (document.get(name) or {} for name in ("ocr", "objects", "clip", "caption"))
@@ -235,6 +144,7 @@ def view_of(record: Record, hit: Hit | None = None) -> View:
         height=record.height or 3,
         digest=view_digest(record),
         hit=hit,
+        terms=terms,
         caption=caption.get("text") or "",
         text=_why(record) if record.status in WITHOUT_RESULT else " ".join(text_of(ocr).split("\n")),
         tags=[(tag["label"], tag["score"]) for tag in clip.get("tags", ())],

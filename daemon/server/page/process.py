@@ -1,4 +1,4 @@
-"""The process that serves the page: `python -m daemon.server.process SOCKET_FD LISTENER_FD PARENT_PID` by the daemon; or
+"""The process that serves the page: `python -m daemon.server.page.process SOCKET_FD LISTENER_FD PARENT_PID` by the daemon; or
 `visiond page`, by itself."""
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from daemon.server.api import Api
 from daemon.server.app import PageToken, load_certificate, make_server, running
 from daemon.server.guard import PageGuard
 from daemon.server.keeper import ParsedConfig
-from daemon.server.pages import ALLOWED, Page
-from daemon.server.pictures import Pictures
+from daemon.server.page.page import ALLOWED, Page
+from daemon.server.page.pictures import Pictures
 from daemon.system.lines import written_aside
 from daemon.system.log import set_up
 from daemon.system.stray import catch

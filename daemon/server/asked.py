@@ -1,0 +1,136 @@
+"""What an address asks for: words, choices beside them, and numbers of images."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Annotated, Any
+from urllib.parse import parse_qsl, urlsplit
+
+import msgspec
+from starlette.convertors import IntegerConvertor, register_url_convertor
+from starlette.requests import Request
+
+from daemon.ledger.soundness import MOST
+from daemon.search.query import DATES, UNPUBLISHED, Query, QueryError, parse, read_day
+from daemon.search.searcher import NEWEST, By, Found, Searcher
+
+SHOWN = 48  # images at once
+CHOICES = ("bin", "inbox", "state", "tag", "object")
+
+
+class Asked(msgspec.Struct, frozen=True):
+    """The search box, and the choices beside it."""
+
+    q: str = ""
+    by: str = "both"
+    bin: str = ""
+    inbox: str = ""
+    state: str = ""
+    tag: str = ""
+    object: str = ""
+    after: str = ""
+    before: str = ""
+    cursor: Annotated[int, msgspec.Meta(ge=0, le=MOST)] = 0
+
+    @classmethod
+    def of(cls, request: Request) -> Asked:
+        """Raises QueryError."""
+        return cls.read(request.query_params)
+
+    @classmethod
+    def read(cls, values: Mapping[str, str]) -> Asked:
+        """values: of an address. Raises QueryError."""
+        given = {name: value for name, value in values.items() if name in cls.__struct_fields__}
+        try:
+            asked = msgspec.convert(given, cls, strict=False)
+        except msgspec.ValidationError as error:
+            raise QueryError(f"the address has a value that cannot be used: {error}") from error
+        if asked.state in UNPUBLISHED:
+            return msgspec.structs.replace(asked, by="newest")
+        return asked if asked.by in (*By, "newest") else msgspec.structs.replace(asked, by="both")
+
+    @classmethod
+    def of_list(cls, request: Request, gallery: str) -> Asked:
+        """The list from which somebody comes to an image: as its address says or, for a click in the gallery, as the
+        browser says. gallery: its path behind a proxy; this machine may leave that path out."""
+        try:
+            came = urlsplit(request.headers.get("referer", ""))
+            is_from_gallery = came.path in ("/", gallery) and not request.query_params
+            values = dict(parse_qsl(came.query)) if is_from_gallery else request.query_params
+            asked = msgspec.structs.replace(cls.read(values), cursor=0)
+            asked.query()
+        except (QueryError, ValueError):  # there is no such list
+            return cls()
+        return asked
+
+    @property
+    def ranking(self) -> By | None:
+        """What orders the images; None: they come newest first."""
+        return By(self.by) if self.by != "newest" and self.query().sentence else None
+
+    def query(self) -> Query:
+        """Raises QueryError."""
+        choices = {name: [value] for name in CHOICES if (value := getattr(self, name).strip())}
+        query = parse(self.q).narrowed(**choices)
+        after, before = (
+            read_day(name, getattr(self, name)) if getattr(self, name) else None for name in DATES
+        )
+        return replace(query, after=after or query.after, before=before or query.before)
+
+    @property
+    def title(self) -> str:
+        """Of its list, for a link that leads back to it."""
+        return f"“{self.q}”" if self.q else "Failed images" if self.is_for_failed else "Images"
+
+    @property
+    def has_choices(self) -> bool:
+        """Whether a filter or an order is chosen; the failed images alone have a page of their own."""
+        chosen = {name: value for name, value in self.values().items() if name not in ("q", "cursor")}
+        return chosen not in ({}, {"state": "failed"})
+
+    @property
+    def is_for_failed(self) -> bool:
+        return self.state == "failed" or "state:failed" in self.q
+
+    def values(self) -> dict[str, Any]:
+        """Those that are not as by default, for an address."""
+        return {
+            name: value for name, value in msgspec.structs.asdict(self).items() if value and value != "both"
+        }
+
+    def is_only(self, **values: str) -> bool:
+        """Whether it asks for this, and how to order it, and nothing else."""
+        return {name: value for name, value in self.values().items() if name != "by"} == values
+
+
+def find_images(searcher: Searcher, asked: Asked, most: int, wait: bool = False) -> Found:
+    """wait: until the model that understands sentences is loaded. Raises QueryError, SearchUnusable."""
+    query = asked.query()
+    if asked.state in UNPUBLISHED:
+        return searcher.unpublished(query, asked.state, asked.cursor or NEWEST, most)
+    searcher.catch_up()
+    if asked.ranking:
+        return searcher.best(query, asked.ranking, asked.cursor, most, wait=wait)
+    return searcher.newest(query, asked.cursor or NEWEST, most)
+
+
+class _Number(IntegerConvertor):
+    """Python refuses to read numbers of thousands of digits. What is more than the ledger can have becomes the
+    largest, which no image has."""
+
+    regex = f"[0-9]{{1,{len(str(MOST))}}}"
+
+    def convert(self, value: str) -> int:
+        return min(int(value), MOST)
+
+
+register_url_convertor("number", _Number())
+
+
+def number_in(text: str) -> int | None:
+    """As in the path of an address; None if it is no number."""
+    if re.fullmatch(_Number.regex, text):
+        return min(int(text), MOST)
+    return MOST if re.fullmatch("[0-9]+", text) else None

@@ -1,0 +1,1 @@
+"""The page for people: what each of its addresses shows."""
