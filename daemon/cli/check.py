@@ -102,7 +102,7 @@ def _inboxes(config: Config) -> Iterator[Finding]:
     for problem in ask_files(partial(find_shared_folders, config)) or ():
         yield Finding("error", problem)
     for inbox in config.inbox:
-        if added := describe_added(inbox.ignore):
+        if (config.state.path / LEDGER).exists() and (added := describe_added(inbox.ignore)):
             yield Finding("warning", f"inbox {inbox.place}: {added}.")
         if inbox.url:
             yield _bucket(inbox)

@@ -15,8 +15,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from daemon.core.errors import WrongArgument
-from daemon.core.hints import quantity
+from daemon.core.hints import command, quantity
 from daemon.core.jobs import JobStatus
+from daemon.system.mounts import is_there
 from daemon.terminal.display import (
     console,
     errors,
@@ -161,6 +162,11 @@ def verify(config: ConfigOption = None, as_json: JsonOption = False) -> None:
 
     settings = read_config(config, needs_stages=False)
     counts = _show(partial(recovery.verify, settings), settings, as_json=as_json)
+    results = settings.output.results
+    if "missing" in counts and is_there(results) is False:
+        errors.print(
+            f"{printable(results)} is gone. Mount it or move it back; if it is lost, `{command('repair')}` writes it again."
+        )
     raise typer.Exit(1 if counts.keys() - {"whole"} else 0)
 
 

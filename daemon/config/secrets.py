@@ -14,7 +14,7 @@ from daemon.core.errors import ConfigError
 from daemon.system.scarcity import cause_of
 
 LEAST_CHARACTERS = 8
-MAKE = "openssl rand -hex 32"
+MAKE = "umask 077; openssl rand -hex 32"
 
 
 def read_secret(key: str, name: str) -> bytes:
@@ -42,7 +42,7 @@ def read_secret_line(key: str, name: str) -> bytes:
         return clean_secret(read_secret(key, name))
     except ValueError as error:
         raise ConfigError(
-            [f"{key}: {name} {error}. To make a new one: {MAKE} > {shlex.quote(name)}"]
+            [f"{key}: {name} {error}. To make a new one: ({MAKE} > {shlex.quote(name)})"]
         ) from None
 
 

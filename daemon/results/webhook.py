@@ -143,7 +143,7 @@ class WebhookSink:
             why = f"these are {len(secret)} bytes"
         except ValueError as error:
             why = str(error)
-        fix = f"to make a new one: {{ printf {PREFIX.decode()}; openssl rand -base64 32; }} > {shlex.quote(file)}"
+        fix = f"to make a new one: (umask 077; {{ printf {PREFIX.decode()}; openssl rand -base64 32; }} > {shlex.quote(file)})"
         least, most = SECRET_BYTES[0], SECRET_BYTES[-1]
         wanted = f"begins with {PREFIX.decode()}, so the rest must be base64 of {least} to {most} bytes"
         raise ConfigError([f"{key}: {file} {wanted}: {why}; {fix}"])

@@ -111,9 +111,8 @@ class PageGuard(Guard):
             return say(ELSEWHERE, 403, as_json=as_json)
         if may_pass or request.url.path.startswith(OPEN_PATHS):
             return None
-        if headers.get(
-            "hx-request"
-        ):  # a page that is open; its cookie is gone, as somebody logged out beside it
+        if headers.get("hx-request"):
+            # A page is open whose cookie is gone, as somebody logged out in another tab.
             return Response(status_code=204, headers={"HX-Redirect": self._login})
         if not reads or "text/html" not in headers.get("accept", ""):
             return say(

@@ -156,7 +156,8 @@ def find_image(reader: Reader, name: str) -> Record:
     found = reader.find(name)
     if not found:
         raise NothingFound(
-            f"There is no image {name} in the ledger. Use its path, or its number as `{command('list')}` prints it."
+            f"There is no image {name} in the ledger. Use its path, or its number as `{command('list')}` prints it. What the "
+            "inbox ignores is not in the ledger."
         )
     if len(found) > 1:
         lines = [

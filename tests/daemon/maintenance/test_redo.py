@@ -244,6 +244,14 @@ def test_an_image_that_fails_in_a_redo_is_failed_and_keeps_its_sidecar_until_ano
     assert place.sidecar("00000.ppm")["finished_at"] > before["finished_at"]
 
 
+def test_verify_says_that_the_folder_of_the_results_is_gone(tmp_path: Path) -> None:
+    place = annotated(tmp_path, 1)
+    place.site.results.rename(tmp_path / "elsewhere")
+    done = place.command("verify")
+    assert done.returncode == 1
+    assert f"{place.site.results} is gone. Mount it" in done.stderr.replace("\n", " ")
+
+
 def test_sidecars_of_images_that_wait_for_a_new_result_are_verified_and_repaired(tmp_path: Path) -> None:
     place = annotated(tmp_path, 5)
     whole = [(place.site.results / f"{number:05d}.ppm.json").read_bytes() for number in range(5)]

@@ -249,7 +249,10 @@ def test_a_daemon_does_not_start_with_a_broken_secret(receiver: Receiver, tmp_pa
     webhook = {"url": receiver.url, "secret_file": str(tmp_path / "secret")}
     run = Place(tmp_path, {"output": {"sinks": ["webhook"], "webhook": webhook}}).run_once()
     assert run.returncode == os.EX_CONFIG
-    assert "fewer than 8 characters, which can be guessed. To make a new one: openssl rand" in run.stderr
+    assert (
+        "fewer than 8 characters, which can be guessed. To make a new one: (umask 077; openssl rand"
+        in run.stderr
+    )
 
 
 def test_a_run_posts_every_image_once(receiver: Receiver, tmp_path: Path) -> None:
