@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from daemon.terminal.progress import Progress
 
 MOST_OF_A_VALUE = 100  # characters
+GONE = "it was deleted or replaced before it was read; a new version follows once it no longer changes"
 ENDLESS = 10_000  # columns: a program that reads from a pipe wants whole lines
 
 
@@ -228,7 +229,8 @@ def show_record(record: Record) -> None:
     for line in list_notices((model.stage, model.notice) for model in record.models):
         console.print(f"[yellow]{printable(line)}[/yellow]")
     if record.status is not JobStatus.DONE:
-        console.print(f"reason  {printable(': '.join(filter(None, (record.reason, record.detail))) or '-')}")
+        reason = ": ".join(filter(None, (record.reason, record.detail)))
+        console.print(f"reason  {printable(reason or (GONE if record.status is JobStatus.GONE else '-'))}")
         console.print(f"attempts  {record.attempts}")
         return
     document: dict[str, Any] = msgspec.json.decode(record.sidecar)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
@@ -18,6 +19,12 @@ from daemon.server.guard import is_api
 from daemon.server.page.views import milliseconds
 
 SIZES = ("small", "medium", "large")  # of the cards
+
+
+def coded(text: str) -> Markup:
+    """A sentence as on the terminal; the commands between backticks become code."""
+    kinds = Markup("{}"), Markup("<code>{}</code>")
+    return Markup().join(kinds[place % 2].format(part) for place, part in enumerate(text.split("`")))
 
 
 class Renderer:
@@ -35,7 +42,7 @@ class Renderer:
             "url": config.page.address,
             "quantity": quantity,
         }
-        self._templates.filters |= {"milliseconds": milliseconds, **FILTERS}
+        self._templates.filters |= {"milliseconds": milliseconds, "coded": coded, **FILTERS}
 
     def show(self, request: Request, template: str, values: Mapping[str, object]) -> Response:
         shared = {

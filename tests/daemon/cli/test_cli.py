@@ -26,6 +26,7 @@ import pytest
 from daemon.cli import commands
 from daemon.cli.commands import app
 from daemon.config.state import lock_state
+from daemon.core.jobs import JobStatus
 from daemon.core.messages import Output
 from daemon.terminal.display import StandardError, show_record
 from stages.weights.packs import MINI
@@ -116,6 +117,11 @@ def test_show_prints_why_an_image_failed_and_accepts_its_number(place: Place) ->
     assert "broken.jpg  FAILED" in told
     assert "reason  not-an-image: the bytes are plain text\nattempts  1\n" in told
     assert "×" not in told  # a file that is not an image has no size
+
+
+def test_show_says_what_gone_means(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    show_record(make_record(tmp_path, status=JobStatus.GONE))
+    assert "reason  it was deleted or replaced before it was read; a new version" in capsys.readouterr().out
 
 
 def test_a_bug_in_visiond_has_its_own_exit_status(

@@ -112,7 +112,10 @@ def test_results_of_demonstration_models_are_shown_with_the_command_that_replace
         # A search that comes while the index is brought up to date does not wait for that.
         wait_for(lambda: "a.jpg" in opened.read("/?q=word"), "the image in the index")
         for address in ("/", "/?q=word", "/images/1"):
-            assert f"for real images: `visiond setup --config {tmp_path}/daemon.toml`" in opened.read(address)
+            assert (
+                f"for real images: <code>visiond setup --config {tmp_path}/daemon.toml</code>"
+                in opened.read(address)
+            )
         assert "real images" not in opened.read("/?q=nothing")
 
 

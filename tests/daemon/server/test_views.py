@@ -10,6 +10,7 @@ from daemon.config.sections import PageSection
 from daemon.core.hints import quantity
 from daemon.monitoring.overview import FILTERS, LastHour
 from daemon.monitoring.snapshot import GpuState, Snapshot
+from daemon.server.page.rendering import coded
 from daemon.server.page.views import view_of
 from tests.makers import make_record
 
@@ -22,9 +23,15 @@ def test_a_card_names_the_folder_in_the_inbox_as_pages_of_documents_have_equal_n
         assert ("a.pdf.unpacked</bdi>" in card.render(view=view)) == told
 
 
+def test_commands_in_a_sentence_are_code_and_what_looks_like_markup_is_not() -> None:
+    assert coded("<b> type `visiond run`; `<i>`.") == (
+        "&lt;b&gt; type <code>visiond run</code>; <code>&lt;i&gt;</code>."
+    )
+
+
 def test_a_gpu_has_its_temperature_where_the_driver_reports_it() -> None:
     templates = Environment(loader=PackageLoader("daemon.server.page"), autoescape=True)
-    templates.filters |= FILTERS
+    templates.filters |= FILTERS | {"coded": coded}
     names = {"url": PageSection().address, "quantity": quantity}
     gpus = [
         GpuState("cuda:0", "H200", 70 << 30, 140 << 30, 0.5, 61),
