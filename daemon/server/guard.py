@@ -43,6 +43,7 @@ class Guard:
         """read_token: called for each request, as the token may be exchanged. Empty: none is needed."""
         self._app = app
         self._read_token = read_token
+        self._trouble = ""  # why the token could not be read the last time
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         async def send_uncached(message: Message) -> None:
@@ -54,10 +55,13 @@ class Guard:
         try:
             request.state.has_token = self.has_token(request)
         except (OSError, ConfigError) as error:
-            log.warning("the token cannot be read", error=str(error))
+            if str(error) != self._trouble:  # else each request would write a line
+                log.warning("the token cannot be read", error=str(error))
+            self._trouble = str(error)
             refusal = say("The token cannot be read now; see the log.", 503, as_json=is_api(scope))
             await refusal(scope, receive, send_uncached)
             return
+        self._trouble = ""
         if bearer_of(request.headers) and not request.state.has_token:
             await note_wrong_token(scope)
         answer: ASGIApp = self.refuse(request) or self._app

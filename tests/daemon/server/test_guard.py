@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 from starlette.requests import Request
+from structlog.testing import capture_logs
 
 from daemon.config.loading import parse
 from daemon.core.errors import ConfigError
@@ -73,6 +74,26 @@ def test_the_cookie_of_another_daemon_whose_page_is_above_this_one_does_not_hide
     for right, known in ((b"right", True), (b"other", True), (b"third", False)):
         page = PageGuard(NOBODY, lambda right=right: right, reading_is_free=False)
         assert page.has_token(ask(b"cookie", both)) == known
+
+
+@pytest.mark.anyio
+async def test_a_token_that_cannot_be_read_is_logged_once_until_it_can() -> None:
+    reasons: list[str] = ["it is empty", "it is empty", "it is gone", "", "it is gone"]
+
+    def read() -> bytes:
+        if why := reasons.pop(0):
+            raise ConfigError([why])
+        return b"right"
+
+    async def ignore(*_: Any) -> None:
+        pass
+
+    scope = {"type": "http", "method": "GET", "path": "/", "headers": [(b"authorization", b"Bearer right")]}
+    guarded = Guard(ignore, read)
+    with capture_logs() as lines:
+        for _ in range(5):
+            await guarded(scope, NOBODY, ignore)
+    assert [line["error"] for line in lines] == ["it is empty", "it is gone", "it is gone"]
 
 
 def test_a_token_may_have_any_bytes() -> None:
