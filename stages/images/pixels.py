@@ -247,7 +247,13 @@ def _correct(image: Image.Image, data: memoryview, header: Header) -> Image.Imag
 
 
 def _correct_png(image: Image.Image, data: memoryview, header: Header) -> Image.Image:
-    if header.is_deep:
+    later = None
+    if header.pages > 1 and is_blank(image):
+        with contextlib.suppress(*BROKEN):
+            later = image = skip_blank(PngImageFile(keep_picture(data, FRAMES)), header.pages)
+    if header.is_deep and not (
+        later and data[25]
+    ):  # of later frames, Pillow has the upper bytes of the colors
         from stages.images import samples
 
         significant = png_significant_bits(data)
@@ -259,9 +265,6 @@ def _correct_png(image: Image.Image, data: memoryview, header: Header) -> Image.
         return image.convert("LA")
     if image.mode == "L" and bits < 8 and isinstance(clear, int):
         image.info["transparency"] = clear * 255 // ((1 << bits) - 1)
-    if header.pages > 1 and is_blank(image):
-        with contextlib.suppress(*BROKEN):
-            return skip_blank(PngImageFile(keep_picture(data, FRAMES)), header.pages)
     return image
 
 
