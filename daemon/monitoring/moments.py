@@ -52,8 +52,8 @@ class Limits:
         has_files: bool,
         is_paused: bool = False,
     ) -> None:
-        """has_files: whether files wait to be read or are unpacked. is_paused: as long as it is, and while no worker is ready,
-        nothing limits: advice from before would be wrong."""
+        """has_files: whether files wait to be read or are unpacked. is_paused: as some file cannot be read or written. Then
+        only these limit; and while no worker is ready, nothing does: advice from before would be wrong."""
         occupied, waiting = find_waits(states, has_files=has_files)
         used = {part for worker in _workers(states) for part in worker.device.split("+")}
         loads = [gpu.busy for gpu in load.gpus if gpu.device in used and gpu.busy is not None]
@@ -74,7 +74,10 @@ class Limits:
                 cores=self._cores,
             )
         )
-        self.limit = Limit() if is_paused or occupied is None else find_limit(self._moments)
+        limit = find_limit(self._moments)
+        self.limit = (
+            Limit() if occupied is None or (is_paused and limit.part not in (READ, PUBLISH)) else limit
+        )
 
 
 def find_waits(states: Collection[StationState], *, has_files: bool) -> tuple[float | None, dict[str, float]]:
