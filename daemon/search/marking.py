@@ -11,7 +11,8 @@ from typing import NamedTuple
 from daemon.search.entries import UNSPACED, separate
 from daemon.search.query import Term
 
-MOST_MARKED = 20_000  # characters of a text in which words are looked for
+MOST_MARKED = 5000  # characters of a text in which words are looked for
+MOST_WORDS = 32  # that are looked for: a long phrase of equal words would take the square of its length
 BEFORE = 50  # characters of an excerpt before the first word
 LETTER = rf"[^\W_{UNSPACED.pattern[2:-2]}]"  # of a script with spaces between words
 WORDS = re.compile(rf"{LETTER}+|{UNSPACED.pattern}")
@@ -76,14 +77,14 @@ def _pattern(terms: tuple[Term, ...], field: str) -> re.Pattern[str] | None:
     wanted = [term for term in terms if not term.excluded and term.field in ("", field)]
     wanted.sort(key=lambda term: -len(term.words))  # a phrase before its first word
     found = [expression for term in wanted if (expression := _expression(term))]
-    return re.compile("|".join(found)) if found else None
+    return re.compile("|".join(found[:MOST_WORDS])) if found else None
 
 
 def _expression(term: Term) -> str:
     """Its words one after another, with anything between them that is no part of a word."""
     folded = unicodedata.normalize("NFC", term.words).translate(_FOLDS)
     words = [match[0] for match in WORDS.finditer(separate(folded))]
-    if not words:
+    if not words or len(words) > MOST_WORDS:
         return ""
     rest = f"{LETTER}*" if term.prefix else ""
     ends = ["" if UNSPACED.match(word) else f"(?!{LETTER})" for word in words]

@@ -61,14 +61,18 @@ class Guard:
             refusal = say("The token cannot be read now; see the log.", 503, as_json=is_api(scope))
             await refusal(scope, receive, send_uncached)
             return
-        self._trouble = ""
         if bearer_of(request.headers) and not request.state.has_token:
             await note_wrong_token(scope)
         answer: ASGIApp = self.refuse(request) or self._app
         await answer(scope, receive, send_uncached)
 
+    def _token(self) -> bytes:
+        token = self._read_token()
+        self._trouble = ""
+        return token
+
     def has_token(self, request: Request) -> bool:
-        wanted = self._read_token()
+        wanted = self._token()
         return not wanted or is_same(bearer_of(request.headers), wanted)
 
     def refuse(self, request: Request) -> Response | None:
@@ -99,11 +103,11 @@ class PageGuard(Guard):
     def has_token(self, request: Request) -> bool:
         """Where there is a token, the cookie does not count: otherwise a forged change would pass with a wrong token."""
         if bearer := bearer_of(request.headers):
-            return is_same(bearer, self._read_token())
+            return is_same(bearer, self._token())
         # A browser also sends the cookie of another daemon, whose page is above this one.
         cookies = ";".join(request.headers.getlist("cookie")).encode("latin-1").split(b";")
         ours = [each.strip() for each in cookies if each.strip().startswith(f"{COOKIE}=".encode())]
-        return any(is_same(each, f"{COOKIE}={cookie_of(self._read_token())}".encode()) for each in ours)
+        return any(is_same(each, f"{COOKIE}={cookie_of(self._token())}".encode()) for each in ours)
 
     def refuse(self, request: Request) -> Response | None:
         headers, reads, as_json = request.headers, request.method in ("GET", "HEAD"), is_api(request.scope)

@@ -130,6 +130,9 @@ def skip_blank(image: Image.Image, frames: int) -> Image.Image:
 
 def is_blank(image: Image.Image) -> bool:
     """Whether it has one color, or is transparent."""
+    if image.mode.startswith("I"):  # gray of 16 bits, which a conversion would cut off at 255
+        darkest, brightest = image.getextrema()
+        return darkest == brightest
     if image.has_transparency_data:
         image = image.convert("RGBA")
         if image.getchannel("A").getextrema() == (0, 0):

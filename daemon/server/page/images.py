@@ -92,9 +92,11 @@ class Images:
             "is_part": _wants_cards(request),
         }
         if _wants_cards(request):
-            return self._show(request, "cards.html", values)
+            return await run_sync(self._show, request, "cards.html", values)
         choices = await run_sync(self._choices)
-        return self._show(request, "gallery.html", values | choices | {"suggested": suggest(views)})
+        return await run_sync(
+            self._show, request, "gallery.html", values | choices | {"suggested": suggest(views)}
+        )
 
     def _choices(self) -> dict[str, list[str]]:
         """Of the fields beside the search box."""

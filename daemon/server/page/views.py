@@ -61,9 +61,15 @@ class View:
     tags: list[tuple[str, float]] = field(default_factory=list)
     objects: list[tuple[str, int]] = field(default_factory=list)
     shapes: list[Polygon] = field(default_factory=list)
+    _marked: dict[str, list[Part]] = field(default_factory=dict)
 
-    def marked(self, field: str) -> list[Part]:
+    def marked(self, name: str) -> list[Part]:
         """One of its texts, by the field of the index, with the words that were looked for."""
+        if name not in self._marked:
+            self._marked[name] = self._mark(name)
+        return self._marked[name]
+
+    def _mark(self, name: str) -> list[Part]:
         tags = (label for place, (label, score) in enumerate(self.tags) if place == 0 or score >= LEAST_SCORE)
         texts = {
             "text": f"{self.reason}: {self.detail}" if self.state == "failed" else self.text,
@@ -72,7 +78,7 @@ class View:
             "objects": ", ".join(label for label, _ in self.objects),
             "name": self.name,
         }
-        return split_at_words(texts[field], self.terms, field)
+        return split_at_words(texts[name], self.terms, name)
 
     @property
     def short_text(self) -> list[Part]:

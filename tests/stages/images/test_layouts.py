@@ -311,13 +311,13 @@ def test_an_animation_that_begins_blank_shows_its_first_frame_with_content(
 def test_an_animated_png_of_any_colors_and_depth_may_begin_blank(
     decoder: Decoder, color: int, channels: int, bits: int
 ) -> None:
-    levels = np.linspace(0, 255, 32 * 48).reshape(32, 48, 1).astype(int)
+    levels = np.linspace(8, 255, 32 * 48).reshape(32, 48, 1).astype(int)
     frame = np.repeat(levels * (257 if bits == 16 else 1), channels, axis=2)
     if channels in (2, 4):
         frame[..., -1] = (1 << bits) - 1
     blank = frame * (np.arange(channels) == (channels - 1 if channels in (2, 4) else -1))
-    found = shown(decoder, animated_png([blank, frame], color, bits))
-    assert np.abs(found - levels).max() <= 1
+    for frames in ([blank, frame], [frame, blank]):
+        assert np.abs(shown(decoder, animated_png(frames, color, bits)) - levels).max() <= 1
 
 
 def animated_png(frames: Sequence[np.ndarray], color: int, bits: int) -> bytes:
