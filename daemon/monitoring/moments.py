@@ -52,8 +52,9 @@ class Limits:
         has_files: bool,
         is_paused: bool = False,
     ) -> None:
-        """has_files: whether files wait to be read or are unpacked. is_paused: as some file cannot be read or written. Then
-        only these limit; and while no worker is ready, nothing does: advice from before would be wrong."""
+        """has_files: whether files wait to be read or are unpacked. is_paused: whether it waits until files can be
+        read or written again. Meanwhile only reading and publishing limit; and while no worker is ready nothing does, as what
+        limited before is no longer true."""
         occupied, waiting = find_waits(states, has_files=has_files)
         used = {part for worker in _workers(states) for part in worker.device.split("+")}
         loads = [gpu.busy for gpu in load.gpus if gpu.device in used and gpu.busy is not None]

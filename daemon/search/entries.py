@@ -6,7 +6,7 @@ import base64
 import hashlib
 import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any
@@ -76,9 +76,13 @@ def _read_yolo(entry: Document, answer: Mapping[str, Any]) -> None:
     entry.marks |= {mark("object", label) for label in labels}
 
 
+def likely_tags(tags: Iterable[tuple[str, float]]) -> list[str]:
+    """Of labels and scores, the most probable first, the labels that count: the first one, and those whose score is not low."""
+    return [label for place, (label, score) in enumerate(tags) if place == 0 or score >= LEAST_SCORE]
+
+
 def _read_clip(entry: Document, answer: Mapping[str, Any]) -> None:
-    tags = answer["tags"]
-    labels = {tag["label"] for place, tag in enumerate(tags) if place == 0 or tag["score"] >= LEAST_SCORE}
+    labels = {*likely_tags((tag["label"], tag["score"]) for tag in answer["tags"])}
     _add(entry, "tags", "\n".join(sorted(labels)))
     entry.marks |= {mark("tag", label) for label in labels}
     if entry.embedding is None:  # that of a second look is of another model

@@ -251,9 +251,8 @@ def _correct_png(image: Image.Image, data: memoryview, header: Header) -> Image.
     if header.pages > 1 and is_blank(image):
         with contextlib.suppress(*BROKEN):
             later = image = skip_blank(PngImageFile(keep_picture(data, FRAMES)), header.pages)
-    if header.is_deep and not (
-        later and data[25]
-    ):  # of later frames, Pillow has the upper bytes of the colors
+    # Of the colors of a later frame Pillow has the upper bytes.
+    if header.is_deep and not (later and data[25]):
         from stages.images import samples
 
         significant = png_significant_bits(data)

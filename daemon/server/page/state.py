@@ -17,7 +17,7 @@ from daemon.server.page.rendering import Renderer
 from daemon.terminal import control
 
 
-class State:
+class StatePage:
     def __init__(self, config: Config, searcher: Searcher, renderer: Renderer) -> None:
         self._config = config
         self._searcher = searcher

@@ -14,7 +14,7 @@ import msgspec
 from daemon.core.jobs import JobStatus
 from daemon.ledger.record import BUILT_IN_KEYS as KEYS
 from daemon.ledger.record import Record
-from daemon.search.entries import FIELDS, LEAST_SCORE
+from daemon.search.entries import FIELDS, likely_tags
 from daemon.search.marking import Part, excerpt, split_at_words
 from daemon.search.query import Term
 from daemon.search.searcher import By, Hit
@@ -70,11 +70,10 @@ class View:
         return self._marked[name]
 
     def _mark(self, name: str) -> list[Part]:
-        tags = (label for place, (label, score) in enumerate(self.tags) if place == 0 or score >= LEAST_SCORE)
         texts = {
             "text": f"{self.reason}: {self.detail}" if self.state == "failed" else self.text,
             "caption": self.caption,
-            "tags": ", ".join(tags),
+            "tags": ", ".join(likely_tags(self.tags)),
             "objects": ", ".join(label for label, _ in self.objects),
             "name": self.name,
         }
@@ -230,12 +229,7 @@ def milliseconds(seconds: float) -> str:
 
 def suggest(views: Sequence[View]) -> dict[str, list[str]]:
     """The tags and objects of these images, which the page's filters suggest."""
-    tags = {
-        label
-        for view in views
-        for place, (label, score) in enumerate(view.tags)
-        if place == 0 or score >= LEAST_SCORE
-    }
+    tags = {label for view in views for label in likely_tags(view.tags)}
     return {"tag": sorted(tags), "object": sorted({label for view in views for label, _ in view.objects})}
 
 
