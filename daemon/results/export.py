@@ -110,8 +110,8 @@ def export_records(
             f"Embeddings have several lengths ({listed}): the column embedding has plain lists, not lists of one size. {fix}"
         )
     writers: dict[str, Callable[[BinaryIO, Iterator[Record]], None]] = {
-        "csv": functools.partial(_write_csv, encoding="utf-8-sig" if mark else "utf-8"),
-        "jsonl": _write_jsonl,
+        "csv": functools.partial(write_csv, encoding="utf-8-sig" if mark else "utf-8"),
+        "jsonl": write_jsonl,
         "parquet": functools.partial(_write_parquet, sizes=sizes),
     }
     write = writers[format]
@@ -249,7 +249,8 @@ def _pick(records: Iterable[Record], counts: dict[str, int], wanted: dict[str, i
         left[record.bin] -= 1
 
 
-def _write_csv(out: BinaryIO, records: Iterator[Record], encoding: str) -> None:
+def write_csv(out: BinaryIO, records: Iterable[Record], encoding: str) -> None:
+    """A row for each of these DONE images. encoding: "utf-8", or "utf-8-sig" to begin with a byte order mark."""
     text = io.TextIOWrapper(out, encoding=encoding, newline="")
     writer = csv.DictWriter(text, COLUMNS)
     writer.writeheader()
@@ -266,7 +267,8 @@ def _cell(value: Any) -> Any:
     return f"'{value}" if isinstance(value, str) and FORMULA.match(value) else value
 
 
-def _write_jsonl(out: BinaryIO, records: Iterator[Record]) -> None:
+def write_jsonl(out: BinaryIO, records: Iterable[Record]) -> None:
+    """The sidecar of each of these images, which is a line."""
     out.writelines(record.sidecar for record in records)
 
 

@@ -1,5 +1,4 @@
-"""Images: the gallery, one image with its files and pictures, and what can be done with them. Work that may block runs in
-threads."""
+"""The gallery, and one image with its files and pictures. Work that may block runs in threads."""
 
 from __future__ import annotations
 
@@ -21,8 +20,7 @@ from daemon.monitoring.notices import list_notices
 from daemon.search.index import SearchUnusable
 from daemon.search.query import Query, QueryError
 from daemon.search.searcher import Found, Searcher
-from daemon.server.app import read_form
-from daemon.server.asked import SHOWN, Asked, find_images, number_in
+from daemon.server.asked import SHOWN, Asked, find_images
 from daemon.server.page.pictures import DECODERS, NoPicture, Original, Pictures, draw_reason, read_making
 from daemon.server.page.rendering import Renderer
 from daemon.server.page.views import View, describe_one, is_copy, suggest, view_of, visible
@@ -62,7 +60,6 @@ class Images:
             Route("/images/{id:number}/original", self.original),
             Route("/images/{id:number}/again", self.again, methods=["POST"]),
             Route("/pictures/{id:number}/{digest}/{size}", self.picture),
-            Route("/retry", self.retry, methods=["POST"]),
         ]
 
     # Looking
@@ -79,12 +76,14 @@ class Images:
         records, views = await self._views(found, query)
         behind, about = await run_sync(self._searcher.behind), await run_sync(self._searcher.index.about)
         here = asked.values()
+        here.pop("cursor", 0)
         values = {
             "asked": asked,
             "behind": behind if behind > SHOWN else 0,
             "views": views,
             "following": found.following and self._address("/", **here | {"cursor": found.following}),
             "warming": found.is_warming and self._address("/", **here),
+            "again": self._address("/images/again", **here),
             "newest": 0 if asked.cursor else about.place,
             "problem": problem or found.problem,
             "refused": bool(problem),
@@ -191,15 +190,6 @@ class Images:
         await run_sync(control.put_back, self._config, record.status, [record.id])
         asked = Asked.of_list(request, self._address("/"))
         return RedirectResponse(self._address(f"/images/{record.id}", **asked.values()), 303)
-
-    async def retry(self, request: Request) -> Response:
-        """Failed images back to pending: those that are ticked, or all."""
-        form = await read_form(request)
-        ids = [number for each in form.get("id", []) if (number := number_in(each))]
-        if "all" in form:
-            ids = await run_sync(self._reader.failed_ids)
-        count = await run_sync(control.put_back, self._config, JobStatus.FAILED, ids)
-        return RedirectResponse(self._address("/", state="failed", queued=count), 303)
 
     # What they share
 

@@ -20,6 +20,7 @@ from daemon.server.page.login import Login
 from daemon.server.page.pictures import Pictures
 from daemon.server.page.rendering import Renderer
 from daemon.server.page.state import StatePage
+from daemon.server.page.ticked import Ticked
 
 STATIC = Path(__file__).with_name("static")
 # What a browser may load and send for the page, all of it from and to the page itself.
@@ -31,6 +32,7 @@ class Page:
         self._renderer = Renderer(config)
         self._parts = (
             Images(config, reader, searcher, pictures, self._renderer),
+            Ticked(config, reader),
             StatePage(config, searcher, self._renderer),
             Login(config, self._renderer),
             Events(reader),

@@ -22,8 +22,8 @@ from daemon.server.page.page import Page
 from tests.daemon.server.site import Site
 
 NAMES = ["photos.example.org", "photos.example.org:8443", "[2001:db8::7]:8443"]
-FORMS = ("/again", "/retry", "/logout")
-LINK = re.compile(r'(?:href|src|action|hx-get)="(/[^"]*)"')
+FORMS = r"/again(\?|$)|/logout$"
+LINK = re.compile(r'(?:href|src|(?<!form)action|hx-get)="(/[^"]*)"')
 
 
 @pytest.fixture(scope="module")
@@ -54,7 +54,7 @@ def test_all_links_lead_below_the_path_whether_the_proxy_takes_it_away_or_not(
         links = [html.unescape(link) for link in LINK.findall(content)]
         assert all(link.startswith("/a/visiond/") for link in links), path
         # Forms change something.
-        todo |= {link.removeprefix("/a/visiond") for link in links if not link.endswith(FORMS)}
+        todo |= {link.removeprefix("/a/visiond") for link in links if not re.search(FORMS, link)}
     assert len(seen) == 40
 
 
@@ -73,7 +73,7 @@ def test_redirects_name_neither_a_scheme_nor_a_host(site: Site, cookie: str) -> 
     found = [
         site.ask("/a/visiond/state", Accept="text/html")[2],
         site.ask("/a/visiond/images/8/again", "POST", "", **origin)[2],
-        site.ask("/a/visiond/retry", "POST", "all=1", **origin)[2],
+        site.ask("/a/visiond/images/again?state=failed", "POST", "all=1", **origin)[2],
         site.ask("/a/visiond/login", "POST", "token=wrong", **origin)[2],
         site.ask("/a/visiond/logout", "POST", "", **origin)[2],
     ]

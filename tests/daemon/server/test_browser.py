@@ -152,18 +152,40 @@ def test_what_is_new_is_told_while_one_looks(tab: Tab, site: Site) -> None:
     expect(tab.locator(".card .name").first).to_contain_text("new.jpg")
 
 
+def test_all_that_are_shown_are_processed_again_at_once(tab: Tab, site: Site) -> None:
+    for name in "ab":
+        site.place.add(f"{name}.jpg", "manyatonce")
+    tab.goto("/login")
+    tab.get_by_label("Token").fill((site.place.state / "page.token").read_text().strip())
+    tab.get_by_role("button", name="Log in").click()
+    tab.goto("/?q=manyatonce&by=words")
+    tab.get_by_label("All that are shown").check()
+    tab.get_by_role("button", name="Process again").click()
+    expect(tab.get_by_text("2 queued again.")).to_be_visible()
+    assert "q=manyatonce" in tab.url
+
+
 def test_whoever_has_the_token_retries_a_failed_image(tab: Tab, site: Site) -> None:
     tab.goto("/?state=failed")
     tab.get_by_role("link", name="Log in").first.click()
     for token in ("wrong", (site.place.state / "page.token").read_text().strip()):
         tab.get_by_label("Token").fill(token)
         tab.get_by_role("button", name="Log in").click()
-    tab.get_by_label("truncated").check()
+    tab.get_by_label("Tick bad.jpg").check()
     tab.get_by_role("button", name="Retry the ticked ones").click()
     expect(tab.get_by_text("1 queued again.")).to_be_visible()
     expect(tab.get_by_text("No image has failed.")).to_be_visible()
     tab.get_by_role("button", name="Log out").click()
     expect(tab.get_by_role("link", name="Log in")).to_be_visible()
+
+
+def test_ticks_stay_while_more_images_come(tab: Tab) -> None:
+    tab.goto("/?q=word&by=newest")
+    tab.get_by_label("All that are shown").check()
+    expect(tab.get_by_text("48 ticked:")).to_be_visible()
+    wait_for(lambda: tab.keyboard.press("End") or tab.locator(".card").count() > 48, "the rest")
+    expect(tab.get_by_label("All that are shown")).not_to_be_checked()
+    expect(tab.get_by_text("48 ticked:")).to_be_in_viewport()
 
 
 def test_whoever_is_logged_out_elsewhere_is_led_to_the_login(browser: Browser, tmp_path: Path) -> None:
@@ -198,6 +220,8 @@ def test_axe_finds_nothing_that_shuts_people_out(tab: Tab, site: Site) -> None:
     for path in ("/login", "/?q=number7", "/?state=failed", "/images/1", "/state", "/settings"):
         tab.goto(path)
         expect(tab.locator(".live")).to_contain_text("waiting")
+        for box in tab.get_by_label("Tick ").all()[:1]:
+            box.check()
         for scheme, rules in (
             ("light", "wcag2a wcag2aa wcag21a wcag21aa wcag22aa best-practice"),
             ("dark", "cat.color"),

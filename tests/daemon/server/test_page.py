@@ -143,7 +143,7 @@ def test_what_cannot_be_understood_is_explained_in_the_page(site: Site) -> None:
         assert site.ask(path)[0] == 404
     assert site.ask(f"/events?after={LONG}")[0] == 409
     assert site.ask(f"/live?newest={LONG}")[0] == 200
-    assert site.ask("/retry", "POST", f"id={LONG}", Cookie=site.log_in(), Origin=site.origin)[0] == 303
+    assert site.ask("/images/again", "POST", f"id={LONG}", Cookie=site.log_in(), Origin=site.origin)[0] == 303
     assert "truncated" in site.read("/?q=state:failed+%22bad&state=failed")
 
 
@@ -181,7 +181,7 @@ def test_a_change_needs_the_token_and_the_page_itself(site: Site) -> None:
 def test_a_form_that_is_too_large_is_refused_before_all_of_it_is_read(site: Site) -> None:
     form = "token=wrong&to=/" + "x" * (1 << 20)
     assert site.ask("/login", "POST", form, Origin=site.origin)[0] == 413
-    assert site.ask("/retry", "POST", form, Cookie=site.log_in(), Origin=site.origin)[0] == 413
+    assert site.ask("/images/again", "POST", form, Cookie=site.log_in(), Origin=site.origin)[0] == 413
 
 
 def test_where_others_can_reach_the_page_reading_needs_the_token(tmp_path: Path) -> None:
@@ -195,7 +195,9 @@ def test_where_others_can_reach_the_page_reading_needs_the_token(tmp_path: Path)
 def test_failed_images_are_tried_again(site: Site) -> None:
     site.place.add("again.jpg")
     [image] = site.place.find("state:failed name:again.jpg")
-    status, _, headers = site.ask("/retry", "POST", f"id={image}", Cookie=site.log_in(), Origin=site.origin)
+    status, _, headers = site.ask(
+        "/images/again?state=failed", "POST", f"id={image}", Cookie=site.log_in(), Origin=site.origin
+    )
     assert (status, headers["location"]) == (303, "/?state=failed&queued=1")
     assert site.place.find("name:again.jpg") == []
 

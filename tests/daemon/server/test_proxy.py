@@ -217,7 +217,7 @@ def test_people_log_in_look_search_and_change_something(browser: Browser, public
         tab.get_by_role("link", name="truncated").click()
         expect(tab.locator(".card .name")).to_have_text(["bad.jpg"])
         tab.get_by_role("link", name="Failed", exact=True).click()
-        tab.get_by_label("truncated").check()
+        tab.get_by_label("Tick bad.jpg").check()
         tab.get_by_role("button", name="Retry the ticked ones").click()
         expect(tab.get_by_text("1 queued again.")).to_be_visible()
         tab.get_by_role("button", name="Log out").click()
@@ -230,7 +230,9 @@ def test_the_cookie_of_a_login_is_for_this_page_by_tls(public: Public) -> None:
     assert "; Secure" in cookie
     pair = cookie.partition(";")[0]
     assert public.ask(f"{public.root_path}/", Cookie=pair)[0] == 200
-    forged = public.ask(f"{public.root_path}/retry", "POST", b"", Cookie=pair, Origin="https://evil.example")
+    forged = public.ask(
+        f"{public.root_path}/images/again", "POST", b"", Cookie=pair, Origin="https://evil.example"
+    )
     assert forged[0] == 403
     status, _, headers = public.ask(f"{public.root_path}/")
     assert (status, headers["location"]) == (303, f"{public.root_path}/login")

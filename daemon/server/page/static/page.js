@@ -196,6 +196,23 @@ function choosePageSize() {
   });
 }
 
+// Boxes in the gallery: one ticks all that are shown, and how many are ticked is said.
+function countTicked() {
+  const boxes = [...document.querySelectorAll("#tickable [name=id]")];
+  const count = boxes.filter((box) => box.checked).length;
+  tick("every", count > 0 && count === boxes.length);
+  for (const line of document.querySelectorAll("#ticked")) line.textContent = count > 0 ? `${count} ticked:` : "";
+}
+
+document.addEventListener("change", ({ target }) => {
+  if (target.id === "every") {
+    for (const box of target.form.querySelectorAll("[name=id]")) box.checked = target.checked;
+  }
+  if (target.name === "id" || target.id === "every") countTicked();
+});
+document.addEventListener("htmx:afterSettle", countTicked); // more have come
+window.addEventListener("pageshow", countTicked); // back again, and this browser kept the ticks
+
 choosePageSize();
 for (const frame of document.querySelectorAll("#zoom")) showOneImage(frame);
 document.body.classList.add("has-script");
