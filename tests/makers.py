@@ -26,7 +26,7 @@ from stages.contract.binning import Thresholds, judge
 from stages.registry import fake
 from stages.registry.registry import ORDER
 
-MODELS = [Model(stage, f"{stage}-1", "") for stage in ORDER]
+MODELS = [Model(stage, f"{stage}-1", "", f"{stage}-small@0123456789ab") for stage in ORDER]
 VERSION = Version(inode=2, size=3, mtime_ns=4, ctime_ns=5)
 # bins and on_success, where the source is not deleted
 MODES = [

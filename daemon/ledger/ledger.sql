@@ -54,6 +54,7 @@ CREATE TABLE model (
     fingerprint TEXT NOT NULL,
     notice TEXT NOT NULL,                 -- shown with its results, for example that its weights are random
     is_current INTEGER NOT NULL DEFAULT 0,  -- 1: the last start used it as the current model of its stage
+    name TEXT NOT NULL DEFAULT '',        -- what people call it, with its commit; '': not known
     UNIQUE (stage, fingerprint)
 );
 CREATE TABLE content (                    -- what the bytes are, under any file name
@@ -165,8 +166,8 @@ SELECT marker FROM inbox WHERE id = ?;
 UPDATE inbox SET marker = ? WHERE id = ?;
 
 -- name: add_model
-INSERT INTO model (stage, fingerprint, notice) VALUES (?, ?, ?)
-ON CONFLICT DO UPDATE SET notice = excluded.notice;
+INSERT INTO model (stage, fingerprint, notice, name) VALUES (?, ?, ?, ?)
+ON CONFLICT DO UPDATE SET notice = excluded.notice, name = iif(excluded.name = '', name, excluded.name);
 
 -- name: model_id
 SELECT id FROM model WHERE stage = ? AND fingerprint = ?;
@@ -755,7 +756,7 @@ SELECT COUNT(*), COALESCE(SUM(inbox IN (SELECT value FROM json_each(:inboxes)) A
 ) AS image;
 
 -- name: models
-SELECT id, stage, fingerprint, notice FROM model;
+SELECT id, stage, fingerprint, notice, name FROM model;
 
 -- name: last_model
 SELECT COALESCE(MAX(id), 0) FROM model;

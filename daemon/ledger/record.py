@@ -24,6 +24,9 @@ class Model:
     stage: str
     fingerprint: str
     notice: str
+    name: str = field(
+        default="", compare=False
+    )  # what people call it; "" if only an older visiond has used it
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,6 +114,11 @@ class Record:
             reason=reason or "",
             detail=detail or "",
         )
+
+    def model_names(self) -> dict[str, str]:
+        """What people call each of its models, by fingerprint."""
+        models = self.models + [look.model for look in self.looks.values()]
+        return {model.fingerprint: model.name for model in models}
 
     def answers(self) -> list[tuple[Model, Output]]:
         """All its results, also those of second looks, and their models."""

@@ -343,7 +343,7 @@ def add_models(connection: sqlite3.Connection, models: Iterable[Model]) -> dict[
     """Add those that the ledger does not know yet; returns the number of each stage's."""
     numbers = {}
     for model in models:
-        connection.execute(SQL["add_model"], (model.stage, model.fingerprint, model.notice))
+        connection.execute(SQL["add_model"], (model.stage, model.fingerprint, model.notice, model.name))
         [[numbers[model.stage]]] = connection.execute(SQL["model_id"], (model.stage, model.fingerprint))
     return numbers
 

@@ -252,7 +252,7 @@ def write(connection: sqlite3.Connection, records: Sequence[Record]) -> set[int]
     numbers: dict[Model, int] = {}
     used = {model for record in records for model in record.models}
     for model in used | {look.model for record in records for look in record.looks.values()}:
-        connection.execute(SQL["add_model"], (model.stage, model.fingerprint, model.notice))
+        connection.execute(SQL["add_model"], (model.stage, model.fingerprint, model.notice, model.name))
         numbers[model] = connection.execute(SQL["model_id"], (model.stage, model.fingerprint)).fetchone()[0]
     keep_contents(connection, [content_row(r) for r in records if r.width])
     results = [

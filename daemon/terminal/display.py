@@ -238,11 +238,14 @@ def show_record(record: Record) -> None:
     print_table(
         ("bin", "criterion", "passed"), describe(document["bin"]), title=f"bin {document['bin']['name']}"
     )
-    models = document["models"]
-    timings = ((stage, f"{seconds:.4f}", models[stage]) for stage, seconds in document["timings"].items())
-    print_table(("stage", "seconds (average of its batch)", "model"), timings)
+    models, names = document["models"], record.model_names()
+    timings = (
+        (stage, f"{seconds:.4f}", names[models[stage]], models[stage])
+        for stage, seconds in document["timings"].items()
+    )
+    print_table(("stage", "seconds (average of its batch)", "model", "fingerprint"), timings)
     for name, look in document.get("second_looks", {}).items():
-        about = f"second look {name}: {look['stage']} by {look['model']}"
+        about = f"second look {name}: {look['stage']} by {names[look['model']]} {look['model']}"
         print_fields("", look.get("result") or {key: look[key] for key in ("reason", "detail")}, about)
 
 

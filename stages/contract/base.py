@@ -90,6 +90,7 @@ class StageSpec(msgspec.Struct, frozen=True):
     dtype: str = "float32"
     batch_size: int = 16  # most images of one forward pass
     options: dict[str, Any] = {}  # the backend's own settings
+    model: str = ""  # what people call its weights, with the commit from which they were pulled
     notice: str = ""  # about its weights, to be shown with its answers
     # Torch devices over which the model's layers are spread, the worker's own first; empty: all of it is there.
     spread: list[str] = []

@@ -220,9 +220,9 @@ def resolve(
             digests[role] = check_files(configured, paths[role])
     if backend.needs_weights:
         backend.check(paths, allow_pickle=options.get("allow_pickle") is True)
-        notice = pack.manifest.notice_of(stage) or notice
+        title, notice = pack.manifest.title, pack.manifest.notice_of(stage) or notice
     else:
-        notice = str(options.get("notice", ""))
+        title, notice = name, str(options.get("notice", ""))
     dtype = choose_dtype(stage, name, paths, wanted.get("dtype") or entry.dtype or "float32")
     return StageSpec(
         name=stage,
@@ -232,6 +232,7 @@ def resolve(
         dtype=dtype,
         batch_size=wanted.get("batch_size", 16),
         options=options,
+        model=title,
         notice=notice,
     )
 

@@ -168,6 +168,7 @@ class Comparison:
 
     name: str
     stage: str
+    model: str  # its fingerprint
     first: str
     second: str
     problem: str
@@ -179,6 +180,7 @@ def compare_looks(document: Mapping[str, Any]) -> list[Comparison]:
         Comparison(
             name,
             look["stage"],
+            look["model"],
             summarize(document.get(KEYS.get(look["stage"], look["stage"]))),
             summarize(look["result"]),
             "" if look["result"] is not None else f"{look['reason']}: {look['detail']}",
@@ -211,6 +213,7 @@ def describe_one(record: Record) -> dict[str, Any]:
         "record": record,
         "location": visible(os.fsdecode(record.location)),
         "document": document,
+        "names": record.model_names(),
         "text": text_of(document.get("ocr") or {}),
         "criteria": describe(document["bin"]) if document else [],
         "comparisons": compare_looks(document),

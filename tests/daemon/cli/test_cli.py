@@ -96,6 +96,7 @@ def test_show_prints_every_criterion_and_every_stages_time(place: Place) -> None
         "ocr",
         "blip",
         "seconds (average of its batch)",
+        "fake",
         "8×8 PPM",
     ):
         assert word in told

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+from dataclasses import replace
 
 import pytest
-from msgspec.structs import replace
+from msgspec import structs
 
 from daemon.core.jobs import Job
 from daemon.ledger.ledger import Ledger
@@ -20,7 +21,7 @@ NEW = [Model("yolo", "yolo-2", ""), *(model for model in MODELS if model.stage !
 async def read_two(ledger: Ledger) -> tuple[Job, Job]:
     """Two jobs with the same bytes, one of each generation."""
     before, after = await admit(ledger, b"a.jpg", b"b.jpg")
-    return before, replace(after, generation=await ledger.generations.begin(NEW))
+    return before, structs.replace(after, generation=await ledger.generations.begin(NEW))
 
 
 @pytest.mark.anyio
@@ -70,3 +71,13 @@ async def test_a_check_of_the_ledger_knows_models_that_came_while_it_ran(ledger:
         reader.models = dict(list(reader.models.items())[: len(MODELS)])
         await complete(ledger, done(after))
         assert list(reader.damaged_rows()) == []
+
+
+@pytest.mark.anyio
+async def test_the_name_of_a_model_stays_when_a_repair_does_not_know_it(ledger: Ledger) -> None:
+    """A sidecar has only the fingerprint."""
+    await complete(ledger, done((await admit(ledger, b"a.jpg"))[0]))
+    await ledger.generations.begin([replace(model, name="") for model in MODELS])
+    with contextlib.closing(Reader(ledger.path)) as reader:
+        [record] = reader.find("a.jpg")
+    assert record.model_names() == {f"{stage}-1": f"{stage}-small@0123456789ab" for stage in ORDER}

@@ -186,7 +186,9 @@ def test_after_any_history_of_a_file_pruning_changes_nothing_that_others_see(tmp
             connection.execute(
                 insert, (*row, "[]" if had_result else None, "A", finished, chance.random() < 0.8)
             )
-        connection.execute("INSERT OR IGNORE INTO model VALUES (1, 'ocr', 'x', '', 0)")
+        connection.execute(
+            "INSERT OR IGNORE INTO model (id, stage, fingerprint, notice) VALUES (1, 'ocr', 'x', '')"
+        )
         connection.execute("UPDATE image SET models = '[1]' WHERE models = '[]' AND id % 10 > 0")
         connection.commit()
         before = seen_by_others(ledger.path)

@@ -91,13 +91,14 @@ def test_criteria_are_sentences_and_times_are_rounded(site: Site) -> None:
     content = site.read("/images/5")
     assert "text boxes 3, more than 2 needed" in content
     assert "<td>250</td>" in content, "milliseconds"
+    assert '<span title="Fingerprint clip-1">clip-small@0123456789ab</span>' in content
     assert [milliseconds(seconds) for seconds in (0.0004, 0.0126, 1.5)] == ["under 1", "13", "1,500"]
 
 
 def test_a_second_look_stands_beside_the_first_answer_of_its_stage() -> None:
     looks: dict[str, Any] = {
-        "detailed": {"stage": "blip", "result": {"text": "two cats", "similarity": 0.3}},
-        "large": {"stage": "yolo", "result": None, "reason": "killed", "detail": "no memory"},
+        "detailed": {"stage": "blip", "model": "m", "result": {"text": "two cats", "similarity": 0.3}},
+        "large": {"stage": "yolo", "model": "m", "result": None, "reason": "killed", "detail": "no memory"},
     }
     first = {
         "caption": {"text": "cats", "similarity": 0.2},

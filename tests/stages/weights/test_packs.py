@@ -118,6 +118,17 @@ def test_a_pack_that_is_not_complete_is_not_listed(pack: Pack) -> None:
     assert list_packs(pack.models_folder) == ["mini", "small"]
 
 
+def test_a_stage_knows_what_people_call_its_weights_with_the_commit_of_one_repository(pack: Pack) -> None:
+    for commits, title in (
+        ([], "small"),
+        (["0123456789abcdef"], "small@0123456789ab"),
+        (["a", "b"], "small"),
+    ):
+        revision = {f"me/{commit}": commit for commit in commits}
+        write_manifest(pack.record, msgspec.structs.replace(pack.manifest, revision=revision))
+        assert resolve(open_pack("small", pack.models_folder), "clip").model == title
+
+
 def test_an_altered_and_a_missing_file_are_both_named(pack: Pack) -> None:
     (pack.folder / "clip/model.safetensors").write_text("other weights")
     (pack.folder / "yolo.json").unlink()
