@@ -18,7 +18,7 @@ from daemon.core.errors import VisiondError
 from daemon.core.jobs import JobStatus
 from daemon.monitoring.notices import list_notices
 from daemon.search.index import SearchUnusable
-from daemon.search.query import Query, QueryError
+from daemon.search.query import UNPUBLISHED, Query, QueryError
 from daemon.search.searcher import Found, Searcher
 from daemon.server.asked import SHOWN, Asked, find_images
 from daemon.server.page.pictures import DECODERS, NoPicture, Original, Pictures, draw_reason, read_making
@@ -77,11 +77,15 @@ class Images:
         behind, about = await run_sync(self._searcher.behind), await run_sync(self._searcher.index.about)
         here = asked.values()
         here.pop("cursor", 0)
+        has_days = not problem and not asked.ranking and asked.state not in UNPUBLISHED
+        following = {"cursor": found.following, "day": views[-1].day if views and has_days else ""}
         values = {
             "asked": asked,
             "behind": behind if behind > SHOWN else 0,
             "views": views,
-            "following": found.following and self._address("/", **here | {"cursor": found.following}),
+            "following": found.following and self._address("/", **here | following),
+            "day": request.query_params.get("day", ""),
+            "has_days": has_days,
             "warming": found.is_warming and self._address("/", **here),
             "again": self._address("/images/again", **here),
             "newest": 0 if asked.cursor else about.place,

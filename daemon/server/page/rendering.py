@@ -16,7 +16,7 @@ from daemon.core.hints import quantity
 from daemon.monitoring.overview import FILTERS
 from daemon.server.app import explain_as_json
 from daemon.server.guard import is_api
-from daemon.server.page.views import milliseconds
+from daemon.server.page.views import milliseconds, name_day
 
 SIZES = ("small", "medium", "large")  # of the cards
 
@@ -42,7 +42,12 @@ class Renderer:
             "url": config.page.address,
             "quantity": quantity,
         }
-        self._templates.filters |= {"milliseconds": milliseconds, "coded": coded, **FILTERS}
+        self._templates.filters |= {
+            "milliseconds": milliseconds,
+            "name_day": name_day,
+            "coded": coded,
+            **FILTERS,
+        }
 
     def show(self, request: Request, template: str, values: Mapping[str, object]) -> Response:
         shared = {

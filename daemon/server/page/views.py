@@ -7,11 +7,13 @@ import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import date
 from typing import Any
 
 import msgspec
 
 from daemon.core.jobs import JobStatus
+from daemon.core.sidecar import timestamp
 from daemon.ledger.record import BUILT_IN_KEYS as KEYS
 from daemon.ledger.record import Record
 from daemon.search.entries import FIELDS, likely_tags
@@ -48,6 +50,7 @@ class View:
     folder: str
     place: str  # the folder in the inbox: of an image from an archive, that of the archive
     state: str
+    day: str  # on which its result was made, in UTC as the filters have it; "" if it has none
     bin: str
     reason: str
     detail: str
@@ -142,6 +145,7 @@ def view_of(record: Record, hit: Hit | None = None, terms: tuple[Term, ...] = ()
         folder=visible(os.path.join(os.fsdecode(record.inbox_path), folder)),
         place=visible(folder),
         state=record.status.name.lower(),
+        day=timestamp(record.finished_at)[:10] if record.finished_at else "",
         bin=record.bin,
         reason=record.damage or record.reason,
         detail=record.detail,
@@ -224,6 +228,11 @@ def describe_one(record: Record) -> dict[str, Any]:
 def is_copy(view: View, record: Record) -> bool:
     """Whether its file has the same bytes."""
     return bool(record.digest) and view.digest == view_digest(record)
+
+
+def name_day(day: str) -> str:
+    """day: as in an address. For people."""
+    return f"{date.fromisoformat(day):%A, %d %B %Y}".replace(" 0", " ")
 
 
 def milliseconds(seconds: float) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import http.client
 import json
 import re
@@ -36,12 +37,22 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
 def test_the_newest_images_come_first_and_more_follow(site: Site) -> None:
     first = site.read("/")
     assert first.count('<article class="card">') == 48
-    [following] = re.findall(r'hx-get="(/\?cursor=\d+)"', first)
-    rest = site.read(following, HX_Request="true")
+    [following] = re.findall(r'hx-get="(/\?cursor=[^"]+)"', first)
+    rest = site.read(html.unescape(following), HX_Request="true")
     assert rest.count('<article class="card">') == 62 - 48
     assert "<html" not in rest
     assert "cursor=" not in rest
     assert "No image" not in site.read("/?cursor=1", HX_Request="true"), "the last page was exactly full"
+
+
+def test_the_newest_images_stand_below_their_days_and_each_day_is_named_once(site: Site) -> None:
+    first = site.read("/")
+    [day] = re.findall(r'<time datetime="([-0-9]+)">\w+day, \d+ \w+ \d{4}</time>', first)
+    following = html.unescape(re.findall('href="([^"]*cursor=[^"]*)"', first)[0])
+    assert f"day={day}" in following
+    assert "<time" not in site.read(following)
+    assert "<time" in site.read(following.replace(day, "2026-01-01"))
+    assert "<time" not in site.read("/?q=word"), "best first"
 
 
 def test_words_and_filters_choose(site: Site) -> None:
