@@ -159,6 +159,7 @@ audit: $(STAMP)  ## list known vulnerabilities of the locked packages; needs a n
 docs: $(STAMP)  ## generate the configuration reference, daemon.toml, the sidecar schema, Grafana's boards and the list of metrics
 	$(BIN)/python -m daemon.config.reference > docs/configuration.md
 	$(BIN)/python -m daemon.config.reference --toml > daemon.toml
+	$(BIN)/python docs/site/build.py --llms > docs/llms.txt
 	$(BIN)/python -m daemon.core.sidecar > docs/sidecar.schema.json
 	for board in visiond visiond-gpu visiond-inbox; do $(BIN)/python deploy/grafana/dashboard.py $$board > deploy/grafana/$$board.json || exit; done
 	$(BIN)/python deploy/prometheus/reference.py > docs/metrics.md

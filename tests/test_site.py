@@ -43,6 +43,13 @@ def test_every_page_is_in_the_navigation_once(building: ModuleType) -> None:
     assert sorted(building.listed()) == sorted(building.pages().values())
 
 
+def test_the_list_of_pages_for_programs_is_current_and_names_each_page(building: ModuleType) -> None:
+    text = (ROOT / "docs" / "llms.txt").read_text()
+    assert text == building.write_llms(), "run: make docs"
+    links = re.findall(r"^- \[.+\]\((.+?)\): .{20}", text, re.MULTILINE)
+    assert sorted((ROOT / "docs" / link).resolve() for link in links) == sorted(building.pages())
+
+
 @needs_zensical
 def test_no_page_loads_anything_from_another_host(site: Path) -> None:
     pages = [*site.rglob("*.html")]

@@ -1,4 +1,4 @@
-"""Builds the documentation as a site: `make site`.
+"""Builds the documentation as a site: `make site`. With --llms, only prints docs/llms.txt (llmstxt.org).
 
 The sources stay as GitHub shows them: docs/*.md, and a few pages beside README.md, with links relative to the file. Here
 they are copied into one folder, as Zensical needs them, and a link to a file of the code leads to a page with its text.
@@ -22,6 +22,7 @@ HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
 # Beside docs/*.md, these pages of the repository's root. README.md is for GitHub; the site begins with docs/README.md.
 OUTSIDE = ("CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md")
+_NAMED = re.compile(r"\[([^]]*)\]\([^)]*\)")  # a link
 _LINK = re.compile(r"\]\(([^)\s]+)\)")
 _LANGUAGES = {".py": "python", ".toml": "toml", ".yml": "yaml", ".json": "json", ".sql": "sql"}
 
@@ -41,6 +42,30 @@ def listed(nav: list | None = None) -> list[str]:
         for page in entry.values():  # one title each
             found += [page] if isinstance(page, str) else listed(page)
     return found
+
+
+def write_llms() -> str:
+    """A list of all pages for programs that read: the title of each from the navigation, and its first sentence."""
+    project = tomllib.loads((HERE / "zensical.toml").read_text())["project"]
+    places = {name: path for path, name in pages().items()}
+    lines = [f"# {project['site_name']}", "", f"> {project['site_description']}"]
+    for part in project["nav"]:
+        for title, listing in part.items():
+            lines += ["", f"## {title}", ""]
+            names = [listing] if isinstance(listing, str) else listed(listing)
+            for name in names:
+                text = places[name].read_text()
+                heading = text.partition("\n")[0].removeprefix("# ")
+                link = os.path.relpath(places[name], ROOT / "docs")
+                lines.append(f"- [{heading}]({link}): {_first_sentence(text)}")
+    return "\n".join(lines) + "\n"
+
+
+def _first_sentence(text: str) -> str:
+    """Of the first paragraph that begins as a sentence does."""
+    prose = next(each for each in text.split("\n\n") if re.match("[A-Zv`]", each))
+    sentence = re.split(r"(?<=[.])\s", _NAMED.sub(r"\1", " ".join(prose.split())))[0]
+    return sentence.rstrip(".:") + "."
 
 
 def lay_out(target: Path) -> None:
@@ -105,4 +130,7 @@ def run_zensical(folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    print(build(Path(sys.argv[1]).resolve()) / "index.html")
+    if sys.argv[1] == "--llms":
+        print(write_llms(), end="")
+    else:
+        print(build(Path(sys.argv[1]).resolve()) / "index.html")

@@ -67,7 +67,7 @@ class View:
     _marked: dict[str, list[Part]] = field(default_factory=dict)
 
     def marked(self, name: str) -> list[Part]:
-        """One of its texts, by the field of the index, with the words that were looked for."""
+        """One of its texts, by the field of the index, or its folder, with the words that were looked for."""
         if name not in self._marked:
             self._marked[name] = self._mark(name)
         return self._marked[name]
@@ -79,8 +79,10 @@ class View:
             "tags": ", ".join(likely_tags(self.tags)),
             "objects": ", ".join(label for label, _ in self.objects),
             "name": self.name,
+            "folder": self.place,
         }
-        return split_at_words(texts[name], self.terms, name)
+        # The index has the whole path under "name".
+        return split_at_words(texts[name], self.terms, "name" if name == "folder" else name)
 
     @property
     def short_text(self) -> list[Part]:
@@ -96,7 +98,9 @@ class View:
         if self.hit.by is not By.meaning:
             names = {"text": "reason"} if self.state == "failed" else {}
             places = [
-                names.get(name, name) for name in FIELDS if any(part.is_match for part in self.marked(name))
+                names.get(name, name)
+                for name in (*FIELDS, "folder")
+                if any(part.is_match for part in self.marked(name))
             ]
             found.append(f"has the words in its {' and '.join(places)}" if places else "has the words")
         if self.hit.score is not None:

@@ -64,13 +64,15 @@ def test_words_and_filters_choose(site: Site) -> None:
 
 
 def test_a_card_says_why_its_image_was_found_and_marks_the_words(site: Site) -> None:
-    site.place.add("kitten.jpg", "much text before it " * 40 + "Kätzchen <i>")
+    site.place.add("litter/kitten.jpg", "much text before it " * 40 + "Kätzchen <i>")
     content = site.read("/?q=katzchen&by=words")
     assert "Has the words in its text." in content
     assert "<mark>Kätzchen</mark> &lt;i&gt;" in content
     assert "before it …" not in content
     assert "Has the words in its name." in site.read("/?q=kitten")
     assert "<mark>kitten</mark>.jpg" in site.read("/?q=name:kitten&by=newest")
+    assert "Has the words in its folder." in site.read("/?q=litter")
+    assert '>in </span><bdi dir="ltr"><mark>litter</mark></bdi>' in site.read("/?q=litter")
     assert "Has the words in its reason." in site.read("/?q=truncated&state=failed&by=words")
     assert "Has the words" not in site.read("/?bin=A")
 
