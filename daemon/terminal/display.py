@@ -175,7 +175,7 @@ def print_workers(snapshot: Snapshot) -> None:
                 w.batches,
                 w.memory_bytes >> 20 or "-",
                 w.gpu_peak_bytes >> 20 or "-",
-                w.cause,
+                w.problem,
             )
             for w in snapshot.workers
         ),
