@@ -511,9 +511,9 @@ SELECT image.*, inbox.path AS inbox_path FROM image JOIN inbox ON inbox.id = ima
 WHERE emitted = 0 AND status IN (1, 2) AND image.id > ? ORDER BY image.id LIMIT ?;
 
 -- name: count_unwritten
--- What is held has its sidecar.
+-- What is held has its sidecar. The index `owed` is only used with its own condition.
 SELECT COUNT(*) FROM image
-WHERE emitted = 0 AND status = 1 AND not_before IS NOT finished_at AND finished_at < :before AND :image IN (0, id);
+WHERE emitted = 0 AND status IN (1, 2) AND status = 1 AND not_before IS NOT finished_at AND finished_at < :before AND :image IN (0, id);
 
 -- name: want_look
 INSERT INTO look (image, name, not_before) VALUES :rows ON CONFLICT (image, name) DO UPDATE
