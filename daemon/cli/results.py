@@ -183,7 +183,8 @@ def list_images(
     )
     print_notices((model.stage, model.notice) for record in records for model in record.models)
     if len(records) == limit:
-        errors.print(f"Only the newest {limit} files are listed; --limit N lists more.")
+        newest = "file is" if limit == 1 else f"{limit:,} files are"
+        errors.print(f"Only the newest {newest} listed; --limit N lists more.")
     if status and (older := max(0, versions - len(records))):
         are = f"{quantity(older, 'older version')} of files {'is' if older == 1 else 'are'} {status.upper()} too"
         errors.print(f"{are}: `{printable(command('status'))}` counts versions, and this list has files.")
