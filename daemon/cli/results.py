@@ -41,6 +41,7 @@ from daemon.terminal.options import (
 )
 
 if TYPE_CHECKING:
+    from daemon.ledger.records import Reader
     from daemon.monitoring.snapshot import Snapshot
 
 WATCH_PATIENCE_SECONDS = 3.0  # for an answer of the daemon, before `status --watch` says that there is none
@@ -132,6 +133,17 @@ def print_status(snapshot: Snapshot) -> None:
     print_chores(snapshot.upkeep)
 
 
+def print_unwritten(reader: Reader, image: int = 0) -> None:
+    """Print that results in the ledger are not in sidecars yet. image: only of this one."""
+    from daemon.ledger.publications import count_unwritten
+
+    with reader.lend() as connection:
+        count = count_unwritten(connection, image)
+    if count:
+        have = "1 image that is DONE has" if count == 1 else f"{count:,} images that are DONE have"
+        errors.print(f"{have} no sidecar yet: `{printable(command('status'))}` shows why.")
+
+
 def list_images(
     status: Annotated[
         ListedState | None,
@@ -159,6 +171,7 @@ def list_images(
         records = list(reader.newest(JobStatus[status.upper()] if status else None, limit))
         # The newest version of a file may have another state.
         versions = reader.counts()[JobStatus[status.upper()]] if status and len(records) < limit else 0
+        print_unwritten(reader)
     if as_json:
         print_json(
             [record.document() | {"location": record.location.decode(errors="replace")} for record in records]
@@ -170,7 +183,8 @@ def list_images(
     )
     print_notices((model.stage, model.notice) for record in records for model in record.models)
     if len(records) == limit:
-        errors.print(f"Only the newest {limit} files are listed; --limit N lists more.")
+        newest = "file is" if limit == 1 else f"{limit:,} files are"
+        errors.print(f"Only the newest {newest} listed; --limit N lists more.")
     if status and (older := max(0, versions - len(records))):
         are = f"{quantity(older, 'older version')} of files {'is' if older == 1 else 'are'} {status.upper()} too"
         errors.print(f"{are}: `{printable(command('status'))}` counts versions, and this list has files.")
@@ -196,6 +210,7 @@ def show(
 
     with open_reader(read_config_to_look(config)) as reader:
         record = control.find_whole(reader, image)
+        print_unwritten(reader, record.id)
     if as_json:
         sys.stdout.buffer.write(record.sidecar)
     else:
@@ -255,6 +270,7 @@ def export(
             mark=bom,
             warn=lambda text: errors.print(printable(text)),
         )
+        print_unwritten(reader)
         left_out = sum(reader.bin_counts().values()) - written if ratio else 0
     if file != STDOUT:
         print(f"{quantity(written, 'image')} in {file}")

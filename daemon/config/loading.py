@@ -332,7 +332,8 @@ def _nested_folders(
         for inbox, there in inboxes:
             holds = is_within(there, here)
             if is_within(here, there) and (inbox.recursive or holds):
-                yield f"{key}: {folder} is inside the inbox {inbox.path}{how}; choose a folder outside it."
+                what = "an inbox too" if folder == inbox.path else f"inside the inbox {inbox.path}{how}"
+                yield f"{key}: {folder} is {what}; choose a folder outside it."
             elif holds and key in ("output.failed", "output.done", "output.bins_folder"):
                 why = how or ", where finished images go"
                 yield f"{key}: the inbox {inbox.path} is inside {folder}{why}; move one of them."

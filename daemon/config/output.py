@@ -41,10 +41,13 @@ class StoreSection(Section):
 
 
 class OutputSection(Section):
-    results: Path = Field(Path("results"), description="Folder for sidecars: <path in the inbox>.json.")
+    results: Path = Field(
+        Path("results"), description="Folder for sidecars: <inbox's name>/<path in the inbox>.json."
+    )
     failed: Path = Field(
         Path("failed"),
-        description="Folder for the reason of each failed image; also for the image itself, unless on_success is keep.",
+        description="Folder for the reason of each failed image; also for the image itself, unless on_success is "
+        '"keep" and bins not "move".',
     )
     done: Path = Field(Path("done"), description='Folder for images that are moved by on_success = "move".')
     bins_folder: Path = Field(Path("bins"), description="Folder of the bins A, B, C, …")

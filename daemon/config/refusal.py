@@ -53,9 +53,17 @@ def explain(problem: Mapping[str, Any], root: type[Section]) -> str:
         return f"{where}: each entry is a separate table; write [[{where}]] with double brackets."
     if kind == "too_short":
         return f"{where}: this list is empty; {_fill(where, field)}"
+    wanted = _describe_wanted(problem, field, str(location[-1]))
     is_address = str(location[-1]).endswith(("url", "endpoint"))  # which may have a password
-    said = "" if is_address else f" (it is {_show(problem['input'])})"
-    return f"{where}: {_describe_wanted(problem, field, str(location[-1]))}{said}"
+    said = "" if is_address else _say(problem["input"], wanted)
+    return f"{where}: {wanted}{said}"
+
+
+def _say(value: object, wanted: str) -> str:
+    """The value, unless the sentence about what is wanted begins with it, or is about a whole table."""
+    if wanted.startswith('"') or isinstance(value, Mapping):
+        return ""
+    return f" (it is {_show(value)})"
 
 
 def _show(value: object) -> str:

@@ -156,7 +156,7 @@ class Content(msgspec.Struct, array_like=True, frozen=True):
     format: str = ""
     width: int = 0  # pixels, upright
     height: int = 0
-    pages: int = 1  # pictures in the file; only the first is read
+    pages: int = 1  # pictures in the file; only one is read: see stages/images/pages.py
     outputs: dict[str, Output] = {}
 
     @property

@@ -33,7 +33,7 @@ class Source(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     width: int = 0  # pixels of the upright image
     height: int = 0
     format: str = ""  # "JPEG", "PNG", …
-    pages: int = 1  # pictures in the file, of which the first was read; at most 10,000 are counted
+    pages: int = 1  # pictures in the file, of which one was read; at most 10,000 are counted
     seen_at: str  # RFC 3339, UTC
 
 

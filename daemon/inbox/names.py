@@ -45,7 +45,7 @@ def find_renamed(config: Config, reader: Reader) -> list[str]:
             fix = f"Use the old name again, or run `{command('repair')}`, which writes the results under the new one"
             problems.append(
                 f"inbox {inbox.place}: its name was {_quoted(before)} and is {_quoted(inbox.name)} in this configuration, but "
-                f"its results are under the old name. {fix}; links and copies in bins stay where they are."
+                f"its results are under the old name. {fix}; the old sidecars, and links and copies in bins, stay."
             )
     return problems
 

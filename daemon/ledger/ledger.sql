@@ -511,6 +511,11 @@ FROM (VALUES :rows) AS placed WHERE image.id = placed.column1;
 SELECT image.*, inbox.path AS inbox_path FROM image JOIN inbox ON inbox.id = image.inbox
 WHERE emitted = 0 AND status IN (1, 2) AND image.id > ? ORDER BY image.id LIMIT ?;
 
+-- name: count_unwritten
+-- What is held has its sidecar. The index `owed` is only used with its own condition.
+SELECT COUNT(*) FROM image
+WHERE emitted = 0 AND status IN (1, 2) AND status = 1 AND not_before IS NOT finished_at AND finished_at < :before AND :image IN (0, id);
+
 -- name: want_look
 INSERT INTO look (image, name, not_before) VALUES :rows ON CONFLICT (image, name) DO UPDATE
 SET not_before = 0, attempts = 0, deaths = 0, model = NULL, reason = NULL, detail = NULL, checksum = NULL;

@@ -20,6 +20,7 @@ from daemon.ledger.statements import SQL, run_rows
 
 LOOKED_AT = 10_000  # images at once, for those that no index has
 LOOK_SECONDS = 0.2
+UNWRITTEN_SECONDS = 2.0  # for which an image may be DONE without a sidecar and without a word about it
 # Sinks whose objects are named after the path of the file: they are given renamed images again.
 BY_PATH = frozenset({"store"})
 
@@ -116,6 +117,13 @@ def number_of(connection: sqlite3.Connection, image: int) -> int:
     """Of an image's last publication; 0 if it has none."""
     row = connection.execute(SQL["number_of"], (image,)).fetchone()
     return row[0] if row else 0
+
+
+def count_unwritten(connection: sqlite3.Connection, image: int = 0) -> int:
+    """How many images, or whether this one, are DONE and have waited for their sidecars for longer than usual."""
+    wanted = {"before": time.time() - UNWRITTEN_SECONDS, "image": image}
+    count: int = connection.execute(SQL["count_unwritten"], wanted).fetchone()[0]
+    return count
 
 
 def read_shown(connection: sqlite3.Connection, numbers: Sequence[int]) -> dict[int, int]:

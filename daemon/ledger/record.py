@@ -80,7 +80,7 @@ class Record:
     criteria: bytes
     reason: str
     detail: str
-    pages: int = 1  # pictures in the file; only the first was read
+    pages: int = 1  # pictures in the file; only one is read: see stages/images/pages.py
     looks: dict[str, Look] = field(default_factory=dict)  # second looks that have ended, by name
     former: tuple[bytes, ...] = ()  # paths that its file had before, where sidecar and bin are to be removed
     is_replaced: bool = False  # with `former`: a newer version has the sidecar of its present path

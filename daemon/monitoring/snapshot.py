@@ -34,6 +34,13 @@ class WorkerState(msgspec.Struct, frozen=True):
     busy: int = 0  # of its threads, that have a batch
 
     @property
+    def problem(self) -> str:
+        """Its last problem; if it is ready again, since when."""
+        if not (self.cause and self.ready_at and self.state == "ready"):
+            return self.cause
+        return f"{self.cause}; ready again since {time.strftime('%Y-%m-%d %H:%M', time.localtime(self.ready_at))}"
+
+    @property
     def progress(self) -> str:
         """Its state; while it loads, also which stages are loaded."""
         if self.state != "loading":

@@ -127,7 +127,7 @@ class Pipeline:
     def unreadable(self) -> list[str]:
         """The inboxes whose images cannot be read, and why."""
         return [
-            f"images of inbox {os.fsdecode(self._roots[inbox])} cannot be read: {why}; they wait"
+            f"images of inbox {os.fsdecode(self._roots[inbox])} wait, as they cannot be read: {why}"
             for inbox, why in self.schedule.away().items()
         ]
 

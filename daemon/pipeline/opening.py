@@ -16,6 +16,7 @@ from daemon.placement.placement import share_out
 from daemon.results.destinations import Destination
 from daemon.results.judge import Judge
 from daemon.system.cores import bind
+from daemon.system.retry import Retry
 from daemon.workers.slab import Slab
 
 
@@ -30,10 +31,11 @@ class Opening:
         judge: Judge,
         destinations: Mapping[int, Destination],
         bins: Iterable[str],
+        retry: Retry,
     ) -> None:
-        """layout: of the start. bins: those that a rule has named before now."""
+        """layout: of the start. bins: those that a rule has named before now. retry: of the coordinator."""
         self._layout, self._metrics, self._judge = layout, metrics, judge
-        self._destinations, self._bins = destinations, list(bins)
+        self._destinations, self._bins, self._retry = destinations, list(bins), retry
         self.level = layout.config.log.level  # at which stations in other processes log
         self._siblings: list[RemoteStation] = []
         self._slab: Slab | None = None  # of the only station, if it is in this process
@@ -62,7 +64,7 @@ class Opening:
         if self._slab:
             lanes = layout.open_lanes(self._slab, self._metrics)
             parts = (self._judge, self._destinations, self._metrics)
-            return Station(self._slab, lanes, *parts, tracer=self._tracer)
+            return Station(self._slab, lanes, *parts, tracer=self._tracer, beside=self._retry)
         part = parts_of(layout)[place]
         setup = describe(layout, f"station {place}", part, self._slab_bytes, self._destinations, self._bins)
         station = RemoteStation(setup, self._metrics, self._siblings)

@@ -21,6 +21,7 @@ from daemon.pipeline.schedule import Schedule
 from daemon.pipeline.station import Station
 from daemon.results.destinations import Destination, publish_sidecars
 from daemon.results.judge import Judge
+from daemon.system.retry import Retry
 
 log = structlog.get_logger()
 
@@ -104,8 +105,9 @@ def open_looks(
     judge: Judge,
     destinations: Mapping[int, Destination],
     metrics: Metrics,
+    retry: Retry,
 ) -> list[RunningLook]:
-    """The second looks, not started yet. Raises ConfigError."""
+    """The second looks, not started yet. retry: of the coordinator. Raises ConfigError."""
     running = []
     for plan in plans:
         slab = open_slab(plan.layout.config, plan.layout.gpus)
@@ -113,7 +115,7 @@ def open_looks(
         label = plan.segment.name
         lanes = plan.layout.open_lanes(slab, metrics)
         own = LookMetrics(metrics, label, plan.segment.devices)
-        station = Station(slab, lanes, LookJudge(judge), destinations, own, publish_sidecars)
+        station = Station(slab, lanes, LookJudge(judge), destinations, own, publish_sidecars, beside=retry)
         roots = {inbox: destination.inbox for inbox, destination in destinations.items()}
         desk = Desk(
             plan.name,

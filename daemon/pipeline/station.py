@@ -110,12 +110,14 @@ class Station:
         publish: Callable[[Sequence[Record], Mapping[int, Destination]], Publication] | None = None,
         read: Callable[[Sequence[tuple[Job, Extent]], Slab], dict[int, Read]] | None = None,
         tracer: Tracer | None = None,
+        beside: Retry | None = None,
     ) -> None:
         """publish: writes results to files; None: `publish_records`.
-        read: as `Origin.read`; None: of the origin of each inbox. tracer: None if no image is traced."""
+        read: as `Origin.read`; None: of the origin of each inbox. tracer: None if no image is traced. beside: that of the
+        coordinator, if it is in this process."""
         self.slab = slab
         self.lanes = list(lanes)
-        self.retry = Retry()
+        self.retry = Retry(beside)
         self._judge = judge
         self._destinations = destinations
         self._origins = {inbox: origin_of(destination.inbox) for inbox, destination in destinations.items()}

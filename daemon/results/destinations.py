@@ -241,7 +241,11 @@ class Destination:
         except OSError as error:
             if error.errno in _DISK_TROUBLE:
                 raise
-            log.warning("an earlier file stays", image=os.fsdecode(record.location), error=str(error))
+            log.warning(
+                "a file of an earlier result cannot be removed; it stays",
+                image=os.fsdecode(record.location),
+                error=str(error),
+            )
 
     def _fill_bin(self, record: Record) -> None:
         """Raises Held, OSError."""

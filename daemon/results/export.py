@@ -147,7 +147,8 @@ def format_of(file: Path) -> str:
     suffix = file.suffix.removeprefix(".").lower()
     if file != STDOUT and suffix not in FORMATS:
         raise WrongArgument(
-            f"{file} does not end in any of {', '.join(f'.{name}' for name in FORMATS)}; name a --format."
+            f"{file} does not end in any of {', '.join(f'.{name}' for name in FORMATS)}. Choose the format, for example with "
+            "--format csv."
         )
     return suffix or "csv"
 

@@ -66,8 +66,8 @@ def _lock_above(stack: contextlib.ExitStack, folder: Path) -> None:
         fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError:
         raise AlreadyRunning(
-            f"The results would be inside {folder}{_holder_of(fd)}, where another visiond writes its results. Name other "
-            "folders in [output]."
+            f"Another visiond writes its results to {folder}{_holder_of(fd)}, and yours would be inside that. Name "
+            "other folders in [output]."
         ) from None
     except OSError:  # it has no locks
         return

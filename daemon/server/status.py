@@ -269,11 +269,13 @@ class Status:
         return unread + written + self._pipeline.outbox.problems() + others
 
     def _unwritten(self) -> list[str]:
-        """Why `list`, which reads the ledger, already knows the results of images that are pending here."""
+        """Images that are pending here and DONE in the ledger."""
         if not (self._pipeline.blocked() and (images := self._pipeline.schedule.unwritten)):
             return []
+        wait, are = ("waits", "it is") if images == 1 else ("wait", "they are")
         return [
-            f"{quantity(images, 'image')} of the pending ones wait only for that: `list` shows what the ledger has of them"
+            f"{quantity(images, 'pending image')} {wait} only for that: `list`, `show` and `export` read "
+            f"the ledger, where {are} DONE"
         ]
 
     def _page_problems(self) -> list[str]:

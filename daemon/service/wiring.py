@@ -91,7 +91,7 @@ async def open_pipeline(
         keep_marker=ledger.keep_marker,
     )
     judge = judge_of(config, {number: each.inbox for number, each in destinations.items()})
-    opening = Opening(stack, layout, metrics, judge, destinations, bins)
+    opening = Opening(stack, layout, metrics, judge, destinations, bins, retry)
     schedule = Schedule()
     pipeline = Pipeline(
         ledger=ledger,
@@ -110,6 +110,7 @@ async def open_pipeline(
             judge=judge,
             destinations=destinations,
             metrics=metrics,
+            retry=retry,
         ),
         unpacker=open_unpacker(config, inboxes, destinations, judge, once=once),
         outbox=await Outbox.open(ledger, reader, open_sinks(config), metrics.counts.changed),

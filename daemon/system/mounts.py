@@ -242,10 +242,12 @@ class KnownFolder:
             now = FolderIdentity.of(place)
         except OSError as error:
             if error.errno in _GONE:
-                raise _away(place, "is gone") from error
+                raise _away(place, "is gone", "make a new one, and restart the daemon") from error
             raise
         if now != identity and not now.is_same(identity) and not self._is_mounted_again(now):
-            raise _away(place, "is not the folder that it was; perhaps its mount is missing")
+            raise _away(
+                place, "is not the folder that it was; perhaps its mount is missing", "restart the daemon"
+            )
         if self.was_missing:
             self.accept()  # it may exist by now
 
@@ -273,6 +275,7 @@ class KnownFolder:
         return False
 
 
-def _away(place: bytes, what: str) -> FolderAway:
+def _away(place: bytes, what: str, accept: str) -> FolderAway:
+    """accept: what to do if nothing is to come back."""
     fix = "Mount it or move it back, and work goes on"
-    return FolderAway(f"{os.fsdecode(place)} {what}. {fix}; if that is on purpose, restart the daemon")
+    return FolderAway(f"{os.fsdecode(place)} {what}. {fix}; if that is on purpose, {accept}")

@@ -28,9 +28,12 @@ class Hurried(Exception):
 class Retry:
     """Calls a function that may raise OSError again and again, until it returns."""
 
-    def __init__(self) -> None:
-        self.failing: dict[str, str] = {}  # what is read or written → why that fails, as a sentence
-        self._waiting: Counter[str] = Counter()  # what is read or written → calls that have failed so far
+    def __init__(self, beside: Retry | None = None) -> None:
+        """beside: of the same process; what fails for both is logged once, and until it works for both."""
+        # What is read or written → why that fails, as a sentence.
+        self.failing: dict[str, str] = beside.failing if beside else {}
+        # What is read or written → calls that have failed so far.
+        self._waiting: Counter[str] = beside._waiting if beside else Counter()
         # Set by a drain, which does not wait for a disk: the next daemon writes the rest.
         self.hurried = False
 

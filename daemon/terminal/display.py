@@ -175,7 +175,7 @@ def print_workers(snapshot: Snapshot) -> None:
                 w.batches,
                 w.memory_bytes >> 20 or "-",
                 w.gpu_peak_bytes >> 20 or "-",
-                w.cause,
+                w.problem,
             )
             for w in snapshot.workers
         ),
@@ -223,7 +223,7 @@ def show_record(record: Record) -> None:
     console.print(
         f"file  {printable(os.fsdecode(record.location))}, {quantity(record.version.size, 'byte')}"
         + (f", {record.width}×{record.height} {record.format}" if record.width else "")
-        + (f", the first of {record.pages:,} pages or frames" if record.pages > 1 else "")
+        + (f", one of {record.pages:,} pages or frames" if record.pages > 1 else "")
     )
     console.print(f"inbox  {printable(os.fsdecode(record.inbox_path))}")
     for line in list_notices((model.stage, model.notice) for model in record.models):

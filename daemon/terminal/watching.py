@@ -308,7 +308,7 @@ def _workers(now: Snapshot) -> Table:
                 f"{worker.batches:,}",
                 f"{worker.memory_bytes // MEBIBYTE:,}",
                 f"{worker.gpu_bytes // MEBIBYTE:,}",
-                worker.cause,
+                worker.problem,
             )
             for worker in now.workers
         ),

@@ -49,9 +49,9 @@ class UnpackOutcome(msgspec.Struct, frozen=True):
         links = f"; links and devices left out: {self.links:,}" if self.links else ""
         if not self.problem:
             return Failure(Reason.UNPACKED, f"{files if self.files else 'it is empty'}{links}")
-        if self.files:
-            return Failure(Reason.CONTAINER, f"{files}{links}; {self.problem}")
-        return Failure(Reason.CONTAINER, f"nothing was unpacked: {self.problem}")
+        what = files if self.files else "nothing was unpacked"
+        between = "; " if self.files or links else ": "
+        return Failure(Reason.CONTAINER, f"{what}{links}{between}{self.problem}")
 
 
 @dataclass
@@ -83,8 +83,10 @@ def take_apart(
         contents.files = 0
         return UnpackOutcome(0, 0, str(error))
     if contents.missing:
-        left_out = f"{contents.missing:,} left out: {'; '.join(contents.left_out)}"
-        problem = f"{problem}; {left_out}" if problem else left_out
+        count = quantity(contents.missing, "other member" if contents.links else "member")
+        more = contents.missing - len(contents.left_out)
+        named = [*contents.left_out, *([f"and {more:,} more"] if more else [])]
+        problem = "; ".join(filter(None, (problem, f"{count} left out: {'; '.join(named)}")))
     return UnpackOutcome(contents.files, contents.links, problem)
 
 

@@ -118,7 +118,10 @@ class Contents:
         self._count = 0  # of all members, also those that are not written, and of the folders that are made
         self._folders = 0  # entries for folders
         self._bytes = 0
-        self._expanded_bytes = most.bytes  # the most by `most.ratio`
+        self._packed_bytes, self._expanded_bytes = (
+            1,
+            most.bytes,
+        )  # of the container, and the most by `most.ratio`
         self._unchecked = 0  # bytes since the room on the disk was looked at
         self._fd: int | None = None  # the file of the member that has begun
         self._name = self._path = b""
@@ -132,6 +135,7 @@ class Contents:
 
     def compare_with(self, packed_bytes: int) -> None:
         """The size of the container, to which `most.ratio` refers."""
+        self._packed_bytes = max(1, packed_bytes)
         self._expanded_bytes = max(ANY_RATIO_BYTES, self._most.ratio * packed_bytes)
 
     def expect(self, files: int, size: int) -> None:
@@ -301,8 +305,7 @@ class Contents:
             more = f"most_bytes = {max(10 * self._most.bytes, size)}"
         elif size > self._expanded_bytes:
             problem = f"its files have more than {self._most.ratio:,} times its own bytes"
-            needed = -(-size * self._most.ratio // self._expanded_bytes)
-            more = f"most_ratio = {max(10 * self._most.ratio, needed)}"
+            more = f"most_ratio = {max(10 * self._most.ratio, -(-size // self._packed_bytes))}"
         else:
             return
         raise TooMuch(f"{problem}. To allow it, set {more} under [unpacking] in daemon.toml")

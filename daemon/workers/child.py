@@ -18,6 +18,7 @@ import sys
 import threading
 import time
 import traceback
+from typing import Any
 
 from daemon.core.errors import may_pass
 from daemon.core.messages import (
@@ -158,8 +159,10 @@ def _beat(channel: Channel) -> None:
 
 
 def _device_memory() -> tuple[int, int]:
-    torch = sys.modules.get("torch")
-    if torch is None or not torch.cuda.is_initialized():
+    torch: Any = sys.modules.get("torch")
+    # A module that another thread is importing does not have all of its parts yet.
+    is_initialized = getattr(getattr(torch, "cuda", None), "is_initialized", None)
+    if is_initialized is None or not is_initialized():
         fake = sys.modules.get("stages.registry.fake")
         return fake.FakeMemory.report() if fake else (0, 0)
     devices = range(torch.cuda.device_count())  # one, or those of a group

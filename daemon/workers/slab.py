@@ -24,7 +24,7 @@ class Slab:
     Single-threaded: only the event loop reserves and releases."""
 
     def __init__(self, size: int) -> None:
-        self.size = size - size % ALIGNMENT
+        self.size = _padded(size)  # a file of exactly this size fits
         self.used = 0
         self.fd = os.memfd_create("visiond-slab", os.MFD_CLOEXEC)
         os.ftruncate(self.fd, self.size)

@@ -165,7 +165,7 @@ class Header(msgspec.Struct, frozen=True):
     width: int
     height: int
     orientation: int  # EXIF orientation 1..8
-    pages: int = 1  # pictures in the file; only the first is read
+    pages: int = 1  # pictures in the file; only one is read: see stages/images/pages.py
     is_deep: bool = False  # more than 8 bits, a layout that Pillow does not know, or a JPEG with rows of zeros: not for a GPU
 
 

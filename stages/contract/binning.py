@@ -184,7 +184,8 @@ def apply_rule(rule: Rule, record: dict[str, Any]) -> str:
     """The bin that the user's rule chose. Raises ValueError if it is not a plain name: bins become folders."""
     name = rule(record)
     if not isinstance(name, str) or not BIN_NAME.fullmatch(name):
-        raise ValueError(f"the binning rule returned {name!r}; a bin's name is letters, digits, - and _")
+        form = "a bin's name has 1 to 64 letters (A to Z, a to z), digits, - and _, and begins with a letter or a digit"
+        raise ValueError(f"the binning rule returned {name!r}; {form}")
     return name
 
 

@@ -108,7 +108,7 @@ def _how_to_allow(pixels: int, limits: Limits) -> str:
     if needed << 28 > limits.decode_bytes:
         settings += f' and decode_bytes = "{needed * 256} MiB"'
     memory = pixels * PIXEL_BYTES / 1e9
-    return f"{advise(settings)}; such an image needs {memory:.1f} GB of memory"
+    return f"{advise(settings)}; such an image needs {memory:.2g} GB of memory"
 
 
 def read_batches(paths: Sequence[Path], size: int, device: str) -> Iterator[list[Image]]:

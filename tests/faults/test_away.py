@@ -49,12 +49,24 @@ def test_results_that_are_moved_away_are_noticed_while_idle_and_nothing_is_publi
         listed = place.command("list", "--status", "done", "--limit", "99").stdout.splitlines()
         [waiting] = [int(why.split()[0]) for why in status["obstacles"] if "wait only for that" in why]
         assert len(listed) - 5 >= waiting > 0, "these are pending for `status` and done for `list`"
+        number = listed[0].split("\t")[0]
+        wait_for(
+            lambda: "1 image that is DONE has no sidecar yet" in place.command("show", number).stderr,
+            "a hint",
+        )
+        for command in (["list"], ["export", "-"]):
+            assert (
+                "images that are DONE have no sidecar yet: `visiond status" in place.command(*command).stderr
+            )
         assert not list(results.iterdir())
         assert len(list(place.site.done.rglob("*.ppm"))) == 5
         results.rmdir()
         aside.rename(results)
         daemon.wait_idle(20)
         wait_back(daemon)
+        assert "no sidecar yet" not in place.command("list").stderr
+        log, events = daemon.log_text(), (f'"event": "{word}"' for word in ("paused", "resumed"))
+        assert [log.count(event) for event in events] == [1, 1], "once, and not for each part of the daemon"
         assert daemon.stop() == 0
     place.assert_kept(DONE=20)
 

@@ -269,7 +269,7 @@ def test_an_inbox_that_goes_missing_is_in_the_status_until_it_is_back(tmp_path: 
     place = Place(tmp_path)
     told = (
         f"inbox {place.inbox()} cannot be read: {place.inbox()} is gone. Mount it or move it back, and work goes on; "
-        "if that is on purpose, restart the daemon"
+        "if that is on purpose, make a new one, and restart the daemon"
     )
     with Daemon(place) as daemon:
         place.inbox().rename(tmp_path / "elsewhere")

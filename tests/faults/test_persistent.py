@@ -90,7 +90,10 @@ def test_once_ends_when_the_images_of_an_inbox_cannot_be_read_for_long_and_leave
     with Supervisor(tmp_path, away) as supervisor:
         run = place.run_once(prefix=["env", *environment, *supervisor.prefix])
     assert run.returncode == os.EX_IOERR
-    assert f"images of inbox {place.inbox()} cannot be read: {os.strerror(errno.ENOTCONN)}" in run.stderr
+    assert (
+        f"images of inbox {place.inbox()} wait, as they cannot be read: {os.strerror(errno.ENOTCONN)}"
+        in run.stderr
+    )
     assert run.stderr.count("images of an inbox cannot be read; they wait") == 1
     assert counts_of(place) == {"PENDING": 3}
     assert place.run_once().returncode == 0

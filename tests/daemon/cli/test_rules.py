@@ -52,7 +52,8 @@ def test_a_rule_is_tried_on_a_sample_and_once_there_is_one_on_the_newest_image_t
         ("wrong_key", "KeyError: 'faces' (FILE, line 6); the record has bin, blip, caption"),
         (
             "no_name",
-            "the binning rule returned 'no name of a bin'; a bin's name is letters, digits, - and _ (FILE, line 8)",
+            "the binning rule returned 'no name of a bin'; a bin's name has 1 to 64 letters (A to Z, a to z), digits, "
+            "- and _, and begins with a letter or a digit (FILE, line 8)",
         ),
     ],
 )

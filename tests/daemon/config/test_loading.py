@@ -338,6 +338,11 @@ def test_an_unknown_key_is_refused_with_the_nearest_known_one(document: dict[str
             "pipeline.devices: write a list in square brackets (it is 'cuda:0')",
         ),
         ({"http": 9464}, "http: write a table (it is 9464)"),
+        ({"http": {"listen": "here:70000"}}, 'http.listen: "here:70000": the largest port is 65535'),
+        (
+            {"upkeep": {"backup_url": "s3://b/x"}},
+            "upkeep: backup_url needs backup_folder too: a backup is made there first, then uploaded",
+        ),
         ({"pipeline": {"mps": "perhaps"}}, "pipeline.mps: write true or false (it is 'perhaps')"),
         (
             {"pipeline": {"stages": []}},

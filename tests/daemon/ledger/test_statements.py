@@ -96,6 +96,14 @@ def test_repeated_queries_do_not_read_finished_images(name: str, index: str) -> 
     assert not any("B-TREE" in step[3] for step in plan)
 
 
+def test_images_without_a_sidecar_are_counted_without_reading_those_that_have_one() -> None:
+    with contextlib.closing(sqlite3.connect(":memory:")) as connection:
+        connection.executescript(SQL["schema"])
+        wanted = {"before": 7, "image": 0}
+        [step] = connection.execute(f"EXPLAIN QUERY PLAN {SQL['count_unwritten']}", wanted).fetchall()
+    assert step[3] == "SCAN image USING INDEX owed"
+
+
 def test_images_that_wait_are_counted_without_reading_the_finished_ones() -> None:
     with contextlib.closing(sqlite3.connect(":memory:")) as connection:
         connection.executescript(SQL["schema"])

@@ -38,6 +38,13 @@ def test_the_sentence_shows_how_far_the_models_are(workers: list[WorkerState], s
     assert snapshot(*workers).sentence() == f"0 done, 0 failed, 0 skipped, 3 pending, {said}"
 
 
+def test_the_last_problem_of_a_worker_says_when_it_was_over() -> None:
+    lost = WorkerState("w", "cpu", "loading", 0, "it was killed by SIGKILL")
+    assert lost.problem == "it was killed by SIGKILL"
+    back = msgspec.structs.replace(lost, state="ready", ready_at=1.8e9)
+    assert back.problem.startswith("it was killed by SIGKILL; ready again since 2027-01-15 ")
+
+
 def test_the_bar_is_full_when_this_run_has_done_what_it_takes(monkeypatch: pytest.MonkeyPatch) -> None:
     steps: list[tuple[int, int | None]] = []
     monkeypatch.setattr(Progress, "step", lambda _, done, total, note: steps.append((done, total)))

@@ -234,8 +234,18 @@ def test_one_damaged_member_does_not_affect_the_others(bench: Bench) -> None:
     data[36] ^= 0xFF  # in the bytes of the first
     outcome = bench.take("zip", bytes(data))
     assert outcome.files == 1
-    assert "1 left out: a.png" in outcome.problem
+    assert "1 member left out: a.png" in outcome.problem
     assert bench.names == ["b.png"]
+
+
+def test_each_member_that_is_left_out_is_in_one_count_and_the_first_are_named(bench: Bench) -> None:
+    twins = {f"{number}.png": "nowhere.png" for number in range(5)}
+    detail = bench.take("tar", make_tar({"a.png": b"a"}, {"l": "a.png"}, twins=twins)).describe(b"x").detail
+    assert detail.startswith(
+        "1 file in x; links and devices left out: 1; 5 other members left out: 0.png: it "
+    )
+    assert detail.endswith("; and 2 more")
+    assert detail.count("nowhere.png") == 3
 
 
 def test_a_tar_that_is_cut_gives_what_is_whole(bench: Bench) -> None:

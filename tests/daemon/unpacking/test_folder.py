@@ -442,6 +442,9 @@ def test_what_is_many_times_as_large_as_its_container_is_refused(
     contents.begin(b"a.png", 5000)
     with pytest.raises(TooMuch, match=r"10 times its own bytes\. To allow it, set most_ratio = 100"):
         contents.write(bytes(5001))
+    contents.compare_with(10)
+    with pytest.raises(TooMuch, match="To allow it, set most_ratio = 300 under"):
+        contents.expect(1, 3000)
     contents.close()
 
 

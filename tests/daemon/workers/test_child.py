@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 import torch
@@ -52,6 +53,12 @@ def test_a_worker_of_a_group_reports_the_memory_of_all_its_gpus(monkeypatch: pyt
     monkeypatch.setattr(torch.cuda, "memory_reserved", [30, 4].__getitem__)
     monkeypatch.setattr(torch.cuda, "max_memory_reserved", [50, 6].__getitem__)
     assert child._device_memory() == (34, 56)
+
+
+def test_a_worker_beats_on_while_one_of_its_threads_imports_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "torch", ModuleType("torch"))
+    monkeypatch.delitem(sys.modules, "stages.registry.fake", raising=False)
+    assert child._device_memory() == (0, 0)
 
 
 LIMIT = """

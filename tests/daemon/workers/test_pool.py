@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import os
+import signal
 import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -88,6 +90,19 @@ async def test_a_message_that_is_too_long_ends_the_worker_and_uses_no_memory(
     monkeypatch.setattr(sys, "executable", str(babbler))
     async with running() as seat:
         await until(lambda: seat.last_cause == f"it sent an invalid message: a message of {1 << 31} bytes")
+
+
+async def test_a_worker_that_is_not_heard_is_silent_until_it_is_heard_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async with running() as place:
+        await until(lambda: place.describe().state == "ready")
+        assert place.worker
+        os.kill(place.worker.process.pid, signal.SIGSTOP)
+        monkeypatch.setattr("daemon.workers.seat.SILENCE_SECONDS", 1.5)
+        await until(lambda: place.describe().state == "silent")
+        os.kill(place.worker.process.pid, signal.SIGCONT)
+        await until(lambda: place.describe().state == "ready")
 
 
 SLEEPER = "#!/bin/sh\nexec sleep 600\n"
