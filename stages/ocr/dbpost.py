@@ -47,7 +47,7 @@ class TextMaps(NamedTuple):
 
 def mask_text(maps: Maps, threshold: float = 0.3) -> Iterator[Mask]:
     """1 where a line of text may be: rapidocr's mask without specks and holes that cannot become a box. The noise of a
-    photograph has thousands, which would take the places of its text among the MOST_CONTOURS, and most of the time.
+    photograph has thousands, which would take most of the time.
 
     maps: as for `find_boxes`.
     """

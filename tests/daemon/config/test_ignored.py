@@ -98,6 +98,7 @@ def test_names_like_theirs_are_not_ignored() -> None:
         (["[ab].jpg", "[^x]1.jpg"], "a.jpg y/b.jpg c1.jpg", "c.jpg x1.jpg"),
         (["#1/*", "#2"], "#1/a.jpg #2/a.jpg", "#3/a.jpg"),
         (["Entwu\u0308rfe/*"], "Entwu\u0308rfe/a.jpg Entw\u00fcrfe/a.jpg", "Entwurfe/a.jpg"),
+        (["B\u00fccher/*"], "B\u00fccher/a.jpg Bu\u0308cher/a.jpg", "Bucher/a.jpg"),
         (["scan[!0-9]", "raw[^x]old.jpg"], "scans/a.jpg raw-old.jpg", "scan/a.jpg scan1/a.jpg raw/old.jpg"),
         (["img[[:digit:]].jpg", "*.psd "], "img1.jpg x.psd", "imgx.jpg"),
         (["*a*a*a*a*a*a*b"], "aaaaaaab", "a" * 250),
