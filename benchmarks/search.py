@@ -1,5 +1,5 @@
 """Measures the search: how long its index takes to make, how large it is, how long answers take, and whether the ten nearest
-images are the ten that a comparison in full precision finds.
+images are the ten that a comparison in full precision finds; and how long the page takes.
 
 Makes a ledger of its own with results of random words, boxes and embeddings, and a model of CLIP ViT-B/32's size with
 random weights.
@@ -16,9 +16,12 @@ import platform
 import random
 import re
 import shutil
+import signal
 import sqlite3
 import statistics
+import subprocess
 import time
+import urllib.request
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import closing
@@ -30,7 +33,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from benchmarks.harness import TEMPORARY, read_options, work_folder
+from benchmarks.harness import FAKES, TEMPORARY, read_options, work_folder
 from daemon.core.jobs import Content, Ending, File, Job, JobStatus, Placed, Version
 from daemon.core.messages import Output
 from daemon.ledger.ledger import Ledger
@@ -40,6 +43,7 @@ from daemon.search import matrix
 from daemon.search.query import parse
 from daemon.search.searcher import NEWEST, By, Searcher
 from daemon.search.tower import Ask
+from stages.contract import processes
 from stages.contract.base import StageSpec
 from stages.weights.packs import MINI
 
@@ -60,6 +64,15 @@ QUERIES = (
     "bin:B object:dog",
     "w2 bin:C tag:photo",
     "w49999",
+)
+PATHS = (
+    "/",
+    "/?by=newest&q=w17+w230",
+    "/?by=newest&bin=B&object=dog",
+    "/?by=newest&after=2020-01-01",
+    "/?by=words&q=w17",
+    "/?state=failed",
+    "/?state=pending",
 )
 FILTERS = ("bin:A", "bin:B", "bin:A bin:C")  # 1, 10 and 90 % of the images
 ROUNDS = 40
@@ -205,6 +218,27 @@ def search(folder: Path, images: int) -> None:
             measure(f"48 by meaning, {filters}", ask)
         measure("more like an image", lambda: searcher.like(images // 2))
         compare(searcher, images)
+    ask_page(folder, images)
+
+
+def ask_page(folder: Path, images: int) -> None:
+    """The page's process, asked by HTTP: the whole way from a request to the last byte."""
+    config = folder / "daemon.toml"
+    config.write_text(f'[[inbox]]\npath = "/srv/inbox"\n[state]\npath = "{folder}"\n{FAKES}')
+    command = processes.python("-m", "daemon", "page", "--config", str(config), "--listen", "127.0.0.1:0")
+    environment = processes.environment({"PYTHONUNBUFFERED": "1"})
+    with subprocess.Popen(command, stdout=subprocess.PIPE, env=environment, text=True) as page:
+        assert page.stdout
+        origin = re.findall(r"http://[\d.:]+", page.stdout.readline())[0]
+        for path in (*PATHS, f"/images/{images // 2}"):
+            measure(f"page {path}", partial(read, f"{origin}{path}"))
+        page.send_signal(signal.SIGINT)
+
+
+def read(address: str) -> bytes:
+    with urllib.request.urlopen(address, timeout=60) as answer:
+        content: bytes = answer.read()
+        return content
 
 
 def ask_with(searcher: Searcher, sentences: Iterator[str], filters: str) -> None:
