@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import time
 from typing import TYPE_CHECKING
 
 import anyio
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
 MOST_FILES = 4  # sent at once, each of which is in memory
 THUMBNAIL, PICTURE, FINE = 320, 1600, 4096  # pixels of the longer side
 HUGE_PIXELS, HUGE_BYTES = 24_000_000, 64 << 20  # an image takes seconds to become a thumbnail
+BINS_REST = 100  # times as long as it took to list the bins, for which all images are looked at, until that is done again
 WEEK = "private, max-age=604800, immutable"  # for addresses that name the content
 
 
@@ -49,6 +51,7 @@ class Images:
         self._files = anyio.CapacityLimiter(MOST_FILES)
         self._address = config.page.address
         self._show = renderer.show
+        self._bins, self._bins_until = list[str](), 0.0
 
     def routes(self) -> list[BaseRoute]:
         return [
@@ -103,8 +106,12 @@ class Images:
 
     def _choices(self) -> dict[str, list[str]]:
         """Of the fields beside the search box."""
+        started = time.monotonic()
+        if started >= self._bins_until:
+            self._bins = sorted(filter(None, self._reader.bins()))
+            self._bins_until = started + BINS_REST * (time.monotonic() - started)
         inboxes = [visible(os.fsdecode(path)) for path in self._reader.inboxes().values()]
-        return {"bins": sorted(filter(None, self._reader.bins())), "inboxes": inboxes}
+        return {"bins": self._bins, "inboxes": inboxes}
 
     async def _views(self, found: Found, query: Query) -> tuple[list[Record], list[View]]:
         hits = {hit.image: hit for hit in found.hits}

@@ -10,12 +10,16 @@ import time
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
+from typing import Any, cast
 from urllib.parse import quote
 
 import pytest
 
+from daemon.config.loading import parse
 from daemon.core.jobs import JobStatus
 from daemon.server.guard import WRONG_TOKEN_SECONDS
+from daemon.server.page.images import Images
+from daemon.server.page.rendering import Renderer
 from tests.daemon.server.site import Site
 from tests.daemon_process import SLACK_SECONDS, wait_for
 from tests.faults.load import slow_clients
@@ -75,6 +79,28 @@ def test_a_card_says_why_its_image_was_found_and_marks_the_words(site: Site) -> 
     assert '>in </span><bdi dir="ltr"><mark>litter</mark></bdi>' in site.read("/?q=litter")
     assert "Has the words in its reason." in site.read("/?q=truncated&state=failed&by=words")
     assert "Has the words" not in site.read("/?bin=A")
+
+
+def test_the_bins_of_a_large_ledger_are_not_listed_for_each_request(tmp_path: Path) -> None:
+    class SlowReader:
+        lists = 0
+
+        def bins(self) -> list[str]:
+            self.lists += 1
+            time.sleep(0.1)  # then not for ten seconds
+            return ["B", "", "A"]
+
+        def inboxes(self) -> dict[int, bytes]:
+            return {1: b"/srv/inbox"}
+
+    reader, nobody = SlowReader(), cast(Any, None)
+    config = parse({}, tmp_path)
+    images = Images(config, cast(Any, reader), nobody, nobody, Renderer(config))
+    assert [images._choices()["bins"] for _ in range(9)] == [["A", "B"]] * 9
+    assert reader.lists == 1
+    images._bins_until = time.monotonic()
+    assert images._choices()["bins"] == ["A", "B"]
+    assert reader.lists == 2
 
 
 def test_names_and_texts_never_become_markup(site: Site) -> None:
