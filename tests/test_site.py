@@ -71,6 +71,15 @@ def test_a_link_to_code_leads_to_its_text(site: Path) -> None:
 
 
 @needs_zensical
+def test_each_alert_leads_to_its_section(site: Path) -> None:
+    rules = (ROOT / "deploy" / "prometheus" / "rules" / "visiond.yml").read_text()
+    addresses = re.findall(r'runbook_url: "{{ externalURL }}/user/([\w.]+)#(\w+)"', rules)
+    assert len(addresses) == rules.count("- alert: ")
+    for page, anchor in addresses:
+        assert f'id="{anchor}"' in (site / page).read_text()
+
+
+@needs_zensical
 @pytest.mark.parametrize("link", ["nowhere.md", "design.md#nowhere"])
 def test_a_link_that_leads_nowhere_fails_the_build(building: ModuleType, link: str, tmp_path: Path) -> None:
     (tmp_path / "source").mkdir()

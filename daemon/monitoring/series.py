@@ -33,6 +33,7 @@ from stages.contract.binning import BINS
 from stages.registry.registry import ORDER
 
 SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
+PAGE_SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10)
 LONG_SECONDS = (0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300, 1800, 7200, 43200)
 BATCHES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
 EXCHANGED = ("done", "undone", "refused")  # how an exchange of models can end
@@ -42,6 +43,8 @@ SKIPPED_FOR = (Reason.NOT_AN_IMAGE, Reason.NOT_REGULAR, Reason.EMPTY, Reason.BYT
 OTHER = "other"  # bins of a custom rule
 BIN_LABELS = (*BINS, OTHER)
 UPLOADED = ("accepted", "repeated")  # how an upload can end that is not refused
+PAGE_KINDS = ("page", "live", "search", "picture", "file", "upload", "api", "other")  # of requests
+STATUSES = ("2xx", "3xx", "4xx", "5xx")  # of their answers
 OUTCOMES = (JobStatus.DONE, JobStatus.FAILED, JobStatus.SKIPPED, JobStatus.GONE)
 STATES = ("loading", "ready", "silent", "waiting", "closed")  # of a worker
 
@@ -58,7 +61,7 @@ class Series:
         self._open_pipeline()
         self._open_scans_and_disks()
         self._open_inboxes()
-        self._open_uploads()
+        self._open_page()
         self._open_upkeep_and_sinks()
         self._open_looks()
         self._open_workers()
@@ -182,8 +185,20 @@ class Series:
             "visiond_inbox_away", "1 while an inbox cannot be read or does not answer.", ["inbox"]
         )
 
-    def _open_uploads(self) -> None:
+    def _open_page(self) -> None:
         counter = partial(Counter, registry=self.registry)
+        self.page_requests = counter(
+            "visiond_page_requests",
+            "Requests to the page, by what they ask for and how they are answered.",
+            ["kind", "status"],
+        )
+        self.page_seconds = Histogram(
+            "visiond_page_request_duration_seconds",
+            "Time from a request to the page to the beginning of its answer.",
+            ["kind"],
+            buckets=PAGE_SECONDS,
+            registry=self.registry,
+        )
         self.uploads = counter(
             "visiond_uploads",
             "Requests to POST /api/images that had the token. repeated: all of their files had come before.",
@@ -285,6 +300,8 @@ class Series:
             (self.images, ("failed",), FAILED_FOR),
             (self.images, ("skipped",), SKIPPED_FOR),
             (self.retries, FAILED_FOR),
+            (self.page_requests, PAGE_KINDS, STATUSES),
+            (self.page_seconds, PAGE_KINDS),
             (self.uploads, UPLOADED, ("",)),
             (self.uploads, ("refused",), Refusal),
             (self.upkeep_success, TASKS),
@@ -328,7 +345,7 @@ class Series:
 
     def of_page(self) -> list[Collector]:
         """Those that the page updates, which has a process of its own."""
-        return [self.uploads, self.upload_bytes]
+        return [self.page_requests, self.page_seconds, self.uploads, self.upload_bytes]
 
     def of_stations(self) -> list[Collector]:
         """Those that a station updates."""

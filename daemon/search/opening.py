@@ -6,6 +6,7 @@ import contextlib
 from collections.abc import Callable, Iterator
 
 import structlog
+from anyio import sleep, to_thread
 
 from daemon.config.loading import Config
 from daemon.core.errors import VisiondError
@@ -16,6 +17,7 @@ from stages.contract.base import StageSpec
 
 log = structlog.get_logger()
 
+CATCH_UP_SECONDS, TROUBLE_SECONDS = 1.0, 30.0
 EMBEDDER = "clip"  # the stage whose embeddings are compared
 
 
@@ -34,6 +36,21 @@ def make_searcher(config: Config, reader: Reader) -> Searcher:
     """Its index is as it was left. Raises SearchUnusable."""
     check_ledger(reader)
     return Searcher(config.state.path, reader, find_embedder(config))
+
+
+async def keep_up_to_date(searcher: Searcher) -> None:
+    """Its index, so that a search finds it so. A problem is logged once, and tried again."""
+    last = ""
+    while True:
+        problem = ""
+        try:
+            await to_thread.run_sync(searcher.catch_up, abandon_on_cancel=True)
+        except VisiondError as error:
+            problem = str(error)
+        if problem and problem != last:
+            log.error("the search is not kept up to date", why=problem)
+        last = problem
+        await sleep(TROUBLE_SECONDS if problem else CATCH_UP_SECONDS)
 
 
 def find_embedder(config: Config) -> StageSpec | None:

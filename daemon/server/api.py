@@ -37,6 +37,7 @@ from daemon.terminal import control
 
 if TYPE_CHECKING:
     from daemon.ledger.record import Record
+    from daemon.monitoring.series import Series
 
 ANY_DAY = "2000-01-01"
 MOST_WAITS = 256  # requests that wait for results at once; more are answered without
@@ -47,8 +48,8 @@ THREADS = 4  # that look into inboxes: a dead mount must not use up those of the
 class Api:
     """The handlers. An image is an object as `describe` has it, with its address and its record."""
 
-    def __init__(self, config: Config, reader: Reader, searcher: Searcher) -> None:
-        self.uploads = Uploads(config, reader)
+    def __init__(self, config: Config, reader: Reader, searcher: Searcher, metrics: Series) -> None:
+        self.uploads = Uploads(config, reader, metrics)
         self._config = config
         self._reader = reader
         self._searcher = searcher

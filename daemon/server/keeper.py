@@ -146,7 +146,7 @@ class Keeper:
             await children.end(child.process)
 
     async def _take_counts(self, reader: asyncio.StreamReader) -> None:
-        """What it sends until it ends (`Uploads.report`)."""
+        """What it sends until it ends (`Counting.report`)."""
         with suppress(OSError, ValueError, msgspec.MsgspecError):  # it is ending, or sends nonsense
             async for line in reader:
                 self._sums.take(self, msgspec.json.decode(line, type=list[Sample]))

@@ -9,7 +9,6 @@ from __future__ import annotations
 import errno
 import math
 import os
-import socket
 import time
 from collections.abc import AsyncIterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -17,7 +16,6 @@ from functools import partial
 from typing import Any, NamedTuple
 
 import anyio
-import msgspec
 import structlog
 from anyio.to_thread import run_sync
 from python_multipart.exceptions import MultipartParseError
@@ -32,7 +30,6 @@ from daemon.core.jobs import JobStatus
 from daemon.ledger.record import Record
 from daemon.ledger.records import Reader
 from daemon.ledger.statements import SQL
-from daemon.monitoring.samples import Sample, read_samples
 from daemon.monitoring.series import Series
 from daemon.server.incoming import WRITE_BYTES, Incoming, NameTaken, Receiver, UploadTooLarge
 from stages.contract.base import ImageError, Reason
@@ -44,7 +41,6 @@ MOST_FILES = 64  # in one request
 THREADS = 16  # that flush, and half as many that write: a dead mount must not use up those of the page
 COUNT_SECONDS = 1.0  # between two counts of what waits …
 COUNT_REST = 20  # … which are followed by at least as many times their duration of rest
-REPORT_SECONDS = 1.0  # between two reports of what was counted
 BUSY_SECONDS, BEHIND_SECONDS, FULL_SECONDS = 1, 5, 60  # after which a program may try again
 
 
@@ -72,8 +68,8 @@ class UploadRefused(HTTPException):
 class Uploads:
     """The inboxes that take uploads."""
 
-    def __init__(self, config: Config, reader: Reader) -> None:
-        self._metrics = Series()
+    def __init__(self, config: Config, reader: Reader, metrics: Series) -> None:
+        self._metrics = metrics
         self._page = config.page
         self._reader = reader
         self._receivers = {
@@ -114,19 +110,6 @@ class Uploads:
         count("accepted" if placed else "repeated", "").inc()
         self._metrics.upload_bytes.inc(sum(each.size for each in placed))
         return inbox, [(os.fsencode(each.name), each.digest) for each in files]
-
-    async def report(self, connection: socket.socket) -> None:
-        """Send the daemon what was counted, whenever that has changed: a line of JSON with samples."""
-        sent: list[Sample] = []
-        while True:
-            if (samples := read_samples(self._metrics.of_page())) != sent:
-                line = msgspec.json.encode(samples) + b"\n"
-                try:
-                    await run_sync(connection.sendall, line, abandon_on_cancel=True)
-                except OSError:  # the daemon is ending, and ends this process
-                    return
-                sent = samples
-            await anyio.sleep(REPORT_SECONDS)
 
     async def _receive(self, request: Request) -> tuple[Inbox, list[Incoming]]:
         receiver, announced = self._receiver(request.query_params.get("inbox", "")), _length_of(request)

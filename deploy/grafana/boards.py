@@ -57,7 +57,16 @@ OVERVIEW: dict[str, list[Panel]] = {
               " devices, each of them counts an image.", IMAGES_PER_SECOND,
               {"{{instance}} {{device}}": rate("visiond_device_batch_images_total", "instance, device")}, width=8),
     ],
-    "Uploads": [
+    "Page and uploads": [
+        Panel("Requests to the page", "By what they ask for. live: the line that open pages ask for every two seconds; other:"
+              " refused because the token is missing, or no address of the page.", "suffix: requests/s",
+              {"{{kind}}": rate("visiond_page_requests_total", "kind")}, width=8, stacked=True),
+        Panel("Time until the page answers", "95th percentile of the time from a request to the beginning of its answer.", "s",
+              {"{{kind}}": "histogram_quantile(0.95, sum by (le, kind) "
+                           "(rate(visiond_page_request_duration_seconds_bucket{M}[$__rate_interval])))"}, width=8),
+        Panel("Requests that the page refused", "4xx: no token, no such image, or a mistake of the program that asks; 5xx: the"
+              " page could not answer, and its log says why.", "short",
+              {"{{kind}} {{status}}": increase("visiond_page_requests_total", "kind, status", 'status=~"4xx|5xx"')}, width=8),
         Panel("Uploads", "Requests to POST /api/images by what became of them; of those that were refused, by the reason."
               " repeated: all of their files had come before.", "suffix: requests/s",
               {"{{outcome}} {{reason}}":
@@ -91,7 +100,8 @@ OVERVIEW: dict[str, list[Panel]] = {
     ],
     "GPUs": [
         Panel("GPU memory", "Memory of all processes on the GPU, from the driver. Peak: since the daemon started.", "bytes",
-              {"{{instance}} cuda:{{gpu}} {{kind}}": "visiond_gpu_memory_bytes{M}"}, width=8, links=ONE_GPU),
+              {f"{{{{instance}}}} cuda:{{{{gpu}}}} {kind}": f"visiond_gpu_memory_{kind}_bytes{{M}}"
+               for kind in ("total", "used", "peak")}, width=8, links=ONE_GPU),
         Panel("GPU utilization", "Share of time in which the GPU was busy.", "percentunit",
               {"{{instance}} cuda:{{gpu}}": "visiond_gpu_utilization_ratio{M}"}, width=8, links=ONE_GPU),
         Panel("GPU memory by worker", "Memory of PyTorch in each worker, without the CUDA context.", "bytes",

@@ -35,7 +35,10 @@ LABELS = {
     "folder": "a folder that the daemon writes to, by its key in daemon.toml: `output.results`, `state.path`, …",
     "gpu": "the GPU's number in PCI order; of a MIG device `0:1`",
     "inbox": "the inbox's `name`; without one, its path",
-    "kind": "of memory: `total`, `used`, or `peak`, the most since the start",
+    "kind": "of memory: `total`, `used`, or `peak`, the most since the start; of requests to the page: `page`, `live` (the "
+    "line that open pages ask for every two seconds), `search` (/api/search, and the gallery with words or filters), "
+    "`picture`, `file` (originals, downloads, and what a page needs besides), `upload`, `api` (the other addresses for "
+    "programs), `other` (refused because the token is missing, or no address of the page)",
     "look": "name of a `[[second_look]]` table",
     "name": "the GPU's name",
     "notice": "the kind of notice that a stage's weights have: `demonstration`, `random`, `other`",
@@ -51,6 +54,7 @@ LABELS = {
     "sink": "`jsonl`, `webhook`, `store`",
     "stage": "`ocr`, `yolo`, `clip`, `blip`, one of a plug-in, or the name of a second look",
     "state": "`loading`, `ready`, `silent` (no heartbeat), `waiting` (for a restart), `closed`",
+    "status": "the class of an answer's status: `2xx`, `3xx`, `4xx`, `5xx`",
     "task": "of upkeep: `verify`, `backup`, `upload`, `prune`, `vacuum`",
     "uuid": "the GPU's UUID",
     "version": "of visiond",

@@ -74,7 +74,7 @@ def started(
     folder: Path, port: int, *, interval_seconds: float = 1.0, factor: float = 1.0
 ) -> Iterator[Prometheus]:
     """Prometheus with the configuration of this project, except for the port and shorter intervals.
-    factor: by which the durations in the rules are divided."""
+    factor: by which the durations in the rules are divided. It serves the files of the folder at /user/."""
     own_port, interval = free_port(), f"{interval_seconds * 1000:.0f}ms"
     document = yaml.safe_load(CONFIG.read_text())
     document["global"] = dict.fromkeys(document["global"], interval)
@@ -89,6 +89,8 @@ def started(
         "config.file": config,
         "storage.tsdb.path": folder / "tsdb",
         "web.listen-address": f"127.0.0.1:{own_port}",
+        "web.external-url": f"http://127.0.0.1:{own_port}/",
+        "web.user-assets": folder,
     }
     with (folder / "prometheus.log").open("wb") as log:
         process = subprocess.Popen(

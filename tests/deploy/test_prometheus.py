@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import signal
+import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -105,6 +106,15 @@ def test_a_worker_that_dies_once_and_an_image_that_fails_once_are_an_increase(tm
                 f"an increase of {counter}",
             )
             assert prometheus.value(f"sum({counter})") == 1
+
+
+def test_an_alert_leads_to_the_documentation_that_prometheus_serves(tmp_path: Path) -> None:
+    (tmp_path / "alerts.html").write_text("What to do")
+    nobody = free_port()
+    with started(tmp_path, nobody, interval_seconds=0.2, factor=240) as prometheus:
+        (alert,) = wait_for(prometheus.alerts, "an alert: the daemon is down")
+        with urllib.request.urlopen(alert["annotations"]["runbook_url"], timeout=PATIENCE) as answer:
+            assert answer.read() == b"What to do"
 
 
 def test_throughput_is_seen(prometheus: Prometheus) -> None:

@@ -9,20 +9,19 @@ import os
 import signal
 import socket
 import sys
-from collections.abc import Callable, Sequence
-from functools import partial
+from collections.abc import Sequence
 
 import anyio
 import msgspec
-import structlog
+from starlette.types import ASGIApp
 
 from daemon.config.loading import Config
 from daemon.config.state import closed_to_others
-from daemon.core.errors import VisiondError
 from daemon.ledger.records import open_reader
-from daemon.search.opening import make_searcher
+from daemon.search.opening import keep_up_to_date, make_searcher
 from daemon.server.api import Api
 from daemon.server.app import PageToken, load_certificate, make_server, running
+from daemon.server.counting import Counting
 from daemon.server.guard import PageGuard
 from daemon.server.keeper import ParsedConfig
 from daemon.server.page.page import ALLOWED, Page
@@ -32,10 +31,7 @@ from daemon.system.log import set_up
 from daemon.system.stray import catch
 from stages.contract.processes import die_with
 
-log = structlog.get_logger()
-
 NICE = 5  # images come first
-CATCH_UP_SECONDS, TROUBLE_SECONDS = 1.0, 30.0
 
 
 async def serve(
@@ -46,15 +42,14 @@ async def serve(
 ) -> None:
     """Until one of these signals. daemon: gets what is counted. Raises VisiondError: NothingFound without a ledger,
     SearchUnusable."""
-    http, token = config.page_http, PageToken(config)
+    http, token, counting = config.page_http, PageToken(config), Counting()
     token.read()  # one that cannot be read, or not be made, is told now
-    guard = partial(
-        PageGuard,
-        read_token=token.read,
-        reading_is_free=http.is_private,
-        names=http.names,
-        login=config.page.address("/login"),
-    )
+
+    def guard(app: ASGIApp) -> ASGIApp:
+        login = config.page.address("/login")
+        guarded = PageGuard(app, token.read, reading_is_free=http.is_private, names=http.names, login=login)
+        return counting.count(guarded)
+
     with (
         open_reader(config) as reader,
         contextlib.closing(make_searcher(config, reader)) as searcher,
@@ -62,34 +57,19 @@ async def serve(
     ):
         page = Page(config, reader, searcher, pictures)
         tls = load_certificate(http)
-        api = Api(config, reader, searcher)
+        api = Api(config, reader, searcher, counting.metrics)
         routes = [*api.routes(), *page.routes()]
         server = make_server(
             listener, routes, http, guard, tls, page.errors(), ALLOWED, config.page.root_path
         )
         async with running(server), anyio.create_task_group() as tasks:
-            tasks.start_soon(_follow, searcher.catch_up)
+            tasks.start_soon(keep_up_to_date, searcher)
             tasks.start_soon(api.uploads.clear)
             if daemon:
-                tasks.start_soon(api.uploads.report, daemon)
+                tasks.start_soon(counting.report, daemon)
             with anyio.open_signal_receiver(*stop) as received:
                 await anext(received)
             tasks.cancel_scope.cancel()
-
-
-async def _follow(catch_up: Callable[[], object]) -> None:
-    """Keep the index up to date, so that a search finds it so. A problem is logged once, and tried again."""
-    last = ""
-    while True:
-        problem = ""
-        try:
-            await anyio.to_thread.run_sync(catch_up, abandon_on_cancel=True)
-        except VisiondError as error:
-            problem = str(error)
-        if problem and problem != last:
-            log.error("the search is not kept up to date", why=problem)
-        last = problem
-        await anyio.sleep(TROUBLE_SECONDS if problem else CATCH_UP_SECONDS)
 
 
 def main() -> None:

@@ -25,6 +25,7 @@ import anyio.to_thread
 import pytest
 
 from daemon.config.loading import parse
+from daemon.monitoring.series import Series
 from daemon.server.guard import COOKIE, cookie_of
 from daemon.server.uploads import Uploads
 from tests.daemon.server.client import (
@@ -369,7 +370,7 @@ def test_what_waits_is_counted_once_at_a_time(tmp_path: Path, monkeypatch: pytes
             return {}
 
     config = parse({"inbox": [{"uploads": True}]}, tmp_path)
-    uploads = Uploads(config, cast(Any, SlowReader()))
+    uploads = Uploads(config, cast(Any, SlowReader()), Series())
 
     async def run() -> None:
         async with anyio.create_task_group() as tasks:
