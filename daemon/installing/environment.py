@@ -13,7 +13,7 @@ from pathlib import Path
 
 from daemon.installing.commands import run, watch, written_since
 from daemon.installing.places import Places
-from daemon.installing.source import CodeSource
+from daemon.installing.source import FILES, CodeSource
 from daemon.installing.steps import StepFailed
 
 LEAST_PYTHON = (3, 11)
@@ -97,7 +97,15 @@ class Environment:
         if self._places.own_packages.is_file():
             add("--requirements", self._places.own_packages)
         add("--no-deps", "--no-build-isolation", "--reinstall", self._source.path)
+        self._link_docs()
         (self.folder / COMPLETE).write_text(self._own())
+
+    def _link_docs(self) -> None:
+        """Where the units say that the documentation is, whichever Python this is."""
+        for docs in self.folder.glob(f"lib/python*/site-packages/{FILES}/docs"):
+            link = self.folder / "docs"
+            link.unlink(missing_ok=True)
+            link.symlink_to(docs.relative_to(self.folder))
 
     def _add_uv(self, lock: Path) -> Path:
         """Install the uv that the lock names, with pip."""

@@ -30,6 +30,7 @@ def make_wheel(folder: Path, version: str, *, program: str = "", status: int = 0
         f"{about}/WHEEL": "Wheel-Version: 1.0\nGenerator: test\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
         f"{about}/entry_points.txt": "[console_scripts]\nvisiond = standin:main\n",
         f"{FILES}/requirements.lock": "",
+        f"{FILES}/docs/operations.md": "# Install and run",
     }
     for file in (ROOT / "deploy" / "systemd").glob("*.*"):
         if file.is_file():

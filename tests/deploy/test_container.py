@@ -76,6 +76,7 @@ def test_the_image_gets_all_that_the_installer_reads() -> None:
     needed = [
         *(folder.rstrip("/") for folder in CODE),
         "deploy/systemd",
+        "docs",
         "pyproject.toml",
         "requirements.lock",
         "README.md",

@@ -26,6 +26,7 @@ from daemon.installing.units import template_of
 from stages.contract.processes import locked_folder
 from tests.daemon_process import PATIENCE
 from tests.deploy.standin import make_wheel
+from tests.deploy.test_unit import one
 
 ROOT = Path(__file__).parents[2]
 OFFLINE = {"UV_OFFLINE": "1", "PYTHONPATH": str(ROOT)}
@@ -67,6 +68,8 @@ def test_install_upgrade_and_uninstall_in_a_throwaway_tree(tmp_path: Path) -> No
     assert done.returncode == 0, done.stdout + done.stderr
     assert program_says(tree) == "visiond 0.0.1 --version\n"
     assert os.readlink(tree / "opt/visiond").startswith("visiond-environments/0.0.1-")
+    documentation = one("Documentation").removeprefix("file:/")
+    assert (tree / documentation).read_text() == "# Install and run"
     owner = (tree / "etc/passwd").read_text().split(":")
     assert owner[0] == "visiond"
     modes = {path.name: (oct(path.stat().st_mode), path.stat().st_uid) for path in images.iterdir()}
