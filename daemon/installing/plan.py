@@ -7,7 +7,7 @@ import os
 import shlex
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,7 +16,7 @@ from daemon.installing import service
 from daemon.installing.commands import run
 from daemon.installing.environment import Environment, in_use, remove_others
 from daemon.installing.parts import COMMAND, UNITS, Parts
-from daemon.installing.places import ACCOUNT, Places, name_of
+from daemon.installing.places import ACCOUNT, Places, find_names, name_of
 from daemon.installing.source import find_source
 from daemon.installing.steps import Step, StepFailed, carry_out, say
 from daemon.installing.upgrade import upgrade
@@ -95,10 +95,9 @@ def uninstall(wish: Wish) -> None:
         )
     with _alone(wish):
         carry_out(steps, dry_run=wish.dry_run, again=wish.command("uninstall"))
-    kept = [path for unit in units for path in _list_data(Places(places.root, name_of(unit)))]
     say(
         "These stay:",
-        *map(str, dict.fromkeys(kept)),
+        *map(str, _list_kept(places, units)),
         f"the user and the group {ACCOUNT}, to whom they belong",
     )
     if wish.dry_run:
@@ -161,6 +160,16 @@ def _remove(path: Path, what: str) -> Step:
             path.unlink()
 
     return Step(what, lambda: not os.path.lexists(path), remove, [f"rm -rf {path}"], is_slow=path.is_dir())
+
+
+def _list_kept(places: Places, units: Sequence[str]) -> Iterable[Path]:
+    """Without a name, also of daemons that were never enabled, and the drop-ins of all named ones."""
+    if places.name:
+        return _list_data(places)
+    names = [*map(name_of, units), *find_names(places.root)]
+    shared = places.units / f"{UNITS[1]}.d"
+    kept = [path for name in names for path in _list_data(Places(places.root, name))]
+    return dict.fromkeys([*kept, *([shared] if shared.exists() else [])])
 
 
 def _list_data(places: Places) -> list[Path]:

@@ -116,6 +116,26 @@ def test_install_upgrade_and_uninstall_in_a_throwaway_tree(tmp_path: Path) -> No
     assert command("uninstall", "--root", tree).returncode == 0
 
 
+def test_an_uninstallation_names_the_data_of_daemons_that_were_never_started(tmp_path: Path) -> None:
+    kept = [
+        *["etc/visiond", "srv/visiond-scans", "var/lib/visiond-old", "var/cache/visiond-old"],
+        *["etc/systemd/system/visiond@film.service.d", "etc/systemd/system/visiond@.service.d"],
+    ]
+    others = ["srv/visiond-A B", "srv/visionday", "var/lib/other-old"]
+    for folder in (*kept, *others):
+        (tmp_path / folder).mkdir(parents=True)
+    (tmp_path / "etc/visiond/daemon.toml").touch()
+    (tmp_path / "etc/visiond/letters.toml").touch()
+    (tmp_path / "srv/visiond-letters").mkdir()
+    told = (
+        command("uninstall", "--dry-run", "--root", tmp_path).stdout.partition("These stay:")[2].split("\n")
+    )
+    listed = [line.strip().removeprefix(f"{tmp_path}/") for line in told if str(tmp_path) in line]
+    assert sorted(listed) == sorted([*kept, "srv/visiond-letters"])
+    only = command("uninstall", "--dry-run", "--name", "scans", "--root", tmp_path).stdout
+    assert ("visiond-scans" in only, "visiond-old" in only) == (True, False)
+
+
 def test_a_dry_run_lists_the_steps_and_changes_nothing(tmp_path: Path) -> None:
     wheel = make_wheel(tmp_path, "0.0.1")
     before = listing(tmp_path)
