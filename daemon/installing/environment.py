@@ -56,11 +56,13 @@ def _find_uv() -> Path | None:
 class Environment:
     """The environment for one version of visiond."""
 
-    def __init__(self, places: Places, source: CodeSource, python: str) -> None:
-        """python: the interpreter that was asked for; "": any that fits."""
+    def __init__(self, places: Places, source: CodeSource, python: str, wheels: Path | None = None) -> None:
+        """python: the interpreter that was asked for; "": any that fits. wheels: a folder with all packages; None: they
+        come from a package index."""
         self._places = places
         self._source = source
         self._wanted = python
+        self._from: list[str | Path] = ["--no-index", "--find-links", wheels.absolute()] if wheels else []
         self.folder = places.environments / source.label
 
     @property
@@ -88,7 +90,15 @@ class Environment:
         # Bytecode, as the service may not write it: otherwise each process compiles everything again.
         add = partial(
             watch,
-            *(uv, "pip", "install", "--python", self.folder / "bin" / "python", "--compile-bytecode"),
+            *(
+                uv,
+                "pip",
+                "install",
+                "--python",
+                self.folder / "bin" / "python",
+                "--compile-bytecode",
+                *self._from,
+            ),
             note=written_since(self.folder),
             draws=True,
             env=environ,
@@ -114,13 +124,14 @@ class Environment:
             raise StepFailed("requirements.lock does not name uv")
         only = self.folder / "uv.lock"
         only.write_text(entry.group())
-        pip = (
+        pip: tuple[str | Path, ...] = (
             self.folder / "bin" / "python",
             "-m",
             "pip",
             "--disable-pip-version-check",
             "install",
             "--quiet",
+            *self._from,
         )
         run(*pip, "--require-hashes", "--no-deps", "--requirement", only)
         return self.folder / "bin" / "uv"

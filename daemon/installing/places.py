@@ -19,6 +19,8 @@ HELP = {
     "upgrade": "Replace the visiond that is installed.",
     "python": "Interpreter for it. Default: this one, if it fits.",
     "wheel": "Wheel to install. Default: this visiond.",
+    "wheels": "Folder with all packages, from `visiond bundle`; no package index is asked.",
+    "bundle": "Folder to make, or to go on with.",
     "no_start": "Do not enable and start the service.",
 }
 

@@ -25,13 +25,14 @@ from stages.contract.processes import locked_folder
 
 @dataclass(frozen=True)
 class Wish:
-    """What an administrator asks for. wheel: install this one, not the visiond that runs.
+    """What an administrator asks for. wheel: install this one, not the visiond that runs. wheels: a folder with all packages.
     python: the interpreter for the environment."""
 
     root: Path = Path("/")
     name: str = ""
     python: str = ""
     wheel: Path | None = None
+    wheels: Path | None = None
     upgrade: bool = False
     start: bool = True
     dry_run: bool = False
@@ -45,7 +46,8 @@ class Wish:
         root = [] if self.places.is_system else ["--root", str(self.root)]
         name = ["--name", self.name] if self.name else []
         wheel = ["--wheel", str(self.wheel)] if self.wheel and words[0] == "install" else []
-        return command(*words, *root, *name, *wheel)
+        wheels = ["--wheels", str(self.wheels)] if self.wheels and words[0] == "install" else []
+        return command(*words, *root, *name, *wheel, *wheels)
 
 
 def install(wish: Wish) -> None:
@@ -54,7 +56,7 @@ def install(wish: Wish) -> None:
     _want_root(wish)
     with _alone(wish), tempfile.TemporaryDirectory(prefix="visiond-install-") as scratch:
         source = find_source(wish.wheel, Path(scratch))
-        environment = Environment(places, source, wish.python)
+        environment = Environment(places, source, wish.python, wish.wheels)
         parts = Parts(places, source, environment)
         other = None if environment.is_in_use() else in_use(places)
         say(f"visiond {source.version} into {places.root}, as {places.unit}")
