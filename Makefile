@@ -9,6 +9,7 @@ BIN := .venv/bin
 STAMP := .venv/.installed
 UV := 0.13.9
 AUDIT := pip-audit@2.10.1
+SBOM := cyclonedx-bom==7.5.0
 # Microsoft's own emulator of Azure, for tests. It needs npm.
 AZURITE := 3.37.0
 
@@ -29,7 +30,7 @@ define CHECK_PYTHON
 endef
 
 .DEFAULT_GOAL := help
-.PHONY: help setup site site-setup install install-test wheel deb demo test coverage lint types faults mutants bench ray-setup ray-test store-setup azure-setup store-test tools gpu-test gpu-bench gpu-models gpu-tune gpu-figures lock audit docs picture clean
+.PHONY: help setup site site-setup install install-test wheel deb sbom release tagged demo test coverage lint types faults mutants bench ray-setup ray-test store-setup azure-setup store-test tools gpu-test gpu-bench gpu-models gpu-tune gpu-figures lock audit docs picture clean
 
 help:  ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' Makefile
@@ -54,6 +55,16 @@ wheel: $(STAMP)  ## make the wheel, in dist/
 
 deb: wheel  ## make the Debian package, in dist/ (its maintainer: DEBFULLNAME and DEBEMAIL, or your name in git)
 	$(BIN)/python deploy/debian/build.py dist/visiond-*.whl dist
+
+# Of the locked packages with their digests; visiond itself is what they belong to.
+sbom: $(STAMP)  ## list the locked packages as an SBOM (CycloneDX), in dist/visiond.cdx.json; needs a package index
+	mkdir -p dist
+	$(BIN)/uv tool run --quiet --from $(SBOM) cyclonedx-py requirements requirements.lock --pyproject pyproject.toml --mc-type application --output-reproducible --of JSON --output-file dist/visiond.cdx.json
+
+tagged:  # fails if TAG is not that of this version
+	@$(PYTHON) -c 'import sys, daemon; sys.exit(f"the tag {sys.argv[1]!r} is not that of this version: v{daemon.__version__}" if sys.argv[1] != f"v{daemon.__version__}" else 0)' '$(TAG)'
+
+release: tagged wheel deb sbom  ## make all files that a version is published with, in dist/ (TAG=v0.2.0)
 
 install-test: wheel  ## install the wheel with all packages into a throwaway tree, use it, remove it (two minutes, 7 GB of disk)
 	$(BIN)/python -m tests.deploy.complete dist/visiond-*.whl

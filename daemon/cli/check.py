@@ -74,6 +74,8 @@ def examine(config: Config, file: Path | None, *, quick: bool = False) -> Iterat
     surroundings = (_inboxes, _unpacking, _folders, _sinks, _uploads, _ledger, _addresses, _traces)
     machine = (_shared_memory, _limits, _gpus)
     yield Finding("ok", source)
+    for key, variable in config.variables.items():
+        yield Finding("ok", f"configuration: {key} comes from the variable {variable}.")
     yield from (Finding("warning", risk) for risk in (list_open(file) if file else ()))
     for examination in (*surroundings, *machine, _plugins, _rules, partial(_models, quick=quick)):
         yield from examination(config)

@@ -19,7 +19,7 @@ import typer
 from daemon import __version__
 from daemon.cli.bench import bench
 from daemon.cli.cluster import ray_app
-from daemon.cli.install import install, uninstall
+from daemon.cli.install import bundle, install, uninstall
 from daemon.cli.looking import follow, page, search
 from daemon.cli.models import models_app, train_app
 from daemon.cli.recovery import backup, prune, redo, repair, retry, verify
@@ -293,7 +293,7 @@ PANELS: dict[str, tuple[Callable[..., None], ...]] = {
     "Maintain the ledger": (backup, verify, repair, prune),
     "Models and GPUs": (setup, gpus, plan, tune, warm),
     "Try it out": (demo, samples, bench),
-    "Install it as a service": (install, uninstall),
+    "Install it as a service": (install, uninstall, bundle),
 }
 for panel, commands in PANELS.items():
     for function in commands:

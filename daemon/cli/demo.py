@@ -55,6 +55,10 @@ level = "info"
 def run_demo(folder: Path, count: int, *, models: str = "", keep: bool = False) -> None:
     """Fill `folder`/inbox, process it once, print the table. Images with a result are not processed again.
     models: a set of models to set up first. keep: then serve the page until Ctrl-C."""
+    from daemon.config.variables import is_setting
+
+    for name in [*filter(is_setting, os.environ)]:  # they are for another daemon
+        del os.environ[name]
     folder = folder.absolute()  # so that the printed commands work in any folder
     inbox = folder / "inbox"
     config_file = folder / "daemon.toml"

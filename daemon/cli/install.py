@@ -21,6 +21,7 @@ def install(
     upgrade: Annotated[bool, flag("--upgrade", help=HELP["upgrade"])] = False,
     python: Annotated[str, typer.Option("--python", metavar="FILE", help=HELP["python"])] = "",
     wheel: Annotated[Path | None, typer.Option("--wheel", metavar="FILE", help=HELP["wheel"])] = None,
+    wheels: Annotated[Path | None, typer.Option("--wheels", metavar="FOLDER", help=HELP["wheels"])] = None,
     no_start: Annotated[bool, flag("--no-start", help=HELP["no_start"])] = False,
     dry_run: DryOption = False,
 ) -> None:
@@ -41,7 +42,28 @@ def install(
     """
     from daemon.installing import plan
 
-    plan.install(plan.Wish(root, name, python, wheel, upgrade=upgrade, start=not no_start, dry_run=dry_run))
+    wish = plan.Wish(root, name, python, wheel, wheels, upgrade, start=not no_start, dry_run=dry_run)
+    plan.install(wish)
+
+
+def bundle(
+    folder: Annotated[Path, typer.Argument(metavar="FOLDER", help=HELP["bundle"])],
+    python: Annotated[str, typer.Option("--python", metavar="FILE", help=HELP["python"])] = "",
+    wheel: Annotated[Path | None, typer.Option("--wheel", metavar="FILE", help=HELP["wheel"])] = None,
+) -> None:
+    """Download all packages for machines without a package index.
+
+    Makes a folder with this visiond, its locked packages and install.sh, which
+    installs them there. The other machine needs the same kind of processor and
+    the same version of Python. Models: `visiond models bundle`.
+
+    Examples:
+      visiond bundle visiond-bundle
+      visiond bundle visiond-bundle --python /usr/bin/python3.12
+    """
+    from daemon.installing.bundle import make_bundle
+
+    make_bundle(folder, wheel, python)
 
 
 def uninstall(root: RootOption = Path("/"), name: NameOption = "", dry_run: DryOption = False) -> None:

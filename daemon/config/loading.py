@@ -16,7 +16,7 @@ from pydantic import Field, PrivateAttr, ValidationError
 
 from daemon.config.models import ModelsSection, StageSection, StageTables
 from daemon.config.output import OutputSection
-from daemon.config.pipeline import PipelineSection
+from daemon.config.pipeline import PipelineSection, UnpackingSection
 from daemon.config.refusal import explain, explain_missing_stage
 from daemon.config.second_look import SecondLook, misused_looks
 from daemon.config.sections import (
@@ -30,8 +30,8 @@ from daemon.config.sections import (
     TracesSection,
     UpkeepSection,
 )
-from daemon.config.unpacking import UnpackingSection
 from daemon.config.values import descriptor_of, expand, parse_toml, read_text
+from daemon.config.variables import apply_variables, locate
 from daemon.core.errors import ConfigError
 from daemon.system.mounts import Position
 from stages.registry.registry import ORDER, UnknownName, find_backend
@@ -63,11 +63,17 @@ class Config(Section):
     traces: TracesSection = TracesSection()
     log: Log = Log()
     _folder: Path = PrivateAttr(Path())
+    _variables: dict[str, str] = PrivateAttr({})
 
     @property
     def folder(self) -> Path:
         """The folder that relative paths of the file are relative to."""
         return self._folder
+
+    @property
+    def variables(self) -> dict[str, str]:
+        """By key, for example "log.level": the environment variable that has set it."""
+        return self._variables
 
     @property
     def stage_names(self) -> list[str]:
@@ -90,26 +96,28 @@ class Config(Section):
 
 
 def load(path: Path | None, *, warn: Callable[[str], None] | None = None) -> Config:
-    """Read and check a configuration. None: the defaults, in the current folder.
+    """Read and check a configuration, and what variables of the environment set. None: the defaults, in the current folder.
 
     warn: for commands that need no stages. If configured stages are missing, it gets a sentence;
     without it that is an error.
 
     Raises ConfigError with all problems, each with the file's name.
     """
-    if path is None:
-        return parse({}, Path.cwd())
+    variables: dict[str, str] = {}
     try:
-        document = parse_toml(read_text(path))
+        document = parse_toml(read_text(path)) if path else {}
+        variables = apply_variables(document, Config)
         if warn and (missing := drop_missing_stages(document)):
             warn(f"{path}: {' '.join(map(explain_missing_stage, missing))}")
-        return parse(document, path.parent if descriptor_of(path) is None else Path())
+        config = parse(document, path.parent if path and descriptor_of(path) is None else Path.cwd())
+        config._variables = variables
+        return config
     except OSError as error:
         raise ConfigError(
             [f"{path} cannot be read: {error.strerror}. Name another file with --config."]
         ) from error
     except ConfigError as error:
-        raise ConfigError([f"{path}: {problem}" for problem in error.problems]) from None
+        raise ConfigError([locate(problem, path, variables) for problem in error.problems]) from None
     except ValueError as error:
         raise ConfigError([f"{path} is not valid TOML: {error}"]) from error
 

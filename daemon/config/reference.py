@@ -160,6 +160,13 @@ def write_markdown() -> str:
         "`tune` need a file, which they read again or change.",
         "In paths, `~`, `$NAME` and `${NAME}` are replaced from the environment of the process that reads the file; `$$` is a\n"
         "dollar sign. A variable that is not set, or empty, is refused. The file is UTF-8, with or without a byte order mark.",
+        "A variable of the environment sets a key too, and wins over the file: `VISIOND_PIPELINE__DRAIN_SECONDS=60`, with\n"
+        "two underscores between table and key, or `VISIOND_STAGES__CLIP__MODEL`. Text and numbers have no quotes, lists\n"
+        'are as in the file: `VISIOND_PIPELINE__STAGES=\'["ocr", "yolo"]\'`. With `_FILE` behind its name it names a file\n'
+        "with the value, as containers pass secrets: `VISIOND_OUTPUT__WEBHOOK__URL_FILE=/run/secrets/webhook`. A name\n"
+        "that is no key is refused. The tables `[[inbox]]`, `[[second_look]]` and `[[pipeline.segment]]` are only in the\n"
+        "file. `visiond check` and the page say which keys come from variables. A reload reads the named files again.\n"
+        "Commands need the daemon's variables to find its folders; `docker compose exec` passes them.",
         "A key with ↻ can change while the daemon works: `systemctl reload visiond` or `visiond reload` reads the file again.\n"
         "After a change of a key with ⇄, the same command exchanges the models: one station after another loads the new ones\n"
         "while the others work on. All other keys change at the next start. [Reload](operations.md#reload) has the details.",

@@ -8,6 +8,7 @@ from typing import Any
 
 from daemon.config.loading import Config, parse
 from daemon.config.values import parse_toml, read_text
+from daemon.config.variables import apply_variables
 from daemon.core.errors import ConfigError
 
 HEADER = re.compile(r"^(?=\s*\[)", re.MULTILINE)  # before each line that may begin a table
@@ -21,7 +22,14 @@ def load_rest(path: Path) -> Config | None:
     except (OSError, ConfigError):
         return None
     document = _parse_tables(text)
-    return None if document is None else _keep_valid(document, path.parent)
+    if document is None:
+        return None
+    try:
+        apply_variables(document, Config)
+    except ConfigError as error:
+        if any(problem.startswith("VISIOND_STATE_") for problem in error.problems):
+            return None
+    return _keep_valid(document, path.parent)
 
 
 def _parse_tables(text: str) -> dict[str, Any] | None:

@@ -1,6 +1,6 @@
 """The tables of daemon.toml: every key with its default, its limits and its description.
 
-docs/configuration.md and daemon.toml are generated from this file, pipeline.py, output.py, unpacking.py, models.py and
+docs/configuration.md and daemon.toml are generated from this file, pipeline.py, output.py, models.py and
 second_look.py.
 """
 

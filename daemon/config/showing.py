@@ -7,6 +7,9 @@ from dataclasses import dataclass
 from urllib.parse import urlsplit
 
 from pydantic import BaseModel
+from pydantic.fields import FieldInfo
+
+from daemon.config.loading import Config
 
 NOTHING = "–"
 
@@ -38,9 +41,13 @@ class SettingsTable:
         return [row for row in self.rows if not row.differs]
 
 
-def list_tables(section: BaseModel, default: BaseModel, name: str = "") -> Iterator[SettingsTable]:
+def list_tables(
+    section: BaseModel, default: BaseModel, name: str = "", variables: Mapping[str, str] | None = None
+) -> Iterator[SettingsTable]:
     """A table for each section with keys of its own. default: the same section as it is if nothing is set, with the same
-    folder for relative paths."""
+    folder for relative paths. variables: by key, the environment variable that has set it."""
+    if variables is None:
+        variables = section.variables if isinstance(section, Config) else {}
     values, usual = section.model_dump(mode="json"), default.model_dump(mode="json")
     fields = type(section).model_fields
     rows = [
@@ -48,7 +55,7 @@ def list_tables(section: BaseModel, default: BaseModel, name: str = "") -> Itera
             key,
             _say_key(key, value),
             _say_key(key, usual[key]) if key in usual else "",
-            (fields[key].description or "") if key in fields else "",
+            _describe(fields.get(key), variables.get(f"{name}.{key}")),
             differs=key not in usual or value != usual[key],
         )
         for key, value in values.items()
@@ -61,7 +68,12 @@ def list_tables(section: BaseModel, default: BaseModel, name: str = "") -> Itera
         for part in _sections(getattr(section, key)):
             # A table of a list, such as [[inbox]], is compared with one in which nothing is set.
             like = other if isinstance(other, type(part)) else type(part).model_construct()
-            yield from list_tables(part, like, f"{name}.{key}" if name else key)
+            yield from list_tables(part, like, f"{name}.{key}" if name else key, variables)
+
+
+def _describe(field: FieldInfo | None, variable: str | None) -> str:
+    origin = [f"Set by the variable {variable}."] if variable else []
+    return " ".join([*origin, *([field.description] if field and field.description else [])])
 
 
 def _sections(value: object) -> list[BaseModel]:

@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 from daemon.core.errors import VisiondError
+from daemon.installing.bundle import make_bundle
 from daemon.installing.places import HELP
 from daemon.installing.plan import Wish, install, uninstall
 
@@ -24,15 +25,23 @@ def parser() -> argparse.ArgumentParser:
             command.add_argument("--upgrade", action="store_true", help=HELP["upgrade"])
             command.add_argument("--python", default="", metavar="FILE", help=HELP["python"])
             command.add_argument("--wheel", type=Path, default=None, metavar="FILE", help=HELP["wheel"])
+            command.add_argument("--wheels", type=Path, default=None, metavar="FOLDER", help=HELP["wheels"])
             command.add_argument("--no-start", dest="start", action="store_false", help=HELP["no_start"])
+    bundle = commands.add_parser("bundle", help="as `visiond bundle`")
+    bundle.add_argument("folder", type=Path, metavar="FOLDER", help=HELP["bundle"])
+    bundle.add_argument("--python", default="", metavar="FILE", help=HELP["python"])
+    bundle.add_argument("--wheel", type=Path, default=None, metavar="FILE", help=HELP["wheel"])
     return top
 
 
 def main() -> None:
     words = vars(parser().parse_args())
-    work = {"install": install, "uninstall": uninstall}[words.pop("command")]
+    work = words.pop("command")
     try:
-        work(Wish(**words))
+        if work == "bundle":
+            make_bundle(words["folder"], words["wheel"], words["python"])
+        else:
+            {"install": install, "uninstall": uninstall}[work](Wish(**words))
     except VisiondError as error:
         print(f"Error: {error}", file=sys.stderr)
         sys.exit(error.exit_status)

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from daemon.installing.commands import run, watch, written_since
 from daemon.installing.places import Places
-from daemon.installing.source import CodeSource
+from daemon.installing.source import FILES, CodeSource
 from daemon.installing.steps import StepFailed
 
 LEAST_PYTHON = (3, 11)
@@ -56,11 +56,13 @@ def _find_uv() -> Path | None:
 class Environment:
     """The environment for one version of visiond."""
 
-    def __init__(self, places: Places, source: CodeSource, python: str) -> None:
-        """python: the interpreter that was asked for; "": any that fits."""
+    def __init__(self, places: Places, source: CodeSource, python: str, wheels: Path | None = None) -> None:
+        """python: the interpreter that was asked for; "": any that fits. wheels: a folder with all packages; None: they
+        come from a package index."""
         self._places = places
         self._source = source
         self._wanted = python
+        self._from: list[str | Path] = ["--no-index", "--find-links", wheels.absolute()] if wheels else []
         self.folder = places.environments / source.label
 
     @property
@@ -88,7 +90,15 @@ class Environment:
         # Bytecode, as the service may not write it: otherwise each process compiles everything again.
         add = partial(
             watch,
-            *(uv, "pip", "install", "--python", self.folder / "bin" / "python", "--compile-bytecode"),
+            *(
+                uv,
+                "pip",
+                "install",
+                "--python",
+                self.folder / "bin" / "python",
+                "--compile-bytecode",
+                *self._from,
+            ),
             note=written_since(self.folder),
             draws=True,
             env=environ,
@@ -97,7 +107,15 @@ class Environment:
         if self._places.own_packages.is_file():
             add("--requirements", self._places.own_packages)
         add("--no-deps", "--no-build-isolation", "--reinstall", self._source.path)
+        self._link_docs()
         (self.folder / COMPLETE).write_text(self._own())
+
+    def _link_docs(self) -> None:
+        """Where the units say that the documentation is, whichever Python this is."""
+        for docs in self.folder.glob(f"lib/python*/site-packages/{FILES}/docs"):
+            link = self.folder / "docs"
+            link.unlink(missing_ok=True)
+            link.symlink_to(docs.relative_to(self.folder))
 
     def _add_uv(self, lock: Path) -> Path:
         """Install the uv that the lock names, with pip."""
@@ -106,13 +124,14 @@ class Environment:
             raise StepFailed("requirements.lock does not name uv")
         only = self.folder / "uv.lock"
         only.write_text(entry.group())
-        pip = (
+        pip: tuple[str | Path, ...] = (
             self.folder / "bin" / "python",
             "-m",
             "pip",
             "--disable-pip-version-check",
             "install",
             "--quiet",
+            *self._from,
         )
         run(*pip, "--require-hashes", "--no-deps", "--requirement", only)
         return self.folder / "bin" / "uv"

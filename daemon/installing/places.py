@@ -19,6 +19,8 @@ HELP = {
     "upgrade": "Replace the visiond that is installed.",
     "python": "Interpreter for it. Default: this one, if it fits.",
     "wheel": "Wheel to install. Default: this visiond.",
+    "wheels": "Folder with all packages, from `visiond bundle`; no package index is asked.",
+    "bundle": "Folder to make, or to go on with.",
     "no_start": "Do not enable and start the service.",
 }
 
@@ -112,3 +114,15 @@ class Places:
 def name_of(unit: str) -> str:
     """The daemon's name, from its unit's: "scans" for visiond@scans.service."""
     return unit.removesuffix(".service").partition("@")[2]
+
+
+def find_names(root: Path) -> list[str]:
+    """The names of the daemons that have a file or a folder in this tree, whether or not they were ever started."""
+    sample = Places(root, "name")
+    kinds = (sample.config, sample.images, sample.state, sample.cache, sample.units / f"{sample.unit}.d")
+    found = set()
+    for kind in kinds:
+        before, after = kind.name.split("name")
+        for path in kind.parent.glob(f"{before}*{after}"):
+            found.add(path.name.removeprefix(before).removesuffix(after))
+    return sorted(name for name in found - {"daemon"} if NAME.fullmatch(name))

@@ -7,7 +7,7 @@ import os
 import shlex
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,7 +16,7 @@ from daemon.installing import service
 from daemon.installing.commands import run
 from daemon.installing.environment import Environment, in_use, remove_others
 from daemon.installing.parts import COMMAND, UNITS, Parts
-from daemon.installing.places import ACCOUNT, Places, name_of
+from daemon.installing.places import ACCOUNT, Places, find_names, name_of
 from daemon.installing.source import find_source
 from daemon.installing.steps import Step, StepFailed, carry_out, say
 from daemon.installing.upgrade import upgrade
@@ -25,13 +25,14 @@ from stages.contract.processes import locked_folder
 
 @dataclass(frozen=True)
 class Wish:
-    """What an administrator asks for. wheel: install this one, not the visiond that runs.
+    """What an administrator asks for. wheel: install this one, not the visiond that runs. wheels: a folder with all packages.
     python: the interpreter for the environment."""
 
     root: Path = Path("/")
     name: str = ""
     python: str = ""
     wheel: Path | None = None
+    wheels: Path | None = None
     upgrade: bool = False
     start: bool = True
     dry_run: bool = False
@@ -45,7 +46,8 @@ class Wish:
         root = [] if self.places.is_system else ["--root", str(self.root)]
         name = ["--name", self.name] if self.name else []
         wheel = ["--wheel", str(self.wheel)] if self.wheel and words[0] == "install" else []
-        return command(*words, *root, *name, *wheel)
+        wheels = ["--wheels", str(self.wheels)] if self.wheels and words[0] == "install" else []
+        return command(*words, *root, *name, *wheel, *wheels)
 
 
 def install(wish: Wish) -> None:
@@ -54,7 +56,7 @@ def install(wish: Wish) -> None:
     _want_root(wish)
     with _alone(wish), tempfile.TemporaryDirectory(prefix="visiond-install-") as scratch:
         source = find_source(wish.wheel, Path(scratch))
-        environment = Environment(places, source, wish.python)
+        environment = Environment(places, source, wish.python, wish.wheels)
         parts = Parts(places, source, environment)
         other = None if environment.is_in_use() else in_use(places)
         say(f"visiond {source.version} into {places.root}, as {places.unit}")
@@ -95,10 +97,9 @@ def uninstall(wish: Wish) -> None:
         )
     with _alone(wish):
         carry_out(steps, dry_run=wish.dry_run, again=wish.command("uninstall"))
-    kept = [path for unit in units for path in _list_data(Places(places.root, name_of(unit)))]
     say(
         "These stay:",
-        *map(str, dict.fromkeys(kept)),
+        *map(str, _list_kept(places, units)),
         f"the user and the group {ACCOUNT}, to whom they belong",
     )
     if wish.dry_run:
@@ -161,6 +162,16 @@ def _remove(path: Path, what: str) -> Step:
             path.unlink()
 
     return Step(what, lambda: not os.path.lexists(path), remove, [f"rm -rf {path}"], is_slow=path.is_dir())
+
+
+def _list_kept(places: Places, units: Sequence[str]) -> Iterable[Path]:
+    """Without a name, also of daemons that were never enabled, and the drop-ins of all named ones."""
+    if places.name:
+        return _list_data(places)
+    names = [*map(name_of, units), *find_names(places.root)]
+    shared = places.units / f"{UNITS[1]}.d"
+    kept = [path for name in names for path in _list_data(Places(places.root, name))]
+    return dict.fromkeys([*kept, *([shared] if shared.exists() else [])])
 
 
 def _list_data(places: Places) -> list[Path]:

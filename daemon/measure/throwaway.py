@@ -17,6 +17,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from daemon.config.loading import Config
 from daemon.config.state import CONTROL
+from daemon.config.variables import without_settings
 from daemon.core.errors import NotRunning, VisiondError
 from daemon.monitoring.snapshot import Snapshot
 from daemon.terminal.control import fetch, find_snapshot
@@ -53,7 +54,7 @@ class Throwaway:
             stdin=subprocess.DEVNULL,
             stdout=out,
             stderr=out if self._log else None,
-            env=environment(),
+            env=without_settings(environment()),
             start_new_session=True,
         )
         if not isinstance(out, int):

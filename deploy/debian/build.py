@@ -1,7 +1,7 @@
 """Makes the Debian package from a wheel, with dpkg-deb: `python deploy/debian/build.py WHEEL FOLDER`.
 
 Why not a virtual environment in the package (dh-virtualenv): with torch and the CUDA libraries it would have several
-gigabytes, most of them the same in each version. The wheel and its list of packages have nine megabytes.
+gigabytes, most of them the same in each version. The wheel and its list of packages have eleven megabytes.
 """
 
 from __future__ import annotations
@@ -36,6 +36,7 @@ def build(wheel: Path, folder: Path) -> Path:
             shutil.copy(HERE / script, control / script)
             (control / script).chmod(0o755)
         shutil.copy(wheel, share)
+        shutil.copy(HERE / "install.sh", share)
         for file in (HERE / "copyright", ROOT / "LICENSE", *ROOT.glob("*.md")):
             shutil.copy(file, doc)
         shutil.copytree(

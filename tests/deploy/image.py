@@ -12,6 +12,7 @@ import os
 import re
 import shlex
 import shutil
+import string
 import subprocess
 import sysconfig
 from collections.abc import Iterator
@@ -68,7 +69,8 @@ class Image:
 
     def inside(self, command: str, user: str = "root") -> str:
         """A shell command in the image."""
-        rights = f"setpriv --reuid={user} --regid={user} --clear-groups" if user != "root" else ""
+        number, _, group = user.partition(":")
+        rights = f"setpriv --reuid={number} --regid={group} --clear-groups" if user != "root" else ""
         values = {"PATH": PATH, **self.arguments, **self.environment}
         words = " ".join(shlex.quote(f"{name}={value}") for name, value in values.items())
         inner = f"cd {self.folder} && {command}"
@@ -103,7 +105,7 @@ def read_image() -> Image:
                 source, target = words.split()
                 image.steps.append(f"mkdir -p .{os.path.dirname(target)} && cp ../context/{source} .{target}")
             case "USER":
-                image.user = words
+                image.user = string.Template(words).substitute(image.arguments)
             case "WORKDIR":
                 image.folder = words
                 image.steps.append(f"mkdir -p .{words}")

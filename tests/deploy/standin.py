@@ -16,7 +16,9 @@ def main():
 """
 
 
-def make_wheel(folder: Path, version: str, *, program: str = "", status: int = 0, schema: int = 1) -> Path:
+def make_wheel(
+    folder: Path, version: str, *, program: str = "", status: int = 0, schema: int = 1, lock: str = ""
+) -> Path:
     """A visiond of this version, whose command prints its version and ends with this status.
     program: the command, in place of that. schema: of its ledger."""
     wheel = folder / f"visiond-{version}-py3-none-any.whl"
@@ -29,7 +31,8 @@ def make_wheel(folder: Path, version: str, *, program: str = "", status: int = 0
         f"{about}/METADATA": f"Metadata-Version: 2.1\nName: visiond\nVersion: {version}\n",
         f"{about}/WHEEL": "Wheel-Version: 1.0\nGenerator: test\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
         f"{about}/entry_points.txt": "[console_scripts]\nvisiond = standin:main\n",
-        f"{FILES}/requirements.lock": "",
+        f"{FILES}/requirements.lock": lock,
+        f"{FILES}/docs/operations.md": "# Install and run",
     }
     for file in (ROOT / "deploy" / "systemd").glob("*.*"):
         if file.is_file():

@@ -16,6 +16,7 @@ from daemon.system import children
 ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "deploy" / "docker"
 COMPOSE: dict[str, Any] = yaml.safe_load((FOLDER / "compose.yaml").read_text())
+GPU: dict[str, Any] = yaml.safe_load((FOLDER / "gpu.yaml").read_text())
 VISIOND = COMPOSE["services"]["visiond"]
 DOCKERFILE = (FOLDER / "Dockerfile").read_text()
 
@@ -54,13 +55,43 @@ def test_nothing_is_published_beyond_this_machine_and_visiond_has_no_rights() ->
     ports = [port for service in COMPOSE["services"].values() for port in service["ports"]]
     assert all(port.startswith("127.0.0.1:") for port in ports)
     assert (VISIOND["cap_drop"], VISIOND["read_only"]) == (["ALL"], True)
-    assert "USER visiond" in DOCKERFILE.splitlines()
-    [gpus] = VISIOND["deploy"]["resources"]["reservations"]["devices"]
+
+
+def test_only_the_file_for_gpus_asks_for_gpus() -> None:
+    assert [name for name, service in COMPOSE["services"].items() if "deploy" in service] == []
+    [gpus] = GPU["services"].pop("visiond")["deploy"]["resources"]["reservations"]["devices"]
     assert gpus == {"driver": "nvidia", "count": "all", "capabilities": ["gpu"]}
+    assert GPU == {"services": {}}
+
+
+def test_the_user_is_the_number_that_the_image_has() -> None:
+    number = re.search(r"^ARG USER_ID=(\d+)$", DOCKERFILE, re.MULTILINE)
+    assert number
+    assert VISIOND["user"] == f"{number[1]}:{number[1]}"
+    assert "USER ${USER_ID}:${USER_ID}" in DOCKERFILE.splitlines()
+
+
+def test_memory_is_limited_without_swap_and_the_user_chooses_how_much() -> None:
+    assert VISIOND["mem_limit"] == VISIOND["memswap_limit"] == "${VISIOND_MEMORY:-16g}"
+
+
+def test_a_change_of_the_configuration_by_rename_is_seen_in_the_container() -> None:
+    """A bind mount of a file goes on showing the old one."""
+    [mounted] = [volume.split(":") for volume in VISIOND["volumes"] if ":/etc/" in volume]
+    assert mounted[1:] == ["/etc/visiond", "ro"]
+    assert (FOLDER / mounted[0] / "daemon.toml").is_file()
+
+
+def test_models_are_in_a_volume_of_their_own_which_the_image_gives_to_its_user() -> None:
+    [volume] = [volume for volume in VISIOND["volumes"] if volume.endswith(":/var/lib/visiond/models")]
+    assert volume.startswith("${VISIOND_WEIGHTS:-models}:")
+    assert "models" in COMPOSE["volumes"]
+    assert config.load(FOLDER / "config" / "daemon.toml").models.folder == Path("/var/lib/visiond/models")
+    assert re.search(r"install -d -o visiond .* /var/lib/visiond/models$", DOCKERFILE, re.MULTILINE)
 
 
 def test_the_configuration_fits_the_image() -> None:
-    settings = config.load(FOLDER / "daemon.toml")
+    settings = config.load(FOLDER / "config" / "daemon.toml")
     volumes = re.search(r"^VOLUME (\[.*\])", DOCKERFILE, re.MULTILINE)
     assert volumes
     kept = [Path(path) for path in yaml.safe_load(volumes[1])]
@@ -76,6 +107,7 @@ def test_the_image_gets_all_that_the_installer_reads() -> None:
     needed = [
         *(folder.rstrip("/") for folder in CODE),
         "deploy/systemd",
+        "docs",
         "pyproject.toml",
         "requirements.lock",
         "README.md",

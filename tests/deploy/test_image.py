@@ -24,7 +24,8 @@ def test_the_dockerfile_makes_an_image_that_runs_without_rights(image: Image, tm
         image.as_its_user("id -u"),
         image.as_its_user(writes),
         image.inside(
-            "stat -c '%U %a %n' /var/cache/visiond /var/lib/visiond /etc/visiond/daemon.toml /srv/visiond/inbox"
+            "stat -c '%U %a %n' /var/cache/visiond /var/lib/visiond /etc/visiond/daemon.toml /srv/visiond/inbox "
+            "/var/lib/visiond/models"
         ),
         image.as_its_user(shlex.join(image.health)),
     ]
@@ -38,5 +39,6 @@ def test_the_dockerfile_makes_an_image_that_runs_without_rights(image: Image, tm
         "visiond 700 /var/lib/visiond",
         "root 644 /etc/visiond/daemon.toml",
         "visiond 2770 /srv/visiond/inbox",
+        "visiond 700 /var/lib/visiond/models",
         "visiond 0.0.1 health",
     ]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 import re
 import shutil
 import subprocess
@@ -35,14 +36,34 @@ def test_the_package_has_the_wheel_and_a_version_that_debian_sorts_rightly(
     assert fields == "Package: visiond\nVersion: 0.2.0~dev3\nMaintainer: Ada <ada@example.org>\n"
     content = subprocess.check_output(["dpkg-deb", "--contents", package], text=True)
     assert "./usr/share/visiond/visiond-0.2.0.dev3-py3-none-any.whl" in content
+    assert "./usr/share/visiond/install.sh" in content
     assert "root/root" in content
     older = ["dpkg", "--compare-versions", "0.2.0~dev3", "lt", packager.debian_version("0.2.0")]
     assert subprocess.run(older, check=False).returncode == 0
 
 
-@pytest.mark.parametrize("name", ["postinst", "prerm"])
+@pytest.mark.parametrize("name", ["postinst", "prerm", "install.sh"])
 def test_the_scripts_give_the_installer_commands_that_it_takes(name: str) -> None:
     script = FOLDER / name
     subprocess.run(["sh", "-n", script], check=True)
-    [words] = re.findall(r"python3 -m daemon\.installing (.*)", script.read_text())
+    [words] = re.findall(
+        r"python3 -m daemon\.installing ([^\n]*?)(?: \"\$@\")?$", script.read_text(), re.MULTILINE
+    )
     assert parser().parse_args(words.split()).command == words.split()[0]
+
+
+@pytest.mark.parametrize("has_wheels", [True, False])
+def test_the_package_installs_only_from_packages_that_are_here(tmp_path: Path, has_wheels: bool) -> None:
+    wheels, log = tmp_path / "wheels", tmp_path / "log"
+    if has_wheels:
+        wheels.mkdir()
+    (tmp_path / "python3").write_text(f'#!/bin/sh\necho "$@" > {log}\n')
+    (tmp_path / "python3").chmod(0o755)
+    script = (FOLDER / "postinst").read_text().replace("/opt/visiond-wheels", str(wheels))
+    path = {"PATH": f"{tmp_path}:{os.environ['PATH']}"}
+    told = subprocess.check_output(["sh", "-c", script, "postinst", "configure"], text=True, env=path)
+    assert log.exists() == has_wheels
+    if has_wheels:
+        assert log.read_text() == f"-m daemon.installing install --upgrade --wheels {wheels}\n"
+    else:
+        assert "sh /usr/share/visiond/install.sh" in told

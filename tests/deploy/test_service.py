@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import psutil
+
 from tests.daemon_process import SLACK_SECONDS, Place, counts_of, picture, wait_for
 from tests.deploy.machine import booted
 from tests.deploy.test_unit import UNIT
@@ -48,6 +50,9 @@ def test_systemd_starts_it_reloads_it_restarts_it_when_it_hangs_or_dies_and_stop
 
         assert machine.systemctl("start", "visiond") == ""
         assert machine.property("ActiveState") == "active"
+        score = machine.run("cat", f"/proc/{machine.property('MainPID')}/oom_score_adj").stdout
+        assert int(score) == 200, "the kernel ends its processes before those of the machine"
+        assert 0.85 < int(machine.property("MemoryHigh")) / psutil.virtual_memory().total < 0.95
         process(1)
         wait_for(lambda: machine.property("StatusText").startswith("1 done"), "the status text")
         restart_after("SIGSTOP", WATCHDOG_SECONDS + 5)  # it is alive and silent: only the watchdog notices

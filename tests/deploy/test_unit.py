@@ -67,6 +67,8 @@ def analyze(*arguments: str) -> subprocess.CompletedProcess[str]:
         "Restart=on-failure",
         "KillMode=mixed",
         "OOMPolicy=continue",
+        "OOMScoreAdjust=200",
+        "MemoryHigh=90%",
         "User=visiond",
         "StateDirectory=visiond",
         "ProtectSystem=strict",
@@ -155,13 +157,15 @@ def install(folder: Path, *drop_ins: str) -> Path:
         target = folder / DROP_INS.name / name
         target.parent.mkdir(exist_ok=True)
         text = (DROP_INS / f"{name}.example").read_text()
-        target.write_text(text.replace("\n#IPAddress", "\nIPAddress").replace("\n#Protect", "\nProtect"))
+        target.write_text(re.sub(r"^#(?=[A-Z]\w+=)", "", text, flags=re.MULTILINE))
     return unit
 
 
 @needs_analyze
 def test_systemd_finds_no_fault_with_the_unit_and_the_drop_ins(tmp_path: Path) -> None:
-    verdict = analyze("verify", "--man=no", str(install(tmp_path, "folders.conf", "sealed.conf")))
+    verdict = analyze(
+        "verify", "--man=no", str(install(tmp_path, "folders.conf", "limits.conf", "sealed.conf"))
+    )
     # not those about other units
     complaints = [line for line in verdict.stderr.splitlines() if "visiond" in line]
     assert (verdict.returncode, complaints) == (0, [])
