@@ -59,13 +59,13 @@ class Ticked:
 
     async def again(self, request: Request) -> Response:
         """Those that are ticked back to pending, done or failed; or all that failed. Then the same list once more."""
-        form = await read_form(request)
+        asked, form = Asked.of(request), await read_form(request)
         ids = [number for each in form.get("id", []) if (number := number_in(each))]
         statuses = [JobStatus.DONE, JobStatus.FAILED]
         if "all" in form:
             ids, statuses = await run_sync(self._reader.failed_ids), [JobStatus.FAILED]
         counts = [await run_sync(control.put_back, self._config, status, ids) for status in statuses]
-        here = Asked.of(request).values() | {"queued": sum(counts)}
+        here = asked.values() | {"queued": sum(counts)}
         return RedirectResponse(self._config.page.address("/", **here), 303)
 
     async def originals(self, request: Request) -> Response:
@@ -125,6 +125,7 @@ def pack(records: Iterable[Record]) -> Iterator[bytes]:
                 for at in range(0, len(content), PART):
                     opened.write(content[at : at + PART])
                     yield sink.take()
+            del content  # or the next file would be read while this one is in memory
         if missing:
             archive.writestr(MISSING, missing)
     yield sink.take()

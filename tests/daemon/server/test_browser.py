@@ -165,6 +165,13 @@ def test_all_that_are_shown_are_processed_again_at_once(tab: Tab, site: Site) ->
     assert "q=manyatonce" in tab.url
 
 
+def test_enter_on_a_box_presses_no_button(tab: Tab) -> None:
+    tab.goto("/?state=failed")
+    tab.evaluate("addEventListener('submit', (event) => { event.target.id = 'sent'; event.preventDefault(); })")
+    tab.get_by_label("Tick bad.jpg").press("Enter")
+    expect(tab.locator("#sent")).to_have_count(0)
+
+
 def test_whoever_has_the_token_retries_a_failed_image(tab: Tab, site: Site) -> None:
     tab.goto("/?state=failed")
     tab.get_by_role("link", name="Log in").first.click()

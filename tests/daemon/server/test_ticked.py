@@ -6,6 +6,7 @@ import csv
 import io
 import json
 import os
+import tracemalloc
 import zipfile
 from contextlib import closing
 from dataclasses import replace
@@ -38,6 +39,16 @@ def test_an_archive_has_the_files_as_they_are_below_the_names_of_their_inbox(tmp
     [entry] = zipfile.ZipFile(io.BytesIO(b"".join(pack([record])))).infolist()
     assert abs(entry.date_time[0] - 2026) < 50
     assert entry.external_attr >> 16 == 0o644
+
+
+def test_one_file_at_a_time_is_in_memory(tmp_path: Path) -> None:
+    records = [make_record(tmp_path, b"%d.jpg" % number, bytes(16 << 20)) for number in range(3)]
+    tracemalloc.start()
+    try:
+        assert sum(map(len, pack(records))) > 48 << 20
+        assert tracemalloc.get_traced_memory()[1] < 24 << 20
+    finally:
+        tracemalloc.stop()
 
 
 def test_equal_names_of_two_inboxes_are_kept_apart(tmp_path: Path) -> None:
@@ -83,6 +94,9 @@ def test_ticked_images_are_processed_again_whatever_their_state_and_the_list_sta
         assert headers["location"] == "/?q=ticked&queued=2"
         _, _, headers = site.ask("/images/again", "POST", "all=1&id=3", Cookie=cookie, Origin=site.origin)
         assert headers["location"] == "/"  # none has failed
+        assert site.ask("/images/again?cursor=x", "POST", "id=3", Cookie=cookie, Origin=site.origin)[0] == 503
+        _, _, headers = site.ask("/images/again", "POST", "id=3", Cookie=cookie, Origin=site.origin)
+        assert headers["location"] == "/?queued=1", "a refused request changes nothing"
 
 
 def test_a_download_without_a_tick_or_with_too_many_is_explained(tmp_path: Path) -> None:
@@ -93,6 +107,24 @@ def test_a_download_without_a_tick_or_with_too_many_is_explained(tmp_path: Path)
             assert status == 400
             assert f"Tick 1 to 500 images to download them; {ticks} are ticked." in content
         assert site.ask("/images/results.exe?id=1")[0] == 404
+
+
+@needs_chromium
+def test_enter_on_a_box_does_not_retry_all_that_failed_even_without_scripts(
+    browser: Browser, tmp_path: Path
+) -> None:
+    with closing(Site(tmp_path)) as site:
+        for name in ("one.jpg", "two.jpg"):
+            site.place.add(name)
+        assert "Retry" not in site.read("/?state=failed")
+        cookie = site.log_in()
+        context = browser.new_context(java_script_enabled=False, extra_http_headers={"cookie": cookie})
+        with closing(context):
+            tab = context.new_page()
+            tab.goto(f"{site.origin}/?state=failed")
+            tab.get_by_label("Tick one.jpg").check()
+            tab.get_by_label("Tick one.jpg").press("Enter")
+            expect(tab.get_by_text("1 queued again.")).to_be_visible()
 
 
 @needs_chromium

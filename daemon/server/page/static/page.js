@@ -210,6 +210,10 @@ document.addEventListener("change", ({ target }) => {
   }
   if (target.name === "id" || target.id === "every") countTicked();
 });
+document.addEventListener("keydown", (event) => {
+  // Browsers would press the form's first button.
+  if (event.key === "Enter" && event.target.matches("#tickable [type=checkbox]")) event.preventDefault();
+});
 document.addEventListener("htmx:afterSettle", countTicked); // more have come
 window.addEventListener("pageshow", countTicked); // back again, and this browser kept the ticks
 
