@@ -188,7 +188,7 @@ def test_what_cannot_be_understood_is_explained_in_the_page(site: Site) -> None:
 
 @pytest.mark.parametrize("change", ["criteria = x'ff'", "finished_at = 1e300"])
 def test_a_damaged_row_hides_no_other_image(site: Site, change: str) -> None:
-    [image] = site.place.find("name:9.jpg")
+    [image] = site.place.find("name:49.jpg")
     site.place.damage(image, change)
     assert site.read("/?q=word&by=newest").count('<article class="card">') == 48
     assert site.ask(f"/images/{image}")[0] == 200
