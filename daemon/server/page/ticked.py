@@ -82,7 +82,8 @@ class Ticked:
         return Response(out.getvalue(), headers=_attached(request.url.path), media_type=kind)
 
     async def _records(self, request: Request) -> list[Record]:
-        ids = [number for each in request.query_params.getlist("id") if (number := number_in(each))]
+        given = dict.fromkeys(request.query_params.getlist("id"))
+        ids = [number for each in given if (number := number_in(each))]
         if not 0 < len(ids) <= MOST:
             raise HTTPException(400, f"Tick 1 to {MOST} images to download them; {len(ids)} are ticked.")
         return await run_sync(self._reader.find_numbers, ids)

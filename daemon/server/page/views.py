@@ -50,7 +50,7 @@ class View:
     folder: str
     place: str  # the folder in the inbox: of an image from an archive, that of the archive
     state: str
-    day: str  # on which its result was made, in UTC as the filters have it; "" if it has none
+    day: str  # on which its result was made, in UTC as the filters have it; "" if it has none, or it is damaged
     bin: str
     reason: str
     detail: str

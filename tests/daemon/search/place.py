@@ -76,9 +76,9 @@ class Place:
     def put_back(self, image: int) -> None:
         self._run(self.ledger.put_back(JobStatus.DONE, [image]))
 
-    def damage(self, image: int) -> None:
+    def damage(self, image: int, change: str = "criteria = x'ff'") -> None:
         """Flip bits in its row."""
-        change = "UPDATE image SET criteria = x'ff' WHERE id = ?"
+        change = f"UPDATE image SET {change} WHERE id = ?"
         self._run(self.ledger.run(lambda connection: connection.execute(change, (image,))))
 
     def find(self, text: str, **options: Any) -> list[int]:

@@ -167,7 +167,9 @@ def test_all_that_are_shown_are_processed_again_at_once(tab: Tab, site: Site) ->
 
 def test_enter_on_a_box_presses_no_button(tab: Tab) -> None:
     tab.goto("/?state=failed")
-    tab.evaluate("addEventListener('submit', (event) => { event.target.id = 'sent'; event.preventDefault(); })")
+    tab.evaluate(
+        "addEventListener('submit', (event) => { event.target.id = 'sent'; event.preventDefault(); })"
+    )
     tab.get_by_label("Tick bad.jpg").press("Enter")
     expect(tab.locator("#sent")).to_have_count(0)
 
@@ -193,6 +195,17 @@ def test_ticks_stay_while_more_images_come(tab: Tab) -> None:
     wait_for(lambda: tab.keyboard.press("End") or tab.locator(".card").count() > 48, "the rest")
     expect(tab.get_by_label("All that are shown")).not_to_be_checked()
     expect(tab.get_by_text("48 ticked:")).to_be_in_viewport()
+
+
+def test_what_has_the_keyboards_focus_is_not_hidden_by_the_bar_of_what_is_ticked(tab: Tab) -> None:
+    tab.set_viewport_size({"width": 390, "height": 800})
+    tab.goto("/?q=word&by=newest")
+    tab.get_by_label("Tick ").nth(9).check()
+    for _ in range(20):
+        tab.keyboard.press("Shift+Tab")
+        bottom = "document.{}.getBoundingClientRect().bottom"
+        bar, focus = bottom.format('querySelector(".actions")'), bottom.format("activeElement")
+        assert tab.evaluate(f"{focus} > {bar} || document.activeElement.closest('.actions')")
 
 
 def test_whoever_is_logged_out_elsewhere_is_led_to_the_login(browser: Browser, tmp_path: Path) -> None:

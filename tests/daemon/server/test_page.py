@@ -186,10 +186,11 @@ def test_what_cannot_be_understood_is_explained_in_the_page(site: Site) -> None:
     assert "truncated" in site.read("/?q=state:failed+%22bad&state=failed")
 
 
-def test_a_damaged_row_hides_no_other_image(site: Site) -> None:
-    [image] = site.place.find("name:9.jpg")
-    site.place.damage(image)
-    assert site.read("/?q=word").count('<article class="card">') == 48
+@pytest.mark.parametrize("change", ["criteria = x'ff'", "finished_at = 1e300"])
+def test_a_damaged_row_hides_no_other_image(site: Site, change: str) -> None:
+    [image] = site.place.find("name:49.jpg")
+    site.place.damage(image, change)
+    assert site.read("/?q=word&by=newest").count('<article class="card">') == 48
     assert site.ask(f"/images/{image}")[0] == 200
     assert site.ask(f"/images/{image}/result.json")[0] == 503
 

@@ -107,6 +107,7 @@ def test_a_download_without_a_tick_or_with_too_many_is_explained(tmp_path: Path)
             assert status == 400
             assert f"Tick 1 to 500 images to download them; {ticks} are ticked." in content
         assert site.ask("/images/results.exe?id=1")[0] == 404
+        assert site.ask(f"/images/results.csv?{501 * 'id=1&'}")[0] == 200, "a file is sent once"
 
 
 @needs_chromium
