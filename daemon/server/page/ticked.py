@@ -65,7 +65,7 @@ class Ticked:
         if "all" in form:
             ids, statuses = await run_sync(self._reader.failed_ids), [JobStatus.FAILED]
         counts = [await run_sync(control.put_back, self._config, status, ids) for status in statuses]
-        here = asked.values() | {"queued": sum(counts)}
+        here = asked.values() | {"queued": str(sum(counts))}
         return RedirectResponse(self._config.page.address("/", **here), 303)
 
     async def originals(self, request: Request) -> Response:
@@ -112,7 +112,7 @@ def pack(records: Iterable[Record]) -> Iterator[bytes]:
     with zipfile.ZipFile(sink, "w") as archive:  # not deflated: pictures are compressed
         for record in records:
             name = _name_of(record)
-            if name.lower() in names:  # of another inbox, or for a file system that takes them for equal
+            while name.lower() in names:  # of another inbox, or for a file system that takes them for equal
                 name = f"{record.id} {name.replace('/', ' ')}"
             names.add(name.lower())
             try:

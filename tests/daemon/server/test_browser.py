@@ -188,6 +188,16 @@ def test_whoever_has_the_token_retries_a_failed_image(tab: Tab, site: Site) -> N
     expect(tab.get_by_role("link", name="Log in")).to_be_visible()
 
 
+def test_no_more_are_downloaded_at_once_than_an_address_can_name(tab: Tab) -> None:
+    tab.goto("/?q=word")
+    boxes = "'<input type=checkbox name=id checked>'.repeat(500)"
+    tab.evaluate(f"document.querySelector('.cards').insertAdjacentHTML('beforeend', {boxes})")
+    expect(tab.get_by_role("button", name="Results as CSV")).to_be_enabled()
+    tab.get_by_label("Tick 9.jpg").check()
+    expect(tab.get_by_text("501 ticked, of which 500 can be downloaded at once:")).to_be_visible()
+    expect(tab.get_by_role("button", name="Results as CSV")).to_be_disabled()
+
+
 def test_ticks_stay_while_more_images_come(tab: Tab) -> None:
     tab.goto("/?q=word&by=newest")
     tab.get_by_label("All that are shown").check()

@@ -54,7 +54,8 @@ def test_one_file_at_a_time_is_in_memory(tmp_path: Path) -> None:
 def test_equal_names_of_two_inboxes_are_kept_apart(tmp_path: Path) -> None:
     one = make_record(tmp_path / "one", b"b/a.jpg", b"1", id=1)
     two = make_record(tmp_path / "two", b"b/A.JPG", b"2", id=2)
-    assert unpack(one, two) == {"b/a.jpg": b"1", "2 b A.JPG": b"2"}
+    three = make_record(tmp_path / "three", b"2 b A.JPG", b"3", id=3)
+    assert unpack(one, three, two) == {"b/a.jpg": b"1", "2 b A.JPG": b"3", "2 2 b A.JPG": b"2"}
 
 
 def test_no_name_leads_out_of_the_folder_or_is_refused_by_a_file_system(tmp_path: Path) -> None:
@@ -93,7 +94,7 @@ def test_ticked_images_are_processed_again_whatever_their_state_and_the_list_sta
         _, _, headers = site.ask("/images/again?q=ticked", "POST", form, Cookie=cookie, Origin=site.origin)
         assert headers["location"] == "/?q=ticked&queued=2"
         _, _, headers = site.ask("/images/again", "POST", "all=1&id=3", Cookie=cookie, Origin=site.origin)
-        assert headers["location"] == "/"  # none has failed
+        assert headers["location"] == "/?queued=0", "none has failed"
         assert site.ask("/images/again?cursor=x", "POST", "id=3", Cookie=cookie, Origin=site.origin)[0] == 503
         _, _, headers = site.ask("/images/again", "POST", "id=3", Cookie=cookie, Origin=site.origin)
         assert headers["location"] == "/?queued=1", "a refused request changes nothing"

@@ -3,6 +3,7 @@
 const BOXES = "visiond-boxes";
 const KEYS = "visiond-keys";
 const NO = "0";
+const MOST_DOWNLOADED = 500; // images at once, as the server says
 
 function recall(name) {
   try {
@@ -201,7 +202,9 @@ function countTicked() {
   const boxes = [...document.querySelectorAll("#tickable [name=id]")];
   const count = boxes.filter((box) => box.checked).length;
   tick("every", count > 0 && count === boxes.length);
-  for (const line of document.querySelectorAll("#ticked")) line.textContent = count > 0 ? `${count} ticked:` : "";
+  for (const button of document.querySelectorAll(".ticked [formmethod]")) button.disabled = count > MOST_DOWNLOADED;
+  const limit = count > MOST_DOWNLOADED ? `, of which ${MOST_DOWNLOADED} can be downloaded at once` : "";
+  for (const line of document.querySelectorAll("#ticked")) line.textContent = count > 0 ? `${count} ticked${limit}:` : "";
 }
 
 document.addEventListener("change", ({ target }) => {
