@@ -158,6 +158,7 @@ def test_all_that_are_shown_are_processed_again_at_once(tab: Tab, site: Site) ->
     tab.goto("/login")
     tab.get_by_label("Token").fill((site.place.state / "page.token").read_text().strip())
     tab.get_by_role("button", name="Log in").click()
+    wait_for(lambda: site.read("/?q=manyatonce&by=words").count("Tick ") == 2, "both in the index")
     tab.goto("/?q=manyatonce&by=words")
     tab.get_by_label("All that are shown").check()
     tab.get_by_role("button", name="Process again").click()

@@ -88,6 +88,7 @@ def test_ticked_images_are_processed_again_whatever_their_state_and_the_list_sta
         site.place.add("other.jpg", "other")
         form = "id=1&id=2"
         assert site.ask("/images/again?q=ticked", "POST", form, Origin=site.origin)[0] == 401
+        wait_for(lambda: "Tick ticked.jpg" in site.read("/?q=ticked"), "the index")
         assert "Process again" not in site.read("/?q=ticked")
         cookie = site.log_in()
         assert "Process again" in site.read("/?q=ticked", Cookie=cookie)
@@ -118,6 +119,7 @@ def test_enter_on_a_box_does_not_retry_all_that_failed_even_without_scripts(
     with closing(Site(tmp_path)) as site:
         for name in ("one.jpg", "two.jpg"):
             site.place.add(name)
+        wait_for(lambda: "Tick one.jpg" in site.read("/?state=failed"), "the index")
         assert "Retry" not in site.read("/?state=failed")
         cookie = site.log_in()
         context = browser.new_context(java_script_enabled=False, extra_http_headers={"cookie": cookie})
