@@ -79,7 +79,6 @@ class Images:
         records, views = await self._views(found, query)
         behind, about = await run_sync(self._searcher.behind), await run_sync(self._searcher.index.about)
         here = asked.values()
-        here.pop("cursor", 0)
         has_days = not problem and not asked.ranking and asked.state not in UNPUBLISHED
         following = {"cursor": found.following, "day": views[-1].day if views and has_days else ""}
         values = {
@@ -90,7 +89,7 @@ class Images:
             "day": request.query_params.get("day", ""),
             "has_days": has_days,
             "warming": found.is_warming and self._address("/", **here),
-            "again": self._address("/images/again", **here),
+            "again": self._address("/images/again", **here | {"cursor": 0}),
             "newest": 0 if asked.cursor else about.place,
             "problem": problem or found.problem,
             "refused": bool(problem),

@@ -114,6 +114,30 @@ def test_the_original_of_a_file_that_is_gone_is_explained(site: Site) -> None:
     assert (status, content) == (404, "There is no original: the file is no longer there.\n")
 
 
+def ask(query: str = "", **parts: Any) -> Request:
+    shared = {"type": "http", "method": "GET", "path": "/", "server": ("a", 1), "scheme": "http"}
+    headers = [(b"hx-request", b"true")]
+    state = {"has_token": True}
+    return Request({**shared, "headers": headers, "query_string": query.encode(), "state": state, **parts})
+
+
+@pytest.mark.anyio
+async def test_while_the_model_of_the_search_is_loaded_the_same_part_of_the_list_is_asked_for_again(
+    tmp_path: Path,
+) -> None:
+    found = Found(is_warming=True, problem="wait")
+    searcher = SimpleNamespace(
+        catch_up=lambda: 0,
+        best=lambda *_, **__: found,
+        behind=lambda: 0,
+        index=SimpleNamespace(about=lambda: None),
+    )
+    reader, config = SimpleNamespace(find_numbers=lambda numbers: []), parse({}, tmp_path)
+    images = Images(config, cast(Any, reader), cast(Any, searcher), cast(Any, None), Renderer(config))
+    content = bytes((await images.gallery(ask("q=cars&cursor=48"))).body).decode()
+    assert 'hx-get="/?q=cars&amp;cursor=48"' in content
+
+
 @pytest.mark.anyio
 async def test_files_with_the_same_bytes_come_before_images_that_are_alike(tmp_path: Path) -> None:
     def make(number: int, data: bytes) -> Record:
@@ -125,16 +149,7 @@ async def test_files_with_the_same_bytes_come_before_images_that_are_alike(tmp_p
     searcher = SimpleNamespace(catch_up=lambda: 0, like=lambda number: found)
     config = parse({"inbox": [{"path": "/srv/inbox"}]}, tmp_path)
     images = Images(config, cast(Any, reader), cast(Any, searcher), cast(Any, None), Renderer(config))
-    scope = {
-        "type": "http",
-        "method": "GET",
-        "path": "/",
-        "headers": [],
-        "query_string": b"",
-        "server": ("a", 1),
-    }
-    request = Request({**scope, "path_params": {"id": 1}, "state": {"has_token": True}, "scheme": "http"})
-    content = bytes((await images.like(request)).body).decode()
+    content = bytes((await images.like(ask(path_params={"id": 1}))).body).decode()
     marks = ["Another file has the same bytes:", "/images/3", "Alike:", "/images/2"]
     assert sorted(marks, key=content.index) == marks
 
