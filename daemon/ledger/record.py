@@ -24,9 +24,8 @@ class Model:
     stage: str
     fingerprint: str
     notice: str
-    name: str = field(
-        default="", compare=False
-    )  # what people call it; "" if only an older visiond has used it
+    # What people call it; "" if only an older visiond has used it.
+    name: str = field(default="", compare=False)
 
 
 @dataclass(frozen=True, slots=True)

@@ -118,10 +118,8 @@ class Contents:
         self._count = 0  # of all members, also those that are not written, and of the folders that are made
         self._folders = 0  # entries for folders
         self._bytes = 0
-        self._packed_bytes, self._expanded_bytes = (
-            1,
-            most.bytes,
-        )  # of the container, and the most by `most.ratio`
+        self._packed_bytes = 1  # of the container
+        self._expanded_bytes = most.bytes  # the most by `most.ratio`
         self._unchecked = 0  # bytes since the room on the disk was looked at
         self._fd: int | None = None  # the file of the member that has begun
         self._name = self._path = b""

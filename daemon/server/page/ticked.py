@@ -9,6 +9,7 @@ import re
 import time
 import zipfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from datetime import UTC, datetime
 from typing import BinaryIO
 
 import anyio
@@ -32,10 +33,9 @@ from daemon.terminal import control
 MOST = 500  # downloaded at once: proxies refuse the address of more
 MOST_ARCHIVES = 2  # sent at once, each of which has a file in memory
 MISSING = "not in this archive.txt"
-OLDEST, NEWEST = (
-    315_619_200,
-    4_354_732_800,
-)  # of the times that a zip file can have: 1980-01-02 and 2107-12-30
+# Of the times that a zip file can have, a day from its ends: no time zone leads out of it.
+OLDEST = datetime(1980, 1, 2, tzinfo=UTC).timestamp()
+NEWEST = datetime(2107, 12, 30, tzinfo=UTC).timestamp()
 REFUSED = re.compile(r'[\x00-\x1f\x7f"*:<>?\\|]')  # by Windows, in names
 # Results as `visiond export` writes them, with the mark at the start that spreadsheets want.
 FORMATS: dict[str, tuple[str, Callable[[BinaryIO, Sequence[Record]], None]]] = {
@@ -60,7 +60,7 @@ class Ticked:
     async def again(self, request: Request) -> Response:
         """Those that are ticked back to pending, done or failed; or all that failed. Then the same list once more."""
         asked, form = Asked.of(request), await read_form(request)
-        ids = [number for each in form.get("id", []) if (number := number_in(each))]
+        ids = _numbers_in(form.get("id", []))
         statuses = [JobStatus.DONE, JobStatus.FAILED]
         if "all" in form:
             ids, statuses = await run_sync(self._reader.failed_ids), [JobStatus.FAILED]
@@ -82,11 +82,15 @@ class Ticked:
         return Response(out.getvalue(), headers=_attached(request.url.path), media_type=kind)
 
     async def _records(self, request: Request) -> list[Record]:
-        given = dict.fromkeys(request.query_params.getlist("id"))
-        ids = [number for each in given if (number := number_in(each))]
+        ids = _numbers_in(request.query_params.getlist("id"))
         if not 0 < len(ids) <= MOST:
             raise HTTPException(400, f"Tick 1 to {MOST} images to download them; {len(ids)} are ticked.")
         return await run_sync(self._reader.find_numbers, ids)
+
+
+def _numbers_in(texts: Iterable[str]) -> list[int]:
+    """Of images, each once."""
+    return [number for each in dict.fromkeys(texts) if (number := number_in(each))]
 
 
 class Originals(Response):
