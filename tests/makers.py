@@ -21,12 +21,12 @@ from daemon.ledger.record import Model, Record
 from daemon.ledger.records import Reader
 from daemon.ledger.statements import run_rows
 from daemon.results.destinations import Destination
-from stages.contract.base import Reason
+from stages.contract.base import Provenance, Reason
 from stages.contract.binning import Thresholds, judge
 from stages.registry import fake
 from stages.registry.registry import ORDER
 
-MODELS = [Model(stage, f"{stage}-1", "", f"{stage}-small@0123456789ab") for stage in ORDER]
+MODELS = [Model(s, f"{s}-1", "", Provenance(name=f"{s}-small", commit="0123456789ab")) for s in ORDER]
 VERSION = Version(inode=2, size=3, mtime_ns=4, ctime_ns=5)
 # bins and on_success, where the source is not deleted
 MODES = [

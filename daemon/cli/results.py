@@ -217,6 +217,19 @@ def show(
         show_record(record)
 
 
+ModelsOption = Annotated[
+    bool,
+    flag(
+        "--models",
+        help="A column for each stage with the fingerprint of its model; beside CSV a second file, NAME.models.csv, says what "
+        "each model is. Parquet says it in its metadata.",
+    ),
+]
+Float16Option = Annotated[
+    bool, flag("--float16", help="Embeddings of Parquet in half precision, as the ledger has them.")
+]
+
+
 def export(
     file: Annotated[Path, typer.Argument(metavar="FILE", help="File to write, or - for standard output.")],
     format: Annotated[
@@ -237,6 +250,8 @@ def export(
     bom: Annotated[
         bool, flag("--bom", help="Begin CSV with a byte order mark, without which Excel misreads letters.")
     ] = False,
+    models: ModelsOption = False,
+    float16: Float16Option = False,
     force: ForceOption = False,
     config: ConfigOption = None,
 ) -> None:
@@ -249,16 +264,19 @@ def export(
 
     Examples:
       visiond export results.csv
+      visiond export --models results.csv
       visiond export --format jsonl -
       visiond export --ratio A=0.4,B=0.4,C=0.2 results.parquet
     """
     from daemon.ledger.files import STDOUT
     from daemon.ledger.records import open_reader
+    from daemon.results.columns import Columns
     from daemon.results.export import export_records, format_of, parse_ratio
     from daemon.terminal.progress import Progress
 
     chosen = format.value if format else format_of(file)
-    with open_reader(read_config(config, needs_stages=False)) as reader, Progress("rows") as progress:
+    settings = read_config(config, needs_stages=False)
+    with open_reader(settings) as reader, Progress("rows") as progress:
         written = export_records(
             reader,
             file,
@@ -266,8 +284,10 @@ def export(
             bin,
             parse_ratio(ratio),
             progress.step,
+            Columns(settings.stage_names, models=models),
             force=force,
             mark=bom,
+            half=float16,
             warn=lambda text: errors.print(printable(text)),
         )
         print_unwritten(reader)

@@ -12,6 +12,7 @@ from typing import Annotated, Any, NamedTuple, Protocol
 import msgspec
 
 from daemon.core.jobs import Version
+from stages.contract.base import Provenance
 from stages.contract.binning import Bin
 from stages.contract.files import NotAFile, open_file
 from stages.registry.registry import BUILT_IN, KEYS, STAGES, decode
@@ -44,6 +45,7 @@ class SecondLook(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
     stage: str
     model: str  # fingerprint
     notice: str = ""  # about the model
+    provenance: Provenance = Provenance()  # of the model
     result: msgspec.Raw
     seconds: float = 0.0  # as in `timings`
     reason: str = ""
@@ -61,6 +63,7 @@ class Sidecar(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     bin: Bin | None = None
     timings: Annotated[dict[str, float], msgspec.Meta(description=TIMINGS)] = {}
     models: dict[str, str] = {}  # stage → fingerprint of the model
+    provenance: dict[str, Provenance] = {}  # stage → what the model is, as far as it was known
     second_looks: dict[str, SecondLook] = {}  # by the look's name
     status: str = ""
     reason: str = ""

@@ -115,7 +115,7 @@ class Layout:
 
     def models(self) -> list[Model]:
         """The models of the stages, as the ledger stores them."""
-        return [Model(spec.name, spec.fingerprint, spec.notice, spec.model) for spec in self.specs.values()]
+        return [Model.of(spec) for spec in self.specs.values()]
 
     def notices(self) -> dict[str, str]:
         """The notice of each stage whose weights have one."""

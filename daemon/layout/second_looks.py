@@ -53,7 +53,7 @@ class LookPlan:
 
     @property
     def model(self) -> Model:
-        return Model(self.spec.name, self.spec.fingerprint, self.spec.notice, self.spec.model)
+        return Model.of(self.spec)
 
 
 def lay_out(config: Config, gpus: list[Gpu] | None = None) -> tuple[Layout, list[LookPlan]]:

@@ -54,7 +54,7 @@ CREATE TABLE model (
     fingerprint TEXT NOT NULL,
     notice TEXT NOT NULL,                 -- shown with its results, for example that its weights are random
     is_current INTEGER NOT NULL DEFAULT 0,  -- 1: the last start used it as the current model of its stage
-    name TEXT NOT NULL DEFAULT '',        -- what people call it, with its commit; '': not known
+    provenance TEXT NOT NULL DEFAULT '',  -- JSON array: what it is, as sidecars say it, the newest last; '': not known
     UNIQUE (stage, fingerprint)
 );
 CREATE TABLE content (                    -- what the bytes are, under any file name
@@ -166,11 +166,13 @@ SELECT marker FROM inbox WHERE id = ?;
 UPDATE inbox SET marker = ? WHERE id = ?;
 
 -- name: add_model
-INSERT INTO model (stage, fingerprint, notice, name) VALUES (?, ?, ?, ?)
-ON CONFLICT DO UPDATE SET notice = excluded.notice, name = iif(excluded.name = '', name, excluded.name);
+INSERT INTO model (stage, fingerprint, notice) VALUES (?, ?, ?) ON CONFLICT DO UPDATE SET notice = excluded.notice;
+
+-- name: keep_provenance
+UPDATE model SET provenance = ? WHERE id = ?;
 
 -- name: model_id
-SELECT id FROM model WHERE stage = ? AND fingerprint = ?;
+SELECT id, provenance FROM model WHERE stage = ? AND fingerprint = ?;
 
 -- name: forget_current
 UPDATE model SET is_current = 0 WHERE is_current;
@@ -761,7 +763,7 @@ SELECT COUNT(*), COALESCE(SUM(inbox IN (SELECT value FROM json_each(:inboxes)) A
 ) AS image;
 
 -- name: models
-SELECT id, stage, fingerprint, notice, name FROM model;
+SELECT id, stage, fingerprint, notice, provenance FROM model;
 
 -- name: last_model
 SELECT COALESCE(MAX(id), 0) FROM model;

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 from zlib import crc32
 
 import msgspec
+from msgspec import structs
 
+from daemon import __version__
 from daemon.core.jobs import Ending, JobStatus, Version, reason_of
 from daemon.core.messages import Output
 from daemon.core.sidecar import SCHEMA, describe_source, timestamp
 from daemon.ledger import checksums
+from stages.contract.base import Provenance, StageSpec
 from stages.registry.registry import BUILT_IN
 
 
@@ -24,8 +27,17 @@ class Model:
     stage: str
     fingerprint: str
     notice: str
-    # What people call it; "" if only an older visiond has used it.
-    name: str = field(default="", compare=False)
+    provenance: Provenance = field(default=Provenance(), compare=False)
+    former: tuple[Provenance, ...] = field(default=(), compare=False)  # what older sidecars say that it is
+
+    @classmethod
+    def of(cls, spec: StageSpec) -> Model:
+        provenance = structs.replace(spec.provenance, visiond=__version__)
+        return cls(spec.name, spec.fingerprint, spec.notice, provenance)
+
+    def may_be(self, provenance: Provenance) -> bool:
+        """Whether a sidecar may say this of it."""
+        return provenance in (self.provenance, Provenance(), *self.former)
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,12 +54,25 @@ class Look:
         document: dict[str, Any] = {"stage": self.model.stage, "model": self.model.fingerprint}
         if self.model.notice:
             document["notice"] = self.model.notice
+        if self.model.provenance.name:
+            document["provenance"] = self.model.provenance
         if self.output is None:
             return document | {"result": None, "reason": self.reason, "detail": self.detail}
         return document | {
             "result": msgspec.Raw(self.output.payload),
             "seconds": round(self.output.seconds, 6),
         }
+
+
+class _LookTold(msgspec.Struct):
+    provenance: Provenance = Provenance()
+
+
+class _Told(msgspec.Struct):
+    """What a sidecar says that its models are."""
+
+    provenance: dict[str, Provenance] = {}
+    second_looks: dict[str, _LookTold] = {}
 
 
 BUILT_IN_KEYS = {stage.name: stage.key for stage in BUILT_IN}  # in the order of the results in a sidecar
@@ -114,10 +139,13 @@ class Record:
             detail=detail or "",
         )
 
-    def model_names(self) -> dict[str, str]:
-        """What people call each of its models, by fingerprint."""
-        models = self.models + [look.model for look in self.looks.values()]
-        return {model.fingerprint: model.name for model in models}
+    def all_models(self) -> list[Model]:
+        """Also those of second looks."""
+        return self.models + [look.model for look in self.looks.values()]
+
+    def provenance(self) -> dict[str, Provenance]:
+        """What each of its models is, by fingerprint."""
+        return {model.fingerprint: model.provenance for model in self.all_models()}
 
     def answers(self) -> list[tuple[Model, Output]]:
         """All its results, also those of second looks, and their models."""
@@ -151,26 +179,51 @@ class Record:
         if notices := sorted({model.notice for model in self.models if model.notice}):
             document["notice"] = " ".join(notices)
         if self.status is JobStatus.DONE:
-            # Plug-ins are in the order of the stored models: the
-            # sidecar must not change when one is uninstalled.
-            for stage in (*BUILT_IN_KEYS, *(stage for stage in self.outputs if stage not in BUILT_IN_KEYS)):
-                if output := self.outputs.get(stage):
-                    document[BUILT_IN_KEYS.get(stage, stage)] = msgspec.Raw(output.payload)
-            document["bin"] = {"name": self.bin, "criteria": msgspec.Raw(self.criteria)}
-            document["timings"] = {stage: round(output.seconds, 6) for stage, output in self.outputs.items()}
-            document["models"] = {model.stage: model.fingerprint for model in self.models}
-            if self.looks:
-                document["second_looks"] = {name: look.document() for name, look in self.looks.items()}
+            self._add_results(document)
         else:
             document |= {"status": self.status.name, "reason": self.reason, "detail": self.detail}
         document |= {"attempts": self.attempts} if self.status is JobStatus.FAILED else {}
         document["finished_at"] = timestamp(self.finished_at) if self.finished_at else None
         return document
 
+    def _add_results(self, document: dict[str, Any]) -> None:
+        # Plug-ins are in the order of the stored models: the
+        # sidecar must not change when one is uninstalled.
+        for stage in (*BUILT_IN_KEYS, *(stage for stage in self.outputs if stage not in BUILT_IN_KEYS)):
+            if output := self.outputs.get(stage):
+                document[BUILT_IN_KEYS.get(stage, stage)] = msgspec.Raw(output.payload)
+        document["bin"] = {"name": self.bin, "criteria": msgspec.Raw(self.criteria)}
+        document["timings"] = {stage: round(output.seconds, 6) for stage, output in self.outputs.items()}
+        document["models"] = {model.stage: model.fingerprint for model in self.models}
+        if known := {m.stage: m.provenance for m in self.models if m.provenance.name}:
+            document["provenance"] = known
+        if self.looks:
+            document["second_looks"] = {name: look.document() for name, look in self.looks.items()}
+
     @cached_property
     def sidecar(self) -> bytes:
         """One JSON object and a newline, encoded once for the sidecar and the sinks."""
         return msgspec.json.encode(self.document()) + b"\n"
+
+    def sidecar_as_told(self, found: bytes) -> bytes:
+        """Its sidecar if its models are what the sidecar `found` says, and if the ledger was ever told so: older versions of
+        visiond do not say it, and a model may have got another name. Empty if `found` is no such sidecar."""
+        try:
+            told = msgspec.json.decode(found, type=_Told)
+        except (msgspec.DecodeError, ValueError):
+            return b""
+        models = [replace(m, provenance=told.provenance.get(m.stage, Provenance())) for m in self.models]
+        looks = {
+            name: replace(look.model, provenance=told.second_looks.get(name, _LookTold()).provenance)
+            for name, look in self.looks.items()
+        }
+        known = self.all_models()
+        if not all(
+            m.may_be(said.provenance) for m, said in zip(known, (*models, *looks.values()), strict=True)
+        ):
+            return b""
+        renamed = {name: replace(look, model=looks[name]) for name, look in self.looks.items()}
+        return replace(self, models=models, looks=renamed).sidecar
 
     @property
     def checksum(self) -> int:

@@ -22,7 +22,7 @@ from daemon.ledger.files import describe_lost_ledger
 from daemon.ledger.joining import assemble, read_former
 from daemon.ledger.reading import Connections, check_whole_file
 from daemon.ledger.record import UNKNOWN, Model, Record
-from daemon.ledger.rows import GoOn, find_damaged
+from daemon.ledger.rows import GoOn, find_damaged, read_model
 from daemon.ledger.soundness import find_altered_tables
 from daemon.ledger.statements import SQL, run_rows
 
@@ -367,7 +367,7 @@ class Reader:
 
     def _read_models(self) -> None:
         # In place, because a check that is under way reads from it.
-        self.models |= {row["id"]: Model(*tuple(row)[1:]) for row in self._rows("models")}
+        self.models |= {row["id"]: read_model(row) for row in self._rows("models")}
 
     def _rows(self, statement: str, *parameters: Any) -> list[sqlite3.Row]:
         with self.lend() as connection:

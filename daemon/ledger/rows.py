@@ -21,7 +21,7 @@ from daemon.ledger.checksums import Named
 from daemon.ledger.record import Model, Record
 from daemon.ledger.statements import SQL, run_rows
 from daemon.system.clock import steady_seconds
-from stages.contract.base import Reason
+from stages.contract.base import Provenance, Reason
 
 log = structlog.get_logger()
 
@@ -341,11 +341,33 @@ class Results:
 
 def add_models(connection: sqlite3.Connection, models: Iterable[Model]) -> dict[str, int]:
     """Add those that the ledger does not know yet; returns the number of each stage's."""
-    numbers = {}
-    for model in models:
-        connection.execute(SQL["add_model"], (model.stage, model.fingerprint, model.notice, model.name))
-        [[numbers[model.stage]]] = connection.execute(SQL["model_id"], (model.stage, model.fingerprint))
-    return numbers
+    return {model.stage: add_model(connection, model) for model in models}
+
+
+def add_model(connection: sqlite3.Connection, model: Model) -> int:
+    """Add it if the ledger does not know it yet, and what is new about it; returns its number."""
+    connection.execute(SQL["add_model"], (model.stage, model.fingerprint, model.notice))
+    [[number, text]] = connection.execute(SQL["model_id"], (model.stage, model.fingerprint))
+    known = _read_provenance(text)
+    if model.provenance.name and known[-1:] != [model.provenance]:
+        known = [each for each in known if each != model.provenance] + [model.provenance]
+        connection.execute(SQL["keep_provenance"], (msgspec.json.encode(known).decode(), number))
+    return int(number)
+
+
+def read_model(row: sqlite3.Row) -> Model:
+    """From a row of `models`, whose first column is its number."""
+    _, stage, fingerprint, notice, text = row
+    *former, provenance = _read_provenance(text) or [Provenance()]
+    return Model(stage, fingerprint, notice, provenance, tuple(former))
+
+
+def _read_provenance(text: str) -> list[Provenance]:
+    """Everything that the ledger was told about a model, the newest last."""
+    try:
+        return msgspec.json.decode(text or "[]", type=list[Provenance])
+    except (msgspec.DecodeError, TypeError):  # a flipped bit; no answer depends on it
+        return []
 
 
 def _make_current(connection: sqlite3.Connection, numbers: Numbers) -> None:
@@ -354,4 +376,4 @@ def _make_current(connection: sqlite3.Connection, numbers: Numbers) -> None:
 
 
 def _read_models(connection: sqlite3.Connection) -> dict[int, Model]:
-    return {row[0]: Model(*tuple(row)[1:]) for row in connection.execute(SQL["models"])}
+    return {row[0]: read_model(row) for row in connection.execute(SQL["models"])}

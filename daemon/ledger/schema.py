@@ -141,6 +141,7 @@ MIGRATIONS = [
     CREATE INDEX former ON renamed (path);
     """,
     "ALTER TABLE model ADD COLUMN name TEXT NOT NULL DEFAULT '';",
+    "ALTER TABLE model RENAME COLUMN name TO provenance; UPDATE model SET provenance = '';",
 ]
 WITH_CHECKSUMS = 3  # the first schema with checksums and an id
 WITH_OUTBOX = 4  # the first schema with tables for sinks
@@ -150,14 +151,14 @@ WITH_LOST = (
     8  # the first schema that knows which files a redo could not read; models are current since schema 6
 )
 WITH_ORDER = 10  # the first schema whose results are in the order in which they were made
-WITH_NAMES = 13  # the first schema that knows what people call a model
+WITH_PROVENANCE = 14  # the first schema that knows what its models are
 ADDED = (  # columns that a table got later, and the first schema that has them
     ("content", "1 AS pages, NULL AS checksum", WITH_CHECKSUMS),
     ("result", "NULL AS checksum", WITH_CHECKSUMS),
     ("image", "NULL AS checksum", WITH_CHECKSUMS),
     ("content", "digest AS id", WITH_ORDER),
     ("result", "rowid AS id, digest AS content", WITH_ORDER),
-    ("model", "'' AS name", WITH_NAMES),
+    ("model", "'' AS provenance", WITH_PROVENANCE),
 )
 WITHOUT_LOOKS = (
     "CREATE TEMP TABLE look (image INTEGER, name TEXT, not_before REAL, model INTEGER, reason TEXT, detail TEXT, "

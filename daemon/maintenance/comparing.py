@@ -28,6 +28,7 @@ from daemon.maintenance.rebuild import SidecarState, folders_of, list_sidecars, 
 from daemon.maintenance.showing import Showing
 from daemon.results.destinations import Destination, open_destinations, write_sidecar
 
+MOST_PROVENANCE = 1 << 20  # bytes by which a sidecar may be longer than one that is written now
 LOOKS = 3  # at an image that is published again meanwhile
 
 
@@ -225,19 +226,19 @@ def _aside(reader: Reader, status: JobStatus, after: int = 0, chunk: int = 256) 
 
 def _find(destination: Destination, record: Record) -> SidecarState:
     """Compare the record's sidecar or reason, under any of its names."""
-    data, paths = record.sidecar, destination.paths_of(record)
+    paths = destination.paths_of(record)
     numbered = destination.numbered_reason_paths(record) if record.status is JobStatus.FAILED else ()
     for path in (*paths, *numbered):
-        if _holds(path, data):
+        if _holds(path, record):
             return SidecarState("whole", path, image=record.id)
     there = next(filter(stat_regular, paths), None)
     kind, path = ("edited", there) if there else ("missing", paths[0])
     return SidecarState(kind, path, image=record.id)
 
 
-def _holds(path: bytes, data: bytes) -> bool:
-    status = stat_regular(path)
-    if status is None or status.st_size != len(data):
+def _holds(path: bytes, record: Record) -> bool:
+    if stat_regular(path) is None:
         return False
     with open(path, "rb") as file:
-        return file.read() == data
+        found = file.read(len(record.sidecar) + MOST_PROVENANCE)
+    return found == record.sidecar or found == record.sidecar_as_told(found)

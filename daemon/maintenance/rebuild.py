@@ -31,8 +31,8 @@ from daemon.core.sidecar import SCHEMA, SecondLook, parse_sidecar, path_of
 from daemon.inbox.sources import taken_names
 from daemon.ledger import identity
 from daemon.ledger.files import sync_folder
-from daemon.ledger.record import Look, Model, Record
-from daemon.ledger.rows import content_row, keep_contents, look_rows, result_row
+from daemon.ledger.record import UNKNOWN, Look, Model, Record
+from daemon.ledger.rows import add_model, content_row, keep_contents, look_rows, result_row
 from daemon.ledger.schema import connect
 from daemon.ledger.soundness import MOST
 from daemon.ledger.statements import SQL, run_rows
@@ -191,7 +191,12 @@ def read_sidecar(file: bytes, folder: bytes, inbox: int, destination: Destinatio
         outputs={stage: Output(payload, sidecar.timings[stage]) for stage, payload in results.items()},
         # The sidecar does not name its stage; OCR's weights have no notice.
         models=[
-            Model(stage, fingerprint, "" if stage == "ocr" else sidecar.notice)
+            Model(
+                stage,
+                fingerprint,
+                "" if stage == "ocr" else sidecar.notice,
+                sidecar.provenance.get(stage, UNKNOWN.provenance),
+            )
             for stage, fingerprint in sidecar.models.items()
         ],
         bin=sidecar.bin.name if sidecar.bin else "",
@@ -214,7 +219,7 @@ def read_sidecar(file: bytes, folder: bytes, inbox: int, destination: Destinatio
 
 def _look_of(look: SecondLook) -> Look:
     output = None if look.reason else Output(bytes(look.result), look.seconds)
-    return Look(Model(look.stage, look.model, look.notice), output, look.reason, look.detail)
+    return Look(Model(look.stage, look.model, look.notice, look.provenance), output, look.reason, look.detail)
 
 
 def _places_of(record: Record, destination: Destination) -> set[bytes]:
@@ -250,10 +255,10 @@ def write(connection: sqlite3.Connection, records: Sequence[Record]) -> set[int]
     """Write records into the ledger, the opposite of `joining.assemble`; returns the ids that were added."""
     connection.execute("BEGIN")
     numbers: dict[Model, int] = {}
-    used = {model for record in records for model in record.models}
-    for model in used | {look.model for record in records for look in record.looks.values()}:
-        connection.execute(SQL["add_model"], (model.stage, model.fingerprint, model.notice, model.name))
-        numbers[model] = connection.execute(SQL["model_id"], (model.stage, model.fingerprint)).fetchone()[0]
+    # Sidecars of one model may differ in what they say that it is.
+    used = {(m, msgspec.json.encode(m.provenance)): m for record in records for m in record.all_models()}
+    for model in used.values():
+        numbers[model] = add_model(connection, model)
     keep_contents(connection, [content_row(r) for r in records if r.width])
     results = [
         result_row(r.digest, numbers[model], model, output) for r in records for model, output in r.answers()

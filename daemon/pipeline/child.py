@@ -145,7 +145,7 @@ async def work(connection: socket.socket) -> None:
     assert isinstance(setup, wire.StationSetup)
     config = Config.model_validate(msgspec.json.decode(setup.config))
     set_up(config.log.level, "json")  # the daemon passes it on
-    models = {spec.name: Model(spec.name, spec.fingerprint, spec.notice, spec.model) for spec in setup.specs}
+    models = {spec.name: Model.of(spec) for spec in setup.specs}
     coordinator = RemoteCoordinator(reader, writer, models)
     try:
         await _serve(setup, config, coordinator)

@@ -1,16 +1,51 @@
-"""The columns that plug-in stages add to an export: one for each number and each text of their results."""
+"""The columns of an export, and an image as a row of them. What only Parquet has is in parquet.py."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
+from datetime import datetime
 from typing import Any, NamedTuple
 
 import msgspec
 from msgspec import inspect
 
+from daemon.ledger.record import Record
+from stages.contract.binning import text_of
 from stages.contract.descriptor import Descriptor
 from stages.registry.registry import BUILT_IN, STAGES
 
+COLUMNS = {  # lists are lists of strings; a datetime is a string, except in Parquet
+    "id": int,
+    "inbox": str,
+    "path": str,
+    "path_base64": str,
+    "location": str,
+    "bin": str,
+    "format": str,
+    "width": int,
+    "height": int,
+    "pages": int,
+    "bytes": int,
+    "digest": str,
+    "text": str,
+    "text_boxes": int,
+    "text_area_ratio": float,
+    "objects": list,
+    "object_count": int,
+    "unique_objects": int,
+    "spatial_dispersion": float,
+    "caption": str,
+    "clip_similarity": float,
+    "tags": list,
+    "seconds": float,
+    "finished_at": datetime,
+    "notice": str,
+    "sure_text": str,
+    "text_cut": bool,
+    "criteria": str,
+    "stage_seconds": dict,  # text → number
+    "second_looks": str,
+}
 KINDS: dict[type[inspect.Type], type] = {
     inspect.IntType: int,
     inspect.FloatType: float,
@@ -19,7 +54,7 @@ KINDS: dict[type[inspect.Type], type] = {
 }
 
 
-class Column(NamedTuple):
+class PlugInColumn(NamedTuple):
     """name: the result's key, a _ and the field's name. kind: the type of its cells."""
 
     name: str
@@ -28,20 +63,104 @@ class Column(NamedTuple):
     field: str
 
 
-def list_columns(stages: Iterable[Descriptor]) -> list[Column]:
+class Columns:
+    """The columns of an export.
+
+    kinds: the type of each column, by its name.
+    stages: those that are configured. A plug-in has a column for each number and each text of its results. models: whether
+    each stage has a column with the fingerprint of its model.
+    """
+
+    def __init__(self, stages: Iterable[str], *, models: bool = False) -> None:
+        used = [STAGES[name] for name in stages]
+        self._plug_ins = list_columns(stage for stage in used if stage not in BUILT_IN)
+        self._models = {f"{stage.name}_model": stage.name for stage in used} if models else {}
+        self.kinds: dict[str, type] = (
+            COLUMNS
+            | {column.name: column.kind for column in self._plug_ins}
+            | dict.fromkeys(self._models, str)
+        )
+
+    @property
+    def has_models(self) -> bool:
+        return bool(self._models)
+
+    def row_of(self, record: Record, document: dict[str, Any] | None = None) -> dict[str, Any]:
+        """A record as one flat row with the keys of `kinds`. None for a stage that did not run, and for everything that is
+        not known about an image that failed. document: its decoded sidecar, if the caller has it."""
+        document = document or msgspec.json.decode(record.sidecar)
+        made_by = document.get("models", {})
+        return {
+            **_about_file(record, document["source"]),
+            **_results_of(document),
+            "finished_at": document["finished_at"],
+            "notice": document.get("notice", ""),
+            **_details_of(document),
+            **{name: document.get(key, {}).get(field) for name, _, key, field in self._plug_ins},
+            **{name: made_by.get(stage) for name, stage in self._models.items()},
+        }
+
+
+def _about_file(record: Record, source: dict[str, Any]) -> dict[str, Any]:
+    return {
+        "id": record.id,
+        "inbox": source["inbox"],
+        "path": source["path"],
+        "path_base64": source.get("path_base64", ""),
+        "location": record.location.decode(errors="replace"),
+        "bin": record.bin or None,
+        "format": record.format or None,
+        "width": record.width or None,
+        "height": record.height or None,
+        "pages": record.pages,
+        "bytes": source["bytes"],
+        "digest": source.get("digest"),
+    }
+
+
+def _results_of(document: dict[str, Any]) -> dict[str, Any]:
+    ocr, objects = document.get("ocr", {}), document.get("objects", {})
+    caption, tags = document.get("caption", {}), document.get("clip", {}).get("tags", [])
+    # Only lines that count for the bin, fewer than OCR found.
+    measured = document.get("bin", {}).get("criteria", {}).get("A", {})
+    text_boxes, text_area = (measured.get(name, {}).get("value") for name in ("text_boxes", "text_area"))
+    return {
+        "text": text_of(ocr) if ocr else None,
+        "text_boxes": None if text_boxes is None else int(text_boxes),
+        "text_area_ratio": text_area,
+        "objects": [found["label"] for found in objects["detections"]] if objects else None,
+        "object_count": objects.get("count"),
+        "unique_objects": objects.get("unique"),
+        "spatial_dispersion": objects.get("dispersion"),
+        "caption": caption.get("text"),
+        "clip_similarity": caption.get("similarity"),
+        "tags": [tag["label"] for tag in tags] if "clip" in document else None,
+        "seconds": round(sum(document["timings"].values()), 6) if "timings" in document else None,
+    }
+
+
+def _details_of(document: dict[str, Any]) -> dict[str, Any]:
+    ocr, bin_ = document.get("ocr", {}), document.get("bin")
+    sure = {**ocr, "lines": [line for line in ocr.get("lines", ()) if not line.get("guessed")]}
+    looks = document.get("second_looks")
+    return {
+        "sure_text": text_of(sure) if ocr else None,
+        "text_cut": ocr.get("cut", False) if ocr else None,
+        "criteria": msgspec.json.encode(bin_["criteria"]).decode() if bin_ else None,
+        "stage_seconds": document.get("timings"),
+        "second_looks": msgspec.json.encode(looks).decode() if looks else None,
+    }
+
+
+def list_columns(stages: Iterable[Descriptor]) -> list[PlugInColumn]:
     """A column for each field that is a number or text. Other
     fields are only in sidecars and in exports as JSON lines."""
     return [
-        Column(f"{stage.key}_{field.encode_name}", kind, stage.key, field.encode_name)
+        PlugInColumn(f"{stage.key}_{field.encode_name}", kind, stage.key, field.encode_name)
         for stage in stages
         for field in msgspec.structs.fields(stage.result)
         if (kind := kind_of(inspect.type_info(field.type)))
     ]
-
-
-def read_cells(document: dict[str, Any]) -> dict[str, Any]:
-    """The columns of plug-ins in a sidecar; None if a stage has no result."""
-    return {name: document.get(key, {}).get(field) for name, _, key, field in COLUMNS}
 
 
 def kind_of(kind: inspect.Type) -> type | None:
@@ -52,6 +171,3 @@ def kind_of(kind: inspect.Type) -> type | None:
         kinds = [part for part in kind.types if not isinstance(part, inspect.NoneType)]
         return kind_of(kinds[0]) if len(kinds) == 1 else None
     return KINDS.get(type(kind))
-
-
-COLUMNS = list_columns(stage for stage in STAGES.values() if stage not in BUILT_IN)

@@ -1,5 +1,5 @@
-"""Exports all results to one file: CSV and Parquet with a column for each value, or
-JSON lines with complete records. The further columns of Parquet are in parquet.py."""
+"""Exports all results to one file: CSV and Parquet with a column for each value (columns.py, parquet.py), or
+JSON lines with complete records."""
 
 from __future__ import annotations
 
@@ -10,51 +10,24 @@ import math
 import random
 import re
 import sys
-from collections.abc import Callable, Iterable, Iterator
-from datetime import datetime
+from collections.abc import Callable, Collection, Iterable, Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
 
 import msgspec
+from msgspec import structs
 
+from daemon import __version__
 from daemon.config.state import closed_to_others
 from daemon.core.errors import LedgerDamaged, WrongArgument
 from daemon.core.hints import command, quantity
 from daemon.ledger.files import STDOUT, written_whole
-from daemon.ledger.record import Record
+from daemon.ledger.record import UNKNOWN, Model, Record
 from daemon.ledger.records import Reader
-from daemon.results import columns
+from daemon.results.columns import Columns
 from daemon.results.parquet import write_table
-from stages.contract.binning import BINS, text_of
+from stages.contract.binning import BINS
 
-COLUMNS = {  # lists are lists of strings; a datetime is a string, except in Parquet
-    "id": int,
-    "inbox": str,
-    "path": str,
-    "path_base64": str,
-    "location": str,
-    "bin": str,
-    "format": str,
-    "width": int,
-    "height": int,
-    "pages": int,
-    "bytes": int,
-    "digest": str,
-    "text": str,
-    "text_boxes": int,
-    "text_area_ratio": float,
-    "objects": list,
-    "object_count": int,
-    "unique_objects": int,
-    "spatial_dispersion": float,
-    "caption": str,
-    "clip_similarity": float,
-    "tags": list,
-    "seconds": float,
-    "finished_at": datetime,
-    "notice": str,
-    **{column.name: column.kind for column in columns.COLUMNS},
-}
 # At the start of a cell. Some programs ignore spaces before it, or what nobody sees (control characters, the byte order mark,
 # and the rest of Unicode's Default_Ignorable_Code_Point), or accept wide and small characters.
 _UNSEEN = (
@@ -75,44 +48,44 @@ def export_records(
     bin_name: str,
     ratio: dict[str, float],
     step: Step,
+    columns: Columns,
     *,
     force: bool = False,
     mark: bool = False,
+    half: bool = False,
     warn: Callable[[str], None] = lambda sentence: None,
 ) -> int:
     """Write every DONE image (of a bin, or in a mix of bins) to `file`, whole or not at all;
     returns how many.
 
     file: STDOUT for standard output. format: "csv", "jsonl" or "parquet". step: called with the number of
-    rows written, and of all. force: replace an existing file. mark: begin CSV with a byte order mark. warn: called
+    rows written, and of all. columns: of CSV and Parquet; if they have models, a second file beside CSV says what these are.
+    force: replace existing files. mark: begin CSV with a byte order mark. half: embeddings in half precision. warn: called
     with what a reader of the file should know. Raises WrongArgument, NotWritable, MissingLibrary; LedgerDamaged,
     after writing all others, when some images are damaged.
     """
     counts = reader.bin_counts()
     _check_choice(file, format, bin_name, ratio, {*BINS, *counts})
-    if mark and format != "csv":
-        raise WrongArgument(f"--bom is for CSV; {format} has no byte order mark.")
+    _check_options(file, format, columns, mark=mark, half=half)
     wanted = _mix(counts, ratio) if ratio else {bin_name: counts.get(bin_name, 0)} if bin_name else counts
     damaged: list[int] = []
     found, total, written = _whole(reader.finished(bin_name), damaged), sum(wanted.values()), 0
+    models: set[Model] = set()
 
     def count() -> Iterator[Record]:
         nonlocal written
         for written, record in enumerate(_pick(found, counts, wanted) if ratio else found, 1):
+            models.update(record.all_models())
             yield record
             step(written, total)
 
-    sizes = embedding_sizes(reader, bin_name) if format == "parquet" else []
-    if len(sizes) > 1:
-        listed = ", ".join(map(str, sizes))
-        fix = f"`{command('redo', '--stale')}` processes all images with the current model."
-        warn(
-            f"Embeddings have several lengths ({listed}): the column embedding has plain lists, not lists of one size. {fix}"
-        )
+    sizes = _embedding_sizes(reader, bin_name, warn) if format == "parquet" else []
     writers: dict[str, Callable[[BinaryIO, Iterator[Record]], None]] = {
-        "csv": functools.partial(write_csv, encoding="utf-8-sig" if mark else "utf-8"),
+        "csv": functools.partial(write_csv, columns=columns, encoding="utf-8-sig" if mark else "utf-8"),
         "jsonl": write_jsonl,
-        "parquet": functools.partial(_write_parquet, sizes=sizes),
+        "parquet": functools.partial(
+            write_parquet, columns=columns, sizes=sizes, half=half, notes=lambda: note_models(models)
+        ),
     }
     write = writers[format]
     if file == STDOUT:
@@ -124,6 +97,8 @@ def export_records(
             partial.open("wb") as out,
         ):
             write(out, count())
+            if columns.has_models and format == "csv":
+                _write_models(models_file(file), reader, models, force=force)
     if damaged:
         raise LedgerDamaged(
             f"{quantity(len(damaged), 'image')} left out because the ledger is damaged there; the first has number "
@@ -167,6 +142,20 @@ def _check_choice(file: Path, format: str, bin_name: str, ratio: dict[str, float
         )
 
 
+def _check_options(file: Path, format: str, columns: Columns, *, mark: bool, half: bool) -> None:
+    """Raises WrongArgument."""
+    if mark and format != "csv":
+        raise WrongArgument(f"--bom is for CSV; {format} has no byte order mark.")
+    if half and format != "parquet":
+        raise WrongArgument(f"--float16 is for the embeddings of Parquet; {format} has none in a column.")
+    if columns.has_models and format == "jsonl":
+        raise WrongArgument("JSON lines have the models of each image already; leave --models out.")
+    if columns.has_models and file == STDOUT:
+        raise WrongArgument(
+            "--models writes a second file beside that of the rows; name a file instead of -."
+        )
+
+
 def parse_ratio(text: str) -> dict[str, float]:
     """ "A=0.4,B=0.4,C=0.2" as shares that add up to 1. Raises WrongArgument."""
     try:
@@ -185,50 +174,17 @@ def parse_ratio(text: str) -> dict[str, float]:
     return {name: share / sum(shares.values()) for name, share in shares.items()}
 
 
-def embedding_sizes(reader: Reader, bin_name: str = "") -> list[int]:
+def _embedding_sizes(reader: Reader, bin_name: str, warn: Callable[[str], None]) -> list[int]:
     """The different lengths of the embeddings of a bin, or of all images, in order.
     Those of one model have one length."""
     answers = [msgspec.json.decode(payload) for payload in reader.answers_of_each_model("clip", bin_name)]
-    return sorted({answer["embedding"]["dim"] for answer in answers})
-
-
-def row_of(record: Record, document: dict[str, Any] | None = None) -> dict[str, Any]:
-    """A record as one flat row with the keys of COLUMNS. None for a stage that did not run, and for everything that
-    is not known about an image that failed. document: its decoded sidecar, if the caller has it."""
-    document = document or msgspec.json.decode(record.sidecar)
-    source, ocr, objects = document["source"], document.get("ocr", {}), document.get("objects", {})
-    caption, tags = document.get("caption", {}), document.get("clip", {}).get("tags", [])
-    # Only lines that count for the bin, fewer than OCR found.
-    measured = document.get("bin", {}).get("criteria", {}).get("A", {})
-    text_boxes, text_area = (measured.get(name, {}).get("value") for name in ("text_boxes", "text_area"))
-    return {
-        "id": record.id,
-        "inbox": source["inbox"],
-        "path": source["path"],
-        "path_base64": source.get("path_base64", ""),
-        "location": record.location.decode(errors="replace"),
-        "bin": record.bin or None,
-        "format": record.format or None,
-        "width": record.width or None,
-        "height": record.height or None,
-        "pages": record.pages,
-        "bytes": source["bytes"],
-        "digest": source.get("digest"),
-        "text": text_of(ocr) if ocr else None,
-        "text_boxes": None if text_boxes is None else int(text_boxes),
-        "text_area_ratio": text_area,
-        "objects": [found["label"] for found in objects["detections"]] if objects else None,
-        "object_count": objects.get("count"),
-        "unique_objects": objects.get("unique"),
-        "spatial_dispersion": objects.get("dispersion"),
-        "caption": caption.get("text"),
-        "clip_similarity": caption.get("similarity"),
-        "tags": [tag["label"] for tag in tags] if "clip" in document else None,
-        "seconds": round(sum(document["timings"].values()), 6) if "timings" in document else None,
-        "finished_at": document["finished_at"],
-        "notice": document.get("notice", ""),
-        **columns.read_cells(document),
-    }
+    sizes = sorted({answer["embedding"]["dim"] for answer in answers})
+    if len(sizes) > 1:
+        warn(
+            f"Embeddings have several lengths ({', '.join(map(str, sizes))}): the column embedding has plain lists, not lists "
+            f"of one size. `{command('redo', '--stale')}` processes all images with the current model."
+        )
+    return sizes
 
 
 def _mix(counts: dict[str, int], ratio: dict[str, float]) -> dict[str, int]:
@@ -250,20 +206,52 @@ def _pick(records: Iterable[Record], counts: dict[str, int], wanted: dict[str, i
         left[record.bin] -= 1
 
 
-def write_csv(out: BinaryIO, records: Iterable[Record], encoding: str) -> None:
+def write_csv(out: BinaryIO, records: Iterable[Record], columns: Columns, encoding: str) -> None:
     """A row for each of these DONE images. encoding: "utf-8", or "utf-8-sig" to begin with a byte order mark."""
+    _write_rows(out, columns.kinds, map(columns.row_of, records), encoding)
+
+
+def _write_rows(
+    out: BinaryIO, header: Collection[str], rows: Iterable[dict[str, Any]], encoding: str = "utf-8"
+) -> None:
     text = io.TextIOWrapper(out, encoding=encoding, newline="")
-    writer = csv.DictWriter(text, COLUMNS)
+    writer = csv.DictWriter(text, header)
     writer.writeheader()
-    for record in records:
-        writer.writerow({key: _cell(value) for key, value in row_of(record).items()})
+    for row in rows:
+        writer.writerow({key: _cell(value) for key, value in row.items()})
     text.detach()  # flushes, and keeps `out` open
 
 
+def models_file(file: Path) -> Path:
+    """Beside a file of rows, that of their models: results.models.csv for results.csv."""
+    return file.with_suffix(f".models{file.suffix}")
+
+
+def _write_models(file: Path, reader: Reader, models: Iterable[Model], *, force: bool) -> None:
+    with written_whole(file, reader.path, force=force) as partial, partial.open("wb") as out:
+        _write_rows(out, describe_model(UNKNOWN), map(describe_model, sorted(models, key=_name)))
+
+
+def describe_model(model: Model) -> dict[str, Any]:
+    """What is known of a model, as a flat row: what its fingerprint stands for."""
+    provenance = structs.asdict(model.provenance)
+    return {"fingerprint": model.fingerprint, "stage": model.stage, **provenance, "notice": model.notice}
+
+
+def _name(model: Model) -> tuple[str, str]:
+    return model.stage, model.fingerprint
+
+
+def note_models(models: Iterable[Model]) -> dict[bytes, bytes]:
+    """For the metadata of a Parquet file: what its models are, and the version of visiond that wrote it."""
+    known = [describe_model(model) for model in sorted(models, key=_name)]
+    return {b"visiond.models": msgspec.json.encode(known), b"visiond.version": __version__.encode()}
+
+
 def _cell(value: Any) -> Any:
-    """A list as JSON, since labels may contain any character. A text that starts like a formula gets a quote,
+    """A list or table as JSON, since labels may contain any character. A text that starts like a formula gets a quote,
     as a spreadsheet would run it, and anyone can put text on an image."""
-    if isinstance(value, list):
+    if isinstance(value, list | dict):
         return msgspec.json.encode(value).decode()
     return f"'{value}" if isinstance(value, str) and FORMULA.match(value) else value
 
@@ -273,6 +261,8 @@ def write_jsonl(out: BinaryIO, records: Iterable[Record]) -> None:
     out.writelines(record.sidecar for record in records)
 
 
-def _write_parquet(out: BinaryIO, records: Iterator[Record], sizes: list[int]) -> None:
+def write_parquet(out: BinaryIO, records: Iterator[Record], columns: Columns, **options: Any) -> None:
+    """options: of `write_table`."""
     documents = ((record, msgspec.json.decode(record.sidecar)) for record in records)
-    write_table(out, ((row_of(record, document), document) for record, document in documents), COLUMNS, sizes)
+    rows = ((columns.row_of(record, document), document) for record, document in documents)
+    write_table(out, rows, columns.kinds, **options)

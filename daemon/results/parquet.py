@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import base64
 import itertools
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from datetime import datetime
 from typing import Any, BinaryIO
 
@@ -25,11 +25,13 @@ def write_table(
     rows: Iterator[Row],
     columns: Mapping[str, type],
     sizes: Collection[int],
-    notes: Mapping[bytes, bytes] | None = None,
+    *,
+    half: bool = False,
+    notes: Callable[[], Mapping[bytes, bytes]] = dict,
 ) -> None:
     """columns: those of every export, with their types. sizes: the lengths of the embeddings.
-    With one length they are lists of a fixed size, otherwise plain lists. notes: for the file's own metadata.
-    Raises MissingLibrary."""
+    With one length they are lists of a fixed size, otherwise plain lists. half: embeddings in half precision. notes: called
+    after the last row, for the file's own metadata. Raises MissingLibrary."""
     try:
         import pyarrow
         import pyarrow.parquet
@@ -38,26 +40,32 @@ def write_table(
             "Parquet needs pyarrow: pip install 'visiond[parquet]', or use --format jsonl."
         ) from error
     size = next(iter(sizes)) if len(sizes) == 1 else 0
-    schema = _schema(columns, size).with_metadata(notes)
+    schema = _schema(columns, size, pyarrow.float16() if half else pyarrow.float32())
     with pyarrow.parquet.ParquetWriter(out, schema) as writer:
         while chunk := list(itertools.islice(rows, CHUNK)):
             plain = pyarrow.Table.from_pylist(
                 [cells_of(*row) for row in chunk], schema.remove(len(schema) - 1)
             )
             vectors = [vector_of(document) for _, document in chunk]
-            writer.write_table(plain.append_column(schema.field("embedding"), _embeddings(vectors, size)))
+            writer.write_table(
+                plain.append_column(
+                    schema.field("embedding"), _embeddings(vectors, schema.field("embedding").type)
+                )
+            )
+        writer.add_key_value_metadata(notes())
 
 
-def _schema(columns: Mapping[str, type], size: int) -> Any:
+def _schema(columns: Mapping[str, type], size: int, precision: Any) -> Any:
     import pyarrow as pa
 
     number = pa.float64()
     types = {int: pa.int64(), float: number, str: pa.string(), bool: pa.bool_(), list: pa.list_(pa.string())}
     types[datetime] = pa.timestamp("ms", "UTC")
+    types[dict] = pa.map_(pa.string(), number)
     corners = pa.list_(pa.list_(number))
-    line = pa.struct([("text", pa.string()), ("score", number), ("box", corners)])
+    line = pa.struct([("text", pa.string()), ("score", number), ("box", corners), ("guessed", pa.bool_())])
     detection = pa.struct([("label", pa.string()), ("score", number), ("box", pa.list_(number))])
-    further = (pa.list_(line), pa.list_(detection), pa.list_(number), pa.list_(pa.float32(), size or -1))
+    further = (pa.list_(line), pa.list_(detection), pa.list_(number), pa.list_(precision, size or -1))
     return pa.schema(
         [*((name, types[kind]) for name, kind in columns.items()), *zip(FURTHER, further, strict=True)]
     )
@@ -67,7 +75,9 @@ def cells_of(row: dict[str, Any], document: dict[str, Any]) -> dict[str, Any]:
     """All columns except the embedding; null for a stage that did not run."""
     further = {
         "finished_at": datetime.fromisoformat(row["finished_at"]),
-        "text_lines": document["ocr"]["lines"] if "ocr" in document else None,
+        "text_lines": [{"guessed": False, **line} for line in document["ocr"]["lines"]]
+        if "ocr" in document
+        else None,
         "detections": document["objects"]["detections"] if "objects" in document else None,
         "tag_scores": [tag["score"] for tag in document["clip"]["tags"]] if "clip" in document else None,
     }
@@ -83,15 +93,17 @@ def vector_of(document: dict[str, Any]) -> Any:
     return np.frombuffer(base64.b64decode(embedding["base64"]), kind).astype(np.float32)
 
 
-def _embeddings(vectors: list[Any], size: int) -> Any:
-    """size: the length of all vectors; 0 for several lengths. A vector of another length,
-    from a model that was changed during the export, is null."""
+def _embeddings(vectors: list[Any], kind: Any) -> Any:
+    """kind: of the column. A vector of another length than its lists have, from a model that was changed during the export,
+    is null."""
     import pyarrow as pa
 
-    if not size:
-        return pa.array(vectors, pa.list_(pa.float32()))
+    precision = kind.value_type.to_pandas_dtype()
+    if not pa.types.is_fixed_size_list(kind):
+        return pa.array([None if v is None else v.astype(precision) for v in vectors], kind)
+    size = kind.list_size
     fitting = [vector if vector is not None and len(vector) == size else None for vector in vectors]
-    nothing = np.zeros(size, np.float32)
-    values = np.concatenate([nothing if vector is None else vector for vector in fitting])
+    nothing = np.zeros(size, precision)
+    values = np.concatenate([nothing if vector is None else vector for vector in fitting]).astype(precision)
     missing = pa.array([vector is None for vector in fitting])
     return pa.FixedSizeListArray.from_arrays(pa.array(values), size, mask=missing)

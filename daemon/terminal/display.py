@@ -238,14 +238,14 @@ def show_record(record: Record) -> None:
     print_table(
         ("bin", "criterion", "passed"), describe(document["bin"]), title=f"bin {document['bin']['name']}"
     )
-    models, names = document["models"], record.model_names()
+    models, known = document["models"], record.provenance()
     timings = (
-        (stage, f"{seconds:.4f}", names[models[stage]], models[stage])
+        (stage, f"{seconds:.4f}", known[models[stage]].describe(), models[stage])
         for stage, seconds in document["timings"].items()
     )
     print_table(("stage", "seconds (average of its batch)", "model", "fingerprint"), timings)
     for name, look in document.get("second_looks", {}).items():
-        about = f"second look {name}: {look['stage']} by {names[look['model']]} {look['model']}"
+        about = f"second look {name}: {look['stage']} by {known[look['model']].describe()} {look['model']}"
         print_fields("", look.get("result") or {key: look[key] for key in ("reason", "detail")}, about)
 
 

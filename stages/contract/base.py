@@ -79,6 +79,31 @@ class StageUnusable(ValueError):
 Result = msgspec.Struct
 
 
+class Provenance(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
+    """What a model is, so that an answer can be traced to it. Empty where it is not known."""
+
+    name: str = ""  # as it is typed for `visiond models pull`; without weights, the backend's
+    repository: str = ""  # of the model hub
+    commit: str = ""  # from which it was pulled, in full
+    license: str = ""
+    backend: str = ""
+    dtype: str = ""  # as in StageSpec
+    options: dict[str, Any] = {}
+    visiond: str = ""  # the version that ran it
+
+    @property
+    def title(self) -> str:
+        """What people call it: its name, and the start of the commit."""
+        return f"{self.name}@{self.commit[:12]}" if self.commit else self.name
+
+    def describe(self) -> str:
+        """In one line."""
+        options = (f"{name} = {msgspec.json.encode(value).decode()}" for name, value in self.options.items())
+        version = f"visiond {self.visiond}" if self.visiond else ""
+        known = ", ".join(filter(None, (self.license, self.dtype, *options, version)))
+        return f"{self.title} ({known})" if known else self.title
+
+
 class StageSpec(msgspec.Struct, frozen=True):
     """A stage as configured and resolved by the daemon: everything that a worker needs to build it."""
 
@@ -90,7 +115,7 @@ class StageSpec(msgspec.Struct, frozen=True):
     dtype: str = "float32"
     batch_size: int = 16  # most images of one forward pass
     options: dict[str, Any] = {}  # the backend's own settings
-    model: str = ""  # what people call its weights, with the commit from which they were pulled
+    provenance: Provenance = Provenance()
     notice: str = ""  # about its weights, to be shown with its answers
     # Torch devices over which the model's layers are spread, the worker's own first; empty: all of it is there.
     spread: list[str] = []

@@ -84,12 +84,6 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_def
         str, Any
     ] = {}  # its training and scores; minipack/visiond_mini/card.py writes them into README.md
 
-    @property
-    def title(self) -> str:
-        """What people call it, as they type it for `models pull`: its name, and the commit if it is of one repository."""
-        commits = list(self.revision.values())
-        return f"{self.name}@{commits[0][:12]}" if len(commits) == 1 else self.name
-
     def notice_of(self, stage: str) -> str:
         """The notice for a stage's answers; empty if the stage is not in this pack."""
         entry = self.stages.get(stage)

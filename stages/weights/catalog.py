@@ -6,6 +6,8 @@ only if a backend of this installation takes the model. Imports no torch.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from stages.contract.descriptor import Backend
 from stages.registry import registry
 from stages.weights.families import Family, PublishedModel
@@ -203,6 +205,12 @@ def takes(name: str, backend: Backend, model_type: str) -> bool:
 def offered() -> dict[str, PublishedModel]:
     """The models that this installation can run, by name."""
     return {name: entry for name, entry in CATALOG.items() if find_backend(entry)}
+
+
+def list_published(stage: str, repositories: Iterable[str]) -> list[PublishedModel]:
+    """The entries of a stage that are published in these repositories."""
+    wanted = {repository.lower() for repository in repositories}
+    return [e for e in CATALOG.values() if e.stage == stage and e.repository.lower() in wanted]
 
 
 def find_published(repository: str, file: str = "") -> PublishedModel | None:

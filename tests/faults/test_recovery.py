@@ -15,6 +15,7 @@ import sqlite3
 from collections.abc import Callable
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from daemon.config.loading import load
@@ -80,6 +81,31 @@ def test_each_of_a_thousand_deleted_or_edited_sidecars_is_found_and_written_agai
     assert told(place, "repair") == (0, {"missing": 500, "edited": 500})
     assert sidecars(place) == before
     assert told(place, "verify") == (0, {"whole": 1000})
+
+
+def test_a_sidecar_may_say_of_its_models_what_the_ledger_was_once_told_and_nothing_else(
+    tmp_path: Path,
+) -> None:
+    place = finished(tmp_path, 3)
+    file = next(iter(sidecars(place)))
+    whole = json.loads(file.read_bytes())
+    older, renamed = whole["provenance"]["ocr"] | {"visiond": "0.1.0"}, {"name": "mine"}
+    with contextlib.closing(sqlite3.connect(place.site.ledger)) as connection, connection:
+        known = json.dumps([older, whole["provenance"]["ocr"]])
+        connection.execute("UPDATE model SET provenance = ? WHERE stage = 'ocr'", (known,))
+    for said, counts in (
+        (whole["provenance"], {"whole": 7}),
+        ({}, {"whole": 7}),
+        (whole["provenance"] | {"ocr": older}, {"whole": 7}),
+        (whole["provenance"] | {"ocr": renamed}, {"whole": 6, "edited": 1}),
+    ):
+        document = {
+            key: said if key == "provenance" else value
+            for key, value in whole.items()
+            if said or key != "provenance"
+        }
+        file.write_bytes(msgspec.json.encode(document) + b"\n")
+        assert told(place, "verify")[1] == counts
 
 
 def test_a_lost_ledger_is_reported_with_the_fix_before_a_new_one_replaces_it(tmp_path: Path) -> None:

@@ -21,7 +21,6 @@ from daemon.workers import pool
 from stages.contract import processes
 from tests.daemon_process import DEFAULTS, PATIENCE, STAGES, caption_of, picture, wait_for
 from visiond.engine import Annotator, NotLoaded
-from visiond.engine.rows import COLUMNS
 
 Open = Callable[..., Annotator]
 
@@ -65,7 +64,7 @@ def test_each_image_gets_the_row_of_its_own_bytes_in_the_order_of_the_call(
     rows = annotator.annotate(images, "/photos")
     assert [row["path"] for row in rows] == [name for name, _ in images]
     assert [row["caption"] for row in rows] == [caption_of(data) for _, data in images]
-    assert list(rows[0])[: len(COLUMNS)] == list(COLUMNS)
+    assert list(rows[0])[: len(annotator.rows.kinds)] == list(annotator.rows.kinds)
     assert (rows[0]["inbox"], rows[0]["location"]) == ("/photos", "/photos/0.ppm")
     assert {*outcomes(rows)} == {("DONE", None)}
 

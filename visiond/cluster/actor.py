@@ -15,6 +15,7 @@ import msgspec
 from daemon.config.loading import Config
 from daemon.core.errors import VisiondError
 from daemon.ledger.record import Record
+from daemon.results.export import note_models
 from daemon.results.parquet import Row, write_table
 from visiond.cluster.fetching import Fetched, fetch, opened_threads
 from visiond.cluster.job import Shards
@@ -25,7 +26,7 @@ from visiond.cluster.shards import shard_of, write_shard
 from visiond.cluster.unpacking import ClusterUnpacker, Unpacked
 from visiond.engine import Annotator
 from visiond.engine.calls import Image
-from visiond.engine.rows import COLUMNS, pair
+from visiond.engine.rows import Rows
 
 COUNTS = b"visiond.counts"  # in a part's own metadata: images by state
 
@@ -102,7 +103,7 @@ class ActorChain:
         if self._shards:  # first, as a unit is finished when its part exists
             shard = write_shard(records, numbers, [image.data for image in fetched], self._shards)
             self._output.write_whole(shard_of(unit.name), shard)
-        self._output.write_whole(part, write_part(records, numbers, counts))
+        self._output.write_whole(part, write_part(self._annotator.rows, records, numbers, counts))
         return counts
 
     def _find(self, part: str) -> bytes:
@@ -139,15 +140,22 @@ def number_rows(fetched: Iterable[Fetched], ids: Ids) -> list[int]:
     return numbers
 
 
-def write_part(records: list[Record], numbers: list[int], counts: bytes) -> bytes:
+def write_part(rows: Rows, records: list[Record], numbers: list[int], counts: bytes) -> bytes:
     """The rows as a Parquet file."""
     file = io.BytesIO()
-    write_table(file, _numbered(records, numbers), COLUMNS, (), {COUNTS: counts})
+    models = {model for record in records for model in record.all_models()}
+    write_table(
+        file,
+        _numbered(rows, records, numbers),
+        rows.kinds,
+        (),
+        notes=lambda: note_models(models) | {COUNTS: counts},
+    )
     return file.getvalue()
 
 
-def _numbered(records: list[Record], numbers: list[int]) -> Iterator[Row]:
-    for number, (row, document) in zip(numbers, pair(records), strict=True):
+def _numbered(rows: Rows, records: list[Record], numbers: list[int]) -> Iterator[Row]:
+    for number, (row, document) in zip(numbers, rows.pair(records), strict=True):
         row["id"] = number
         yield row, document
 

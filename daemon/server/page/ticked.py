@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import functools
 import io
 import os
 import re
 import time
 import zipfile
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from datetime import UTC, datetime
-from typing import BinaryIO
 
 import anyio
 from anyio.to_thread import run_sync
@@ -24,6 +22,7 @@ from daemon.config.loading import Config
 from daemon.core.jobs import JobStatus
 from daemon.ledger.record import Record
 from daemon.ledger.records import Reader
+from daemon.results.columns import Columns
 from daemon.results.export import write_csv, write_jsonl
 from daemon.server.app import read_form
 from daemon.server.asked import Asked, number_in
@@ -38,10 +37,7 @@ OLDEST = datetime(1980, 1, 2, tzinfo=UTC).timestamp()
 NEWEST = datetime(2107, 12, 30, tzinfo=UTC).timestamp()
 REFUSED = re.compile(r'[\x00-\x1f\x7f"*:<>?\\|]')  # by Windows, in names
 # Results as `visiond export` writes them, with the mark at the start that spreadsheets want.
-FORMATS: dict[str, tuple[str, Callable[[BinaryIO, Sequence[Record]], None]]] = {
-    "csv": ("text/csv; charset=utf-8", functools.partial(write_csv, encoding="utf-8-sig")),
-    "jsonl": ("application/jsonl", write_jsonl),
-}
+FORMATS = {"csv": "text/csv; charset=utf-8", "jsonl": "application/jsonl"}
 
 
 class Ticked:
@@ -73,13 +69,16 @@ class Ticked:
 
     async def results(self, request: Request) -> Response:
         """Of those that are DONE, as in an export."""
-        if request.path_params["format"] not in FORMATS:
+        if (format := request.path_params["format"]) not in FORMATS:
             raise HTTPException(404)
-        kind, write = FORMATS[request.path_params["format"]]
         records = [each for each in await self._records(request) if each.status is JobStatus.DONE]
         out = io.BytesIO()
-        await run_sync(write, out, [each for each in records if not each.damage])
-        return Response(out.getvalue(), headers=_attached(request.url.path), media_type=kind)
+        records = [each for each in records if not each.damage]
+        if format == "csv":
+            await run_sync(write_csv, out, records, Columns(self._config.stage_names), "utf-8-sig")
+        else:
+            await run_sync(write_jsonl, out, records)
+        return Response(out.getvalue(), headers=_attached(request.url.path), media_type=FORMATS[format])
 
     async def _records(self, request: Request) -> list[Record]:
         ids = _numbers_in(request.query_params.getlist("id"))

@@ -221,7 +221,7 @@ def describe_one(record: Record) -> dict[str, Any]:
         "record": record,
         "location": visible(os.fsdecode(record.location)),
         "document": document,
-        "names": record.model_names(),
+        "provenance": record.provenance(),
         "text": text_of(document.get("ocr") or {}),
         "criteria": describe(document["bin"]) if document else [],
         "comparisons": compare_looks(document),

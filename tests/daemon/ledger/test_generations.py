@@ -12,6 +12,7 @@ from daemon.core.jobs import Job
 from daemon.ledger.ledger import Ledger
 from daemon.ledger.record import Model
 from daemon.ledger.records import Reader
+from stages.contract.base import Provenance
 from stages.registry.registry import ORDER
 from tests.makers import MODELS, admit, complete, content_of, done, make_outputs
 
@@ -74,10 +75,10 @@ async def test_a_check_of_the_ledger_knows_models_that_came_while_it_ran(ledger:
 
 
 @pytest.mark.anyio
-async def test_the_name_of_a_model_stays_when_a_repair_does_not_know_it(ledger: Ledger) -> None:
-    """A sidecar has only the fingerprint."""
+async def test_what_a_model_is_stays_known_when_a_repair_does_not_know_it(ledger: Ledger) -> None:
+    """Older sidecars have only the fingerprint."""
     await complete(ledger, done((await admit(ledger, b"a.jpg"))[0]))
-    await ledger.generations.begin([replace(model, name="") for model in MODELS])
+    await ledger.generations.begin([replace(model, provenance=Provenance()) for model in MODELS])
     with contextlib.closing(Reader(ledger.path)) as reader:
         [record] = reader.find("a.jpg")
-    assert record.model_names() == {f"{stage}-1": f"{stage}-small@0123456789ab" for stage in ORDER}
+    assert record.provenance() == {model.fingerprint: model.provenance for model in MODELS}

@@ -55,7 +55,10 @@ def parsed(record: Record) -> dict[str, Any]:
 
 def test_a_sidecar_has_the_published_keys_in_their_published_order() -> None:
     document = parsed(make_record(INBOX, b"sub/a.jpg"))
-    assert " ".join(document) == "schema id source ocr objects clip caption bin timings models finished_at"
+    assert (
+        " ".join(document)
+        == "schema id source ocr objects clip caption bin timings models provenance finished_at"
+    )
     assert " ".join(document["source"]) == "inbox path bytes digest width height format seen_at"
     assert document["schema"] == "visiond/1"
     assert set(document["ocr"]) == {"lines", "count", "area_ratio"}

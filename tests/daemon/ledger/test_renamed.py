@@ -692,7 +692,7 @@ def test_a_file_that_was_renamed_before_an_upgrade_keeps_its_row(tmp_path: Path)
     with closing(sqlite3.connect(place.site.ledger)) as connection:
         connection.executescript(
             "DROP INDEX files; DROP INDEX told; DROP TABLE renamed; ALTER TABLE publication DROP COLUMN told; "
-            "ALTER TABLE model DROP COLUMN name; PRAGMA user_version = 11;"
+            "ALTER TABLE model DROP COLUMN provenance; PRAGMA user_version = 11;"
         )
     place.rename("a.ppm", "b.ppm")
     place.process()

@@ -24,12 +24,16 @@ from daemon.ledger.ledger import Ledger
 from daemon.ledger.record import Model, Record
 from daemon.ledger.records import Reader
 from daemon.results import export, parquet
-from daemon.results.export import COLUMNS, export_records, parse_ratio, row_of
+from daemon.results.columns import COLUMNS, Columns
+from daemon.results.export import export_records, parse_ratio, write_parquet
+from stages.registry.registry import ORDER
 from tests.makers import MODELS, admit, complete, done, failed, make_file, make_outputs, make_record
 
 pytestmark = pytest.mark.anyio
 
 INBOX = Path("/inbox")
+ALL = Columns(ORDER)
+row_of = ALL.row_of
 BINS = {"A": 12, "B": 6, "C": 3}  # images in each bin of the reader below
 VARIANTS = {"A": 3, "B": 6, "C": 0}
 
@@ -61,10 +65,13 @@ def write(
     format: str = "jsonl",
     bin_name: str = "",
     *,
+    columns: Columns = ALL,
     force: bool = False,
+    half: bool = False,
     **ratio: float,
 ) -> int:
-    return export_records(reader, file, format, bin_name, ratio, lambda done, total: None, force=force)
+    step = lambda done, total: None  # noqa: E731
+    return export_records(reader, file, format, bin_name, ratio, step, columns, force=force, half=half)
 
 
 def read_rows(file: Path) -> list[dict[str, Any]]:
@@ -73,12 +80,12 @@ def read_rows(file: Path) -> list[dict[str, Any]]:
             with file.open(newline="") as lines:
                 return list(csv.DictReader(lines))
         case ".parquet":
-            return pyarrow.parquet.read_table(file).to_pylist()
+            return pyarrow.parquet.read_table(file).to_pylist(maps_as_pydicts="strict")
     return [msgspec.json.decode(line) for line in file.read_bytes().splitlines()]
 
 
 def cell(value: Any) -> Any:
-    return msgspec.json.encode(value).decode() if isinstance(value, list) else value
+    return msgspec.json.encode(value).decode() if isinstance(value, list | dict) else value
 
 
 def bins_of(file: Path) -> collections.Counter[str]:
@@ -186,10 +193,12 @@ async def test_columns_and_types_are_those_that_are_published(reader: Reader, tm
         "double": float,
         "string": str,
         "list<element: string>": list,
+        "bool": bool,
+        "map<string, double ('stage_seconds')>": dict,
         "timestamp[ms, tz=UTC]": datetime,
     }
     assert {name: kinds[str(table.schema.field(name).type)] for name in COLUMNS} == COLUMNS
-    line = "list<element: struct<text: string, score: double, box: list<element: list<element: double>>>>"
+    line = "list<element: struct<text: string, score: double, box: list<element: list<element: double>>, guessed: bool>>"
     detection = "list<element: struct<label: string, score: double, box: list<element: double>>>"
     vector = "fixed_size_list<element: float>[16]"
     assert [str(table.schema.field(name).type) for name in parquet.FURTHER] == [
@@ -270,9 +279,8 @@ async def test_one_bin_can_be_written_alone(reader: Reader, tmp_path: Path) -> N
 
 async def test_progress_is_reported_with_the_total(reader: Reader, tmp_path: Path) -> None:
     reported: list[tuple[int, int | None]] = []
-    export_records(
-        reader, tmp_path / "c.jsonl", "jsonl", "C", {}, lambda done, total: reported.append((done, total))
-    )
+    step = lambda done, total: reported.append((done, total))  # noqa: E731
+    export_records(reader, tmp_path / "c.jsonl", "jsonl", "C", {}, step, ALL)
     assert reported == [(1, 3), (2, 3), (3, 3)]
 
 
@@ -348,7 +356,7 @@ async def export_embeddings(
         await complete(ledger, msgspec.structs.replace(done(job, outputs=outputs), bin="A"))
     said: list[str] = []
     with contextlib.closing(Reader(ledger.path)) as reader:
-        export_records(reader, file, "parquet", "", {}, lambda done, total: None, warn=said.append)
+        export_records(reader, file, "parquet", "", {}, lambda done, total: None, ALL, warn=said.append)
     table = pyarrow.parquet.read_table(file)
     return str(table.schema.field("embedding").type), table.column("embedding").to_pylist(), said
 
@@ -389,7 +397,7 @@ async def test_a_model_that_no_exported_image_has_any_more_makes_no_other_length
 def test_an_embedding_of_a_model_that_came_during_the_export_is_null(tmp_path: Path) -> None:
     record = make_record(INBOX, outputs=make_outputs() | {"clip": embed(1, 2, 3)})
     with (tmp_path / "a.parquet").open("wb") as out:
-        export._write_parquet(out, iter([record]), [2])
+        write_parquet(out, iter([record]), ALL, sizes=[2])
     assert read_rows(tmp_path / "a.parquet")[0]["embedding"] is None
 
 
@@ -397,7 +405,8 @@ async def test_boxes_and_scores_are_those_of_the_sidecars(reader: Reader, tmp_pa
     for suffix in ("jsonl", "parquet"):
         write(reader, tmp_path / f"all.{suffix}", suffix)
     sidecars, rows = read_rows(tmp_path / "all.jsonl"), read_rows(tmp_path / "all.parquet")
-    assert [row["text_lines"] for row in rows] == [sidecar["ocr"]["lines"] for sidecar in sidecars]
+    lines = [[{"guessed": False, **line} for line in sidecar["ocr"]["lines"]] for sidecar in sidecars]
+    assert [row["text_lines"] for row in rows] == lines
     assert [row["detections"] for row in rows] == [sidecar["objects"]["detections"] for sidecar in sidecars]
     assert [row["tag_scores"] for row in rows] == [
         [tag["score"] for tag in sidecar["clip"]["tags"]] for sidecar in sidecars
@@ -409,9 +418,69 @@ async def test_boxes_and_scores_are_those_of_the_sidecars(reader: Reader, tmp_pa
 async def test_without_its_stage_each_of_these_is_null(tmp_path: Path) -> None:
     record = make_record(INBOX, outputs=make_outputs(stages=["blip"]), models=[MODELS[3]])
     with (tmp_path / "a.parquet").open("wb") as out:
-        export._write_parquet(out, iter([record]), [])
+        write_parquet(out, iter([record]), ALL, sizes=[])
     [row] = read_rows(tmp_path / "a.parquet")
     assert {row[name] for name in parquet.FURTHER} == {None}
+
+
+async def test_text_that_ocr_guessed_is_left_out_of_sure_text(tmp_path: Path) -> None:
+    lines = [
+        {"text": text, "score": 0.95, "box": [[0, 0]] * 4} | guessed
+        for text, guessed in (("Total 12.50", {}), ("oıɓʞ mɐɹ", {"guessed": True}))
+    ]
+    ocr = Output(msgspec.json.encode({"lines": lines, "count": 2, "area_ratio": 0.1}), 0.0)
+    row = row_of(make_record(INBOX, outputs=make_outputs() | {"ocr": ocr}))
+    assert row["text"] == "Total 12.50\noıɓʞ mɐɹ"
+    assert row["sure_text"] == "Total 12.50"
+
+
+def test_a_text_that_ended_at_the_limit_of_its_page_reader_is_marked() -> None:
+    payloads = (
+        b'{"lines":[],"count":0,"area_ratio":0.0,"text":"Dear Sir","cut":true}',
+        b'{"lines":[],"count":0,"area_ratio":0.0,"text":"Dear Sir"}',
+    )
+    records = [make_record(INBOX, outputs=make_outputs() | {"ocr": Output(p, 0.0)}) for p in payloads]
+    assert [row_of(record)["text_cut"] for record in records] == [True, False]
+
+
+async def test_embeddings_in_half_precision_are_those_of_the_ledger(reader: Reader, tmp_path: Path) -> None:
+    write(reader, tmp_path / "whole.parquet", "parquet")
+    write(reader, tmp_path / "half.parquet", "parquet", half=True)
+    whole, half = (pyarrow.parquet.read_table(tmp_path / f"{name}.parquet") for name in ("whole", "half"))
+    assert str(half.schema.field("embedding").type) == "fixed_size_list<element: halffloat>[16]"
+    assert [list(map(float, row)) for row in half["embedding"].to_pylist()] == whole["embedding"].to_pylist()
+    with pytest.raises(WrongArgument, match="--float16 is for the embeddings of Parquet"):
+        write(reader, tmp_path / "a.csv", "csv", half=True)
+
+
+# Models
+
+
+async def test_each_row_names_its_models_and_the_file_says_what_these_are(
+    reader: Reader, tmp_path: Path
+) -> None:
+    file = tmp_path / "all.parquet"
+    write(reader, file, "parquet", columns=Columns(ORDER, models=True))
+    known = msgspec.json.decode(pyarrow.parquet.read_metadata(file).metadata[b"visiond.models"])
+    named = {model["fingerprint"]: (model["name"], model["commit"]) for model in known}
+    assert named == {m.fingerprint: (m.provenance.name, m.provenance.commit) for m in MODELS}
+    assert {row["yolo_model"] for row in read_rows(file)} == {"yolo-1"}
+
+
+async def test_beside_csv_a_second_file_says_what_the_models_are(reader: Reader, tmp_path: Path) -> None:
+    write(reader, tmp_path / "all.csv", "csv", columns=Columns(ORDER, models=True))
+    known = {row["fingerprint"]: row["name"] for row in read_rows(tmp_path / "all.models.csv")}
+    assert known == {model.fingerprint: model.provenance.name for model in MODELS}
+    assert {known[row["ocr_model"]] for row in read_rows(tmp_path / "all.csv")} == {"ocr-small"}
+    with pytest.raises(NotWritable, match=r"all\.csv already exists"):
+        write(reader, tmp_path / "all.csv", "csv", columns=Columns(ORDER, models=True))
+    with pytest.raises(WrongArgument, match="name a file instead of -"):
+        write(reader, Path("-"), "csv", columns=Columns(ORDER, models=True))
+
+
+def test_the_columns_are_those_of_the_configured_stages_not_of_all_that_are_installed() -> None:
+    assert not any(name.startswith("quality") for name in Columns(["ocr"]).kinds)
+    assert [*Columns(["ocr", "yolo"], models=True).kinds][-2:] == ["ocr_model", "yolo_model"]
 
 
 # Mixes
@@ -519,7 +588,7 @@ async def test_an_error_leaves_the_old_file_and_no_part_of_a_new_one(
     broken = Interrupted(tmp_path / "state" / "ledger.sqlite")
     broken.error = error
     with pytest.raises(raised, match=message):
-        export_records(broken, file, suffix, "", {}, lambda done, total: None, force=True)
+        export_records(broken, file, suffix, "", {}, lambda done, total: None, ALL, force=True)
     broken.close()
     assert file.read_bytes() == b"the old one"
     assert set(os.listdir(tmp_path)) == before
@@ -546,7 +615,8 @@ async def test_a_mix_is_exact_though_images_are_added_meanwhile(
     reader = Growing(ledger.path)
     reader.counted = counted
     assert (
-        export_records(reader, tmp_path / "mix.jsonl", "jsonl", "", {"C": 1.0}, lambda done, total: None) == 2
+        export_records(reader, tmp_path / "mix.jsonl", "jsonl", "", {"C": 1.0}, lambda done, total: None, ALL)
+        == 2
     )
     reader.close()
 
@@ -554,7 +624,9 @@ async def test_a_mix_is_exact_though_images_are_added_meanwhile(
 async def test_csv_begins_with_a_byte_order_mark_on_wish(reader: Reader, tmp_path: Path) -> None:
     plain, marked = tmp_path / "plain.csv", tmp_path / "marked.csv"
     for file, mark in ((plain, False), (marked, True)):
-        export_records(reader, file, "csv", "", {}, lambda done, total: None, mark=mark)
+        export_records(reader, file, "csv", "", {}, lambda done, total: None, ALL, mark=mark)
     assert marked.read_bytes() == b"\xef\xbb\xbf" + plain.read_bytes()
     with pytest.raises(WrongArgument, match="--bom is for CSV"):
-        export_records(reader, tmp_path / "a.jsonl", "jsonl", "", {}, lambda done, total: None, mark=True)
+        export_records(
+            reader, tmp_path / "a.jsonl", "jsonl", "", {}, lambda done, total: None, ALL, mark=True
+        )

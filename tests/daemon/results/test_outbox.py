@@ -497,7 +497,8 @@ def test_a_sink_on_an_older_ledger_gets_no_record_that_was_published_before(tmp_
     with contextlib.closing(sqlite3.connect(place.site.ledger)) as connection:
         connection.executescript(
             "DROP INDEX made; DROP INDEX failures; DROP INDEX files; DROP TABLE renamed; "
-            "ALTER TABLE model DROP COLUMN is_current; ALTER TABLE model DROP COLUMN name; DROP TABLE look; DROP TABLE sink; "
+            "ALTER TABLE model DROP COLUMN is_current; ALTER TABLE model DROP COLUMN provenance; "
+            "DROP TABLE look; DROP TABLE sink; "
             "DROP TABLE publication; DROP TABLE start; DROP TABLE lost; "
             "ALTER TABLE inbox DROP COLUMN marker; PRAGMA user_version = 3; "
             "CREATE TABLE answer AS SELECT digest, model, payload, seconds, result.checksum AS checksum "

@@ -91,7 +91,9 @@ def test_criteria_are_sentences_and_times_are_rounded(site: Site) -> None:
     content = site.read("/images/5")
     assert "text boxes 3, more than 2 needed" in content
     assert "<td>250</td>" in content, "milliseconds"
-    assert '<span title="Fingerprint clip-1">clip-small@0123456789ab</span>' in content
+    assert (
+        '<span title="clip-small@0123456789ab, fingerprint clip-1">clip-small@0123456789ab</span>' in content
+    )
     assert [milliseconds(seconds) for seconds in (0.0004, 0.0126, 1.5)] == ["under 1", "13", "1,500"]
 
 

@@ -126,7 +126,23 @@ def test_a_stage_knows_what_people_call_its_weights_with_the_commit_of_one_repos
     ):
         revision = {f"me/{commit}": commit for commit in commits}
         write_manifest(pack.record, msgspec.structs.replace(pack.manifest, revision=revision))
-        assert resolve(open_pack("small", pack.models_folder), "clip").model == title
+        assert resolve(open_pack("small", pack.models_folder), "clip").provenance.title == title
+
+
+def test_what_a_model_of_the_standard_pack_is_says_its_own_repository_and_license(pack: Pack) -> None:
+    revision = {"openai/clip-vit-base-patch32": "c" * 40, "Salesforce/blip-image-captioning-base": "b" * 40}
+    several = {"clip": pack.manifest.stages["clip"], "blip": pack.manifest.stages["clip"]}
+    manifest = msgspec.structs.replace(
+        pack.manifest, revision=revision, stages=several, license="MIT, BSD-3-Clause"
+    )
+    write_manifest(pack.record, manifest)
+    known = resolve(open_pack("small", pack.models_folder), "clip", {"dtype": "float16"}).provenance
+    assert (known.name, known.repository, known.commit) == (
+        "clip-b32",
+        "openai/clip-vit-base-patch32",
+        "c" * 40,
+    )
+    assert (known.license, known.backend, known.dtype) == ("MIT", "transformers", "float16")
 
 
 def test_an_altered_and_a_missing_file_are_both_named(pack: Pack) -> None:
