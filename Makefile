@@ -12,6 +12,7 @@ AUDIT := pip-audit@2.10.1
 SBOM := cyclonedx-bom==7.5.0
 # Microsoft's own emulator of Azure, for tests. It needs npm.
 AZURITE := 3.37.0
+LABEL_STUDIO := 2.1.2
 
 # Keep bytecode even if the environment disables it: otherwise each of the tests' thousand processes compiles everything that it
 # imports, and the tests take twice as long.
@@ -30,7 +31,7 @@ define CHECK_PYTHON
 endef
 
 .DEFAULT_GOAL := help
-.PHONY: help setup site site-setup install install-test wheel deb sbom release tagged demo test coverage lint types faults mutants bench ray-setup ray-test store-setup azure-setup store-test tools gpu-test gpu-bench gpu-models gpu-tune gpu-figures lock audit docs picture clean
+.PHONY: help setup site site-setup install install-test wheel deb sbom release tagged demo test coverage lint types faults mutants bench ray-setup ray-test store-setup azure-setup label-studio-setup store-test tools gpu-test gpu-bench gpu-models gpu-tune gpu-figures lock audit docs picture clean
 
 help:  ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' Makefile
@@ -116,11 +117,17 @@ store-setup: $(STAMP)  ## add an object store to .venv, for the tests of s3:// i
 azure-setup: $(STAMP)  ## add Azurite to .venv, for the tests of az:// inboxes and outputs (needs npm)
 	@[ -d .venv/azurite ] || npm install --silent --no-save --no-audit --no-fund --ignore-scripts --prefix .venv/azurite azurite@$(AZURITE)
 
+# It wants an older numpy than the models, so it is in an environment of its own.
+label-studio-setup: $(STAMP)  ## add Label Studio's library to .venv, for the test of exports for it
+	@[ -d .venv/label-studio ] || { $(BIN)/uv venv --quiet .venv/label-studio && \
+	  $(BIN)/uv pip install --quiet --python .venv/label-studio/bin/python label-studio-sdk==$(LABEL_STUDIO); }
+
 store-test: store-setup  ## run the tests with a real object store (a minute)
 	$(BIN)/python -m pytest tests/daemon/stores
 
 # Debian's packages, each with the programs one of which must be there.
-TOOLS := caddy=caddy chromium=chromium,chromium-browser,google-chrome dpkg=dpkg-deb git=git iproute2=ip nginx-light=nginx npm=npm \
+TOOLS := caddy=caddy chromium=chromium,chromium-browser,google-chrome dpkg=dpkg-deb git=git iproute2=ip \
+  libimage-exiftool-perl=exiftool nginx-light=nginx npm=npm \
   openssl=openssl prometheus=promtool systemd=systemd-analyze util-linux=setpriv
 tools: $(STAMP)  ## install what tests are skipped without: Chromium, nginx, Prometheus, Ray and others (apt asks for root)
 	@PATH="$$PATH:/usr/sbin"; missing=$$(for tool in $(TOOLS); do [ -n "$$(which $$(echo $${tool#*=} | tr , ' '))" ] || echo $${tool%=*}; done); \
@@ -128,7 +135,7 @@ tools: $(STAMP)  ## install what tests are skipped without: Chromium, nginx, Pro
 	      echo "There is no apt-get here. Install these in your own way, then run make tools again:" $$missing >&2; exit 1; }; \
 	    sudo=$$([ $$(id -u) = 0 ] || echo sudo); \
 	    $$sudo apt-get -qq update && $$sudo apt-get -qq --yes install --no-install-recommends $$missing; }
-	@$(MAKE) --silent store-setup azure-setup ray-setup site-setup
+	@$(MAKE) --silent store-setup azure-setup label-studio-setup ray-setup site-setup
 
 # Ray and pandas are a quarter of a gigabyte that only `visiond ray` needs, so `make setup` leaves them out.
 ray-setup: $(STAMP)  ## add Ray to .venv, for `visiond ray`

@@ -52,6 +52,14 @@ class Format(StrEnum):
     csv = "csv"
     jsonl = "jsonl"
     parquet = "parquet"
+    coco = "coco"
+    yolo = "yolo"
+    label_studio = "label-studio"
+    captions = "captions"
+    hocr = "hocr"
+    alto = "alto"
+    xmp = "xmp"
+    xmp_adobe = "xmp-adobe"
 
 
 class ListedState(StrEnum):
@@ -230,8 +238,29 @@ Float16Option = Annotated[
 ]
 
 
+BomOption = Annotated[
+    bool, flag("--bom", help="Begin CSV with a byte order mark, without which Excel misreads letters.")
+]
+WhereOption = Annotated[
+    str,
+    typer.Option(
+        "--where",
+        metavar="CONDITION",
+        help='Only images for which this condition of SQL on the columns is true, for example "object_count > 2".',
+    ),
+]
+SampleOption = Annotated[
+    int | None,
+    typer.Option("--sample", metavar="N", min=1, help="Only N images, evenly at random.", show_default=False),
+]
+SeedOption = Annotated[int, typer.Option("--seed", help="Of --sample: another number, other images.")]
+UniqueOption = Annotated[bool, flag("--unique", help="Of files with equal bytes only the oldest.")]
+
+
 def export(
-    file: Annotated[Path, typer.Argument(metavar="FILE", help="File to write, or - for standard output.")],
+    file: Annotated[
+        Path, typer.Argument(metavar="FILE", help="File or folder to write, or - for standard output.")
+    ],
     format: Annotated[
         Format | None,
         typer.Option(
@@ -247,44 +276,50 @@ def export(
             help="Share of each bin, for example A=0.4,B=0.4,C=0.2. Exports as many images as these shares allow.",
         ),
     ] = "",
-    bom: Annotated[
-        bool, flag("--bom", help="Begin CSV with a byte order mark, without which Excel misreads letters.")
-    ] = False,
+    where: WhereOption = "",
+    sample: SampleOption = None,
+    seed: SeedOption = 0,
+    unique: UniqueOption = False,
+    bom: BomOption = False,
     models: ModelsOption = False,
     float16: Float16Option = False,
     force: ForceOption = False,
     config: ConfigOption = None,
 ) -> None:
-    """Write all results to one file, one row per image.
+    """Write all results to one file, one row per image, or to a folder.
 
     csv has counts, texts, labels, captions and bins; parquet also has boxes,
-    scores and embeddings; jsonl has the complete sidecars. A file has one
+    scores and embeddings; jsonl has the complete sidecars. The other formats
+    are folders for other programs: coco, yolo and label-studio are data sets,
+    captions, hocr, alto and xmp have a file for each image. A file has one
     row, that of its newest version, if that is DONE. docs/results.md
-    describes each column.
+    describes each column and format.
 
     Examples:
-      visiond export results.csv
       visiond export --models results.csv
       visiond export --format jsonl -
       visiond export --ratio A=0.4,B=0.4,C=0.2 results.parquet
+      visiond export --format yolo --where "object_count > 0" dataset
     """
     from daemon.ledger.files import STDOUT
     from daemon.ledger.records import open_reader
+    from daemon.results.choice import ExportChoice, parse_ratio
     from daemon.results.columns import Columns
-    from daemon.results.export import export_records, format_of, parse_ratio
+    from daemon.results.export import export_records, format_of
     from daemon.terminal.progress import Progress
 
     chosen = format.value if format else format_of(file)
     settings = read_config(config, needs_stages=False)
+    choice = ExportChoice(bin, parse_ratio(ratio), where, sample or 0, seed, unique)
     with open_reader(settings) as reader, Progress("rows") as progress:
         written = export_records(
             reader,
             file,
             chosen,
-            bin,
-            parse_ratio(ratio),
-            progress.step,
+            choice,
             Columns(settings.stage_names, models=models),
+            progress.step,
+            inboxes={inbox.root: inbox.name for inbox in settings.inbox},
             force=force,
             mark=bom,
             half=float16,

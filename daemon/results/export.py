@@ -6,12 +6,14 @@ from __future__ import annotations
 import csv
 import functools
 import io
-import math
-import random
+import os
 import re
+import shutil
 import sys
-from collections.abc import Callable, Collection, Iterable, Iterator
-from pathlib import Path
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from pathlib import Path, PurePosixPath
+from types import MappingProxyType
 from typing import Any, BinaryIO
 
 import msgspec
@@ -19,14 +21,17 @@ from msgspec import structs
 
 from daemon import __version__
 from daemon.config.state import closed_to_others
-from daemon.core.errors import LedgerDamaged, WrongArgument
-from daemon.core.hints import command, quantity
-from daemon.ledger.files import STDOUT, written_whole
+from daemon.core.errors import NotWritable, WrongArgument
+from daemon.core.hints import command
+from daemon.formats.answered import Answered
+from daemon.formats.formats import FOLDERS
+from daemon.ledger.files import STDOUT, sync_folders, written_into, written_whole
 from daemon.ledger.record import UNKNOWN, Model, Record
 from daemon.ledger.records import Reader
+from daemon.results.choice import Chosen, ExportChoice
 from daemon.results.columns import Columns
 from daemon.results.parquet import write_table
-from stages.contract.binning import BINS
+from stages.contract.folders import replace_folder
 
 # At the start of a cell. Some programs ignore spaces before it, or what nobody sees (control characters, the byte order mark,
 # and the rest of Unicode's Default_Ignorable_Code_Point), or accept wide and small characters.
@@ -35,8 +40,10 @@ _UNSEEN = (
     r"\u2800\u3164\ufe00-\ufe0f\ufeff\uffa0\ufff0-\ufffb\U0001bca0-\U0001bca3\U0001d173-\U0001d17a\U000e0000-\U000e0fff"
 )
 FORMULA = re.compile(rf"[{_UNSEEN}]*[=+\-@\uff1d\uff0b\uff0d\uff20\ufe66\ufe62\ufe63\ufe6b]|[\t\r\n]")
-FORMATS = ("csv", "jsonl", "parquet")
-SEED = 0  # so that a mix leaves out the same images each time
+FILES = ("csv", "jsonl", "parquet")
+MANIFEST = (
+    "visiond.json"  # of a folder: which models gave the answers; only a folder that has it is ever replaced
+)
 
 Step = Callable[[int, int | None], None]
 
@@ -45,133 +52,142 @@ def export_records(
     reader: Reader,
     file: Path,
     format: str,
-    bin_name: str,
-    ratio: dict[str, float],
-    step: Step,
+    choice: ExportChoice,
     columns: Columns,
+    step: Step,
     *,
+    inboxes: Mapping[bytes, str] = MappingProxyType({}),
     force: bool = False,
     mark: bool = False,
     half: bool = False,
     warn: Callable[[str], None] = lambda sentence: None,
 ) -> int:
-    """Write every DONE image (of a bin, or in a mix of bins) to `file`, whole or not at all;
-    returns how many.
+    """Write the chosen images that are DONE to `file`, whole or not at all; returns how many.
 
-    file: STDOUT for standard output. format: "csv", "jsonl" or "parquet". step: called with the number of
-    rows written, and of all. columns: of CSV and Parquet; if they have models, a second file beside CSV says what these are.
-    force: replace existing files. mark: begin CSV with a byte order mark. half: embeddings in half precision. warn: called
-    with what a reader of the file should know. Raises WrongArgument, NotWritable, MissingLibrary; LedgerDamaged,
-    after writing all others, when some images are damaged.
+    file: a file, STDOUT, or for the formats in FOLDERS a folder. columns: of CSV and Parquet; if they have models, a second
+    file beside CSV says what these are. step: called with the number of images written, and of all. inboxes: their names by
+    their roots, for names of images in a folder. force: replace what an export wrote. mark: begin CSV with a byte order mark.
+    half: embeddings in half precision. warn: called with what a reader of the file should know. Raises WrongArgument,
+    NotWritable, MissingLibrary; LedgerDamaged, after writing all others, when some images are damaged.
     """
-    counts = reader.bin_counts()
-    _check_choice(file, format, bin_name, ratio, {*BINS, *counts})
     _check_options(file, format, columns, mark=mark, half=half)
-    wanted = _mix(counts, ratio) if ratio else {bin_name: counts.get(bin_name, 0)} if bin_name else counts
-    damaged: list[int] = []
-    found, total, written = _whole(reader.finished(bin_name), damaged), sum(wanted.values()), 0
-    models: set[Model] = set()
+    chosen, written = Chosen(reader, choice, columns), 0
 
     def count() -> Iterator[Record]:
         nonlocal written
-        for written, record in enumerate(_pick(found, counts, wanted) if ratio else found, 1):
-            models.update(record.all_models())
+        for written, record in enumerate(chosen, 1):
             yield record
-            step(written, total)
+            step(written, chosen.total)
 
-    sizes = _embedding_sizes(reader, bin_name, warn) if format == "parquet" else []
-    writers: dict[str, Callable[[BinaryIO, Iterator[Record]], None]] = {
-        "csv": functools.partial(write_csv, columns=columns, encoding="utf-8-sig" if mark else "utf-8"),
-        "jsonl": write_jsonl,
-        "parquet": functools.partial(
-            write_parquet, columns=columns, sizes=sizes, half=half, notes=lambda: note_models(models)
-        ),
-    }
-    write = writers[format]
-    if file == STDOUT:
-        write(sys.stdout.buffer, count())
+    if format in FOLDERS:
+        images = name_images(count(), inboxes)
+        _write_folder(file, lambda folder: FOLDERS[format](folder, images), chosen, force=force)
     else:
-        with (
-            closed_to_others(),
-            written_whole(file, reader.path, force=force) as partial,
-            partial.open("wb") as out,
-        ):
-            write(out, count())
-            if columns.has_models and format == "csv":
-                _write_models(models_file(file), reader, models, force=force)
-    if damaged:
-        raise LedgerDamaged(
-            f"{quantity(len(damaged), 'image')} left out because the ledger is damaged there; the first has number "
-            f"{damaged[0]}. Stop the daemon and run `{command('repair')}`, which restores them from the sidecars. All others "
-            "are exported."
-        )
+        sizes = _embedding_sizes(reader, choice.bin, warn) if format == "parquet" else []
+        writers: dict[str, Callable[[BinaryIO, Iterator[Record]], None]] = {
+            "csv": functools.partial(write_csv, columns=columns, encoding="utf-8-sig" if mark else "utf-8"),
+            "jsonl": write_jsonl,
+            "parquet": functools.partial(
+                write_parquet,
+                columns=columns,
+                sizes=sizes,
+                half=half,
+                notes=lambda: note_models(chosen.models),
+            ),
+        }
+        others = [models_file(file)] if columns.has_models and format == "csv" else []
+        _write_file(file, lambda out: writers[format](out, count()), chosen, reader.path, others, force=force)
+    chosen.check()
     return written
 
 
-def _whole(records: Iterable[Record], damaged: list[int]) -> Iterator[Record]:
-    """The records that are not damaged in the ledger; adds the numbers of the others to `damaged`."""
+def _write_file(
+    file: Path,
+    write: Callable[[BinaryIO], None],
+    chosen: Chosen,
+    ledger: Path,
+    others: Sequence[Path],
+    *,
+    force: bool,
+) -> None:
+    """others: a second file, for the models."""
+    if file == STDOUT:
+        write(sys.stdout.buffer)
+        return
+    with closed_to_others(), ExitStack() as stack:
+        partials = [stack.enter_context(written_whole(each, ledger, force=force)) for each in (file, *others)]
+        with partials[0].open("wb") as out:
+            write(out)
+        for partial in partials[1:]:
+            with partial.open("wb") as out:
+                rows = [describe_model(model) for model in sort_models(chosen.models)]
+                _write_rows(out, describe_model(UNKNOWN), rows)
+
+
+def _write_folder(folder: Path, write: Callable[[Path], None], chosen: Chosen, *, force: bool) -> None:
+    folder = folder.absolute()
+    if os.path.lexists(folder) and not (force and (folder / MANIFEST).is_file()):
+        fix = "replace it with --force" if (folder / MANIFEST).is_file() else "no export of visiond made it"
+        raise NotWritable(f"{folder} already exists; name another folder ({fix}).")
+    partial = folder.with_name(f".{folder.name}.partial")
+    try:
+        with closed_to_others(), written_into(folder):
+            shutil.rmtree(partial, ignore_errors=True)
+            partial.mkdir(parents=True)
+            write(partial)
+            known = [describe_model(model) for model in sort_models(chosen.models)]
+            text = msgspec.json.encode({"visiond": __version__, "models": known})
+            (partial / MANIFEST).write_bytes(msgspec.json.format(text) + b"\n")
+            sync_folders([os.fsencode(partial)])
+            replace_folder(folder, partial, is_synced=True)
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+
+
+def name_images(records: Iterable[Record], inboxes: Mapping[bytes, str]) -> Iterator[Answered]:
+    """Each with a name of its own: its path in the inbox; below the inbox's name, if there are several. An image whose name
+    another one has, or that is not UTF-8, has its number in it. inboxes: their names by their roots."""
+    taken: set[int] = (
+        set()
+    )  # of images that were moved, as only these may have equal names; a hash is smaller than a name
     for record in records:
-        if record.damage:
-            damaged.append(record.id)
-        else:
-            yield record
+        name = PurePosixPath(record.path.decode(errors="replace"))
+        if len(inboxes) > 1:
+            name = inboxes.get(record.inbox_path, os.path.basename(os.fsdecode(record.inbox_path))) / name
+        if os.fsencode(record.path.decode(errors="replace")) != record.path or hash(name) in taken:
+            name = name.with_name(f"{name.stem}-{record.id}{name.suffix}")
+        if record.has_moved:
+            taken.add(hash(name))
+        yield Answered(record, str(name))
 
 
 def format_of(file: Path) -> str:
     """The format of the file's suffix; CSV for standard output. Raises WrongArgument."""
     suffix = file.suffix.removeprefix(".").lower()
-    if file != STDOUT and suffix not in FORMATS:
+    if file != STDOUT and suffix not in FILES:
         raise WrongArgument(
-            f"{file} does not end in any of {', '.join(f'.{name}' for name in FORMATS)}. Choose the format, for example with "
+            f"{file} does not end in any of {', '.join(f'.{name}' for name in FILES)}. Choose the format, for example with "
             "--format csv."
         )
     return suffix or "csv"
 
 
-def _check_choice(file: Path, format: str, bin_name: str, ratio: dict[str, float], bins: set[str]) -> None:
-    """Raises WrongArgument."""
-    if unknown := {bin_name, *ratio} - {"", *bins}:
-        raise WrongArgument(
-            f"There is no bin {', '.join(sorted(unknown))}; bins are {', '.join(sorted(bins))}."
-        )
-    if bin_name and ratio:
-        raise WrongArgument("--bin exports one bin, and --ratio mixes several; use only one of them.")
-    if file == STDOUT and format == "parquet":
-        raise WrongArgument(
-            "Parquet cannot be written to standard output; name a file, or use --format csv or jsonl."
-        )
-
-
 def _check_options(file: Path, format: str, columns: Columns, *, mark: bool, half: bool) -> None:
     """Raises WrongArgument."""
+    if file == STDOUT and format not in ("csv", "jsonl"):
+        raise WrongArgument(
+            f"{format} cannot be written to standard output; name a file, or use --format csv or jsonl."
+        )
     if mark and format != "csv":
         raise WrongArgument(f"--bom is for CSV; {format} has no byte order mark.")
     if half and format != "parquet":
         raise WrongArgument(f"--float16 is for the embeddings of Parquet; {format} has none in a column.")
-    if columns.has_models and format == "jsonl":
-        raise WrongArgument("JSON lines have the models of each image already; leave --models out.")
+    if columns.has_models and format not in ("csv", "parquet"):
+        raise WrongArgument(f"{format} says which models gave the answers already; leave --models out.")
     if columns.has_models and file == STDOUT:
         raise WrongArgument(
             "--models writes a second file beside that of the rows; name a file instead of -."
         )
-
-
-def parse_ratio(text: str) -> dict[str, float]:
-    """ "A=0.4,B=0.4,C=0.2" as shares that add up to 1. Raises WrongArgument."""
-    try:
-        shares = {
-            name.strip(): float(share)
-            for name, share in (part.split("=") for part in text.split(",") if part)
-        }
-    except ValueError:
-        raise WrongArgument(
-            f'--ratio "{text}" is not a list of shares; write it like A=0.4,B=0.4,C=0.2.'
-        ) from None
-    if not all(0 < share < math.inf for share in shares.values()):
-        raise WrongArgument(
-            f'--ratio "{text}": a share must be more than 0; leave out the bins that you do not want.'
-        )
-    return {name: share / sum(shares.values()) for name, share in shares.items()}
 
 
 def _embedding_sizes(reader: Reader, bin_name: str, warn: Callable[[str], None]) -> list[int]:
@@ -185,25 +201,6 @@ def _embedding_sizes(reader: Reader, bin_name: str, warn: Callable[[str], None])
             f"of one size. `{command('redo', '--stale')}` processes all images with the current model."
         )
     return sizes
-
-
-def _mix(counts: dict[str, int], ratio: dict[str, float]) -> dict[str, int]:
-    """The number of images from each bin: as many as the smallest bin allows at these shares."""
-    total = min(counts.get(name, 0) / share for name, share in ratio.items())
-    return {name: round(total * share) for name, share in ratio.items()}
-
-
-def _pick(records: Iterable[Record], counts: dict[str, int], wanted: dict[str, int]) -> Iterator[Record]:
-    """This number of records of each bin, evenly at random (Knuth's algorithm S), in one pass."""
-    chance = random.Random(SEED)
-    left, missing = dict(counts), dict(wanted)
-    for record in records:
-        if not left.get(record.bin):  # added after the count
-            continue
-        if chance.random() * left[record.bin] < missing.get(record.bin, 0):
-            missing[record.bin] -= 1
-            yield record
-        left[record.bin] -= 1
 
 
 def write_csv(out: BinaryIO, records: Iterable[Record], columns: Columns, encoding: str) -> None:
@@ -227,24 +224,19 @@ def models_file(file: Path) -> Path:
     return file.with_suffix(f".models{file.suffix}")
 
 
-def _write_models(file: Path, reader: Reader, models: Iterable[Model], *, force: bool) -> None:
-    with written_whole(file, reader.path, force=force) as partial, partial.open("wb") as out:
-        _write_rows(out, describe_model(UNKNOWN), map(describe_model, sorted(models, key=_name)))
-
-
 def describe_model(model: Model) -> dict[str, Any]:
     """What is known of a model, as a flat row: what its fingerprint stands for."""
     provenance = structs.asdict(model.provenance)
     return {"fingerprint": model.fingerprint, "stage": model.stage, **provenance, "notice": model.notice}
 
 
-def _name(model: Model) -> tuple[str, str]:
-    return model.stage, model.fingerprint
+def sort_models(models: Iterable[Model]) -> list[Model]:
+    return sorted(models, key=lambda model: (model.stage, model.fingerprint))
 
 
 def note_models(models: Iterable[Model]) -> dict[bytes, bytes]:
     """For the metadata of a Parquet file: what its models are, and the version of visiond that wrote it."""
-    known = [describe_model(model) for model in sorted(models, key=_name)]
+    known = [describe_model(model) for model in sort_models(models)]
     return {b"visiond.models": msgspec.json.encode(known), b"visiond.version": __version__.encode()}
 
 

@@ -4,6 +4,8 @@ import base64
 import collections
 import contextlib
 import csv
+import errno
+import json
 import os
 import re
 import sqlite3
@@ -23,9 +25,10 @@ from daemon.core.messages import Output
 from daemon.ledger.ledger import Ledger
 from daemon.ledger.record import Model, Record
 from daemon.ledger.records import Reader
-from daemon.results import export, parquet
+from daemon.results import parquet
+from daemon.results.choice import ExportChoice, parse_ratio, pick
 from daemon.results.columns import COLUMNS, Columns
-from daemon.results.export import export_records, parse_ratio, write_parquet
+from daemon.results.export import export_records, write_parquet
 from stages.registry.registry import ORDER
 from tests.makers import MODELS, admit, complete, done, failed, make_file, make_outputs, make_record
 
@@ -71,7 +74,8 @@ def write(
     **ratio: float,
 ) -> int:
     step = lambda done, total: None  # noqa: E731
-    return export_records(reader, file, format, bin_name, ratio, step, columns, force=force, half=half)
+    choice = ExportChoice(bin_name, ratio)
+    return export_records(reader, file, format, choice, columns, step, force=force, half=half)
 
 
 def read_rows(file: Path) -> list[dict[str, Any]]:
@@ -147,7 +151,7 @@ def test_the_docs_list_every_column_in_its_order() -> None:
         (Path(__file__).parents[3] / "docs" / "results.md")
         .read_text()
         .partition("## Export")[2]
-        .partition("## Bins")[0]
+        .partition("### Which images")[0]
     )
     reported = [re.findall(r"`(\w+)`", first) for first in re.findall(r"^\| (`.*?) \|", text, re.MULTILINE)]
     assert [name for names in reported for name in names] == [*COLUMNS, *parquet.FURTHER]
@@ -280,7 +284,7 @@ async def test_one_bin_can_be_written_alone(reader: Reader, tmp_path: Path) -> N
 async def test_progress_is_reported_with_the_total(reader: Reader, tmp_path: Path) -> None:
     reported: list[tuple[int, int | None]] = []
     step = lambda done, total: reported.append((done, total))  # noqa: E731
-    export_records(reader, tmp_path / "c.jsonl", "jsonl", "C", {}, step, ALL)
+    export_records(reader, tmp_path / "c.jsonl", "jsonl", ExportChoice("C"), ALL, step)
     assert reported == [(1, 3), (2, 3), (3, 3)]
 
 
@@ -356,7 +360,9 @@ async def export_embeddings(
         await complete(ledger, msgspec.structs.replace(done(job, outputs=outputs), bin="A"))
     said: list[str] = []
     with contextlib.closing(Reader(ledger.path)) as reader:
-        export_records(reader, file, "parquet", "", {}, lambda done, total: None, ALL, warn=said.append)
+        export_records(
+            reader, file, "parquet", ExportChoice(), ALL, lambda done, total: None, warn=said.append
+        )
     table = pyarrow.parquet.read_table(file)
     return str(table.schema.field("embedding").type), table.column("embedding").to_pylist(), said
 
@@ -453,6 +459,67 @@ async def test_embeddings_in_half_precision_are_those_of_the_ledger(reader: Read
         write(reader, tmp_path / "a.csv", "csv", half=True)
 
 
+# Which images
+
+
+def numbers_of(reader: Reader, file: Path, **choice: Any) -> list[int]:
+    export_records(reader, file, "jsonl", ExportChoice(**choice), ALL, lambda done, total: None, force=True)
+    return [row["id"] for row in read_rows(file)]
+
+
+async def test_a_condition_of_sql_on_the_columns_chooses_images(reader: Reader, tmp_path: Path) -> None:
+    everything = [row_of(record) for record in reader.finished()]
+    for where, expected in (
+        ("bin = 'B'", [row["id"] for row in everything if row["bin"] == "B"]),
+        (
+            "object_count > 2 OR bin = 'C'",
+            [r["id"] for r in everything if r["object_count"] > 2 or r["bin"] == "C"],
+        ),
+        (
+            "EXISTS (SELECT 1 FROM json_each(objects) WHERE value = 'cat')",
+            [r["id"] for r in everything if "cat" in r["objects"]],
+        ),
+        ("json_extract(stage_seconds, '$.ocr') > 0 -- all", [row["id"] for row in everything]),
+        ("width IS NULL", []),
+    ):
+        assert numbers_of(reader, tmp_path / "a.jsonl", where=where) == expected, where
+
+
+@pytest.mark.parametrize("where", ["colour = 1", "bin = ", "1); DROP TABLE image; --", "count(*) > 1"])
+async def test_a_condition_that_is_none_is_refused_before_anything_is_written(
+    reader: Reader, tmp_path: Path, where: str
+) -> None:
+    with pytest.raises(WrongArgument, match="--where"):
+        numbers_of(reader, tmp_path / "a.jsonl", where=where)
+    assert "a.jsonl" not in os.listdir(tmp_path)
+
+
+async def test_a_sample_is_the_same_for_a_seed_and_takes_each_image_as_often(
+    reader: Reader, tmp_path: Path
+) -> None:
+    file = tmp_path / "a.jsonl"
+    taken = collections.Counter(
+        number for seed in range(300) for number in numbers_of(reader, file, sample=7, seed=seed)
+    )
+    assert numbers_of(reader, file, sample=7, seed=3) == numbers_of(reader, file, sample=7, seed=3)
+    assert len(numbers_of(reader, file, sample=7)) == 7
+    assert len(numbers_of(reader, file, sample=100)) == 21
+    assert all(60 <= taken[number] <= 140 for number in range(1, 22)), (
+        taken
+    )  # 100 each; five standard deviations are 41
+    assert len(numbers_of(reader, file, sample=5, where="bin = 'B'")) == 5
+
+
+async def test_of_equal_files_the_oldest_is_exported_once(ledger: Ledger, tmp_path: Path) -> None:
+    jobs = await admit(ledger, b"a.jpg", b"copy.jpg", b"b.jpg")
+    await complete(
+        ledger, *(done(job, data=data) for job, data in zip(jobs, (b"1", b"1", b"2"), strict=True))
+    )
+    with contextlib.closing(Reader(ledger.path)) as reader:
+        assert numbers_of(reader, tmp_path / "all.jsonl") == [1, 2, 3]
+        assert numbers_of(reader, tmp_path / "once.jsonl", unique=True) == [1, 3]
+
+
 # Models
 
 
@@ -508,12 +575,11 @@ async def test_a_mix_is_the_same_every_time(reader: Reader, tmp_path: Path) -> N
     assert (tmp_path / "1.jsonl").read_bytes() == (tmp_path / "2.jsonl").read_bytes()
 
 
-def test_a_mix_takes_any_image_of_a_bin_as_likely_as_any_other(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_mix_takes_any_image_of_a_bin_as_likely_as_any_other() -> None:
     records = [make_record(INBOX, id=number) for number in range(10)]
     taken: collections.Counter[int] = collections.Counter()
     for seed in range(2000):
-        monkeypatch.setattr(export, "SEED", seed)
-        chosen = [record.id for record in export._pick(records, {"A": 10}, {"A": 3})]
+        chosen = [record.id for record in pick(records, {"A": 10}, {"A": 3}, seed)]
         assert len(chosen) == 3
         taken.update(chosen)
     assert min(taken.values()) > 500  # 600 each but for chance, whose deviation is 20
@@ -543,7 +609,7 @@ async def test_a_bin_that_is_not_there_is_refused_with_those_that_are(reader: Re
         write(reader, tmp_path / "z.jsonl", bin_name="Z")
     with pytest.raises(WrongArgument, match="There is no bin Y, Z"):
         write(reader, tmp_path / "z.jsonl", A=0.5, Y=0.2, Z=0.3)
-    with pytest.raises(WrongArgument, match="use only one of them"):
+    with pytest.raises(WrongArgument, match="cannot be combined with --bin"):
         write(reader, tmp_path / "z.jsonl", bin_name="A", A=1.0)
     assert not (tmp_path / "z.jsonl").exists()
 
@@ -588,7 +654,7 @@ async def test_an_error_leaves_the_old_file_and_no_part_of_a_new_one(
     broken = Interrupted(tmp_path / "state" / "ledger.sqlite")
     broken.error = error
     with pytest.raises(raised, match=message):
-        export_records(broken, file, suffix, "", {}, lambda done, total: None, ALL, force=True)
+        export_records(broken, file, suffix, ExportChoice(), ALL, lambda done, total: None, force=True)
     broken.close()
     assert file.read_bytes() == b"the old one"
     assert set(os.listdir(tmp_path)) == before
@@ -597,6 +663,42 @@ async def test_an_error_leaves_the_old_file_and_no_part_of_a_new_one(
 async def test_a_file_that_cannot_be_written_is_named(reader: Reader, tmp_path: Path) -> None:
     with pytest.raises(NotWritable, match=r"missing/all.csv cannot be written: No such file or directory"):
         write(reader, tmp_path / "missing" / "all.csv", "csv")
+
+
+# Folders
+
+
+async def test_a_folder_is_replaced_only_if_an_export_made_it(reader: Reader, tmp_path: Path) -> None:
+    mine, folder = tmp_path / "mine", tmp_path / "coco"
+    mine.mkdir()
+    with pytest.raises(
+        NotWritable, match=r"mine already exists; name another folder .no export of visiond made it"
+    ):
+        write(reader, mine, "coco", force=True)
+    assert write(reader, folder, "coco") == 21
+    with pytest.raises(NotWritable, match=r"coco already exists.*--force"):
+        write(reader, folder, "coco")
+    assert write(reader, folder, "coco", "B", force=True) == 6
+    assert len(json.loads((folder / "instances.json").read_bytes())["images"]) == 6
+    known = json.loads((folder / "visiond.json").read_bytes())["models"]
+    assert {model["fingerprint"]: model["name"] for model in known} == {
+        model.fingerprint: model.provenance.name for model in MODELS
+    }
+    assert {entry for entry in os.listdir(tmp_path) if "coco" in entry} == {"coco"}
+
+
+async def test_an_error_leaves_the_old_folder_and_no_part_of_a_new_one(
+    reader: Reader, tmp_path: Path
+) -> None:
+    folder = tmp_path / "coco"
+    write(reader, folder, "coco")
+    before, broken = set(os.listdir(tmp_path)), Interrupted(tmp_path / "state" / "ledger.sqlite")
+    broken.error = OSError(errno.ENOSPC, "No space left on device")
+    with pytest.raises(NotWritable, match="No space left on device"):
+        write(broken, folder, "coco", force=True)
+    broken.close()
+    assert len(json.loads((folder / "instances.json").read_bytes())["images"]) == 21
+    assert set(os.listdir(tmp_path)) == before
 
 
 class Growing(Reader):
@@ -615,7 +717,14 @@ async def test_a_mix_is_exact_though_images_are_added_meanwhile(
     reader = Growing(ledger.path)
     reader.counted = counted
     assert (
-        export_records(reader, tmp_path / "mix.jsonl", "jsonl", "", {"C": 1.0}, lambda done, total: None, ALL)
+        export_records(
+            reader,
+            tmp_path / "mix.jsonl",
+            "jsonl",
+            ExportChoice(ratio={"C": 1.0}),
+            ALL,
+            lambda done, total: None,
+        )
         == 2
     )
     reader.close()
@@ -624,9 +733,9 @@ async def test_a_mix_is_exact_though_images_are_added_meanwhile(
 async def test_csv_begins_with_a_byte_order_mark_on_wish(reader: Reader, tmp_path: Path) -> None:
     plain, marked = tmp_path / "plain.csv", tmp_path / "marked.csv"
     for file, mark in ((plain, False), (marked, True)):
-        export_records(reader, file, "csv", "", {}, lambda done, total: None, ALL, mark=mark)
+        export_records(reader, file, "csv", ExportChoice(), ALL, lambda done, total: None, mark=mark)
     assert marked.read_bytes() == b"\xef\xbb\xbf" + plain.read_bytes()
     with pytest.raises(WrongArgument, match="--bom is for CSV"):
         export_records(
-            reader, tmp_path / "a.jsonl", "jsonl", "", {}, lambda done, total: None, ALL, mark=True
+            reader, tmp_path / "a.jsonl", "jsonl", ExportChoice(), ALL, lambda done, total: None, mark=True
         )

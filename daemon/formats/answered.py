@@ -1,0 +1,88 @@
+"""An image with its answers, as the formats need it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from daemon.ledger.record import Record
+from stages.contract.binning import has_text
+
+Write = Callable[[Path, Iterator["Answered"]], None]  # makes the files of a format in an empty folder
+
+Box = tuple[float, float, float, float]  # x0, y0, x1, y1: pixels of the upright image
+
+
+@dataclass
+class Answered:
+    """An image that is DONE. name: its path in the export, different for each image."""
+
+    record: Record
+    name: str
+
+    @cached_property
+    def document(self) -> dict[str, Any]:
+        """Its sidecar."""
+        document: dict[str, Any] = msgspec.json.decode(self.record.sidecar)
+        return document
+
+    @property
+    def location(self) -> str:
+        """Where its file is now: an absolute path, or an address in an object store."""
+        return os.fsdecode(self.record.location)
+
+    @property
+    def size(self) -> tuple[int, int]:
+        """Width and height of the upright image, in pixels."""
+        return self.record.width, self.record.height
+
+    @property
+    def objects(self) -> list[tuple[str, float, Box]]:
+        """Label, score and box of each object that YOLO found; boxes are cut at the borders of the image."""
+        found = self.document.get("objects", {}).get("detections", [])
+        return [(each["label"], each["score"], self._cut(each["box"])) for each in found]
+
+    @property
+    def lines(self) -> list[tuple[str, float, list[list[float]]]]:
+        """Text, score and the four corners of each line of OCR that is text and was not guessed. A page reader has none."""
+        return [
+            (line["text"], line["score"], line["box"])
+            for line in self.document.get("ocr", {}).get("lines", [])
+            if has_text(line["text"], line["score"]) and not line.get("guessed")
+        ]
+
+    @property
+    def page_text(self) -> str:
+        """The text of a page reader; "" for others."""
+        return self.document.get("ocr", {}).get("text") or ""
+
+    @property
+    def caption(self) -> str:
+        return self.document.get("caption", {}).get("text") or ""
+
+    @property
+    def tags(self) -> list[tuple[str, float]]:
+        """Label and score of each of CLIP's tags, the most likely one first."""
+        return [(tag["label"], tag["score"]) for tag in self.document.get("clip", {}).get("tags", [])]
+
+    @property
+    def models(self) -> Mapping[str, str]:
+        """What people call the model of each stage, or its fingerprint."""
+        return {m.stage: m.provenance.title or m.fingerprint for m in self.record.models}
+
+    def _cut(self, box: list[float]) -> Box:
+        width, height = self.size
+        x0, y0, x1, y1 = box
+        return max(0, x0), max(0, y0), min(width, x1), min(height, y1)
+
+
+def bounds_of(corners: list[list[float]]) -> Box:
+    """The smallest upright box around a line's corners."""
+    across, down = zip(*corners, strict=True)
+    return min(across), min(down), max(across), max(down)

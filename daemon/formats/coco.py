@@ -1,0 +1,78 @@
+"""COCO (https://cocodataset.org/#format-data): instances.json has objects, captions.json captions, and text.json lines of text,
+with the key `utf8_string` as in COCO-Text. Scores are kept, as in the results that COCO's tools compare."""
+
+from __future__ import annotations
+
+import itertools
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import IO, Any
+
+import msgspec
+
+from daemon.formats.answered import Answered, Box, bounds_of
+
+
+class _Dataset(ExitStack):
+    """A file with images, annotations and categories. Annotations wait in a temporary file, as they come after all images."""
+
+    def __init__(self, file: Path) -> None:
+        super().__init__()
+        self._out: IO[bytes] = self.enter_context(file.open("wb"))
+        self._waiting: IO[bytes] = self.enter_context(tempfile.TemporaryFile(dir=file.parent))  # noqa: SIM115
+        self._images, self._annotations = itertools.count(), itertools.count(1)
+        self._categories: dict[str, int] = {}
+        self._out.write(b'{"info":{"description":"Answers of models, by visiond"},"licenses":[],"images":[')
+
+    def add_image(self, image: Answered) -> None:
+        width, height = image.size
+        known = {"id": image.record.id, "file_name": image.name, "width": width, "height": height}
+        self._out.write(b",\n"[: 2 * (next(self._images) > 0)] + msgspec.json.encode(known))
+
+    def add(self, image: Answered, category: str = "", **fields: Any) -> None:
+        """An annotation of an image. category: its name; "" for none."""
+        if category:
+            fields["category_id"] = self._categories.setdefault(category, len(self._categories) + 1)
+        number = next(self._annotations)
+        annotation = {"id": number, "image_id": image.record.id, **fields}
+        self._waiting.write(b",\n"[: 2 * (number > 1)] + msgspec.json.encode(annotation))
+
+    def finish(self) -> None:
+        self._out.write(b'],"annotations":[')
+        self._waiting.seek(0)
+        shutil.copyfileobj(self._waiting, self._out)
+        self._out.write(b"]")
+        if self._categories:  # pycocotools asks each annotation for its category if there are any
+            categories = [{"id": number, "name": name} for name, number in self._categories.items()]
+            self._out.write(b',"categories":' + msgspec.json.encode(categories))
+        self._out.write(b"}\n")
+
+
+def write_coco(folder: Path, images: Iterator[Answered]) -> None:
+    with (
+        _Dataset(folder / "instances.json") as instances,
+        _Dataset(folder / "captions.json") as captions,
+        _Dataset(folder / "text.json") as text,
+    ):
+        for image in images:
+            for dataset in (instances, captions, text):
+                dataset.add_image(image)
+            for label, score, box in image.objects:
+                instances.add(image, label, **_shape(box), score=score)
+            if image.caption:
+                captions.add(image, caption=image.caption)
+            for line, score, corners in image.lines:
+                outline = [[value for corner in corners for value in corner]]
+                shape = _shape(bounds_of(corners)) | {"segmentation": outline}
+                text.add(image, "text", **shape, utf8_string=line, score=score)
+        for dataset in (instances, captions, text):
+            dataset.finish()
+
+
+def _shape(box: Box) -> dict[str, Any]:
+    x0, y0, x1, y1 = box
+    width, height = x1 - x0, y1 - y0
+    return {"bbox": [x0, y0, width, height], "area": width * height, "iscrowd": 0}

@@ -1,0 +1,18 @@
+"""The formats that are a folder of files."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from daemon.formats import pages
+from daemon.formats.answered import Write
+from daemon.formats.coco import write_coco
+from daemon.formats.label_studio import write_label_studio
+from daemon.formats.yolo import write_yolo
+
+FOLDERS: Mapping[str, Write] = {
+    "coco": write_coco,
+    "yolo": write_yolo,
+    "label-studio": write_label_studio,
+    **pages.WRITERS,
+}

@@ -1,0 +1,104 @@
+"""Label Studio: tasks.json with the answers as predictions, and config.xml, the labeling configuration of a project for them
+(https://labelstud.io/guide/predictions)."""
+
+from __future__ import annotations
+
+import itertools
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+from xml.sax.saxutils import quoteattr
+
+import msgspec
+
+from daemon.core.urls import is_url
+from daemon.formats.answered import Answered, Box, bounds_of
+
+# Label Studio serves files below its document root, which must be / for absolute paths.
+LOCAL = "/data/local-files/?d="
+CONFIG = """<View>
+  <Image name="image" value="$image"/>
+  <RectangleLabels name="objects" toName="image">
+{objects}
+  </RectangleLabels>
+  <Rectangle name="line" toName="image"/>
+  <TextArea name="text" toName="image" perRegion="true" editable="true"/>
+  <TextArea name="caption" toName="image" editable="true"/>
+  <Choices name="tags" toName="image" choice="multiple">
+{tags}
+  </Choices>
+</View>
+"""
+
+
+def write_label_studio(folder: Path, images: Iterator[Answered]) -> None:
+    objects: dict[str, None] = {}  # in the order of their first appearance
+    tags: dict[str, None] = {}
+    with (folder / "tasks.json").open("wb") as out:
+        out.write(b"[")
+        for number, image in enumerate(images):
+            out.write(b",\n"[: 2 * (number > 0)] + msgspec.json.encode(_task(image)))
+            objects.update(dict.fromkeys(label for label, _, _ in image.objects))
+            tags.update(dict.fromkeys(label for label, _ in image.tags))
+        out.write(b"]\n")
+    config = CONFIG.format(
+        objects="\n".join(f"    <Label value={quoteattr(label)}/>" for label in objects),
+        tags="\n".join(f"    <Choice value={quoteattr(label)}/>" for label in tags),
+    )
+    (folder / "config.xml").write_text(config)
+
+
+def _task(image: Answered) -> dict[str, Any]:
+    location = image.location
+    address = location if is_url(location) else LOCAL + quote(os.fsencode(location.lstrip("/")))
+    version = ", ".join(image.models.values())
+    results = list(_results(image))
+    return {
+        "data": {"image": address},
+        "meta": {"visiond": {"id": image.record.id, "path": image.name}},
+        "predictions": [{"model_version": version, "result": results}],
+    }
+
+
+def _results(image: Answered) -> Iterator[dict[str, Any]]:
+    """The regions and choices of one prediction."""
+    numbers = itertools.count(1)
+
+    def result(kind: str, name: str, value: dict[str, Any], id: str = "", **fields: Any) -> dict[str, Any]:
+        width, height = image.size
+        size = {"original_width": width, "original_height": height, "image_rotation": 0}
+        id = id or str(next(numbers))
+        return {
+            "id": id,
+            "type": kind,
+            "from_name": name,
+            "to_name": "image",
+            "value": value,
+            **size,
+            **fields,
+        }
+
+    for label, score, box in image.objects:
+        value = _percent(box, image) | {"rectanglelabels": [label]}
+        yield result("rectanglelabels", "objects", value, score=score)
+    for text, score, corners in image.lines:
+        region = result("rectangle", "line", _percent(bounds_of(corners), image), score=score)
+        yield region
+        yield result("textarea", "text", region["value"] | {"text": [text]}, region["id"], score=score)
+    if image.caption:
+        yield result("textarea", "caption", {"text": [image.caption]})
+    if image.tags:
+        yield result("choices", "tags", {"choices": [label for label, _ in image.tags]})
+
+
+def _percent(box: Box, image: Answered) -> dict[str, float]:
+    (x0, y0, x1, y1), (width, height) = box, image.size
+    return {
+        "x": 100 * x0 / width,
+        "y": 100 * y0 / height,
+        "width": 100 * (x1 - x0) / width,
+        "height": 100 * (y1 - y0) / height,
+        "rotation": 0,
+    }

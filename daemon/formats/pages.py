@@ -1,0 +1,134 @@
+"""A file for each image: its caption as text; its lines of text as hOCR (http://kba.github.io/hocr-spec/1.2) or ALTO 4
+(https://www.loc.gov/standards/alto); caption, tags and objects as XMP (https://github.com/adobe/xmp-docs), which photo
+programs read beside the image."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from html import escape
+from pathlib import Path
+
+from daemon.formats.answered import Answered, Write, bounds_of
+
+HOCR = """<?xml version="1.0" encoding="UTF-8"?>
+<!DOCTYPE html PUBLIC "-//W3C//DTD XHTML 1.0 Transitional//EN" "http://www.w3.org/TR/xhtml1/DTD/xhtml1-transitional.dtd">
+<html xmlns="http://www.w3.org/1999/xhtml">
+<head>
+<title>{name}</title>
+<meta http-equiv="Content-Type" content="text/html;charset=utf-8"/>
+<meta name="ocr-system" content="{model}"/>
+<meta name="ocr-capabilities" content="ocr_page ocr_line"/>
+</head>
+<body>
+<div class="ocr_page" id="page_1" title="image &quot;{name}&quot;; bbox 0 0 {width} {height}; ppageno 0">
+{lines}
+</div>
+</body>
+</html>
+"""
+ALTO = """<?xml version="1.0" encoding="UTF-8"?>
+<alto xmlns="http://www.loc.gov/standards/alto/ns-v4#">
+<Description>
+<MeasurementUnit>pixel</MeasurementUnit>
+<sourceImageInformation><fileName>{name}</fileName></sourceImageInformation>
+<Processing ID="ocr"><processingSoftware><softwareName>{model}</softwareName></processingSoftware></Processing>
+</Description>
+<Layout>
+<Page ID="page_1" PHYSICAL_IMG_NR="1" WIDTH="{width}" HEIGHT="{height}">
+<PrintSpace HPOS="0" VPOS="0" WIDTH="{width}" HEIGHT="{height}">
+<TextBlock ID="block_1" HPOS="0" VPOS="0" WIDTH="{width}" HEIGHT="{height}">
+{lines}
+</TextBlock>
+</PrintSpace>
+</Page>
+</Layout>
+</alto>
+"""
+XMP = """<?xpacket begin="\ufeff" id="W5M0MpCehiHzreSzNTczkc9d"?>
+<x:xmpmeta xmlns:x="adobe:ns:meta/">
+<rdf:RDF xmlns:rdf="http://www.w3.org/1999/02/22-rdf-syntax-ns#">
+<rdf:Description rdf:about="" xmlns:dc="http://purl.org/dc/elements/1.1/">
+{parts}
+</rdf:Description>
+</rdf:RDF>
+</x:xmpmeta>
+<?xpacket end="w"?>
+"""
+# Characters that XML does not have.
+CONTROLS = dict.fromkeys([*range(9), 11, 12, *range(14, 32), 0xFFFE, 0xFFFF, *range(0xD800, 0xE000)])
+
+
+def _clean(text: str) -> str:
+    return escape(text.translate(CONTROLS))
+
+
+def write_text(image: Answered) -> str:
+    return f"{image.caption}\n" if image.caption else ""
+
+
+def write_hocr(image: Answered) -> str:
+    (width, height), lines = image.size, []
+    for number, (text, score, corners) in enumerate(image.lines, 1):
+        box = " ".join(str(round(value)) for value in bounds_of(corners))
+        title = f"bbox {box}; x_wconf {round(100 * score)}"
+        lines.append(f'<span class="ocr_line" id="line_{number}" title="{title}">{_clean(text)}</span>')
+    lines += [
+        f'<p class="ocr_par">{_clean(text)}</p>' for text in image.page_text.splitlines() if text.strip()
+    ]
+    model = _clean(image.models.get("ocr", ""))
+    return HOCR.format(
+        name=_clean(image.name), model=model, width=width, height=height, lines="\n".join(lines)
+    )
+
+
+def write_alto(image: Answered) -> str:
+    (width, height), lines = image.size, []
+    for number, (text, score, corners) in enumerate(image.lines, 1):
+        x0, y0, x1, y1 = map(round, bounds_of(corners))
+        place = f'HPOS="{x0}" VPOS="{y0}" WIDTH="{x1 - x0}" HEIGHT="{y1 - y0}"'
+        string = f'<String {place} WC="{score:.3f}" CONTENT="{_clean(text)}"/>'
+        lines.append(f'<TextLine ID="line_{number}" {place}>{string}</TextLine>')
+    for number, text in enumerate(filter(str.strip, image.page_text.splitlines()), 1):
+        lines.append(f'<TextLine ID="line_{number}"><String CONTENT="{_clean(text)}"/></TextLine>')
+    model = _clean(image.models.get("ocr", ""))
+    return ALTO.format(
+        name=_clean(image.name), model=model, width=width, height=height, lines="\n".join(lines)
+    )
+
+
+def write_xmp(image: Answered) -> str:
+    """Caption as dc:description, tags and objects as dc:subject: each label once, objects first."""
+    labels = dict.fromkeys([label for label, _, _ in image.objects] + [label for label, _ in image.tags])
+    parts = []
+    if image.caption:
+        caption = f'<rdf:li xml:lang="x-default">{_clean(image.caption)}</rdf:li>'
+        parts.append(f"<dc:description><rdf:Alt>{caption}</rdf:Alt></dc:description>")
+    if labels:
+        subjects = "".join(f"<rdf:li>{_clean(label)}</rdf:li>" for label in labels)
+        parts.append(f"<dc:subject><rdf:Bag>{subjects}</rdf:Bag></dc:subject>")
+    return XMP.format(parts="\n".join(parts))
+
+
+def beside(suffix: str, make: Callable[[Answered], str], *, replaces: bool = False) -> Write:
+    """Writes a file for each image of which `make` says something. replaces: the suffix takes the place of the image's own,
+    but where two images would have one file; otherwise it comes behind: a.jpg.txt."""
+
+    def write(folder: Path, images: Iterator[Answered]) -> None:
+        for image in images:
+            if text := make(image):
+                file = folder / image.name
+                short = file.with_suffix(suffix)
+                file = short if replaces and not short.exists() else file.with_name(file.name + suffix)
+                file.parent.mkdir(parents=True, exist_ok=True)
+                file.write_text(text)
+
+    return write
+
+
+WRITERS: dict[str, Write] = {
+    "captions": beside(".txt", write_text, replaces=True),
+    "hocr": beside(".hocr", write_hocr),
+    "alto": beside(".alto.xml", write_alto),
+    "xmp": beside(".xmp", write_xmp),
+    "xmp-adobe": beside(".xmp", write_xmp, replaces=True),
+}

@@ -1,0 +1,61 @@
+"""YOLO: a data set as ultralytics reads it (https://docs.ultralytics.com/datasets/detect). images/ has links to the files,
+labels/ a file for each image with a line for each object: its class, and center and size of its box as shares of the image."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path, PurePath
+
+import msgspec
+
+from daemon.core.errors import WrongArgument
+from daemon.core.urls import is_url
+from daemon.formats.answered import Answered, Box
+
+# Of 256, by the digest's first byte: a tenth. Equal files are on one side, so that nothing that was trained on is validated on.
+VALIDATED = 26
+
+
+def write_yolo(folder: Path, images: Iterator[Answered]) -> None:
+    """Raises WrongArgument for an image in an object store, which no link can name."""
+    classes: dict[str, int] = {}
+    taken: set[PurePath] = set()
+    for image in images:
+        if is_url(image.location):
+            raise WrongArgument(
+                f"{image.location} is in an object store, and YOLO needs files. Use --format coco, or copy the images first."
+            )
+        part = "val" if image.record.digest[:1] < bytes([VALIDATED]) else "train"
+        place = _free(PurePath(part, image.name), image, taken)
+        link, label = folder / "images" / place, (folder / "labels" / place).with_suffix(".txt")
+        for file in (link, label):
+            file.parent.mkdir(parents=True, exist_ok=True)
+        link.symlink_to(image.location)
+        rows = (
+            (classes.setdefault(name, len(classes)), *_shares(box, image.size))
+            for name, _, box in image.objects
+        )
+        label.write_text(
+            "".join(f"{number} {x:.6f} {y:.6f} {w:.6f} {h:.6f}\n" for number, x, y, w, h in rows)
+        )
+    # Of few images perhaps none is for one of the two, and ultralytics refuses an empty folder.
+    parts = [f"images/{part}" for part in ("train", "val") if (folder / "images" / part).is_dir()]
+    names = msgspec.json.encode(list(classes)).decode()  # JSON is YAML
+    (folder / "data.yaml").write_text(
+        f"train: {parts[0]}\nval: {parts[-1]}\nnames: {names}\n" if parts else ""
+    )
+
+
+def _free(place: PurePath, image: Answered, taken: set[PurePath]) -> PurePath:
+    """The place, with the image's number if another image has the same name with another suffix: both would have one file
+    of labels."""
+    if place.with_suffix("") in taken:
+        place = place.with_name(f"{place.stem}-{image.record.id}{place.suffix}")
+    taken.add(place.with_suffix(""))
+    return place
+
+
+def _shares(box: Box, size: tuple[int, int]) -> tuple[float, float, float, float]:
+    """Center, width and height, from 0 to 1."""
+    (x0, y0, x1, y1), (width, height) = box, size
+    return (x0 + x1) / 2 / width, (y0 + y1) / 2 / height, (x1 - x0) / width, (y1 - y0) / height

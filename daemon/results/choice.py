@@ -1,0 +1,206 @@
+"""Which images an export has: of a bin, a mix of bins, a condition, a sample, equal files once."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import random
+import sqlite3
+from array import array
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+
+from daemon.core.errors import LedgerDamaged, WrongArgument
+from daemon.core.hints import command, quantity
+from daemon.ledger.record import Model, Record
+from daemon.ledger.records import Reader
+from daemon.results.columns import Columns
+from stages.contract.binning import BINS
+
+CHUNK = 1024  # images for which a condition is evaluated at once
+SEED = 0  # so that a mix leaves out the same images each time
+
+
+@dataclass(frozen=True)
+class ExportChoice:
+    """bin: "" for all. ratio: the share of each bin. where: a condition of SQL on the columns of an export. sample: how many
+    images, evenly at random by the seed; 0 for all. unique: of files with equal bytes, the oldest one."""
+
+    bin: str = ""
+    ratio: Mapping[str, float] = field(default_factory=dict)
+    where: str = ""
+    sample: int = 0
+    seed: int = SEED
+    unique: bool = False
+
+    @property
+    def looks_first(self) -> bool:
+        """Whether all images are read once before it is known which are chosen."""
+        return bool(self.where or self.sample or self.unique)
+
+
+class Chosen:
+    """Iterates over the chosen images that are not damaged in the ledger, oldest first.
+
+    total: how many there are, before any is found damaged. models: those of the images that were passed so far.
+    """
+
+    def __init__(self, reader: Reader, choice: ExportChoice, columns: Columns) -> None:
+        """Raises WrongArgument."""
+        self._reader, self._choice, self._counts = reader, choice, reader.bin_counts()
+        _check(choice, {*BINS, *self._counts})
+        self._damaged: list[int] = []
+        self.models: set[Model] = set()
+        self._ids = self._find(columns) if choice.looks_first else None
+        if self._ids is not None:
+            self.total = len(self._ids)
+        elif choice.ratio:
+            self.total = sum(mix(self._counts, choice.ratio).values())
+        else:
+            self.total = self._counts.get(choice.bin, 0) if choice.bin else sum(self._counts.values())
+
+    def __iter__(self) -> Iterator[Record]:
+        found = self._whole()
+        if self._ids is not None:
+            found = _merge(found, self._ids)
+        elif self._choice.ratio:
+            found = pick(found, self._counts, mix(self._counts, self._choice.ratio))
+        for record in found:
+            self.models.update(record.all_models())
+            yield record
+
+    def check(self) -> None:
+        """Raises LedgerDamaged if images had to be left out."""
+        if self._damaged:
+            raise LedgerDamaged(
+                f"{quantity(len(self._damaged), 'image')} left out because the ledger is damaged there; the first has number "
+                f"{self._damaged[0]}. Stop the daemon and run `{command('repair')}`, which restores them from the sidecars. "
+                "All others are exported."
+            )
+
+    def _whole(self) -> Iterator[Record]:
+        self._damaged.clear()
+        for record in self._reader.finished(self._choice.bin):
+            if record.damage:
+                self._damaged.append(record.id)
+            else:
+                yield record
+
+    def _find(self, columns: Columns) -> array[int]:
+        """The numbers of the images, in order."""
+        choice, found = self._choice, self._whole()
+        if choice.where:
+            found = _filter(found, choice.where, columns)
+        if choice.unique:
+            found = _unique(found)
+        ids = array("q", (record.id for record in found))
+        if choice.sample < len(ids) and choice.sample:
+            places = random.Random(choice.seed).sample(range(len(ids)), choice.sample)
+            ids = array("q", (ids[place] for place in sorted(places)))
+        return ids
+
+
+def _check(choice: ExportChoice, bins: set[str]) -> None:
+    """Raises WrongArgument."""
+    if unknown := {choice.bin, *choice.ratio} - {"", *bins}:
+        raise WrongArgument(
+            f"There is no bin {', '.join(sorted(unknown))}; bins are {', '.join(sorted(bins))}."
+        )
+    if choice.ratio and (choice.bin or choice.looks_first):
+        raise WrongArgument(
+            "--ratio mixes whole bins; it cannot be combined with --bin, --where, --sample or --unique."
+        )
+
+
+def _merge(records: Iterable[Record], ids: array[int]) -> Iterator[Record]:
+    """Those with these numbers. Both are in order."""
+    wanted = iter(ids)
+    number = next(wanted, None)
+    for record in records:
+        while number is not None and number < record.id:  # it is not DONE any more
+            number = next(wanted, None)
+        if number is None:
+            return
+        if number == record.id:
+            yield record
+
+
+def _unique(records: Iterable[Record]) -> Iterator[Record]:
+    """The first of those with equal bytes. SQLite moves what it knows to the disk if it becomes large."""
+    with sqlite3.connect("") as known:
+        known.execute("CREATE TABLE known (digest BLOB PRIMARY KEY) WITHOUT ROWID")
+        for record in records:
+            if known.execute("INSERT OR IGNORE INTO known VALUES (?)", (record.digest,)).rowcount:
+                yield record
+
+
+def _filter(records: Iterable[Record], where: str, columns: Columns) -> Iterator[Record]:
+    """Those for which the condition is true. Raises WrongArgument."""
+    table = sqlite3.connect(":memory:", isolation_level=None)
+    names = ", ".join(f'"{name}"' for name in columns.kinds)
+    table.execute(f"CREATE TABLE image ({names})")
+    question = f"SELECT id FROM image WHERE (\n{where}\n)"
+    insert = f"INSERT INTO image VALUES ({', '.join('?' * len(columns.kinds))})"
+    try:
+        table.execute(f"EXPLAIN {question}")
+    except (sqlite3.Error, sqlite3.Warning) as error:
+        raise WrongArgument(
+            f"--where {where!r} is no condition of SQL on the columns of an export: {error}. Write for example "
+            "\"bin = 'A' AND object_count > 2\"; docs/results.md lists the columns."
+        ) from None
+    found = iter(records)
+    while chunk := list(itertools.islice(found, CHUNK)):
+        table.execute("DELETE FROM image")
+        rows = (columns.row_of(record) for record in chunk)
+        table.executemany(insert, ([_plain(value) for value in row.values()] for row in rows))
+        try:
+            matching = {number for (number,) in table.execute(question)}
+        except sqlite3.Error as error:
+            raise WrongArgument(f"--where {where!r}: {error}.") from None
+        yield from (record for record in chunk if record.id in matching)
+
+
+def _plain(value: Any) -> Any:
+    return msgspec.json.encode(value).decode() if isinstance(value, list | dict) else value
+
+
+def parse_ratio(text: str) -> dict[str, float]:
+    """ "A=0.4,B=0.4,C=0.2" as shares that add up to 1. Raises WrongArgument."""
+    try:
+        shares = {
+            name.strip(): float(share)
+            for name, share in (part.split("=") for part in text.split(",") if part)
+        }
+    except ValueError:
+        raise WrongArgument(
+            f'--ratio "{text}" is not a list of shares; write it like A=0.4,B=0.4,C=0.2.'
+        ) from None
+    if not all(0 < share < math.inf for share in shares.values()):
+        raise WrongArgument(
+            f'--ratio "{text}": a share must be more than 0; leave out the bins that you do not want.'
+        )
+    return {name: share / sum(shares.values()) for name, share in shares.items()}
+
+
+def mix(counts: Mapping[str, int], ratio: Mapping[str, float]) -> dict[str, int]:
+    """The number of images from each bin: as many as the smallest bin allows at these shares."""
+    total = min(counts.get(name, 0) / share for name, share in ratio.items())
+    return {name: round(total * share) for name, share in ratio.items()}
+
+
+def pick(
+    records: Iterable[Record], counts: Mapping[str, int], wanted: Mapping[str, int], seed: int = SEED
+) -> Iterator[Record]:
+    """This number of records of each bin, evenly at random (Knuth's algorithm S), in one pass."""
+    chance = random.Random(seed)
+    left, missing = dict(counts), dict(wanted)
+    for record in records:
+        if not left.get(record.bin):  # added after the count
+            continue
+        if chance.random() * left[record.bin] < missing.get(record.bin, 0):
+            missing[record.bin] -= 1
+            yield record
+        left[record.bin] -= 1

@@ -1,0 +1,310 @@
+"""Each format is read by the program that it is for, and what that reads is compared with the ledger."""
+
+from __future__ import annotations
+
+import io
+import json
+import shutil
+import subprocess
+import sys
+from contextlib import redirect_stdout
+from html.parser import HTMLParser
+from pathlib import Path
+from xml.etree import ElementTree
+
+import msgspec
+import pytest
+from PIL import Image
+
+from daemon.cli.results import Format
+from daemon.core.errors import WrongArgument
+from daemon.core.messages import Output
+from daemon.formats.answered import Answered
+from daemon.formats.formats import FOLDERS
+from daemon.ledger.record import Record
+from daemon.results.export import FILES, name_images
+from tests.makers import make_outputs, make_record
+
+LABEL_STUDIO = Path(sys.prefix, "label-studio", "bin", "python")  # its library wants an older numpy
+CHECK_TASKS = """
+import json, pathlib
+from label_studio_sdk.label_interface import LabelInterface
+project = LabelInterface(pathlib.Path("config.xml").read_text())
+tasks = json.loads(pathlib.Path("tasks.json").read_text())
+given = [prediction for task in tasks for prediction in task["predictions"]]
+wrong = [error for each in given for error in project.validate_prediction(each, return_errors=True)]
+print(json.dumps([[task["meta"]["visiond"]["id"] for task in tasks], wrong]))
+"""
+EXIFTOOL = shutil.which("exiftool")
+# Labels, texts and names that JSON, YAML, XML, HTML or a path could misread.
+LABELS = ["cat", "traffic light", 'a "big" dog', "yes", "1", "<b>&amp;", "ключ: №", "- dash"]
+TEXTS = ["Total: 12,50 €", "<script>1 & 2</script>", "\u200fשלום", "bell\x07 tab\t end", "日本語の行"]
+NAMES = ["a.jpg", "sub/b c.jpg", "sub/ü#1.jpg", "sub/b c.png", "x.y.z.jpeg"]
+
+
+def answers(number: int) -> dict[str, Output]:
+    """Of one image: each has other labels and lines."""
+    labels = [LABELS[(number + step) % len(LABELS)] for step in range(number % 4)]
+    detections = [
+        {"label": label, "score": 0.9 - place / 10, "box": [-3.5 + 7 * place, 10.25, 200 + place, 480.5]}
+        for place, label in enumerate(labels)
+    ]
+    lines = [
+        {"text": text, "score": 0.95, "box": [[5, 6], [105.4, 8], [104, 30.6], [4, 28]]}
+        for text in TEXTS[: number % 6]
+    ] + [{"text": "gu3ss", "score": 0.95, "box": [[0, 0]] * 4, "guessed": True}]
+    given = {
+        "yolo": {"detections": detections, "count": len(labels), "unique": len(labels), "dispersion": 0.0},
+        "ocr": {"lines": lines, "count": len(lines), "area_ratio": 0.1},
+    }
+    return make_outputs(number % 4) | {n: Output(msgspec.json.encode(a), 0.1) for n, a in given.items()}
+
+
+@pytest.fixture
+def records(tmp_path: Path) -> list[Record]:
+    """Of images that are there."""
+    found = []
+    for number, name in enumerate(NAMES * 4):
+        path = name.encode() if number < len(NAMES) else f"{number}/{name}".encode()
+        buffer = io.BytesIO()
+        Image.new("RGB", (640, 480), (number, 90, 120)).save(buffer, "PNG" if "png" in name else "JPEG")
+        outputs = answers(number)
+        found.append(make_record(tmp_path / "in", path, buffer.getvalue(), id=number + 1, outputs=outputs))
+    return found
+
+
+@pytest.fixture
+def images(records: list[Record]) -> list[Answered]:
+    return list(name_images(records, {b"/in": "in"}))
+
+
+def write(folder: Path, format: str, images: list[Answered]) -> Path:
+    folder.mkdir()
+    FOLDERS[format](folder, iter(images))
+    return folder
+
+
+def test_the_command_has_every_format() -> None:
+    assert [format.value for format in Format] == [*FILES, *FOLDERS]
+
+
+@pytest.mark.filterwarnings(
+    "ignore:__array__ implementation doesn't accept a copy keyword"
+)  # pycocotools and numpy 2
+def test_pycocotools_reads_each_object_caption_and_line(tmp_path: Path, images: list[Answered]) -> None:
+    coco = pytest.importorskip("pycocotools.coco", reason="pycocotools is not installed: make tools")
+    folder = write(tmp_path / "coco", "coco", images)
+    with redirect_stdout(io.StringIO()):
+        instances, captions, text = (
+            coco.COCO(folder / f"{name}.json") for name in ("instances", "captions", "text")
+        )
+    for image in images:
+        [known] = instances.loadImgs(image.record.id)
+        assert (known["file_name"], known["width"], known["height"]) == (image.name, 640, 480)
+        found = instances.loadAnns(instances.getAnnIds(imgIds=image.record.id))
+        objects = [
+            (instances.cats[each["category_id"]]["name"], each["score"], tuple(each["bbox"]))
+            for each in found
+        ]
+        expected = [(n, score, (x0, y0, x1 - x0, y1 - y0)) for n, score, (x0, y0, x1, y1) in image.objects]
+        assert objects == expected
+        lines = text.loadAnns(text.getAnnIds(imgIds=image.record.id))
+        assert [each["utf8_string"] for each in lines] == [line for line, _, _ in image.lines]
+        assert [text.annToMask(each).any() for each in lines] == [True] * len(lines)
+        assert [each["caption"] for each in captions.imgToAnns[image.record.id]] == [image.caption]
+    assert sum(len(image.objects) for image in images) == len(instances.anns) > 20
+
+
+def test_answers_held_against_themselves_are_all_right_by_coco(
+    tmp_path: Path, images: list[Answered]
+) -> None:
+    coco = pytest.importorskip("pycocotools.coco", reason="pycocotools is not installed: make tools")
+    from pycocotools.cocoeval import COCOeval
+
+    file = write(tmp_path / "coco", "coco", images) / "instances.json"
+    with redirect_stdout(io.StringIO()):
+        truth = coco.COCO(file)
+        scores = COCOeval(truth, truth.loadRes(json.loads(file.read_text())["annotations"]), "bbox")
+        scores.evaluate()
+        scores.accumulate()
+        scores.summarize()
+    assert scores.stats[0] == pytest.approx(1.0)
+
+
+def test_ultralytics_reads_the_boxes_of_every_image(tmp_path: Path, images: list[Answered]) -> None:
+    data = pytest.importorskip("ultralytics.data.dataset", reason="ultralytics is not installed: make setup")
+    from ultralytics.data.utils import check_det_dataset
+
+    folder = write(tmp_path / "yolo", "yolo", images)
+    described = check_det_dataset(str(folder / "data.yaml"), autodownload=False)
+    names = described["names"]
+    found: dict[str, list[tuple[str, list[float]]]] = {}
+    for part in {Path(described[part]).name for part in ("train", "val")}:
+        read = data.YOLODataset(
+            img_path=str(folder / "images" / part), data=described, augment=False, imgsz=64
+        )
+        for label in read.labels:
+            place = Path(label["im_file"]).relative_to(folder / "images" / part).as_posix()
+            boxes = zip(label["cls"].flatten(), label["bboxes"].tolist(), strict=True)
+            found[place] = [(names[int(number)], box) for number, box in boxes]
+    expected = {
+        {"sub/b c.png": "sub/b c-4.png"}.get(image.name, image.name): [
+            (name, [(x0 + x1) / 1280, (y0 + y1) / 960, (x1 - x0) / 640, (y1 - y0) / 480])
+            for name, _, (x0, y0, x1, y1) in image.objects
+        ]
+        for image in images
+    }
+    assert found.keys() == expected.keys()
+    for place, boxes in found.items():
+        assert [name for name, _ in boxes] == [name for name, _ in expected[place]], place
+        for (_, box), (_, wanted) in zip(boxes, expected[place], strict=True):
+            assert box == pytest.approx(wanted, abs=1e-6)
+
+
+def test_equal_files_are_on_one_side_of_a_yolo_data_set(tmp_path: Path) -> None:
+    twins = [make_record(tmp_path, b"%d.jpg" % n, b"%d" % (n // 2), id=n + 1) for n in range(200)]
+    folder = write(tmp_path / "yolo", "yolo", list(name_images(twins, {})))
+    sides = {
+        part: {int(file.stem) // 2 for file in (folder / "images" / part).iterdir()}
+        for part in ("train", "val")
+    }
+    assert not sides["train"] & sides["val"]
+    assert 3 <= len(sides["val"]) <= 25, "a tenth of 100"
+
+
+def test_an_image_in_a_store_is_refused_for_yolo(tmp_path: Path) -> None:
+    record = make_record(tmp_path, location=b"s3://bucket/a.jpg")
+    with pytest.raises(WrongArgument, match=r"s3://bucket/a\.jpg is in an object store"):
+        write(tmp_path / "yolo", "yolo", list(name_images([record], {})))
+
+
+@pytest.mark.skipif(not LABEL_STUDIO.exists(), reason="label-studio-sdk is not installed: make tools")
+def test_label_studio_accepts_every_prediction(tmp_path: Path, images: list[Answered]) -> None:
+    folder = write(tmp_path / "tasks", "label-studio", images)
+    checked = subprocess.run([LABEL_STUDIO, "-c", CHECK_TASKS], cwd=folder, check=True, capture_output=True)
+    numbers, wrong = json.loads(checked.stdout)
+    assert numbers == [image.record.id for image in images]
+    assert wrong == []
+
+
+def test_a_task_of_label_studio_has_each_answer_in_percent(tmp_path: Path, images: list[Answered]) -> None:
+    [task] = json.loads((write(tmp_path / "t", "label-studio", images[3:4]) / "tasks.json").read_text())
+    [prediction] = task["predictions"]
+    kinds = [result["type"] for result in prediction["result"]]
+    assert kinds == ["rectanglelabels"] * 3 + ["rectangle", "textarea"] * 3 + ["textarea", "choices"]
+    first = prediction["result"][1]["value"]
+    assert first == {
+        "x": 100 * 3.5 / 640,
+        "y": 100 * 10.25 / 480,
+        "width": 100 * 197.5 / 640,
+        "height": 100 * 469.75 / 480,
+        "rotation": 0,
+        "rectanglelabels": ["1"],
+    }
+    line, text = prediction["result"][3:5]
+    assert (line["id"], text["value"]["text"]) == (text["id"], [TEXTS[0]])
+    assert task["data"]["image"] == f"/data/local-files/?d={str(tmp_path).lstrip('/')}/in/sub/b%20c.png"
+
+
+class Hocr(HTMLParser):
+    def __init__(self) -> None:
+        super().__init__()
+        self.lines: list[tuple[str, str]] = []
+        self._title = ""
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        known = dict(attrs)
+        self._title = str(known["title"]) if known.get("class") == "ocr_line" else ""
+
+    def handle_endtag(self, tag: str) -> None:
+        self._title = ""
+
+    def handle_data(self, data: str) -> None:
+        if self._title:
+            self.lines.append((self._title.partition(";")[0], data))
+
+
+def printed(image: Answered) -> list[str]:
+    """Its lines without what XML does not have."""
+    return [text.replace("\x07", "") for text, _, _ in image.lines]
+
+
+def test_hocr_and_alto_have_each_line_with_its_box(tmp_path: Path, images: list[Answered]) -> None:
+    hocr, alto = write(tmp_path / "hocr", "hocr", images), write(tmp_path / "alto", "alto", images)
+    for image in images:
+        file = hocr / f"{image.name}.hocr"
+        ElementTree.parse(file)  # it is XML too
+        reader = Hocr()
+        reader.feed(file.read_text())
+        assert reader.lines == [("bbox 4 6 105 31", text) for text in printed(image)]
+        root = ElementTree.parse(alto / f"{image.name}.alto.xml").getroot()
+        strings = root.iterfind(".//{http://www.loc.gov/standards/alto/ns-v4#}String")
+        found = [(each.get("CONTENT"), each.get("HPOS"), each.get("WIDTH")) for each in strings]
+        assert found == [(text.replace("\t", " "), "4", "101") for text in printed(image)]
+
+
+def test_the_text_of_a_page_reader_is_in_hocr_and_alto_without_boxes(tmp_path: Path) -> None:
+    payload = b'{"lines":[],"count":0,"area_ratio":0.0,"text":"# Bill\\n\\nTotal <5>"}'
+    record = make_record(tmp_path, outputs=make_outputs() | {"ocr": Output(payload, 0.25)})
+    [image] = name_images([record], {})
+    for format in ("hocr", "alto"):
+        [file] = write(tmp_path / format, format, [image]).iterdir()
+        assert "# Bill" in file.read_text()
+        assert "Total &lt;5&gt;" in file.read_text()
+        ElementTree.parse(file)
+
+
+def test_captions_are_named_as_trainers_want_them_and_none_replaces_another(
+    tmp_path: Path, images: list[Answered]
+) -> None:
+    folder = write(tmp_path / "captions", "captions", images)
+    assert (folder / "sub" / "b c.txt").read_text() == f"{images[1].caption}\n"
+    assert (folder / "sub" / "b c.png.txt").read_text() == f"{images[3].caption}\n"
+    assert len(list(folder.rglob("*.txt"))) == len(images)
+
+
+@pytest.mark.skipif(EXIFTOOL is None, reason="exiftool is not installed: make tools")
+@pytest.mark.parametrize("format", ["xmp", "xmp-adobe"])
+def test_exiftool_reads_captions_tags_and_objects(
+    tmp_path: Path, images: list[Answered], format: str
+) -> None:
+    folder = write(tmp_path / "xmp", format, images)
+    command = [
+        str(EXIFTOOL),
+        "-json",
+        "-XMP-dc:all",
+        "-charset",
+        "filename=utf8",
+        "-r",
+        "-ext",
+        "xmp",
+        str(folder),
+    ]
+    known = json.loads(subprocess.run(command, check=True, capture_output=True).stdout)
+    found = {Path(each["SourceFile"]).relative_to(folder).as_posix(): each for each in known}
+    assert len(found) == len(images)
+    for image in images[:3]:
+        name = Path(image.name).with_suffix("").as_posix() if format == "xmp-adobe" else image.name
+        each = found[f"{name}.xmp"]
+        labels = [label for label, _, _ in image.objects] + [label for label, _ in image.tags]
+        subject = each.get("Subject", [])
+        assert [str(s) for s in (subject if isinstance(subject, list) else [subject])] == list(
+            dict.fromkeys(labels)
+        )
+        assert each["Description"] == image.caption
+
+
+# Names and folders
+
+
+def test_images_with_equal_names_get_different_ones(tmp_path: Path) -> None:
+    moved = [make_record(tmp_path, b"a.jpg", id=n, location=b"/done/a-%d.jpg" % n) for n in (1, 2)]
+    odd = make_record(tmp_path, b"\xff.jpg", id=3)
+    names = [image.name for image in name_images([*moved, odd], {})]
+    assert names == ["a.jpg", "a-2.jpg", "\ufffd-3.jpg"]
+
+
+def test_of_several_inboxes_each_name_begins_with_its_inbox() -> None:
+    records = [make_record(Path("/one")), make_record(Path("/two"), id=8), make_record(Path("/gone"), id=9)]
+    inboxes = {b"/one": "first", b"/two": "second"}
+    assert [i.name for i in name_images(records, inboxes)] == ["first/a.jpg", "second/a.jpg", "gone/a.jpg"]
