@@ -3,6 +3,8 @@ labels/ a file for each image with a line for each object: its class, and center
 
 from __future__ import annotations
 
+import os
+import shutil
 from collections.abc import Iterator
 from pathlib import Path, PurePath
 
@@ -14,10 +16,11 @@ from daemon.formats.answered import Answered, Box
 
 # Of 256, by the digest's first byte: a tenth. Equal files are on one side, so that nothing that was trained on is validated on.
 VALIDATED = 26
+END_OF_JPEG = b"\xff\xd9"
 
 
 def write_yolo(folder: Path, images: Iterator[Answered]) -> None:
-    """Raises WrongArgument for an image in an object store, which no link can name."""
+    """Raises WrongArgument for an image in an object store, which no link can name; OSError if an image cannot be read."""
     classes: dict[str, int] = {}
     taken: set[PurePath] = set()
     for image in images:
@@ -30,7 +33,10 @@ def write_yolo(folder: Path, images: Iterator[Answered]) -> None:
         link, label = folder / "images" / place, (folder / "labels" / place).with_suffix(".txt")
         for file in (link, label):
             file.parent.mkdir(parents=True, exist_ok=True)
-        link.symlink_to(image.location)
+        if _would_be_changed(image):
+            shutil.copyfile(image.location, link)
+        else:
+            link.symlink_to(image.location)
         rows = (
             (classes.setdefault(name, len(classes)), *_shares(box, image.size))
             for name, _, box in image.objects
@@ -44,6 +50,16 @@ def write_yolo(folder: Path, images: Iterator[Answered]) -> None:
     (folder / "data.yaml").write_text(
         f"train: {parts[0]}\nval: {parts[-1]}\nnames: {names}\n" if parts else ""
     )
+
+
+def _would_be_changed(image: Answered) -> bool:
+    """Whether ultralytics would write the file anew, through a link too: it does so with each JPEG that does not end with the
+    end marker, as those of many phones do not."""
+    if image.record.format != "JPEG":
+        return False
+    with open(image.location, "rb") as file:
+        file.seek(-2, os.SEEK_END)
+        return file.read() != END_OF_JPEG
 
 
 def _free(place: PurePath, image: Answered, taken: set[PurePath]) -> PurePath:

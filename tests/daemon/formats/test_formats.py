@@ -161,8 +161,29 @@ def test_ultralytics_reads_the_boxes_of_every_image(tmp_path: Path, images: list
             assert box == pytest.approx(wanted, abs=1e-6)
 
 
+def test_ultralytics_changes_no_original(tmp_path: Path) -> None:
+    """It writes JPEGs with bytes behind their end anew, as phones make them."""
+    data = pytest.importorskip("ultralytics.data.dataset", reason="ultralytics is not installed: make setup")
+    from ultralytics.data.utils import check_det_dataset
+
+    buffer = io.BytesIO()
+    Image.new("RGB", (64, 48), (200, 90, 120)).save(buffer, "JPEG")
+    bytes_of = {"plain.jpg": buffer.getvalue(), "phone.jpg": buffer.getvalue() + b"SEFT trailer"}
+    found = [
+        make_record(tmp_path / "in", name.encode(), content, id=number)
+        for number, (name, content) in enumerate(bytes_of.items())
+    ]
+    folder = write(tmp_path / "yolo", "yolo", list(name_images(found, {})))
+    described = check_det_dataset(str(folder / "data.yaml"), autodownload=False)
+    for part in (folder / "images").iterdir():
+        data.YOLODataset(img_path=str(part), data=described, augment=False, imgsz=64)
+    assert {file.name: file.read_bytes() for file in (tmp_path / "in").iterdir()} == bytes_of
+
+
 def test_equal_files_are_on_one_side_of_a_yolo_data_set(tmp_path: Path) -> None:
-    twins = [make_record(tmp_path, b"%d.jpg" % n, b"%d" % (n // 2), id=n + 1) for n in range(200)]
+    twins = [
+        make_record(tmp_path, b"%d.jpg" % n, b"%d" % (n // 2), id=n + 1, format="PNG") for n in range(200)
+    ]
     folder = write(tmp_path / "yolo", "yolo", list(name_images(twins, {})))
     sides = {
         part: {int(file.stem) // 2 for file in (folder / "images" / part).iterdir()}
