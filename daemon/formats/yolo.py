@@ -53,8 +53,8 @@ def write_yolo(folder: Path, images: Iterator[Answered]) -> None:
 
 
 def _would_be_changed(image: Answered) -> bool:
-    """Whether ultralytics would write the file anew, through a link too: it does so with each JPEG that does not end with the
-    end marker, as those of many phones do not."""
+    """Whether ultralytics writes the file anew, as it does with each JPEG that does not end with the end marker, as those of
+    many phones do not. Older versions of it write through a link."""
     if image.record.format != "JPEG":
         return False
     with open(image.location, "rb") as file:
