@@ -55,6 +55,7 @@ class Format(StrEnum):
     coco = "coco"
     yolo = "yolo"
     label_studio = "label-studio"
+    webdataset = "webdataset"
     captions = "captions"
     hocr = "hocr"
     alto = "alto"

@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import Any
 
 import msgspec
@@ -31,6 +31,15 @@ class Answered:
         """Its sidecar."""
         document: dict[str, Any] = msgspec.json.decode(self.record.sidecar)
         return document
+
+    def take_name(self, taken: set[int]) -> PurePath:
+        """Its name; with its number if it differs from that of another image only by the suffix, where both would have one file
+        for their answers. taken: the hashes of such names so far, which are smaller than the names."""
+        name = PurePath(self.name)
+        if hash(name.with_suffix("")) in taken:
+            name = name.with_name(f"{name.stem}-{self.record.id}{name.suffix}")
+        taken.add(hash(name.with_suffix("")))
+        return name
 
     @property
     def location(self) -> str:

@@ -8,11 +8,14 @@ from daemon.formats import pages
 from daemon.formats.answered import Write
 from daemon.formats.coco import write_coco
 from daemon.formats.label_studio import write_label_studio
+from daemon.formats.webdataset import write_webdataset
 from daemon.formats.yolo import write_yolo
 
 FOLDERS: Mapping[str, Write] = {
     "coco": write_coco,
     "yolo": write_yolo,
     "label-studio": write_label_studio,
+    "webdataset": write_webdataset,
     **pages.WRITERS,
 }
+WITH_IMAGES = frozenset({"yolo", "webdataset"})  # what these have needs the files of the images

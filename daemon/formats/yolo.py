@@ -10,8 +10,6 @@ from pathlib import Path, PurePath
 
 import msgspec
 
-from daemon.core.errors import WrongArgument
-from daemon.core.urls import is_url
 from daemon.formats.answered import Answered, Box
 
 # Of 256, by the digest's first byte: a tenth. Equal files are on one side, so that nothing that was trained on is validated on.
@@ -20,16 +18,12 @@ END_OF_JPEG = b"\xff\xd9"
 
 
 def write_yolo(folder: Path, images: Iterator[Answered]) -> None:
-    """Raises WrongArgument for an image in an object store, which no link can name; OSError if an image cannot be read."""
+    """Raises OSError if an image cannot be read."""
     classes: dict[str, int] = {}
-    taken: set[PurePath] = set()
+    taken: set[int] = set()
     for image in images:
-        if is_url(image.location):
-            raise WrongArgument(
-                f"{image.location} is in an object store, and YOLO needs files. Use --format coco, or copy the images first."
-            )
         part = "val" if image.record.digest[:1] < bytes([VALIDATED]) else "train"
-        place = _free(PurePath(part, image.name), image, taken)
+        place = PurePath(part, image.take_name(taken))
         link, label = folder / "images" / place, (folder / "labels" / place).with_suffix(".txt")
         for file in (link, label):
             file.parent.mkdir(parents=True, exist_ok=True)
@@ -60,15 +54,6 @@ def _would_be_changed(image: Answered) -> bool:
     with open(image.location, "rb") as file:
         file.seek(-2, os.SEEK_END)
         return file.read() != END_OF_JPEG
-
-
-def _free(place: PurePath, image: Answered, taken: set[PurePath]) -> PurePath:
-    """The place, with the image's number if another image has the same name with another suffix: both would have one file
-    of labels."""
-    if place.with_suffix("") in taken:
-        place = place.with_name(f"{place.stem}-{image.record.id}{place.suffix}")
-    taken.add(place.with_suffix(""))
-    return place
 
 
 def _shares(box: Box, size: tuple[int, int]) -> tuple[float, float, float, float]:

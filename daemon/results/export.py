@@ -22,9 +22,10 @@ from msgspec import structs
 from daemon import __version__
 from daemon.config.state import closed_to_others
 from daemon.core.errors import NotWritable, WrongArgument
-from daemon.core.hints import command
+from daemon.core.hints import command, quantity
+from daemon.core.urls import is_url
 from daemon.formats.answered import Answered
-from daemon.formats.formats import FOLDERS
+from daemon.formats.formats import FOLDERS, WITH_IMAGES
 from daemon.ledger.files import STDOUT, sync_folders, written_into, written_whole
 from daemon.ledger.record import UNKNOWN, Model, Record
 from daemon.ledger.records import Reader
@@ -80,8 +81,13 @@ def export_records(
             step(written, chosen.total)
 
     if format in FOLDERS:
+        gone: list[str] = []
         images = name_images(count(), inboxes)
+        images = keep_files(images, format, gone) if format in WITH_IMAGES else images
         _write_folder(file, lambda folder: FOLDERS[format](folder, images), chosen, force=force)
+        if gone:
+            warn(f"{quantity(len(gone), 'image')} left out, as the files are gone; the first is {gone[0]}.")
+            written -= len(gone)
     else:
         sizes = _embedding_sizes(reader, choice.bin, warn) if format == "parquet" else []
         writers: dict[str, Callable[[BinaryIO, Iterator[Record]], None]] = {
@@ -159,6 +165,20 @@ def name_images(records: Iterable[Record], inboxes: Mapping[bytes, str]) -> Iter
         if record.has_moved:
             taken.add(hash(name))
         yield Answered(record, str(name))
+
+
+def keep_files(images: Iterable[Answered], format: str, gone: list[str]) -> Iterator[Answered]:
+    """Those whose files are there; adds where the others were to `gone`. Raises WrongArgument for one in an object store."""
+    for image in images:
+        if is_url(image.location):
+            raise WrongArgument(
+                f"{image.location} is in an object store, and {format} needs files. Choose images of other inboxes with "
+                "--where, use another format, or copy the images first."
+            )
+        if os.path.isfile(image.location):
+            yield image
+        else:
+            gone.append(image.location)
 
 
 def format_of(file: Path) -> str:

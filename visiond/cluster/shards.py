@@ -9,10 +9,9 @@ from collections.abc import Iterable, Sequence
 import msgspec
 
 from daemon.core.jobs import JobStatus
+from daemon.formats.webdataset import add_file, ending_of
 from daemon.ledger.record import Record
 from visiond.cluster.job import Shards
-
-ENDINGS = {"JPEG": "jpg", "TIFF": "tif", "HEIF": "heic"}  # of other formats, their name in small letters
 
 
 def shard_of(unit: str) -> str:
@@ -32,13 +31,7 @@ def write_shard(
                 continue
             key = f"{number:019d}"
             if wanted is Shards.images and isinstance(image, bytes):
-                _add(tar, f"{key}.{ENDINGS.get(record.format, record.format.lower())}", image)
+                add_file(tar, f"{key}.{ending_of(record.format)}", image)
             document = msgspec.json.decode(record.sidecar, type=dict[str, msgspec.Raw])
-            _add(tar, f"{key}.json", msgspec.json.encode(document | {"id": number}))
+            add_file(tar, f"{key}.json", msgspec.json.encode(document | {"id": number}))
     return file.getvalue()
-
-
-def _add(tar: tarfile.TarFile, name: str, data: bytes) -> None:
-    member = tarfile.TarInfo(name)
-    member.size = len(data)
-    tar.addfile(member, io.BytesIO(data))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import pickle
 import shutil
 import subprocess
 import sys
@@ -17,7 +18,6 @@ import pytest
 from PIL import Image
 
 from daemon.cli.results import Format
-from daemon.core.errors import WrongArgument
 from daemon.core.messages import Output
 from daemon.formats.answered import Answered
 from daemon.formats.formats import FOLDERS
@@ -34,6 +34,12 @@ tasks = json.loads(pathlib.Path("tasks.json").read_text())
 given = [prediction for task in tasks for prediction in task["predictions"]]
 wrong = [error for each in given for error in project.validate_prediction(each, return_errors=True)]
 print(json.dumps([[task["meta"]["visiond"]["id"] for task in tasks], wrong]))
+"""
+READ_SHARDS = """
+import pickle, sys
+import webdataset
+samples = list(webdataset.WebDataset(sys.argv[1:], shardshuffle=False, empty_check=False))
+sys.stdout.buffer.write(pickle.dumps([{key: s[key] for key in s if key != "__local_path__"} for s in samples]))
 """
 EXIFTOOL = shutil.which("exiftool")
 # Labels, texts and names that JSON, YAML, XML, HTML or a path could misread.
@@ -189,10 +195,22 @@ def test_equal_files_are_on_one_side_of_a_yolo_data_set(tmp_path: Path) -> None:
     assert 3 <= len(sides["val"]) <= 25, "a tenth of 100"
 
 
-def test_an_image_in_a_store_is_refused_for_yolo(tmp_path: Path) -> None:
-    record = make_record(tmp_path, location=b"s3://bucket/a.jpg")
-    with pytest.raises(WrongArgument, match=r"s3://bucket/a\.jpg is in an object store"):
-        write(tmp_path / "yolo", "yolo", list(name_images([record], {})))
+def test_webdataset_reads_each_image_with_its_sidecar_and_caption(
+    tmp_path: Path, images: list[Answered], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("daemon.formats.webdataset.SHARD_IMAGES", 8)
+    folder = write(tmp_path / "shards", "webdataset", images)
+    shards = sorted(map(str, folder.iterdir()))
+    assert len(shards) == 3, "of 20 images"
+    # In a process of its own, as it leaves files open.
+    read = subprocess.run([sys.executable, "-c", READ_SHARDS, *shards], check=True, capture_output=True)
+    samples = pickle.loads(read.stdout)
+    for image, sample in zip(images, samples, strict=True):
+        [data] = (sample[ending] for ending in ("jpg", "png") if ending in sample)
+        assert data == Path(image.location).read_bytes()
+        assert sample["json"] == image.record.sidecar
+        assert sample["txt"].decode() == image.caption
+    assert len({sample["__key__"] for sample in samples}) == len(images)
 
 
 @pytest.mark.skipif(not LABEL_STUDIO.exists(), reason="label-studio-sdk is not installed: make tools")

@@ -28,7 +28,7 @@ from daemon.ledger.records import Reader
 from daemon.results import parquet
 from daemon.results.choice import ExportChoice, parse_ratio, pick
 from daemon.results.columns import COLUMNS, Columns
-from daemon.results.export import export_records, write_parquet
+from daemon.results.export import export_records, keep_files, name_images, write_parquet
 from stages.registry.registry import ORDER
 from tests.makers import MODELS, admit, complete, done, failed, make_file, make_outputs, make_record
 
@@ -699,6 +699,27 @@ async def test_an_error_leaves_the_old_folder_and_no_part_of_a_new_one(
     broken.close()
     assert len(json.loads((folder / "instances.json").read_bytes())["images"]) == 21
     assert set(os.listdir(tmp_path)) == before
+
+
+async def test_images_whose_files_are_gone_are_left_out_of_data_sets_with_images(
+    reader: Reader, tmp_path: Path
+) -> None:
+    for number in (3, 5):
+        (tmp_path / "inbox" / f"{number}.jpg").write_bytes(b"\xff\xd9")
+    said: list[str] = []
+    step = lambda done, total: None  # noqa: E731
+    written = export_records(reader, tmp_path / "y", "yolo", ExportChoice(), ALL, step, warn=said.append)
+    assert written == 2
+    assert {file.name for file in (tmp_path / "y" / "images").rglob("*.jpg")} == {"3.jpg", "5.jpg"}
+    assert said[0].startswith("19 images left out, as the files are gone; the first is ")
+
+
+def test_an_image_in_a_store_is_refused_for_a_data_set_with_images() -> None:
+    images = name_images([make_record(INBOX, location=b"s3://bucket/a.jpg")], {})
+    with pytest.raises(
+        WrongArgument, match=r"s3://bucket/a\.jpg is in an object store, and yolo needs files"
+    ):
+        next(keep_files(images, "yolo", []))
 
 
 class Growing(Reader):
