@@ -291,8 +291,8 @@ def export(
 
     csv has counts, texts, labels, captions and bins; parquet also has boxes,
     scores and embeddings; jsonl has the complete sidecars. The other formats
-    are folders for other programs: coco, yolo and label-studio are data sets,
-    captions, hocr, alto and xmp have a file for each image. A file has one
+    are folders for other programs: coco, yolo, label-studio and webdataset are
+    data sets, captions, hocr, alto and xmp have a file for each image. A file has one
     row, that of its newest version, if that is DONE. docs/results.md
     describes each column and format.
 

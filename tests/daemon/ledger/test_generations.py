@@ -82,3 +82,14 @@ async def test_what_a_model_is_stays_known_when_a_repair_does_not_know_it(ledger
     with contextlib.closing(Reader(ledger.path)) as reader:
         [record] = reader.find("a.jpg")
     assert record.provenance() == {model.fingerprint: model.provenance for model in MODELS}
+
+
+@pytest.mark.anyio
+async def test_what_older_sidecars_say_of_a_model_stays_known(ledger: Ledger) -> None:
+    newer = [replace(m, provenance=structs.replace(m.provenance, visiond="9.9")) for m in MODELS]
+    for models in (newer, MODELS, newer):
+        await ledger.generations.begin(models)
+    with contextlib.closing(Reader(ledger.path)) as reader:
+        known = list(reader.models.values())
+    assert [model.provenance for model in known] == [model.provenance for model in newer]
+    assert [model.former for model in known] == [(model.provenance,) for model in MODELS]
