@@ -6,7 +6,6 @@ import contextlib
 import os
 import shutil
 import subprocess
-import tomllib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -16,7 +15,9 @@ from daemon.installing.environment import go_back, switch
 from daemon.installing.places import ACCOUNT, Places, name_of
 from daemon.installing.steps import StepFailed, say
 
+# Programs for an environment's Python: the schema of its ledgers, and the state folder of a configuration.
 SCHEMA = "from daemon.ledger.schema import newest; print(newest())"
+STATE = "import sys, pathlib; from daemon.config.loading import load; print(load(pathlib.Path(sys.argv[1])).state.path)"
 
 
 def upgrade(places: Places, new: Path, before: Path) -> None:
@@ -57,13 +58,16 @@ def _save_ledgers(places: Places, units: Sequence[str], new: Path, before: Path)
     if not units or _schema_of(new) == _schema_of(before):
         return saved
     say("the new version changes the ledgers, so the daemons stop, and the ledgers are copied first …")
+    all_variables = [service.variables_of(unit) for unit in units]
     service.stop(*units)
-    for own in (Places(places.root, name_of(unit)) for unit in units):
-        ledger = _state_of(own.config) / "ledger.sqlite"
+    for unit, variables in zip(units, all_variables, strict=True):
+        own = Places(places.root, name_of(unit))
+        find = (new / "bin" / "python", "-I", "-c", STATE, own.config)
+        ledger = Path(as_account(ACCOUNT, own.state, *find, variables=variables), "ledger.sqlite")
         copy = ledger.with_name(f"before-{new.name}.sqlite")
         if ledger.exists():
-            program = before / "bin" / "visiond"
-            as_account(ACCOUNT, own.state, program, "backup", "--force", "--config", own.config, copy)
+            backup = (before / "bin" / "visiond", "backup", "--force", "--config", own.config, copy)
+            as_account(ACCOUNT, own.state, *backup, variables=variables)
             say(f"{copy}")
             saved.append((ledger, copy))
     return saved
@@ -71,12 +75,6 @@ def _save_ledgers(places: Places, units: Sequence[str], new: Path, before: Path)
 
 def _schema_of(environment: Path) -> str:
     return run(environment / "bin" / "python", "-I", "-c", SCHEMA)
-
-
-def _state_of(config: Path) -> Path:
-    return config.parent / str(
-        tomllib.loads(config.read_text("utf-8-sig")).get("state", {}).get("path", "state")
-    )
 
 
 def _restore(ledger: Path, copy: Path) -> None:
