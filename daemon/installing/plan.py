@@ -62,12 +62,14 @@ def install(wish: Wish) -> None:
         say(f"visiond {source.version} into {places.root}, as {places.unit}")
         if other and not wish.upgrade:
             again = wish.command("install", "--upgrade")
-            raise StepFailed(f"{other} is installed, which is another visiond. To replace it: {again}")
+            raise StepFailed(f"another visiond is installed, {other}. To replace it: {again}")
         again = wish.command("install", *(["--upgrade"] if wish.upgrade else []))
         carry_out([*parts.first()], dry_run=wish.dry_run, again=again)
         if wish.dry_run:
             if other:
-                say("then: restart what runs with the new environment; go back if it does not become ready")
+                say(
+                    "then      the daemons that run restart with it; if one does not become ready, the old one comes back"
+                )
             carry_out([*parts.last(start=wish.start)], dry_run=True)
             say("Nothing was changed (--dry-run).")
             return
@@ -123,7 +125,7 @@ def _alone(wish: Wish) -> Iterator[None]:
         with locked_folder(environments):
             yield
     except BlockingIOError as error:
-        raise StepFailed(f"another installation works in {environments}; wait until it has ended") from error
+        raise StepFailed(f"another installation is at work in {environments}; wait until it ends") from error
 
 
 def _known_units(places: Places) -> Iterator[str]:
@@ -197,7 +199,7 @@ def _say_what_now(wish: Wish) -> None:
         then = f"{places.program}/bin/visiond --version"
     say(
         "Installed.",
-        f"real images:    {setup}   # gets models that know them",
+        f"models:         {setup}   # gets some that know real images",
         f"drop images into {places.images / 'inbox'}{joins}",
         f"settings:       {places.config}",
         f"see it work:    {then}",

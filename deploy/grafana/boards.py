@@ -59,7 +59,7 @@ OVERVIEW: dict[str, list[Panel]] = {
     ],
     "Page and uploads": [
         Panel("Requests to the page", "By what they ask for. live: the line that open pages ask for every two seconds; other:"
-              " refused because the token is missing, or no address of the page.", "suffix: requests/s",
+              " without the token, or no address of the page.", "suffix: requests/s",
               {"{{kind}}": rate("visiond_page_requests_total", "kind")}, width=8, stacked=True),
         Panel("Time until the page answers", "95th percentile of the time from a request to the beginning of its answer.", "s",
               {"{{kind}}": "histogram_quantile(0.95, sum by (le, kind) "
