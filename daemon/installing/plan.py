@@ -110,7 +110,7 @@ def uninstall(wish: Wish) -> None:
 
 def _want_root(wish: Wish) -> None:
     if wish.places.is_system and os.geteuid() and not wish.dry_run:
-        raise StepFailed("only root can do this; use sudo, or --root FOLDER for a tree of your own")
+        raise StepFailed("only root can do this: use sudo, or --root FOLDER to try it in a folder of your own")
 
 
 @contextlib.contextmanager
