@@ -88,11 +88,11 @@ def uninstall(wish: Wish) -> None:
     units = [places.unit] if places.name else sorted(_known_units(places))
     booted = service.is_booted(places)
     steps = [_stop(unit) for unit in units] if booted else []
-    steps += [_remove(_wanted(places, unit), f"no start of {unit} at boot") for unit in units]
+    steps += [_remove(_wanted(places, unit), f"{unit} does not start at boot") for unit in units]
     if not places.name:
         files = [places.units / name for name in UNITS]
         files += [places.accounts, places.program, places.environments]
-        steps += [_remove(path, f"no {path}") for path in [*_list_own_command(places), *files]]
+        steps += [_remove(path, f"{path} is removed") for path in [*_list_own_command(places), *files]]
     if booted:
         steps.append(
             Step("systemd reads the units again", lambda: False, lambda: run("systemctl", "daemon-reload"))
@@ -110,7 +110,9 @@ def uninstall(wish: Wish) -> None:
 
 def _want_root(wish: Wish) -> None:
     if wish.places.is_system and os.geteuid() and not wish.dry_run:
-        raise StepFailed("only root can do this: use sudo, or --root FOLDER to try it in a folder of your own")
+        raise StepFailed(
+            "only root can do this: use sudo, or --root FOLDER to try it in a folder of your own"
+        )
 
 
 @contextlib.contextmanager
@@ -163,7 +165,13 @@ def _remove(path: Path, what: str) -> Step:
         else:
             path.unlink()
 
-    return Step(what, lambda: not os.path.lexists(path), remove, [f"rm -rf {path}"], is_slow=path.is_dir())
+    return Step(
+        what,
+        lambda: not os.path.lexists(path),
+        remove,
+        [f"rm -rf {path}"],
+        is_slow=path.is_dir() and not path.is_symlink(),
+    )
 
 
 def _list_kept(places: Places, units: Sequence[str]) -> Iterable[Path]:
