@@ -64,6 +64,8 @@ def install(wish: Wish) -> None:
             again = wish.command("install", "--upgrade")
             raise StepFailed(f"another visiond is installed, {other}. To replace it: {again}")
         again = wish.command("install", *(["--upgrade"] if wish.upgrade else []))
+        units = [file for name in UNITS if (file := places.units / name).is_file()]
+        units_before = {file: file.read_bytes() for file in units}
         carry_out([*parts.first()], dry_run=wish.dry_run, again=again)
         if wish.dry_run:
             if other:
@@ -74,7 +76,7 @@ def install(wish: Wish) -> None:
             say("Nothing was changed (--dry-run).")
             return
         if other:
-            upgrade(places, environment.folder, other)
+            upgrade(places, environment.folder, other, units_before)
             remove_others(places, environment.folder, other)
         carry_out([*parts.last(start=wish.start)], again=again)
     _say_what_now(wish)

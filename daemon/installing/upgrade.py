@@ -6,7 +6,7 @@ import contextlib
 import os
 import shutil
 import subprocess
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from daemon.installing import service
@@ -20,8 +20,9 @@ SCHEMA = "from daemon.ledger.schema import newest; print(newest())"
 STATE = "import sys, pathlib; from daemon.config.loading import load; print(load(pathlib.Path(sys.argv[1])).state.path)"
 
 
-def upgrade(places: Places, new: Path, before: Path) -> None:
-    """Switch, and restart the daemons that run. Raises StepFailed after going back."""
+def upgrade(places: Places, new: Path, before: Path, units_before: Mapping[Path, bytes]) -> None:
+    """Switch, and restart the daemons that run. units_before: the files of the units as the old version had them.
+    Raises StepFailed after going back."""
     units = service.active_units() if service.is_booted(places) else []
     if units:
         run("systemctl", "daemon-reload")
@@ -38,6 +39,9 @@ def upgrade(places: Places, new: Path, before: Path) -> None:
         why = _last_words(unit)
         service.stop(*units)
         go_back(places, before)
+        for file, content in units_before.items():
+            file.write_bytes(content)
+        run("systemctl", "daemon-reload")
         for ledger, copy in saved:
             _restore(ledger, copy)
         again = [other for other in units if not _starts(other)]

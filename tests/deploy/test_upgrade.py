@@ -1,4 +1,4 @@
-"""Which ledgers `visiond install --upgrade` copies, with the real program and a systemd that only names processes."""
+"""What `visiond install --upgrade` copies and brings back, with a systemd that only names processes."""
 
 from __future__ import annotations
 
@@ -12,7 +12,9 @@ import pytest
 
 from daemon.installing import service, upgrade
 from daemon.installing.commands import run
+from daemon.installing.environment import switch
 from daemon.installing.places import Places
+from daemon.installing.steps import StepFailed
 from tests.daemon_process import Place, picture
 
 
@@ -60,3 +62,29 @@ def test_an_upgrade_copies_the_ledger_that_the_variables_of_the_unit_name(
 def test_a_unit_without_a_process_has_no_variables(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(service, "run", lambda *_: "0")
     assert service.variables_of("visiond.service") == {}
+
+
+def test_a_version_that_does_not_become_ready_leaves_the_old_one_with_its_own_units(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    places = Places(tmp_path)
+    old, new = places.environments / "old", places.environments / "new"
+    for folder in (old, new, places.units):
+        folder.mkdir(parents=True)
+    switch(places, old)
+    (unit := places.units / "visiond.service").write_text("of the new version")
+    started: list[str] = []
+
+    def start(_unit: str) -> None:
+        started.append(f"{places.program.resolve().name}: {unit.read_text()}")
+        if places.program.resolve() == new:
+            raise subprocess.CalledProcessError(1, "systemctl")
+
+    monkeypatch.setattr(upgrade, "run", lambda *_: "")
+    monkeypatch.setattr(service, "is_booted", lambda _: True)
+    monkeypatch.setattr(service, "active_units", lambda: ["visiond.service"])
+    monkeypatch.setattr(service, "stop", lambda *_: None)
+    monkeypatch.setattr(service, "start", start)
+    with pytest.raises(StepFailed, match="the old one works again"):
+        upgrade.upgrade(places, new, old, {unit: b"of the old version"})
+    assert started == ["new: of the new version", "old: of the old version"]
