@@ -89,7 +89,8 @@ OVERVIEW: dict[str, list[Panel]] = {
               {"{{instance}}": "visiond_oldest_pending_seconds{M}"}),
         Panel("Queue depth", "Images waiting for a worker of each segment.", "short",
               {"{{segment}}": "sum by (segment) (visiond_queue_depth{M})"}),
-        Panel("Slab", "Bytes of images in flight, and the budget for them. Full: files are read faster than they are done.", "bytes",
+        Panel("Slab", "Bytes of images in flight, and the budget for them. Full: files are read faster than they"
+              " are done.", "bytes",
               {"used {{instance}}": "visiond_slab_used_bytes{M}", "size {{instance}}": "visiond_slab_size_bytes{M}"}),
     ],
     "Batches": [
