@@ -1,4 +1,4 @@
-"""`visiond install` and `visiond uninstall`."""
+"""`visiond install`, `visiond bundle` and `visiond uninstall`."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ def install(
 
     Makes what is missing: user and group, a virtual environment with the locked
     packages, configuration, folders for images, units; then starts the service.
-    Nothing that is there is overwritten, so it can be repeated. --upgrade makes
-    the new environment beside the old one, tries it, switches, restarts, and
-    goes back if it does not become ready. In a fresh checkout `make install`
-    does the same.
+    It can be repeated: what is there stays, only units are brought up to date.
+    --upgrade makes the new environment beside the old one, tries it, switches,
+    restarts, and goes back if it does not become ready. In a fresh checkout
+    `make install` does the same.
 
     Examples:
       visiond install
@@ -55,7 +55,7 @@ def bundle(
 
     Makes a folder with this visiond, its locked packages and install.sh, which
     installs them there. The other machine needs the same kind of processor and
-    the same version of Python. Models: `visiond models bundle`.
+    the same version of Python with venv. Models: `visiond models bundle`.
 
     Examples:
       visiond bundle visiond-bundle

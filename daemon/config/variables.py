@@ -7,7 +7,7 @@ import difflib
 import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, get_origin
+from typing import Any, get_args, get_origin
 
 from pydantic import BaseModel
 
@@ -81,14 +81,21 @@ def _list_keys(
             yield (*where, name), kind
 
 
+def _is_tables(kind: object) -> bool:
+    """Whether a key's type is a list of tables."""
+    return get_origin(kind) is list and issubclass(get_args(kind)[0], BaseModel)
+
+
 def _name_of(place: tuple[str, ...]) -> str:
     return PREFIX + NESTING.join(place).upper()
 
 
 def _read(place: tuple[str, ...], text: str, keys: Keys) -> tuple[tuple[str, ...], object]:
     """The key that a variable sets, and its value. Raises ConfigError."""
-    if place[:1] in keys:
-        raise ConfigError([f"the tables [[{place[0]}]] can only be written into daemon.toml."])
+    if tables := next(
+        (each for each, kind in keys.items() if place[: len(each)] == each and _is_tables(kind)), ()
+    ):
+        raise ConfigError([f"the tables [[{'.'.join(tables)}]] can only be in daemon.toml."])
     stem = (*place[:-1], place[-1].removesuffix(OF_FILE))
     if place not in keys and stem != place and (stem in keys or keys.get(stem[:-1]) == dict[str, Any]):
         place, text = stem, _read_file(text)
@@ -117,3 +124,5 @@ def _read_file(name: str) -> str:
         return read_text(Path(name)).rstrip("\r\n")
     except OSError as error:
         raise ConfigError([f"{name} cannot be read: {cause_of(error)}."]) from error
+    except ConfigError as error:
+        raise ConfigError([f"{name}: {problem}" for problem in error.problems]) from None

@@ -1,4 +1,4 @@
-"""`python3 -m daemon.installing` is `visiond install` and `visiond uninstall` without visiond's packages."""
+"""`visiond install`, `uninstall` and `bundle` for a machine that does not have visiond's packages yet."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from daemon.installing.plan import Wish, install, uninstall
 
 
 def parser() -> argparse.ArgumentParser:
-    """The same options as those of `visiond install` and `visiond uninstall`."""
+    """The same options as those of the `visiond` commands."""
     top = argparse.ArgumentParser(prog="python3 -m daemon.installing", description=__doc__)
     commands = top.add_subparsers(dest="command", required=True)
     for name in ("install", "uninstall"):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import re
 import shutil
 import tempfile
 from pathlib import Path
@@ -14,6 +16,8 @@ from daemon.installing.source import CodeSource, find_source
 from daemon.installing.steps import Step, StepFailed, carry_out, say
 
 WHEELS = "wheels"  # the folder of packages in a bundle
+AT_ONCE = 8  # packages; an interrupted download loses at most these
+ENTRY = re.compile(r"^\S(?:.*\n?)(?:[ \t].*\n?)*", re.MULTILINE)  # a package in the lock, with its digests
 SCRIPT = """#!/bin/sh
 # Installs visiond with the packages beside this file, and asks no package index. Takes the options of `visiond install`.
 set -e
@@ -49,23 +53,33 @@ def make_bundle(folder: Path, wheel: Path | None, wanted: str = "") -> None:
     say(
         f"{folder} has visiond {source.version} with all packages for {name} on this kind of machine.",
         f"Copy it to the other machine, and type there as root: sh {folder.name}/install.sh",
-        "There, --upgrade behind it replaces an older visiond.",
+        "With --upgrade behind it, the script replaces the visiond that is installed there.",
     )
 
 
 def _download(folder: Path, source: CodeSource, python: str, scratch: Path) -> None:
-    """Raises CalledProcessError, OSError."""
+    """A few packages at a time: pip adds files to the folder only when it has all that it was asked for.
+    Raises CalledProcessError, OSError."""
     (folder / WHEELS).mkdir(parents=True, exist_ok=True)
-    lock = scratch / "requirements.lock"
-    lock.write_bytes(source.lock.read_bytes())
     run(python, "-m", "venv", scratch / "pip")  # an installed visiond has no pip
     pip = (scratch / "pip" / "bin" / "python", "-m", "pip", "--disable-pip-version-check", "download")
     only = ("--require-hashes", "--no-deps", "--only-binary", ":all:", "--progress-bar", "off")
-    files = ("--dest", (folder / WHEELS).absolute(), "--requirement", lock)
-    watch(*pip, *only, *files, note=written_since(folder))
+    part = scratch / "requirements.lock"
+    files = ("--dest", (folder / WHEELS).absolute(), "--requirement", part)
+    entries, note = ENTRY.findall(source.lock.read_text()), written_since(folder)
+    # What pip leaves when it is ended goes with this folder, which is on a disk with room.
+    with tempfile.TemporaryDirectory(prefix=".download-", dir=folder) as room:
+        environ = {**os.environ, "TMPDIR": str(Path(room).absolute())}
+        for start in range(0, len(entries), AT_ONCE):
+            part.write_text("".join(entries[start : start + AT_ONCE]))
+            watch(*pip, *only, *files, note=note, env=environ)
+            say(f"          {min(start + AT_ONCE, len(entries))} of {len(entries)} packages, {note()}")
 
 
 def _add_visiond(folder: Path, source: CodeSource, python: str) -> None:
+    for older in folder.glob("visiond-*.whl"):  # the script takes the only one
+        if older.name != source.path.name:
+            older.unlink()
     shutil.copy(source.path, folder)
     script = folder / "install.sh"
     script.write_text(SCRIPT.format(python=python, wheels=WHEELS))

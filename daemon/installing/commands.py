@@ -66,7 +66,8 @@ def written_since(folder: Path) -> Callable[[], str]:
     return describe
 
 
-def as_account(account: str, home: Path, *command: str | Path) -> str:
-    """Run a command as another user; returns what it prints. Raises CalledProcessError, OSError."""
-    env = {"PATH": os.environ.get("PATH", os.defpath), "HOME": str(home), "LANG": "C.UTF-8"}
+def as_account(account: str, home: Path, *command: str | Path, variables: Mapping[str, str]) -> str:
+    """Run a command as another user; returns what it prints. variables: of its environment, besides those that every program
+    needs. Raises CalledProcessError, OSError."""
+    env = {"PATH": os.environ.get("PATH", os.defpath), "HOME": str(home), "LANG": "C.UTF-8", **variables}
     return run("runuser", "-u", account, "--", *command, env=env)

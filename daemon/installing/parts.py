@@ -177,11 +177,12 @@ class Parts:
             # the configuration's folders are those of the machine, not of this tree
             run(visiond, "--version")
             return
-        units = [self._places.unit, *(service.active_units() if service.is_booted(self._places) else [])]
-        for name in dict.fromkeys(map(name_of, units)):
-            own = Places(self._places.root, name)
+        booted = service.is_booted(self._places)
+        for unit in dict.fromkeys([self._places.unit, *(service.active_units() if booted else [])]):
+            own = Places(self._places.root, name_of(unit))
+            variables = service.variables_of(unit) if booted else {}
             try:
-                as_account(ACCOUNT, own.state, visiond, "check", "--config", own.config)
+                as_account(ACCOUNT, own.state, visiond, "check", "--config", own.config, variables=variables)
             except subprocess.CalledProcessError as error:
                 said = (error.stdout + error.stderr).splitlines()
                 problems = [line for line in said if line.startswith("error")] or said[-12:]

@@ -13,14 +13,14 @@ PORTS = {"http": 9464, "page": 9465}  # of the sections of the configuration, by
 NAME = re.compile(r"[a-z0-9][a-z0-9_-]{0,31}")
 # What each option of the commands means.
 HELP = {
-    "root": "Install into this tree, and touch nothing outside it.",
-    "name": "Of one of several daemons: its unit is visiond@NAME.",
+    "root": "A folder to use in place of /, as a trial; nothing outside it changes.",
+    "name": "One of several daemons on this machine; its unit is visiond@NAME.",
     "dry_run": "Print the steps, and change nothing.",
     "upgrade": "Replace the visiond that is installed.",
-    "python": "Interpreter for it. Default: this one, if it fits.",
-    "wheel": "Wheel to install. Default: this visiond.",
+    "python": "Python for visiond. Default: this one, if the service can run it.",
+    "wheel": "Wheel of visiond. Default: the visiond that runs this.",
     "wheels": "Folder with all packages, from `visiond bundle`; no package index is asked.",
-    "bundle": "Folder to make, or to go on with.",
+    "bundle": "Folder to make; after an interruption, the same one again.",
     "no_start": "Do not enable and start the service.",
 }
 

@@ -62,17 +62,21 @@ def install(wish: Wish) -> None:
         say(f"visiond {source.version} into {places.root}, as {places.unit}")
         if other and not wish.upgrade:
             again = wish.command("install", "--upgrade")
-            raise StepFailed(f"{other} is installed, which is another visiond. To replace it: {again}")
+            raise StepFailed(f"another visiond is installed, {other}. To replace it: {again}")
         again = wish.command("install", *(["--upgrade"] if wish.upgrade else []))
+        units = [file for name in UNITS if (file := places.units / name).is_file()]
+        units_before = {file: file.read_bytes() for file in units}
         carry_out([*parts.first()], dry_run=wish.dry_run, again=again)
         if wish.dry_run:
             if other:
-                say("then: restart what runs with the new environment; go back if it does not become ready")
+                say(
+                    "then      the daemons that run restart with it; if one does not become ready, the old one comes back"
+                )
             carry_out([*parts.last(start=wish.start)], dry_run=True)
             say("Nothing was changed (--dry-run).")
             return
         if other:
-            upgrade(places, environment.folder, other)
+            upgrade(places, environment.folder, other, units_before)
             remove_others(places, environment.folder, other)
         carry_out([*parts.last(start=wish.start)], again=again)
     _say_what_now(wish)
@@ -86,11 +90,11 @@ def uninstall(wish: Wish) -> None:
     units = [places.unit] if places.name else sorted(_known_units(places))
     booted = service.is_booted(places)
     steps = [_stop(unit) for unit in units] if booted else []
-    steps += [_remove(_wanted(places, unit), f"no start of {unit} at boot") for unit in units]
+    steps += [_remove(_wanted(places, unit), f"{unit} does not start at boot") for unit in units]
     if not places.name:
         files = [places.units / name for name in UNITS]
         files += [places.accounts, places.program, places.environments]
-        steps += [_remove(path, f"no {path}") for path in [*_list_own_command(places), *files]]
+        steps += [_remove(path, f"{path} is removed") for path in [*_list_own_command(places), *files]]
     if booted:
         steps.append(
             Step("systemd reads the units again", lambda: False, lambda: run("systemctl", "daemon-reload"))
@@ -108,7 +112,9 @@ def uninstall(wish: Wish) -> None:
 
 def _want_root(wish: Wish) -> None:
     if wish.places.is_system and os.geteuid() and not wish.dry_run:
-        raise StepFailed("only root can do this; use sudo, or --root FOLDER for a tree of your own")
+        raise StepFailed(
+            "only root can do this: use sudo, or --root FOLDER to try it in a folder of your own"
+        )
 
 
 @contextlib.contextmanager
@@ -123,7 +129,7 @@ def _alone(wish: Wish) -> Iterator[None]:
         with locked_folder(environments):
             yield
     except BlockingIOError as error:
-        raise StepFailed(f"another installation works in {environments}; wait until it has ended") from error
+        raise StepFailed(f"another installation is at work in {environments}; wait until it ends") from error
 
 
 def _known_units(places: Places) -> Iterator[str]:
@@ -161,7 +167,13 @@ def _remove(path: Path, what: str) -> Step:
         else:
             path.unlink()
 
-    return Step(what, lambda: not os.path.lexists(path), remove, [f"rm -rf {path}"], is_slow=path.is_dir())
+    return Step(
+        what,
+        lambda: not os.path.lexists(path),
+        remove,
+        [f"rm -rf {path}"],
+        is_slow=path.is_dir() and not path.is_symlink(),
+    )
 
 
 def _list_kept(places: Places, units: Sequence[str]) -> Iterable[Path]:
@@ -197,7 +209,7 @@ def _say_what_now(wish: Wish) -> None:
         then = f"{places.program}/bin/visiond --version"
     say(
         "Installed.",
-        f"real images:    {setup}   # gets models that know them",
+        f"models:         {setup}   # gets some that know real images",
         f"drop images into {places.images / 'inbox'}{joins}",
         f"settings:       {places.config}",
         f"see it work:    {then}",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 from pathlib import Path
 
@@ -28,6 +29,16 @@ def active_units() -> list[str]:
 
 def is_active(unit: str) -> bool:
     return run("systemctl", "show", "--value", "--property=ActiveState", unit) == "active"
+
+
+def variables_of(unit: str) -> dict[str, str]:
+    """The environment of the unit's process, whose settings may be there; empty if it has none."""
+    process = run("systemctl", "show", "--value", "--property=MainPID", unit)
+    try:
+        pairs = Path("/proc", process, "environ").read_bytes().split(b"\0")
+    except OSError:
+        return {}
+    return dict(os.fsdecode(pair).split("=", 1) for pair in pairs if b"=" in pair)
 
 
 def start(unit: str) -> None:

@@ -36,7 +36,7 @@ def carry_out(steps: Sequence[Step], *, dry_run: bool = False, again: str = "") 
     Raises StepFailed with what is done, what is not, and what to type."""
     for number, step in enumerate(steps):
         if step.is_there():
-            say(f"is so     {step.what}")
+            say(f"already   {step.what}")
             continue
         if dry_run:
             say(f"to do     {step.what}", *step.by_hand)

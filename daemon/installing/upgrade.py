@@ -6,8 +6,7 @@ import contextlib
 import os
 import shutil
 import subprocess
-import tomllib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from daemon.installing import service
@@ -16,11 +15,14 @@ from daemon.installing.environment import go_back, switch
 from daemon.installing.places import ACCOUNT, Places, name_of
 from daemon.installing.steps import StepFailed, say
 
+# Programs for an environment's Python: the schema of its ledgers, and the state folder of a configuration.
 SCHEMA = "from daemon.ledger.schema import newest; print(newest())"
+STATE = "import sys, pathlib; from daemon.config.loading import load; print(load(pathlib.Path(sys.argv[1])).state.path)"
 
 
-def upgrade(places: Places, new: Path, before: Path) -> None:
-    """Switch, and restart the daemons that run. Raises StepFailed after going back."""
+def upgrade(places: Places, new: Path, before: Path, units_before: Mapping[Path, bytes]) -> None:
+    """Switch, and restart the daemons that run. units_before: the files of the units as the old version had them.
+    Raises StepFailed after going back."""
     units = service.active_units() if service.is_booted(places) else []
     if units:
         run("systemctl", "daemon-reload")
@@ -37,6 +39,9 @@ def upgrade(places: Places, new: Path, before: Path) -> None:
         why = _last_words(unit)
         service.stop(*units)
         go_back(places, before)
+        for file, content in units_before.items():
+            file.write_bytes(content)
+        run("systemctl", "daemon-reload")
         for ledger, copy in saved:
             _restore(ledger, copy)
         again = [other for other in units if not _starts(other)]
@@ -57,13 +62,16 @@ def _save_ledgers(places: Places, units: Sequence[str], new: Path, before: Path)
     if not units or _schema_of(new) == _schema_of(before):
         return saved
     say("the new version changes the ledgers, so the daemons stop, and the ledgers are copied first …")
+    all_variables = [service.variables_of(unit) for unit in units]
     service.stop(*units)
-    for own in (Places(places.root, name_of(unit)) for unit in units):
-        ledger = _state_of(own.config) / "ledger.sqlite"
+    for unit, variables in zip(units, all_variables, strict=True):
+        own = Places(places.root, name_of(unit))
+        find = (new / "bin" / "python", "-I", "-c", STATE, own.config)
+        ledger = Path(as_account(ACCOUNT, own.state, *find, variables=variables), "ledger.sqlite")
         copy = ledger.with_name(f"before-{new.name}.sqlite")
         if ledger.exists():
-            program = before / "bin" / "visiond"
-            as_account(ACCOUNT, own.state, program, "backup", "--force", "--config", own.config, copy)
+            backup = (before / "bin" / "visiond", "backup", "--force", "--config", own.config, copy)
+            as_account(ACCOUNT, own.state, *backup, variables=variables)
             say(f"{copy}")
             saved.append((ledger, copy))
     return saved
@@ -71,12 +79,6 @@ def _save_ledgers(places: Places, units: Sequence[str], new: Path, before: Path)
 
 def _schema_of(environment: Path) -> str:
     return run(environment / "bin" / "python", "-I", "-c", SCHEMA)
-
-
-def _state_of(config: Path) -> Path:
-    return config.parent / str(
-        tomllib.loads(config.read_text("utf-8-sig")).get("state", {}).get("path", "state")
-    )
 
 
 def _restore(ledger: Path, copy: Path) -> None:

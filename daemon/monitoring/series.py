@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Collection, Iterable, Mapping
+from enum import StrEnum
 from functools import partial
 
 from prometheus_client import (
@@ -43,13 +44,25 @@ SKIPPED_FOR = (Reason.NOT_AN_IMAGE, Reason.NOT_REGULAR, Reason.EMPTY, Reason.BYT
 OTHER = "other"  # bins of a custom rule
 BIN_LABELS = (*BINS, OTHER)
 UPLOADED = ("accepted", "repeated")  # how an upload can end that is not refused
-PAGE_KINDS = ("page", "live", "search", "picture", "file", "upload", "api", "other")  # of requests
 STATUSES = ("2xx", "3xx", "4xx", "5xx")  # of their answers
 OUTCOMES = (JobStatus.DONE, JobStatus.FAILED, JobStatus.SKIPPED, JobStatus.GONE)
 STATES = ("loading", "ready", "silent", "waiting", "closed")  # of a worker
 
 # The creation time of each series would double the number of series, and `rate` does not need it.
 disable_created_metrics()  # type: ignore[no-untyped-call]
+
+
+class PageKind(StrEnum):
+    """What a request to the page asks for."""
+
+    PAGE = "page"
+    LIVE = "live"
+    SEARCH = "search"
+    PICTURE = "picture"
+    FILE = "file"
+    UPLOAD = "upload"
+    API = "api"
+    OTHER = "other"
 
 
 class Series:
@@ -300,8 +313,8 @@ class Series:
             (self.images, ("failed",), FAILED_FOR),
             (self.images, ("skipped",), SKIPPED_FOR),
             (self.retries, FAILED_FOR),
-            (self.page_requests, PAGE_KINDS, STATUSES),
-            (self.page_seconds, PAGE_KINDS),
+            (self.page_requests, PageKind, STATUSES),
+            (self.page_seconds, PageKind),
             (self.uploads, UPLOADED, ("",)),
             (self.uploads, ("refused",), Refusal),
             (self.upkeep_success, TASKS),

@@ -7,23 +7,29 @@ import re
 import socket
 import time
 
+import anyio
 import msgspec
-from anyio import sleep
 from anyio.to_thread import run_sync
 from starlette.datastructures import QueryParams
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from daemon.monitoring.samples import Sample, read_samples
-from daemon.monitoring.series import Series
+from daemon.monitoring.samples import read_samples
+from daemon.monitoring.series import PageKind, Series
 from daemon.search.query import DATES
 from daemon.server.asked import CHOICES
 
-REPORT_SECONDS = 1.0  # between two reports of what was counted
-# By what is asked for; all others are pages for people. PAGE_KINDS in series.py has them all.
-KINDS = re.compile(
-    r"(?P<upload>POST /api/images)"
-    r"|\w+ /(?:(?P<live>live)|(?P<search>api/search)|(?P<api>api/|events)|(?P<picture>pictures/)"
-    r"|(?P<file>static/|images/\d+/(?:original|result)|images/(?:originals|results)\.))"
+REPORT_SECONDS = 1.0  # at least, between two reports of what was counted
+# The first that matches method and path; all others are pages for people.
+KINDS = tuple(
+    (re.compile(pattern), kind)
+    for pattern, kind in (
+        ("POST /api/images", PageKind.UPLOAD),
+        (r"\w+ /live", PageKind.LIVE),
+        (r"\w+ /api/search", PageKind.SEARCH),
+        (r"\w+ /(api/|events)", PageKind.API),
+        (r"\w+ /pictures/", PageKind.PICTURE),
+        (r"\w+ /(static/|images/\d+/(original|result)|images/(originals|results)\.)", PageKind.FILE),
+    )
 )
 LOOKED_FOR = ("q", *CHOICES, *DATES)  # what makes the gallery a search
 
@@ -31,6 +37,7 @@ LOOKED_FOR = ("q", *CHOICES, *DATES)  # what makes the gallery a search
 class Counting:
     def __init__(self) -> None:
         self.metrics = Series()
+        self._noted = anyio.Event()  # there is something that was not reported yet
 
     def count(self, app: ASGIApp) -> ASGIApp:
         """The same application, whose requests are counted when their answers begin: a large file may take its time, and
@@ -54,30 +61,30 @@ class Counting:
 
         return counted
 
-    def _note(self, kind: str, status: int, seconds: float) -> None:
+    def _note(self, kind: PageKind, status: int, seconds: float) -> None:
         self.metrics.page_requests.labels(kind, f"{status // 100}xx").inc()
         self.metrics.page_seconds.labels(kind).observe(seconds)
+        self._noted.set()
 
     async def report(self, connection: socket.socket) -> None:
-        """Send the daemon what was counted, whenever that has changed: a line of JSON with samples."""
-        sent: list[Sample] = []
+        """Send the daemon what was counted, once a second while there are requests: a line of JSON with samples."""
         while True:
-            if (samples := read_samples(self.metrics.of_page())) != sent:
-                line = msgspec.json.encode(samples) + b"\n"
-                try:
-                    await run_sync(connection.sendall, line, abandon_on_cancel=True)
-                except OSError:  # the daemon is ending, and ends this process
-                    return
-                sent = samples
-            await sleep(REPORT_SECONDS)
+            await self._noted.wait()
+            self._noted = anyio.Event()
+            line = msgspec.json.encode(read_samples(self.metrics.of_page())) + b"\n"
+            try:
+                await run_sync(connection.sendall, line, abandon_on_cancel=True)
+            except OSError:  # the daemon is ending, and ends this process
+                return
+            await anyio.sleep(REPORT_SECONDS)
 
 
-def kind_of(scope: Scope) -> str:
+def kind_of(scope: Scope) -> PageKind:
     """Of a request that has its answer. Without a handler it was refused, or its address leads nowhere."""
     if "endpoint" not in scope:
-        return "other"
+        return PageKind.OTHER
     if scope["path"] == "/":
         asked = QueryParams(scope["query_string"])
-        return "search" if any(asked.get(name) for name in LOOKED_FOR) else "page"
-    found = KINDS.match(f"{scope['method']} {scope['path']}")
-    return (found and found.lastgroup) or "page"
+        return PageKind.SEARCH if any(asked.get(name) for name in LOOKED_FOR) else PageKind.PAGE
+    wanted = f"{scope['method']} {scope['path']}"
+    return next((kind for pattern, kind in KINDS if pattern.match(wanted)), PageKind.PAGE)

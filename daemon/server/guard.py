@@ -26,6 +26,7 @@ from daemon.server.app import answer_json
 log = structlog.get_logger()
 
 WRONG_TOKEN_SECONDS = 0.5  # until the answer
+NEEDED = "This needs the token. Send: Authorization: Bearer TOKEN"
 OPEN_PATHS = ("/login", "/static/")  # of the page, that need no token anywhere
 ELSEWHERE = (
     "This request does not come from the page itself. If a reverse proxy serves the page, add the name in the browser's "
@@ -79,7 +80,7 @@ class Guard:
         """The answer to a request that may not pass. Its `state.has_token` is known."""
         if request.state.has_token:
             return None
-        return say("this page needs a token: Authorization: Bearer ...", 401)
+        return say(NEEDED, 401)
 
 
 class PageGuard(Guard):
@@ -113,7 +114,7 @@ class PageGuard(Guard):
         headers, reads, as_json = request.headers, request.method in ("GET", "HEAD"), is_api(request.scope)
         may_pass = request.state.has_token or (reads and self._reading_is_free)
         if as_json and not may_pass:
-            return say("This needs the token. Send: Authorization: Bearer TOKEN", 401, as_json=True)
+            return say(NEEDED, 401, as_json=True)
         # A browser sends no token by itself, only a cookie.
         if not (reads or is_from_page(headers, self._names) or bearer_of(headers)):
             return say(ELSEWHERE, 403, as_json=as_json)

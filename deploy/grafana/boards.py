@@ -59,7 +59,7 @@ OVERVIEW: dict[str, list[Panel]] = {
     ],
     "Page and uploads": [
         Panel("Requests to the page", "By what they ask for. live: the line that open pages ask for every two seconds; other:"
-              " refused because the token is missing, or no address of the page.", "suffix: requests/s",
+              " without the token, or no address of the page.", "suffix: requests/s",
               {"{{kind}}": rate("visiond_page_requests_total", "kind")}, width=8, stacked=True),
         Panel("Time until the page answers", "95th percentile of the time from a request to the beginning of its answer.", "s",
               {"{{kind}}": "histogram_quantile(0.95, sum by (le, kind) "
@@ -89,7 +89,8 @@ OVERVIEW: dict[str, list[Panel]] = {
               {"{{instance}}": "visiond_oldest_pending_seconds{M}"}),
         Panel("Queue depth", "Images waiting for a worker of each segment.", "short",
               {"{{segment}}": "sum by (segment) (visiond_queue_depth{M})"}),
-        Panel("Slab", "Bytes of images in flight, and the budget for them. Full: the GPUs are the limit.", "bytes",
+        Panel("Slab", "Bytes of images in flight, and the budget for them. Full: files are read faster than they"
+              " are done.", "bytes",
               {"used {{instance}}": "visiond_slab_used_bytes{M}", "size {{instance}}": "visiond_slab_size_bytes{M}"}),
     ],
     "Batches": [
@@ -110,8 +111,8 @@ OVERVIEW: dict[str, list[Panel]] = {
     "Workers": [
         Panel("Workers by state", "silent: no heartbeat; waiting: for a restart; closed: not restarted any more.", "short",
               {"{{segment}} {{state}}": "sum by (segment, state) (visiond_workers{M})"}, stacked=True, width=6),
-        Panel("Workers lost", "By reason: died, timeout, load (before it was ready), or sharing"
-              " (another worker was lost that shared its GPU).", "short",
+        Panel("Workers lost", "By reason: died, timeout, load (before it was ready), sharing (another worker was lost"
+              " that shared its GPU), or memory (its GPU had too little).", "short",
               {"{{device}} {{reason}}": increase("visiond_worker_restarts_total", "device, reason")}, width=6),
         Panel("Workers short of memory", "They wait until other programs free memory of their GPU.", "short",
               {"{{instance}} {{segment}}": "visiond_workers_short_of_memory{M}"}, width=6),
@@ -154,7 +155,7 @@ OVERVIEW: dict[str, list[Panel]] = {
     "Failures": [
         Panel("Failed by reason", "Images that FAILED.", "short",
               {"{{reason}}": increase("visiond_images_total", "reason", 'outcome="failed"')}, width=6, stacked=True),
-        Panel("Skipped by reason", "Files that are not images.", "short",
+        Panel("Skipped by reason", "Files that are no images, are empty or too large, or were unpacked.", "short",
               {"{{reason}}": increase("visiond_images_total", "reason", 'outcome="skipped"')}, width=6, stacked=True),
         Panel("Attempts repeated", "Attempts that failed with a temporary error.", "short",
               {"{{reason}}": increase("visiond_retries_total", "reason")}, width=6, stacked=True),

@@ -38,7 +38,7 @@ LABELS = {
     "kind": "of memory: `total`, `used`, or `peak`, the most since the start; of requests to the page: `page`, `live` (the "
     "line that open pages ask for every two seconds), `search` (/api/search, and the gallery with words or filters), "
     "`picture`, `file` (originals, downloads, and what a page needs besides), `upload`, `api` (the other addresses for "
-    "programs), `other` (refused because the token is missing, or no address of the page)",
+    "programs), `other` (without the token, or no address of the page)",
     "look": "name of a `[[second_look]]` table",
     "name": "the GPU's name",
     "notice": "the kind of notice that a stage's weights have: `demonstration`, `random`, `other`",

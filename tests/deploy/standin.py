@@ -16,6 +16,15 @@ def main():
 """
 
 
+LOADING = """
+import tomllib
+from types import SimpleNamespace
+
+def load(file):
+    return SimpleNamespace(state=SimpleNamespace(**tomllib.loads(file.read_text())["state"]))
+"""
+
+
 def make_wheel(
     folder: Path, version: str, *, program: str = "", status: int = 0, schema: int = 1, lock: str = ""
 ) -> Path:
@@ -26,6 +35,8 @@ def make_wheel(
     contents = {
         "standin.py": program or PROGRAM.format(version=version, status=status),
         "daemon/__init__.py": "",
+        "daemon/config/__init__.py": "",
+        "daemon/config/loading.py": LOADING,
         "daemon/ledger/__init__.py": "",
         "daemon/ledger/schema.py": f"def newest():\n    return {schema}\n",
         f"{about}/METADATA": f"Metadata-Version: 2.1\nName: visiond\nVersion: {version}\n",

@@ -10,26 +10,26 @@ import sys
 import zipfile
 from pathlib import Path
 
-from daemon.installing.bundle import SCRIPT
+from daemon.installing.bundle import AT_ONCE, SCRIPT
 from tests.daemon_process import PATIENCE
 from tests.deploy.standin import make_wheel
 
 ROOT = Path(__file__).parents[2]
 
 
-def make_package(folder: Path, code: str = "") -> str:
+def make_package(folder: Path, code: str = "", name: str = "needed") -> str:
     """The wheel of a package that visiond needs, in a folder that stands for an index; returns its entry in a lock."""
-    folder.mkdir()
-    wheel, about = folder / "needed-1.0-py3-none-any.whl", "needed-1.0.dist-info"
+    folder.mkdir(exist_ok=True)
+    wheel, about = folder / f"{name}-1.0-py3-none-any.whl", f"{name}-1.0.dist-info"
     contents = {
-        "needed.py": code,
-        f"{about}/METADATA": "Metadata-Version: 2.1\nName: needed\nVersion: 1.0\n",
+        f"{name}.py": code,
+        f"{about}/METADATA": f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n",
         f"{about}/WHEEL": "Wheel-Version: 1.0\nGenerator: test\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
     }
     with zipfile.ZipFile(wheel, "w") as packed:
-        for name, text in {**contents, f"{about}/RECORD": ""}.items():
-            packed.writestr(zipfile.ZipInfo(name), text)
-    return f"needed==1.0 --hash=sha256:{hashlib.sha256(wheel.read_bytes()).hexdigest()}\n"
+        for file, text in {**contents, f"{about}/RECORD": ""}.items():
+            packed.writestr(zipfile.ZipInfo(file), text)
+    return f"{name}==1.0 \\\n    --hash=sha256:{hashlib.sha256(wheel.read_bytes()).hexdigest()}\n"
 
 
 def run(*words: str | Path, **environment: str) -> subprocess.CompletedProcess[str]:
@@ -51,6 +51,8 @@ def test_a_bundle_is_installed_without_an_index_and_a_package_with_another_diges
     index, folder, tree = tmp_path / "index", tmp_path / "bundle", tmp_path / "tree"
     wheel = make_wheel(tmp_path, "0.0.1", lock=make_package(index))
     bundle = (sys.executable, "-m", "daemon.installing", "bundle", folder, "--wheel", wheel)
+    folder.mkdir()
+    (folder / "visiond-0.0.0-py3-none-any.whl").touch()  # of the bundle that it replaces
     made = run(*bundle, PIP_NO_INDEX="1", PIP_FIND_LINKS=str(index))
     assert made.returncode == 0, made.stdout + made.stderr
     assert sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()) == [
@@ -80,6 +82,20 @@ def test_a_bundle_is_installed_without_an_index_and_a_package_with_another_diges
     done = run(*install)
     assert done.returncode == 0, done.stdout + done.stderr
     assert list((tree / "opt/visiond/lib").glob("python*/site-packages/needed.py"))
+
+
+def test_a_download_that_breaks_off_keeps_what_it_has_and_leaves_nothing_else(tmp_path: Path) -> None:
+    index, folder = tmp_path / "index", tmp_path / "bundle"
+    names = [f"package{number}" for number in range(AT_ONCE + 1)]
+    lock = "".join(make_package(index, name=name) for name in names)
+    (index / f"{names[-1]}-1.0-py3-none-any.whl").unlink()
+    wheel = make_wheel(tmp_path, "0.0.1", lock=lock)
+    words = (sys.executable, "-m", "daemon.installing", "bundle", folder, "--wheel", wheel)
+    failed = run(*words, PIP_NO_INDEX="1", PIP_FIND_LINKS=str(index))
+    assert failed.returncode == os.EX_CANTCREAT
+    assert f"{AT_ONCE} of {AT_ONCE + 1} packages" in failed.stdout
+    kept = [f"wheels/{name}-1.0-py3-none-any.whl" for name in names[:-1]]
+    assert sorted(str(path.relative_to(folder)) for path in folder.rglob("*")) == ["wheels", *kept]
 
 
 def test_an_index_that_lacks_a_package_is_named_with_what_to_type(tmp_path: Path) -> None:

@@ -82,7 +82,7 @@ def test_install_upgrade_and_uninstall_in_a_throwaway_tree(tmp_path: Path) -> No
     config.write_text('[log]\nlevel = "debug"\n')
     before = listing(tree)
     again = command("install", *options, first)
-    assert [line.split("  ")[0] for line in again.stdout.splitlines()[1:9]] == ["is so"] * 8
+    assert [line.split("  ")[0] for line in again.stdout.splitlines()[1:9]] == ["already"] * 8
     assert (listing(tree), config.read_text()) == (before, '[log]\nlevel = "debug"\n')
 
     # another version only replaces it if that is asked for, and works
@@ -100,7 +100,7 @@ def test_install_upgrade_and_uninstall_in_a_throwaway_tree(tmp_path: Path) -> No
     names = [name.partition("-")[0] for name in os.listdir(tree / "opt/visiond-environments")]
     assert sorted(names) == ["0.0.1", "0.0.2", "cache"], "the one before stays, the others go"
     with locked_folder(tree / "opt/visiond-environments"):
-        assert "another installation works" in command("install", *options, second).stderr
+        assert "another installation is at work" in command("install", *options, second).stderr
 
     # gone, but not the data
     (images / "inbox" / "a.jpg").touch()

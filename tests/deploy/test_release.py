@@ -18,11 +18,9 @@ RELEASE: dict[Any, Any] = yaml.safe_load((ROOT / ".github" / "workflows" / "rele
 JOBS: dict[str, dict[str, Any]] = RELEASE["jobs"]
 
 
-def action(job: str, name: str) -> dict[str, Any]:
-    """The inputs of a step."""
-    [step] = [step for step in JOBS[job]["steps"] if step.get("uses", "").startswith(f"{name}@")]
-    found: dict[str, Any] = step["with"]
-    return found
+def inputs(job: str, name: str) -> list[dict[str, Any]]:
+    """Of each step with this action."""
+    return [step["with"] for step in JOBS[job]["steps"] if step.get("uses", "").startswith(f"{name}@")]
 
 
 def commands(job: str) -> list[str]:
@@ -61,24 +59,26 @@ def test_every_command_is_a_target_of_the_makefile_or_the_release_itself() -> No
 
 
 def test_files_and_image_have_provenance_and_an_sbom() -> None:
-    assert action("files", "actions/attest-build-provenance")["subject-path"] == "dist/*"
-    sbom = action("files", "actions/attest-sbom")
+    provenance, sbom = inputs("files", "actions/attest")
+    assert provenance == {"subject-path": "dist/visiond*"}
+    assert f'gh release create "$GITHUB_REF_NAME" {provenance["subject-path"]} ' in commands("files")[-1]
     assert sbom["subject-path"].split() == ["dist/*.whl", "dist/*.deb"]
     assert f"--output-file {sbom['sbom-path']}" in (ROOT / "Makefile").read_text()
-    image = action("image", "docker/build-push-action")
+    [image], [names] = inputs("image", "docker/build-push-action"), inputs("image", "docker/metadata-action")
     assert (image["push"], image["sbom"], image["provenance"]) == (True, True, "mode=max")
     assert (ROOT / image["file"]).is_file()
-    signed = action("image", "actions/attest-build-provenance")
-    assert signed["subject-name"] == action("image", "docker/metadata-action")["images"]
+    [signed] = inputs("image", "actions/attest")
+    assert signed["subject-name"] == names["images"]
     assert signed["subject-digest"] == "${{ steps.build.outputs.digest }}"
 
 
 @pytest.mark.parametrize("name", ["test.yml", "release.yml"])
-def test_every_action_has_a_version_and_every_job_a_time_limit(name: str) -> None:
-    jobs = yaml.safe_load((ROOT / ".github" / "workflows" / name).read_text())["jobs"].values()
-    used = [step["uses"] for job in jobs for step in job["steps"] if "uses" in step]
-    assert [use for use in used if not re.fullmatch(r"[\w-]+/[\w-]+@v\d+", use)] == []
-    assert all(0 < job["timeout-minutes"] <= 90 for job in jobs)
+def test_every_action_is_a_commit_of_a_version_and_every_job_has_a_time_limit(name: str) -> None:
+    text = (ROOT / ".github" / "workflows" / name).read_text()
+    used = re.findall(r"uses: (.*)", text)
+    assert used
+    assert [use for use in used if not re.fullmatch(r"[\w-]+/[\w-]+@[0-9a-f]{40} # v[\d.]+", use)] == []
+    assert all(0 < job["timeout-minutes"] <= 90 for job in yaml.safe_load(text)["jobs"].values())
 
 
 def test_a_tag_of_another_version_is_refused() -> None:

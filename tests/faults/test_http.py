@@ -230,7 +230,7 @@ def test_without_the_token_no_page_is_shown(guarded: Server, path: str, given: s
     assert (status, headers["www-authenticate"], body) == (
         401,
         "Bearer",
-        "this page needs a token: Authorization: Bearer ...\n",
+        "This needs the token. Send: Authorization: Bearer TOKEN\n",
     )
 
 

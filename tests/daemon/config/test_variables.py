@@ -74,6 +74,9 @@ def test_a_variable_with_file_behind_its_name_names_a_file_with_the_value(
         problem
         == f"VISIOND_LOG__LEVEL_FILE: {tmp_path / 'missing'} cannot be read: No such file or directory."
     )
+    (tmp_path / "binary").write_bytes(b"\x9f")
+    [problem] = problems_of(monkeypatch, LOG__LEVEL_FILE=str(tmp_path / "binary"))
+    assert problem.startswith(f"VISIOND_LOG__LEVEL_FILE: {tmp_path / 'binary'}: ")
 
 
 @pytest.mark.parametrize(
@@ -84,7 +87,8 @@ def test_a_variable_with_file_behind_its_name_names_a_file_with_the_value(
             "there is no key pipeline.drain_second; did you mean VISIOND_PIPELINE__DRAIN_SECONDS?",
         ),
         ("PIPELINE_DRAIN_SECONDS", "write two underscores: VISIOND_PIPELINE__DRAIN_SECONDS."),
-        ("INBOX__PATH", "the tables [[inbox]] can only be written into daemon.toml."),
+        ("INBOX__PATH", "the tables [[inbox]] can only be in daemon.toml."),
+        ("PIPELINE__SEGMENT", "the tables [[pipeline.segment]] can only be in daemon.toml."),
         ("COLOR__RED", "there is no key color.red; docs/configuration.md lists all keys."),
     ],
 )

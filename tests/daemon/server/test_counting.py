@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import http.client
+import socket
+from collections.abc import Iterable
 from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import anyio
+import httpx
 import msgspec
 import pytest
 from starlette.applications import Starlette
@@ -17,8 +20,9 @@ from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
 from starlette.testclient import TestClient
 
-from daemon.monitoring.samples import read_samples
-from daemon.monitoring.series import PAGE_KINDS, STATUSES, Series
+from daemon.monitoring.samples import Sample, read_samples
+from daemon.monitoring.series import STATUSES, PageKind, Series
+from daemon.server import counting as module
 from daemon.server.counting import Counting
 from tests.daemon.server.client import Client, open_place
 from tests.daemon_process import Daemon, picture, wait_for
@@ -68,7 +72,7 @@ def test_each_request_counts_once_by_what_it_asks_for_and_its_time_too(tmp_path:
         assert request(client, "POST", "/api/images", token="wrong-token") == 401
         wait_for(lambda: count("other", "4xx") == 2, "the report of the page")
         wanted = [(kind, status) for kind, status, *_ in REQUESTS] + [("other", "4xx")]
-        for kind in PAGE_KINDS:
+        for kind in PageKind:
             assert {status: count(kind, status) for status in STATUSES} == {
                 status: wanted.count((kind, status)) for status in STATUSES
             }, kind
@@ -126,6 +130,34 @@ def test_an_answer_counts_when_it_begins_as_some_never_end(counting: Counting) -
 
 def test_a_report_fits_into_a_line_as_long_as_asyncio_reads() -> None:
     metrics = Series()
-    for kind in PAGE_KINDS:
+    for kind in PageKind:
         metrics.page_seconds.labels(kind).observe(1 / 3)
     assert len(msgspec.json.encode(read_samples(metrics.of_page()))) < 1 << 15
+
+
+@pytest.mark.anyio
+async def test_nothing_is_read_for_a_report_until_a_request_has_come(
+    counting: Counting, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def answer(_request: Request) -> Response:
+        return Response()
+
+    reports: list[list[Sample]] = []
+
+    def read(collectors: Iterable[Any]) -> list[Sample]:
+        reports.append(read_samples(collectors))
+        return reports[-1]
+
+    monkeypatch.setattr(module, "read_samples", read)
+    ours, theirs = socket.socketpair()
+    with ours, theirs, ours.makefile("rb") as lines:
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(counting.report, theirs)
+            await anyio.wait_all_tasks_blocked()
+            assert not reports
+            transport = httpx.ASGITransport(served(counting, answer).app)
+            async with httpx.AsyncClient(transport=transport, base_url="http://page") as client:
+                await client.get("/")
+            line = await anyio.to_thread.run_sync(lines.readline, abandon_on_cancel=True)
+            tasks.cancel_scope.cancel()
+    assert [msgspec.json.decode(line, type=list[Sample])] == reports
