@@ -63,6 +63,17 @@ def test_an_export_is_on_the_disk_before_it_has_its_name_and_its_name_before_the
     assert_whole_and_durable(watch(place, "export", file), file)
 
 
+def test_a_folder_of_an_export_is_on_the_disk_before_it_has_its_name_and_its_name_before_the_command_ends(
+    tmp_path: Path,
+) -> None:
+    place = finished(tmp_path)
+    folder = make_folder(place) / "coco"
+    calls = watch(place, "export", "--format", "coco", folder)
+    [named] = places_of(calls, "rename", folder)
+    assert "syncfs" in [call.name for call in calls[:named]]
+    assert places_of(calls, "fsync", folder.parent)[-1] > named
+
+
 def test_a_backup_is_on_the_disk_before_it_has_its_name_and_its_name_before_the_command_ends(
     tmp_path: Path,
 ) -> None:
