@@ -206,7 +206,7 @@ def test_status_and_show_have_them(make_place: MakePlace) -> None:
         0,
         len(looked(place)),
     )
-    assert "second look pages: ocr by fake sha256:" in place.command("show", min(looked(place))).stdout
+    assert "second look pages: ocr by fake (float32, " in place.command("show", min(looked(place))).stdout
     assert "pages" in place.command("status").stdout
 
 
