@@ -16,13 +16,13 @@ from daemon.config.loading import Config
 from daemon.core.errors import VisiondError
 from daemon.ledger.record import Record
 from daemon.results.parquet import Row, write_table
-from visiond.cluster.fetching import Fetched, fetch, opened_threads
 from visiond.cluster.job import Shards
 from visiond.cluster.places import open_place
 from visiond.cluster.planning import Unit, from_table
 from visiond.cluster.plans import Ids, part_of
+from visiond.cluster.reading.fetching import Fetched, fetch, opened_threads
+from visiond.cluster.reading.unpacking import ClusterUnpacker, Unpacked
 from visiond.cluster.shards import shard_of, write_shard
-from visiond.cluster.unpacking import ClusterUnpacker, Unpacked
 from visiond.engine import Annotator
 from visiond.engine.calls import Image
 from visiond.engine.rows import COLUMNS, pair

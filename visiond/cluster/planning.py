@@ -11,8 +11,8 @@ from typing import Any, NamedTuple
 import msgspec
 import numpy as np
 
-from visiond.cluster.inputs import ClusterInput
 from visiond.cluster.plans import FINISHED, FRESH, DigestSet, Ids, Plans, name_of
+from visiond.cluster.reading.inputs import ClusterInput
 
 LISTED = 1 << 14  # inputs that are looked up together
 

@@ -1,6 +1,7 @@
 """Read this first: `visiond ray run INPUT OUTPUT`, step by step.
 
-    driver 1   inputs.py      lists INPUT: a reference to each image, or to a tar with many
+    driver 1   inputs.py      lists INPUT: a reference to each image, or to a tar with many; this and what
+                              an actor reads with are in reading/
     driver 2   planning.py    drops what is finished, and forms units of about 1,000 images; plans.py writes each unit
                               down in OUTPUT before it is handed out
     driver 3   pool.py        hands the units to Ray Data: `map_batches` over a fixed pool of actors
@@ -36,12 +37,12 @@ from daemon.core.errors import VisiondError
 from daemon.core.hints import quantity
 from daemon.core.jobs import JobStatus
 from daemon.inbox.walk import count_unread
-from visiond.cluster.inputs import InputListing
 from visiond.cluster.job import ClusterJob
 from visiond.cluster.places import open_place
 from visiond.cluster.planning import Planner, Unit
 from visiond.cluster.plans import Plans
 from visiond.cluster.pool import ActorPool, WaveLost, check_installed
+from visiond.cluster.reading.inputs import InputListing
 
 FIRST_SECONDS = 5.0  # of listing, before the first wave begins
 MOST_UNITS = 10_000  # that are listed ahead, and in a wave

@@ -33,12 +33,12 @@ from tests.daemon.stores.server import (
 from tests.daemon.unpacking.containers import make_pages, make_tar, make_zip
 from tests.daemon_process import PATIENCE, Place, picture
 from visiond.cluster.actor import ActorChain
-from visiond.cluster.fetching import fetch, opened_threads
-from visiond.cluster.inputs import InputListing
-from visiond.cluster.objects import StoreAway
 from visiond.cluster.places import open_place
 from visiond.cluster.planning import Planner, to_table
 from visiond.cluster.plans import OtherDriver, Plans
+from visiond.cluster.reading.fetching import fetch, opened_threads
+from visiond.cluster.reading.inputs import InputListing
+from visiond.cluster.reading.objects import StoreAway
 
 UNLIKE = {"id", "seconds", "finished_at"}
 
@@ -213,11 +213,11 @@ def hasty(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
     """When called, a store that is away is soon given up."""
 
     def hurry() -> None:
-        monkeypatch.setattr("visiond.cluster.objects.PAUSE_SECONDS", 0.0)
-        monkeypatch.setattr("visiond.cluster.objects.PATIENCE_SECONDS", 0.1)
+        monkeypatch.setattr("visiond.cluster.reading.objects.PAUSE_SECONDS", 0.0)
+        monkeypatch.setattr("visiond.cluster.reading.objects.PATIENCE_SECONDS", 0.1)
         monkeypatch.setattr("daemon.core.stores.RETRIES", 1)
         monkeypatch.setattr(
-            "visiond.cluster.objects.store_of", lambda root: opening.store_of(root, impatient=True)
+            "visiond.cluster.reading.objects.store_of", lambda root: opening.store_of(root, impatient=True)
         )
 
     return hurry

@@ -12,7 +12,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from daemon.config.loading import parse
-from visiond.cluster.inputs import ClusterInput
 from visiond.cluster.job import Shards
 from visiond.cluster.places import ClusterFolder, ClusterPlace
 from visiond.cluster.planning import Planner, Unit, from_table, id_of, to_table
@@ -26,6 +25,7 @@ from visiond.cluster.plans import (
     Plans,
     part_of,
 )
+from visiond.cluster.reading.inputs import ClusterInput
 
 
 def inputs(numbers: Iterable[int], version: bytes = b"1") -> list[ClusterInput]:

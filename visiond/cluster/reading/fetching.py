@@ -14,9 +14,9 @@ from typing import Any, NamedTuple
 import msgspec
 
 from daemon.core.jobs import Failure
-from visiond.cluster.inputs import URL_COLUMNS, ClusterInput
-from visiond.cluster.objects import open_object, open_stream, read_object
-from visiond.cluster.unpacking import ClusterUnpacker, Unpacked
+from visiond.cluster.reading.inputs import URL_COLUMNS, ClusterInput
+from visiond.cluster.reading.objects import open_object, open_stream, read_object
+from visiond.cluster.reading.unpacking import ClusterUnpacker, Unpacked
 
 THREADS = 16  # that read from a store
 AHEAD_BYTES = 128 << 20  # that may be read and not taken yet

@@ -24,7 +24,7 @@ from daemon.core.stores import StoreFailed
 from daemon.core.urls import is_url, split_url
 from daemon.inbox.walk import Unread, Walk
 from daemon.unpacking.kinds import FOLDER, TIFF, kind_of
-from visiond.cluster.objects import list_again, open_object, open_stream, read_object
+from visiond.cluster.reading.objects import list_again, open_object, open_stream, read_object
 
 URL_COLUMNS = ("url", "uri", "path", "location", "file")
 BYTES_COLUMNS = ("bytes", "image", "data", "content")

@@ -1,0 +1,1 @@
+"""Reads INPUT: what is listed, and the bytes of its images."""
