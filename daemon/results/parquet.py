@@ -26,9 +26,11 @@ def write_table(
     columns: Mapping[str, type],
     sizes: Collection[int],
     notes: Mapping[bytes, bytes] | None = None,
+    further: Any = None,
 ) -> None:
     """columns: those of every export, with their types. sizes: the lengths of the embeddings.
-    With one length they are lists of a fixed size, otherwise plain lists. notes: for the file's own metadata.
+    With one length they are lists of a fixed size, otherwise plain lists. notes: for the file's own metadata. further: a table
+    of Arrow with more columns, which has as many rows as there are.
     Raises MissingLibrary."""
     try:
         import pyarrow
@@ -38,14 +40,19 @@ def write_table(
             "Parquet needs pyarrow: pip install 'visiond[parquet]', or use --format jsonl."
         ) from error
     size = next(iter(sizes)) if len(sizes) == 1 else 0
-    schema = _schema(columns, size).with_metadata(notes)
-    with pyarrow.parquet.ParquetWriter(out, schema) as writer:
+    schema, done = _schema(columns, size), 0
+    whole = pyarrow.schema([*schema, *(further.schema if further is not None else ())], notes)
+    with pyarrow.parquet.ParquetWriter(out, whole) as writer:
         while chunk := list(itertools.islice(rows, CHUNK)):
             plain = pyarrow.Table.from_pylist(
                 [cells_of(*row) for row in chunk], schema.remove(len(schema) - 1)
             )
             vectors = [vector_of(document) for _, document in chunk]
-            writer.write_table(plain.append_column(schema.field("embedding"), _embeddings(vectors, size)))
+            table = plain.append_column(schema.field("embedding"), _embeddings(vectors, size))
+            for column in further.slice(done, len(chunk)).columns if further is not None else ():
+                table = table.append_column(whole.field(table.num_columns), column)
+            writer.write_table(table)
+            done += len(chunk)
 
 
 def _schema(columns: Mapping[str, type], size: int) -> Any:

@@ -21,10 +21,11 @@ from visiond.cluster.places import open_place
 from visiond.cluster.planning import Unit, from_table
 from visiond.cluster.plans import Ids, part_of
 from visiond.cluster.reading.fetching import Fetched, fetch, opened_threads
+from visiond.cluster.reading.joining import Joiner
+from visiond.cluster.reading.keeping import NOTHING, Kept
 from visiond.cluster.reading.unpacking import ClusterUnpacker, Unpacked
 from visiond.cluster.shards import shard_of, write_shard
 from visiond.engine import Annotator
-from visiond.engine.calls import Image
 from visiond.engine.rows import COLUMNS, pair
 
 COUNTS = b"visiond.counts"  # in a part's own metadata: images by state
@@ -42,10 +43,11 @@ class ActorChain:
         root: str,
         shards: Shards = Shards.none,
         count_sharers: Callable[[], int] = lambda: 1,
+        kept: Kept | None = NOTHING,
     ) -> None:
         """config: a Config as JSON. root: the folder or prefix of names. count_sharers: returns how many actors
-        this machine has."""
-        self._shards = shards
+        this machine has. kept: None: parts as an older visiond began them, without `list` and `row`."""
+        self._shards, self._joiner = shards, None if kept is None else Joiner(kept)
         settings = Config.model_validate(msgspec.json.decode(config))
         self._annotator = Annotator(settings, sharers=count_sharers())
         self._output, self._root = open_place(output), root
@@ -91,18 +93,18 @@ class ActorChain:
         if counts := self._find(part):
             return counts
         fetched: list[Fetched] = []
-        keeps = self._shards is Shards.images
-        images = _in_turn(
-            self._turn, _noting(fetch(unit.inputs(), self._threads, self._unpacker), fetched, keeps=keeps)
-        )
+        inputs, joiner, keeps = unit.inputs(), self._joiner, self._shards is Shards.images
+        found = fetch(inputs, self._threads, self._unpacker, joiner.endings if joiner else ())
+        images = _in_turn(self._turn, _noting(found, fetched, keeps=keeps))
         with contextlib.closing(images):
             records = self._annotator.records(images, self._root)
         counts = msgspec.json.encode(Counter(record.status.name for record in records))
         numbers = number_rows(fetched, unit.ids)
+        further = joiner.join(inputs, fetched) if joiner else None
         if self._shards:  # first, as a unit is finished when its part exists
             shard = write_shard(records, numbers, [image.data for image in fetched], self._shards)
             self._output.write_whole(shard_of(unit.name), shard)
-        self._output.write_whole(part, write_part(records, numbers, counts))
+        self._output.write_whole(part, write_part(records, numbers, counts, further))
         return counts
 
     def _find(self, part: str) -> bytes:
@@ -117,7 +119,7 @@ class ActorChain:
         return counts
 
 
-def _in_turn(turn: threading.Lock, images: Iterable[Image]) -> Generator[Image]:
+def _in_turn(turn: threading.Lock, images: Iterable[Unpacked]) -> Generator[Unpacked]:
     with turn:
         yield from images
 
@@ -139,10 +141,10 @@ def number_rows(fetched: Iterable[Fetched], ids: Ids) -> list[int]:
     return numbers
 
 
-def write_part(records: list[Record], numbers: list[int], counts: bytes) -> bytes:
-    """The rows as a Parquet file."""
+def write_part(records: list[Record], numbers: list[int], counts: bytes, further: Any) -> bytes:
+    """The rows as a Parquet file. further: a table of Arrow with more columns of each, or None."""
     file = io.BytesIO()
-    write_table(file, _numbered(records, numbers), COLUMNS, (), {COUNTS: counts})
+    write_table(file, _numbered(records, numbers), COLUMNS, (), {COUNTS: counts}, further)
     return file.getvalue()
 
 

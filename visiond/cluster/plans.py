@@ -21,6 +21,7 @@ from daemon.config.loading import Config
 from daemon.core.errors import VisiondError
 from visiond.cluster.job import Shards
 from visiond.cluster.places import ClusterPlace
+from visiond.cluster.reading.keeping import NOTHING, Kept
 
 FOLDER = "_visiond"  # readers of Parquet skip names that begin with _
 SETTINGS = f"{FOLDER}/settings.json"
@@ -61,10 +62,16 @@ class Plans:
     """What OUTPUT knew at the start."""
 
     def __init__(
-        self, place: ClusterPlace, plans: Sequence[tuple[Ids, NDArray[np.int64]]], parts: set[str]
+        self,
+        place: ClusterPlace,
+        plans: Sequence[tuple[Ids, NDArray[np.int64]]],
+        parts: set[str],
+        *,
+        is_older: bool,
     ) -> None:
-        """plans: the digests of each, unit after unit, and where each unit ends. parts: names that exist."""
-        self.place = place
+        """plans: the digests of each, unit after unit, and where each unit ends. parts: names that exist. is_older:
+        parts have no columns `list` and `row`, and addresses that a list repeats have one row."""
+        self.place, self.is_older = place, is_older
         self._next = len(plans)
         self._driver = np.frombuffer(secrets.token_bytes(16), np.uint8)
         ids = [plan[0] for plan in plans]
@@ -80,7 +87,13 @@ class Plans:
 
     @classmethod
     def open(
-        cls, place: ClusterPlace, config: Config, *, resume: bool, shards: Shards = Shards.none
+        cls,
+        place: ClusterPlace,
+        config: Config,
+        *,
+        resume: bool,
+        shards: Shards = Shards.none,
+        kept: Kept = NOTHING,
     ) -> Plans:
         """Raises OutputTaken if there are results, and this run is not to go on with them, or has other settings."""
         names = sorted(name for name in place.names(FOLDER) if name.startswith("plan-"))
@@ -88,15 +101,22 @@ class Plans:
             raise OutputTaken(
                 f"{place.url} has results of an earlier run. --resume goes on with it; or name another OUTPUT."
             )
-        settings = describe_settings(config, shards)
-        if not place.write_whole(SETTINGS, settings) and place.read(SETTINGS) != settings:
+        settings, older = describe_settings(config, shards, kept), describe_settings(config, shards, None)
+        found = settings if place.write_whole(SETTINGS, settings) else place.read(SETTINGS)
+        if found == older and kept.names:
+            raise OutputTaken(
+                f"{place.url} was begun by an older visiond, and its parts have no further columns. Go on without --keep and "
+                "--keep-all, or name another OUTPUT."
+            )
+        if found not in (settings, older):
             raise OutputTaken(
                 f"{place.url} was made with other [models], [stages], [binning] or [pipeline] stages, mode or limits, "
-                "with other `unpack` or [unpacking], or with other --shards. Name another OUTPUT, or use the settings that "
-                "made this one."
+                "with other `unpack` or [unpacking], or with other --shards, --keep or --keep-all. Name another OUTPUT, or use "
+                "the settings that made this one."
             )
         parts = {name for name in place.names("") if name.endswith(".parquet")}
-        return cls(place, [read_plan(place.read(f"{FOLDER}/{name}")) for name in names], parts)
+        plans = [read_plan(place.read(f"{FOLDER}/{name}")) for name in names]
+        return cls(place, plans, parts, is_older=found == older)
 
     def look_up(self, ids: Ids) -> NDArray[np.int32]:
         """For each digest FINISHED, FRESH, or the number of its unit, which is planned and not finished."""
@@ -132,8 +152,9 @@ def read_plan(data: bytes) -> tuple[Ids, NDArray[np.int64]]:
         return plan["ids"], plan["ends"]
 
 
-def describe_settings(config: Config, shards: Shards) -> bytes:
-    """Everything that decides what is written."""
+def describe_settings(config: Config, shards: Shards, kept: Kept | None) -> bytes:
+    """Everything that decides what is written. kept: None describes what visiond wrote before its parts had the
+    columns `list` and `row`."""
     pipeline = config.pipeline
     settings: dict[str, object] = {
         "models": config.models.pack,
@@ -149,6 +170,8 @@ def describe_settings(config: Config, shards: Shards) -> bytes:
         settings["shards"] = shards
     if kinds := config.inbox[0].unpack:
         settings["unpack"] = [sorted(kinds), config.unpacking.model_dump()]
+    if kept is not None:
+        settings["kept"] = kept.describe()
     return msgspec.json.encode(settings, order="sorted") + b"\n"
 
 
