@@ -285,6 +285,8 @@ def typed(rows: int) -> pa.Table:
             ),
             "day": pa.array([datetime.date(2026, 1, 1 + n) for n in range(rows)]),
             "vector": pa.array([[n, 0.5] for n in range(rows)], pa.list_(pa.float16(), 2)),
+            "view": pa.array([f"{n}" for n in range(rows)], pa.string_view()),
+            "pairs": pa.array([[("a", n)] for n in range(rows)], pa.map_(pa.string(), pa.int32())),
             "raw": pa.array([b"\0%d" % n for n in range(rows)], pa.binary()),
         }
     )
@@ -300,6 +302,8 @@ def test_rows_are_read_wherever_they_stand(
     source = write(tmp_path / "typed.parquet", listed, row_group_size=5)
     listing = InputListing(str(source), parse({}, tmp_path))
     columns = joining.ParquetColumns(choose_kept(listing, (), every=True))
+    view = listed.column_names.index("view")
+    listed = listed.set_column(view, "view", listed.column("view").cast(pa.string()))
     for wanted in ([11, 3, 3, 0, 7], [4], [5, 4], [*range(12)]):
         rows = columns.read([], np_array(wanted))
         for name in set(listed.column_names) - {"url"}:

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from daemon.core.errors import VisiondError
 from visiond.cluster.reading.fetching import Fetched
 from visiond.cluster.reading.inputs import PARQUET, ClusterInput, version_of
-from visiond.cluster.reading.keeping import PLACE, Kept
+from visiond.cluster.reading.keeping import PLACE, Kept, plain_type
 from visiond.cluster.reading.objects import open_object, read_object
 
 HELD_BYTES = 256 << 20  # of a row group that is kept in memory for the next units
@@ -117,7 +117,7 @@ class ParquetColumns:
 
         with open_object(self._source) as file:
             table = pyarrow.parquet.ParquetFile(file)
-            types = {field.name: field.type for field in table.schema_arrow}
+            types = {field.name: plain_type(field.type) for field in table.schema_arrow}
         if [types.get(name) for name in self._names] != self._types:
             raise OSError("its columns are others now")
         meta = self._meta = table.metadata
@@ -162,7 +162,10 @@ def _pick(batch: Any, first: int, rows: NDArray[np.int64]) -> list[Any]:
     import pyarrow as pa
 
     begin, end = np.searchsorted(rows, [first, first + batch.num_rows])
-    return [batch.take(pa.array(rows[begin:end] - first))] if begin < end else []
+    if begin == end:
+        return []
+    plain = batch.cast(pa.schema([field.with_type(plain_type(field.type)) for field in batch.schema]))
+    return [plain.take(pa.array(rows[begin:end] - first))]
 
 
 class LineColumns:

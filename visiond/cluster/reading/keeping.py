@@ -120,7 +120,14 @@ def _columns_of_parquet(source: str, column: str) -> Columns:
     with open_list(source, open_object) as file:
         schema = pyarrow.parquet.ParquetFile(file).schema_arrow
     chosen = choose_column(source, schema.names, column)
-    return {field.name: (field.type, True) for field in schema if field.name != chosen}
+    return {field.name: (plain_type(field.type), True) for field in schema if field.name != chosen}
+
+
+def plain_type(kind: Any) -> Any:
+    """The type of a column in the parts. Arrow cannot pick rows of its views of texts and bytes."""
+    import pyarrow as pa
+
+    return {pa.string_view(): pa.string(), pa.binary_view(): pa.binary()}.get(kind, kind)
 
 
 def _rows_of(lines: Iterable[bytes]) -> Iterable[dict[str, Any]]:
