@@ -10,7 +10,6 @@ actor that reads the columns of unit after unit. --held: MiB of a row group that
 from __future__ import annotations
 
 import multiprocessing
-import resource
 import statistics
 import tempfile
 import time
@@ -81,7 +80,9 @@ def measure_actor(listing: InputListing, rows: int, held: int) -> str:
 
 def report(measure: Callable[[InputListing, int, int], str], file: Path, rows: int, held: int) -> None:
     said = measure(InputListing(str(file), parse({}, file.parent), column="URL"), rows, held)
-    print(f"{said}, at most {resource.getrusage(resource.RUSAGE_SELF).ru_maxrss >> 10} MiB", flush=True)
+    # ru_maxrss would begin with that of the process that has started this one.
+    status = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
+    print(f"{said}, at most {int(status['VmHWM'].split()[0]) >> 10} MiB", flush=True)
 
 
 def main() -> None:
