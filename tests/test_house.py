@@ -30,7 +30,7 @@ IMPORTS = {
     "daemon.pipeline.unpacker": 21,
     "daemon.service.lifecycle": 32,
     "daemon.service.wiring": 21,
-    "visiond.cluster.unpacking": 17,
+    "visiond.cluster.reading.unpacking": 17,
 }
 
 

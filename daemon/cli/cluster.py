@@ -71,6 +71,15 @@ PartOption = Annotated[int, option("--part-images", metavar="N", min=1, help="Im
 ColumnOption = Annotated[
     str, option("--column", metavar="NAME", help="Column of a list that has the URLs or the bytes.")
 ]
+KeepOption = Annotated[
+    list[str] | None,
+    option(
+        "--keep",
+        metavar="NAME",
+        help="Further column of a list, or ending of texts in tars (txt), for the parts: NAME,NAME or NAME=OTHER.",
+    ),
+]
+KeepAllOption = Annotated[bool, flag("--keep-all", help="Keep all further columns, or all texts in tars.")]
 ShardsOption = Annotated[
     Literal["sidecars", "images"] | None,
     option(
@@ -94,6 +103,8 @@ def run(
     cpus: CpusOption = 1.0,
     part_images: PartOption = 1000,
     column: ColumnOption = "",
+    keep: KeepOption = None,
+    keep_all: KeepAllOption = False,
     shards: ShardsOption = None,
     allow_failed: AllowFailedOption = False,
 ) -> None:
@@ -107,7 +118,8 @@ def run(
     Examples:
       visiond ray run photos results
       visiond ray run s3://bucket/photos s3://bucket/rows --address auto
-      visiond ray run 'shards/*.tar' results --shards images
+      visiond ray run 'shards/*.tar' results --shards images --keep txt
+      visiond ray run list.parquet results --column URL --keep-all
     """
     from daemon.terminal.progress import Progress
     from visiond.cluster.job import ClusterJob, Shards
@@ -126,6 +138,8 @@ def run(
         cpus_per_chain=cpus,
         part_images=part_images,
         column=column,
+        keep=tuple(keep or ()),
+        keep_all=keep_all,
         shards=Shards(shards or ""),
     )
     try:

@@ -28,10 +28,12 @@ def write_table(
     *,
     half: bool = False,
     notes: Callable[[], Mapping[bytes, bytes]] = dict,
+    further: Any = None,
 ) -> None:
     """columns: those of every export, with their types. sizes: the lengths of the embeddings.
     With one length they are lists of a fixed size, otherwise plain lists. half: embeddings in half precision. notes: called
-    after the last row, for the file's own metadata. Raises MissingLibrary."""
+    after the last row, for the file's own metadata. further: a table of Arrow with more columns, which has as many rows as
+    there are. Raises MissingLibrary."""
     try:
         import pyarrow
         import pyarrow.parquet
@@ -40,18 +42,20 @@ def write_table(
             "Parquet needs pyarrow: pip install 'visiond[parquet]', or use --format jsonl."
         ) from error
     size = next(iter(sizes)) if len(sizes) == 1 else 0
-    schema = _schema(columns, size, pyarrow.float16() if half else pyarrow.float32())
-    with pyarrow.parquet.ParquetWriter(out, schema) as writer:
+    schema, done = _schema(columns, size, pyarrow.float16() if half else pyarrow.float32()), 0
+    whole = pyarrow.schema([*schema, *(further.schema if further is not None else ())])
+    with pyarrow.parquet.ParquetWriter(out, whole) as writer:
         while chunk := list(itertools.islice(rows, CHUNK)):
             plain = pyarrow.Table.from_pylist(
                 [cells_of(*row) for row in chunk], schema.remove(len(schema) - 1)
             )
             vectors = [vector_of(document) for _, document in chunk]
-            writer.write_table(
-                plain.append_column(
-                    schema.field("embedding"), _embeddings(vectors, schema.field("embedding").type)
-                )
-            )
+            embedding = schema.field("embedding")
+            table = plain.append_column(embedding, _embeddings(vectors, embedding.type))
+            for column in further.slice(done, len(chunk)).columns if further is not None else ():
+                table = table.append_column(whole.field(table.num_columns), column)
+            writer.write_table(table)
+            done += len(chunk)
         writer.add_key_value_metadata(notes())
 
 

@@ -1,6 +1,7 @@
 """Kills the driver, an actor or a node of a Ray cluster at random moments while images are processed.
 
-The cluster is Ray's own for tests: several nodes on this machine, each with processes and a store of its own.
+The cluster is Ray's own for tests: several nodes on this machine, each with processes and a store of its own. INPUT is
+a list in which each image stands twice, with a text of its own for each row.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import psutil
+import pyarrow.parquet
 import pytest
 
 from stages.contract import processes
@@ -77,13 +79,15 @@ class Site:
     def __init__(self, folder: Path, images: int) -> None:
         cluster_utils = pytest.importorskip("ray.cluster_utils", reason="Ray is not installed: make tools")
         self.folder = folder
+        self.list, self.output = folder / "list.parquet", folder / "rows"
+        self.rows = [(f"{number // 2:06d}.ppm", f"said {number}") for number in range(images)]
         self.captions = {}
-        self.inbox, self.output = folder / "inbox", folder / "rows"
-        self.inbox.mkdir()
-        for number in range(images):
-            name, data = f"{number:06d}.ppm", picture(number)
-            (self.inbox / name).write_bytes(data)
-            self.captions[name] = caption_of(data)
+        for number, (name, _) in enumerate(self.rows[::2]):
+            (folder / name).write_bytes(picture(number))
+            self.captions[name] = caption_of(picture(number))
+        pyarrow.parquet.write_table(
+            pyarrow.table([*zip(*self.rows, strict=True)], ["url", "said"]), self.list, row_group_size=400
+        )
         (folder / "daemon.toml").write_text(CONFIG)
         self.environment = processes.environment({"RAY_USAGE_STATS_ENABLED": "0", "RAY_ADDRESS": ""})
         os.environ["PYTHONPATH"] = self.environment["PYTHONPATH"]  # for the processes of the cluster
@@ -99,8 +103,9 @@ class Site:
         words = [
             "ray",
             "run",
-            str(self.inbox),
+            str(self.list),
             str(self.output),
+            "--keep-all",
             "--resume",
             "--address",
             self.cluster.address,
@@ -149,15 +154,16 @@ class Site:
         return bool(actors)
 
     def judge(self, outcome: Outcome) -> None:
-        import pyarrow.parquet
-
-        found: collections.Counter[str] = collections.Counter()
+        found: collections.Counter[int] = collections.Counter()
         for part in self.output.glob("part-*.parquet"):
-            for row in pyarrow.parquet.read_table(part, columns=["path", "caption"]).to_pylist():
-                found[row["path"]] += 1
-                outcome.wrong += row["caption"] != self.captions.get(row["path"])
-        outcome.images += len(self.captions)
-        outcome.lost += len(self.captions.keys() - found.keys())
+            columns = ["row", "path", "caption", "said"]
+            for row in pyarrow.parquet.read_table(part, columns=columns).to_pylist():
+                found[row["row"]] += 1
+                name = os.path.basename(row["path"])
+                is_right = (name, row["said"]) == self.rows[row["row"]]
+                outcome.wrong += not is_right or row["caption"] != self.captions[name]
+        outcome.images += len(self.rows)
+        outcome.lost += len(self.rows) - len(found)
         outcome.double += sum(count - 1 for count in found.values())
 
     def close(self) -> int:

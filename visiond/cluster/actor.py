@@ -17,15 +17,16 @@ from daemon.core.errors import VisiondError
 from daemon.ledger.record import Record
 from daemon.results.export import note_models
 from daemon.results.parquet import Row, write_table
-from visiond.cluster.fetching import Fetched, fetch, opened_threads
 from visiond.cluster.job import Shards
 from visiond.cluster.places import open_place
 from visiond.cluster.planning import Unit, from_table
 from visiond.cluster.plans import Ids, part_of
+from visiond.cluster.reading.fetching import Fetched, fetch, opened_threads
+from visiond.cluster.reading.joining import Joiner
+from visiond.cluster.reading.keeping import NOTHING, Kept
+from visiond.cluster.reading.unpacking import ClusterUnpacker, Unpacked
 from visiond.cluster.shards import shard_of, write_shard
-from visiond.cluster.unpacking import ClusterUnpacker, Unpacked
 from visiond.engine import Annotator
-from visiond.engine.calls import Image
 from visiond.engine.rows import Rows
 
 COUNTS = b"visiond.counts"  # in a part's own metadata: images by state
@@ -43,10 +44,11 @@ class ActorChain:
         root: str,
         shards: Shards = Shards.none,
         count_sharers: Callable[[], int] = lambda: 1,
+        kept: Kept = NOTHING,
     ) -> None:
         """config: a Config as JSON. root: the folder or prefix of names. count_sharers: returns how many actors
         this machine has."""
-        self._shards = shards
+        self._shards, self._joiner = shards, Joiner(kept)
         settings = Config.model_validate(msgspec.json.decode(config))
         self._annotator = Annotator(settings, sharers=count_sharers())
         self._output, self._root = open_place(output), root
@@ -92,10 +94,9 @@ class ActorChain:
         if counts := self._find(part):
             return counts
         fetched: list[Fetched] = []
-        keeps = self._shards is Shards.images
-        images = _in_turn(
-            self._turn, _noting(fetch(unit.inputs(), self._threads, self._unpacker), fetched, keeps=keeps)
-        )
+        inputs, joiner, keeps = unit.inputs(), self._joiner, self._shards is Shards.images
+        found = fetch(inputs, self._threads, self._unpacker, joiner.endings)
+        images = _in_turn(self._turn, _noting(found, fetched, keeps=keeps))
         with contextlib.closing(images):
             records = self._annotator.records(images, self._root)
         counts = msgspec.json.encode(Counter(record.status.name for record in records))
@@ -103,7 +104,8 @@ class ActorChain:
         if self._shards:  # first, as a unit is finished when its part exists
             shard = write_shard(records, numbers, [image.data for image in fetched], self._shards)
             self._output.write_whole(shard_of(unit.name), shard)
-        self._output.write_whole(part, write_part(self._annotator.rows, records, numbers, counts))
+        data = write_part(self._annotator.rows, records, numbers, counts, joiner.join(inputs, fetched))
+        self._output.write_whole(part, data)
         return counts
 
     def _find(self, part: str) -> bytes:
@@ -118,7 +120,7 @@ class ActorChain:
         return counts
 
 
-def _in_turn(turn: threading.Lock, images: Iterable[Image]) -> Generator[Image]:
+def _in_turn(turn: threading.Lock, images: Iterable[Unpacked]) -> Generator[Unpacked]:
     with turn:
         yield from images
 
@@ -140,8 +142,8 @@ def number_rows(fetched: Iterable[Fetched], ids: Ids) -> list[int]:
     return numbers
 
 
-def write_part(rows: Rows, records: list[Record], numbers: list[int], counts: bytes) -> bytes:
-    """The rows as a Parquet file."""
+def write_part(rows: Rows, records: list[Record], numbers: list[int], counts: bytes, further: Any) -> bytes:
+    """The rows as a Parquet file. further: a table of Arrow with more columns of each."""
     file = io.BytesIO()
     models = {model for record in records for model in record.all_models()}
     write_table(
@@ -150,6 +152,7 @@ def write_part(rows: Rows, records: list[Record], numbers: list[int], counts: by
         rows.kinds,
         (),
         notes=lambda: note_models(models) | {COUNTS: counts},
+        further=further,
     )
     return file.getvalue()
 

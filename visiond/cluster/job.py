@@ -19,7 +19,8 @@ class Shards(StrEnum):
 @dataclass(frozen=True)
 class ClusterJob:
     """A run as its user ordered it. address: of a Ray cluster, or "local". chains: actors; 0: one for each GPU, or
-    without GPUs one for each machine. part_images: inputs of a unit."""
+    without GPUs one for each machine. part_images: inputs of a unit. keep: further
+    columns, as `--keep` names them."""
 
     source: str
     output: str
@@ -31,4 +32,6 @@ class ClusterJob:
     cpus_per_chain: float = 1.0
     part_images: int = 1000
     column: str = ""
+    keep: tuple[str, ...] = ()
+    keep_all: bool = False
     shards: Shards = Shards.none

@@ -13,7 +13,7 @@ from urllib.parse import quote
 from daemon.core.errors import NotWritable
 from daemon.core.urls import is_url, split_url
 from daemon.ledger.files import sync_folder
-from visiond.cluster.objects import again, locate, read_object
+from visiond.cluster.reading.objects import again, locate, read_object
 
 PARTIAL = ".partial"
 

@@ -11,8 +11,8 @@ from typing import Any, NamedTuple
 import msgspec
 import numpy as np
 
-from visiond.cluster.inputs import ClusterInput
 from visiond.cluster.plans import FINISHED, FRESH, DigestSet, Ids, Plans, name_of
+from visiond.cluster.reading.inputs import ClusterInput
 
 LISTED = 1 << 14  # inputs that are looked up together
 
@@ -32,16 +32,20 @@ class Unit(NamedTuple):
 def id_of(each: ClusterInput) -> int:
     """8 bytes of a digest. Of ten million inputs two have the same one with a probability of 3 in a million; then
     the second counts as listed twice."""
-    text = b"%s\0%d\0%s" % (each.at, each.offset, each.version)
+    return _digest(b"%s\0%d\0%s" % (each.at, each.offset, each.version))
+
+
+def _digest(text: bytes) -> int:
     return int.from_bytes(hashlib.blake2b(text, digest_size=8).digest())
 
 
 class Planner:
-    """inputs, finished and duplicates are counts, while `units` is read."""
+    """inputs, finished and duplicates are counts, while `units` is read. Each row of a list is an input, also if its
+    address stands there before; in a folder, what is listed again is not."""
 
     def __init__(self, plans: Plans, inputs: Iterable[ClusterInput], part_images: int) -> None:
         self._plans, self._listed, self._most = plans, inputs, part_images
-        self._known = DigestSet()
+        self._known, self._addresses = DigestSet(), DigestSet()
         self._begun: dict[int, list[tuple[int, ClusterInput]]] = {}  # units of an earlier run, by number
         self._fresh: list[tuple[int, ClusterInput]] = []
         self._images = 0  # of these
@@ -52,7 +56,7 @@ class Planner:
         an earlier run that lack an input, because it is gone."""
         listed = iter(self._listed)
         while chunk := list(islice(listed, LISTED)):
-            ids = np.fromiter(map(id_of, chunk), np.uint64, len(chunk))
+            ids = self._find_ids(chunk)
             owners = self._plans.look_up(ids)
             left = np.flatnonzero(owners != FINISHED)
             self.finished += len(chunk) - len(left)
@@ -65,6 +69,15 @@ class Planner:
             yield self._unit(members, self._plans.units[owner])
         if self._fresh:
             yield self._unit(self._fresh)
+
+    def _find_ids(self, chunk: list[ClusterInput]) -> Ids:
+        """The first row with an address has the digest that it always had, whatever else is in the list; so a list may
+        grow or shrink between runs. A further row with it has a digest with its number."""
+        ids = np.fromiter(map(id_of, chunk), np.uint64, len(chunk))
+        if chunk[0].row >= 0:
+            for place in np.flatnonzero(~self._addresses.add(ids)).tolist():
+                ids[place] = _digest(b"%d\0%d" % (ids[place], chunk[place].row))
+        return ids
 
     def _take(self, number: int, each: ClusterInput, owner: int) -> Iterator[Unit]:
         if owner != FRESH:

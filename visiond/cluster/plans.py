@@ -21,6 +21,7 @@ from daemon.config.loading import Config
 from daemon.core.errors import VisiondError
 from visiond.cluster.job import Shards
 from visiond.cluster.places import ClusterPlace
+from visiond.cluster.reading.keeping import NOTHING, Kept
 
 FOLDER = "_visiond"  # readers of Parquet skip names that begin with _
 SETTINGS = f"{FOLDER}/settings.json"
@@ -61,7 +62,10 @@ class Plans:
     """What OUTPUT knew at the start."""
 
     def __init__(
-        self, place: ClusterPlace, plans: Sequence[tuple[Ids, NDArray[np.int64]]], parts: set[str]
+        self,
+        place: ClusterPlace,
+        plans: Sequence[tuple[Ids, NDArray[np.int64]]],
+        parts: set[str],
     ) -> None:
         """plans: the digests of each, unit after unit, and where each unit ends. parts: names that exist."""
         self.place = place
@@ -80,7 +84,13 @@ class Plans:
 
     @classmethod
     def open(
-        cls, place: ClusterPlace, config: Config, *, resume: bool, shards: Shards = Shards.none
+        cls,
+        place: ClusterPlace,
+        config: Config,
+        *,
+        resume: bool,
+        shards: Shards = Shards.none,
+        kept: Kept = NOTHING,
     ) -> Plans:
         """Raises OutputTaken if there are results, and this run is not to go on with them, or has other settings."""
         names = sorted(name for name in place.names(FOLDER) if name.startswith("plan-"))
@@ -88,15 +98,22 @@ class Plans:
             raise OutputTaken(
                 f"{place.url} has results of an earlier run. --resume goes on with it; or name another OUTPUT."
             )
-        settings = describe_settings(config, shards)
-        if not place.write_whole(SETTINGS, settings) and place.read(SETTINGS) != settings:
+        settings = describe_settings(config, shards, kept)
+        found = settings if place.write_whole(SETTINGS, settings) else place.read(SETTINGS)
+        if "kept" not in msgspec.json.decode(found):
+            raise OutputTaken(
+                f"{place.url} was begun by an older visiond, whose parts have fewer columns. Go on with that version, or name "
+                "another OUTPUT."
+            )
+        if found != settings:
             raise OutputTaken(
                 f"{place.url} was made with other [models], [stages], [binning] or [pipeline] stages, mode or limits, "
-                "with other `unpack` or [unpacking], or with other --shards. Name another OUTPUT, or use the settings that "
-                "made this one."
+                "with other `unpack` or [unpacking], or with other --shards, --keep or --keep-all. Name another OUTPUT, or use "
+                "the settings that made this one."
             )
         parts = {name for name in place.names("") if name.endswith(".parquet")}
-        return cls(place, [read_plan(place.read(f"{FOLDER}/{name}")) for name in names], parts)
+        plans = [read_plan(place.read(f"{FOLDER}/{name}")) for name in names]
+        return cls(place, plans, parts)
 
     def look_up(self, ids: Ids) -> NDArray[np.int32]:
         """For each digest FINISHED, FRESH, or the number of its unit, which is planned and not finished."""
@@ -132,7 +149,7 @@ def read_plan(data: bytes) -> tuple[Ids, NDArray[np.int64]]:
         return plan["ids"], plan["ends"]
 
 
-def describe_settings(config: Config, shards: Shards) -> bytes:
+def describe_settings(config: Config, shards: Shards, kept: Kept) -> bytes:
     """Everything that decides what is written."""
     pipeline = config.pipeline
     settings: dict[str, object] = {
@@ -144,6 +161,7 @@ def describe_settings(config: Config, shards: Shards) -> bytes:
         "binning": config.binning.model_dump(),
         "mode": pipeline.mode,
         "limits": msgspec.to_builtins(pipeline.limits()),
+        "kept": kept.describe(),
     }
     if shards:
         settings["shards"] = shards

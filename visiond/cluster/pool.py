@@ -29,6 +29,7 @@ from daemon.workers.pool import SLOWER
 from visiond.cluster.actor import ActorChain
 from visiond.cluster.job import ClusterJob
 from visiond.cluster.planning import Unit, to_table
+from visiond.cluster.reading.keeping import Kept
 from visiond.cluster.sharing import count_sharers
 
 THREADS = 3  # of an actor: for the unit that is read, the one that is annotated, and the one that is written
@@ -58,13 +59,14 @@ def check_installed() -> None:
 class ActorPool:
     """A connection to a cluster, or a cluster of its own on this machine. As a context."""
 
-    def __init__(self, job: ClusterJob, output: str, root: str) -> None:
-        """output: a folder as a path that all machines have, or a URL. root: what names are relative to."""
+    def __init__(self, job: ClusterJob, output: str, root: str, kept: Kept) -> None:
+        """output: a folder as a path that all machines have, or a URL. root: what names are relative to. kept: as in
+        ActorChain."""
         import ray
         import ray.data
 
         self._ray: Any = ray
-        self._job, self._output, self._root = job, output, root
+        self._job, self._output, self._root, self._kept = job, output, root, kept
         self._is_ours = not ray.is_initialized()
         self.chains = 0
 
@@ -119,7 +121,14 @@ class ActorPool:
             self._set_limits()
             dataset = ray.data.from_arrow([to_table(unit) for unit in units]).map_batches(
                 ActorChain,
-                fn_constructor_args=(self._config(), self._output, self._root, self._job.shards, sharers),
+                fn_constructor_args=(
+                    self._config(),
+                    self._output,
+                    self._root,
+                    self._job.shards,
+                    sharers,
+                    self._kept,
+                ),
                 batch_size=1,  # a unit; Ray needs a number if GPUs are requested
                 batch_format="pyarrow",
                 compute=pool,

@@ -1,12 +1,13 @@
 """Read this first: `visiond ray run INPUT OUTPUT`, step by step.
 
-    driver 1   inputs.py      lists INPUT: a reference to each image, or to a tar with many
+    driver 1   inputs.py      lists INPUT: a reference to each image, or to a tar with many; keeping.py chooses what the
+                              parts keep of a list. These two, and what an actor reads with, are in reading/
     driver 2   planning.py    drops what is finished, and forms units of about 1,000 images; plans.py writes each unit
                               down in OUTPUT before it is handed out
     driver 3   pool.py        hands the units to Ray Data: `map_batches` over a fixed pool of actors
     actor  4   actor.py       reads the images of a unit (fetching.py), also those in archives (unpacking.py), annotates
-                              them (visiond/engine/annotator.py), and writes their rows as one part: one Parquet file, whole or
-                              not at all (places.py)
+                              them (visiond/engine/annotator.py), reads what the list says of each (joining.py), and writes
+                              their rows as one part: one Parquet file, whole or not at all (places.py)
     driver 5   here           counts what came of each unit
 
 What makes each input exactly one row, whatever dies: a unit is a fixed set of inputs with a name, and its part has
@@ -36,12 +37,14 @@ from daemon.core.errors import VisiondError
 from daemon.core.hints import quantity
 from daemon.core.jobs import JobStatus
 from daemon.inbox.walk import count_unread
-from visiond.cluster.inputs import InputListing
 from visiond.cluster.job import ClusterJob
 from visiond.cluster.places import open_place
 from visiond.cluster.planning import Planner, Unit
 from visiond.cluster.plans import Plans
 from visiond.cluster.pool import ActorPool, WaveLost, check_installed
+from visiond.cluster.reading.inputs import InputListing
+from visiond.cluster.reading.keeping import choose_kept
+from visiond.engine.rows import Rows
 
 FIRST_SECONDS = 5.0  # of listing, before the first wave begins
 MOST_UNITS = 10_000  # that are listed ahead, and in a wave
@@ -84,14 +87,15 @@ def run(
     """
     check_installed()
     listing = InputListing(job.source, job.config, column=job.column)  # first: a wrong INPUT leaves no OUTPUT
+    kept = choose_kept(listing, job.keep, Rows(job.config.stage_names).kinds, every=job.keep_all)
     output = open_place(job.output)
-    plans = Plans.open(output, job.config, resume=job.resume, shards=job.shards)
+    plans = Plans.open(output, job.config, resume=job.resume, shards=job.shards, kept=kept)
     planner = Planner(plans, listing.inputs(), job.part_images)
     result = Result()
     units = planner.units()
     if first := next(units, None):  # Ray takes seconds to start
         load(planner.inputs, "starting Ray")
-        with ActorPool(job, output.url, listing.root) as pool:
+        with ActorPool(job, output.url, listing.root, kept) as pool:
             load(planner.inputs, f"starting {quantity(pool.chains, 'actor')}")
             began = time.monotonic()
             ahead = _Ahead(itertools.chain([first], units))

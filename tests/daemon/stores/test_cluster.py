@@ -33,12 +33,13 @@ from tests.daemon.stores.server import (
 from tests.daemon.unpacking.containers import make_pages, make_tar, make_zip
 from tests.daemon_process import PATIENCE, Place, picture
 from visiond.cluster.actor import ActorChain
-from visiond.cluster.fetching import fetch, opened_threads
-from visiond.cluster.inputs import InputListing
-from visiond.cluster.objects import StoreAway
 from visiond.cluster.places import open_place
 from visiond.cluster.planning import Planner, to_table
 from visiond.cluster.plans import OtherDriver, Plans
+from visiond.cluster.reading.fetching import fetch, opened_threads
+from visiond.cluster.reading.inputs import InputListing
+from visiond.cluster.reading.keeping import choose_kept
+from visiond.cluster.reading.objects import StoreAway
 
 UNLIKE = {"id", "seconds", "finished_at"}
 
@@ -213,14 +214,63 @@ def hasty(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
     """When called, a store that is away is soon given up."""
 
     def hurry() -> None:
-        monkeypatch.setattr("visiond.cluster.objects.PAUSE_SECONDS", 0.0)
-        monkeypatch.setattr("visiond.cluster.objects.PATIENCE_SECONDS", 0.1)
+        monkeypatch.setattr("visiond.cluster.reading.objects.PAUSE_SECONDS", 0.0)
+        monkeypatch.setattr("visiond.cluster.reading.objects.PATIENCE_SECONDS", 0.1)
         monkeypatch.setattr("daemon.core.stores.RETRIES", 1)
         monkeypatch.setattr(
-            "visiond.cluster.objects.store_of", lambda root: opening.store_of(root, impatient=True)
+            "visiond.cluster.reading.objects.store_of", lambda root: opening.store_of(root, impatient=True)
         )
 
     return hurry
+
+
+def put_lists(bucket: Bucket, prefix: str) -> str:
+    """Lists of five images with a class each, and a tar of samples. Returns the URL of their folder."""
+    rows = [{"url": f"{number}.ppm", "cls": f"class {number}"} for number in range(5)]
+    images = {row["url"]: picture(number) for number, row in enumerate(rows)}
+    members = dict[str, bytes]()  # in a tar the files of a sample are neighbors
+    for row in rows:
+        members |= {row["url"]: images[row["url"]], row["url"].replace("ppm", "cls"): row["cls"].encode()}
+    lists = {
+        "list.parquet": write_parquet(rows),
+        "list.jsonl": "".join(f"{json.dumps(row)}\n" for row in rows).encode(),
+        "0.tar": make_tar(members, mode="w"),
+    }
+    return put(bucket, f"{prefix}/in", images | lists)
+
+
+@pytest.mark.usefixtures("faulty")
+@pytest.mark.parametrize("name", ["list.parquet", "list.jsonl", "0.tar"])
+def test_what_a_list_in_a_store_says_is_kept(name: str, bucket: Bucket, prefix: str, tmp_path: Path) -> None:
+    source, output = f"{put_lists(bucket, prefix)}/{name}", f"s3://{BUCKET}/{prefix}/rows"
+    place = Place(tmp_path)
+    listing = InputListing(source, load(place.config))
+    kept = choose_kept(listing, ("cls",), (), every=False)
+    [unit] = units(place, source, output)
+    config = load(place.config).model_dump_json().encode()
+    with contextlib.closing(ActorChain(config, output, listing.root, kept=kept)) as chain:
+        assert not chain(unit).column("problem")[0].as_py()
+    found = rows_of(bucket, f"{prefix}/rows").values()
+    assert {(row["row"], row["cls"]) for row in found} == {(n, f"class {n}") for n in range(5)}
+    assert {row["list"] for row in found} == {source if "list" in name else name}
+
+
+@pytest.mark.parametrize("name", ["list.parquet", "list.jsonl"])
+def test_no_row_is_written_without_what_its_list_says(
+    name: str, bucket: Bucket, prefix: str, proxy: FaultyProxy, tmp_path: Path, hasty: Callable[[], None]
+) -> None:
+    source, output = f"{put_lists(bucket, prefix)}/{name}", f"s3://{BUCKET}/{prefix}/rows"
+    place = Place(tmp_path)
+    listing = InputListing(source, load(place.config))
+    kept = choose_kept(listing, ("cls",), (), every=False)
+    [unit] = units(place, source, output)
+    config = load(place.config).model_dump_json().encode()
+    with contextlib.closing(ActorChain(config, output, listing.root, kept=kept)) as chain:
+        hasty()
+        proxy.fault = lambda asked: BUSY if name in asked.path else None
+        problem, status = (chain(unit).column(each)[0].as_py() for each in ("problem", "status"))
+        assert (status, "--resume" in problem) == (os.EX_IOERR, True)
+        assert not rows_of(bucket, f"{prefix}/rows")
 
 
 @pytest.mark.parametrize("kind", ["objects", "parquet"])

@@ -22,14 +22,15 @@ from daemon.unpacking.folder import NoRoom
 from tests.daemon.unpacking.containers import encrypt, make_pages, make_tar, make_video, make_zip
 from tests.daemon_process import Place, picture
 from tests.inputs import CATALOGUE
-from visiond.cluster import actor, temporary
+from visiond.cluster import actor
 from visiond.cluster.actor import ActorChain
-from visiond.cluster.fetching import fetch
-from visiond.cluster.inputs import InputListing
 from visiond.cluster.job import Shards
 from visiond.cluster.places import ClusterFolder
 from visiond.cluster.planning import Planner, to_table
 from visiond.cluster.plans import Plans
+from visiond.cluster.reading import temporary
+from visiond.cluster.reading.fetching import fetch
+from visiond.cluster.reading.inputs import InputListing
 
 UNLIKE = {"stage_seconds", "id", "seconds", "finished_at"}  # they differ between any two runs
 

@@ -20,8 +20,8 @@ import pytest
 from daemon.config.loading import parse
 from daemon.core.errors import NothingFound, WrongArgument
 from tests.daemon_process import picture
-from visiond.cluster.fetching import fetch, opened_threads
-from visiond.cluster.inputs import InputListing, compile_pattern
+from visiond.cluster.reading.fetching import fetch, opened_threads
+from visiond.cluster.reading.inputs import InputListing, compile_pattern
 
 
 def read(source: str | Path, folder: Path, column: str = "") -> dict[str, bytes | str]:

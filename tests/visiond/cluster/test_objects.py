@@ -15,10 +15,10 @@ import pytest
 from daemon.core import stores as opening
 from daemon.core.stores import StoreFailed, store_of
 from tests.daemon.stores.server import BROKEN, CUT, FaultyProxy, proxied
-from visiond.cluster import objects
-from visiond.cluster.fetching import fetch, opened_threads
-from visiond.cluster.inputs import ClusterInput
-from visiond.cluster.objects import NoStore, StoreAway, again, read_object
+from visiond.cluster.reading import objects
+from visiond.cluster.reading.fetching import fetch, opened_threads
+from visiond.cluster.reading.inputs import ClusterInput
+from visiond.cluster.reading.objects import NoStore, StoreAway, again, read_object
 
 pytest.importorskip("obstore", reason="obstore is not installed: make setup")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from daemon.config.loading import parse
-from visiond.cluster.inputs import ClusterInput
 from visiond.cluster.job import Shards
 from visiond.cluster.places import ClusterFolder, ClusterPlace
 from visiond.cluster.planning import Planner, Unit, from_table, id_of, to_table
@@ -20,12 +20,15 @@ from visiond.cluster.plans import (
     FINISHED,
     FOLDER,
     FRESH,
+    SETTINGS,
     DigestSet,
     OtherDriver,
     OutputTaken,
     Plans,
     part_of,
 )
+from visiond.cluster.reading.inputs import ClusterInput
+from visiond.cluster.reading.keeping import Kept
 
 
 def inputs(numbers: Iterable[int], version: bytes = b"1") -> list[ClusterInput]:
@@ -95,6 +98,56 @@ def test_a_changed_file_is_another_input(tmp_path: Path) -> None:
     finish(tmp_path, units)
     _, again = plan(tmp_path, inputs(range(10), b"2"))
     assert [unit.fresh for unit in again] == [True]
+
+
+def rows(numbers: Iterable[int], first: int = 0) -> list[ClusterInput]:
+    """A list with these addresses."""
+    return [each._replace(row=row, list_name=b"list") for row, each in enumerate(inputs(numbers), first)]
+
+
+def test_each_row_of_a_list_is_an_input_however_often_its_address_stands_there(tmp_path: Path) -> None:
+    listed = rows([0, 1, 0, 0, 2, 1])
+    planner, units = plan(tmp_path, listed, size=4)
+    assert members(units) == [each.name for each in listed]
+    assert (planner.inputs, planner.duplicates) == (6, 0)
+    ids = np.concatenate([unit.ids for unit in units])
+    assert len(set(ids.tolist())) == 6
+    assert [ids[row] for row in (0, 1, 4)] == [id_of(listed[row]) for row in (0, 1, 4)]
+    finish(tmp_path, units[:1])
+    planner, again = plan(tmp_path, [*listed, *rows([0, 3], first=6)])
+    assert planner.finished == 4
+    assert members(again) == [b"2", b"1", b"0", b"3"]
+    assert [unit.name for unit in again if not unit.fresh] == [units[1].name]
+
+
+def test_a_list_that_lost_or_gained_rows_has_the_same_first_inputs(tmp_path: Path) -> None:
+    _, units = plan(tmp_path, rows(range(10)))
+    finish(tmp_path, units)
+    planner, again = plan(tmp_path, rows([11, *range(3, 10)]))
+    assert (members(again), planner.finished) == ([b"11"], 7)
+
+
+def test_a_run_that_an_older_visiond_began_is_refused_as_its_parts_have_fewer_columns(tmp_path: Path) -> None:
+    plan(tmp_path, inputs(range(30)))
+    settings = json.loads((tmp_path / SETTINGS).read_bytes())
+    del settings["kept"]
+    (tmp_path / SETTINGS).write_text(json.dumps(settings))
+    with pytest.raises(
+        OutputTaken, match="begun by an older visiond, whose parts have fewer columns. Go on with that"
+    ):
+        open_plans(tmp_path)
+
+
+def test_what_is_kept_is_the_same_in_all_parts(tmp_path: Path) -> None:
+    def open_with(*kept: tuple[str, str, str]) -> Plans:
+        chosen = Kept(tuple(each[0] for each in kept), tuple(each[1:] for each in kept))
+        return Plans.open(ClusterFolder(str(tmp_path)), parse({}, tmp_path), resume=True, kept=chosen)
+
+    open_with(("TEXT", "said", "string"))
+    open_with(("TEXT", "said", "string"))
+    for other in [(), (("TEXT", "text", "string"),), (("TEXT", "said", "int64"),)]:
+        with pytest.raises(OutputTaken, match=r"other .* --keep"):
+            open_with(*other)
 
 
 def test_a_second_driver_cannot_plan_into_the_same_output(tmp_path: Path) -> None:

@@ -128,6 +128,33 @@ def test_each_input_gets_one_row_also_when_the_driver_is_killed(tmp_path: Path, 
     assert (refused.returncode, "--resume" in refused.stderr) == (64, True)
 
 
+def test_each_row_of_a_list_gets_one_row_with_what_it_says_also_when_the_driver_is_killed(
+    tmp_path: Path, cluster: Cluster
+) -> None:
+    """Each image stands there four times, as in lists with several captions for each."""
+    place = Place(tmp_path, {"stages": {"blip": {"options": {"latency_per_image_seconds": 0.01}}}})
+    place.drop_many(range(60))
+    listed = pyarrow.table(
+        {"URL": [f"inbox/{n % 60:05d}.ppm" for n in range(240)], "TEXT": [f"caption {n}" for n in range(240)]}
+    )
+    pyarrow.parquet.write_table(listed, tmp_path / "list.parquet", row_group_size=70)
+    words = ["ray", "run", "list.parquet", str(place.folder / "rows"), "--column", "URL", "--keep-all"]
+    with start(place, [*words, "--part-images", "20"]) as driver:
+        wait_for(lambda: [*(place.folder / "rows").glob("part-*.parquet")], "a part", 6 * PATIENCE)
+        driver.kill()
+    again = [*words, "--part-images", "50", "--resume", "--address", cluster.address]
+    done = place.command(*again, prefix=("env",), timeout=6 * PATIENCE)
+    assert done.returncode == 0, done.stderr
+    parts = sorted((place.folder / "rows").glob("part-*.parquet"))
+    found = pyarrow.concat_tables(map(pyarrow.parquet.read_table, parts)).sort_by("row")
+    assert found.column("row").to_pylist() == [*range(240)]
+    assert found.column("list_TEXT").equals(listed.column("TEXT"))
+    assert found.column("path").to_pylist() == [
+        str(tmp_path / url) for url in listed.column("URL").to_pylist()
+    ]
+    assert set(found.column("list").to_pylist()) == {"list.parquet"}
+
+
 def test_models_that_cannot_be_built_end_the_run_with_the_reason(tmp_path: Path, cluster: Cluster) -> None:
     place = Place(tmp_path, {"stages": {"ocr": {"options": {"unusable": "no such weights"}}}})
     place.drop("a.ppm", picture(1))

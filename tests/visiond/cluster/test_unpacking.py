@@ -18,11 +18,11 @@ from daemon.unpacking.folder import Contents, NoRoom
 from stages.contract.base import Reason
 from tests.daemon.unpacking.containers import make_zip
 from tests.daemon_process import picture
-from visiond.cluster import temporary, unpacking
-from visiond.cluster.fetching import fetch, opened_threads
-from visiond.cluster.inputs import ClusterInput
-from visiond.cluster.temporary import FOLDERS, TemporaryUnusable, held_folder, remove_leftovers
-from visiond.cluster.unpacking import ClusterUnpacker
+from visiond.cluster.reading import temporary, unpacking
+from visiond.cluster.reading.fetching import fetch, opened_threads
+from visiond.cluster.reading.inputs import ClusterInput
+from visiond.cluster.reading.temporary import FOLDERS, TemporaryUnusable, held_folder, remove_leftovers
+from visiond.cluster.reading.unpacking import ClusterUnpacker
 
 IMAGES = {f"{number}.ppm": picture(number) for number in range(3)}
 MEMBERS = {f"a.zip.unpacked/{name}": data for name, data in IMAGES.items()}

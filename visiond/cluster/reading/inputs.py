@@ -12,7 +12,7 @@ import stat
 from collections.abc import Callable, Iterator
 from html.parser import HTMLParser
 from itertools import chain
-from typing import Any, BinaryIO, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 from urllib.parse import quote, unquote, urljoin, urlsplit
 
 import msgspec
@@ -24,14 +24,16 @@ from daemon.core.stores import StoreFailed
 from daemon.core.urls import is_url, split_url
 from daemon.inbox.walk import Unread, Walk
 from daemon.unpacking.kinds import FOLDER, TIFF, kind_of
-from visiond.cluster.objects import list_again, open_object, open_stream, read_object
+from visiond.cluster.reading.objects import list_again, open_object, open_stream, read_object
 
-URL_COLUMNS = ("url", "uri", "path", "location", "file")
+URL_COLUMNS = ("url", "uri", "path", "location", "file", "file_name")
 BYTES_COLUMNS = ("bytes", "image", "data", "content")
 TAR = (".tar", ".tar.gz", ".tgz")
-LISTS = (".parquet", ".jsonl", ".ndjson")
+PARQUET = ".parquet"
+LISTS = (PARQUET, ".jsonl", ".ndjson")
 TAR_IMAGES, CONTAINER_IMAGES = 1000, 100  # guesses: in a tar, and in a file that is unpacked
 WILD = re.compile(r"[*?\[]")
+T = TypeVar("T")
 IN_UNPACKED = re.compile(re.escape(FOLDER) + b"/")
 
 
@@ -41,7 +43,9 @@ class ClusterInput(NamedTuple):
     name: of the row, relative to the listing's root. at: the file or object with the bytes. kind: "file", "tar",
     "rows" (the row group number `offset` of a Parquet file), "line" (`length` bytes at `offset` of a file of JSON
     lines), or "nothing" (row `offset` of a list, which has no URL). images: their number, as far as the driver knows.
-    column: the one with the bytes.
+    column: the one with the bytes. list_name: the list as INPUT names it, or the tar as the image's path does; empty in a
+    folder. row: its number in the list, from 0; that of the first for "rows"; -1 for a tar, and in a folder. start, size:
+    where its line is in a list of JSON lines, in bytes.
     """
 
     name: bytes
@@ -52,6 +56,10 @@ class ClusterInput(NamedTuple):
     length: int = 0
     images: int = 1
     column: str = ""
+    list_name: bytes = b""
+    row: int = -1
+    start: int = 0
+    size: int = 0
 
 
 class InputListing:
@@ -64,7 +72,7 @@ class InputListing:
         """column: of a list, with the URLs or the bytes. Raises WrongArgument."""
         self._ignored = ignored_by(config.inbox[0].ignore)
         self._recursive, self._kinds = config.inbox[0].recursive, config.inbox[0].unpack
-        self._column = column
+        self.column, self._given = column, source
         self.source = source if is_url(source) else os.path.abspath(os.path.expanduser(source))
         self.is_list = self.source.endswith(LISTS)
         path = split_url(self.source)[1] if is_url(self.source) else self.source
@@ -98,11 +106,14 @@ class InputListing:
 
     def _inputs(self) -> Iterator[ClusterInput]:
         if self.is_list:
-            yield from _list_rows(self.source, self._column)
+            find = _list_parquet if self.source.endswith(PARQUET) else _list_lines
+            yield from find(self.source, self.column, os.fsencode(self._given))
             return
         if self.root != self.source.rstrip("/") and not self._wild:  # a single file
             name = os.fsencode(self.source[len(self.root) + 1 :])
-            yield self._input(unquote_to_bytes(name) if is_url(self.source) else name, _version(self.source))
+            yield self._input(
+                unquote_to_bytes(name) if is_url(self.source) else name, version_of(self.source)
+            )
             return
         found = self._list_store() if is_url(self.root) else self._walk()
         for name, version in found:
@@ -121,7 +132,7 @@ class InputListing:
             else os.path.join(os.fsencode(self.root), name)
         )
         if is_tar:
-            return ClusterInput(name, at, version, "tar", images=TAR_IMAGES)
+            return ClusterInput(name, at, version, "tar", images=TAR_IMAGES, list_name=name)
         is_container = kind_of(name, self._kinds) not in ("", TIFF)
         return ClusterInput(name, at, version, images=CONTAINER_IMAGES if is_container else 1)
 
@@ -185,7 +196,8 @@ def compile_pattern(pattern: str) -> re.Pattern[bytes]:
     return re.compile(os.fsencode(text), re.DOTALL)
 
 
-def _version(file: str) -> bytes:
+def version_of(file: str) -> bytes:
+    """Size and time of a file. Empty for a URL."""
     if is_url(file):
         return b""
     status = os.stat(file)
@@ -221,14 +233,8 @@ def list_pages(url: str) -> Iterator[str]:
 # Lists
 
 
-def _list_rows(file: str, column: str) -> Iterator[ClusterInput]:
-    if file.endswith(".parquet"):
-        yield from _list_parquet(file, column)
-    else:
-        yield from _list_lines(file, column)
-
-
-def _list_parquet(file: str, column: str) -> Iterator[ClusterInput]:
+def _list_parquet(file: str, column: str, given: bytes) -> Iterator[ClusterInput]:
+    """given: the list as INPUT names it."""
     try:
         import pyarrow
         import pyarrow.parquet
@@ -236,30 +242,33 @@ def _list_parquet(file: str, column: str) -> Iterator[ClusterInput]:
         raise MissingLibrary(
             "Parquet needs pyarrow, which the extra ray has: pip install 'visiond[ray]'."
         ) from error
-    with _opened(file, open_object) as source:
+    with open_list(file, open_object) as source:
         table = pyarrow.parquet.ParquetFile(source)
         types = {field.name: field.type for field in table.schema_arrow}
-        chosen = _choose(file, list(types), column)
+        chosen = choose_column(file, list(types), column)
         kind = types[chosen]
         is_struct = pyarrow.types.is_struct(kind)  # as Hugging Face's datasets write images
         if is_struct or pyarrow.types.is_binary(kind) or pyarrow.types.is_large_binary(kind):
-            at, name, version = os.fsencode(file), os.fsencode(os.path.basename(file)), _version(file)
+            at, name, version = os.fsencode(file), os.fsencode(os.path.basename(file)), version_of(file)
+            first = 0
             for group in range(table.num_row_groups):
                 rows = table.metadata.row_group(group).num_rows
-                yield ClusterInput(name, at, version, "rows", group, images=rows, column=chosen)
+                yield ClusterInput(name, at, version, "rows", group, 0, rows, chosen, given, first)
+                first += rows
             return
         batches = table.iter_batches(columns=[chosen])
         values = (value for batch in batches for value in batch.column(0).to_pylist())
         for number, value in enumerate(values, 1):
             if value is None:
-                at, own = os.fsencode(file), f"{os.path.basename(file)}/{number}"
-                yield ClusterInput(os.fsencode(own), at, _version(file), "nothing", number, column=chosen)
+                at, own = os.fsencode(file), os.fsencode(f"{os.path.basename(file)}/{number}")
+                version = version_of(file)
+                yield ClusterInput(own, at, version, "nothing", number, 0, 1, chosen, given, number - 1)
             else:
-                yield _named(file, str(value))
+                yield _named(file, str(value), given, number - 1)
 
 
-def _opened(file: str, opener: Callable[[str], BinaryIO]) -> BinaryIO:
-    """Raises WrongArgument, or StoreFailed if the store is the cause."""
+def open_list(file: str, opener: Callable[[str], T]) -> T:
+    """What `opener` returns. Raises WrongArgument, or StoreFailed if the store is the cause."""
     try:
         return opener(file)
     except OSError as error:
@@ -268,21 +277,23 @@ def _opened(file: str, opener: Callable[[str], BinaryIO]) -> BinaryIO:
         raise WrongArgument(f"{file} cannot be read: {error.strerror or error}.") from error
 
 
-def _list_lines(file: str, column: str) -> Iterator[ClusterInput]:
-    offset, chosen = 0, column
+def _list_lines(file: str, column: str, given: bytes) -> Iterator[ClusterInput]:
+    offset, chosen, rows = 0, column, 0
     decode = msgspec.json.Decoder(dict[str, Any]).decode
-    at, version = os.fsencode(file), _version(file)
-    with _opened(file, open_stream) as source:
+    at, version = os.fsencode(file), version_of(file)
+    with open_list(file, open_stream) as source:
         for number, line in enumerate(source, 1):
             if line.strip():
                 row = _decode(file, number, line, decode, is_first=not chosen)
-                chosen = chosen or _choose(file, list(row), "")
+                chosen = chosen or choose_column(file, list(row), "")
                 value, own = row.get(chosen), f"{os.path.basename(file)}/{number}"
                 if value is not None and (chosen in URL_COLUMNS or (column and is_url(str(value)))):
-                    yield _named(file, str(value))
+                    yield _named(file, str(value), given, rows, offset, len(line))
                 else:  # a line that has nothing is found when it is read, and is a row with the reason
                     name = os.fsencode(str(row.get("name") or row.get("path") or own))
-                    yield ClusterInput(name, at, version, "line", offset, len(line), column=chosen)
+                    span = offset, len(line)
+                    yield ClusterInput(name, at, version, "line", *span, 1, chosen, given, rows, *span)
+                rows += 1
             offset += len(line)
 
 
@@ -298,8 +309,8 @@ def _decode(
         return {}
 
 
-def _choose(file: str, names: list[str], column: str) -> str:
-    """Raises WrongArgument."""
+def choose_column(file: str, names: list[str], column: str) -> str:
+    """The column with the URLs or the bytes. Raises WrongArgument."""
     if column and column not in names:
         raise WrongArgument(f'{file} has no column "{column}"; it has {", ".join(names)}.')
     for name in (column, *BYTES_COLUMNS, *URL_COLUMNS):
@@ -310,11 +321,11 @@ def _choose(file: str, names: list[str], column: str) -> str:
     )
 
 
-def _named(file: str, value: str) -> ClusterInput:
+def _named(file: str, value: str, given: bytes, row: int, start: int = 0, size: int = 0) -> ClusterInput:
     """An input by its URL or path; a relative path is relative to the list's folder."""
     if is_url(value):
-        return ClusterInput(value.encode(), value.encode())
-    if file.startswith("http"):
+        place = at = value
+    elif file.startswith("http"):
         place = at = urljoin(file, value)
     elif is_url(file):  # s3://, gs:// or az://, for which urljoin does nothing
         root, path = split_url(file)
@@ -322,4 +333,6 @@ def _named(file: str, value: str) -> ClusterInput:
         place, at = f"{root}{name}", f"{root}{quote(name)}"
     else:
         place = at = os.path.join(os.path.dirname(file), value)
-    return ClusterInput(os.fsencode(place), os.fsencode(at))
+    return ClusterInput(
+        os.fsencode(place), os.fsencode(at), b"", "file", 0, 0, 1, "", given, row, start, size
+    )

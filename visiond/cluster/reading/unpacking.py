@@ -28,9 +28,9 @@ from daemon.unpacking.kinds import FOLDER, TIFF, find_missing, has_further_pages
 from daemon.unpacking.members import Rules
 from daemon.unpacking.paths import walk_files
 from stages.contract.base import Reason
-from visiond.cluster.inputs import ClusterInput
-from visiond.cluster.objects import open_stream
-from visiond.cluster.temporary import held_folder, name_disk, remove_leftovers, with_room
+from visiond.cluster.reading.inputs import ClusterInput
+from visiond.cluster.reading.objects import open_stream
+from visiond.cluster.reading.temporary import held_folder, name_disk, remove_leftovers, with_room
 
 TARGET = b"it"  # the name that a folder of members would get; here it never does
 PIECE_BYTES = 8 << 20

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import base64
 import os
-import tarfile
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Container, Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from itertools import islice
 from typing import Any, NamedTuple
@@ -14,26 +13,34 @@ from typing import Any, NamedTuple
 import msgspec
 
 from daemon.core.jobs import Failure
-from visiond.cluster.inputs import URL_COLUMNS, ClusterInput
-from visiond.cluster.objects import open_object, open_stream, read_object
-from visiond.cluster.unpacking import ClusterUnpacker, Unpacked
+from visiond.cluster.reading.inputs import URL_COLUMNS, ClusterInput
+from visiond.cluster.reading.objects import open_object, read_object
+from visiond.cluster.reading.samples import read_samples
+from visiond.cluster.reading.unpacking import ClusterUnpacker, Unpacked
 
 THREADS = 16  # that read from a store
 AHEAD_BYTES = 128 << 20  # that may be read and not taken yet
 
 
 class Fetched(NamedTuple):
-    """An image: its number among the inputs of its unit, its name, and its bytes or why there are none."""
+    """An image. place: its number among the inputs of its unit. data: its bytes, or why there are none. row: its number in
+    the list, or that of its sample in the tar; -1 without one. texts: of its sample, by their endings."""
 
     place: int
     name: bytes
     data: bytes | OSError | Failure
+    row: int = -1
+    texts: Mapping[str, str] = {}
 
 
 def fetch(
-    inputs: Iterable[ClusterInput], threads: ThreadPoolExecutor, unpacker: ClusterUnpacker | None = None
+    inputs: Iterable[ClusterInput],
+    threads: ThreadPoolExecutor,
+    unpacker: ClusterUnpacker | None = None,
+    endings: Container[str] = (),
 ) -> Iterator[Fetched]:
-    """The images of these inputs, in order. An input that cannot be read is one image with the error."""
+    """The images of these inputs, in order. An input that cannot be read is one image with the error. endings: of the
+    files in a sample of a tar that are read as texts."""
     waiting: deque[tuple[int, ClusterInput, Future[bytes] | None]] = deque()
     listed = enumerate(inputs)
     while True:
@@ -45,7 +52,7 @@ def fetch(
                 waiting.append((place, each, threads.submit(_read, each) if single else None))
         if not waiting:
             return
-        yield from _take(*waiting.popleft(), unpacker)
+        yield from _take(*waiting.popleft(), unpacker, endings)
 
 
 def _held(waiting: Iterable[tuple[int, ClusterInput, Future[bytes] | None]]) -> int:
@@ -55,24 +62,28 @@ def _held(waiting: Iterable[tuple[int, ClusterInput, Future[bytes] | None]]) -> 
 
 
 def _take(
-    place: int, each: ClusterInput, future: Future[bytes] | None, unpacker: ClusterUnpacker | None
+    place: int,
+    each: ClusterInput,
+    future: Future[bytes] | None,
+    unpacker: ClusterUnpacker | None,
+    endings: Container[str],
 ) -> Iterator[Fetched]:
     try:
         if future:
-            yield Fetched(place, each.name, future.result())
+            yield Fetched(place, each.name, future.result(), each.row)
+        elif each.kind == "tar":
+            for image in read_samples(os.fsdecode(each.at), endings):
+                name = each.name + b"/" + image.name
+                yield Fetched(place, name, image.data, image.row, image.texts)
+        elif each.kind == "rows":
+            for number, (name, data) in enumerate(_read_rows(each), each.row):
+                yield Fetched(place, name, data, number)
         else:
-            for name, data in _read_many(each, unpacker):
-                yield Fetched(place, name, data)
+            assert unpacker
+            for name, data in unpacker.unpack(each):
+                yield Fetched(place, name, data, each.row)
     except OSError as error:
-        yield Fetched(place, each.name, error)
-
-
-def _read_many(each: ClusterInput, unpacker: ClusterUnpacker | None) -> Iterator[Unpacked]:
-    """Raises OSError."""
-    if each.kind == "file":
-        assert unpacker
-        return unpacker.unpack(each)
-    return _read_rows(each) if each.kind == "rows" else _read_tar(each)
+        yield Fetched(place, each.name, error, each.row)
 
 
 def _read(each: ClusterInput) -> bytes:
@@ -92,23 +103,6 @@ def _read(each: ClusterInput) -> bytes:
         return base64.b64decode(value, validate=True)
     except (ValueError, TypeError) as error:
         raise OSError(f"the bytes are not base64: {error}") from error
-
-
-def _read_tar(each: ClusterInput) -> Iterator[Unpacked]:
-    """Each file in a tar, from its start to its end. As in a WebDataset, the name says what is an image: other files
-    are skipped. Raises OSError."""
-    from daemon.results.judge import IMAGE_SUFFIXES
-
-    try:
-        with open_stream(os.fsdecode(each.at)) as file, tarfile.open(fileobj=file, mode="r|*") as archive:
-            for member in archive:
-                name = os.fsencode(member.name)
-                if member.isfile() and os.path.splitext(name)[1].lower() in IMAGE_SUFFIXES:
-                    part = archive.extractfile(member)
-                    assert part
-                    yield each.name + b"/" + name, part.read()
-    except (tarfile.TarError, EOFError) as error:
-        raise OSError(f"the tar cannot be read to its end: {error}") from error
 
 
 def _read_rows(each: ClusterInput) -> Iterator[Unpacked]:
