@@ -228,13 +228,15 @@ class Receiver:
             if group.uploads[0] is not upload:
                 await group.ended.wait()
                 continue
-            # Meanwhile others gather. And where a rename may replace a file, as on NFS, those with the same bytes do not.
-            async with self._placing:
-                self._gathering = Group()
-                try:
+            try:
+                # Meanwhile others gather. And where a rename may replace a file, as on NFS, those with the same bytes do not.
+                async with self._placing:
+                    self._gathering = Group()
                     await run_sync(self.place, group.uploads, announced, limiter=limiter)
-                finally:
-                    group.ended.set()
+            finally:
+                if self._gathering is group:  # cancelled before it began
+                    self._gathering = Group()
+                group.ended.set()
         if upload.problem:
             raise upload.problem
 

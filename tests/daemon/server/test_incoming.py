@@ -233,6 +233,25 @@ def test_an_upload_whose_group_came_to_nothing_is_placed_all_the_same(tmp_path: 
     assert (tmp_path / good.name).read_bytes() == picture(1)
 
 
+def test_an_upload_is_placed_though_the_first_one_of_its_group_is_cancelled(tmp_path: Path) -> None:
+    receiver = open_receiver(tmp_path)
+    first, other = (receive(receiver, picture(number)) for number in range(2))
+
+    async def run() -> None:
+        limiter = anyio.CapacityLimiter(1)
+        with anyio.fail_after(PATIENCE):
+            async with anyio.create_task_group() as tasks:
+                async with receiver._placing, anyio.create_task_group() as cancelled:
+                    cancelled.start_soon(receiver.commit, [first], 0, limiter)
+                    await anyio.wait_all_tasks_blocked()
+                    tasks.start_soon(receiver.commit, [other], 0, limiter)
+                    await anyio.wait_all_tasks_blocked()
+                    cancelled.cancel_scope.cancel()
+
+    anyio.run(run)
+    assert [path.name for path in tmp_path.glob("*.ppm")] == [other.name]
+
+
 def test_a_file_that_root_may_give_to_nobody_is_placed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
