@@ -70,7 +70,7 @@ class Ignored:
 
     def hides(self, path: bytes, *, is_folder: bool = False) -> bool:
         """Whether an entry, or a folder that it is in, is ignored."""
-        ends = [at for at, byte in enumerate(path) if byte == ord("/")]
+        ends = [found.start() for found in re.finditer(b"/", path)]
         in_folder = any(self.ignores(path[:end], is_folder=True) for end in ends)
         return in_folder or self.ignores(path, is_folder=is_folder)
 

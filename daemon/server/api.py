@@ -166,12 +166,13 @@ class Api:
 
     def _unknown(self, inbox: Inbox, path: bytes, given: str) -> dict[str, Any]:
         """An image that the daemon has not found yet."""
+        root = inbox.root
         return {
             "id": None,
             "status": JobStatus.PENDING.name,
-            "inbox": inbox.root.decode(errors="replace"),
+            "inbox": root.decode(errors="replace"),
             "path": path.decode(errors="replace"),
-            "location": os.path.join(inbox.root, path).decode(errors="replace"),
+            "location": os.path.join(root, path).decode(errors="replace"),
             "digest": "",
             "finished_at": None,
             "reason": "",

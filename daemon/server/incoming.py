@@ -13,9 +13,10 @@ import itertools
 import os
 import re
 import secrets
+import time
 from collections.abc import Callable, Collection, Iterator, Sequence
-from concurrent.futures import Executor
-from dataclasses import dataclass
+from concurrent.futures import Executor, ThreadPoolExecutor
+from dataclasses import dataclass, field
 from typing import Any, BinaryIO
 
 import anyio
@@ -36,6 +37,10 @@ from stages.images.formats import HEAD, identify
 HIDDEN = b".visiond-uploads"  # a folder in the inbox that it ignores, as all names of the daemon's own
 DIGITS = 32  # of the digest, in a name
 WRITE_BYTES = 256 << 10  # at once, of a file; a smaller one is written when all of it is here
+FILES_AT_ONCE = 16  # that are open while a group is written
+SLOW_SECONDS = (
+    0.002  # if the files that are open take longer to flush, the next ones are flushed side by side
+)
 STEM_BYTES = 100  # of the name that a program gave
 INSIDE = os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -109,7 +114,7 @@ class _Kept(io.FileIO):
 
 
 class Incoming:
-    """A file that is being received. A small one is in memory until `Receiver.commit`; of a larger one only its end is."""
+    """A file that is being received. A small one is in memory until `Receiver.place`; of a larger one only its end is."""
 
     def __init__(self, given: str, most_bytes: int, unpacked: Collection[str]) -> None:
         """given: the name that the program gave it, or empty. unpacked: the kinds of files that the inbox unpacks."""
@@ -140,6 +145,16 @@ class Incoming:
         self.digest = self._hash.hexdigest()
         self.name = "~".join(filter(None, (clean(self.given), self.digest[:DIGITS]))) + self._suffix
 
+    def flush(self) -> None:
+        """The end of a file that is begun: all of it is on the disk then, under its hidden name, and it is closed. Raises
+        OSError, NoRoom."""
+        assert self.file
+        self.file.write(self.unwritten)
+        self.unwritten.clear()
+        self.file.flush()
+        os.fsync(self.file.fileno())
+        self.file.close()
+
 
 @dataclass(slots=True)
 class Upload:
@@ -148,6 +163,22 @@ class Upload:
     files: Sequence[Incoming]
     is_placed: bool = False
     problem: Exception | None = None
+
+    @contextlib.contextmanager
+    def trouble(self) -> Iterator[None]:
+        """What goes wrong is this upload's problem: others go on."""
+        try:
+            yield
+        except (OSError, NameTaken, VisiondError) as error:
+            self.problem = error
+
+
+@dataclass(slots=True)
+class Group:
+    """Uploads that are placed together, by the first of them."""
+
+    uploads: list[Upload] = field(default_factory=list)
+    ended: anyio.Event = field(default_factory=anyio.Event)
 
 
 class Receiver:
@@ -161,8 +192,10 @@ class Receiver:
         self._known = KnownFolder(settings.root)
         self._ours = b"%d-%b" % (os.getpid(), secrets.token_hex(4).encode())  # begins the hidden names
         self._numbers = itertools.count()
-        self._waiting: list[Upload] = []
+        self._gathering = Group()
         self._placing = anyio.Lock()
+        self._is_slow = False  # the disk
+        self._flushers = ThreadPoolExecutor(FILES_AT_ONCE, "flush")
 
     async def write(self, each: Incoming, threads: Executor) -> None:
         """What is in memory. Its file is begun. Raises OSError, NoRoom."""
@@ -173,61 +206,83 @@ class Receiver:
         """announced: bytes that are on their way to the disk. Raises OSError, NoRoom, FolderAway."""
         self._known.check()
         with self._opened() as (inbox, hidden):
-            self._begin(each, announced, inbox, hidden)
+            check_room(inbox, announced)
+            each.file = io.BufferedWriter(_Kept(self._make(each, inbox, hidden), "wb"))
 
-    def _begin(self, each: Incoming, announced: int, inbox: int, hidden: int) -> None:
-        check_room(inbox, announced)
+    def _make(self, each: Incoming, inbox: int, hidden: int) -> int:
+        """A descriptor of a new file with a hidden name."""
         temporary = b"%b-%d" % (self._ours, next(self._numbers))
         made = os.open(temporary, NEW, 0o666, dir_fd=hidden)
-        each.file, each.temporary = io.BufferedWriter(_Kept(made, "wb")), temporary
+        each.temporary = temporary
         _hand_over(made, inbox)
+        return made
 
-    def flush(self, files: Sequence[Incoming], announced: int) -> None:
-        """All of them are on the disk then, under hidden names, and closed. Raises OSError, NoRoom, FolderAway."""
-        self._known.check()
-        with self._opened() as (inbox, hidden):
-            for each in files:
-                if each.file is None:
-                    self._begin(each, announced, inbox, hidden)
-                assert each.file
-                if not each.file.closed:
-                    each.file.write(each.unwritten)
-                    each.unwritten.clear()
-                    each.file.flush()
-                    os.fsync(each.file.fileno())
-                    each.file.close()
-
-    async def commit(self, files: Sequence[Incoming], limiter: CapacityLimiter) -> None:
-        """Give the files of a request their names, durably. Requests that come meanwhile share the next flush of the inbox.
-        Raises OSError, NameTaken, LedgerUnusable."""
+    async def commit(self, files: Sequence[Incoming], announced: int, limiter: CapacityLimiter) -> None:
+        """Write what is in memory of a request, and give its files their names, durably. Requests that come meanwhile are the
+        next group: they share a hop to a thread and a flush of the inbox. announced: bytes that are on their way to the disk.
+        Raises OSError, NoRoom, FolderAway, NameTaken, LedgerUnusable."""
         upload = Upload(files)
-        self._waiting.append(upload)
-        # Meanwhile others gather. And where a rename may replace a file, as on NFS, those with the same bytes do not.
-        async with self._placing:
-            if not upload.is_placed:
-                # Not in `_waiting`, if a group that it was in came to nothing.
-                group = [upload, *(each for each in self._waiting if each is not upload)]
-                self._waiting.clear()
-                await run_sync(self.place, group, limiter=limiter)
+        while not upload.is_placed:  # once more, if a group that it was in came to nothing
+            group = self._gathering
+            group.uploads.append(upload)
+            if group.uploads[0] is not upload:
+                await group.ended.wait()
+                continue
+            try:
+                # Meanwhile others gather. And where a rename may replace a file, as on NFS, those with the same bytes do not.
+                async with self._placing:
+                    self._gathering = Group()
+                    await run_sync(self.place, group.uploads, announced, limiter=limiter)
+            finally:
+                if self._gathering is group:  # cancelled before it began
+                    self._gathering = Group()
+                group.ended.set()
         if upload.problem:
             raise upload.problem
 
-    def place(self, uploads: Sequence[Upload]) -> None:
+    def place(self, uploads: Sequence[Upload], announced: int = 0) -> None:
         """One call at a time. Files that have their names when something goes wrong keep them."""
+        unwritten = [(upload, each) for upload in uploads for each in upload.files if each.unwritten]
         try:
+            self._known.check()
             with self._opened() as (inbox, hidden):
+                if unwritten:
+                    check_room(inbox, max(announced, sum(each.size for _, each in unwritten)))
+                for first in range(0, len(unwritten), FILES_AT_ONCE):
+                    self._write(unwritten[first : first + FILES_AT_ONCE], inbox, hidden)
                 for upload in uploads:
-                    try:
-                        for each in upload.files:
+                    with upload.trouble():
+                        for each in () if upload.problem else upload.files:
                             self._name(each, inbox, hidden)
-                    except (OSError, NameTaken, VisiondError) as error:  # the other requests go on
-                        upload.problem = error
                 os.fsync(inbox)
         except OSError as error:
             for upload in uploads:
                 upload.problem = upload.problem or error
         for upload in uploads:
             upload.is_placed = True
+
+    def _write(self, files: Sequence[tuple[Upload, Incoming]], inbox: int, hidden: int) -> None:
+        """Files that are in memory. They are on the disk then, under hidden names, or their uploads have a problem."""
+        with contextlib.ExitStack() as opened:
+            written = []
+            for upload, each in files:
+                assert each.file is None, "a file that was begun is flushed before"
+                with upload.trouble():
+                    opened.callback(os.close, made := self._make(each, inbox, hidden))
+                    _write_all(made, each.unwritten)
+                    written.append((upload, each, made))
+
+            def flush(one: tuple[Upload, Incoming, int]) -> None:
+                upload, each, made = one
+                with upload.trouble():
+                    os.fsync(made)
+                    each.unwritten.clear()
+
+            # Threads wait for the interpreter lock too: one alone is faster, unless the disk is slow.
+            began = time.monotonic()
+            for _ in self._flushers.map(flush, written) if self._is_slow else map(flush, written):
+                pass
+            self._is_slow = time.monotonic() - began > SLOW_SECONDS
 
     def _name(self, each: Incoming, inbox: int, hidden: int) -> None:
         name = os.fsencode(each.name)
@@ -285,6 +340,12 @@ class Receiver:
                 _hand_over(hidden, inbox)
             opened.callback(os.close, hidden)
             yield inbox, hidden
+
+
+def _write_all(file: int, data: bytearray) -> None:
+    rest = memoryview(data)
+    while rest:
+        rest = rest[os.write(file, rest) :]
 
 
 def _hand_over(made: int, inbox: int) -> None:

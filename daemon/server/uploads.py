@@ -119,8 +119,7 @@ class Uploads:
         try:
             await self._fill(request, receiver, files)
             _check_names(receiver, files)
-            await run_sync(receiver.flush, files, self._announced, limiter=self._flushers)
-            await receiver.commit(files, self._flushers)
+            await receiver.commit(files, self._announced, self._flushers)
         except ClientDisconnect:  # nobody reads the answer
             raise UploadRefused(
                 400, "The request has ended before its body did.", why=Refusal.CUT_OFF
@@ -221,7 +220,7 @@ class Uploads:
                 case None:
                     files[-1].finish()
                     if files[-1].file:  # otherwise each file of a form would keep a descriptor
-                        await run_sync(receiver.flush, files[-1:], self._announced, limiter=self._flushers)
+                        await run_sync(files[-1].flush, limiter=self._flushers)
             # Of all of them, as a form may have many small ones.
             if sum(len(each.unwritten) for each in files) >= WRITE_BYTES:
                 await self._begin(receiver, files[-1])

@@ -87,6 +87,7 @@ def main() -> None:
         with ours, closed_to_others(), contextlib.suppress(KeyboardInterrupt):
             listener = socket.socket(fileno=listening)
             gc.freeze()  # what is loaded by now stays: to look at all of it again and again takes 0.1 s each time
+            gc.set_threshold(10_000, 20, 20)  # to look at all requests that are under way finds little
             # A terminal sends SIGINT to the whole group, but only the daemon obeys.
             anyio.run(serve, config, listener, (signal.SIGTERM,), ours, backend_options={"use_uvloop": True})
 

@@ -131,6 +131,32 @@ async def test_after_a_request_of_two_lengths_the_connection_is_closed() -> None
         assert await is_closed(client)
 
 
+@pytest.mark.parametrize(
+    "sent",
+    [b"GET / HTTP/1.1\r\n\r\n", REQUEST[:-2] + b"A: " + b"a" * (17 << 10)],
+    ids=["without a host", "with a header that does not end"],
+)
+async def test_a_request_that_breaks_the_rules_is_refused(sent: bytes) -> None:
+    async with served() as port, await anyio.connect_tcp("127.0.0.1", port) as client:
+        await client.send(sent)
+        assert (await client.receive()).startswith(b"HTTP/1.1 400")
+
+
+async def test_what_follows_a_body_is_no_header_of_its_request() -> None:
+    """Something before the server has not looked at it."""
+    seen: list[bytes] = []
+
+    async def note(scope: Any, receive: Any, send: Any) -> None:
+        await read_and_answer(scope, receive, send)
+        seen.extend(name for name, _ in scope["headers"])
+
+    body = b"Transfer-Encoding: chunked\r\n\r\n1\r\na\r\n0\r\nAuthorization: Bearer x\r\n\r\n"
+    async with served(note) as port, await anyio.connect_tcp("127.0.0.1", port) as client:
+        await client.send(REQUEST[:-2] + body)
+        assert (await client.receive()).startswith(b"HTTP/1.1 204")
+    assert seen == [b"host", b"transfer-encoding"]
+
+
 async def test_a_handshake_is_waited_for_only_so_long(
     monkeypatch: pytest.MonkeyPatch, tls: ssl.SSLContext | None
 ) -> None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
+import stat
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -26,7 +28,7 @@ from daemon.server.incoming import (
 from daemon.unpacking import folder
 from daemon.unpacking.folder import NoRoom
 from stages.contract.base import ImageError
-from tests.daemon_process import picture
+from tests.daemon_process import PATIENCE, picture
 
 PNG = b"\x89PNG\r\n\x1a\n"
 
@@ -52,16 +54,16 @@ def commit(receiver: Receiver, *files: Incoming) -> None:
         limiter = anyio.CapacityLimiter(len(files))
         async with anyio.create_task_group() as tasks:
             for each in files:
-                receiver.flush([each], 0)
-                tasks.start_soon(receiver.commit, [each], limiter)
+                tasks.start_soon(receiver.commit, [each], 0, limiter)
 
     anyio.run(run)
 
 
+@pytest.mark.parametrize("is_large", [False, True])
 def test_bytes_and_names_are_flushed_in_an_order_that_no_power_failure_can_break(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_large: bool
 ) -> None:
-    """The bytes before the name, and the name before the answer."""
+    """The bytes before the name, and the name before the answer; of a large file as of those that are in memory."""
     calls = []
     fsync, rename = os.fsync, incoming.rename_to_free
 
@@ -77,9 +79,12 @@ def test_bytes_and_names_are_flushed_in_an_order_that_no_power_failure_can_break
     files = [receive(receiver, picture(number)) for number in range(2)]
     monkeypatch.setattr(os, "fsync", note_fsync)
     monkeypatch.setattr(incoming, "rename_to_free", note_rename)
-    receiver.flush(files, 0)
-    hidden = [os.fsdecode(each.temporary) for each in files]
+    for each in files if is_large else []:
+        receiver.begin(each, 0)
+        each.flush()
     receiver.place([Upload([each]) for each in files])
+    hidden = [name for call, name in calls[:2]]
+    assert all(name.startswith(f"{os.getpid()}-") for name in hidden)
     assert calls == [
         *(("flush", name) for name in hidden),
         *(("rename", each.name) for each in files),
@@ -87,12 +92,71 @@ def test_bytes_and_names_are_flushed_in_an_order_that_no_power_failure_can_break
     ]
 
 
+def test_if_the_disk_is_slow_files_are_flushed_side_by_side(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    receiver, fsync = open_receiver(tmp_path), os.fsync
+    monkeypatch.setattr(incoming, "SLOW_SECONDS", 0.0)
+    receiver.place([Upload([receive(receiver, picture(0))])])
+    both = threading.Barrier(2)
+
+    def wait_for_the_other(fd: int) -> None:
+        if stat.S_ISREG(os.fstat(fd).st_mode):
+            both.wait(PATIENCE)
+        fsync(fd)
+
+    monkeypatch.setattr(os, "fsync", wait_for_the_other)
+    receiver.place(uploads := [Upload([receive(receiver, picture(number))]) for number in (1, 2)])
+    assert [each.problem for each in uploads] == [None, None]
+    assert len([*tmp_path.glob("*.ppm")]) == 3
+
+
+def test_the_files_of_a_group_are_not_all_open_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """128 forms of 64 files would use up the descriptors."""
+    receiver, fsync = open_receiver(tmp_path), os.fsync
+    most, before = [0], len(os.listdir("/proc/self/fd"))
+
+    def count(fd: int) -> None:
+        most.append(len(os.listdir("/proc/self/fd")) - before)
+        fsync(fd)
+
+    monkeypatch.setattr(incoming, "SLOW_SECONDS", float(PATIENCE))  # a thread that counts opens one more
+    monkeypatch.setattr(os, "fsync", count)
+    files = [receive(receiver, picture(number)) for number in range(3 * incoming.FILES_AT_ONCE)]
+    receiver.place([Upload(files)])
+    assert max(most) <= incoming.FILES_AT_ONCE + 2  # and both folders
+    assert len([*tmp_path.glob("*.ppm")]) == len(files)
+
+
+def test_a_file_that_cannot_be_flushed_has_no_name_and_keeps_no_other_one_from_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    receiver, fsync = open_receiver(tmp_path), os.fsync
+    failed: list[int] = []
+
+    def fail_once(fd: int) -> None:
+        if not failed:
+            failed.append(fd)
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        fsync(fd)
+
+    monkeypatch.setattr(os, "fsync", fail_once)
+    files = [receive(receiver, picture(number)) for number in range(2)]
+    receiver.place(uploads := [Upload([each]) for each in files])
+    assert isinstance(uploads[0].problem, OSError)
+    assert uploads[1].problem is None
+    assert [path.name for path in tmp_path.glob("*.ppm")] == [files[1].name]
+    receiver.discard(files)
+    assert not any((tmp_path / os.fsdecode(HIDDEN)).iterdir())
+
+
 def test_a_file_that_cannot_be_placed_keeps_no_other_one_from_it(tmp_path: Path) -> None:
     receiver = open_receiver(tmp_path)
     changed, good = (receive(receiver, picture(number)) for number in range(2))
     (tmp_path / changed.name).write_bytes(b"other bytes")
     uploads = [Upload([changed]), Upload([good])]
-    receiver.flush([changed, good], 0)
     receiver.place(uploads)
     assert isinstance(uploads[0].problem, NameTaken)
     assert uploads[1].problem is None
@@ -106,7 +170,6 @@ def test_a_file_that_gets_the_name_meanwhile_is_not_replaced(tmp_path: Path) -> 
 
     receiver = open_receiver(tmp_path, come_first)
     file = receive(receiver, picture(1))
-    receiver.flush([file], 0)
     receiver.place([upload := Upload([file])])
     assert isinstance(upload.problem, NameTaken)
     assert (tmp_path / file.name).read_bytes() == b"other bytes"
@@ -155,20 +218,38 @@ def test_an_upload_whose_group_came_to_nothing_is_placed_all_the_same(tmp_path: 
         return False
 
     receiver = open_receiver(tmp_path, has_taken)
-    receiver.flush([bad, good], 0)
 
     async def run() -> None:
         async def fail() -> None:
             with pytest.raises(MemoryError):
-                await receiver.commit([bad], limiter)
+                await receiver.commit([bad], 0, limiter)
 
         limiter = anyio.CapacityLimiter(1)
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(fail)
-            tasks.start_soon(receiver.commit, [good], limiter)
+            tasks.start_soon(receiver.commit, [good], 0, limiter)
 
     anyio.run(run)
     assert (tmp_path / good.name).read_bytes() == picture(1)
+
+
+def test_an_upload_is_placed_though_the_first_one_of_its_group_is_cancelled(tmp_path: Path) -> None:
+    receiver = open_receiver(tmp_path)
+    first, other = (receive(receiver, picture(number)) for number in range(2))
+
+    async def run() -> None:
+        limiter = anyio.CapacityLimiter(1)
+        with anyio.fail_after(PATIENCE):
+            async with anyio.create_task_group() as tasks:
+                async with receiver._placing, anyio.create_task_group() as cancelled:
+                    cancelled.start_soon(receiver.commit, [first], 0, limiter)
+                    await anyio.wait_all_tasks_blocked()
+                    tasks.start_soon(receiver.commit, [other], 0, limiter)
+                    await anyio.wait_all_tasks_blocked()
+                    cancelled.cancel_scope.cancel()
+
+    anyio.run(run)
+    assert [path.name for path in tmp_path.glob("*.ppm")] == [other.name]
 
 
 def test_a_file_that_root_may_give_to_nobody_is_placed(
@@ -193,7 +274,7 @@ def test_what_is_written_leaves_room_though_nobody_has_said_how_much_it_is(
     monkeypatch.setattr(folder, "KEPT_SHARE", 1)
     monkeypatch.setattr(folder, "ROOM_BYTES", 1 << 60)
     with pytest.raises(NoRoom):
-        receiver.flush([file], 0)
+        file.flush()
     receiver.discard([file])
     assert not any((tmp_path / os.fsdecode(HIDDEN)).iterdir())
 
@@ -204,6 +285,7 @@ def test_uploads_that_begin_while_others_are_cleared_away_stay(tmp_path: Path) -
     receiver.begin(file, 0)
     (tmp_path / os.fsdecode(HIDDEN) / f"{os.getpid()}-0").touch()  # of a server in another container
     receiver.clear()
+    file.flush()
     commit(receiver, file)
     assert [path.name for path in tmp_path.iterdir() if path.is_file()] == [file.name]
     assert not any((tmp_path / os.fsdecode(HIDDEN)).iterdir())
