@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
@@ -11,11 +12,13 @@ import msgspec
 import pytest
 import torch
 from transformers import AutoImageProcessor, AutoModel, AutoTokenizer
+from typer.testing import CliRunner
 
+from daemon.cli.commands import app
 from daemon.config.loading import parse as parse_config
 from daemon.search.opening import make_searcher
 from daemon.search.query import parse
-from daemon.search.searcher import By
+from daemon.search.searcher import UNCUT, By, Found, Hit, Searcher
 from stages.clip.descriptor import Clip
 from stages.contract.base import Image, StageSpec
 from stages.registry.registry import build
@@ -140,6 +143,22 @@ def test_the_configuration_says_the_least_probability(place: Place, tmp_path: Pa
     }
     with closing(make_searcher(parse_config(settings, tmp_path), place.reader)) as found:
         assert found._least == 0.25
+
+
+@pytest.mark.parametrize("is_uncut", [True, False])
+def test_the_command_says_that_all_images_are_ranked(
+    is_uncut: bool, place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hit = Hit(1, 1, 0.9, By.meaning, None if is_uncut else 0.25)
+    monkeypatch.setattr(Searcher, "best", lambda *_, **__: Found([hit], is_uncut=is_uncut))
+    file = tmp_path / "daemon.toml"
+    file.write_text(f'[state]\npath = "{place.state}"\n[stages]\nclip.backend = "fake"\n')
+    command = ["search", "cars", "--config", str(file)]
+    answer = CliRunner().invoke(app, command)
+    assert answer.exit_code == 0, answer.output
+    assert (UNCUT in answer.stderr.replace("\n", " ")) == is_uncut
+    [found] = json.loads(CliRunner().invoke(app, [*command, "--json"]).stdout)
+    assert found["probability"] == hit.probability
 
 
 def test_what_has_the_words_is_found_however_improbable_its_picture(
