@@ -24,6 +24,7 @@ from daemon.search.searcher import UNCUT, Found, Searcher
 from daemon.server.asked import SHOWN, Asked, find_images
 from daemon.server.page.pictures import DECODERS, NoPicture, Original, Pictures, draw_reason, read_making
 from daemon.server.page.rendering import Renderer
+from daemon.server.page.ticked import MOST
 from daemon.server.page.views import View, describe_one, is_copy, suggest, view_of, visible
 from daemon.terminal import control
 
@@ -91,6 +92,7 @@ class Images:
             "warming": found.is_warming and self._address("/", **here),
             "again": self._address("/images/again", **here | {"cursor": 0}),
             "uncut": UNCUT if found.is_uncut else "",
+            "most_downloaded": MOST,
             "newest": 0 if asked.cursor else about.place,
             "problem": problem or found.problem,
             "refused": bool(problem),
