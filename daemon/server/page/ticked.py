@@ -42,8 +42,9 @@ MISSING = "not in this archive.txt"
 # Of the times that a zip file can have, a day from its ends: no time zone leads out of it.
 OLDEST = datetime(1980, 1, 2, tzinfo=UTC).timestamp()
 NEWEST = datetime(2107, 12, 30, tzinfo=UTC).timestamp()
-# By Windows: in names, at their ends, and as names whatever follows the first dot.
-REFUSED = re.compile(r'[\x00-\x1f\x7f"*:<>?\\|]|[. ](?=[. ]*$)')
+# By Windows: in names, at their ends, and as names, whatever follows the first dot. . and .. lead out of a folder.
+REFUSED = re.compile(r'[\x00-\x1f\x7f"*:<>?\\|]')
+ENDS = re.compile(r"[. ](?=[. ]*$)")
 DEVICES = re.compile(r"(con|prn|aux|nul|conin\$|conout\$|(com|lpt)[0-9¹²³]) *(\.|$)", re.IGNORECASE)
 # Results as `visiond export` writes them, with the mark at the start that spreadsheets want.
 FORMATS: dict[str, tuple[str, Callable[[BinaryIO, Sequence[Record]], None]]] = {
@@ -217,7 +218,7 @@ def _name_of(record: Record) -> str:
     """In an archive: with nothing that a file system refuses, and within the folder where it is unpacked, as the key of a
     store may have any parts."""
     path = os.fsdecode(record.path).encode(errors="replace").decode()
-    parts = [REFUSED.sub("_", part) or "_" for part in path.split("/")]
+    parts = [ENDS.sub("_", REFUSED.sub("_", part)) or "_" for part in path.split("/")]
     return "/".join(f"_{part}" if DEVICES.match(part) else part for part in parts)
 
 
