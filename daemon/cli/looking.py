@@ -41,8 +41,10 @@ def search(
 
     Words are looked for in text, captions, tags, objects and names. By
     meaning, all of the words are one sentence, which is compared with the
-    images themselves; nearness is the cosine of the two. What both ways
-    have found comes first, then what is high in one of them. The first
+    images themselves; nearness is the cosine of the two. Models of SigLIP
+    also give a probability that they match, and images below [search]
+    probability_threshold are left out; with others all images are ranked.
+    What both ways have found comes first, then what is high in one. The first
     search makes an index, which takes some minutes for a million images;
     later ones only add what is new.
 
@@ -59,7 +61,7 @@ def search(
     from daemon.ledger.records import open_reader
     from daemon.search.opening import open_searcher
     from daemon.search.query import parse
-    from daemon.search.searcher import NEWEST, By
+    from daemon.search.searcher import NEWEST, UNCUT, By
     from daemon.terminal.progress import Progress
 
     try:
@@ -78,6 +80,8 @@ def search(
         records = reader.find_numbers(list(hits))
     if found.problem:
         errors.print(f"[yellow]By words only: {printable(found.problem)}[/yellow]")
+    if found.is_uncut and not as_json:
+        errors.print(UNCUT)
     _print([(record, hits[record.id]) for record in records], as_json=as_json)
 
 
@@ -85,7 +89,7 @@ def _print(found: list[tuple[Record, Hit]], *, as_json: bool) -> None:
     if as_json:
         print_json(
             [
-                {"score": hit.score, "found_by": hit.by}
+                {"score": hit.score, "probability": hit.probability, "found_by": hit.by}
                 | record.document()
                 | {"location": record.location.decode(errors="replace")}
                 for record, hit in found

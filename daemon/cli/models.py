@@ -64,6 +64,9 @@ def list_models(
         bool,
         flag("--catalog", help="Only the models that can be downloaded; with --json, their sources too."),
     ] = False,
+    sizes: Annotated[
+        bool, flag("--sizes", help="Ask the model hub how large the models are that are not here.")
+    ] = False,
     config: ConfigOption = None,
     as_json: Annotated[
         bool, flag("--json", help="Print JSON: the packs, or with --catalog the models.")
@@ -74,27 +77,34 @@ def list_models(
     A pack is listed with the stages that it provides and those that use it.
     Weights that the configuration names by path are listed too. The weights
     of OCR come with the program. `visiond models pull NAME` downloads a model.
+    MiB is what a model takes on this disk, or with --sizes its download. The
+    models of the sets fast, balanced and best are marked.
 
     Examples:
       visiond models list
-      visiond models list --stage clip
+      visiond models list --stage clip --sizes
       visiond models list --catalog --json
     """
-    from daemon.models.packs import print_catalog, print_catalog_json, print_packs, print_packs_json
+    from daemon.models.offered import print_catalog, print_catalog_json
+    from daemon.models.packs import print_packs, print_packs_json
     from stages.registry.registry import UnknownName, find_stage
 
     try:
         stages = [find_stage(stage).name] if stage else None
     except UnknownName as error:
         raise typer.BadParameter(str(error)) from error
+    if sizes and as_json and not catalog:
+        raise typer.BadParameter(
+            "it is for the models that can be downloaded; add --catalog", param_hint="--sizes"
+        )
     settings = read_config(config)
     problems = []
     if not catalog:
-        problems = (print_packs_json if as_json else print_packs)(settings, stages)
+        problems += (print_packs_json if as_json else print_packs)(settings, stages)
     if not as_json and not catalog:
         print()
     if catalog or not as_json:
-        (print_catalog_json if as_json else print_catalog)(settings, stages)
+        problems += (print_catalog_json if as_json else print_catalog)(settings, stages, ask=sizes)
     for problem in problems:
         print_error(problem)
 

@@ -177,7 +177,7 @@ def list_keys(settings: Config, models: Mapping[str, str]) -> Keys:
 def show_plan(settings: Config, models: Mapping[str, str], missing: Parts) -> None:
     """Print the models with licenses and sizes, whether the GPUs have memory for them, and rates that were measured."""
     from daemon.measure.explain import compare
-    from daemon.models.packs import describe_rate
+    from daemon.models.offered import describe_rate
     from daemon.models.pulls import describe_size
     from daemon.system.gpus import list_gpus
     from stages.weights.catalog import CATALOG

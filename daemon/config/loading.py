@@ -25,6 +25,7 @@ from daemon.config.sections import (
     Inbox,
     Log,
     PageSection,
+    SearchSection,
     Section,
     StateSection,
     TracesSection,
@@ -60,6 +61,7 @@ class Config(Section):
     )
     http: Http = Http()
     page: PageSection = PageSection()
+    search: SearchSection = SearchSection()
     traces: TracesSection = TracesSection()
     log: Log = Log()
     _folder: Path = PrivateAttr(Path())

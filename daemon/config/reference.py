@@ -78,6 +78,7 @@ A second model for some images, after their first results; docs/second-looks.md 
 """,
     "[http]": "The read-only pages: metrics, health and status.",
     "[page]": "The page with images, search and results: a process of its own.",
+    "[search]": "What `visiond search`, the page and /api/search find.",
     "[traces]": "Traces by OpenTelemetry: where the time of one image goes. docs/monitoring.md explains them.",
     "[log]": "The log goes to standard error; with systemd, to the journal.",
 }

@@ -341,6 +341,14 @@ class PageSection(Section):
         return self.root_path + (f"{path}?{urlencode(given)}" if given else path)
 
 
+class SearchSection(Section):
+    probability_threshold: Ratio = Field(
+        0.00003,
+        description="A search by meaning leaves out images that match the words with a lower probability. Only SigLIP's models "
+        "give one; with others all images are ranked. 0: nothing is left out. docs/page.md explains the value.",
+    )
+
+
 class TracesSection(Section):
     sample: Ratio = Field(
         0.0,

@@ -1,28 +1,22 @@
-"""The packs in the models folder and those that the configuration names, each with the stages that use it; and the
-models that can be downloaded."""
+"""The packs in the models folder and those that the configuration names, each with the stages that use it."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from daemon.config.loading import Config
 from daemon.core.errors import ModelsUnusable
-from daemon.core.hints import command, quantity
+from daemon.core.hints import quantity
 from daemon.layout.layout import pack_errors
 from daemon.terminal.display import print_json, print_table
 from stages.contract.manifest import MANIFEST, PackError, PackErrors
 from stages.registry import registry
-from stages.weights import catalog, names, packs
+from stages.weights import catalog, packs
 from stages.weights.layouts import plugin_errors
-from stages.weights.measured import GPU, RATES
 from stages.weights.packs import Pack
-from stages.weights.sets import SETS, sets_of
-
-if TYPE_CHECKING:
-    from stages.weights.families import PublishedModel
 
 
 @dataclass(frozen=True)
@@ -144,11 +138,6 @@ def describe_license(pack: Pack) -> str:
     return ", ".join(filter(None, (weights, *dict.fromkeys(found))))
 
 
-def choose_entries(stages: Sequence[str] | None) -> list[PublishedModel]:
-    """The models that this installation can run, for these stages or all."""
-    return [entry for entry in catalog.offered().values() if stages is None or entry.stage in stages]
-
-
 def choose_packs(shelf: Shelf, stages: Sequence[str] | None) -> list[Listed]:
     """The packs with one of these stages, or all; and those whose stages cannot be read."""
     return [
@@ -156,11 +145,6 @@ def choose_packs(shelf: Shelf, stages: Sequence[str] | None) -> list[Listed]:
         for listed in shelf.packs
         if stages is None or not listed.pack or any(stage in listed.stages for stage in stages)
     ]
-
-
-def find_folder(entry: PublishedModel, config: Config) -> Path | None:
-    """Where the model is, if it is here. A folder that was copied may have no manifest."""
-    return names.find_pulled(entry.name, config.models.folder)
 
 
 def print_packs(config: Config, stages: Sequence[str] | None) -> list[str]:
@@ -203,62 +187,6 @@ def print_packs_json(config: Config, stages: Sequence[str] | None) -> list[str]:
     ]
     print_json(rows)
     return shelf.problems
-
-
-def print_catalog(config: Config, stages: Sequence[str] | None) -> None:
-    """Print a table of the models that can be pulled."""
-    columns = (
-        "model",
-        "set",
-        "stage",
-        "license",
-        "parameters",
-        "published quality",
-        f"images/s, {GPU}",
-        "GB",
-        "here",
-    )
-    rows = (
-        (
-            entry.name,
-            ", ".join(sets_of(entry.name)) or "-",
-            entry.stage,
-            entry.license or "-",
-            count_parameters(entry),
-            entry.quality or "-",
-            *describe_rate(entry),
-            "yes" if find_folder(entry, config) else "-",
-        )
-        for entry in choose_entries(stages)
-    )
-    print_table(columns, rows)
-    print(f"\nTo take all models of a set ({', '.join(SETS)}): {command('setup', 'balanced')}")
-
-
-def print_catalog_json(config: Config, stages: Sequence[str] | None) -> None:
-    rows = []
-    for entry in choose_entries(stages):
-        folder = find_folder(entry, config)
-        measured = {GPU: RATES[entry.name]} if entry.name in RATES else {}
-        rows.append(
-            asdict(entry)
-            | {"sets": sets_of(entry.name), "measured": measured}
-            | {"here": folder is not None, "folder": str(folder or "")}
-        )
-    print_json(rows)
-
-
-def describe_rate(entry: PublishedModel) -> tuple[str, str]:
-    """The rate of a model and its GPU memory in GB; "-" if not measured."""
-    if not (rate := RATES.get(entry.name)):
-        return "-", "-"
-    memory = f"{rate.memory_bytes / 1e9:g}"
-    return f"{rate.images_per_second:,g}", memory
-
-
-def count_parameters(entry: PublishedModel) -> str:
-    """ "3.2 M"; "-" if their number is not known."""
-    return "-" if entry.parameters is None else f"{entry.parameters / 1e6:g} M"
 
 
 def verify_named(config: Config, wanted: Sequence[str] | None) -> None:

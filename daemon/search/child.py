@@ -55,6 +55,8 @@ class Comparer:
             return Answer(problem=f"sentences cannot be compared with images: {error}")
 
     def _find(self, question: Ask) -> Answer:
+        import torch
+
         from stages.clip.nearest import find_nearest
 
         query = self._embed(question.text) if question.text else None
@@ -68,7 +70,14 @@ class Comparer:
         if question.allowed is not None:
             allowed = _allow(rows, question.allowed)
         found = find_nearest(query, rows.values, rows.scales, rows.exact, question.count, allowed, rows.fetch)
-        return Answer(rows.numbers[found.places].tolist(), found.scores.tolist())
+        numbers, scores = rows.numbers[found.places].tolist(), found.scores.tolist()
+        if not question.text:
+            return Answer(numbers, scores)
+        probabilities = self._tower.find_probabilities(torch.from_numpy(found.scores))
+        if probabilities is None:
+            return Answer(numbers, scores)
+        count = int((probabilities >= question.least).sum())  # the first ones, as they fall with the cosines
+        return Answer(numbers[:count], scores[:count], probabilities[:count].tolist())
 
     def _open(self, question: Ask) -> Rows:
         key = (question.folder, question.rows)

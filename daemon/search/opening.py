@@ -35,7 +35,7 @@ def open_searcher(
 def make_searcher(config: Config, reader: Reader) -> Searcher:
     """Its index is as it was left. Raises SearchUnusable."""
     check_ledger(reader)
-    return Searcher(config.state.path, reader, find_embedder(config))
+    return Searcher(config.state.path, reader, find_embedder(config), config.search.probability_threshold)
 
 
 async def keep_up_to_date(searcher: Searcher) -> None:

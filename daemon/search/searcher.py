@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import partial
 from pathlib import Path
+from typing import NamedTuple
 
 from daemon.config.state import SEARCH
 from daemon.core.jobs import JobStatus
@@ -27,6 +28,7 @@ MOST_REASONS = 5_000  # failures whose reasons are counted
 MOST_ASKED = 50_000  # answers, of which some may be stale
 RANK = 60  # of Cormack, Clarke and Büttcher, "Reciprocal Rank Fusion", 2009
 NEWEST = 1 << 62
+UNCUT = "By meaning all images are ranked, the nearest first: those further down may not fit."
 
 
 class By(StrEnum):
@@ -35,38 +37,50 @@ class By(StrEnum):
     both = "both"
 
 
+class Near(NamedTuple):
+    """score: the cosine. probability: that image and words match; None: the model gives none."""
+
+    score: float
+    probability: float | None = None
+
+
 @dataclass(frozen=True, slots=True)
 class Hit:
     """number: of the publication. score: the cosine, if it was found by its meaning. by: how it was found; None: it was not
-    looked for, as with filters alone."""
+    looked for, as with filters alone. probability: that it matches the words, if the model gives one."""
 
     number: int
     image: int
     score: float | None = None
     by: By | None = None
+    probability: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Found:
     """hits: newest first, or best first. following: the cursor of what comes after them; 0 if nothing does.
     problem: why the search by meaning had no part in it; empty if it had, or was not asked for. is_warming: its model
-    is being loaded, so that it will have a part in the next answer."""
+    is being loaded, so that it will have a part in the next answer. is_uncut: the search by meaning also found images that
+    do not fit, as it ranks all of them."""
 
     hits: list[Hit] = field(default_factory=list)
     following: int = 0
     problem: str = ""
     is_warming: bool = False
+    is_uncut: bool = False
 
 
 class Searcher:
     """Any thread may use it."""
 
-    def __init__(self, state: Path, reader: Reader, spec: StageSpec | None) -> None:
+    def __init__(self, state: Path, reader: Reader, spec: StageSpec | None, least: float = 0.0) -> None:
         """state: the folder with the ledger. spec: of the stage that makes embeddings; None if there is none whose
-        text tower is here. Raises SearchUnusable."""
+        text tower is here. least: probability with which an image has to match a sentence, if the model gives one; 0: any.
+        Raises SearchUnusable."""
         self.index = Index(state / SEARCH)
         self._masks = Masks(self.index)
         self._reader = reader
+        self._least = least
         self._tower = Tower(spec) if spec else None
         self._catching_up = threading.Lock()
         self._closing = threading.Event()
@@ -146,28 +160,29 @@ class Searcher:
         with ThreadPoolExecutor(1) as beside:  # the words, while a child process looks for the meaning
             ask = partial(self._enough, partial(self.index.best, query), BEST)
             words = beside.submit(ask) if by is not By.meaning else None
-            scores, problem, is_warming = self._look_for_meaning(query, by, wait=wait)
+            near, problem, is_warming = self._look_for_meaning(query, by, wait=wait)
         ranked = words.result() if words else []
-        hits = self._shown(_merge(ranked, list(scores)), scores, set(ranked))[:BEST]
+        hits = self._shown(_merge(ranked, list(near)), near, set(ranked))[:BEST]
         following = skip + limit if skip + limit < len(hits) else 0
-        return Found(hits[skip : skip + limit], following, problem, is_warming)
+        is_uncut = not self._least or any(each.probability is None for each in near.values())
+        return Found(hits[skip : skip + limit], following, problem, is_warming, bool(near) and is_uncut)
 
-    def _look_for_meaning(self, query: Query, by: By, *, wait: bool) -> tuple[dict[int, float], str, bool]:
-        """Returns the cosine of each publication that was found, the nearest first; a sentence that says why there are none,
-        or ""; and whether this is because the model is still being loaded."""
-        scores: dict[int, float] = {}
+    def _look_for_meaning(self, query: Query, by: By, *, wait: bool) -> tuple[dict[int, Near], str, bool]:
+        """Returns the publications that were found, the nearest first; a sentence that says why there are none, or ""; and
+        whether this is because the model is still being loaded."""
+        near: dict[int, Near] = {}
         problem = ""
         if is_warming := self._is_warming(wait=wait) and by is not By.words:
             problem = "The model that understands sentences is being loaded."
             problem += " Until then, words alone are looked for." if by is By.both else ""
         elif by is not By.words and query.sentence:
             try:
-                scores = self._mean(query)
+                near = self._mean(query)
             except SearchUnusable as error:
                 if by is By.meaning:
                     raise
                 problem = str(error)
-        return scores, problem, is_warming
+        return near, problem, is_warming
 
     def _enough(self, ask: Callable[[int], Sequence[int]], wanted: int) -> list[int]:
         """The first answers that the ledger still shows. ask: for a number of answers; after a redo of all images most
@@ -219,12 +234,12 @@ class Searcher:
         """The images that are nearest to this one, without itself. Raises SearchUnusable."""
         with self._reader.lend() as ledger:
             number = publications.number_of(ledger, image)
-        scores = self._nearest(limit + 1, like=number)
-        scores.pop(number, None)
-        return Found(self._shown(list(scores), scores)[:limit])
+        near = self._nearest(limit + 1, like=number)
+        near.pop(number, None)
+        return Found(self._shown(list(near), near)[:limit])
 
-    def _mean(self, query: Query) -> dict[int, float]:
-        """By publication, the cosine with the query's words; the nearest first."""
+    def _mean(self, query: Query) -> dict[int, Near]:
+        """By publication, how near it is to the query's words; the nearest first."""
         rest = query.without_words()
         return self._nearest(
             BEST, text=query.sentence, allowed=None if rest.is_empty else self._masks.of(rest)
@@ -232,23 +247,25 @@ class Searcher:
 
     def _nearest(
         self, wanted: int, text: str = "", like: int = 0, allowed: Bits | None = None
-    ) -> dict[int, float]:
-        """The publications that are nearest and still shown, with their cosines. allowed: only these."""
+    ) -> dict[int, Near]:
+        """The publications that are nearest and still shown. allowed: only these."""
         folder, rows, dim = self._matrix()
-        scores: dict[int, float] = {}
+        near: dict[int, Near] = {}
 
         def ask(count: int) -> list[int]:
             bits = None if allowed is None else allowed.tobytes()
-            question = Ask(str(folder), rows, dim, count, text=text, like=like, allowed=bits)
+            question = Ask(str(folder), rows, dim, count, text, like, bits, self._least)
             answer = self._need_tower().ask(question)
-            scores.update(zip(answer.numbers, answer.scores, strict=True))
+            nothing = [None] * len(answer.numbers)
+            found = map(Near, answer.scores, answer.probabilities or nothing)
+            near.update(zip(answer.numbers, found, strict=True))
             return answer.numbers
 
         found = self._enough(ask, wanted)
-        if len(found) < wanted and len(scores) >= MOST_ASKED:  # nearly all that are near are stale
+        if len(found) < wanted and len(near) >= MOST_ASKED:  # nearly all that are near are stale
             allowed = self._still_shown(allowed)
             found = self._enough(ask, wanted)
-        return {number: scores[number] for number in found}
+        return {number: near[number] for number in found}
 
     def _still_shown(self, allowed: Bits | None) -> Bits:
         """The allowed publications that the ledger shows. Slow, as it reads all of them."""
@@ -277,17 +294,18 @@ class Searcher:
         return self._tower
 
     def _shown(
-        self, numbers: Sequence[int], scores: Mapping[int, float] | None = None, words: Collection[int] = ()
+        self, numbers: Sequence[int], near: Mapping[int, Near] | None = None, words: Collection[int] = ()
     ) -> list[Hit]:
-        """Those that the ledger still shows, in the same order. words: those that were found by words."""
+        """Those that the ledger still shows, in the same order. near, words: what was found by meaning and by words."""
         with self._reader.lend() as ledger:
             shown = publications.read_shown(ledger, numbers)
-        known = scores or {}
+        known, none = near or {}, (None, None)
         ways = {(True, True): By.both, (True, False): By.words, (False, True): By.meaning}
         return [
-            Hit(number, shown[number], known.get(number), ways.get((number in words, number in known)))
+            Hit(number, shown[number], score, ways.get((number in words, number in known)), probability)
             for number in numbers
             if number in shown
+            for score, probability in [known.get(number, none)]
         ]
 
 

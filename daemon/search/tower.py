@@ -20,7 +20,8 @@ LENGTH_BYTES = 4  # before each message
 
 class Ask(msgspec.Struct, frozen=True):
     """text: to be embedded; empty: take the embedding of the publication `like`. folder, rows, dim: of the matrix.
-    allowed: a bit for each publication that may be found, as in `masks`; None: all may."""
+    allowed: a bit for each publication that may be found, as in `masks`; None: all may. least: images that match the text
+    with a lower probability are left out, if the model gives probabilities."""
 
     folder: str
     rows: int
@@ -29,13 +30,16 @@ class Ask(msgspec.Struct, frozen=True):
     text: str = ""
     like: int = 0
     allowed: bytes | None = None
+    least: float = 0.0
 
 
 class Answer(msgspec.Struct, frozen=True):
-    """Numbers of publications and their cosines, the nearest first; or why there are none."""
+    """Numbers of publications and their cosines, the nearest first; or why there are none. probabilities: that each matches
+    the text; None: there was no text, or the model gives none."""
 
     numbers: list[int] = []
     scores: list[float] = []
+    probabilities: list[float] | None = None
     problem: str = ""
 
 

@@ -139,9 +139,10 @@ class Api:
         records = await run_sync(self._reader.find_numbers, [hit.image for hit in found.hits])
         hits = {hit.image: hit for hit in found.hits}
         images = [
-            {"score": hits[record.id].score, "found_by": hits[record.id].by}
+            {"score": hit.score, "probability": hit.probability, "found_by": hit.by}
             | self._image_of(record, with_record=with_record)
             for record in records
+            for hit in [hits[record.id]]
         ]
         here = asked.values() | {"cursor": found.following, "limit": most if most != IMAGES else 0}
         following = self._address("/api/search", **here) if found.following else None

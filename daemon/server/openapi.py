@@ -22,7 +22,8 @@ Natural = Annotated[int, msgspec.Meta(ge=0)]
 class Image(msgspec.Struct, kw_only=True, omit_defaults=True):
     """One version of one file. result: the address at which it can be asked for. record: all that its sidecar has; null until
     it is DONE, absent if not asked for. number: of its publication. score: the cosine, if it was found by its
-    meaning. found_by: null if only filters were asked for."""
+    meaning. probability: that it matches the words; null if the model gives none, so that all images are ranked by their
+    score, also those that do not fit. found_by: null if only filters were asked for."""
 
     id: int | None
     status: Literal["PENDING", "DONE", "FAILED", "SKIPPED", "GONE"]
@@ -38,6 +39,7 @@ class Image(msgspec.Struct, kw_only=True, omit_defaults=True):
     record: Sidecar | None = None
     number: Natural | None = None
     score: float | None = None
+    probability: float | None = None
     found_by: Literal["words", "meaning", "both"] | None = None
 
 

@@ -35,6 +35,9 @@ class TextTower:
             )
         self.longest = model.config.text_config.max_position_embeddings
         self.full_length = is_sigmoid(model)
+        # exp(t) and b of Zhai et al., "Sigmoid Loss for Language Image Pre-Training", 2023
+        self.scale = model.logit_scale.exp().item()
+        self.bias = model.logit_bias.item() if self.full_length else None
         self.device = model.device
 
     def tokenize(self, texts: Sequence[str]) -> dict[str, Tensor]:
@@ -52,6 +55,11 @@ class TextTower:
         """Unit embeddings [texts, dim] of any number of texts; [0, 0] of none."""
         parts = [self.embed(self.tokenize(part)) for part in split_batches(texts, TEXTS_AT_ONCE)]
         return torch.cat(parts) if parts else torch.empty(0, 0, device=self.device)
+
+    def find_probabilities(self, cosines: Tensor) -> Tensor | None:
+        """Of each cosine of a text and an image, the probability that they match; None if the model was not trained to give
+        one: the scores of CLIP only order images."""
+        return None if self.bias is None else (cosines * self.scale + self.bias).sigmoid()
 
     def embed(self, tokens: Mapping[str, Tensor]) -> Tensor:
         """Unit embeddings [texts, dim] in float32. CLIP's tower is causal,

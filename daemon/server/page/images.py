@@ -20,10 +20,11 @@ from daemon.core.jobs import JobStatus
 from daemon.monitoring.notices import list_notices
 from daemon.search.index import SearchUnusable
 from daemon.search.query import UNPUBLISHED, Query, QueryError
-from daemon.search.searcher import Found, Searcher
+from daemon.search.searcher import UNCUT, Found, Searcher
 from daemon.server.asked import SHOWN, Asked, find_images
 from daemon.server.page.pictures import DECODERS, NoPicture, Original, Pictures, draw_reason, read_making
 from daemon.server.page.rendering import Renderer
+from daemon.server.page.ticked import MOST
 from daemon.server.page.views import View, describe_one, is_copy, suggest, view_of, visible
 from daemon.terminal import control
 
@@ -90,6 +91,8 @@ class Images:
             "has_days": has_days,
             "warming": found.is_warming and self._address("/", **here),
             "again": self._address("/images/again", **here | {"cursor": 0}),
+            "uncut": UNCUT if found.is_uncut else "",
+            "most_downloaded": MOST,
             "newest": 0 if asked.cursor else about.place,
             "problem": problem or found.problem,
             "refused": bool(problem),

@@ -70,4 +70,5 @@ class Renderer:
         sentence = error.detail if isinstance(error, HTTPException) else str(error)
         response = self.show(request, "error.html", {"sentence": sentence, "status": status})
         response.status_code = status
+        response.headers.update(getattr(error, "headers", None) or {})
         return response

@@ -11,12 +11,13 @@ from collections.abc import Iterable, Iterator, Sequence
 from datetime import UTC, datetime
 
 import anyio
+import structlog
 from anyio.to_thread import run_sync
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response, StreamingResponse
 from starlette.routing import BaseRoute, Route
-from starlette.types import Receive, Scope, Send
+from starlette.types import Message, Receive, Scope, Send
 
 from daemon.config.loading import Config
 from daemon.core.jobs import JobStatus
@@ -29,13 +30,21 @@ from daemon.server.asked import Asked, number_in
 from daemon.server.page.pictures import PART, NoPicture, read_source
 from daemon.terminal import control
 
+log = structlog.get_logger()
+
 MOST = 500  # downloaded at once: proxies refuse the address of more
 MOST_ARCHIVES = 2  # sent at once, each of which has a file in memory
+RETRY_SECONDS = 30  # after which another one may be asked for
+# What a reader has to take, as others wait for its place; and how far it may fall behind that.
+LEAST_BYTES_PER_SECOND, LATE_SECONDS = 128 << 10, 60.0
 MISSING = "not in this archive.txt"
 # Of the times that a zip file can have, a day from its ends: no time zone leads out of it.
 OLDEST = datetime(1980, 1, 2, tzinfo=UTC).timestamp()
 NEWEST = datetime(2107, 12, 30, tzinfo=UTC).timestamp()
-REFUSED = re.compile(r'[\x00-\x1f\x7f"*:<>?\\|]')  # by Windows, in names
+# By Windows: in names, at their ends, and as names, whatever follows the first dot. . and .. lead out of a folder.
+REFUSED = re.compile(r'[\x00-\x1f\x7f"*:<>?\\|]')
+ENDS = re.compile(r"[. ](?=[. ]*$)")
+DEVICES = re.compile(r"(con|prn|aux|nul|conin\$|conout\$|(com|lpt)[0-9¹²³]) *(\.|$)", re.IGNORECASE)
 # Results as `visiond export` writes them, with the mark at the start that spreadsheets want.
 FORMATS = {"csv": "text/csv; charset=utf-8", "jsonl": "application/jsonl"}
 
@@ -101,23 +110,54 @@ class Originals(Response):
         self._records, self._limiter = records, limiter
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        async with self._limiter:
-            answer = StreamingResponse(
-                pack(self._records), headers=_attached(scope["path"]), media_type="application/zip"
-            )
-            await answer(scope, receive, send)
+        """Raises HTTPException if too many are being sent."""
+        parts = pack(self._records) if scope["method"] != "HEAD" else iter(())
+        answer = StreamingResponse(parts, headers=_attached(scope["path"]), media_type="application/zip")
+        try:
+            self._limiter.acquire_nowait()
+        except anyio.WouldBlock:
+            raise HTTPException(
+                503,
+                f"{MOST_ARCHIVES} downloads of files are being sent already. Try again when one of them has ended.",
+                {"retry-after": str(RETRY_SECONDS)},
+            ) from None
+        try:
+            await answer(scope, receive, Patience(send).send)
+        except TakenTooSlowly:
+            log.warning("a download was ended: its reader took too little", path=scope["path"])
+        finally:
+            self._limiter.release()
+
+
+class TakenTooSlowly(Exception):
+    """By whoever asked for it."""
+
+
+class Patience:
+    """Ends an answer whose reader takes too little. The time in which its parts are made does not count."""
+
+    def __init__(self, send: Send, clock: Callable[[], float] = time.monotonic) -> None:
+        self._send, self._clock = send, clock
+        self._seconds = LATE_SECONDS  # left for the next part
+
+    async def send(self, message: Message) -> None:
+        """Raises TakenTooSlowly."""
+        started = self._clock()
+        with anyio.move_on_after(self._seconds) as limit:
+            await self._send(message)
+        if limit.cancelled_caught:
+            raise TakenTooSlowly
+        earned = len(message.get("body", b"")) / LEAST_BYTES_PER_SECOND
+        self._seconds = min(LATE_SECONDS, self._seconds + earned - (self._clock() - started))
 
 
 def pack(records: Iterable[Record]) -> Iterator[bytes]:
     """The files of images as a zip archive, in parts that are made as they are asked for. Files that are gone or have changed
     since are listed in one more file."""
-    sink, missing, names = _Sink(), "", {MISSING}
+    sink, missing, names = _Sink(), "", Names()
     with zipfile.ZipFile(sink, "w") as archive:  # not deflated: pictures are compressed
         for record in records:
-            name = _name_of(record)
-            while name.lower() in names:  # of another inbox, or for a file system that takes them for equal
-                name = f"{record.id} {name.replace('/', ' ')}"
-            names.add(name.lower())
+            name = names.choose(record)
             try:
                 content = memoryview(read_source(record))
             except NoPicture as error:
@@ -135,6 +175,31 @@ def pack(records: Iterable[Record]) -> Iterator[bytes]:
     yield sink.take()
 
 
+class Names:
+    """Of files in an archive, so that all of them can be unpacked on any file system."""
+
+    def __init__(self) -> None:
+        self._files, self._folders = {MISSING}, set[str]()
+
+    def choose(self, record: Record) -> str:
+        """Its path, or if that is taken, also by a folder or for a file system to which case is nothing, with its number."""
+        name = _name_of(record)
+        while self._is_taken(name.lower()):
+            name = f"{record.id} {name.replace('/', ' ')}"
+        self._files.add(name.lower())
+        self._folders.update(_folders_of(name.lower()))
+        return name
+
+    def _is_taken(self, name: str) -> bool:
+        is_one = name in self._files or name in self._folders
+        return is_one or not self._files.isdisjoint(_folders_of(name))
+
+
+def _folders_of(name: str) -> list[str]:
+    """Those that it is in."""
+    return [name[:place] for place, letter in enumerate(name) if letter == "/"]
+
+
 class _Sink(io.BytesIO):
     """What was written since it was last asked."""
 
@@ -149,10 +214,11 @@ class _Sink(io.BytesIO):
 
 
 def _name_of(record: Record) -> str:
-    """In an archive: with no letter that a file system refuses, and within the folder where it is unpacked, as the key of a
+    """In an archive: with nothing that a file system refuses, and within the folder where it is unpacked, as the key of a
     store may have any parts."""
     path = os.fsdecode(record.path).encode(errors="replace").decode()
-    return "/".join("_" if part in ("", ".", "..") else REFUSED.sub("_", part) for part in path.split("/"))
+    parts = [ENDS.sub("_", REFUSED.sub("_", part)) or "_" for part in path.split("/")]
+    return "/".join(f"_{part}" if DEVICES.match(part) else part for part in parts)
 
 
 def _time_of(record: Record) -> tuple[int, int, int, int, int, int]:

@@ -104,7 +104,9 @@ class View:
             ]
             found.append(f"has the words in its {' and '.join(places)}" if places else "has the words")
         if self.hit.score is not None:
-            found.append(f"is near in meaning (nearness {self.hit.score:.2f})")
+            chance = self.hit.probability
+            likely = "" if chance is None else f", probability {100 * chance:.3g} %"
+            found.append(f"is near in meaning (nearness {self.hit.score:.2f}{likely})")
         return " and ".join(found)
 
     @property

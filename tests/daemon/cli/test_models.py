@@ -20,6 +20,7 @@ import transformers
 from daemon.config.loading import load
 from daemon.core.errors import ModelsUnusable
 from daemon.layout.layout import resolve_models
+from daemon.models.offered import describe_set
 from stages.weights.packs import MINI, list_packs, open_pack, verify
 from stages.yolo import library
 from stages.yolo.weights import save_network
@@ -274,6 +275,42 @@ def test_the_list_shows_what_is_here_and_below_it_what_can_be_pulled(place: Plac
     assert "used for" not in place.command("models", "list", "--catalog").stdout
     refused = place.command("models", "list", "--stage", "clpi")
     assert (refused.returncode, 'did you mean "clip"' in refused.stderr) == (os.EX_USAGE, True)
+
+
+def test_a_size_is_that_on_the_disk_or_what_the_hub_says_if_it_may_be_asked(
+    hub: Path, place: Place, sent: list[str]
+) -> None:
+    def list_sizes(*arguments: str) -> dict[object, object]:
+        return {
+            row["name"]: row["bytes"] for row in list_rows(place, "--catalog", *arguments) if row["bytes"]
+        }
+
+    checkpoints.TOWERS["siglip"](hub / SIGLIP2)
+    (hub / SIGLIP2 / "README.md").write_text("not wanted")
+    pickle = hub / "Ultralytics" / "YOLOv8" / "yolov8n.pt"
+    pickle.parent.mkdir(parents=True)
+    pickle.write_bytes(bytes(12345))
+    (hub / SIGLIP2 / "busy").write_text("503 0")
+    assert list_sizes() == {}
+    assert (hub / SIGLIP2 / "busy").read_text(), "nobody has asked"
+    (hub / SIGLIP2 / "busy").unlink()
+    wanted = sum(file.stat().st_size for file in (hub / SIGLIP2).iterdir() if file.name != "README.md")
+    assert list_sizes("--sizes") == {"siglip2-b16-224": wanted, "yolov8n": 12345}
+    assert not {"model.safetensors", "yolov8n.pt"} & set(sent)
+    assert place.command("models", "pull", "siglip2-b16-224").returncode == 0
+    (hub / SIGLIP2).rename(hub / "gone")
+    assert list_sizes() == {"siglip2-b16-224": wanted}
+    listed = place.command("models", "list", "--stage", "clip", "--sizes")
+    assert re.search(rf"^siglip2-b16-224 +balanced +clip .* {-(-wanted >> 20)} +yes", listed.stdout, re.M)
+    assert "The size is not known of 32 models. Of the first: the model hub has no" in listed.stderr
+    assert place.command("models", "list", "--sizes", "--json").returncode == os.EX_USAGE
+
+
+def test_a_set_says_how_large_it_is_if_that_is_known_of_all_its_models() -> None:
+    sizes = {"yolov8n": 1 << 20, "clip-b32": 1, "blip-base": 1 << 20}
+    assert describe_set("fast", sizes) == "fast: 3 MiB"
+    del sizes["clip-b32"]
+    assert describe_set("fast", sizes) == "fast"
 
 
 def break_row(folder: Path, backend: str) -> None:

@@ -27,14 +27,14 @@ Answers = Mapping[str, Any]
 class Place:
     """A state folder with a ledger and its search."""
 
-    def __init__(self, state: Path, spec: StageSpec | None = None) -> None:
-        """spec: of the stage whose text tower compares sentences."""
+    def __init__(self, state: Path, spec: StageSpec | None = None, least: float = 0.0) -> None:
+        """spec: of the stage whose text tower compares sentences. least: probability."""
         self.state = state
         self.generation = 0  # of the models that give the results
         self.ledger = Ledger(state / "ledger.sqlite")
         self._run(self.ledger.register([(Path("/srv/inbox"), 0)], MODELS))
         self.reader = Reader(self.ledger.path)
-        self.search = Searcher(state, self.reader, spec)
+        self.search = Searcher(state, self.reader, spec, least)
 
     def close(self) -> None:
         self.search.close()

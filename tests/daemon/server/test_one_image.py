@@ -20,7 +20,7 @@ from starlette.requests import Request
 
 from daemon.config.loading import parse
 from daemon.ledger.record import Record
-from daemon.search.searcher import Found, Hit
+from daemon.search.searcher import UNCUT, Found, Hit
 from daemon.server.page.images import Images
 from daemon.server.page.rendering import Renderer
 from daemon.server.page.views import compare_looks, milliseconds
@@ -123,21 +123,34 @@ def ask(query: str = "", **parts: Any) -> Request:
     return Request({**shared, "headers": headers, "query_string": query.encode(), "state": state, **parts})
 
 
-@pytest.mark.anyio
-async def test_while_the_model_of_the_search_is_loaded_the_same_part_of_the_list_is_asked_for_again(
-    tmp_path: Path,
-) -> None:
-    found = Found(is_warming=True, problem="wait")
+async def read_cards(folder: Path, query: str, found: Found) -> str:
+    """What the gallery shows of an answer of the search."""
     searcher = SimpleNamespace(
         catch_up=lambda: 0,
         best=lambda *_, **__: found,
         behind=lambda: 0,
-        index=SimpleNamespace(about=lambda: None),
+        index=SimpleNamespace(about=lambda: SimpleNamespace(place=1)),
     )
-    reader, config = SimpleNamespace(find_numbers=lambda numbers: []), parse({}, tmp_path)
+    records = [make_record(folder, b"a.jpg", id=hit.image) for hit in found.hits]
+    reader, config = SimpleNamespace(find_numbers=lambda numbers: records), parse({}, folder)
     images = Images(config, cast(Any, reader), cast(Any, searcher), cast(Any, None), Renderer(config))
-    content = bytes((await images.gallery(ask("q=cars&cursor=48"))).body).decode()
+    return bytes((await images.gallery(ask(query))).body).decode()
+
+
+@pytest.mark.anyio
+async def test_while_the_model_of_the_search_is_loaded_the_same_part_of_the_list_is_asked_for_again(
+    tmp_path: Path,
+) -> None:
+    content = await read_cards(tmp_path, "q=cars&cursor=48", Found(is_warming=True, problem="wait"))
     assert 'hx-get="/?q=cars&amp;cursor=48"' in content
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("is_uncut", [True, False])
+async def test_a_search_that_ranks_all_images_says_so(is_uncut: bool, tmp_path: Path) -> None:
+    content = await read_cards(tmp_path, "q=cars", Found([Hit(1, 1, 0.9)], is_uncut=is_uncut))
+    assert "1 image, best first" in content
+    assert (UNCUT in content) == is_uncut
 
 
 @pytest.mark.anyio

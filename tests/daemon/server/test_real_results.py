@@ -106,6 +106,7 @@ def test_words_on_an_image_find_it(tab: Tab, served: Served) -> None:
     find(tab, "words", f"text:{word}")
     assert truth.file in names(tab)
     assert len(names(tab)) < COUNT
+    expect(tab.locator("#count")).not_to_contain_text("By meaning")
 
 
 def test_a_sentence_finds_the_image_that_it_describes(tab: Tab, served: Served) -> None:
@@ -113,6 +114,7 @@ def test_a_sentence_finds_the_image_that_it_describes(tab: Tab, served: Served) 
     find(tab, "meaning", truth.captions[0])
     expect(tab.locator(".card .score").first).to_contain_text("near in meaning")
     assert truth.file in names(tab)[:2]
+    expect(tab.locator("#count")).to_contain_text("By meaning all images are ranked")
     find(tab, "both", truth.captions[0])
     expect(tab.locator(".card .score").first).to_be_visible(timeout=1000 * LOAD_SECONDS)
     assert truth.file in names(tab)[:2]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import io
 import json
@@ -12,18 +13,37 @@ from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
+import anyio
+import anyio.lowlevel
 import pytest
 from playwright.sync_api import Browser, expect
 from playwright.sync_api import Page as Tab
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.types import Message
 
+from daemon.config.loading import parse
 from daemon.core.jobs import Version
 from daemon.ledger.record import Record
-from daemon.server.page.ticked import MISSING, pack
+from daemon.server.page import ticked
+from daemon.server.page.rendering import Renderer
+from daemon.server.page.ticked import (
+    LATE_SECONDS,
+    LEAST_BYTES_PER_SECOND,
+    MISSING,
+    MOST_ARCHIVES,
+    Originals,
+    Patience,
+    TakenTooSlowly,
+    pack,
+)
 from tests.daemon.server.browser import needs_chromium, opened
 from tests.daemon.server.site import Site
 from tests.daemon.server.test_exif import encode
-from tests.daemon_process import Daemon, Place, free_port, wait_for
+from tests.daemon_process import PATIENCE, Daemon, Place, free_port, wait_for
 from tests.makers import make_record
+
+STATE = {"has_token": True}
 
 
 def unpack(*records: Record) -> dict[str, bytes]:
@@ -64,6 +84,107 @@ def test_no_name_leads_out_of_the_folder_or_is_refused_by_a_file_system(tmp_path
         [name] = unpack(record)
         assert not {"", ".", ".."} & set(name.split("/"))
         assert not set(name) & set('\\:*?"<>|\n')
+
+
+def test_names_that_windows_refuses_are_changed_and_others_are_not(tmp_path: Path) -> None:
+    expected = {
+        "CON": "_CON",
+        "aux.txt": "_aux.txt",
+        "Nul .a.b": "_Nul .a.b",
+        "com1/lpt9.jpg": "_com1/_lpt9.jpg",
+        "a. /b..jpg. .": "a__/b..jpg___",
+        "conan.jpg": "conan.jpg",
+        "aux2/com10.jpg": "aux2/com10.jpg",
+        ".hidden": ".hidden",
+    }
+    source = make_record(tmp_path, b"a.jpg", b"1")
+    records = [replace(source, id=number, path=key.encode()) for number, key in enumerate(expected)]
+    assert list(unpack(*records)) == list(expected.values())
+
+
+def test_a_file_and_a_folder_of_one_name_are_kept_apart_whichever_comes_first(tmp_path: Path) -> None:
+    source = make_record(tmp_path, b"a.jpg", b"1")
+    file, inside, deep = (
+        replace(source, id=number, path=path) for number, path in enumerate((b"d", b"D/e/f", b"d/e"))
+    )
+    assert list(unpack(file, inside, deep)) == ["d", "1 D e f", "2 d e"]
+    assert list(unpack(inside, deep, file)) == ["D/e/f", "2 d e", "0 d"]
+
+
+class Reader:
+    """Somebody who asks for an archive. seconds: that each part takes to be taken, by the clock; None: nothing is taken."""
+
+    def __init__(self, seconds: float | None = 0.0) -> None:
+        self.messages: list[Message] = []
+        self.now = 0.0
+        self.has_begun = anyio.Event()
+        self._seconds = seconds
+
+    async def take(self, message: Message) -> None:
+        self.messages.append(message)
+        self.has_begun.set()
+        if self._seconds is None:
+            await anyio.sleep_forever()
+        await anyio.lowlevel.checkpoint()
+        self.now += self._seconds
+
+    async def ask(self, answer: Originals, method: str = "GET") -> None:
+        scope = {"type": "http", "method": method, "path": "/images/originals.zip"}
+        await answer(scope, anyio.sleep_forever, self.take)
+
+
+@pytest.mark.anyio
+async def test_while_two_archives_are_sent_another_one_is_refused_with_a_sentence(tmp_path: Path) -> None:
+    limiter = anyio.CapacityLimiter(MOST_ARCHIVES)
+    records = [make_record(tmp_path, b"a.jpg", b"1")]
+    async with anyio.create_task_group() as tasks:
+        for reader in [Reader(None) for _ in range(MOST_ARCHIVES)]:
+            tasks.start_soon(reader.ask, Originals(records, limiter))
+            await reader.has_begun.wait()
+        with pytest.raises(HTTPException, match="2 downloads of files are being sent already") as refused:
+            await Reader().ask(Originals(records, limiter))
+        tasks.cancel_scope.cancel()
+    request = Request({"type": "http", "path": "/", "headers": [], "query_string": b"", "state": STATE})
+    answer = await Renderer(parse({}, tmp_path)).explain(request, refused.value)
+    assert (answer.status_code, answer.headers["retry-after"]) == (503, "30")
+    await (again := Reader()).ask(Originals(records, limiter))
+    assert again.messages[-1] == {"type": "http.response.body", "body": b"", "more_body": False}
+
+
+@pytest.mark.anyio
+async def test_a_reader_that_takes_nothing_does_not_keep_its_place(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ticked, "LATE_SECONDS", 0.05)
+    limiter = anyio.CapacityLimiter(MOST_ARCHIVES)
+    with anyio.fail_after(PATIENCE):
+        await Reader(None).ask(Originals([make_record(tmp_path, b"a.jpg", b"1")], limiter))
+    assert limiter.borrowed_tokens == 0
+
+
+@pytest.mark.anyio
+async def test_a_reader_may_take_any_time_if_it_takes_enough_in_it() -> None:
+    part: Message = {"type": "http.response.body", "body": bytes(10 * LEAST_BYTES_PER_SECOND)}
+    steady, slow = Reader(10.0), Reader(20.0)
+    for reader in (steady, slow):
+        patience = Patience(reader.take, lambda reader=reader: reader.now)  # type: ignore[misc]
+        with contextlib.suppress(TakenTooSlowly):
+            while len(reader.messages) < 1000:
+                await patience.send(part)
+    assert len(steady.messages) == 1000
+    assert len(slow.messages) == 1 + LATE_SECONDS / 10, "it falls behind by ten seconds with each part"
+
+
+@pytest.mark.anyio
+async def test_to_ask_only_for_the_head_of_an_archive_reads_no_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    records, read = [make_record(tmp_path, b"a.jpg", b"1")], list[Record]()
+    monkeypatch.setattr(ticked, "read_source", lambda record: read.append(record) or b"1")
+    for method, expected in (("HEAD", []), ("GET", records)):
+        await (reader := Reader()).ask(Originals(records, anyio.CapacityLimiter(1)), method)
+        assert dict(reader.messages[0]["headers"])[b"content-type"] == b"application/zip"
+        assert read == expected
 
 
 def test_files_that_are_gone_or_have_changed_are_listed_in_the_archive(tmp_path: Path) -> None:
@@ -109,6 +230,8 @@ def test_a_download_without_a_tick_or_with_too_many_is_explained(tmp_path: Path)
             assert status == 400
             assert f"Tick 1 to 500 images to download them; {ticks} are ticked." in content
         assert site.ask("/images/results.exe?id=1")[0] == 404
+        assert 'data-most="500"' in site.read("/")
+        assert "500" not in site.read("/static/page.js")
         assert site.ask(f"/images/results.csv?{501 * 'id=1&'}")[0] == 200, "a file is sent once"
 
 

@@ -10,6 +10,7 @@ from daemon.config.sections import PageSection
 from daemon.core.hints import quantity
 from daemon.monitoring.overview import FILTERS, LastHour
 from daemon.monitoring.snapshot import GpuState, Snapshot
+from daemon.search.searcher import By, Hit
 from daemon.server.page.rendering import coded
 from daemon.server.page.views import view_of
 from tests.makers import make_record
@@ -21,6 +22,13 @@ def test_a_card_names_the_folder_in_the_inbox_as_pages_of_documents_have_equal_n
     for path, told in ((b"a.pdf.unpacked/page-0001.png", True), (b"page-0001.png", False)):
         view = view_of(make_record(Path("/srv/inbox"), path))
         assert ("a.pdf.unpacked</bdi>" in card.render(view=view)) == told
+
+
+def test_what_was_found_by_meaning_says_how_near_it_is_and_how_probable_if_the_model_gives_that() -> None:
+    record = make_record(Path("/srv/inbox"), b"a.jpg")
+    for probability, why in ((0.00312, " (nearness 0.12, probability 0.312 %)"), (None, " (nearness 0.12)")):
+        hit = Hit(1, 1, 0.12, By.meaning, probability)
+        assert view_of(record, hit).why == f"is near in meaning{why}"
 
 
 def test_commands_in_a_sentence_are_code_and_what_looks_like_markup_is_not() -> None:

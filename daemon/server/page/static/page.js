@@ -3,7 +3,6 @@
 const BOXES = "visiond-boxes";
 const KEYS = "visiond-keys";
 const NO = "0";
-const MOST_DOWNLOADED = 500; // images at once, as the server says
 
 function recall(name) {
   try {
@@ -199,11 +198,14 @@ function choosePageSize() {
 
 // Boxes in the gallery: one ticks all that are shown, and how many are ticked is said.
 function countTicked() {
-  const boxes = [...document.querySelectorAll("#tickable [name=id]")];
+  const form = document.getElementById("tickable");
+  if (!form) return;
+  const most = Number(form.dataset.most); // downloaded at once
+  const boxes = [...form.querySelectorAll("[name=id]")];
   const count = boxes.filter((box) => box.checked).length;
   tick("every", count > 0 && count === boxes.length);
-  for (const button of document.querySelectorAll(".ticked [formmethod]")) button.disabled = count > MOST_DOWNLOADED;
-  const limit = count > MOST_DOWNLOADED ? `, of which ${MOST_DOWNLOADED} can be downloaded at once` : "";
+  for (const button of document.querySelectorAll(".ticked [formmethod]")) button.disabled = count > most;
+  const limit = count > most ? `, of which ${most} can be downloaded at once` : "";
   for (const line of document.querySelectorAll("#ticked")) line.textContent = count > 0 ? `${count} ticked${limit}:` : "";
 }
 

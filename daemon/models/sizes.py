@@ -1,0 +1,64 @@
+"""How many bytes the models of the catalog have: those that are here on the disk, others as the model hub says, if it may be
+asked. No size is written down anywhere, as a repository may change."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from pathlib import Path
+from typing import NamedTuple
+
+from daemon.core.hints import quantity
+from daemon.terminal.display import errors, printable
+from daemon.terminal.progress import LATE_SECONDS, Progress
+from stages.contract.manifest import PackError, list_files
+from stages.weights import names, pulling
+from stages.weights.families import PublishedModel
+from stages.weights.hub import Hub, HuggingFaceHub
+
+AT_ONCE = 8  # models that the hub is asked about
+
+
+class Sizes(NamedTuple):
+    """known: bytes by the name of the model. problem: why the hub did not say some; empty if it was not asked, or did."""
+
+    known: dict[str, int]
+    problem: str = ""
+
+
+def find_sizes(folder: Path, models: Sequence[PublishedModel], *, ask: bool) -> Sizes:
+    """folder: of the models that were pulled. ask: the hub about the others, which takes some seconds."""
+    sizes, problems, others = dict[str, int](), list[PackError](), list[PublishedModel]()
+    for model in models:
+        if pulled := names.find_pulled(model.name, folder):
+            sizes[model.name] = sum(file.stat().st_size for file in list_files(pulled))
+        else:
+            others.append(model)
+    if not ask:
+        return Sizes(sizes)
+    hub = HuggingFaceHub(lambda sentence: errors.print(printable(sentence)))
+    with ThreadPoolExecutor(AT_ONCE) as pool, Progress("models", len(others), after=LATE_SECONDS) as progress:
+        answers = pool.map(partial(ask_hub, hub), others)
+        for model, size in zip(others, progress.track(answers), strict=True):
+            if isinstance(size, PackError):
+                problems.append(size)
+            elif size is not None:
+                sizes[model.name] = size
+    if not problems:
+        return Sizes(sizes)
+    return Sizes(
+        sizes, f"The size is not known of {quantity(len(problems), 'model')}. Of the first: {problems[0]}"
+    )
+
+
+def ask_hub(hub: Hub, model: PublishedModel) -> int | PackError | None:
+    """What `models pull` would download; why that is not known; or None if the hub does not say it."""
+    try:
+        if model.file:
+            return hub.describe(model.repository).sizes.get(model.file)
+        parts = pulling.plan_parts(hub, names.read_reference(model.name), allow_pickle=True)
+    except PackError as error:
+        return error
+    sizes = [part.size_bytes for part in parts]
+    return None if None in sizes else sum(filter(None, sizes))
