@@ -14,9 +14,6 @@ import msgspec
 
 from daemon.config.loading import Config
 from daemon.core.errors import VisiondError
-from daemon.ledger.record import Record
-from daemon.results.export import note_models
-from daemon.results.parquet import Row, write_table
 from visiond.cluster.job import Shards
 from visiond.cluster.places import open_place
 from visiond.cluster.planning import Unit, from_table
@@ -27,7 +24,6 @@ from visiond.cluster.reading.keeping import NOTHING, Kept
 from visiond.cluster.reading.unpacking import ClusterUnpacker, Unpacked
 from visiond.cluster.shards import shard_of, write_shard
 from visiond.engine import Annotator
-from visiond.engine.rows import Rows
 
 COUNTS = b"visiond.counts"  # in a part's own metadata: images by state
 
@@ -104,8 +100,10 @@ class ActorChain:
         if self._shards:  # first, as a unit is finished when its part exists
             shard = write_shard(records, numbers, [image.data for image in fetched], self._shards)
             self._output.write_whole(shard_of(unit.name), shard)
-        data = write_part(self._annotator.rows, records, numbers, counts, joiner.join(inputs, fetched))
-        self._output.write_whole(part, data)
+        file = io.BytesIO()
+        further = joiner.join(inputs, fetched)
+        self._annotator.rows.write(file, records, numbers, further, {COUNTS: counts})
+        self._output.write_whole(part, file.getvalue())
         return counts
 
     def _find(self, part: str) -> bytes:
@@ -140,27 +138,6 @@ def number_rows(fetched: Iterable[Fetched], ids: Ids) -> list[int]:
         seen[image.name] += 1
         numbers.append(_number(int(ids[image.place]), image.name, seen[image.name]))
     return numbers
-
-
-def write_part(rows: Rows, records: list[Record], numbers: list[int], counts: bytes, further: Any) -> bytes:
-    """The rows as a Parquet file. further: a table of Arrow with more columns of each."""
-    file = io.BytesIO()
-    models = {model for record in records for model in record.all_models()}
-    write_table(
-        file,
-        _numbered(rows, records, numbers),
-        rows.kinds,
-        (),
-        notes=lambda: note_models(models) | {COUNTS: counts},
-        further=further,
-    )
-    return file.getvalue()
-
-
-def _numbered(rows: Rows, records: list[Record], numbers: list[int]) -> Iterator[Row]:
-    for number, (row, document) in zip(numbers, rows.pair(records), strict=True):
-        row["id"] = number
-        yield row, document
 
 
 def _number(input_id: int, name: bytes, times: int) -> int:

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from typing import Any
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, BinaryIO
 
 import msgspec
 
 from daemon.ledger.record import Record
 from daemon.results import parquet
 from daemon.results.columns import Columns
+from daemon.results.export import note_models
 
 OUTCOME = {"status": str, "reason": str, "detail": str}
 PLACE = ("id", "inbox", "path", "path_base64", "location")
@@ -29,6 +30,21 @@ class Rows:
         where there is nothing to say. status: "DONE", "FAILED" or "SKIPPED"; reason and detail: None for DONE."""
         row, document = next(self.pair([record]))
         return parquet.cells_of(row, document) | {"embedding": parquet.vector_of(document)}
+
+    def write(
+        self,
+        out: BinaryIO,
+        records: Sequence[Record],
+        numbers: Sequence[int],
+        further: Any,
+        notes: Mapping[bytes, bytes],
+    ) -> None:
+        """Write them as Parquet. numbers: of each, in the column `id`. further: a table of Arrow with more columns. notes: for
+        the file's own metadata, which also says what the models are."""
+        models = {model for record in records for model in record.all_models()}
+        known = note_models(models) | notes
+        rows = ((row | {"id": n}, d) for n, (row, d) in zip(numbers, self.pair(records), strict=True))
+        parquet.write_table(out, rows, self.kinds, (), notes=lambda: known, further=further)
 
     def pair(self, records: Iterable[Record]) -> Iterator[parquet.Row]:
         """Each record as the columns of `kinds`, and its sidecar: what `write_table` takes."""
