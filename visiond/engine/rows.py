@@ -42,7 +42,7 @@ class Rows:
         """Write them as Parquet. numbers: of each, in the column `id`. further: a table of Arrow with more columns. notes: for
         the file's own metadata, which also says what the models are."""
         models = {model for record in records for model in record.all_models()}
-        known = note_models(models) | notes
+        known = {**note_models(models), **notes}
         rows = ((row | {"id": n}, d) for n, (row, d) in zip(numbers, self.pair(records), strict=True))
         parquet.write_table(out, rows, self.kinds, (), notes=lambda: known, further=further)
 
