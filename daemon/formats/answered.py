@@ -11,20 +11,30 @@ from typing import Any
 
 import msgspec
 
+from daemon.core.sidecar import cut_name
 from daemon.ledger.record import Record
 from stages.contract.binning import has_text
 
 Write = Callable[[Path, Iterator["Answered"]], None]  # makes the files of a format in an empty folder
+
+# Characters that XML does not have.
+CONTROLS = dict.fromkeys([*range(9), 11, 12, *range(14, 32), 0xFFFE, 0xFFFF, *range(0xD800, 0xE000)])
+LONGEST_STEM = 180  # bytes: a name of 255 has room for the number and several suffixes
 
 Box = tuple[float, float, float, float]  # x0, y0, x1, y1: pixels of the upright image
 
 
 @dataclass
 class Answered:
-    """An image that is DONE. name: its path in the export, different for each image."""
+    """An image that is DONE.
+
+    name: its path in the inbox, below the inbox's name if there are several. Images that were moved may have equal ones.
+    left_out: gets the locations of images that the export has to leave out.
+    """
 
     record: Record
     name: str
+    left_out: list[str]
 
     @cached_property
     def document(self) -> dict[str, Any]:
@@ -32,14 +42,20 @@ class Answered:
         document: dict[str, Any] = msgspec.json.decode(self.record.sidecar)
         return document
 
-    def take_name(self, taken: set[int]) -> PurePath:
-        """Its name; with its number if it differs from that of another image only by the suffix, where both would have one file
-        for their answers. taken: the hashes of such names so far, which are smaller than the names."""
-        name = PurePath(self.name)
-        if hash(name.with_suffix("")) in taken:
-            name = name.with_name(f"{name.stem}-{self.record.id}{name.suffix}")
-        taken.add(hash(name.with_suffix("")))
-        return name
+    def own_name(self, suffix: str) -> PurePath:
+        """A name with its number, which no other image has: for a data set that has the images too. The suffix takes the
+        place of its own. Folders and dots are those of its name, but for what readers of data sets misunderstand: folders
+        called images or labels, and dots before the suffix. A name that is too long is cut."""
+        place = PurePath(self.name)
+        folders = (
+            f"{part}_" if part.lower() in ("images", "labels") else part for part in place.parent.parts
+        )
+        stem = os.fsdecode(cut_name(os.fsencode(place.stem.replace(".", "_")), LONGEST_STEM))
+        return PurePath(*folders, f"{stem}-{self.record.id}{suffix}")
+
+    def leave_out(self) -> None:
+        """Note that the export is without it."""
+        self.left_out.append(self.location)
 
     @property
     def location(self) -> str:

@@ -30,6 +30,7 @@ class _Dataset(ExitStack):
     def add_image(self, image: Answered) -> None:
         width, height = image.size
         known = {"id": image.record.id, "file_name": image.name, "width": width, "height": height}
+        known["location"] = image.record.location.decode(errors="replace")
         self._out.write(b",\n"[: 2 * (next(self._images) > 0)] + msgspec.json.encode(known))
 
     def add(self, image: Answered, category: str = "", **fields: Any) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import itertools
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -14,22 +14,24 @@ from xml.sax.saxutils import quoteattr
 import msgspec
 
 from daemon.core.urls import is_url
-from daemon.formats.answered import Answered, Box, bounds_of
+from daemon.formats.answered import CONTROLS, Answered, Box, bounds_of
 
 # Label Studio serves files below its document root, which must be / for absolute paths.
 LOCAL = "/data/local-files/?d="
 CONFIG = """<View>
   <Image name="image" value="$image"/>
-  <RectangleLabels name="objects" toName="image">
-{objects}
-  </RectangleLabels>
-  <Rectangle name="line" toName="image"/>
+{objects}{tags}  <Rectangle name="line" toName="image"/>
   <TextArea name="text" toName="image" perRegion="true" editable="true"/>
   <TextArea name="caption" toName="image" editable="true"/>
-  <Choices name="tags" toName="image" choice="multiple">
-{tags}
-  </Choices>
 </View>
+"""
+OBJECTS = """  <RectangleLabels name="objects" toName="image">
+{labels}
+  </RectangleLabels>
+"""
+TAGS = """  <Choices name="tags" toName="image" choice="multiple">
+{labels}
+  </Choices>
 """
 
 
@@ -43,11 +45,14 @@ def write_label_studio(folder: Path, images: Iterator[Answered]) -> None:
             objects.update(dict.fromkeys(label for label, _, _ in image.objects))
             tags.update(dict.fromkeys(label for label, _ in image.tags))
         out.write(b"]\n")
-    config = CONFIG.format(
-        objects="\n".join(f"    <Label value={quoteattr(label)}/>" for label in objects),
-        tags="\n".join(f"    <Choice value={quoteattr(label)}/>" for label in tags),
-    )
-    (folder / "config.xml").write_text(config)
+    config = CONFIG.format(objects=_list(OBJECTS, "Label", objects), tags=_list(TAGS, "Choice", tags))
+    (folder / "config.xml").write_text(config, encoding="utf-8", newline="\n")
+
+
+def _list(control: str, element: str, labels: Iterable[str]) -> str:
+    """A control for these labels; nothing without any, as Label Studio refuses an empty one."""
+    rows = [f"    <{element} value={quoteattr(label.translate(CONTROLS))}/>" for label in labels]
+    return control.format(labels="\n".join(rows)) if rows else ""
 
 
 def _task(image: Answered) -> dict[str, Any]:

@@ -4,11 +4,13 @@ programs read beside the image."""
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Callable, Iterator
 from html import escape
 from pathlib import Path
+from typing import TextIO
 
-from daemon.formats.answered import Answered, Write, bounds_of
+from daemon.formats.answered import CONTROLS, Answered, Write, bounds_of
 
 HOCR = """<?xml version="1.0" encoding="UTF-8"?>
 <!DOCTYPE html PUBLIC "-//W3C//DTD XHTML 1.0 Transitional//EN" "http://www.w3.org/TR/xhtml1/DTD/xhtml1-transitional.dtd">
@@ -54,8 +56,6 @@ XMP = """<?xpacket begin="\ufeff" id="W5M0MpCehiHzreSzNTczkc9d"?>
 </x:xmpmeta>
 <?xpacket end="w"?>
 """
-# Characters that XML does not have.
-CONTROLS = dict.fromkeys([*range(9), 11, 12, *range(14, 32), 0xFFFE, 0xFFFF, *range(0xD800, 0xE000)])
 
 
 def _clean(text: str) -> str:
@@ -77,7 +77,11 @@ def write_hocr(image: Answered) -> str:
     ]
     model = _clean(image.models.get("ocr", ""))
     return HOCR.format(
-        name=_clean(image.name), model=model, width=width, height=height, lines="\n".join(lines)
+        name=_clean(image.name.replace('"', "'")),
+        model=model,
+        width=width,
+        height=height,
+        lines="\n".join(lines),
     )
 
 
@@ -110,19 +114,30 @@ def write_xmp(image: Answered) -> str:
 
 
 def beside(suffix: str, make: Callable[[Answered], str], *, replaces: bool = False) -> Write:
-    """Writes a file for each image of which `make` says something. replaces: the suffix takes the place of the image's own,
-    but where two images would have one file; otherwise it comes behind: a.jpg.txt."""
+    """Writes a file for each image of which `make` says something. replaces: the suffix takes the place of the image's own;
+    otherwise it comes behind: a.jpg.txt."""
 
     def write(folder: Path, images: Iterator[Answered]) -> None:
         for image in images:
             if text := make(image):
-                file = folder / image.name
-                short = file.with_suffix(suffix)
-                file = short if replaces and not short.exists() else file.with_name(file.name + suffix)
-                file.parent.mkdir(parents=True, exist_ok=True)
-                file.write_text(text)
+                name = Path(image.name)
+                short = name.with_suffix(suffix) if replaces else name.with_name(name.name + suffix)
+                with _open_new(folder, short, Path(image.own_name(suffix))) as file:
+                    file.write(text)
 
     return write
+
+
+def _open_new(folder: Path, name: Path, other: Path) -> TextIO:
+    """A new file with this name. If another image has a file or folder with it, or it is too long: with the other one, at the
+    top of the folder."""
+    try:
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        return (folder / name).open("x", encoding="utf-8", newline="\n")
+    except OSError as error:
+        if error.errno not in (errno.EEXIST, errno.ENOTDIR, errno.EISDIR, errno.ENAMETOOLONG):
+            raise
+        return (folder / other.name).open("x", encoding="utf-8", newline="\n")
 
 
 WRITERS: dict[str, Write] = {

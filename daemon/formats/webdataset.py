@@ -3,11 +3,12 @@ is, its sidecar as .json, and its caption as .txt."""
 
 from __future__ import annotations
 
+import hashlib
 import io
 import itertools
 import tarfile
 from collections.abc import Iterator
-from pathlib import Path, PurePath
+from pathlib import Path
 
 from daemon.formats.answered import Answered
 
@@ -27,21 +28,26 @@ def add_file(tar: tarfile.TarFile, name: str, data: bytes) -> None:
 
 
 def write_webdataset(folder: Path, images: Iterator[Answered]) -> None:
-    """Raises OSError if an image cannot be read."""
     numbers = itertools.count()
-    taken: set[int] = set()
     for first in images:
         with tarfile.open(folder / f"shard-{next(numbers):06d}.tar", "w") as tar:
             for image in itertools.chain([first], itertools.islice(images, SHARD_IMAGES - 1)):
-                _add_sample(tar, image, image.take_name(taken))
+                _add_sample(tar, image)
                 if tar.offset >= SHARD_BYTES:
                     break
 
 
-def _add_sample(tar: tarfile.TarFile, image: Answered, name: PurePath) -> None:
-    """Its key is its name, with other characters for the dots: a key ends at the first dot after the folders."""
-    key = str(name.with_name(name.stem.replace(".", "_")))
-    add_file(tar, f"{key}.{ending_of(image.record.format)}", Path(image.location).read_bytes())
+def _add_sample(tar: tarfile.TarFile, image: Answered) -> None:
+    """Without an image whose bytes are not those that were processed."""
+    try:
+        data = Path(image.location).read_bytes()
+    except OSError:
+        data = b""
+    if hashlib.sha256(data).digest() != image.record.digest:
+        image.leave_out()
+        return
+    key = str(image.own_name(""))
+    add_file(tar, f"{key}.{ending_of(image.record.format)}", data)
     add_file(tar, f"{key}.json", image.record.sidecar)
     if image.caption:
         add_file(tar, f"{key}.txt", image.caption.encode())

@@ -6,11 +6,12 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Iterator
-from pathlib import Path, PurePath
+from pathlib import Path
 
 import msgspec
 
 from daemon.formats.answered import Answered, Box
+from daemon.formats.webdataset import ending_of
 
 # Of 256, by the digest's first byte: a tenth. Equal files are on one side, so that nothing that was trained on is validated on.
 VALIDATED = 26
@@ -18,32 +19,32 @@ END_OF_JPEG = b"\xff\xd9"
 
 
 def write_yolo(folder: Path, images: Iterator[Answered]) -> None:
-    """Raises OSError if an image cannot be read."""
     classes: dict[str, int] = {}
-    taken: set[int] = set()
     for image in images:
         part = "val" if image.record.digest[:1] < bytes([VALIDATED]) else "train"
-        place = PurePath(part, image.take_name(taken))
+        place = part / image.own_name(f".{ending_of(image.record.format)}")
         link, label = folder / "images" / place, (folder / "labels" / place).with_suffix(".txt")
         for file in (link, label):
             file.parent.mkdir(parents=True, exist_ok=True)
-        if _would_be_changed(image):
-            shutil.copyfile(image.location, link)
-        else:
-            link.symlink_to(image.location)
+        try:
+            if _would_be_changed(image):
+                shutil.copyfile(image.location, link)
+            else:
+                link.symlink_to(image.location)
+        except (FileNotFoundError, PermissionError):
+            image.leave_out()
+            continue
         rows = (
             (classes.setdefault(name, len(classes)), *_shares(box, image.size))
             for name, _, box in image.objects
         )
-        label.write_text(
-            "".join(f"{number} {x:.6f} {y:.6f} {w:.6f} {h:.6f}\n" for number, x, y, w, h in rows)
-        )
+        text = "".join(f"{number} {x:.6f} {y:.6f} {w:.6f} {h:.6f}\n" for number, x, y, w, h in rows)
+        label.write_text(text, encoding="utf-8", newline="\n")
     # Of few images perhaps none is for one of the two, and ultralytics refuses an empty folder.
     parts = [f"images/{part}" for part in ("train", "val") if (folder / "images" / part).is_dir()]
     names = msgspec.json.encode(list(classes)).decode()  # JSON is YAML
-    (folder / "data.yaml").write_text(
-        f"train: {parts[0]}\nval: {parts[-1]}\nnames: {names}\n" if parts else ""
-    )
+    described = f"train: {parts[0]}\nval: {parts[-1]}\nnames: {names}\n" if parts else ""
+    (folder / "data.yaml").write_text(described, encoding="utf-8", newline="\n")
 
 
 def _would_be_changed(image: Answered) -> bool:
@@ -52,7 +53,7 @@ def _would_be_changed(image: Answered) -> bool:
     if image.record.format != "JPEG":
         return False
     with open(image.location, "rb") as file:
-        file.seek(-2, os.SEEK_END)
+        file.seek(-min(2, image.record.version.size), os.SEEK_END)
         return file.read() != END_OF_JPEG
 
 

@@ -54,7 +54,7 @@ CREATE TABLE model (
     fingerprint TEXT NOT NULL,
     notice TEXT NOT NULL,                 -- shown with its results, for example that its weights are random
     is_current INTEGER NOT NULL DEFAULT 0,  -- 1: the last start used it as the current model of its stage
-    provenance TEXT NOT NULL DEFAULT '',  -- JSON array: what it is, as sidecars say it, the newest last; '': not known
+    provenance TEXT NOT NULL DEFAULT '',  -- CRC-32 and a JSON array: what sidecars say that it is, the newest last; '': not known
     UNIQUE (stage, fingerprint)
 );
 CREATE TABLE content (                    -- what the bytes are, under any file name

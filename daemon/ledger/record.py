@@ -36,8 +36,8 @@ class Model:
         return cls(spec.name, spec.fingerprint, spec.notice, provenance)
 
     def may_be(self, provenance: Provenance) -> bool:
-        """Whether a sidecar may say this of it."""
-        return provenance in (self.provenance, Provenance(), *self.former)
+        """Whether a sidecar may say this of it: what the ledger was told, nothing, or anything if the ledger does not know."""
+        return not self.provenance.name or provenance in (self.provenance, Provenance(), *self.former)
 
 
 @dataclass(frozen=True, slots=True)
@@ -210,7 +210,7 @@ class Record:
         visiond do not say it, and a model may have got another name. Empty if `found` is no such sidecar."""
         try:
             told = msgspec.json.decode(found, type=_Told)
-        except (msgspec.DecodeError, ValueError):
+        except (msgspec.DecodeError, ValueError, RecursionError):
             return b""
         models = [replace(m, provenance=told.provenance.get(m.stage, Provenance())) for m in self.models]
         looks = {

@@ -9,6 +9,7 @@ from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator,
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple
+from zlib import crc32
 
 import msgspec
 import structlog
@@ -351,7 +352,8 @@ def add_model(connection: sqlite3.Connection, model: Model) -> int:
     known = _read_provenance(text)
     if model.provenance.name and known[-1:] != [model.provenance]:
         known = [each for each in known if each != model.provenance] + [model.provenance]
-        connection.execute(SQL["keep_provenance"], (msgspec.json.encode(known).decode(), number))
+        text = msgspec.json.encode(known).decode()
+        connection.execute(SQL["keep_provenance"], (f"{crc32(text.encode()):08x} {text}", number))
     return int(number)
 
 
@@ -363,11 +365,12 @@ def read_model(row: sqlite3.Row) -> Model:
 
 
 def _read_provenance(text: str) -> list[Provenance]:
-    """Everything that the ledger was told about a model, the newest last."""
-    try:
-        return msgspec.json.decode(text or "[]", type=list[Provenance])
-    except (msgspec.DecodeError, TypeError):  # a flipped bit; no answer depends on it
+    """Everything that the ledger was told about a model, the newest last; nothing if it is damaged: then the next start tells
+    it again, and sidecars are believed."""
+    checksum, _, known = str(text).partition(" ")
+    if checksum != f"{crc32(known.encode(errors='replace')):08x}":
         return []
+    return msgspec.json.decode(known, type=list[Provenance])
 
 
 def _make_current(connection: sqlite3.Connection, numbers: Numbers) -> None:

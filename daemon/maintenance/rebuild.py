@@ -255,8 +255,9 @@ def write(connection: sqlite3.Connection, records: Sequence[Record]) -> set[int]
     """Write records into the ledger, the opposite of `joining.assemble`; returns the ids that were added."""
     connection.execute("BEGIN")
     numbers: dict[Model, int] = {}
-    # Sidecars of one model may differ in what they say that it is.
-    used = {(m, msgspec.json.encode(m.provenance)): m for record in records for m in record.all_models()}
+    # Sidecars of one model may differ in what they say that it is: the newest is told last.
+    ordered = sorted(records, key=lambda record: record.finished_at or 0.0)
+    used = {(m, msgspec.json.encode(m.provenance)): m for record in ordered for m in record.all_models()}
     for model in used.values():
         numbers[model] = add_model(connection, model)
     keep_contents(connection, [content_row(r) for r in records if r.width])

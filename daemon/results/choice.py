@@ -5,6 +5,8 @@ from __future__ import annotations
 import itertools
 import math
 import random
+import re
+import secrets
 import sqlite3
 from array import array
 from collections.abc import Iterable, Iterator, Mapping
@@ -21,6 +23,9 @@ from daemon.results.columns import Columns
 from stages.contract.binning import BINS
 
 CHUNK = 1024  # images for which a condition is evaluated at once
+STEPS = 1_000_000  # of SQLite's virtual machine, between two looks for Ctrl-C
+LARGEST = 2**63 - 1  # whole number of SQLite
+_TEXT, _QUOTED = re.compile(r"'(?:[^']|'')*'"), re.compile(r'"([^"]*)"')
 SEED = 0  # so that a mix leaves out the same images each time
 
 
@@ -52,7 +57,7 @@ class Chosen:
         """Raises WrongArgument."""
         self._reader, self._choice, self._counts = reader, choice, reader.bin_counts()
         _check(choice, {*BINS, *self._counts})
-        self._damaged: list[int] = []
+        self._damaged: set[int] = set()
         self.models: set[Model] = set()
         self._ids = self._find(columns) if choice.looks_first else None
         if self._ids is not None:
@@ -77,15 +82,14 @@ class Chosen:
         if self._damaged:
             raise LedgerDamaged(
                 f"{quantity(len(self._damaged), 'image')} left out because the ledger is damaged there; the first has number "
-                f"{self._damaged[0]}. Stop the daemon and run `{command('repair')}`, which restores them from the sidecars. "
+                f"{min(self._damaged)}. Stop the daemon and run `{command('repair')}`, which restores them from the sidecars. "
                 "All others are exported."
             )
 
     def _whole(self) -> Iterator[Record]:
-        self._damaged.clear()
         for record in self._reader.finished(self._choice.bin):
             if record.damage:
-                self._damaged.append(record.id)
+                self._damaged.add(record.id)
             else:
                 yield record
 
@@ -139,31 +143,46 @@ def _unique(records: Iterable[Record]) -> Iterator[Record]:
 
 def _filter(records: Iterable[Record], where: str, columns: Columns) -> Iterator[Record]:
     """Those for which the condition is true. Raises WrongArgument."""
-    table = sqlite3.connect(":memory:", isolation_level=None)
-    names = ", ".join(f'"{name}"' for name in columns.kinds)
-    table.execute(f"CREATE TABLE image ({names})")
-    question = f"SELECT id FROM image WHERE (\n{where}\n)"
-    insert = f"INSERT INTO image VALUES ({', '.join('?' * len(columns.kinds))})"
+    names = list(columns.kinds)
+    places = list({name.lower(): place for place, name in reversed(list(enumerate(names)))}.values())
+    # SQLite takes a name between double quotes that is no column for a text. A question to the table itself would see
+    # only some of the images, so nobody knows its name.
+    unknown = {quoted.lower() for quoted in _QUOTED.findall(_TEXT.sub("", where))} - {
+        n.lower() for n in names
+    }
+    table = f"images_{secrets.token_hex(8)}"
+    listed = ", ".join(f'"{names[place]}"' for place in places)
+    question = f"SELECT id FROM {table} WHERE (\n{where}\n)"
+    database = sqlite3.connect(":memory:", isolation_level=None)
+    database.set_progress_handler(lambda: 0, STEPS)  # so that Ctrl-C ends a condition that never does
     try:
-        table.execute(f"EXPLAIN {question}")
-    except (sqlite3.Error, sqlite3.Warning) as error:
+        database.execute(f"CREATE TABLE {table} ({listed})")
+        if unknown:
+            raise sqlite3.OperationalError(f"no such column: {min(unknown)}")
+        database.execute(f"EXPLAIN {question}")
+        insert = f"INSERT INTO {table} VALUES ({', '.join('?' * len(places))})"
+        found = iter(records)
+        while chunk := list(itertools.islice(found, CHUNK)):
+            database.execute(f"DELETE FROM {table}")
+            rows = ([_plain(value) for value in columns.row_of(record).values()] for record in chunk)
+            database.executemany(insert, ([row[place] for place in places] for row in rows))
+            matching = {number for (number,) in database.execute(question)}
+            yield from (record for record in chunk if record.id in matching)
+    except (sqlite3.Error, sqlite3.Warning, ValueError) as error:
+        if getattr(error, "sqlite_errorcode", 0) == sqlite3.SQLITE_INTERRUPT:
+            raise KeyboardInterrupt from None
         raise WrongArgument(
             f"--where {where!r} is no condition of SQL on the columns of an export: {error}. Write for example "
             "\"bin = 'A' AND object_count > 2\"; docs/results.md lists the columns."
         ) from None
-    found = iter(records)
-    while chunk := list(itertools.islice(found, CHUNK)):
-        table.execute("DELETE FROM image")
-        rows = (columns.row_of(record) for record in chunk)
-        table.executemany(insert, ([_plain(value) for value in row.values()] for row in rows))
-        try:
-            matching = {number for (number,) in table.execute(question)}
-        except sqlite3.Error as error:
-            raise WrongArgument(f"--where {where!r}: {error}.") from None
-        yield from (record for record in chunk if record.id in matching)
+    finally:
+        database.close()
 
 
 def _plain(value: Any) -> Any:
+    """As SQLite takes it."""
+    if isinstance(value, int) and abs(value) > LARGEST:
+        return float(value)
     return msgspec.json.encode(value).decode() if isinstance(value, list | dict) else value
 
 
@@ -178,7 +197,9 @@ def parse_ratio(text: str) -> dict[str, float]:
         raise WrongArgument(
             f'--ratio "{text}" is not a list of shares; write it like A=0.4,B=0.4,C=0.2.'
         ) from None
-    if not all(0 < share < math.inf for share in shares.values()):
+    if text and not shares:
+        raise WrongArgument(f'--ratio "{text}" names no bin; write it like A=0.4,B=0.4,C=0.2.')
+    if not all(0 < share < math.inf for share in (*shares.values(), sum(shares.values()) or 1.0)):
         raise WrongArgument(
             f'--ratio "{text}": a share must be more than 0; leave out the bins that you do not want.'
         )

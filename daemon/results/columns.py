@@ -74,12 +74,9 @@ class Columns:
     def __init__(self, stages: Iterable[str], *, models: bool = False) -> None:
         used = [STAGES[name] for name in stages]
         self._plug_ins = list_columns(stage for stage in used if stage not in BUILT_IN)
-        self._models = {f"{stage.name}_model": stage.name for stage in used} if models else {}
-        self.kinds: dict[str, type] = (
-            COLUMNS
-            | {column.name: column.kind for column in self._plug_ins}
-            | dict.fromkeys(self._models, str)
-        )
+        self._models = {f"{stage.name}_fingerprint": stage.name for stage in used} if models else {}
+        plug_ins = {column.name: column.kind for column in self._plug_ins}
+        self.kinds: dict[str, type] = COLUMNS | dict.fromkeys(self._models, str) | plug_ins
 
     @property
     def has_models(self) -> bool:
@@ -96,8 +93,8 @@ class Columns:
             "finished_at": document["finished_at"],
             "notice": document.get("notice", ""),
             **_details_of(document),
-            **{name: document.get(key, {}).get(field) for name, _, key, field in self._plug_ins},
             **{name: made_by.get(stage) for name, stage in self._models.items()},
+            **{name: document.get(key, {}).get(field) for name, _, key, field in self._plug_ins},
         }
 
 

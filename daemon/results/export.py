@@ -6,13 +6,11 @@ from __future__ import annotations
 import csv
 import functools
 import io
-import os
 import re
-import shutil
 import sys
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from types import MappingProxyType
 from typing import Any, BinaryIO
 
@@ -23,16 +21,14 @@ from daemon import __version__
 from daemon.config.state import closed_to_others
 from daemon.core.errors import NotWritable, WrongArgument
 from daemon.core.hints import command, quantity
-from daemon.core.urls import is_url
-from daemon.formats.answered import Answered
 from daemon.formats.formats import FOLDERS, WITH_IMAGES
-from daemon.ledger.files import STDOUT, sync_folders, written_into, written_whole
+from daemon.ledger.files import STDOUT, written_whole
 from daemon.ledger.record import UNKNOWN, Model, Record
 from daemon.ledger.records import Reader
 from daemon.results.choice import Chosen, ExportChoice
 from daemon.results.columns import Columns
+from daemon.results.datasets import check_folder, keep_files, name_images, name_inboxes, write_folder
 from daemon.results.parquet import write_table
-from stages.contract.folders import replace_folder
 
 # At the start of a cell. Some programs ignore spaces before it, or what nobody sees (control characters, the byte order mark,
 # and the rest of Unicode's Default_Ignorable_Code_Point), or accept wide and small characters.
@@ -72,6 +68,8 @@ def export_records(
     NotWritable, MissingLibrary; LedgerDamaged, after writing all others, when some images are damaged.
     """
     _check_options(file, format, columns, mark=mark, half=half)
+    others = [models_file(file)] if columns.has_models and format == "csv" else []
+    _check_target(file, format, others, force=force)
     chosen, written = Chosen(reader, choice, columns), 0
 
     def count() -> Iterator[Record]:
@@ -81,13 +79,16 @@ def export_records(
             step(written, chosen.total)
 
     if format in FOLDERS:
-        gone: list[str] = []
-        images = name_images(count(), inboxes)
-        images = keep_files(images, format, gone) if format in WITH_IMAGES else images
-        _write_folder(file, lambda folder: FOLDERS[format](folder, images), chosen, force=force)
-        if gone:
-            warn(f"{quantity(len(gone), 'image')} left out, as the files are gone; the first is {gone[0]}.")
-            written -= len(gone)
+        left_out: list[str] = []
+        images = name_images(count(), name_inboxes(reader.inboxes().values(), inboxes), left_out)
+        images = keep_files(images, format) if format in WITH_IMAGES else images
+        write_folder(
+            file, lambda folder: FOLDERS[format](folder, images), lambda: _about(chosen), force=force
+        )
+        if left_out:
+            why = "their files are gone, have changed since, or cannot be read"
+            warn(f"{quantity(len(left_out), 'image')} left out, as {why}; the first is {left_out[0]}.")
+            written -= len(left_out)
     else:
         sizes = _embedding_sizes(reader, choice.bin, warn) if format == "parquet" else []
         writers: dict[str, Callable[[BinaryIO, Iterator[Record]], None]] = {
@@ -101,10 +102,24 @@ def export_records(
                 notes=lambda: note_models(chosen.models),
             ),
         }
-        others = [models_file(file)] if columns.has_models and format == "csv" else []
         _write_file(file, lambda out: writers[format](out, count()), chosen, reader.path, others, force=force)
     chosen.check()
     return written
+
+
+def _check_target(file: Path, format: str, others: Sequence[Path], *, force: bool) -> None:
+    """Before the ledger is read, which may take minutes. Raises NotWritable."""
+    if format in FOLDERS:
+        check_folder(file.resolve(), force=force)
+        return
+    for each in (file, *others) if file != STDOUT and not force else ():
+        if each.exists():
+            raise NotWritable(f"{each} already exists; name another file, or replace it with --force.")
+
+
+def _about(chosen: Chosen) -> dict[str, Any]:
+    known = [describe_model(model) for model in sort_models(chosen.models)]
+    return {"visiond": __version__, "models": known}
 
 
 def _write_file(
@@ -128,57 +143,6 @@ def _write_file(
             with partial.open("wb") as out:
                 rows = [describe_model(model) for model in sort_models(chosen.models)]
                 _write_rows(out, describe_model(UNKNOWN), rows)
-
-
-def _write_folder(folder: Path, write: Callable[[Path], None], chosen: Chosen, *, force: bool) -> None:
-    folder = folder.absolute()
-    if os.path.lexists(folder) and not (force and (folder / MANIFEST).is_file()):
-        fix = "replace it with --force" if (folder / MANIFEST).is_file() else "no export of visiond made it"
-        raise NotWritable(f"{folder} already exists; name another folder ({fix}).")
-    partial = folder.with_name(f".{folder.name}.partial")
-    try:
-        with closed_to_others(), written_into(folder):
-            shutil.rmtree(partial, ignore_errors=True)
-            partial.mkdir(parents=True)
-            write(partial)
-            known = [describe_model(model) for model in sort_models(chosen.models)]
-            text = msgspec.json.encode({"visiond": __version__, "models": known})
-            (partial / MANIFEST).write_bytes(msgspec.json.format(text) + b"\n")
-            sync_folders([os.fsencode(partial)])
-            replace_folder(folder, partial, is_synced=True)
-    finally:
-        shutil.rmtree(partial, ignore_errors=True)
-
-
-def name_images(records: Iterable[Record], inboxes: Mapping[bytes, str]) -> Iterator[Answered]:
-    """Each with a name of its own: its path in the inbox; below the inbox's name, if there are several. An image whose name
-    another one has, or that is not UTF-8, has its number in it. inboxes: their names by their roots."""
-    taken: set[int] = (
-        set()
-    )  # of images that were moved, as only these may have equal names; a hash is smaller than a name
-    for record in records:
-        name = PurePosixPath(record.path.decode(errors="replace"))
-        if len(inboxes) > 1:
-            name = inboxes.get(record.inbox_path, os.path.basename(os.fsdecode(record.inbox_path))) / name
-        if os.fsencode(record.path.decode(errors="replace")) != record.path or hash(name) in taken:
-            name = name.with_name(f"{name.stem}-{record.id}{name.suffix}")
-        if record.has_moved:
-            taken.add(hash(name))
-        yield Answered(record, str(name))
-
-
-def keep_files(images: Iterable[Answered], format: str, gone: list[str]) -> Iterator[Answered]:
-    """Those whose files are there; adds where the others were to `gone`. Raises WrongArgument for one in an object store."""
-    for image in images:
-        if is_url(image.location):
-            raise WrongArgument(
-                f"{image.location} is in an object store, and {format} needs files. Choose images of other inboxes with "
-                "--where, use another format, or copy the images first."
-            )
-        if os.path.isfile(image.location):
-            yield image
-        else:
-            gone.append(image.location)
 
 
 def format_of(file: Path) -> str:
@@ -241,7 +205,7 @@ def _write_rows(
 
 def models_file(file: Path) -> Path:
     """Beside a file of rows, that of their models: results.models.csv for results.csv."""
-    return file.with_suffix(f".models{file.suffix}")
+    return file.with_name(f"{file.name.removesuffix('.csv')}.models.csv")
 
 
 def describe_model(model: Model) -> dict[str, Any]:

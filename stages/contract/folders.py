@@ -15,12 +15,10 @@ def remove_folder(folder: Path) -> None:
         shutil.rmtree(aside, ignore_errors=True)
 
 
-def replace_folder(folder: Path, new: Path, *, is_synced: bool = False) -> None:
-    """Replace the folder by `new`. Between the two renames only `restore_folder` finds the old one. is_synced: whether what
-    is in `new` is on the disk already."""
+def replace_folder(folder: Path, new: Path) -> None:
+    """Replace the folder by `new`. Between the two renames only `restore_folder` finds the old one."""
     restore_folder(folder)
-    if not is_synced:
-        sync_tree(new)
+    sync_tree(new)
     aside = name_aside(folder)
     shutil.rmtree(aside, ignore_errors=True)
     if folder.exists():

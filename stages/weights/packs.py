@@ -221,7 +221,8 @@ def resolve(
             digests[role] = check_files(configured, paths[role])
     if backend.needs_weights:
         backend.check(paths, allow_pickle=options.get("allow_pickle") is True)
-        known, notice = _describe(pack, stage), pack.manifest.notice_of(stage) or notice
+        known = _describe(pack, stage) if entry.files else Provenance(name=name)  # from a library
+        notice = pack.manifest.notice_of(stage) or notice
     else:
         known, notice = Provenance(name=name), str(options.get("notice", ""))
     dtype = choose_dtype(stage, name, paths, wanted.get("dtype") or entry.dtype or "float32")

@@ -14,6 +14,7 @@ import shutil
 import sqlite3
 from collections.abc import Callable
 from pathlib import Path
+from zlib import crc32
 
 import msgspec
 import pytest
@@ -92,12 +93,14 @@ def test_a_sidecar_may_say_of_its_models_what_the_ledger_was_once_told_and_nothi
     older, renamed = whole["provenance"]["ocr"] | {"visiond": "0.1.0"}, {"name": "mine"}
     with contextlib.closing(sqlite3.connect(place.site.ledger)) as connection, connection:
         known = json.dumps([older, whole["provenance"]["ocr"]])
+        known = f"{crc32(known.encode()):08x} {known}"
         connection.execute("UPDATE model SET provenance = ? WHERE stage = 'ocr'", (known,))
     for said, counts in (
         (whole["provenance"], {"whole": 7}),
         ({}, {"whole": 7}),
         (whole["provenance"] | {"ocr": older}, {"whole": 7}),
         (whole["provenance"] | {"ocr": renamed}, {"whole": 6, "edited": 1}),
+        ({"ocr": [[0]] * 100}, {"whole": 6, "edited": 1}),
     ):
         document = {
             key: said if key == "provenance" else value
@@ -106,6 +109,18 @@ def test_a_sidecar_may_say_of_its_models_what_the_ledger_was_once_told_and_nothi
         }
         file.write_bytes(msgspec.json.encode(document) + b"\n")
         assert told(place, "verify")[1] == counts
+    file.write_bytes(b'{"a":' + b"[" * 100_000)
+    assert told(place, "verify")[1] == {"whole": 6, "edited": 1}
+
+
+def test_a_ledger_that_is_damaged_where_it_says_what_a_model_is_believes_the_sidecars(tmp_path: Path) -> None:
+    place = finished(tmp_path, 3)
+    with contextlib.closing(sqlite3.connect(place.site.ledger)) as connection, connection:
+        connection.execute("UPDATE model SET provenance = replace(provenance, 'fake', 'fbke')")
+    before = sidecars(place)
+    assert told(place, "verify") == (0, {"whole": 7})
+    assert told(place, "repair") == (0, {"whole": 7})
+    assert sidecars(place) == before
 
 
 def test_a_lost_ledger_is_reported_with_the_fix_before_a_new_one_replaces_it(tmp_path: Path) -> None:

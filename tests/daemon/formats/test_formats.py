@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import io
 import json
+import os
 import pickle
 import shutil
 import subprocess
 import sys
+import tarfile
 from contextlib import redirect_stdout
 from html.parser import HTMLParser
 from pathlib import Path
@@ -22,9 +24,11 @@ from daemon.core.messages import Output
 from daemon.formats.answered import Answered
 from daemon.formats.formats import FOLDERS
 from daemon.ledger.record import Record
-from daemon.results.export import FILES, name_images
+from daemon.results.datasets import name_images, name_inboxes
+from daemon.results.export import FILES
 from tests.makers import make_outputs, make_record
 
+WITH_FILES = ("captions", "hocr", "alto", "xmp", "xmp-adobe", "yolo", "webdataset")  # for each image
 LABEL_STUDIO = Path(sys.prefix, "label-studio", "bin", "python")  # its library wants an older numpy
 CHECK_TASKS = """
 import json, pathlib
@@ -45,7 +49,7 @@ EXIFTOOL = shutil.which("exiftool")
 # Labels, texts and names that JSON, YAML, XML, HTML or a path could misread.
 LABELS = ["cat", "traffic light", 'a "big" dog', "yes", "1", "<b>&amp;", "ключ: №", "- dash"]
 TEXTS = ["Total: 12,50 €", "<script>1 & 2</script>", "\u200fשלום", "bell\x07 tab\t end", "日本語の行"]
-NAMES = ["a.jpg", "sub/b c.jpg", "sub/ü#1.jpg", "sub/b c.png", "x.y.z.jpeg"]
+NAMES = ["a.jpg", "images/b c.jpg", "images/ü#1.jpg", "images/b c.png", "x.y.z.jpeg"]
 
 
 def answers(number: int) -> dict[str, Output]:
@@ -73,15 +77,22 @@ def records(tmp_path: Path) -> list[Record]:
     for number, name in enumerate(NAMES * 4):
         path = name.encode() if number < len(NAMES) else f"{number}/{name}".encode()
         buffer = io.BytesIO()
-        Image.new("RGB", (640, 480), (number, 90, 120)).save(buffer, "PNG" if "png" in name else "JPEG")
+        kind = "PNG" if "png" in name else "JPEG"
+        Image.new("RGB", (640, 480), (number, 90, 120)).save(buffer, kind)
         outputs = answers(number)
-        found.append(make_record(tmp_path / "in", path, buffer.getvalue(), id=number + 1, outputs=outputs))
+        found.append(
+            make_record(tmp_path / "in", path, buffer.getvalue(), id=number + 1, outputs=outputs, format=kind)
+        )
     return found
 
 
 @pytest.fixture
 def images(records: list[Record]) -> list[Answered]:
-    return list(name_images(records, {b"/in": "in"}))
+    return named(records)
+
+
+def named(records: list[Record], inboxes: dict[bytes, str] | None = None) -> list[Answered]:
+    return list(name_images(records, inboxes or {}, []))
 
 
 def write(folder: Path, format: str, images: list[Answered]) -> Path:
@@ -154,7 +165,7 @@ def test_ultralytics_reads_the_boxes_of_every_image(tmp_path: Path, images: list
             boxes = zip(label["cls"].flatten(), label["bboxes"].tolist(), strict=True)
             found[place] = [(names[int(number)], box) for number, box in boxes]
     expected = {
-        {"sub/b c.png": "sub/b c-4.png"}.get(image.name, image.name): [
+        str(image.own_name(".png" if image.name.endswith("png") else ".jpg")): [
             (name, [(x0 + x1) / 1280, (y0 + y1) / 960, (x1 - x0) / 640, (y1 - y0) / 480])
             for name, _, (x0, y0, x1, y1) in image.objects
         ]
@@ -176,17 +187,18 @@ def test_a_jpeg_that_ultralytics_may_write_anew_is_a_copy_and_others_are_links(t
         make_record(tmp_path / "in", name.encode(), content, id=number)
         for number, (name, content) in enumerate(bytes_of.items())
     ]
-    folder = write(tmp_path / "yolo", "yolo", list(name_images(found, {})))
+    folder = write(tmp_path / "yolo", "yolo", named(found))
     made = {file.name: file for file in folder.rglob("*.jpg")}
-    assert {name: file.read_bytes() for name, file in made.items()} == bytes_of
-    assert {name for name, file in made.items() if file.is_symlink()} == {"plain.jpg"}
+    known = {f"{Path(name).stem}-{number}.jpg": data for number, (name, data) in enumerate(bytes_of.items())}
+    assert {name: file.read_bytes() for name, file in made.items()} == known
+    assert {name for name, file in made.items() if file.is_symlink()} == {"plain-0.jpg"}
 
 
 def test_equal_files_are_on_one_side_of_a_yolo_data_set(tmp_path: Path) -> None:
     twins = [
         make_record(tmp_path, b"%d.jpg" % n, b"%d" % (n // 2), id=n + 1, format="PNG") for n in range(200)
     ]
-    folder = write(tmp_path / "yolo", "yolo", list(name_images(twins, {})))
+    folder = write(tmp_path / "yolo", "yolo", named(twins))
     sides = {
         part: {int(file.stem) // 2 for file in (folder / "images" / part).iterdir()}
         for part in ("train", "val")
@@ -238,7 +250,7 @@ def test_a_task_of_label_studio_has_each_answer_in_percent(tmp_path: Path, image
     }
     line, text = prediction["result"][3:5]
     assert (line["id"], text["value"]["text"]) == (text["id"], [TEXTS[0]])
-    assert task["data"]["image"] == f"/data/local-files/?d={str(tmp_path).lstrip('/')}/in/sub/b%20c.png"
+    assert task["data"]["image"] == f"/data/local-files/?d={str(tmp_path).lstrip('/')}/in/images/b%20c.png"
 
 
 class Hocr(HTMLParser):
@@ -281,7 +293,7 @@ def test_hocr_and_alto_have_each_line_with_its_box(tmp_path: Path, images: list[
 def test_the_text_of_a_page_reader_is_in_hocr_and_alto_without_boxes(tmp_path: Path) -> None:
     payload = b'{"lines":[],"count":0,"area_ratio":0.0,"text":"# Bill\\n\\nTotal <5>"}'
     record = make_record(tmp_path, outputs=make_outputs() | {"ocr": Output(payload, 0.25)})
-    [image] = name_images([record], {})
+    [image] = named([record])
     for format in ("hocr", "alto"):
         [file] = write(tmp_path / format, format, [image]).iterdir()
         assert "# Bill" in file.read_text()
@@ -293,8 +305,8 @@ def test_captions_are_named_as_trainers_want_them_and_none_replaces_another(
     tmp_path: Path, images: list[Answered]
 ) -> None:
     folder = write(tmp_path / "captions", "captions", images)
-    assert (folder / "sub" / "b c.txt").read_text() == f"{images[1].caption}\n"
-    assert (folder / "sub" / "b c.png.txt").read_text() == f"{images[3].caption}\n"
+    assert (folder / "images" / "b c.txt").read_text() == f"{images[1].caption}\n"
+    assert (folder / "b c-4.txt").read_text() == f"{images[3].caption}\n"
     assert len(list(folder.rglob("*.txt"))) == len(images)
 
 
@@ -332,14 +344,56 @@ def test_exiftool_reads_captions_tags_and_objects(
 # Names and folders
 
 
-def test_images_with_equal_names_get_different_ones(tmp_path: Path) -> None:
-    moved = [make_record(tmp_path, b"a.jpg", id=n, location=b"/done/a-%d.jpg" % n) for n in (1, 2)]
-    odd = make_record(tmp_path, b"\xff.jpg", id=3)
-    names = [image.name for image in name_images([*moved, odd], {})]
-    assert names == ["a.jpg", "a-2.jpg", "\ufffd-3.jpg"]
+def test_no_image_takes_the_file_of_another_whatever_they_are_called(tmp_path: Path) -> None:
+    names = ["a-3.jpg", "a.jpg", "a.jpg", "a.png", "a.png.jpg", "a.b.jpg", "a_b.jpg", "a.txt/b.jpg", "A.JPG"]
+    names += ["a.jpg.xmp/c.jpg", f"{'n' * 251}.jpg", f"{'ü' * 125}.jpg", "\udcff.jpg"]
+    found = [
+        make_record(tmp_path / str(number), os.fsencode(name), b"\xff\xd9", id=number)
+        for number, name in enumerate(names, 1)
+    ]
+    for format in WITH_FILES:
+        folder = write(tmp_path / format, format, named(found))
+        files = [file for file in folder.rglob("*") if file.suffix in (".txt", ".xmp", ".hocr", ".xml")]
+        if format == "webdataset":
+            with tarfile.open(folder / "shard-000000.tar") as tar:
+                files = [Path(each) for each in tar.getnames() if each.endswith(".txt")]
+        assert len({*files}) == len(names), format
+    assert list((tmp_path / "xmp").glob("a-3*.xmp")), "an image is named in the file's name"
 
 
-def test_of_several_inboxes_each_name_begins_with_its_inbox() -> None:
-    records = [make_record(Path("/one")), make_record(Path("/two"), id=8), make_record(Path("/gone"), id=9)]
-    inboxes = {b"/one": "first", b"/two": "second"}
-    assert [i.name for i in name_images(records, inboxes)] == ["first/a.jpg", "second/a.jpg", "gone/a.jpg"]
+def test_several_inboxes_have_different_names_also_those_that_are_not_configured_any_more() -> None:
+    roots = [b"/old/in", b"/new/in", b"/photos", b"s3://bucket/in/"]
+    assert name_inboxes(roots, {b"/new/in": "in", b"/photos": "mine"}) == {
+        b"/old/in": "in",
+        b"/new/in": "in-2",
+        b"/photos": "mine",
+        b"s3://bucket/in/": "in-3",
+    }
+    assert name_inboxes(roots[:1], {}) == {b"/old/in": ""}
+    records = [make_record(Path("/old/in")), make_record(Path("/new/in"), id=8)]
+    names = [image.name for image in named(records, name_inboxes(roots, {}))]
+    assert names == ["in/a.jpg", "in-2/a.jpg"]
+
+
+def test_texts_are_utf_8_whatever_the_locale_is(tmp_path: Path, images: list[Answered]) -> None:
+    program = f"""
+import pickle, sys
+from pathlib import Path
+from daemon.formats.formats import FOLDERS
+for format in {[*WITH_FILES]}:
+    folder = Path(sys.argv[1], format)
+    folder.mkdir()
+    FOLDERS[format](folder, iter(pickle.load(open(sys.argv[2], "rb"))))
+"""
+    (tmp_path / "images").write_bytes(pickle.dumps(images[:2]))
+    environment = os.environ | {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+    made = [sys.executable, "-W", "ignore", "-c", program, str(tmp_path), str(tmp_path / "images")]
+    subprocess.run(made, check=True, env=environment)
+    assert "Total: 12,50 €" in (tmp_path / "hocr" / "images" / "b c.jpg.hocr").read_text("utf-8")
+
+
+def test_without_labels_label_studio_gets_no_empty_control(tmp_path: Path) -> None:
+    outputs = make_outputs(0, stages=["ocr"])
+    folder = write(tmp_path / "t", "label-studio", named([make_record(tmp_path, outputs=outputs)]))
+    config = ElementTree.parse(folder / "config.xml")
+    assert {element.tag for element in config.iter()} == {"View", "Image", "Rectangle", "TextArea"}

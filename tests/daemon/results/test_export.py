@@ -20,7 +20,7 @@ import pyarrow.parquet
 import pytest
 
 from daemon.core.errors import NotWritable, WrongArgument
-from daemon.core.jobs import Job, Placed
+from daemon.core.jobs import Job, Placed, Version
 from daemon.core.messages import Output
 from daemon.ledger.ledger import Ledger
 from daemon.ledger.record import Model, Record
@@ -28,7 +28,8 @@ from daemon.ledger.records import Reader
 from daemon.results import parquet
 from daemon.results.choice import ExportChoice, parse_ratio, pick
 from daemon.results.columns import COLUMNS, Columns
-from daemon.results.export import export_records, keep_files, name_images, write_parquet
+from daemon.results.datasets import keep_files, name_images
+from daemon.results.export import export_records, write_parquet
 from stages.registry.registry import ORDER
 from tests.makers import MODELS, admit, complete, done, failed, make_file, make_outputs, make_record
 
@@ -481,11 +482,23 @@ async def test_a_condition_of_sql_on_the_columns_chooses_images(reader: Reader, 
         ),
         ("json_extract(stage_seconds, '$.ocr') > 0 -- all", [row["id"] for row in everything]),
         ("width IS NULL", []),
+        ('"object_count" >= 0 AND "bin" = \'C\'', [row["id"] for row in everything if row["bin"] == "C"]),
     ):
         assert numbers_of(reader, tmp_path / "a.jsonl", where=where) == expected, where
 
 
-@pytest.mark.parametrize("where", ["colour = 1", "bin = ", "1); DROP TABLE image; --", "count(*) > 1"])
+@pytest.mark.parametrize(
+    "where",
+    [
+        "colour = 1",
+        "bin = ",
+        "1); DROP TABLE image; --",
+        "count(*) > 1",
+        "width = (SELECT MAX(width) FROM image)",
+        "\"captoin\" = 'x'",
+        "path = '\udcff'",
+    ],
+)
 async def test_a_condition_that_is_none_is_refused_before_anything_is_written(
     reader: Reader, tmp_path: Path, where: str
 ) -> None:
@@ -531,14 +544,14 @@ async def test_each_row_names_its_models_and_the_file_says_what_these_are(
     known = msgspec.json.decode(pyarrow.parquet.read_metadata(file).metadata[b"visiond.models"])
     named = {model["fingerprint"]: (model["name"], model["commit"]) for model in known}
     assert named == {m.fingerprint: (m.provenance.name, m.provenance.commit) for m in MODELS}
-    assert {row["yolo_model"] for row in read_rows(file)} == {"yolo-1"}
+    assert {row["yolo_fingerprint"] for row in read_rows(file)} == {"yolo-1"}
 
 
 async def test_beside_csv_a_second_file_says_what_the_models_are(reader: Reader, tmp_path: Path) -> None:
     write(reader, tmp_path / "all.csv", "csv", columns=Columns(ORDER, models=True))
     known = {row["fingerprint"]: row["name"] for row in read_rows(tmp_path / "all.models.csv")}
     assert known == {model.fingerprint: model.provenance.name for model in MODELS}
-    assert {known[row["ocr_model"]] for row in read_rows(tmp_path / "all.csv")} == {"ocr-small"}
+    assert {known[row["ocr_fingerprint"]] for row in read_rows(tmp_path / "all.csv")} == {"ocr-small"}
     with pytest.raises(NotWritable, match=r"all\.csv already exists"):
         write(reader, tmp_path / "all.csv", "csv", columns=Columns(ORDER, models=True))
     with pytest.raises(WrongArgument, match="name a file instead of -"):
@@ -547,7 +560,7 @@ async def test_beside_csv_a_second_file_says_what_the_models_are(reader: Reader,
 
 def test_the_columns_are_those_of_the_configured_stages_not_of_all_that_are_installed() -> None:
     assert not any(name.startswith("quality") for name in Columns(["ocr"]).kinds)
-    assert [*Columns(["ocr", "yolo"], models=True).kinds][-2:] == ["ocr_model", "yolo_model"]
+    assert [*Columns(["ocr", "yolo"], models=True).kinds][-2:] == ["ocr_fingerprint", "yolo_fingerprint"]
 
 
 # Mixes
@@ -671,9 +684,7 @@ async def test_a_file_that_cannot_be_written_is_named(reader: Reader, tmp_path: 
 async def test_a_folder_is_replaced_only_if_an_export_made_it(reader: Reader, tmp_path: Path) -> None:
     mine, folder = tmp_path / "mine", tmp_path / "coco"
     mine.mkdir()
-    with pytest.raises(
-        NotWritable, match=r"mine already exists; name another folder .no export of visiond made it"
-    ):
+    with pytest.raises(NotWritable, match="mine already exists, and no export of visiond made it"):
         write(reader, mine, "coco", force=True)
     assert write(reader, folder, "coco") == 21
     with pytest.raises(NotWritable, match=r"coco already exists.*--force"):
@@ -684,7 +695,10 @@ async def test_a_folder_is_replaced_only_if_an_export_made_it(reader: Reader, tm
     assert {model["fingerprint"]: model["name"] for model in known} == {
         model.fingerprint: model.provenance.name for model in MODELS
     }
-    assert {entry for entry in os.listdir(tmp_path) if "coco" in entry} == {"coco"}
+    assert set(os.listdir(tmp_path)) == {"inbox", "state", "mine", "coco"}
+    (folder / "runs").mkdir()
+    with pytest.raises(NotWritable, match="coco already exists and has runs, which no export made"):
+        write(reader, folder, "coco", force=True)
 
 
 async def test_an_error_leaves_the_old_folder_and_no_part_of_a_new_one(
@@ -701,25 +715,37 @@ async def test_an_error_leaves_the_old_folder_and_no_part_of_a_new_one(
     assert set(os.listdir(tmp_path)) == before
 
 
-async def test_images_whose_files_are_gone_are_left_out_of_data_sets_with_images(
-    reader: Reader, tmp_path: Path
+async def test_images_whose_files_are_gone_or_have_changed_are_left_out_of_data_sets_with_images(
+    ledger: Ledger, tmp_path: Path
 ) -> None:
-    for number in (3, 5):
-        (tmp_path / "inbox" / f"{number}.jpg").write_bytes(b"\xff\xd9")
-    said: list[str] = []
-    step = lambda done, total: None  # noqa: E731
-    written = export_records(reader, tmp_path / "y", "yolo", ExportChoice(), ALL, step, warn=said.append)
-    assert written == 2
-    assert {file.name for file in (tmp_path / "y" / "images").rglob("*.jpg")} == {"3.jpg", "5.jpg"}
-    assert said[0].startswith("19 images left out, as the files are gone; the first is ")
+    inbox = tmp_path / "inbox"
+    files = {}
+    for name in ("a.jpg", "changed.jpg", "gone.jpg"):
+        (inbox / name).write_bytes(name.encode() + b"\xff\xd9")
+        files[name] = Version.of((inbox / name).stat())
+    await ledger.admit([make_file(name.encode(), **version._asdict()) for name, version in files.items()])
+    jobs = await ledger.next_jobs(3, ())
+    await complete(ledger, *(done(job, data=(inbox / os.fsdecode(job.path)).read_bytes()) for job in jobs))
+    (inbox / "changed.jpg").write_bytes(b"other bytes")
+    (inbox / "gone.jpg").unlink()
+    step, said = lambda done, total: None, list[str]()
+    with contextlib.closing(Reader(ledger.path)) as reader:
+        for format in ("yolo", "webdataset"):
+            file = tmp_path / format
+            assert export_records(reader, file, format, ExportChoice(), ALL, step, warn=said.append) == 1
+    assert [file.name for file in (tmp_path / "yolo" / "images").rglob("*.jpg")] == ["a-1.jpg"]
+    assert said[0].startswith(
+        "2 images left out, as their files are gone, have changed since, or cannot be read"
+    )
+    assert len(said) == 2
 
 
 def test_an_image_in_a_store_is_refused_for_a_data_set_with_images() -> None:
-    images = name_images([make_record(INBOX, location=b"s3://bucket/a.jpg")], {})
+    images = name_images([make_record(INBOX, location=b"s3://bucket/a.jpg")], {}, [])
     with pytest.raises(
         WrongArgument, match=r"s3://bucket/a\.jpg is in an object store, and yolo needs files"
     ):
-        next(keep_files(images, "yolo", []))
+        next(keep_files(images, "yolo"))
 
 
 class Growing(Reader):

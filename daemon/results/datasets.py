@@ -1,0 +1,116 @@
+"""An export that is a folder: what its images are called, and how it gets its name whole or not at all."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from daemon.config.state import closed_to_others
+from daemon.core.errors import NotWritable, WrongArgument
+from daemon.core.urls import is_url
+from daemon.formats.answered import Answered
+from daemon.ledger.files import sync_folder, sync_folders, written_into
+from daemon.ledger.record import Record
+
+MANIFEST = "visiond.json"  # which models gave the answers, and which files the export made
+
+
+def name_inboxes(roots: Iterable[bytes], configured: Mapping[bytes, str]) -> dict[bytes, str]:
+    """A name for each inbox of the ledger, different ones; "" for a single inbox. configured: names by roots. One that is not
+    configured any more is called like its folder."""
+    found = [*roots]
+    if len(found) < 2:
+        return dict.fromkeys(found, "")
+    names: dict[bytes, str] = {}
+    for root in found:
+        name = configured.get(root) or os.path.basename(os.fsdecode(root).rstrip("/")) or "inbox"
+        others = set(names.values())
+        names[root] = next(n for n in (name, *(f"{name}-{k}" for k in range(2, 9999))) if n not in others)
+    return names
+
+
+def name_images(
+    records: Iterable[Record], inboxes: Mapping[bytes, str], left_out: list[str]
+) -> Iterator[Answered]:
+    """Each with its path in the inbox as its name; below the inbox's name, if there are several. inboxes: these names, by the
+    roots of the inboxes. left_out: as in Answered."""
+    for record in records:
+        path = record.path.decode(errors="replace")
+        yield Answered(record, os.path.join(inboxes.get(record.inbox_path, ""), path), left_out)
+
+
+def keep_files(images: Iterable[Answered], format: str) -> Iterator[Answered]:
+    """Leave out those whose files are gone or have changed since. Raises WrongArgument for one in an object store."""
+    for image in images:
+        if is_url(image.location):
+            raise WrongArgument(
+                f"{image.location} is in an object store, and {format} needs files. Choose images of other inboxes with "
+                "--where, use another format, or copy the images first."
+            )
+        if _is_same(image):
+            yield image
+        else:
+            image.leave_out()
+
+
+def _is_same(image: Answered) -> bool:
+    """Whether the file is there and, by its size and time, the one that was processed. Another disk may have another time."""
+    try:
+        status = os.stat(image.location)
+    except OSError:
+        return False
+    known = image.record.version
+    return status.st_size == known.size and (image.record.has_moved or status.st_mtime_ns == known.mtime_ns)
+
+
+def check_folder(folder: Path, *, force: bool) -> None:
+    """Raises NotWritable if the folder exists and may not be replaced: with force, what an export has made may, if nothing was
+    added to it."""
+    if not os.path.lexists(folder):
+        return
+    try:
+        made = msgspec.json.decode((folder / MANIFEST).read_bytes(), type=dict[str, Any])["files"]
+    except (OSError, msgspec.DecodeError, KeyError):
+        raise NotWritable(
+            f"{folder} already exists, and no export of visiond made it; name another folder."
+        ) from None
+    if added := sorted({*os.listdir(folder)} - {*made}):
+        raise NotWritable(
+            f"{folder} already exists and has {added[0]}, which no export made; name another folder."
+        )
+    if not force:
+        raise NotWritable(f"{folder} already exists; name another folder, or replace it with --force.")
+
+
+def write_folder(
+    folder: Path, write: Callable[[Path], None], about: Callable[[], dict[str, Any]], *, force: bool
+) -> None:
+    """write: makes the files in an empty folder. about: called afterwards, for MANIFEST. Raises NotWritable."""
+    folder = folder.resolve()
+    check_folder(folder, force=force)
+    with closed_to_others(), written_into(folder):
+        # Names of its own: another export, or a user, may have something beside it.
+        partial = Path(tempfile.mkdtemp(prefix=".", suffix=".partial", dir=folder.parent))
+        aside = partial.with_suffix(".old")
+        try:
+            partial.chmod(0o750)
+            write(partial)
+            files = sorted([*os.listdir(partial), MANIFEST])
+            text = msgspec.json.encode(about() | {"files": files})
+            (partial / MANIFEST).write_bytes(msgspec.json.format(text) + b"\n")
+            sync_folders([os.fsencode(partial)])
+            if os.path.lexists(folder):
+                folder.rename(aside)
+            partial.rename(folder)
+            sync_folder(folder.parent)
+        finally:
+            if aside.exists() and not folder.exists():  # the new one did not get its name
+                aside.rename(folder)
+            for rest in (partial, aside):
+                shutil.rmtree(rest, ignore_errors=True)
