@@ -243,7 +243,7 @@ BomOption = Annotated[
     bool, flag("--bom", help="Begin CSV with a byte order mark, without which Excel misreads letters.")
 ]
 WhereOption = Annotated[
-    str,
+    list[str] | None,
     typer.Option(
         "--where",
         metavar="CONDITION",
@@ -277,7 +277,7 @@ def export(
             help="Share of each bin, for example A=0.4,B=0.4,C=0.2. Exports as many images as these shares allow.",
         ),
     ] = "",
-    where: WhereOption = "",
+    where: WhereOption = None,
     sample: SampleOption = None,
     seed: SeedOption = 0,
     unique: UniqueOption = False,
@@ -311,7 +311,7 @@ def export(
 
     chosen = format.value if format else format_of(file)
     settings = read_config(config, needs_stages=False)
-    choice = ExportChoice(bin, parse_ratio(ratio), where, sample or 0, seed, unique)
+    choice = ExportChoice(bin, parse_ratio(ratio), tuple(where or ()), sample or 0, seed, unique)
     with open_reader(settings) as reader, Progress("rows") as progress:
         written = export_records(
             reader,

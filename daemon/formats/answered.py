@@ -13,7 +13,7 @@ import msgspec
 
 from daemon.core.sidecar import cut_name
 from daemon.ledger.record import Record
-from stages.contract.binning import has_text
+from stages.contract.binning import has_text, likely_tags
 
 Write = Callable[[Path, Iterator["Answered"]], None]  # makes the files of a format in an empty folder
 
@@ -88,13 +88,22 @@ class Answered:
         return self.document.get("ocr", {}).get("text") or ""
 
     @property
+    def is_unfamiliar(self) -> bool:
+        """Whether the demonstration models do not know what it shows: their caption and tag only say so."""
+        caption = self.document.get("caption", {})
+        return "clip" in self.document and caption.get("similarity", 0.0) is None
+
+    @property
     def caption(self) -> str:
-        return self.document.get("caption", {}).get("text") or ""
+        return "" if self.is_unfamiliar else self.document.get("caption", {}).get("text") or ""
 
     @property
     def tags(self) -> list[tuple[str, float]]:
-        """Label and score of each of CLIP's tags, the most likely one first."""
-        return [(tag["label"], tag["score"]) for tag in self.document.get("clip", {}).get("tags", [])]
+        """Label and score of those of CLIP's tags that count, the most likely one first."""
+        found = [] if self.is_unfamiliar else self.document.get("clip", {}).get("tags", [])
+        given = [(tag["label"], tag["score"]) for tag in found]
+        likely = {*likely_tags(given)}
+        return [tag for tag in given if tag[0] in likely]
 
     @property
     def models(self) -> Mapping[str, str]:

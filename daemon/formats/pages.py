@@ -5,6 +5,7 @@ programs read beside the image."""
 from __future__ import annotations
 
 import errno
+import itertools
 from collections.abc import Callable, Iterator
 from html import escape
 from pathlib import Path
@@ -129,15 +130,17 @@ def beside(suffix: str, make: Callable[[Answered], str], *, replaces: bool = Fal
 
 
 def _open_new(folder: Path, name: Path, other: Path) -> TextIO:
-    """A new file with this name. If another image has a file or folder with it, or it is too long: with the other one, at the
-    top of the folder."""
-    try:
-        (folder / name).parent.mkdir(parents=True, exist_ok=True)
-        return (folder / name).open("x", encoding="utf-8", newline="\n")
-    except OSError as error:
-        if error.errno not in (errno.EEXIST, errno.ENOTDIR, errno.EISDIR, errno.ENAMETOOLONG):
-            raise
-        return (folder / other.name).open("x", encoding="utf-8", newline="\n")
+    """A new file with this name. If another image has a file or folder with it, or it is too long: with the other one, or that
+    with a further number, at the top of the folder."""
+    further = (other.with_stem(f"{other.stem}-{number}") for number in itertools.count(2))
+    for place in itertools.chain((name, Path(other.name)), (Path(each.name) for each in further)):
+        try:
+            (folder / place).parent.mkdir(parents=True, exist_ok=True)
+            return (folder / place).open("x", encoding="utf-8", newline="\n")
+        except OSError as error:
+            if error.errno not in (errno.EEXIST, errno.ENOTDIR, errno.EISDIR, errno.ENAMETOOLONG):
+                raise
+    raise AssertionError
 
 
 WRITERS: dict[str, Write] = {

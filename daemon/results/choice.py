@@ -9,7 +9,7 @@ import re
 import secrets
 import sqlite3
 from array import array
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -31,12 +31,13 @@ SEED = 0  # so that a mix leaves out the same images each time
 
 @dataclass(frozen=True)
 class ExportChoice:
-    """bin: "" for all. ratio: the share of each bin. where: a condition of SQL on the columns of an export. sample: how many
-    images, evenly at random by the seed; 0 for all. unique: of files with equal bytes, the oldest one."""
+    """bin: "" for all. ratio: the share of each bin. where: conditions of SQL on the columns of an export, all of which must
+    be true. sample: how many images, evenly at random by the seed; 0 for all. unique: of files with equal bytes, the oldest
+    one."""
 
     bin: str = ""
     ratio: Mapping[str, float] = field(default_factory=dict)
-    where: str = ""
+    where: Sequence[str] = ()
     sample: int = 0
     seed: int = SEED
     unique: bool = False
@@ -96,8 +97,8 @@ class Chosen:
     def _find(self, columns: Columns) -> array[int]:
         """The numbers of the images, in order."""
         choice, found = self._choice, self._whole()
-        if choice.where:
-            found = _filter(found, choice.where, columns)
+        for where in choice.where:
+            found = _filter(found, where, columns)
         if choice.unique:
             found = _unique(found)
         ids = array("q", (record.id for record in found))
@@ -113,6 +114,8 @@ def _check(choice: ExportChoice, bins: set[str]) -> None:
         raise WrongArgument(
             f"There is no bin {', '.join(sorted(unknown))}; bins are {', '.join(sorted(bins))}."
         )
+    if choice.seed and not choice.sample:
+        raise WrongArgument("--seed is for --sample; add --sample N.")
     if choice.ratio and (choice.bin or choice.looks_first):
         raise WrongArgument(
             "--ratio mixes whole bins; it cannot be combined with --bin, --where, --sample or --unique."
@@ -145,11 +148,7 @@ def _filter(records: Iterable[Record], where: str, columns: Columns) -> Iterator
     """Those for which the condition is true. Raises WrongArgument."""
     names = list(columns.kinds)
     places = list({name.lower(): place for place, name in reversed(list(enumerate(names)))}.values())
-    # SQLite takes a name between double quotes that is no column for a text. A question to the table itself would see
-    # only some of the images, so nobody knows its name.
-    unknown = {quoted.lower() for quoted in _QUOTED.findall(_TEXT.sub("", where))} - {
-        n.lower() for n in names
-    }
+    # A question to the table itself would see only some of the images, so nobody knows its name.
     table = f"images_{secrets.token_hex(8)}"
     listed = ", ".join(f'"{names[place]}"' for place in places)
     question = f"SELECT id FROM {table} WHERE (\n{where}\n)"
@@ -157,8 +156,7 @@ def _filter(records: Iterable[Record], where: str, columns: Columns) -> Iterator
     database.set_progress_handler(lambda: 0, STEPS)  # so that Ctrl-C ends a condition that never does
     try:
         database.execute(f"CREATE TABLE {table} ({listed})")
-        if unknown:
-            raise sqlite3.OperationalError(f"no such column: {min(unknown)}")
+        _check_quoted(where, names)
         database.execute(f"EXPLAIN {question}")
         insert = f"INSERT INTO {table} VALUES ({', '.join('?' * len(places))})"
         found = iter(records)
@@ -177,6 +175,13 @@ def _filter(records: Iterable[Record], where: str, columns: Columns) -> Iterator
         ) from None
     finally:
         database.close()
+
+
+def _check_quoted(where: str, names: Iterable[str]) -> None:
+    """SQLite takes a name between double quotes that is no column for a text. Raises ValueError instead."""
+    quoted = {name.lower() for name in _QUOTED.findall(_TEXT.sub("", where))}
+    if unknown := quoted - {name.lower() for name in names}:
+        raise ValueError(f"no such column: {min(unknown)}")
 
 
 def _plain(value: Any) -> Any:

@@ -72,7 +72,7 @@ def _is_same(image: Answered) -> bool:
 def check_folder(folder: Path, *, force: bool) -> None:
     """Raises NotWritable if the folder exists and may not be replaced: with force, what an export has made may, if nothing was
     added to it."""
-    if not os.path.lexists(folder):
+    if not os.path.lexists(folder) or (folder.is_dir() and not os.listdir(folder)):
         return
     try:
         made = msgspec.json.decode((folder / MANIFEST).read_bytes(), type=dict[str, Any])["files"]

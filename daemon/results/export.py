@@ -113,7 +113,11 @@ def _check_target(file: Path, format: str, others: Sequence[Path], *, force: boo
         check_folder(file.resolve(), force=force)
         return
     for each in (file, *others) if file != STDOUT and not force else ():
-        if each.exists():
+        if each.exists() and each.suffix in (
+            ".csv",
+            ".jsonl",
+            ".parquet",
+        ):  # of others `written_whole` says more
             raise NotWritable(f"{each} already exists; name another file, or replace it with --force.")
 
 

@@ -6,7 +6,7 @@ import base64
 import hashlib
 import os
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any
@@ -17,9 +17,8 @@ from numpy.typing import NDArray
 
 from daemon.core.jobs import JobStatus
 from daemon.ledger.record import Record
-from stages.contract.binning import text_of
+from stages.contract.binning import likely_tags, text_of
 
-LEAST_SCORE = 0.1  # of a tag that counts besides the most probable one
 MOST_WORDS = 100_000  # characters of each field that are indexed
 FIELDS = ("text", "caption", "tags", "objects", "name")
 
@@ -74,11 +73,6 @@ def _read_yolo(entry: Document, answer: Mapping[str, Any]) -> None:
     labels = {detection["label"] for detection in answer["detections"]}
     _add(entry, "objects", "\n".join(sorted(labels)))
     entry.marks |= {mark("object", label) for label in labels}
-
-
-def likely_tags(tags: Iterable[tuple[str, float]]) -> list[str]:
-    """Of labels and scores, the most probable first, the labels that count: the first one, and those whose score is not low."""
-    return [label for place, (label, score) in enumerate(tags) if place == 0 or score >= LEAST_SCORE]
 
 
 def _read_clip(entry: Document, answer: Mapping[str, Any]) -> None:

@@ -145,6 +145,7 @@ class Api:
             for hit in [hits[record.id]]
         ]
         here = asked.values() | {"cursor": found.following, "limit": most if most != IMAGES else 0}
+        here["records"] = "" if with_record else "false"
         following = self._address("/api/search", **here) if found.following else None
         return answer_json({"images": images, "following": following, "problem": found.problem})
 

@@ -97,11 +97,22 @@ def make_document(server: str, *, reading_is_free: bool) -> bytes:
             "security": [{"token": []}],
             "paths": paths,
             "components": {
-                "schemas": types | sidecar | {"Document": {"type": "object"}},
+                "schemas": {name: _with_items(each) for name, each in (types | sidecar).items()}
+                | {"Document": {"type": "object"}},
                 "securitySchemes": {"token": {"type": "http", "scheme": "bearer"}},
             },
         }
     )
+
+
+def _with_items(schema: Any) -> Any:
+    """Generators of clients cannot read `items` that are false, as arrays of a fixed length have them."""
+    if isinstance(schema, list):
+        return [_with_items(each) for each in schema]
+    if not isinstance(schema, dict):
+        return schema
+    items = {"items": schema["prefixItems"][0]} if schema.get("items") is False else {}
+    return {key: _with_items(value) for key, value in (schema | items).items()}
 
 
 def _paths() -> Schema:

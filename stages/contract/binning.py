@@ -16,7 +16,7 @@ import importlib
 import math
 import re
 import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -105,6 +105,7 @@ _SENTENCES = {  # of a criterion: its value and its threshold
 BINS = tuple(_RULES)  # of the built-in rule; a user's rule may have others
 
 _HAS_TWO_CHARACTERS = re.compile(r"[^\W_].*[^\W_]", re.DOTALL)  # two letters or digits, of any script
+LEAST_SCORE = 0.1  # of a tag that counts besides the most probable one
 _FEW_CHARACTERS, _SURE_SCORE = 3, 0.8
 
 Rule = Callable[[dict[str, Any]], str]
@@ -205,6 +206,11 @@ def text_of(ocr: Mapping[str, Any]) -> str:
     if ocr.get("text") is not None:
         return str(ocr["text"])
     return "\n".join(line["text"] for line in ocr.get("lines", ()) if has_text(line["text"], line["score"]))
+
+
+def likely_tags(tags: Iterable[tuple[str, float]]) -> list[str]:
+    """Of labels and scores, the most probable first, the labels that count: the first one, and those whose score is not low."""
+    return [label for place, (label, score) in enumerate(tags) if place == 0 or score >= LEAST_SCORE]
 
 
 def has_text(text: str, score: float = 1.0) -> bool:

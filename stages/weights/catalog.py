@@ -8,11 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from stages.contract.base import Provenance
 from stages.contract.descriptor import Backend
+from stages.contract.manifest import Manifest, StageEntry
 from stages.registry import registry
 from stages.weights.families import Family, PublishedModel
 from stages.weights.ppocr import RECOGNIZERS
 
+INCLUDED_NAME, INCLUDED_LICENSE = "PP-OCRv6 small", "Apache-2.0"  # OCR, which comes with the program
 ULTRALYTICS = "ultralytics"  # instead of a model_type: a .pt file of this library
 
 # The quality of a family, as its source calls it.
@@ -211,6 +214,27 @@ def list_published(stage: str, repositories: Iterable[str]) -> list[PublishedMod
     """The entries of a stage that are published in these repositories."""
     wanted = {repository.lower() for repository in repositories}
     return [e for e in CATALOG.values() if e.stage == stage and e.repository.lower() in wanted]
+
+
+def describe_source(manifest: Manifest, stage: str, entry: StageEntry) -> Provenance:
+    """What is known of a stage's weights. Those without files come with a library or, like fakes, are none. A pack of several
+    repositories has them from one that the catalog knows for this stage; which model of it, it does not say if there are
+    several."""
+    if not entry.files:
+        is_included = stage == "ocr" and registry.find_backend(stage, entry.backend).bundled
+        return (
+            Provenance(name=INCLUDED_NAME, license=INCLUDED_LICENSE)
+            if is_included
+            else Provenance(name=entry.backend)
+        )
+    published = list_published(stage, manifest.revision)
+    repositories = {each.repository for each in published} or set(manifest.revision)
+    repository = repositories.pop() if len(repositories) == 1 else ""
+    commit = manifest.revision.get(repository, "")
+    if not published or len(manifest.stages) == 1:
+        return Provenance(name=manifest.name, repository=repository, commit=commit, license=manifest.license)
+    name = published[0].name if len(published) == 1 else repository
+    return Provenance(name=name, repository=repository, commit=commit, license=published[0].license)
 
 
 def find_published(repository: str, file: str = "") -> PublishedModel | None:

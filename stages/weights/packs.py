@@ -17,7 +17,7 @@ from typing import Any
 
 import msgspec
 
-from stages.contract.base import Provenance, StageSpec
+from stages.contract.base import StageSpec
 from stages.contract.descriptor import Backend, find_nothing
 from stages.contract.manifest import (
     LATER,
@@ -36,7 +36,7 @@ from stages.contract.manifest import (
 )
 from stages.registry import registry
 from stages.weights import names
-from stages.weights.catalog import list_published
+from stages.weights.catalog import describe_source
 from stages.weights.dtypes import choose_dtype
 from stages.weights.layouts import list_versions, plugin_errors, recognize, shared_files
 from stages.weights.names import find_pulled
@@ -221,10 +221,9 @@ def resolve(
             digests[role] = check_files(configured, paths[role])
     if backend.needs_weights:
         backend.check(paths, allow_pickle=options.get("allow_pickle") is True)
-        known = _describe(pack, stage) if entry.files else Provenance(name=name)  # from a library
         notice = pack.manifest.notice_of(stage) or notice
     else:
-        known, notice = Provenance(name=name), str(options.get("notice", ""))
+        notice = str(options.get("notice", ""))
     dtype = choose_dtype(stage, name, paths, wanted.get("dtype") or entry.dtype or "float32")
     return StageSpec(
         name=stage,
@@ -235,23 +234,13 @@ def resolve(
         batch_size=wanted.get("batch_size", 16),
         options=options,
         provenance=msgspec.structs.replace(
-            known, backend=name, dtype=dtype, options=relevant_options(backend, options)
+            describe_source(pack.manifest, stage, entry),
+            backend=name,
+            dtype=dtype,
+            options=relevant_options(backend, options),
         ),
         notice=notice,
     )
-
-
-def _describe(pack: Pack, stage: str) -> Provenance:
-    """What is known of a stage's weights. A pack of several repositories has them from one that the catalog knows for this
-    stage; which model of it, it does not say if there are several."""
-    manifest, published = pack.manifest, list_published(stage, pack.manifest.revision)
-    repositories = {entry.repository for entry in published} or set(manifest.revision)
-    repository = repositories.pop() if len(repositories) == 1 else ""
-    commit = manifest.revision.get(repository, "")
-    if not published or len(manifest.stages) == 1:
-        return Provenance(name=manifest.name, repository=repository, commit=commit, license=manifest.license)
-    name = published[0].name if len(published) == 1 else repository
-    return Provenance(name=name, repository=repository, commit=commit, license=published[0].license)
 
 
 def find_files(pack: Pack, entry: StageEntry, backend: Backend, others: Mapping[str, Path]) -> PackFiles:

@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from stages.registry import registry
-from stages.weights.catalog import CATALOG
+from stages.weights.catalog import CATALOG, INCLUDED_LICENSE
 
 INCLUDED = ""  # PP-OCRv6 small, which comes with the program
-INCLUDED_LICENSE = "Apache-2.0"
 PERMISSIVE = ("Apache-", "MIT", "BSD-")  # how the names of these licenses begin
 # By stage the models of a set, the preferred one first; the last one has a permissive license. "fast" has the models of the
 # standard job, whose rate is measured.

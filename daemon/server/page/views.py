@@ -16,11 +16,11 @@ from daemon.core.jobs import JobStatus
 from daemon.core.sidecar import timestamp
 from daemon.ledger.record import BUILT_IN_KEYS as KEYS
 from daemon.ledger.record import Record
-from daemon.search.entries import FIELDS, likely_tags
+from daemon.search.entries import FIELDS
 from daemon.search.marking import Part, excerpt, split_at_words
 from daemon.search.query import Term
 from daemon.search.searcher import By, Hit
-from stages.contract.binning import describe, text_of
+from stages.contract.binning import describe, likely_tags, text_of
 
 SHORT_TEXT = 160  # characters on a card
 # In a name these would be invisible, or turn what follows around: "a<U+202E>gpj.exe" would look like "aexe.jpg".

@@ -484,7 +484,12 @@ async def test_a_condition_of_sql_on_the_columns_chooses_images(reader: Reader, 
         ("width IS NULL", []),
         ('"object_count" >= 0 AND "bin" = \'C\'', [row["id"] for row in everything if row["bin"] == "C"]),
     ):
-        assert numbers_of(reader, tmp_path / "a.jsonl", where=where) == expected, where
+        assert numbers_of(reader, tmp_path / "a.jsonl", where=[where]) == expected, where
+
+
+async def test_several_conditions_must_all_be_true(reader: Reader, tmp_path: Path) -> None:
+    both = numbers_of(reader, tmp_path / "a.jsonl", where=["bin <> 'C'", "object_count > 3"])
+    assert both == numbers_of(reader, tmp_path / "a.jsonl", where=["bin <> 'C' AND object_count > 3"]) != []
 
 
 @pytest.mark.parametrize(
@@ -497,13 +502,14 @@ async def test_a_condition_of_sql_on_the_columns_chooses_images(reader: Reader, 
         "width = (SELECT MAX(width) FROM image)",
         "\"captoin\" = 'x'",
         "path = '\udcff'",
+        "",
     ],
 )
 async def test_a_condition_that_is_none_is_refused_before_anything_is_written(
     reader: Reader, tmp_path: Path, where: str
 ) -> None:
     with pytest.raises(WrongArgument, match="--where"):
-        numbers_of(reader, tmp_path / "a.jsonl", where=where)
+        numbers_of(reader, tmp_path / "a.jsonl", where=[where])
     assert "a.jsonl" not in os.listdir(tmp_path)
 
 
@@ -520,7 +526,7 @@ async def test_a_sample_is_the_same_for_a_seed_and_takes_each_image_as_often(
     assert all(60 <= taken[number] <= 140 for number in range(1, 22)), (
         taken
     )  # 100 each; five standard deviations are 41
-    assert len(numbers_of(reader, file, sample=5, where="bin = 'B'")) == 5
+    assert len(numbers_of(reader, file, sample=5, where=["bin = 'B'"])) == 5
 
 
 async def test_of_equal_files_the_oldest_is_exported_once(ledger: Ledger, tmp_path: Path) -> None:
@@ -684,6 +690,7 @@ async def test_a_file_that_cannot_be_written_is_named(reader: Reader, tmp_path: 
 async def test_a_folder_is_replaced_only_if_an_export_made_it(reader: Reader, tmp_path: Path) -> None:
     mine, folder = tmp_path / "mine", tmp_path / "coco"
     mine.mkdir()
+    (mine / "holiday.jpg").touch()
     with pytest.raises(NotWritable, match="mine already exists, and no export of visiond made it"):
         write(reader, mine, "coco", force=True)
     assert write(reader, folder, "coco") == 21
@@ -696,6 +703,7 @@ async def test_a_folder_is_replaced_only_if_an_export_made_it(reader: Reader, tm
         model.fingerprint: model.provenance.name for model in MODELS
     }
     assert set(os.listdir(tmp_path)) == {"inbox", "state", "mine", "coco"}
+    assert os.listdir(mine) == ["holiday.jpg"]
     (folder / "runs").mkdir()
     with pytest.raises(NotWritable, match="coco already exists and has runs, which no export made"):
         write(reader, folder, "coco", force=True)
