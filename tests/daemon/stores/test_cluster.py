@@ -41,7 +41,7 @@ from visiond.cluster.reading.inputs import InputListing
 from visiond.cluster.reading.keeping import choose_kept
 from visiond.cluster.reading.objects import StoreAway
 
-UNLIKE = {"id", "seconds", "finished_at"}
+UNLIKE = {"stage_seconds", "id", "seconds", "finished_at"}
 
 
 def read(source: str, folder: Path, **inbox: Any) -> dict[str, bytes | str]:
