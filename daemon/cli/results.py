@@ -305,7 +305,7 @@ def export(
     from daemon.ledger.files import STDOUT
     from daemon.ledger.records import open_reader
     from daemon.results.choice import ExportChoice, parse_ratio
-    from daemon.results.columns import Columns
+    from daemon.results.columns import ExportColumns
     from daemon.results.export import export_records, format_of
     from daemon.terminal.progress import Progress
 
@@ -318,7 +318,7 @@ def export(
             file,
             chosen,
             choice,
-            Columns(settings.stage_names, models=models),
+            ExportColumns(settings.stage_names, models=models),
             progress.step,
             inboxes={inbox.root: inbox.name for inbox in settings.inbox},
             force=force,

@@ -19,7 +19,7 @@ from daemon.core.errors import LedgerDamaged, WrongArgument
 from daemon.core.hints import command, quantity
 from daemon.ledger.record import Model, Record
 from daemon.ledger.records import Reader
-from daemon.results.columns import Columns
+from daemon.results.columns import ExportColumns
 from stages.contract.binning import BINS
 
 CHUNK = 1024  # images for which a condition is evaluated at once
@@ -54,7 +54,7 @@ class Chosen:
     total: how many there are, before any is found damaged. models: those of the images that were passed so far.
     """
 
-    def __init__(self, reader: Reader, choice: ExportChoice, columns: Columns) -> None:
+    def __init__(self, reader: Reader, choice: ExportChoice, columns: ExportColumns) -> None:
         """Raises WrongArgument."""
         self._reader, self._choice, self._counts = reader, choice, reader.bin_counts()
         _check(choice, {*BINS, *self._counts})
@@ -94,7 +94,7 @@ class Chosen:
             else:
                 yield record
 
-    def _find(self, columns: Columns) -> array[int]:
+    def _find(self, columns: ExportColumns) -> array[int]:
         """The numbers of the images, in order."""
         choice, found = self._choice, self._whole()
         for where in choice.where:
@@ -144,7 +144,7 @@ def _unique(records: Iterable[Record]) -> Iterator[Record]:
                 yield record
 
 
-def _filter(records: Iterable[Record], where: str, columns: Columns) -> Iterator[Record]:
+def _filter(records: Iterable[Record], where: str, columns: ExportColumns) -> Iterator[Record]:
     """Those for which the condition is true. Raises WrongArgument."""
     names = list(columns.kinds)
     places = list({name.lower(): place for place, name in reversed(list(enumerate(names)))}.values())

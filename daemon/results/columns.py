@@ -63,7 +63,7 @@ class PlugInColumn(NamedTuple):
     field: str
 
 
-class Columns:
+class ExportColumns:
     """The columns of an export.
 
     kinds: the type of each column, by its name.

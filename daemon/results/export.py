@@ -26,7 +26,7 @@ from daemon.ledger.files import STDOUT, written_whole
 from daemon.ledger.record import UNKNOWN, Model, Record
 from daemon.ledger.records import Reader
 from daemon.results.choice import Chosen, ExportChoice
-from daemon.results.columns import Columns
+from daemon.results.columns import ExportColumns
 from daemon.results.datasets import check_folder, keep_files, name_images, name_inboxes, write_folder
 from daemon.results.parquet import write_table
 
@@ -50,7 +50,7 @@ def export_records(
     file: Path,
     format: str,
     choice: ExportChoice,
-    columns: Columns,
+    columns: ExportColumns,
     step: Step,
     *,
     inboxes: Mapping[bytes, str] = MappingProxyType({}),
@@ -160,7 +160,7 @@ def format_of(file: Path) -> str:
     return suffix or "csv"
 
 
-def _check_options(file: Path, format: str, columns: Columns, *, mark: bool, half: bool) -> None:
+def _check_options(file: Path, format: str, columns: ExportColumns, *, mark: bool, half: bool) -> None:
     """Raises WrongArgument."""
     if file == STDOUT and format not in ("csv", "jsonl"):
         raise WrongArgument(
@@ -191,7 +191,7 @@ def _embedding_sizes(reader: Reader, bin_name: str, warn: Callable[[str], None])
     return sizes
 
 
-def write_csv(out: BinaryIO, records: Iterable[Record], columns: Columns, encoding: str) -> None:
+def write_csv(out: BinaryIO, records: Iterable[Record], columns: ExportColumns, encoding: str) -> None:
     """A row for each of these DONE images. encoding: "utf-8", or "utf-8-sig" to begin with a byte order mark."""
     _write_rows(out, columns.kinds, map(columns.row_of, records), encoding)
 
@@ -241,7 +241,7 @@ def write_jsonl(out: BinaryIO, records: Iterable[Record]) -> None:
     out.writelines(record.sidecar for record in records)
 
 
-def write_parquet(out: BinaryIO, records: Iterator[Record], columns: Columns, **options: Any) -> None:
+def write_parquet(out: BinaryIO, records: Iterator[Record], columns: ExportColumns, **options: Any) -> None:
     """options: of `write_table`."""
     documents = ((record, msgspec.json.decode(record.sidecar)) for record in records)
     rows = ((columns.row_of(record, document), document) for record, document in documents)

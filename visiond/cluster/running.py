@@ -44,7 +44,7 @@ from visiond.cluster.plans import Plans
 from visiond.cluster.pool import ActorPool, WaveLost, check_installed
 from visiond.cluster.reading.inputs import InputListing
 from visiond.cluster.reading.keeping import choose_kept
-from visiond.engine.rows import Rows
+from visiond.engine.rows import ResultRows
 
 FIRST_SECONDS = 5.0  # of listing, before the first wave begins
 MOST_UNITS = 10_000  # that are listed ahead, and in a wave
@@ -87,7 +87,7 @@ def run(
     """
     check_installed()
     listing = InputListing(job.source, job.config, column=job.column)  # first: a wrong INPUT leaves no OUTPUT
-    kept = choose_kept(listing, job.keep, Rows(job.config.stage_names).kinds, every=job.keep_all)
+    kept = choose_kept(listing, job.keep, ResultRows(job.config.stage_names).kinds, every=job.keep_all)
     output = open_place(job.output)
     plans = Plans.open(output, job.config, resume=job.resume, shards=job.shards, kept=kept)
     planner = Planner(plans, listing.inputs(), job.part_images)

@@ -39,7 +39,7 @@ from daemon.system.children import END_SECONDS, Parent
 from daemon.system.log import set_up
 from daemon.workers.kernels import compile_for_workers
 from visiond.engine.calls import Calls, Image
-from visiond.engine.rows import Rows
+from visiond.engine.rows import ResultRows
 
 CLOSE_SECONDS = END_SECONDS + 5.0  # for the workers to end
 
@@ -60,7 +60,7 @@ class Annotator:
     def __init__(self, config: Config | str | os.PathLike[str] | None = None, *, sharers: int = 1) -> None:
         """Raises ConfigError."""
         self.config = config if isinstance(config, Config) else load(Path(config) if config else None)
-        self.rows = Rows(self.config.stage_names)
+        self.rows = ResultRows(self.config.stage_names)
         self._sharers = sharers
         self._thread: Parent | None = None
         self._process = 0
@@ -89,7 +89,7 @@ class Annotator:
             raise error
 
     def annotate(self, images: Iterable[Image], root: str | bytes = "") -> list[dict[str, Any]]:
-        """A row for each image, in their order, as by `Rows.row_of` of visiond.engine.rows. Blocks until all are finished.
+        """A row for each image, in their order, as by `ResultRows.row_of` of visiond.engine.rows. Blocks until all are finished.
 
         images: names and bytes. In place of its bytes an image may have the OSError that reading it raised: it
         becomes a row with the reason `unreadable`. An iterator is read as there is room for its bytes. root: the

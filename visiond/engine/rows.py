@@ -9,19 +9,19 @@ import msgspec
 
 from daemon.ledger.record import Record
 from daemon.results import parquet
-from daemon.results.columns import Columns
+from daemon.results.columns import ExportColumns
 from daemon.results.export import note_models
 
 OUTCOME = {"status": str, "reason": str, "detail": str}
 PLACE = ("id", "inbox", "path", "path_base64", "location")
 
 
-class Rows:
+class ResultRows:
     """kinds: the type of each column, by its name."""
 
     def __init__(self, stages: Iterable[str]) -> None:
         """stages: those that are configured."""
-        self._columns = Columns(stages, models=True)
+        self._columns = ExportColumns(stages, models=True)
         kinds = self._columns.kinds
         self.kinds: dict[str, type] = {name: kinds[name] for name in PLACE} | OUTCOME | kinds
 

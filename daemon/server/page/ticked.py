@@ -23,7 +23,7 @@ from daemon.config.loading import Config
 from daemon.core.jobs import JobStatus
 from daemon.ledger.record import Record
 from daemon.ledger.records import Reader
-from daemon.results.columns import Columns
+from daemon.results.columns import ExportColumns
 from daemon.results.export import write_csv, write_jsonl
 from daemon.server.app import read_form
 from daemon.server.asked import Asked, number_in
@@ -84,7 +84,7 @@ class Ticked:
         out = io.BytesIO()
         records = [each for each in records if not each.damage]
         if format == "csv":
-            await run_sync(write_csv, out, records, Columns(self._config.stage_names), "utf-8-sig")
+            await run_sync(write_csv, out, records, ExportColumns(self._config.stage_names), "utf-8-sig")
         else:
             await run_sync(write_jsonl, out, records)
         return Response(out.getvalue(), headers=_attached(request.url.path), media_type=FORMATS[format])
@@ -122,7 +122,7 @@ class Originals(Response):
                 {"retry-after": str(RETRY_SECONDS)},
             ) from None
         try:
-            await answer(scope, receive, Patience(send).send)
+            await answer(scope, receive, PacedSend(send).send)
         except TakenTooSlowly:
             log.warning("a download was ended: its reader took too little", path=scope["path"])
         finally:
@@ -133,7 +133,7 @@ class TakenTooSlowly(Exception):
     """By whoever asked for it."""
 
 
-class Patience:
+class PacedSend:
     """Ends an answer whose reader takes too little. The time in which its parts are made does not count."""
 
     def __init__(self, send: Send, clock: Callable[[], float] = time.monotonic) -> None:

@@ -27,7 +27,7 @@ from daemon.ledger.record import Model, Record
 from daemon.ledger.records import Reader
 from daemon.results import parquet
 from daemon.results.choice import ExportChoice, parse_ratio, pick
-from daemon.results.columns import COLUMNS, Columns
+from daemon.results.columns import COLUMNS, ExportColumns
 from daemon.results.datasets import keep_files, name_images
 from daemon.results.export import export_records, write_parquet
 from stages.registry.registry import ORDER
@@ -36,7 +36,7 @@ from tests.makers import MODELS, admit, complete, done, failed, make_file, make_
 pytestmark = pytest.mark.anyio
 
 INBOX = Path("/inbox")
-ALL = Columns(ORDER)
+ALL = ExportColumns(ORDER)
 row_of = ALL.row_of
 BINS = {"A": 12, "B": 6, "C": 3}  # images in each bin of the reader below
 VARIANTS = {"A": 3, "B": 6, "C": 0}
@@ -69,7 +69,7 @@ def write(
     format: str = "jsonl",
     bin_name: str = "",
     *,
-    columns: Columns = ALL,
+    columns: ExportColumns = ALL,
     force: bool = False,
     half: bool = False,
     **ratio: float,
@@ -324,7 +324,7 @@ async def test_a_cell_that_looks_like_a_formula_is_made_harmless_in_csv(
     assert row["clip_similarity"] == "-0.5"  # a number stays one
 
 
-# Columns that only Parquet has
+# ExportColumns that only Parquet has
 
 
 def embed(*values: float) -> Output:
@@ -546,7 +546,7 @@ async def test_each_row_names_its_models_and_the_file_says_what_these_are(
     reader: Reader, tmp_path: Path
 ) -> None:
     file = tmp_path / "all.parquet"
-    write(reader, file, "parquet", columns=Columns(ORDER, models=True))
+    write(reader, file, "parquet", columns=ExportColumns(ORDER, models=True))
     known = msgspec.json.decode(pyarrow.parquet.read_metadata(file).metadata[b"visiond.models"])
     named = {model["fingerprint"]: (model["name"], model["commit"]) for model in known}
     assert named == {m.fingerprint: (m.provenance.name, m.provenance.commit) for m in MODELS}
@@ -554,19 +554,19 @@ async def test_each_row_names_its_models_and_the_file_says_what_these_are(
 
 
 async def test_beside_csv_a_second_file_says_what_the_models_are(reader: Reader, tmp_path: Path) -> None:
-    write(reader, tmp_path / "all.csv", "csv", columns=Columns(ORDER, models=True))
+    write(reader, tmp_path / "all.csv", "csv", columns=ExportColumns(ORDER, models=True))
     known = {row["fingerprint"]: row["name"] for row in read_rows(tmp_path / "all.models.csv")}
     assert known == {model.fingerprint: model.provenance.name for model in MODELS}
     assert {known[row["ocr_fingerprint"]] for row in read_rows(tmp_path / "all.csv")} == {"ocr-small"}
     with pytest.raises(NotWritable, match=r"all\.csv already exists"):
-        write(reader, tmp_path / "all.csv", "csv", columns=Columns(ORDER, models=True))
+        write(reader, tmp_path / "all.csv", "csv", columns=ExportColumns(ORDER, models=True))
     with pytest.raises(WrongArgument, match="name a file instead of -"):
-        write(reader, Path("-"), "csv", columns=Columns(ORDER, models=True))
+        write(reader, Path("-"), "csv", columns=ExportColumns(ORDER, models=True))
 
 
 def test_the_columns_are_those_of_the_configured_stages_not_of_all_that_are_installed() -> None:
-    assert not any(name.startswith("quality") for name in Columns(["ocr"]).kinds)
-    assert [*Columns(["ocr", "yolo"], models=True).kinds][-2:] == ["ocr_fingerprint", "yolo_fingerprint"]
+    assert not any(name.startswith("quality") for name in ExportColumns(["ocr"]).kinds)
+    assert [*ExportColumns(["ocr", "yolo"], models=True).kinds][-2:] == ["ocr_fingerprint", "yolo_fingerprint"]
 
 
 # Mixes

@@ -33,7 +33,7 @@ from daemon.server.page.ticked import (
     MISSING,
     MOST_ARCHIVES,
     Originals,
-    Patience,
+    PacedSend,
     TakenTooSlowly,
     pack,
 )
@@ -167,7 +167,7 @@ async def test_a_reader_may_take_any_time_if_it_takes_enough_in_it() -> None:
     part: Message = {"type": "http.response.body", "body": bytes(10 * LEAST_BYTES_PER_SECOND)}
     steady, slow = Reader(10.0), Reader(20.0)
     for reader in (steady, slow):
-        patience = Patience(reader.take, lambda reader=reader: reader.now)  # type: ignore[misc]
+        patience = PacedSend(reader.take, lambda reader=reader: reader.now)  # type: ignore[misc]
         with contextlib.suppress(TakenTooSlowly):
             while len(reader.messages) < 1000:
                 await patience.send(part)

@@ -30,10 +30,10 @@ from visiond.cluster.plans import Plans
 from visiond.cluster.reading import joining
 from visiond.cluster.reading.inputs import InputListing
 from visiond.cluster.reading.keeping import Kept, choose_kept
-from visiond.engine.rows import Rows
+from visiond.engine.rows import ResultRows
 
 PARTS = "part-*.parquet"
-COLUMNS = Rows(ORDER).kinds
+COLUMNS = ResultRows(ORDER).kinds
 
 
 class Run:

@@ -34,7 +34,7 @@ class ListUnreadable(VisiondError):
     exit_status = os.EX_IOERR
 
 
-class Columns(Protocol):
+class ListColumns(Protocol):
     """The columns of a list."""
 
     def read(self, inputs: Sequence[ClusterInput], rows: NDArray[np.int64]) -> Any:
@@ -46,7 +46,7 @@ class Joiner:
 
     def __init__(self, kept: Kept) -> None:
         self._kept, self._lock = kept, threading.Lock()
-        self._columns: Columns | None = None  # of a list
+        self._columns: ListColumns | None = None  # of a list
         if kept.source and kept.names:
             self._columns = ParquetColumns(kept) if kept.source.endswith(PARQUET) else LineColumns(kept)
 

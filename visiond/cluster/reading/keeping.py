@@ -88,10 +88,10 @@ def _name(names: Sequence[str], asked: dict[str, str], columns: Iterable[str]) -
     return found
 
 
-Columns = dict[str, tuple[Any, bool]]  # each with its type, and whether --keep-all takes it
+Offered = dict[str, tuple[Any, bool]]  # each with its type, and whether --keep-all takes it
 
 
-def _columns_of(listing: InputListing) -> Columns:
+def _columns_of(listing: InputListing) -> Offered:
     """What can be kept."""
     import pyarrow as pa
 
@@ -113,7 +113,7 @@ def _columns_of(listing: InputListing) -> Columns:
     return {name: (pa.string(), True) for name in found if name != chosen}
 
 
-def _columns_of_parquet(source: str, column: str) -> Columns:
+def _columns_of_parquet(source: str, column: str) -> Offered:
     import pyarrow.parquet
 
     with open_list(source, open_object) as file:
