@@ -237,8 +237,6 @@ ModelsOption = Annotated[
 Float16Option = Annotated[
     bool, flag("--float16", help="Embeddings of Parquet in half precision, as the ledger has them.")
 ]
-
-
 BomOption = Annotated[
     bool, flag("--bom", help="Begin CSV with a byte order mark, without which Excel misreads letters.")
 ]
@@ -247,7 +245,8 @@ WhereOption = Annotated[
     typer.Option(
         "--where",
         metavar="CONDITION",
-        help='Only images for which this condition of SQL on the columns is true, for example "object_count > 2".',
+        help='Only images for which this condition of SQL on the columns is true, for example "object_count > 2". Several '
+        "must all be true.",
     ),
 ]
 SampleOption = Annotated[

@@ -67,13 +67,13 @@ class Answered:
         """Width and height of the upright image, in pixels."""
         return self.record.width, self.record.height
 
-    @property
+    @cached_property
     def objects(self) -> list[tuple[str, float, Box]]:
         """Label, score and box of each object that YOLO found; boxes are cut at the borders of the image."""
         found = self.document.get("objects", {}).get("detections", [])
         return [(each["label"], each["score"], self._cut(each["box"])) for each in found]
 
-    @property
+    @cached_property
     def lines(self) -> list[tuple[str, float, list[list[float]]]]:
         """Text, score and the four corners of each line of OCR that is text and was not guessed. A page reader has none."""
         return [
@@ -97,7 +97,7 @@ class Answered:
     def caption(self) -> str:
         return "" if self.is_unfamiliar else self.document.get("caption", {}).get("text") or ""
 
-    @property
+    @cached_property
     def tags(self) -> list[tuple[str, float]]:
         """Label and score of those of CLIP's tags that count, the most likely one first."""
         found = [] if self.is_unfamiliar else self.document.get("clip", {}).get("tags", [])

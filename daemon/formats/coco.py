@@ -16,6 +16,17 @@ import msgspec
 from daemon.formats.answered import Answered, Box, bounds_of
 
 
+class JsonArray:
+    """The elements of an array, one after another, without its brackets."""
+
+    def __init__(self, out: IO[bytes]) -> None:
+        self._out, self._between = out, b""
+
+    def add(self, value: Any) -> None:
+        self._out.write(self._between + msgspec.json.encode(value))
+        self._between = b",\n"
+
+
 class _Dataset(ExitStack):
     """A file with images, annotations and categories. Annotations wait in a temporary file, as they come after all images."""
 
@@ -23,23 +34,21 @@ class _Dataset(ExitStack):
         super().__init__()
         self._out: IO[bytes] = self.enter_context(file.open("wb"))
         self._waiting: IO[bytes] = self.enter_context(tempfile.TemporaryFile(dir=file.parent))  # noqa: SIM115
-        self._images, self._annotations = itertools.count(), itertools.count(1)
+        self._images, self._annotations = JsonArray(self._out), JsonArray(self._waiting)
+        self._numbers = itertools.count(1)  # of annotations
         self._categories: dict[str, int] = {}
         self._out.write(b'{"info":{"description":"Answers of models, by visiond"},"licenses":[],"images":[')
 
     def add_image(self, image: Answered) -> None:
         width, height = image.size
-        known = {"id": image.record.id, "file_name": image.name, "width": width, "height": height}
-        known["location"] = image.record.location.decode(errors="replace")
-        self._out.write(b",\n"[: 2 * (next(self._images) > 0)] + msgspec.json.encode(known))
+        where = {"file_name": image.name, "location": image.record.location.decode(errors="replace")}
+        self._images.add({"id": image.record.id, **where, "width": width, "height": height})
 
     def add(self, image: Answered, category: str = "", **fields: Any) -> None:
         """An annotation of an image. category: its name; "" for none."""
         if category:
             fields["category_id"] = self._categories.setdefault(category, len(self._categories) + 1)
-        number = next(self._annotations)
-        annotation = {"id": number, "image_id": image.record.id, **fields}
-        self._waiting.write(b",\n"[: 2 * (number > 1)] + msgspec.json.encode(annotation))
+        self._annotations.add({"id": next(self._numbers), "image_id": image.record.id, **fields})
 
     def finish(self) -> None:
         self._out.write(b'],"annotations":[')

@@ -11,10 +11,9 @@ from typing import Any
 from urllib.parse import quote
 from xml.sax.saxutils import quoteattr
 
-import msgspec
-
 from daemon.core.urls import is_url
 from daemon.formats.answered import CONTROLS, Answered, Box, bounds_of
+from daemon.formats.coco import JsonArray
 
 # Label Studio serves files below its document root, which must be / for absolute paths.
 LOCAL = "/data/local-files/?d="
@@ -40,8 +39,9 @@ def write_label_studio(folder: Path, images: Iterator[Answered]) -> None:
     tags: dict[str, None] = {}
     with (folder / "tasks.json").open("wb") as out:
         out.write(b"[")
-        for number, image in enumerate(images):
-            out.write(b",\n"[: 2 * (number > 0)] + msgspec.json.encode(_task(image)))
+        tasks = JsonArray(out)
+        for image in images:
+            tasks.add(_task(image))
             objects.update(dict.fromkeys(label for label, _, _ in image.objects))
             tags.update(dict.fromkeys(label for label, _ in image.tags))
         out.write(b"]\n")

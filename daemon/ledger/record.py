@@ -35,9 +35,11 @@ class Model:
         provenance = structs.replace(spec.provenance, visiond=__version__)
         return cls(spec.name, spec.fingerprint, spec.notice, provenance)
 
-    def may_be(self, provenance: Provenance) -> bool:
-        """Whether a sidecar may say this of it: what the ledger was told, nothing, or anything if the ledger does not know."""
-        return not self.provenance.name or provenance in (self.provenance, Provenance(), *self.former)
+    def as_told(self, provenance: Provenance) -> Model:
+        """As a sidecar says that it is, if it may: what the ledger was ever told, nothing, or anything if the ledger does not
+        know. Otherwise as the ledger knows it."""
+        may_be = not self.provenance.name or provenance in (Provenance(), *self.former)
+        return replace(self, provenance=provenance) if may_be else self
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,24 +208,18 @@ class Record:
         return msgspec.json.encode(self.document()) + b"\n"
 
     def sidecar_as_told(self, found: bytes) -> bytes:
-        """Its sidecar if its models are what the sidecar `found` says, and if the ledger was ever told so: older versions of
-        visiond do not say it, and a model may have got another name. Empty if `found` is no such sidecar."""
+        """Its sidecar if its models are what the sidecar `found` says, as far as they may be: older versions of visiond do not
+        say it, and a model may have got another name. Empty if `found` is no sidecar."""
         try:
             told = msgspec.json.decode(found, type=_Told)
         except (msgspec.DecodeError, ValueError, RecursionError):
             return b""
-        models = [replace(m, provenance=told.provenance.get(m.stage, Provenance())) for m in self.models]
+        models = [model.as_told(told.provenance.get(model.stage, Provenance())) for model in self.models]
         looks = {
-            name: replace(look.model, provenance=told.second_looks.get(name, _LookTold()).provenance)
+            name: replace(look, model=look.model.as_told(told.second_looks.get(name, _LookTold()).provenance))
             for name, look in self.looks.items()
         }
-        known = self.all_models()
-        if not all(
-            m.may_be(said.provenance) for m, said in zip(known, (*models, *looks.values()), strict=True)
-        ):
-            return b""
-        renamed = {name: replace(look, model=looks[name]) for name, look in self.looks.items()}
-        return replace(self, models=models, looks=renamed).sidecar
+        return replace(self, models=models, looks=looks).sidecar
 
     @property
     def checksum(self) -> int:

@@ -31,7 +31,8 @@ def find_folder(entry: PublishedModel, config: Config) -> Path | None:
 
 def print_catalog(config: Config, stages: Sequence[str] | None, *, ask: bool) -> list[str]:
     """Print a table of the models that can be pulled. ask: the hub how large they are. Returns the problems."""
-    sizes, problem = find_sizes(config.models.folder, choose_entries(stages), ask=ask)
+    entries = choose_entries(stages)
+    sizes, problem = find_sizes(config.models.folder, entries, ask=ask)
     columns = (
         "model",
         "set",
@@ -56,11 +57,11 @@ def print_catalog(config: Config, stages: Sequence[str] | None, *, ask: bool) ->
             f"{to_mebibytes(sizes[entry.name]):,}" if entry.name in sizes else "-",
             "yes" if find_folder(entry, config) else "-",
         )
-        for entry in choose_entries(stages)
+        for entry in entries
     )
     print_table(columns, rows)
     print()
-    if not ask and len(sizes) < len(choose_entries(stages)):
+    if not ask and len(sizes) < len(entries):
         print(
             f"MiB is known of what is here; `{command('models', 'list', '--sizes')}` asks the model hub for the rest."
         )
@@ -84,9 +85,10 @@ def to_mebibytes(size: int) -> int:
 
 def print_catalog_json(config: Config, stages: Sequence[str] | None, *, ask: bool) -> list[str]:
     """As `print_catalog`."""
-    sizes, problem = find_sizes(config.models.folder, choose_entries(stages), ask=ask)
+    entries = choose_entries(stages)
+    sizes, problem = find_sizes(config.models.folder, entries, ask=ask)
     rows = []
-    for entry in choose_entries(stages):
+    for entry in entries:
         folder = find_folder(entry, config)
         measured = {GPU: RATES[entry.name]} if entry.name in RATES else {}
         rows.append(

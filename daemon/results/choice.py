@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import math
 import random
@@ -9,7 +10,7 @@ import re
 import secrets
 import sqlite3
 from array import array
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -51,29 +52,33 @@ class ExportChoice:
 class Chosen:
     """Iterates over the chosen images that are not damaged in the ledger, oldest first.
 
-    total: how many there are, before any is found damaged. models: those of the images that were passed so far.
+    total: how many there are, before any is found damaged; known when the first is passed. models: those of the images that
+    were passed so far.
     """
 
     def __init__(self, reader: Reader, choice: ExportChoice, columns: ExportColumns) -> None:
         """Raises WrongArgument."""
-        self._reader, self._choice, self._counts = reader, choice, reader.bin_counts()
+        self._reader, self._choice, self._columns = reader, choice, columns
+        self._counts = reader.bin_counts()
         _check(choice, {*BINS, *self._counts})
+        for where in choice.where:
+            with _condition(where, columns):
+                pass  # it is one
         self._damaged: set[int] = set()
         self.models: set[Model] = set()
-        self._ids = self._find(columns) if choice.looks_first else None
-        if self._ids is not None:
-            self.total = len(self._ids)
-        elif choice.ratio:
-            self.total = sum(mix(self._counts, choice.ratio).values())
-        else:
-            self.total = self._counts.get(choice.bin, 0) if choice.bin else sum(self._counts.values())
+        self.total = 0
 
     def __iter__(self) -> Iterator[Record]:
-        found = self._whole()
-        if self._ids is not None:
-            found = _merge(found, self._ids)
-        elif self._choice.ratio:
-            found = pick(found, self._counts, mix(self._counts, self._choice.ratio))
+        """Raises WrongArgument for a condition that fails on an image."""
+        choice, found = self._choice, self._whole()
+        if choice.looks_first:
+            ids = self._find()
+            found, self.total = _merge(found, ids), len(ids)
+        elif choice.ratio:
+            wanted = mix(self._counts, choice.ratio)
+            found, self.total = pick(found, self._counts, wanted), sum(wanted.values())
+        else:
+            self.total = self._counts.get(choice.bin, 0) if choice.bin else sum(self._counts.values())
         for record in found:
             self.models.update(record.all_models())
             yield record
@@ -94,11 +99,11 @@ class Chosen:
             else:
                 yield record
 
-    def _find(self, columns: ExportColumns) -> array[int]:
+    def _find(self) -> array[int]:
         """The numbers of the images, in order."""
         choice, found = self._choice, self._whole()
         for where in choice.where:
-            found = _filter(found, where, columns)
+            found = _filter(found, where, self._columns)
         if choice.unique:
             found = _unique(found)
         ids = array("q", (record.id for record in found))
@@ -146,26 +151,38 @@ def _unique(records: Iterable[Record]) -> Iterator[Record]:
 
 def _filter(records: Iterable[Record], where: str, columns: ExportColumns) -> Iterator[Record]:
     """Those for which the condition is true. Raises WrongArgument."""
+    found = iter(records)
+    with _condition(where, columns) as ask:
+        while chunk := list(itertools.islice(found, CHUNK)):
+            matching = ask(chunk)
+            yield from (record for record in chunk if record.id in matching)
+
+
+@contextlib.contextmanager
+def _condition(where: str, columns: ExportColumns) -> Iterator[Callable[[Iterable[Record]], set[int]]]:
+    """Yield a function that returns the numbers of those images for which the condition is true. Raises WrongArgument, at
+    once or in the context."""
     names = list(columns.kinds)
     places = list({name.lower(): place for place, name in reversed(list(enumerate(names)))}.values())
     # A question to the table itself would see only some of the images, so nobody knows its name.
     table = f"images_{secrets.token_hex(8)}"
     listed = ", ".join(f'"{names[place]}"' for place in places)
     question = f"SELECT id FROM {table} WHERE (\n{where}\n)"
+    insert = f"INSERT INTO {table} VALUES ({', '.join('?' * len(places))})"
     database = sqlite3.connect(":memory:", isolation_level=None)
     database.set_progress_handler(lambda: 0, STEPS)  # so that Ctrl-C ends a condition that never does
+
+    def ask(records: Iterable[Record]) -> set[int]:
+        database.execute(f"DELETE FROM {table}")
+        rows = ([_plain(value) for value in columns.row_of(record).values()] for record in records)
+        database.executemany(insert, ([row[place] for place in places] for row in rows))
+        return {number for (number,) in database.execute(question)}
+
     try:
         database.execute(f"CREATE TABLE {table} ({listed})")
         _check_quoted(where, names)
         database.execute(f"EXPLAIN {question}")
-        insert = f"INSERT INTO {table} VALUES ({', '.join('?' * len(places))})"
-        found = iter(records)
-        while chunk := list(itertools.islice(found, CHUNK)):
-            database.execute(f"DELETE FROM {table}")
-            rows = ([_plain(value) for value in columns.row_of(record).values()] for record in chunk)
-            database.executemany(insert, ([row[place] for place in places] for row in rows))
-            matching = {number for (number,) in database.execute(question)}
-            yield from (record for record in chunk if record.id in matching)
+        yield ask
     except (sqlite3.Error, sqlite3.Warning, ValueError) as error:
         if getattr(error, "sqlite_errorcode", 0) == sqlite3.SQLITE_INTERRUPT:
             raise KeyboardInterrupt from None

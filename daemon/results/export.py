@@ -19,7 +19,7 @@ from msgspec import structs
 
 from daemon import __version__
 from daemon.config.state import closed_to_others
-from daemon.core.errors import NotWritable, WrongArgument
+from daemon.core.errors import WrongArgument
 from daemon.core.hints import command, quantity
 from daemon.formats.formats import FOLDERS, WITH_IMAGES
 from daemon.ledger.files import STDOUT, written_whole
@@ -27,7 +27,7 @@ from daemon.ledger.record import UNKNOWN, Model, Record
 from daemon.ledger.records import Reader
 from daemon.results.choice import Chosen, ExportChoice
 from daemon.results.columns import ExportColumns
-from daemon.results.datasets import check_folder, keep_files, name_images, name_inboxes, write_folder
+from daemon.results.datasets import keep_files, name_images, name_inboxes, write_folder
 from daemon.results.parquet import write_table
 
 # At the start of a cell. Some programs ignore spaces before it, or what nobody sees (control characters, the byte order mark,
@@ -38,9 +38,6 @@ _UNSEEN = (
 )
 FORMULA = re.compile(rf"[{_UNSEEN}]*[=+\-@\uff1d\uff0b\uff0d\uff20\ufe66\ufe62\ufe63\ufe6b]|[\t\r\n]")
 FILES = ("csv", "jsonl", "parquet")
-MANIFEST = (
-    "visiond.json"  # of a folder: which models gave the answers; only a folder that has it is ever replaced
-)
 
 Step = Callable[[int, int | None], None]
 
@@ -68,8 +65,6 @@ def export_records(
     NotWritable, MissingLibrary; LedgerDamaged, after writing all others, when some images are damaged.
     """
     _check_options(file, format, columns, mark=mark, half=half)
-    others = [models_file(file)] if columns.has_models and format == "csv" else []
-    _check_target(file, format, others, force=force)
     chosen, written = Chosen(reader, choice, columns), 0
 
     def count() -> Iterator[Record]:
@@ -83,7 +78,10 @@ def export_records(
         images = name_images(count(), name_inboxes(reader.inboxes().values(), inboxes), left_out)
         images = keep_files(images, format) if format in WITH_IMAGES else images
         write_folder(
-            file, lambda folder: FOLDERS[format](folder, images), lambda: _about(chosen), force=force
+            file,
+            lambda folder: FOLDERS[format](folder, images),
+            lambda: {"visiond": __version__, "models": describe_models(chosen.models)},
+            force=force,
         )
         if left_out:
             why = "their files are gone, have changed since, or cannot be read"
@@ -102,28 +100,10 @@ def export_records(
                 notes=lambda: note_models(chosen.models),
             ),
         }
+        others = [models_file(file)] if columns.has_models and format == "csv" else []
         _write_file(file, lambda out: writers[format](out, count()), chosen, reader.path, others, force=force)
     chosen.check()
     return written
-
-
-def _check_target(file: Path, format: str, others: Sequence[Path], *, force: bool) -> None:
-    """Before the ledger is read, which may take minutes. Raises NotWritable."""
-    if format in FOLDERS:
-        check_folder(file.resolve(), force=force)
-        return
-    for each in (file, *others) if file != STDOUT and not force else ():
-        if each.exists() and each.suffix in (
-            ".csv",
-            ".jsonl",
-            ".parquet",
-        ):  # of others `written_whole` says more
-            raise NotWritable(f"{each} already exists; name another file, or replace it with --force.")
-
-
-def _about(chosen: Chosen) -> dict[str, Any]:
-    known = [describe_model(model) for model in sort_models(chosen.models)]
-    return {"visiond": __version__, "models": known}
 
 
 def _write_file(
@@ -145,8 +125,7 @@ def _write_file(
             write(out)
         for partial in partials[1:]:
             with partial.open("wb") as out:
-                rows = [describe_model(model) for model in sort_models(chosen.models)]
-                _write_rows(out, describe_model(UNKNOWN), rows)
+                _write_rows(out, describe_models([UNKNOWN])[0], describe_models(chosen.models))
 
 
 def format_of(file: Path) -> str:
@@ -212,20 +191,18 @@ def models_file(file: Path) -> Path:
     return file.with_name(f"{file.name.removesuffix('.csv')}.models.csv")
 
 
-def describe_model(model: Model) -> dict[str, Any]:
-    """What is known of a model, as a flat row: what its fingerprint stands for."""
-    provenance = structs.asdict(model.provenance)
-    return {"fingerprint": model.fingerprint, "stage": model.stage, **provenance, "notice": model.notice}
-
-
-def sort_models(models: Iterable[Model]) -> list[Model]:
-    return sorted(models, key=lambda model: (model.stage, model.fingerprint))
+def describe_models(models: Iterable[Model]) -> list[dict[str, Any]]:
+    """What is known of each model, as a flat row: what its fingerprint stands for. By stage and fingerprint."""
+    return [
+        {"fingerprint": m.fingerprint, "stage": m.stage, **structs.asdict(m.provenance), "notice": m.notice}
+        for m in sorted(models, key=lambda model: (model.stage, model.fingerprint))
+    ]
 
 
 def note_models(models: Iterable[Model]) -> dict[bytes, bytes]:
     """For the metadata of a Parquet file: what its models are, and the version of visiond that wrote it."""
-    known = [describe_model(model) for model in sort_models(models)]
-    return {b"visiond.models": msgspec.json.encode(known), b"visiond.version": __version__.encode()}
+    known = msgspec.json.encode(describe_models(models))
+    return {b"visiond.models": known, b"visiond.version": __version__.encode()}
 
 
 def _cell(value: Any) -> Any:

@@ -220,13 +220,10 @@ def describe_source(manifest: Manifest, stage: str, entry: StageEntry) -> Proven
     """What is known of a stage's weights. Those without files come with a library or, like fakes, are none. A pack of several
     repositories has them from one that the catalog knows for this stage; which model of it, it does not say if there are
     several."""
+    if not entry.files and stage == "ocr" and registry.find_backend(stage, entry.backend).bundled:
+        return Provenance(name=INCLUDED_NAME, license=INCLUDED_LICENSE)
     if not entry.files:
-        is_included = stage == "ocr" and registry.find_backend(stage, entry.backend).bundled
-        return (
-            Provenance(name=INCLUDED_NAME, license=INCLUDED_LICENSE)
-            if is_included
-            else Provenance(name=entry.backend)
-        )
+        return Provenance(name=entry.backend)
     published = list_published(stage, manifest.revision)
     repositories = {each.repository for each in published} or set(manifest.revision)
     repository = repositories.pop() if len(repositories) == 1 else ""

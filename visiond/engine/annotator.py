@@ -89,7 +89,7 @@ class Annotator:
             raise error
 
     def annotate(self, images: Iterable[Image], root: str | bytes = "") -> list[dict[str, Any]]:
-        """A row for each image, in their order, as by `ResultRows.row_of` of visiond.engine.rows. Blocks until all are finished.
+        """A row for each image, in their order, as by `ResultRows.row_of` of visiond.engine.rows. Blocks until all are done.
 
         images: names and bytes. In place of its bytes an image may have the OSError that reading it raised: it
         becomes a row with the reason `unreadable`. An iterator is read as there is room for its bytes. root: the

@@ -324,7 +324,7 @@ async def test_a_cell_that_looks_like_a_formula_is_made_harmless_in_csv(
     assert row["clip_similarity"] == "-0.5"  # a number stays one
 
 
-# ExportColumns that only Parquet has
+# Columns that only Parquet has
 
 
 def embed(*values: float) -> Output:
@@ -566,7 +566,10 @@ async def test_beside_csv_a_second_file_says_what_the_models_are(reader: Reader,
 
 def test_the_columns_are_those_of_the_configured_stages_not_of_all_that_are_installed() -> None:
     assert not any(name.startswith("quality") for name in ExportColumns(["ocr"]).kinds)
-    assert [*ExportColumns(["ocr", "yolo"], models=True).kinds][-2:] == ["ocr_fingerprint", "yolo_fingerprint"]
+    assert [*ExportColumns(["ocr", "yolo"], models=True).kinds][-2:] == [
+        "ocr_fingerprint",
+        "yolo_fingerprint",
+    ]
 
 
 # Mixes

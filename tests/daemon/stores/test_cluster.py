@@ -8,7 +8,7 @@ import io
 import itertools
 import json
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -239,17 +239,23 @@ def put_lists(bucket: Bucket, prefix: str) -> str:
     return put(bucket, f"{prefix}/in", images | lists)
 
 
-@pytest.mark.usefixtures("faulty")
-@pytest.mark.parametrize("name", ["list.parquet", "list.jsonl", "0.tar"])
-def test_what_a_list_in_a_store_says_is_kept(name: str, bucket: Bucket, prefix: str, tmp_path: Path) -> None:
-    source, output = f"{put_lists(bucket, prefix)}/{name}", f"s3://{BUCKET}/{prefix}/rows"
-    place = Place(tmp_path)
+@contextlib.contextmanager
+def keeping_classes(source: str, output: str, place: Place) -> Iterator[Callable[[], Any]]:
+    """A call that annotates all of INPUT as one unit, with the classes of its images, and returns what the actor says."""
     listing = InputListing(source, load(place.config))
     kept = choose_kept(listing, ("cls",), (), every=False)
     [unit] = units(place, source, output)
     config = load(place.config).model_dump_json().encode()
     with contextlib.closing(ActorChain(config, output, listing.root, kept=kept)) as chain:
-        assert not chain(unit).column("problem")[0].as_py()
+        yield lambda: chain(unit)
+
+
+@pytest.mark.usefixtures("faulty")
+@pytest.mark.parametrize("name", ["list.parquet", "list.jsonl", "0.tar"])
+def test_what_a_list_in_a_store_says_is_kept(name: str, bucket: Bucket, prefix: str, tmp_path: Path) -> None:
+    source, output = f"{put_lists(bucket, prefix)}/{name}", f"s3://{BUCKET}/{prefix}/rows"
+    with keeping_classes(source, output, Place(tmp_path)) as annotate:
+        assert not annotate().column("problem")[0].as_py()
     found = rows_of(bucket, f"{prefix}/rows").values()
     assert {(row["row"], row["cls"]) for row in found} == {(n, f"class {n}") for n in range(5)}
     assert {row["list"] for row in found} == {source if "list" in name else name}
@@ -260,15 +266,10 @@ def test_no_row_is_written_without_what_its_list_says(
     name: str, bucket: Bucket, prefix: str, proxy: FaultyProxy, tmp_path: Path, hasty: Callable[[], None]
 ) -> None:
     source, output = f"{put_lists(bucket, prefix)}/{name}", f"s3://{BUCKET}/{prefix}/rows"
-    place = Place(tmp_path)
-    listing = InputListing(source, load(place.config))
-    kept = choose_kept(listing, ("cls",), (), every=False)
-    [unit] = units(place, source, output)
-    config = load(place.config).model_dump_json().encode()
-    with contextlib.closing(ActorChain(config, output, listing.root, kept=kept)) as chain:
+    with keeping_classes(source, output, Place(tmp_path)) as annotate:
         hasty()
         proxy.fault = lambda asked: BUSY if name in asked.path else None
-        problem, status = (chain(unit).column(each)[0].as_py() for each in ("problem", "status"))
+        problem, status = (annotate().column(each)[0].as_py() for each in ("problem", "status"))
         assert (status, "--resume" in problem) == (os.EX_IOERR, True)
         assert not rows_of(bucket, f"{prefix}/rows")
 
