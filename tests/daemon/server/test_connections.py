@@ -113,12 +113,19 @@ async def test_a_body_may_take_longer_if_enough_of_it_comes_in_time(monkeypatch:
 async def test_what_came_while_the_machine_stood_still_is_answered(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(connections, "REQUEST_SECONDS", 0.4)
     monkeypatch.setattr(connections, "LATE_SECONDS", 0.1)
-    stop = f"kill -STOP {os.getpid()}; sleep 0.6; printf '{REQUEST.decode()}'; kill -CONT {os.getpid()}"
+    stop = f"echo >&2; read go; kill -STOP {os.getpid()}; sleep 0.6; printf '{REQUEST.decode()}'; kill -CONT {os.getpid()}"
     async with served() as port:
         for _ in range(STOPS):
-            with socket.create_connection(("127.0.0.1", port), PATIENCE) as client:
-                await until(lambda: len(connections.Connection.waiting) == 1)
-                await anyio.run_process(["sh", "-c", stop], stdout=client)
+            # The shell is there before the connection: to start it may take longer than a client has.
+            with socket.socket() as client:
+                client.settimeout(PATIENCE)
+                async with await anyio.open_process(["sh", "-c", stop], stdout=client) as shell:
+                    assert shell.stderr
+                    assert shell.stdin
+                    await shell.stderr.receive()
+                    client.connect(("127.0.0.1", port))
+                    await until(lambda: len(connections.Connection.waiting) == 1)
+                    await shell.stdin.send(b"\n")
                 assert (await to_thread.run_sync(client.recv, 100)).startswith(b"HTTP/1.1 204")
 
 
