@@ -178,29 +178,26 @@ class Record:
             "id": self.id,
             "source": describe_source(self.inbox_path, self, self),
         }
-        if notices := sorted({model.notice for model in self.models if model.notice}):
+        if notices := sorted({model.notice for model in self.models} - {""}):
             document["notice"] = " ".join(notices)
         if self.status is JobStatus.DONE:
-            self._add_results(document)
+            # Plug-ins are in the order of the stored models: the
+            # sidecar must not change when one is uninstalled.
+            for stage in dict.fromkeys((*BUILT_IN_KEYS, *self.outputs)):
+                if output := self.outputs.get(stage):
+                    document[BUILT_IN_KEYS.get(stage, stage)] = msgspec.Raw(output.payload)
+            document["bin"] = {"name": self.bin, "criteria": msgspec.Raw(self.criteria)}
+            document["timings"] = {stage: round(output.seconds, 6) for stage, output in self.outputs.items()}
+            document["models"] = {model.stage: model.fingerprint for model in self.models}
+            if known := {m.stage: m.provenance for m in self.models if m.provenance.name}:
+                document["provenance"] = known
+            if self.looks:
+                document["second_looks"] = {name: look.document() for name, look in self.looks.items()}
         else:
             document |= {"status": self.status.name, "reason": self.reason, "detail": self.detail}
         document |= {"attempts": self.attempts} if self.status is JobStatus.FAILED else {}
         document["finished_at"] = timestamp(self.finished_at) if self.finished_at else None
         return document
-
-    def _add_results(self, document: dict[str, Any]) -> None:
-        # Plug-ins are in the order of the stored models: the
-        # sidecar must not change when one is uninstalled.
-        for stage in (*BUILT_IN_KEYS, *(stage for stage in self.outputs if stage not in BUILT_IN_KEYS)):
-            if output := self.outputs.get(stage):
-                document[BUILT_IN_KEYS.get(stage, stage)] = msgspec.Raw(output.payload)
-        document["bin"] = {"name": self.bin, "criteria": msgspec.Raw(self.criteria)}
-        document["timings"] = {stage: round(output.seconds, 6) for stage, output in self.outputs.items()}
-        document["models"] = {model.stage: model.fingerprint for model in self.models}
-        if known := {m.stage: m.provenance for m in self.models if m.provenance.name}:
-            document["provenance"] = known
-        if self.looks:
-            document["second_looks"] = {name: look.document() for name, look in self.looks.items()}
 
     @cached_property
     def sidecar(self) -> bytes:
