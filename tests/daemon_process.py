@@ -606,7 +606,8 @@ class Daemon:
         return [pid for pid in self.workers() if any(self.events("worker ready", pid=pid))]
 
     def events(self, event: str, **fields: object) -> Iterator[dict[str, Any]]:
-        """Lines of its log."""
+        """Lines of its log. A thread of the daemon writes them, so a line may come after what it tells of: see
+        `wait_event`."""
         for line in self._log.read_bytes().splitlines():
             with contextlib.suppress(ValueError):
                 entry = json.loads(line)

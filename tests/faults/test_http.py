@@ -280,6 +280,7 @@ def test_a_server_with_https_answers_no_plain_http(guarded: Server) -> None:
 def test_an_address_that_others_reach_without_token_or_https_is_warned_of(tmp_path: Path) -> None:
     place = Place(tmp_path, {"http": {"listen": "0.0.0.0:0"}})
     with Daemon(place) as daemon:
+        daemon.wait_event("ready")  # a thread writes the log, in order
         said = [entry["risk"] for entry in daemon.events("HTTP is open to the network")]
     assert ["token_file" in said[0], "tls_certificate" in said[1]] == [True, True]
     checked = place.command("check", "--quick").stdout

@@ -103,9 +103,9 @@ def test_unread_folders_are_named_everywhere_and_read_once_they_can_be(
         (place.inbox() / "closed").chmod(0o700)
         (place.inbox() / "half").chmod(0o700)
         daemon.wait_until(lambda status: status["unread_folders"] == 1 and status["done"] == 3, "their files")
-        assert [
-            len(list(daemon.events(EVENT, path=str(place.inbox() / name)))) for name in ("closed", "half")
-        ] == [1, 1]
+        for name in ("closed", "half"):
+            daemon.wait_event(EVENT, path=str(place.inbox() / name))
+            assert len(list(daemon.events(EVENT, path=str(place.inbox() / name)))) == 1
         (place.inbox() / "closed").chmod(0o000)  # it is gone, and comes back
         daemon.wait_until(lambda status: status["unread_folders"] == 2, "word of it")
         closed = str(place.inbox() / "closed")  # the log is written by a thread of its own, after that

@@ -62,7 +62,7 @@ def test_commands_that_look_work_beside_a_daemon_whose_file_has_got_a_typo(tmp_p
             assert "is not valid TOML" in done.stderr.splitlines()[0]
         refused = place.command("reload")
         assert (refused.returncode, "not valid TOML" in refused.stderr) == (78, True)
-        [logged] = daemon.events("the configuration was not reloaded; everything stays as it was")
+        logged = daemon.wait_event("the configuration was not reloaded; everything stays as it was")
         assert "not valid TOML" in logged["problems"][0]
         assert daemon.metric("visiond_reloads_total", outcome="refused") == 1
         assert daemon.metric("visiond_configuration_refused") == 1

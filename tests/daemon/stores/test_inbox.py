@@ -289,6 +289,7 @@ def test_a_store_that_is_away_is_reported_once_and_holds_up_no_other_inbox(
         assert status["failed"] == 0
         assert daemon.metric("visiond_inbox_away", inbox="store") == 1
         assert daemon.metric("visiond_inbox_away", inbox="folder") == 0
+        daemon.wait_event("images of an inbox cannot be read; they wait")
         assert len([*daemon.events("images of an inbox cannot be read; they wait")]) == 1
         proxy.fault = lambda asked: None
         daemon.wait_until(lambda s: s["done"] == len(objects) + 30 and not s["obstacles"], "the objects")

@@ -230,6 +230,7 @@ def test_an_outage_or_credentials_that_expire_hold_up_nothing_and_lose_nothing(
         status = daemon.wait_until(lambda status: status["sinks"][0]["problem"], "the outage")
         assert status["sinks"][0]["behind"] == 40
         assert daemon.metric("visiond_sink_records_behind", sink="store") == 40
+        daemon.wait_event("sink does not accept records; they are kept and tried again")
         assert len([*daemon.events("sink does not accept records; they are kept and tried again")]) == 1
         daemon.kill()
     faults = itertools.cycle([BUSY, None, CUT, BROKEN, None, REFUSED, None, None])
