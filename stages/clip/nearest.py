@@ -16,6 +16,7 @@ EXACT_AT_ONCE = 1 << 15  # of which the rows are in memory, in float32
 FEW = 16  # times CANDIDATES: so many rows take as long in float16 as a million in int8
 CANDIDATES = 1000  # the least number of rows that are compared exactly
 ROUNDING = 2.0**-8  # of bfloat16, relative
+VECTOR = 32  # values of a row that torch's product of int8 takes at once, on any processor
 SIGMAS = 6.0  # of the error of a score that comes from rounding to int8
 
 Fetch = Callable[[NDArray[np.int64]], None]
@@ -91,7 +92,10 @@ def _parts(rows: int, most: int) -> Iterator[slice]:
 
 
 def _multiply(query: Tensor, values: Tensor, scales: Tensor) -> Tensor:
-    """torch's product with weights of int8 reads each value once, which is all the time that it takes."""
+    """torch's product with weights of int8 reads each value once, which is all the time that it takes. If a row has no
+    whole number of vectors, it reads beyond the end, which kills the process or gives wrong scores (torch 2.15, x86)."""
+    if values.shape[1] % VECTOR:
+        return (values.float() @ query) * scales
     half = query.to(torch.bfloat16)[None]
     product: Tensor = torch._weight_int8pack_mm(half, values, scales.to(torch.bfloat16))
     return product[0].float()

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from daemon.search.matrix import quantize
 from stages.clip import nearest
-from stages.clip.nearest import find_nearest
+from stages.clip.nearest import estimate, find_nearest
 
 
 def embeddings(rows: int, dim: int = 64, spread: float = 1.0) -> NDArray[np.float16]:
@@ -36,6 +36,14 @@ def test_the_best_are_those_of_a_comparison_with_all_in_full_precision(
     found = find_nearest(query, *quantize(exact), exact, 5)
     assert found.places.tolist() == reference(exact, query, 5)
     assert found.scores == pytest.approx(exact[found.places].astype(np.float32) @ query.numpy(), abs=1e-6)
+
+
+@pytest.mark.parametrize("dim", [1, 8, 40, 100])
+def test_vectors_of_any_length_are_compared(dim: int) -> None:
+    exact = embeddings(9000, dim)
+    query = torch.nn.functional.normalize(torch.randn(dim, generator=torch.Generator().manual_seed(3)), dim=0)
+    estimated = estimate(query, *quantize(exact)).numpy()
+    assert estimated == pytest.approx(exact.astype(np.float32) @ query.numpy(), abs=0.02)
 
 
 def test_only_allowed_rows_are_found() -> None:
