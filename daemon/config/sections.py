@@ -86,7 +86,7 @@ class Inbox(Section):
     ignore: Annotated[list[str], AfterValidator(check_patterns)] = Field(
         [],
         description="More files and folders to ignore, as in .gitignore: names, paths in the inbox, folders with / at the end. "
-        'Hidden and unfinished files, recycle bins, and files beside images such as a.xmp are ignored by default; '
+        "Hidden and unfinished files, recycle bins, and files beside images such as a.xmp are ignored by default; "
         '"!pattern" makes an exception.',
     )
     on_success: Literal["keep", "move", "delete"] = Field(

@@ -59,7 +59,17 @@ UNFINISHED = [
     *("a.jpg.fdmdownload", "a.jpg.p.downloading"),
 ]
 COMPANIONS = [
-    *("a.xmp", "a.jpg.xmp", "A.JPG.XMP", "x/IMG_1.AAE", "a.nef.pp3", "a.cr2.dop", "a.nksc", "Thumbs.db", "x/THUMBS.DB"),
+    *(
+        "a.xmp",
+        "a.jpg.xmp",
+        "A.JPG.XMP",
+        "x/IMG_1.AAE",
+        "a.nef.pp3",
+        "a.cr2.dop",
+        "a.nksc",
+        "Thumbs.db",
+        "x/THUMBS.DB",
+    ),
     *("desktop.ini", "Picasa.ini", ".picasa.ini", "a.jpg.json", "a.png.supplemental-metadata.json"),
 ]
 TAKEN = [
