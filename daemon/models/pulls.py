@@ -3,28 +3,25 @@
 from __future__ import annotations
 
 import contextlib
-import shlex
 import shutil
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from daemon.config.loading import Config
 from daemon.core.errors import NotWritable
-from daemon.core.hints import command
-from daemon.layout.layout import pack_errors
 from daemon.ledger.files import written_into
+from daemon.models.offline import hub_errors
 from daemon.models.packs import describe_license
 from daemon.monitoring.disks import find_existing
 from daemon.terminal.display import console, printable
 from daemon.terminal.progress import LATE_SECONDS, Progress
-from stages.contract.manifest import MANIFEST, HubUnreachable, PackError, list_files
+from stages.contract.manifest import MANIFEST, list_files
 from stages.weights import names, packs, pulling, standard
 from stages.weights.hub import HuggingFaceHub
 from stages.weights.packs import Pack
 from stages.weights.pulling import Part
 
 Parts = Mapping[str, Sequence[Part]]  # what to download, by the name of the model
-BUNDLE = "models.tar"  # the name that messages give it
 UNIT = "MiB"
 UNIT_BITS = 20
 
@@ -82,33 +79,14 @@ def list_models(wanted: Iterable[str], folder: Path) -> list[str]:
 
 def find_missing(folder: Path, models: Iterable[str], *, allow_pickle: bool) -> dict[str, list[Part]]:
     """What to download for each model that is not in the folder. Asks the hub only for these. Raises ModelsUnusable."""
-    with pack_errors():
+    models = list(models)
+    with hub_errors(folder, models, allow_pickle=allow_pickle):
         references = {model: names.read_reference(model) for model in models}
-        missing = {m: known for m, known in references.items() if not names.find_pulled(m, folder)}
-    with hub_errors(folder, missing, allow_pickle=allow_pickle):
         return {
             model: pulling.plan_parts(HuggingFaceHub(say), reference, allow_pickle=allow_pickle)
-            for model, reference in missing.items()
+            for model, reference in references.items()
+            if not names.find_pulled(model, folder)
         }
-
-
-@contextlib.contextmanager
-def hub_errors(folder: Path, models: Iterable[str], *, allow_pickle: bool) -> Iterator[None]:
-    """As `pack_errors`; if the hub cannot be reached, with the commands that bring these models into the folder without it."""
-    with pack_errors():
-        try:
-            yield
-        except HubUnreachable as error:
-            left = [model for model in models if not names.find_pulled(model, folder)]
-            pickles = ["--allow-pickle"] * allow_pickle
-            bundle = shlex.join(
-                ["visiond", "models", "bundle", *pickles, BUNDLE, *left]
-            )  # elsewhere: no --config
-            add = command("models", "add", BUNDLE)
-            raise PackError(
-                f"{', '.join(left)} could not be pulled: {error} Without a network, type `{bundle}` on a machine that has "
-                f"one, copy {BUNDLE} here, type `{add}`, and give this command again."
-            ) from error
 
 
 def check_room(folder: Path, missing: Parts) -> None:

@@ -36,16 +36,15 @@ def find_sizes(folder: Path, models: Sequence[PublishedModel], *, ask: bool) -> 
             sizes[model.name] = sum(file.stat().st_size for file in list_files(pulled))
         else:
             others.append(model)
-    if not ask or not others:
+    if not ask:
         return Sizes(sizes)
     hub = HuggingFaceHub(lambda sentence: errors.print(printable(sentence)))
-    first = ask_hub(
-        hub, others[0]
-    )  # alone: if the hub cannot be reached, the others would each wait for it too
-    if isinstance(first, HubUnreachable):
-        return Sizes(sizes, f"The size is not known of {quantity(len(others), 'model')}: {first}")
+    # One alone: if the hub cannot be reached, each of the others would wait for it too.
+    first = [ask_hub(hub, model) for model in others[:1]]
+    if first and isinstance(first[0], HubUnreachable):
+        return Sizes(sizes, f"The size is not known of {quantity(len(others), 'model')}: {first[0]}")
     with ThreadPoolExecutor(AT_ONCE) as pool, Progress("models", len(others), after=LATE_SECONDS) as progress:
-        answers = itertools.chain([first], pool.map(partial(ask_hub, hub), others[1:]))
+        answers = itertools.chain(first, pool.map(partial(ask_hub, hub), others[1:]))
         for model, size in zip(others, progress.track(answers), strict=True):
             if isinstance(size, PackError):
                 problems.append(size)
