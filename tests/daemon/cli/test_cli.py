@@ -218,6 +218,18 @@ def test_export_writes_a_row_for_each_image_or_those_of_a_bin(place: Place, tmp_
         assert [row["path"] for row in csv.DictReader(opened)] == chosen
 
 
+def test_several_bins_can_be_exported(place: Place) -> None:
+    rows = list(
+        csv.DictReader(io.StringIO(say(place, "export", "--bin", "A", "--bin", "B", "-"), newline=""))
+    )
+    assert sorted(row["bin"] for row in rows) == list("ABBBBB")
+
+
+def test_an_export_into_an_inbox_is_refused(place: Place) -> None:
+    refused = place.command("export", place.inbox() / "results.csv")
+    assert (refused.returncode, "is inside the inbox" in refused.stderr) == (os.EX_USAGE, True)
+
+
 def test_export_writes_to_standard_output(place: Place) -> None:
     rows = list(csv.DictReader(io.StringIO(say(place, "export", "-"), newline="")))
     lines = [json.loads(line) for line in say(place, "export", "-", "-f", "jsonl").splitlines()]
