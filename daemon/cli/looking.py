@@ -73,16 +73,19 @@ def search(
     with open_reader(settings) as reader:
         with Progress("images") as progress, open_searcher(settings, reader, progress.step) as searcher:
             if newest or not query.sentence:
-                found = searcher.newest(query, NEWEST, limit)
+                found = searcher.newest(query, NEWEST, limit + 1)  # one more, to know whether there are more
             else:
-                found = searcher.best(query, way, limit=limit)
-        hits = {hit.image: hit for hit in found.hits}
+                found = searcher.best(query, way, limit=limit + 1)
+        hits = {hit.image: hit for hit in found.hits[:limit]}
         records = reader.find_numbers(list(hits))
     if found.problem:
         errors.print(f"[yellow]By words only: {printable(found.problem)}[/yellow]")
     if found.is_uncut and not as_json:
         errors.print(UNCUT)
     _print([(record, hits[record.id]) for record in records], as_json=as_json)
+    if len(found.hits) > limit:
+        images = "image is" if limit == 1 else f"{limit:,} images are"
+        errors.print(f"Only the first {images} shown; --limit N shows more.")
 
 
 def _print(found: list[tuple[Record, Hit]], *, as_json: bool) -> None:
@@ -122,8 +125,8 @@ def page(
 ) -> None:
     """Serve the page with images, search and results, until Ctrl-C.
 
-    A running daemon serves it already, at the address of its log line
-    `page`. This is for a ledger whose daemon is not running.
+    A running daemon serves it already: then this prints the address. It is
+    for a ledger whose daemon is not running.
 
     Examples:
       visiond page
@@ -137,15 +140,16 @@ def page(
     except ValueError as error:
         raise typer.BadParameter(f"{error}.", param_hint="--listen") from None
     chosen = settings.page.model_copy(update={"listen": listen or settings.page.listen or ANY_PORT})
-    serve_page(settings.model_copy(update={"page": chosen}))
+    is_daemons = listen in ("", settings.page.listen)
+    serve_page(settings.model_copy(update={"page": chosen}), is_daemons=is_daemons)
 
 
-def serve_page(config: Config, *, anywhere: bool = False) -> None:
-    """Serve the page until Ctrl-C. anywhere: if its address is in use, serve it on a free port instead. Raises ConfigError
-    if the address is in use and anywhere is false."""
+def serve_page(config: Config, *, anywhere: bool = False, is_daemons: bool = False) -> None:
+    """Serve the page until Ctrl-C. anywhere: if its address is in use, serve it on a free port instead. is_daemons: its
+    address is that of the daemon, so if that serves it, say so. Raises ConfigError if the address is in use otherwise."""
     import anyio
 
-    from daemon.config.state import CONTROL, closed_to_others
+    from daemon.config.state import closed_to_others
     from daemon.server.app import listen
     from daemon.server.page.process import serve
     from daemon.terminal import control
@@ -159,8 +163,12 @@ def serve_page(config: Config, *, anywhere: bool = False) -> None:
             serve_page(config.model_copy(update={"page": free}))
             return
         with contextlib.suppress(VisiondError):
-            control.ask(config.state.path / CONTROL, "GET", "/healthz")
-            errors.print("The daemon is running and serves the page itself.")
+            obstacles = control.ask_status(config).obstacles
+            if is_daemons and not any(each.startswith("page:") for each in obstacles):
+                console.print(
+                    f"The daemon is running and serves the page: {printable(http.url_at(http.port))}"
+                )
+                return
         raise ConfigError([f"{error} For this command: --listen {ANY_PORT}"]) from error
     with opened as listener, closed_to_others(), contextlib.suppress(KeyboardInterrupt):
         console.print(f"{printable(http.url_at(listener.getsockname()[1]))}      Ctrl-C ends it")

@@ -254,6 +254,10 @@ SampleOption = Annotated[
     typer.Option("--sample", metavar="N", min=1, help="Only N images, evenly at random.", show_default=False),
 ]
 SeedOption = Annotated[int, typer.Option("--seed", help="Of --sample: another number, other images.")]
+BinOption = Annotated[
+    list[str] | None,
+    typer.Option("--bin", metavar="BIN", help="Only images of this bin. Several: of any of them."),
+]
 UniqueOption = Annotated[bool, flag("--unique", help="Of files with equal bytes only the oldest.")]
 
 
@@ -267,7 +271,7 @@ def export(
             "--format", "-f", help="Default: taken from the suffix of FILE; csv for standard output."
         ),
     ] = None,
-    bin: Annotated[str, typer.Option("--bin", metavar="BIN", help="Export only images of this bin.")] = "",
+    bin: BinOption = None,
     ratio: Annotated[
         str,
         typer.Option(
@@ -305,12 +309,13 @@ def export(
     from daemon.ledger.records import open_reader
     from daemon.results.choice import ExportChoice, parse_ratio
     from daemon.results.columns import ExportColumns
-    from daemon.results.export import export_records, format_of
+    from daemon.results.export import check_target, export_records, format_of
     from daemon.terminal.progress import Progress
 
     chosen = format.value if format else format_of(file)
     settings = read_config(config, needs_stages=False)
-    choice = ExportChoice(bin, parse_ratio(ratio), tuple(where or ()), sample or 0, seed, unique)
+    check_target(settings, file)
+    choice = ExportChoice(tuple(bin or ()), parse_ratio(ratio), tuple(where or ()), sample or 0, seed, unique)
     with open_reader(settings) as reader, Progress("rows") as progress:
         written = export_records(
             reader,
@@ -323,7 +328,7 @@ def export(
             force=force,
             mark=bom,
             half=float16,
-            warn=lambda text: errors.print(printable(text)),
+            warn=lambda text: errors.print(f"[yellow]{printable(text)}[/yellow]"),
         )
         print_unwritten(reader)
         left_out = sum(reader.bin_counts().values()) - written if ratio else 0

@@ -12,7 +12,15 @@ import string
 import unicodedata
 from collections.abc import Iterable
 
+COMPANIONS = (  # files beside images, which are never images themselves
+    # settings of photo programs and cameras
+    "*.xmp", "*.aae", "*.pp2", "*.pp3", "*.dop", "*.cos", "*.on1", "*.nksc", "*.vrd", "*.dr4", "*.exv", "*.mie", "*.ctg",
+    "*.*.json",  # results of visiond, such as a.jpg.json, and what Google has beside photographs
+    # what systems and programs keep in each folder
+    "Thumbs.db", "ehthumbs.db", "desktop.ini", "Picasa.ini", "ZbThumbnail.info",
+)  # fmt: skip
 IGNORED = (  # by default
+    *COMPANIONS, *(f"!{name}/" for name in COMPANIONS),  # but not folders of these names: images may be in them
     ".*", "*~", "~$*", "*.tmp", "*.temp", "*.swp",
     # unfinished downloads and uploads
     "*.part", "*.partial", "*.crdownload", "*.download", "*.opdownload", "*.filepart", "*.aria2",

@@ -86,7 +86,8 @@ class Inbox(Section):
     ignore: Annotated[list[str], AfterValidator(check_patterns)] = Field(
         [],
         description="More files and folders to ignore, as in .gitignore: names, paths in the inbox, folders with / at the end. "
-        'Hidden and unfinished files and recycle bins are ignored by default; "!pattern" makes an exception.',
+        "Hidden and unfinished files, recycle bins, and files beside images such as a.xmp are ignored by default; "
+        '"!pattern" makes an exception.',
     )
     on_success: Literal["keep", "move", "delete"] = Field(
         "keep", description="What to do with an image when its result is durable. move: into [output] done."

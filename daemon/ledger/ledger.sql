@@ -629,11 +629,11 @@ WHERE (? IS NULL OR image.status = ?) AND :is_newest ORDER BY image.id DESC LIMI
 -- name: finished
 -- An image that the daemon has moved is separate from those that came later under its name.
 SELECT image.*, inbox.path AS inbox_path FROM image JOIN inbox ON inbox.id = image.inbox
-WHERE status = 1 AND image.id > ? AND (? = '' OR bin = ?) AND (location IS NOT NULL OR :is_newest) ORDER BY image.id LIMIT ?;
+WHERE status = 1 AND image.id > ? AND (? = '[]' OR bin IN (SELECT value FROM json_each(?))) AND (location IS NOT NULL OR :is_newest) ORDER BY image.id LIMIT ?;
 
 -- name: finished_models
 SELECT DISTINCT models FROM image
-WHERE status = 1 AND (? = '' OR bin = ?) AND (location IS NOT NULL OR :is_newest);
+WHERE status = 1 AND (? = '[]' OR bin IN (SELECT value FROM json_each(?))) AND (location IS NOT NULL OR :is_newest);
 
 -- name: first_answer
 SELECT payload FROM result WHERE model = ? LIMIT 1;

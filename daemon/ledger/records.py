@@ -189,16 +189,18 @@ class Reader:
             }
         return self.assemble([rows[each] for each in numbers if each in rows], tolerant=True)
 
-    def finished(self, bin_name: str = "", chunk: int = 256) -> Iterator[Record]:
+    def finished(self, bins: Collection[str] = (), chunk: int = 256) -> Iterator[Record]:
         """Every file whose newest version is DONE, and every image that was moved; oldest first,
-        a few in memory at a time."""
-        return self._walk("finished", bin_name, bin_name, chunk)
+        a few in memory at a time. bins: only images of these."""
+        wanted = msgspec.json.encode(bins).decode()
+        return self._walk("finished", wanted, wanted, chunk)
 
-    def answers_of_each_model(self, stage: str, bin_name: str = "") -> list[bytes]:
+    def answers_of_each_model(self, stage: str, bins: Collection[str] = ()) -> list[bytes]:
         """One result of each model of a stage that made some result that `finished` returns."""
+        wanted = msgspec.json.encode(bins).decode()
         used = {
             number
-            for row in self._rows("finished_models", bin_name, bin_name)
+            for row in self._rows("finished_models", wanted, wanted)
             for number in msgspec.json.decode(row["models"])
         }
         found = [

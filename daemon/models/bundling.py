@@ -8,11 +8,13 @@ from pathlib import Path
 from daemon.config.loading import Config
 from daemon.config.state import LEDGER
 from daemon.core.errors import WrongArgument
+from daemon.core.hints import command
 from daemon.layout.layout import pack_errors
 from daemon.ledger.files import written_into, written_whole
+from daemon.models.offline import BUNDLE
 from daemon.models.packs import name_weights
 from daemon.models.pulls import describe_bytes, pull_named, say
-from stages.weights import bundles, names, packs, sets
+from stages.weights import bundles, catalog, names, packs, sets
 
 
 def bundle_named(
@@ -20,6 +22,9 @@ def bundle_named(
 ) -> None:
     """Write models and packs into a file; those that are not here are pulled first. wanted: none for all that the
     configuration names. Raises ModelsUnusable, NotWritable, WrongArgument."""
+    if str(file) in (*sets.SETS, packs.STANDARD, *catalog.CATALOG):
+        whole = command("models", "bundle", BUNDLE, file, *wanted)
+        raise WrongArgument(f"The file to write is missing: {file} names models. Type for example `{whole}`.")
     named = [model for name in wanted or name_weights(config) for model in expand(name)]
     named = [name for name in dict.fromkeys(named) if name not in ("", "mini")]
     if not named:

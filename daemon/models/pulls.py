@@ -9,8 +9,8 @@ from pathlib import Path
 
 from daemon.config.loading import Config
 from daemon.core.errors import NotWritable
-from daemon.layout.layout import pack_errors
 from daemon.ledger.files import written_into
+from daemon.models.offline import hub_errors
 from daemon.models.packs import describe_license
 from daemon.monitoring.disks import find_existing
 from daemon.terminal.display import console, printable
@@ -41,7 +41,7 @@ def pull_named(
     if missing is None:
         missing = find_missing(folder, list_models(wanted, folder), allow_pickle=allow_pickle)
         check_room(folder, missing)
-    with pack_errors(), written_into(folder):
+    with hub_errors(folder, missing, allow_pickle=allow_pickle), written_into(folder):
         with counting(folder, missing) as hub:
             for name, parts in missing.items():
                 pack = standard.pull_model(name, folder, say, hub, parts, allow_pickle=allow_pickle)
@@ -79,7 +79,8 @@ def list_models(wanted: Iterable[str], folder: Path) -> list[str]:
 
 def find_missing(folder: Path, models: Iterable[str], *, allow_pickle: bool) -> dict[str, list[Part]]:
     """What to download for each model that is not in the folder. Asks the hub only for these. Raises ModelsUnusable."""
-    with pack_errors():
+    models = list(models)
+    with hub_errors(folder, models, allow_pickle=allow_pickle):
         references = {model: names.read_reference(model) for model in models}
         return {
             model: pulling.plan_parts(HuggingFaceHub(say), reference, allow_pickle=allow_pickle)

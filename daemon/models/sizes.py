@@ -3,6 +3,7 @@ asked. No size is written down anywhere, as a repository may change."""
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -12,7 +13,7 @@ from typing import NamedTuple
 from daemon.core.hints import quantity
 from daemon.terminal.display import errors, printable
 from daemon.terminal.progress import LATE_SECONDS, Progress
-from stages.contract.manifest import PackError, list_files
+from stages.contract.manifest import HubUnreachable, PackError, list_files
 from stages.weights import names, pulling
 from stages.weights.families import PublishedModel
 from stages.weights.hub import Hub, HuggingFaceHub
@@ -38,8 +39,12 @@ def find_sizes(folder: Path, models: Sequence[PublishedModel], *, ask: bool) -> 
     if not ask:
         return Sizes(sizes)
     hub = HuggingFaceHub(lambda sentence: errors.print(printable(sentence)))
+    # One alone: if the hub cannot be reached, each of the others would wait for it too.
+    first = [ask_hub(hub, model) for model in others[:1]]
+    if first and isinstance(first[0], HubUnreachable):
+        return Sizes(sizes, f"The size is not known of {quantity(len(others), 'model')}: {first[0]}")
     with ThreadPoolExecutor(AT_ONCE) as pool, Progress("models", len(others), after=LATE_SECONDS) as progress:
-        answers = pool.map(partial(ask_hub, hub), others)
+        answers = itertools.chain(first, pool.map(partial(ask_hub, hub), others[1:]))
         for model, size in zip(others, progress.track(answers), strict=True):
             if isinstance(size, PackError):
                 problems.append(size)

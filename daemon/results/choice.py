@@ -32,11 +32,11 @@ SEED = 0  # so that a mix leaves out the same images each time
 
 @dataclass(frozen=True)
 class ExportChoice:
-    """bin: "" for all. ratio: the share of each bin. where: conditions of SQL on the columns of an export, all of which must
+    """bins: none for all. ratio: the share of each bin. where: conditions of SQL on the columns of an export, all of which must
     be true. sample: how many images, evenly at random by the seed; 0 for all. unique: of files with equal bytes, the oldest
     one."""
 
-    bin: str = ""
+    bins: Sequence[str] = ()
     ratio: Mapping[str, float] = field(default_factory=dict)
     where: Sequence[str] = ()
     sample: int = 0
@@ -78,7 +78,7 @@ class Chosen:
             wanted = mix(self._counts, choice.ratio)
             found, self.total = pick(found, self._counts, wanted), sum(wanted.values())
         else:
-            self.total = self._counts.get(choice.bin, 0) if choice.bin else sum(self._counts.values())
+            self.total = sum(self._counts.get(name, 0) for name in choice.bins or self._counts)
         for record in found:
             self.models.update(record.all_models())
             yield record
@@ -93,7 +93,7 @@ class Chosen:
             )
 
     def _whole(self) -> Iterator[Record]:
-        for record in self._reader.finished(self._choice.bin):
+        for record in self._reader.finished(self._choice.bins):
             if record.damage:
                 self._damaged.add(record.id)
             else:
@@ -115,13 +115,13 @@ class Chosen:
 
 def _check(choice: ExportChoice, bins: set[str]) -> None:
     """Raises WrongArgument."""
-    if unknown := {choice.bin, *choice.ratio} - {"", *bins}:
+    if unknown := {*choice.bins, *choice.ratio} - bins:
         raise WrongArgument(
             f"There is no bin {', '.join(sorted(unknown))}; bins are {', '.join(sorted(bins))}."
         )
     if choice.seed and not choice.sample:
         raise WrongArgument("--seed is for --sample; add --sample N.")
-    if choice.ratio and (choice.bin or choice.looks_first):
+    if choice.ratio and (choice.bins or choice.looks_first):
         raise WrongArgument(
             "--ratio mixes whole bins; it cannot be combined with --bin, --where, --sample or --unique."
         )

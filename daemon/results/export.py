@@ -18,6 +18,7 @@ import msgspec
 from msgspec import structs
 
 from daemon import __version__
+from daemon.config.loading import Config
 from daemon.config.state import closed_to_others
 from daemon.core.errors import WrongArgument
 from daemon.core.hints import command, quantity
@@ -25,10 +26,12 @@ from daemon.formats.formats import FOLDERS, WITH_IMAGES
 from daemon.ledger.files import STDOUT, written_whole
 from daemon.ledger.record import UNKNOWN, Model, Record
 from daemon.ledger.records import Reader
+from daemon.monitoring.notices import list_notices
 from daemon.results.choice import Chosen, ExportChoice
 from daemon.results.columns import ExportColumns
 from daemon.results.datasets import keep_files, name_images, name_inboxes, write_folder
 from daemon.results.parquet import write_table
+from daemon.system.mounts import Position, ask
 
 # At the start of a cell. Some programs ignore spaces before it, or what nobody sees (control characters, the byte order mark,
 # and the rest of Unicode's Default_Ignorable_Code_Point), or accept wide and small characters.
@@ -88,7 +91,7 @@ def export_records(
             warn(f"{quantity(len(left_out), 'image')} left out, as {why}; the first is {left_out[0]}.")
             written -= len(left_out)
     else:
-        sizes = _embedding_sizes(reader, choice.bin, warn) if format == "parquet" else []
+        sizes = _embedding_sizes(reader, choice.bins, warn) if format == "parquet" else []
         writers: dict[str, Callable[[BinaryIO, Iterator[Record]], None]] = {
             "csv": functools.partial(write_csv, columns=columns, encoding="utf-8-sig" if mark else "utf-8"),
             "jsonl": write_jsonl,
@@ -102,8 +105,40 @@ def export_records(
         }
         others = [models_file(file)] if columns.has_models and format == "csv" else []
         _write_file(file, lambda out: writers[format](out, count()), chosen, reader.path, others, force=force)
+        if format == "csv" and not others and file != STDOUT and models_file(file).exists():
+            other = models_file(file)
+            warn(f"{other} is of another export, not of {file}: delete it, or export with --models --force.")
+    for line in list_notices((m.stage, m.notice) for m in sorted(chosen.models, key=lambda m: m.stage)):
+        warn(f"Note: {line}.")
     chosen.check()
     return written
+
+
+def check_target(config: Config, file: Path) -> None:
+    """Raises WrongArgument if a file, or a folder, would be written where the daemon looks for images or keeps its results.
+    A mount that does not answer is not asked."""
+    if file != STDOUT and (holder := ask(lambda: next(_list_holders(config, file), ""))):
+        raise WrongArgument(f"{file} is inside {holder}. Name a file elsewhere.")
+
+
+def _list_holders(config: Config, file: Path) -> Iterator[str]:
+    """The daemon's folders that a file or a folder of this name would be in, in words."""
+    here, parent = Position.of(file), Position.of(file.absolute().parent)
+    for inbox in config.inbox:
+        if not inbox.url:
+            there = Position.of(inbox.path)
+            if here.is_within(there) and (inbox.recursive or there.is_within(parent)):
+                yield f"the inbox {inbox.path}, where the daemon takes every file for a new one"
+    output = config.output
+    own = {
+        "results": output.results,
+        "failed": output.failed,
+        "done": output.done,
+        "bins": output.bins_folder,
+    }
+    for name, folder in own.items():
+        if here.is_within(Position.of(folder)):
+            yield f"{folder}, the folder for {name} of the daemon"
 
 
 def _write_file(
@@ -157,10 +192,10 @@ def _check_options(file: Path, format: str, columns: ExportColumns, *, mark: boo
         )
 
 
-def _embedding_sizes(reader: Reader, bin_name: str, warn: Callable[[str], None]) -> list[int]:
-    """The different lengths of the embeddings of a bin, or of all images, in order.
+def _embedding_sizes(reader: Reader, bins: Sequence[str], warn: Callable[[str], None]) -> list[int]:
+    """The different lengths of the embeddings of these bins, or of all images, in order.
     Those of one model have one length."""
-    answers = [msgspec.json.decode(payload) for payload in reader.answers_of_each_model("clip", bin_name)]
+    answers = [msgspec.json.decode(payload) for payload in reader.answers_of_each_model("clip", bins)]
     sizes = sorted({answer["embedding"]["dim"] for answer in answers})
     if len(sizes) > 1:
         warn(

@@ -36,6 +36,10 @@ class HubBusy(PackError):
     """The model hub refuses requests for a while."""
 
 
+class HubUnreachable(PackError):
+    """The model hub does not answer at all, so it will not answer about other models either."""
+
+
 class PackErrors(PackError):
     """What is wrong with several stages."""
 

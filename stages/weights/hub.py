@@ -18,7 +18,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple, Protocol, TypeVar
 
-from stages.contract.manifest import MANIFEST, HubBusy, PackError
+from stages.contract.manifest import MANIFEST, HubBusy, HubUnreachable, PackError
 from stages.contract.recognition import POINTER
 
 SUPPORT = (".json", ".txt", ".jinja", ".model")
@@ -60,7 +60,7 @@ class Listing(NamedTuple):
 
 
 class Hub(Protocol):
-    """The source of models. Both methods raise PackError if it cannot be reached, HubBusy if it refuses too many requests;
+    """The source of models. Both methods raise HubUnreachable if it cannot be reached, HubBusy if it refuses too many requests;
     `download` raises OSError if the folder cannot be written."""
 
     def describe(self, repository: str, revision: str = "") -> Listing:
@@ -267,10 +267,7 @@ def unreachable(repository: str, error: BaseException) -> PackError:
         )
     first = str(error).strip().split("\n")[0] or type(error).__name__
     mirror = "" if os.environ.get("HF_ENDPOINT") else " If you have a mirror, set HF_ENDPOINT to it."
-    return PackError(
-        f"{repository} could not be pulled from the model hub, {ENDPOINT} ({first}).{mirror} Without a network, type `visiond "
-        "models bundle FILE NAME...` on a machine that has one, copy FILE here, and type `visiond models add FILE`."
-    )
+    return HubUnreachable(f"the model hub, {ENDPOINT}, cannot be reached ({first}).{mirror}")
 
 
 def choose_support(files: Collection[str]) -> list[str]:

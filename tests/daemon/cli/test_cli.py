@@ -218,6 +218,26 @@ def test_export_writes_a_row_for_each_image_or_those_of_a_bin(place: Place, tmp_
         assert [row["path"] for row in csv.DictReader(opened)] == chosen
 
 
+@pytest.mark.parametrize("words", [[], ["picture", "--by", "words"], ["--json"]])
+def test_a_search_says_that_it_shows_only_some(place: Place, words: list[str]) -> None:
+    count = len(json.loads(say(place, "search", *words, "--json")))
+    cut = place.command("search", *words, "--limit", count - 1)
+    assert f"Only the first {count - 1} images are shown; --limit N shows more." in cut.stderr
+    assert "--limit" not in place.command("search", *words, "--limit", count).stderr
+
+
+def test_several_bins_can_be_exported(place: Place) -> None:
+    rows = list(
+        csv.DictReader(io.StringIO(say(place, "export", "--bin", "A", "--bin", "B", "-"), newline=""))
+    )
+    assert sorted(row["bin"] for row in rows) == list("ABBBBB")
+
+
+def test_an_export_into_an_inbox_is_refused(place: Place) -> None:
+    refused = place.command("export", place.inbox() / "results.csv")
+    assert (refused.returncode, "is inside the inbox" in refused.stderr) == (os.EX_USAGE, True)
+
+
 def test_export_writes_to_standard_output(place: Place) -> None:
     rows = list(csv.DictReader(io.StringIO(say(place, "export", "-"), newline="")))
     lines = [json.loads(line) for line in say(place, "export", "-", "-f", "jsonl").splitlines()]

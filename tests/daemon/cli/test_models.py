@@ -21,6 +21,9 @@ from daemon.config.loading import load
 from daemon.core.errors import ModelsUnusable
 from daemon.layout.layout import resolve_models
 from daemon.models.offered import describe_set
+from daemon.models.sizes import find_sizes
+from stages.contract.manifest import HubUnreachable
+from stages.weights import catalog
 from stages.weights.packs import MINI, list_packs, open_pack, verify
 from stages.yolo import library
 from stages.yolo.weights import save_network
@@ -29,6 +32,8 @@ from tests.stages import checkpoints
 from tests.stages.weights.hubs import serve
 
 SMALL = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 8}
+NOWHERE = "http://127.0.0.1:1"
+BALANCED = ("rf-detr-small", "siglip2-b16-224", "blip-large")
 SIGLIP2 = "google/siglip2-base-patch16-224"
 
 
@@ -227,7 +232,7 @@ def test_models_come_to_a_machine_without_a_hub_in_one_file(
     file = tmp_path / "models.tar"
     written = place.command("models", "bundle", file, "siglip2-b16-224")
     assert (written.returncode, f"models add {file.name}" in written.stdout) == (0, True), written.stderr
-    monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:1")
+    monkeypatch.setenv("HF_ENDPOINT", NOWHERE)
     other = Place(tmp_path / "other", {"stages": {"clip": {"backend": "", "model": "siglip2-b16-224"}}})
     other.configure()
     added = other.command("models", "add", file)
@@ -237,6 +242,53 @@ def test_models_come_to_a_machine_without_a_hub_in_one_file(
     cut = Place(tmp_path / "cut")
     refused = cut.command("models", "add", file)
     assert (refused.returncode, "Copy it again" in refused.stderr) == (os.EX_CONFIG, True)
+
+
+def test_without_a_hub_a_pull_names_its_models_and_the_commands_that_bring_them_here(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HF_ENDPOINT", NOWHERE)
+    place.configure()
+    for words, bundled in (
+        (["pull", "yolov8n", "clip-b32", "--allow-pickle"], "--allow-pickle models.tar yolov8n clip-b32"),
+        (["bundle", "mine.tar", "clip-b32", "balanced"], f"models.tar clip-b32 {' '.join(BALANCED)}"),
+    ):
+        refused = place.command("models", *words)
+        assert refused.returncode == os.EX_CONFIG
+        assert refused.stderr.count("cannot be reached") == refused.stderr.count(NOWHERE) == 1
+        assert f"type `visiond models bundle {bundled}` on a machine that has one" in refused.stderr
+
+
+def test_a_hub_that_cannot_be_reached_is_not_asked_about_every_model(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked, models = list[str](), [*catalog.offered().values()]
+
+    def describe(_: object, repository: str, revision: str = "") -> None:
+        asked.append(repository)
+        raise HubUnreachable("no route")
+
+    monkeypatch.setattr("stages.weights.hub.HuggingFaceHub.describe", describe)
+    found = find_sizes(tmp_path, models, ask=True)
+    assert found.known == {}
+    assert found.problem == f"The size is not known of {len(models)} models: no route"
+    assert len(asked) == 1
+
+
+@pytest.mark.parametrize(
+    ("words", "meant"),
+    [
+        (["balanced"], "models.tar balanced"),
+        (["clip-b32", "yolov8n", "--force"], "models.tar clip-b32 yolov8n"),
+    ],
+)
+def test_a_bundle_without_its_file_is_refused_with_the_whole_command(
+    place: Place, words: list[str], meant: str
+) -> None:
+    refused = place.command("models", "bundle", *words)
+    assert refused.returncode == os.EX_USAGE
+    assert f"The file to write is missing: {words[0]}" in refused.stderr
+    assert f"visiond models bundle {meant}" in refused.stderr
 
 
 def test_all_names_are_checked_before_the_first_download(place: Place, sent: list[str], hub: Path) -> None:

@@ -262,6 +262,7 @@ def test_what_says_that_models_are_a_demonstration_ends_with_the_command_that_re
         *(place.command(*words) for words in (("check", "--quick"), ("status",), ("list",))),
     ]
     told += [place.command("search", "picture", "--by", "words"), place.command("show", "00000.ppm")]
+    told.append(place.command("export", "-"))
     for done in told:
         said = done.stdout + done.stderr
         assert "demonstration" in said

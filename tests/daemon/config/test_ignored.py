@@ -58,7 +58,26 @@ UNFINISHED = [
     *("a.!sync", "a.bts", "a.bc!", "a.jc!", "a.fb!", "a.td", "a.xltd", "a.!bt", "a.ob!", "a.dctmp", "a.ytdl"),
     *("a.jpg.fdmdownload", "a.jpg.p.downloading"),
 ]
+COMPANIONS = [
+    *(
+        "a.xmp",
+        "a.jpg.xmp",
+        "A.JPG.XMP",
+        "x/IMG_1.AAE",
+        "a.nef.pp3",
+        "a.cr2.dop",
+        "a.nksc",
+        "Thumbs.db",
+        "x/THUMBS.DB",
+    ),
+    *("desktop.ini", "Picasa.ini", ".picasa.ini", "a.jpg.json", "a.png.supplemental-metadata.json"),
+]
 TAKEN = [
+    "a.xmp/a.jpg",
+    "a.jpg.json/a.jpg",
+    "a.json",
+    "xmp.jpg",
+    "a.thm",  # a JPEG beside a video
     "a.jpg",
     "recycle/a.jpg",
     "snapshot/a.jpg",
@@ -80,6 +99,16 @@ def test_recycle_bins_snapshots_and_unfinished_files_are_ignored_whatever_else_i
 
 def test_names_like_theirs_are_not_ignored() -> None:
     assert hidden([], *TAKEN) == []
+
+
+@pytest.mark.parametrize("path", COMPANIONS)
+def test_files_beside_images_are_ignored_but_no_folders_of_such_names(path: str) -> None:
+    assert hidden([], path, f"{path}/a.jpg") == [path] + [f"{path}/a.jpg"] * path.startswith(".")
+    assert hidden(["!*.xmp", "!*.json"], path) == [path] * (not path.lower().endswith((".xmp", ".json")))
+
+
+def test_a_hidden_folder_is_ignored_also_if_it_is_named_like_a_file_beside_images() -> None:
+    assert hidden([], ".a.xmp/b.jpg", "#recycle/a.xmp/b.jpg") == [".a.xmp/b.jpg", "#recycle/a.xmp/b.jpg"]
 
 
 @pytest.mark.parametrize(

@@ -348,8 +348,9 @@ async def test_finished_images_come_oldest_first_whatever_the_chunk(ledger: Ledg
     reader = open_reader(ledger)
     for chunk in (1, 2, 5, 100):
         assert [record.id for record in reader.finished(chunk=chunk)] == [1, 2, 3, 4, 5]
-        assert [record.id for record in reader.finished("C", chunk)] == [2, 4]
-    assert list(reader.finished("B")) == []
+        assert [record.id for record in reader.finished(["C"], chunk)] == [2, 4]
+    assert list(reader.finished(["B"])) == []
+    assert [record.id for record in reader.finished(["B", "C"])] == [2, 4]
     assert reader.failed_ids() == [6]
     reader.close()
 

@@ -10,7 +10,7 @@ import os
 import re
 import sqlite3
 import struct
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Collection, Iterator
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -19,6 +19,7 @@ import msgspec
 import pyarrow.parquet
 import pytest
 
+from daemon.config.loading import parse
 from daemon.core.errors import NotWritable, WrongArgument
 from daemon.core.jobs import Job, Placed, Version
 from daemon.core.messages import Output
@@ -29,7 +30,7 @@ from daemon.results import parquet
 from daemon.results.choice import ExportChoice, parse_ratio, pick
 from daemon.results.columns import COLUMNS, ExportColumns
 from daemon.results.datasets import keep_files, name_images
-from daemon.results.export import export_records, write_parquet
+from daemon.results.export import check_target, export_records, write_parquet
 from stages.registry.registry import ORDER
 from tests.makers import MODELS, admit, complete, done, failed, make_file, make_outputs, make_record
 
@@ -75,7 +76,7 @@ def write(
     **ratio: float,
 ) -> int:
     step = lambda done, total: None  # noqa: E731
-    choice = ExportChoice(bin_name, ratio)
+    choice = ExportChoice((bin_name,) if bin_name else (), ratio)
     return export_records(reader, file, format, choice, columns, step, force=force, half=half)
 
 
@@ -285,7 +286,7 @@ async def test_one_bin_can_be_written_alone(reader: Reader, tmp_path: Path) -> N
 async def test_progress_is_reported_with_the_total(reader: Reader, tmp_path: Path) -> None:
     reported: list[tuple[int, int | None]] = []
     step = lambda done, total: reported.append((done, total))  # noqa: E731
-    export_records(reader, tmp_path / "c.jsonl", "jsonl", ExportChoice("C"), ALL, step)
+    export_records(reader, tmp_path / "c.jsonl", "jsonl", ExportChoice(("C",)), ALL, step)
     assert reported == [(1, 3), (2, 3), (3, 3)]
 
 
@@ -652,8 +653,8 @@ class Interrupted(Reader):
 
     error: Exception
 
-    def finished(self, bin_name: str = "", chunk: int = 256) -> Iterator[Record]:
-        for number, record in enumerate(super().finished(bin_name, chunk)):
+    def finished(self, bins: Collection[str] = (), chunk: int = 256) -> Iterator[Record]:
+        for number, record in enumerate(super().finished(bins, chunk)):
             if number == 2:
                 raise self.error
             yield record
@@ -749,6 +750,54 @@ async def test_images_whose_files_are_gone_or_have_changed_are_left_out_of_data_
         "2 images left out, as their files are gone, have changed since, or cannot be read"
     )
     assert len(said) == 2
+
+
+@pytest.mark.parametrize(
+    ("file", "holder"),
+    [
+        ("in/a.csv", "the inbox {}/in, where the daemon takes every file"),
+        ("in/new/deep/a.csv", "the inbox {}/in"),
+        ("link/a.csv", "the inbox {}/in"),
+        ("flat/a.csv", "the inbox {}/flat"),
+        ("flat/new/a.csv", ""),
+        ("results/sub/a.csv", "{}/results, the folder for results"),
+        ("failed/coco", "{}/failed, the folder for failed"),
+        ("done/a.csv", "{}/done, the folder for done"),
+        ("bins/a.csv", "{}/bins, the folder for bins"),
+        ("in.csv", ""),
+        ("-", ""),
+    ],
+)
+def test_an_export_into_a_folder_of_the_daemon_is_refused_and_the_folder_named(
+    tmp_path: Path, file: str, holder: str
+) -> None:
+    for name in ("in", "flat/new", "results", "failed", "done", "bins"):
+        (tmp_path / name).mkdir(parents=True)
+    (tmp_path / "link").symlink_to("in")
+    inboxes = [{"path": "in", "name": "in"}, {"path": "flat", "name": "flat", "recursive": False}]
+    config = parse({"inbox": inboxes}, tmp_path)
+    target = Path(file) if file == "-" else tmp_path / file
+    expected = f"{target} is inside {holder.format(tmp_path)}"
+    with pytest.raises(WrongArgument, match=re.escape(expected)) if holder else contextlib.nullcontext():
+        check_target(config, target)
+
+
+async def test_an_export_says_which_models_are_a_demonstration_and_that_a_list_of_models_beside_it_is_older(
+    tmp_path: Path,
+) -> None:
+    notice, file, said = "trained for a demonstration", tmp_path / "a.csv", list[str]()
+    models = [Model(m.stage, m.fingerprint, notice * (m.stage in ("yolo", "blip"))) for m in MODELS]
+    ledger = Ledger(tmp_path / "ledger.sqlite")
+    await ledger.register([(INBOX, 0)], models)
+    await complete(ledger, *map(done, await admit(ledger, b"a.jpg", b"b.jpg")))
+    with contextlib.closing(ledger), contextlib.closing(Reader(ledger.path)) as reader:
+        for columns in (ExportColumns(ORDER, models=True), ALL):
+            step = lambda done, total: None  # noqa: E731
+            export_records(reader, file, "csv", ExportChoice(), columns, step, force=True, warn=said.append)
+    assert len(said) == 3
+    for line in (said[0], said[2]):
+        assert line.startswith(f"Note: blip and yolo: {notice}; for real images: `visiond setup")
+    assert said[1].startswith(f"{tmp_path / 'a.models.csv'} is of another export")
 
 
 def test_an_image_in_a_store_is_refused_for_a_data_set_with_images() -> None:

@@ -53,7 +53,7 @@ async def test_when_bytes_are_read_differently_than_before_row_and_checksum_agre
             await complete(ledger, replace(ending, content=content))
     with closing(Reader(path)) as reader:
         reader.check()
-        assert {(r.format, r.width, r.height, r.pages) for r in reader.finished("")} == {("MPO", 30, 60, 3)}
+        assert {(r.format, r.width, r.height, r.pages) for r in reader.finished()} == {("MPO", 30, 60, 3)}
 
 
 @pytest.mark.anyio
@@ -70,4 +70,4 @@ async def test_pages_that_an_older_daemon_did_not_count_are_known_once_the_bytes
     with closing(sqlite3.connect(path)) as connection:
         assert connection.execute("SELECT pages FROM content").fetchall() == [(3,)]
     with closing(Reader(path)) as reader:
-        assert {record.pages for record in reader.finished("")} == {3}
+        assert {record.pages for record in reader.finished()} == {3}

@@ -50,6 +50,17 @@ def test_a_page_that_dies_comes_back_and_the_work_goes_on(tmp_path: Path) -> Non
         assert second != first
 
 
+def test_the_command_page_beside_a_daemon_says_where_that_serves_it(tmp_path: Path) -> None:
+    port = free_port()
+    place = Place(tmp_path, {"page": {"listen": f"127.0.0.1:{port}"}})
+    with Daemon(place) as daemon:
+        place.drop_many(range(1))
+        daemon.wait_idle(1)
+        told = place.command("page")
+        assert (told.returncode, told.stderr) == (0, "")
+        assert told.stdout == f"The daemon is running and serves the page: http://127.0.0.1:{port}\n"
+
+
 def test_after_an_exchange_of_models_the_page_has_the_new_ones_too(tmp_path: Path) -> None:
     """Its search has to understand sentences with the model that makes the embeddings."""
     port = free_port()
@@ -70,6 +81,7 @@ def test_a_page_whose_address_is_in_use_holds_nothing_up(tmp_path: Path) -> None
             place.drop_many(range(1))
             daemon.wait_idle(1)
             assert "page.listen: cannot listen" in daemon.wait_event("there is no page")["why"]
+            assert "page.listen: cannot listen" in place.command("page").stderr
 
 
 def test_why_there_is_no_page_stands_in_check_status_and_metrics_until_there_is_one(tmp_path: Path) -> None:
