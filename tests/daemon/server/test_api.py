@@ -97,11 +97,25 @@ def test_the_status_names_no_files(client: Client) -> None:
         ("/api/search?cursor=x", 400),
         (f"/api/search?q={'w+' * 99}", 400),
         ("/api/nothing", 404),
+        ("/api", 404),
     ],
 )
 def test_what_cannot_be_answered_is_a_problem_as_json(client: Client, address: str, status: int) -> None:
     answer = client.ask("GET", address)
     assert (answer.status, list(answer.content)) == (status, ["problem"])
+
+
+def test_another_method_is_answered_with_those_that_there_are_and_with_how_to_upload(client: Client) -> None:
+    refused = client.ask("PUT", "/api/images", picture(1))
+    assert (refused.status, {*refused.headers["allow"].split(", ")}) == (405, {"GET", "HEAD", "POST"})
+    assert refused.content["problem"].startswith(
+        "/api/images takes GET or HEAD or POST, not PUT. Upload by `curl"
+    )
+    assert "Upload by" in client.ask("PUT", "/api/images/photo.jpg", picture(1)).content["problem"]
+    assert client.ask("DELETE", "/api/images/1").content == {
+        "problem": "/api/images/1 takes GET or HEAD, not DELETE."
+    }
+    assert client.ask("GET", "/api/nothing").content == {"problem": "There is no address /api/nothing."}
 
 
 def test_a_damaged_image_has_no_record_and_hides_no_other_one(tmp_path: Path) -> None:
