@@ -123,9 +123,9 @@ async def explain_as_json(request: Request, error: Exception) -> Response:
 
 def sentence_of(request: Request, error: HTTPException) -> str:
     """What is wrong, also where the router found it, which says no more than the name of the status."""
-    method, path = request.method, request.scope["path"]
     if error.detail != HTTPStatus(error.status_code).phrase:
         return error.detail
+    method, path = request.method, request.scope["path"]
     hint = f" {HOW_TO_UPLOAD}" if method == "PUT" else ""  # as of curl -T
     if error.status_code == 404:
         return f"There is no address {path}.{hint}"
