@@ -30,8 +30,9 @@ ADVICE = {
     Reason.EMPTY: "The file has no bytes. Deliver it again.",
     Reason.NOT_AN_IMAGE: "The name says that it is an image, but its bytes are none. Deliver it again, or remove it.",
     Reason.FORMAT: "Convert it to a format that visiond reads, and deliver that file; the reason says what it is.",
-    Reason.HEADER: "The file is damaged. Deliver it again.",
-    Reason.PIXELS: f"Set [pipeline] max_pixels to what the reason says, restart the daemon, {RETRY}.",
+    Reason.HEADER: "The file is damaged, or made to look larger than it is. Deliver it again, or remove it.",
+    Reason.PIXELS: "If you know the picture and want it, set [pipeline] max_pixels to what the reason says, restart the "
+    f"daemon, {RETRY}. A small file with so many pixels may be made to use up memory: remove it.",
     Reason.ASPECT: f"Set [pipeline] max_aspect_ratio to what the reason says, restart the daemon, {RETRY}.",
     Reason.TRUNCATED: "The file ends too early. Deliver it again.",
     Reason.DECODER: "The file is damaged, or needs too much memory or time. Deliver it again.",

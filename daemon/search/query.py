@@ -122,7 +122,8 @@ def parse(text: str) -> Query:
         if minus and name in (*FILTERS, *DATES):
             raise QueryError(f"-{name}: cannot be excluded; only words can, for example -draft.")
         if name in FILTERS:
-            filters[name] = (*filters.get(name, ()), value)
+            found = value.lower() if name == "state" else value  # as in the ledger, or as in the index
+            filters[name] = (*filters.get(name, ()), found)
         elif name in DATES:
             days[name] = read_day(name, value)
         elif term := read_term(value, name, is_word=not phrase, excluded=bool(minus)):

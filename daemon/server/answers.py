@@ -94,7 +94,7 @@ class Answers:
                     log.warning("HTTP is open to the network", risk=risk)
                 self.configure(config)
                 guard = partial(Guard, read_token=lambda: self._token)
-                servers.append(make_server(listener, self.reading(), http, guard, self._tls))
+                servers.append(make_server(listener, self.reading(), http, guard, self._tls, explain))
                 url = http.url_at(listener.getsockname()[1])
             async with running(*servers):
                 yield url

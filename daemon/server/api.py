@@ -7,7 +7,7 @@ import os
 import re
 import stat
 import time
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
@@ -30,8 +30,15 @@ from daemon.search.index import SearchUnusable
 from daemon.search.query import DATES, QueryError
 from daemon.search.searcher import By, Searcher
 from daemon.server.app import answer_json
-from daemon.server.asked import Asked, find_images, number_in
-from daemon.server.openapi import DAY, IMAGES, LONGEST_WAIT_SECONDS, MOST_IMAGES, make_document
+from daemon.server.asked import Asked, find_images, number_in, refuse_others
+from daemon.server.openapi import (
+    DAY,
+    IMAGES,
+    LONGEST_WAIT_SECONDS,
+    MOST_IMAGES,
+    list_parameters,
+    make_document,
+)
 from daemon.server.uploads import Uploads, find_file
 from daemon.terminal import control
 
@@ -42,6 +49,7 @@ if TYPE_CHECKING:
 ANY_DAY = "2000-01-01"
 MOST_WAITS = 256  # requests that wait for results at once; more are answered without
 LOOK_SECONDS, LONGEST_LOOK_SECONDS = 0.02, 0.5  # between two looks whether an image has ended
+Answer = Callable[[Request], Awaitable[Response]]
 THREADS = 4  # that look into inboxes: a dead mount must not use up those of the page
 
 
@@ -61,12 +69,12 @@ class Api:
 
     def routes(self) -> list[BaseRoute]:
         return [
-            Route("/api/images", self.images, methods=["GET", "POST"]),
-            Route("/api/images/{id:number}", self.image),
-            Route("/api/images/by-path/{path:path}", self.image_by_path),
-            Route("/api/search", self.search),
-            Route("/api/status", self.status),
-            Route("/api/openapi.json", self.document),
+            _route("/api/images", self.images, "GET", "POST"),
+            _route("/api/images/{id:number}", self.image),
+            _route("/api/images/by-path/{path:path}", self.image_by_path),
+            _route("/api/search", self.search),
+            _route("/api/status", self.status),
+            _route("/api/openapi.json", self.document),
         ]
 
     async def images(self, request: Request) -> Response:
@@ -216,6 +224,17 @@ class Api:
             self._waits -= 1
 
 
+def _route(path: str, answer: Answer, *methods: str) -> Route:
+    """An address that takes the parameters of its description, and no others: a filter that is misspelled would find all."""
+    known = {method: list_parameters(path, method) for method in methods or ("GET",)}
+
+    async def answer_known(request: Request) -> Response:
+        refuse_others(request, known["GET" if request.method == "HEAD" else request.method])
+        return await answer(request)
+
+    return Route(path, answer_known, methods=list(known))
+
+
 def path_of(inbox: Inbox, path: bytes) -> str:
     """In the folder of results."""
     return "/".join(filter(None, (inbox.name, os.fsdecode(path))))
@@ -266,8 +285,8 @@ def _wants_records(request: Request) -> bool:
 
 
 def _one_of(request: Request, name: str, choices: Sequence[str]) -> str:
-    """Empty if it is not given."""
+    """In small letters; empty if it is not given."""
     given = request.query_params.get(name)
-    if given is not None and given not in choices:
+    if given is not None and given.lower() not in choices:
         raise HTTPException(400, f"{name} must be {' or '.join(choices)}.")
-    return given or ""
+    return (given or "").lower()

@@ -18,6 +18,7 @@ import socket
 import ssl
 import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from http import HTTPStatus
 from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs
@@ -44,6 +45,9 @@ from stages.contract.files import read_file
 
 FORM_BYTES = 1 << 20  # of a form without files
 TOKEN_SECONDS = 1.0  # after which the page's token is read again
+HOW_TO_UPLOAD = (
+    "Upload by `curl --data-binary @photo.jpg` or, with its name, `curl -F file=@photo.jpg` to /api/images."
+)
 # For TLS 1.2, the oldest version that is accepted; TLS 1.3 has its own.
 CIPHERS = "ECDHE+AESGCM:ECDHE+CHACHA20"
 
@@ -110,11 +114,25 @@ def answer_json(content: object, status: int = 200, headers: Mapping[str, str] |
     return Response(msgspec.json.encode(content), status, headers, media_type="application/json")
 
 
-async def explain_as_json(_request: Request, error: Exception) -> Response:
+async def explain_as_json(request: Request, error: Exception) -> Response:
     """To a program, which reads only JSON."""
     if isinstance(error, HTTPException):
-        return answer_json({"problem": error.detail}, error.status_code, error.headers)
+        return answer_json({"problem": sentence_of(request, error)}, error.status_code, error.headers)
     return answer_json({"problem": str(error)}, 503)
+
+
+def sentence_of(request: Request, error: HTTPException) -> str:
+    """What is wrong, also where the router found it, which says no more than the name of the status."""
+    if error.detail != HTTPStatus(error.status_code).phrase:
+        return error.detail
+    method, path = request.method, request.scope["path"]
+    hint = f" {HOW_TO_UPLOAD}" if method == "PUT" else ""  # as of curl -T
+    if error.status_code == 404:
+        return f"There is no address {path}.{hint}"
+    if error.status_code == 405:
+        known = " or ".join(sorted((error.headers or {})["Allow"].split(", ")))
+        return f"{path} takes {known}, not {method}.{hint}"
+    return error.detail
 
 
 # Sockets

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Annotated, Any
 from urllib.parse import parse_qsl, urlsplit
 
 import msgspec
 from starlette.convertors import IntegerConvertor, register_url_convertor
+from starlette.exceptions import HTTPException
 from starlette.requests import Request
 
 from daemon.ledger.soundness import MOST
@@ -43,6 +44,7 @@ class Asked(msgspec.Struct, frozen=True):
     def read(cls, values: Mapping[str, str]) -> Asked:
         """values: of an address. Raises QueryError."""
         given = {name: value for name, value in values.items() if name in cls.__struct_fields__}
+        given |= {name: given[name].lower() for name in ("by", "state") if name in given}
         try:
             asked = msgspec.convert(given, cls, strict=False)
         except msgspec.ValidationError as error:
@@ -92,7 +94,7 @@ class Asked(msgspec.Struct, frozen=True):
 
     @property
     def is_for_failed(self) -> bool:
-        return self.state == "failed" or "state:failed" in self.q
+        return self.state == "failed" or "state:failed" in self.q.lower()
 
     def values(self) -> dict[str, Any]:
         """Those that are not as by default, for an address."""
@@ -127,6 +129,14 @@ class _Number(IntegerConvertor):
 
 
 register_url_convertor("number", _Number())
+
+
+def refuse_others(request: Request, known: Sequence[str]) -> None:
+    """Raises HTTPException if the address has other parameters."""
+    if others := [name for name in dict.fromkeys(request.query_params) if name not in known]:
+        those = f"those that it takes are {', '.join(known)}" if known else "it takes none"
+        which = "no parameter" if len(others) == 1 else "no parameters"
+        raise HTTPException(400, f"{request.scope['path']} has {which} {', '.join(others)}: {those}.")
 
 
 def number_in(text: str) -> int | None:

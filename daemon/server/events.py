@@ -14,7 +14,7 @@ from starlette.routing import BaseRoute, Route
 from daemon.core.errors import LedgerUnusable
 from daemon.ledger.records import Reader
 from daemon.search.following import encode_events, read_last
-from daemon.server.asked import number_in
+from daemon.server.asked import number_in, refuse_others
 
 EVENT_SECONDS, KEEP_ALIVE_SECONDS = 0.5, 15.0
 MOST_STREAMS = 128  # of events at once: other requests need connections too
@@ -30,6 +30,7 @@ class Events:
 
     async def events(self, request: Request) -> Response:
         """Each image that is published after a number, or after the last one that was received."""
+        refuse_others(request, ["after"])
         given = request.headers.get("last-event-id") or request.query_params.get("after", "")
         last = await run_sync(read_last, self._reader)
         number = number_in(given)

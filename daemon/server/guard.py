@@ -26,7 +26,9 @@ from daemon.server.app import answer_json
 log = structlog.get_logger()
 
 WRONG_TOKEN_SECONDS = 0.5  # until the answer
-NEEDED = "This needs the token. Send: Authorization: Bearer TOKEN"
+# Where the token is, for who may read that file.
+OF_HTTP = "in the file that [http] token_file in daemon.toml names"
+OF_PAGE = "in the file page.token in the folder that [state] path in daemon.toml names"
 OPEN_PATHS = ("/login", "/static/")  # of the page, that need no token anywhere
 ELSEWHERE = (
     "This request does not come from the page itself. If a reverse proxy serves the page, add the name in the browser's "
@@ -40,9 +42,10 @@ COOKIE_SECONDS = 30 * 86400
 class Guard:
     """Answers 401 to requests without the token, if there is one (RFC 6750)."""
 
-    def __init__(self, app: ASGIApp, read_token: Callable[[], bytes]) -> None:
-        """read_token: called for each request, as the token may be exchanged. Empty: none is needed."""
+    def __init__(self, app: ASGIApp, read_token: Callable[[], bytes], *, place: str = OF_HTTP) -> None:
+        """read_token: called for each request, as the token may be exchanged. Empty: none is needed. place: of the token."""
         self._app = app
+        self._place = place
         self._read_token = read_token
         self._trouble = ""  # why the token could not be read the last time
 
@@ -80,7 +83,16 @@ class Guard:
         """The answer to a request that may not pass. Its `state.has_token` is known."""
         if request.state.has_token:
             return None
-        return say(NEEDED, 401)
+        return self._refuse_token(request)
+
+    def _refuse_token(self, request: Request, login: str = "") -> Response:
+        """login: the address where a browser may log in."""
+        is_wrong = bool(bearer_of(request.headers))
+        problem = "That is not the token. It is" if is_wrong else "This needs the token. It is"
+        how = f"Log in at {login}, or send" if login else "Send"
+        sentence = f"{problem} {self._place}. {how}: Authorization: Bearer TOKEN"
+        challenge = 'Bearer error="invalid_token"' if is_wrong else "Bearer"
+        return say(sentence, 401, as_json=is_api(request.scope), challenge=challenge)
 
 
 class PageGuard(Guard):
@@ -94,9 +106,10 @@ class PageGuard(Guard):
         reading_is_free: bool,
         names: Collection[str] = (),
         login: str = "/login",
+        place: str = OF_PAGE,
     ) -> None:
         """read_token: there always is one. names: under which a proxy serves the page. login: its address."""
-        super().__init__(app, read_token)
+        super().__init__(app, read_token, place=place)
         self._reading_is_free = reading_is_free
         self._names = names
         self._login = login
@@ -114,7 +127,7 @@ class PageGuard(Guard):
         headers, reads, as_json = request.headers, request.method in ("GET", "HEAD"), is_api(request.scope)
         may_pass = request.state.has_token or (reads and self._reading_is_free)
         if as_json and not may_pass:
-            return say(NEEDED, 401, as_json=True)
+            return self._refuse_token(request)
         # A browser sends no token by itself, only a cookie.
         if not (reads or is_from_page(headers, self._names) or bearer_of(headers)):
             return say(ELSEWHERE, 403, as_json=as_json)
@@ -124,9 +137,7 @@ class PageGuard(Guard):
             # A page is open whose cookie is gone, as somebody logged out in another tab.
             return Response(status_code=204, headers={"HX-Redirect": self._login})
         if not reads or "text/html" not in headers.get("accept", ""):
-            return say(
-                f"This needs the token. Log in at {self._login}, or send: Authorization: Bearer TOKEN", 401
-            )
+            return self._refuse_token(request, self._login)
         return RedirectResponse(self._login, 303)
 
 
@@ -161,11 +172,11 @@ def own_path(given: str) -> str:
 def is_api(scope: Scope) -> bool:
     """Whether a program asks, which reads only JSON."""
     path: str = scope["path"]
-    return path.startswith(API)
+    return f"{path}/".startswith(API)
 
 
-def say(sentence: str, status: int, *, as_json: bool = False) -> Response:
-    headers = {"www-authenticate": "Bearer"} if status == 401 else None
+def say(sentence: str, status: int, *, as_json: bool = False, challenge: str = "") -> Response:
+    headers = {"www-authenticate": challenge} if challenge else None
     if as_json:
         return answer_json({"problem": sentence}, status, headers)
     return Response(f"{sentence}\n", status, headers, media_type="text/plain; charset=utf-8")

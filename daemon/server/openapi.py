@@ -3,6 +3,7 @@ sidecar."""
 
 from __future__ import annotations
 
+import re
 from typing import Annotated, Any, Literal
 
 import msgspec
@@ -115,6 +116,12 @@ def _with_items(schema: Any) -> Any:
     return {key: _with_items(value) for key, value in (schema | items).items()}
 
 
+def list_parameters(path: str, method: str) -> list[str]:
+    """The names that the query of an address may have. path: of its route."""
+    described = _paths()[re.sub(r":\w+}", "}", path)][method.lower()]
+    return [each["name"] for each in described["parameters"] if each["in"] == "query"]
+
+
 def _paths() -> Schema:
     number = {"type": "integer", "minimum": 0, "maximum": MOST}
     wait = _parameter(
@@ -135,11 +142,11 @@ def _paths() -> Schema:
             "post": _upload(wait),
             "get": _get(listed, "Listed", [after, limit, records], 400, 409),
         },
-        "/api/images/{id}": {"get": _get("An image by its number.", "Image", [id], 404)},
+        "/api/images/{id}": {"get": _get("An image by its number.", "Image", [id], 400, 404)},
         "/api/images/by-path/{path}": {"get": _get(by_path, "Image", [path, wait], 400, 404)},
         "/api/search": {"get": _get("Search as on the page.", "Found", search, 400, 409)},
-        "/api/status": {"get": _get("As `visiond status --json`.", "Snapshot", [])},
-        "/api/openapi.json": {"get": _get("This description.", "Document", [])},
+        "/api/status": {"get": _get("As `visiond status --json`.", "Snapshot", [], 400)},
+        "/api/openapi.json": {"get": _get("This description.", "Document", [], 400)},
     }
 
 
@@ -178,12 +185,14 @@ def _upload(wait: Schema) -> Schema:
 def _search_parameters() -> list[Schema]:
     return [
         _parameter("q", "Words, a sentence, and filters such as bin:A.", type="string"),
-        _parameter("by", "What is compared.", enum=["both", "words", "meaning", "newest"]),
+        _parameter(
+            "by", "What is compared; letters may be capital.", enum=["both", "words", "meaning", "newest"]
+        ),
         *(
             _parameter(name, f"Only this {name}.", type="string")
             for name in ("bin", "inbox", "tag", "object")
         ),
-        _parameter("state", "Only these.", enum=["done", "failed"]),
+        _parameter("state", "Only these; letters may be capital.", enum=["done", "failed"]),
         *(
             _parameter(name, "A day.", type="string", format="date", pattern=DAY)
             for name in ("after", "before")
@@ -209,7 +218,7 @@ def _answer(about: str, kind: str) -> Schema:
 
 
 ABOUT = {
-    400: "The request cannot be understood.",
+    400: "The request cannot be understood, or has a parameter that is not described.",
     401: "It needs the token.",
     403: "No inbox takes uploads, or a browser sent it from elsewhere.",
     404: "There is no such image, or inbox.",

@@ -31,6 +31,7 @@ from daemon.ledger.record import Record
 from daemon.ledger.records import Reader
 from daemon.ledger.statements import SQL
 from daemon.monitoring.series import Series
+from daemon.server.app import HOW_TO_UPLOAD
 from daemon.server.incoming import WRITE_BYTES, Incoming, NameTaken, Receiver, UploadTooLarge
 from stages.contract.base import ImageError, Reason
 
@@ -41,6 +42,10 @@ MOST_FILES = 64  # in one request
 THREADS = 16  # that flush, and half as many that write: a dead mount must not use up those of the page
 COUNT_SECONDS = 1.0  # between two counts of what waits …
 COUNT_REST = 20  # … which are followed by at least as many times their duration of rest
+# What curl sends as, with -d and with --data-binary.
+URLENCODED = b"application/x-www-form-urlencoded"
+LOST_BY_CURL = b"\0\r\n"  # with -d: every image has some of these bytes
+HOW_TO_SEND = f"`curl -d` removes line ends and zero bytes from a file. {HOW_TO_UPLOAD}"
 BUSY_SECONDS, BEHIND_SECONDS, FULL_SECONDS = 1, 5, 60  # after which a program may try again
 
 
@@ -127,8 +132,10 @@ class Uploads:
         except UploadTooLarge as error:
             raise UploadRefused(413, _problem(files, str(error))) from None
         except ImageError as error:
-            status = 400 if error.reason is Reason.EMPTY else 415
-            raise UploadRefused(status, _problem(files, error.detail)) from None
+            if error.reason is Reason.EMPTY:
+                raise UploadRefused(400, _problem(files, error.detail)) from None
+            hint = f" {HOW_TO_SEND}" if _type_of(request)[0] == URLENCODED else ""
+            raise UploadRefused(415, _problem(files, error.detail) + hint) from None
         except NameTaken as error:
             raise UploadRefused(409, str(error)) from None
         except VisiondError:  # of the ledger
@@ -201,7 +208,7 @@ class Uploads:
     async def _fill(self, request: Request, receiver: Receiver, files: list[Incoming]) -> None:
         """Write the files of the body, and add each to `files` as soon as there is one."""
         most_bytes = self._page.upload_bytes
-        kind, options = parse_options_header(request.headers.get("content-type", ""))
+        kind, options = _type_of(request)
         is_form, length = kind == b"multipart/form-data", _length_of(request)
         if not is_form and length > most_bytes:
             raise UploadTooLarge(most_bytes)
@@ -268,9 +275,15 @@ Parts = AsyncIterator[Begun | bytes | None]
 
 
 async def _read_whole(request: Request) -> Parts:
+    """Raises UploadRefused."""
     yield Begun(request.query_params.get("name", ""))
+    may_be_spoiled, size = _type_of(request)[0] == URLENCODED, 0
     async for part in request.stream():
+        may_be_spoiled = may_be_spoiled and not any(byte in part for byte in LOST_BY_CURL)
+        size += len(part)
         yield part
+    if may_be_spoiled and size:
+        raise UploadRefused(415, f"The body is a form, or `curl -d` has sent it. {HOW_TO_SEND}")
     yield None
 
 
@@ -341,6 +354,11 @@ class _Form:
 
     def _end_form(self) -> None:
         self.is_whole = True
+
+
+def _type_of(request: Request) -> tuple[bytes, dict[bytes, bytes]]:
+    """The type of the body, and its options."""
+    return parse_options_header(request.headers.get("content-type", ""))
 
 
 def _length_of(request: Request) -> int:

@@ -29,7 +29,7 @@ class Reason(StrEnum):
     EMPTY = "empty"  # no bytes
     NOT_AN_IMAGE = "not-an-image"  # the bytes are not of an image format
     FORMAT = "format"  # an image format that is not supported
-    HEADER = "header"  # the header cannot be parsed, or has impossible dimensions
+    HEADER = "header"  # the header cannot be parsed, or has dimensions that the file cannot have
     PIXELS = "pixels"  # more pixels than max_pixels
     ASPECT = "aspect"  # longer than max_aspect_ratio
     TRUNCATED = "truncated"  # the file ends before its pixels do

@@ -44,6 +44,9 @@ class DecodeJpegs(Protocol):
 
 
 MAX_SIDE = 2**31 - 1  # the largest side that a PNG can have; more is a damaged header
+# The most that a byte can hold of a picture: in a PNG with one bit for each pixel, deflated at 1,032:1. A few formats hold
+# more, but only of a picture that is blank.
+BYTE_PIXELS = 10_000
 CALL_PIXELS = (
     200_000_000  # in a call of a GPU's decoder; with half of it, 12 megapixels each take an eighth longer
 )
@@ -55,8 +58,9 @@ DECODER_PIXEL_BYTES, PIXEL_BYTES = 12, 20
 def inspect(data: memoryview, limits: Limits) -> Header:
     """Read an image's header, and check it against the limits.
 
-    Raises ImageError: EMPTY, NOT_AN_IMAGE, FORMAT, HEADER (cannot be parsed, or impossible dimensions),
-    PIXELS, ASPECT, and TRUNCATED if the header alone shows that bytes are missing.
+    data: all of the file. Raises ImageError: EMPTY, NOT_AN_IMAGE, FORMAT, HEADER (cannot be parsed, or
+    dimensions that are impossible, or too large for the file's bytes), PIXELS, ASPECT, and TRUNCATED if the
+    header alone shows that bytes are missing.
     """
     name = identify(data)
     try:
@@ -67,7 +71,7 @@ def inspect(data: memoryview, limits: Limits) -> Header:
         ) from error
     if orientation > 4:
         width, height = height, width
-    _check_size(width, height, limits)
+    _check_size(width, height, len(data), limits)
     return Header(name, width, height, orientation, count_pages(name, data), _is_deep(name, data))
 
 
@@ -88,11 +92,16 @@ def _is_deep(name: str, data: memoryview) -> bool:
     return kind == 0 or png_significant_bits(data) < 16 or (kind == 2 and b"tRNS" in png_properties(data))
 
 
-def _check_size(width: int, height: int, limits: Limits) -> None:
+def _check_size(width: int, height: int, file_bytes: int, limits: Limits) -> None:
     size = f"{width}×{height}"
     if not (0 < width <= MAX_SIDE and 0 < height <= MAX_SIDE):
         raise ImageError(Reason.HEADER, f"the header states an impossible size of {size} pixels")
     if width * height > limits.max_pixels:
+        if (
+            width * height > BYTE_PIXELS * file_bytes
+        ):  # a larger limit would only give memory to whoever made the header
+            claim = f"the header states {size} pixels, but the file has {file_bytes:,} bytes"
+            raise ImageError(Reason.HEADER, f"{claim}, too few for a picture of that size")
         problem = f"{size} is {width * height:,} pixels, max_pixels is {limits.max_pixels:,}"
         raise ImageError(Reason.PIXELS, f"{problem}. {_how_to_allow(width * height, limits)}")
     if max(width, height) > limits.max_aspect_ratio * min(width, height):

@@ -119,6 +119,10 @@ def test_requests_that_change_anything_do_not_exist_over_tcp(server: Server) -> 
     assert server.json("/api/status")[1]["failed"] == 1
 
 
+def test_what_is_not_there_is_a_problem_as_json(server: Server) -> None:
+    assert server.json("/api/nothing") == (404, {"problem": "There is no address /api/nothing."})
+
+
 def test_the_control_socket_is_its_users_alone(server: Server) -> None:
     control = server.daemon.place.folder / "state" / "control.sock"
     assert stat.S_IMODE(control.stat().st_mode) == 0o600
@@ -226,12 +230,17 @@ def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     "given", ["", f"Bearer {TOKEN}x", f"Bearer {TOKEN[:-1]}", f"Basic {TOKEN}", "Bearer \xff", "Bearer"]
 )
 def test_without_the_token_no_page_is_shown(guarded: Server, path: str, given: str) -> None:
+    """The answer says where it is and how to send it, and a wrong one is told from none."""
     status, headers, body = guarded.ask(path, **({"Authorization": given} if given else {}))
-    assert (status, headers["www-authenticate"], body) == (
+    is_wrong = given.startswith("Bearer ")
+    assert (status, headers["www-authenticate"]) == (
         401,
-        "Bearer",
-        "This needs the token. Send: Authorization: Bearer TOKEN\n",
+        'Bearer error="invalid_token"' if is_wrong else "Bearer",
     )
+    problem = json.loads(body)["problem"] if path.startswith("/api/") else body.rstrip()
+    beginning = "That is not the token" if is_wrong else "This needs the token"
+    place = "in the file that [http] token_file in daemon.toml names"
+    assert problem == f"{beginning}. It is {place}. Send: Authorization: Bearer TOKEN"
 
 
 @pytest.mark.parametrize("path", ["/", "/metrics", "/healthz", "/nowhere"])

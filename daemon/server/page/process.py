@@ -22,7 +22,7 @@ from daemon.search.opening import keep_up_to_date, make_searcher
 from daemon.server.api import Api
 from daemon.server.app import PageToken, load_certificate, make_server, running
 from daemon.server.counting import Counting
-from daemon.server.guard import PageGuard
+from daemon.server.guard import OF_HTTP, OF_PAGE, PageGuard
 from daemon.server.keeper import ParsedConfig
 from daemon.server.page.page import ALLOWED, Page
 from daemon.server.page.pictures import Pictures
@@ -46,8 +46,14 @@ async def serve(
     token.read()  # one that cannot be read, or not be made, is told now
 
     def guard(app: ASGIApp) -> ASGIApp:
-        login = config.page.address("/login")
-        guarded = PageGuard(app, token.read, reading_is_free=http.is_private, names=http.names, login=login)
+        guarded = PageGuard(
+            app,
+            token.read,
+            reading_is_free=http.is_private,
+            names=http.names,
+            login=config.page.address("/login"),
+            place=OF_HTTP if config.http.token_file else OF_PAGE,
+        )
         return counting.count(guarded)
 
     with (

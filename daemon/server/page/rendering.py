@@ -14,7 +14,7 @@ from daemon import __version__
 from daemon.config.loading import Config
 from daemon.core.hints import quantity
 from daemon.monitoring.overview import FILTERS
-from daemon.server.app import explain_as_json
+from daemon.server.app import explain_as_json, sentence_of
 from daemon.server.guard import is_api
 from daemon.server.page.views import milliseconds, name_day
 
@@ -67,7 +67,7 @@ class Renderer:
         if is_api(request.scope):
             return await explain_as_json(request, error)
         status = error.status_code if isinstance(error, HTTPException) else 503
-        sentence = error.detail if isinstance(error, HTTPException) else str(error)
+        sentence = sentence_of(request, error) if isinstance(error, HTTPException) else str(error)
         response = self.show(request, "error.html", {"sentence": sentence, "status": status})
         response.status_code = status
         response.headers.update(getattr(error, "headers", None) or {})

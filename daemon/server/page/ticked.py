@@ -37,6 +37,7 @@ MOST_ARCHIVES = 2  # sent at once, each of which has a file in memory
 RETRY_SECONDS = 30  # after which another one may be asked for
 # What a reader has to take, as others wait for its place; and how far it may fall behind that.
 LEAST_BYTES_PER_SECOND, LATE_SECONDS = 128 << 10, 60.0
+LONGEST_SAID = 40  # letters of what is no number
 MISSING = "not in this archive.txt"
 # Of the times that a zip file can have, a day from its ends: no time zone leads out of it.
 OLDEST = datetime(1980, 1, 2, tzinfo=UTC).timestamp()
@@ -74,44 +75,63 @@ class Ticked:
         return RedirectResponse(self._config.page.address("/", **here), 303)
 
     async def originals(self, request: Request) -> Response:
-        return Originals(await self._records(request), self._archives)
+        records, absent = await self._records(request)
+        return Originals(records, self._archives, absent)
 
     async def results(self, request: Request) -> Response:
         """Of those that are DONE, as in an export."""
         if (format := request.path_params["format"]) not in FORMATS:
             raise HTTPException(404)
-        records = [each for each in await self._records(request) if each.status is JobStatus.DONE]
+        found, _ = await self._records(request)
+        records = [each for each in found if each.status is JobStatus.DONE and not each.damage]
+        if not records:
+            raise HTTPException(409, "None of these images has a result: only those that are DONE have one.")
         out = io.BytesIO()
-        records = [each for each in records if not each.damage]
         if format == "csv":
             await run_sync(write_csv, out, records, ExportColumns(self._config.stage_names), "utf-8-sig")
         else:
             await run_sync(write_jsonl, out, records)
         return Response(out.getvalue(), headers=_attached(request.url.path), media_type=FORMATS[format])
 
-    async def _records(self, request: Request) -> list[Record]:
+    async def _records(self, request: Request) -> tuple[list[Record], list[int]]:
+        """Also the numbers that no image has. Raises HTTPException if there is none of the images."""
         ids = _numbers_in(request.query_params.getlist("id"))
         if not 0 < len(ids) <= MOST:
             raise HTTPException(400, f"Tick 1 to {MOST} images to download them; {len(ids)} are ticked.")
-        return await run_sync(self._reader.find_numbers, ids)
+        records = await run_sync(self._reader.find_numbers, ids)
+        known = {record.id for record in records}
+        absent = [number for number in ids if number not in known]
+        if not records:
+            which = f"image {absent[0]}" if len(absent) == 1 else "image of these numbers"
+            raise HTTPException(404, f"There is no {which}.")
+        return records, absent
 
 
 def _numbers_in(texts: Iterable[str]) -> list[int]:
-    """Of images, each once."""
-    return [number for each in dict.fromkeys(texts) if (number := number_in(each))]
+    """Of images, each once. Raises HTTPException."""
+    numbers = []
+    for text in texts:
+        if (number := number_in(text)) is None:
+            raise HTTPException(
+                400, f"id must be the number of an image, and {text[:LONGEST_SAID]!r} is none."
+            )
+        numbers.append(number)
+    return list(dict.fromkeys(numbers))
 
 
 class Originals(Response):
     """The files of images in a zip archive, which is sent while it is made."""
 
-    def __init__(self, records: Sequence[Record], limiter: anyio.CapacityLimiter) -> None:
-        """limiter: of the archives that are sent at once."""
+    def __init__(
+        self, records: Sequence[Record], limiter: anyio.CapacityLimiter, absent: Sequence[int] = ()
+    ) -> None:
+        """limiter: of the archives that are sent at once. absent: numbers that were asked for, and that no image has."""
         super().__init__()
-        self._records, self._limiter = records, limiter
+        self._records, self._limiter, self._absent = records, limiter, absent
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Raises HTTPException if too many are being sent."""
-        parts = pack(self._records) if scope["method"] != "HEAD" else iter(())
+        parts = pack(self._records, self._absent) if scope["method"] != "HEAD" else iter(())
         answer = StreamingResponse(parts, headers=_attached(scope["path"]), media_type="application/zip")
         try:
             self._limiter.acquire_nowait()
@@ -151,10 +171,11 @@ class PacedSend:
         self._seconds = min(LATE_SECONDS, self._seconds + earned - (self._clock() - started))
 
 
-def pack(records: Iterable[Record]) -> Iterator[bytes]:
+def pack(records: Iterable[Record], absent: Iterable[int] = ()) -> Iterator[bytes]:
     """The files of images as a zip archive, in parts that are made as they are asked for. Files that are gone or have changed
-    since are listed in one more file."""
-    sink, missing, names = _Sink(), "", Names()
+    since are listed in one more file, and so are the numbers that no image has."""
+    sink, names = _Sink(), Names()
+    missing = "".join(f"There is no image {number}.\n" for number in absent)
     with zipfile.ZipFile(sink, "w") as archive:  # not deflated: pictures are compressed
         for record in records:
             name = names.choose(record)

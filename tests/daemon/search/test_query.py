@@ -48,6 +48,10 @@ def test_values_of_one_filter_are_alternatives_and_filters_narrow() -> None:
     assert found.without_words().terms == ()
 
 
+def test_a_state_may_be_written_as_in_the_ledger() -> None:
+    assert parse("state:FAILED") == parse("state:failed")
+
+
 def test_a_phrase_cannot_leave_its_quotes() -> None:
     assert parse('x"y').expression() == f'({FIELDS} : "x""y")'
 

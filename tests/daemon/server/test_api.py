@@ -85,6 +85,12 @@ def test_the_status_names_no_files(client: Client) -> None:
     ("address", "status"),
     [
         ("/api/images?after=x", 400),
+        ("/api/images?state=failed", 400),
+        ("/api/images/1?wait=1", 400),
+        ("/api/images/by-path/bad.jpg?limit=1", 400),
+        ("/api/status?json=1", 400),
+        ("/api/openapi.json?x", 400),
+        ("/api/search?state=broken", 400),
         ("/api/images?after=99999", 409),
         ("/api/images?limit=0", 400),
         ("/api/images?limit=257", 400),
@@ -97,11 +103,44 @@ def test_the_status_names_no_files(client: Client) -> None:
         ("/api/search?cursor=x", 400),
         (f"/api/search?q={'w+' * 99}", 400),
         ("/api/nothing", 404),
+        ("/api", 404),
     ],
 )
 def test_what_cannot_be_answered_is_a_problem_as_json(client: Client, address: str, status: int) -> None:
     answer = client.ask("GET", address)
     assert (answer.status, list(answer.content)) == (status, ["problem"])
+
+
+def test_a_parameter_that_is_misspelled_is_refused_with_the_names_that_there_are(client: Client) -> None:
+    names = "q, by, bin, inbox, tag, object, state, after, before, cursor, limit, records"
+    assert client.ask("GET", "/api/search?stat=FAILED").content == {
+        "problem": f"/api/search has no parameter stat: those that it takes are {names}."
+    }
+    refused = client.post(picture(1), "filename=a.jpg")
+    assert (refused.status, refused.content["problem"].partition(": ")[2]) == (
+        400,
+        "those that it takes are name, inbox, wait.",
+    )
+    assert client.ask("GET", "/api/status?json=1").content["problem"].endswith("json: it takes none.")
+
+
+def test_a_state_may_be_written_as_in_the_ledger(client: Client) -> None:
+    for state in ("FAILED", "Failed", "failed"):
+        [bad] = client.get(f"/api/search?state={state}")["images"]
+        assert bad["path"] == "bad.jpg"
+
+
+def test_another_method_is_answered_with_those_that_there_are_and_with_how_to_upload(client: Client) -> None:
+    refused = client.ask("PUT", "/api/images", picture(1))
+    assert (refused.status, {*refused.headers["allow"].split(", ")}) == (405, {"GET", "HEAD", "POST"})
+    assert refused.content["problem"].startswith(
+        "/api/images takes GET or HEAD or POST, not PUT. Upload by `curl"
+    )
+    assert "Upload by" in client.ask("PUT", "/api/images/photo.jpg", picture(1)).content["problem"]
+    assert client.ask("DELETE", "/api/images/1").content == {
+        "problem": "/api/images/1 takes GET or HEAD, not DELETE."
+    }
+    assert client.ask("GET", "/api/nothing").content == {"problem": "There is no address /api/nothing."}
 
 
 def test_a_damaged_image_has_no_record_and_hides_no_other_one(tmp_path: Path) -> None:

@@ -172,6 +172,7 @@ def test_what_cannot_be_understood_is_explained_in_the_page(site: Site) -> None:
     assert site.ask(f"/images/{10**20}")[0] == 404
     assert site.ask(f"/events?after={10**20}")[0] == 409
     assert [site.ask(f"/events?after={text}")[0] for text in ("abc", "-5", "1.5")] == [400] * 3
+    assert site.ask("/events?from=0")[0] == 400
     assert site.ask("/live?newest=abc")[0] == 200
     for path in (
         f"/images/{LONG}",

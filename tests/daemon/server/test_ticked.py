@@ -229,10 +229,25 @@ def test_a_download_without_a_tick_or_with_too_many_is_explained(tmp_path: Path)
             status, content, _ = site.ask(f"/images/originals.zip?{query}")
             assert status == 400
             assert f"Tick 1 to 500 images to download them; {ticks} are ticked." in content
+        site.place.add("done.jpg", "word")
         assert site.ask("/images/results.exe?id=1")[0] == 404
         assert 'data-most="500"' in site.read("/")
         assert "500" not in site.read("/static/page.js")
         assert site.ask(f"/images/results.csv?{501 * 'id=1&'}")[0] == 200, "a file is sent once"
+
+
+def test_numbers_that_no_image_has_are_refused_or_listed_in_the_archive(tmp_path: Path) -> None:
+    with closing(Site(tmp_path)) as site:
+        site.place.add("done.jpg", "word")
+        site.place.add("failed.jpg")
+        for name in ("originals.zip", "results.csv"):
+            assert "There is no image 9999." in (answer := site.ask(f"/images/{name}?id=9999"))[1]
+            assert answer[0] == 404
+            assert "is none" in (answer := site.ask(f"/images/{name}?id=1&id=abc"))[1]
+            assert answer[0] == 400
+        assert site.ask("/images/results.csv?id=2")[0] == 409, "it has no result"
+        assert site.ask("/images/results.csv?id=1&id=2&id=9999")[0] == 200
+        assert "There is no image 9999." in site.read("/images/originals.zip?id=1&id=9999")
 
 
 @needs_chromium

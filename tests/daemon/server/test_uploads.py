@@ -38,6 +38,7 @@ from tests.daemon.server.client import (
     read_answer,
 )
 from tests.daemon.server.site import Site
+from tests.daemon.server.test_exif import encode
 from tests.daemon_process import PATIENCE, Daemon, Place, caption_of, picture, wait_for, with_pauses
 
 MOST = 1 << 20  # bytes of an upload
@@ -184,6 +185,24 @@ def test_an_archive_is_taken_where_it_is_unpacked(place: Place, client: Client) 
     assert client.get(f"{member}?wait=30")["record"]["caption"]["text"] == caption_of(picture(10))
 
 
+def test_a_file_that_curl_has_spoiled_is_not_taken_and_the_answer_says_what_to_type(
+    place: Place, client: Client
+) -> None:
+    """Both options of curl name the same type."""
+    whole = encode("JPEG")
+    spoiled = bytes(byte for byte in whole if byte not in b"\0\r\n")
+    form = "application/x-www-form-urlencoded"
+    for body in (spoiled, b"name=photo.jpg", b"text " * 999):
+        refused = client.post(body, "inbox=in&name=curl.jpg", Content_Type=form)
+        assert (refused.status, "`curl --data-binary @photo.jpg`" in refused.content["problem"]) == (
+            415,
+            True,
+        )
+    assert not any(place.inbox("in").glob("curl*"))
+    assert client.post(whole, "inbox=in&name=curl.jpg", Content_Type=form).status == 202
+    assert client.post(b"", "inbox=in", Content_Type=form).status == 400
+
+
 def test_a_name_that_the_inbox_ignores_is_refused(place: Place, client: Client) -> None:
     assert client.post(picture(11), "inbox=in&name=draft.ppm").status == 400
     assert not any(place.inbox("in").glob("draft*"))
@@ -238,7 +257,13 @@ def test_uploads_need_the_token_and_an_inbox_that_takes_them(place: Place, clien
     target = "/api/images?inbox=in"
     refused = client.ask("POST", target, picture(15), {})
     assert (refused.status, refused.headers["www-authenticate"]) == (401, "Bearer")
-    assert client.ask("POST", target, picture(15), {"Authorization": "Bearer wrong"}).status == 401
+    wrong = client.ask("POST", target, picture(15), {"Authorization": "Bearer wrong"})
+    assert (wrong.status, wrong.headers["www-authenticate"]) == (401, 'Bearer error="invalid_token"')
+    place_of_token = (
+        "It is in the file page.token in the folder that [state] path in daemon.toml names. Send:"
+    )
+    for answer, problem in ((refused, "This needs the token."), (wrong, "That is not the token.")):
+        assert answer.content["problem"].startswith(f"{problem} {place_of_token}")
     assert client.post(picture(15), "inbox=closed").status == 404
     assert client.post(picture(15)).content == {
         "problem": "Several inboxes take uploads; name one with ?inbox=: in, gone."

@@ -18,7 +18,7 @@ from stages.images.headers import (
 )
 from stages.images.images import inspect
 from stages.images.tiff import HEIGHT, PARTS, WIDTH, read_orientation, read_tiff
-from tests.inputs import EXIF_MESS, ODD, Input, arithmetic_jpeg, huge_png, jpeg, oriented, ycck_jpeg
+from tests.inputs import EXIF_MESS, ODD, Input, arithmetic_jpeg, huge_png, jpeg, oriented, raw_png, ycck_jpeg
 
 LIMITS = Limits()
 
@@ -180,6 +180,21 @@ def test_the_search_for_a_size_stops_after_very_many_small_parts(kind: str) -> N
     with pytest.raises(ImageError) as refused:
         inspect(memoryview(ENDLESS[kind](PARTS + 1)), LIMITS)
     assert refused.value.reason is Reason.HEADER
+
+
+def test_a_header_that_claims_far_more_pixels_than_its_bytes_can_hold_is_damaged_and_no_limit_is_to_be_raised() -> (
+    None
+):
+    tiny = memoryview(raw_png(30_000, 30_000, b""))
+    with pytest.raises(
+        ImageError, match=f"states 30000×30000 pixels, but the file has {len(tiny)} bytes"
+    ) as refused:
+        inspect(tiny, LIMITS)
+    assert refused.value.reason is Reason.HEADER
+    assert "max_pixels" not in refused.value.detail
+    assert inspect(tiny, Limits(max_pixels=900_000_000)).width == 30_000, (
+        "whoever allows it finds out by decoding"
+    )
 
 
 def test_a_picture_of_900_million_pixels_is_refused_without_touching_them() -> None:
