@@ -6,6 +6,7 @@ from collections.abc import Mapping
 
 from daemon.formats.answered import Write
 from daemon.formats.coco import write_coco
+from daemon.formats.cvat import write_cvat
 from daemon.formats.label_studio import write_label_studio
 from daemon.formats.pages import PAGES
 from daemon.formats.webdataset import write_webdataset
@@ -15,6 +16,7 @@ FOLDERS: Mapping[str, Write] = {
     "coco": write_coco,
     "yolo": write_yolo,
     "label-studio": write_label_studio,
+    "cvat": write_cvat,
     "webdataset": write_webdataset,
     **{name: page.write for name, page in PAGES.items()},
 }
