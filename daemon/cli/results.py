@@ -55,6 +55,7 @@ class Format(StrEnum):
     coco = "coco"
     yolo = "yolo"
     label_studio = "label-studio"
+    cvat = "cvat"
     webdataset = "webdataset"
     captions = "captions"
     hocr = "hocr"
@@ -294,10 +295,10 @@ def export(
 
     csv has counts, texts, labels, captions and bins; parquet also has boxes,
     scores and embeddings; jsonl has the complete sidecars. The other formats
-    are folders for other programs: coco, yolo, label-studio and webdataset
-    are data sets, captions, hocr, alto and xmp have a file for each image. An
-    image file has one row, that of its newest version, if that is DONE.
-    docs/results.md describes each column and format.
+    are folders for other programs: coco, yolo, label-studio, cvat and
+    webdataset are data sets, captions, hocr, alto and xmp have a file for
+    each image. An image file has one row, that of its newest version, if
+    that is DONE. docs/results.md describes each column and format.
 
     Examples:
       visiond export --models results.csv

@@ -234,7 +234,7 @@ def _own_folders(config: Config) -> dict[str, Path]:
 def _misplaced_folders(config: Config) -> list[str]:
     """Folders inside each other, so that the daemon would process its own output or mix two inboxes."""
     own = _own_folders(config)
-    problems = [*_nested_folders(config, Path, Path.is_relative_to), *_misplaced_file(config)]
+    problems = [*_nested_folders(config, Path, Path.is_relative_to), *_misplaced_sinks(config)]
     problems += _clashing_inboxes(config.inbox)
     problems += [
         f"{key}: {folder} is inside output.bins_folder, where each folder is a bin; choose another place."
@@ -360,8 +360,13 @@ def _uploaded_into(config: Config) -> Iterator[str]:
             )
 
 
-def _misplaced_file(config: Config) -> Iterator[str]:
-    """The file of the sink jsonl in an inbox without sub-folders, in which the folder of results may be."""
+def _misplaced_sinks(config: Config) -> Iterator[str]:
+    """The file of the sink jsonl in an inbox without sub-folders, in which the folder of results may be; or something in the
+    folder of another sink."""
+    taken = [*(inbox.path for inbox in config.inbox if not inbox.url), *_own_folders(config).values()]
+    for sink, folder in config.output.sink_folders.items():
+        if inside := next((path for path in taken if path.is_relative_to(folder)), None):
+            yield f"output.results: {inside} is in {folder}, the folder of the sink {sink}; choose another place."
     file = config.output.jsonl_file
     for inbox in config.inbox if "jsonl" in config.output.sinks else ():
         if not (inbox.url or inbox.recursive) and file.parent == inbox.path:

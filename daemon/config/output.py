@@ -11,6 +11,8 @@ from daemon.config.sections import Section
 from daemon.config.values import check_webhook_url
 from daemon.core.urls import check_bucket
 
+FILE_SINKS = frozenset({"captions", "hocr", "alto", "xmp", "xmp-adobe"})  # with a file for each image
+
 
 class WebhookSection(Section):
     url: Annotated[str, AfterValidator(check_webhook_url)] = Field(
@@ -55,11 +57,12 @@ class OutputSection(Section):
         "none",
         description="What goes into a bin: a symbolic link to the image's absolute path, a copy, or the image itself.",
     )
-    sinks: list[Literal["jsonl", "webhook", "store"]] = Field(
+    sinks: list[Literal["jsonl", "webhook", "store", "captions", "hocr", "alto", "xmp", "xmp-adobe"]] = Field(
         [],
         description="More outputs. jsonl: append each new record that is DONE to <results>.jsonl, at least once per id; a redo "
         "appends another line. webhook: post each record that is DONE or FAILED to [output.webhook] url, up to 128 in a "
-        "request. store: upload each sidecar to [output.store] url. A sink that fails delays nothing else.",
+        "request. store: upload each sidecar to [output.store] url. captions, hocr, alto, xmp, xmp-adobe: write the file "
+        "of this export for each image that is DONE to the folder <results>.<sink>. A sink that fails delays nothing else.",
     )
     webhook: WebhookSection = WebhookSection()
     store: StoreSection = StoreSection()
@@ -68,3 +71,12 @@ class OutputSection(Section):
     def jsonl_file(self) -> Path:
         """The file of the sink jsonl."""
         return Path(f"{self.results}.jsonl")
+
+    def folder_of(self, sink: str) -> Path:
+        """The folder of a sink that writes a file for each image."""
+        return Path(f"{self.results}.{sink}")
+
+    @property
+    def sink_folders(self) -> dict[str, Path]:
+        """Those of the sinks that are on, by sink."""
+        return {sink: self.folder_of(sink) for sink in self.sinks if sink in FILE_SINKS}

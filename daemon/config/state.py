@@ -26,9 +26,10 @@ TUNING = "tuning-"  # how the folders begin in which it works
 KERNELS = "kernels"  # compiled for the GPU, so that only the first start compiles them
 PICTURES = "pictures"  # small ones, for the page; may be deleted
 PAGE_TOKEN = "page.token"  # for changes by the page
+SINK_FILES = "files.sqlite"  # which image has which file of a sink
 SEARCH = "search"  # made from the ledger; may be deleted
 OWN = (  # in addition to the ledger
-    IDENTITY, CONTROL, LOCK, DIARY, NAMES, PROFILE, TUNING, KERNELS, PICTURES, PAGE_TOKEN, SEARCH,
+    IDENTITY, CONTROL, LOCK, DIARY, NAMES, PROFILE, TUNING, KERNELS, PICTURES, PAGE_TOKEN, SINK_FILES, SEARCH,
 )  # fmt: skip
 SOCKET_BYTES = 107  # unix(7)
 FLOCK = "hhqqi4x"  # struct flock of fcntl(2), on 64 bits
@@ -59,6 +60,7 @@ def check_files(folder: Path) -> None:
         NAMES,
         PROFILE,
         PAGE_TOKEN,
+        SINK_FILES,
     ):
         try:
             kind = find_other_kind(folder / name)

@@ -197,16 +197,16 @@ if __name__ == "__main__":
     print(json_schema().decode(), end="")
 
 
-def sidecar_paths(folder: bytes, path: bytes) -> tuple[bytes, bytes]:
-    """<folder>/<path>.json, in which a name that is too long is cut and ends in a digest of the whole path;
-    and, if that cannot be written, a digest of the path at the top of `folder`."""
+def sidecar_paths(folder: bytes, path: bytes, suffix: bytes = b".json") -> tuple[bytes, bytes]:
+    """<folder>/<path>.json, or with another suffix, in which a name that is too long is cut and ends in a digest of the whole
+    path; and, if that cannot be written, a digest of the path at the top of `folder`."""
     head, name = os.path.split(path)
     digest = hashlib.sha256(path).hexdigest().encode()
-    sidecar = name + b".json"
+    sidecar = name + suffix
     if len(sidecar) > LONGEST_NAME:
-        mark = b"~" + digest[:16] + b".json"
+        mark = b"~" + digest[:16] + suffix
         sidecar = cut_name(name, LONGEST_NAME - len(mark)) + mark
-    return os.path.join(folder, head, sidecar), os.path.join(folder, b"~" + digest + b".json")
+    return os.path.join(folder, head, sidecar), os.path.join(folder, b"~" + digest + suffix)
 
 
 def cut_name(name: bytes, length: int) -> bytes:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from daemon.formats import pages
 from daemon.formats.answered import Write
 from daemon.formats.coco import write_coco
+from daemon.formats.cvat import write_cvat
 from daemon.formats.label_studio import write_label_studio
+from daemon.formats.pages import PAGES
 from daemon.formats.webdataset import write_webdataset
 from daemon.formats.yolo import write_yolo
 
@@ -15,7 +16,8 @@ FOLDERS: Mapping[str, Write] = {
     "coco": write_coco,
     "yolo": write_yolo,
     "label-studio": write_label_studio,
+    "cvat": write_cvat,
     "webdataset": write_webdataset,
-    **pages.WRITERS,
+    **{name: page.write for name, page in PAGES.items()},
 }
 WITH_IMAGES = frozenset({"yolo", "webdataset"})  # what these have needs the files of the images

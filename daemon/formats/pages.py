@@ -7,11 +7,12 @@ from __future__ import annotations
 import errno
 import itertools
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from html import escape
 from pathlib import Path
 from typing import TextIO
 
-from daemon.formats.answered import CONTROLS, Answered, Write, bounds_of
+from daemon.formats.answered import CONTROLS, Answered, bounds_of
 
 HOCR = """<?xml version="1.0" encoding="UTF-8"?>
 <!DOCTYPE html PUBLIC "-//W3C//DTD XHTML 1.0 Transitional//EN" "http://www.w3.org/TR/xhtml1/DTD/xhtml1-transitional.dtd">
@@ -114,19 +115,26 @@ def write_xmp(image: Answered) -> str:
     return XMP.format(parts="\n".join(parts))
 
 
-def beside(suffix: str, make: Callable[[Answered], str], *, replaces: bool = False) -> Write:
-    """Writes a file for each image of which `make` says something. replaces: the suffix takes the place of the image's own;
-    otherwise it comes behind: a.jpg.txt."""
+@dataclass(frozen=True)
+class PageFormat:
+    """A file for each image of which `make` says something. replaces: the suffix takes the place of the image's own; otherwise
+    it comes behind: a.jpg.txt."""
 
-    def write(folder: Path, images: Iterator[Answered]) -> None:
+    suffix: str
+    make: Callable[[Answered], str]
+    replaces: bool = False
+
+    def write(self, folder: Path, images: Iterator[Answered]) -> None:
         for image in images:
-            if text := make(image):
+            if text := self.make(image):
                 name = Path(image.name)
-                short = name.with_suffix(suffix) if replaces else name.with_name(name.name + suffix)
-                with _open_new(folder, short, Path(image.own_name(suffix))) as file:
+                short = (
+                    name.with_suffix(self.suffix)
+                    if self.replaces
+                    else name.with_name(name.name + self.suffix)
+                )
+                with _open_new(folder, short, Path(image.own_name(self.suffix))) as file:
                     file.write(text)
-
-    return write
 
 
 def _open_new(folder: Path, name: Path, other: Path) -> TextIO:
@@ -143,10 +151,10 @@ def _open_new(folder: Path, name: Path, other: Path) -> TextIO:
     raise AssertionError
 
 
-WRITERS: dict[str, Write] = {
-    "captions": beside(".txt", write_text, replaces=True),
-    "hocr": beside(".hocr", write_hocr),
-    "alto": beside(".alto.xml", write_alto),
-    "xmp": beside(".xmp", write_xmp),
-    "xmp-adobe": beside(".xmp", write_xmp, replaces=True),
+PAGES: dict[str, PageFormat] = {
+    "captions": PageFormat(".txt", write_text, replaces=True),
+    "hocr": PageFormat(".hocr", write_hocr),
+    "alto": PageFormat(".alto.xml", write_alto),
+    "xmp": PageFormat(".xmp", write_xmp),
+    "xmp-adobe": PageFormat(".xmp", write_xmp, replaces=True),
 }

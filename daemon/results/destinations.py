@@ -36,8 +36,8 @@ Answer = TypeVar("Answer")
 
 ADDED_TO_PATHS = 128  # bytes, at most
 # These may be temporary.
-_DISK_TROUBLE = (errno.EIO, errno.EROFS, errno.ENOSPC, errno.EDQUOT, errno.ESTALE, *AWAY, *SCARCE)
-_NOTHING_THERE = (errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ELOOP)
+DISK_TROUBLE = (errno.EIO, errno.EROFS, errno.ENOSPC, errno.EDQUOT, errno.ESTALE, *AWAY, *SCARCE)
+_NOTHING_THERE = (errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ELOOP, errno.ENAMETOOLONG)
 _INBOX, _BIN = "an image cannot leave its inbox", "an image cannot get into its bin"
 
 
@@ -223,7 +223,7 @@ class Destination:
                     os.lstat(first)
                 for path in (first, second):
                     if is_reason_of(record.path, path):
-                        _unlink(path)
+                        unlink(path)
 
     def leave_other_bins(self, record: Record) -> None:
         """Remove it from other bins: an earlier version of the file, or an earlier rule,
@@ -231,7 +231,7 @@ class Destination:
         for name in self.known_bins - {os.fsencode(record.bin)}:
             path = os.path.join(self.bins, name, record.path)
             if path != record.location and (self.bins_mode != "link" or os.path.islink(path)):
-                _unlink(path)
+                unlink(path)
 
     def attempt(self, record: Record, step: Callable[[], object]) -> None:
         """Remove something of earlier, which other files or permissions may make impossible: then it is skipped and logged.
@@ -239,7 +239,7 @@ class Destination:
         try:
             step()
         except OSError as error:
-            if error.errno in _DISK_TROUBLE:
+            if error.errno in DISK_TROUBLE:
                 raise
             log.warning(
                 "a file of an earlier result cannot be removed; it stays",
@@ -268,7 +268,7 @@ def _put(
     what: str,
     target: bytes,
     step: Callable[[], Answer],
-    passing: Collection[int] = _DISK_TROUBLE,
+    passing: Collection[int] = DISK_TROUBLE,
 ) -> Answer | None:
     """Do a step that puts a source, or something that leads to it, to `target`. Raises Held if something is in the way that a
     person can remove; OSError for the passing errors."""
@@ -346,7 +346,7 @@ def write_sidecar(record: Record, first: bytes, second: bytes) -> bytes:
     try:
         write_whole(first, record.sidecar)
     except OSError as error:
-        if error.errno in _DISK_TROUBLE:
+        if error.errno in DISK_TROUBLE:
             raise
         write_whole(second, record.sidecar)
         return second
@@ -376,7 +376,7 @@ def write_whole(path: bytes, data: bytes) -> None:
         raise
 
 
-def _unlink(path: bytes) -> None:
+def unlink(path: bytes) -> None:
     """Remove a file, unless there is a folder, or a parent folder is a file or a link to nowhere."""
     try:
         os.unlink(path)

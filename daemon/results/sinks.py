@@ -8,15 +8,18 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Protocol
 
 from anyio import to_thread
 
 from daemon.config.loading import Config
+from daemon.config.output import FILE_SINKS
 from daemon.core.jobs import JobStatus
 from daemon.ledger.files import sync_folder
 from daemon.ledger.record import Record
+from daemon.results.files import FileSink
 from daemon.results.uploads import StoreSink
 from daemon.results.webhook import WebhookSink
 from daemon.system.mounts import KnownFolder
@@ -84,6 +87,7 @@ SINKS: Mapping[str, Callable[[Config], Sink]] = {  # by their names in output.si
     "store": lambda config: StoreSink(
         config.output.store, {inbox.root: inbox.name for inbox in config.inbox}
     ),
+    **{name: partial(FileSink, name) for name in FILE_SINKS},
 }
 
 

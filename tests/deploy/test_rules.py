@@ -146,7 +146,7 @@ def test_the_list_has_every_value_of_a_label_and_no_other() -> None:
                 known[label].add(value)
     known["reason"] = {each.value for each in (*Loss, *Refusal)}  # those of images are in another list
     described = {
-        label: set(re.findall(r"`([a-zA-Z]+)`", text)) for label, text in reference()["LABELS"].items()
+        label: set(re.findall(r"`([a-zA-Z-]+)`", text)) for label, text in reference()["LABELS"].items()
     }
     known["kind"] |= {"total", "used", "peak"}  # of memory: no GPU is here
     for label in ("bin", "kind", "notice", "outcome", "reason", "sink", "stage", "state", "task"):

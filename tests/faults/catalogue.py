@@ -33,6 +33,7 @@ from tests.faults import (
     reads,
     renames,
     scarce,
+    sinks,
     stations,
     stop,
     traps,
@@ -95,6 +96,11 @@ def kill_while_unpacking(folder: Path, chance: random.Random, sizes: Sizes) -> F
 
 def kill_while_uploading(folder: Path, chance: random.Random, sizes: Sizes) -> Figure:
     outcome = uploads.kill_while_uploading(folder, sizes["kills"], chance)
+    return Figure(str(outcome), outcome.kept)
+
+
+def kill_while_sinks_write(folder: Path, chance: random.Random, sizes: Sizes) -> Figure:
+    outcome = sinks.kill_while_sinks_write(folder, sizes["kills"], sizes["files"], chance)
     return Figure(str(outcome), outcome.kept)
 
 
@@ -465,6 +471,9 @@ ROWS = [
         kill_during_looks, {"kills": 100, "files": 1_000}, {"kills": 2, "files": 60}),
     Row("uploads", "kill -9 the daemon, its process group or the page while programs upload",
         "every 202 has exactly one result", kill_while_uploading, {"kills": 100}, {"kills": 10}),
+    Row("sinks", "kill -9 the daemon or its process group while sinks write files for each image",
+        f"{KILLED}; in each sink one file for each image", kill_while_sinks_write,
+        {"kills": 100, "files": 5_000}, {"kills": 6, "files": 300}),
     Row("60", "kill -9 at any call that publishes images whose files were renamed",
         "each keeps its number; one sidecar, under the new name; sinks get nothing", kill_while_renaming,
         {"kills": 150}, {"kills": 1}),

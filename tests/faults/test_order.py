@@ -153,3 +153,26 @@ def test_the_jsonl_output_is_on_the_disk_before_the_ledger_says_that_it_has_its_
     named = places_of(calls, "fsync", file.parent)[-1]
     committed = places_of(calls, "fsync", f"{place.site.ledger}-wal")[-1]
     assert flushed < named < committed
+
+
+def test_files_of_a_sink_are_on_the_disk_before_they_have_their_names_and_these_before_the_ledger_says_so(
+    tmp_path: Path,
+) -> None:
+    output = {"results": "out/results", "sinks": ["captions"]}
+    place, folder = Place(tmp_path, {"output": output}), tmp_path / "out" / "results.captions"
+    place.drop_many(range(3))
+    calls = watch(place, "run", "--once")
+    renamed = [places_of(calls, "rename", folder / f"{number:05d}.txt") for number in range(3)]
+    assert [len(places) for places in renamed] == [1, 1, 1]
+    first, last = min(renamed)[0], max(renamed)[0]
+    written = [
+        n
+        for n, call in enumerate(calls)
+        if call.name == "write" and call.path.startswith(os.fsencode(folder))
+    ]
+    flushed = [number for number, call in enumerate(calls) if call.name == "syncfs"]
+    committed = places_of(calls, "fsync", f"{place.site.ledger}-wal")[-1]
+    assert len(written) == 3
+    assert any(written[-1] < flush < first for flush in flushed)
+    assert any(last < flush < committed for flush in flushed)
+    assert places_of(calls, "fsync", place.folder / "state" / "files.sqlite")[-1] < first

@@ -300,6 +300,47 @@ def test_hocr_and_alto_have_each_line_with_its_box(tmp_path: Path, images: list[
         assert found == [(text.replace("\t", " "), "4", "101") for text in printed(image)]
 
 
+def test_cvat_has_each_object_line_tag_and_caption_with_its_label(
+    tmp_path: Path, images: list[Answered]
+) -> None:
+    folder = write(tmp_path / "cvat", "cvat", images)
+    root = ElementTree.parse(folder / "annotations.xml").getroot()
+    assert (root.findtext("version"), root.findtext("meta/task/size")) == ("1.1", str(len(images)))
+    labels = {each.findtext("name"): each for each in root.iterfind("meta/task/labels/label")}
+    described = {each["name"]: each for each in json.loads((folder / "labels.json").read_text())}
+    assert [*described] == [*labels]
+    for image, found in zip(images, root.iterfind("image"), strict=True):
+        assert (found.get("id"), found.get("name"), found.get("width"), found.get("height")) == (
+            str(image.record.id),
+            image.name,
+            "640",
+            "480",
+        )
+        boxes = [
+            (each.get("label"), *(float(each.attrib[key]) for key in ("xtl", "ytl", "xbr", "ybr")))
+            for each in found.iterfind("box")
+        ]
+        assert boxes == [(label, *box) for label, _, box in image.objects]
+        lines = [
+            (each.findtext("attribute[@name='text']"), each.get("points"))
+            for each in found.iterfind("polygon")
+        ]
+        assert lines == [(text, "5.00,6.00;105.40,8.00;104.00,30.60;4.00,28.00") for text in printed(image)]
+        tags = [
+            (each.get("label"), each.findtext("attribute[@name='score']")) for each in found.iterfind("tag")
+        ]
+        caption = [("caption", None)] if image.caption else []
+        assert tags == [(label, f"{score:.3f}") for label, score in image.tags] + caption
+        assert (found.findtext("tag[@label='caption']/attribute") or "") == image.caption
+        for shape in [each for each in found if each.tag in ("box", "polygon", "tag")]:
+            known = {
+                each.findtext("name") for each in labels[shape.get("label")].iterfind("attributes/attribute")
+            }
+            assert {each.get("name") for each in shape.iterfind("attribute")} <= known
+            assert known == {each["name"] for each in described[str(shape.get("label"))]["attributes"]}
+    assert sum(len(image.objects) for image in images) > 20
+
+
 def test_the_text_of_a_page_reader_is_in_hocr_and_alto_without_boxes(tmp_path: Path) -> None:
     payload = b'{"lines":[],"count":0,"area_ratio":0.0,"text":"# Bill\\n\\nTotal <5>"}'
     record = make_record(tmp_path, outputs=make_outputs() | {"ocr": Output(payload, 0.25)})

@@ -16,6 +16,7 @@ import anyio
 import pytest
 from msgspec.structs import replace
 
+from daemon.config.output import FILE_SINKS
 from daemon.config.sections import Inbox
 from daemon.core.jobs import Admitted, Ending, File, Job, JobStatus, Placed, Version
 from daemon.inbox.folder import open_folder
@@ -129,12 +130,13 @@ async def test_a_renamed_file_has_a_new_number_for_the_search_and_its_old_one_fo
     assert {name: behind for name, (behind, _) in reader.sinks().items()} == {"quick": 0, "slow": 3}
 
 
-async def test_a_store_whose_objects_have_the_names_of_files_gets_a_renamed_one(
-    kept: Ledger, reader: Reader
+@pytest.mark.parametrize("sink", ["store", *sorted(FILE_SINKS)])
+async def test_a_sink_whose_objects_have_the_names_of_files_gets_a_renamed_one(
+    kept: Ledger, reader: Reader, sink: str
 ) -> None:
     """Otherwise a new file of the old name would replace the only object that it has."""
     await process(kept, b"a.jpg")
-    sinks = {name: Taken() for name in ("store", "webhook")}
+    sinks = {name: Taken() for name in (sink, "webhook")}
     outbox = await Outbox.open(kept, reader, sinks, lambda changes: None)
     await process(kept, b"b.jpg", b"a.jpg", ctime_ns=6)
     await kept.mark_emitted([Placed(1)])
@@ -142,8 +144,8 @@ async def test_a_store_whose_objects_have_the_names_of_files_gets_a_renamed_one(
         tasks.start_soon(outbox.run)
         outbox.note_renamed(2)
         await outbox.finish()
-    assert (sinks["store"].paths, sinks["webhook"].paths) == ([b"b.jpg"], [])
-    assert {name: behind for name, (behind, _) in reader.sinks().items()} == {"store": 0, "webhook": 0}
+    assert (sinks[sink].paths, sinks["webhook"].paths) == ([b"b.jpg"], [])
+    assert {name: behind for name, (behind, _) in reader.sinks().items()} == {sink: 0, "webhook": 0}
 
 
 async def test_a_renamed_file_that_is_processed_again_is_given_to_sinks_again(

@@ -1,0 +1,152 @@
+"""A sink that writes an export's file for each image to a folder, as the image is finished. Each image has one name there, so
+a record that comes again replaces its file."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sqlite3
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from anyio import to_thread
+
+from daemon.config.loading import Config
+from daemon.config.state import SINK_FILES
+from daemon.core.errors import NotWritable
+from daemon.core.jobs import JobStatus
+from daemon.core.sidecar import sidecar_paths
+from daemon.formats.answered import Answered
+from daemon.formats.pages import PAGES
+from daemon.inbox.sources import create, temporary_name
+from daemon.ledger.files import sync_folders
+from daemon.ledger.record import Record
+from daemon.results.destinations import DISK_TROUBLE, unlink
+from daemon.system.mounts import KnownFolder, describe_in_the_way
+
+OWNERS = """
+PRAGMA synchronous = EXTRA;
+CREATE TABLE IF NOT EXISTS file (
+    sink TEXT, name BLOB, image BLOB, PRIMARY KEY (sink, name)  -- image: its path in the inbox, whose folder begins the name
+) WITHOUT ROWID;
+"""
+
+
+class FileSink:
+    """Records that are DONE: <results>.<sink>/<inbox's name>/<path><suffix>, the last state of each image."""
+
+    def __init__(self, sink: str, config: Config) -> None:
+        self._sink = sink
+        self._page = PAGES[sink]
+        self._folder = os.fsencode(config.output.folder_of(sink))
+        self._known = KnownFolder(self._folder)
+        self._inboxes = {inbox.root: inbox.name for inbox in config.inbox}
+        self._owners = config.state.path / SINK_FILES
+
+    def problem(self) -> str:
+        folder = Path(os.fsdecode(self._folder))
+        if why := describe_in_the_way(folder):
+            return why
+        there = next(path for path in (folder, *folder.parents) if path.exists())
+        return "" if os.access(there, os.W_OK | os.X_OK) else f"{there} is not writable for this user"
+
+    async def append(self, records: Sequence[Record]) -> None:
+        """An image that has nothing to say in this format, as one without a caption, has no file. Raises OSError, and
+        NotWritable if the names cannot be noted."""
+        # A later version of a file, or its next state, has the same name.
+        last = {(record.inbox, record.path): record for record in records if record.status is JobStatus.DONE}
+        if last:
+            await to_thread.run_sync(self._write_all, [*last.values()], abandon_on_cancel=True)
+
+    def _write_all(self, records: Sequence[Record]) -> None:
+        """No file has its name before its bytes are on the disk. Two flushes of the file system take less time than one of each
+        file."""
+        self._known.check()
+        files = [
+            (self._page.make(self._answered(record)).encode(), temporary_name(paths[-1]), paths)
+            for record, paths in zip(records, self._name(records), strict=True)
+        ]
+        try:
+            for text, temporary, _ in files:
+                if text:
+                    _write(temporary, text)
+            sync_folders([self._folder])
+            for text, temporary, paths in files:
+                if text:
+                    _rename(temporary, paths)
+                else:
+                    for path in paths:
+                        unlink(path)
+            sync_folders([self._folder])
+        except BaseException:
+            for _, temporary, _ in files:
+                with contextlib.suppress(OSError):
+                    os.unlink(temporary)
+            raise
+        self._known.check()
+
+    def _answered(self, record: Record) -> Answered:
+        path = record.path.decode(errors="replace")
+        return Answered(record, os.path.join(os.fsdecode(self._inbox(record)), path), [])
+
+    def _inbox(self, record: Record) -> bytes:
+        """Its folder; by its number, if it is no longer configured."""
+        return os.fsencode(self._inboxes.get(record.inbox_path, f"inbox-{record.inbox}"))
+
+    def _name(self, records: Sequence[Record]) -> list[list[bytes]]:
+        """For each record its path, and a second one for when something is in the way of the first. The last one lies at the
+        top of its inbox's folder."""
+        suffix = self._page.suffix.encode()
+        names = [[*sidecar_paths(self._inbox(record), record.path, suffix)] for record in records]
+        if self._page.replaces:
+            for record, known in zip(records, names, strict=True):
+                stem = os.path.splitext(record.path)[0]
+                known.insert(0, sidecar_paths(self._inbox(record), stem, suffix)[0])
+            with _open_owners(self._owners) as owners:
+                names = [self._choose(owners, r.path, known) for r, known in zip(records, names, strict=True)]
+        return [[os.path.join(self._folder, name) for name in known] for known in names]
+
+    def _choose(self, owners: sqlite3.Connection, image: bytes, names: Sequence[bytes]) -> list[bytes]:
+        """The first name that no other image has, and the last one, which is a digest of the image's path. The image that
+        got a name first keeps it."""
+        *common, own = names
+        for name in common:
+            key = (self._sink, name)
+            owners.execute("INSERT OR IGNORE INTO file VALUES (?, ?, ?)", (*key, image))
+            asked = owners.execute("SELECT image FROM file WHERE sink = ? AND name = ?", key)
+            if asked.fetchone() == (image,):
+                return [name, own]
+        return [own]
+
+
+@contextlib.contextmanager
+def _open_owners(file: Path) -> Iterator[sqlite3.Connection]:
+    """One transaction, on the disk at its end. Raises NotWritable."""
+    try:
+        with contextlib.closing(sqlite3.connect(file)) as connection:
+            connection.executescript(OWNERS)
+            with connection:
+                yield connection
+    except sqlite3.Error as error:
+        raise NotWritable(
+            f"{file} cannot be used: {error}. It says which image has which file; if it is damaged, remove it, and a new one "
+            "is made."
+        ) from error
+
+
+def _write(path: bytes, data: bytes) -> None:
+    with os.fdopen(create(path), "wb") as file:
+        file.write(data)
+
+
+def _rename(temporary: bytes, paths: Sequence[bytes]) -> None:
+    """Give a file the first of these names that is possible: there may be a folder with it, or a file in the place of its
+    folder."""
+    for path in paths:
+        try:
+            os.makedirs(os.path.dirname(path), exist_ok=True)
+            os.rename(temporary, path)
+            return
+        except OSError as error:
+            if error.errno in DISK_TROUBLE or path == paths[-1]:
+                raise

@@ -1,0 +1,67 @@
+"""Kills the daemon while sinks write a file for each image, and looks at every file: one for each image and sink, whole, and
+with the answer of its image."""
+
+from __future__ import annotations
+
+import os
+import random
+from pathlib import Path
+from xml.etree import ElementTree
+
+from daemon.config.output import FILE_SINKS
+from tests.checker import Verdict
+from tests.daemon_process import Place
+from tests.faults.kill import Outcome, kill_daemons, open_place
+
+SUFFIXES = {
+    "captions": ".txt",
+    "hocr": ".ppm.hocr",
+    "alto": ".ppm.alto.xml",
+    "xmp": ".ppm.xmp",
+    "xmp-adobe": ".xmp",
+}
+LINE = {
+    "hocr": "{http://www.w3.org/1999/xhtml}title",
+    "alto": "{http://www.loc.gov/standards/alto/ns-v4#}fileName",
+    "xmp": "{http://www.w3.org/1999/02/22-rdf-syntax-ns#}li",
+}
+
+
+def kill_while_sinks_write(folder: Path, kills: int, files: int, chance: random.Random) -> Outcome:
+    place = open_place(folder)
+    place.configure({"output": {"sinks": sorted(FILE_SINKS)}})
+    outcome = kill_daemons(place, kills, files, chance)
+    assert place.run_once().returncode == 0  # a daemon that is stopped waits for its sinks only for a while
+    for sink in sorted(FILE_SINKS):
+        judge_files(place, sink, outcome.verdict)
+    return outcome
+
+
+def judge_files(place: Place, sink: str, verdict: Verdict) -> None:
+    """Adds what is wrong to the verdict."""
+    folder = Path(f"{place.site.results}.{sink}")
+    expected = {
+        Path(inbox, os.fsdecode(path)).with_suffix("").as_posix() + SUFFIXES[sink]: document
+        for (inbox, path), document in verdict.results.items()
+    }
+    found = {file.relative_to(folder).as_posix(): file for file in folder.rglob("*") if not file.is_dir()}
+    verdict.lost += [f"{sink}: {name}" for name in expected.keys() - found.keys()]
+    verdict.double += [f"{sink}: {name}" for name in found.keys() - expected.keys()]
+    for name in expected.keys() & found.keys():
+        path, caption = expected[name]["source"]["path"], expected[name]["caption"]["text"]
+        try:
+            said = read_file(found[name], sink)
+        except ElementTree.ParseError as error:
+            verdict.torn.append(f"{sink}: {name}: {error}")
+            continue
+        if said != (caption if sink in ("captions", "xmp", "xmp-adobe") else path):
+            verdict.wrong.append(f"{sink}: {name} is of another image: {said}")
+
+
+def read_file(file: Path, sink: str) -> str:
+    """The caption that it has, or for lines of text the name of its image. Raises ParseError."""
+    text = file.read_text("utf-8")
+    if sink == "captions":
+        return text.removesuffix("\n")
+    found = ElementTree.fromstring(text).find(f".//{LINE[sink.removesuffix('-adobe')]}")
+    return (found.text or "").rpartition("/")[2] if found is not None else ""
