@@ -66,8 +66,9 @@ def list_tables(
     for key in values:
         other = getattr(default, key, None)
         for part in _sections(getattr(section, key)):
-            # A table of a list, such as [[inbox]], is compared with one in which nothing is set.
-            like = other if isinstance(other, type(part)) else type(part).model_construct()
+            # A table of a list, such as [[inbox]], is compared with the one that there is if nothing is set.
+            usual_parts = [*_sections(other), type(part).model_construct()]
+            like = next(each for each in usual_parts if isinstance(each, type(part)))
             yield from list_tables(part, like, f"{name}.{key}" if name else key, variables)
 
 

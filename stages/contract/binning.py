@@ -94,14 +94,16 @@ _RULES = {
     ),
     "C": (("clip_similarity", "blip", "similarity", "clip_similarity"),),
 }
-_SENTENCES = {  # of a criterion: its value and its threshold
-    "text_boxes": "text boxes {:g}, more than {:g} needed",
-    "text_area": "text on {:.0%} of the image, more than {:.0%} needed",
-    "unique_objects": "kinds of objects {:g}, more than {:g} needed",
-    "object_count": "objects {:g}, more than {:g} needed",
-    "spatial_dispersion": "objects spread over {:.0%} of the image, more than {:.0%} needed",
-    "clip_similarity": "likeness of caption and image {:.2f}, more than {:.2f} expected",
+# Of a criterion: a sentence with its value and its threshold, how each is written, and with how many digits at least.
+_SENTENCES = {
+    "text_boxes": ("text boxes {}, more than {} needed", "{:g}", 0),
+    "text_area": ("text on {} of the image, more than {} needed", "{:.{digits}%}", 0),
+    "unique_objects": ("kinds of objects {}, more than {} needed", "{:g}", 0),
+    "object_count": ("objects {}, more than {} needed", "{:g}", 0),
+    "spatial_dispersion": ("objects spread over {} of the image, more than {} needed", "{:.{digits}%}", 0),
+    "clip_similarity": ("likeness of caption and image {}, more than {} expected", "{:.{digits}f}", 2),
 }
+_MOST_DIGITS = 6  # as a sidecar has them
 BINS = tuple(_RULES)  # of the built-in rule; a user's rule may have others
 
 _HAS_TWO_CHARACTERS = re.compile(r"[^\W_].*[^\W_]", re.DOTALL)  # two letters or digits, of any script
@@ -148,10 +150,23 @@ def describe(bin: Mapping[str, Any]) -> list[tuple[str, str, str]]:
     for name, criteria in bin["criteria"].items():
         for criterion, figures in criteria.items():
             words, value = criterion.replace("_", " "), figures["value"]
-            text = _SENTENCES.get(criterion, words + " {:.4g}, more than {:.4g} needed")
-            sentence = f"{words} not measured" if value is None else text.format(value, figures["threshold"])
+            sentence = f"{words} not measured"
+            if value is not None:
+                text, form, digits = _SENTENCES.get(
+                    criterion, (words + " {}, more than {} needed", "{:.4g}", 0)
+                )
+                sentence = text.format(*_write_apart(value, figures["threshold"], form, digits))
             rows.append((name, sentence, {True: "yes", False: "no"}.get(figures["passed"], "–")))
     return rows
+
+
+def _write_apart(value: float, threshold: float, form: str, digits: int) -> list[str]:
+    """Both, with as many digits as it takes to see which one is larger."""
+    pairs = [
+        [form.format(each, digits=each_digits) for each in (value, threshold)]
+        for each_digits in range(digits, _MOST_DIGITS + 1)
+    ]
+    return next((pair for pair in pairs if pair[0] != pair[1]), pairs[0])
 
 
 def load_rule(reference: str, key: str = "[binning] rules") -> Any:

@@ -89,6 +89,7 @@ class Images:
             "following": found.following and self._address("/", **here | following),
             "day": request.query_params.get("day", ""),
             "has_days": has_days,
+            "has_results": asked.state not in UNPUBLISHED,
             "warming": found.is_warming and self._address("/", **here),
             "again": self._address("/images/again", **here | {"cursor": 0}),
             "uncut": UNCUT if found.is_uncut else "",

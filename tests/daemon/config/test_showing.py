@@ -36,8 +36,8 @@ def test_of_an_address_only_scheme_and_host_are_shown(url: str, shown: str) -> N
 
 
 def test_only_what_differs_from_the_defaults_is_listed_as_changed() -> None:
-    assert changed() == [("inbox", "path", "/srv/inbox", "inbox")]
-    assert changed(pipeline={"max_attempts": 7}, state={"path": "elsewhere"})[1:] == [
+    assert changed() == []
+    assert changed(pipeline={"max_attempts": 7}, state={"path": "elsewhere"}) == [
         ("state", "path", "/srv/elsewhere", "/srv/state"),
         ("pipeline", "max_attempts", "7", "3"),
     ]
@@ -45,7 +45,7 @@ def test_only_what_differs_from_the_defaults_is_listed_as_changed() -> None:
 
 
 def test_sizes_have_the_units_that_daemon_toml_takes() -> None:
-    assert changed(pipeline={"slab_bytes": 64 << 20, "decode_bytes": 3 << 30})[1:] == [
+    assert changed(pipeline={"slab_bytes": 64 << 20, "decode_bytes": 3 << 30}) == [
         ("pipeline", "slab_bytes", "64 MiB", "0"),
         ("pipeline", "decode_bytes", "3 GiB", "2 GiB"),
     ]
@@ -54,9 +54,9 @@ def test_sizes_have_the_units_that_daemon_toml_takes() -> None:
 def test_each_table_of_a_list_is_compared_with_one_in_which_nothing_is_set() -> None:
     inboxes = [{"path": "/a", "name": "a"}, {"path": "/b", "name": "b", "on_success": "move"}]
     assert changed(inbox=inboxes) == [
-        ("inbox", "path", "/a", "inbox"),
+        ("inbox", "path", "/a", "/srv/inbox"),
         ("inbox", "name", "a", "–"),
-        ("inbox", "path", "/b", "inbox"),
+        ("inbox", "path", "/b", "/srv/inbox"),
         ("inbox", "name", "b", "–"),
         ("inbox", "on_success", "move", "keep"),
     ]

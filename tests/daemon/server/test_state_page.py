@@ -79,6 +79,8 @@ def test_skipped_and_pending_files_are_a_click_away_and_searched_by_name(tab: Ta
     tab.get_by_role("link", name="1 skipped: show them").click()
     expect(tab.locator(".card")).to_have_count(1)
     expect(tab.locator(".card")).to_contain_text("skipped: not-an-image: the bytes are plain text")
+    expect(tab.get_by_label("All that are shown")).to_have_count(0)
+    expect(tab.get_by_role("button", name="Results as CSV")).to_have_count(0)
     tab.get_by_label("State").select_option("pending")
     expect(tab.locator(".card")).to_have_count(48)
     tab.get_by_role("searchbox").fill("00077.ppm")
@@ -89,13 +91,17 @@ def test_skipped_and_pending_files_are_a_click_away_and_searched_by_name(tab: Ta
     expect(tab.get_by_text("files that are pending have no result")).to_be_visible()
 
 
-def test_a_file_that_is_no_image_has_no_size(tab: Tab) -> None:
+def test_a_file_that_is_no_image_has_no_size_no_camera_and_no_result_to_download(tab: Tab) -> None:
     tab.goto("/?state=skipped")
     tab.locator(".card .name a").click()
     expect(tab.locator("h1")).to_contain_text("notes.txt")
     expect(tab.get_by_role("row", name="File")).to_contain_text("9 bytes")
     expect(tab.get_by_role("row", name="Size")).to_have_count(0)
     expect(tab.get_by_text("skipped: not-an-image")).to_be_visible()
+    tab.get_by_text("Raw JSON").click()
+    for name in ("result.json", "Whole picture", "When and with which camera it was made"):
+        expect(tab.get_by_text(name)).to_have_count(0)
+    expect(tab.get_by_role("link", name="Download")).to_be_visible()
 
 
 def test_settings_that_differ_come_first_and_the_others_are_folded(tab: Tab) -> None:

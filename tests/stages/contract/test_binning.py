@@ -264,3 +264,13 @@ def test_a_bin_is_described_in_sentences() -> None:
         ("B", "objects spread over 50% of the image, more than 30% needed", "yes"),
         ("C", "clip similarity not measured", "–"),
     ]
+
+
+def test_a_value_next_to_its_threshold_is_described_with_digits_that_tell_them_apart() -> None:
+    seen = payloads(boxes=3, text=0.1996, similarity=0.2489)
+    sentences = [sentence for _, sentence, _ in describe(msgspec.to_builtins(judge(seen, T)))]
+    assert "text on 19.96% of the image, more than 20.00% needed" in sentences
+    assert "likeness of caption and image 0.249, more than 0.250 expected" in sentences
+    assert "text boxes 2, more than 2 needed" in [
+        sentence for _, sentence, _ in describe(msgspec.to_builtins(judge(payloads(boxes=2), T)))
+    ]
