@@ -122,22 +122,13 @@ def parse(text: str) -> Query:
         if minus and name in (*FILTERS, *DATES):
             raise QueryError(f"-{name}: cannot be excluded; only words can, for example -draft.")
         if name in FILTERS:
-            found = value.lower() if name == "state" else value  # as in the ledger, or as in the index
-            filters[name] = (*filters.get(name, ()), found)
+            filters[name] = (*filters.get(name, ()), read_state(value) if name == "state" else value)
         elif name in DATES:
             days[name] = read_day(name, value)
         elif term := read_term(value, name, is_word=not phrase, excluded=bool(minus)):
             terms.append(term)
         else:
             has_signs |= not minus
-    for state in filters.get("state", ()):
-        if state in UNPUBLISHED:
-            raise QueryError(
-                f"state:{state} cannot be searched for: choose it in the page's filter State, or use "
-                f"`visiond list --status {state}`."
-            )
-        if state not in STATES:
-            raise QueryError(f"state:{state} cannot be searched for; only state:done and state:failed are.")
     if len(terms) > MOST_TERMS:
         raise QueryError(f"a search has at most {MOST_TERMS} words; this one has {len(terms)}.")
     # nothing has these signs, as far as the index knows
@@ -157,6 +148,19 @@ def read_term(value: str, name: str, *, is_word: bool, excluded: bool) -> Term |
     prefix = is_word and value.endswith("*")
     words = value.rstrip("*") if prefix else value
     return Term(words, name, prefix, excluded) if WORD.search(words) else None
+
+
+def read_state(value: str) -> str:
+    """As in the index. value: as there, or as in the ledger. Raises QueryError."""
+    state = value.lower()
+    if state in UNPUBLISHED:
+        raise QueryError(
+            f"state:{state} cannot be searched for: choose it in the page's filter State, or use "
+            f"`visiond list --status {state}`."
+        )
+    if state not in STATES:
+        raise QueryError(f"state:{state} cannot be searched for; only state:done and state:failed are.")
+    return state
 
 
 def read_day(name: str, value: str) -> date:
