@@ -15,17 +15,21 @@ LEAVE_SECONDS = 2.0  # for threads to end
 def main(*, by_module: bool = False) -> None:
     """Run `visiond` with the arguments of this process. by_module: started by `python -m`."""
     forget_working_directory(by_module=by_module)
+    from daemon.system.signals import INTERRUPTED, leave_at_once, leaving_on_interrupt
+
     if sys.argv[1:2] == ["run"]:
-        from daemon.system.signals import leave_at_once
-
         leave_at_once(once="--once" in sys.argv)
-    from stages.contract.processes import importing
+    with leaving_on_interrupt():
+        from stages.contract.processes import importing
 
-    with importing():
-        from daemon.cli.commands import main as run_command
+        with importing():
+            from daemon.cli.commands import main as run_command
 
     try:
         run_command()
+    except KeyboardInterrupt:  # before or after the command itself
+        leave_threads(INTERRUPTED)
+        sys.exit(INTERRUPTED)
     except SystemExit as ending:
         leave_threads(int(ending.code or 0))
         raise
@@ -60,7 +64,7 @@ def forget_working_directory(*, by_module: bool) -> None:
     except FileNotFoundError:  # the working directory has been removed
         pass
     sys.path[:] = [folder for folder in sys.path if folder in absolute or folder not in doubtful]
-    root = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+    root = os.path.abspath(os.path.join(os.path.dirname(__file__), "..", ".."))
     if root not in sys.path:  # a checkout that is not installed
         sys.path.append(root)
     if "PYTHONPATH" in os.environ:

@@ -10,7 +10,7 @@ import typer
 from daemon.core.errors import InboxUnreadable
 from daemon.core.hints import quantity
 from daemon.core.jobs import JobStatus
-from daemon.system.signals import SHELL_OFFSET
+from daemon.system.signals import INTERRUPTED
 from daemon.terminal.display import console, errors, printable
 from daemon.terminal.options import ConfigOption, flag, option, read_config
 
@@ -152,7 +152,7 @@ def run(
     except KeyboardInterrupt:
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # a second one changes nothing
         errors.print("Stopped. The same command with --resume does the rest.")
-        raise typer.Exit(SHELL_OFFSET + signal.SIGINT) from None
+        raise typer.Exit(INTERRUPTED) from None
     finally:
         end()
     _print_result(result, printable(output))

@@ -157,7 +157,9 @@ def print_unwritten(reader: Reader, image: int = 0) -> None:
 def list_images(
     status: Annotated[
         ListedState | None,
-        typer.Option("--status", "-s", case_sensitive=False, help="List only files in this state."),
+        typer.Option(
+            "--status", "--state", "-s", case_sensitive=False, help="List only files in this state."
+        ),
     ] = None,
     limit: Annotated[
         int, typer.Option("--limit", "-n", metavar="N", min=1, max=MOST, help="List at most N files.")

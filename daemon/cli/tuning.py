@@ -6,7 +6,6 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-import signal
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -19,7 +18,7 @@ import typer
 
 from daemon.core.errors import ConfigError, NotWritable
 from daemon.core.hints import command, quantity
-from daemon.system.signals import ORDERS, SHELL_OFFSET, interruptible
+from daemon.system.signals import INTERRUPTED, ORDERS, interruptible
 from daemon.terminal.display import console, errors, print_json, print_table, printable
 from daemon.terminal.options import ConfigOption, JsonOption, find_config, flag, option, read_config
 
@@ -151,7 +150,7 @@ def stoppable(config: Config, *, keep: bool) -> Iterator[Callable[[], None]]:
         kept = len(profile.trials) if profile else 0
         again = f"; {quantity(kept, 'trial')} kept: `{command('tune')}` continues" if kept else ""
         errors.print(f"Stopped{printable(again)}.")
-        raise typer.Exit(SHELL_OFFSET + signal.SIGINT) from None
+        raise typer.Exit(INTERRUPTED) from None
 
 
 @contextlib.contextmanager

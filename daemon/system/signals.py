@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 ORDERS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 TERMINAL = "/dev/tty"  # of this process; it can only be opened if there is one
 SHELL_OFFSET = 128  # added by a shell to the number of the signal that ended a program
+INTERRUPTED = SHELL_OFFSET + signal.SIGINT  # the exit status after Ctrl-C
 
 
 _early: list[signal.Signals] = []  # reloads from before `listening`
@@ -39,6 +40,20 @@ def is_reload(*, once: bool) -> bool:
     except OSError:
         return True
     return False
+
+
+@contextlib.contextmanager
+def leaving_on_interrupt() -> Iterator[None]:
+    """A context in which Ctrl-C ends the process at once, unless it is handled or ignored already. For imports: nothing is in
+    flight, and some libraries make an ImportError of a KeyboardInterrupt."""
+    if signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
+        yield
+        return
+    signal.signal(signal.SIGINT, lambda number, _frame: os._exit(SHELL_OFFSET + number))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def leave_at_once(*, once: bool) -> None:

@@ -153,7 +153,7 @@ def test_list_shows_which_files_failed_and_why(place: Place) -> None:
         f"\tFAILED\t{place.inbox() / 'broken.jpg'}\tnot-an-image: the bytes are plain text\n"
     )
     assert "00001.ppm" not in told
-    assert told == say(place, "list", "--status", "FAILED")  # as the list prints it
+    assert told == say(place, "list", "--state", "FAILED")  # as the list prints it
     [document] = json.loads(say(place, "list", "--status", "failed", "--json"))
     assert (document["source"]["path"], document["reason"]) == ("broken.jpg", "not-an-image")
     assert document["source"]["inbox"] == str(place.inbox())
@@ -725,7 +725,7 @@ def test_each_command_explains_itself_with_an_example() -> None:
         (["export", "--bin", "Z", "no.csv"], os.EX_USAGE, "bins are A, B, C"),
         (["export", "no/such/folder.csv"], os.EX_CANTCREAT, "cannot be written: No such file"),
         (["export", "-f", "parquet", "-"], os.EX_USAGE, "name a file"),
-        (["list", "--status", "lost"], os.EX_USAGE, "failed"),
+        (["list", "--state", "lost"], os.EX_USAGE, "'pending', 'done', 'failed', 'skipped', 'gone'"),
         (["retry"], os.EX_USAGE, "not both"),
         (["retry", "--all", "broken.jpg"], os.EX_USAGE, "not both"),
         (["export", "all.json"], os.EX_USAGE, "does not end in any of .csv, .jsonl, .parquet"),

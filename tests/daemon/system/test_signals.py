@@ -104,6 +104,24 @@ def test_a_thread_that_hangs_does_not_delay_the_exit() -> None:
     assert (ended.returncode, ended.stdout) == (3, "said\n")
 
 
+@pytest.mark.parametrize(
+    "moment",
+    [
+        "class Finder:\n    def find_spec(self, name, *_):\n        if name == 'typer': interrupt()\n"
+        "sys.meta_path.insert(0, Finder())",
+        "import typer.main\ntyper.main.get_command = lambda app: interrupt()",
+    ],
+    ids=["while modules are imported", "before the command begins"],
+)
+def test_an_interrupt_in_the_first_moment_of_a_command_prints_no_traceback(moment: str) -> None:
+    program = "import os, signal, sys\ndef interrupt(): os.kill(os.getpid(), signal.SIGINT)\n"
+    program += f"{moment}\nfrom daemon.cli import main\nsys.argv[1:] = ['gpus']\nmain()"
+    done = subprocess.run(
+        [sys.executable, "-P", "-c", program], capture_output=True, text=True, timeout=PATIENCE, check=False
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (signals.INTERRUPTED, "", "")
+
+
 def test_signals_have_handlers_before_anything_slow_is_imported() -> None:
     program = EARLY.format(argv=["visiond", "run", "--once"])
     once, *modules = subprocess.check_output(

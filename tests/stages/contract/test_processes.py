@@ -83,6 +83,13 @@ def test_a_child_starts_without_a_working_directory(monkeypatch: pytest.MonkeyPa
     assert ROOT in sys.path
 
 
+def test_the_module_can_be_run_in_its_checkout() -> None:
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
+    command = [sys.executable, "-m", "daemon", "--version"]
+    run = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=True)
+    assert run.stdout.startswith("visiond ")
+
+
 @pytest.mark.parametrize("freeze", [False, True])
 def test_nothing_is_collected_while_modules_are_imported(freeze: bool) -> None:
     gc.unfreeze()
