@@ -117,6 +117,8 @@ def export_records(
 def check_target(config: Config, file: Path) -> None:
     """Raises WrongArgument if a file, or a folder, would be written where the daemon looks for images or keeps its results.
     A mount that does not answer is not asked."""
+    if "jsonl" in config.output.sinks and file.resolve() == config.output.jsonl_file.resolve():
+        raise WrongArgument(f"The daemon appends the records of the sink jsonl to {file}. Name another file.")
     if file != STDOUT and (holder := ask(lambda: next(_list_holders(config, file), ""))):
         raise WrongArgument(f"{file} is inside {holder}. Name a file elsewhere.")
 
