@@ -108,7 +108,7 @@ def export_records(
         if format == "csv" and not others and file != STDOUT and models_file(file).exists():
             other = models_file(file)
             warn(f"{other} is of another export, not of {file}: delete it, or export with --models --force.")
-    for line in list_notices((m.stage, m.notice) for m in sorted(chosen.models, key=lambda m: m.stage)):
+    for line in list_notices((model.stage, model.notice) for model in chosen.models):
         warn(f"Note: {line}.")
     chosen.check()
     return written

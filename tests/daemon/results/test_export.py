@@ -805,7 +805,7 @@ async def test_an_export_says_which_models_are_a_demonstration_and_that_a_list_o
             export_records(reader, file, "csv", ExportChoice(), columns, step, force=True, warn=said.append)
     assert len(said) == 3
     for line in (said[0], said[2]):
-        assert line.startswith(f"Note: blip and yolo: {notice}; for real images: `visiond setup")
+        assert line.startswith(f"Note: yolo and blip: {notice}; for real images: `visiond setup")
     assert said[1].startswith(f"{tmp_path / 'a.models.csv'} is of another export")
 
 
