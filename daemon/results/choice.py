@@ -65,7 +65,7 @@ class Chosen:
             with _condition(where, columns):
                 pass  # it is one
         self._damaged: set[int] = set()
-        self.models: set[Model] = set()
+        self.models: dict[Model, None] = {}  # in the order of the stages
         self.total = 0
 
     def __iter__(self) -> Iterator[Record]:
@@ -80,7 +80,7 @@ class Chosen:
         else:
             self.total = sum(self._counts.get(name, 0) for name in choice.bins or self._counts)
         for record in found:
-            self.models.update(record.all_models())
+            self.models.update(dict.fromkeys(record.all_models()))
             yield record
 
     def check(self) -> None:

@@ -108,7 +108,7 @@ def export_records(
         if format == "csv" and not others and file != STDOUT and models_file(file).exists():
             other = models_file(file)
             warn(f"{other} is of another export, not of {file}: delete it, or export with --models --force.")
-    for line in list_notices((m.stage, m.notice) for m in sorted(chosen.models, key=lambda m: m.stage)):
+    for line in list_notices((model.stage, model.notice) for model in chosen.models):
         warn(f"Note: {line}.")
     chosen.check()
     return written
@@ -117,6 +117,8 @@ def export_records(
 def check_target(config: Config, file: Path) -> None:
     """Raises WrongArgument if a file, or a folder, would be written where the daemon looks for images or keeps its results.
     A mount that does not answer is not asked."""
+    if "jsonl" in config.output.sinks and file.resolve() == config.output.jsonl_file.resolve():
+        raise WrongArgument(f"The daemon appends the records of the sink jsonl to {file}. Name another file.")
     if file != STDOUT and (holder := ask(lambda: next(_list_holders(config, file), ""))):
         raise WrongArgument(f"{file} is inside {holder}. Name a file elsewhere.")
 

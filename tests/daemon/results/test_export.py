@@ -782,6 +782,15 @@ def test_an_export_into_a_folder_of_the_daemon_is_refused_and_the_folder_named(
         check_target(config, target)
 
 
+def test_an_export_in_the_place_of_the_file_of_the_sink_jsonl_is_refused(tmp_path: Path) -> None:
+    without, config = (
+        parse({"inbox": [{"path": "in"}], "output": {"sinks": sinks}}, tmp_path) for sinks in ([], ["jsonl"])
+    )
+    check_target(without, tmp_path / "results.jsonl")
+    with pytest.raises(WrongArgument, match="appends the records of the sink jsonl to"):
+        check_target(config, tmp_path / "results.jsonl")
+
+
 async def test_an_export_says_which_models_are_a_demonstration_and_that_a_list_of_models_beside_it_is_older(
     tmp_path: Path,
 ) -> None:
@@ -796,7 +805,7 @@ async def test_an_export_says_which_models_are_a_demonstration_and_that_a_list_o
             export_records(reader, file, "csv", ExportChoice(), columns, step, force=True, warn=said.append)
     assert len(said) == 3
     for line in (said[0], said[2]):
-        assert line.startswith(f"Note: blip and yolo: {notice}; for real images: `visiond setup")
+        assert line.startswith(f"Note: yolo and blip: {notice}; for real images: `visiond setup")
     assert said[1].startswith(f"{tmp_path / 'a.models.csv'} is of another export")
 
 
