@@ -56,6 +56,7 @@ class Format(StrEnum):
     yolo = "yolo"
     label_studio = "label-studio"
     cvat = "cvat"
+    huggingface = "huggingface"
     webdataset = "webdataset"
     captions = "captions"
     hocr = "hocr"
@@ -297,10 +298,11 @@ def export(
 
     csv has counts, texts, labels, captions and bins; parquet also has boxes,
     scores and embeddings; jsonl has the complete sidecars. The other formats
-    are folders for other programs: coco, yolo, label-studio, cvat and
-    webdataset are data sets, captions, hocr, alto and xmp have a file for
-    each image. An image file has one row, that of its newest version, if
-    that is DONE. docs/results.md describes each column and format.
+    are folders for other programs: coco, yolo, label-studio, cvat,
+    huggingface and webdataset are data sets, captions, hocr, alto and xmp
+    have a file for each image. An image file has one row, that of its newest
+    version, if that is DONE. docs/results.md describes each column and
+    format.
 
     Examples:
       visiond export --models results.csv

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from daemon.formats.answered import Write
 from daemon.formats.coco import write_coco
 from daemon.formats.cvat import write_cvat
+from daemon.formats.huggingface import write_huggingface
 from daemon.formats.label_studio import write_label_studio
 from daemon.formats.pages import PAGES
 from daemon.formats.webdataset import write_webdataset
@@ -17,7 +18,10 @@ FOLDERS: Mapping[str, Write] = {
     "yolo": write_yolo,
     "label-studio": write_label_studio,
     "cvat": write_cvat,
+    "huggingface": write_huggingface,
     "webdataset": write_webdataset,
     **{name: page.write for name, page in PAGES.items()},
 }
-WITH_IMAGES = frozenset({"yolo", "webdataset"})  # what these have needs the files of the images
+WITH_IMAGES = frozenset(
+    {"yolo", "huggingface", "webdataset"}
+)  # what these have needs the files of the images

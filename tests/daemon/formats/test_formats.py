@@ -17,6 +17,7 @@ from xml.etree import ElementTree
 
 import msgspec
 import pytest
+import yaml
 from PIL import Image
 
 from daemon.cli.results import Format
@@ -339,6 +340,79 @@ def test_cvat_has_each_object_line_tag_and_caption_with_its_label(
             assert {each.get("name") for each in shape.iterfind("attribute")} <= known
             assert known == {each["name"] for each in described[str(shape.get("label"))]["attributes"]}
     assert sum(len(image.objects) for image in images) > 20
+
+
+def test_a_folder_for_hugging_face_has_a_row_and_the_file_of_each_image(
+    tmp_path: Path, images: list[Answered]
+) -> None:
+    folder = write(tmp_path / "huggingface", "huggingface", images)
+    rows = [json.loads(line) for line in (folder / "metadata.jsonl").read_text("utf-8").splitlines()]
+    found = {row["id"]: row for row in rows}
+    assert len(rows) == len(found) == len(images)
+    assert {str(file.relative_to(folder)) for file in (folder / "images").rglob("*.*")} == {
+        row["file_name"] for row in rows
+    }
+    for image in images:
+        row = found[image.record.id]
+        assert (folder / row["file_name"]).read_bytes() == Path(image.location).read_bytes()
+        assert (row["path"], row["caption"], row["bin"]) == (image.name, image.caption, image.record.bin)
+        assert row["digest"] == image.record.digest.hex()
+        assert row["objects"] == {
+            "category": [label for label, _, _ in image.objects],
+            "score": [score for _, score, _ in image.objects],
+            "bbox": [[x0, y0, x1 - x0, y1 - y0] for _, _, (x0, y0, x1, y1) in image.objects],
+        }
+        assert row["lines"]["text"] == [text for text, _, _ in image.lines] == row["text"].splitlines()
+        assert row["lines"]["bbox"] == [[4.0, 6.0, pytest.approx(101.4), pytest.approx(24.6)]] * len(
+            image.lines
+        )
+        assert row["tags"]["label"] == [label for label, _ in image.tags]
+
+
+def test_no_name_of_an_image_makes_a_split_of_a_hugging_face_data_set(tmp_path: Path) -> None:
+    names = (b"test/a.jpg", b"val-1.jpg", b"train/metadata.jsonl.jpg")
+    found = [make_record(tmp_path / "in", name, name, id=number) for number, name in enumerate(names)]
+    folder = write(tmp_path / "huggingface", "huggingface", named(found))
+    assert sorted(str(file.relative_to(folder)) for file in folder.rglob("*.*")) == [
+        "README.md",
+        *(f"images/0/{number}.jpg" for number in range(3)),
+        "metadata.jsonl",
+    ]
+
+
+def test_the_first_rows_for_hugging_face_have_something_in_each_column(tmp_path: Path) -> None:
+    """Its library takes the types of all rows from the first ones, and an empty list has none."""
+    nothing, something = answers(0), answers(3)
+    found = [
+        make_record(
+            tmp_path / "in", b"%d.jpg" % n, b"%d" % n, id=n, outputs=something if n == 40 else nothing
+        )
+        for n in range(1, 50)
+    ]
+    folder = write(tmp_path / "huggingface", "huggingface", named(found))
+    rows = [json.loads(line) for line in (folder / "metadata.jsonl").read_text().splitlines()]
+    assert [row["id"] for row in rows] == [1, 40, *range(2, 40), *range(41, 50)]
+    assert rows[1]["objects"]["bbox"]
+    assert not any(row["objects"]["bbox"] for row in rows[2:])
+
+
+def test_the_card_for_hugging_face_names_the_tasks_and_the_models_with_their_commits(
+    tmp_path: Path, images: list[Answered]
+) -> None:
+    [_, header, body] = (
+        (write(tmp_path / "h", "huggingface", images) / "README.md").read_text().split("---\n")
+    )
+    card = yaml.safe_load(header)
+    assert card["task_categories"] == ["image-to-text", "object-detection", "image-classification"]
+    assert card["size_categories"] == ["n<1K"]
+    assert "license" not in card
+    models = {model["stage"]: (model["name"], model["commit"]) for model in card["models"]}
+    assert models == {
+        model.stage: (f"{model.stage}-small", "0123456789ab") for model in images[0].record.models
+    }
+    assert "| clip | clip-small | 0123456789ab |" in body
+    [_, header, _] = (write(tmp_path / "e", "huggingface", []) / "README.md").read_text().split("---\n")
+    assert yaml.safe_load(header)["task_categories"] == []
 
 
 def test_the_text_of_a_page_reader_is_in_hocr_and_alto_without_boxes(tmp_path: Path) -> None:

@@ -1,0 +1,139 @@
+"""Hugging Face: a folder that datasets.load_dataset("imagefolder", data_dir=FOLDER) reads
+(https://huggingface.co/docs/datasets/image_dataset): links to the images, metadata.jsonl with a row for each, and a card."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from msgspec import structs
+
+from daemon.formats.answered import Answered, bounds_of
+from daemon.formats.webdataset import ending_of
+from daemon.ledger.record import Model
+
+IN_A_FOLDER = 1000  # images; the hub takes up to 10,000
+TASKS = {
+    "caption": "image-to-text",
+    "objects": "object-detection",
+    "tags": "image-classification",
+}  # by column
+SIZES = ("n<1K", "1K<n<10K", "10K<n<100K", "100K<n<1M", "1M<n<10M", "10M<n<100M", "100M<n<1B")
+CARD = """---
+annotations_creators: ["machine-generated"]
+task_categories: {tasks}
+size_categories: {sizes}
+tags: ["visiond"]
+models: {models}
+---
+# Images with the answers of models
+
+No person has checked these answers. What the license of the images is, only their owner knows.
+
+| column | what it is |
+|---|---|
+| `image` | the file as it was; boxes are of the upright image, in pixels |
+| `id`, `path`, `digest` | its number in the ledger of visiond, its path in the inbox, the SHA-256 of its bytes |
+| `width`, `height`, `bin` | of the upright image, in pixels; the bin it was put into |
+| `caption`, `text` | its caption; its text, line by line |
+| `lines` | text, score and box (x, y, width, height) of each line |
+| `objects` | category, score and box (x, y, width, height) of each object |
+| `tags` | label and score of each tag, the most likely one first |
+
+| stage | model | commit | license |
+|---|---|---|---|
+{table}
+"""
+
+
+def write_huggingface(folder: Path, images: Iterator[Answered]) -> None:
+    """The first image with an object, the first one with a line and so on have the first rows: the library takes the types of
+    all rows from the first ten megabytes, and an empty list has none."""
+    count, models, seen = 0, dict[Model, None](), set[str]()
+    with (folder / "metadata.jsonl").open("wb") as out, tempfile.TemporaryFile(dir=folder) as waiting:
+        for image in images:
+            row = _row(image)
+            link = folder / row["file_name"]
+            link.parent.mkdir(parents=True, exist_ok=True)
+            link.symlink_to(image.location)
+            new = _filled(row) - seen
+            (out if new else waiting).write(msgspec.json.encode(row) + b"\n")
+            seen |= new
+            models |= dict.fromkeys(image.record.models)
+            count += 1
+        waiting.seek(0)
+        shutil.copyfileobj(waiting, out)
+    card = _describe(count, seen, sorted(models, key=lambda model: (model.stage, model.fingerprint)))
+    (folder / "README.md").write_text(card, encoding="utf-8", newline="\n")
+
+
+def _row(image: Answered) -> dict[str, Any]:
+    """No part of a name but the number, as the library takes names such as test/ or val-1.jpg for splits."""
+    number, (width, height) = image.record.id, image.size
+    lines = [(text, score, _box(*bounds_of(corners))) for text, score, corners in image.lines]
+    objects = [(label, score, _box(*box)) for label, score, box in image.objects]
+    return {
+        "file_name": f"images/{number // IN_A_FOLDER}/{number}.{ending_of(image.record.format)}",
+        "id": number,
+        "path": image.name,
+        "digest": image.record.digest.hex(),
+        "width": width,
+        "height": height,
+        "bin": image.record.bin,
+        "caption": image.caption,
+        "text": image.page_text or "\n".join(text for text, _, _ in lines),
+        "lines": _columns(("text", "score", "bbox"), lines),
+        "objects": _columns(("category", "score", "bbox"), objects),
+        "tags": _columns(("label", "score"), image.tags),
+    }
+
+
+def _box(x0: float, y0: float, x1: float, y1: float) -> list[float]:
+    return [float(value) for value in (x0, y0, x1 - x0, y1 - y0)]
+
+
+def _columns(names: tuple[str, ...], rows: Iterable[tuple[Any, ...]]) -> dict[str, list[Any]]:
+    rows = list(rows)
+    return {name: [row[place] for row in rows] for place, name in enumerate(names)}
+
+
+def _filled(row: dict[str, Any]) -> set[str]:
+    """The columns in which a row has something."""
+    return {
+        name
+        for name, value in row.items()
+        if value and not (isinstance(value, dict) and not any(value.values()))
+    }
+
+
+def _describe(count: int, filled: set[str], models: list[Model]) -> str:
+    size = SIZES[min(max(0, len(str(count)) - 3), len(SIZES) - 1)]
+    known = []
+    for model in models:
+        told = structs.asdict(model.provenance) | {"notice": model.notice}
+        known.append(
+            {"stage": model.stage, "fingerprint": model.fingerprint} | {k: v for k, v in told.items() if v}
+        )
+    rows = (
+        (
+            m["stage"],
+            m.get("repository") or m.get("name") or m["fingerprint"],
+            m.get("commit", ""),
+            m.get("license", ""),
+        )
+        for m in known
+    )
+    return CARD.format(  # JSON is YAML
+        tasks=_json([task for column, task in TASKS.items() if column in filled]),
+        sizes=_json([size]),
+        models=_json(known),
+        table="\n".join(f"| {' | '.join(cell.replace('|', '/') for cell in cells)} |" for cells in rows),
+    )
+
+
+def _json(value: Any) -> str:
+    return msgspec.json.encode(value).decode()
