@@ -21,6 +21,7 @@ from datetime import UTC, date, datetime, timedelta
 from daemon.core.errors import VisiondError
 from daemon.search.entries import FIELDS, mark, separate
 
+_WRITTEN = {"state": str.lower}  # as in the ledger, or as in the index
 FILTERS = ("bin", "tag", "object", "inbox", "state", "reason")
 DATES = ("after", "before")
 STATES = ("done", "failed")
@@ -122,8 +123,7 @@ def parse(text: str) -> Query:
         if minus and name in (*FILTERS, *DATES):
             raise QueryError(f"-{name}: cannot be excluded; only words can, for example -draft.")
         if name in FILTERS:
-            found = value.lower() if name == "state" else value  # as in the ledger, or as in the index
-            filters[name] = (*filters.get(name, ()), found)
+            filters[name] = (*filters.get(name, ()), _WRITTEN.get(name, str)(value))
         elif name in DATES:
             days[name] = read_day(name, value)
         elif term := read_term(value, name, is_word=not phrase, excluded=bool(minus)):
