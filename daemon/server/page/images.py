@@ -61,6 +61,7 @@ class Images:
             Route("/images/{id:number}/like", self.like),
             Route("/images/{id:number}/result.json", self.result),
             Route("/images/{id:number}/made", self.made),
+            Route("/images/{id:number}/waits", self.waits),
             Route("/images/{id:number}/original", self.original),
             Route("/images/{id:number}/again", self.again, methods=["POST"]),
             Route("/pictures/{id:number}/{digest}/{size}", self.picture),
@@ -170,6 +171,11 @@ class Images:
         except NoPicture as error:
             values["problem"] = f"It cannot be read when it was made: {error}"
         return self._show(request, "made.html", values | {"is_whole": not request.headers.get("hx-request")})
+
+    async def waits(self, request: Request) -> Response:
+        """The page of an image that waits asks this again and again, and is loaded anew when its result is there."""
+        is_over = (await self._record(request)).status is not JobStatus.PENDING
+        return Response(status_code=204, headers={"HX-Refresh": "true"} if is_over else None)
 
     async def original(self, request: Request) -> Original:
         """The file itself: in the browser, or as a download."""

@@ -5,7 +5,9 @@ from __future__ import annotations
 import hashlib
 import html
 import io
+import os
 import re
+import signal
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
@@ -308,3 +310,23 @@ def test_a_picture_says_when_it_was_made_with_and_without_scripts(browser: Brows
             expect(tab.get_by_role("row", name="Camera")).to_contain_text("Canon EOS 5D")
             tab.get_by_role("link", name="Back to the image").click()
             expect(tab.locator("h1")).to_contain_text("taken.jpg")
+
+
+@needs_chromium
+def test_the_page_of_an_image_that_waits_shows_its_result_when_it_is_there(
+    browser: Browser, tmp_path: Path
+) -> None:
+    port = free_port()
+    place = Place(tmp_path, {"page": {"listen": f"127.0.0.1:{port}"}})
+    with Daemon(place) as daemon, opened(browser, f"http://127.0.0.1:{port}") as tab:
+        [worker] = daemon.workers()
+        os.kill(worker, signal.SIGSTOP)
+        place.drop("late.jpg", encode("JPEG"))
+        wait_for(lambda: place.rows("SELECT 1 FROM image"), "the image in the ledger")
+        with tab.expect_response("**/images/1/waits") as asked:
+            tab.goto("/images/1")
+        assert asked.value.headers.get("hx-refresh") is None
+        expect(tab.get_by_text("Pending: it waits to be processed.")).to_be_visible()
+        os.kill(worker, signal.SIGCONT)
+        expect(tab.get_by_role("heading", name="Time of each stage")).to_be_visible()
+        expect(tab.get_by_text("Pending:")).to_have_count(0)
