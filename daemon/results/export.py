@@ -137,6 +137,7 @@ def _list_holders(config: Config, file: Path) -> Iterator[str]:
         "failed": output.failed,
         "done": output.done,
         "bins": output.bins_folder,
+        **{f"the sink {sink}": folder for sink, folder in output.sink_folders.items()},
     }
     for name, folder in own.items():
         if here.is_within(Position.of(folder)):
