@@ -329,6 +329,12 @@ def find_shared_folders(config: Config) -> list[str]:
         for (one, here), (other, there) in itertools.combinations(inboxes, 2)
         if here.is_within(there) or there.is_within(here)
     ]
+    problems += [
+        f"output.results: {folder}, the folder of the sink {sink}, is inside {inbox}{how}; choose another place."
+        for sink, folder in config.output.sink_folders.items()
+        for inbox, there in inboxes
+        if Position.of(folder).is_within(there)
+    ]
     return [*problems, *_nested_folders(config, Position.of, Position.is_within, how)]
 
 

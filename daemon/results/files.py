@@ -14,6 +14,7 @@ from anyio import to_thread
 from daemon.config.loading import Config
 from daemon.config.state import SINK_FILES
 from daemon.core.errors import NotWritable
+from daemon.core.hints import command
 from daemon.core.jobs import JobStatus
 from daemon.core.sidecar import sidecar_paths
 from daemon.formats.answered import Answered
@@ -102,9 +103,38 @@ class FileSink:
             for record, known in zip(records, names, strict=True):
                 stem = os.path.splitext(record.path)[0]
                 known.insert(0, sidecar_paths(self._inbox(record), stem, suffix)[0])
-            with _open_owners(self._owners) as owners:
+            with self._open_owners() as owners:
                 names = [self._choose(owners, r.path, known) for r, known in zip(records, names, strict=True)]
         return [[os.path.join(self._folder, name) for name in known] for known in names]
+
+    @contextlib.contextmanager
+    def _open_owners(self) -> Iterator[sqlite3.Connection]:
+        """One transaction, on the disk at its end. Raises NotWritable; also if it is lost, as then an image would get the
+        name of another one's file."""
+        folder = os.fsdecode(self._folder)
+        try:
+            with contextlib.closing(sqlite3.connect(self._owners)) as connection:
+                connection.executescript(OWNERS)
+                known = connection.execute(
+                    "SELECT 1 FROM file WHERE sink = ? LIMIT 1", (self._sink,)
+                ).fetchone()
+                if not known and self._has_files():
+                    raise NotWritable(
+                        f"{folder} has files, and {self._owners} does not say of which images. Move that folder away; "
+                        f"`{command('export', '--format', self._sink, 'FOLDER')}` writes the files of all images."
+                    )
+                with connection:
+                    yield connection
+        except sqlite3.Error as error:
+            raise NotWritable(
+                f"{self._owners} cannot be used: {error}. It says which image has which file; if it is damaged, remove it, "
+                f"and move {folder} away."
+            ) from error
+
+    def _has_files(self) -> bool:
+        """Whether there are any for these inboxes; the folder may have those of other daemons too."""
+        folders = (os.path.join(self._folder, os.fsencode(name)) for name in self._inboxes.values())
+        return any(names for folder in folders for _, _, names in os.walk(folder))
 
     def _choose(self, owners: sqlite3.Connection, image: bytes, names: Sequence[bytes]) -> list[bytes]:
         """The first name that no other image has, and the last one, which is a digest of the image's path. The image that
@@ -119,21 +149,6 @@ class FileSink:
         return [own]
 
 
-@contextlib.contextmanager
-def _open_owners(file: Path) -> Iterator[sqlite3.Connection]:
-    """One transaction, on the disk at its end. Raises NotWritable."""
-    try:
-        with contextlib.closing(sqlite3.connect(file)) as connection:
-            connection.executescript(OWNERS)
-            with connection:
-                yield connection
-    except sqlite3.Error as error:
-        raise NotWritable(
-            f"{file} cannot be used: {error}. It says which image has which file; if it is damaged, remove it, and a new one "
-            "is made."
-        ) from error
-
-
 def _write(path: bytes, data: bytes) -> None:
     with os.fdopen(create(path), "wb") as file:
         file.write(data)
@@ -146,7 +161,11 @@ def _rename(temporary: bytes, paths: Sequence[bytes]) -> None:
         try:
             os.makedirs(os.path.dirname(path), exist_ok=True)
             os.rename(temporary, path)
-            return
         except OSError as error:
             if error.errno in DISK_TROUBLE or path == paths[-1]:
                 raise
+        else:
+            for other in paths:
+                if other != path:  # from when something else was possible
+                    unlink(other)
+            return

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import sqlite3
 from collections.abc import Sequence
@@ -14,7 +15,7 @@ from xml.etree import ElementTree
 import anyio
 import pytest
 
-from daemon.config.loading import parse
+from daemon.config.loading import find_shared_folders, parse
 from daemon.config.output import FILE_SINKS
 from daemon.config.state import SINK_FILES
 from daemon.core.errors import ConfigError, NotWritable
@@ -147,6 +148,38 @@ async def test_names_are_noted_before_files_have_them(tmp_path: Path) -> None:
     owners.close()
 
 
+async def test_if_it_is_not_known_whose_the_files_are_none_of_them_is_replaced(tmp_path: Path) -> None:
+    first, second = make_all(tmp_path, names=[b"a.jpg", b"a.png"])
+    other = make(tmp_path, b"a.jpg", "of another daemon", "x")
+    await make_sink(tmp_path, "captions", "x").append([other])
+    (tmp_path / "state" / SINK_FILES).unlink()
+    named = replace(first, inbox_path=os.fsencode(tmp_path / "iny"))
+    await make_sink(tmp_path, "captions", "y").append([named])
+    await make_sink(tmp_path, "captions", "x", "y").append([other])
+    (tmp_path / "state" / SINK_FILES).unlink()
+    folder = tmp_path / "results.captions"
+    with pytest.raises(
+        NotWritable, match=f"{folder} has files, and .*{SINK_FILES} does not say of which images"
+    ):
+        await make_sink(tmp_path, "captions").append([second])
+    assert texts_in(folder) == ["of another daemon\n", "picture 1\n"]
+    shutil.move(folder, tmp_path / "earlier")
+    await make_sink(tmp_path, "captions").append([second])
+    assert (folder / "a.txt").read_text() == "picture 2\n"
+
+
+async def test_when_what_was_in_the_way_is_gone_an_image_still_has_one_file(tmp_path: Path) -> None:
+    for sink in FILE_SINKS:
+        folder = tmp_path / f"results.{sink}"
+        [record] = make_all(tmp_path, names=[b"a.jpg"])
+        obstacle = folder / f"a{'' if PAGES[sink].replaces else '.jpg'}{PAGES[sink].suffix}"
+        obstacle.mkdir(parents=True)
+        await make_sink(tmp_path, sink).append([record])
+        obstacle.rmdir()
+        await make_sink(tmp_path, sink).append([record])
+        assert [*folder.iterdir()] == [obstacle]
+
+
 @pytest.mark.skipif(not shutil.which("exiftool"), reason="exiftool is not installed: make tools")
 @pytest.mark.parametrize("sink", ["xmp", "xmp-adobe"])
 async def test_exiftool_reads_the_caption_of_each_image(tmp_path: Path, sink: str) -> None:
@@ -173,6 +206,17 @@ def test_nothing_else_may_be_in_the_folder_of_such_a_sink(tmp_path: Path, taken:
     parse(tables, tmp_path)
     with pytest.raises(ConfigError, match=r"results\.xmp, the folder of the sink xmp; choose another place"):
         parse(tables | {"output": {"sinks": ["xmp"]}}, tmp_path)
+
+
+def test_the_folder_of_such_a_sink_is_no_inbox_through_a_link(tmp_path: Path) -> None:
+    """Files beside images, such as a.jpg.xmp, may be a person's."""
+    (tmp_path / "in").mkdir()
+    (tmp_path / "results.xmp").symlink_to("in")
+    without, config = (
+        parse({"inbox": [{"path": "in"}], "output": {"sinks": sinks}}, tmp_path) for sinks in ([], ["xmp"])
+    )
+    assert find_shared_folders(without) == []
+    assert "results.xmp, the folder of the sink xmp, is inside the inbox" in find_shared_folders(config)[0]
 
 
 def test_every_format_with_a_file_for_each_image_is_a_sink() -> None:
