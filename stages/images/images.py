@@ -44,9 +44,9 @@ class DecodeJpegs(Protocol):
 
 
 MAX_SIDE = 2**31 - 1  # the largest side that a PNG can have; more is a damaged header
-# The most that a byte can hold of a picture: in a PNG with one bit for each pixel, deflated at 1,032:1. A few formats hold
-# more, but only of a picture that is blank.
-BYTE_PIXELS = 10_000
+# The most that a byte can hold of a picture: in a TIFF of a fax (G4), where a blank row has one bit, and at most 62,500 pixels
+# here. A PNG has 8,256. WebP, AVIF and JPEG XL hold more, but only of a picture that is blank.
+BYTE_PIXELS = 500_000
 CALL_PIXELS = (
     200_000_000  # in a call of a GPU's decoder; with half of it, 12 megapixels each take an eighth longer
 )
@@ -97,11 +97,12 @@ def _check_size(width: int, height: int, file_bytes: int, limits: Limits) -> Non
     if not (0 < width <= MAX_SIDE and 0 < height <= MAX_SIDE):
         raise ImageError(Reason.HEADER, f"the header states an impossible size of {size} pixels")
     if width * height > limits.max_pixels:
-        if (
-            width * height > BYTE_PIXELS * file_bytes
-        ):  # a larger limit would only give memory to whoever made the header
+        # A larger limit would only give memory to whoever made the header.
+        if width * height > BYTE_PIXELS * file_bytes:
             claim = f"the header states {size} pixels, but the file has {file_bytes:,} bytes"
-            raise ImageError(Reason.HEADER, f"{claim}, too few for a picture of that size")
+            raise ImageError(
+                Reason.HEADER, f"{claim}, too few for a picture of that size, unless it is blank"
+            )
         problem = f"{size} is {width * height:,} pixels, max_pixels is {limits.max_pixels:,}"
         raise ImageError(Reason.PIXELS, f"{problem}. {_how_to_allow(width * height, limits)}")
     if max(width, height) > limits.max_aspect_ratio * min(width, height):

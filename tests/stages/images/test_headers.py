@@ -197,6 +197,14 @@ def test_a_header_that_claims_far_more_pixels_than_its_bytes_can_hold_is_damaged
     )
 
 
+def test_a_large_scan_of_a_blank_sheet_is_not_taken_for_a_damaged_one() -> None:
+    out = io.BytesIO()
+    Image.new("1", (19_866, 28_087), 1).save(out, "TIFF", compression="group4")  # A0, 600 dots per inch
+    with pytest.raises(ImageError, match="To allow it, set max_pixels = 557976342") as refused:
+        inspect(memoryview(out.getvalue()), LIMITS)
+    assert refused.value.reason is Reason.PIXELS
+
+
 def test_a_picture_of_900_million_pixels_is_refused_without_touching_them() -> None:
     data = memoryview(huge_png())
     assert len(data) < 1_000_000
