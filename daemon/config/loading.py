@@ -329,12 +329,6 @@ def find_shared_folders(config: Config) -> list[str]:
         for (one, here), (other, there) in itertools.combinations(inboxes, 2)
         if here.is_within(there) or there.is_within(here)
     ]
-    problems += [
-        f"output.results: {folder}, the folder of the sink {sink}, is inside {inbox}{how}; choose another place."
-        for sink, folder in config.output.sink_folders.items()
-        for inbox, there in inboxes
-        if Position.of(folder).is_within(there)
-    ]
     return [*problems, *_nested_folders(config, Position.of, Position.is_within, how)]
 
 
@@ -343,7 +337,8 @@ def _nested_folders(
 ) -> Iterator[str]:
     """One of the daemon's own folders in an inbox, or an inbox in one of these. find: where a folder is. how: it is there."""
     inboxes = [(inbox, find(inbox.path)) for inbox in config.inbox if not inbox.url]
-    for key, folder in _own_folders(config).items():
+    linked = {f'output.sinks "{sink}"': each for sink, each in config.output.sink_folders.items() if how}
+    for key, folder in (_own_folders(config) | linked).items():
         here = find(folder)
         for inbox, there in inboxes:
             holds = is_within(there, here)
