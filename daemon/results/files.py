@@ -48,6 +48,8 @@ class FileSink:
         folder = Path(os.fsdecode(self._folder))
         if why := describe_in_the_way(folder):
             return why
+        if self._page.replaces and (why := self._describe_owners()):
+            return why
         there = next(path for path in (folder, *folder.parents) if path.exists())
         return "" if os.access(there, os.W_OK | os.X_OK) else f"{there} is not writable for this user"
 
@@ -111,25 +113,45 @@ class FileSink:
     def _open_owners(self) -> Iterator[sqlite3.Connection]:
         """One transaction, on the disk at its end. Raises NotWritable; also if it is lost, as then an image would get the
         name of another one's file."""
-        folder = os.fsdecode(self._folder)
+        if why := self._describe_owners():
+            raise NotWritable(why)
         try:
             with contextlib.closing(sqlite3.connect(self._owners)) as connection:
                 connection.executescript(OWNERS)
-                known = connection.execute(
-                    "SELECT 1 FROM file WHERE sink = ? LIMIT 1", (self._sink,)
-                ).fetchone()
-                if not known and self._has_files():
-                    raise NotWritable(
-                        f"{folder} has files, and {self._owners} does not say of which images. Move that folder away; "
-                        f"`{command('export', '--format', self._sink, 'FOLDER')}` writes the files of all images."
-                    )
                 with connection:
                     yield connection
         except sqlite3.Error as error:
-            raise NotWritable(
-                f"{self._owners} cannot be used: {error}. It says which image has which file; if it is damaged, remove it, "
-                f"and move {folder} away."
-            ) from error
+            raise NotWritable(self._say_unusable(error)) from error
+
+    def _describe_owners(self) -> str:
+        """Why it is not known whose files there are; empty if it is, or if there are none."""
+        try:
+            is_known = self._owners.exists() and self._knows_some()
+        except sqlite3.Error as error:
+            return self._say_unusable(error)
+        if is_known or not self._has_files():
+            return ""
+        export = command("export", "--format", self._sink, "FOLDER")
+        return (
+            f"{os.fsdecode(self._folder)} has files, and {self._owners} does not say of which images. Move that folder away; "
+            f"`{export}` writes the files of all images"
+        )
+
+    def _knows_some(self) -> bool:
+        """Also as a user who may only read it. Raises sqlite3.Error."""
+        with contextlib.closing(sqlite3.connect(f"{self._owners.as_uri()}?mode=ro", uri=True)) as connection:
+            if not connection.execute(
+                "SELECT 1 FROM sqlite_master"
+            ).fetchone():  # a crash came before its first row
+                return False
+            asked = connection.execute("SELECT 1 FROM file WHERE sink = ? LIMIT 1", (self._sink,))
+            return asked.fetchone() is not None
+
+    def _say_unusable(self, error: sqlite3.Error) -> str:
+        return (
+            f"{self._owners} cannot be used: {error}. It says which image has which file; if it is damaged, remove it, and "
+            f"move {os.fsdecode(self._folder)} away"
+        )
 
     def _has_files(self) -> bool:
         """Whether there are any for these inboxes; the folder may have those of other daemons too."""

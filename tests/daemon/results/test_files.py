@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import sqlite3
 from collections.abc import Sequence
@@ -158,9 +159,9 @@ async def test_if_it_is_not_known_whose_the_files_are_none_of_them_is_replaced(t
     await make_sink(tmp_path, "captions", "x", "y").append([other])
     (tmp_path / "state" / SINK_FILES).unlink()
     folder = tmp_path / "results.captions"
-    with pytest.raises(
-        NotWritable, match=f"{folder} has files, and .*{SINK_FILES} does not say of which images"
-    ):
+    expected = f"{folder} has files, and .*{SINK_FILES} does not say of which images"
+    assert re.match(expected, make_sink(tmp_path, "captions").problem())
+    with pytest.raises(NotWritable, match=expected):
         await make_sink(tmp_path, "captions").append([second])
     assert texts_in(folder) == ["of another daemon\n", "picture 1\n"]
     shutil.move(folder, tmp_path / "earlier")
