@@ -133,15 +133,16 @@ def _list_holders(config: Config, file: Path) -> Iterator[str]:
                 yield f"the inbox {inbox.path}, where the daemon takes every file for a new one"
     output = config.output
     own = {
-        "results": output.results,
-        "failed": output.failed,
-        "done": output.done,
-        "bins": output.bins_folder,
-        **{f"the sink {sink}": folder for sink, folder in output.sink_folders.items()},
+        "for results of the daemon": output.results,
+        "for failed of the daemon": output.failed,
+        "for done of the daemon": output.done,
+        "for bins of the daemon": output.bins_folder,
+        "for the state of the daemon": config.state.path,
+        **{f"of the sink {sink}": folder for sink, folder in output.sink_folders.items()},
     }
-    for name, folder in own.items():
+    for whose, folder in own.items():
         if here.is_within(Position.of(folder)):
-            yield f"{folder}, the folder for {name} of the daemon"
+            yield f"{folder}, the folder {whose}"
 
 
 def _write_file(

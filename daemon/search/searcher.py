@@ -280,6 +280,8 @@ class Searcher:
     def _matrix(self) -> tuple[Path, int, int]:
         found = self.index.matrix(self._need_tower().spec.fingerprint)
         if found is None:
+            if not self.index.newest(parse("state:done"), NEWEST, 1):
+                raise SearchUnusable("no image has a result yet; search again when one has.")
             raise SearchUnusable(
                 "no image has an embedding of the model that is configured for the stage clip; search by words, or "
                 "bring the results up to date with `visiond redo --stale`."

@@ -283,7 +283,10 @@ async def _read_whole(request: Request) -> Parts:
         size += len(part)
         yield part
     if may_be_spoiled and size:
-        raise UploadRefused(415, f"The body is a form, or `curl -d` has sent it. {HOW_TO_SEND}")
+        raise UploadRefused(
+            415,
+            f"The body is a form, or `curl -d` has sent it, or the @ before the name of the file is missing. {HOW_TO_SEND}",
+        )
     yield None
 
 

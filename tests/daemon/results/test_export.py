@@ -764,7 +764,9 @@ async def test_images_whose_files_are_gone_or_have_changed_are_left_out_of_data_
         ("failed/coco", "{}/failed, the folder for failed"),
         ("done/a.csv", "{}/done, the folder for done"),
         ("bins/a.csv", "{}/bins, the folder for bins"),
-        ("results.xmp", "{}/results.xmp, the folder for the sink xmp"),
+        ("state/files.sqlite", "{}/state, the folder for the state"),
+        ("results.xmp/coco", "{}/results.xmp, the folder of the sink xmp"),
+        ("results.hocr/coco", ""),
         ("in.csv", ""),
         ("-", ""),
     ],
@@ -772,7 +774,17 @@ async def test_images_whose_files_are_gone_or_have_changed_are_left_out_of_data_
 def test_an_export_into_a_folder_of_the_daemon_is_refused_and_the_folder_named(
     tmp_path: Path, file: str, holder: str
 ) -> None:
-    for name in ("in", "flat/new", "results", "failed", "done", "bins"):
+    for name in (
+        "in",
+        "flat/new",
+        "results",
+        "failed",
+        "done",
+        "bins",
+        "state",
+        "results.xmp",
+        "results.hocr",
+    ):
         (tmp_path / name).mkdir(parents=True)
     (tmp_path / "link").symlink_to("in")
     inboxes = [{"path": "in", "name": "in"}, {"path": "flat", "name": "flat", "recursive": False}]

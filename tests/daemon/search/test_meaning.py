@@ -83,6 +83,17 @@ def test_a_model_that_is_away_is_named_and_used_once_it_is_back(place: Place, mo
     assert place.search.best(parse("a circle"), By.meaning).hits
 
 
+def test_that_no_image_has_a_result_is_said_rather_than_that_results_are_stale(
+    tmp_path: Path, model: Path
+) -> None:
+    changed = StageSpec("clip", "transformers", {"model": str(model)}, "clip-2")
+    with closing(Place(tmp_path, changed)) as empty:
+        assert empty.search.best(parse("a circle")).problem.startswith("no image has a result yet")
+        empty.add("a.jpg", "word")
+        empty.search.catch_up()
+        assert "redo --stale" in empty.search.best(parse("a circle")).problem
+
+
 def test_a_sentence_finds_the_image_that_shows_it(place: Place) -> None:
     for image, sentence in enumerate(SENTENCES, 1):
         best = place.search.best(parse(sentence), By.meaning).hits[0]
