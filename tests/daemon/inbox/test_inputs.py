@@ -81,7 +81,7 @@ def mix(folder: Path, copies: int, good: int, chance: random.Random, clip: Mappi
 
 def drop_what_is_no_image(place: Place) -> None:
     place.drop("notes.txt", b"just a note")
-    place.drop("Thumbs.db", b"\xd0\xcf\x11\xe0" + bytes(100))
+    place.drop("catalog.db", b"\xd0\xcf\x11\xe0" + bytes(100))
     for ignored in (".hidden.jpg", "upload.jpg.part", "~tmp.tmp", ".folder/a.jpg"):
         target = place.inbox() / ignored
         target.parent.mkdir(exist_ok=True)
@@ -131,7 +131,7 @@ def test_files_that_do_not_claim_to_be_images_and_irregular_files_are_skipped(
     not_regular = dict.fromkeys(
         (b"out.jpg", b"loop.jpg", b"folder-link", b"fifo.jpg", b"socket.jpg"), Reason.NOT_REGULAR.value
     )
-    not_images = dict.fromkeys((b"notes.txt", b"Thumbs.db"), Reason.NOT_AN_IMAGE.value)
+    not_images = dict.fromkeys((b"notes.txt", b"catalog.db"), Reason.NOT_AN_IMAGE.value)
     assert mixed[1].reasons("SKIPPED") == not_regular | not_images
 
 
