@@ -18,7 +18,7 @@ from daemon.core.messages import Item, Reply, Setup
 from daemon.monitoring.metrics import Metrics
 from daemon.workers import pool
 from daemon.workers.pool import Pool
-from daemon.workers.seat import Seat
+from daemon.workers.seat import QUICK_DEATHS, Seat
 from daemon.workers.slab import Slab
 from stages.contract.base import Limits
 from tests.daemon_process import PATIENCE, until
@@ -72,7 +72,7 @@ async def test_a_worker_that_cannot_be_started_is_tried_again_for_ever(
     def many() -> bool:
         nonlocal failures
         failures += capsys.readouterr().out
-        return failures.count("worker cannot be started") > 2 * pool.QUICK_DEATHS
+        return failures.count("worker cannot be started") > 2 * QUICK_DEATHS
 
     async with running() as seat:
         await until(many)
