@@ -8,6 +8,7 @@ from datetime import UTC, datetime
 
 import structlog
 
+from daemon.core.hints import command
 from daemon.core.messages import Beat, Setup
 from daemon.monitoring.snapshot import WorkerState
 from daemon.workers.mps import MpsServer
@@ -89,7 +90,9 @@ class Seat:
             worker=worker.name,
             device=self.device,
             faults=worker.wrong,
-            suspect_since=datetime.fromtimestamp(since, UTC).isoformat(timespec="seconds") if since else "",
+            redo=command("redo", "--since", datetime.fromtimestamp(since, UTC).isoformat(timespec="seconds"))
+            if since
+            else "nothing: no worker of this seat has had images since the start",
         )
 
     def describe(self) -> WorkerState:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from datetime import datetime
+from datetime import UTC, datetime
 from pathlib import Path
 
 from tests.daemon_process import Daemon, Place, counts_of
@@ -57,8 +57,8 @@ def test_a_worker_with_wrong_answers_is_replaced_and_no_image_is_blamed(tmp_path
         daemon.wait_idle(120)
         assert event["device"] == "cpu"
         assert event["faults"]["clip"] == "it gives the same embedding for different images"
-        since = datetime.fromisoformat(event["suspect_since"])
-        assert since <= datetime.fromisoformat(event["timestamp"])
+        since = event["redo"].removeprefix("visiond redo --since ").split()[0]
+        assert datetime.fromisoformat(since) <= datetime.fromisoformat(event["timestamp"])
         assert daemon.metric("visiond_canary_failures_total", device="cpu", stage="clip") >= 1
         assert daemon.metric("visiond_worker_restarts_total", device="cpu", reason="wrong") >= 1
     assert counts_of(place) == {"DONE": 120}
@@ -89,3 +89,23 @@ def test_the_reference_outlives_the_daemon(tmp_path: Path) -> None:
     place.drop_many(range(20, 40))
     with Daemon(place, **environment) as daemon:
         assert daemon.wait_event(WRONG)["faults"].keys() >= {"clip"}
+
+
+def test_results_that_were_wrong_are_made_again_although_the_models_are_the_same(tmp_path: Path) -> None:
+    place, (file, environment) = Place(tmp_path), make_breakable(tmp_path)
+    site = tmp_path / "site" / "sitecustomize.py"
+    site.write_text(site.read_text().replace("canary.PAUSE_SECONDS, canary.SHARE = 0.05, 1", ""))
+    with Daemon(place, **environment) as daemon:
+        place.drop_many(range(6))
+        daemon.wait_idle(6)
+        began = datetime.now(UTC).isoformat()
+        file.touch()
+        place.drop_many(range(6, 12))
+        daemon.wait_idle(12)
+        assert place.judge().wrong
+        file.unlink()
+        done = place.command("redo", "--since", began)
+        assert (done.returncode, done.stdout) == (0, "6 images pending again\n"), done.stderr
+        daemon.wait_idle(18)
+        assert "damaged" not in daemon.log_text()
+    place.assert_kept(DONE=12)
