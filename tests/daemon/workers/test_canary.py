@@ -351,6 +351,23 @@ def test_an_error_that_does_not_come_again_is_no_fault(monkeypatch: pytest.Monke
     assert not failures
 
 
+def test_answers_that_an_error_hindered_once_are_in_the_reference(monkeypatch: pytest.MonkeyPatch) -> None:
+    chain, canary, _ = open_fake("ocr", "yolo")
+    with monkeypatch.context() as broken:
+        broken.setattr(chain.stages[1], "run", fail(chain.stages[1].run))
+        assert canary.look() == {}
+    assert canary.look() == {}
+    assert [set(answers) for answers in canary._reference] == [{"ocr", "yolo"}] * PICTURES
+
+
+def test_a_stage_that_can_never_process_a_known_picture_is_no_fault(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One of a plug-in, perhaps for faces only. The others have a reference."""
+    chain, canary, _ = open_fake("ocr", "yolo")
+    monkeypatch.setattr(chain.stages[1], "run", fail(chain.stages[1].run))
+    assert [canary.look() for _ in range(3)] == [{}] * 3
+    assert [set(answers) for answers in canary._reference] == [{"ocr"}] * PICTURES
+
+
 @pytest.mark.parametrize("damage", [b"", b"{", b'{"worker": 1}'])
 def test_a_damaged_reference_is_replaced(tmp_path: Path, damage: bytes) -> None:
     _, canary, _ = open_fake(references=str(tmp_path))
