@@ -36,10 +36,8 @@ class Setup(msgspec.Struct, tag="setup", frozen=True):
     cascade: Thresholds | None  # if set, later stages are skipped once a bin is decided
     pipeline: list[str] = []  # the stages of all segments
     cores: list[int] = []  # on which the worker runs; empty: on any
-    rehearse: bool = False  # each thread runs the known pictures before the first image
-    references: str = (
-        ""  # the folder of the first answers of models to the known pictures; empty: they are not kept
-    )
+    rehearse: bool = False  # each thread runs the known images before the first image
+    references: str = ""  # the folder where first answers to the known images are kept; empty: nowhere
     group_pixels: int = LEAST_GROUP_PIXELS  # of a batch, decoded at once
 
 
@@ -55,7 +53,7 @@ class Ready(msgspec.Struct, tag="ready", frozen=True):
 
 
 class Looked(msgspec.Struct, tag="looked", frozen=True):
-    """The worker has looked at its answers to the known pictures. wrong: by stage; after that it leaves."""
+    """The worker has looked at its answers to the known images. wrong: by stage; after that it leaves."""
 
     wrong: dict[str, str]
 

@@ -1,4 +1,4 @@
-"""The canary: a worker runs known pictures through its whole chain, from their bytes on, and looks at the answers.
+"""The canary: a worker runs known images through its whole chain, from their bytes on, and looks at the answers.
 
 A broken GPU, driver or library may give wrong answers without an error. So this happens in each thread before its first
 image, if the setup says so, and again and again between two batches. It costs at most a thousandth of the work: see `is_due`.
@@ -19,17 +19,17 @@ import msgspec
 from daemon.core.messages import Batch, Item, Setup
 from daemon.workers.chain import Chain
 from daemon.workers.judging import find_faults
-from daemon.workers.pictures import VERSION, draw_known
+from daemon.workers.known_images import VERSION, draw_known
 from stages.contract.base import Reason
 from stages.contract.files import read_file
 
 PAUSE_SECONDS = 50.0  # at least, between two looks: so a fault is noticed within a minute
-SHARE = 1000  # images of work for each known picture
+SHARE = 1000  # images of work for each known image
 REPEATS = 16  # images in a row with the very same answer of a stage, which make it suspicious
 
 
 class Reference(msgspec.Struct, frozen=True):
-    """The first answers of these models to the known pictures that were not wrong in themselves: JSON by stage."""
+    """The first answers of these models to the known images that were not wrong in themselves: JSON by stage."""
 
     worker: str  # that gave them
     answers: list[dict[str, msgspec.Raw]]
@@ -37,7 +37,7 @@ class Reference(msgspec.Struct, frozen=True):
 
 
 class Canary:
-    """The known pictures of one worker. Its threads share it."""
+    """The known images of one worker. Its threads share it."""
 
     def __init__(self, chain: Chain, clock: Callable[[], float] = time.monotonic) -> None:
         """clock: seconds."""
@@ -92,7 +92,7 @@ class Canary:
         with self._lock:
             wrong = find_faults(specs, answers, [], sizes)
             is_complete = all(len(said) == len(specs) for said in answers)
-            # A stage may be unable to process a known picture; or what hindered it passes, and its answers are known then.
+            # A stage may be unable to process a known image; or what hindered it passes, and its answers are known then.
             if not (wrong or self._reference) and (is_complete or self._looked):
                 self._reference = self._agree(answers)
             self._looked = True
@@ -110,7 +110,7 @@ class Canary:
 
 
 def digest_models(setup: Setup) -> str:
-    """Of what decides the answers to the known pictures: the models, and the size of the pictures."""
+    """Of what decides the answers to the known images: the models, and the size of the pictures."""
     fingerprints = [[spec.name, spec.backend, spec.fingerprint] for spec in setup.stages]
     decisive = [VERSION, setup.limits.max_pixels, fingerprints]
     return hashlib.sha256(msgspec.json.encode(decisive)).hexdigest()[:16]

@@ -31,7 +31,7 @@ from daemon.core.messages import (
     Setup,
     StageRun,
 )
-from daemon.workers.pictures import draw_page
+from daemon.workers.known_images import draw_page
 from stages.contract.base import (
     DeviceLost,
     Header,
@@ -62,7 +62,7 @@ class InFlight:
     header: Header | None = None
     image: Image | None = None
     error: ImageError | None = None
-    is_known: bool = False  # a known picture: all stages run
+    is_known: bool = False  # a known image: all stages run
     payloads: dict[str, bytes] = field(default_factory=dict)
     outputs: dict[str, Output] = field(default_factory=dict)
 
@@ -147,7 +147,7 @@ class Chain:
 
     def run(self, batch: Batch, slab: memoryview | None = None, *, whole: bool = False) -> Reply:
         """Take every image through every stage that it still needs. slab: in place of that of the user's images.
-        whole: these are known pictures: every stage runs, also in mode cascade.
+        whole: these are known images: every stage runs, also in mode cascade.
         Raises DeviceLost when this process can do no more work."""
         entries = [self._open(item, slab or self._slab) for item in batch.items]
         for entry in entries:

@@ -150,7 +150,7 @@ def _work(
 
 
 def _look(channel: Channel, canary: Canary) -> None:
-    """Run the known pictures. If answers are wrong, so may be those to images, and the worker leaves."""
+    """Run the known images. If answers are wrong, so may be those to images, and the worker leaves."""
     wrong = canary.look()
     channel.send(Looked(wrong))
     if wrong:

@@ -1,4 +1,4 @@
-"""Whether a worker's answers to the known pictures can be right: pure functions.
+"""Whether a worker's answers to the known images can be right: pure functions.
 
 Some answers are wrong in themselves, as one embedding for all pictures. The others are compared with a reference: the first
 answers of the same models. A false alarm stops a healthy GPU, so only gross differences count: answers differ a little

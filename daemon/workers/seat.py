@@ -40,9 +40,7 @@ class Seat:
     )
     rests: int = 0  # in a row, without STEADY_BATCHES between them
     peak_bytes: int = 0  # the most that a worker of this seat had reserved
-    looked_at: float = (
-        0.0  # Unix seconds, when an earlier worker last found its answers to known images right
-    )
+    looked_at: float = 0.0  # Unix seconds, when an earlier worker last found its answers right
     ready_at: float = 0.0  # Unix seconds; 0: no worker of this seat was ready yet
 
     def __post_init__(self) -> None:

@@ -18,7 +18,7 @@ import msgspec
 
 from daemon.core.messages import Batch, Item, Setup
 from daemon.workers.chain import Answers, BatchCost, Chain, Input
-from daemon.workers.pictures import draw_page
+from daemon.workers.known_images import draw_page
 from stages.contract.base import DeviceLost, Limits, OutOfMemory, StageSpec, StageUnusable
 from stages.contract.processes import die_with
 from stages.registry import registry

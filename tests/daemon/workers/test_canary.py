@@ -15,7 +15,7 @@ import torch
 from daemon.core.messages import Batch, Item, Setup
 from daemon.workers.canary import PAUSE_SECONDS, REPEATS, SHARE, Canary, read_reference
 from daemon.workers.chain import Chain
-from daemon.workers.pictures import draw_known
+from daemon.workers.known_images import draw_known
 from stages.clip.embeddings import encode_embedding
 from stages.contract.base import Image, ImageError, Limits, OutOfMemory, Reason, StageSpec
 from stages.contract.binning import Thresholds
@@ -377,7 +377,7 @@ def test_answers_that_an_error_hindered_once_are_in_the_reference(monkeypatch: p
     assert [set(answers) for answers in canary._reference] == [{"ocr", "yolo"}] * PICTURES
 
 
-def test_a_stage_that_can_never_process_a_known_picture_is_no_fault(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_stage_that_can_never_process_a_known_image_is_no_fault(monkeypatch: pytest.MonkeyPatch) -> None:
     """One of a plug-in, perhaps for faces only. The others have a reference."""
     chain, canary, _ = open_fake("ocr", "yolo")
     monkeypatch.setattr(chain.stages[1], "run", fail(chain.stages[1].run))
@@ -411,7 +411,7 @@ def test_other_models_have_another_reference(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("most", [100_000_000, 600_000, 1])
-def test_no_known_picture_is_larger_than_an_image_may_be(most: int) -> None:
+def test_no_known_image_is_larger_than_an_image_may_be(most: int) -> None:
     limits = Limits(max_pixels=most)
     headers = [inspect(memoryview(file), limits) for file in draw_known(limits)]
     assert {header.format for header in headers} == {"JPEG", "PNG"}, "both ways to decode"

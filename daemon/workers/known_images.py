@@ -1,4 +1,4 @@
-"""The known pictures: drawn, not kept as files, so that each stage and each decoder has work.
+"""The known images: drawn, not kept as files, so that each stage and each decoder has work.
 
 They differ in size, format, color and content: a page of text, signs as on a street, and a few shapes.
 """
@@ -31,7 +31,7 @@ def draw_page(limits: Limits) -> bytes:
 
 @cache
 def draw_known(limits: Limits) -> tuple[bytes, ...]:
-    """All known pictures, as files. The PNG is decoded on the host, also where JPEGs are decoded by a GPU."""
+    """All known images, as files. The PNG is decoded on the host, also where JPEGs are decoded by a GPU."""
     return draw_page(limits), _draw_signs(limits), _draw_shapes(limits)
 
 
