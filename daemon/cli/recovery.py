@@ -7,6 +7,7 @@ import re
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
+from datetime import datetime
 from functools import partial
 from pathlib import Path
 from types import MappingProxyType
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
     from daemon.config.loading import Config
     from daemon.maintenance.rebuild import SidecarState
 
+TIMES = ["%Y-%m-%d", "%Y-%m-%dT%H:%M", "%Y-%m-%dT%H:%M:%S", "%Y-%m-%dT%H:%M:%S%z", "%Y-%m-%dT%H:%M:%S.%f%z"]
 UNITS = {"h": 3600.0, "d": 86_400.0, "w": 7 * 86_400.0, "y": 365 * 86_400.0}
 
 
@@ -105,25 +107,34 @@ def redo(
             help="Queue the images whose result would change: other models, options, thresholds or rule.",
         ),
     ] = False,
+    since: Annotated[
+        datetime | None,
+        typer.Option(
+            metavar="TIME",
+            help="Queue the images with results of this time or later, and run all models again: their answers may be wrong.",
+            formats=TIMES,
+        ),
+    ] = None,
     config: ConfigOption = None,
 ) -> None:
     """Process finished images again with the current configuration.
 
-    Results of models that have not changed are reused. Each image keeps its
-    result until the new one replaces it. Works with or without a running
-    daemon.
+    Results of models that have not changed are reused, except with --since.
+    Each image keeps its result until the new one replaces it. Works with or
+    without a running daemon.
 
     Examples:
       visiond redo --stale
       visiond redo inbox/a.jpg 17
+      visiond redo --since 2026-11-29T18:30:00+00:00
     """
     from daemon.ledger.records import open_reader
-    from daemon.maintenance.redo import choose, choose_stale
+    from daemon.maintenance.redo import choose, choose_newer, choose_stale
     from daemon.terminal import control
 
     settings = read_config(config)
-    if bool(images) + every + stale != 1:
-        raise typer.BadParameter("use exactly one of: image names, --all, --stale")
+    if bool(images) + every + stale + bool(since) != 1:
+        raise typer.BadParameter("use exactly one of: image names, --all, --stale, --since")
     with open_reader(settings) as reader, Progress("images", after=LATE_SECONDS) as progress:
         if images:
             named = [control.find_ended(reader, name, JobStatus.DONE) for name in images]
@@ -133,10 +144,14 @@ def redo(
             choice = (
                 choose_stale(reader, settings, progress.track)
                 if stale
-                else choose(progress.track(reader.newest_done(with_results=False)), settings)
+                else choose(
+                    choose_newer(progress.track(reader.newest_done(with_results=False)), since), settings
+                )
             )
         progress.begin("images", len(choice.ids))
-        queued = control.put_back(settings, JobStatus.DONE, choice.ids, progress.step)
+        queued = control.put_back(
+            settings, JobStatus.DONE, choice.ids, progress.step, distrust=since is not None
+        )
         if choice.lost:  # from now on they are not counted as outdated
             control.note_lost(settings, choice.lost)
     print_put_back(queued, len(set(choice.ids)))

@@ -24,12 +24,13 @@ NAMES = "inboxes.json"
 PROFILE = "tuning.json"  # what `visiond tune` measured
 TUNING = "tuning-"  # how the folders begin in which it works
 KERNELS = "kernels"  # compiled for the GPU, so that only the first start compiles them
+CANARY = "canary"  # the first answers of models to known images
 PICTURES = "pictures"  # small ones, for the page; may be deleted
 PAGE_TOKEN = "page.token"  # for changes by the page
 SINK_FILES = "files.sqlite"  # which image has which file of a sink
 SEARCH = "search"  # made from the ledger; may be deleted
 OWN = (  # in addition to the ledger
-    IDENTITY, CONTROL, LOCK, DIARY, NAMES, PROFILE, TUNING, KERNELS, PICTURES, PAGE_TOKEN, SINK_FILES, SEARCH,
+    IDENTITY, CONTROL, LOCK, DIARY, NAMES, PROFILE, TUNING, KERNELS, CANARY, PICTURES, PAGE_TOKEN, SINK_FILES, SEARCH,
 )  # fmt: skip
 SOCKET_BYTES = 107  # unix(7)
 FLOCK = "hhqqi4x"  # struct flock of fcntl(2), on 64 bits

@@ -212,6 +212,7 @@ class Loss(StrEnum):
     LOAD = "load"  # lost before it was ready
     SHARING = "sharing"  # a worker was lost that shared its GPU
     MEMORY = "memory"  # its GPU had too little memory for it
+    WRONG = "wrong"  # its answers to known images were wrong
 
 
 class Refusal(StrEnum):

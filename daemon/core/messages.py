@@ -1,8 +1,8 @@
 """The protocol between the daemon and a worker: length-prefixed msgpack over one socket for each worker.
 
 A worker gets a `Setup`, sends `Loaded` for each stage, then `Ready`. After that it gets one `Batch` at a time
-for each of its threads and answers each with a `Reply`. The bytes of images are not sent: an `Item` names a
-range of the shared slab.
+for each of its threads and answers each with a `Reply`. In between it sends `Looked` (daemon/workers/canary.py).
+The bytes of images are not sent: an `Item` names a range of the shared slab.
 """
 
 from __future__ import annotations
@@ -36,7 +36,8 @@ class Setup(msgspec.Struct, tag="setup", frozen=True):
     cascade: Thresholds | None  # if set, later stages are skipped once a bin is decided
     pipeline: list[str] = []  # the stages of all segments
     cores: list[int] = []  # on which the worker runs; empty: on any
-    rehearse: bool = False  # each thread runs a test page before the first image
+    rehearse: bool = False  # each thread runs the known images before the first image
+    references: str = ""  # the folder where first answers to the known images are kept; empty: nowhere
     group_pixels: int = LEAST_GROUP_PIXELS  # of a batch, decoded at once
 
 
@@ -49,6 +50,12 @@ class Loaded(msgspec.Struct, tag="loaded", frozen=True):
 
 class Ready(msgspec.Struct, tag="ready", frozen=True):
     load_seconds: dict[str, float]  # by stage
+
+
+class Looked(msgspec.Struct, tag="looked", frozen=True):
+    """The worker has looked at its answers to the known images. wrong: by stage; after that it leaves."""
+
+    wrong: dict[str, str]
 
 
 class Output(msgspec.Struct, array_like=True, frozen=True):
@@ -122,7 +129,7 @@ class Stop(msgspec.Struct, tag="stop", frozen=True):
 
 
 ToWorker = Setup | Batch | Stop
-FromWorker = Loaded | Ready | Reply | Beat | Farewell
+FromWorker = Loaded | Looked | Ready | Reply | Beat | Farewell
 
 decode_to_worker: Callable[[bytes], ToWorker] = msgspec.msgpack.Decoder(ToWorker).decode
 decode_from_worker: Callable[[bytes], FromWorker] = msgspec.msgpack.Decoder(FromWorker).decode

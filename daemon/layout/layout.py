@@ -18,7 +18,7 @@ import msgspec
 
 from daemon.config.loading import Config
 from daemon.config.second_look import SecondLook
-from daemon.config.state import KERNELS
+from daemon.config.state import CANARY, KERNELS
 from daemon.config.values import GROUP, members_of
 from daemon.core.errors import ConfigError, HubUnavailable, ModelsUnusable
 from daemon.core.hints import command
@@ -203,6 +203,7 @@ class Layout:
             cascade=self.config.binning.thresholds() if settings.mode == "cascade" else None,
             pipeline=self.config.stage_names,
             cores=self.cores.near.get(first, []),
+            references=str(self.config.state.path / CANARY),
             group_pixels=size_groups(
                 [gpu for gpu in self.gpus if gpu.device in members_of(device)],
                 workers * settings.threads_per_worker,

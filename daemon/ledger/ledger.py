@@ -330,10 +330,16 @@ class Ledger:
         return [(id, location, Version(*version)) for id, location, *version in rows]
 
     async def put_back(
-        self, status: JobStatus, ids: Collection[int], changed: Mapping[int, Version] = NONE_CHANGED
+        self,
+        status: JobStatus,
+        ids: Collection[int],
+        changed: Mapping[int, Version] = NONE_CHANGED,
+        *,
+        distrust: bool = False,
     ) -> int:
         """Make images that are FAILED, or DONE, PENDING again with a fresh set of attempts; returns how many.
-        One that was DONE keeps its result until it has a new one. changed: files that have this version now."""
+        One that was DONE keeps its result until it has a new one. changed: files that have this version now.
+        distrust: their results may be wrong, and are not used again."""
         unpacking = None if self._unpacking is None else msgspec.json.encode(self._unpacking).decode()
         rows = [{"id": number, "status": status, "unpacking": unpacking, **PRIORITIES} for number in ids]
 
@@ -341,7 +347,10 @@ class Ledger:
             connection.executemany(SQL["forget_lost"], [(number,) for number in ids])
             renewed = [(version.size, version.mtime_ns, number) for number, version in changed.items()]
             connection.executemany(SQL["renew"], renewed)
-            return sum(connection.execute(SQL["put_back"], row).rowcount for row in rows)
+            back = [row for row in rows if connection.execute(SQL["put_back"], row).rowcount]
+            if distrust:
+                connection.executemany(SQL["distrust"], [{"id": row["id"]} for row in back])
+            return len(back)
 
         return await self._soon(self._ask(work))
 

@@ -6,6 +6,7 @@ import os
 from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
+from datetime import datetime
 
 from daemon.config.loading import Config
 from daemon.core.jobs import Attempt, Content, Job
@@ -47,6 +48,12 @@ def choose(records: Iterable[Record], config: Config) -> Choice:
         else:
             choice.ids.append(record.id)
     return choice
+
+
+def choose_newer(records: Iterable[Record], since: datetime | None) -> Iterable[Record]:
+    """Those with results of this time or later, or all; without a time zone it is local time."""
+    least = since.timestamp() if since else 0.0
+    return (record for record in records if (record.finished_at or 0.0) >= least)
 
 
 def choose_stale(

@@ -259,6 +259,16 @@ class Series:
         self.worker_restarts = counter(
             "visiond_worker_restarts", "Workers that were replaced.", ["device", "reason"]
         )
+        self.canary_failures = counter(
+            "visiond_canary_failures",
+            "Times that a worker found its answers to known images wrong.",
+            ["device", "stage"],
+        )
+        self.canary_success = gauge(
+            "visiond_canary_last_success_timestamp_seconds",
+            "When a worker last found its answers to known images right.",
+            ["worker"],
+        )
         self.model_load_seconds = gauge(
             "visiond_model_load_seconds", "Time that a stage's model last took to load.", ["device", "stage"]
         )
@@ -352,7 +362,7 @@ class Series:
     def begin_devices(self, stages: Collection[str], devices: Collection[str]) -> None:
         for metric in (self.device_batches, self.device_batch_images):
             begin(metric, devices)
-        for metric in (self.device_stage_images, self.device_stage_seconds):
+        for metric in (self.device_stage_images, self.device_stage_seconds, self.canary_failures):
             begin(metric, devices, stages)
         begin(self.device_workers, devices, STATES)
 
@@ -365,7 +375,7 @@ class Series:
         return [
             *(self.wait_seconds, self.reused, self.batch_images, self.stage_seconds, self.stage_images),
             *(self.out_of_memory, self.worker_restarts, self.model_load_seconds),
-            *(self.worker_memory, self.worker_gpu_memory),
+            *(self.worker_memory, self.worker_gpu_memory, self.canary_failures, self.canary_success),
             *(self.device_stage_images, self.device_stage_seconds),
             *(self.device_batches, self.device_batch_images),
         ]

@@ -178,13 +178,15 @@ class Station:
         )
 
     def measure(self) -> None:
-        """Update the gauges of the workers' memory."""
+        """Update the gauges of the workers."""
         for seat in [seat for lane in self.lanes for seat in lane.pool.seats]:
             if seat.worker and seat.worker.loaded:
                 beat, name = seat.worker.beat, seat.setup.name
                 self._metrics.worker_memory.labels(name).set(beat.resident_bytes)
                 self._metrics.worker_gpu_memory.labels(name, "used").set(beat.device_used_bytes)
                 self._metrics.worker_gpu_memory.labels(name, "peak").set(beat.device_peak_bytes)
+                if looked_at := seat.worker.looked_at:
+                    self._metrics.canary_success.labels(name).set(looked_at)
 
     # 1. The bytes of jobs come into the slab, once.
 

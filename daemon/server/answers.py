@@ -173,13 +173,15 @@ class Answers:
         return answer_json(await self._status.complete_snapshot())
 
     async def put_back(self, request: Request) -> Response:
-        """Queue at most PUT_BACK_IMAGES images of one status again. Anything else is refused with a sentence."""
+        """Queue at most PUT_BACK_IMAGES images of one status again. Anything else is refused with a sentence. With
+        ?distrust=1 their results are not used again."""
         name = request.path_params["status"]
         if name not in PUT_BACK:
             known = " or ".join(PUT_BACK)
             raise HTTPException(404, f"images that are {name} cannot be queued again, only {known}")
         ids = await _read_ids(request)
-        return answer_json({"images": await self._status.put_back(JobStatus[name], ids)})
+        distrust = request.query_params.get("distrust") == "1"
+        return answer_json({"images": await self._status.put_back(JobStatus[name], ids, distrust=distrust)})
 
     async def note_lost(self, request: Request) -> Response:
         """A redo could not read the files of these images."""

@@ -236,9 +236,9 @@ class Status:
         self._count_again_at = 0.0
         return images
 
-    async def put_back(self, status: JobStatus, ids: list[int]) -> int:
-        """Set images of this status to PENDING; returns how many have changed."""
-        images = await self._pipeline.ledger.put_back(status, ids)
+    async def put_back(self, status: JobStatus, ids: list[int], *, distrust: bool = False) -> int:
+        """Set images of this status to PENDING; returns how many have changed. distrust: as `Ledger.put_back`."""
+        images = await self._pipeline.ledger.put_back(status, ids, distrust=distrust)
         self._count_again_at = 0.0
         self._counts.put_back(status, images)
         self._pipeline.wake()

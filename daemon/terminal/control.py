@@ -198,15 +198,21 @@ def find_ended(reader: Reader, name: str, status: JobStatus, verb: str = "redo")
 
 
 def put_back(
-    config: Config, status: JobStatus, ids: list[int], step: Callable[[int], None] = lambda done: None
+    config: Config,
+    status: JobStatus,
+    ids: list[int],
+    step: Callable[[int], None] = lambda done: None,
+    *,
+    distrust: bool = False,
 ) -> int:
     """Set images of this status to PENDING: by the daemon, as only it may write its ledger,
-    or here if none is running. step: called with the number of images that were named so far."""
+    or here if none is running. step: called with the number of images that were named so far. distrust: their results may
+    be wrong, and are not used again."""
 
     async def here(ledger: Ledger, chunk: list[int]) -> int:
-        return await ledger.put_back(status, chunk)
+        return await ledger.put_back(status, chunk, distrust=distrust)
 
-    return _change(config, f"/put-back/{status.name}", ids, here, step)
+    return _change(config, f"/put-back/{status.name}{'?distrust=1' if distrust else ''}", ids, here, step)
 
 
 def note_lost(config: Config, ids: list[int]) -> None:

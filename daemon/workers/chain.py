@@ -7,7 +7,6 @@ the faulty image is alone. After the device's memory was too small, batches are 
 from __future__ import annotations
 
 import gc
-import io
 import math
 import sys
 import time
@@ -16,7 +15,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from functools import cache, partial
+from functools import partial
 from typing import Any, TypeVar
 
 import msgspec
@@ -32,12 +31,12 @@ from daemon.core.messages import (
     Setup,
     StageRun,
 )
+from daemon.workers.known_images import draw_page
 from stages.contract.base import (
     DeviceLost,
     Header,
     Image,
     ImageError,
-    Limits,
     OutOfMemory,
     Reason,
     Result,
@@ -63,6 +62,7 @@ class InFlight:
     header: Header | None = None
     image: Image | None = None
     error: ImageError | None = None
+    is_known: bool = False  # a known image: all stages run
     payloads: dict[str, bytes] = field(default_factory=dict)
     outputs: dict[str, Output] = field(default_factory=dict)
 
@@ -112,6 +112,9 @@ class Chain:
         self.stages: list[Stage] = []
         self._decode: Callable[[Sequence[InFlight]], Answers] | None = None
         self._allowances: defaultdict[str, Allowance] = defaultdict(Allowance)
+        # By stage: the last answer, and how many images in a row had the very same one. Threads may miscount a little.
+        self._last: dict[str, bytes] = {}
+        self.repeats: dict[str, int] = {}
 
     def load(self, report: Callable[[Loaded], None] = lambda _: None) -> dict[str, float]:
         """Build and load every stage, and report each; returns the seconds of each."""
@@ -135,26 +138,20 @@ class Chain:
 
     def _open_jpeg_decoder(self) -> None:
         """Open the GPU's decoder while the models load: the driver does that for one process after another, even on
-        different GPUs. Errors are ignored, because `rehearse` decodes the same page again."""
+        different GPUs. Errors are ignored, because the canary decodes the same page again."""
         from stages.images.devices import run_in_background
         from stages.images.images import find_jpeg_decoder, open_jpeg_decoder
 
         find_jpeg_decoder()  # imports torchvision, as some models do: two threads must not do so at once
         run_in_background(partial(open_jpeg_decoder, draw_page(self.setup.limits), self.setup.device))
 
-    def rehearse(self) -> None:
-        """Run a test page in each thread before the first image, if the setup says so. By then the GPU's
-        libraries have set up what they need for the thread, and a broken device has killed its worker before
-        any of the user's images is suspected.
-        """
-        if self.setup.rehearse:
-            page = draw_page(self.setup.limits)
-            self.run(Batch(0, [Item(0, len(page), {})]), memoryview(page))
-
-    def run(self, batch: Batch, slab: memoryview | None = None) -> Reply:
-        """Take every image through every stage that it still needs.
+    def run(self, batch: Batch, slab: memoryview | None = None, *, whole: bool = False) -> Reply:
+        """Take every image through every stage that it still needs. slab: in place of that of the user's images.
+        whole: these are known images: every stage runs, also in mode cascade.
         Raises DeviceLost when this process can do no more work."""
         entries = [self._open(item, slab or self._slab) for item in batch.items]
+        for entry in entries:
+            entry.is_known = whole
         tally = BatchCost()
         for group in _groups(entries, self._allowances[DECODING].most, self.setup.group_pixels):
             self._run_group(group, tally)
@@ -202,7 +199,7 @@ class Chain:
         if entry.error or entry.image is None:
             return []
         cascade = self.setup.cascade
-        if cascade and is_decided(entry.payloads, cascade, self.setup.pipeline):
+        if cascade and not entry.is_known and is_decided(entry.payloads, cascade, self.setup.pipeline):
             return []
         return [stage for stage in self.stages if stage.name not in entry.payloads]
 
@@ -250,6 +247,9 @@ class Chain:
         image.results[stage.name] = answer
         entry.payloads[stage.name] = payload
         entry.outputs[stage.name] = Output(payload, seconds)
+        if not entry.is_known:
+            repeats = self.repeats.get(stage.name, 0) if self._last.get(stage.name) == payload else 0
+            self.repeats[stage.name], self._last[stage.name] = repeats + 1, payload
 
     def _ask(
         self, what: str, run: Callable[[Sequence[Input]], Answers], items: Sequence[Input], tally: BatchCost
@@ -318,23 +318,6 @@ def explain_nan(spec: StageSpec) -> str:
         return f"{what}. Copy them again, or take another model"
     fix = f'Set dtype = "float32" under [stages.{spec.name}], or take another model'
     return f"{what}, or too large for {spec.dtype}. {fix}"
-
-
-@cache
-def draw_page(limits: Limits) -> bytes:
-    """A JPEG in a camera's format with lines of text, so that each stage and decoder has work.
-    It has no more pixels than the limits allow, or it would be refused before any stage."""
-    from PIL import Image as Picture
-    from PIL import ImageDraw, ImageFont
-
-    picture, file = Picture.new("RGB", (1280, 960), "white"), io.BytesIO()
-    ImageDraw.Draw(picture).text(
-        (80, 80), "A page to rehearse on\nand a second line", "black", ImageFont.load_default(48)
-    )
-    side = math.isqrt(limits.max_pixels)
-    picture.thumbnail((side, side))  # never enlarges
-    picture.save(file, "JPEG")
-    return file.getvalue()
 
 
 def _decoding(setup: Setup) -> Callable[[Sequence[InFlight]], Answers]:

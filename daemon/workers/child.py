@@ -27,6 +27,7 @@ from daemon.core.messages import (
     Beat,
     Farewell,
     FromWorker,
+    Looked,
     Ready,
     Setup,
     ToWorker,
@@ -34,6 +35,7 @@ from daemon.core.messages import (
     frame,
 )
 from daemon.system.cores import bind
+from daemon.workers.canary import Canary
 from daemon.workers.chain import Chain
 from stages.contract.base import DeviceLost, OutOfMemory, StageUnusable
 from stages.contract.processes import die_with
@@ -101,7 +103,7 @@ def _serve(channel: Channel, chain: Chain, ready: Ready) -> None:
     threads = chain.setup.threads
     batches: queue.SimpleQueue[Batch | None] = queue.SimpleQueue()
     rehearsed = threading.Barrier(threads + 1)
-    arguments = (channel, chain, batches, rehearsed)
+    arguments = (channel, chain, Canary(chain), batches, rehearsed)
     team = [
         threading.Thread(target=_work, args=arguments, name=f"batch-{n}", daemon=True) for n in range(threads)
     ]
@@ -124,18 +126,36 @@ def _serve(channel: Channel, chain: Chain, ready: Ready) -> None:
 
 
 def _work(
-    channel: Channel, chain: Chain, batches: queue.SimpleQueue[Batch | None], rehearsed: threading.Barrier
+    channel: Channel,
+    chain: Chain,
+    canary: Canary,
+    batches: queue.SimpleQueue[Batch | None],
+    rehearsed: threading.Barrier,
 ) -> None:
+    """The life of a thread. If it rehearses, the GPU's libraries have set up what they need for it before the first image,
+    and a broken device has killed its worker before any of the user's images is suspected."""
     try:
-        chain.rehearse()
+        if chain.setup.rehearse:
+            _look(channel, canary)
         rehearsed.wait()
         while (batch := batches.get()) is not None:
             channel.send(chain.run(batch))
+            if canary.is_due(len(batch.items)):
+                _look(channel, canary)
     except DeviceLost as error:
         _leave(channel, f"the device is lost: {error}", curable=True)
     except BaseException as error:  # noqa: BLE001 - a bug: a new process is better than one thread less
         traceback.print_exc()
         _leave(channel, f"{type(error).__name__}: {error}", curable=True)
+
+
+def _look(channel: Channel, canary: Canary) -> None:
+    """Run the known images. If answers are wrong, so may be those to images, and the worker leaves."""
+    wrong = canary.look()
+    channel.send(Looked(wrong))
+    if wrong:
+        faults = "; ".join(f"{stage}: {what}" for stage, what in wrong.items())
+        _leave(channel, f"its answers to known images are wrong: {faults}", curable=True)
 
 
 def _leave(

@@ -26,12 +26,11 @@ from daemon.core.messages import Item, Ready, Reply
 from daemon.monitoring.metrics import Metrics
 from daemon.monitoring.snapshot import WorkerState
 from daemon.workers.room import TAKEN_BYTES, Room, need_for
-from daemon.workers.seat import Seat
+from daemon.workers.seat import QUICK_DEATHS, Seat
 from daemon.workers.worker import Worker
 
 log = structlog.get_logger()
 
-QUICK_DEATHS = 5  # in a row, without any answer, before a seat is closed
 # The same for workers that ran one image alone, which is then the likely cause; a folder may be full of such images.
 LONE_DEATHS = 20
 BACKOFF_SECONDS = 0.5  # before the second start in a row; doubles with each further one
@@ -371,19 +370,13 @@ class Pool:
             self._free.put_nowait(worker)
 
     def _note_loss(self, seat: Seat, worker: Worker, *, followed: bool) -> None:
-        if worker.answered or worker.shared:
-            seat.quick_deaths = seat.lone_deaths = 0
-        elif worker.died_alone:
-            seat.lone_deaths += 1
-        else:
-            seat.quick_deaths += 1
-        if not worker.curable and not worker.shared:
-            seat.quick_deaths = QUICK_DEATHS
-        seat.last_cause, seat.unusable = worker.why_it_ended(), worker.unusable
         loss = Loss.DIED if worker.loaded else Loss.LOAD
         loss = Loss.SHARING if followed else Loss.TIMEOUT if worker.timed_out else loss
+        loss = Loss.WRONG if worker.wrong else loss
         self._metrics.worker_restarts.labels(seat.device, loss.value).inc()
-        log.warning("worker lost", worker=worker.name, device=seat.device, cause=seat.last_cause)
+        for stage in worker.wrong:
+            self._metrics.canary_failures.labels(seat.device, stage).inc()
+        seat.note_loss(worker)
 
 
 def backoff_seconds(deaths: int) -> float:

@@ -17,7 +17,8 @@ from typing import Any
 import msgspec
 
 from daemon.core.messages import Batch, Item, Setup
-from daemon.workers.chain import Answers, BatchCost, Chain, Input, draw_page
+from daemon.workers.chain import Answers, BatchCost, Chain, Input
+from daemon.workers.known_images import draw_page
 from stages.contract.base import DeviceLost, Limits, OutOfMemory, StageSpec, StageUnusable
 from stages.contract.processes import die_with
 from stages.registry import registry

@@ -20,6 +20,7 @@ from daemon.core.messages import (
     Farewell,
     Item,
     Loaded,
+    Looked,
     Ready,
     Reply,
     Setup,
@@ -67,6 +68,8 @@ class Worker:
         self.out_of_memory = False  # its device's memory did not suffice to load
         self.leaving = False  # it gets no more batches, and gives its device's memory back
         self.ended = anyio.Event()
+        self.looked_at = 0.0  # Unix seconds, when it last found its answers to known images right
+        self.wrong: dict[str, str] = {}  # what it found wrong in them, by stage
         self.unusable = False  # one of its stages cannot be built by any worker
         self.shared = False  # its GPU, by MPS: then its end proves nothing about its images or its seat
         self.died_alone = False  # while it ran the one image that all its slots were reserved for
@@ -97,7 +100,10 @@ class Worker:
             self._reader, self._writer = await asyncio.open_unix_connection(sock=self.connection)
             send(self._writer, self._setup)
             with anyio.fail_after(timeout_seconds):
-                while isinstance(message := await self._receive(), Loaded):
+                while isinstance(message := await self._receive(), Loaded | Looked):
+                    if isinstance(message, Looked):
+                        self._note_look(message)
+                        continue
                     self.stages_loaded.append(message.stage)
                     log.info(
                         "model loaded",
@@ -154,6 +160,8 @@ class Worker:
                         future.set_result(message)
                 elif isinstance(message, Beat):
                     self.beat = message
+                elif isinstance(message, Looked):
+                    self._note_look(message)
                 elif isinstance(message, Farewell):
                     self.cause, self.curable = message.cause, message.curable
         except EOFError:
@@ -173,8 +181,13 @@ class Worker:
             if not future.done():
                 future.set_exception(self._loss())
 
+    def _note_look(self, message: Looked) -> None:
+        self.wrong = self.wrong or message.wrong
+        self.looked_at = self.looked_at if message.wrong else time.time()
+
     def _loss(self) -> WorkerLost:
-        return WorkerLost(self.name, self.cause or "it died", timed_out=self.timed_out, began=not self.shared)
+        began = not (self.shared or self.wrong)
+        return WorkerLost(self.name, self.cause or "it died", timed_out=self.timed_out, began=began)
 
     def dismiss(self) -> None:
         """Tell the worker that no more batches will come. It exits when it has finished those it has."""
@@ -216,7 +229,7 @@ class Worker:
         when = "" if self.loaded else " while it loaded its models"
         return self.cause or f"{processes.describe_end(self.process.returncode)}{when}"
 
-    async def _receive(self) -> Loaded | Ready | Reply | Beat | Farewell:
+    async def _receive(self) -> Loaded | Looked | Ready | Reply | Beat | Farewell:
         try:
             return decode_from_worker(await receive(self._reader, LONGEST_MESSAGE))
         except msgspec.MsgspecError as error:

@@ -112,8 +112,13 @@ OVERVIEW: dict[str, list[Panel]] = {
         Panel("Workers by state", "silent: no heartbeat; waiting: for a restart; closed: not restarted any more.", "short",
               {"{{segment}} {{state}}": "sum by (segment, state) (visiond_workers{M})"}, stacked=True, width=6),
         Panel("Workers lost", "By reason: died, timeout, load (before it was ready), sharing (another worker was lost"
-              " that shared its GPU), or memory (its GPU had too little).", "short",
+              " that shared its GPU), memory (its GPU had too little), or wrong (its answers to known images).", "short",
               {"{{device}} {{reason}}": increase("visiond_worker_restarts_total", "device, reason")}, width=6),
+        Panel("Wrong answers", "Times that a worker found its answers to known images wrong.", "short",
+              {"{{device}} {{stage}}": increase("visiond_canary_failures_total", "device, stage")}, width=6),
+        Panel("Last good look", "Time since a worker found its answers to known images right. A slow or idle one looks"
+              " seldom.", "s",
+              {"{{instance}} {{worker}}": "time() - visiond_canary_last_success_timestamp_seconds{M}"}, width=6),
         Panel("Workers short of memory", "They wait until other programs free memory of their GPU.", "short",
               {"{{instance}} {{segment}}": "visiond_workers_short_of_memory{M}"}, width=6),
         Panel("Workers that share a GPU", "By MPS. The first lost worker ends the sharing until the next start.",

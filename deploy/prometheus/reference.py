@@ -47,7 +47,8 @@ LABELS = {
     "of uploads: `accepted`, `repeated`, `refused`",
     "part": "[what limits](monitoring.md#what-limits-the-rate): `input`, `read`, `decode`, `gpu`, `workers`, `publish`",
     "reason": "of images: see [Why an image failed](inboxes.md#why-an-image-failed); of a worker's loss: `died`, `timeout`, "
-    "`load` (before it was ready), `sharing` (a worker was lost that shared its GPU), `memory` (its GPU had too little); "
+    "`load` (before it was ready), `sharing` (a worker was lost that shared its GPU), `memory` (its GPU had too little), "
+    "`wrong` (its answers to known images were wrong); "
     "of a refused upload, with [its status](http.md#an-upload-and-its-result): `request`, `cut` (400), `inbox` (403, 404), "
     "`changed` (409), `size` (413), `format` (415), `busy`, `waiting`, `disk` (429), `away`, `ledger` (503)",
     "segment": "its stages, joined by `+`",

@@ -103,9 +103,10 @@ def pool_with_a_past(metrics: Metrics) -> Pool:
     setup = Setup("ocr/0", "cuda:0", [], 1 << 20, 2, 1, Limits(), None)
     pool = Pool("ocr", [Seat(setup, "cuda:0", {})], -1, PipelineSection(), metrics)
     metrics.worker_restarts.labels("cuda:0", "died").inc()
+    metrics.canary_failures.labels("cuda:0", "ocr").inc()
     metrics.model_load_seconds.labels("cuda:0", "ocr").set(1.0)
     worker = Worker(setup, "cuda:0", SimpleNamespace(returncode=None), SimpleNamespace())  # type: ignore[arg-type]
-    worker.beat, worker.loaded = Beat(1, 2, 3), True
+    worker.beat, worker.loaded, worker.looked_at = Beat(1, 2, 3), True, 1.0
     pool.seats[0].worker, pool.seats[0].state = worker, "ready"
     return pool
 

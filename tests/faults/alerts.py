@@ -22,6 +22,7 @@ import pytest
 from tests.daemon_process import PATIENCE, Daemon, Place, free_port, picture, wait_for
 from tests.deploy.prometheus import MISSING, PROMETHEUS, Prometheus, started
 from tests.deploy.rules import alerts
+from tests.faults.test_canary import WRONG, make_breakable
 from tests.faults.test_disk import mounted
 from tests.faults.test_lifecycle import OFTEN, hang_system_calls
 
@@ -192,6 +193,17 @@ def take_gpu_memory(folder: Path, sizes: Sizes) -> None:
         scene.expect("VisiondGpuMemory", scene.work)
 
 
+def break_a_model(folder: Path, sizes: Sizes) -> None:
+    """Its answers are wrong for a moment, without an error."""
+    file, environment = make_breakable(folder)
+    with opened(folder, sizes, **environment) as scene:
+        file.touch()
+        scene.work(40)
+        scene.daemon.wait_event(WRONG)
+        file.unlink()
+        scene.expect("VisiondWrongAnswers", scene.work)
+
+
 def fill_the_disk(folder: Path, sizes: Sizes) -> None:
     with mounted(folder / "results", "16m") as disk, opened(folder, sizes) as scene:
         (disk.folder / "filler").write_bytes(bytes((16 << 20) - (600 << 10)))
@@ -266,6 +278,7 @@ DRILLS: dict[str, Callable[[Path, Sizes], None]] = {
     "VisiondWatchdog": hang_a_write,
     "VisiondManyFailures": deliver_broken_images,
     "VisiondWorkersRestarting": kill_workers,
+    "VisiondWrongAnswers": break_a_model,
     "VisiondInboxAway": take_an_inbox_away,
     "VisiondPublishingBehind": break_a_sink,
     "VisiondConfigurationRefused": reload_models_that_do_not_load,

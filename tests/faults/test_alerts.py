@@ -16,6 +16,7 @@ QUICK = [
     "VisiondDown",
     "VisiondManyFailures",
     "VisiondWorkersRestarting",
+    "VisiondWrongAnswers",
     "VisiondDiskLow",
     "VisiondGpuMemory",
     "VisiondEventsLost",

@@ -21,6 +21,7 @@ from daemon.layout import layout
 from daemon.service.lifecycle import run_service
 from daemon.system.gpus import Gpu
 from daemon.workers import pool
+from daemon.workers.seat import QUICK_DEATHS
 from stages.weights.packs import MINI
 from tests.checker import Verdict
 from tests.daemon_process import (
@@ -217,5 +218,5 @@ def test_workers_that_die_before_they_answer_anything_end_the_daemon_with_69(
         over.set()
         killer.join()
     assert failure.value.exit_status == os.EX_UNAVAILABLE
-    assert len(killed) == pool.QUICK_DEATHS
+    assert len(killed) == QUICK_DEATHS
     assert not place.orphans()

@@ -367,3 +367,18 @@ def test_a_daemon_that_takes_a_request_and_does_not_answer_is_not_taken_for_anot
         thread.join()
     assert refused.returncode == os.EX_TEMPFAIL
     assert reason in refused.stderr.replace("\n", " ")
+
+
+@pytest.mark.parametrize("since", ["2026-01-02", "2026-01-02T03:04", "2026-01-02T03:04:05+00:00"])
+def test_results_of_a_time_or_later_are_made_again_by_all_models(tmp_path: Path, since: str) -> None:
+    place = annotated(tmp_path)
+    place.configure({"stages": NO_MODEL})
+    assert redo(place, "--since", since) == ("6 images pending again\n", "")
+    assert place.run_once().stdout.startswith("0 done, 6 failed"), "the models were to run"
+
+
+def test_results_that_are_older_stay(tmp_path: Path) -> None:
+    place = annotated(tmp_path)
+    assert redo(place, "--since", "2999-01-01")[0] == "0 images pending again\n"
+    refused = place.command("redo", "--since", "2999-01-01", "--all")
+    assert (refused.returncode, "exactly one of" in refused.stderr) == (os.EX_USAGE, True)

@@ -17,7 +17,7 @@ import pytest
 
 from daemon.core.messages import Batch, Item, Setup
 from daemon.workers import chain as module
-from daemon.workers.chain import REGROW_CALLS, Allowance, Chain, InFlight, draw_page
+from daemon.workers.chain import REGROW_CALLS, Allowance, Chain, InFlight
 from stages.contract.base import Header, Image, Limits, OutOfMemory, Reason, StageSpec
 from stages.images import images
 from stages.images.images import inspect
@@ -197,15 +197,6 @@ def test_a_defect_in_a_reader_of_headers_costs_that_image_alone(monkeypatch: pyt
 
     monkeypatch.setattr(module, "inspect", inspect)
     assert [outcome.reason for outcome in chain.run(batch).outcomes] == ["", "header"]
-
-
-@pytest.mark.parametrize(
-    ("most", "size"), [(100_000_000, (1280, 960)), (1_000_000, (1000, 750)), (1, (1, 1))]
-)
-def test_the_page_to_rehearse_on_is_no_larger_than_an_image_may_be(most: int, size: tuple[int, int]) -> None:
-    limits = Limits(max_pixels=most)
-    header = inspect(memoryview(draw_page(limits)), limits)
-    assert (header.width, header.height) == size
 
 
 @pytest.mark.parametrize(

@@ -14,11 +14,12 @@ import anyio
 import pytest
 
 from daemon.config.pipeline import PipelineSection
-from daemon.core.messages import Item, Reply, Setup
+from daemon.core.errors import WorkerLost
+from daemon.core.messages import Farewell, Item, Looked, Ready, Reply, Setup, frame
 from daemon.monitoring.metrics import Metrics
 from daemon.workers import pool
 from daemon.workers.pool import Pool
-from daemon.workers.seat import Seat
+from daemon.workers.seat import QUICK_DEATHS, Seat
 from daemon.workers.slab import Slab
 from stages.contract.base import Limits
 from tests.daemon_process import PATIENCE, until
@@ -72,7 +73,7 @@ async def test_a_worker_that_cannot_be_started_is_tried_again_for_ever(
     def many() -> bool:
         nonlocal failures
         failures += capsys.readouterr().out
-        return failures.count("worker cannot be started") > 2 * pool.QUICK_DEATHS
+        return failures.count("worker cannot be started") > 2 * QUICK_DEATHS
 
     async with running() as seat:
         await until(many)
@@ -103,6 +104,31 @@ async def test_a_worker_that_is_not_heard_is_silent_until_it_is_heard_again(
         await until(lambda: place.describe().state == "silent")
         os.kill(place.worker.process.pid, signal.SIGCONT)
         await until(lambda: place.describe().state == "ready")
+
+
+LEAVER = """#!{python}
+import socket, sys
+line = socket.socket(fileno=int(sys.argv[4]))
+line.recv(1 << 20)
+line.sendall(bytes.fromhex("{ready}"))
+line.recv(1 << 20)
+line.sendall(bytes.fromhex("{end}"))
+"""
+
+
+async def test_the_images_of_a_worker_that_leaves_for_wrong_answers_are_no_suspects(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    leaver, ready = tmp_path / "leaver", frame(Ready({})).hex()
+    end = (frame(Looked({"clip": "zeros"})) + frame(Farewell("its answers are wrong", curable=True))).hex()
+    leaver.write_text(LEAVER.format(python=sys.executable, ready=ready, end=end))
+    leaver.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(leaver))
+    async with working() as lending:
+        worker = await lending.reserve()
+        with pytest.raises(WorkerLost, match="its answers are wrong") as loss:
+            await lending.run_batch(worker, [Item(0, 1, {})])
+        assert not loss.value.began
 
 
 SLEEPER = "#!/bin/sh\nexec sleep 600\n"

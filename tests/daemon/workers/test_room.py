@@ -34,7 +34,7 @@ from daemon.system.gpus import Gpu
 from daemon.workers import lane, pool, room
 from daemon.workers.pool import Pool
 from daemon.workers.room import Room, need_for
-from daemon.workers.seat import Seat
+from daemon.workers.seat import QUICK_DEATHS, Seat
 from daemon.workers.slab import Slab
 from stages.contract.base import Limits
 from stages.registry.fake import count_used
@@ -346,7 +346,7 @@ async def test_a_failed_start_means_fewer_workers_and_closes_no_seat(
         assert states_of(service) == ["ready", "ready", "waiting"]
         told = "".join(capfd.readouterr())
     place.assert_kept(DONE=20)
-    assert 1 <= told.count("worker could not start") < pool.QUICK_DEATHS
+    assert 1 <= told.count("worker could not start") < QUICK_DEATHS
     assert "seat closed" not in told
 
 

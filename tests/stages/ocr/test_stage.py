@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from PIL import Image as Pillow
 from PIL import ImageDraw, ImageFont
 
-from daemon.workers import chain
+from daemon.workers import known_images
 from stages.contract.base import Image, Limits, StageSpec
 from stages.contract.binning import text_of
 from stages.ocr.descriptor import Line, Ocr, OcrOptions
@@ -146,7 +146,7 @@ def test_pages_hold_text(read_alone: Callable[[int], Ocr]) -> None:
 
 
 def test_the_page_that_a_worker_warms_up_with_has_lines(stage: OcrStage) -> None:
-    page = wrap_pixels(np.array(Pillow.open(io.BytesIO(chain.draw_page(Limits())))))
+    page = wrap_pixels(np.array(Pillow.open(io.BytesIO(known_images.draw_page(Limits())))))
     assert [line.text for line in read(stage, page)[0].lines] == [
         "A page to rehearse on",
         "and a second line",

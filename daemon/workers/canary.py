@@ -1,0 +1,144 @@
+"""The canary: a worker runs known images through its whole chain, from their bytes on, and looks at the answers.
+
+A broken GPU, driver or library may give wrong answers without an error. So this happens in each thread before its first
+image, if the setup says so, and again and again between two batches. It costs at most a thousandth of the work: see `is_due`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+
+from daemon.core.messages import Batch, Item, Setup
+from daemon.workers.chain import Chain
+from daemon.workers.judging import find_faults
+from daemon.workers.known_images import VERSION, draw_known
+from stages.contract.base import Reason
+from stages.contract.files import read_file
+
+PAUSE_SECONDS = 50.0  # at least, between two looks: so a fault is noticed within a minute
+SHARE = 1000  # images of work for each known image
+REPEATS = 16  # images in a row with the very same answer of a stage, which make it suspicious
+
+
+class Reference(msgspec.Struct, frozen=True):
+    """The first answers of these models to the known images that were not wrong in themselves: JSON by stage."""
+
+    worker: str  # that gave them
+    answers: list[dict[str, msgspec.Raw]]
+    made_at: float  # Unix seconds
+
+
+class Canary:
+    """The known images of one worker. Its threads share it."""
+
+    def __init__(self, chain: Chain, clock: Callable[[], float] = time.monotonic) -> None:
+        """clock: seconds."""
+        self._chain, self._clock = chain, clock
+        self._lock = threading.Lock()
+        self._reference: list[dict[str, bytes]] = []
+        self._began_at = clock()  # the last look
+        self._seconds = float("inf")  # that a look takes; not known yet
+        self._images = 0  # since the last look
+        self._patience = REPEATS
+        self._looked = False  # once before
+
+    def is_due(self, images: int) -> bool:
+        """Whether the caller is to look now. images: of its last batch.
+
+        The pictures are no larger than usual images, so after a thousand images for each of them a look costs at most a
+        thousandth of the work. The same after a thousand times what the last look took: an idle worker may look too. A
+        stage that repeats itself is looked at after the pause; if it is healthy (blank pages may have equal answers), it
+        must then repeat itself twice as often.
+        """
+        with self._lock:
+            self._images += images
+            passed, pictures = self._clock() - self._began_at, len(draw_known(self._chain.setup.limits))
+            repeats = max(self._chain.repeats.values(), default=0)
+            suspicious = repeats >= self._patience
+            paid = self._images >= SHARE * pictures or passed >= SHARE * self._seconds
+            if passed < PAUSE_SECONDS or not (paid or suspicious):
+                return False
+            self._patience = REPEATS if paid else 2 * repeats
+            self._began_at, self._images = self._clock(), 0
+            return True
+
+    def look(self) -> dict[str, str]:
+        """What is wrong with the answers now, by stage; empty if nothing is. What is wrong must be wrong twice in a row: a
+        helper process may be killed by others, once. Raises DeviceLost."""
+        return self._look() and self._look()
+
+    def _look(self) -> dict[str, str]:
+        began_at = self._clock()
+        pictures = draw_known(self._chain.setup.limits)
+        ends = [sum(map(len, pictures[: number + 1])) for number in range(len(pictures))]
+        items = [Item(end - len(data), len(data), {}) for end, data in zip(ends, pictures, strict=True)]
+        outcomes = self._chain.run(Batch(0, items), memoryview(b"".join(pictures)), whole=True).outcomes
+        with self._lock:
+            self._seconds = self._clock() - began_at
+        if any(outcome.reason == Reason.MEMORY for outcome in outcomes):
+            return {}  # others use the device's memory: that says nothing about the answers
+        answers = [{stage: said.payload for stage, said in outcome.outputs.items()} for outcome in outcomes]
+        sizes = [(outcome.width, outcome.height) for outcome in outcomes]
+        errors = [outcome.detail for outcome in outcomes]
+        specs = self._chain.setup.stages
+        with self._lock:
+            wrong = find_faults(specs, answers, [], sizes)
+            is_complete = all(len(said) == len(specs) for said in answers)
+            # A stage may be unable to process a known image; or what hindered it passes, and its answers are known then.
+            if not (wrong or self._reference) and (is_complete or self._looked):
+                self._reference = self._agree(answers)
+            self._looked = True
+            return wrong or find_faults(specs, answers, self._reference, sizes, errors)
+
+    def _agree(self, answers: list[dict[str, bytes]]) -> list[dict[str, bytes]]:
+        """The reference that all workers with these models have: the first one of them that asks writes it. Without a file,
+        or if the disk does not take it, these answers: then only what changes in this process is noticed."""
+        if not self._chain.setup.references:
+            return answers
+        path = Path(self._chain.setup.references, f"{digest_models(self._chain.setup)}.json")
+        with contextlib.suppress(OSError):
+            write_reference(path, Reference(self._chain.setup.name, list(map(_as_raw, answers)), time.time()))
+        return read_reference(path) or answers
+
+
+def digest_models(setup: Setup) -> str:
+    """Of what decides the answers to the known images: the models, and the size of the pictures."""
+    fingerprints = [[spec.name, spec.backend, spec.fingerprint] for spec in setup.stages]
+    decisive = [VERSION, setup.limits.max_pixels, fingerprints]
+    return hashlib.sha256(msgspec.json.encode(decisive)).hexdigest()[:16]
+
+
+def read_reference(path: Path) -> list[dict[str, bytes]]:
+    """The answers for each picture; none if the file is not there, or damaged."""
+    try:
+        kept = msgspec.json.decode(read_file(path), type=Reference)
+    except (OSError, msgspec.MsgspecError):
+        return []
+    return [{stage: bytes(payload) for stage, payload in answers.items()} for answers in kept.answers]
+
+
+def write_reference(path: Path, reference: Reference) -> None:
+    """Unless another worker was first. A damaged file is replaced. Raises OSError."""
+    path.parent.mkdir(exist_ok=True)
+    partial = path.with_name(f".{path.name}.{os.getpid()}")
+    partial.write_bytes(msgspec.json.encode(reference))
+    try:
+        if path.exists() and not read_reference(path):
+            partial.replace(path)
+        else:
+            with contextlib.suppress(FileExistsError):
+                os.link(partial, path)
+    finally:
+        partial.unlink(missing_ok=True)
+
+
+def _as_raw(answers: dict[str, bytes]) -> dict[str, msgspec.Raw]:
+    return {stage: msgspec.Raw(payload) for stage, payload in answers.items()}

@@ -1,0 +1,111 @@
+"""A worker whose answers become wrong without an error: a real daemon, whose fake models can break."""
+
+from __future__ import annotations
+
+import os
+from datetime import UTC, datetime
+from pathlib import Path
+
+from tests.daemon_process import Daemon, Place, counts_of
+
+WRONG = "answers to known images are wrong"
+
+# A worker looks often, and while FILE is there its fake models take an image for another one. Others are started at once.
+BREAKABLE = """
+import os, sys
+if "run" in sys.orig_argv:
+    import daemon.workers.pool as pool
+    pool.BACKOFF_SECONDS = 0.01
+if "daemon.workers.child" in sys.orig_argv:
+    import daemon.workers.canary as canary, stages.registry.fake as fake
+    canary.PAUSE_SECONDS, canary.SHARE = 0.05, 1
+    right = fake.variant_of
+    fake.variant_of = lambda image: WRONG if os.path.exists(FILE) else right(image)
+"""
+
+
+CONSTANT, OTHER = "0", "(right(image) + 1) % 64"  # the same one for all; or a different one for each
+WORKER = "ocr+yolo+clip+blip/0"
+
+
+def make_breakable(folder: Path, wrong: str = CONSTANT) -> tuple[Path, dict[str, str]]:
+    """The file that breaks the models while it is there, and the environment of the daemon."""
+    file, site = folder / "broken", folder / "site"
+    site.mkdir()
+    text = BREAKABLE.replace("FILE", repr(str(file))).replace("WRONG", wrong)
+    (site / "sitecustomize.py").write_text(text)
+    return file, {"PYTHONPATH": str(site)}
+
+
+def wait_for_a_look(daemon: Daemon) -> None:
+    def has_looked(_: object) -> bool:
+        return daemon.metric("visiond_canary_last_success_timestamp_seconds", worker=WORKER) > 0
+
+    daemon.wait_until(has_looked, "a look")
+
+
+def test_a_worker_with_wrong_answers_is_replaced_and_no_image_is_blamed(tmp_path: Path) -> None:
+    place, (file, environment) = Place(tmp_path), make_breakable(tmp_path)
+    with Daemon(place, **environment) as daemon:
+        place.drop_many(range(20))
+        daemon.wait_idle(20)
+        wait_for_a_look(daemon)
+        file.touch()
+        place.drop_many(range(20, 120))
+        event = daemon.wait_event(WRONG)
+        file.unlink()
+        daemon.wait_idle(120)
+        assert event["device"] == "cpu"
+        assert event["faults"]["clip"] == "it gives the same embedding for different images"
+        since = event["redo"].removeprefix("visiond redo --since ").split()[0]
+        assert datetime.fromisoformat(since) <= datetime.fromisoformat(event["timestamp"])
+        assert daemon.metric("visiond_canary_failures_total", device="cpu", stage="clip") >= 1
+        assert daemon.metric("visiond_worker_restarts_total", device="cpu", reason="wrong") >= 1
+    assert counts_of(place) == {"DONE": 120}
+    assert place.rows("SELECT SUM(deaths) FROM image") == [(0,)]
+
+
+def test_a_device_whose_answers_stay_wrong_closes_its_seat(tmp_path: Path) -> None:
+    place, (file, environment) = Place(tmp_path), make_breakable(tmp_path)
+    with Daemon(place, **environment) as daemon:
+        place.drop_many(range(8))
+        daemon.wait_idle(8)
+        file.touch()
+        place.drop_many(range(8, 40))
+        cause = daemon.wait_event("seat closed: its workers keep dying")["cause"]
+        assert cause.startswith("its answers to known images are wrong: ")
+        assert daemon.wait_end() == os.EX_UNAVAILABLE
+    assert "FAILED" not in counts_of(place)
+
+
+def test_the_reference_outlives_the_daemon(tmp_path: Path) -> None:
+    """The models break while no daemon runs, as with a new driver; their answers are still different ones."""
+    place, (file, environment) = Place(tmp_path), make_breakable(tmp_path, OTHER)
+    place.drop_many(range(20))
+    with Daemon(place, **environment) as daemon:
+        wait_for_a_look(daemon)
+        assert daemon.stop() == 0
+    file.touch()
+    place.drop_many(range(20, 40))
+    with Daemon(place, **environment) as daemon:
+        assert daemon.wait_event(WRONG)["faults"].keys() >= {"clip"}
+
+
+def test_results_that_were_wrong_are_made_again_although_the_models_are_the_same(tmp_path: Path) -> None:
+    place, (file, environment) = Place(tmp_path), make_breakable(tmp_path)
+    site = tmp_path / "site" / "sitecustomize.py"
+    site.write_text(site.read_text().replace("canary.PAUSE_SECONDS, canary.SHARE = 0.05, 1", ""))
+    with Daemon(place, **environment) as daemon:
+        place.drop_many(range(6))
+        daemon.wait_idle(6)
+        began = datetime.now(UTC).isoformat()
+        file.touch()
+        place.drop_many(range(6, 12))
+        daemon.wait_idle(12)
+        assert place.judge().wrong
+        file.unlink()
+        done = place.command("redo", "--since", began)
+        assert (done.returncode, done.stdout) == (0, "6 images pending again\n"), done.stderr
+        daemon.wait_idle(18)
+        assert "damaged" not in daemon.log_text()
+    place.assert_kept(DONE=12)
