@@ -59,6 +59,7 @@ def search(
       visiond search 'invoice -draft after:2026-11-01' --by words
     """
     from daemon.ledger.records import open_reader
+    from daemon.results.choice import refuse_unknown_bins
     from daemon.search.opening import open_searcher
     from daemon.search.query import parse
     from daemon.search.searcher import NEWEST, UNCUT, By
@@ -71,6 +72,7 @@ def search(
     query = parse(" ".join(words or [])).narrowed(bin=[bin] if bin else [])
     settings = read_config(config, needs_stages=False)
     with open_reader(settings) as reader:
+        refuse_unknown_bins([bin] if bin else [], reader.bin_counts())
         with Progress("images") as progress, open_searcher(settings, reader, progress.step) as searcher:
             if newest or not query.sentence:
                 found = searcher.newest(query, NEWEST, limit + 1)  # one more, to know whether there are more

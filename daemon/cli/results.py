@@ -35,6 +35,7 @@ from daemon.terminal.options import (
     ConfigOption,
     ForceOption,
     JsonOption,
+    find_config,
     flag,
     read_config,
     read_config_to_look,
@@ -319,7 +320,7 @@ def export(
 
     chosen = format.value if format else format_of(file)
     settings = read_config(config, needs_stages=False)
-    check_target(settings, file)
+    check_target(settings, file, find_config(config))
     choice = ExportChoice(tuple(bin or ()), parse_ratio(ratio), tuple(where or ()), sample or 0, seed, unique)
     with open_reader(settings) as reader, Progress("rows") as progress:
         written = export_records(

@@ -60,7 +60,8 @@ class Chosen:
         """Raises WrongArgument."""
         self._reader, self._choice, self._columns = reader, choice, columns
         self._counts = reader.bin_counts()
-        _check(choice, {*BINS, *self._counts})
+        refuse_unknown_bins({*choice.bins, *choice.ratio}, self._counts)
+        _check(choice)
         for where in choice.where:
             with _condition(where, columns):
                 pass  # it is one
@@ -113,12 +114,17 @@ class Chosen:
         return ids
 
 
-def _check(choice: ExportChoice, bins: set[str]) -> None:
-    """Raises WrongArgument."""
-    if unknown := {*choice.bins, *choice.ratio} - bins:
+def refuse_unknown_bins(named: Iterable[str], counts: Iterable[str]) -> None:
+    """counts: the bins that have images, as the ledger counts them. Raises WrongArgument."""
+    bins = {*BINS, *counts}
+    if unknown := {*named} - bins:
         raise WrongArgument(
             f"There is no bin {', '.join(sorted(unknown))}; bins are {', '.join(sorted(bins))}."
         )
+
+
+def _check(choice: ExportChoice) -> None:
+    """Raises WrongArgument."""
     if choice.seed and not choice.sample:
         raise WrongArgument("--seed is for --sample; add --sample N.")
     if choice.ratio and (choice.bins or choice.looks_first):

@@ -114,9 +114,11 @@ def export_records(
     return written
 
 
-def check_target(config: Config, file: Path) -> None:
-    """Raises WrongArgument if a file, or a folder, would be written where the daemon looks for images or keeps its results.
-    A mount that does not answer is not asked."""
+def check_target(config: Config, file: Path, own: Path | None = None) -> None:
+    """Raises WrongArgument if a file, or a folder, would be written where the daemon looks for images or keeps its results, or
+    in the place of `own`, the file of the configuration. A mount that does not answer is not asked."""
+    if own and file.resolve() == own.resolve():
+        raise WrongArgument(f"{file} is the configuration. Name another file.")
     if "jsonl" in config.output.sinks and file.resolve() == config.output.jsonl_file.resolve():
         raise WrongArgument(f"The daemon appends the records of the sink jsonl to {file}. Name another file.")
     if file != STDOUT and (holder := ask(lambda: next(_list_holders(config, file), ""))):

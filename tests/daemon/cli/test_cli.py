@@ -226,6 +226,21 @@ def test_a_search_says_that_it_shows_only_some(place: Place, words: list[str]) -
     assert "--limit" not in place.command("search", *words, "--limit", count).stderr
 
 
+def test_a_search_in_a_bin_that_does_not_exist_is_refused_and_the_bins_are_named(place: Place) -> None:
+    refused = place.command("search", "picture", "--by", "words", "--bin", "Z")
+    assert (refused.returncode, "There is no bin Z; bins are A, B, C." in refused.stderr) == (
+        os.EX_USAGE,
+        True,
+    )
+
+
+def test_no_export_replaces_the_configuration(place: Place) -> None:
+    before = place.config.read_text()
+    refused = place.command("export", "--format", "csv", "--force", place.config)
+    assert (refused.returncode, "is the configuration" in refused.stderr) == (os.EX_USAGE, True)
+    assert place.config.read_text() == before
+
+
 def test_several_bins_can_be_exported(place: Place) -> None:
     rows = list(
         csv.DictReader(io.StringIO(say(place, "export", "--bin", "A", "--bin", "B", "-"), newline=""))
