@@ -607,11 +607,17 @@ def test_a_backup_that_cannot_be_written_says_so_and_leaves_nothing(tmp_path: Pa
     assert "backup.sqlite cannot be written" in refused.stderr
 
 
-@pytest.mark.parametrize("command", [["backup"], ["export", "-f", "jsonl"]])
-def test_a_copy_never_takes_the_place_of_the_ledger(tmp_path: Path, command: list[str]) -> None:
+@pytest.mark.parametrize(
+    ("command", "why"),
+    [
+        (["backup"], "is the ledger itself"),
+        (["export", "-f", "jsonl"], "the folder for the state of the daemon"),
+    ],
+)
+def test_a_copy_never_takes_the_place_of_the_ledger(tmp_path: Path, command: list[str], why: str) -> None:
     place = finished(tmp_path, 1)
     for suffix in ("", "-wal"):
         refused = place.command(*command, f"{place.site.ledger}{suffix}")
         assert refused.returncode == os.EX_USAGE
-        assert "is the ledger itself" in refused.stderr
+        assert why in refused.stderr
     assert told(place, "verify") == (0, {"whole": 5})
