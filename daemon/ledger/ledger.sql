@@ -714,8 +714,8 @@ UPDATE image SET priority = iif(priority > :least AND :unpacking IS NOT NULL
 WHERE status = :status AND emitted = 1 AND id = :id AND :is_newest;  -- an image that is not published yet will move its file first
 
 -- name: distrust
--- Results of this image that may be wrong: they count as damaged, so the models run again. No checksum is below 0.
-UPDATE result SET checksum = -1 WHERE content = (SELECT content.id FROM image JOIN content ON content.digest = image.digest WHERE image.id = :id)
+-- Results of this image that may be wrong go, so its models run again.
+DELETE FROM result WHERE content = (SELECT content.id FROM image JOIN content ON content.digest = image.digest WHERE image.id = :id)
 AND model IN (SELECT value FROM image, json_each(image.models) WHERE image.id = :id);
 
 -- name: moved_failures

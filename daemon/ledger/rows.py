@@ -5,7 +5,7 @@ to the model that gave them; `Generations` knows the models of a job."""
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple
@@ -26,7 +26,6 @@ from stages.contract.base import Provenance, Reason
 
 log = structlog.get_logger()
 
-DISTRUSTED = -1  # checksum of a result that may be wrong; see the statement `distrust`
 CHUNK = 1024  # rows in memory at a time
 PUT_OFF_SECONDS = 1.0  # see put_off
 NONE: Mapping[int, Checksums] = MappingProxyType({})
@@ -157,13 +156,11 @@ class Key(NamedTuple):
 
 
 class Stored(NamedTuple):
-    """What is known about some digests. damaged: rows whose checksum does not match. distrusted: those of them that a redo
-    has marked so."""
+    """What is known about some digests. damaged: rows whose checksum does not match."""
 
     contents: Mapping[bytes, tuple[str, int, int, int]]  # format, width, height, pages
     results: Mapping[bytes, Mapping[int, Output]]
     damaged: set[Key]
-    distrusted: Set[Key] = frozenset()
 
 
 def read_stored(
@@ -174,7 +171,6 @@ def read_stored(
     contents: dict[bytes, tuple[str, int, int, int]] = {}
     results: dict[bytes, dict[int, Output]] = {}
     damaged: set[Key] = set()
-    distrusted: set[Key] = set()
     for row in run_rows(connection, "contents", wanted):
         if _is_whole_content(row):
             contents[row["digest"]] = (row["format"], row["width"], row["height"], row["pages"])
@@ -184,10 +180,8 @@ def read_stored(
         if _is_whole_result(row, models):
             results.setdefault(row["digest"], {})[row["model"]] = Output(row["payload"], row["seconds"])
         else:
-            damaged.add(key := Key(row["digest"], row["model"]))
-            if row["checksum"] == DISTRUSTED:
-                distrusted.add(key)
-    return Stored(contents, results, damaged, distrusted)
+            damaged.add(Key(row["digest"], row["model"]))
+    return Stored(contents, results, damaged)
 
 
 def _is_whole_content(row: sqlite3.Row) -> bool:
@@ -289,7 +283,7 @@ class Results:
         replaces the damaged one."""
         models = self._generations.models
         stored = read_stored(connection, digests, models)
-        for digest, model in stored.damaged - self._damaged - stored.distrusted:
+        for digest, model in stored.damaged - self._damaged:
             what = models[model].stage if model in models else "format and size"
             log.error("result damaged in the ledger; its model runs again", what=what, digest=digest.hex())
         self._damaged |= stored.damaged

@@ -109,3 +109,12 @@ def test_results_that_were_wrong_are_made_again_although_the_models_are_the_same
         daemon.wait_idle(18)
         assert "damaged" not in daemon.log_text()
     place.assert_kept(DONE=12)
+
+
+def test_a_ledger_whose_results_wait_to_be_made_again_is_not_damaged(tmp_path: Path) -> None:
+    place = Place(tmp_path)
+    place.drop_many(range(3))
+    assert place.run_once().returncode == 0
+    assert place.command("redo", "--since", "2020-01-01").returncode == 0
+    checked = place.command("verify")
+    assert checked.returncode == 0, checked.stdout + checked.stderr
