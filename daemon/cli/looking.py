@@ -72,7 +72,8 @@ def search(
     query = parse(" ".join(words or [])).narrowed(bin=[bin] if bin else [])
     settings = read_config(config, needs_stages=False)
     with open_reader(settings) as reader:
-        refuse_unknown_bins([bin] if bin else [], reader.bin_counts())
+        if bin:
+            refuse_unknown_bins([bin], reader.bin_counts())
         with Progress("images") as progress, open_searcher(settings, reader, progress.step) as searcher:
             if newest or not query.sentence:
                 found = searcher.newest(query, NEWEST, limit + 1)  # one more, to know whether there are more

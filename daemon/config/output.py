@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Literal, get_args
 
 from pydantic import AfterValidator, Field
 
@@ -11,7 +11,8 @@ from daemon.config.sections import Section
 from daemon.config.values import check_webhook_url
 from daemon.core.urls import check_bucket
 
-FILE_SINKS = frozenset({"captions", "hocr", "alto", "xmp", "xmp-adobe"})  # with a file for each image
+FileSinkName = Literal["captions", "hocr", "alto", "xmp", "xmp-adobe"]
+FILE_SINKS = frozenset(get_args(FileSinkName))  # with a file for each image
 
 
 class WebhookSection(Section):
@@ -57,7 +58,7 @@ class OutputSection(Section):
         "none",
         description="What goes into a bin: a symbolic link to the image's absolute path, a copy, or the image itself.",
     )
-    sinks: list[Literal["jsonl", "webhook", "store", "captions", "hocr", "alto", "xmp", "xmp-adobe"]] = Field(
+    sinks: list[Literal["jsonl", "webhook", "store", FileSinkName]] = Field(
         [],
         description="More outputs. jsonl: append each new record that is DONE to <results>.jsonl, at least once per id; a redo "
         "appends another line. webhook: post each record that is DONE or FAILED to [output.webhook] url, up to 128 in a "

@@ -114,9 +114,3 @@ class Answered:
         width, height = self.size
         x0, y0, x1, y1 = box
         return max(0, x0), max(0, y0), min(width, x1), min(height, y1)
-
-
-def bounds_of(corners: list[list[float]]) -> Box:
-    """The smallest upright box around a line's corners."""
-    across, down = zip(*corners, strict=True)
-    return min(across), min(down), max(across), max(down)

@@ -13,7 +13,8 @@ from typing import IO, Any
 
 import msgspec
 
-from daemon.formats.answered import Answered, Box, bounds_of
+from daemon.formats.answered import Answered, Box
+from stages.ocr.descriptor import bounds_of
 
 
 class JsonArray:

@@ -41,9 +41,8 @@ Shape = tuple[str, str, dict[str, str], dict[str, str]]
 
 
 def write_cvat(folder: Path, images: Iterator[Answered]) -> None:
-    labels: dict[
-        str, dict[str, None]
-    ] = {}  # by name the attributes, both in the order of their first appearance
+    # By name the attributes, both in the order of their first appearance.
+    labels: dict[str, dict[str, None]] = {}
     count = 0
     # Labels come before the images, and are known after them.
     with (folder / "annotations.xml").open("wb") as out, tempfile.TemporaryFile(dir=folder) as waiting:

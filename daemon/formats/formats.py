@@ -22,6 +22,5 @@ FOLDERS: Mapping[str, Write] = {
     "webdataset": write_webdataset,
     **{name: page.write for name, page in PAGES.items()},
 }
-WITH_IMAGES = frozenset(
-    {"yolo", "huggingface", "webdataset"}
-)  # what these have needs the files of the images
+# What these have needs the files of the images.
+WITH_IMAGES = frozenset({"yolo", "huggingface", "webdataset"})

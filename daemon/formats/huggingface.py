@@ -10,18 +10,15 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-from msgspec import structs
 
-from daemon.formats.answered import Answered, bounds_of
+from daemon.formats.answered import Answered
 from daemon.formats.webdataset import ending_of
-from daemon.ledger.record import Model
+from daemon.ledger.record import Model, describe_models
+from stages.ocr.descriptor import bounds_of
 
 IN_A_FOLDER = 1000  # images; the hub takes up to 10,000
-TASKS = {
-    "caption": "image-to-text",
-    "objects": "object-detection",
-    "tags": "image-classification",
-}  # by column
+# By column.
+TASKS = {"caption": "image-to-text", "objects": "object-detection", "tags": "image-classification"}
 SIZES = ("n<1K", "1K<n<10K", "10K<n<100K", "100K<n<1M", "1M<n<10M", "10M<n<100M", "100M<n<1B")
 CARD = """---
 annotations_creators: ["machine-generated"]
@@ -67,7 +64,7 @@ def write_huggingface(folder: Path, images: Iterator[Answered]) -> None:
             count += 1
         waiting.seek(0)
         shutil.copyfileobj(waiting, out)
-    card = _describe(count, seen, sorted(models, key=lambda model: (model.stage, model.fingerprint)))
+    card = _describe(count, seen, describe_models(models))
     (folder / "README.md").write_text(card, encoding="utf-8", newline="\n")
 
 
@@ -110,14 +107,9 @@ def _filled(row: dict[str, Any]) -> set[str]:
     }
 
 
-def _describe(count: int, filled: set[str], models: list[Model]) -> str:
+def _describe(count: int, filled: set[str], models: list[dict[str, Any]]) -> str:
     size = SIZES[min(max(0, len(str(count)) - 3), len(SIZES) - 1)]
-    known = []
-    for model in models:
-        told = structs.asdict(model.provenance) | {"notice": model.notice}
-        known.append(
-            {"stage": model.stage, "fingerprint": model.fingerprint} | {k: v for k, v in told.items() if v}
-        )
+    known = [{name: value for name, value in model.items() if value} for model in models]
     rows = (
         (
             m["stage"],

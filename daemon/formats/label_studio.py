@@ -12,8 +12,9 @@ from urllib.parse import quote
 from xml.sax.saxutils import quoteattr
 
 from daemon.core.urls import is_url
-from daemon.formats.answered import CONTROLS, Answered, Box, bounds_of
+from daemon.formats.answered import CONTROLS, Answered, Box
 from daemon.formats.coco import JsonArray
+from stages.ocr.descriptor import bounds_of
 
 # Label Studio serves files below its document root, which must be / for absolute paths.
 LOCAL = "/data/local-files/?d="

@@ -12,7 +12,8 @@ from html import escape
 from pathlib import Path
 from typing import TextIO
 
-from daemon.formats.answered import CONTROLS, Answered, bounds_of
+from daemon.formats.answered import CONTROLS, Answered
+from stages.ocr.descriptor import bounds_of
 
 HOCR = """<?xml version="1.0" encoding="UTF-8"?>
 <!DOCTYPE html PUBLIC "-//W3C//DTD XHTML 1.0 Transitional//EN" "http://www.w3.org/TR/xhtml1/DTD/xhtml1-transitional.dtd">

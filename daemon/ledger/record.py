@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
@@ -231,3 +232,11 @@ class Record:
             return crc32(b"".join((*made_by, *image, self.bin.encode(), self.criteria or b"{}")))
         failed = f"FAILED {self.attempts} {self.reason} {self.detail}"
         return crc32(b"".join((failed.encode(), *image)))
+
+
+def describe_models(models: Iterable[Model]) -> list[dict[str, Any]]:
+    """What is known of each model, as a flat row: what its fingerprint stands for. By stage and fingerprint."""
+    return [
+        {"fingerprint": m.fingerprint, "stage": m.stage, **structs.asdict(m.provenance), "notice": m.notice}
+        for m in sorted(models, key=lambda model: (model.stage, model.fingerprint))
+    ]

@@ -15,7 +15,6 @@ from types import MappingProxyType
 from typing import Any, BinaryIO
 
 import msgspec
-from msgspec import structs
 
 from daemon import __version__
 from daemon.config.loading import Config
@@ -24,7 +23,7 @@ from daemon.core.errors import WrongArgument
 from daemon.core.hints import command, quantity
 from daemon.formats.formats import FOLDERS, WITH_IMAGES
 from daemon.ledger.files import STDOUT, written_whole
-from daemon.ledger.record import UNKNOWN, Model, Record
+from daemon.ledger.record import UNKNOWN, Model, Record, describe_models
 from daemon.ledger.records import Reader
 from daemon.monitoring.notices import list_notices
 from daemon.results.choice import Chosen, ExportChoice
@@ -230,14 +229,6 @@ def _write_rows(
 def models_file(file: Path) -> Path:
     """Beside a file of rows, that of their models: results.models.csv for results.csv."""
     return file.with_name(f"{file.name.removesuffix('.csv')}.models.csv")
-
-
-def describe_models(models: Iterable[Model]) -> list[dict[str, Any]]:
-    """What is known of each model, as a flat row: what its fingerprint stands for. By stage and fingerprint."""
-    return [
-        {"fingerprint": m.fingerprint, "stage": m.stage, **structs.asdict(m.provenance), "notice": m.notice}
-        for m in sorted(models, key=lambda model: (model.stage, model.fingerprint))
-    ]
 
 
 def note_models(models: Iterable[Model]) -> dict[bytes, bytes]:

@@ -212,7 +212,8 @@ class Uploads:
         is_form, length = kind == b"multipart/form-data", _length_of(request)
         if not is_form and length > most_bytes:
             raise UploadTooLarge(most_bytes)
-        parts = _read_form(request, options.get(b"boundary", b"")) if is_form else _read_whole(request)
+        boundary = options.get(b"boundary", b"")
+        parts = _read_form(request, boundary) if is_form else _read_whole(request, kind == URLENCODED)
         async for part in parts:
             match part:
                 case Begun(name):
@@ -274,10 +275,10 @@ class Begun(NamedTuple):
 Parts = AsyncIterator[Begun | bytes | None]
 
 
-async def _read_whole(request: Request) -> Parts:
-    """Raises UploadRefused."""
+async def _read_whole(request: Request, may_be_spoiled: bool) -> Parts:
+    """may_be_spoiled: by `curl -d`. Raises UploadRefused."""
     yield Begun(request.query_params.get("name", ""))
-    may_be_spoiled, size = _type_of(request)[0] == URLENCODED, 0
+    size = 0
     async for part in request.stream():
         may_be_spoiled = may_be_spoiled and not any(byte in part for byte in LOST_BY_CURL)
         size += len(part)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import itertools
 import os
 import threading
 import time
@@ -28,7 +29,7 @@ SHARE = 1000  # images of work for each known image
 REPEATS = 16  # images in a row with the very same answer of a stage, which make it suspicious
 
 
-class Reference(msgspec.Struct, frozen=True):
+class FirstAnswers(msgspec.Struct, frozen=True):
     """The first answers of these models to the known images that were not wrong in themselves: JSON by stage."""
 
     worker: str  # that gave them
@@ -78,7 +79,7 @@ class Canary:
     def _look(self) -> dict[str, str]:
         began_at = self._clock()
         pictures = draw_known(self._chain.setup.limits)
-        ends = [sum(map(len, pictures[: number + 1])) for number in range(len(pictures))]
+        ends = itertools.accumulate(map(len, pictures))
         items = [Item(end - len(data), len(data), {}) for end, data in zip(ends, pictures, strict=True)]
         outcomes = self._chain.run(Batch(0, items), memoryview(b"".join(pictures)), whole=True).outcomes
         with self._lock:
@@ -90,13 +91,13 @@ class Canary:
         errors = [outcome.detail for outcome in outcomes]
         specs = self._chain.setup.stages
         with self._lock:
-            wrong = find_faults(specs, answers, [], sizes)
             is_complete = all(len(said) == len(specs) for said in answers)
             # A stage may be unable to process a known image; or what hindered it passes, and its answers are known then.
-            if not (wrong or self._reference) and (is_complete or self._looked):
+            may_agree = not self._reference and (is_complete or self._looked)
+            if may_agree and not find_faults(specs, answers, [], sizes):
                 self._reference = self._agree(answers)
             self._looked = True
-            return wrong or find_faults(specs, answers, self._reference, sizes, errors)
+            return find_faults(specs, answers, self._reference, sizes, errors)
 
     def _agree(self, answers: list[dict[str, bytes]]) -> list[dict[str, bytes]]:
         """The reference that all workers with these models have: the first one of them that asks writes it. Without a file,
@@ -105,7 +106,9 @@ class Canary:
             return answers
         path = Path(self._chain.setup.references, f"{digest_models(self._chain.setup)}.json")
         with contextlib.suppress(OSError):
-            write_reference(path, Reference(self._chain.setup.name, list(map(_as_raw, answers)), time.time()))
+            write_reference(
+                path, FirstAnswers(self._chain.setup.name, list(map(_as_raw, answers)), time.time())
+            )
         return read_reference(path) or answers
 
 
@@ -119,13 +122,13 @@ def digest_models(setup: Setup) -> str:
 def read_reference(path: Path) -> list[dict[str, bytes]]:
     """The answers for each picture; none if the file is not there, or damaged."""
     try:
-        kept = msgspec.json.decode(read_file(path), type=Reference)
+        kept = msgspec.json.decode(read_file(path), type=FirstAnswers)
     except (OSError, msgspec.MsgspecError):
         return []
     return [{stage: bytes(payload) for stage, payload in answers.items()} for answers in kept.answers]
 
 
-def write_reference(path: Path, reference: Reference) -> None:
+def write_reference(path: Path, reference: FirstAnswers) -> None:
     """Unless another worker was first. A damaged file is replaced. Raises OSError."""
     path.parent.mkdir(exist_ok=True)
     partial = path.with_name(f".{path.name}.{os.getpid()}")

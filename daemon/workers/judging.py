@@ -21,7 +21,7 @@ import msgspec
 from stages.blip.descriptor import Caption
 from stages.clip.descriptor import Clip
 from stages.contract.base import Result, StageSpec
-from stages.ocr.descriptor import Ocr
+from stages.ocr.descriptor import Ocr, bounds_of
 from stages.registry import registry
 from stages.yolo.descriptor import Objects
 
@@ -182,13 +182,8 @@ def list_things(answer: Result | None) -> list[Thing]:
     if isinstance(answer, Objects):
         return [Thing(found.label, found.score, found.box) for found in answer.detections]
     if isinstance(answer, Ocr):
-        return [Thing(line.text, line.score, bound(line.box)) for line in answer.lines]
+        return [Thing(line.text, line.score, bounds_of(line.box)) for line in answer.lines]
     return []
-
-
-def bound(corners: Sequence[tuple[float, float]]) -> Box:
-    across, down = zip(*corners, strict=True)
-    return min(across), min(down), max(across), max(down)
 
 
 def overlap(one: Box, other: Box) -> float:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import lru_cache
 from typing import Annotated
 
@@ -42,6 +43,12 @@ class Line(msgspec.Struct, frozen=True, omit_defaults=True):
     score: float
     box: tuple[Point, Point, Point, Point]
     guessed: bool = False
+
+
+def bounds_of(corners: Sequence[Sequence[float]]) -> tuple[float, float, float, float]:
+    """The smallest upright box around a line's corners: x0, y0, x1, y1."""
+    across, down = zip(*corners, strict=True)
+    return min(across), min(down), max(across), max(down)
 
 
 class Ocr(msgspec.Struct, frozen=True, omit_defaults=True):
