@@ -55,7 +55,7 @@ class Canary:
         """Whether the caller is to look now. images: of its last batch.
 
         The pictures are no larger than usual images, so after a thousand images for each of them a look costs at most a
-        thousandth of the work. The same after a thousand times what the last look took: an idle worker may look too. A
+        thousandth of the work. The same after a thousand times what the last look took: a worker with few images looks too. A
         stage that repeats itself is looked at after the pause; if it is healthy (blank pages may have equal answers), it
         must then repeat itself twice as often.
         """

@@ -10,7 +10,8 @@ from tests.daemon_process import Daemon, Place, counts_of
 
 WRONG = "answers to known images are wrong"
 
-# A worker looks often, and while FILE is there its fake models take an image for another one. Others are started at once.
+# A worker looks after every third image, as a look comes only after a batch. While FILE is there its fake models take an image
+# for another one. Other workers are started at once.
 BREAKABLE = """
 import os, sys
 if "run" in sys.orig_argv:
@@ -18,7 +19,7 @@ if "run" in sys.orig_argv:
     pool.BACKOFF_SECONDS = 0.01
 if "daemon.workers.child" in sys.orig_argv:
     import daemon.workers.canary as canary, stages.registry.fake as fake
-    canary.PAUSE_SECONDS, canary.SHARE = 0.05, 1
+    canary.PAUSE_SECONDS, canary.SHARE = 0, 1
     right = fake.variant_of
     fake.variant_of = lambda image: WRONG if os.path.exists(FILE) else right(image)
 """
@@ -94,7 +95,7 @@ def test_the_reference_outlives_the_daemon(tmp_path: Path) -> None:
 def test_results_that_were_wrong_are_made_again_although_the_models_are_the_same(tmp_path: Path) -> None:
     place, (file, environment) = Place(tmp_path), make_breakable(tmp_path)
     site = tmp_path / "site" / "sitecustomize.py"
-    site.write_text(site.read_text().replace("canary.PAUSE_SECONDS, canary.SHARE = 0.05, 1", ""))
+    site.write_text(site.read_text().replace("canary.PAUSE_SECONDS, canary.SHARE = 0, 1", ""))
     with Daemon(place, **environment) as daemon:
         place.drop_many(range(6))
         daemon.wait_idle(6)
