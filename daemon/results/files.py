@@ -112,45 +112,38 @@ class FileSink:
     @contextlib.contextmanager
     def _open_owners(self) -> Iterator[sqlite3.Connection]:
         """One transaction, on the disk at its end. Raises NotWritable; also if it is lost, as then an image would get the
-        name of another one's file."""
-        if why := self._describe_owners():
-            raise NotWritable(why)
+        name of another one's file.
+
+        Never opened only to be read: SQLite then refuses to undo what a killed daemon has left half written."""
         try:
             with contextlib.closing(sqlite3.connect(self._owners)) as connection:
                 connection.executescript(OWNERS)
                 with connection:
+                    asked = connection.execute("SELECT 1 FROM file WHERE sink = ? LIMIT 1", (self._sink,))
+                    if not asked.fetchone() and self._has_files():
+                        raise NotWritable(self._say_unknown())
                     yield connection
         except sqlite3.Error as error:
-            raise NotWritable(self._say_unusable(error)) from error
+            raise NotWritable(
+                f"{self._owners} cannot be used: {error}. It says which image has which file; if it is damaged, remove it, "
+                f"and move {os.fsdecode(self._folder)} away"
+            ) from error
 
     def _describe_owners(self) -> str:
-        """Why it is not known whose files there are; empty if it is, or if there are none."""
+        """Why it is not known whose files there are. A look creates nothing: it may be of another user."""
+        if not self._owners.exists():
+            return self._say_unknown() if self._has_files() else ""
         try:
-            is_known = self._owners.exists() and self._knows_some()
-        except sqlite3.Error as error:
-            return self._say_unusable(error)
-        if is_known or not self._has_files():
-            return ""
+            with self._open_owners():
+                return ""
+        except NotWritable as error:
+            return str(error)
+
+    def _say_unknown(self) -> str:
         export = command("export", "--format", self._sink, "FOLDER")
         return (
             f"{os.fsdecode(self._folder)} has files, and {self._owners} does not say of which images. Move that folder away; "
             f"`{export}` writes the files of all images"
-        )
-
-    def _knows_some(self) -> bool:
-        """Also as a user who may only read it. Raises sqlite3.Error."""
-        with contextlib.closing(sqlite3.connect(f"{self._owners.as_uri()}?mode=ro", uri=True)) as connection:
-            if not connection.execute(
-                "SELECT 1 FROM sqlite_master"
-            ).fetchone():  # a crash came before its first row
-                return False
-            asked = connection.execute("SELECT 1 FROM file WHERE sink = ? LIMIT 1", (self._sink,))
-            return asked.fetchone() is not None
-
-    def _say_unusable(self, error: sqlite3.Error) -> str:
-        return (
-            f"{self._owners} cannot be used: {error}. It says which image has which file; if it is damaged, remove it, and "
-            f"move {os.fsdecode(self._folder)} away"
         )
 
     def _has_files(self) -> bool:

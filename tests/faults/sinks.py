@@ -31,7 +31,8 @@ def kill_while_sinks_write(folder: Path, kills: int, files: int, chance: random.
     place = open_place(folder)
     place.configure({"output": {"sinks": sorted(FILE_SINKS)}})
     outcome = kill_daemons(place, kills, files, chance)
-    assert place.run_once().returncode == 0  # a daemon that is stopped waits for its sinks only for a while
+    end = place.run_once()  # a daemon that is stopped waits for its sinks only for a while
+    assert end.returncode == 0, end.stderr
     for sink in sorted(FILE_SINKS):
         judge_files(place, sink, outcome.verdict)
     return outcome

@@ -7,6 +7,7 @@ import os
 import re
 import shutil
 import sqlite3
+import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -33,6 +34,15 @@ pytestmark = pytest.mark.anyio
 NAMES = [b"a.jpg", b"a.png", b"a.png.jpg", b"a.txt/b.jpg", b"A.jpg", b"sub/a.jpg", b"n" * 251 + b".jpg"]
 NAMES += [("ü" * 125 + ".jpg").encode(), b"\xff.jpg", b"x.jpg.xmp/c.jpg", b"x.jpg", b"x.xmp/c.jpg"]
 NAMES += [b"/".join([b"d" * 200] * 21), b"bell\x07 <&>.jpg"]
+
+# Killed while the transaction is open: what it has noted is on the disk in part, and a journal says how to undo it.
+HALF_NOTED = """
+import os, sqlite3, sys
+owners = sqlite3.connect(sys.argv[1])
+owners.execute("PRAGMA cache_size = 1")
+owners.executemany("INSERT INTO file VALUES ('captions', ?, ?)", [(b"%d" % n, b"of another image") for n in range(9999)])
+os.kill(os.getpid(), 9)
+"""
 
 
 def make_sink(folder: Path, sink: str, *inboxes: str) -> FileSink:
@@ -147,6 +157,20 @@ async def test_names_are_noted_before_files_have_them(tmp_path: Path) -> None:
     with sqlite3.connect(tmp_path / "state" / SINK_FILES) as owners:
         assert owners.execute("SELECT * FROM file").fetchall() == [("captions", b"a.txt", b"a.jpg")]
     owners.close()
+
+
+@pytest.mark.parametrize("kind", ["a first look", "a first record"])
+async def test_names_that_a_killed_daemon_has_half_noted_are_undone(tmp_path: Path, kind: str) -> None:
+    await make_sink(tmp_path, "captions").append([make(tmp_path, b"a.jpg", "one")])
+    await anyio.run_process(
+        [sys.executable, "-c", HALF_NOTED, str(tmp_path / "state" / SINK_FILES)], check=False
+    )
+    assert (tmp_path / "state" / f"{SINK_FILES}-journal").stat().st_size
+    sink = make_sink(tmp_path, "captions")
+    if kind == "a first look":
+        assert sink.problem() == ""
+    await sink.append([make(tmp_path, b"1.png", "two")])
+    assert sorted(os.listdir(tmp_path / "results.captions")) == ["1.txt", "a.txt"]
 
 
 async def test_if_it_is_not_known_whose_the_files_are_none_of_them_is_replaced(tmp_path: Path) -> None:
