@@ -181,6 +181,12 @@ class UpkeepSection(Section):
         description="Days between attempts to shrink the ledger's file, if a quarter of it is free. Stops when images or "
         "commands arrive. 0: never, for a large ledger, as copying it back holds up new images for some seconds per gigabyte.",
     )
+    forget_days: float = Field(
+        1,
+        ge=0,
+        description="Days between looks for files that were skipped, and are deleted or ignored since: they leave the list. "
+        "0: never, and `run --once` does not look either.",
+    )
     prune_days: float = Field(
         0,
         ge=0,

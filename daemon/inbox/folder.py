@@ -154,7 +154,7 @@ class Folder:
             return None
         try:
             self.known.check()
-            self.mounts |= _mounts_below(self.root)
+            self.mounts |= _mounts_below(self.root).keys()
         except FolderAway as away:
             try:
                 files = reader.files_of(self.number)
@@ -231,7 +231,7 @@ class Folder:
         away = self.find_absence(reader)
         unmounted = self.mounts
         with contextlib.suppress(OSError):  # if that cannot be read, images below a mount wait
-            unmounted = self.mounts - _mounts_below(self.root)
+            unmounted = self.mounts - _mounts_below(self.root).keys()
         for job in gone:
             if job.location:
                 why = _trouble_of(check_outputs)
@@ -267,12 +267,29 @@ class Folder:
             return "it was away for a moment" if is_there else ""
         except OSError:
             pass
+        if job.seen_at >= self.opened_at:  # the identity of its folder is known
+            return self._why_unmounted(path, unmounted)
+        return self.why_not_deleted(job.path, job.seen_at, unmounted)
+
+    def why_not_deleted(self, path: bytes, seen_at: float, unmounted: set[bytes]) -> str:
+        """Why a file that is missing has not been deleted; empty if it has, as far as its folders show. unmounted: as of
+        `find_unmounted`."""
+        gone = self._why_unmounted(os.path.join(self.root, path), unmounted)
+        return gone or why_not_deleted(self.root, path, seen_at)
+
+    def _why_unmounted(self, path: bytes, unmounted: set[bytes]) -> str:
         for mount in unmounted:
             if is_within(path, mount):
                 fix = "Mount it again; if its images are not needed any more, restart the daemon"
                 return f"{os.fsdecode(mount)} is not mounted any more. {fix}"
-        # Of files that were seen since, the identity of their folders is known.
-        return why_not_deleted(self.root, job.path, job.seen_at) if job.seen_at < self.opened_at else ""
+        return ""
+
+    def find_unmounted(self) -> set[bytes]:
+        """The places of mounts that it had and has no more, or that are mounted when they are used, and are not. Raises
+        FolderAway if it is not the folder that it was; OSError."""
+        self.known.check()
+        there = _mounts_below(self.root)
+        return (self.mounts - there.keys()) | {place for place, kind in there.items() if kind == b"autofs"}
 
     def silent_seconds(self) -> float:
         """How long it has not answered, if that is too long; else 0."""
@@ -336,9 +353,11 @@ def _letters_of(name: bytes) -> str:
     return unicodedata.normalize("NFC", os.fsdecode(name)).casefold()
 
 
-def _mounts_below(root: bytes) -> set[bytes]:
+def _mounts_below(root: bytes) -> dict[bytes, bytes]:
+    """The kind of the last mount at each place."""
     real = os.path.realpath(root)
-    return {mount.place for mount in list_mounts() if mount.place != real and is_within(mount.place, real)}
+    mounts = [mount for mount in list_mounts() if mount.place != real and is_within(mount.place, real)]
+    return {mount.place: mount.kind for mount in mounts}
 
 
 def _trouble_of(check: Callable[[], None]) -> str:

@@ -58,7 +58,8 @@ class Watcher:
     ) -> None:
         """retry: for reading the ledger. longest: by inbox, how many bytes the path of a file in it may have.
         keep_marker: stores how far the listing of an inbox came; None: that is not stored."""
-        self._folders = [open_folder(number, inbox) for number, inbox in inboxes.items()]
+        self.folders = {number: open_folder(number, inbox) for number, inbox in inboxes.items()}
+        self._folders = list(self.folders.values())
         for folder in self._folders:
             folder.longest = (longest or {}).get(folder.number, folder.longest)
         self._reader = reader

@@ -2,8 +2,9 @@
 -- each call of SQLite releases the interpreter lock and may have to wait for it afterwards. `OR FAIL`: a failure undoes the whole
 -- transaction anyway. Without it SQLite copies every page that such a statement changes, so that it could undo the statement alone;
 -- for pages all over a table these copies go to a temporary file. With ON CONFLICT DO UPDATE it copies them anyway. `:is_newest`,
--- `:is_known` and `:is_spare` stand for the conditions of these names: no later version of the image's file is known; the ledger has
--- this version already; nothing needs this version any more.
+-- `:is_known`, `:is_spare`, `:is_skipped` and `:is_awaited` stand for the conditions of these names: no later version of the image's
+-- file is known; the ledger has this version already; nothing needs this version any more; there is nothing of this version but its
+-- row; a sink still waits for its record.
 -- `+inbox` keeps SQLite from using the index that begins with `inbox`, which has every image that ever was, instead of one that
 -- only has the PENDING ones.
 
@@ -41,6 +42,14 @@ image.location IS NULL AND COALESCE(image.finished_at, image.seen_at) < :before 
         )
     )
 )
+
+-- name: is_skipped
+-- It has no result, and the daemon has not moved its file.
+image.status = 3 AND image.location IS NULL AND COALESCE(image.models, '[]') = '[]'
+
+-- name: is_awaited
+-- A sink has not come to the number of its record yet.
+EXISTS (SELECT 1 FROM publication WHERE publication.image = image.id AND number > (SELECT MIN(place) FROM sink))
 
 -- name: schema
 CREATE TABLE inbox (
@@ -807,10 +816,7 @@ SELECT id, status, 200 + length(path) + COALESCE(length(criteria), 0) + COALESCE
 WHERE id > :after AND :is_spare ORDER BY id LIMIT :limit;
 
 -- name: prune
--- A sink may still wait for its record.
-DELETE FROM image WHERE NOT EXISTS (
-    SELECT 1 FROM publication WHERE publication.image = image.id AND number > (SELECT MIN(place) FROM sink)
-) AND id IN (SELECT value FROM json_each(:ids)) AND :is_spare RETURNING id, status;
+DELETE FROM image WHERE NOT :is_awaited AND id IN (SELECT value FROM json_each(:ids)) AND :is_spare RETURNING id, status;
 
 -- name: drop_pruned_publications
 DELETE FROM publication WHERE image IN (SELECT value FROM json_each(?));
@@ -820,6 +826,25 @@ DELETE FROM renamed WHERE image IN (SELECT value FROM json_each(?));
 
 -- name: drop_pruned_lost
 DELETE FROM lost WHERE image IN (SELECT value FROM json_each(?));
+
+-- name: skipped
+-- No index has them: the table is read, in the order of its numbers.
+SELECT id, inbox, path, seen_at, reason FROM image NOT INDEXED
+WHERE id > :after AND id <= :last AND :is_skipped AND inbox IN (SELECT value FROM json_each(:inboxes))
+AND typeof(path) = 'blob' AND typeof(seen_at) = 'real' ORDER BY id LIMIT :limit;
+
+-- name: forget_skipped
+-- Of these rows. No other version of the file becomes the newest, unless that is a row like this or GONE.
+DELETE FROM image WHERE id IN (SELECT value FROM json_each(:ids)) AND :is_skipped AND NOT :is_awaited
+AND (NOT :is_newest OR NOT EXISTS (
+    SELECT 1 FROM image AS older WHERE older.inbox = image.inbox AND older.path = image.path AND older.id < image.id
+    AND (older.status NOT IN (3, 4) OR older.location IS NOT NULL OR COALESCE(older.models, '[]') <> '[]')
+)) RETURNING id;
+
+-- name: leave_skipped
+-- The others stand for their file, in the place of earlier versions.
+UPDATE image SET status = 4, reason = NULL, detail = :detail, finished_at = :now
+WHERE id IN (SELECT value FROM json_each(:ids)) AND :is_skipped AND :is_newest RETURNING id;
 
 -- name: unreferenced
 -- Bytes that no version has once the spare ones are removed.

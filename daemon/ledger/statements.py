@@ -22,7 +22,9 @@ def read_statements(folder: str, file: str, conditions: Sequence[str] = ()) -> d
     return statements
 
 
-SQL = read_statements("daemon.ledger", "ledger.sql", ("is_newest", "is_known", "is_spare"))
+SQL = read_statements(
+    "daemon.ledger", "ledger.sql", ("is_newest", "is_known", "is_spare", "is_skipped", "is_awaited")
+)
 
 
 def run_rows(

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import itertools
 import sqlite3
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
@@ -105,7 +105,7 @@ async def prune(
     """
     removed: Amounts = {kind: Amount() for kind in KINDS}
     last = await ledger.run(lambda connection: connection.execute(SQL["last_id"]).fetchone()[0])
-    async for rows in _find(ledger.path, "spare", before, 0):
+    async for rows in find_rows(ledger.path, "spare", 0, before=before):
         sizes = {number: size for number, _, size in rows}
         for number, status in await ledger.run(partial(_prune, ids=list(sizes), before=before)):
             removed[kind_of(JobStatus(status))].add(1, sizes[number])
@@ -115,7 +115,7 @@ async def prune(
         # From now on the ledger notes all bytes that get a
         # version again while unreferenced ones are searched for.
         await ledger.run(lambda connection: setattr(ledger.results, "touched", set()))
-        async for digests in _find(ledger.path, "unreferenced", 0.0, b""):
+        async for digests in find_rows(ledger.path, "unreferenced", b"", before=0.0):
             results, contents = await ledger.run(partial(_drop, digests=digests, ledger=ledger))
             removed[RESULTS].add(len(results), sum(size for (size,) in results))
             removed[CONTENTS].add(contents, CONTENT_BYTES * contents)
@@ -125,10 +125,13 @@ async def prune(
     return removed
 
 
-async def _find(path: Path, statement: str, before: float, after: object) -> AsyncIterator[list[Any]]:
-    """The rows of a statement in chunks, in the order of their first column; few in memory at a time."""
+async def find_rows(
+    path: Path, statement: str, after: object, **parameters: object
+) -> AsyncIterator[list[Any]]:
+    """The rows of a statement in chunks, in the order of their first column; few in memory at a time. They are read over a
+    connection and in a thread of their own."""
     while portion := await run_in_background(
-        _read, path, statement, {"before": before, "after": after, "limit": PORTION}
+        _read, path, statement, {"after": after, "limit": PORTION} | parameters
     ):
         for chunk in _chunks(portion):
             yield chunk
@@ -143,15 +146,15 @@ def _read(path: Path, statement: str, parameters: dict[str, object], stop: Stop)
 def _prune(connection: sqlite3.Connection, ids: list[int], before: float) -> list[tuple[int, int]]:
     parameters = {"ids": msgspec.json.encode(ids).decode(), "before": before}
     removed = [tuple(row) for row in connection.execute(SQL["prune"], parameters).fetchall()]
-    gone = msgspec.json.encode([number for number, _ in removed]).decode()
-    for statement in (
-        "drop_pruned_looks",
-        "drop_pruned_publications",
-        "drop_pruned_lost",
-        "drop_pruned_renamed",
-    ):
-        connection.execute(SQL[statement], (gone,))
+    drop_references(connection, [number for number, _ in removed])
     return removed
+
+
+def drop_references(connection: sqlite3.Connection, removed: Sequence[int]) -> None:
+    """Remove what other tables have of these images, whose rows are gone. Runs in the writing thread."""
+    gone = msgspec.json.encode(removed).decode()
+    for table in ("looks", "publications", "lost", "renamed"):
+        connection.execute(SQL[f"drop_pruned_{table}"], (gone,))
 
 
 def _drop(

@@ -1,9 +1,9 @@
-"""Scheduled tasks that keep the ledger in good order over the years: a full check, backups and their uploads, pruning,
-shrinking the file.
+"""Scheduled tasks that keep the ledger in good order over the years: a full check, backups and their uploads, forgetting
+skipped files that are gone, pruning, shrinking the file.
 
 A task starts in the configured quiet hours when no image is in flight, one at a time. None delays incoming
-images: check and backup read over separate connections, pruning takes small steps, and shrinking the file
-stops when images or a command (redo, retry, prune) come.
+images: check and backup read over separate connections, forgetting and pruning take small steps, and shrinking the
+file stops when images or a command (redo, retry, prune) come.
 A task that fails is logged, counted and tried again an hour later; work goes on.
 """
 
@@ -11,12 +11,8 @@ from __future__ import annotations
 
 import contextlib
 import os
-import shutil
-import sqlite3
-import threading
 import time
 from collections.abc import Awaitable, Callable
-from functools import partial
 from pathlib import Path
 
 import anyio
@@ -25,15 +21,15 @@ import structlog
 from anyio import to_thread
 
 from daemon.config.loading import Config
-from daemon.core.errors import NotWritable
 from daemon.core.jobs import JobStatus
 from daemon.ledger.ledger import Ledger
-from daemon.ledger.reading import Stop, Stopped, stopping
-from daemon.ledger.writer import Alone
+from daemon.ledger.reading import Stopped
 from daemon.maintenance.background import run_in_background
 from daemon.maintenance.backups import back_up_into
 from daemon.maintenance.comparing import check_ledger, check_some
+from daemon.maintenance.forgetting import Folders, are_scanned, forget_skipped
 from daemon.maintenance.pruning import Amounts, prune
+from daemon.maintenance.shrinking import shrink
 from daemon.maintenance.uploading import upload_backups
 from daemon.monitoring.diary import read_diary, write_diary
 from daemon.monitoring.metrics import Metrics
@@ -46,10 +42,9 @@ DAY_SECONDS = 86_400.0
 POLL_SECONDS = 5.0  # between two checks whether a task is due
 AGAIN_SECONDS = {"failed": 3600.0, "stopped": 600.0}  # until the next try
 EARLY = 0.05  # of its interval a task may begin, so that a daily one keeps its hour
-# Shrink only if this much of the ledger's file is free.
-FREE_SHARE, LEAST_FREE_BYTES = 0.25, 16 << 20
 SHARES = 10  # of the sidecars, one of which is compared at each check
-CHECKPOINT_MILLISECONDS, BUSY_MILLISECONDS = 100, 5000
+# `run --once` forgets skipped files each time; if that took t seconds, which are more than these, only after REST × t.
+QUICK_SECONDS, REST = 1.0, 100
 
 
 class Pruning(msgspec.Struct):
@@ -62,8 +57,8 @@ class Pruning(msgspec.Struct):
 
 
 class Upkeep:
-    """Runs the tasks that are due. is_idle: whether no image is in flight;
-    forget: called for each pruned row; clock: Unix seconds."""
+    """Runs the tasks that are due. is_idle: whether no image is in flight; folders: the inboxes, by number; clock: Unix
+    seconds."""
 
     def __init__(
         self,
@@ -71,14 +66,15 @@ class Upkeep:
         ledger: Ledger,
         metrics: Metrics,
         is_idle: Callable[[], bool],
-        forget: Callable[[JobStatus], None],
+        folders: Folders,
         clock: Callable[[], float] = time.time,
     ) -> None:
         self._folder = config.state.path
         self._ledger = ledger
         self._metrics = metrics
         self._is_idle = is_idle
-        self._forget = forget
+        self._counts = metrics.counts
+        self._folders = folders
         self._clock = clock
         self._backups = KnownFolder(b"")
         self.configure(config)
@@ -86,6 +82,7 @@ class Upkeep:
             "verify": self._verify,
             "backup": self._back_up,
             "upload": self._upload,
+            "forget": self._forget,
             "prune": self._prune,
             "vacuum": self._vacuum,
         }
@@ -107,7 +104,8 @@ class Upkeep:
             self._backups = KnownFolder(os.fsencode(upkeep.backup_folder))
         backup_days = upkeep.backup_days if upkeep.backup_folder else 0.0
         upload_days = backup_days if upkeep.backup_url else 0.0
-        days = (upkeep.verify_days, backup_days, upload_days, upkeep.prune_days, upkeep.vacuum_days)
+        ours = (upkeep.forget_days, upkeep.prune_days, upkeep.vacuum_days)
+        days = (upkeep.verify_days, backup_days, upload_days, *ours)
         self._interval_seconds = {t: DAY_SECONDS * count for t, count in zip(TASKS, days, strict=True)}
 
     def chores(self) -> list[Chore]:
@@ -141,7 +139,7 @@ class Upkeep:
     def _is_due(self, task: str, now: float) -> bool:
         """A time in the future comes from a wrong clock: the wait is never longer than the interval."""
         interval, chore = self._interval_seconds[task], self._chores.get(task, Chore(task=task))
-        if not interval:
+        if not interval or (task == "forget" and not are_scanned(self._folders)):
             return False
         if chore.outcome != "done" and chore.tried_at is not None:
             return not 0 <= now - chore.tried_at < AGAIN_SECONDS.get(chore.outcome, 0.0)
@@ -196,38 +194,36 @@ class Upkeep:
         folder, kept = Path(settings.backup_folder), settings.backups_kept
         return await run_in_background(upload_backups, folder, settings.backup_url, kept)
 
+    async def _forget(self) -> str:
+        forgotten = await forget_skipped(self._ledger, self._folders, self._counts, lambda: self._leaving)
+        return forgotten.sentence()
+
     async def _prune(self) -> str:
         before = self._clock() - DAY_SECONDS * self._settings.prune_age_days
         async with self._one_at_a_time:
-            removed = await prune(self._ledger, before, self._forget)
+            removed = await prune(self._ledger, before, self._counts.pruned)
         return (
             ", ".join(f"{amount.rows} {kind}" for kind, amount in removed.items() if amount.rows)
             or "nothing was old enough"
         )
 
     async def _vacuum(self) -> str:
-        free, pages, page_bytes = await self._ledger.run(_measure)
-        if free * page_bytes < LEAST_FREE_BYTES or free < FREE_SHARE * pages:
-            return f"not needed: only {free * page_bytes >> 20} of {pages * page_bytes >> 20} MiB are free"
-        # Room for a copy beside the ledger, and for the copy back through its -wal.
-        wanted = 2 * (pages - free) * page_bytes
-        if shutil.disk_usage(self._folder).free < wanted:
-            raise NotWritable(
-                f"{self._folder} has no room for a copy of the ledger; {wanted >> 20} MiB are needed."
-            )
-        left = threading.Event()
-        try:
-            stop = partial(self._is_disturbed, left)
-            await self._ledger.run(Alone(partial(_vacuum, stop=stop)))
-        finally:
-            left.set()
-        return f"{free * page_bytes >> 20} MiB given back to the disk"
+        return await shrink(self._ledger, self._is_disturbed)
 
-    def _is_disturbed(self, left: threading.Event) -> bool:
-        return left.is_set() or self._leaving or self._ledger.awaited > 0 or self.pruning.running
+    def _is_disturbed(self) -> bool:
+        return self._leaving or self._ledger.awaited > 0 or self.pruning.running
+
+    async def forget_at_end(self) -> None:
+        """Let `run --once` forget skipped files, unless the last time took long and is not long ago."""
+        last = self._chores.get("forget", Chore(task="forget"))
+        since = self._clock() - (last.tried_at or 0.0)
+        rests = last.seconds > QUICK_SECONDS and 0 <= since < REST * last.seconds
+        is_on = bool(self._interval_seconds["forget"] and self._counts.of(JobStatus.SKIPPED))
+        if is_on and are_scanned(self._folders) and not rests:
+            await self.perform("forget")
 
     def leave(self) -> None:
-        """The daemon is about to end: what holds up the ledger's thread stops at once."""
+        """The daemon is about to end: what takes long stops at once."""
         self._leaving = True
 
     # What a person asks for
@@ -249,7 +245,7 @@ class Upkeep:
 
             try:
                 async with self._one_at_a_time:
-                    done.amounts = await prune(self._ledger, self._before, self._forget, step)
+                    done.amounts = await prune(self._ledger, self._before, self._counts.pruned, step)
             except Exception as error:  # noqa: BLE001 - the command that asked for it reports it
                 done.trouble = str(error) or repr(error)
             self.pruning = done
@@ -262,20 +258,3 @@ def is_quiet(hours: str, now: float) -> bool:
         return True
     moment, (begin, end) = time.strftime("%H:%M", time.localtime(now)), hours.split("-")
     return begin <= moment < end if begin < end else moment >= begin or moment < end
-
-
-def _measure(connection: sqlite3.Connection) -> tuple[int, int, int]:
-    """The ledger's free pages, all its pages, and the bytes of one."""
-    names = ("freelist_count", "page_count", "page_size")
-    free, pages, size = (connection.execute(f"PRAGMA {name}").fetchone()[0] for name in names)
-    return free, pages, size
-
-
-def _vacuum(connection: sqlite3.Connection, stop: Stop) -> None:
-    """Write the ledger's file again without its free pages. It may be stopped while the copy is made;
-    the copy back, at the disk's speed, may not."""
-    with stopping(connection, stop):
-        connection.execute("VACUUM")
-    connection.execute(f"PRAGMA busy_timeout = {CHECKPOINT_MILLISECONDS}")  # do not wait for readers
-    connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
-    connection.execute(f"PRAGMA busy_timeout = {BUSY_MILLISECONDS}")

@@ -149,7 +149,7 @@ class Bench:
             "inbox": [{"path": str(self.inbox), "settle_seconds": 0}],
             "output": {name: str(self.home / name) for name in ("results", "failed", "done")},
             "state": {"path": str(self.home / "state")},
-            "upkeep": {"verify_days": 0, "vacuum_days": 0},
+            "upkeep": {"verify_days": 0, "forget_days": 0, "vacuum_days": 0},
             "http": {"listen": ""},
             "log": {"level": "warning", "format": "json"},
         }

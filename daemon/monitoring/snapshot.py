@@ -13,7 +13,14 @@ from daemon.core.jobs import Outdated
 from daemon.monitoring.limits import Limit, Moment
 from daemon.system.log import LogLine
 
-TASKS = ("verify", "backup", "upload", "prune", "vacuum")  # of upkeep, in the order in which they run
+TASKS = (
+    "verify",
+    "backup",
+    "upload",
+    "forget",
+    "prune",
+    "vacuum",
+)  # of upkeep, in the order in which they run
 
 
 class WorkerState(msgspec.Struct, frozen=True):
@@ -109,7 +116,7 @@ class GpuState(msgspec.Struct, frozen=True):
 class Chore(msgspec.Struct, frozen=True, kw_only=True):
     """The last run of an upkeep task. Times are Unix seconds; None: never."""
 
-    task: str  # verify, backup, prune or vacuum
+    task: str  # one of TASKS
     tried_at: float | None = None
     succeeded_at: float | None = None
     seconds: float = 0.0  # duration of the last run

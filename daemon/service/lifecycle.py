@@ -129,6 +129,8 @@ class Service:
                     await to_thread.run_sync(files.check)
                     for part in (*pipeline.stations, *pipeline.looks):
                         part.stop()
+                    if self.once and status.upkeep and not pipeline.draining:
+                        await status.upkeep.forget_at_end()
                     tasks.cancel_scope.cancel()
             if self.show:
                 self.show(await status.complete_snapshot(at_end=True))
@@ -201,7 +203,8 @@ class Service:
                 stack, config, layout, plans, ledger, reader, numbers, metrics, retry, once=self.once
             )
             self.counts.begin(await to_thread.run_sync(reader.counts))
-            upkeep = Upkeep(config, ledger, metrics, lambda: not pipeline.in_flight, self.counts.pruned)
+            folders = pipeline.watcher.folders
+            upkeep = Upkeep(config, ledger, metrics, lambda: not pipeline.in_flight, folders)
             settings = await to_thread.run_sync(digest_settings, config, layout.specs)
             status = Status(
                 pipeline,

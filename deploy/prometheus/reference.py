@@ -56,7 +56,7 @@ LABELS = {
     "stage": "`ocr`, `yolo`, `clip`, `blip`, one of a plug-in, or the name of a second look",
     "state": "`loading`, `ready`, `silent` (no heartbeat), `waiting` (for a restart), `closed`",
     "status": "the class of an answer's status: `2xx`, `3xx`, `4xx`, `5xx`",
-    "task": "of upkeep: `verify`, `backup`, `upload`, `prune`, `vacuum`",
+    "task": "of upkeep: `verify`, `backup`, `upload`, `forget`, `prune`, `vacuum`",
     "uuid": "the GPU's UUID",
     "version": "of visiond",
     "worker": "segment and number of its seat",

@@ -14,17 +14,22 @@ from typing import Any
 import anyio
 import anyio.lowlevel
 import pytest
+from msgspec import structs
 
 from daemon.config.loading import parse
+from daemon.config.sections import Inbox
 from daemon.core.errors import ConfigError, LedgerDamaged
 from daemon.core.jobs import JobStatus
+from daemon.inbox.folder import open_folder
 from daemon.ledger.ledger import Ledger
 from daemon.ledger.reading import Stopped
 from daemon.ledger.records import Reader
 from daemon.ledger.writer import Alone
 from daemon.maintenance import schedule as upkeep
+from daemon.maintenance import shrinking
 from daemon.maintenance.background import run_in_background
 from daemon.maintenance.backups import back_up_into
+from daemon.maintenance.forgetting import Forgotten
 from daemon.maintenance.schedule import Upkeep, is_quiet
 from daemon.monitoring.diary import DIARY, read_diary
 from daemon.monitoring.metrics import Metrics
@@ -37,6 +42,7 @@ pytestmark = pytest.mark.anyio
 DAY, HOUR, MINUTE = 86_400.0, 3600.0, 60.0
 NIGHT = 1_700_000_000 // 86_400 * DAY + 2 * HOUR  # 02:00 in UTC
 LOCAL = [task for task in TASKS if task != "upload"]  # its tests have a store: tests/daemon/stores
+VERIFY_ALONE = {"backup_folder": "", "forget_days": 0, "prune_days": 0, "vacuum_days": 0}
 ALL_ON = {"backup_folder": "backups", "prune_days": 1, "verify_days": 1, "vacuum_days": 1}
 
 
@@ -67,7 +73,7 @@ async def open_upkeep(tmp_path: Path, inbox: Path) -> AsyncIterator[Callable[...
 
     def make(clock: Callable[[], float], is_idle: bool = True, **settings: Any) -> Upkeep:
         config = parse({"upkeep": ALL_ON | settings}, tmp_path)
-        return Upkeep(config, ledger, Metrics(), lambda: is_idle, lambda status: None, clock)
+        return Upkeep(config, ledger, Metrics(), lambda: is_idle, {}, clock)
 
     yield make
     ledger.close()
@@ -141,7 +147,7 @@ async def test_ten_checks_compare_all_of_the_sidecars(
     parts: list[int] = []
     monkeypatch.setattr(upkeep, "check_some", lambda config, part, parts_, stop: parts.append(part))
     clock = Clock()
-    keeper = open_upkeep(clock, backup_folder="", prune_days=0, vacuum_days=0, verify_days=days)
+    keeper = open_upkeep(clock, **VERIFY_ALONE, verify_days=days)
     for _ in range(10):
         assert await do_all(keeper) == ["verify"]
         clock.now += days * DAY
@@ -152,7 +158,7 @@ async def test_disabled_tasks_never_run_and_none_starts_while_images_are_in_flig
     open_upkeep: Callable[..., Upkeep],
 ) -> None:
     assert await do_all(open_upkeep(Clock(), is_idle=False)) == []
-    assert await do_all(open_upkeep(Clock(), backup_folder="", prune_days=0, vacuum_days=0)) == ["verify"]
+    assert await do_all(open_upkeep(Clock(), **VERIFY_ALONE)) == ["verify"]
 
 
 async def test_a_clock_that_was_set_back_keeps_nothing_waiting_for_longer_than_its_interval(
@@ -165,6 +171,48 @@ async def test_a_clock_that_was_set_back_keeps_nothing_waiting_for_longer_than_i
     assert await do_all(keeper) == LOCAL
 
 
+async def test_skipped_files_are_forgotten_when_each_inbox_that_can_be_read_has_been_scanned(
+    open_upkeep: Callable[..., Upkeep], inbox: Path
+) -> None:
+    keeper = open_upkeep(Clock(), **VERIFY_ALONE | {"verify_days": 0, "forget_days": 1})
+    there, dead = open_folder(1, Inbox(path=inbox)), open_folder(2, Inbox(path=inbox / "dead"))
+    keeper._folders = {1: there, 2: dead}
+    assert keeper.next_task() is None
+    there.first_scanned_at = 1.0
+    assert keeper.next_task() is None
+    dead.trouble = "Transport endpoint is not connected"
+    assert keeper.next_task() == "forget"
+
+
+async def test_a_run_forgets_skipped_files_each_time_unless_that_took_long(
+    open_upkeep: Callable[..., Upkeep], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock, done = Clock(), list[str]()
+
+    async def forget(*_: object) -> Forgotten:
+        done.append("forget")
+        return Forgotten()
+
+    async def count(seconds: float) -> int:
+        """How often it has been done after one more run a minute later, if the last time took so long."""
+        clock.now += MINUTE
+        if chore := keeper._chores.get("forget"):
+            keeper._chores["forget"] = structs.replace(chore, seconds=seconds)
+        await keeper.forget_at_end()
+        return len(done)
+
+    monkeypatch.setattr(upkeep, "forget_skipped", forget)
+    keeper = open_upkeep(clock)
+    assert await count(0.1) == 0, "there is no skipped file"
+    keeper._counts.begin({JobStatus.SKIPPED: 1})
+    assert [await count(0.1), await count(0.9), await count(2.0), await count(2.0)] == [1, 2, 2, 2]
+    clock.now += 2 * MINUTE
+    assert await count(2.0) == 3
+    keeper = open_upkeep(clock, forget_days=0)
+    keeper._counts.begin({JobStatus.SKIPPED: 1})
+    assert await count(0.1) == 3
+
+
 # How it ends
 
 
@@ -172,7 +220,7 @@ async def test_a_damaged_ledger_is_reported_counted_and_checked_again_an_hour_la
     open_upkeep: Callable[..., Upkeep],
 ) -> None:
     clock = Clock()
-    keeper = open_upkeep(clock, backup_folder="", prune_days=0, vacuum_days=0)
+    keeper = open_upkeep(clock, **VERIFY_ALONE)
     damage(keeper._ledger.path)
     assert await do_all(keeper) == ["verify"]
     [failure] = keeper.failures()
@@ -193,7 +241,7 @@ async def test_a_damaged_ledger_is_reported_counted_and_checked_again_an_hour_la
 async def test_a_later_daemon_shows_the_last_success(
     open_upkeep: Callable[..., Upkeep], tmp_path: Path
 ) -> None:
-    assert len(await do_all(open_upkeep(Clock()))) == 4
+    assert len(await do_all(open_upkeep(Clock()))) == 5
     later = open_upkeep(Clock())
     assert [(chore.task, chore.outcome, chore.succeeded_at) for chore in later.chores()] == [
         (task, "done", NIGHT) for task in LOCAL
@@ -365,7 +413,7 @@ async def test_making_the_file_smaller_stops_when_images_or_a_command_come(
     ask: Callable[[Upkeep], Awaitable[None]],
 ) -> None:
     keeper = open_upkeep(Clock())
-    ledger, begun, asked, vacuum = keeper._ledger, threading.Event(), threading.Event(), upkeep._vacuum
+    ledger, begun, asked, vacuum = keeper._ledger, threading.Event(), threading.Event(), shrinking._vacuum
     await ledger.admit([make_file(b"%d.jpg" % number) for number in range(5000)])
     size = ledger.path.stat().st_size
 
@@ -374,9 +422,9 @@ async def test_making_the_file_smaller_stops_when_images_or_a_command_come(
         assert asked.wait(PATIENCE)
         vacuum(connection, stop)
 
-    monkeypatch.setattr(upkeep, "_vacuum", begin_late)
-    monkeypatch.setattr(upkeep, "LEAST_FREE_BYTES", 0)
-    monkeypatch.setattr(upkeep, "FREE_SHARE", 0.0)
+    monkeypatch.setattr(shrinking, "_vacuum", begin_late)
+    monkeypatch.setattr(shrinking, "LEAST_FREE_BYTES", 0)
+    monkeypatch.setattr(shrinking, "FREE_SHARE", 0.0)
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(keeper.perform, "vacuum")
         await until(begun.is_set)
@@ -428,6 +476,7 @@ def test_the_daemon_does_what_is_due_and_its_status_and_readyz_say_how_that_ende
         assert [(chore["task"], chore["outcome"]) for chore in status["upkeep"]] == [
             ("verify", "done"),
             ("backup", "failed"),
+            ("forget", "done"),
             ("vacuum", "done"),
         ]
         code, ready = daemon.get("/readyz")

@@ -88,8 +88,11 @@ async def test_a_backup_is_uploaded_after_it_was_made(
     proxy: FaultyProxy, bucket: Bucket, prefix: str, ledger: Ledger, tmp_path: Path
 ) -> None:
     settings = {"backup_folder": "backups", "backup_url": f"s3://{BUCKET}/{prefix}"}
-    config = parse({"upkeep": settings | {"quiet_hours": "", "verify_days": 0, "vacuum_days": 0}}, tmp_path)
-    keeper = Upkeep(config, ledger, Metrics(), lambda: True, lambda status: None)
+    config = parse(
+        {"upkeep": settings | {"quiet_hours": "", "verify_days": 0, "forget_days": 0, "vacuum_days": 0}},
+        tmp_path,
+    )
+    keeper = Upkeep(config, ledger, Metrics(), lambda: True, {})
     for task in ("backup", "upload"):
         assert keeper.next_task() == task
         await keeper.perform(task)
