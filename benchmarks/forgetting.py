@@ -50,6 +50,7 @@ def make_files(inbox: Path, rows: int, count: int) -> None:
         folder.mkdir()
     for number in range(count):
         (inbox / path_of(number).decode()).touch()
+    time.sleep(0.1)  # file systems stamp files by a coarse clock
     for folder in folders:  # something was deleted from it after it was made
         (folder / "deleted").touch()
         (folder / "deleted").unlink()
