@@ -34,7 +34,7 @@ from daemon.monitoring.metrics import Metrics
 from daemon.system.mounts import FolderIdentity, Mount
 from stages.contract.base import Reason
 from tests.daemon.maintenance.test_pruning import seen_by_others
-from tests.daemon_process import Daemon, Place, picture, seeded, until
+from tests.daemon_process import Daemon, Place, picture, seeded, until, wait_for
 from tests.faults.test_disk import mounted
 from tests.makers import Commits, done, failed
 
@@ -559,3 +559,32 @@ def test_the_daemon_forgets_them_and_its_counts_and_lists_say_so(tmp_path: Path)
         assert "there.txt" in place.command("list", "--status", "skipped").stdout
         assert daemon.stop() == 0
     place.assert_kept(DONE=1, SKIPPED=1)
+
+
+def test_a_kill_in_the_middle_loses_nothing_and_the_next_start_forgets_the_rest(tmp_path: Path) -> None:
+    upkeep = {"quiet_hours": "", "verify_days": 0, "vacuum_days": 0}
+    place = Place(tmp_path, {"upkeep": upkeep})
+    place.drop("a.ppm", picture(1))
+    assert place.run_once().returncode == 0
+    insert = (
+        "WITH RECURSIVE n (i) AS (VALUES (1) UNION ALL SELECT i + 1 FROM n WHERE i < 20000) INSERT INTO image "
+        "(inbox, path, device, inode, size, mtime_ns, ctime_ns, priority, status, seen_at, reason) "
+        "SELECT 1, CAST(i || '.txt' AS BLOB), 0, i, 1, i, i, 0, 3, 1e9, 'empty' FROM n"
+    )
+    with contextlib.closing(sqlite3.connect(place.site.ledger)) as connection, connection:
+        connection.execute(insert)
+
+    def left() -> int:
+        [(number,)] = place.rows("SELECT COUNT(*) FROM image WHERE status = 3")
+        return int(number)
+
+    with Daemon(place) as daemon:
+        wait_for(lambda: left() < 20_000, "the first rows that go")
+        daemon.kill()
+    assert 0 < left() < 20_000
+    assert left() % pruning.CHUNK == 20_000 % pruning.CHUNK, "whole groups"
+    with Daemon(place) as daemon:
+        daemon.wait_until(lambda status: status["skipped"] == 0, "the others")
+        assert daemon.stop() == 0
+    assert left() == 0
+    place.assert_kept(DONE=1)
