@@ -11,8 +11,9 @@ from typing import Any
 from urllib.parse import quote
 from xml.sax.saxutils import quoteattr
 
+from daemon.core.labels import Box
 from daemon.core.urls import is_url
-from daemon.formats.answered import CONTROLS, Answered, Box
+from daemon.formats.answered import CONTROLS, Answered
 from daemon.formats.coco import JsonArray
 from stages.ocr.descriptor import bounds_of
 
