@@ -14,6 +14,7 @@ import typer
 from daemon.core.errors import NothingFound
 from daemon.core.hints import command, quantity
 from daemon.core.labels import Kind
+from daemon.system.log import escape
 from daemon.terminal.display import errors, print_json, print_table, printable
 from daemon.terminal.options import ConfigOption, JsonOption, flag, option, read_config
 from daemon.terminal.progress import Progress
@@ -34,11 +35,13 @@ KindsOption = Annotated[
 
 @labels_app.command("import")
 def import_labels(
-    file: Annotated[Path, typer.Argument(metavar="FILE", help="Labels: see below.")],
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="The file or folder with the labels.")],
     images: Annotated[
         Path | None,
         typer.Option(
-            "--images", metavar="FOLDER", help="Where relative names begin. Default: the folder of FILE."
+            "--images",
+            metavar="FOLDER",
+            help="The folder that relative names of images start from. Default: that of FILE.",
         ),
     ] = None,
     by_file_name: Annotated[
@@ -51,12 +54,12 @@ def import_labels(
     config: ConfigOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Take over labels of people, which stand beside the answers of the models.
+    """Read in labels of people, which stand beside the answers of the models.
 
     FILE is COCO (.json: objects, captions, text), a folder of YOLO with its
-    data.yaml, tasks with annotations as Label Studio exports them (.json), or
-    CSV with a column path, location or digest and columns tags, caption or
-    text. A folder that `visiond export` has made works too.
+    data.yaml or classes.txt, tasks with annotations as Label Studio exports
+    them (.json), or CSV with a column path, location or digest and columns
+    tags, caption or text.
 
     Labels belong to the bytes of an image: they stay when models run again,
     and when the file is renamed. They replace earlier labels of the same
@@ -87,7 +90,8 @@ def import_labels(
         kept = keep_known(said, found.images, left_out)
     store = LabelStore(settings.state.path)
     rows = [(digest, kind, value) for (digest, kind), value in kept.items()]
-    replaced = store.keep(rows, origin or os.path.basename(os.path.abspath(file))) if rows else 0
+    known_as = (origin or os.path.basename(os.path.abspath(file))).encode(errors="replace").decode()
+    replaced = store.keep(rows, known_as) if rows else 0
     kinds = Counter(str(kind) for _, kind in kept)
     if as_json:
         print_json(
@@ -95,8 +99,8 @@ def import_labels(
                 "labels": kinds,
                 "replaced": replaced,
                 "by_file_name": found.by_file_name,
-                "unknown": found.unknown,
-                "ambiguous": sorted(found.ambiguous),
+                "unknown": [escape(name) for name in found.unknown],
+                "ambiguous": [escape(name) for name in sorted(found.ambiguous)],
                 "left_out": left_out,
             }
         )
@@ -105,33 +109,27 @@ def import_labels(
             print(f"{kind} of {quantity(count, 'image')}")
     _print_trouble(found, left_out, replaced)
     if not rows:
-        raise NothingFound(f"{file} has no labels of images that the ledger has results of.")
+        raise NothingFound(f"{file} has no labels of images that the ledger has results of: nothing is kept.")
 
 
 def _print_trouble(found: Matches, left_out: Counter[str], replaced: int) -> None:
     if replaced:
         errors.print(f"{quantity(replaced, 'earlier label')} replaced.")
     if found.by_file_name:
-        errors.print(f"{quantity(found.by_file_name, 'image')} found by nothing but the file's name.")
-    if found.unknown:
-        hint = (
-            ""
-            if found.by_file_name
-            else " --images FOLDER says where the files are; --by-file-name takes the last part."
-        )
-        count = quantity(len(found.unknown), "name")
-        errors.print(
-            f"[yellow]{count} of no image that is DONE; the first is {printable(found.unknown[0])}.{hint}[/yellow]"
-        )
+        errors.print(f"{quantity(found.by_file_name, 'image')} found only by the file's name.")
+    troubles = [f"Left out: {why} ({number:,})." for why, number in left_out.items() if number]
     if found.ambiguous:
         name, where = next(iter(found.ambiguous.items()))
-        count = quantity(len(found.ambiguous), "name")
-        errors.print(
-            f"[yellow]{count} of several different images: {printable(name)} is {printable(where)}, for example. Name more "
-            "of their paths, or their digests.[/yellow]"
+        names = quantity(len(found.ambiguous), "name")
+        troubles.append(
+            f"{names} can mean several: {name} may be {where}. Write more of the path, or the digest."
         )
-    for why, number in left_out.items():
-        errors.print(f"[yellow]Left out: {number:,} {printable(why)}.[/yellow]")
+    if found.unknown:
+        names = quantity(len(found.unknown), "name")
+        hint = "--images FOLDER says where the files are, and with --by-file-name the last part of a name is enough."
+        troubles.append(f"{names} found at no image that is DONE, such as {found.unknown[0]}. {hint}")
+    for trouble in troubles:
+        errors.print(f"[yellow]{printable(trouble)}[/yellow]")
 
 
 @labels_app.command("list")
@@ -150,7 +148,7 @@ def list_labels(config: ConfigOption = None, as_json: JsonOption = False) -> Non
     if as_json:
         print_json([each._asdict() for each in tallies])
     elif not tallies:
-        errors.print(f"There are no labels; `{printable(command('labels', 'import'))}` takes some over.")
+        errors.print(f"There are no labels; `{printable(command('labels', 'import'))}` reads some in.")
     else:
         print_table(
             ("kind", "from", "images", "nothing", "imported"),
@@ -202,7 +200,7 @@ def score(
     Every model with answers in the ledger is listed, so that after a redo the
     model before stands below. Its last column says how it differs from the
     first, on the images that both have answered for: if the range has 0 in
-    it, neither may be better.
+    it, it is not certain that either is better.
 
     Examples:
       visiond score
@@ -220,10 +218,12 @@ def score(
         return
     if not scores:
         raise NothingFound(
-            f"There are no labels of images with answers; `{command('labels', 'import')}` takes some over."
+            f"There are no labels of images with answers; `{command('labels', 'import')}` reads some in."
         )
     rows = [row for each in scores for row in _rows(each)]
-    print_table(("", "model", "images", "", "score", "95 %", "beside the first"), rows)
+    print_table(
+        ("kind", "model", "images", "figure", "score", "95 % of resamples", "compared with the first"), rows
+    )
     for each in scores if by_label else ():
         classes = sorted(each.classes.items(), key=lambda item: -item[1])
         if classes:
@@ -241,16 +241,20 @@ def _rows(each: Score) -> list[tuple[object, ...]]:
         (
             *(named if place == 0 else ("", "", "")),
             name,
-            f"{figure.value:.3f}",
+            _number(figure.value),
             _range(figure),
-            f"{beside.value:+.3f} ({_range(beside)})" if (beside := each.against.get(name)) else "",
+            f"{_number(other.value, '+')} ({_range(other)})" if (other := each.against.get(name)) else "",
         )
         for place, (name, figure) in enumerate(each.figures.items())
     ]
 
 
 def _range(figure: Figure) -> str:
-    return f"{figure.low:.3f} to {figure.high:.3f}"
+    return f"{_number(figure.low)} to {_number(figure.high)}"
+
+
+def _number(value: float, sign: str = "") -> str:
+    return "-" if math.isnan(value) else f"{value:{sign}.3f}"
 
 
 def _as_json(each: Score) -> dict[str, object]:
@@ -268,6 +272,6 @@ def _as_json(each: Score) -> dict[str, object]:
         "images": each.images,
         "labelled": each.labelled,
         "figures": plain(each.figures),
-        "beside_the_first": plain(each.against),
+        "compared_with_the_first": plain(each.against),
         "classes": each.classes,
     }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 from enum import StrEnum
@@ -226,15 +227,15 @@ def show(
     from daemon.terminal import control
 
     settings = read_config_to_look(config)
-    with open_reader(settings) as reader, LabelStore(settings.state.path).lookup() as lookup:
+    with open_reader(settings) as reader:
         record = control.find_whole(reader, image)
-        labels = lookup(record.digest)
         print_unwritten(reader, record.id)
     if as_json:
         sys.stdout.buffer.write(record.sidecar)
-    else:
-        show_record(record)
-        show_labels(labels)
+        return
+    show_record(record)
+    with LabelStore(settings.state.path).lookup() as lookup:
+        show_labels(lookup(record.digest))
 
 
 ModelsOption = Annotated[
@@ -339,14 +340,14 @@ def export(
     settings = read_config(config, needs_stages=False)
     check_target(settings, file, find_config(config))
     choice = ExportChoice(tuple(bin or ()), parse_ratio(ratio), tuple(where or ()), sample or 0, seed, unique)
-    store = LabelStore(settings.state.path)
-    with open_reader(settings) as reader, store.lookup() as said, Progress("rows") as progress:
+    known = LabelStore(settings.state.path).lookup() if labels else contextlib.nullcontext(no_labels)
+    with open_reader(settings) as reader, known as said, Progress("rows") as progress:
         written = export_records(
             reader,
             file,
             chosen,
             choice,
-            ExportColumns(settings.stage_names, models=models, labels=said if labels else no_labels),
+            ExportColumns(settings.stage_names, models=models, labels=said),
             progress.step,
             inboxes={inbox.root: inbox.name for inbox in settings.inbox},
             force=force,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from enum import StrEnum
 from typing import Any, NamedTuple
 
@@ -52,18 +52,6 @@ class Said(NamedTuple):
     size: tuple[float, float] | None = None
 
 
-def say(
-    name: str,
-    kind: Kind,
-    parts: list[Any],
-    scale: tuple[float, float] | None = None,
-    size: tuple[float, float] | None = None,
-) -> Iterator[Said]:
-    """parts: objects, tags, captions or lines. Without captions nothing is said; otherwise, that there is nothing."""
-    if parts or kind is not Kind.CAPTION:
-        yield Said(name, kind, "\n".join(parts) if kind is Kind.TEXT else parts, scale, size)
-
-
 class Label(NamedTuple):
     """What people say about an image, and where that is from."""
 
@@ -91,17 +79,7 @@ def describe(labels: Mapping[Kind, Label]) -> bytes:
     return msgspec.json.encode(told) if told else b""
 
 
-def encode(value: Value) -> bytes:
-    return msgspec.json.encode(value)
-
-
 def decode(kind: Kind, text: bytes | str) -> Value:
     """Raises msgspec.MsgspecError."""
     value: Value = msgspec.json.decode(text, type=TYPES[kind])
     return value
-
-
-def bounds(points: Iterable[Sequence[float]]) -> Box:
-    """Of no points: an empty box."""
-    xs, ys = zip(*points, strict=True) if (points := list(points)) else ((0.0,), (0.0,))
-    return min(xs), min(ys), max(xs), max(ys)

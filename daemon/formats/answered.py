@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path, PurePath
 from typing import Any
@@ -30,13 +30,17 @@ class Answers:
 
     document: dict[str, Any]
     size: tuple[int, int]
-    labels: Mapping[Kind, Label]
+    labels: Mapping[Kind, Label] = field(default_factory=dict)
 
     @cached_property
     def objects(self) -> list[tuple[str, float, Box]]:
         """Label, score and box of each object that YOLO found; boxes are cut at the borders of the image."""
         if given := self.labels.get(Kind.OBJECTS):
-            return [(each.label, 1.0, each.box) for each in given.value if isinstance(each, ObjectLabel)]
+            return [
+                (each.label, 1.0, each.box)
+                for each in given.value
+                if isinstance(each, ObjectLabel) and not each.crowd
+            ]
         found = self.document.get("objects", {}).get("detections", [])
         return [(each["label"], each["score"], self._cut(each["box"])) for each in found]
 
@@ -57,8 +61,6 @@ class Answers:
     @property
     def text(self) -> str:
         """All text that was not guessed, in reading order."""
-        if given := self.labels.get(Kind.TEXT):
-            return str(given.value)
         ocr = self.document.get("ocr", {})
         sure = [line for line in ocr.get("lines", ()) if not line.get("guessed")]
         return text_of({**ocr, "lines": sure}) or "" if ocr else ""
@@ -97,17 +99,12 @@ class Answers:
         return max(0, x0), max(0, y0), min(width, x1), min(height, y1)
 
 
-@dataclass
 class Answered(Answers):
     """An image that is DONE.
 
     name: its path in the inbox, below the inbox's name if there are several. Images that were moved may have equal ones.
     left_out: gets the locations of images that the export has to leave out.
     """
-
-    record: Record
-    name: str
-    left_out: list[str]
 
     def __init__(
         self, record: Record, name: str, left_out: list[str], labels: Mapping[Kind, Label] = NO_LABELS

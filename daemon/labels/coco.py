@@ -3,33 +3,37 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import msgspec
 
-from daemon.core.labels import Kind, LeftOut, ObjectLabel, Said, bounds, say
+from daemon.core.labels import Box, Kind, LeftOut, ObjectLabel, Said
+from daemon.labels.saying import bounds, say
+
+Id = str | int | float | None
+SHAPE = msgspec.json.Decoder(list[list[float]], strict=False)
 
 
 class _Image(msgspec.Struct):
-    id: int | str
+    id: Id
     file_name: str
     width: float | None = None
     height: float | None = None
-    location: str = ""  # of an export of visiond
+    location: str | None = None  # of an export of visiond
 
 
 class _Category(msgspec.Struct):
-    id: int | str
-    name: str
+    id: Id
+    name: str | int
 
 
 class _Annotation(msgspec.Struct):
-    image_id: int | str
-    category_id: int | str | None = None
+    image_id: Id
+    category_id: Id = None
     bbox: list[float] | None = None
-    segmentation: Any = None
-    iscrowd: int = 0
+    segmentation: msgspec.Raw = msgspec.Raw(b"null")
+    iscrowd: bool | int | None = None
     caption: str | None = None
     utf8_string: str | None = None
 
@@ -41,41 +45,59 @@ class Coco(msgspec.Struct):
 
 
 def read_coco(coco: Coco, left_out: LeftOut) -> Iterator[Said]:
-    """Objects of annotations with categories, captions, and text (`utf8_string`, as in COCO-Text), whatever the file has. Of an
-    image without any, a file of objects says that it has none."""
-    for kind, parts in _by_kind(coco, left_out).items():
+    """Objects, captions, and lines of text (`utf8_string`), whatever the file has. Of an image without any, a file of objects
+    says that it has none. An image with an annotation that cannot be taken gets no label of that kind."""
+    known, found = {_key(image.id) for image in coco.images}, _by_kind(coco, left_out)
+    for kind, parts in found.items():
+        for _ in parts.keys() - known:
+            left_out("images with annotations that the file does not list")
         for image in coco.images:
             size = (image.width, image.height) if image.width and image.height else None
-            yield from say(image.location or image.file_name, kind, parts.get(image.id, []), size, size)
+            if (value := parts.get(_key(image.id), [])) is not None:
+                yield from say(image.location or image.file_name, kind, value, size, size)
 
 
-def _by_kind(coco: Coco, left_out: LeftOut) -> dict[Kind, dict[int | str, list[Any]]]:
-    """By the id of the image."""
-    said: dict[Kind, dict[int | str, list[Any]]] = defaultdict(lambda: defaultdict(list))
-    names = {category.id: category.name for category in coco.categories}
+def _key(id: Id) -> str:
+    """Programs write 1, 1.0 and "1" for one image."""
+    return str(int(id)) if isinstance(id, float) and id.is_integer() else str(id)
+
+
+def _by_kind(coco: Coco, left_out: LeftOut) -> Mapping[Kind, Mapping[str, list[Any] | None]]:
+    """By the image. None: it has something that cannot be taken."""
+    said: dict[Kind, dict[str, list[Any] | None]] = defaultdict(dict)
+    names = {_key(category.id): str(category.name) for category in coco.categories}
     if names and not coco.annotations:
         said[Kind.OBJECTS] = {}
     for each in coco.annotations:
-        if each.caption is not None:
-            said[Kind.CAPTION][each.image_id].append(each.caption)
-        elif each.utf8_string is not None:
-            said[Kind.TEXT][each.image_id].append(each.utf8_string)
-        elif (found := _coco_object(each, names, left_out)) is not None:
-            said[Kind.OBJECTS][each.image_id].append(found)
+        kind, part = _read(each, names)
+        parts = said[kind]
+        image = _key(each.image_id)
+        if part is None and parts.get(image, []) is not None:
+            left_out("images with annotations that have no box, or a category without a name")
+            parts[image] = None
+        elif (found := parts.setdefault(image, [])) is not None:
+            found.append(part)
     return said
 
 
-def _coco_object(each: _Annotation, names: dict[int | str, str], left_out: LeftOut) -> ObjectLabel | None:
-    if each.category_id not in names:
-        left_out("annotations of a category that the file does not name")
+def _read(each: _Annotation, names: Mapping[str, str]) -> tuple[Kind, Any]:
+    """None: it cannot be taken."""
+    box = _box_of(each)
+    if each.caption is not None:
+        return Kind.CAPTION, each.caption
+    if each.utf8_string is not None:
+        return Kind.TEXT, (box, each.utf8_string)
+    name = names.get(_key(each.category_id))
+    return Kind.OBJECTS, ObjectLabel(name, box, bool(each.iscrowd)) if name is not None and box else None
+
+
+def _box_of(each: _Annotation) -> Box | None:
+    """Its box, or that around its outlines."""
+    if each.bbox and len(each.bbox) == 4:
+        x, y, width, height = each.bbox
+        return x, y, x + width, y + height
+    try:
+        numbers = [number for outline in SHAPE.decode(each.segmentation) for number in outline]
+    except msgspec.MsgspecError:  # a mask, or null
         return None
-    box = each.bbox
-    if not box and isinstance(each.segmentation, list):
-        numbers = [number for outline in each.segmentation for number in outline]
-        x0, y0, x1, y1 = bounds(zip(numbers[::2], numbers[1::2], strict=False))
-    elif box and len(box) == 4:
-        x0, y0, x1, y1 = box[0], box[1], box[0] + box[2], box[1] + box[3]
-    else:
-        left_out("annotations without a box")
-        return None
-    return ObjectLabel(names[each.category_id], (x0, y0, x1, y1), bool(each.iscrowd))
+    return bounds(zip(numbers[::2], numbers[1::2], strict=False)) if numbers else None

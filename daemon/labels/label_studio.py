@@ -13,10 +13,12 @@ from urllib.parse import unquote, urlsplit
 import msgspec
 
 from daemon.core.errors import WrongArgument
-from daemon.core.labels import Box, Kind, LeftOut, ObjectLabel, Said, bounds, say
+from daemon.core.labels import Box, Kind, LeftOut, ObjectLabel, Said
+from daemon.labels.saying import bounds, has_image_suffix, say
 
+UPLOADS, LOCAL_FILES = "/data/upload/", "/data/local-files/"
 UPLOADED = re.compile(r"^[0-9a-f]{8}-")  # before the name of an uploaded file
-LOCAL_FILES = "/data/local-files/"
+BOXES = ("rectanglelabels", "polygonlabels", "labels")  # results with labels of a region
 
 
 class _Value(msgspec.Struct):
@@ -25,9 +27,10 @@ class _Value(msgspec.Struct):
     width: float = 0.0
     height: float = 0.0
     rotation: float | None = None
-    points: list[tuple[float, float]] = []
+    points: list[tuple[float, float]] | None = None
     rectanglelabels: list[str] = []
     polygonlabels: list[str] = []
+    labels: list[str] = []
     choices: list[str] = []
     text: list[str] | str = []
 
@@ -35,53 +38,41 @@ class _Value(msgspec.Struct):
 class _Result(msgspec.Struct):
     type: str = ""
     value: _Value = msgspec.field(default_factory=_Value)
-    from_name: str = ""
     original_width: float | None = None
     original_height: float | None = None
 
+    @property
+    def is_region(self) -> bool:
+        return self.value.x is not None or bool(self.value.points)
+
 
 class _Answer(msgspec.Struct):
-    result: list[_Result] = []
-    was_cancelled: bool = False
-    ground_truth: bool = False
-
-
-class _Meta(msgspec.Struct):
-    path: str = ""
-
-
-class _Metas(msgspec.Struct):
-    visiond: _Meta | None = None
+    result: list[_Result] | None = None
+    was_cancelled: bool | None = None
+    ground_truth: bool | None = None
 
 
 class Task(msgspec.Struct):
     data: dict[str, Any]
-    annotations: list[_Answer] = []
-    meta: _Metas | None = None
-
-
-KINDS = {
-    "rectanglelabels": Kind.OBJECTS,
-    "polygonlabels": Kind.OBJECTS,
-    "choices": Kind.TAGS,
-    "textarea": Kind.CAPTION,
-    "rectangle": Kind.TEXT,  # around a line of text
-}
+    annotations: list[_Answer] | None = None
+    completions: list[_Answer] | None = None  # as they were called before version 1.0
 
 
 def read_label_studio(tasks: Sequence[Task], left_out: LeftOut) -> Iterator[Said]:
     """Of each task its last annotation that was not cancelled, or the one that is marked as ground truth. A kind of which some
-    task has a label is labelled in all annotated tasks, but for captions: an image may have none of it."""
+    task has a label is labelled in all annotated tasks, but for captions: an image may have none of it. An image with a shape
+    that has no box here, such as one of a brush, gets no label of objects."""
     annotated = []
     for task in tasks:
-        whole = [each for each in task.annotations if not each.was_cancelled]
+        whole = [each for each in task.annotations or task.completions or () if not each.was_cancelled]
         if best := [each for each in whole if each.ground_truth] or whole:
-            annotated.append((task, best[-1].result, _by_kind(best[-1].result, left_out)))
+            annotated.append((task, results := best[-1].result or [], _by_kind(results, left_out)))
         else:
-            left_out("tasks without an annotation")
+            left_out("tasks without an annotation by a person")
     for kind in sorted({kind for _, _, found in annotated for kind in found}):
         for task, results, found in annotated:
-            yield from say(_name_of(task), kind, found.get(kind, []), (100.0, 100.0), _size_of(results))
+            if (parts := found.get(kind, [])) is not None:
+                yield from say(_name_of(task), kind, parts, (100.0, 100.0), _size_of(results))
 
 
 def _size_of(results: Sequence[_Result]) -> tuple[float, float] | None:
@@ -89,27 +80,27 @@ def _size_of(results: Sequence[_Result]) -> tuple[float, float] | None:
     return next(((width, height) for width, height in sizes if width and height), None)
 
 
-def _by_kind(results: Sequence[_Result], left_out: LeftOut) -> dict[Kind, list[Any]]:
+def _by_kind(results: Sequence[_Result], left_out: LeftOut) -> dict[Kind, list[Any] | None]:
+    """None: something of this kind cannot be taken."""
     said: dict[Kind, list[Any]] = defaultdict(list)
+    is_whole = True
     for result in results:
-        value = result.value
-        match KINDS.get(result.type):
-            case Kind.OBJECTS:
-                box = _box_of(result)
-                said[Kind.OBJECTS] += [
-                    ObjectLabel(each, box) for each in (*value.rectanglelabels, *value.polygonlabels)
-                ]
-            case Kind.TAGS:
-                said[Kind.TAGS] += value.choices
-            case Kind.CAPTION:  # that of a region is a line of text
-                is_line = value.x is not None or value.points
-                texts = [value.text] if isinstance(value.text, str) else value.text
-                said[Kind.TEXT if is_line else Kind.CAPTION] += texts
-            case Kind.TEXT:
-                said[Kind.TEXT] += []
-            case _:
-                left_out(f"results of the type {result.type or 'relation'}")
-    return said
+        value, texts = result.value, result.value.text
+        if result.type in BOXES and result.is_region:
+            named = (*value.rectanglelabels, *value.polygonlabels, *value.labels)
+            said[Kind.OBJECTS] += [ObjectLabel(each, _box_of(result)) for each in named]
+        elif result.type == "choices" and not result.is_region:  # those of a region are about it
+            said[Kind.TAGS] += value.choices
+        elif result.type == "textarea":  # that of a region is a line of text
+            kind = Kind.TEXT if result.is_region else Kind.CAPTION
+            box = _box_of(result) if result.is_region else None
+            said[kind] += [
+                (box, each) if box else each for each in ([texts] if isinstance(texts, str) else texts)
+            ]
+        elif result.type not in ("rectangle", "polygon"):  # whose labels and texts are results of their own
+            left_out(f"results of the type {result.type or 'relation'}")
+            is_whole = is_whole and not result.type.endswith("labels")
+    return {**said} if is_whole else {**said, Kind.OBJECTS: None}
 
 
 def _box_of(result: _Result) -> Box:
@@ -128,15 +119,17 @@ def _box_of(result: _Result) -> Box:
 
 def _name_of(task: Task) -> str:
     """Raises WrongArgument."""
-    addresses = [value for value in task.data.values() if isinstance(value, str)]
-    if not (address := task.data.get("image") or next(iter(addresses), "")):
-        raise WrongArgument(f"a task has no image; its data is {task.data}.")
-    if task.meta and task.meta.visiond and task.meta.visiond.path and not address.startswith(LOCAL_FILES):
-        return task.meta.visiond.path
+    texts = [value for value in (task.data.get("image"), *task.data.values()) if isinstance(value, str)]
+    named = [
+        text for text in texts if has_image_suffix(text.partition("?")[0]) or text.startswith(LOCAL_FILES)
+    ]
+    address = next(iter(named or texts), "")
+    if not address:
+        raise WrongArgument(f"a task names no image; its data is {task.data}.")
     parts = urlsplit(address)
     path = unquote(parts.path)
     if path.startswith(LOCAL_FILES):  # below its document root, which may be any folder
-        return unquote(parts.query.removeprefix("d=")).lstrip("/")
-    if "/upload/" in path:
+        return unquote(parts.query.removeprefix("d=")).lstrip("/") or unquote(path.removeprefix(LOCAL_FILES))
+    if path.startswith(UPLOADS):
         return UPLOADED.sub("", os.path.basename(path))
     return path.lstrip("/") if parts.scheme in ("http", "https") else address  # also one of an object store

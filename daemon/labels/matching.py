@@ -6,7 +6,7 @@ import hashlib
 import os
 import unicodedata
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
@@ -15,6 +15,7 @@ from msgspec.structs import replace
 
 from daemon.core.labels import Box, Kind, ObjectLabel, Said, Value
 from daemon.core.urls import is_url
+from daemon.labels.saying import has_image_suffix
 from daemon.ledger.records import Reader
 from daemon.ledger.rows import read_stored
 from stages.contract.files import open_file
@@ -59,7 +60,7 @@ def find_images(
 
 def _digest_of(name: str, folder: Path) -> bytes:
     """Empty if it is neither a digest nor a file there."""
-    bare = name.removeprefix("sha256:")
+    bare = name.removeprefix("sha256:").lower()
     if len(bare) == 64 and all(letter in "0123456789abcdef" for letter in bare):
         return bytes.fromhex(bare)
     if is_url(name) or os.path.isabs(name) or "\0" in name:
@@ -83,18 +84,41 @@ def _find_by_path(
     """The digest of each, or nothing. One pass through the ledger."""
     wanted = defaultdict(list)
     for name in names:
-        wanted[_parts(name)[-1]].append(name)
+        last = _parts(name)[-1]
+        wanted[last, has_image_suffix(last)].append(name)
     # Of each name: by digest, how many parts of a path are as in the name, and a place of such a file.
     candidates: dict[str, dict[bytes, tuple[int, str]]] = defaultdict(dict)
     for looked, record in enumerate(reader.newest_done(with_results=False), 1):
         if looked % 4096 == 0:
             step(looked)
         here = [os.fsdecode(record.location), os.fsdecode(os.path.join(record.inbox_path, record.path))]
-        for name in {name for path in here for name in wanted.get(_parts(path)[-1], ())}:
-            agreed = max(_count_agreeing(_parts(name), _parts(path)) for path in here)
-            if agreed > candidates[name].get(record.digest, (0,))[0]:
-                candidates[name][record.digest] = (agreed, here[0])
-    return {name: _choose(name, candidates[name], found, by_file_name=by_file_name) for name in names}
+        for parts, has_suffix in [each for path in here for each in _spellings(path)]:
+            for name in wanted.get((parts[-1], has_suffix), ()):
+                agreed = _count_agreeing(_parts(name), parts)
+                if agreed > candidates[name].get(record.digest, (0,))[0]:
+                    candidates[name][record.digest] = (agreed, here[0])
+    chosen = {name: _choose(name, candidates[name], found, by_file_name=by_file_name) for name in names}
+    return {name: digest if alone else b"" for name, digest, alone in _keep_alone(chosen, candidates, found)}
+
+
+def _keep_alone(
+    chosen: Mapping[str, bytes], candidates: Mapping[str, Mapping[bytes, tuple[int, str]]], found: Matches
+) -> Iterator[tuple[str, bytes, bool]]:
+    """Each name, its digest, and whether it may be that image: not if several names are it by their last parts alone."""
+    loose = Counter(
+        digest for name, digest in chosen.items() if digest and not _is_whole(name, candidates[name][digest])
+    )
+    for name, digest in chosen.items():
+        is_loose = bool(digest) and not _is_whole(name, candidates[name][digest])
+        if is_loose and loose[digest] > 1:
+            found.ambiguous[name] = candidates[name][digest][1]
+        else:
+            found.by_file_name += is_loose
+        yield name, digest, not is_loose or loose[digest] == 1
+
+
+def _is_whole(name: str, candidate: tuple[int, str]) -> bool:
+    return candidate[0] == len(_parts(name))
 
 
 def _choose(
@@ -103,20 +127,29 @@ def _choose(
     """The digest of the one whose path is most like the name; nothing, and a note of why, if there is none."""
     best = max((agreed for agreed, _ in candidates.values()), default=0)
     alike = {digest: place for digest, (agreed, place) in candidates.items() if agreed == best}
-    is_whole = best == len(_parts(name))
-    if not alike or not (is_whole or by_file_name):
+    if not alike or not (best == len(_parts(name)) or by_file_name):
         found.unknown.append(name)
         return b""
     if len(alike) > 1:
         found.ambiguous[name] = next(iter(alike.values()))
         return b""
-    found.by_file_name += not is_whole
     return next(iter(alike))
 
 
 def _parts(path: str) -> list[str]:
-    """macOS writes an accent as a character of its own."""
-    return unicodedata.normalize("NFC", path).rstrip("/").split("/")
+    """Without . and .. ; Windows writes \\ between them, and macOS an accent as a character of its own."""
+    parts = unicodedata.normalize("NFC", path.replace("\\", "/")).split("/")
+    return [part for part in parts if part not in ("", ".", "..")] or [""]
+
+
+def _spellings(path: str) -> Iterator[tuple[list[str], bool]]:
+    """The parts of a file's path, and without its suffix, which names in YOLO do not have if the images are not there. Each
+    with whether it ends with a suffix of images."""
+    parts = _parts(path)
+    yield parts, has_image_suffix(parts[-1])
+    if has_image_suffix(parts[-1]):
+        stem = os.path.splitext(parts[-1])[0]
+        yield [*parts[:-1], stem], has_image_suffix(stem)
 
 
 def _count_agreeing(one: Sequence[str], other: Sequence[str]) -> int:
@@ -126,22 +159,22 @@ def _count_agreeing(one: Sequence[str], other: Sequence[str]) -> int:
 
 
 def in_pixels(said: Said, image: Image, left_out: Counter[str]) -> Value | None:
-    """The value with boxes in pixels of the upright image, cut at its borders. None if they are of an image of another shape.
-    left_out: counts what is not taken, by why."""
+    """The value with boxes in pixels of the upright image, cut at its borders. None if they are of an image of another
+    shape, or all outside. left_out: counts what is not taken, by why."""
     if said.kind is not Kind.OBJECTS:
         return said.value
     if said.size and abs(said.size[0] / said.size[1] / (image.width / image.height) - 1) > SHAPE:
         return None
     scale = said.scale or (image.width, image.height)
-    taken = []
-    for each in said.value:
-        assert isinstance(each, ObjectLabel)
-        box = _cut(each.box, (image.width / scale[0], image.height / scale[1]), image)
-        if box[0] < box[2] and box[1] < box[3]:
-            taken.append(replace(each, box=box))
-        else:
-            left_out["boxes that are empty or outside their image"] += 1
-    return taken
+    factors = (image.width / scale[0], image.height / scale[1])
+    boxes = [
+        replace(each, box=_cut(each.box, factors, image))
+        for each in said.value
+        if isinstance(each, ObjectLabel)
+    ]
+    taken = [each for each in boxes if each.box[0] < each.box[2] and each.box[1] < each.box[3]]
+    left_out["boxes that are empty or outside their image"] += len(boxes) - len(taken)
+    return taken if taken or not boxes else None
 
 
 def _cut(box: Box, factors: tuple[float, float], image: Image) -> Box:
@@ -155,18 +188,24 @@ def _cut(box: Box, factors: tuple[float, float], image: Image) -> Box:
 def keep_known(
     said: Iterable[Said], images: Mapping[str, Image], left_out: Counter[str]
 ) -> dict[tuple[bytes, Kind], Value]:
-    """By digest and kind. What a file says again of the same image is added to objects, tags and captions; equal files under
-    several names have equal labels, which are taken once."""
+    """By digest and kind. What a file says again under the same name is added. Equal files have one label: that of the first
+    name."""
     kept: dict[tuple[bytes, Kind], Value] = {}
+    names: dict[tuple[bytes, Kind], str] = {}
     for each in said:
-        if image := images.get(each.name):
-            value = in_pixels(each, image, left_out)
-            if value is None:
-                left_out["labels of an image of another shape (turned, or cut)"] += 1
-                continue
-            key = (image.digest, each.kind)
-            before = kept.get(key)
-            if isinstance(before, list) and isinstance(value, list):
-                value = [*before, *[one for one in value if one not in before]]
-            kept[key] = value
+        if not (image := images.get(each.name)):
+            continue
+        key = (image.digest, each.kind)
+        if names.setdefault(key, each.name) != each.name:
+            left_out["labels of an image that has labels under another name too"] += 1
+        elif (value := in_pixels(each, image, left_out)) is None:
+            left_out["images whose labels do not fit their shape"] += 1
+        else:
+            kept[key] = _add(kept[key], value) if key in kept else value
     return kept
+
+
+def _add(before: Value, value: Value) -> Value:
+    if isinstance(before, str) or isinstance(value, str):
+        return f"{before}\n{value}"
+    return [*before, *value]

@@ -27,7 +27,7 @@ Measure = Callable[[Weights], dict[str, float]]  # figures by name; NaN: it cann
 RESAMPLES = 500
 LEVEL = 0.95
 GRAMS, SIGMA = 4, 6.0  # of CIDEr-D
-IOUS = np.arange(0.5, 1.0, 0.05)
+IOUS = np.linspace(0.5, 0.95, 10)
 RECALLS = np.linspace(0.0, 1.0, 101)
 MOST_OBJECTS = 100  # answers of an image that count, as in COCO
 WORD = re.compile(r"\w+(?:['’]\w+)*")
@@ -56,7 +56,7 @@ def difference(one: Measure, other: Measure) -> Measure:
 
     def measure(weights: Weights) -> dict[str, float]:
         before, after = one(weights), other(weights)
-        return {name: after[name] - before[name] for name in before.keys() & after.keys()}
+        return {name: after[name] - before[name] for name in after if name in before}
 
     return measure
 
@@ -250,13 +250,14 @@ def measure_captions(labels: Sequence[Sequence[str]], answers: Sequence[str]) ->
     )
 
     def measure(weights: Weights) -> dict[str, float]:
-        return {"CIDEr": _share(weights @ scores, float(weights.sum()))}
+        # Of one image, no word is rarer than another.
+        return {"CIDEr": _share(weights @ scores, float(weights.sum())) if len(scores) > 1 else math.nan}
 
     return measure
 
 
 def _grams(text: str) -> Counter[tuple[str, ...]]:
-    words = WORD.findall(text.casefold())
+    words = WORD.findall(unicodedata.normalize("NFC", text).casefold())
     return Counter(
         tuple(words[start : start + size])
         for size in range(1, GRAMS + 1)

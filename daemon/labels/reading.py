@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,12 +14,19 @@ from daemon.labels.coco import Coco, read_coco
 from daemon.labels.label_studio import Task, read_label_studio
 from daemon.labels.table import read_csv
 from daemon.labels.yolo import CLASSES, read_yolo
+from daemon.results.datasets import MANIFEST
+
+READERS = {".csv": read_csv, ".tsv": read_csv, ".yaml": read_yolo, ".yml": read_yolo, ".txt": read_yolo}
 
 
 def read_labels(path: Path, left_out: LeftOut) -> Iterator[Said]:
     """What a file says, or a folder of a data set. Raises WrongArgument."""
-    readers = {".csv": read_csv, ".yaml": read_yolo, ".yml": read_yolo}
-    read = _read_folder if path.is_dir() else readers.get(path.suffix.lower(), _read_json)
+    read = _read_folder if path.is_dir() else READERS.get(path.suffix.lower(), _read_json)
+    if (path if path.is_dir() else path.parent).joinpath(MANIFEST).exists():
+        raise WrongArgument(
+            f"{path} has answers of models, as `visiond export` wrote them. If people have corrected them, delete {MANIFEST} "
+            "there."
+        )
     try:
         yield from read(path, left_out)
     except OSError as error:
@@ -28,29 +36,30 @@ def read_labels(path: Path, left_out: LeftOut) -> Iterator[Said]:
 
 
 def _read_folder(folder: Path, left_out: LeftOut) -> Iterator[Said]:
-    names = [*sorted(folder.glob("*.yaml")), *sorted(folder.glob("*.yml")), folder / CLASSES]
-    if described := next((file for file in names if file.exists()), None):
+    named = [folder / name for name in ("data.yaml", "dataset.yaml", CLASSES, f"labels/{CLASSES}")]
+    others = [*sorted(folder.glob("*.yaml")), *sorted(folder.glob("*.yml"))]
+    if described := next((file for file in (*named, *others) if file.exists()), None):
         yield from read_yolo(described, left_out)
         return
     if not (files := sorted(folder.glob("*.json"))):
         raise WrongArgument(
-            f"{folder} has neither a .yaml or {CLASSES} of YOLO nor a .json of COCO or Label Studio. Name the file with the "
-            "labels."
+            f"{folder} has neither a data.yaml or {CLASSES} of YOLO nor a .json of COCO or Label Studio. Name the file with "
+            "the labels."
         )
     for file in files:
-        if file.name != "visiond.json":  # what an export says about itself
-            yield from _read_json(file, left_out)
+        yield from _read_json(file, left_out)
 
 
 def _read_json(file: Path, left_out: LeftOut) -> Iterator[Said]:
-    text = file.read_bytes()
+    text = file.read_bytes().removeprefix(codecs.BOM_UTF8)
     try:
         if text.lstrip()[:1] == b"[":
-            yield from read_label_studio(msgspec.json.decode(text, type=list[Task]), left_out)
+            yield from read_label_studio(msgspec.json.decode(text, type=list[Task], strict=False), left_out)
         else:
-            yield from read_coco(msgspec.json.decode(text, type=Coco), left_out)
-    except msgspec.MsgspecError as error:
+            yield from read_coco(msgspec.json.decode(text, type=Coco, strict=False), left_out)
+    except (msgspec.MsgspecError, ValueError, RecursionError) as error:
+        packed = " It is a zip file: unpack it, and name what is in it." if text[:2] == b"PK" else ""
         raise WrongArgument(
             f"{file} is neither COCO (an object with images and annotations) nor an export of Label Studio as JSON (a list of "
-            f"tasks with annotations): {error}."
+            f"tasks with annotations): {error}.{packed}"
         ) from None

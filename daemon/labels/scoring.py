@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import msgspec
 import numpy as np
 
-from daemon.core.labels import NO_LABELS, Kind, Value
+from daemon.core.labels import Kind, Value
 from daemon.formats.answered import Answers
 from daemon.labels import metrics
 from daemon.labels.metrics import Measure, ObjectMeasure
@@ -105,7 +105,7 @@ def _read_answers(reader: Reader, digests: Sequence[bytes], kind: Kind) -> dict[
         for number, output in outputs.items():
             if reader.models[number].stage == stage:
                 document = {STAGES[stage].key: msgspec.json.decode(output.payload)}
-                answers = Answers(document, (width, height), NO_LABELS)
+                answers = Answers(document, (width, height))
                 found.setdefault(number, {})[digest] = READ[kind](answers)
     return found
 

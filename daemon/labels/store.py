@@ -14,10 +14,11 @@ import msgspec
 
 from daemon.config.state import LABELS, closed_to_others
 from daemon.core.errors import LedgerDamaged, LedgerUnusable
-from daemon.core.labels import Kind, Label, LookUp, Value, decode, encode
+from daemon.core.labels import Kind, Label, LookUp, Value, decode
 from daemon.system.ownership import hand_over
 
 BUSY_SECONDS = 30.0
+COUNT = "SELECT COUNT(*) FROM label"
 SCHEMA = """
 CREATE TABLE IF NOT EXISTS label (
     digest BLOB NOT NULL,  -- SHA-256 of the image's file
@@ -50,19 +51,23 @@ class LabelStore:
     def keep(self, said: Iterable[tuple[bytes, Kind, Value]], origin: str) -> int:
         """Digest, kind and value of each; all or nothing. Returns how many replace others. Raises LedgerUnusable,
         LedgerDamaged."""
-        now, replaced = time.time(), 0
+        now = time.time()
+        # In the order of the table, which is twice as fast.
+        rows = [
+            (digest, kind, msgspec.json.encode(value).decode(), origin, now)
+            for digest, kind, value in sorted(said, key=lambda each: each[:2])
+        ]
         with closed_to_others():
             if not self.path.exists():
-                self.path.touch(0o600)
+                self.path.touch(0o640)
                 hand_over(self.path)
-            with self._open() as connection, connection:
-                for digest, kind, value in said:
-                    row = (digest, kind, encode(value).decode(), origin, now)
-                    replaced += connection.execute(
-                        "DELETE FROM label WHERE digest = ? AND kind = ?", row[:2]
-                    ).rowcount
-                    connection.execute("INSERT INTO label VALUES (?, ?, ?, ?, ?)", row)
-        return replaced
+            with self._open() as connection, self._named(), connection:
+                # Nothing is written before the end, so that others can read until then.
+                connection.execute("PRAGMA cache_spill = OFF")
+                [before] = connection.execute(COUNT).fetchone()
+                connection.executemany("INSERT OR REPLACE INTO label VALUES (?, ?, ?, ?, ?)", rows)
+                [after] = connection.execute(COUNT).fetchone()
+                return int(before + len(rows) - after)
 
     @contextlib.contextmanager
     def lookup(self) -> Iterator[LookUp]:
@@ -70,21 +75,22 @@ class LabelStore:
         with self._reading() as connection:
 
             def find(digest: bytes) -> dict[Kind, Label]:
-                rows = connection.execute("SELECT * FROM label WHERE digest = ?", (digest,))
+                with self._named():
+                    rows = connection.execute("SELECT * FROM label WHERE digest = ?", (digest,)).fetchall()
                 return {kind: label for _, kind, label in map(self._decode, rows)}
 
             yield find
 
     def of_kind(self, kind: Kind) -> Iterator[tuple[bytes, Value]]:
         """By digest."""
-        with self._reading() as connection:
+        with self._reading() as connection, self._named():
             rows = connection.execute("SELECT * FROM label WHERE kind = ? ORDER BY digest", (kind,))
             for row in rows:
                 digest, _, label = self._decode(row)
                 yield digest, label.value
 
     def tallies(self) -> list[Tally]:
-        with self._reading() as connection:
+        with self._reading() as connection, self._named():
             rows = connection.execute(
                 "SELECT kind, origin, COUNT(*), SUM(value IN ('[]', '\"\"')), MAX(made_at) FROM label "
                 "GROUP BY kind, origin ORDER BY kind, origin"
@@ -95,7 +101,7 @@ class LabelStore:
         """Returns how many."""
         if not self.path.exists():
             return 0
-        with self._open() as connection, connection:
+        with self._open() as connection, self._named(), connection:
             return connection.execute("DELETE FROM label WHERE origin = ?", (origin,)).rowcount
 
     def _decode(self, row: tuple[bytes, str, str, str, float]) -> tuple[bytes, Kind, Label]:
@@ -121,11 +127,19 @@ class LabelStore:
         """The file, which must exist. Not only to be read: SQLite would then refuse to undo what a killed command has left half
         written."""
         address = f"{self.path.absolute().as_uri()}?mode=rw"
-        try:
-            with contextlib.closing(sqlite3.connect(address, uri=True, timeout=BUSY_SECONDS)) as connection:
+        with self._named():
+            connection = sqlite3.connect(address, uri=True, timeout=BUSY_SECONDS)
+        with contextlib.closing(connection):
+            with self._named():
                 connection.execute("PRAGMA synchronous = EXTRA")
                 connection.executescript(SCHEMA)
-                yield connection
+            yield connection
+
+    @contextlib.contextmanager
+    def _named(self) -> Iterator[None]:
+        """Raises LedgerUnusable or LedgerDamaged for an error of SQLite."""
+        try:
+            yield
         except sqlite3.OperationalError as error:
             raise LedgerUnusable(f"{self.path} cannot be used: {error}") from error
         except sqlite3.DatabaseError as error:

@@ -91,9 +91,9 @@ class ExportColumns:
         document = document or msgspec.json.decode(record.sidecar)
         made_by = document.get("models", {})
         said = (
-            ()
-            if self.labels is no_labels
-            else [("labels", describe(self.labels(record.digest)).decode() or None)]
+            {"labels": describe(self.labels(record.digest)).decode() or None}
+            if "labels" in self.kinds
+            else {}
         )
         return {
             **_about_file(record, document["source"]),
@@ -101,7 +101,7 @@ class ExportColumns:
             "finished_at": document["finished_at"],
             "notice": document.get("notice", ""),
             **_details_of(document),
-            **dict(said),
+            **said,
             **{name: made_by.get(stage) for name, stage in self._models.items()},
             **{name: document.get(key, {}).get(field) for name, _, key, field in self._plug_ins},
         }

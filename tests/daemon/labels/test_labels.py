@@ -20,7 +20,7 @@ import pytest
 from daemon.config.state import LABELS
 from daemon.core.errors import LedgerDamaged
 from daemon.core.labels import Kind, ObjectLabel, Said
-from daemon.labels.matching import Image, in_pixels
+from daemon.labels.matching import Image, in_pixels, keep_known
 from daemon.labels.store import LabelStore
 from tests.daemon_process import Place, picture
 
@@ -62,7 +62,9 @@ def tags_of(*names: str) -> list[dict[str, Any]]:
 
 def test_what_is_exported_comes_back_and_agrees_with_the_answers(labels: Place) -> None:
     for format in ("coco", "label-studio"):
-        assert labels.command("export", "--format", format, "--force", labels.folder / format).returncode == 0
+        assert labels.command("export", "--format", format, labels.folder / format).returncode == 0
+        assert "has answers of models" in labels.command("labels", "import", labels.folder / format).stderr
+        (labels.folder / format / "visiond.json").unlink()
     tasks = json.loads((labels.folder / "label-studio" / "tasks.json").read_text())
     corrected = [{**task, "annotations": task["predictions"], "predictions": []} for task in tasks]
     assert say(labels, corrected).returncode == 0
@@ -71,7 +73,7 @@ def test_what_is_exported_comes_back_and_agrees_with_the_answers(labels: Place) 
     assert ended.returncode == 0, ended.stderr
     said = json.loads(ended.stdout)
     assert said["labels"] == {"objects": distinct, "caption": distinct, "text": distinct}
-    assert (said["unknown"], said["left_out"]) == ([], {})
+    assert (said["unknown"], {*said["left_out"].values()}) == ([], {3, 0})  # 2.ppm has labels as copy.ppm too
     scores = json.loads(labels.command("score", "--json").stdout)
     figures = {name: each["figures"][name][0] for each in scores for name in each["figures"]}
     perfect = {"mAP": 1, "AP50": 1, "recall": 1, "precision": 1, "F1": 1, "CER": 0, "WER": 0}
@@ -84,7 +86,8 @@ def test_what_is_exported_comes_back_and_agrees_with_the_answers(labels: Place) 
 
 
 def test_a_folder_of_yolo_comes_back_by_the_bytes_of_its_images(labels: Place) -> None:
-    labels.command("export", "--format", "yolo", "--force", labels.folder / "yolo")
+    labels.command("export", "--format", "yolo", labels.folder / "yolo")
+    (labels.folder / "yolo" / "visiond.json").unlink()
     shown = labels.command("labels", "import", labels.folder / "yolo")
     assert (shown.stdout, shown.returncode) == (f"objects of {IMAGES + 1} images\n", 0)
 
@@ -99,6 +102,22 @@ def test_an_image_is_found_by_the_end_of_its_path_and_only_if_asked_by_its_file_
     said = json.loads(say(labels, tags_of(*names), "--by-file-name", "--json").stdout)
     assert (said["labels"], said["unknown"], said["by_file_name"]) == ({"tags": 3}, ["gone.ppm"], 1)
     assert said["replaced"] == 2
+
+
+def test_two_names_are_not_one_image_by_their_last_parts(labels: Place) -> None:
+    said = json.loads(
+        say(labels, tags_of("x/3.ppm", "y/3.ppm", "sub\\5.ppm"), "--by-file-name", "--json").stdout
+    )
+    assert (said["labels"], said["ambiguous"]) == ({"tags": 1}, ["x/3.ppm", "y/3.ppm"])
+
+
+def test_a_name_without_a_suffix_is_any_image_that_is_called_so(labels: Place) -> None:
+    """As in a data set of YOLO without the images."""
+    folder = labels.folder / "bare" / "labels"
+    folder.mkdir(parents=True)
+    (folder / "classes.txt").write_text("cat\n")
+    (folder / "3.txt").write_text("0 0.5 0.5 1 1\n")
+    assert labels.command("labels", "import", folder, "--by-file-name").stdout == "objects of 1 image\n"
 
 
 def test_a_file_beside_the_labels_is_known_by_its_bytes_whatever_it_is_called(labels: Place) -> None:
@@ -137,6 +156,16 @@ def test_exports_have_labels_in_a_column_a_key_or_the_place_of_the_answers(label
     folder = labels.folder / "corrected"
     labels.command("export", "--labels", "--force", "--format", "coco", "--where", "path = '0.ppm'", folder)
     written = json.loads((folder / "instances.json").read_text())
+    tasks = labels.folder / "tasks"
+    labels.command("export", "--labels", "--format", "label-studio", "--where", "path = '0.ppm'", tasks)
+    [task] = json.loads((tasks / "tasks.json").read_text())
+    assert [result["value"]["rectanglelabels"] for result in task["annotations"][0]["result"]] == [
+        ["unicorn"]
+    ]
+    assert "unicorn" not in str(task["predictions"])
+    labelled = "json_extract(labels, '$.objects') IS NOT NULL"
+    shown = labels.command("export", "--labels", "--where", labelled, "-").stdout
+    assert [row["path"] for row in csv.DictReader(shown.splitlines())] == ["0.ppm"]
     assert [category["name"] for category in written["categories"]] == ["unicorn"]
     assert '"labels":' not in labels.command("export", "-f", "jsonl", "-").stdout
 
@@ -154,7 +183,7 @@ def test_labels_are_listed_by_where_they_are_from_and_forgotten(labels: Place) -
 def test_labels_of_no_known_image_are_an_error_that_names_one(labels: Place) -> None:
     ended = say(labels, tags_of("gone.ppm"))
     assert ended.returncode == os.EX_NOINPUT
-    assert "1 name of no image that is DONE; the first is gone.ppm. --images FOLDER says" in ended.stderr
+    assert "1 name found at no image that is DONE, such as gone.ppm. --images FOLDER says" in ended.stderr
 
 
 def test_boxes_fit_the_image_also_if_it_was_labelled_as_a_smaller_copy() -> None:
@@ -164,6 +193,16 @@ def test_boxes_fit_the_image_also_if_it_was_labelled_as_a_smaller_copy() -> None
     assert in_pixels(said, image, left_out) == [ObjectLabel("dog", (10, 20, 400, 40))]
     assert left_out == {"boxes that are empty or outside their image": 1}
     assert in_pixels(said._replace(size=(30, 40)), image, left_out) is None
+    assert in_pixels(said._replace(value=[outside]), image, left_out) is None  # not "no object"
+
+
+def test_equal_files_have_the_labels_of_the_first_and_several_rows_of_one_name_are_added() -> None:
+    left_out, one = Counter[str](), Image(ONE, 40, 30)
+    said = [Said(name, Kind.OBJECTS, [DOG]) for name in ("a", "b", "a")]
+    said += [Said("a", Kind.TEXT, text) for text in ("x", "y")]
+    kept = keep_known(said, {"a": one, "b": one}, left_out)
+    assert kept == {(ONE, Kind.OBJECTS): [DOG, DOG], (ONE, Kind.TEXT): "x\ny"}
+    assert sum(left_out.values()) == 1
 
 
 def test_a_later_label_of_the_same_kind_replaces_the_earlier_one(tmp_path: Path) -> None:
@@ -183,14 +222,36 @@ def test_a_later_label_of_the_same_kind_replaces_the_earlier_one(tmp_path: Path)
 def test_an_import_that_is_killed_leaves_all_or_nothing(tmp_path: Path) -> None:
     LabelStore(tmp_path).keep([(ONE, Kind.OBJECTS, [DOG])], "before")
     code = (
-        "import os, pathlib, sys\nfrom daemon.core.labels import Kind\nfrom daemon.labels.store import LabelStore\n"
-        "def said():\n    for n in range(20000):\n        yield b'%32d' % n, Kind.TAGS, ['x']\n"
-        f"    os.kill(os.getpid(), {signal.SIGKILL})\n"
-        "LabelStore(pathlib.Path(sys.argv[1])).keep(said(), 'killed')\n"
+        "import os, sqlite3, sys\nlabels = sqlite3.connect(sys.argv[1])\nlabels.execute('PRAGMA cache_size = 1')\n"
+        "rows = [(b'%32d' % n, 'tags', '[]', 'killed', 0) for n in range(20000)]\n"
+        "labels.executemany('INSERT INTO label VALUES (?, ?, ?, ?, ?)', rows)\n"
+        f"os.kill(os.getpid(), {signal.SIGKILL})\n"
     )
-    assert subprocess.run([sys.executable, "-c", code, tmp_path], check=False).returncode == -signal.SIGKILL
+    assert (
+        subprocess.run([sys.executable, "-c", code, tmp_path / LABELS], check=False).returncode
+        == -signal.SIGKILL
+    )
     assert (tmp_path / f"{LABELS}-journal").exists()
     assert [each.origin for each in LabelStore(tmp_path).tallies()] == ["before"]
+
+
+def test_others_can_read_while_an_import_is_under_way(tmp_path: Path) -> None:
+    store = LabelStore(tmp_path)
+    store.keep([(ONE, Kind.TAGS, ["a"])], "x")
+    read_meanwhile: list[object] = []
+
+    def said() -> Iterator[tuple[bytes, Kind, list[str]]]:
+        for number in range(2000):
+            yield b"%32d" % number, Kind.TAGS, ["x" * 1000]
+
+    with sqlite3.connect(tmp_path / LABELS) as writing:
+        writing.execute("PRAGMA cache_spill = OFF")
+        for digest, kind, value in said():
+            writing.execute("INSERT INTO label VALUES (?, ?, ?, 'y', 0)", (digest, kind, json.dumps(value)))
+        read_meanwhile += store.tallies()
+    writing.close()
+    assert len(read_meanwhile) == 1
+    assert sum(each.images for each in store.tallies()) == 2001
 
 
 def test_a_damaged_file_of_labels_is_named(tmp_path: Path) -> None:

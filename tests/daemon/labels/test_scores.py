@@ -83,6 +83,16 @@ def test_the_precision_of_objects_is_that_of_pycocotools(seed: int) -> None:
     assert (figures["mAP"], figures["AP50"]) == pytest.approx(score_by_coco([*labels], [*answers]))
 
 
+def test_an_overlap_of_exactly_a_threshold_counts_as_it_does_there() -> None:
+    """Of 100 × 100 pixels, so many columns: an IoU of 0.60, 0.65 and so on."""
+    for columns in range(60, 100, 5):
+        labels = [[ObjectLabel("dog", (0, 0, 100, 100))]]
+        answers: list[list[tuple[str, float, Box]]] = [[("dog", 0.9, (0, 0, columns, 100))]]
+        assert ObjectMeasure(labels, answers)(np.ones(1))["mAP"] == pytest.approx(
+            score_by_coco(labels, answers)[0]
+        )
+
+
 @pytest.mark.parametrize("seed", range(3))
 def test_an_image_that_is_drawn_twice_counts_as_two(seed: int) -> None:
     chance = random.Random(seed)
