@@ -20,6 +20,7 @@ from daemon import __version__
 from daemon.cli.bench import bench
 from daemon.cli.cluster import ray_app
 from daemon.cli.install import bundle, install, uninstall
+from daemon.cli.labels import labels_app, score
 from daemon.cli.looking import follow, page, search
 from daemon.cli.models import models_app, train_app
 from daemon.cli.recovery import backup, prune, redo, repair, retry, verify
@@ -29,7 +30,6 @@ from daemon.cli.setup import setup
 from daemon.cli.tuning import plan, tune, warm
 from daemon.core.errors import ConfigError, NotRunning, VisiondError, exit_status_of, explain_passing
 from daemon.core.hints import command, quantity
-from daemon.system.log import is_json
 from daemon.terminal.display import (
     forgive_standard_error,
     print_error,
@@ -79,6 +79,8 @@ def main() -> None:
         if trouble := explain_passing(error):
             print_error(trouble)
             sys.exit(os.EX_IOERR)
+        from daemon.system.log import is_json
+
         if is_json():
             import structlog
 
@@ -289,7 +291,7 @@ def demo(
 
 PANELS: dict[str, tuple[Callable[..., None], ...]] = {
     "Process images": (run, reload, check, retry, redo),
-    "Look at results": (status, health, list_images, search, page, follow, show, export),
+    "Look at results": (status, health, list_images, search, page, follow, show, export, score),
     "Maintain the ledger": (backup, verify, repair, prune),
     "Models and GPUs": (setup, gpus, plan, tune, warm),
     "Try it out": (demo, samples, bench),
@@ -299,5 +301,6 @@ for panel, commands in PANELS.items():
     for function in commands:
         app.command("list" if function is list_images else None, rich_help_panel=panel)(function)
 app.add_typer(ray_app, name="ray", rich_help_panel="Process images")
+app.add_typer(labels_app, name="labels", rich_help_panel="Look at results")
 app.add_typer(models_app, name="models", rich_help_panel="Models and GPUs")
 app.add_typer(train_app, name="train", rich_help_panel="Models and GPUs")

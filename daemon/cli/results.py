@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 from enum import StrEnum
@@ -13,6 +14,7 @@ import typer
 
 from daemon.core.hints import command, quantity
 from daemon.core.jobs import JobStatus
+from daemon.core.labels import no_labels
 from daemon.ledger.soundness import MOST
 from daemon.monitoring.notices import list_notices
 from daemon.terminal.display import (
@@ -28,6 +30,7 @@ from daemon.terminal.display import (
     print_unread,
     print_workers,
     printable,
+    show_labels,
     show_record,
 )
 from daemon.terminal.options import (
@@ -219,16 +222,20 @@ def show(
       visiond show inbox/a.jpg
       visiond show 17 --json
     """
+    from daemon.labels.store import LabelStore
     from daemon.ledger.records import open_reader
     from daemon.terminal import control
 
-    with open_reader(read_config_to_look(config)) as reader:
+    settings = read_config_to_look(config)
+    with open_reader(settings) as reader:
         record = control.find_whole(reader, image)
         print_unwritten(reader, record.id)
     if as_json:
         sys.stdout.buffer.write(record.sidecar)
-    else:
-        show_record(record)
+        return
+    show_record(record)
+    with LabelStore(settings.state.path).lookup() as lookup:
+        show_labels(lookup(record.digest))
 
 
 ModelsOption = Annotated[
@@ -263,7 +270,24 @@ BinOption = Annotated[
     list[str] | None,
     typer.Option("--bin", metavar="BIN", help="Only images of this bin. Several: of any of them."),
 ]
+RatioOption = Annotated[
+    str,
+    typer.Option(
+        "--ratio",
+        metavar="SHARES",
+        help="Share of each bin, for example A=0.4,B=0.4,C=0.2. Exports as many images as these shares allow.",
+    ),
+]
 UniqueOption = Annotated[bool, flag("--unique", help="Of files with equal bytes only the oldest.")]
+
+
+LabelsOption = Annotated[
+    bool,
+    flag(
+        "--labels",
+        help="What people say too (`visiond labels`): a column or a key labels; in data sets in the place of the answers.",
+    ),
+]
 
 
 def export(
@@ -277,14 +301,7 @@ def export(
         ),
     ] = None,
     bin: BinOption = None,
-    ratio: Annotated[
-        str,
-        typer.Option(
-            "--ratio",
-            metavar="SHARES",
-            help="Share of each bin, for example A=0.4,B=0.4,C=0.2. Exports as many images as these shares allow.",
-        ),
-    ] = "",
+    ratio: RatioOption = "",
     where: WhereOption = None,
     sample: SampleOption = None,
     seed: SeedOption = 0,
@@ -292,6 +309,7 @@ def export(
     bom: BomOption = False,
     models: ModelsOption = False,
     float16: Float16Option = False,
+    labels: LabelsOption = False,
     force: ForceOption = False,
     config: ConfigOption = None,
 ) -> None:
@@ -301,9 +319,8 @@ def export(
     scores and embeddings; jsonl has the complete sidecars. The other formats
     are folders for other programs: coco, yolo, label-studio, cvat,
     huggingface and webdataset are data sets, captions, hocr, alto and xmp
-    have a file for each image. An image file has one row, that of its newest
-    version, if that is DONE. docs/results.md describes each column and
-    format.
+    have a file for each image. A file has one row, that of its newest
+    version, if that is DONE. docs/results.md describes columns and formats.
 
     Examples:
       visiond export --models results.csv
@@ -311,6 +328,7 @@ def export(
       visiond export --ratio A=0.4,B=0.4,C=0.2 results.parquet
       visiond export --format yolo --where "object_count > 0" dataset
     """
+    from daemon.labels.store import LabelStore
     from daemon.ledger.files import STDOUT
     from daemon.ledger.records import open_reader
     from daemon.results.choice import ExportChoice, parse_ratio
@@ -322,13 +340,14 @@ def export(
     settings = read_config(config, needs_stages=False)
     check_target(settings, file, find_config(config))
     choice = ExportChoice(tuple(bin or ()), parse_ratio(ratio), tuple(where or ()), sample or 0, seed, unique)
-    with open_reader(settings) as reader, Progress("rows") as progress:
+    known = LabelStore(settings.state.path).lookup() if labels else contextlib.nullcontext(no_labels)
+    with open_reader(settings) as reader, known as said, Progress("rows") as progress:
         written = export_records(
             reader,
             file,
             chosen,
             choice,
-            ExportColumns(settings.stage_names, models=models),
+            ExportColumns(settings.stage_names, models=models, labels=said),
             progress.step,
             inboxes={inbox.root: inbox.name for inbox in settings.inbox},
             force=force,

@@ -28,9 +28,10 @@ CANARY = "canary"  # the first answers of models to known images
 PICTURES = "pictures"  # small ones, for the page; may be deleted
 PAGE_TOKEN = "page.token"  # for changes by the page
 SINK_FILES = "files.sqlite"  # which image has which file of a sink
+LABELS = "labels.sqlite"  # what people say about images
 SEARCH = "search"  # made from the ledger; may be deleted
 OWN = (  # in addition to the ledger
-    IDENTITY, CONTROL, LOCK, DIARY, NAMES, PROFILE, TUNING, KERNELS, CANARY, PICTURES, PAGE_TOKEN, SINK_FILES, SEARCH,
+    IDENTITY, CONTROL, LOCK, DIARY, NAMES, PROFILE, TUNING, KERNELS, CANARY, PICTURES, PAGE_TOKEN, SINK_FILES, LABELS, SEARCH,
 )  # fmt: skip
 SOCKET_BYTES = 107  # unix(7)
 FLOCK = "hhqqi4x"  # struct flock of fcntl(2), on 64 bits
@@ -62,6 +63,7 @@ def check_files(folder: Path) -> None:
         PROFILE,
         PAGE_TOKEN,
         SINK_FILES,
+        LABELS,
     ):
         try:
             kind = find_other_kind(folder / name)

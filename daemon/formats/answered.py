@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path, PurePath
 from typing import Any
 
 import msgspec
 
+from daemon.core.labels import NO_LABELS, Box, Kind, Label, ObjectLabel
 from daemon.core.sidecar import cut_name
 from daemon.ledger.record import Record
-from stages.contract.binning import has_text, likely_tags
+from stages.contract.binning import has_text, likely_tags, text_of
 
 Write = Callable[[Path, Iterator["Answered"]], None]  # makes the files of a format in an empty folder
 
@@ -21,26 +22,96 @@ Write = Callable[[Path, Iterator["Answered"]], None]  # makes the files of a for
 CONTROLS = dict.fromkeys([*range(9), 11, 12, *range(14, 32), 0xFFFE, 0xFFFF, *range(0xD800, 0xE000)])
 LONGEST_STEM = 180  # bytes: a name of 255 has room for the number and several suffixes
 
-Box = tuple[float, float, float, float]  # x0, y0, x1, y1: pixels of the upright image
-
 
 @dataclass
-class Answered:
+class Answers:
+    """What is known about an image. document: its sidecar, or as much of it as there is. size: width and height of the upright
+    image, in pixels. labels: what people say; where they do, it takes the place of the answers, with a score of 1."""
+
+    document: dict[str, Any]
+    size: tuple[int, int]
+    labels: Mapping[Kind, Label] = field(default_factory=dict)
+
+    @cached_property
+    def objects(self) -> list[tuple[str, float, Box]]:
+        """Label, score and box of each object that YOLO found; boxes are cut at the borders of the image."""
+        if given := self.labels.get(Kind.OBJECTS):
+            return [
+                (each.label, 1.0, each.box)
+                for each in given.value
+                if isinstance(each, ObjectLabel) and not each.crowd
+            ]
+        found = self.document.get("objects", {}).get("detections", [])
+        return [(each["label"], each["score"], self._cut(each["box"])) for each in found]
+
+    @cached_property
+    def lines(self) -> list[tuple[str, float, list[list[float]]]]:
+        """Text, score and the four corners of each line of OCR that is text and was not guessed. A page reader has none."""
+        return [
+            (line["text"], line["score"], line["box"])
+            for line in self.document.get("ocr", {}).get("lines", [])
+            if has_text(line["text"], line["score"]) and not line.get("guessed")
+        ]
+
+    @property
+    def page_text(self) -> str:
+        """The text of a page reader; "" for others."""
+        return self.document.get("ocr", {}).get("text") or ""
+
+    @property
+    def text(self) -> str:
+        """All text that was not guessed, in reading order."""
+        ocr = self.document.get("ocr", {})
+        sure = [line for line in ocr.get("lines", ()) if not line.get("guessed")]
+        return text_of({**ocr, "lines": sure}) or "" if ocr else ""
+
+    @property
+    def is_unfamiliar(self) -> bool:
+        """Whether the demonstration models do not know what it shows: their caption and tag only say so."""
+        caption = self.document.get("caption", {})
+        return "clip" in self.document and caption.get("similarity", 0.0) is None
+
+    @property
+    def caption(self) -> str:
+        return next(iter(self.captions), "")
+
+    @property
+    def captions(self) -> list[str]:
+        """People may give several."""
+        if given := self.labels.get(Kind.CAPTION):
+            return [str(each) for each in given.value]
+        answered = "" if self.is_unfamiliar else self.document.get("caption", {}).get("text")
+        return [answered] if answered else []
+
+    @cached_property
+    def tags(self) -> list[tuple[str, float]]:
+        """Label and score of those of CLIP's tags that count, the most likely one first."""
+        if given := self.labels.get(Kind.TAGS):
+            return [(str(tag), 1.0) for tag in given.value]
+        answered = [] if self.is_unfamiliar else self.document.get("clip", {}).get("tags", [])
+        scored = [(tag["label"], tag["score"]) for tag in answered]
+        likely = {*likely_tags(scored)}
+        return [tag for tag in scored if tag[0] in likely]
+
+    def _cut(self, box: list[float]) -> Box:
+        width, height = self.size
+        x0, y0, x1, y1 = box
+        return max(0, x0), max(0, y0), min(width, x1), min(height, y1)
+
+
+class Answered(Answers):
     """An image that is DONE.
 
     name: its path in the inbox, below the inbox's name if there are several. Images that were moved may have equal ones.
     left_out: gets the locations of images that the export has to leave out.
     """
 
-    record: Record
-    name: str
-    left_out: list[str]
-
-    @cached_property
-    def document(self) -> dict[str, Any]:
-        """Its sidecar."""
-        document: dict[str, Any] = msgspec.json.decode(self.record.sidecar)
-        return document
+    def __init__(
+        self, record: Record, name: str, left_out: list[str], labels: Mapping[Kind, Label] = NO_LABELS
+    ) -> None:
+        document: dict[str, Any] = msgspec.json.decode(record.sidecar)
+        super().__init__(document, (record.width, record.height), labels)
+        self.record, self.name, self.left_out = record, name, left_out
 
     def own_name(self, suffix: str) -> PurePath:
         """A name with its number, which no other image has: for a data set that has the images too. The suffix takes the
@@ -63,54 +134,6 @@ class Answered:
         return os.fsdecode(self.record.location)
 
     @property
-    def size(self) -> tuple[int, int]:
-        """Width and height of the upright image, in pixels."""
-        return self.record.width, self.record.height
-
-    @cached_property
-    def objects(self) -> list[tuple[str, float, Box]]:
-        """Label, score and box of each object that YOLO found; boxes are cut at the borders of the image."""
-        found = self.document.get("objects", {}).get("detections", [])
-        return [(each["label"], each["score"], self._cut(each["box"])) for each in found]
-
-    @cached_property
-    def lines(self) -> list[tuple[str, float, list[list[float]]]]:
-        """Text, score and the four corners of each line of OCR that is text and was not guessed. A page reader has none."""
-        return [
-            (line["text"], line["score"], line["box"])
-            for line in self.document.get("ocr", {}).get("lines", [])
-            if has_text(line["text"], line["score"]) and not line.get("guessed")
-        ]
-
-    @property
-    def page_text(self) -> str:
-        """The text of a page reader; "" for others."""
-        return self.document.get("ocr", {}).get("text") or ""
-
-    @property
-    def is_unfamiliar(self) -> bool:
-        """Whether the demonstration models do not know what it shows: their caption and tag only say so."""
-        caption = self.document.get("caption", {})
-        return "clip" in self.document and caption.get("similarity", 0.0) is None
-
-    @property
-    def caption(self) -> str:
-        return "" if self.is_unfamiliar else self.document.get("caption", {}).get("text") or ""
-
-    @cached_property
-    def tags(self) -> list[tuple[str, float]]:
-        """Label and score of those of CLIP's tags that count, the most likely one first."""
-        found = [] if self.is_unfamiliar else self.document.get("clip", {}).get("tags", [])
-        given = [(tag["label"], tag["score"]) for tag in found]
-        likely = {*likely_tags(given)}
-        return [tag for tag in given if tag[0] in likely]
-
-    @property
     def models(self) -> Mapping[str, str]:
         """What people call the model of each stage, or its fingerprint."""
         return {m.stage: m.provenance.title or m.fingerprint for m in self.record.models}
-
-    def _cut(self, box: list[float]) -> Box:
-        width, height = self.size
-        x0, y0, x1, y1 = box
-        return max(0, x0), max(0, y0), min(width, x1), min(height, y1)

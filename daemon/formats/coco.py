@@ -13,7 +13,8 @@ from typing import IO, Any
 
 import msgspec
 
-from daemon.formats.answered import Answered, Box
+from daemon.core.labels import Box
+from daemon.formats.answered import Answered
 from stages.ocr.descriptor import bounds_of
 
 
@@ -73,8 +74,8 @@ def write_coco(folder: Path, images: Iterator[Answered]) -> None:
                 dataset.add_image(image)
             for label, score, box in image.objects:
                 instances.add(image, label, **_shape(box), score=score)
-            if image.caption:
-                captions.add(image, caption=image.caption)
+            for caption in image.captions:
+                captions.add(image, caption=caption)
             for line, score, corners in image.lines:
                 outline = [[value for corner in corners for value in corner]]
                 shape = _shape(bounds_of(corners)) | {"segmentation": outline}

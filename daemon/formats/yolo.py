@@ -10,7 +10,8 @@ from pathlib import Path
 
 import msgspec
 
-from daemon.formats.answered import Answered, Box
+from daemon.core.labels import Box
+from daemon.formats.answered import Answered
 from daemon.formats.webdataset import ending_of
 
 # Of 256, by the digest's first byte: a tenth. Equal files are on one side, so that nothing that was trained on is validated on.

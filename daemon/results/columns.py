@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import msgspec
 from msgspec import inspect
 
+from daemon.core.labels import LookUp, describe, no_labels
 from daemon.ledger.record import Record
 from stages.contract.binning import text_of
 from stages.contract.descriptor import Descriptor
@@ -68,15 +69,17 @@ class ExportColumns:
 
     kinds: the type of each column, by its name.
     stages: those that are configured. A plug-in has a column for each number and each text of its results. models: whether
-    each stage has a column with the fingerprint of its model.
+    each stage has a column with the fingerprint of its model. labels: those of people, for a column of their own.
     """
 
-    def __init__(self, stages: Iterable[str], *, models: bool = False) -> None:
+    def __init__(self, stages: Iterable[str], *, models: bool = False, labels: LookUp = no_labels) -> None:
         used = [STAGES[name] for name in stages]
         self._plug_ins = list_columns(stage for stage in used if stage not in BUILT_IN)
         self._models = {f"{stage.name}_fingerprint": stage.name for stage in used} if models else {}
         plug_ins = {column.name: column.kind for column in self._plug_ins}
-        self.kinds: dict[str, type] = COLUMNS | dict.fromkeys(self._models, str) | plug_ins
+        self.labels = labels
+        own = {} if labels is no_labels else {"labels": str}
+        self.kinds: dict[str, type] = COLUMNS | own | dict.fromkeys(self._models, str) | plug_ins
 
     @property
     def has_models(self) -> bool:
@@ -87,15 +90,27 @@ class ExportColumns:
         not known about an image that failed. document: its decoded sidecar, if the caller has it."""
         document = document or msgspec.json.decode(record.sidecar)
         made_by = document.get("models", {})
+        said = (
+            {"labels": describe(self.labels(record.digest)).decode() or None}
+            if "labels" in self.kinds
+            else {}
+        )
         return {
             **_about_file(record, document["source"]),
             **_results_of(document),
             "finished_at": document["finished_at"],
             "notice": document.get("notice", ""),
             **_details_of(document),
+            **said,
             **{name: made_by.get(stage) for name, stage in self._models.items()},
             **{name: document.get(key, {}).get(field) for name, _, key, field in self._plug_ins},
         }
+
+
+def line_of(record: Record, labels: LookUp) -> bytes:
+    """Its sidecar, with labels of people if there are any."""
+    said = describe(labels(record.digest))
+    return record.sidecar[:-2] + b',"labels":' + said + b"}\n" if said else record.sidecar
 
 
 def _about_file(record: Record, source: dict[str, Any]) -> dict[str, Any]:

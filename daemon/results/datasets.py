@@ -13,6 +13,7 @@ import msgspec
 
 from daemon.config.state import closed_to_others
 from daemon.core.errors import NotWritable, WrongArgument
+from daemon.core.labels import LookUp, no_labels
 from daemon.core.urls import is_url
 from daemon.formats.answered import Answered
 from daemon.ledger.files import sync_folder, sync_folders, written_into
@@ -36,13 +37,18 @@ def name_inboxes(roots: Iterable[bytes], configured: Mapping[bytes, str]) -> dic
 
 
 def name_images(
-    records: Iterable[Record], inboxes: Mapping[bytes, str], left_out: list[str]
+    records: Iterable[Record],
+    inboxes: Mapping[bytes, str],
+    left_out: list[str],
+    labels: LookUp = no_labels,
 ) -> Iterator[Answered]:
     """Each with its path in the inbox as its name; below the inbox's name, if there are several. inboxes: these names, by the
-    roots of the inboxes. left_out: as in Answered."""
+    roots of the inboxes. left_out: as in Answered. labels: of people, which take the place of answers."""
     for record in records:
         path = record.path.decode(errors="replace")
-        yield Answered(record, os.path.join(inboxes.get(record.inbox_path, ""), path), left_out)
+        yield Answered(
+            record, os.path.join(inboxes.get(record.inbox_path, ""), path), left_out, labels(record.digest)
+        )
 
 
 def keep_files(images: Iterable[Answered], format: str) -> Iterator[Answered]:

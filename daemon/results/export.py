@@ -3,12 +3,9 @@ JSON lines with complete records."""
 
 from __future__ import annotations
 
-import csv
 import functools
-import io
-import re
 import sys
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from types import MappingProxyType
@@ -21,24 +18,19 @@ from daemon.config.loading import Config
 from daemon.config.state import closed_to_others
 from daemon.core.errors import WrongArgument
 from daemon.core.hints import command, quantity
+from daemon.core.labels import LookUp, no_labels
+from daemon.formats.cells import write_rows
 from daemon.formats.formats import FOLDERS, WITH_IMAGES
 from daemon.ledger.files import STDOUT, written_whole
 from daemon.ledger.record import UNKNOWN, Model, Record, describe_models
 from daemon.ledger.records import Reader
 from daemon.monitoring.notices import list_notices
 from daemon.results.choice import Chosen, ExportChoice
-from daemon.results.columns import ExportColumns
+from daemon.results.columns import ExportColumns, line_of
 from daemon.results.datasets import keep_files, name_images, name_inboxes, write_folder
 from daemon.results.parquet import write_table
 from daemon.system.mounts import Position, ask
 
-# At the start of a cell. Some programs ignore spaces before it, or what nobody sees (control characters, the byte order mark,
-# and the rest of Unicode's Default_Ignorable_Code_Point), or accept wide and small characters.
-_UNSEEN = (
-    r"\s\x00-\x1f\x7f-\x9f\u00ad\u034f\u061c\u115f\u1160\u17b4\u17b5\u180b-\u180f\u200b-\u200f\u202a-\u202e\u2060-\u206f"
-    r"\u2800\u3164\ufe00-\ufe0f\ufeff\uffa0\ufff0-\ufffb\U0001bca0-\U0001bca3\U0001d173-\U0001d17a\U000e0000-\U000e0fff"
-)
-FORMULA = re.compile(rf"[{_UNSEEN}]*[=+\-@\uff1d\uff0b\uff0d\uff20\ufe66\ufe62\ufe63\ufe6b]|[\t\r\n]")
 FILES = ("csv", "jsonl", "parquet")
 
 Step = Callable[[int, int | None], None]
@@ -77,7 +69,8 @@ def export_records(
 
     if format in FOLDERS:
         left_out: list[str] = []
-        images = name_images(count(), name_inboxes(reader.inboxes().values(), inboxes), left_out)
+        names = name_inboxes(reader.inboxes().values(), inboxes)
+        images = name_images(count(), names, left_out, columns.labels)
         images = keep_files(images, format) if format in WITH_IMAGES else images
         write_folder(
             file,
@@ -93,7 +86,7 @@ def export_records(
         sizes = _embedding_sizes(reader, choice.bins, warn) if format == "parquet" else []
         writers: dict[str, Callable[[BinaryIO, Iterator[Record]], None]] = {
             "csv": functools.partial(write_csv, columns=columns, encoding="utf-8-sig" if mark else "utf-8"),
-            "jsonl": write_jsonl,
+            "jsonl": functools.partial(write_jsonl, labels=columns.labels),
             "parquet": functools.partial(
                 write_parquet,
                 columns=columns,
@@ -165,7 +158,7 @@ def _write_file(
             write(out)
         for partial in partials[1:]:
             with partial.open("wb") as out:
-                _write_rows(out, describe_models([UNKNOWN])[0], describe_models(chosen.models))
+                write_rows(out, describe_models([UNKNOWN])[0], describe_models(chosen.models))
 
 
 def format_of(file: Path) -> str:
@@ -212,18 +205,7 @@ def _embedding_sizes(reader: Reader, bins: Sequence[str], warn: Callable[[str], 
 
 def write_csv(out: BinaryIO, records: Iterable[Record], columns: ExportColumns, encoding: str) -> None:
     """A row for each of these DONE images. encoding: "utf-8", or "utf-8-sig" to begin with a byte order mark."""
-    _write_rows(out, columns.kinds, map(columns.row_of, records), encoding)
-
-
-def _write_rows(
-    out: BinaryIO, header: Collection[str], rows: Iterable[dict[str, Any]], encoding: str = "utf-8"
-) -> None:
-    text = io.TextIOWrapper(out, encoding=encoding, newline="")
-    writer = csv.DictWriter(text, header)
-    writer.writeheader()
-    for row in rows:
-        writer.writerow({key: _cell(value) for key, value in row.items()})
-    text.detach()  # flushes, and keeps `out` open
+    write_rows(out, columns.kinds, map(columns.row_of, records), encoding)
 
 
 def models_file(file: Path) -> Path:
@@ -237,17 +219,9 @@ def note_models(models: Iterable[Model]) -> dict[bytes, bytes]:
     return {b"visiond.models": known, b"visiond.version": __version__.encode()}
 
 
-def _cell(value: Any) -> Any:
-    """A list or table as JSON, since labels may contain any character. A text that starts like a formula gets a quote,
-    as a spreadsheet would run it, and anyone can put text on an image."""
-    if isinstance(value, list | dict):
-        return msgspec.json.encode(value).decode()
-    return f"'{value}" if isinstance(value, str) and FORMULA.match(value) else value
-
-
-def write_jsonl(out: BinaryIO, records: Iterable[Record]) -> None:
-    """The sidecar of each of these images, which is a line."""
-    out.writelines(record.sidecar for record in records)
+def write_jsonl(out: BinaryIO, records: Iterable[Record], labels: LookUp = no_labels) -> None:
+    """A line for each of these images: its sidecar, with labels of people if there are any."""
+    out.writelines(line_of(record, labels) for record in records)
 
 
 def write_parquet(out: BinaryIO, records: Iterator[Record], columns: ExportColumns, **options: Any) -> None:

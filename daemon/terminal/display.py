@@ -19,6 +19,7 @@ from rich.table import Column, Table
 from daemon.core.errors import NotPrinted, ReaderGone
 from daemon.core.hints import command, quantity
 from daemon.core.jobs import JobStatus
+from daemon.core.labels import Kind, Label, Value
 from daemon.monitoring.notices import list_notices
 from daemon.system.log import escape, is_json
 from stages.contract.binning import describe
@@ -266,6 +267,19 @@ def show_results(document: Mapping[str, Any]) -> None:
     print_found(("object", "score", "box"), boxes)
     for stage in sort_stages(document["models"].keys() - {stage.name for stage in BUILT_IN}):
         print_fields(stage, document[stage])
+
+
+def show_labels(labels: Mapping[Kind, Label]) -> None:
+    """Print what people say about an image."""
+    for kind, label in sorted(labels.items()):
+        text = printable(_in_words(label.value) or "nothing")
+        console.print(f"{kind} by people ({printable(label.origin)})  {text}")
+
+
+def _in_words(value: Value) -> str:
+    if isinstance(value, str):
+        return value
+    return ", ".join(each if isinstance(each, str) else each.label for each in value)
 
 
 def print_fields(name: str, fields: Mapping[str, object], title: str | None = None) -> None:

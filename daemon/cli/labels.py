@@ -1,0 +1,277 @@
+"""The commands for what people say about images: `visiond labels` and `visiond score`."""
+
+from __future__ import annotations
+
+import math
+import os
+import time
+from collections import Counter
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from daemon.core.errors import NothingFound
+from daemon.core.hints import command, quantity
+from daemon.core.labels import Kind
+from daemon.system.log import escape
+from daemon.terminal.display import errors, print_json, print_table, printable
+from daemon.terminal.options import ConfigOption, JsonOption, flag, option, read_config
+from daemon.terminal.progress import Progress
+
+if TYPE_CHECKING:
+    from daemon.labels.matching import Matches
+    from daemon.labels.scoring import Figure, Score
+
+labels_app = typer.Typer(
+    help="Keep what people say about images beside the answers of the models.\n\n"
+    "Examples:\n  visiond labels import corrected.json\n  visiond labels list",
+    no_args_is_help=True,
+)
+KindsOption = Annotated[
+    list[Kind] | None, typer.Option("--only", metavar="KIND", help="Only objects, tags, caption or text.")
+]
+
+
+@labels_app.command("import")
+def import_labels(
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="The file or folder with the labels.")],
+    images: Annotated[
+        Path | None,
+        typer.Option(
+            "--images",
+            metavar="FOLDER",
+            help="The folder that relative names of images start from. Default: that of FILE.",
+        ),
+    ] = None,
+    by_file_name: Annotated[
+        bool, flag("--by-file-name", help="The last part of a name is enough to find its image.")
+    ] = False,
+    only: KindsOption = None,
+    origin: Annotated[
+        str, option("--origin", metavar="TEXT", help="Where they are from. Default: FILE.")
+    ] = "",
+    config: ConfigOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Read in labels of people, which stand beside the answers of the models.
+
+    FILE is COCO (.json: objects, captions, text), a folder of YOLO with its
+    data.yaml or classes.txt, tasks with annotations as Label Studio exports
+    them (.json), or CSV with a column path, location or digest and columns
+    tags, caption or text.
+
+    Labels belong to the bytes of an image: they stay when models run again,
+    and when the file is renamed. They replace earlier labels of the same
+    kind. An image is found by its digest, by its file if that is where the
+    name says, or by the end of its path.
+
+    Examples:
+      visiond labels import corrected.json
+      visiond labels import --images photos annotations/instances.json
+      visiond labels import --only caption captions.csv
+    """
+    from daemon.labels.matching import find_images, keep_known
+    from daemon.labels.reading import read_labels
+    from daemon.labels.store import LabelStore
+    from daemon.ledger.records import open_reader
+
+    settings = read_config(config, needs_stages=False)
+    left_out: Counter[str] = Counter()
+    said = [
+        each
+        for each in read_labels(file, lambda why: left_out.update([why]))
+        if not only or each.kind in only
+    ]
+    folder = images or (file if file.is_dir() else file.parent)
+    with open_reader(settings) as reader, Progress("images") as progress:
+        names = [each.name for each in said]
+        found = find_images(reader, names, folder, by_file_name=by_file_name, step=progress.step)
+        kept = keep_known(said, found.images, left_out)
+    store = LabelStore(settings.state.path)
+    rows = [(digest, kind, value) for (digest, kind), value in kept.items()]
+    known_as = (origin or os.path.basename(os.path.abspath(file))).encode(errors="replace").decode()
+    replaced = store.keep(rows, known_as) if rows else 0
+    kinds = Counter(str(kind) for _, kind in kept)
+    if as_json:
+        print_json(
+            {
+                "labels": kinds,
+                "replaced": replaced,
+                "by_file_name": found.by_file_name,
+                "unknown": [escape(name) for name in found.unknown],
+                "ambiguous": [escape(name) for name in sorted(found.ambiguous)],
+                "left_out": left_out,
+            }
+        )
+    else:
+        for kind, count in sorted(kinds.items()):
+            print(f"{kind} of {quantity(count, 'image')}")
+    _print_trouble(found, left_out, replaced)
+    if not rows:
+        raise NothingFound(f"{file} has no labels of images that the ledger has results of: nothing is kept.")
+
+
+def _print_trouble(found: Matches, left_out: Counter[str], replaced: int) -> None:
+    if replaced:
+        errors.print(f"{quantity(replaced, 'earlier label')} replaced.")
+    if found.by_file_name:
+        errors.print(f"{quantity(found.by_file_name, 'image')} found only by the file's name.")
+    troubles = [f"Left out: {why} ({number:,})." for why, number in left_out.items() if number]
+    if found.ambiguous:
+        name, where = next(iter(found.ambiguous.items()))
+        names = quantity(len(found.ambiguous), "name")
+        troubles.append(
+            f"{names} can mean several: {name} may be {where}. Write more of the path, or the digest."
+        )
+    if found.unknown:
+        names = quantity(len(found.unknown), "name")
+        hint = "--images FOLDER says where the files are, and with --by-file-name the last part of a name is enough."
+        troubles.append(f"{names} found at no image that is DONE, such as {found.unknown[0]}. {hint}")
+    for trouble in troubles:
+        errors.print(f"[yellow]{printable(trouble)}[/yellow]")
+
+
+@labels_app.command("list")
+def list_labels(config: ConfigOption = None, as_json: JsonOption = False) -> None:
+    """Show which labels there are, and where they are from.
+
+    "Nothing" counts images of which people say that there is nothing, such
+    as no object.
+
+    Examples:
+      visiond labels list
+    """
+    from daemon.labels.store import LabelStore
+
+    tallies = LabelStore(read_config(config, needs_stages=False).state.path).tallies()
+    if as_json:
+        print_json([each._asdict() for each in tallies])
+    elif not tallies:
+        errors.print(f"There are no labels; `{printable(command('labels', 'import'))}` reads some in.")
+    else:
+        print_table(
+            ("kind", "from", "images", "nothing", "imported"),
+            (
+                (
+                    each.kind,
+                    each.origin,
+                    each.images,
+                    each.empty,
+                    time.strftime("%F %T", time.localtime(each.newest)),
+                )
+                for each in tallies
+            ),
+        )
+
+
+@labels_app.command("forget")
+def forget_labels(
+    origin: Annotated[str, typer.Argument(metavar="FROM", help="As `visiond labels list` shows it.")],
+    config: ConfigOption = None,
+) -> None:
+    """Forget all labels that are from one place.
+
+    Examples:
+      visiond labels forget corrected.json
+    """
+    from daemon.labels.store import LabelStore
+
+    store = LabelStore(read_config(config, needs_stages=False).state.path)
+    if not (forgotten := store.forget(origin)):
+        known = ", ".join(sorted({each.origin for each in store.tallies()}))
+        raise NothingFound(f"No labels are from {origin}. There are labels from: {known or 'nowhere'}.")
+    print(f"{quantity(forgotten, 'label')} forgotten")
+
+
+def score(
+    only: KindsOption = None,
+    by_label: Annotated[bool, flag("--by-label", help="Also the average precision of each label.")] = False,
+    config: ConfigOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Hold the answers of the models against the labels of people.
+
+    Objects: mAP and AP50 as COCO defines them, of the labels that people
+    gave. Tags: recall, precision and F1. Text: error rates of characters and
+    words (CER, WER; less is better). Captions: CIDEr-D. Each with the range
+    that holds 95 of 100 resamples of the images.
+
+    Every model with answers in the ledger is listed, so that after a redo the
+    model before stands below. Its last column says how it differs from the
+    first, on the images that both have answered for: if the range has 0 in
+    it, it is not certain that either is better.
+
+    Examples:
+      visiond score
+      visiond score --only objects --by-label
+    """
+    from daemon.labels.scoring import score as find_scores
+    from daemon.labels.store import LabelStore
+    from daemon.ledger.records import open_reader
+
+    settings = read_config(config, needs_stages=False)
+    with open_reader(settings) as reader, Progress("images") as progress:
+        scores = [*find_scores(reader, LabelStore(settings.state.path), only or [*Kind], progress.step)]
+    if as_json:
+        print_json([_as_json(each) for each in scores])
+        return
+    if not scores:
+        raise NothingFound(
+            f"There are no labels of images with answers; `{command('labels', 'import')}` reads some in."
+        )
+    rows = [row for each in scores for row in _rows(each)]
+    print_table(
+        ("kind", "model", "images", "figure", "score", "95 % of resamples", "compared with the first"), rows
+    )
+    for each in scores if by_label else ():
+        classes = sorted(each.classes.items(), key=lambda item: -item[1])
+        if classes:
+            title = f"{each.model.provenance.describe()}, average precision"
+            print_table(("label", "AP"), ((name, f"{value:.3f}") for name, value in classes), title)
+
+
+def _rows(each: Score) -> list[tuple[object, ...]]:
+    named = (
+        each.kind,
+        each.model.provenance.title or each.model.fingerprint,
+        f"{each.images:,} of {each.labelled:,}",
+    )
+    return [
+        (
+            *(named if place == 0 else ("", "", "")),
+            name,
+            _number(figure.value),
+            _range(figure),
+            f"{_number(other.value, '+')} ({_range(other)})" if (other := each.against.get(name)) else "",
+        )
+        for place, (name, figure) in enumerate(each.figures.items())
+    ]
+
+
+def _range(figure: Figure) -> str:
+    return f"{_number(figure.low)} to {_number(figure.high)}"
+
+
+def _number(value: float, sign: str = "") -> str:
+    return "-" if math.isnan(value) else f"{value:{sign}.3f}"
+
+
+def _as_json(each: Score) -> dict[str, object]:
+    def plain(figures: dict[str, Figure]) -> dict[str, list[float | None]]:
+        """A number that cannot be said is null."""
+        return {
+            name: [None if math.isnan(v) else round(v, 6) for v in figure] for name, figure in figures.items()
+        }
+
+    return {
+        "kind": each.kind,
+        "fingerprint": each.model.fingerprint,
+        "model": each.model.provenance.describe(),
+        "is_current": each.is_current,
+        "images": each.images,
+        "labelled": each.labelled,
+        "figures": plain(each.figures),
+        "compared_with_the_first": plain(each.against),
+        "classes": each.classes,
+    }

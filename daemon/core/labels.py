@@ -1,0 +1,85 @@
+"""What people say about an image: its objects, its tags, its captions or its text."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from enum import StrEnum
+from typing import Any, NamedTuple
+
+import msgspec
+
+from daemon.core.sidecar import timestamp
+
+Box = tuple[float, float, float, float]  # x0, y0, x1, y1
+
+
+class Kind(StrEnum):
+    OBJECTS = "objects"
+    TAGS = "tags"
+    CAPTION = "caption"
+    TEXT = "text"
+
+
+class ObjectLabel(msgspec.Struct, frozen=True, omit_defaults=True):
+    """box: pixels of the upright image. crowd: several that cannot be told apart, as COCO's iscrowd; a score leaves it out."""
+
+    label: str
+    box: Box
+    crowd: bool = False
+
+
+# Objects; or tags; or captions, of which there may be several; or the whole text.
+Value = list[ObjectLabel] | list[str] | str
+TYPES: dict[Kind, Any] = {
+    Kind.OBJECTS: list[ObjectLabel],
+    Kind.TAGS: list[str],
+    Kind.CAPTION: list[str],
+    Kind.TEXT: str,
+}
+
+
+class Said(NamedTuple):
+    """What a file says about one image.
+
+    name: of the image, as the file has it. scale: what the boxes count as the whole image; None: its pixels. size: of the
+    image in pixels, as the file has it; None: the file does not say.
+    """
+
+    name: str
+    kind: Kind
+    value: Value
+    scale: tuple[float, float] | None = None
+    size: tuple[float, float] | None = None
+
+
+class Label(NamedTuple):
+    """What people say about an image, and where that is from."""
+
+    value: Value
+    origin: str
+    made_at: float  # Unix seconds
+
+
+LeftOut = Callable[[str], None]  # called with what a file says that is not taken, in words
+LookUp = Callable[[bytes], Mapping[Kind, Label]]  # of the image with a digest
+
+NO_LABELS: Mapping[Kind, Label] = {}
+
+
+def no_labels(digest: bytes) -> Mapping[Kind, Label]:
+    return NO_LABELS
+
+
+def describe(labels: Mapping[Kind, Label]) -> bytes:
+    """As JSON, with their origin. Empty without any."""
+    told = {
+        kind: {"value": label.value, "origin": label.origin, "made_at": timestamp(label.made_at)}
+        for kind, label in labels.items()
+    }
+    return msgspec.json.encode(told) if told else b""
+
+
+def decode(kind: Kind, text: bytes | str) -> Value:
+    """Raises msgspec.MsgspecError."""
+    value: Value = msgspec.json.decode(text, type=TYPES[kind])
+    return value

@@ -1,0 +1,135 @@
+"""Reads annotations of Label Studio (https://labelstud.io/guide/export#JSON)."""
+
+from __future__ import annotations
+
+import math
+import os
+import re
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from typing import Any
+from urllib.parse import unquote, urlsplit
+
+import msgspec
+
+from daemon.core.errors import WrongArgument
+from daemon.core.labels import Box, Kind, LeftOut, ObjectLabel, Said
+from daemon.labels.saying import bounds, has_image_suffix, say
+
+UPLOADS, LOCAL_FILES = "/data/upload/", "/data/local-files/"
+UPLOADED = re.compile(r"^[0-9a-f]{8}-")  # before the name of an uploaded file
+BOXES = ("rectanglelabels", "polygonlabels", "labels")  # results with labels of a region
+
+
+class _Value(msgspec.Struct):
+    x: float | None = None
+    y: float = 0.0
+    width: float = 0.0
+    height: float = 0.0
+    rotation: float | None = None
+    points: list[tuple[float, float]] | None = None
+    rectanglelabels: list[str] = []
+    polygonlabels: list[str] = []
+    labels: list[str] = []
+    choices: list[str] = []
+    text: list[str] | str = []
+
+
+class _Result(msgspec.Struct):
+    type: str = ""
+    value: _Value = msgspec.field(default_factory=_Value)
+    original_width: float | None = None
+    original_height: float | None = None
+
+    @property
+    def is_region(self) -> bool:
+        return self.value.x is not None or bool(self.value.points)
+
+
+class _Answer(msgspec.Struct):
+    result: list[_Result] | None = None
+    was_cancelled: bool | None = None
+    ground_truth: bool | None = None
+
+
+class Task(msgspec.Struct):
+    data: dict[str, Any]
+    annotations: list[_Answer] | None = None
+    completions: list[_Answer] | None = None  # as they were called before version 1.0
+
+
+def read_label_studio(tasks: Sequence[Task], left_out: LeftOut) -> Iterator[Said]:
+    """Of each task its last annotation that was not cancelled, or the one that is marked as ground truth. A kind of which some
+    task has a label is labelled in all annotated tasks, but for captions: an image may have none of it. An image with a shape
+    that has no box here, such as one of a brush, gets no label of objects."""
+    annotated = []
+    for task in tasks:
+        whole = [each for each in task.annotations or task.completions or () if not each.was_cancelled]
+        if best := [each for each in whole if each.ground_truth] or whole:
+            annotated.append((task, results := best[-1].result or [], _by_kind(results, left_out)))
+        else:
+            left_out("tasks without an annotation by a person")
+    for kind in sorted({kind for _, _, found in annotated for kind in found}):
+        for task, results, found in annotated:
+            if (parts := found.get(kind, [])) is not None:
+                yield from say(_name_of(task), kind, parts, (100.0, 100.0), _size_of(results))
+
+
+def _size_of(results: Sequence[_Result]) -> tuple[float, float] | None:
+    sizes = ((each.original_width, each.original_height) for each in results)
+    return next(((width, height) for width, height in sizes if width and height), None)
+
+
+def _by_kind(results: Sequence[_Result], left_out: LeftOut) -> dict[Kind, list[Any] | None]:
+    """None: something of this kind cannot be taken."""
+    said: dict[Kind, list[Any]] = defaultdict(list)
+    is_whole = True
+    for result in results:
+        value, texts = result.value, result.value.text
+        if result.type in BOXES and result.is_region:
+            named = (*value.rectanglelabels, *value.polygonlabels, *value.labels)
+            said[Kind.OBJECTS] += [ObjectLabel(each, _box_of(result)) for each in named]
+        elif result.type == "choices" and not result.is_region:  # those of a region are about it
+            said[Kind.TAGS] += value.choices
+        elif result.type == "textarea":  # that of a region is a line of text
+            kind = Kind.TEXT if result.is_region else Kind.CAPTION
+            box = _box_of(result) if result.is_region else None
+            said[kind] += [
+                (box, each) if box else each for each in ([texts] if isinstance(texts, str) else texts)
+            ]
+        elif result.type not in ("rectangle", "polygon"):  # whose labels and texts are results of their own
+            left_out(f"results of the type {result.type or 'relation'}")
+            is_whole = is_whole and not result.type.endswith("labels")
+    return {**said} if is_whole else {**said, Kind.OBJECTS: None}
+
+
+def _box_of(result: _Result) -> Box:
+    """Around a rectangle or an outline, in percent. A turned rectangle is turned around its upper left corner, in pixels."""
+    value = result.value
+    if value.points:
+        return bounds(value.points)
+    x, y, width, height = value.x or 0.0, value.y, value.width, value.height
+    turn = math.radians(value.rotation or 0.0)
+    ratio = (result.original_width or 1.0) / (result.original_height or 1.0)
+    sine, cosine = math.sin(turn), math.cos(turn)
+    corners = ((0.0, 0.0), (width, 0.0), (0.0, height), (width, height))
+    turned = [(x + u * cosine - v * sine / ratio, y + u * sine * ratio + v * cosine) for u, v in corners]
+    return bounds(turned)
+
+
+def _name_of(task: Task) -> str:
+    """Raises WrongArgument."""
+    texts = [value for value in (task.data.get("image"), *task.data.values()) if isinstance(value, str)]
+    named = [
+        text for text in texts if has_image_suffix(text.partition("?")[0]) or text.startswith(LOCAL_FILES)
+    ]
+    address = next(iter(named or texts), "")
+    if not address:
+        raise WrongArgument(f"a task names no image; its data is {task.data}.")
+    parts = urlsplit(address)
+    path = unquote(parts.path)
+    if path.startswith(LOCAL_FILES):  # below its document root, which may be any folder
+        return unquote(parts.query.removeprefix("d=")).lstrip("/") or unquote(path.removeprefix(LOCAL_FILES))
+    if path.startswith(UPLOADS):
+        return UPLOADED.sub("", os.path.basename(path))
+    return path.lstrip("/") if parts.scheme in ("http", "https") else address  # also one of an object store

@@ -1,0 +1,211 @@
+"""Finds the images of the ledger that a file of labels speaks of, and turns its boxes into their pixels."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import unicodedata
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import NamedTuple
+
+from msgspec.structs import replace
+
+from daemon.core.labels import Box, Kind, ObjectLabel, Said, Value
+from daemon.core.urls import is_url
+from daemon.labels.saying import has_image_suffix
+from daemon.ledger.records import Reader
+from daemon.ledger.rows import read_stored
+from stages.contract.files import open_file
+
+SHAPE = 0.02  # by how much width / height of an image may differ from that of a resized copy
+
+
+class Image(NamedTuple):
+    """Width and height in pixels, upright."""
+
+    digest: bytes
+    width: int
+    height: int
+
+
+@dataclass
+class Matches:
+    """images: by name, as the file of labels has it. unknown: names of which the ledger has no result. ambiguous: names
+    that several different images have, with the location of one. by_file_name: how many were found by nothing else."""
+
+    images: dict[str, Image] = field(default_factory=dict)
+    unknown: list[str] = field(default_factory=list)
+    ambiguous: dict[str, str] = field(default_factory=dict)
+    by_file_name: int = 0
+
+
+def find_images(
+    reader: Reader, names: Iterable[str], folder: Path, *, by_file_name: bool, step: Callable[[int], None]
+) -> Matches:
+    """names: digests, paths and addresses. A relative one is looked for below `folder` first, where the bytes of the file say
+    which image it is; then an image whose path ends with it. by_file_name: of a name that is not found, its last part is
+    enough. step: called with the number of images of the ledger that were looked at."""
+    found = Matches()
+    digests = {name: _digest_of(name, folder) for name in dict.fromkeys(names)}
+    sizes = _sizes(reader, {*digests.values()} - {b""})
+    if left := [name for name, digest in digests.items() if digest not in sizes]:
+        digests |= _find_by_path(reader, left, found, step, by_file_name=by_file_name)
+        sizes |= _sizes(reader, {digests[name] for name in left} - {b""})
+    found.images = {name: sizes[digest] for name, digest in digests.items() if digest in sizes}
+    return found
+
+
+def _digest_of(name: str, folder: Path) -> bytes:
+    """Empty if it is neither a digest nor a file there."""
+    bare = name.removeprefix("sha256:").lower()
+    if len(bare) == 64 and all(letter in "0123456789abcdef" for letter in bare):
+        return bytes.fromhex(bare)
+    if is_url(name) or os.path.isabs(name) or "\0" in name:
+        return b""
+    try:
+        with open_file(folder / name) as file:
+            return hashlib.file_digest(file, "sha256").digest()
+    except OSError:
+        return b""
+
+
+def _sizes(reader: Reader, digests: set[bytes]) -> dict[bytes, Image]:
+    with reader.lend() as connection:
+        contents = read_stored(connection, digests, reader.models).contents
+    return {digest: Image(digest, width, height) for digest, (_, width, height, _) in contents.items()}
+
+
+def _find_by_path(
+    reader: Reader, names: Sequence[str], found: Matches, step: Callable[[int], None], *, by_file_name: bool
+) -> dict[str, bytes]:
+    """The digest of each, or nothing. One pass through the ledger."""
+    wanted = defaultdict(list)
+    for name in names:
+        last = _parts(name)[-1]
+        wanted[last, has_image_suffix(last)].append(name)
+    # Of each name: by digest, how many parts of a path are as in the name, and a place of such a file.
+    candidates: dict[str, dict[bytes, tuple[int, str]]] = defaultdict(dict)
+    for looked, record in enumerate(reader.newest_done(with_results=False), 1):
+        if looked % 4096 == 0:
+            step(looked)
+        here = [os.fsdecode(record.location), os.fsdecode(os.path.join(record.inbox_path, record.path))]
+        for parts, has_suffix in [each for path in here for each in _spellings(path)]:
+            for name in wanted.get((parts[-1], has_suffix), ()):
+                agreed = _count_agreeing(_parts(name), parts)
+                if agreed > candidates[name].get(record.digest, (0,))[0]:
+                    candidates[name][record.digest] = (agreed, here[0])
+    chosen = {name: _choose(name, candidates[name], found, by_file_name=by_file_name) for name in names}
+    return {name: digest if alone else b"" for name, digest, alone in _keep_alone(chosen, candidates, found)}
+
+
+def _keep_alone(
+    chosen: Mapping[str, bytes], candidates: Mapping[str, Mapping[bytes, tuple[int, str]]], found: Matches
+) -> Iterator[tuple[str, bytes, bool]]:
+    """Each name, its digest, and whether it may be that image: not if several names are it by their last parts alone."""
+    loose = Counter(
+        digest for name, digest in chosen.items() if digest and not _is_whole(name, candidates[name][digest])
+    )
+    for name, digest in chosen.items():
+        is_loose = bool(digest) and not _is_whole(name, candidates[name][digest])
+        if is_loose and loose[digest] > 1:
+            found.ambiguous[name] = candidates[name][digest][1]
+        else:
+            found.by_file_name += is_loose
+        yield name, digest, not is_loose or loose[digest] == 1
+
+
+def _is_whole(name: str, candidate: tuple[int, str]) -> bool:
+    return candidate[0] == len(_parts(name))
+
+
+def _choose(
+    name: str, candidates: Mapping[bytes, tuple[int, str]], found: Matches, *, by_file_name: bool
+) -> bytes:
+    """The digest of the one whose path is most like the name; nothing, and a note of why, if there is none."""
+    best = max((agreed for agreed, _ in candidates.values()), default=0)
+    alike = {digest: place for digest, (agreed, place) in candidates.items() if agreed == best}
+    if not alike or not (best == len(_parts(name)) or by_file_name):
+        found.unknown.append(name)
+        return b""
+    if len(alike) > 1:
+        found.ambiguous[name] = next(iter(alike.values()))
+        return b""
+    return next(iter(alike))
+
+
+def _parts(path: str) -> list[str]:
+    """Without . and .. ; Windows writes \\ between them, and macOS an accent as a character of its own."""
+    parts = unicodedata.normalize("NFC", path.replace("\\", "/")).split("/")
+    return [part for part in parts if part not in ("", ".", "..")] or [""]
+
+
+def _spellings(path: str) -> Iterator[tuple[list[str], bool]]:
+    """The parts of a file's path, and without its suffix, which names in YOLO do not have if the images are not there. Each
+    with whether it ends with a suffix of images."""
+    parts = _parts(path)
+    yield parts, has_image_suffix(parts[-1])
+    if has_image_suffix(parts[-1]):
+        stem = os.path.splitext(parts[-1])[0]
+        yield [*parts[:-1], stem], has_image_suffix(stem)
+
+
+def _count_agreeing(one: Sequence[str], other: Sequence[str]) -> int:
+    """How many parts of two paths are equal, from the end."""
+    pairs = zip(reversed(one), reversed(other), strict=False)
+    return next((n for n, (a, b) in enumerate(pairs) if a != b), min(len(one), len(other)))
+
+
+def in_pixels(said: Said, image: Image, left_out: Counter[str]) -> Value | None:
+    """The value with boxes in pixels of the upright image, cut at its borders. None if they are of an image of another
+    shape, or all outside. left_out: counts what is not taken, by why."""
+    if said.kind is not Kind.OBJECTS:
+        return said.value
+    if said.size and abs(said.size[0] / said.size[1] / (image.width / image.height) - 1) > SHAPE:
+        return None
+    scale = said.scale or (image.width, image.height)
+    factors = (image.width / scale[0], image.height / scale[1])
+    boxes = [
+        replace(each, box=_cut(each.box, factors, image))
+        for each in said.value
+        if isinstance(each, ObjectLabel)
+    ]
+    taken = [each for each in boxes if each.box[0] < each.box[2] and each.box[1] < each.box[3]]
+    left_out["boxes that are empty or outside their image"] += len(boxes) - len(taken)
+    return taken if taken or not boxes else None
+
+
+def _cut(box: Box, factors: tuple[float, float], image: Image) -> Box:
+    limits = (image.width, image.height, image.width, image.height)
+    x0, y0, x1, y1 = (
+        round(min(max(value * factors[n % 2], 0.0), limits[n]), 3) for n, value in enumerate(box)
+    )
+    return x0, y0, x1, y1
+
+
+def keep_known(
+    said: Iterable[Said], images: Mapping[str, Image], left_out: Counter[str]
+) -> dict[tuple[bytes, Kind], Value]:
+    """By digest and kind. What a file says again under the same name is added. Equal files have one label: that of the first
+    name."""
+    kept: dict[tuple[bytes, Kind], Value] = {}
+    names: dict[tuple[bytes, Kind], str] = {}
+    for each in said:
+        if not (image := images.get(each.name)):
+            continue
+        key = (image.digest, each.kind)
+        if names.setdefault(key, each.name) != each.name:
+            left_out["labels of an image that has labels under another name too"] += 1
+        elif (value := in_pixels(each, image, left_out)) is None:
+            left_out["images whose labels do not fit their shape"] += 1
+        else:
+            kept[key] = _add(kept[key], value) if key in kept else value
+    return kept
+
+
+def _add(before: Value, value: Value) -> Value:
+    if isinstance(before, str) or isinstance(value, str):
+        return f"{before}\n{value}"
+    return [*before, *value]

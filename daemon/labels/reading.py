@@ -1,0 +1,65 @@
+"""Reads the labels of annotation tools."""
+
+from __future__ import annotations
+
+import codecs
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+
+from daemon.core.errors import WrongArgument
+from daemon.core.labels import LeftOut, Said
+from daemon.labels.coco import Coco, read_coco
+from daemon.labels.label_studio import Task, read_label_studio
+from daemon.labels.table import read_csv
+from daemon.labels.yolo import CLASSES, read_yolo
+from daemon.results.datasets import MANIFEST
+
+READERS = {".csv": read_csv, ".tsv": read_csv, ".yaml": read_yolo, ".yml": read_yolo, ".txt": read_yolo}
+
+
+def read_labels(path: Path, left_out: LeftOut) -> Iterator[Said]:
+    """What a file says, or a folder of a data set. Raises WrongArgument."""
+    read = _read_folder if path.is_dir() else READERS.get(path.suffix.lower(), _read_json)
+    if (path if path.is_dir() else path.parent).joinpath(MANIFEST).exists():
+        raise WrongArgument(
+            f"{path} has answers of models, as `visiond export` wrote them. If people have corrected them, delete {MANIFEST} "
+            "there."
+        )
+    try:
+        yield from read(path, left_out)
+    except OSError as error:
+        raise WrongArgument(f"{error.filename or path} cannot be read: {error.strerror or error}.") from None
+    except UnicodeDecodeError as error:
+        raise WrongArgument(f"{path} is not UTF-8: {error}.") from None
+
+
+def _read_folder(folder: Path, left_out: LeftOut) -> Iterator[Said]:
+    named = [folder / name for name in ("data.yaml", "dataset.yaml", CLASSES, f"labels/{CLASSES}")]
+    others = [*sorted(folder.glob("*.yaml")), *sorted(folder.glob("*.yml"))]
+    if described := next((file for file in (*named, *others) if file.exists()), None):
+        yield from read_yolo(described, left_out)
+        return
+    if not (files := sorted(folder.glob("*.json"))):
+        raise WrongArgument(
+            f"{folder} has neither a data.yaml or {CLASSES} of YOLO nor a .json of COCO or Label Studio. Name the file with "
+            "the labels."
+        )
+    for file in files:
+        yield from _read_json(file, left_out)
+
+
+def _read_json(file: Path, left_out: LeftOut) -> Iterator[Said]:
+    text = file.read_bytes().removeprefix(codecs.BOM_UTF8)
+    try:
+        if text.lstrip()[:1] == b"[":
+            yield from read_label_studio(msgspec.json.decode(text, type=list[Task], strict=False), left_out)
+        else:
+            yield from read_coco(msgspec.json.decode(text, type=Coco, strict=False), left_out)
+    except (msgspec.MsgspecError, ValueError, RecursionError) as error:
+        packed = " It is a zip file: unpack it, and name what is in it." if text[:2] == b"PK" else ""
+        raise WrongArgument(
+            f"{file} is neither COCO (an object with images and annotations) nor an export of Label Studio as JSON (a list of "
+            f"tasks with annotations): {error}.{packed}"
+        ) from None

@@ -1,0 +1,51 @@
+"""What the readers of all formats share."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+
+from daemon.core.labels import Box, Kind, Said, Value
+from daemon.results.judge import IMAGE_SUFFIXES
+from stages.ocr.layout import order_lines
+
+
+def say(
+    name: str,
+    kind: Kind,
+    parts: list[Any],
+    scale: tuple[float, float] | None = None,
+    size: tuple[float, float] | None = None,
+) -> Iterator[Said]:
+    """parts: objects, tags or captions; for text, boxes and lines. Without captions nothing is said; otherwise, that there is
+    nothing. Lines are put in reading order, as those of OCR are: people draw them in any."""
+    value: Value = parts
+    if kind is Kind.TEXT:
+        width, height = size or (1.0, 1.0)
+        across, down = (width / scale[0], height / scale[1]) if scale else (1.0, 1.0)
+        lines = [text for _, text in parts]
+        boxes = [box for box, _ in parts if box]
+        if len(boxes) == len(lines) > 1:
+            quads = [[(x0, y0), (x1, y0), (x1, y1), (x0, y1)] for x0, y0, x1, y1 in boxes]
+            lines = [
+                lines[at]
+                for at in order_lines(
+                    np.array(quads, np.float32) * np.array([across, down], np.float32), lines
+                )
+            ]
+        value = "\n".join(lines)
+    if value or kind is not Kind.CAPTION:
+        yield Said(name, kind, value, scale, size)
+
+
+def bounds(points: Iterable[Sequence[float]]) -> Box:
+    """Of no points: an empty box."""
+    xs, ys = zip(*points, strict=True) if (points := list(points)) else ((0.0,), (0.0,))
+    return min(xs), min(ys), max(xs), max(ys)
+
+
+def has_image_suffix(path: str) -> bool:
+    return os.fsencode(os.path.splitext(path)[1].lower()) in IMAGE_SUFFIXES

@@ -1,0 +1,145 @@
+"""Holds the answers of models against what people say: one score for each model that has answered for labelled images."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import msgspec
+import numpy as np
+
+from daemon.core.labels import Kind, Value
+from daemon.formats.answered import Answers
+from daemon.labels import metrics
+from daemon.labels.metrics import Measure, ObjectMeasure
+from daemon.labels.store import LabelStore
+from daemon.ledger.record import Model
+from daemon.ledger.records import Reader
+from daemon.ledger.rows import read_stored
+from daemon.ledger.schema import WITH_LOST, read_version
+from daemon.ledger.statements import SQL
+from stages.registry.registry import STAGES
+
+CHUNK = 256
+STAGE_OF = {Kind.OBJECTS: "yolo", Kind.TAGS: "clip", Kind.CAPTION: "blip", Kind.TEXT: "ocr"}
+# What a measure compares with the label, and the measure.
+READ: Mapping[Kind, Callable[[Answers], Any]] = {
+    Kind.OBJECTS: lambda answers: answers.objects,
+    Kind.TAGS: lambda answers: [label for label, _ in answers.tags],
+    Kind.CAPTION: lambda answers: answers.caption,
+    Kind.TEXT: lambda answers: answers.text,
+}
+MEASURES: Mapping[Kind, Callable[[Sequence[Any], Sequence[Any]], Measure]] = {
+    Kind.OBJECTS: ObjectMeasure,
+    Kind.TAGS: metrics.measure_tags,
+    Kind.CAPTION: metrics.measure_captions,
+    Kind.TEXT: metrics.measure_text,
+}
+
+
+class Figure(NamedTuple):
+    """A value, and the range that holds 95 of 100 resamples of the images."""
+
+    value: float
+    low: float
+    high: float
+
+
+@dataclass(frozen=True)
+class Score:
+    """How one model agrees with the labels. images: how many it has answered for, of those with labels. against: figures minus
+    those of the first model of its kind, on the images that both have answered for; none for the first. classes: the average
+    precision of each label."""
+
+    kind: Kind
+    model: Model
+    is_current: bool
+    images: int
+    labelled: int
+    figures: dict[str, Figure]
+    against: dict[str, Figure] = field(default_factory=dict)
+    classes: dict[str, float] = field(default_factory=dict)
+
+
+def score(
+    reader: Reader, store: LabelStore, kinds: Sequence[Kind], step: Callable[[int], None]
+) -> Iterator[Score]:
+    """Of each kind, current models first, then those with the most images. step: called with the number of labelled images that
+    were read. Raises MissingLibrary."""
+    current, read = _current_models(reader), 0
+    for kind in kinds:
+        labels, answers = dict(store.of_kind(kind)), defaultdict[int, dict[bytes, Any]](dict)
+        digests = [*labels]
+        for start in range(0, len(digests), CHUNK):
+            chunk = digests[start : start + CHUNK]
+            for model, found in _read_answers(reader, chunk, kind).items():
+                answers[model] |= found
+            read += len(chunk)
+            step(read)
+        order = sorted(answers, key=lambda model: (model not in current, -len(answers[model]), model))
+        for model in order:
+            first = {} if model == order[0] else answers[order[0]]
+            yield _score(
+                kind, reader.models[model], labels, answers[model], first, is_current=model in current
+            )
+
+
+def _current_models(reader: Reader) -> set[int]:
+    """As of the last start; none if the ledger is too old to say."""
+    with reader.lend() as connection:
+        if read_version(reader.path, connection) < WITH_LOST:
+            return set()
+        return {row[0] for row in connection.execute(SQL["current_models"])}
+
+
+def _read_answers(reader: Reader, digests: Sequence[bytes], kind: Kind) -> dict[int, dict[bytes, Any]]:
+    """By model and digest, what is compared with a label."""
+    stage = STAGE_OF[kind]
+    with reader.lend() as connection:
+        stored = read_stored(connection, digests, reader.models)
+    found: dict[int, dict[bytes, Any]] = {}
+    for digest, outputs in stored.results.items():
+        _, width, height, _ = stored.contents[digest]
+        for number, output in outputs.items():
+            if reader.models[number].stage == stage:
+                document = {STAGES[stage].key: msgspec.json.decode(output.payload)}
+                answers = Answers(document, (width, height))
+                found.setdefault(number, {})[digest] = READ[kind](answers)
+    return found
+
+
+def _score(
+    kind: Kind,
+    model: Model,
+    labels: Mapping[bytes, Value],
+    answers: Mapping[bytes, Any],
+    first: Mapping[bytes, Any],
+    *,
+    is_current: bool,
+) -> Score:
+    """first: the answers of the first model of this kind, if this is another one."""
+    digests = [*answers]
+    measure = _measure(kind, digests, labels, answers)
+    both = [digest for digest in digests if digest in first]
+    against = {}
+    if both:
+        measures = [_measure(kind, both, labels, each) for each in (first, answers)]
+        against = _figures(metrics.difference(*measures), len(both))
+    classes = measure.by_class() if isinstance(measure, ObjectMeasure) else {}
+    return Score(
+        kind, model, is_current, len(digests), len(labels), _figures(measure, len(digests)), against, classes
+    )
+
+
+def _measure(
+    kind: Kind, digests: Sequence[bytes], labels: Mapping[bytes, Value], answers: Mapping[bytes, Any]
+) -> Measure:
+    return MEASURES[kind]([labels[each] for each in digests], [answers[each] for each in digests])
+
+
+def _figures(measure: Measure, images: int) -> dict[str, Figure]:
+    ranges = metrics.interval(measure, images)
+    values = measure(np.ones(images))
+    return {name: Figure(value, *ranges[name]) for name, value in values.items()}

@@ -1,0 +1,72 @@
+"""Reads labels from CSV."""
+
+from __future__ import annotations
+
+import ast
+import csv
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import msgspec
+
+from daemon.core.errors import WrongArgument
+from daemon.core.labels import Kind, LeftOut, Said
+from daemon.formats.cells import as_typed
+
+LONGEST_CELL = 1 << 26  # characters: Python's own limit is 131,072
+# Columns that name the image, the surest first.
+NAMES = ("digest", "location", "path", "file_name", "filename", "file", "image", "name")
+UTF_16 = (b"\xff\xfe", b"\xfe\xff")  # as Excel writes "Unicode text"
+
+
+def read_csv(file: Path, left_out: LeftOut) -> Iterator[Said]:
+    """With a header, and commas, semicolons or tabs. A column names the image: see NAMES. Columns of labels are tags (a list as
+    JSON or Python writes it, or with commas or semicolons), caption and text. An empty cell says nothing."""
+    csv.field_size_limit(LONGEST_CELL)
+    with file.open("rb") as opened:
+        encoding = "utf-16" if opened.read(2) in UTF_16 else "utf-8-sig"
+    with file.open(encoding=encoding, newline="") as lines:
+        header = lines.readline()
+        lines.seek(0)
+        rows = csv.DictReader(lines, delimiter=max(",;\t", key=header.count), strict=True)
+        try:
+            rows.fieldnames = columns = [name.strip().lower() for name in rows.fieldnames or ()]
+            key, kinds = _find_columns(file, columns)
+            for row in rows:
+                name = as_typed(row[key] or "")
+                cells = ((kind, as_typed(row[kind] or "")) for kind in kinds)
+                yield from (Said(name, kind, _value_of(kind, cell)) for kind, cell in cells if cell)
+        except (csv.Error, SyntaxError, ValueError) as error:
+            raise WrongArgument(f"{file}, line {rows.line_num}: {error}.") from None
+
+
+def _find_columns(file: Path, columns: Sequence[str]) -> tuple[str, list[Kind]]:
+    """The one that names the image, and those with labels. Raises WrongArgument."""
+    key = next((name for name in NAMES if name in columns), "")
+    kinds = [kind for kind in (Kind.TAGS, Kind.CAPTION, Kind.TEXT) if kind in columns]
+    if "clip_similarity" in columns:
+        raise WrongArgument(
+            f"{file} has answers of models, as `visiond export` wrote them. Keep the columns path and digest, and those that "
+            "people have corrected."
+        )
+    if not key or not kinds:
+        raise WrongArgument(
+            f"{file} needs a column that names the image ({', '.join(NAMES)}) and one with labels (tags, caption, text). "
+            f"It has {', '.join(columns) or 'none'}."
+        )
+    return key, kinds
+
+
+def _value_of(kind: Kind, cell: str) -> list[str] | str:
+    """Raises ValueError, SyntaxError."""
+    if kind is Kind.TEXT:
+        return cell
+    if kind is Kind.CAPTION:
+        return [cell]
+    if cell.startswith("["):
+        try:
+            return msgspec.json.decode(cell, type=list[str])
+        except msgspec.MsgspecError:
+            return [str(tag) for tag in ast.literal_eval(cell)]  # as pandas writes a list
+    parts = cell.split(";" if ";" in cell else ",")
+    return [tag for each in parts if (tag := each.strip())]

@@ -1,0 +1,80 @@
+"""Reads labels of YOLO (https://docs.ultralytics.com/datasets/detect)."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from daemon.core.errors import WrongArgument
+from daemon.core.labels import Box, Kind, LeftOut, ObjectLabel, Said
+from daemon.labels.saying import bounds, has_image_suffix
+
+CLASSES = "classes.txt"  # the names of the classes, by programs that write no data.yaml
+OUTSIDE = 0.1  # by how much a share may lie outside its image
+
+
+def read_yolo(described: Path, left_out: LeftOut) -> Iterator[Said]:
+    """described: data.yaml; or classes.txt with a line for each class, as Label Studio and LabelImg write it. Labels are below
+    a folder called labels, with the images below one called images; or each is beside its image. An empty file says
+    that its image has no object; an image without a file is not labelled."""
+    names, has_points = _class_names(described)
+    root = described.parent.parent if described.parent.name == "labels" else described.parent
+    files = {
+        os.path.relpath(os.path.join(at, name), root) for at, _, found in os.walk(root) for name in found
+    }
+    images = {os.path.splitext(file)[0]: file for file in files if has_image_suffix(file)}
+    for file in sorted(file for file in files if file.endswith(".txt") and os.path.basename(file) != CLASSES):
+        parts = os.path.splitext(file)[0].split(os.sep)
+        if is_below := "labels" in parts[:-1]:  # the last folder of this name, as ultralytics takes it
+            parts[len(parts) - 1 - parts[::-1].index("labels")] = "images"
+        stem = os.path.join(*parts)
+        if not (is_below or stem in images):
+            left_out("texts beside no image")
+            continue
+        rows = [line.split() for line in (root / file).read_text("utf-8-sig").splitlines() if line.strip()]
+        boxes = [_read_box(row, names, root / file, has_points=has_points) for row in rows]
+        if None in boxes:
+            left_out("images with lines that have neither a box nor an outline in shares of 0 to 1")
+            continue
+        yield Said(images.get(stem, stem), Kind.OBJECTS, [each for each in boxes if each], (1.0, 1.0))
+
+
+def _class_names(described: Path) -> tuple[Mapping[int, str], bool]:
+    """By number; and whether there are keypoints behind each box. Raises WrongArgument."""
+    import yaml
+
+    text = described.read_text("utf-8-sig")
+    if described.name == CLASSES:
+        return dict(enumerate(line.strip() for line in text.splitlines())), False
+    try:
+        about: dict[str, Any] = yaml.load(text, yaml.BaseLoader)
+        names = about["names"]
+        found = names if isinstance(names, dict) else dict(enumerate(names))
+        return {int(number): str(name) for number, name in found.items()}, "kpt_shape" in about
+    except (yaml.YAMLError, KeyError, TypeError, ValueError, RecursionError) as error:
+        raise WrongArgument(f"{described} does not say what its classes are (`names`): {error}.") from None
+
+
+def _read_box(
+    row: list[str], names: Mapping[int, str], file: Path, *, has_points: bool
+) -> ObjectLabel | None:
+    """Of class and box, which a score may follow, or of class and the corners of an outline. Raises WrongArgument."""
+    try:
+        number, figures = int(float(row[0])), [float(figure) for figure in row[1:]]
+    except (ValueError, OverflowError):
+        raise WrongArgument(
+            f"{file} has a line that is not class x y width height: {' '.join(row)}"
+        ) from None
+    if number not in names:
+        raise WrongArgument(f"{file} has class {number}, and only {len(names)} classes have names.")
+    box: Box | None = None
+    if len(figures) in (4, 5) or (has_points and len(figures) > 5):
+        x, y, width, height = figures[:4]
+        box = (x - width / 2, y - height / 2, x + width / 2, y + height / 2)
+    elif len(figures) >= 6 and len(figures) % 2 == 0:
+        box = bounds(zip(figures[::2], figures[1::2], strict=True))
+    if box is None or not all(-OUTSIDE <= edge <= 1 + OUTSIDE for edge in box):  # NaN too
+        return None
+    return ObjectLabel(names[number], box)

@@ -1,0 +1,267 @@
+"""Labels of people from the file to the score, with a ledger of fakes."""
+
+from __future__ import annotations
+
+import csv
+import hashlib
+import json
+import os
+import signal
+import sqlite3
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from daemon.config.state import LABELS
+from daemon.core.errors import LedgerDamaged
+from daemon.core.labels import Kind, ObjectLabel, Said
+from daemon.labels.matching import Image, in_pixels, keep_known
+from daemon.labels.store import LabelStore
+from tests.daemon_process import Place, picture
+
+ONE, TWO = hashlib.sha256(b"1").digest(), hashlib.sha256(b"2").digest()
+DOG = ObjectLabel("dog", (1.0, 2.0, 3.0, 4.0))
+IMAGES = 12
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Place:
+    made = Place(tmp_path_factory.mktemp("labels"))
+    for number in range(IMAGES):
+        made.drop(f"{'sub/' if number % 2 else ''}{number}.ppm", picture(number))
+    made.drop("other/1.ppm", picture(1000))
+    made.drop("copy.ppm", picture(2))
+    assert made.run_once().returncode == 0
+    return made
+
+
+@pytest.fixture
+def labels(place: Place) -> Iterator[Place]:
+    """Without labels of another test."""
+    yield place
+    for file in (place.folder / "state").glob(f"{LABELS}*"):
+        file.unlink()
+
+
+def say(
+    place: Place, document: Any, *options: str, name: str = "said.json"
+) -> subprocess.CompletedProcess[str]:
+    (place.folder / name).write_text(json.dumps(document))
+    return place.command("labels", "import", place.folder / name, *options)
+
+
+def tags_of(*names: str) -> list[dict[str, Any]]:
+    choices = [{"type": "choices", "value": {"choices": ["seen"]}}]
+    return [{"data": {"image": name}, "annotations": [{"result": choices}]} for name in names]
+
+
+def test_what_is_exported_comes_back_and_agrees_with_the_answers(labels: Place) -> None:
+    for format in ("coco", "label-studio"):
+        assert labels.command("export", "--format", format, labels.folder / format).returncode == 0
+        assert "has answers of models" in labels.command("labels", "import", labels.folder / format).stderr
+        (labels.folder / format / "visiond.json").unlink()
+    tasks = json.loads((labels.folder / "label-studio" / "tasks.json").read_text())
+    corrected = [{**task, "annotations": task["predictions"], "predictions": []} for task in tasks]
+    assert say(labels, corrected).returncode == 0
+    ended = labels.command("labels", "import", labels.folder / "coco", "--json")
+    distinct = IMAGES + 1  # equal files have one label
+    assert ended.returncode == 0, ended.stderr
+    said = json.loads(ended.stdout)
+    assert said["labels"] == {"objects": distinct, "caption": distinct, "text": distinct}
+    assert (said["unknown"], {*said["left_out"].values()}) == ([], {3, 0})  # 2.ppm has labels as copy.ppm too
+    scores = json.loads(labels.command("score", "--json").stdout)
+    figures = {name: each["figures"][name][0] for each in scores for name in each["figures"]}
+    perfect = {"mAP": 1, "AP50": 1, "recall": 1, "precision": 1, "F1": 1, "CER": 0, "WER": 0}
+    assert {name: value for name, value in figures.items() if name != "CIDEr"} == pytest.approx(perfect)
+    assert figures["CIDEr"] > 1
+    assert {each["images"] for each in scores} == {distinct}
+    table = labels.command("score", "--only", "objects", "--by-label").stdout
+    assert "AP50" in table
+    assert "average precision" in table
+
+
+def test_a_folder_of_yolo_comes_back_by_the_bytes_of_its_images(labels: Place) -> None:
+    labels.command("export", "--format", "yolo", labels.folder / "yolo")
+    (labels.folder / "yolo" / "visiond.json").unlink()
+    shown = labels.command("labels", "import", labels.folder / "yolo")
+    assert (shown.stdout, shown.returncode) == (f"objects of {IMAGES + 1} images\n", 0)
+
+
+def test_an_image_is_found_by_the_end_of_its_path_and_only_if_asked_by_its_file_name_alone(
+    labels: Place,
+) -> None:
+    names = ("sub/3.ppm", str(labels.inbox() / "0.ppm"), "elsewhere/4.ppm", "gone.ppm", "1.ppm")
+    said = json.loads(say(labels, tags_of(*names), "--json").stdout)
+    assert (said["labels"], said["unknown"]) == ({"tags": 2}, ["elsewhere/4.ppm", "gone.ppm"])
+    assert said["ambiguous"] == ["1.ppm"]  # sub/1.ppm and other/1.ppm
+    said = json.loads(say(labels, tags_of(*names), "--by-file-name", "--json").stdout)
+    assert (said["labels"], said["unknown"], said["by_file_name"]) == ({"tags": 3}, ["gone.ppm"], 1)
+    assert said["replaced"] == 2
+
+
+def test_two_names_are_not_one_image_by_their_last_parts(labels: Place) -> None:
+    said = json.loads(
+        say(labels, tags_of("x/3.ppm", "y/3.ppm", "sub\\5.ppm"), "--by-file-name", "--json").stdout
+    )
+    assert (said["labels"], said["ambiguous"]) == ({"tags": 1}, ["x/3.ppm", "y/3.ppm"])
+
+
+def test_a_name_without_a_suffix_is_any_image_that_is_called_so(labels: Place) -> None:
+    """As in a data set of YOLO without the images."""
+    folder = labels.folder / "bare" / "labels"
+    folder.mkdir(parents=True)
+    (folder / "classes.txt").write_text("cat\n")
+    (folder / "3.txt").write_text("0 0.5 0.5 1 1\n")
+    assert labels.command("labels", "import", folder, "--by-file-name").stdout == "objects of 1 image\n"
+
+
+def test_a_file_beside_the_labels_is_known_by_its_bytes_whatever_it_is_called(labels: Place) -> None:
+    (labels.folder / "elsewhere").mkdir(exist_ok=True)
+    (labels.folder / "elsewhere" / "renamed.ppm").write_bytes(picture(5))
+    ended = say(labels, tags_of("renamed.ppm"), "--images", str(labels.folder / "elsewhere"))
+    assert ended.stdout == "tags of 1 image\n"
+    assert "tags by people (said.json)  seen" in labels.command("show", "5.ppm").stdout
+
+
+def test_labels_stay_when_the_models_run_again(labels: Place) -> None:
+    say(labels, tags_of("0.ppm"))
+    assert labels.command("redo", "--all").returncode == 0
+    assert labels.run_once().returncode == 0
+    assert "tags by people (said.json)  seen" in labels.command("show", "0.ppm").stdout
+
+
+def test_exports_have_labels_in_a_column_a_key_or_the_place_of_the_answers(labels: Place) -> None:
+    boxes = {
+        "images": [{"id": 1, "file_name": "0.ppm", "width": 8, "height": 8}],
+        "annotations": [{"image_id": 1, "category_id": 1, "bbox": [1, 2, 3, 4]}],
+        "categories": [{"id": 1, "name": "unicorn"}],
+    }
+    ended = say(labels, boxes)
+    assert ended.returncode == 0, ended.stderr
+    rows = [
+        json.loads(line)["labels"]["objects"]
+        for line in labels.command("export", "--labels", "-f", "jsonl", "-").stdout.splitlines()
+        if "labels" in json.loads(line)
+    ]
+    assert [row["origin"] for row in rows] == ["said.json"]
+    file = labels.folder / "labelled.csv"
+    labels.command("export", "--labels", "--force", "--where", "labels IS NOT NULL", file)
+    [row] = csv.DictReader(file.read_text().splitlines())
+    assert json.loads(row["labels"])["objects"]["value"][0]["label"] == "unicorn"
+    folder = labels.folder / "corrected"
+    labels.command("export", "--labels", "--force", "--format", "coco", "--where", "path = '0.ppm'", folder)
+    written = json.loads((folder / "instances.json").read_text())
+    tasks = labels.folder / "tasks"
+    labels.command("export", "--labels", "--format", "label-studio", "--where", "path = '0.ppm'", tasks)
+    [task] = json.loads((tasks / "tasks.json").read_text())
+    assert [result["value"]["rectanglelabels"] for result in task["annotations"][0]["result"]] == [
+        ["unicorn"]
+    ]
+    assert "unicorn" not in str(task["predictions"])
+    labelled = "json_extract(labels, '$.objects') IS NOT NULL"
+    shown = labels.command("export", "--labels", "--where", labelled, "-").stdout
+    assert [row["path"] for row in csv.DictReader(shown.splitlines())] == ["0.ppm"]
+    assert [category["name"] for category in written["categories"]] == ["unicorn"]
+    assert '"labels":' not in labels.command("export", "-f", "jsonl", "-").stdout
+
+
+def test_labels_are_listed_by_where_they_are_from_and_forgotten(labels: Place) -> None:
+    assert "There are no labels" in labels.command("labels", "list").stderr
+    say(labels, tags_of("0.ppm", "2.ppm"), "--origin", "by hand")
+    assert "tags by hand 2 0" in " ".join(labels.command("labels", "list").stdout.split())
+    refused = labels.command("labels", "forget", "me")
+    assert (refused.returncode, "There are labels from: by hand." in refused.stderr) == (os.EX_NOINPUT, True)
+    assert labels.command("labels", "forget", "by hand").stdout == "2 labels forgotten\n"
+    assert labels.command("score").returncode == os.EX_NOINPUT
+
+
+def test_labels_of_no_known_image_are_an_error_that_names_one(labels: Place) -> None:
+    ended = say(labels, tags_of("gone.ppm"))
+    assert ended.returncode == os.EX_NOINPUT
+    assert "1 name found at no image that is DONE, such as gone.ppm. --images FOLDER says" in ended.stderr
+
+
+def test_boxes_fit_the_image_also_if_it_was_labelled_as_a_smaller_copy() -> None:
+    image, left_out = Image(ONE, 400, 300), Counter[str]()
+    outside = ObjectLabel("cat", (41.0, 0.0, 50.0, 9.0))
+    said = Said("a", Kind.OBJECTS, [ObjectLabel("dog", (1.0, 2.0, 41.0, 4.0)), outside], (40, 30), (40, 30))
+    assert in_pixels(said, image, left_out) == [ObjectLabel("dog", (10, 20, 400, 40))]
+    assert left_out == {"boxes that are empty or outside their image": 1}
+    assert in_pixels(said._replace(size=(30, 40)), image, left_out) is None
+    assert in_pixels(said._replace(value=[outside]), image, left_out) is None  # not "no object"
+
+
+def test_equal_files_have_the_labels_of_the_first_and_several_rows_of_one_name_are_added() -> None:
+    left_out, one = Counter[str](), Image(ONE, 40, 30)
+    said = [Said(name, Kind.OBJECTS, [DOG]) for name in ("a", "b", "a")]
+    said += [Said("a", Kind.TEXT, text) for text in ("x", "y")]
+    kept = keep_known(said, {"a": one, "b": one}, left_out)
+    assert kept == {(ONE, Kind.OBJECTS): [DOG, DOG], (ONE, Kind.TEXT): "x\ny"}
+    assert sum(left_out.values()) == 1
+
+
+def test_a_later_label_of_the_same_kind_replaces_the_earlier_one(tmp_path: Path) -> None:
+    store = LabelStore(tmp_path)
+    assert store.keep([(ONE, Kind.TAGS, ["a"]), (ONE, Kind.TEXT, ""), (TWO, Kind.TAGS, ["b"])], "x") == 0
+    assert store.keep([(ONE, Kind.TAGS, ["c"])], "y") == 1
+    with store.lookup() as lookup:
+        found = {kind: (label.value, label.origin) for kind, label in lookup(ONE).items()}
+    assert found == {Kind.TAGS: (["c"], "y"), Kind.TEXT: ("", "x")}
+    assert [each[:4] for each in store.tallies()] == [
+        ("tags", "x", 1, 0),
+        ("tags", "y", 1, 0),
+        ("text", "x", 1, 1),
+    ]
+
+
+def test_an_import_that_is_killed_leaves_all_or_nothing(tmp_path: Path) -> None:
+    LabelStore(tmp_path).keep([(ONE, Kind.OBJECTS, [DOG])], "before")
+    code = (
+        "import os, sqlite3, sys\nlabels = sqlite3.connect(sys.argv[1])\nlabels.execute('PRAGMA cache_size = 1')\n"
+        "rows = [(b'%32d' % n, 'tags', '[]', 'killed', 0) for n in range(20000)]\n"
+        "labels.executemany('INSERT INTO label VALUES (?, ?, ?, ?, ?)', rows)\n"
+        f"os.kill(os.getpid(), {signal.SIGKILL})\n"
+    )
+    assert (
+        subprocess.run([sys.executable, "-c", code, tmp_path / LABELS], check=False).returncode
+        == -signal.SIGKILL
+    )
+    assert (tmp_path / f"{LABELS}-journal").exists()
+    assert [each.origin for each in LabelStore(tmp_path).tallies()] == ["before"]
+
+
+def test_others_can_read_while_an_import_is_under_way(tmp_path: Path) -> None:
+    store = LabelStore(tmp_path)
+    store.keep([(ONE, Kind.TAGS, ["a"])], "x")
+    read_meanwhile: list[object] = []
+
+    def said() -> Iterator[tuple[bytes, Kind, list[str]]]:
+        for number in range(2000):
+            yield b"%32d" % number, Kind.TAGS, ["x" * 1000]
+
+    with sqlite3.connect(tmp_path / LABELS) as writing:
+        writing.execute("PRAGMA cache_spill = OFF")
+        for digest, kind, value in said():
+            writing.execute("INSERT INTO label VALUES (?, ?, ?, 'y', 0)", (digest, kind, json.dumps(value)))
+        read_meanwhile += store.tallies()
+    writing.close()
+    assert len(read_meanwhile) == 1
+    assert sum(each.images for each in store.tallies()) == 2001
+
+
+def test_a_damaged_file_of_labels_is_named(tmp_path: Path) -> None:
+    (tmp_path / LABELS).write_text("this is no database" * 100)
+    with pytest.raises(LedgerDamaged, match=f"{LABELS} is damaged: file is not a database"):
+        LabelStore(tmp_path).tallies()
+    (tmp_path / LABELS).unlink()
+    LabelStore(tmp_path).keep([(ONE, Kind.TAGS, ["a"])], "x")
+    with sqlite3.connect(tmp_path / LABELS) as connection:
+        connection.execute("UPDATE label SET value = '[1]'")
+    connection.close()
+    with pytest.raises(LedgerDamaged, match="Import the labels again"):
+        next(LabelStore(tmp_path).of_kind(Kind.TAGS))
