@@ -94,22 +94,29 @@ def import_labels(
     replaced = store.keep(rows, known_as) if rows else 0
     kinds = Counter(str(kind) for _, kind in kept)
     if as_json:
-        print_json(
-            {
-                "labels": kinds,
-                "replaced": replaced,
-                "by_file_name": found.by_file_name,
-                "unknown": [escape(name) for name in found.unknown],
-                "ambiguous": [escape(name) for name in sorted(found.ambiguous)],
-                "left_out": left_out,
-            }
-        )
+        print_json(_describe(kinds, replaced, found, left_out))
     else:
-        for kind, count in sorted(kinds.items()):
-            print(f"{kind} of {quantity(count, 'image')}")
+        print(
+            *(f"{kind} of {quantity(count, 'image')}\n" for kind, count in sorted(kinds.items())),
+            sep="",
+            end="",
+        )
     _print_trouble(found, left_out, replaced)
     if not rows:
         raise NothingFound(f"{file} has no labels of images that the ledger has results of: nothing is kept.")
+
+
+def _describe(
+    kinds: Counter[str], replaced: int, found: Matches, left_out: Counter[str]
+) -> dict[str, object]:
+    return {
+        "labels": kinds,
+        "replaced": replaced,
+        "by_file_name": found.by_file_name,
+        "unknown": [escape(name) for name in found.unknown],
+        "ambiguous": [escape(name) for name in sorted(found.ambiguous)],
+        "left_out": left_out,
+    }
 
 
 def _print_trouble(found: Matches, left_out: Counter[str], replaced: int) -> None:

@@ -18,7 +18,8 @@ from daemon.labels.saying import bounds, has_image_suffix, say
 
 UPLOADS, LOCAL_FILES = "/data/upload/", "/data/local-files/"
 UPLOADED = re.compile(r"^[0-9a-f]{8}-")  # before the name of an uploaded file
-BOXES = ("rectanglelabels", "polygonlabels", "labels")  # results with labels of a region
+# Labels and texts of a rectangle or polygon are results of their own.
+KNOWN = ("rectanglelabels", "polygonlabels", "labels", "choices", "textarea", "rectangle", "polygon")
 
 
 class _Value(msgspec.Struct):
@@ -41,10 +42,6 @@ class _Result(msgspec.Struct):
     original_width: float | None = None
     original_height: float | None = None
 
-    @property
-    def is_region(self) -> bool:
-        return self.value.x is not None or bool(self.value.points)
-
 
 class _Answer(msgspec.Struct):
     result: list[_Result] | None = None
@@ -62,17 +59,21 @@ def read_label_studio(tasks: Sequence[Task], left_out: LeftOut) -> Iterator[Said
     """Of each task its last annotation that was not cancelled, or the one that is marked as ground truth. A kind of which some
     task has a label is labelled in all annotated tasks, but for captions: an image may have none of it. An image with a shape
     that has no box here, such as one of a brush, gets no label of objects."""
-    annotated = []
-    for task in tasks:
-        whole = [each for each in task.annotations or task.completions or () if not each.was_cancelled]
-        if best := [each for each in whole if each.ground_truth] or whole:
-            annotated.append((task, results := best[-1].result or [], _by_kind(results, left_out)))
-        else:
-            left_out("tasks without an annotation by a person")
-    for kind in sorted({kind for _, _, found in annotated for kind in found}):
-        for task, results, found in annotated:
-            if (parts := found.get(kind, [])) is not None:
-                yield from say(_name_of(task), kind, parts, (100.0, 100.0), _size_of(results))
+    annotated = [(task, results) for task in tasks if (results := _results_of(task, left_out)) is not None]
+    found = [(task, results, _by_kind(results, left_out)) for task, results in annotated]
+    for kind in sorted({kind for _, _, parts in found for kind in parts}):
+        for task, results, parts in found:
+            if (value := parts.get(kind, [])) is not None:
+                yield from say(_name_of(task), kind, value, (100.0, 100.0), _size_of(results))
+
+
+def _results_of(task: Task, left_out: LeftOut) -> list[_Result] | None:
+    """None: no person has annotated it."""
+    whole = [each for each in task.annotations or task.completions or () if not each.was_cancelled]
+    if best := [each for each in whole if each.ground_truth] or whole:
+        return best[-1].result or []
+    left_out("tasks without an annotation by a person")
+    return None
 
 
 def _size_of(results: Sequence[_Result]) -> tuple[float, float] | None:
@@ -83,24 +84,27 @@ def _size_of(results: Sequence[_Result]) -> tuple[float, float] | None:
 def _by_kind(results: Sequence[_Result], left_out: LeftOut) -> dict[Kind, list[Any] | None]:
     """None: something of this kind cannot be taken."""
     said: dict[Kind, list[Any]] = defaultdict(list)
-    is_whole = True
+    others = [each.type for each in results if each.type not in KNOWN]
     for result in results:
-        value, texts = result.value, result.value.text
-        if result.type in BOXES and result.is_region:
-            named = (*value.rectanglelabels, *value.polygonlabels, *value.labels)
-            said[Kind.OBJECTS] += [ObjectLabel(each, _box_of(result)) for each in named]
-        elif result.type == "choices" and not result.is_region:  # those of a region are about it
-            said[Kind.TAGS] += value.choices
-        elif result.type == "textarea":  # that of a region is a line of text
-            kind = Kind.TEXT if result.is_region else Kind.CAPTION
-            box = _box_of(result) if result.is_region else None
-            said[kind] += [
-                (box, each) if box else each for each in ([texts] if isinstance(texts, str) else texts)
-            ]
-        elif result.type not in ("rectangle", "polygon"):  # whose labels and texts are results of their own
-            left_out(f"results of the type {result.type or 'relation'}")
-            is_whole = is_whole and not result.type.endswith("labels")
-    return {**said} if is_whole else {**said, Kind.OBJECTS: None}
+        value, is_region = result.value, result.value.x is not None or bool(result.value.points)
+        match result.type, is_region:
+            case "rectanglelabels" | "polygonlabels" | "labels", True:
+                named = (*value.rectanglelabels, *value.polygonlabels, *value.labels)
+                said[Kind.OBJECTS] += [ObjectLabel(each, _box_of(result)) for each in named]
+            case "choices", False:  # those of a region are about it
+                said[Kind.TAGS] += value.choices
+            case "textarea", True:  # a line of text
+                said[Kind.TEXT] += [(_box_of(result), each) for each in _listed(value.text)]
+            case "textarea", False:
+                said[Kind.CAPTION] += _listed(value.text)
+    for type in others:
+        left_out(f"results of the type {type or 'relation'}")
+    hides_objects = any(type.endswith("labels") for type in others)
+    return {**said, Kind.OBJECTS: None} if hides_objects else {**said}
+
+
+def _listed(text: list[str] | str) -> list[str]:
+    return [text] if isinstance(text, str) else text
 
 
 def _box_of(result: _Result) -> Box:

@@ -21,24 +21,30 @@ def read_yolo(described: Path, left_out: LeftOut) -> Iterator[Said]:
     that its image has no object; an image without a file is not labelled."""
     names, has_points = _class_names(described)
     root = described.parent.parent if described.parent.name == "labels" else described.parent
-    files = {
+    files = sorted(
         os.path.relpath(os.path.join(at, name), root) for at, _, found in os.walk(root) for name in found
-    }
+    )
     images = {os.path.splitext(file)[0]: file for file in files if has_image_suffix(file)}
-    for file in sorted(file for file in files if file.endswith(".txt") and os.path.basename(file) != CLASSES):
-        parts = os.path.splitext(file)[0].split(os.sep)
-        if is_below := "labels" in parts[:-1]:  # the last folder of this name, as ultralytics takes it
-            parts[len(parts) - 1 - parts[::-1].index("labels")] = "images"
-        stem = os.path.join(*parts)
-        if not (is_below or stem in images):
+    for file in [file for file in files if file.endswith(".txt") and os.path.basename(file) != CLASSES]:
+        if not (stem := _image_of(file)) and (stem := os.path.splitext(file)[0]) not in images:
             left_out("texts beside no image")
             continue
-        rows = [line.split() for line in (root / file).read_text("utf-8-sig").splitlines() if line.strip()]
-        boxes = [_read_box(row, names, root / file, has_points=has_points) for row in rows]
+        boxes = [*_read_boxes(root / file, names, has_points=has_points)]
         if None in boxes:
             left_out("images with lines that have neither a box nor an outline in shares of 0 to 1")
-            continue
-        yield Said(images.get(stem, stem), Kind.OBJECTS, [each for each in boxes if each], (1.0, 1.0))
+        else:
+            yield Said(images.get(stem, stem), Kind.OBJECTS, [each for each in boxes if each], (1.0, 1.0))
+
+
+def _image_of(file: str) -> str:
+    """For one below labels/, its path below images/ and without a suffix; nothing for others."""
+    parts = os.path.splitext(file)[0].split(os.sep)
+    if "labels" not in parts[:-1]:
+        return ""
+    parts[len(parts) - 1 - parts[::-1].index("labels")] = (
+        "images"  # the last folder of this name, as ultralytics takes it
+    )
+    return os.path.join(*parts)
 
 
 def _class_names(described: Path) -> tuple[Mapping[int, str], bool]:
@@ -55,6 +61,13 @@ def _class_names(described: Path) -> tuple[Mapping[int, str], bool]:
         return {int(number): str(name) for number, name in found.items()}, "kpt_shape" in about
     except (yaml.YAMLError, KeyError, TypeError, ValueError, RecursionError) as error:
         raise WrongArgument(f"{described} does not say what its classes are (`names`): {error}.") from None
+
+
+def _read_boxes(file: Path, names: Mapping[int, str], *, has_points: bool) -> Iterator[ObjectLabel | None]:
+    """Of each line that is not empty. Raises WrongArgument."""
+    for line in file.read_text("utf-8-sig").splitlines():
+        if row := line.split():
+            yield _read_box(row, names, file, has_points=has_points)
 
 
 def _read_box(
