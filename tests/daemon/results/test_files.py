@@ -229,7 +229,9 @@ def test_nothing_else_may_be_in_the_folder_of_such_a_sink(tmp_path: Path, taken:
     inside: dict[str, Any] = {"path": "results.xmp/more"}
     tables = {taken: inside if taken == "state" else [inside]}
     parse(tables, tmp_path)
-    with pytest.raises(ConfigError, match=r"results\.xmp, the folder of the sink xmp; choose another place"):
+    with pytest.raises(
+        ConfigError, match=r'results\.xmp, the folder of output\.sinks "xmp"; choose another place'
+    ):
         parse(tables | {"output": {"sinks": ["xmp"]}}, tmp_path)
 
 
