@@ -73,11 +73,12 @@ def write(
     columns: ExportColumns = ALL,
     force: bool = False,
     half: bool = False,
+    mark: bool = False,
     **ratio: float,
 ) -> int:
     step = lambda done, total: None  # noqa: E731
     choice = ExportChoice((bin_name,) if bin_name else (), ratio)
-    return export_records(reader, file, format, choice, columns, step, force=force, half=half)
+    return export_records(reader, file, format, choice, columns, step, force=force, half=half, mark=mark)
 
 
 def read_rows(file: Path) -> list[dict[str, Any]]:
@@ -695,8 +696,8 @@ async def test_force_replaces_an_export_but_no_file_that_is_none(
 ) -> None:
     file = tmp_path / f"all.{suffix}"
     models = ExportColumns(ORDER, models=suffix != "jsonl")
-    for _ in range(2):
-        assert write(reader, file, suffix, columns=models, force=True) == 21
+    for mark in (True, False) if suffix == "csv" else (False, False):
+        assert write(reader, file, suffix, columns=models, mark=mark, force=True) == 21
     photograph = b"\xff\xd8\xff\xe0 a photograph"
     for other in (file, tmp_path / "all.models.csv") if suffix == "csv" else (file,):
         kept = other.read_bytes()
