@@ -559,8 +559,8 @@ class Daemon:
 
     @property
     def port(self) -> int:
-        """The port of its pages."""
-        return int(self.wait_event("ready")["pages"].rpartition(":")[2])
+        """The port of [http]."""
+        return int(self.wait_event("ready")["metrics"].rpartition(":")[2])
 
     def dial(self, certificate: Path | None = None) -> http.client.HTTPConnection:
         """A connection to its pages; by HTTPS, if its certificate is given."""

@@ -38,6 +38,9 @@ EARLIER = (  # the default ones before 0.2, which `ignore` replaced
 OWN = ".visiond-*"  # temporary and other files of the daemon
 _FOLDER = b"\0"  # stands behind the path of a folder, as no path contains it
 _LETTER = rb"[^/\0]"
+_HEAD = re.compile(
+    rb"\.\*(?:\\.|[a-z0-9])?", re.DOTALL
+)  # of an expression: a star, and the character behind it
 _CLASS = re.compile(rb"\[:([^]]*):]")
 _CLASSES = {  # as git has them
     b"alnum": string.ascii_letters + string.digits,
@@ -64,7 +67,7 @@ class Ignored:
         rules = [rule for pattern in (*patterns, OWN) for rule in _translate(pattern)]
         # From the last to the first: whether it is about a name alone; whether it ignores; one pattern for all in a row.
         self._groups: list[tuple[bool, bool, re.Pattern[bytes]]] = [
-            (is_name, ignores, re.compile(b"|".join(b"(?:%b)" % text for _, _, text in group), re.DOTALL))
+            (is_name, ignores, re.compile(_join(text for _, _, text in group), re.DOTALL))
             for (is_name, ignores), group in itertools.groupby(reversed(rules), lambda rule: rule[:2])
         ]
 
@@ -81,6 +84,17 @@ class Ignored:
         ends = [found.start() for found in re.finditer(b"/", path)]
         in_folder = any(self.ignores(path[:end], is_folder=True) for end in ends)
         return in_folder or self.ignores(path, is_folder=is_folder)
+
+
+def _join(expressions: Iterable[bytes]) -> bytes:
+    """One for any of them. Those that begin with a star and the same character share these: for dozens of endings such as .xmp,
+    the name is gone through once."""
+    tails: dict[bytes, list[bytes]] = {}
+    for expression in expressions:
+        found = _HEAD.match(expression)
+        head = found[0] if found else b""
+        tails.setdefault(head, []).append(expression.removeprefix(head))
+    return b"|".join(b"%b(?:%b)" % (head, b"|".join(each)) for head, each in tails.items())
 
 
 def ignored_by(patterns: Iterable[str]) -> Ignored:

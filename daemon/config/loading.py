@@ -92,6 +92,21 @@ class Config(Section):
         """The paths of the inboxes whose images can be processed again: visiond deletes none of them."""
         return [inbox.root for inbox in self.inbox if inbox.on_success != "delete"]
 
+    @property
+    def own_folders(self) -> dict[str, Path]:
+        """The folders that are no inboxes, by their keys, without those of sinks."""
+        own = {
+            "output.results": self.output.results,
+            "output.failed": self.output.failed,
+            "output.done": self.output.done,
+            "output.bins_folder": self.output.bins_folder,
+            "state.path": self.state.path,
+            "models.folder": self.models.folder,
+        }
+        if self.upkeep.backup_folder:
+            own["upkeep.backup_folder"] = Path(self.upkeep.backup_folder)
+        return own
+
     def keeps_in_place(self, inbox: Inbox) -> bool:
         """Whether visiond leaves the files of an inbox where they are."""
         return inbox.on_success == "keep" and self.output.bins != "move"
@@ -216,24 +231,9 @@ def _anchor(config: Config, folder: Path) -> Config:
     )
 
 
-def _own_folders(config: Config) -> dict[str, Path]:
-    """The folders that are no inboxes, by their keys."""
-    own = {
-        "output.results": config.output.results,
-        "output.failed": config.output.failed,
-        "output.done": config.output.done,
-        "output.bins_folder": config.output.bins_folder,
-        "state.path": config.state.path,
-        "models.folder": config.models.folder,
-    }
-    if config.upkeep.backup_folder:
-        own["upkeep.backup_folder"] = Path(config.upkeep.backup_folder)
-    return own
-
-
 def _misplaced_folders(config: Config) -> list[str]:
     """Folders inside each other, so that the daemon would process its own output or mix two inboxes."""
-    own = _own_folders(config)
+    own = config.own_folders
     problems = [*_nested_folders(config, Path, Path.is_relative_to), *_misplaced_sinks(config)]
     problems += _clashing_inboxes(config.inbox)
     problems += [
@@ -337,8 +337,7 @@ def _nested_folders(
 ) -> Iterator[str]:
     """One of the daemon's own folders in an inbox, or an inbox in one of these. find: where a folder is. how: it is there."""
     inboxes = [(inbox, find(inbox.path)) for inbox in config.inbox if not inbox.url]
-    linked = {f'output.sinks "{sink}"': each for sink, each in config.output.sink_folders.items() if how}
-    for key, folder in (_own_folders(config) | linked).items():
+    for key, folder in (config.own_folders | (config.output.sink_folders if how else {})).items():
         here = find(folder)
         for inbox, there in inboxes:
             holds = is_within(there, here)
@@ -364,10 +363,10 @@ def _uploaded_into(config: Config) -> Iterator[str]:
 def _misplaced_sinks(config: Config) -> Iterator[str]:
     """The file of the sink jsonl in an inbox without sub-folders, in which the folder of results may be; or something in the
     folder of another sink."""
-    taken = [*(inbox.path for inbox in config.inbox if not inbox.url), *_own_folders(config).values()]
-    for sink, folder in config.output.sink_folders.items():
+    taken = [*(inbox.path for inbox in config.inbox if not inbox.url), *config.own_folders.values()]
+    for key, folder in config.output.sink_folders.items():
         if inside := next((path for path in taken if path.is_relative_to(folder)), None):
-            yield f"output.results: {inside} is in {folder}, the folder of the sink {sink}; choose another place."
+            yield f"output.results: {inside} is in {folder}, the folder of {key}; choose another place."
     file = config.output.jsonl_file
     for inbox in config.inbox if "jsonl" in config.output.sinks else ():
         if not (inbox.url or inbox.recursive) and file.parent == inbox.path:

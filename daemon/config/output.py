@@ -79,5 +79,5 @@ class OutputSection(Section):
 
     @property
     def sink_folders(self) -> dict[str, Path]:
-        """Those of the sinks that are on, by sink."""
-        return {sink: self.folder_of(sink) for sink in self.sinks if sink in FILE_SINKS}
+        """Those of the sinks that are on, by their keys."""
+        return {f'output.sinks "{sink}"': self.folder_of(sink) for sink in self.sinks if sink in FILE_SINKS}

@@ -34,7 +34,7 @@ No person has checked these answers. What the license of the images is, only the
 | column | what it is |
 |---|---|
 | `image` | the file as it was; boxes are of the upright image, in pixels |
-| `id`, `path`, `digest` | its number in the ledger of visiond, its path in the inbox, the SHA-256 of its bytes |
+| `id`, `path`, `digest` | its number in the ledger of visiond, its path in the inbox, `sha256:` and the SHA-256 of its bytes |
 | `width`, `height`, `bin` | of the upright image, in pixels; the bin it was put into |
 | `caption`, `text` | its caption; its text, line by line |
 | `lines` | text, score and box (x, y, width, height) of each line |
@@ -77,7 +77,7 @@ def _row(image: Answered) -> dict[str, Any]:
         "file_name": f"images/{number // IN_A_FOLDER}/{number}.{ending_of(image.record.format)}",
         "id": number,
         "path": image.name,
-        "digest": image.record.digest.hex(),
+        "digest": f"sha256:{image.record.digest.hex()}",
         "width": width,
         "height": height,
         "bin": image.record.bin,

@@ -29,9 +29,12 @@ class NotSynced(OSError):
 
 
 @contextlib.contextmanager
-def written_whole(file: Path, ledger: Path, *, force: bool = False) -> Iterator[Path]:
+def written_whole(
+    file: Path, ledger: Path, *, force: bool = False, begins: tuple[bytes, ...] = ()
+) -> Iterator[Path]:
     """A temporary file in the same folder, which gets the name `file` at the end of the context.
-    force: replace an existing file, which may be the last good backup.
+    force: replace an existing file, which may be the last good backup. begins: only if it is empty or begins with one of
+    these, as what the command writes does: a mistyped name may be that of a photograph.
 
     Raises NotWritable, and WrongArgument for the ledger's own
     files: a daemon would continue to write to the replaced one.
@@ -43,6 +46,10 @@ def written_whole(file: Path, ledger: Path, *, force: bool = False) -> Iterator[
         raise NotWritable(f"{file} is not a regular file, so it cannot be replaced. Name a file.")
     if file.exists() and not force:
         raise NotWritable(f"{file} already exists; name another file, or replace it with --force.")
+    if begins and file.exists() and not _is_replaceable(file, begins):
+        raise NotWritable(
+            f"{file} is no file of this command, so --force does not replace it. Name another file, or delete it first."
+        )
     partial = file.with_name(f".{file.name}.partial")
     try:
         partial.unlink(missing_ok=True)
@@ -55,6 +62,16 @@ def written_whole(file: Path, ledger: Path, *, force: bool = False) -> Iterator[
     finally:
         with contextlib.suppress(OSError):
             partial.unlink(missing_ok=True)
+
+
+def _is_replaceable(file: Path, begins: tuple[bytes, ...]) -> bool:
+    """Raises NotWritable if it cannot be read."""
+    try:
+        with file.open("rb") as opened:
+            start = opened.read(max(map(len, begins)))
+    except OSError as error:
+        raise NotWritable(f"{file} cannot be read: {error.strerror}. Name another file.") from error
+    return not start or start.startswith(begins)
 
 
 def sync_file(file: Path) -> None:

@@ -285,7 +285,11 @@ class Results:
         stored = read_stored(connection, digests, models)
         for digest, model in stored.damaged - self._damaged:
             what = models[model].stage if model in models else "format and size"
-            log.error("result damaged in the ledger; its model runs again", what=what, digest=digest.hex())
+            log.error(
+                "result damaged in the ledger; its model runs again",
+                what=what,
+                digest=f"sha256:{digest.hex()}",
+            )
         self._damaged |= stored.damaged
         return stored
 

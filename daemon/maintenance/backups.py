@@ -46,7 +46,7 @@ def back_up(
     with (
         closed_to_others(),
         open_reader(config) as reader,
-        written_whole(file, reader.path, force=force) as partial,
+        written_whole(file, reader.path, force=force, begins=(b"SQLite format 3\0",)) as partial,
     ):
         reader.back_up(partial, step)
 

@@ -32,7 +32,12 @@ def bundle_named(
             "The configuration names only models that are in the package. Name others, or a set: fast, balanced or best."
         )
     pull_named(config, [name for name in named if is_pulled(name)], allow_pickle=allow_pickle, explain=False)
-    with written_whole(file, config.state.path / LEDGER, force=force) as partial, pack_errors():
+    with (
+        written_whole(
+            file, config.state.path / LEDGER, force=force, begins=(bundles.CONTENTS.encode(),)
+        ) as partial,
+        pack_errors(),
+    ):
         found = {
             pack.folder: pack
             for pack in (packs.open_pack(name, config.models.folder, base=config.folder) for name in named)

@@ -83,7 +83,8 @@ def find_limit(moments: Sequence[Moment]) -> Limit:
     - read, publish, input: more than a quarter of the workers' threads wait for it, and more than for the others;
     - workers: their threads are occupied.
 
-    Nothing limits if no image ended meanwhile and none is in flight at the end.
+    Nothing limits if no image ended meanwhile and none is in flight at the end. Nor is anything known before the daemon's first
+    image has ended: the first batches also load and compile.
     """
     moments = _at_work(moments)
     if len(moments) < FEWEST or not _seconds(moments):
@@ -119,8 +120,8 @@ def _measure(moments: Sequence[Moment], decoding: float) -> dict[str, float]:
 
 
 def _at_work(moments: Sequence[Moment]) -> list[Moment]:
-    """Those with ready workers, without the idle time before the first image. None if nothing was done."""
-    ready = [moment for moment in moments if moment.occupied is not None]
+    """Those with ready workers after the first image, without the idle time before others. None if nothing was done."""
+    ready = [moment for moment in moments if moment.occupied is not None and moment.ended]
     if not ready or (not ready[-1].in_flight and ready[-1].ended == ready[0].ended):
         return []
     begun = next(n for n, moment in enumerate(ready) if moment.in_flight or moment.ended > ready[0].ended)

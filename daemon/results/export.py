@@ -32,6 +32,14 @@ from daemon.results.parquet import write_table
 from daemon.system.mounts import Position, ask
 
 FILES = ("csv", "jsonl", "parquet")
+# The files of an export: the rows, the list of their models, records, Parquet.
+BEGINS = (
+    b"id,inbox,path,",
+    b"\xef\xbb\xbfid,inbox,path,",
+    b"fingerprint,stage,",
+    b'{"schema":"visiond/',
+    b"PAR1",
+)
 
 Step = Callable[[int, int | None], None]
 
@@ -125,18 +133,9 @@ def _list_holders(config: Config, file: Path) -> Iterator[str]:
             there = Position.of(inbox.path)
             if here.is_within(there) and (inbox.recursive or there.is_within(parent)):
                 yield f"the inbox {inbox.path}, where the daemon takes every file for a new one"
-    output = config.output
-    own = {
-        "for results of the daemon": output.results,
-        "for failed of the daemon": output.failed,
-        "for done of the daemon": output.done,
-        "for bins of the daemon": output.bins_folder,
-        "for the state of the daemon": config.state.path,
-        **{f"of the sink {sink}": folder for sink, folder in output.sink_folders.items()},
-    }
-    for whose, folder in own.items():
+    for key, folder in (config.own_folders | config.output.sink_folders).items():
         if here.is_within(Position.of(folder)):
-            yield f"{folder}, the folder {whose}"
+            yield f"{folder}, a folder of the daemon ({key})"
 
 
 def _write_file(
@@ -153,7 +152,10 @@ def _write_file(
         write(sys.stdout.buffer)
         return
     with closed_to_others(), ExitStack() as stack:
-        partials = [stack.enter_context(written_whole(each, ledger, force=force)) for each in (file, *others)]
+        partials = [
+            stack.enter_context(written_whole(each, ledger, force=force, begins=BEGINS))
+            for each in (file, *others)
+        ]
         with partials[0].open("wb") as out:
             write(out)
         for partial in partials[1:]:

@@ -65,9 +65,10 @@ class FileSink:
         """No file has its name before its bytes are on the disk. Two flushes of the file system take less time than one of each
         file."""
         self._known.check()
+        texts = [self._page.make(self._answered(record)).encode() for record in records]
         files = [
-            (self._page.make(self._answered(record)).encode(), temporary_name(paths[-1]), paths)
-            for record, paths in zip(records, self._name(records), strict=True)
+            (text, temporary_name(paths[-1]), paths)
+            for text, paths in zip(texts, self._name(records, texts), strict=True)
         ]
         try:
             for text, temporary, _ in files:
@@ -96,9 +97,9 @@ class FileSink:
         """Its folder; by its number, if it is no longer configured."""
         return os.fsencode(self._inboxes.get(record.inbox_path, f"inbox-{record.inbox}"))
 
-    def _name(self, records: Sequence[Record]) -> list[list[bytes]]:
+    def _name(self, records: Sequence[Record], texts: Sequence[bytes]) -> list[list[bytes]]:
         """For each record its path, and a second one for when something is in the way of the first. The last one lies at the
-        top of its inbox's folder."""
+        top of its inbox's folder. An image without a text takes no name from others."""
         suffix = self._page.suffix.encode()
         names = [[*sidecar_paths(self._inbox(record), record.path, suffix)] for record in records]
         if self._page.replaces:
@@ -106,7 +107,10 @@ class FileSink:
                 stem = os.path.splitext(record.path)[0]
                 known.insert(0, sidecar_paths(self._inbox(record), stem, suffix)[0])
             with self._open_owners() as owners:
-                names = [self._choose(owners, r.path, known) for r, known in zip(records, names, strict=True)]
+                names = [
+                    self._choose(owners, record.path, known, takes=bool(text))
+                    for record, known, text in zip(records, names, texts, strict=True)
+                ]
         return [[os.path.join(self._folder, name) for name in known] for known in names]
 
     @contextlib.contextmanager
@@ -151,13 +155,16 @@ class FileSink:
         folders = (os.path.join(self._folder, os.fsencode(name)) for name in self._inboxes.values())
         return any(names for folder in folders for _, _, names in os.walk(folder))
 
-    def _choose(self, owners: sqlite3.Connection, image: bytes, names: Sequence[bytes]) -> list[bytes]:
+    def _choose(
+        self, owners: sqlite3.Connection, image: bytes, names: Sequence[bytes], *, takes: bool
+    ) -> list[bytes]:
         """The first name that no other image has, and the last one, which is a digest of the image's path. The image that
-        got a name first keeps it."""
+        got a name first keeps it. takes: whether it may get one that it did not have."""
         *common, own = names
         for name in common:
             key = (self._sink, name)
-            owners.execute("INSERT OR IGNORE INTO file VALUES (?, ?, ?)", (*key, image))
+            if takes:
+                owners.execute("INSERT OR IGNORE INTO file VALUES (?, ?, ?)", (*key, image))
             asked = owners.execute("SELECT image FROM file WHERE sink = ? AND name = ?", key)
             if asked.fetchone() == (image,):
                 return [name, own]

@@ -30,7 +30,7 @@ from daemon.search.index import SearchUnusable
 from daemon.search.query import DATES, QueryError
 from daemon.search.searcher import By, Searcher
 from daemon.server.app import answer_json
-from daemon.server.asked import Asked, find_images, number_in, refuse_others
+from daemon.server.asked import Asked, find_images, number_in, refuse_others, refuse_unknown_bin
 from daemon.server.openapi import (
     DAY,
     IMAGES,
@@ -144,6 +144,8 @@ class Api:
             raise HTTPException(400, str(error)) from error
         except SearchUnusable as error:
             raise HTTPException(409, str(error)) from error
+        if asked.bin and not found.hits:
+            await run_sync(refuse_unknown_bin, self._reader, asked)
         records = await run_sync(self._reader.find_numbers, [hit.image for hit in found.hits])
         hits = {hit.image: hit for hit in found.hits}
         images = [

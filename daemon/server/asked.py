@@ -13,7 +13,10 @@ from starlette.convertors import IntegerConvertor, register_url_convertor
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 
+from daemon.core.errors import WrongArgument
+from daemon.ledger.records import Reader
 from daemon.ledger.soundness import MOST
+from daemon.results.choice import refuse_unknown_bins
 from daemon.search.query import DATES, UNPUBLISHED, Query, QueryError, parse, read_day
 from daemon.search.searcher import NEWEST, By, Found, Searcher
 
@@ -129,6 +132,14 @@ class _Number(IntegerConvertor):
 
 
 register_url_convertor("number", _Number())
+
+
+def refuse_unknown_bin(reader: Reader, asked: Asked) -> None:
+    """Only of a search that finds nothing: the bins are found by a look at all images. Raises HTTPException."""
+    try:
+        refuse_unknown_bins(filter(None, [asked.bin.strip()]), filter(None, reader.bins()))
+    except WrongArgument as error:
+        raise HTTPException(404, str(error)) from None
 
 
 def refuse_others(request: Request, known: Sequence[str]) -> None:

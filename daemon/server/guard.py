@@ -136,7 +136,7 @@ class PageGuard(Guard):
         if headers.get("hx-request"):
             # A page is open whose cookie is gone, as somebody logged out in another tab.
             return Response(status_code=204, headers={"HX-Redirect": self._login})
-        if not reads or "text/html" not in headers.get("accept", ""):
+        if not (reads and takes_html(request)):
             return self._refuse_token(request, self._login)
         return RedirectResponse(self._login, 303)
 
@@ -173,6 +173,11 @@ def is_api(scope: Scope) -> bool:
     """Whether a program asks, which reads only JSON."""
     path: str = scope["path"]
     return f"{path}/".startswith(API)
+
+
+def takes_html(request: Request) -> bool:
+    """Whether a browser asks, or the script of a page that it shows."""
+    return bool(request.headers.get("hx-request")) or "text/html" in request.headers.get("accept", "")
 
 
 def say(sentence: str, status: int, *, as_json: bool = False, challenge: str = "") -> Response:

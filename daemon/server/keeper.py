@@ -51,11 +51,11 @@ class ParsedConfig(msgspec.Struct, frozen=True):
 
 
 class Keeper:
-    """The page of one daemon. problem: why there is none, or empty."""
+    """The page of one daemon. url: its address; empty until it is served. problem: why there is none, or empty."""
 
     def __init__(self, config: Config, sums: Sum) -> None:
         """sums: take what the page has counted."""
-        self.problem = ""
+        self.url = self.problem = ""
         self._config = config
         self._sums = sums
         self._order = msgspec.msgpack.encode(ParsedConfig.of(config))
@@ -88,7 +88,8 @@ class Keeper:
         http, pause = self._config.page_http, PAUSE_SECONDS
         listener = await self._listen(http)
         with listener:
-            log.info("page", address=http.url_at(listener.getsockname()[1]))
+            self.url = http.url_at(listener.getsockname()[1])
+            log.info("page", address=self.url)
             for risk in risks(http, "page"):
                 log.warning("the page is open to the network", risk=risk)
             while True:

@@ -144,7 +144,7 @@ def _paths() -> Schema:
         },
         "/api/images/{id}": {"get": _get("An image by its number.", "Image", [id], 400, 404)},
         "/api/images/by-path/{path}": {"get": _get(by_path, "Image", [path, wait], 400, 404)},
-        "/api/search": {"get": _get("Search as on the page.", "Found", search, 400, 409)},
+        "/api/search": {"get": _get("Search as on the page.", "Found", search, 400, 404, 409)},
         "/api/status": {"get": _get("As `visiond status --json`.", "Snapshot", [], 400)},
         "/api/openapi.json": {"get": _get("This description.", "Document", [], 400)},
     }

@@ -92,7 +92,7 @@ class Service:
         self.pipeline: Pipeline | None = None  # set once it is open
         self._layouts: list[Layout] = []  # of first and second looks; set once it is open
         self.looks_left = 0  # images that still waited for a second look at the end
-        self.url = ""  # of the pages, set once they are served
+        self.url = ""  # of [http], set once it is served
         self.counts = Counts()
         self.metrics = Metrics(self.counts)
         self._keeper = keeper = Keeper(config, self.metrics.stations)
@@ -267,7 +267,7 @@ class Service:
         self.loaded = True
         self.notifier.ready()
         workers = sum(len(lane.workers) for state in pipeline.states() for lane in state.lanes)
-        log.info("ready", workers=workers, once=self.once, pages=self.url)
+        log.info("ready", workers=workers, once=self.once, metrics=self.url, page=self._keeper.url)
 
     async def _obey(
         self,

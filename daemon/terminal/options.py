@@ -38,7 +38,7 @@ ConfigOption = Annotated[
         envvar=VARIABLE,
     ),
 ]
-ForceOption = Annotated[bool, flag("--force", help="Overwrite FILE if it exists.")]
+ForceOption = Annotated[bool, flag("--force", help="Replace FILE if it is empty or this command made it.")]
 JsonOption = Annotated[bool, flag("--json", help="Print JSON.")]
 
 

@@ -87,9 +87,9 @@ def test_no_series_has_the_creation_time_of_another(server: Server, kind: str) -
     assert "_created" not in server.ask("/metrics", Accept=kind)[2]
 
 
-def test_the_ready_event_names_the_pages(server: Server, guarded: Server) -> None:
-    assert server.daemon.wait_event("ready")["pages"] == f"http://127.0.0.1:{server.daemon.port}"
-    assert guarded.daemon.wait_event("ready")["pages"] == f"https://0.0.0.0:{guarded.daemon.port}"
+def test_the_ready_event_names_the_address_of_http(server: Server, guarded: Server) -> None:
+    assert server.daemon.wait_event("ready")["metrics"] == f"http://127.0.0.1:{server.daemon.port}"
+    assert guarded.daemon.wait_event("ready")["metrics"] == f"https://0.0.0.0:{guarded.daemon.port}"
 
 
 def test_status_shows_the_counts(server: Server) -> None:

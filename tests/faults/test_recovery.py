@@ -611,7 +611,7 @@ def test_a_backup_that_cannot_be_written_says_so_and_leaves_nothing(tmp_path: Pa
     ("command", "why"),
     [
         (["backup"], "is the ledger itself"),
-        (["export", "-f", "jsonl"], "the folder for the state of the daemon"),
+        (["export", "-f", "jsonl"], "a folder of the daemon (state.path)"),
     ],
 )
 def test_a_copy_never_takes_the_place_of_the_ledger(tmp_path: Path, command: list[str], why: str) -> None:

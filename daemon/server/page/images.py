@@ -197,7 +197,9 @@ class Images:
                 async with self._huge if huge else contextlib.nullcontext():
                     content = await run_sync(self._pictures.get, record, side, limiter=self._few)
         except NoPicture as error:
-            return Response(draw_reason(str(error)), media_type="image/svg+xml")
+            # What is beside the picture says already why the image failed.
+            why = str(error) if str(error) != record.detail else ""
+            return Response(draw_reason(why), media_type="image/svg+xml")
         return Response(content, headers={"cache-control": WEEK}, media_type="image/webp")
 
     # Changing

@@ -115,8 +115,8 @@ def _name_of(record: Record, side: int) -> str:
 
 
 def draw_reason(reason: str) -> bytes:
-    """An SVG that stands for a picture and says why there is none."""
-    lines = textwrap.wrap(f"No picture: {reason}", LINE_LETTERS)[:MOST_LINES]
+    """An SVG that stands for a picture and says why there is none, or only that there is none."""
+    lines = textwrap.wrap(f"No picture: {reason}" if reason else "No picture", LINE_LETTERS)[:MOST_LINES]
     top = 126 - 11 * (len(lines) - 1)
     drawn = [LINE.format(top + 22 * place, escape(line)) for place, line in enumerate(lines)]
     return PLACEHOLDER.format("".join(drawn)).encode()

@@ -15,7 +15,7 @@ from daemon.config.loading import Config
 from daemon.core.hints import quantity
 from daemon.monitoring.overview import FILTERS
 from daemon.server.app import explain_as_json, sentence_of
-from daemon.server.guard import is_api
+from daemon.server.guard import is_api, say, takes_html
 from daemon.server.page.views import milliseconds, name_day
 
 SIZES = ("small", "medium", "large")  # of the cards
@@ -64,11 +64,15 @@ class Renderer:
         )
 
     async def explain(self, request: Request, error: Exception) -> Response:
+        """As HTML to a browser, and in one line to a program."""
         if is_api(request.scope):
             return await explain_as_json(request, error)
         status = error.status_code if isinstance(error, HTTPException) else 503
         sentence = sentence_of(request, error) if isinstance(error, HTTPException) else str(error)
-        response = self.show(request, "error.html", {"sentence": sentence, "status": status})
-        response.status_code = status
+        if takes_html(request):
+            response = self.show(request, "error.html", {"sentence": sentence, "status": status})
+            response.status_code = status
+        else:
+            response = say(sentence, status)
         response.headers.update(getattr(error, "headers", None) or {})
         return response

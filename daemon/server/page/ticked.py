@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import itertools
 import os
 import re
 import time
@@ -26,7 +27,7 @@ from daemon.ledger.records import Reader
 from daemon.results.columns import ExportColumns
 from daemon.results.export import write_csv, write_jsonl
 from daemon.server.app import read_form
-from daemon.server.asked import Asked, number_in
+from daemon.server.asked import Asked, number_in, refuse_others
 from daemon.server.page.pictures import PART, NoPicture, read_source
 from daemon.terminal import control
 
@@ -95,6 +96,7 @@ class Ticked:
 
     async def _records(self, request: Request) -> tuple[list[Record], list[int]]:
         """Also the numbers that no image has. Raises HTTPException if there is none of the images."""
+        refuse_others(request, ["id"])
         ids = _numbers_in(request.query_params.getlist("id"))
         if not 0 < len(ids) <= MOST:
             raise HTTPException(400, f"Tick 1 to {MOST} images to download them; {len(ids)} are ticked.")
@@ -130,9 +132,7 @@ class Originals(Response):
         self._records, self._limiter, self._absent = records, limiter, absent
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Raises HTTPException if too many are being sent."""
-        parts = pack(self._records, self._absent) if scope["method"] != "HEAD" else iter(())
-        answer = StreamingResponse(parts, headers=_attached(scope["path"]), media_type="application/zip")
+        """Raises HTTPException if too many are being sent, or if none of the files is there."""
         try:
             self._limiter.acquire_nowait()
         except anyio.WouldBlock:
@@ -142,7 +142,13 @@ class Originals(Response):
                 {"retry-after": str(RETRY_SECONDS)},
             ) from None
         try:
+            parts = pack(self._records, self._absent) if scope["method"] != "HEAD" else iter((b"",))
+            first = await run_sync(next, parts)  # it is known with the first file that there is one
+            parts = itertools.chain((first,), parts)
+            answer = StreamingResponse(parts, headers=_attached(scope["path"]), media_type="application/zip")
             await answer(scope, receive, PacedSend(send).send)
+        except NoPicture as error:
+            raise HTTPException(404, str(error)) from None
         except TakenTooSlowly:
             log.warning("a download was ended: its reader took too little", path=scope["path"])
         finally:
@@ -173,7 +179,7 @@ class PacedSend:
 
 def pack(records: Iterable[Record], absent: Iterable[int] = ()) -> Iterator[bytes]:
     """The files of images as a zip archive, in parts that are made as they are asked for. Files that are gone or have changed
-    since are listed in one more file, and so are the numbers that no image has."""
+    since are listed in one more file, and so are the numbers that no image has. Raises NoPicture if all files are."""
     sink, names = _Sink(), Names()
     missing = "".join(f"There is no image {number}.\n" for number in absent)
     with zipfile.ZipFile(sink, "w") as archive:  # not deflated: pictures are compressed
@@ -191,6 +197,8 @@ def pack(records: Iterable[Record], absent: Iterable[int] = ()) -> Iterator[byte
                     opened.write(content[at : at + PART])
                     yield sink.take()
             del content  # or the next file would be read while this one is in memory
+        if not archive.namelist():
+            raise NoPicture(f"None of these images has a file to download. {missing.splitlines()[0]}")
         if missing:
             archive.writestr(MISSING, missing)
     yield sink.take()

@@ -273,13 +273,26 @@ def test_export_by_ratio_reports_how_many_images_it_leaves_out(
 @pytest.mark.parametrize("command", ["export", "backup"])
 def test_an_existing_file_is_replaced_only_with_force(place: Place, tmp_path: Path, command: str) -> None:
     file = tmp_path / "mine.csv"
-    file.write_bytes(b"mine")
+    file.touch()
     refused = place.command(command, file)
     assert refused.returncode == os.EX_CANTCREAT
     assert f"{file} already exists; name another file, or replace it with --force." in refused.stderr
-    assert file.read_bytes() == b"mine"
-    assert say(place, command, "--force", file).endswith(f" {file}\n")
-    assert file.read_bytes() != b"mine"
+    assert file.read_bytes() == b""
+    for _ in range(2):  # the second time what the first has written
+        assert say(place, command, "--force", file).endswith(f" {file}\n")
+        assert file.read_bytes()
+
+
+@pytest.mark.parametrize("command", ["export", "backup"])
+def test_a_file_that_the_command_did_not_write_is_not_replaced_with_force(
+    place: Place, tmp_path: Path, command: str
+) -> None:
+    file = tmp_path / "mine.csv"
+    file.write_bytes(b"id,photograph\n")
+    refused = place.command(command, "--force", file)
+    assert refused.returncode == os.EX_CANTCREAT
+    assert f"{file} is no file of this command, so --force does not replace it." in refused.stderr
+    assert file.read_bytes() == b"id,photograph\n"
 
 
 PRINTING = (

@@ -232,6 +232,10 @@ def test_models_come_to_a_machine_without_a_hub_in_one_file(
     file = tmp_path / "models.tar"
     written = place.command("models", "bundle", file, "siglip2-b16-224")
     assert (written.returncode, f"models add {file.name}" in written.stdout) == (0, True), written.stderr
+    (tmp_path / "mine.jpg").write_bytes(b"a photograph")
+    for there, status in ((file, 0), (tmp_path / "mine.jpg", os.EX_CANTCREAT)):
+        replaced = place.command("models", "bundle", "--force", there, "siglip2-b16-224")
+        assert replaced.returncode == status, replaced.stderr
     monkeypatch.setenv("HF_ENDPOINT", NOWHERE)
     other = Place(tmp_path / "other", {"stages": {"clip": {"backend": "", "model": "siglip2-b16-224"}}})
     other.configure()

@@ -356,7 +356,7 @@ def test_a_folder_for_hugging_face_has_a_row_and_the_file_of_each_image(
         row = found[image.record.id]
         assert (folder / row["file_name"]).read_bytes() == Path(image.location).read_bytes()
         assert (row["path"], row["caption"], row["bin"]) == (image.name, image.caption, image.record.bin)
-        assert row["digest"] == image.record.digest.hex()
+        assert row["digest"] == f"sha256:{image.record.digest.hex()}"  # as in all exports
         assert row["objects"] == {
             "category": [label for label, _, _ in image.objects],
             "score": [score for _, score, _ in image.objects],

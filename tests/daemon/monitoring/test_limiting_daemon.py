@@ -10,7 +10,7 @@ from typing import Any
 from daemon.monitoring.limits import PARTS
 from tests.daemon_process import GLANCE, Daemon, Place, free_port, picture, wait_for
 
-SLOW = {"backend": "fake", "options": {"latency_per_image_seconds": 0.05}}
+SLOW = {"backend": "fake", "options": {"latency_per_image_seconds": 0.02}}
 
 
 def place_in(folder: Path, **stages: Any) -> Place:
@@ -43,7 +43,7 @@ def assert_shown(daemon: Daemon, part: str) -> None:
 def test_the_workers_limit_while_their_threads_wait_for_slow_stages(tmp_path: Path) -> None:
     place, port = place_in(tmp_path, ocr=SLOW), free_port()
     place.configure({"page": {"listen": f"127.0.0.1:{port}"}})
-    place.drop_many(range(500))
+    place.drop_many(range(2000))
     with Daemon(place) as daemon:
         wait_for(lambda: limit_of(daemon), "a part that limits")
         assert_shown(daemon, "workers")

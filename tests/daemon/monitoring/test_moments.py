@@ -67,7 +67,7 @@ def test_nothing_limits_while_no_worker_is_ready_or_the_daemon_is_paused(last: d
         limits.add(
             [station(lane(busy=4, **state))],
             Load({}, 0, []),
-            ended=number,
+            ended=number + 1,
             in_flight=4,
             has_files=True,
             is_paused=is_paused and number == 3,

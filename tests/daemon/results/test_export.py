@@ -73,11 +73,12 @@ def write(
     columns: ExportColumns = ALL,
     force: bool = False,
     half: bool = False,
+    mark: bool = False,
     **ratio: float,
 ) -> int:
     step = lambda done, total: None  # noqa: E731
     choice = ExportChoice((bin_name,) if bin_name else (), ratio)
-    return export_records(reader, file, format, choice, columns, step, force=force, half=half)
+    return export_records(reader, file, format, choice, columns, step, force=force, half=half, mark=mark)
 
 
 def read_rows(file: Path) -> list[dict[str, Any]]:
@@ -672,20 +673,39 @@ async def test_an_error_leaves_the_old_file_and_no_part_of_a_new_one(
     reader: Reader, tmp_path: Path, suffix: str, error: Exception, raised: type[Exception], message: str
 ) -> None:
     file = tmp_path / f"all.{suffix}"
-    file.write_bytes(b"the old one")
+    old = b"id,inbox,path,"
+    file.write_bytes(old)
     before = set(os.listdir(tmp_path))
     broken = Interrupted(tmp_path / "state" / "ledger.sqlite")
     broken.error = error
     with pytest.raises(raised, match=message):
         export_records(broken, file, suffix, ExportChoice(), ALL, lambda done, total: None, force=True)
     broken.close()
-    assert file.read_bytes() == b"the old one"
+    assert file.read_bytes() == old
     assert set(os.listdir(tmp_path)) == before
 
 
 async def test_a_file_that_cannot_be_written_is_named(reader: Reader, tmp_path: Path) -> None:
     with pytest.raises(NotWritable, match=r"missing/all.csv cannot be written: No such file or directory"):
         write(reader, tmp_path / "missing" / "all.csv", "csv")
+
+
+@pytest.mark.parametrize("suffix", ["csv", "jsonl", "parquet"])
+async def test_force_replaces_an_export_but_no_file_that_is_none(
+    reader: Reader, tmp_path: Path, suffix: str
+) -> None:
+    file = tmp_path / f"all.{suffix}"
+    models = ExportColumns(ORDER, models=suffix != "jsonl")
+    for mark in (True, False) if suffix == "csv" else (False, False):
+        assert write(reader, file, suffix, columns=models, mark=mark, force=True) == 21
+    photograph = b"\xff\xd8\xff\xe0 a photograph"
+    for other in (file, tmp_path / "all.models.csv") if suffix == "csv" else (file,):
+        kept = other.read_bytes()
+        other.write_bytes(photograph)
+        with pytest.raises(NotWritable, match=f"{other} is no file of this command, so --force does not"):
+            write(reader, file, suffix, columns=models, force=True)
+        assert other.read_bytes() == photograph
+        other.write_bytes(kept)
 
 
 # Folders
@@ -760,12 +780,14 @@ async def test_images_whose_files_are_gone_or_have_changed_are_left_out_of_data_
         ("link/a.csv", "the inbox {}/in"),
         ("flat/a.csv", "the inbox {}/flat"),
         ("flat/new/a.csv", ""),
-        ("results/sub/a.csv", "{}/results, the folder for results"),
-        ("failed/coco", "{}/failed, the folder for failed"),
-        ("done/a.csv", "{}/done, the folder for done"),
-        ("bins/a.csv", "{}/bins, the folder for bins"),
-        ("state/files.sqlite", "{}/state, the folder for the state"),
-        ("results.xmp/coco", "{}/results.xmp, the folder of the sink xmp"),
+        ("results/sub/a.csv", "{}/results, a folder of the daemon (output.results)"),
+        ("failed/coco", "{}/failed, a folder of the daemon (output.failed)"),
+        ("done/a.csv", "{}/done, a folder of the daemon (output.done)"),
+        ("bins/a.csv", "{}/bins, a folder of the daemon (output.bins_folder)"),
+        ("state/files.sqlite", "{}/state, a folder of the daemon (state.path)"),
+        ("results.xmp/coco", '{}/results.xmp, a folder of the daemon (output.sinks "xmp")'),
+        ("models/a.csv", "{}/models, a folder of the daemon (models.folder)"),
+        ("backups/a.csv", "{}/backups, a folder of the daemon (upkeep.backup_folder)"),
         ("results.hocr/coco", ""),
         ("in.csv", ""),
         ("-", ""),
@@ -784,11 +806,21 @@ def test_an_export_into_a_folder_of_the_daemon_is_refused_and_the_folder_named(
         "state",
         "results.xmp",
         "results.hocr",
+        "models",
+        "backups",
     ):
         (tmp_path / name).mkdir(parents=True)
     (tmp_path / "link").symlink_to("in")
     inboxes = [{"path": "in", "name": "in"}, {"path": "flat", "name": "flat", "recursive": False}]
-    config = parse({"inbox": inboxes, "output": {"sinks": ["xmp"]}}, tmp_path)
+    config = parse(
+        {
+            "inbox": inboxes,
+            "output": {"sinks": ["xmp"]},
+            "models": {"folder": "models"},
+            "upkeep": {"backup_folder": "backups"},
+        },
+        tmp_path,
+    )
     target = Path(file) if file == "-" else tmp_path / file
     expected = f"{target} is inside {holder.format(tmp_path)}"
     with pytest.raises(WrongArgument, match=re.escape(expected)) if holder else contextlib.nullcontext():

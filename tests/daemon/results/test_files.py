@@ -128,6 +128,16 @@ async def test_an_image_that_has_no_caption_any_more_has_no_file_either(tmp_path
     assert texts_in(tmp_path / "results.captions") == []
 
 
+async def test_an_image_without_a_caption_takes_no_name_from_another_one(tmp_path: Path) -> None:
+    sink = make_sink(tmp_path, "captions")
+    await sink.append([make(tmp_path, b"a.jpg", ""), make(tmp_path, b"a.png", "two")])
+    assert os.listdir(tmp_path / "results.captions") == ["a.txt"]
+    await sink.append([make(tmp_path, b"a.png", ""), make(tmp_path, b"a.gif", "three")])
+    await sink.append([make(tmp_path, b"a.png", "two again")])  # what an image had is kept for it
+    assert sorted(os.listdir(tmp_path / "results.captions")) == ["a.gif.txt", "a.txt"]
+    assert texts_in(tmp_path / "results.captions") == ["three\n", "two again\n"]
+
+
 async def test_a_version_that_failed_leaves_the_file_as_it_leaves_the_sidecar(tmp_path: Path) -> None:
     sink, record = make_sink(tmp_path, "captions"), make(tmp_path, b"a.jpg", "one")
     await sink.append([record])
@@ -229,7 +239,9 @@ def test_nothing_else_may_be_in_the_folder_of_such_a_sink(tmp_path: Path, taken:
     inside: dict[str, Any] = {"path": "results.xmp/more"}
     tables = {taken: inside if taken == "state" else [inside]}
     parse(tables, tmp_path)
-    with pytest.raises(ConfigError, match=r"results\.xmp, the folder of the sink xmp; choose another place"):
+    with pytest.raises(
+        ConfigError, match=r'results\.xmp, the folder of output\.sinks "xmp"; choose another place'
+    ):
         parse(tables | {"output": {"sinks": ["xmp"]}}, tmp_path)
 
 

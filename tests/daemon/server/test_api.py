@@ -124,6 +124,13 @@ def test_a_parameter_that_is_misspelled_is_refused_with_the_names_that_there_are
     assert client.ask("GET", "/api/status?json=1").content["problem"].endswith("json: it takes none.")
 
 
+def test_a_search_in_a_bin_that_there_is_not_is_refused_with_those_that_there_are(client: Client) -> None:
+    refused = client.ask("GET", "/api/search?bin=Z")
+    assert (refused.status, refused.content["problem"]) == (404, "There is no bin Z; bins are A, B, C.")
+    for known in ("B", "C"):  # also an empty one
+        assert client.ask("GET", f"/api/search?bin={known}&q=no+such+words&by=words").status == 200
+
+
 def test_a_state_may_be_written_as_in_the_ledger(client: Client) -> None:
     for state in ("FAILED", "Failed", "failed"):
         [bad] = client.get(f"/api/search?state={state}")["images"]

@@ -8,6 +8,7 @@ import io
 import os
 import re
 import signal
+import urllib.request
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
@@ -289,6 +290,26 @@ def test_the_original_is_shown_or_downloaded_and_a_page_with_scripts_never_shown
         assert answer.headers["content-type"] == "application/octet-stream"
         assert answer.headers["content-disposition"].startswith("attachment")
         assert "sandbox" in answer.headers["content-security-policy"]
+
+
+def test_an_image_that_failed_says_why_once(tmp_path: Path) -> None:
+    port = free_port()
+    place = Place(tmp_path, {"page": {"listen": f"127.0.0.1:{port}"}})
+    file = place.drop("a.jpg", b"no picture")
+
+    def read(path: str) -> str:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}{path}", timeout=60) as answer:
+            content: str = answer.read().decode()
+        return content
+
+    with Daemon(place) as daemon:
+        daemon.wait_idle(1)
+        content = read("/images/1")
+        assert "Failed after 1 attempt. not-an-image: the bytes are plain text" in content
+        [picture] = re.findall(r'src="(/pictures/[^"]+)"', content)
+        assert ">No picture<" in read(picture)
+        file.unlink()
+        assert "No picture: the file is no" in read(picture.replace("large", "small"))
 
 
 @needs_chromium

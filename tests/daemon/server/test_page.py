@@ -196,6 +196,20 @@ def test_a_damaged_row_hides_no_other_image(site: Site, change: str) -> None:
     assert site.ask(f"/images/{image}/result.json")[0] == 503
 
 
+def test_a_browser_gets_the_reason_of_a_refusal_as_html_and_a_program_in_one_line(site: Site) -> None:
+    for address, sentence in (
+        ("/events?foo=1", "/events has no parameter foo: those that it takes are after."),
+        ("/images/9999/result.json", "There is no image 9999."),
+        ("/nowhere", "There is no address /nowhere."),
+    ):
+        for accept in ("text/event-stream", "*/*"):
+            status, content, headers = site.ask(address, Accept=accept)
+            assert (status, content) == (400 if "events" in address else 404, f"{sentence}\n")
+            assert headers["content-type"] == "text/plain; charset=utf-8"
+        for asked in ({"Accept": "text/html,*/*;q=0.8"}, {"HX-Request": "true", "Accept": "*/*"}):
+            assert site.ask(address, **asked)[2]["content-type"] == "text/html; charset=utf-8"
+
+
 def test_other_names_for_this_machine_are_refused(site: Site) -> None:
     """A site of someone else's whose name leads to this machine must not read the page."""
     assert site.ask("/", Host="evil.example")[0] == 400

@@ -9,6 +9,7 @@ import json
 import os
 import tracemalloc
 import zipfile
+from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
@@ -46,8 +47,8 @@ from tests.makers import make_record
 STATE = {"has_token": True}
 
 
-def unpack(*records: Record) -> dict[str, bytes]:
-    with zipfile.ZipFile(io.BytesIO(b"".join(pack(records)))) as archive:
+def unpack(*records: Record, absent: Sequence[int] = ()) -> dict[str, bytes]:
+    with zipfile.ZipFile(io.BytesIO(b"".join(pack(records, absent)))) as archive:
         assert archive.testzip() is None
         return {name: archive.read(name) for name in archive.namelist()}
 
@@ -187,12 +188,15 @@ async def test_to_ask_only_for_the_head_of_an_archive_reads_no_file(
         assert read == expected
 
 
-def test_files_that_are_gone_or_have_changed_are_listed_in_the_archive(tmp_path: Path) -> None:
+def test_files_that_are_gone_or_have_changed_and_numbers_of_no_image_are_listed_in_the_archive(
+    tmp_path: Path,
+) -> None:
     gone, changed = make_record(tmp_path, b"gone.jpg", b"1"), make_record(tmp_path, b"changed.jpg", b"1")
+    here = make_record(tmp_path, b"here.jpg", b"1")
     (tmp_path / "gone.jpg").unlink()
     (tmp_path / "changed.jpg").write_bytes(b"22")
-    listed = "gone.jpg: the file is no longer there\nchanged.jpg: the file has changed since\n"
-    assert unpack(gone, changed) == {MISSING: listed.encode()}
+    listed = "There is no image 9999.\ngone.jpg: the file is no longer there\nchanged.jpg: the file has changed since\n"
+    assert unpack(gone, changed, here, absent=[9999]) == {MISSING: listed.encode(), "here.jpg": b"1"}
 
 
 @pytest.mark.parametrize("seconds", [-1e9, 0, 9e9])
@@ -236,7 +240,7 @@ def test_a_download_without_a_tick_or_with_too_many_is_explained(tmp_path: Path)
         assert site.ask(f"/images/results.csv?{501 * 'id=1&'}")[0] == 200, "a file is sent once"
 
 
-def test_numbers_that_no_image_has_are_refused_or_listed_in_the_archive(tmp_path: Path) -> None:
+def test_numbers_that_no_image_has_are_refused_unless_another_one_has_a_result(tmp_path: Path) -> None:
     with closing(Site(tmp_path)) as site:
         site.place.add("done.jpg", "word")
         site.place.add("failed.jpg")
@@ -247,7 +251,24 @@ def test_numbers_that_no_image_has_are_refused_or_listed_in_the_archive(tmp_path
             assert answer[0] == 400
         assert site.ask("/images/results.csv?id=2")[0] == 409, "it has no result"
         assert site.ask("/images/results.csv?id=1&id=2&id=9999")[0] == 200
-        assert "There is no image 9999." in site.read("/images/originals.zip?id=1&id=9999")
+
+
+def test_an_archive_that_would_have_no_file_is_refused_with_the_reason_of_the_first(tmp_path: Path) -> None:
+    with closing(Site(tmp_path)) as site:
+        for name in ("gone.jpg", "also.jpg"):
+            site.place.add(name, "word")
+        for _ in range(MOST_ARCHIVES + 1):  # and keeps no place
+            status, content, _ = site.ask("/images/originals.zip?id=1&id=2")
+            assert status == 404
+            assert "None of these images has a file to download. gone.jpg: the file is no longer" in content
+
+
+def test_a_parameter_that_a_download_does_not_have_is_named(tmp_path: Path) -> None:
+    with closing(Site(tmp_path)) as site:
+        for name in ("originals.zip", "results.csv", "results.jsonl"):
+            status, content, _ = site.ask(f"/images/{name}?ids=1")
+            assert status == 400
+            assert "has no parameter ids: those that it takes are id." in content
 
 
 @needs_chromium
