@@ -87,10 +87,10 @@ def list_models(
     """
     from daemon.models.offered import print_catalog, print_catalog_json
     from daemon.models.packs import print_packs, print_packs_json
-    from stages.registry.registry import UnknownName, find_stage
+    from stages.registry.registry import UnknownName, find_stage, kind_of
 
     try:
-        stages = [find_stage(stage).name] if stage else None
+        stages = [find_stage(kind_of(stage)).name] if stage else None
     except UnknownName as error:
         raise typer.BadParameter(str(error)) from error
     if sizes and as_json and not catalog:

@@ -333,7 +333,8 @@ def export(
     from daemon.ledger.records import open_reader
     from daemon.results.choice import ExportChoice, parse_ratio
     from daemon.results.columns import ExportColumns
-    from daemon.results.export import check_target, export_records, format_of
+    from daemon.results.datasets import check_target
+    from daemon.results.export import export_records, format_of
     from daemon.terminal.progress import Progress
 
     chosen = format.value if format else format_of(file)

@@ -14,7 +14,7 @@ import selectors
 import subprocess
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import IO, Any
 
 import msgspec
@@ -27,17 +27,16 @@ from daemon.core.messages import Output
 from daemon.layout.layout import Layout
 from daemon.ledger.records import open_reader
 from daemon.maintenance.redo import attempt_of
+from daemon.models.labels import Labels, find_labels, invent_answers, watch_scores
 from daemon.placement.placement import Segment
 from daemon.results.judge import describe, explain, place_in_rule
 from daemon.workers.tryout import IMAGES, TrialRequest, Tryout, note
 from stages.contract import processes
 from stages.contract.binning import Rule, apply_rule, judge, load_rule
-from stages.registry.fake import answer
 
 COMMAND = processes.python("-m", "daemon.workers.tryout")
 CHUNK = 1 << 16
 DEATH_SECONDS = 10.0
-SAMPLE = (3, 640, 480)  # variant of the fake answers, and the image's width and height
 
 
 def try_stages(layout: Layout) -> Iterator[Tryout]:
@@ -157,23 +156,33 @@ def _try(
         rule = load_rule(reference, key)
     except ValueError as error:
         raise RuleFailed(str(error)) from error
-    attempt, inbox, name = _find_image(config)
+    labels = find_labels(config)
+    attempt, inbox, name = _find_image(config, labels)
     record = describe(
         attempt.job, attempt.content, judge(attempt.content.payloads, config.binning.thresholds()), inbox
     )
+    watched = watch_scores(record, labels)
     try:
-        return use(rule, record), name
+        chosen = use(rule, record)
     except Exception as error:
         place = place_in_rule(error, __file__) or _definition_of(rule)
-        raise RuleFailed(f"{where} fails on {name}: {explain(error, record, place)}.") from error
+        why = (
+            next(filter(None, (scores.problem for scores in watched)), "")
+            or f"{explain(error, record, place)}."
+        )
+        raise RuleFailed(f"{where} fails on {name}: {why}") from error
+    for problem in filter(None, (scores.problem for scores in watched)):
+        raise RuleFailed(f"{where} is wrong: {problem}")
+    return chosen, name
 
 
-def _find_image(config: Config) -> tuple[Attempt, bytes, str]:
-    """An image with results, the folder of its inbox, and a name for messages."""
+def _find_image(config: Config, labels: Mapping[str, Labels]) -> tuple[Attempt, bytes, str]:
+    """An image with results of all stages, the folder of its inbox, and a name for messages. labels: of the classifiers,
+    for a sample."""
     try:
         with open_reader(config) as reader:
             for record in reader.newest(JobStatus.DONE, 1):
-                if record.outputs:
+                if record.outputs.keys() >= {*config.stage_names}:
                     return (
                         attempt_of(record),
                         record.inbox_path,
@@ -181,11 +190,8 @@ def _find_image(config: Config) -> tuple[Attempt, bytes, str]:
                     )
     except VisiondError:  # another finding reports it
         pass
-    earlier = frozenset(config.stage_names)
-    outputs = {
-        stage: Output(msgspec.json.encode(answer(stage, *SAMPLE, earlier)), 0.1)
-        for stage in config.stage_names
-    }
+    answers = invent_answers(config.stage_names, labels)
+    outputs = {stage: Output(msgspec.json.encode(each), 0.1) for stage, each in answers.items()}
     job = Job(1, 1, b"sample.jpg", b"sample.jpg", Version(0, 1, 0, 0), 0, time.time())
     sample = Attempt(job, Content(format="JPEG", width=640, height=480, outputs=outputs))
     return sample, str(config.inbox[0].path).encode(errors="surrogateescape"), "a sample record"

@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 
 from pydantic import Field, PrivateAttr, ValidationError
 
-from daemon.config.models import ModelsSection, StageSection, StageTables
+from daemon.config.models import ModelsSection, StageTables, table_of
 from daemon.config.output import OutputSection
 from daemon.config.pipeline import PipelineSection, UnpackingSection
 from daemon.config.refusal import explain, explain_missing_stage
@@ -35,7 +35,7 @@ from daemon.config.values import descriptor_of, expand, parse_toml, read_text
 from daemon.config.variables import apply_variables, locate
 from daemon.core.errors import ConfigError
 from daemon.system.mounts import Position
-from stages.registry.registry import ORDER, UnknownName, find_backend
+from stages.registry.registry import UnknownName, find_backend, has_stage, sort_stages
 from stages.weights import names
 
 Kept = TypeVar("Kept", bound=Section)
@@ -80,7 +80,7 @@ class Config(Section):
     @property
     def stage_names(self) -> list[str]:
         """The configured stages, in the order in which they run."""
-        return [name for name in ORDER if name in self.pipeline.stages]
+        return sort_stages({name for name in self.pipeline.stages if has_stage(name)})
 
     @property
     def page_http(self) -> Http:
@@ -163,7 +163,7 @@ def drop_missing_stages(document: dict[str, Any]) -> list[str]:
     Parts of a wrong type are left to `parse`."""
     missing: dict[str, None] = {}
     tables, pipeline = _table_of(document, "stages"), _table_of(document, "pipeline")
-    for name in [name for name, table in tables.items() if name not in ORDER and isinstance(table, dict)]:
+    for name in [name for name, table in tables.items() if not has_stage(name) and isinstance(table, dict)]:
         del tables[name]
         missing[name] = None
     if named := pipeline.pop("stages", None):
@@ -186,7 +186,7 @@ def _keep_installed(names: Any, missing: dict[str, None]) -> Any:
     """The names of stages that are installed; the others are added to the missing ones."""
     if not isinstance(names, list):
         return names
-    gone = [name for name in names if isinstance(name, str) and name not in ORDER]
+    gone = [name for name in names if isinstance(name, str) and not has_stage(name)]
     missing.update(dict.fromkeys(gone))
     return [name for name in names if name not in gone]
 
@@ -210,11 +210,9 @@ def _anchor(config: Config, folder: Path) -> Config:
         is_path = "/" in name and (os.path.exists(path) or not names.parse(name))
         return path if is_path else name
 
-    sections = {name: getattr(config.stages, name) for name in ORDER}
     stages = {
-        name: anchored(section, model=located(section.model))
-        for name, section in sections.items()
-        if isinstance(section, StageSection)
+        name: anchored(section := table_of(config.stages, name), model=located(section.model))
+        for name in dict.fromkeys([*dict(config.stages), *config.stage_names])
     }
     webhook = anchored(config.output.webhook, "secret_file")
     config._folder = folder
@@ -376,10 +374,10 @@ def _misplaced_sinks(config: Config) -> Iterator[str]:
 
 
 def _unknown_backends(config: Config) -> Iterator[str]:
-    for name in ORDER:
-        if backend := getattr(config.stages, name).backend:
+    for name, table in config.stages:
+        if table.backend:
             try:
-                find_backend(name, backend)
+                find_backend(name, table.backend)
             except UnknownName as error:
                 yield f"stages.{name}.backend: {error}"
 
@@ -389,7 +387,7 @@ def _misused_names(config: Config) -> list[str]:
     problems = [
         f"pipeline.stages: {explain_missing_stage(name)}"
         for name in config.pipeline.stages
-        if name not in ORDER
+        if not has_stage(name)
     ]
     problems += _unknown_backends(config)
     problems += misused_looks(config.second_look, config.stage_names, has_rules=bool(config.binning.rules))

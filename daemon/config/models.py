@@ -5,11 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pydantic import Field, create_model
+from pydantic import ConfigDict, Field, ValidationError, create_model, model_validator
+from pydantic_core import InitErrorDetails
 
 from daemon.config.sections import Section
 from daemon.config.values import Dtype
-from stages.registry.registry import STAGES
+from stages.registry.registry import STAGES, has_stage
 
 
 class ModelsSection(Section):
@@ -50,10 +51,33 @@ class StageSection(Section):
     )
 
 
+class _Tables(Section):
+    """A table for each stage, also for variants such as classifier_safety."""
+
+    model_config = ConfigDict(extra="allow")
+    __pydantic_extra__: dict[str, StageSection] = Field(init=False)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _refuse_unknown(cls, tables: Any) -> Any:
+        unknown = [name for name in tables if not has_stage(name)] if isinstance(tables, dict) else []
+        if unknown:
+            problems = [
+                InitErrorDetails(type="extra_forbidden", loc=(name,), input=tables[name]) for name in unknown
+            ]
+            raise ValidationError.from_exception_data("stages", problems)
+        return tables
+
+
 if TYPE_CHECKING:
 
-    class StageTables(Section): ...
+    class StageTables(_Tables): ...
 else:  # a table for each stage, including those of plug-ins
     StageTables = create_model(
-        "StageTables", __base__=Section, **{name: (StageSection, StageSection()) for name in STAGES}
+        "StageTables", __base__=_Tables, **{name: (StageSection, StageSection()) for name in STAGES}
     )
+
+
+def table_of(tables: StageTables, name: str) -> StageSection:
+    """The table of a stage; the defaults if the configuration has none."""
+    return getattr(tables, name, None) or StageSection()

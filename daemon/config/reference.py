@@ -237,7 +237,7 @@ def _walk(header: str, section: dict[str, Any], known: dict[str, Any]) -> Iterat
             if not path:  # at the top level the tables themselves are not commented out
                 continue
         # An optional key: use its other type.
-        spec = spec | next((kind for kind in spec.get("anyOf", ()) if kind["type"] != "null"), {})
+        spec = spec | next((kind for kind in spec.get("anyOf", ()) if kind.get("type") != "null"), {})
         limited = not spec.keys().isdisjoint({"enum", *BOUNDS})
         keys.append(
             TomlKey(name, _kind(name, spec), limited, _default(name, spec), spec.get("description", ""))

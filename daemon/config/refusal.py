@@ -13,7 +13,7 @@ from pydantic.fields import FieldInfo
 
 from daemon.config.sections import Section
 from daemon.config.values import OUT_OF_RANGE, most_of
-from stages.registry.registry import ORDER, PROBLEMS
+from stages.registry.registry import ORDER, PROBLEMS, STAGES, kind_of
 
 WANTED = {
     "path_type": "a path in quotes",
@@ -110,6 +110,12 @@ def _fill(where: str, field: FieldInfo | None) -> str:
 
 def explain_missing_stage(name: str) -> str:
     """Why a configured stage is not available."""
+    kind, line, variant = name.partition("_")
+    if line and kind in STAGES and STAGES[kind].has_variants:
+        return (
+            f'"{variant}" cannot stand behind {kind}_: write a lowercase letter, and then lowercase letters and digits, for '
+            f"example {kind}_safety."
+        )
     near = difflib.get_close_matches(name, ORDER, n=1, cutoff=0.6)
     hint = (
         f'did you mean "{near[0]}"?'
@@ -131,7 +137,8 @@ def _section_at(root: type[Section], location: Sequence[Any]) -> type[Section]:
     model: Any = root
     for part in location:
         if isinstance(part, str):
-            annotation = model.model_fields[part].annotation
+            fields = model.model_fields  # a table of a variant is like that of its stage
+            annotation = fields[part if part in fields else kind_of(part)].annotation
             model = next(iter(getattr(annotation, "__args__", ())), annotation)
     found: type[Section] = model
     return found

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import difflib
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, get_args, get_origin
 
@@ -14,6 +14,7 @@ from pydantic import BaseModel
 from daemon.config.values import parse_toml, read_text
 from daemon.core.errors import ConfigError
 from daemon.system.scarcity import cause_of
+from stages.registry.registry import kind_of
 
 PREFIX = "VISIOND_"
 NESTING = "__"  # between a table and a key
@@ -27,6 +28,7 @@ def apply_variables(
     """Write the settings among the variables into a parsed document. Returns which variable set each key, for example
     "pipeline.drain_seconds". Raises ConfigError after all that can be applied are."""
     keys = dict(_list_keys(root))
+    keys |= _list_variants(keys, environ)
     # Those that would be settings, had they two underscores. Others may belong to somebody else: Kubernetes sets
     # VISIOND_HTTP_PORT for a service with the name visiond-http.
     flat = {_name_of(place).replace(NESTING, "_"): _name_of(place) for place in keys if len(place) > 1}
@@ -79,6 +81,18 @@ def _list_keys(
             yield from _list_keys(kind, (*where, name))
         else:
             yield (*where, name), kind
+
+
+def _list_variants(keys: Keys, environ: Iterable[str]) -> Keys:
+    """The keys of variants of stages that variables name, such as classifier_safety: those of their stages."""
+    named = {name.removeprefix(PREFIX).lower().split(NESTING)[1] for name in environ if is_setting(name)}
+    return {
+        ("stages", name, *place[2:]): kind
+        for name in named
+        if kind_of(name) != name
+        for place, kind in keys.items()
+        if place[:2] == ("stages", kind_of(name))
+    }
 
 
 def _is_tables(kind: object) -> bool:

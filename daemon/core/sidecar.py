@@ -12,6 +12,7 @@ from typing import Annotated, Any, NamedTuple, Protocol
 import msgspec
 
 from daemon.core.jobs import Version
+from stages.contract import plugins
 from stages.contract.base import Provenance
 from stages.contract.binning import Bin
 from stages.contract.files import NotAFile, open_file
@@ -174,6 +175,11 @@ def json_schema() -> bytes:
         namespace={"__doc__": Sidecar.__doc__},
     )
     schema = msgspec.json.schema(whole)
+    for stage in STAGES.values():
+        if stage.has_variants:
+            pattern = f"^{stage.key}_{plugins.NAME.pattern}$"
+            patterns = schema["$defs"]["Sidecar"].setdefault("patternProperties", {})
+            patterns[pattern] = {"$ref": f"#/$defs/{stage.result.__name__}"}
     for kind in schema["$defs"].values():  # a description is a docstring, with its line breaks
         if "description" in kind:
             kind["description"] = " ".join(kind["description"].split())

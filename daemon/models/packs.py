@@ -67,7 +67,9 @@ def list_shelf(config: Config) -> Shelf:
             continue
         listed = found.setdefault((listed.folder, listed.name), listed)
         used = named.get(name, [])
-        listed.used.extend(str(use) for use in used if use.stage in listed.stages or not listed.pack)
+        listed.used.extend(
+            str(use) for use in used if registry.kind_of(use.stage) in listed.stages or not listed.pack
+        )
     return Shelf(list(found.values()), missing)
 
 

@@ -47,7 +47,7 @@ class Metrics(Series):
 
     def noticed(self, of_stages: Mapping[str, str]) -> None:
         """of_stages: notice by stage; others have none."""
-        for stage in ORDER:
+        for stage in dict.fromkeys([*ORDER, *of_stages]):
             kind = kind_of(of_stages[stage]) if stage in of_stages else ""
             for each in KINDS:
                 self.stage_notice.labels(stage, each).set(each == kind)

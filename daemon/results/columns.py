@@ -13,7 +13,7 @@ from daemon.core.labels import LookUp, describe, no_labels
 from daemon.ledger.record import Record
 from stages.contract.binning import text_of
 from stages.contract.descriptor import Descriptor
-from stages.registry.registry import BUILT_IN, STAGES
+from stages.registry.registry import BUILT_IN, find_stage
 
 COLUMNS = {  # lists are lists of strings; a datetime is a string, except in Parquet
     "id": int,
@@ -68,12 +68,12 @@ class ExportColumns:
     """The columns of an export.
 
     kinds: the type of each column, by its name.
-    stages: those that are configured. A plug-in has a column for each number and each text of its results. models: whether
-    each stage has a column with the fingerprint of its model. labels: those of people, for a column of their own.
+    stages: those that are configured. A plug-in and a classifier have columns for the fields of their results. models:
+    whether each stage has a column with the fingerprint of its model. labels: those of people, for a column of their own.
     """
 
     def __init__(self, stages: Iterable[str], *, models: bool = False, labels: LookUp = no_labels) -> None:
-        used = [STAGES[name] for name in stages]
+        used = [find_stage(name) for name in stages]
         self._plug_ins = list_columns(stage for stage in used if stage not in BUILT_IN)
         self._models = {f"{stage.name}_fingerprint": stage.name for stage in used} if models else {}
         plug_ins = {column.name: column.kind for column in self._plug_ins}
@@ -165,7 +165,7 @@ def _details_of(document: dict[str, Any]) -> dict[str, Any]:
 
 
 def list_columns(stages: Iterable[Descriptor]) -> list[PlugInColumn]:
-    """A column for each field that is a number or text. Other
+    """A column for each field that is a number, a text, or a table of numbers by text. Other
     fields are only in sidecars and in exports as JSON lines."""
     return [
         PlugInColumn(f"{stage.key}_{field.encode_name}", kind, stage.key, field.encode_name)
@@ -182,4 +182,6 @@ def kind_of(kind: inspect.Type) -> type | None:
     if isinstance(kind, inspect.UnionType):
         kinds = [part for part in kind.types if not isinstance(part, inspect.NoneType)]
         return kind_of(kinds[0]) if len(kinds) == 1 else None
+    if isinstance(kind, inspect.DictType) and kind_of(kind.key_type) is str:
+        return dict if kind_of(kind.value_type) in (int, float) else None
     return KINDS.get(type(kind))

@@ -1,4 +1,5 @@
-"""An export that is a folder: what its images are called, and how it gets its name whole or not at all."""
+"""Where an export may be written; and one that is a folder: what its images are called, and how it gets its name whole or not
+at all."""
 
 from __future__ import annotations
 
@@ -11,13 +12,15 @@ from typing import Any
 
 import msgspec
 
+from daemon.config.loading import Config
 from daemon.config.state import closed_to_others
 from daemon.core.errors import NotWritable, WrongArgument
 from daemon.core.labels import LookUp, no_labels
 from daemon.core.urls import is_url
 from daemon.formats.answered import Answered
-from daemon.ledger.files import sync_folder, sync_folders, written_into
+from daemon.ledger.files import STDOUT, sync_folder, sync_folders, written_into
 from daemon.ledger.record import Record
+from daemon.system.mounts import Position, ask
 
 MANIFEST = "visiond.json"  # which models gave the answers, and which files the export made
 
@@ -73,6 +76,30 @@ def _is_same(image: Answered) -> bool:
         return False
     known = image.record.version
     return status.st_size == known.size and (image.record.has_moved or status.st_mtime_ns == known.mtime_ns)
+
+
+def check_target(config: Config, file: Path, own: Path | None = None) -> None:
+    """Raises WrongArgument if a file, or a folder, would be written where the daemon looks for images or keeps its results, or
+    in the place of `own`, the file of the configuration. A mount that does not answer is not asked."""
+    if own and file.resolve() == own.resolve():
+        raise WrongArgument(f"{file} is the configuration. Name another file.")
+    if "jsonl" in config.output.sinks and file.resolve() == config.output.jsonl_file.resolve():
+        raise WrongArgument(f"The daemon appends the records of the sink jsonl to {file}. Name another file.")
+    if file != STDOUT and (holder := ask(lambda: next(_list_holders(config, file), ""))):
+        raise WrongArgument(f"{file} is inside {holder}. Name a file elsewhere.")
+
+
+def _list_holders(config: Config, file: Path) -> Iterator[str]:
+    """The daemon's folders that a file or a folder of this name would be in, in words."""
+    here, parent = Position.of(file), Position.of(file.absolute().parent)
+    for inbox in config.inbox:
+        if not inbox.url:
+            there = Position.of(inbox.path)
+            if here.is_within(there) and (inbox.recursive or there.is_within(parent)):
+                yield f"the inbox {inbox.path}, where the daemon takes every file for a new one"
+    for key, folder in (config.own_folders | config.output.sink_folders).items():
+        if here.is_within(Position.of(folder)):
+            yield f"{folder}, a folder of the daemon ({key})"
 
 
 def check_folder(folder: Path, *, force: bool) -> None:

@@ -14,7 +14,6 @@ from typing import Any, BinaryIO
 import msgspec
 
 from daemon import __version__
-from daemon.config.loading import Config
 from daemon.config.state import closed_to_others
 from daemon.core.errors import WrongArgument
 from daemon.core.hints import command, quantity
@@ -29,7 +28,6 @@ from daemon.results.choice import Chosen, ExportChoice
 from daemon.results.columns import ExportColumns, line_of
 from daemon.results.datasets import keep_files, name_images, name_inboxes, write_folder
 from daemon.results.parquet import write_table
-from daemon.system.mounts import Position, ask
 
 FILES = ("csv", "jsonl", "parquet")
 # The files of an export: the rows, the list of their models, records, Parquet.
@@ -112,30 +110,6 @@ def export_records(
         warn(f"Note: {line}.")
     chosen.check()
     return written
-
-
-def check_target(config: Config, file: Path, own: Path | None = None) -> None:
-    """Raises WrongArgument if a file, or a folder, would be written where the daemon looks for images or keeps its results, or
-    in the place of `own`, the file of the configuration. A mount that does not answer is not asked."""
-    if own and file.resolve() == own.resolve():
-        raise WrongArgument(f"{file} is the configuration. Name another file.")
-    if "jsonl" in config.output.sinks and file.resolve() == config.output.jsonl_file.resolve():
-        raise WrongArgument(f"The daemon appends the records of the sink jsonl to {file}. Name another file.")
-    if file != STDOUT and (holder := ask(lambda: next(_list_holders(config, file), ""))):
-        raise WrongArgument(f"{file} is inside {holder}. Name a file elsewhere.")
-
-
-def _list_holders(config: Config, file: Path) -> Iterator[str]:
-    """The daemon's folders that a file or a folder of this name would be in, in words."""
-    here, parent = Position.of(file), Position.of(file.absolute().parent)
-    for inbox in config.inbox:
-        if not inbox.url:
-            there = Position.of(inbox.path)
-            if here.is_within(there) and (inbox.recursive or there.is_within(parent)):
-                yield f"the inbox {inbox.path}, where the daemon takes every file for a new one"
-    for key, folder in (config.own_folders | config.output.sink_folders).items():
-        if here.is_within(Position.of(folder)):
-            yield f"{folder}, a folder of the daemon ({key})"
 
 
 def _write_file(

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from daemon.core.jobs import JobStatus
 from daemon.ledger.record import Record
 from stages.contract.binning import likely_tags, text_of
+from stages.registry.registry import kind_of
 
 MOST_WORDS = 100_000  # characters of each field that are indexed
 FIELDS = ("text", "caption", "tags", "objects", "name")
@@ -54,7 +55,7 @@ def make_entry(number: int, record: Record) -> Document:
         return entry
     entry.marks.add(mark("bin", record.bin))
     for model, output in record.answers():
-        read = READERS.get(model.stage, _read_other)
+        read = READERS.get(kind_of(model.stage), _read_other)
         try:
             read(entry, msgspec.json.decode(output.payload))
         except (msgspec.DecodeError, ValueError, TypeError, KeyError, AttributeError):
@@ -93,7 +94,18 @@ def _read_other(entry: Document, answer: Mapping[str, Any]) -> None:
     _add(entry, "text", "\n".join(_texts_in(answer)))
 
 
-READERS = {"ocr": _read_ocr, "yolo": _read_yolo, "clip": _read_clip, "blip": _read_blip}
+def _read_classes(entry: Document, answer: Mapping[str, Any]) -> None:
+    _add(entry, "tags", answer["label"])
+    entry.marks.add(mark("tag", answer["label"]))
+
+
+READERS = {
+    "ocr": _read_ocr,
+    "yolo": _read_yolo,
+    "clip": _read_clip,
+    "blip": _read_blip,
+    "classifier": _read_classes,
+}
 
 
 def _texts_in(value: object) -> Iterator[str]:

@@ -122,6 +122,8 @@ class Descriptor:
     cost: its time for an image as a share of that of the four stages of the standard job, which is 1.
     takes_memory: whether each image of a batch takes more than some 20 MB of GPU memory. On GPUs with little of it,
         such stages have smaller batches than others.
+    has_variants: whether it may run several times, each time with a model, options and a result of its own: as the stages
+        NAME_x and NAME_y.
     fake: makes the answers of the backend "fake"; None: answers are made up from the type of the result.
     """
 
@@ -133,4 +135,5 @@ class Descriptor:
     half: Literal["float16", "bfloat16"] = "float16"
     cost: float = 0.1
     takes_memory: bool = False
+    has_variants: bool = False
     fake: Fake | None = None

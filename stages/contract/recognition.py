@@ -75,8 +75,6 @@ OTHER_CLASSES = {
     "CLIPVisionModelWithProjection": "CLIP's image half alone",
     "CLIPTextModel": "CLIP's text half alone",
     "CLIPTextModelWithProjection": "CLIP's text half alone",
-    "CLIPForImageClassification": "CLIP for classes",
-    "SiglipForImageClassification": "SigLIP for classes",
     "Siglip2ForImageClassification": "SigLIP 2 for classes",
     "Mistral3ForConditionalGeneration": "Mistral 3",
 }
@@ -107,10 +105,24 @@ def find_model(path: Path, models: Sequence[KnownModel], stage: str = "") -> str
     """The folder of one of these transformers models, by its config.json: a subfolder with the name of a type or
     of the stage, or the folder itself."""
     types = [model.type for model in models]
+    names = {model.name for model in models}
     for folder in dict.fromkeys([*types, stage or ".", "."]):
-        if (path / folder / "config.json").is_file() and name_model(path / folder)[0] in types:
-            return folder
+        if (path / folder / "config.json").is_file():
+            kind, name = name_model(path / folder)
+            if kind in types and (name in names or not is_classifier(name)):
+                return folder
     return None
+
+
+def is_classifier(name: str) -> bool:
+    """Whether a class of transformers gives scores of classes, by its name."""
+    return "ForImageClassification" in name
+
+
+def choose_model(models: Sequence[KnownModel], kind: str, name: str) -> KnownModel | None:
+    """The model of a model_type: of several, the one of this class."""
+    same = [model for model in models if model.type == kind]
+    return next((model for model in same if model.name == name), same[0] if same else None)
 
 
 def check_transformers(models: Sequence[KnownModel], folder: Path, *, pickle: bool = False) -> KnownModel:
@@ -137,7 +149,7 @@ def check_transformers(models: Sequence[KnownModel], folder: Path, *, pickle: bo
 def check_config(models: Sequence[KnownModel], folder: Path) -> KnownModel:
     """The model that a folder's config.json names. Raises PackError if it is not one of these."""
     model_type, found = name_model(folder)
-    model = next((model for model in models if model.type == model_type), None)
+    model = choose_model(models, model_type, found)
     taken = describe_taken([model] if model else models)
     if model is None or found not in ("", model.name):
         known = f" ({OTHER_CLASSES[found]})" if found in OTHER_CLASSES else ""

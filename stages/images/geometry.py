@@ -10,6 +10,10 @@ Size = tuple[int, int]  # height, width
 
 SMALLEST_SCALE_STEP, LARGEST_SCALE = 1e-5, 100.0
 
+CROP_PCT = 224 / 256  # of ConvNeXt, where preprocessor_config.json has null
+WHOLE_FROM = 384  # pixels; from this size on ConvNeXt's image processor does not crop
+LEVIT_SCALE = 256 / 224  # of the resized image to the size that LeViT's image processor is given
+
 
 class CropPlace(NamedTuple):
     """Where a model's input is in an image: the size of the whole image after resizing, the first row and column
@@ -35,13 +39,21 @@ class Geometry:
     @classmethod
     def of(cls, settings: Any) -> Geometry | BoxGeometry:
         """settings: an image processor of transformers. Raises ValueError if it asks for anything else."""
-        size, fixed = settings.size, sides(settings.size)
+        if own := OWN_GEOMETRIES.get(type(settings).__name__):
+            return own(settings)
+        return cls.usual(settings)
+
+    @classmethod
+    def usual(cls, settings: Any, size: Any = None) -> Geometry | BoxGeometry:
+        """size: in the place of the settings' own. Raises ValueError as `of`."""
+        size = size or settings.size
+        fixed = sides(size)
         crop = read_step(settings, "do_center_crop", "crop_size")
         box = read_step(settings, "do_pad", "pad_size")
         kept = sides(crop) if crop else fixed
         shortest = min(fixed) if fixed else size.shortest_edge
-        if not settings.do_resize or getattr(settings, "do_flip_channel_order", False):
-            raise unsupported("it must resize, and keep the order of red, green and blue")
+        if not settings.do_resize:
+            raise unsupported("it must resize")
         if box and not crop and (box.height, box.width) != fixed:
             return BoxGeometry.of(size, (box.height, box.width))
         if not kept or not shortest:
@@ -102,6 +114,48 @@ class BoxGeometry:
             scale = min(self.size.max_height / height, self.size.max_width / width)
             return max(int(height * scale), 1), max(int(width * scale), 1)
         return self.size.height, self.size.width
+
+
+class _Sizes(NamedTuple):
+    """A size as transformers' image processors describe it."""
+
+    height: int | None = None
+    width: int | None = None
+    shortest_edge: int | None = None
+
+
+def of_convnext(settings: Any) -> Geometry | BoxGeometry:
+    """ConvNeXt: small images are the middle of a larger one, of which crop_pct is kept; others have no margin."""
+    side, share = settings.size.shortest_edge, settings.crop_pct or CROP_PCT
+    if not side or not settings.do_resize or settings.do_center_crop:
+        raise unsupported("ConvNextImageProcessor must have a shortest_edge as size, and no center crop")
+    if side >= WHOLE_FROM:
+        return Geometry((side, side), (side, side))
+    return Geometry((side, side), None, int(side / share))
+
+
+def of_levit(settings: Any) -> Geometry | BoxGeometry:
+    side = settings.size.shortest_edge
+    return Geometry.usual(settings, _Sizes(shortest_edge=int(LEVIT_SCALE * side)) if side else None)
+
+
+def of_poolformer(settings: Any) -> Geometry | BoxGeometry:
+    """PoolFormer: of the resized image, crop_pct is the given size."""
+    size, share = settings.size, settings.crop_pct
+    if not share:
+        return Geometry.usual(settings)
+    side = size.shortest_edge or (size.height if size.height == size.width else None)
+    if side:
+        return Geometry.usual(settings, _Sizes(shortest_edge=int(side / share)))
+    return Geometry.usual(settings, _Sizes(int(size.height / share), int(size.width / share)))
+
+
+# Image processors of transformers with a resize of their own.
+OWN_GEOMETRIES = {
+    "ConvNextImageProcessor": of_convnext,
+    "LevitImageProcessor": of_levit,
+    "PoolFormerImageProcessor": of_poolformer,
+}
 
 
 def sides(size: Any) -> Size | None:

@@ -28,6 +28,7 @@ Floats = npt.NDArray[np.float64]
 Integers = npt.NDArray[np.int64]
 
 WITHOUT_ANTIALIAS = ("RfDetrImageProcessor",)  # it resizes by interpolation between the nearest pixels
+NEVER_NORMALIZED = ("MobileViTImageProcessor",)  # whatever its settings say
 MAX_RESIZED_RATIO = 16  # pixels that are resized before the crop / pixels that are kept
 PIXELS_AT_ONCE = 1 << 25  # of images of one size that torch resizes together, where there are no kernels
 CACHED_AXES = 512  # their tables stay on the device, about 20 kB each
@@ -87,8 +88,21 @@ def cubic(distance: Floats) -> Floats:
     return np.where(far < 1, near, np.where(far < 2, tail, 0.0))
 
 
+def lanczos(distance: Floats) -> Floats:
+    """A sinc in the window of a wider one (Duchon, "Lanczos filtering in one and two dimensions", 1979); zero for
+    distances from 3 on."""
+    return np.where(np.abs(distance) < 3, np.sinc(distance) * np.sinc(distance / 3), 0.0)
+
+
 BICUBIC = Filter("bicubic", 2, cubic)
-FILTERS = {Resampling.BILINEAR: Filter("bilinear", 1, triangle), Resampling.BICUBIC: BICUBIC}
+LANCZOS = Filter("lanczos", 3, lanczos)  # torch's interpolate does not have it
+NEAREST = Filter("nearest-exact", 0, triangle)  # it weighs nothing
+FILTERS = {
+    Resampling.NEAREST: NEAREST,
+    Resampling.LANCZOS: LANCZOS,
+    Resampling.BILINEAR: Filter("bilinear", 1, triangle),
+    Resampling.BICUBIC: BICUBIC,
+}
 
 
 def prepare_axis(
@@ -232,6 +246,28 @@ def count_tiles(height: int, width: int, tile: dict[str, int]) -> int:
     return -(-height // tile["BLOCK_H"]) * -(-width // tile["BLOCK_W"])
 
 
+def read_levels(settings: Any) -> tuple[Tensor, Tensor]:
+    """What an image processor subtracts from levels of 0 to 255, and by what it divides then: [3, 1, 1] each.
+    Raises ValueError if it does not say it."""
+    is_normalized = settings.do_normalize and type(settings).__name__ not in NEVER_NORMALIZED
+    values = (settings.image_mean, settings.image_std) if is_normalized else (0.0, 1.0)
+    if None in values:
+        raise ValueError(
+            "preprocessor_config.json asks for do_normalize, but has no image_mean and image_std."
+        )
+    mean, deviation = map(torch.tensor, values)
+    if getattr(settings, "rescale_offset", False) and settings.do_rescale:  # EfficientNet's, to -1 to 1
+        mean = mean + 1.0
+    if getattr(settings, "include_top", False):  # EfficientNet's divides twice
+        deviation = deviation * torch.tensor(settings.image_std)
+    levels = 1 / settings.rescale_factor if settings.do_rescale else 1.0
+    levels = 255 if abs(levels - 255) < 1e-3 else levels  # 1/255 is often written with few digits
+    mean, deviation = (
+        (value * levels).expand(3).reshape(3, 1, 1).contiguous() for value in (mean, deviation)
+    )
+    return mean, deviation
+
+
 class Resizer:
     """Resizes, crops and normalizes images: exactly as a stock processor."""
 
@@ -247,18 +283,9 @@ class Resizer:
                 f"preprocessor_config.json asks for resample = {settings.resample}, which is not supported: use {known}."
             )
         self.filter = FILTERS[settings.resample]
-        self.antialias = type(settings).__name__ not in WITHOUT_ANTIALIAS
-        values = (settings.image_mean, settings.image_std) if settings.do_normalize else (0.0, 1.0)
-        if None in values:
-            raise ValueError(
-                "preprocessor_config.json asks for do_normalize, but has no image_mean and image_std."
-            )
-        levels = 1 / settings.rescale_factor if settings.do_rescale else 1.0
-        levels = 255 if abs(levels - 255) < 1e-3 else levels  # 1/255 is often written with few digits
-        self.mean, self.deviation = (
-            (torch.tensor(value, device=device) * levels).expand(3).reshape(3, 1, 1).contiguous()
-            for value in values
-        )
+        self.antialias = type(settings).__name__ not in WITHOUT_ANTIALIAS and self.filter is not NEAREST
+        self.flips = bool(getattr(settings, "do_flip_channel_order", False))  # to blue, green, red
+        self.mean, self.deviation = (value.to(device) for value in read_levels(settings))
         self._prepare_axis = lru_cache(CACHED_AXES)(prepare_axis)
         self._device = device
         self.stock = device == "cpu"
@@ -278,7 +305,11 @@ class Resizer:
         resized, (top, left), kept = self._geometry.place(*images.shape[2:])
         if not self.antialias:
             whole = F.interpolate(images.float(), resized, mode=self.filter.mode)
-        elif self.stock and math.prod(resized) <= MAX_RESIZED_RATIO * math.prod(kept):
+        elif (
+            self.stock
+            and self.filter is not LANCZOS
+            and math.prod(resized) <= MAX_RESIZED_RATIO * math.prod(kept)
+        ):
             whole = F.interpolate(images, resized, mode=self.filter.mode, antialias=True)
         else:
             return resize_in_torch(images, *self._axes(*images.shape[2:]))
@@ -302,9 +333,9 @@ class ImageProcessor(Resizer):
 
     def __call__(self, pixels: Sequence[Tensor]) -> Tensor:
         """pixels: uint8 [3, height, width] each, on the device, of any sizes."""
-        if self.antialias and has_kernels_for(pixels[0]):
-            return self.prepare_with_kernels(pixels)
-        return self.prepare_in_torch(pixels)
+        by_kernels = self.antialias and has_kernels_for(pixels[0])
+        prepared = self.prepare_with_kernels(pixels) if by_kernels else self.prepare_in_torch(pixels)
+        return prepared.flip(1) if self.flips else prepared
 
     def prepare_in_torch(self, pixels: Sequence[Tensor]) -> Tensor:
         return self._collect(len(pixels), self.resize(pixels))

@@ -18,7 +18,7 @@ from transformers.utils import logging
 
 from stages.contract.base import StageUnusable
 from stages.contract.descriptor import KnownModel as Known
-from stages.contract.recognition import read_config
+from stages.contract.recognition import choose_model, name_model, read_config
 from stages.images.devices import device_errors
 from stages.pretrained.quantizing import check_small, make_smaller, refuse_quantized
 from stages.pretrained.soundness import refuse_nan
@@ -130,12 +130,13 @@ def find_kind(models: Sequence[Known], folder: str) -> tuple[type[PreTrainedMode
     Raises StageUnusable."""
     config = read_config(Path(folder) / "config.json")
     model_type = str(config.get("model_type"))
-    names = {model.type: model.loaded_as or model.name for model in models}
-    if model_type not in names:
+    model = choose_model(models, model_type, name_model(Path(folder))[1])
+    if model is None:
+        types = ", ".join(dict.fromkeys(model.type for model in models))
         raise StageUnusable(
-            f'{folder} holds a model of the type "{model_type}", not one of {", ".join(names)}; name another model.'
+            f'{folder} holds a model of the type "{model_type}", not one of {types}; name another model.'
         )
-    return getattr(transformers, names[model_type]), config
+    return getattr(transformers, model.loaded_as or model.name), config
 
 
 def load_tokenizer(folder: str) -> Any:

@@ -11,7 +11,6 @@ from collections.abc import Callable
 from functools import lru_cache
 from typing import Any
 
-import numpy as np
 import torch
 from PIL.Image import Resampling
 from torch import Tensor
@@ -21,9 +20,8 @@ from transformers.utils import is_torchvision_greater_or_equal
 from stages.images.devices import has_kernels_for, split_batches
 from stages.images.resize import (
     CACHED_AXES,
+    LANCZOS,
     PIXELS_AT_ONCE,
-    Filter,
-    Floats,
     prepare_axis,
     resize_in_torch,
     resize_to_bytes_with_kernels,
@@ -32,14 +30,6 @@ from stages.images.resize import (
 ON_CPU = is_torchvision_greater_or_equal("0.27")  # whether torchvision has the filter there
 NAMES = (Resampling.LANCZOS, InterpolationMode.LANCZOS)
 
-
-def lanczos(distance: Floats) -> Floats:
-    """A sinc in the window of a wider one (Duchon, "Lanczos filtering in one and two dimensions", 1979); zero for
-    distances from 3 on."""
-    return np.where(np.abs(distance) < 3, np.sinc(distance) * np.sinc(distance / 3), 0.0)
-
-
-LANCZOS = Filter("lanczos", 3, lanczos)
 make_axis = lru_cache(CACHED_AXES)(prepare_axis)
 
 

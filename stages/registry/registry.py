@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable
+from dataclasses import replace
 from importlib import import_module
 
 import msgspec
 
 from stages.blip.descriptor import BLIP
+from stages.classifier.descriptor import CLASSIFIER
 from stages.clip.descriptor import CLIP
 from stages.contract import plugins
 from stages.contract.base import Result, Stage, StageSpec
@@ -22,9 +24,11 @@ from stages.contract.processes import importing
 from stages.ocr.descriptor import OCR
 from stages.yolo.descriptor import YOLO
 
-BUILT_IN = (OCR, YOLO, CLIP, BLIP)
-STAGES, SOURCES, PROBLEMS = plugins.gather(BUILT_IN)
-ORDER = tuple(STAGES)
+BUILT_IN = (OCR, YOLO, CLIP, BLIP)  # those that run unless the configuration says otherwise
+STAGES, SOURCES, PROBLEMS = plugins.gather((*BUILT_IN, CLASSIFIER))
+ORDER = tuple(
+    name for name, stage in STAGES.items() if not stage.has_variants
+)  # those with variants run after these
 FAKE = Backend(  # of every stage
     place="stages.registry.fake:FakeStage",
     options=FakeOptions,
@@ -53,11 +57,25 @@ class UnknownName(ValueError):
         super().__init__(f'there is no {what} "{name}"; {hint}')
 
 
+def kind_of(name: str) -> str:
+    """The stage whose descriptor a stage has: "classifier" of its variant "classifier_safety"; else the name itself."""
+    kind, _, variant = name.partition("_")
+    is_variant = kind in STAGES and STAGES[kind].has_variants and plugins.NAME.fullmatch(variant)
+    return kind if is_variant else name
+
+
+def has_stage(name: str) -> bool:
+    """Whether there is a stage of this name, or one whose variant it is."""
+    return kind_of(name) in STAGES
+
+
 def find_stage(name: str) -> Descriptor:
     """Raises UnknownName."""
-    if name not in STAGES:
+    if name in STAGES:
+        return STAGES[name]
+    if not has_stage(name):
         raise UnknownName("stage", name, STAGES)
-    return STAGES[name]
+    return replace(STAGES[kind_of(name)], name=name, key=name)
 
 
 def find_backend(stage: str, backend: str) -> Backend:
@@ -77,7 +95,7 @@ def find_license(stage: str, backend: str, files: Files) -> str:
 def sort_stages(names: Iterable[str]) -> list[str]:
     """Sort stages in the order in which they run; those that are not installed are last."""
     places = {name: place for place, name in enumerate(ORDER)}
-    return sorted(names, key=lambda name: (places.get(name, len(places)), name))
+    return sorted(names, key=lambda name: (places.get(kind_of(name), len(places)), name))
 
 
 def check_options(specs: Iterable[StageSpec]) -> list[str]:
@@ -106,6 +124,7 @@ def build(spec: StageSpec, device: str) -> Stage:
 
 def decode(stage: str, payload: bytes | memoryview) -> Result:
     """A stage's result from its JSON. Raises UnknownName, and msgspec.DecodeError if the JSON does not fit."""
-    if stage not in _DECODERS:
+    decoder = _DECODERS.get(stage) or _DECODERS.get(kind_of(stage))
+    if decoder is None:
         raise UnknownName("stage", stage, _DECODERS)
-    return _DECODERS[stage].decode(payload)
+    return decoder.decode(payload)

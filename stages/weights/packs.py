@@ -209,11 +209,12 @@ def resolve(
     """
     wanted = {key: value for key, value in (overrides or {}).items() if value not in ("", 0, "auto", None)}
     configured = pack
-    pack, entry = choose_weights(pack, stage, wanted)
+    kind = registry.kind_of(stage)  # a pack has weights for a stage, whichever variant of it they are for
+    pack, entry = choose_weights(pack, kind, wanted)
     name, backend = entry.backend, registry.find_backend(stage, entry.backend)
     options = {**entry.options, **wanted.get("options", {})}
     paths = find_files(pack, entry, backend, files or {})
-    digests = {role: check_files(pack, path, stage, name) for role, path in paths.items()}
+    digests = {role: check_files(pack, path, kind, name) for role, path in paths.items()}
     words = configured.manifest.stages.get(stage, StageEntry("")).files
     for role in backend.vocabulary:
         if role in words and role not in paths and options.get(role) is None:
@@ -221,7 +222,7 @@ def resolve(
             digests[role] = check_files(configured, paths[role])
     if backend.needs_weights:
         backend.check(paths, allow_pickle=options.get("allow_pickle") is True)
-        notice = pack.manifest.notice_of(stage) or notice
+        notice = pack.manifest.notice_of(kind) or notice
     else:
         notice = str(options.get("notice", ""))
     dtype = choose_dtype(stage, name, paths, wanted.get("dtype") or entry.dtype or "float32")
@@ -234,7 +235,7 @@ def resolve(
         batch_size=wanted.get("batch_size", 16),
         options=options,
         provenance=msgspec.structs.replace(
-            describe_source(pack.manifest, stage, entry),
+            describe_source(pack.manifest, kind, entry),
             backend=name,
             dtype=dtype,
             options=relevant_options(backend, options),
@@ -344,6 +345,8 @@ def explain_no_weights(pack: Pack, stage: str, backend: str) -> str:
     by = f' that the backend "{backend}" takes' if backend else ""
     present = list(pack.manifest.stages)
     place = f" Name it under [stages.{present[0]}]." if len(present) == 1 and present != [stage] else ""
+    if registry.find_stage(stage).has_variants:  # no pack of visiond has one
+        place = f' Set model in the table of each {stage}, for example model = "/srv/models/nsfw".'
     return f"{pack.folder} has no weights for {stage}{by}; it has {', '.join(present) or 'none'}.{place}"
 
 

@@ -58,7 +58,6 @@ ENDS = {
     "ForObjectDetection": "yolo",
     "ForInstanceSegmentation": "yolo",
     "ForConditionalGeneration": "blip",
-    "ForImageClassification": "clip",
     "VisionEncoderDecoderModel": "ocr",  # TrOCR, Donut, Nougat
     "Model": "clip",
 }
@@ -267,7 +266,8 @@ def recognize(repository: str, folder: Path) -> tuple[str, str, KnownModel]:
     model_type, kind = recognition.name_model(folder)
     for stage, described in registry.STAGES.items():
         for name, backend in described.backends.items():
-            if any(model.type == model_type for model in backend.models):
+            names = {model.name for model in backend.models if model.type == model_type}
+            if names and (kind in names or not recognition.is_classifier(kind)):
                 return stage, name, recognition.check_config(backend.models, folder)
     raise PackError(
         f'{repository} holds {kind or "a model"} (model_type "{model_type}" in its {CONFIG}), which no backend takes'

@@ -8,15 +8,12 @@ processor and model.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from stages.contract.base import Image, StageSpec, StageUnusable
+from stages.contract.base import Image
 from stages.contract.options import read_options
-from stages.contract.recognition import name_model
 from stages.images.devices import hold_device
 from stages.images.geometry import BoxGeometry
 from stages.pretrained.convolutions import fold_norms
@@ -25,25 +22,18 @@ from stages.yolo.descriptor import DETECTORS, DetrOptions, Objects
 from stages.yolo.objects import describe
 from stages.yolo.recognition import has_name
 
-WITH_MASKS = ("rf_detr", "lw_detr")  # whose attention must not see padding; the others of transformers see it
+WITH_MASKS = ("rf_detr", "lw_detr")  # whose attention leaves padding out; the others see it
 
 
 class DetrStage(CandidateStage):
     models = DETECTORS
 
-    @classmethod
-    def load_processor(cls, spec: StageSpec, device: str) -> Any:
-        prepare, folder = super().load_processor(spec, device), spec.files["model"]
-        if isinstance(prepare.geometry, BoxGeometry) and name_model(Path(folder))[0] in WITH_MASKS:
-            raise StageUnusable(
-                f"{spec.name}: the model in {folder} cannot be used: its preprocessor_config.json asks for padding, which "
-                "visiond does not hide from models of this type. Train and save it with a height and a width as size."
-            )
-        return prepare
-
     def load(self) -> None:
         self.options = read_options(self.spec, DetrOptions)
         self.model = self.load_vision_model()
+        self.masks = self.model.config.model_type in WITH_MASKS and isinstance(
+            self.prepare.geometry, BoxGeometry
+        )
         fold_norms(self.model)
         self.model.to(memory_format=torch.channels_last)  # the order that tensor cores read
         labels = self.model.config.id2label.items()
@@ -54,12 +44,23 @@ class DetrStage(CandidateStage):
     def forward(self, pixels: Sequence[Tensor]) -> Candidates:
         """The best candidates, the highest score first. Corners are shares of the image's sides."""
         prepared = self.prepare(pixels).contiguous(memory_format=torch.channels_last)
-        output = self.model(pixel_values=prepared)
+        output = self.model(
+            pixel_values=prepared, **({"pixel_mask": self.mask(pixels)} if self.masks else {})
+        )
         scores = output.logits.float().sigmoid()
         _, queries, classes = scores.shape
         best, places = scores.flatten(1).topk(queries)
         boxes = corners_of(output.pred_boxes).gather(1, (places // classes)[..., None].expand(-1, -1, 4))
         return best.cpu(), (places % classes).cpu(), boxes.cpu()
+
+    def mask(self, pixels: Sequence[Tensor]) -> Tensor:
+        """Where each image is in its box: int64 [images, height, width], 1 for a pixel of the image and 0 for padding."""
+        geometry = self.prepare.geometry
+        masks = torch.zeros(len(pixels), *geometry.kept, dtype=torch.int64, device=self.device)
+        for mask, image in zip(masks, pixels, strict=True):
+            height, width = geometry.place(*image.shape[1:]).resized
+            mask[:height, :width] = 1
+        return masks
 
     def choose(self, scores: Tensor, numbers: Tensor, corners: Tensor, image: Image) -> Objects:
         count = int((scores > self.options.conf).sum())
@@ -67,7 +68,8 @@ class DetrStage(CandidateStage):
         kept = [place for place, label in enumerate(labels) if has_name(label)][: self.options.max_det]
         geometry = self.prepare.geometry
         resized = geometry.place(image.height, image.width).resized
-        # The model sees padding below and to the right of the image, where its processor asks for that.
+        # Boxes are shares of the whole input, with the padding below and to the right of the image where its processor asks
+        # for that: so are those that transformers trains with, also for models that leave padding out.
         down, across = (whole / part for whole, part in zip(geometry.kept, resized, strict=True))
         shares = (corners[kept] * torch.tensor([across, down] * 2)).clamp(0, 1)
         boxes = shares * torch.tensor([image.width, image.height] * 2)

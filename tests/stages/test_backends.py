@@ -9,8 +9,9 @@ import pytest
 
 from stages.contract.descriptor import Backend
 from stages.registry import registry
-from tests.stages import captioners, checkpoints, readers
+from tests.stages import captioners, checkpoints, classifiers, readers
 from tests.stages.blip import test_captions
+from tests.stages.classifier import test_stage as test_classifier
 from tests.stages.clip import test_families
 from tests.stages.ocr import test_sizes, textnets
 from tests.stages.reading import test_reading
@@ -21,6 +22,7 @@ SMALL = {
     "clip": checkpoints.TOWERS,
     "blip": captioners.CAPTIONERS,
     "ocr": readers.READERS | textnets.TEXTNETS,
+    "classifier": classifiers.CLASSIFIERS,
 }
 # By stage and backend, where a backend has a test of its own.
 EQUAL: dict[str, Callable[..., None]] = {
@@ -28,6 +30,7 @@ EQUAL: dict[str, Callable[..., None]] = {
     "yolo-owlv2": test_owlv2.test_answers_are_those_of_transformers,
     "clip": test_families.test_embeddings_and_tags_are_those_of_transformers,
     "blip": test_captions.test_tokens_are_those_of_transformers,
+    "classifier": test_classifier.test_labels_and_scores_are_those_of_transformers,
     "ocr": test_reading.test_tokens_are_those_of_transformers,
     "ocr-ppocr": test_sizes.test_answers_are_those_of_transformers,
 }
@@ -37,9 +40,10 @@ OF_FILES: dict[str, Callable[..., None]] = {
 }
 
 
+OURS = [stage for stage in registry.STAGES.values() if stage.name not in registry.SOURCES]
 BACKENDS = [
     pytest.param(stage.name, name, backend, id=f"{stage.name}-{name}")
-    for stage in registry.BUILT_IN
+    for stage in OURS
     for name, backend in stage.backends.items()
     if backend.models
 ]
@@ -70,7 +74,7 @@ def test_answers_for_each_model_type_are_compared_with_those_of_transformers(
 def test_each_backend_without_model_types_has_a_test_of_equal_answers_too() -> None:
     others = {
         f"{stage.name}-{name}"
-        for stage in registry.BUILT_IN
+        for stage in OURS
         for name, backend in stage.backends.items()
         if not backend.models
     }

@@ -20,9 +20,12 @@ from daemon.search.entries import FIELDS
 from daemon.search.marking import Part, excerpt, split_at_words
 from daemon.search.query import Term
 from daemon.search.searcher import By, Hit
+from stages.classifier.descriptor import CLASSIFIER
 from stages.contract.binning import describe, likely_tags, text_of
+from stages.registry.registry import kind_of, sort_stages
 
 SHORT_TEXT = 160  # characters on a card
+MOST_SCORES = 5  # of a classifier, on the page of an image
 # In a name these would be invisible, or turn what follows around: "a<U+202E>gpj.exe" would look like "aexe.jpg".
 TURNING = "\u202a-\u202e\u2066-\u2069"
 HIDDEN = re.compile(f"[\x00-\x1f\x7f-\x9f{TURNING}]")
@@ -208,11 +211,28 @@ def summarize(result: Mapping[str, Any] | None) -> str:
     if "detections" in result:
         counts = Counter(found["label"] for found in result["detections"])
         return ", ".join(f"{count} × {label}" for label, count in counts.items()) or NOTHING
-    if "tags" in result:
-        return ", ".join(f"{tag['label']} {tag['score']:.0%}" for tag in result["tags"]) or NOTHING
+    if "tags" in result or "scores" in result:
+        return ", ".join(_say_labels(result)) or NOTHING
     return (
         str(result.get("text") or NOTHING) if "similarity" in result else msgspec.json.encode(result).decode()
     )
+
+
+def _say_labels(result: Mapping[str, Any]) -> list[str]:
+    """Of CLIP's tags or a classifier's labels."""
+    tags = [f"{tag['label']} {tag['score']:.0%}" for tag in result.get("tags", ())]
+    return tags or [f"{label} {score:.3g}" for label, score in list_scores(result)]
+
+
+def list_scores(result: Mapping[str, Any]) -> list[tuple[str, float]]:
+    """The labels of a classifier's result with the highest scores."""
+    return [*result.get("scores", {}).items()][:MOST_SCORES]
+
+
+def list_classes(document: Mapping[str, Any]) -> list[tuple[str, list[tuple[str, float]]]]:
+    """Of each classifier its name, and its labels with the highest scores."""
+    stages = sort_stages(name for name in document.get("models", {}) if kind_of(name) == CLASSIFIER.name)
+    return [(name, list_scores(document[name])) for name in stages]
 
 
 def describe_one(record: Record) -> dict[str, Any]:
@@ -225,6 +245,7 @@ def describe_one(record: Record) -> dict[str, Any]:
         "document": document,
         "provenance": record.provenance(),
         "text": text_of(document.get("ocr") or {}),
+        "classes": list_classes(document),
         "criteria": describe(document["bin"]) if document else [],
         "comparisons": compare_looks(document),
         "raw": raw_of(record),

@@ -29,8 +29,8 @@ from daemon.ledger.records import Reader
 from daemon.results import parquet
 from daemon.results.choice import ExportChoice, parse_ratio, pick
 from daemon.results.columns import COLUMNS, ExportColumns
-from daemon.results.datasets import keep_files, name_images
-from daemon.results.export import check_target, export_records, write_parquet
+from daemon.results.datasets import check_target, keep_files, name_images
+from daemon.results.export import export_records, write_parquet
 from stages.registry.registry import ORDER
 from tests.makers import MODELS, admit, complete, done, failed, make_file, make_outputs, make_record
 

@@ -38,7 +38,6 @@ def part(tmp_path: Path, blank_pack: Pack) -> Any:
     [
         ("blip", "BlipForQuestionAnswering", r"holds a BlipForQuestionAnswering \(BLIP for questions\)"),
         ("blip", "BlipForImageTextRetrieval", r"holds a BlipForImageTextRetrieval \(BLIP for retrieval\)"),
-        ("clip", "CLIPForImageClassification", r"holds a CLIPForImageClassification \(CLIP for classes\)"),
         ("clip", "CLIPVisionModel", r'contains CLIPVisionModel \(model_type "clip_vision_model"'),
     ],
 )

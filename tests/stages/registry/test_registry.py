@@ -1,13 +1,17 @@
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
+from dataclasses import replace
 from importlib import import_module
 
 import msgspec
 import pytest
 
+from daemon.core.sidecar import json_schema
 from stages.blip.descriptor import Caption
+from stages.classifier.descriptor import CLASSIFIER, Classes
 from stages.contract.base import Stage, StageSpec
 from stages.registry import registry
 
@@ -21,8 +25,41 @@ def test_every_backend_named_is_there() -> None:
 
 def test_stages_run_in_the_order_of_the_pipeline() -> None:
     assert registry.ORDER == ("ocr", "yolo", "clip", "blip")
-    assert list(registry.KEYS.values()) == ["ocr", "objects", "clip", "caption"]
+    assert list(registry.KEYS.values()) == ["ocr", "objects", "clip", "caption", "classifier"]
     assert registry.sort_stages(["gone", "blip", "also gone", "ocr"]) == ["ocr", "blip", "also gone", "gone"]
+    assert registry.sort_stages(["classifier_b", "blip", "classifier_a", "classifier"]) == [
+        *("blip", "classifier", "classifier_a", "classifier_b")
+    ]
+
+
+def test_a_variant_has_the_backends_and_the_results_of_its_stage_under_its_own_name() -> None:
+    safety = registry.find_stage("classifier_safety")
+    assert (safety.name, safety.key, safety.backends) == (
+        "classifier_safety",
+        "classifier_safety",
+        CLASSIFIER.backends,
+    )
+    answer = Classes("nsfw", 0.75, {"nsfw": 0.75})
+    assert registry.decode("classifier_safety", msgspec.json.encode(answer)) == answer
+    assert (
+        registry.build(StageSpec(name="classifier_safety", backend="fake"), "cpu").name == "classifier_safety"
+    )
+
+
+def test_a_plug_in_may_have_variants_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(registry.STAGES, "quality", replace(CLASSIFIER, name="quality", key="quality"))
+    assert registry.find_stage("quality_a").name == "quality_a"
+    patterns = json.loads(json_schema())["$defs"]["Sidecar"]["patternProperties"]
+    assert [pattern.partition("_")[0] for pattern in patterns] == ["^classifier", "^quality"]
+
+
+@pytest.mark.parametrize(
+    "name", ["classifier_", "classifier_Safety", "classifier_a_b", "classifier_1", "ocr_2", "gone_a"]
+)
+def test_other_names_are_no_variants(name: str) -> None:
+    assert not registry.has_stage(name)
+    with pytest.raises(registry.UnknownName):
+        registry.find_stage(name)
 
 
 def test_a_stage_runs_after_those_that_it_uses() -> None:

@@ -279,7 +279,7 @@ def test_a_model_that_no_backend_takes_is_refused_before_its_weights_are_downloa
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"resample": 0}, r"me/finder cannot be used: .* resample = 0, which is not supported"),
+        ({"resample": 4}, r"me/finder cannot be used: .* resample = 4, which is not supported"),
         (
             {"size": {"shortest_edge": 64, "longest_edge": 99}, "do_pad": True},
             "me/finder cannot be used: .*or pad to",

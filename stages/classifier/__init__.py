@@ -1,0 +1,1 @@
+"""The stage classifier: the scores of an image by any `…ForImageClassification` of transformers."""
