@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from copy import copy
 from datetime import datetime
 from typing import Any, NamedTuple
 
@@ -46,6 +47,7 @@ COLUMNS = {  # lists are lists of strings; a datetime is a string, except in Par
     "stage_seconds": dict,  # text → number
     "second_looks": str,
 }
+NEAR = {"near_duplicate_of": int, "nearness": float}  # if near-duplicates are looked for
 KINDS: dict[type[inspect.Type], type] = {
     inspect.IntType: int,
     inspect.FloatType: float,
@@ -75,8 +77,16 @@ class ExportColumns:
         used = [STAGES[name] for name in stages]
         self._plug_ins = list_columns(stage for stage in used if stage not in BUILT_IN)
         self._models = {f"{stage.name}_fingerprint": stage.name for stage in used} if models else {}
+        self._better: Mapping[int, tuple[int, float]] | None = None
         plug_ins = {column.name: column.kind for column in self._plug_ins}
         self.kinds: dict[str, type] = COLUMNS | dict.fromkeys(self._models, str) | plug_ins
+
+    def with_near(self, better: Mapping[int, tuple[int, float]]) -> ExportColumns:
+        """These and two more. better: by image, the best one of its group of near-duplicates and the nearness of the two; read
+        when a row is made."""
+        more = copy(self)
+        more._better, more.kinds = better, self.kinds | NEAR
+        return more
 
     @property
     def has_models(self) -> bool:
@@ -95,7 +105,14 @@ class ExportColumns:
             **_details_of(document),
             **{name: made_by.get(stage) for name, stage in self._models.items()},
             **{name: document.get(key, {}).get(field) for name, _, key, field in self._plug_ins},
+            **self._near_of(record.id),
         }
+
+    def _near_of(self, image: int) -> dict[str, Any]:
+        if self._better is None:
+            return {}
+        best, nearness = self._better.get(image, (None, None))
+        return {"near_duplicate_of": best, "nearness": None if nearness is None else round(nearness, 6)}
 
 
 def _about_file(record: Record, source: dict[str, Any]) -> dict[str, Any]:

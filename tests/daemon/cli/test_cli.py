@@ -251,6 +251,14 @@ def test_duplicates_are_images_with_near_embeddings_and_the_best_of_a_group_come
     assert [int(row[2]) for row in rows] == groups[0]
     assert f"of 20 images {found['near_duplicates']} are near better ones" in listed.stderr
     assert ("--limit N" in listed.stderr) == (len(groups) > 1)
+    file = tmp_path / "a.csv"
+    for options, written in (((), 20), (("--unique",), 20 - found["near_duplicates"])):
+        exported = place.command("export", "--near", 0.95, *options, "--force", file)
+        assert (exported.returncode, exported.stderr) == (0, "")
+        with file.open(newline="") as opened:
+            rows = list(csv.DictReader(opened))
+        assert len(rows) == written
+    assert {row["near_duplicate_of"] for row in rows} == {""}
     assert place.command("duplicates", "--near", 1).returncode == os.EX_USAGE
     assert place.command("duplicates", "--bin", "Z").returncode == os.EX_USAGE
 
