@@ -96,11 +96,9 @@ def find_duplicates(
     most 0.999. bins, among: only images of these bins, and of these numbers. note: called with how many images have their
     group, and with all. Raises SearchUnusable."""
     plug_ins = _plug_ins(reader)
+    kinds = np.dtype([(name, "f8" if name == "sharpness" else "i8") for name in Picture._fields])
     with reader.lend() as ledger:
-        found = list(publications.read_pictures(ledger, index.about().place, bins, plug_ins))
-    pictures = np.array(
-        found, np.dtype([(name, "f8" if name == "sharpness" else "i8") for name in Picture._fields])
-    )
+        pictures = np.fromiter(publications.read_pictures(ledger, index.about().place, bins, plug_ins), kinds)
     if among is not None:
         pictures = pictures[np.isin(pictures["image"], among)]
     model, rows, (folder, count, dim) = _choose_model(index, pictures["number"])
