@@ -165,7 +165,7 @@ def group_rows(wish: Wish, note: Callable[[int], object]) -> Cover:
             with contextlib.suppress(BrokenPipeError):  # of what it has not read
                 pipe.close()
     raise SearchUnusable(
-        f"the process that compares images {processes.describe_end(status)}; it needs about 1 KB of memory for "
+        f"the process that compares images {processes.describe_end(status)}; it needs about 1 KiB of memory for "
         "each image, and its output is above."
     )
 
