@@ -21,7 +21,7 @@ from daemon.cli.bench import bench
 from daemon.cli.cluster import ray_app
 from daemon.cli.install import bundle, install, uninstall
 from daemon.cli.labels import labels_app, score
-from daemon.cli.looking import follow, page, search
+from daemon.cli.looking import duplicates, follow, page, search
 from daemon.cli.models import models_app, train_app
 from daemon.cli.recovery import backup, prune, redo, repair, retry, verify
 from daemon.cli.results import export, list_images, show, status
@@ -291,7 +291,7 @@ def demo(
 
 PANELS: dict[str, tuple[Callable[..., None], ...]] = {
     "Process images": (run, reload, check, retry, redo),
-    "Look at results": (status, health, list_images, search, page, follow, show, export, score),
+    "Look at results": (status, health, list_images, search, duplicates, page, follow, show, export, score),
     "Maintain the ledger": (backup, verify, repair, prune),
     "Models and GPUs": (setup, gpus, plan, tune, warm),
     "Try it out": (demo, samples, bench),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
+from collections.abc import Mapping, Sequence
 from enum import StrEnum
 from functools import partial
 from pathlib import Path
@@ -35,6 +36,8 @@ from daemon.terminal.display import (
 )
 from daemon.terminal.options import (
     IMAGE_HELP,
+    LEAST_NEAR,
+    MOST_NEAR,
     ConfigOption,
     ForceOption,
     JsonOption,
@@ -45,8 +48,10 @@ from daemon.terminal.options import (
 )
 
 if TYPE_CHECKING:
+    from daemon.config.loading import Config
     from daemon.ledger.records import Reader
     from daemon.monitoring.snapshot import Snapshot
+    from daemon.terminal.progress import Progress
 
 WATCH_PATIENCE_SECONDS = 3.0  # for an answer of the daemon, before `status --watch` says that there is none
 LEAST_SECONDS = 0.1  # between two looks of `status --watch`
@@ -278,7 +283,25 @@ RatioOption = Annotated[
         help="Share of each bin, for example A=0.4,B=0.4,C=0.2. Exports as many images as these shares allow.",
     ),
 ]
-UniqueOption = Annotated[bool, flag("--unique", help="Of files with equal bytes only the oldest.")]
+UniqueOption = Annotated[
+    bool,
+    flag(
+        "--unique",
+        help="Of files with equal bytes only the oldest; with --near, of near-duplicates only the best.",
+    ),
+]
+NearOption = Annotated[
+    float | None,
+    typer.Option(
+        "--near",
+        metavar="NEARNESS",
+        min=LEAST_NEAR,
+        max=MOST_NEAR,
+        help="Two columns: the best of the chosen images that each one is so near to (0.95, for example), and how near; "
+        "see `visiond duplicates`.",
+        show_default=False,
+    ),
+]
 
 
 LabelsOption = Annotated[
@@ -306,6 +329,7 @@ def export(
     sample: SampleOption = None,
     seed: SeedOption = 0,
     unique: UniqueOption = False,
+    near: NearOption = None,
     bom: BomOption = False,
     models: ModelsOption = False,
     float16: Float16Option = False,
@@ -327,9 +351,9 @@ def export(
       visiond export --format jsonl -
       visiond export --ratio A=0.4,B=0.4,C=0.2 results.parquet
       visiond export --format yolo --where "object_count > 0" dataset
+      visiond export --unique --near 0.95 results.csv
     """
     from daemon.labels.store import LabelStore
-    from daemon.ledger.files import STDOUT
     from daemon.ledger.records import open_reader
     from daemon.results.choice import ExportChoice, parse_ratio
     from daemon.results.columns import ExportColumns
@@ -340,9 +364,10 @@ def export(
     chosen = format.value if format else format_of(file)
     settings = read_config(config, needs_stages=False)
     check_target(settings, file, find_config(config))
-    choice = ExportChoice(tuple(bin or ()), parse_ratio(ratio), tuple(where or ()), sample or 0, seed, unique)
     known = LabelStore(settings.state.path).lookup() if labels else contextlib.nullcontext(no_labels)
     with open_reader(settings) as reader, known as said, Progress("rows") as progress:
+        find = partial(_find_near, settings, reader, near, progress) if near else None
+        choice = ExportChoice(bin or (), parse_ratio(ratio), where or (), sample or 0, seed, unique, find)
         written = export_records(
             reader,
             file,
@@ -358,7 +383,34 @@ def export(
         )
         print_unwritten(reader)
         left_out = sum(reader.bin_counts().values()) - written if ratio else 0
-    if file != STDOUT:
+    _print_written(file, written, left_out, is_mixed=bool(ratio))
+
+
+def _print_written(file: Path, written: int, left_out: int, *, is_mixed: bool) -> None:
+    if str(file) != "-":
         print(f"{quantity(written, 'image')} in {file}")
-    if ratio:
+    if is_mixed:
         errors.print(f"{quantity(left_out, 'image')} left out to keep the shares.")
+
+
+def _find_near(
+    config: Config, reader: Reader, near: float, progress: Progress, images: Sequence[int]
+) -> Mapping[int, tuple[int, float]]:
+    """Of these images, those that are near a better one of them: with its number, and how near."""
+    import numpy as np
+
+    from daemon.search.duplicates import find_duplicates
+    from daemon.search.opening import open_index
+
+    progress.begin("images")
+    with open_index(config, reader, progress.step) as index:
+        progress.begin("images compared")
+        among = np.array(images, np.int64)
+        found = find_duplicates(reader, index, near, among=among, note=progress.step)
+    progress.begin("rows")
+    if found.without:
+        count = quantity(len(found.without), "image")
+        errors.print(
+            f"[yellow]{count} without an embedding could not be compared: `{command('duplicates')}` says more.[/yellow]"
+        )
+    return found.better()

@@ -7,10 +7,11 @@ image that has changed since, once. So sinks, the search index and listeners kee
 
 from __future__ import annotations
 
+import os
 import sqlite3
 import time
 from collections import Counter
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 import msgspec
@@ -42,6 +43,26 @@ class Opened(NamedTuple):
     dropped: dict[str, int]
 
 
+class Picture(NamedTuple):
+    """What tells which of several images is the best one. pixels: 0 if not known. sharpness: by a plug-in; 0 if by none."""
+
+    number: int  # of its publication
+    image: int
+    pixels: int
+    sharpness: float
+    bytes: int
+
+
+class Found(NamedTuple):
+    """Where an image is. width, height: in pixels; 0 if not known."""
+
+    image: int
+    location: bytes
+    width: int
+    height: int
+    bytes: int
+
+
 class Start(NamedTuple):
     """A start of the daemon. A backup that is restored lacks the last starts, or has another one in their place."""
 
@@ -60,7 +81,7 @@ def open_sinks(connection: sqlite3.Connection, names: Collection[str]) -> Opened
     return Opened(last, read_places(connection), {name: last - place for name, place in gone})
 
 
-def _json(names: Collection[str]) -> str:
+def _json(names: Collection[str] | Collection[int]) -> str:
     return msgspec.json.encode(list(names)).decode()
 
 
@@ -140,6 +161,26 @@ def read_shown_before(connection: sqlite3.Connection, number: int, limit: int) -
 def read_shown_after(connection: sqlite3.Connection, number: int, limit: int) -> dict[int, int]:
     """The same for the first publications after a number, oldest first."""
     return dict(map(tuple, connection.execute(SQL["shown_after"], (number, limit)).fetchall()))
+
+
+def read_pictures(
+    connection: sqlite3.Connection, last: int, bins: Collection[str] = (), models: Collection[int] = ()
+) -> Iterator[Picture]:
+    """The images that are DONE, or wait for a new result, and shown, as of publications up to `last`, oldest first. bins:
+    only images of these. models: of plug-ins, which may measure sharpness."""
+    asked = {"last": last, "bins": _json(bins), "models": _json(models), "limit": LOOKED_AT, "after": 0}
+    while rows := connection.execute(SQL["pictures"], asked).fetchall():
+        yield from map(Picture._make, rows)
+        asked["after"] = rows[-1][0]
+
+
+def find_places(connection: sqlite3.Connection, images: Sequence[int]) -> dict[int, Found]:
+    """By number, those images that are there."""
+    rows = run_rows(connection, "places", [(image,) for image in images])
+    return {
+        number: Found(number, location or os.path.join(inbox, path), width or 0, height or 0, size)
+        for number, inbox, path, location, width, height, size in rows
+    }
 
 
 def count_reasons(connection: sqlite3.Connection, numbers: Sequence[int]) -> Counter[str]:

@@ -1,4 +1,4 @@
-"""Which images an export has: of a bin, a mix of bins, a condition, a sample, equal files once."""
+"""Which images an export has: of a bin, a mix of bins, a condition, a sample, equal files once, of near-duplicates the best."""
 
 from __future__ import annotations
 
@@ -27,6 +27,8 @@ CHUNK = 1024  # images for which a condition is evaluated at once
 STEPS = 1_000_000  # of SQLite's virtual machine, between two looks for Ctrl-C
 LARGEST = 2**63 - 1  # whole number of SQLite
 _TEXT, _QUOTED = re.compile(r"'(?:[^']|'')*'"), re.compile(r'"([^"]*)"')
+# From numbers of images to the best image of the group of each that is near a better one, and the nearness of the two.
+FindNear = Callable[[Sequence[int]], Mapping[int, tuple[int, float]]]
 SEED = 0  # so that a mix leaves out the same images each time
 
 
@@ -34,7 +36,7 @@ SEED = 0  # so that a mix leaves out the same images each time
 class ExportChoice:
     """bins: none for all. ratio: the share of each bin. where: conditions of SQL on the columns of an export, all of which must
     be true. sample: how many images, evenly at random by the seed; 0 for all. unique: of files with equal bytes, the oldest
-    one."""
+    one. near: finds near-duplicates; with `unique` too, only the best of them."""
 
     bins: Sequence[str] = ()
     ratio: Mapping[str, float] = field(default_factory=dict)
@@ -42,18 +44,19 @@ class ExportChoice:
     sample: int = 0
     seed: int = SEED
     unique: bool = False
+    near: FindNear | None = None
 
     @property
     def looks_first(self) -> bool:
         """Whether all images are read once before it is known which are chosen."""
-        return bool(self.where or self.sample or self.unique)
+        return bool(self.where or self.sample or self.unique or self.near)
 
 
 class Chosen:
     """Iterates over the chosen images that are not damaged in the ledger, oldest first.
 
     total: how many there are, before any is found damaged; known when the first is passed. models: those of the images that
-    were passed so far.
+    were passed so far. better: what `near` of the choice has found; known when the first is passed. columns: also for that.
     """
 
     def __init__(self, reader: Reader, choice: ExportChoice, columns: ExportColumns) -> None:
@@ -68,6 +71,8 @@ class Chosen:
         self._damaged: set[int] = set()
         self.models: dict[Model, None] = {}  # in the order of the stages
         self.total = 0
+        self.better: dict[int, tuple[int, float]] = {}
+        self.columns = columns.with_near(self.better) if choice.near else columns
 
     def __iter__(self) -> Iterator[Record]:
         """Raises WrongArgument for a condition that fails on an image."""
@@ -108,6 +113,10 @@ class Chosen:
         if choice.unique:
             found = _unique(found)
         ids = array("q", (record.id for record in found))
+        if choice.near:
+            self.better.update(choice.near(ids))
+        if choice.unique:
+            ids = array("q", (number for number in ids if number not in self.better))
         if choice.sample < len(ids) and choice.sample:
             places = random.Random(choice.seed).sample(range(len(ids)), choice.sample)
             ids = array("q", (ids[place] for place in sorted(places)))
@@ -129,7 +138,7 @@ def _check(choice: ExportChoice) -> None:
         raise WrongArgument("--seed is for --sample; add --sample N.")
     if choice.ratio and (choice.bins or choice.looks_first):
         raise WrongArgument(
-            "--ratio mixes whole bins; it cannot be combined with --bin, --where, --sample or --unique."
+            "--ratio mixes whole bins; it cannot be combined with --bin, --where, --sample, --unique or --near."
         )
 
 

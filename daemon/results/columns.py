@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from copy import copy
 from datetime import datetime
 from typing import Any, NamedTuple
 
@@ -47,6 +48,7 @@ COLUMNS = {  # lists are lists of strings; a datetime is a string, except in Par
     "stage_seconds": dict,  # text → number
     "second_looks": str,
 }
+NEAR = {"near_duplicate_of": int, "nearness": float}  # if near-duplicates are looked for
 KINDS: dict[type[inspect.Type], type] = {
     inspect.IntType: int,
     inspect.FloatType: float,
@@ -76,10 +78,18 @@ class ExportColumns:
         used = [find_stage(name) for name in stages]
         self._plug_ins = list_columns(stage for stage in used if stage not in BUILT_IN)
         self._models = {f"{stage.name}_fingerprint": stage.name for stage in used} if models else {}
+        self._better: Mapping[int, tuple[int, float]] | None = None
         plug_ins = {column.name: column.kind for column in self._plug_ins}
         self.labels = labels
         own = {} if labels is no_labels else {"labels": str}
         self.kinds: dict[str, type] = COLUMNS | own | dict.fromkeys(self._models, str) | plug_ins
+
+    def with_near(self, better: Mapping[int, tuple[int, float]]) -> ExportColumns:
+        """These and two more. better: by image, the best one of its group of near-duplicates and the nearness of the two; read
+        when a row is made."""
+        more = copy(self)
+        more._better, more.kinds = better, self.kinds | NEAR
+        return more
 
     @property
     def has_models(self) -> bool:
@@ -104,7 +114,14 @@ class ExportColumns:
             **said,
             **{name: made_by.get(stage) for name, stage in self._models.items()},
             **{name: document.get(key, {}).get(field) for name, _, key, field in self._plug_ins},
+            **self._near_of(record.id),
         }
+
+    def _near_of(self, image: int) -> dict[str, Any]:
+        if self._better is None:
+            return {}
+        best, nearness = self._better.get(image, (None, None))
+        return {"near_duplicate_of": best, "nearness": None if nearness is None else round(nearness, 6)}
 
 
 def line_of(record: Record, labels: LookUp) -> bytes:

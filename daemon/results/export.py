@@ -64,8 +64,9 @@ def export_records(
     half: embeddings in half precision. warn: called with what a reader of the file should know. Raises WrongArgument,
     NotWritable, MissingLibrary; LedgerDamaged, after writing all others, when some images are damaged.
     """
-    _check_options(file, format, columns, mark=mark, half=half)
+    _check_options(file, format, columns, choice, mark=mark, half=half)
     chosen, written = Chosen(reader, choice, columns), 0
+    columns = chosen.columns
 
     def count() -> Iterator[Record]:
         nonlocal written
@@ -148,7 +149,9 @@ def format_of(file: Path) -> str:
     return suffix or "csv"
 
 
-def _check_options(file: Path, format: str, columns: ExportColumns, *, mark: bool, half: bool) -> None:
+def _check_options(
+    file: Path, format: str, columns: ExportColumns, choice: ExportChoice, *, mark: bool, half: bool
+) -> None:
     """Raises WrongArgument."""
     if file == STDOUT and format not in ("csv", "jsonl"):
         raise WrongArgument(
@@ -158,6 +161,10 @@ def _check_options(file: Path, format: str, columns: ExportColumns, *, mark: boo
         raise WrongArgument(f"--bom is for CSV; {format} has no byte order mark.")
     if half and format != "parquet":
         raise WrongArgument(f"--float16 is for the embeddings of Parquet; {format} has none in a column.")
+    if choice.near and not choice.unique and format not in ("csv", "parquet"):
+        raise WrongArgument(
+            f"--near adds columns to CSV and Parquet; {format} has none. Add --unique to leave out near-duplicates."
+        )
     if columns.has_models and format not in ("csv", "parquet"):
         raise WrongArgument(f"{format} says which models gave the answers already; leave --models out.")
     if columns.has_models and file == STDOUT:

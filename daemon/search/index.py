@@ -135,6 +135,12 @@ class Index:
             row = connection.execute(SQL["matrix"], (maker,)).fetchone()
         return (matrix.folder_of(self.folder, maker), row[1], row[0]) if row else None
 
+    def matrices(self) -> dict[str, tuple[Path, int, int]]:
+        """The same of every model that has embeddings."""
+        with self._lend() as connection:
+            rows = connection.execute(SQL["matrices"]).fetchall()
+        return {maker: (matrix.folder_of(self.folder, maker), count, dim) for maker, dim, count in rows}
+
     def _numbers(self, statement: str, *parameters: object) -> list[int]:
         with self._lend() as connection:
             return [row[0] for row in connection.execute(SQL[statement], parameters)]

@@ -11,7 +11,7 @@ from anyio import sleep, to_thread
 from daemon.config.loading import Config
 from daemon.core.errors import VisiondError
 from daemon.ledger.records import Reader
-from daemon.search.index import check_ledger
+from daemon.search.index import Index, check_ledger
 from daemon.search.searcher import Searcher
 from stages.contract.base import StageSpec
 
@@ -30,6 +30,17 @@ def open_searcher(
     with contextlib.closing(make_searcher(config, reader)) as searcher:
         searcher.catch_up(note)
         yield searcher
+
+
+@contextlib.contextmanager
+def open_index(
+    config: Config, reader: Reader, note: Callable[[int, int], object] = lambda place, last: None
+) -> Iterator[Index]:
+    """Only the index, as above. Raises SearchUnusable."""
+    check_ledger(reader)
+    with contextlib.closing(Searcher(config.state.path, reader, None)) as searcher:
+        searcher.catch_up(note)
+        yield searcher.index
 
 
 def make_searcher(config: Config, reader: Reader) -> Searcher:

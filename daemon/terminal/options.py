@@ -39,6 +39,7 @@ ConfigOption = Annotated[
     ),
 ]
 ForceOption = Annotated[bool, flag("--force", help="Replace FILE if it is empty or this command made it.")]
+NEAR, LEAST_NEAR, MOST_NEAR = 0.95, 0.5, 0.999  # equal embeddings in half precision may have a cosine below 1
 JsonOption = Annotated[bool, flag("--json", help="Print JSON.")]
 
 

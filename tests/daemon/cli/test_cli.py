@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import csv
 import inspect
@@ -224,6 +225,42 @@ def test_a_search_says_that_it_shows_only_some(place: Place, words: list[str]) -
     cut = place.command("search", *words, "--limit", count - 1)
     assert f"Only the first {count - 1} images are shown; --limit N shows more." in cut.stderr
     assert "--limit" not in place.command("search", *words, "--limit", count).stderr
+
+
+def test_duplicates_are_images_with_near_embeddings_and_the_best_of_a_group_comes_first(
+    tmp_path: Path,
+) -> None:
+    """The fake model has 16 embeddings, which have nothing in common."""
+    place = Place(tmp_path)
+    place.drop_many(range(20))
+    assert place.run_once().returncode == 0
+    sidecars = json.loads(say(place, "list", "--status", "done", "--json"))
+    told = place.command("duplicates", "--json")
+    found = json.loads(told.stdout)
+    groups = [[image["id"] for image in group] for group in found["groups"]]
+    alike = collections.defaultdict(list)
+    for sidecar in sidecars:
+        alike[sidecar["clip"]["embedding"]["base64"]].append(sidecar["id"])
+    assert sorted(map(sorted, groups)) == sorted(sorted(ids) for ids in alike.values() if len(ids) > 1)
+    assert groups
+    assert found["near_duplicates"] == sum(len(group) - 1 for group in groups)
+    assert found["bytes"] == sum(image["bytes"] for group in found["groups"] for image in group[1:])
+    listed = place.command("duplicates", "--limit", 1)
+    rows = [line.split("\t") for line in listed.stdout.splitlines()]
+    assert [row[:2] for row in rows] == [["1", "1.000"]] * len(groups[0])
+    assert [int(row[2]) for row in rows] == groups[0]
+    assert f"of 20 images {found['near_duplicates']} are near better ones" in listed.stderr
+    assert ("--limit N" in listed.stderr) == (len(groups) > 1)
+    file = tmp_path / "a.csv"
+    for options, written in (((), 20), (("--unique",), 20 - found["near_duplicates"])):
+        exported = place.command("export", "--near", 0.95, *options, "--force", file)
+        assert (exported.returncode, exported.stderr) == (0, "")
+        with file.open(newline="") as opened:
+            rows = list(csv.DictReader(opened))
+        assert len(rows) == written
+    assert {row["near_duplicate_of"] for row in rows} == {""}
+    assert place.command("duplicates", "--near", 1).returncode == os.EX_USAGE
+    assert place.command("duplicates", "--bin", "Z").returncode == os.EX_USAGE
 
 
 def test_a_search_in_a_bin_that_does_not_exist_is_refused_and_the_bins_are_named(place: Place) -> None:

@@ -10,8 +10,9 @@ import os
 import re
 import sqlite3
 import struct
-from collections.abc import AsyncIterator, Collection, Iterator
+from collections.abc import AsyncIterator, Collection, Iterator, Sequence
 from datetime import datetime
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -539,6 +540,44 @@ async def test_of_equal_files_the_oldest_is_exported_once(ledger: Ledger, tmp_pa
     with contextlib.closing(Reader(ledger.path)) as reader:
         assert numbers_of(reader, tmp_path / "all.jsonl") == [1, 2, 3]
         assert numbers_of(reader, tmp_path / "once.jsonl", unique=True) == [1, 3]
+
+
+def near_first(images: Sequence[int]) -> dict[int, tuple[int, float]]:
+    """As if all others were near the first image."""
+    return dict.fromkeys(images[1:], (images[0], 0.96))
+
+
+async def test_of_near_duplicates_among_the_chosen_images_the_best_is_exported(
+    reader: Reader, tmp_path: Path
+) -> None:
+    in_b = [record.id for record in reader.finished(["B"])]
+    found = partial(numbers_of, reader, tmp_path / "a.jsonl", unique=True, near=near_first)
+    assert found() == [1]
+    assert found(where=["bin = 'B'"]) == in_b[:1]
+    assert found(where=["bin = 'B'"], near=lambda images: {}) == in_b
+    assert len(found(sample=5)) == 1
+
+
+@pytest.mark.parametrize("format", ["csv", "parquet"])
+async def test_a_near_duplicate_names_the_best_one_of_its_group(
+    reader: Reader, tmp_path: Path, format: str
+) -> None:
+    file, choice = tmp_path / f"a.{format}", ExportChoice(near=near_first)
+    written = export_records(reader, file, format, choice, ALL, lambda done, total: None)
+    rows = read_rows(file)
+    assert written == len(rows) == len([*reader.finished()])
+    best, *others = [(row["near_duplicate_of"], row["nearness"]) for row in rows]
+    assert best in (("", ""), (None, None))
+    assert {(int(image), float(nearness)) for image, nearness in others} == {(1, 0.96)}
+
+
+async def test_a_format_without_columns_has_no_near_duplicates_to_name(
+    reader: Reader, tmp_path: Path
+) -> None:
+    with pytest.raises(WrongArgument, match="Add --unique"):
+        numbers_of(reader, tmp_path / "a.jsonl", near=near_first)
+    with pytest.raises(WrongArgument, match="--ratio mixes"):
+        numbers_of(reader, tmp_path / "a.jsonl", near=near_first, unique=True, ratio={"A": 1.0})
 
 
 # Models

@@ -1,0 +1,102 @@
+"""Measures how long near-duplicates take to be grouped, and whether the groups are those of a comparison of all pairs.
+
+The embeddings are invented: clusters in a narrow cone, so that two images have a cosine of about 0.47, as with CLIP; one in a
+hundred is pure noise, and a tenth are copies of others with more or less noise. A million need 1 GB of memory and
+1.5 GB of disk while they are made.
+
+    python -m benchmarks.duplicates --images 200000
+    python -m benchmarks.duplicates --images 20000 --check
+"""
+
+from __future__ import annotations
+
+import resource
+import time
+
+import numpy as np
+from numpy.typing import NDArray
+
+from benchmarks.harness import TEMPORARY, read_options, work_folder
+from daemon.search import matrix
+from daemon.search.covering import Cover, Places
+from daemon.search.duplicates import group_rows
+from daemon.search.grouping import Wish
+from stages.contract.processes import count_cores
+
+DIM, CLUSTER = 512, 500  # values; images of a cluster
+CONE, CENTER, OWN = 0.45, 0.33, 0.22  # parts of an image's length: of all, of its cluster, and its own
+NOISE, COPIES, MOST = 0.01, 0.1, 0.45  # shares of images; the length of the noise of a copy
+CHUNK, BLOCK = 50_000, 256
+
+
+def main() -> None:
+    options = read_options(
+        __doc__, images=200_000, near=0.95, threads=count_cores(), folder=TEMPORARY, check=False
+    )
+    with work_folder(options.folder) as folder:
+        exact = make_embeddings(options.images)
+        for start in range(0, len(exact), CHUNK):
+            numbers = range(start, min(start + CHUNK, len(exact)))
+            matrix.append(folder / "matrix", start, numbers, exact[numbers.start : numbers.stop])
+        order = np.random.default_rng(1).permutation(len(exact))
+        wish = Wish(str(folder / "matrix"), len(exact), DIM, order.tobytes(), options.near, options.threads)
+        before, began = cpu_seconds(), time.monotonic()
+        cover = group_rows(wish, lambda done: None)
+        seconds, cpu = time.monotonic() - began, cpu_seconds() - before
+    others = np.flatnonzero(cover.leaders != np.arange(len(order)))
+    groups = len(np.unique(cover.leaders[others]))
+    print(
+        f"{len(order):,} images of {DIM} values, nearness {options.near}, {options.threads} threads: {seconds:.1f} s, "
+        f"{cpu:.1f} s of CPU; {groups:,} groups, {len(others):,} images near a better one"
+    )
+    if options.check:
+        differing = count_differing(cover, exact[order].astype(np.float64), options.near)
+        print(f"images in another group than by a comparison of all pairs: {differing}")
+
+
+def cpu_seconds() -> float:
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
+
+
+def make_embeddings(images: int) -> NDArray[np.float16]:
+    chance = np.random.default_rng(0)
+    spread = np.arange(1, DIM + 1) ** -0.5
+    spread /= np.linalg.norm(spread)
+    turn = np.linalg.qr(chance.standard_normal((DIM, DIM)))[0]
+    middle = chance.standard_normal(DIM)
+    middle /= np.linalg.norm(middle)
+    centers = (chance.standard_normal((max(20, images // CLUSTER), DIM)) * spread) @ turn
+    found = np.empty((images, DIM), np.float16)
+    for start in range(0, images, CHUNK):
+        count = min(CHUNK, images - start)
+        own = (chance.standard_normal((count, DIM)) * spread) @ turn
+        near = centers[chance.integers(0, len(centers), count)]
+        some = CONE**0.5 * middle + CENTER**0.5 * near + OWN**0.5 * own
+        is_noise = chance.random(count) < NOISE
+        some[is_noise] = chance.standard_normal((int(is_noise.sum()), DIM))
+        some /= np.linalg.norm(some, axis=1, keepdims=True)
+        copies = np.flatnonzero(chance.random(count) < COPIES)
+        step = (
+            chance.standard_normal((len(copies), DIM)) / DIM**0.5 * chance.uniform(0, MOST, (len(copies), 1))
+        )
+        some[copies] = some[chance.integers(0, count, len(copies))] + step
+        found[start : start + count] = some / np.linalg.norm(some, axis=1, keepdims=True)
+    return found
+
+
+def count_differing(cover: Cover, embeddings: NDArray[np.float64], near: float) -> int:
+    """How many images have another leader by a comparison of all pairs in float64, which is exact."""
+    leaders: Places = np.full(len(embeddings), -1)
+    for start in range(0, len(embeddings), BLOCK):
+        cosines = embeddings[start : start + BLOCK] @ embeddings[start:].T
+        for row, place in enumerate(range(start, min(start + BLOCK, len(embeddings)))):
+            if leaders[place] < 0:
+                leaders[place] = place
+                near_ones = np.flatnonzero(cosines[row] >= near) + start
+                leaders[near_ones[leaders[near_ones] < 0]] = place
+    return int(np.count_nonzero(leaders != cover.leaders))
+
+
+if __name__ == "__main__":
+    main()

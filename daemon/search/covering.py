@@ -1,0 +1,228 @@
+"""Groups of images that are nearly the same, exactly, by the cosines of their embeddings.
+
+The images come in an order, the best first. Each one either is near an earlier image that leads a group, and belongs to the
+first such group, or leads a group itself. So every member of a group is near its leader, no two leaders are near each
+other, and the groups are the same in every run. Groups of all that is linked by pairs would not do: in a large collection
+a chain of small steps links pictures that have nothing in common.
+
+Most pairs are excluded by an upper bound of their cosine. The embeddings are turned, so that the first coordinates have
+most of the length (principal components, not centered). Of each embedding the first coordinates are kept, and the length of
+the rest as one more. The product of two such rows is never less than the cosine, as by Cauchy and Schwarz the rests cannot
+add more than the product of their lengths. Pairs that pass are compared in full. Only leaders are compared with what
+follows: a million copies of one image are a million comparisons, not half a million million.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from itertools import pairwise
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+BLOCK = 1024  # images that are compared with all that follow at once
+STRIP = 1024  # images that they are compared with in one product, which stays in the cache of a core
+STRIPS = 16  # that a thread takes at once
+SAMPLE = 16_384  # images by which the coordinates are turned
+PAIRED = 2048  # of these, all pairs show how many pairs would pass
+WIDTHS = (16, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024)  # coordinates that may be kept
+COMPARISON = 200_000  # a comparison in full costs as much as the product of so many coordinates
+MOST_BYTES = 768 << 20  # of the kept coordinates; with more images fewer are kept
+READ = 4096  # embeddings in memory at once, for each thread
+DENSE = 64  # entries of a product of matrices cost as much as one comparison of two rows from anywhere
+STALE = 8  # rows are moved together when one of so many belongs to a group
+
+Note = Callable[[int], object]
+Places = NDArray[np.int64]
+Cosines = NDArray[np.float64]
+_NONE = np.empty(0, np.int64)
+
+
+class Cover(NamedTuple):
+    """For each image, in their order: the place of the leader of its group, which may be itself, and the cosine of the
+    two; 1 for a leader."""
+
+    leaders: Places
+    cosines: Cosines
+
+
+class _Pairs(NamedTuple):
+    """Places of two images, of which the left one is better, and their cosine."""
+
+    left: Places
+    right: Places
+    cosines: Cosines
+
+    def choose(self, some: NDArray[Any] | slice) -> _Pairs:
+        return _Pairs(self.left[some], self.right[some], self.cosines[some])
+
+
+def find_cover(
+    exact: NDArray[np.float16],
+    order: Places,
+    near: float,
+    threads: int = 1,
+    note: Note = lambda done: None,
+) -> Cover:
+    """exact: embeddings of about unit length, [rows, dim]; may be memory-mapped. order: the rows of the images, the best
+    first. near: the least cosine of a member and its leader, below 1. threads: each makes products of its own, so BLAS
+    should use one. note: called with how many images have their group. A row with values that are not finite is near no
+    other one."""
+    with ThreadPoolExecutor(threads) as pool:
+        return _Covering(exact, order, near, pool).run(note)
+
+
+class _Covering:
+    def __init__(
+        self, exact: NDArray[np.float16], order: Places, near: float, pool: ThreadPoolExecutor
+    ) -> None:
+        self._exact, self._order, self._near, self._pool = exact, order, near, pool
+        # Twice the worst that rounding to float32 does to a product: dim steps, each of 2**-24.
+        self._error = exact.shape[1] * 2.0**-23
+        self._leaders = np.arange(len(order))
+        self._cosines = np.ones(len(order))
+        self._is_taken = np.zeros(len(order), np.bool_)  # by place: it is in the group of another image
+        self._places = np.arange(len(order))  # of the rows of `_kept`
+        self._kept = reduce(exact, order, near - self._error)
+
+    def run(self, note: Note) -> Cover:
+        first = 0  # row of `_kept`: those before it have their groups
+        while first < len(self._places):
+            end = min(first + BLOCK, len(self._places))
+            self._lead(slice(first, end))
+            leading = np.flatnonzero(~self._is_taken[self._places[first:end]]) + first
+            for pairs in self._pool.map(partial(self._compare, leading), self._parts(end)):
+                self._take(pairs)
+            note(len(self._order) - len(self._places) + end)
+            first = self._move_together(end)
+        return Cover(self._leaders, self._cosines)
+
+    def _lead(self, block: slice) -> None:
+        """Choose the leaders of a block."""
+        rows = np.flatnonzero(~self._is_taken[self._places[block]]) + block.start
+        pairs = self._compare(rows, block)
+        pairs = pairs.choose(pairs.left < pairs.right)
+        pairs = pairs.choose(np.argsort(pairs.left, kind="stable"))
+        lefts, starts = np.unique(pairs.left, return_index=True)
+        for left, (start, end) in zip(lefts, pairwise([*starts, len(pairs.left)]), strict=True):
+            if not self._is_taken[left]:
+                mine = pairs.choose(slice(start, end))
+                self._take(mine.choose(~self._is_taken[mine.right]))
+
+    def _take(self, pairs: _Pairs) -> None:
+        """The images on the right belong to the groups of the first ones on the left."""
+        pairs = pairs.choose(np.lexsort((pairs.left, pairs.right)))
+        right, firsts = np.unique(pairs.right, return_index=True)
+        self._leaders[right], self._cosines[right] = pairs.left[firsts], pairs.cosines[firsts]
+        self._is_taken[right] = True
+
+    def _parts(self, start: int) -> Iterator[slice]:
+        size = STRIP * STRIPS
+        for begin in range(start, len(self._places), size):
+            yield slice(begin, min(begin + size, len(self._places)))
+
+    def _compare(self, leading: Places, part: slice) -> _Pairs:
+        """All near pairs of these rows and the rows of a part, without images that are in a group already."""
+        found, left, right = [], [_NONE], [_NONE]
+        better, least = self._kept[leading], np.float32(self._near - self._error)
+        for start in range(part.start, part.stop, STRIP):
+            strip = slice(start, min(start + STRIP, part.stop))
+            bounds = better @ self._kept[strip].T
+            some = np.flatnonzero(bounds.max(axis=1, initial=0) >= least)
+            passed = bounds[some] >= least
+            if np.count_nonzero(passed) * DENSE > passed.size:
+                found.append(self._multiply(self._places[leading[some]], self._places[strip]))
+            else:
+                row, column = np.nonzero(passed)
+                left.append(leading[some[row]])
+                right.append(column + start)
+        pairs = self._places[np.concatenate(left)], self._places[np.concatenate(right)]
+        found += [self._measure(pairs[0][rows], pairs[1][rows]) for rows in divide(len(pairs[0]))]
+        whole = (
+            _Pairs(*map(np.concatenate, zip(*found, strict=True)))
+            if found
+            else _Pairs(_NONE, _NONE, np.empty(0))
+        )
+        return whole.choose(~self._is_taken[whole.right])
+
+    def _multiply(self, left: Places, right: Places) -> _Pairs:
+        """The near pairs of all pairs of these images."""
+        cosines = self._read(left, np.float32) @ self._read(right, np.float32).T
+        row, column = np.nonzero(cosines >= self._near - self._error)
+        return self._judge(left[row], right[column], cosines[row, column].astype(np.float64))
+
+    def _measure(self, left: Places, right: Places) -> _Pairs:
+        """The near pairs of these."""
+        pairs = self._read(left, np.float32), self._read(right, np.float32)
+        return self._judge(left, right, np.einsum("ij,ij->i", *pairs).astype(np.float64))
+
+    def _judge(self, left: Places, right: Places, cosines: Cosines) -> _Pairs:
+        """The pairs that are near. Where rounding could decide, the cosine is taken again, without any: the product of two
+        values of float16 is a multiple of 2**-48, so no sum of products of unit vectors loses a bit of a float64."""
+        for rows in divide(len(close := np.flatnonzero(np.abs(cosines - self._near) <= self._error))):
+            pairs = self._read(left[close[rows]], np.float64), self._read(right[close[rows]], np.float64)
+            cosines[close[rows]] = np.einsum("ij,ij->i", *pairs)
+        return _Pairs(left, right, cosines).choose(cosines >= self._near)
+
+    def _read(self, places: Places, dtype: type[Any]) -> NDArray[Any]:
+        return _read(self._exact, self._order[places], dtype)
+
+    def _move_together(self, first: int) -> int:
+        """Drop rows that need not be looked at again, if there are many. Returns where the rows from `first` on are now."""
+        stays = ~self._is_taken[self._places[first:]]
+        count = int(np.count_nonzero(stays))
+        if count > len(stays) - len(stays) // STALE and first < len(stays):
+            return first
+        rows = np.flatnonzero(stays) + first
+        self._places = self._places[rows]
+        for part in divide(count):
+            self._kept[part] = self._kept[rows[part]]
+        self._kept = self._kept[:count]
+        return 0
+
+
+def reduce(exact: NDArray[np.float16], order: Places, least: float) -> NDArray[np.float32]:
+    """Rows whose products are never less than the cosines of these embeddings, but for rounding to float32, [images, width].
+    least: only pairs with greater products matter."""
+    sample = _read(exact, order[:: -(-len(order) // SAMPLE) or 1])
+    _, axes = np.linalg.eigh(sample.T @ sample)
+    axes = np.ascontiguousarray(axes[:, ::-1])
+    width = _choose_width(sample[:: -(-len(sample) // PAIRED) or 1], axes, least, len(order))
+    kept = np.empty((len(order), width + 1), np.float32)
+    for part in divide(len(order)):
+        kept[part] = _shorten(_read(exact, order[part]), axes[:, :width])
+    return kept
+
+
+def _read(exact: NDArray[np.float16], rows: Places, dtype: type[Any] = np.float64) -> NDArray[Any]:
+    """A row with values that are not finite becomes 0."""
+    found = exact[rows].astype(dtype)
+    found[~np.isfinite(found).all(axis=1)] = 0.0
+    return found
+
+
+def _shorten(embeddings: NDArray[np.float64], axes: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Coordinates on these axes, and the length of the rest."""
+    kept = embeddings @ axes
+    rest = np.einsum("ij,ij->i", embeddings, embeddings) - np.einsum("ij,ij->i", kept, kept)
+    return np.column_stack([kept, np.sqrt(np.maximum(rest, 0.0))])
+
+
+def _choose_width(sample: NDArray[np.float64], axes: NDArray[np.float64], least: float, images: int) -> int:
+    """How many coordinates are kept: with more, each product takes longer, and fewer pairs are compared in full."""
+    dim = len(axes)
+    most = max(WIDTHS[1], MOST_BYTES // (4 * max(1, images)) - 1)
+    costs = {}
+    for width in (*(each for each in WIDTHS if each < dim), dim):
+        rows = _shorten(sample, axes[:, :width]).astype(np.float32)
+        passing = (np.count_nonzero(rows @ rows.T >= least) - len(rows)) / max(1, len(rows) * (len(rows) - 1))
+        costs[width] = width + COMPARISON * passing
+    return min((width for width in costs if width <= most), key=costs.__getitem__, default=dim)
+
+
+def divide(count: int) -> Iterator[slice]:
+    for start in range(0, count, READ):
+        yield slice(start, min(start + READ, count))

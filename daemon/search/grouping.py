@@ -1,0 +1,65 @@
+"""The process that groups near-duplicates: `python -m daemon.search.grouping`, started with one thread for BLAS, as each of
+its threads multiplies matrices of its own. It reads a Wish from standard input, and writes States until one is the last."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from pathlib import Path
+
+import msgspec
+import numpy as np
+
+from daemon.search.covering import find_cover
+from daemon.search.matrix import open_rows
+from daemon.search.tower import receive, send
+
+NICE = 10  # images come first
+ONE_THREAD = dict.fromkeys(("OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "OMP_NUM_THREADS"), "1")
+
+
+class Wish(msgspec.Struct, frozen=True):
+    """folder, rows, dim: of the matrix. order: the rows to group, the best first, as int64. near: the least cosine."""
+
+    folder: str
+    rows: int
+    dim: int
+    order: bytes
+    near: float
+    threads: int
+
+
+class State(msgspec.Struct, frozen=True):
+    """done: how many images have their group. The last one has a problem, or is_last and what a Cover has, as int64 and
+    float64."""
+
+    done: int = 0
+    is_last: bool = False
+    leaders: bytes = b""
+    cosines: bytes = b""
+    problem: str = ""
+
+
+def main() -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent, which ends this process
+    os.nice(NICE)
+    states = os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)  # whatever a library prints goes to the log
+    wish = msgspec.msgpack.decode(receive(sys.stdin.buffer), type=Wish)
+
+    def report(state: State) -> None:
+        send(states, msgspec.msgpack.encode(state))
+
+    try:
+        rows = open_rows(Path(wish.folder), wish.rows, wish.dim)
+        order = np.frombuffer(wish.order, np.int64)
+        cover = find_cover(rows.exact, order, wish.near, wish.threads, lambda done: report(State(done)))
+    except (OSError, ValueError, MemoryError) as error:
+        report(State(problem=str(error) or "there is too little memory"))
+        return
+    report(State(len(order), True, cover.leaders.tobytes(), cover.cosines.tobytes()))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,157 @@
+"""Near-duplicates of real ledgers, grouped in the real process."""
+
+from __future__ import annotations
+
+import base64
+import itertools
+import os
+import signal
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from daemon.search.duplicates import Duplicates, Near, find_duplicates
+from daemon.search.index import SearchUnusable
+from stages.contract import processes
+from tests.daemon.search.place import Place
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Iterator[Place]:
+    with closing(Place(tmp_path)) as opened:
+        yield opened
+
+
+def at(degrees: float) -> dict[str, Any]:
+    """The answer of CLIP for an image whose embedding has this direction: 18 degrees are a cosine of 0.951."""
+    vector = np.zeros(16, "<f2")
+    vector[:2] = np.cos(np.radians(degrees)), np.sin(np.radians(degrees))
+    encoded = base64.b64encode(vector.tobytes()).decode()
+    return {"embedding": {"dim": 16, "dtype": "float16", "base64": encoded}, "tags": []}
+
+
+def find(place: Place, near: float = 0.95, **options: Any) -> Duplicates:
+    place.search.catch_up()
+    return find_duplicates(place.reader, place.search.index, near, **options)
+
+
+def groups(place: Place, **options: Any) -> list[list[int]]:
+    found = find(place, **options)
+    return [found.images[group].tolist() for group in found.groups()]
+
+
+def change(place: Place, statement: str, *values: Any) -> None:
+    place._run(place.ledger.run(lambda connection: connection.execute(statement, values)))
+
+
+def resize(place: Place, image: int, width: int, height: int) -> None:
+    content = "SELECT content.id FROM content JOIN image USING (digest) WHERE image.id = ?"
+    change(place, f"UPDATE content SET width = ?, height = ? WHERE id = ({content})", width, height, image)
+
+
+def test_the_best_image_of_a_group_has_most_pixels_then_most_bytes_then_is_the_oldest(place: Place) -> None:
+    for number, size in enumerate((5, 5, 9, 3)):
+        place.add(f"{number}.jpg", "x", size=size, clip=at(0))
+    assert groups(place) == [[3, 1, 2, 4]]
+    resize(place, 4, 4000, 3000)
+    assert groups(place) == [[4, 3, 1, 2]]
+    assert find(place).better() == {image: Near(4, 1.0) for image in (1, 2, 3)}
+
+
+def test_of_equally_large_images_the_sharpest_by_a_plug_in_is_the_best(place: Place) -> None:
+    for number in range(3):
+        place.add(f"{number}.jpg", "x", size=9 - number, clip=at(0))
+    change(place, "INSERT INTO model (id, stage, fingerprint, notice) VALUES (99, 'quality', 'q', '')")
+    content = "SELECT content.id FROM content JOIN image USING (digest) WHERE image.id = ?"
+    add = f"INSERT INTO result (content, model, payload, seconds) VALUES (({content}), 99, ?, 0)"
+    for image, payload in ((1, b'{"sharpness": 2}'), (2, b'{"sharpness": 30.5}'), (3, b"\xff not JSON")):
+        change(place, add, image, payload)
+    place.reader._read_models()
+    assert groups(place) == [[2, 1, 3]]
+
+
+def test_every_image_of_a_group_is_near_the_best_one_and_no_two_best_ones_are_near(place: Place) -> None:
+    """Each of a chain of ten is near the next one."""
+    for number in range(10):
+        place.add(f"{number}.jpg", "x", size=100 - number, clip=at(12 * number))
+    assert groups(place) == [[1, 2], [3, 4], [5, 6], [7, 8], [9, 10]]
+    assert groups(place, near=0.9) == [[1, 2, 3], [4, 5, 6], [7, 8, 9]]
+    found = find(place, near=0.98)
+    assert (found.groups(), len(found.images), found.freed_bytes) == ([], 10, 0)
+
+
+def test_the_group_whose_other_files_have_most_bytes_comes_first(place: Place) -> None:
+    for number, (size, degrees) in enumerate([(90, 0), (1, 0), (20, 90), (9, 90), (9, 90), (5, 180)]):
+        place.add(f"{number}.jpg", "x", size=size, clip=at(degrees))
+    assert groups(place) == [[3, 4, 5], [1, 2]]
+    assert find(place).freed_bytes == 19
+
+
+def test_only_the_chosen_images_are_grouped(place: Place) -> None:
+    for number in range(4):
+        place.add(f"{number}.jpg", "x", clip=at(0))
+    place.search.catch_up()
+    change(place, "UPDATE image SET bin = 'B' WHERE id IN (2, 4)")
+    assert groups(place, bins=["B"]) == [[2, 4]]
+    assert groups(place, among=np.array([4, 3, 77])) == [[3, 4]]
+    assert groups(place, bins=["C"]) == []
+
+
+def test_images_that_failed_or_were_replaced_have_no_part_and_images_without_an_embedding_are_named(
+    place: Place,
+) -> None:
+    place.add("a.jpg", "x", size=8, clip=at(0))
+    place.add("b.jpg")
+    place.add("c.jpg", "x", clip={"tags": []})
+    place.add("d.jpg", "x", clip=at(0))
+    place.add("a.jpg", "y", size=9, clip=at(90))
+    found = find(place)
+    assert sorted(found.images.tolist()) == [4, 5]
+    assert (found.groups(), found.without) == ([], [3])
+
+
+def test_embeddings_of_two_models_are_not_compared(place: Place) -> None:
+    for number in range(2):
+        place.add(f"{number}.jpg", "x", clip=at(0))
+    place.exchange("clip-2", "clip")
+    for number in range(3):
+        place.add(f"new{number}.jpg", "x", clip=at(0))
+    found = find(place)
+    assert (found.model, found.without) == ("clip-2", [1, 2])
+    assert groups(place) == [[3, 4, 5]]
+
+
+def test_that_no_image_has_an_embedding_is_said(place: Place) -> None:
+    place.add("a.jpg", "x", clip={"tags": []})
+    with pytest.raises(SearchUnusable, match="no image has an embedding"):
+        find(place)
+
+
+def test_a_process_that_is_killed_is_named(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    place.add("a.jpg", "x", clip=at(0))
+    died = processes.python("-c", f"import os; os.kill(os.getpid(), {signal.SIGKILL:d})")
+    monkeypatch.setattr(processes, "python", lambda *_: died)
+    with pytest.raises(SearchUnusable, match="killed by SIGKILL"):
+        find(place)
+
+
+def test_what_keeps_images_from_being_compared_is_said(place: Place) -> None:
+    place.add("a.jpg", "x", clip=at(0))
+    place.search.catch_up()
+    [(folder, *_)] = place.search.index.matrices().values()
+    os.truncate(folder / "float16", 3)
+    with pytest.raises(SearchUnusable, match="images could not be compared: "):
+        find(place)
+
+
+def test_progress_ends_with_all_images(place: Place) -> None:
+    for number in range(3):
+        place.add(f"{number}.jpg", "x", clip=at(0))
+    steps: list[tuple[int, int]] = []
+    find(place, note=lambda *step: steps.append(step))
+    assert steps[-1] == (3, 3)
+    assert all(one <= other for one, other in itertools.pairwise(steps))
