@@ -28,7 +28,13 @@ from PIL.WebPImagePlugin import WebPImageFile
 from stages.contract.base import Header, ImageError, Reason
 from stages.images.formats import bmp_masks
 from stages.images.grounds import choose_ground
-from stages.images.headers import find_avif_crop, png_chunks, png_significant_bits, read_jpeg_frame
+from stages.images.headers import (
+    find_crop,
+    png_chunks,
+    png_significant_bits,
+    primary_properties,
+    read_jpeg_frame,
+)
 from stages.images.pages import BROKEN, is_blank, skip_blank
 from stages.images.profiles import convert_to_srgb, find_profile
 from stages.images.scans import check_zeros
@@ -277,7 +283,7 @@ def _correct_ppm(image: Image.Image, data: memoryview, header: Header) -> Image.
 
 def _correct_avif(image: Image.Image, data: memoryview, header: Header) -> Image.Image:
     image = skip_blank(image, header.pages)
-    crop = find_avif_crop(data)
+    crop = find_crop(dict(primary_properties(data)))
     return image if crop == (0, 0, *image.size) else image.crop(crop)
 
 
