@@ -64,7 +64,6 @@ TRANSPOSITIONS = {
 }
 # An orientation → the axes of the picture that are mirrored; above 4 it is transposed before.
 MIRRORED: dict[int, tuple[int, ...]] = {2: (1,), 3: (0, 1), 4: (0,), 6: (1,), 7: (0, 1), 8: (0,)}
-TURNED_BY_PILLOW = frozenset(("TIFF",))
 FRAMES = (b"acTL", b"fcTL", b"fdAT")  # of an animated PNG
 PLAIN = ((8, 2, 0), (8, 6, 0))  # of a PNG: bits, color type (RGB, RGBA) and interlacing
 # of a WebP: a kind of header, and the bit in it that says that a profile follows
@@ -107,7 +106,7 @@ def write_rgb(data: memoryview, header: Header, out: memoryview) -> None:
     Raises ImageError: HEADER if the picture has another size than the header, TRUNCATED, DECODER;
     MemoryError.
     """
-    is_turned = header.format in TURNED_BY_PILLOW and not header.is_deep
+    is_turned = header.format == "TIFF" and not header.is_deep  # by Pillow
     orientation = 1 if is_turned else header.orientation
     size = (header.height, header.width) if orientation > 4 else (header.width, header.height)
     plain = read_plain(data, header, size)
@@ -115,8 +114,8 @@ def write_rgb(data: memoryview, header: Header, out: memoryview) -> None:
         return
     with _open(data, header) if plain is None else _picture_of(plain) as image:
         plain = None  # Pillow has copied RGB
-        if image.size != size and header.format != "AVIF":  # which may be cropped
-            raise _wrong_size(size, image.size)
+        if header.format != "AVIF":  # which may be cropped
+            _check_size(size, image.size)
         image.info.pop("xmp", None)  # Pillow would read an orientation from it that no other program applies
         _load(image, len(data))
         correct = _correct(image, data, header)
@@ -124,16 +123,17 @@ def write_rgb(data: memoryview, header: Header, out: memoryview) -> None:
         upright = convert_to_srgb(correct, profile)
         if orientation in TRANSPOSITIONS:
             upright = upright.transpose(TRANSPOSITIONS[orientation])
-        if upright.size != (header.width, header.height):  # some plug-ins know the size only now
-            raise _wrong_size((header.width, header.height), upright.size)
+        _check_size((header.width, header.height), upright.size)  # some plug-ins know it only now
         _write_strips(upright, out)
 
 
-def _wrong_size(stated: tuple[int, int], found: tuple[int, int]) -> ImageError:
-    says, are = (f"{width}×{height}" for width, height in (stated, found))
-    return ImageError(
-        Reason.HEADER, f"the header says {says} pixels, but there are {are}: copy the file again"
-    )
+def _check_size(stated: tuple[int, int], found: tuple[int, int]) -> None:
+    """Raises ImageError."""
+    if stated != found:
+        says, are = (f"{width}×{height}" for width, height in (stated, found))
+        raise ImageError(
+            Reason.HEADER, f"the header says {says} pixels, but there are {are}: copy the file again"
+        )
 
 
 def read_plain(data: memoryview, header: Header, size: tuple[int, int]) -> np.ndarray | None:
@@ -141,17 +141,8 @@ def read_plain(data: memoryview, header: Header, size: tuple[int, int]) -> np.nd
     3 or 4]: libjpeg-turbo, libspng and libwebp write them where numpy wants them, in half of the time that Pillow takes. None
     for all others, for animations, and for those that they refuse: Pillow says what is wrong. size: as stored, width and
     height. Raises ImageError(TRUNCATED)."""
-    pixels = None
-    if header.format == "JPEG":
-        pixels = _read_jpeg(data, header)
-    elif header.format == "PNG" and header.pages == 1 and (data[24], data[25], data[28]) in PLAIN:
-        pixels = _read_png(keep_picture(data).getvalue())
-    elif (
-        header.format == "WEBP"
-        and header.pages == 1
-        and not (data[12:16] == EXTENDED and data[20] & PROFILED)
-    ):
-        pixels = _read_webp(data)
+    read = PLAIN_READERS.get(header.format)
+    pixels = read(data, header) if read else None
     # Pillow's way refuses what has another size than its header.
     return None if pixels is None or pixels.shape[1::-1] != size else pixels
 
@@ -169,9 +160,12 @@ def _read_jpeg(data: memoryview, header: Header) -> np.ndarray | None:
     return None
 
 
-def _read_png(picture: bytes) -> np.ndarray | None:
+def _read_png(data: memoryview, header: Header) -> np.ndarray | None:
     from imagecodecs import SpngError, spng_decode
 
+    if header.pages > 1 or (data[24], data[25], data[28]) not in PLAIN:
+        return None
+    picture = keep_picture(data).getvalue()
     if any(kind == b"tRNS" for kind, _, _ in png_chunks(memoryview(picture))):
         return None
     with contextlib.suppress(SpngError):
@@ -179,12 +173,17 @@ def _read_png(picture: bytes) -> np.ndarray | None:
     return None
 
 
-def _read_webp(data: memoryview) -> np.ndarray | None:
+def _read_webp(data: memoryview, header: Header) -> np.ndarray | None:
     from imagecodecs import WebpError, webp_decode
 
+    if header.pages > 1 or (data[12:16] == EXTENDED and data[20] & PROFILED):
+        return None
     with contextlib.suppress(WebpError):
         return webp_decode(bytes(data))
     return None
+
+
+PLAIN_READERS = {"JPEG": _read_jpeg, "PNG": _read_png, "WEBP": _read_webp}
 
 
 def _write_opaque(pixels: np.ndarray, orientation: int, profile: bytes, out: memoryview) -> bool:
@@ -252,19 +251,24 @@ def _correct(image: Image.Image, data: memoryview, header: Header) -> Image.Imag
     return correct(image, data, header) if correct else image
 
 
-def _correct_png(image: Image.Image, data: memoryview, header: Header) -> Image.Image:
-    later = None
-    if header.pages > 1 and is_blank(image):
+def _skip_blank_frames(image: Image.Image, data: memoryview, frames: int) -> Image.Image:
+    if frames > 1 and is_blank(image):
         with contextlib.suppress(*BROKEN):
-            later = image = skip_blank(PngImageFile(keep_picture(data, FRAMES)), header.pages)
+            return skip_blank(PngImageFile(keep_picture(data, FRAMES)), frames)
+    return image
+
+
+def _correct_png(image: Image.Image, data: memoryview, header: Header) -> Image.Image:
+    shown = _skip_blank_frames(image, data, header.pages)
     # Of the colors of a later frame Pillow has the upper bytes.
-    if header.is_deep and not (later and data[25]):
+    if header.is_deep and (shown is image or data[25] == 0):
         from stages.images import samples
 
         significant = png_significant_bits(data)
         if data[25] == 0:
-            return samples.reduce_depth(image, significant)
+            return samples.reduce_depth(shown, significant)
         return samples.reduce_colors(keep_picture(data).getvalue(), significant)
+    image = shown
     bits, clear = data[24], image.info.get("transparency")
     if (bits, data[25]) == (16, 4):  # gray and alpha, which Pillow reads as colors
         return image.convert("LA")
