@@ -17,7 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from stages.ocr.onnxfile import WeightsError
+from stages.contract.manifest import WeightsError
 
 Operation = Callable[..., Any]
 
