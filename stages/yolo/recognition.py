@@ -17,6 +17,7 @@ from stages.contract.recognition import read_config, read_header
 from stages.yolo.structure import has_library, list_layers, needs_library
 
 LONGEST_PICKLE = 64 << 20  # bytes that are searched; a model has about 100 kB
+NO_PICKLE = b"."  # the end
 TAKEN = "visiond takes YOLO detection models (DetectionModel with a Detect head)"
 CLASSES = {
     "PoseModel": "a YOLO pose model",
@@ -158,23 +159,27 @@ def list_classes(file: Path) -> list[tuple[str, str]]:
     import zipfile
 
     try:
-        with file.open("rb") as opened:
-            if opened.read(2) != b"PK":
-                return []
-        with zipfile.ZipFile(file) as archive:
-            entry = next((entry for entry in archive.infolist() if entry.filename.endswith("data.pkl")), None)
-            if entry is None:
-                raise PackError(f"{file} is not a torch checkpoint; {TAKEN}.")
-            if entry.file_size > LONGEST_PICKLE:
-                return []
-            operations = pickletools.genops(archive.read(entry))
-            named = [
-                argument.split(" ", 1)
-                for code, argument, _ in operations
-                if code.name == "GLOBAL" and argument
-            ]
+        operations = pickletools.genops(read_pickle(file))
+        named = [
+            argument.split(" ", 1) for code, argument, _ in operations if code.name == "GLOBAL" and argument
+        ]
     except OSError as error:
         raise PackError(f"{file} cannot be read: {error.strerror or error}.") from error
     except (zipfile.BadZipFile, ValueError) as error:
         raise PackError(f"{file} is cut short or damaged: {error}. Copy it again.") from error
     return list(dict.fromkeys((module, name) for module, name in named))
+
+
+def read_pickle(file: Path) -> bytes:
+    """The pickle in a torch archive; of another file, or if it is too long, one that names nothing. Raises PackError,
+    OSError, zipfile.BadZipFile."""
+    import zipfile
+
+    with file.open("rb") as opened:
+        if opened.read(2) != b"PK":
+            return NO_PICKLE
+    with zipfile.ZipFile(file) as archive:
+        entry = next((entry for entry in archive.infolist() if entry.filename.endswith("data.pkl")), None)
+        if entry is None:
+            raise PackError(f"{file} is not a torch checkpoint; {TAKEN}.")
+        return NO_PICKLE if entry.file_size > LONGEST_PICKLE else archive.read(entry)
