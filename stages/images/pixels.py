@@ -118,9 +118,10 @@ def write_rgb(data: memoryview, header: Header, out: memoryview) -> None:
             _check_size(size, image.size)
         image.info.pop("xmp", None)  # Pillow would read an orientation from it that no other program applies
         _load(image, len(data))
-        correct = _correct(image, data, header)
-        profile = find_profile(data, header.format, image.info.get("icc_profile"), mode=correct.mode)
-        upright = convert_to_srgb(correct, profile)
+        correct = CORRECTIONS.get(header.format)
+        picture = correct(image, data, header) if correct else image
+        profile = find_profile(data, header.format, image.info.get("icc_profile"), mode=picture.mode)
+        upright = convert_to_srgb(picture, profile)
         if orientation in TRANSPOSITIONS:
             upright = upright.transpose(TRANSPOSITIONS[orientation])
         _check_size((header.width, header.height), upright.size)  # some plug-ins know it only now
@@ -245,12 +246,6 @@ def open_tiff(picture: Directory) -> Image.Image:
     return image
 
 
-def _correct(image: Image.Image, data: memoryview, header: Header) -> Image.Image:
-    """What Pillow leaves out, after it has read the pixels."""
-    correct = CORRECTIONS.get(header.format)
-    return correct(image, data, header) if correct else image
-
-
 def _skip_blank_frames(image: Image.Image, data: memoryview, frames: int) -> Image.Image:
     if frames > 1 and is_blank(image):
         with contextlib.suppress(*BROKEN):
@@ -303,23 +298,15 @@ def _correct_heif(image: Image.Image, data: memoryview, header: Header) -> Image
     return image.convert("I").point([level >> 8 for level in range(1 << 16)], "L")
 
 
-def _correct_animation(image: Image.Image, data: memoryview, header: Header) -> Image.Image:
-    return skip_blank(image, header.pages)
-
-
-def _correct_tiff(image: Image.Image, data: memoryview, header: Header) -> Image.Image:
-    return image.convert("LA") if image.mode == "La" else image
-
-
-CORRECTIONS = {
+# What Pillow leaves out, after it has read the pixels.
+CORRECTIONS: dict[str, Callable[[Image.Image, memoryview, Header], Image.Image]] = {
     "PNG": _correct_png,
     "PPM": _correct_ppm,
     "AVIF": _correct_avif,
     "HEIF": _correct_heif,
-    "GIF": _correct_animation,
-    "WEBP": _correct_animation,
+    **dict.fromkeys(("GIF", "WEBP"), lambda image, _, header: skip_blank(image, header.pages)),
     "BMP": _correct_bmp,
-    "TIFF": _correct_tiff,
+    "TIFF": lambda image, *_: image.convert("LA") if image.mode == "La" else image,
 }
 
 

@@ -109,21 +109,26 @@ def _guess_no_data(values: Array) -> float | None:
 def _find_range(
     values: Array, bits: int, no_data: float | None, *, is_plain_gray: bool
 ) -> tuple[float, float]:
-    """What becomes black, and what white.
-
-    Unsigned numbers: their whole range; of plain gray what is used of it if that is a small part, as 12-bit sensors do in
-    16 bits. Dark colors stay dark.
-    Signed numbers and floats: from the darkest to the brightest, without missing values and a few outliers; floats of
-    colors, or with alpha, from 0 to 1 if all are in between.
-    """
-    top = (1 << bits) - 1
-    if bits and not (bits > 8 and is_plain_gray):
-        return 0, top
-    low, high = _find_ends(values if bits and no_data is None else values[~_is_missing(values, no_data)])
+    """What becomes black, and what white. Of signed numbers and floats: from the darkest to the brightest, without missing
+    values and a few outliers; floats of colors, or with alpha, from 0 to 1 if all are in between."""
     if bits:
-        return (low, high) if LEAST_LEVELS <= high - low < top / SMALL_PART else (0, top)
+        return _find_unsigned_range(values, bits, no_data, is_plain_gray=is_plain_gray)
+    low, high = _find_ends(values[~_is_missing(values, no_data)])
     is_usual = values.dtype.kind == "f" and not is_plain_gray and low >= 0 and 1 / SMALL_PART < high <= 1
     return (0, 1) if is_usual or low == high else (low, high)
+
+
+def _find_unsigned_range(
+    values: Array, bits: int, no_data: float | None, *, is_plain_gray: bool
+) -> tuple[float, float]:
+    """The whole range; of plain gray what is used of it if that is a small part, as 12-bit sensors do in 16 bits. Dark colors
+    stay dark."""
+    top = (1 << bits) - 1
+    if bits > 8 and is_plain_gray:
+        low, high = _find_ends(values if no_data is None else values[~_is_missing(values, no_data)])
+        if LEAST_LEVELS <= high - low < top / SMALL_PART:
+            return low, high
+    return 0, top
 
 
 def _find_ends(values: Array) -> tuple[float, float]:

@@ -100,11 +100,13 @@ class Detector(nn.Module):
         yield from encoder_layers(self.encoder)
         for insert in reversed(self.neck.insert_conv):
             yield insert.in_conv
-            yield from excitation_layers(insert.squeeze_excitation_block)
+            excitation = insert.squeeze_excitation_block
+            yield from (excitation.conv1, excitation.conv2)
         for smooth in reversed(self.neck.input_conv):
             yield smooth.depthwise_convolution
             yield smooth.pointwise_convolution
-            yield from excitation_layers(smooth.squeeze_excitation_module)
+            excitation = smooth.squeeze_excitation_module
+            yield from (excitation.conv1, excitation.conv2)
         yield self.head.conv_down.convolution
         yield self.head.conv_up.convolution
         yield self.head.conv_final
@@ -291,10 +293,6 @@ def encoder_layers(encoder: Any) -> Iterator[nn.Module]:
             squeeze, _, expand, _ = block.token_squeeze_excitation.convolutions
             yield from (squeeze, expand)
         yield from (block.channel_conv1.convolution, block.channel_conv2.convolution)
-
-
-def excitation_layers(module: Any) -> Iterator[nn.Module]:
-    yield from (module.conv1, module.conv2)
 
 
 def fill_detector(file: OnnxFile, path: Path | str) -> Detector:
