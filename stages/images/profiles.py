@@ -292,6 +292,7 @@ def apply(conversion: Conversion, pixels: torch.Tensor) -> None:
 # ------------------------------------------------------------------------------------------------
 
 
+@functools.lru_cache(64)
 def make_profile(points: tuple[float, ...], exponent: float, *, is_gray: bool = False) -> bytes:
     """A profile of curves and a matrix, or of gray. points: x and y of red, green, blue and white. exponent: SRGB_CURVE or a
     number."""
