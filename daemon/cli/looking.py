@@ -4,19 +4,31 @@ from __future__ import annotations
 
 import contextlib
 import os
+import sys
 import time
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from daemon.cli.results import print_unwritten
 from daemon.core.errors import ConfigError, VisiondError
 from daemon.core.hints import command, quantity
 from daemon.ledger import publications
 from daemon.ledger.soundness import MOST
 from daemon.monitoring.overview import say_bytes
-from daemon.terminal.display import console, errors, print_json, print_listing, print_notices, printable
+from daemon.terminal.display import (
+    console,
+    errors,
+    print_json,
+    print_listing,
+    print_notices,
+    printable,
+    show_labels,
+    show_record,
+)
 from daemon.terminal.options import (
+    IMAGE_HELP,
     LEAST_NEAR,
     MOST_NEAR,
     NEAR,
@@ -25,6 +37,7 @@ from daemon.terminal.options import (
     flag,
     option,
     read_config,
+    read_config_to_look,
 )
 
 if TYPE_CHECKING:
@@ -244,6 +257,37 @@ def _print_summary(found: Duplicates, groups: int, limit: int) -> None:
             f"{first}{', …' if len(found.without) > 3 else ''}. `{printable(command('redo', '--stale'))}` makes those of the "
             "present model; --json lists all.[/yellow]"
         )
+
+
+def show(
+    image: Annotated[str, typer.Argument(metavar="IMAGE", help=IMAGE_HELP)],
+    config: ConfigOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Show everything known about one image.
+
+    That is: texts, objects, tags and caption, the criteria of its bin, and
+    the time of each stage; for a failed image the reason. --json prints the
+    sidecar.
+
+    Examples:
+      visiond show inbox/a.jpg
+      visiond show 17 --json
+    """
+    from daemon.labels.store import LabelStore
+    from daemon.ledger.records import open_reader
+    from daemon.terminal import control
+
+    settings = read_config_to_look(config)
+    with open_reader(settings) as reader:
+        record = control.find_whole(reader, image)
+        print_unwritten(reader, record.id)
+    if as_json:
+        sys.stdout.buffer.write(record.sidecar)
+        return
+    show_record(record)
+    with LabelStore(settings.state.path).lookup() as lookup:
+        show_labels(lookup(record.digest))
 
 
 def page(

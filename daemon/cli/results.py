@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import sys
 from collections.abc import Mapping, Sequence
 from enum import StrEnum
 from functools import partial
@@ -31,11 +30,8 @@ from daemon.terminal.display import (
     print_unread,
     print_workers,
     printable,
-    show_labels,
-    show_record,
 )
 from daemon.terminal.options import (
-    IMAGE_HELP,
     LEAST_NEAR,
     MOST_NEAR,
     ConfigOption,
@@ -210,37 +206,6 @@ def list_images(
     if status and (older := max(0, versions - len(records))):
         are = f"{quantity(older, 'older version')} of files {'is' if older == 1 else 'are'} {status.upper()} too"
         errors.print(f"{are}: `{printable(command('status'))}` counts versions, and this list has files.")
-
-
-def show(
-    image: Annotated[str, typer.Argument(metavar="IMAGE", help=IMAGE_HELP)],
-    config: ConfigOption = None,
-    as_json: JsonOption = False,
-) -> None:
-    """Show everything known about one image.
-
-    That is: texts, objects, tags and caption, the criteria of its bin, and
-    the time of each stage; for a failed image the reason. --json prints the
-    sidecar.
-
-    Examples:
-      visiond show inbox/a.jpg
-      visiond show 17 --json
-    """
-    from daemon.labels.store import LabelStore
-    from daemon.ledger.records import open_reader
-    from daemon.terminal import control
-
-    settings = read_config_to_look(config)
-    with open_reader(settings) as reader:
-        record = control.find_whole(reader, image)
-        print_unwritten(reader, record.id)
-    if as_json:
-        sys.stdout.buffer.write(record.sidecar)
-        return
-    show_record(record)
-    with LabelStore(settings.state.path).lookup() as lookup:
-        show_labels(lookup(record.digest))
 
 
 ModelsOption = Annotated[

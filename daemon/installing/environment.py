@@ -70,7 +70,7 @@ class Environment:
         return self.folder / "bin" / "visiond"
 
     def is_complete(self) -> bool:
-        return (self.folder / COMPLETE).is_file() and self._own() == self._own_then()
+        return (self.folder / COMPLETE).is_file() and self._own() == (self.folder / COMPLETE).read_text()
 
     def is_in_use(self) -> bool:
         return self._places.program.is_symlink() and self._places.program.resolve() == self.folder.resolve()
@@ -139,9 +139,6 @@ class Environment:
     def _own(self) -> str:
         file = self._places.own_packages
         return file.read_text() if file.is_file() else ""
-
-    def _own_then(self) -> str:
-        return (self.folder / COMPLETE).read_text()
 
 
 def switch(places: Places, folder: Path) -> None:

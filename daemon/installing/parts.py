@@ -9,6 +9,7 @@ import subprocess
 import tomllib
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 
 from daemon.installing import service
@@ -60,7 +61,8 @@ class Parts:
             lambda: all(self._is_written(places.units / name, name) for name in UNITS),
             self._write_units,
         )
-        yield Step(f"the command {places.command}", self._has_command, self._link_command)
+        has_command = partial(os.path.lexists, places.command)  # a file of somebody else stays, too
+        yield Step(f"the command {places.command}", has_command, self._link_command)
         trial = "a trial of the new environment"
         yield Step(trial, self._environment.is_in_use, self._try, is_slow=True)
 
@@ -120,10 +122,6 @@ class Parts:
         with places.config.open("x") as file:
             file.write(text)
         places.config.chmod(0o644)
-
-    def _has_command(self) -> bool:
-        """A file of somebody else stays, too."""
-        return os.path.lexists(self._places.command)
 
     def _link_command(self) -> None:
         self._places.command.parent.mkdir(parents=True, exist_ok=True)

@@ -98,18 +98,16 @@ class Layout:
         specs = resolve_models(config, gpus)
         profile = find_profile(config, gpus, specs)
         costs = profile.costs if profile else {}
-        placed, why = use_profile(config, gpus, profile)
+        placed, why = (profile and apply(config, profile, used_gpus(config, gpus))) or (config, "")
         if why:
             specs = {name: use_batch(spec, placed) for name, spec in specs.items()}
         room = leave_room(config, gpus, specs)
         placement = plan(
             placed, room, weights_of(specs.values()), Host.here(sharers), Batches.of(specs.values()), costs
         )
-        if why:
-            counts = placement.why.partition("; ")[2]  # what comes before is not the user's choice here
-            placement = dataclasses.replace(placement, why=f"{why}; {counts}" if counts else why)
-        if short:
-            placement = dataclasses.replace(placement, why=f"{placement.why}; {short}")
+        # What comes before the counts is not the user's choice if it was measured.
+        reasons = [why, placement.why.partition("; ")[2]] if why else [placement.why]
+        placement = dataclasses.replace(placement, why="; ".join(filter(None, [*reasons, short])))
         devices = [device for segment in placement.segments for device in segment.first_devices]
         return cls(config, gpus, specs, placement, Cores.of(gpus, devices, CORES_PER_WORKER, sharers))
 
@@ -151,16 +149,22 @@ class Layout:
 
     def _measure_rooms(self, held: Sequence[Collection[int]]) -> dict[str, Room]:
         """By device or group of this station: its memory, if it is one of GPUs. held: as `part` of `open_lanes`."""
-        users = Counter(member for name in self.devices() for member in members_of(name))
-        for look in self.config.second_look:
-            users.update(member for name in look.devices or self.devices() for member in members_of(name))
+        users = self._count_users(held)
+        on = {name: [gpu for gpu in self.gpus if gpu.device in members_of(name)] for name in self.devices()}
+        return {
+            name: Room(gpus, list_gpus, alone=all(users[gpu.device] == 1 for gpu in gpus))
+            for name, gpus in on.items()
+            if gpus
+        }
+
+    def _count_users(self, held: Sequence[Collection[int]]) -> Counter[str]:
+        """By device: what uses it, this station's workers as one."""
+        devices = self.devices()
+        looks = [name for look in self.config.second_look for name in look.devices or devices]
+        users = Counter(member for name in [*devices, *looks] for member in members_of(name))
         for segment, numbers in zip(self.placement.segments, held, strict=True):
-            users.update(device for n, device in enumerate(segment.devices) if n not in numbers)
-        rooms = {}
-        for name in self.devices():
-            if gpus := [gpu for gpu in self.gpus if gpu.device in members_of(name)]:
-                rooms[name] = Room(gpus, list_gpus, alone=all(users[gpu.device] == 1 for gpu in gpus))
-        return rooms
+            users.update(device for number, device in enumerate(segment.devices) if number not in numbers)
+        return users
 
     def _open_lane(
         self,
@@ -301,11 +305,6 @@ def gpus_of(look: SecondLook, config: Config, gpus: Sequence[Gpu]) -> list[Gpu]:
 def find_profile(config: Config, gpus: Sequence[Gpu], specs: Mapping[str, StageSpec]) -> Profile | None:
     """What `visiond tune` measured on this machine with these models."""
     return find_tuned(config.state.path, Machine.of(used_gpus(config, gpus), Host.here().cores, specs))
-
-
-def use_profile(config: Config, gpus: Sequence[Gpu], profile: Profile | None) -> tuple[Config, str]:
-    """The configuration with the best measured settings, and why; or as it is, and ""."""
-    return (profile and apply(config, profile, used_gpus(config, gpus))) or (config, "")
 
 
 def use_batch(spec: StageSpec, config: Config) -> StageSpec:

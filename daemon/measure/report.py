@@ -117,20 +117,25 @@ def print_inputs(report: InputsReport) -> None:
 
 def print_quarters(run: Run) -> None:
     """Whether rate or memory drift: the rate of each quarter of the images, and the most memory in its time."""
-    rows, times = [], run.published_at
-    for part in range(4):
-        first, last = ((len(times) - 1) * end // 4 for end in (part, part + 1))
-        inside = [sample for sample in run.samples if times[first] <= sample.at <= times[last]]
-        if times[last] > times[first] and inside:
-            peaks = (
-                max(sum(sample.gpu_used_bytes) for sample in inside),
-                max(sample.workers_bytes for sample in inside),
-                max(sample.daemon_bytes for sample in inside),
-            )
-            rate = (last - first) / (times[last] - times[first])
-            rows.append((part + 1, f"{rate:,.1f}", *(f"{peak >> 20:,}" for peak in peaks)))
+    rows = [row for row in map(partial(describe_quarter, run), range(4)) if row]
     if rows:
         print_table(("quarter", "images/s", "GPU MiB", "workers MiB", "daemon MiB"), rows)
+
+
+def describe_quarter(run: Run, part: int) -> tuple[object, ...] | None:
+    """None if it took no time, or was not looked at."""
+    times = run.published_at
+    first, last = ((len(times) - 1) * end // 4 for end in (part, part + 1))
+    inside = [sample for sample in run.samples if times[first] <= sample.at <= times[last]]
+    if times[last] <= times[first] or not inside:
+        return None
+    peaks = (
+        max(sum(sample.gpu_used_bytes) for sample in inside),
+        max(sample.workers_bytes for sample in inside),
+        max(sample.daemon_bytes for sample in inside),
+    )
+    rate = (last - first) / (times[last] - times[first])
+    return part + 1, f"{rate:,.1f}", *(f"{peak >> 20:,}" for peak in peaks)
 
 
 def describe_limit(steady: Steady) -> str:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import itertools
 import statistics
+from bisect import bisect_left
 from collections.abc import Sequence
 
 import msgspec
@@ -59,9 +60,8 @@ def measure_rate(times: Sequence[float]) -> tuple[float, float, float]:
     """
     ends = _ends_of_batches(times)
     begin, end = MIDDLE
-    cuts = [
-        _first_from(ends, int(len(times) * (begin + part * (end - begin) / 3) + 1e-9)) for part in range(4)
-    ]
+    positions = (int(len(times) * (begin + part * (end - begin) / 3) + 1e-9) for part in range(4))
+    cuts = [ends[min(bisect_left(ends, position), len(ends) - 1)] for position in positions]
     thirds = [_rate(times, a, b) for a, b in itertools.pairwise(cuts) if b > a]
     middle = [end for end in ends if cuts[0] <= end <= cuts[-1]]
     if len(middle) < 3:  # too few batches for a middle part
@@ -82,7 +82,3 @@ def _ends_of_batches(times: Sequence[float]) -> list[int]:
     average = (times[last] - times[first]) / max(1, last - first)
     gaps = [end for end, (a, b) in enumerate(itertools.pairwise(times)) if b - a > average / 2]
     return [*gaps, len(times) - 1]
-
-
-def _first_from(ends: Sequence[int], position: int) -> int:
-    return next(end for end in ends if end >= position or end == ends[-1])

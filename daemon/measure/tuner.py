@@ -9,7 +9,7 @@ import random
 import shutil
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -27,8 +27,9 @@ from daemon.measure.throwaway import Say
 from daemon.measure.trial import Bench
 from daemon.placement.devices import select_devices
 from daemon.placement.profile import Machine, Profile, Trial, read_profile, write_profile
-from daemon.system.gpus import list_gpus
+from daemon.system.gpus import Gpu, list_gpus
 from daemon.system.host import Host
+from stages.contract.base import StageSpec
 
 SEED = 0  # of the standard images, and of the choice among the user's
 SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".gif", ".tif", ".tiff", ".bmp", ".ppm", ".avif", ".heic")
@@ -61,15 +62,7 @@ def tune(config: Config, order: TuningPlan, *, keep: bool, force: bool, say: Say
     refuse_segments(config)
     used, host = used_gpus(config, gpus), Host.here()
     devices = config.pipeline.devices or [gpu.device for gpu in used] or ["cpu"]
-    placements = ["replicated", "pipelined"] if len(devices) > 1 and len(specs) > 1 else ["replicated"]
-    space = Space(
-        placements=tuple(placements),
-        batches={name: spec.batch_size for name, spec in specs.items()},
-        most_workers=max(1, host.cores // len(devices)),
-        devices=len(devices),
-        gpu_bytes=min((gpu.free_bytes for gpu in used), default=None),
-        host_bytes=host.free_bytes,
-    )
+    space = find_space(specs, used, host, len(devices))
     machine = Machine.of(used, host.cores, specs)
     with alone(config, force=force), work_folder(config) as folder:
         say("preparing images")
@@ -92,6 +85,18 @@ def tune(config: Config, order: TuningPlan, *, keep: bool, force: bool, say: Say
         if keep:
             write_profile(config.state.path, profile, finished=True)
     return profile
+
+
+def find_space(specs: Mapping[str, StageSpec], gpus: Sequence[Gpu], host: Host, devices: int) -> Space:
+    """gpus: that may be used."""
+    return Space(
+        placements=("replicated", "pipelined") if devices > 1 and len(specs) > 1 else ("replicated",),
+        batches={name: spec.batch_size for name, spec in specs.items()},
+        most_workers=max(1, host.cores // devices),
+        devices=devices,
+        gpu_bytes=min((gpu.free_bytes for gpu in gpus), default=None),
+        host_bytes=host.free_bytes,
+    )
 
 
 def _say_named(say: Say, name: str, text: str) -> None:

@@ -25,23 +25,15 @@ def bundle_named(
     if str(file) in (*sets.SETS, packs.STANDARD, *catalog.CATALOG):
         whole = command("models", "bundle", BUNDLE, file, *wanted)
         raise WrongArgument(f"The file to write is missing: {file} names models. Type for example `{whole}`.")
-    named = [model for name in wanted or name_weights(config) for model in expand(name)]
-    named = [name for name in dict.fromkeys(named) if name not in ("", "mini")]
-    if not named:
-        raise WrongArgument(
-            "The configuration names only models that are in the package. Name others, or a set: fast, balanced or best."
-        )
+    named = choose_named(config, wanted)
     pull_named(config, [name for name in named if is_pulled(name)], allow_pickle=allow_pickle, explain=False)
+    begins = (bundles.CONTENTS.encode(),)
     with (
-        written_whole(
-            file, config.state.path / LEDGER, force=force, begins=(bundles.CONTENTS.encode(),)
-        ) as partial,
+        written_whole(file, config.state.path / LEDGER, force=force, begins=begins) as partial,
         pack_errors(),
     ):
-        found = {
-            pack.folder: pack
-            for pack in (packs.open_pack(name, config.models.folder, base=config.folder) for name in named)
-        }
+        opened = [packs.open_pack(name, config.models.folder, base=config.folder) for name in named]
+        found = {pack.folder: pack for pack in opened}
         for pack in found.values():
             if pack.plain:
                 raise WrongArgument(
@@ -53,9 +45,17 @@ def bundle_named(
     )
 
 
-def expand(name: str) -> list[str]:
-    """The models of a set of `visiond setup`, or the name itself."""
-    return list(sets.choose_models(name, permissive=False).values()) if name in sets.SETS else [name]
+def choose_named(config: Config, wanted: Sequence[str]) -> list[str]:
+    """The models to take, each once: those of a set of `visiond setup` in its place. wanted: as of `bundle_named`."""
+    named: list[str] = []
+    for name in wanted or name_weights(config):
+        named += sets.choose_models(name, permissive=False).values() if name in sets.SETS else [name]
+    chosen = [name for name in dict.fromkeys(named) if name not in ("", "mini")]
+    if not chosen:
+        raise WrongArgument(
+            "The configuration names only models that are in the package. Name others, or a set: fast, balanced or best."
+        )
+    return chosen
 
 
 def is_pulled(name: str) -> bool:

@@ -33,33 +33,10 @@ def print_catalog(config: Config, stages: Sequence[str] | None, *, ask: bool) ->
     """Print a table of the models that can be pulled. ask: the hub how large they are. Returns the problems."""
     entries = choose_entries(stages)
     sizes, problem = find_sizes(config.models.folder, entries, ask=ask)
-    columns = (
-        "model",
-        "set",
-        "stage",
-        "license",
-        "parameters",
-        "published quality",
-        f"images/s, {GPU}",
-        "GPU GB",
-        "MiB",
-        "here",
-    )
-    rows = (
-        (
-            entry.name,
-            ", ".join(sets_of(entry.name)) or "-",
-            entry.stage,
-            entry.license or "-",
-            count_parameters(entry),
-            entry.quality or "-",
-            *describe_rate(entry),
-            f"{to_mebibytes(sizes[entry.name]):,}" if entry.name in sizes else "-",
-            "yes" if find_folder(entry, config) else "-",
-        )
-        for entry in entries
-    )
-    print_table(columns, rows)
+    columns = ("model", "set", "stage", "license", "parameters", "published quality")
+    rates = (f"images/s, {GPU}", "GPU GB", "MiB", "here")
+    rows = (describe_entry(entry, config, sizes) for entry in entries)
+    print_table([*columns, *rates], rows)
     print()
     if not ask and len(sizes) < len(entries):
         print(
@@ -68,6 +45,21 @@ def print_catalog(config: Config, stages: Sequence[str] | None, *, ask: bool) ->
     described = ", ".join(describe_set(name, sizes) for name in SETS)
     print(f"To take all models of a set ({described}): {command('setup', 'balanced')}")
     return [problem] if problem else []
+
+
+def describe_entry(entry: PublishedModel, config: Config, sizes: Mapping[str, int]) -> tuple[str, ...]:
+    """A row of the table."""
+    return (
+        entry.name,
+        ", ".join(sets_of(entry.name)) or "-",
+        entry.stage,
+        entry.license or "-",
+        count_parameters(entry),
+        entry.quality or "-",
+        *describe_rate(entry),
+        f"{to_mebibytes(sizes[entry.name]):,}" if entry.name in sizes else "-",
+        "yes" if find_folder(entry, config) else "-",
+    )
 
 
 def describe_set(name: str, sizes: Mapping[str, int]) -> str:

@@ -30,30 +30,35 @@ class Sizes(NamedTuple):
 
 def find_sizes(folder: Path, models: Sequence[PublishedModel], *, ask: bool) -> Sizes:
     """folder: of the models that were pulled. ask: the hub about the others, which takes some seconds."""
-    sizes, problems, others = dict[str, int](), list[PackError](), list[PublishedModel]()
-    for model in models:
-        if pulled := names.find_pulled(model.name, folder):
-            sizes[model.name] = sum(file.stat().st_size for file in list_files(pulled))
-        else:
-            others.append(model)
-    if not ask:
-        return Sizes(sizes)
+    pulled = {model.name: names.find_pulled(model.name, folder) for model in models}
+    known = {
+        name: sum(file.stat().st_size for file in list_files(place))
+        for name, place in pulled.items()
+        if place
+    }
+    others = [model for model in models if model.name not in known]
+    return add_asked(known, others) if ask else Sizes(known)
+
+
+def add_asked(known: dict[str, int], others: Sequence[PublishedModel]) -> Sizes:
+    """What is known, and the sizes of others as the hub says."""
+    problems: list[PackError] = []
     hub = HuggingFaceHub(lambda sentence: errors.print(printable(sentence)))
     # One alone: if the hub cannot be reached, each of the others would wait for it too.
     first = [ask_hub(hub, model) for model in others[:1]]
     if first and isinstance(first[0], HubUnreachable):
-        return Sizes(sizes, f"The size is not known of {quantity(len(others), 'model')}: {first[0]}")
+        return Sizes(known, f"The size is not known of {quantity(len(others), 'model')}: {first[0]}")
     with ThreadPoolExecutor(AT_ONCE) as pool, Progress("models", len(others), after=LATE_SECONDS) as progress:
         answers = itertools.chain(first, pool.map(partial(ask_hub, hub), others[1:]))
         for model, size in zip(others, progress.track(answers), strict=True):
             if isinstance(size, PackError):
                 problems.append(size)
             elif size is not None:
-                sizes[model.name] = size
+                known[model.name] = size
     if not problems:
-        return Sizes(sizes)
+        return Sizes(known)
     return Sizes(
-        sizes, f"The size is not known of {quantity(len(problems), 'model')}. Of the first: {problems[0]}"
+        known, f"The size is not known of {quantity(len(problems), 'model')}. Of the first: {problems[0]}"
     )
 
 

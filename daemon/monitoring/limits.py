@@ -12,7 +12,11 @@ from daemon.core.hints import command
 
 INPUT, READ, DECODE, GPU, WORKERS, PUBLISH = "input", "read", "decode", "gpu", "workers", "publish"
 PARTS = (INPUT, READ, DECODE, GPU, WORKERS, PUBLISH)  # in the order in which an image passes them
-WAITS = (READ, PUBLISH, INPUT)  # what threads of workers can wait for
+WAITS = {  # what threads of workers can wait for
+    READ: "until files are read or unpacked",
+    PUBLISH: "until results are in the ledger and published",
+    INPUT: "for files, and nothing is there to be read",
+}
 # kinds of process; others count as the daemon
 IN_DECODERS, IN_WORKERS, IN_DAEMON = "decoders", "workers", "daemon"
 FULL = 0.9  # of a part's time, from which it counts as busy all the time
@@ -116,7 +120,7 @@ def _measure(moments: Sequence[Moment], decoding: float) -> dict[str, float]:
     }
     if loads:
         measured[GPU] = statistics.fmean(loads)
-    return {part: min(1.0, measured[part]) for part in PARTS if part in measured}
+    return {part: min(1.0, measured[part]) for part in sorted(measured, key=PARTS.index)}
 
 
 def _at_work(moments: Sequence[Moment]) -> list[Moment]:
@@ -143,7 +147,6 @@ def _choose(shares: Mapping[str, float], cores_busy: float, cpu: Mapping[str, fl
     if full := [part for part in (GPU, DECODE) if shares.get(part, 0.0) >= FULL]:
         part = max(full, key=lambda each: shares[each])
         return part, f"{'the GPUs' if part == GPU else 'the decoders'} are {shares[part]:.0%} busy"
-    wait = max(WAITS, key=lambda each: shares[each])
     if cores_busy >= FULL:
         kind = max(cpu, key=lambda each: cpu[each])
         of_workers = WORKERS if GPU in shares else GPU
@@ -151,15 +154,10 @@ def _choose(shares: Mapping[str, float], cores_busy: float, cpu: Mapping[str, fl
         part = {IN_DECODERS: DECODE, IN_WORKERS: of_workers, IN_DAEMON: of_daemon}[kind]
         owner = "daemon itself" if kind == IN_DAEMON else kind
         return part, f"the cores are {cores_busy:.0%} busy, most of them with the {owner}"
+    wait = max(WAITS, key=lambda each: shares[each])
     if shares[wait] > STARVED:
-        because = {
-            READ: "until files are read or unpacked",
-            PUBLISH: "until results are in the ledger and published",
-            INPUT: "for files, and nothing is there to be read",
-        }[wait]
-        return wait, f"the workers' threads wait {because} for {shares[wait]:.0%} of the time"
-    busy = [f"the GPUs are {shares[GPU]:.0%} busy"] if GPU in shares else []
-    also = " and ".join(
-        [*busy, f"the cores {cores_busy:.0%}" if busy else f"the cores are {cores_busy:.0%} busy"]
-    )
+        return wait, f"the workers' threads wait {WAITS[wait]} for {shares[wait]:.0%} of the time"
+    also = f"the cores are {cores_busy:.0%} busy"
+    if GPU in shares:
+        also = f"the GPUs are {shares[GPU]:.0%} busy and the cores {cores_busy:.0%}"
     return WORKERS, f"their threads have a batch for {shares[WORKERS]:.0%} of the time, while {also}"

@@ -148,18 +148,21 @@ class Metrics(Series):
             if not ending.keeps_result:
                 reason = ending.failure.reason.value if ending.failure else ""
                 kinds[ending.job.inbox, ending.status, reason, ending.bin] += 1
-        for (inbox, status, reason, bin), images in kinds.items():
-            outcome, name = status.name.lower(), self._name_of(inbox)
-            if status is not JobStatus.PENDING:
-                self.images.labels(outcome, reason).inc(images)
-                self.inbox_images.labels(name, outcome).inc(images)
-            elif reason:
-                self.retries.labels(reason).inc(images)
-            if status is JobStatus.DONE:
-                label = bin if bin in BINS else OTHER
-                self.bins.labels(label).inc(images)
-                self.inbox_bins.labels(name, label).inc(images)
+        for kind, images in kinds.items():
+            self._count_kind(*kind, images)
         self._note_times([ending for ending in endings if ending.status is JobStatus.DONE])
+
+    def _count_kind(self, inbox: int, status: JobStatus, reason: str, bin: str, images: int) -> None:
+        outcome, name = status.name.lower(), self._name_of(inbox)
+        if status is not JobStatus.PENDING:
+            self.images.labels(outcome, reason).inc(images)
+            self.inbox_images.labels(name, outcome).inc(images)
+        elif reason:
+            self.retries.labels(reason).inc(images)
+        if status is JobStatus.DONE:
+            label = bin if bin in BINS else OTHER
+            self.bins.labels(label).inc(images)
+            self.inbox_bins.labels(name, label).inc(images)
 
     def _note_times(self, done: Sequence[Ending]) -> None:
         """How long these took, and how long they had waited before."""

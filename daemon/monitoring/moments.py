@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import os
 import time
-from collections import deque
+from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Collection, Iterator, Sequence
+from itertools import chain
 from typing import NamedTuple
 
 from daemon.monitoring.limits import INPUT, PUBLISH, READ, Limit, Moment, find_limit
@@ -56,8 +57,6 @@ class Limits:
         read or written again. Meanwhile only reading and publishing limit; and while no worker is ready nothing does, as what
         limited before is no longer true."""
         occupied, waiting = find_waits(states, has_files=has_files)
-        used = {part for worker in _workers(states) for part in worker.device.split("+")}
-        loads = [gpu.busy for gpu in load.gpus if gpu.device in used and gpu.busy is not None]
         self._moments.append(
             Moment(
                 at=time.time(),
@@ -69,7 +68,7 @@ class Limits:
                     state.waits_for_room and state.lanes[0].queued < state.lanes[0].batch_size
                     for state in states
                 ),
-                gpu_busy=sum(loads) / len(loads) if loads else None,
+                gpu_busy=_measure_busy(states, load.gpus),
                 cpu_seconds=load.cpu_seconds,
                 decoders=load.decoders,
                 cores=self._cores,
@@ -87,17 +86,16 @@ def find_waits(states: Collection[StationState], *, has_files: bool) -> tuple[fl
 
     The first segment can wait for files, and the last one until earlier results are published.
     """
-    threads: dict[str, int] = {}
-    busy: dict[str, int] = {}
-    for lane in [lane for state in states for lane in state.lanes]:
-        threads[lane.name] = threads.get(lane.name, 0) + sum(w.threads for w in _ready(lane))
-        busy[lane.name] = busy.get(lane.name, 0) + sum(w.busy for w in _ready(lane))
-    shares = [busy[name] / threads[name] for name in threads if threads[name]]
-    waiting: dict[str, float] = {}
-    for lane, part in [wait for state in states for wait in _waits_of(state, has_files=has_files)]:
+    threads, busy = Counter[str](), Counter[str]()
+    for lane in chain.from_iterable(state.lanes for state in states):
+        threads[lane.name] += sum(worker.threads for worker in _ready(lane))
+        busy[lane.name] += sum(worker.busy for worker in _ready(lane))
+    shares = [busy[name] / count for name, count in threads.items() if count]
+    waiting = defaultdict[str, float](float)
+    for lane, part in chain.from_iterable(_waits_of(state, has_files=has_files) for state in states):
         free = sum(worker.threads - worker.busy for worker in _ready(lane))
-        waiting[part] = waiting.get(part, 0.0) + free / max(1, threads[lane.name])
-    return max(shares, default=None), waiting
+        waiting[part] += free / max(1, threads[lane.name])
+    return max(shares, default=None), dict(waiting)
 
 
 def _waits_of(state: StationState, *, has_files: bool) -> Iterator[tuple[LaneState, str]]:
@@ -115,5 +113,9 @@ def _ready(lane: LaneState) -> list[WorkerState]:
     return [worker for worker in lane.workers if worker.state == "ready"]
 
 
-def _workers(states: Collection[StationState]) -> list[WorkerState]:
-    return [worker for state in states for lane in state.lanes for worker in _ready(lane)]
+def _measure_busy(states: Collection[StationState], gpus: Sequence[GpuState]) -> float | None:
+    """Of the GPUs that ready workers use, on average; None if none reports it."""
+    workers = [worker for state in states for lane in state.lanes for worker in _ready(lane)]
+    used = {part for worker in workers for part in worker.device.split("+")}
+    loads = [gpu.busy for gpu in gpus if gpu.device in used and gpu.busy is not None]
+    return sum(loads) / len(loads) if loads else None

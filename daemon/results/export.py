@@ -60,9 +60,8 @@ def export_records(
 
     file: a file, STDOUT, or for the formats in FOLDERS a folder. columns: of CSV and Parquet; if they have models, a second
     file beside CSV says what these are. step: called with the number of images written, and of all. inboxes: their names by
-    their roots, for names of images in a folder. force: replace what an export wrote. mark: begin CSV with a byte order mark.
-    half: embeddings in half precision. warn: called with what a reader of the file should know. Raises WrongArgument,
-    NotWritable, MissingLibrary; LedgerDamaged, after writing all others, when some images are damaged.
+    their roots. force: replace what an export wrote. mark: begin CSV with a byte order mark. half: embeddings in half
+    precision. Raises WrongArgument, NotWritable, MissingLibrary; LedgerDamaged, after all others, if images are damaged.
     """
     _check_options(file, format, columns, choice, mark=mark, half=half)
     chosen, written = Chosen(reader, choice, columns), 0

@@ -233,9 +233,14 @@ def show_record(record: Record) -> None:
         reason = ": ".join(filter(None, (record.reason, record.detail)))
         console.print(f"reason  {printable(reason or (GONE if record.status is JobStatus.GONE else '-'))}")
         console.print(f"attempts  {record.attempts}")
-        return
+    else:
+        show_result(record)
+
+
+def show_result(record: Record) -> None:
+    """Print the answers for an image that is DONE, and what they were made with."""
     document: dict[str, Any] = msgspec.json.decode(record.sidecar)
-    show_results(document)
+    show_answers(document)
     print_table(
         ("bin", "criterion", "passed"), describe(document["bin"]), title=f"bin {document['bin']['name']}"
     )
@@ -250,23 +255,26 @@ def show_record(record: Record) -> None:
         print_fields("", look.get("result") or {key: look[key] for key in ("reason", "detail")}, about)
 
 
-def show_results(document: Mapping[str, Any]) -> None:
+def show_answers(document: Mapping[str, Any]) -> None:
     """Print what the stages found."""
     console.print(f"caption  {printable(document.get('caption', {}).get('text', '-'))}")
     tags = ", ".join(tag["label"] for tag in document.get("clip", {}).get("tags", []))
     console.print(f"tags  {printable(tags or '-')}")
-    ocr = document.get("ocr", {})
+    show_text(document.get("ocr", {}))
+    objects = document.get("objects", {}).get("detections", ())
+    boxes = ((found["label"], found["score"], [round(x) for x in found["box"]]) for found in objects)
+    print_found(("object", "score", "box"), boxes)
+    for stage in sort_stages(document["models"].keys() - {stage.name for stage in BUILT_IN}):
+        print_fields(stage, document[stage])
+
+
+def show_text(ocr: Mapping[str, Any]) -> None:
     lines = (
         (line["text"], line["score"], "guessed" * line.get("guessed", False)) for line in ocr.get("lines", ())
     )
     print_found(("text", "score", ""), lines)
     text = ([line] for line in (ocr.get("text") or "").splitlines() if line.strip())  # by a page reader
     print_found(("text",), text, title="cut at max_new_tokens" if ocr.get("cut") else None)
-    objects = document.get("objects", {}).get("detections", ())
-    boxes = ((found["label"], found["score"], [round(x) for x in found["box"]]) for found in objects)
-    print_found(("object", "score", "box"), boxes)
-    for stage in sort_stages(document["models"].keys() - {stage.name for stage in BUILT_IN}):
-        print_fields(stage, document[stage])
 
 
 def show_labels(labels: Mapping[Kind, Label]) -> None:

@@ -8,6 +8,7 @@ import signal
 import socket
 import subprocess
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from math import inf
 
@@ -136,26 +137,10 @@ def _write_frames(
     for letter, content in read_frames(channel):
         allow_cpu_seconds(pid, inf)  # while this process writes, which a slow disk may make long
         children.progressed_at = time.monotonic()
-        match letter:
-            case b"N":
-                contents.expect(*map(_number, (content[: NUMBER.size], content[NUMBER.size :])))
-            case b"M":
-                contents.begin(content[NUMBER.size :], _number(content[: NUMBER.size]))
-            case b"D":
-                contents.write(content)
-            case b"E":
-                contents.finish()
-            case b"X":
-                contents.finish(content.decode(errors="replace") or "it cannot be read")
-            case b"L":
-                contents.pass_over()
-            case b"O":
-                contents.pass_folder()
-            case b"H":
-                length, names = _number(content[: NUMBER.size]), content[NUMBER.size :]
-                contents.repeat(names[:length], names[length:])
-            case b"P":
-                return content.decode(errors="replace") or "it cannot be read"
+        if letter == b"P":
+            return _text_of(content)
+        if note := FRAMES.get(letter):
+            note(contents, content)
         allow_cpu_seconds(pid, limits.decode_seconds)
     return ""
 
@@ -166,6 +151,42 @@ def _number(content: bytes) -> int:
         raise Torn
     number: int = NUMBER.unpack(content)[0]
     return number
+
+
+def _text_of(content: bytes) -> str:
+    return content.decode(errors="replace") or "it cannot be read"
+
+
+def _split(content: bytes) -> tuple[int, bytes]:
+    """A number, and what follows it. Raises Torn."""
+    return _number(content[: NUMBER.size]), content[NUMBER.size :]
+
+
+def _expect(contents: Contents, content: bytes) -> None:
+    members, size = _split(content)
+    contents.expect(members, _number(size))
+
+
+def _begin(contents: Contents, content: bytes) -> None:
+    size, name = _split(content)
+    contents.begin(name, size)
+
+
+def _repeat(contents: Contents, content: bytes) -> None:
+    length, names = _split(content)
+    contents.repeat(names[:length], names[length:])
+
+
+FRAMES: dict[bytes, Callable[[Contents, bytes], object]] = {  # by their letter
+    b"N": _expect,
+    b"M": _begin,
+    b"D": Contents.write,
+    b"E": lambda contents, _: contents.finish(),
+    b"X": lambda contents, content: contents.finish(_text_of(content)),
+    b"L": lambda contents, _: contents.pass_over(),
+    b"O": lambda contents, _: contents.pass_folder(),
+    b"H": _repeat,
+}
 
 
 def _explain_slow(limits: Limits) -> str:

@@ -128,16 +128,19 @@ def walk_zip(file: UnbufferedReader, _: Rules) -> Iterator[Item]:
         raise Unusable(CUT)
     yield Declared(len(entries), sum(entry.file_size for entry in entries))
     for entry, name in zip(entries, names.zip_names(entries), strict=True):
-        mode = entry.external_attr >> 16
-        is_folder = stat.S_ISDIR(mode) or entry.external_attr & IS_FOLDER
-        if name.endswith(("/", "\\")) or (is_folder and not entry.file_size):
-            yield FolderEntry()
-        elif stat.S_IFMT(mode) in NO_FILES:  # some tools write nonsense there
-            yield Link()
-        else:
-            yield Member(name.encode(errors="replace"), _read_entry(file, entry), entry.file_size)
+        yield _item_of(file, entry, name)
     if any(entry.flag_bits & ENCRYPTED for entry in entries):
         raise Unusable(ADVICE)
+
+
+def _item_of(file: UnbufferedReader, entry: zipfile.ZipInfo, name: str) -> Item:
+    mode = entry.external_attr >> 16
+    is_folder = stat.S_ISDIR(mode) or entry.external_attr & IS_FOLDER
+    if name.endswith(("/", "\\")) or (is_folder and not entry.file_size):
+        return FolderEntry()
+    if stat.S_IFMT(mode) in NO_FILES:  # some tools write nonsense there
+        return Link()
+    return Member(name.encode(errors="replace"), _read_entry(file, entry), entry.file_size)
 
 
 def _opened_zip(file: UnbufferedReader) -> zipfile.ZipFile:

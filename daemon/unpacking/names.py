@@ -166,12 +166,17 @@ def _judge(page: CodePage, sample: Sequence[bytes]) -> float:
         for character in name.decode(page.name, errors="replace"):
             if character not in known:
                 known[character] = usual if character in common else _rare(page, character)
-            total += known[character]
-            is_mixed = before.isascii() != character.isascii() and before.isalpha() and character.isalpha()
-            total += OTHER_SCRIPT if is_mixed and page.common[0] != LATIN[0] else 0.0
-            if before.islower() and character.isupper() and not (before + character).isascii():
-                total += CAPITAL
+            total += known[character] + _judge_pair(page, before, character)
             before = character
+    return total
+
+
+def _judge_pair(page: CodePage, before: str, character: str) -> float:
+    """The same for what hardly ever follows each other."""
+    is_mixed = before.isascii() != character.isascii() and before.isalpha() and character.isalpha()
+    total = OTHER_SCRIPT if is_mixed and page.common[0] != LATIN[0] else 0.0
+    if before.islower() and character.isupper() and not (before + character).isascii():
+        total += CAPITAL
     return total
 
 

@@ -16,18 +16,18 @@ import torch
 
 from stages.contract.folders import remove_folder
 from stages.contract.processes import die_with
-from stages.training.hardware import make_accelerator, make_deterministic
-from stages.training.trainer import (
-    CHECKPOINTS,
-    Trainer,
-    TrainerSettings,
-    TrainingBatches,
-)
 from stages.weights.published import Models, Vocabulary
 from visiond_mini import mini
 from visiond_mini.cache import COLOR_NAMES
 from visiond_mini.dataset import Examples
 from visiond_mini.learners import BlipBatches, BlipLearner, ClipBatches, ClipLearner, Learner
+from visiond_mini.training.hardware import make_accelerator, make_deterministic
+from visiond_mini.training.trainer import (
+    CHECKPOINTS,
+    Trainer,
+    TrainerSettings,
+    TrainingBatches,
+)
 
 FINAL = "final"  # the trained weights in a job's folder
 WEIGHTS = "weights"  # the detector's weights from ultralytics

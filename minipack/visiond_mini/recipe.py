@@ -24,14 +24,14 @@ import msgspec
 from stages.contract.folders import replace_folder, restore_folder
 from stages.contract.manifest import Manifest, PackError
 from stages.contract.processes import environment, python
-from stages.training.log import read_log
-from stages.training.trainer import LOG, TrainerSettings
 from stages.yolo.structure import has_library
 from visiond_mini.cache import CachePlan, write_cache
 from visiond_mini.card import Card, draw_curves, read_card, read_training, write_card
 from visiond_mini.children import Child, InUse, end_children, locked, start_child, stopped_in_order
 from visiond_mini.job import FINAL, DetectorJob, TrainingJob, forget_training
 from visiond_mini.options import KINDS, Options, check_place, parse_options
+from visiond_mini.training.log import read_log
+from visiond_mini.training.trainer import LOG, TrainerSettings
 
 NOTICE = "mini pack: a demonstration that knows only the toy scenes of `visiond samples`"
 DESCRIPTION = "Small models trained on synthetic scenes by `visiond train mini`."

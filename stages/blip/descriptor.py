@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import lru_cache
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
 from msgspec import Meta
@@ -124,13 +124,7 @@ class ChatOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def make_captioner(
-    place: str,
-    options: type[msgspec.Struct],
-    models: tuple[KnownModel, ...],
-    version: int = 1,
-    *,
-    small: tuple[str, ...] = (),
-    can_spread: bool = False,
+    place: str, options: type[msgspec.Struct], models: tuple[KnownModel, ...], **fields: Any
 ) -> Backend:
     """A backend whose captions are compared with the images by the model of the stage CLIP."""
 
@@ -139,16 +133,9 @@ def make_captioner(
         if "clip" in files:
             recognition.check_transformers(clip.TOWERS, files["clip"])
 
+    shares = {"clip": ("clip", "model")}
     return recognition.make_backend(
-        place,
-        options,
-        models,
-        stage="blip",
-        version=version,
-        check=check,
-        shares={"clip": ("clip", "model")},
-        small=small,
-        can_spread=can_spread,
+        place, options, models, stage="blip", check=check, shares=shares, **fields
     )
 
 

@@ -211,8 +211,12 @@ def _find_text(ocr: _Ocr, least_score: float) -> _Text:
     counted = [line for line in ocr.lines if line.score > least_score and has_text(line.text, line.score)]
     if len(counted) == len(ocr.lines):
         return _Text(len(counted), ocr.area_ratio)
-    areas = [sum(measure_area(line.box) for line in lines) for lines in (counted, ocr.lines)]
-    return _Text(len(counted), ocr.area_ratio * areas[0] / areas[1] if areas[0] else 0.0)
+    area = _sum_areas(counted)
+    return _Text(len(counted), ocr.area_ratio * area / _sum_areas(ocr.lines) if area else 0.0)
+
+
+def _sum_areas(lines: Iterable[_Line]) -> float:
+    return sum(measure_area(line.box) for line in lines)
 
 
 def text_of(ocr: Mapping[str, Any]) -> str:

@@ -9,6 +9,7 @@ from typing import Any
 
 import msgspec
 
+from stages.contract.base import StageUnusable
 from stages.contract.files import open_file, read_file
 
 MANIFEST = "manifest.json"
@@ -22,6 +23,10 @@ LATER = (".jinja", ".model")
 
 class PackError(Exception):
     """A pack of weights is missing, changed or cannot be used; the message says which one and how to fix it."""
+
+
+class WeightsError(StageUnusable, PackError):
+    """A file of weights is missing, damaged or of another model, as a check of packs finds, or a worker that loads it."""
 
 
 class NotPulled(PackError):

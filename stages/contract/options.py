@@ -39,17 +39,22 @@ def _explain(spec: StageSpec, kind: type[msgspec.Struct], where: str) -> Iterato
             near = difflib.get_close_matches(name, fields, n=1, cutoff=0.5)
             known = f"{spec.backend} takes {', '.join(fields)}."
             yield f"{where}.{name}: unknown key; " + (f'did you mean "{near[0]}"?' if near else known)
-            continue
-        try:
-            msgspec.convert(value, fields[name].type)
-        except msgspec.ValidationError as error:
-            taken = describe(inspect.type_info(fields[name].type))
-            wanted = f"write {taken}{_example(fields[name].default)}" if taken else str(error)
+        elif wanted := _refuse(fields[name], value):
             yield f"{where}.{name}: {wanted} (it is {value!r})"
     for name, field in fields.items():
         if field.required and name not in spec.options:
             taken = describe(inspect.type_info(field.type))
             yield f"{where}.{name}: this key is missing" + (f"; write {taken}" if taken else "")
+
+
+def _refuse(field: msgspec.structs.FieldInfo, value: object) -> str:
+    """What to write instead of a value; empty if it is right."""
+    try:
+        msgspec.convert(value, field.type)
+    except msgspec.ValidationError as error:
+        taken = describe(inspect.type_info(field.type))
+        return f"write {taken}{_example(field.default)}" if taken else str(error)
+    return ""
 
 
 def describe(kind: inspect.Type) -> str:

@@ -155,13 +155,9 @@ def check(stage: object, entry: EntryPoint, stages: Mapping[str, Descriptor]) ->
     if not isinstance(stage, Descriptor):
         raise Unfit(f"{entry.value} is not a stages.contract.descriptor.Descriptor")
     check_name(stage, entry, stages)
-    if not isinstance(stage.backends, Mapping) or not stage.backends:
-        raise Unfit("it has no backends")
     if not isinstance(stage.uses, tuple) or not all(isinstance(name, str) for name in stage.uses):
         raise Unfit("its `uses` must be a tuple of stages' names")
-    for name, backend in stage.backends.items():
-        if not isinstance(backend, Backend) or not is_struct(backend.options):
-            raise Unfit(f'its backend "{name}" must be a Backend whose options are a msgspec.Struct')
+    check_backends(stage)
     if not is_struct(stage.result):
         raise Unfit("its result must be a msgspec.Struct")
     try:
@@ -170,6 +166,15 @@ def check(stage: object, entry: EntryPoint, stages: Mapping[str, Descriptor]) ->
     except Exception as error:  # as above
         raise Unfit(f"the type of its result cannot be read: {type(error).__name__}: {error}") from error
     return stage
+
+
+def check_backends(stage: Descriptor) -> None:
+    """Raises Unfit."""
+    if not isinstance(stage.backends, Mapping) or not stage.backends:
+        raise Unfit("it has no backends")
+    for name, backend in stage.backends.items():
+        if not isinstance(backend, Backend) or not is_struct(backend.options):
+            raise Unfit(f'its backend "{name}" must be a Backend whose options are a msgspec.Struct')
 
 
 def check_name(stage: Descriptor, entry: EntryPoint, stages: Mapping[str, Descriptor]) -> None:

@@ -345,14 +345,9 @@ def advise(files: Collection[str], folder: str, before: str = "") -> str:
     """
     for file in sorted(files):
         place, _, name = file.rpartition("/")
-        command = ""
         if place and f"{place}/config.json" in files:
             return f"The subfolder {place} has a model: {before and f'type `{before}`, and '}name the folder {folder}/{place}."
-        if place and name in (*WEIGHTS, PICKLE):
-            command = f"mv {folder}/{place}/* {folder}/"
-        elif not place and (variant := VARIANT.fullmatch(name)):
-            command = f"mv {folder}/{name} {folder}/{variant[1]}{variant[2]}"
-        if command:
+        if command := move_weights(place, name, folder):
             typed = " && ".join(filter(None, (before, command)))
             return f"There is {file}: to use it, type `{typed}`, and name the folder {folder}."
     for end, form in FORMS.items():
@@ -362,6 +357,14 @@ def advise(files: Collection[str], folder: str, before: str = "") -> str:
                 "possible, and save it with save_pretrained."
             )
     return ""
+
+
+def move_weights(place: str, name: str, folder: str) -> str:
+    """The command that brings weights to where transformers looks for them; "" for another file. place: a subfolder."""
+    if place:
+        return f"mv {folder}/{place}/* {folder}/" if name in (*WEIGHTS, PICKLE) else ""
+    variant = VARIANT.fullmatch(name)
+    return f"mv {folder}/{name} {folder}/{variant[1]}{variant[2]}" if variant else ""
 
 
 def read_header(file: Path) -> dict[str, Any]:

@@ -121,10 +121,6 @@ def _read_sof(marker: int, segment: memoryview) -> Jpeg:
     return Jpeg(width, height, 1, marker, components, None)
 
 
-def read_jpeg(data: memoryview) -> Size:
-    return read_jpeg_frame(data)[:3]
-
-
 # PNG (ISO/IEC 15948)
 # -------------------------------------------------------------------------------------------------
 
@@ -177,34 +173,43 @@ def read_png(data: memoryview) -> Size:
 # -------------------------------------------------------------------------------------------------
 
 
-def read_gif(data: memoryview) -> Size:
-    """The screen's size, enlarged if the first frame is larger, as Pillow does."""
-    width, height, flags = struct.unpack_from("<HHB", data, 6)
-    at = 13 + (3 << (flags & 7) + 1 if flags & 0x80 else 0)
-    is_extension = False  # inside its sub-blocks, which an empty one ends
+def find_gif_pictures(data: memoryview) -> Iterator[int]:
+    """The position of each picture's descriptor."""
+    at = 13 + _palette_bytes(data[10])
+    in_blocks = False  # inside the blocks of an extension or a picture, which an empty block ends
     for _ in range(PARTS):
         block = data[at]
-        if is_extension:
-            is_extension = block > 0
+        if in_blocks:
+            in_blocks = block > 0
             at += block + 1
-        elif block == 0x2C:  # an image descriptor
-            break
+        elif block == 0x2C:
+            yield at
+            at += 11 + _palette_bytes(data[at + 9])  # includes the byte with the code size
+            in_blocks = True
         elif block == 0x3B:
-            raise ImageError(Reason.HEADER, "the GIF has no picture")
+            return
         else:
-            is_extension = block == 0x21
-            at += 2 if is_extension else 1  # an extension has a label
-    else:
-        raise ImageError(Reason.HEADER, "the GIF has too many blocks before its picture")
+            in_blocks = block == 0x21
+            at += 2 if in_blocks else 1  # an extension has a label
+    raise ImageError(Reason.HEADER, "the GIF has too many blocks before its picture")
+
+
+def _palette_bytes(flags: int) -> int:
+    return 3 << (flags & 7) + 1 if flags & 0x80 else 0
+
+
+def read_gif(data: memoryview) -> Size:
+    """The screen's size, enlarged if the first frame is larger, as Pillow does."""
+    width, height = struct.unpack_from("<HH", data, 6)
+    if not (at := next(find_gif_pictures(data), 0)):
+        raise ImageError(Reason.HEADER, "the GIF has no picture")
     left, top, frame_width, frame_height = struct.unpack_from("<HHHH", data, at + 1)
     return max(width, left + frame_width), max(height, top + frame_height), 1
 
 
 def read_bmp(data: memoryview) -> Size:
-    if struct.unpack_from("<I", data, 14) == (12,):
-        width, height = struct.unpack_from("<HH", data, 18)
-    else:
-        width, height = struct.unpack_from("<ii", data, 18)
+    is_old = struct.unpack_from("<I", data, 14) == (12,)
+    width, height = struct.unpack_from("<HH" if is_old else "<ii", data, 18)
     return width, abs(height), 1  # a negative height means rows from the top
 
 
@@ -227,7 +232,8 @@ def read_webp(data: memoryview) -> Size:
     if kind == b"VP8X":
         width = int.from_bytes(data[24:27], "little") + 1
         height = int.from_bytes(data[27:30], "little") + 1
-        return width, height, _webp_orientation(data) if data[20] & 0x08 else 1
+        chunks = islice(webp_chunks(data), CHUNKS if data[20] & 0x08 else 0)
+        return width, height, next((read_orientation(exif) for kind, exif in chunks if kind == b"EXIF"), 1)
     if kind == b"VP8L" and data[20] == 0x2F:
         (bits,) = struct.unpack_from("<I", data, 21)
         return (bits & 0x3FFF) + 1, (bits >> 14 & 0x3FFF) + 1, 1
@@ -237,16 +243,15 @@ def read_webp(data: memoryview) -> Size:
     raise ImageError(Reason.HEADER, "the WebP does not begin with a picture")
 
 
-def _webp_orientation(data: memoryview) -> int:
+def webp_chunks(data: memoryview) -> Iterator[tuple[bytes, memoryview]]:
+    """(type, content) of each chunk, until the bytes end."""
     at = 12
-    for _ in range(CHUNKS):
+    for _ in range(PARTS):
         if at + 8 > len(data):
-            break
+            return
         kind, length = struct.unpack_from("<4sI", data, at)
-        if kind == b"EXIF":
-            return read_orientation(data[at + 8 : at + 8 + length])
+        yield kind, data[at + 8 : at + 8 + length]
         at += 8 + length + (length & 1)
-    return 1
 
 
 # AVIF and HEIF (ISO/IEC 14496-12 boxes, 23008-12 items)
@@ -265,18 +270,14 @@ def read_avif(data: memoryview) -> Size:
     """Size and orientation of the primary item: its ispe, clap, irot and imir properties. EXIF is ignored,
     as the standard says."""
     properties = dict(primary_properties(data))
-    left, top, right, bottom = _find_crop(properties)
+    left, top, right, bottom = find_crop(properties)
     turns = properties[b"irot"][0] & 3 if b"irot" in properties else 0
     mirror = properties[b"imir"][0] & 1 if b"imir" in properties else None
     return right - left, bottom - top, TURNS[turns, mirror]
 
 
-def find_avif_crop(data: memoryview) -> tuple[int, int, int, int]:
+def find_crop(properties: dict[bytes, memoryview]) -> tuple[int, int, int, int]:
     """Left, top, right and bottom of what is to be seen of the stored picture, before it is turned: Pillow does not crop."""
-    return _find_crop(dict(primary_properties(data)))
-
-
-def _find_crop(properties: dict[bytes, memoryview]) -> tuple[int, int, int, int]:
     whole_width, whole_height = struct.unpack_from(">II", properties[b"ispe"], 4)
     if b"clap" not in properties:
         return 0, 0, whole_width, whole_height
@@ -387,7 +388,7 @@ def _property_numbers(table: memoryview, wanted: int) -> list[int]:
 
 
 READERS: dict[str, Callable[[memoryview], Size]] = {
-    "JPEG": read_jpeg,
+    "JPEG": lambda data: read_jpeg_frame(data)[:3],
     "PNG": read_png,
     "WEBP": read_webp,
     "GIF": read_gif,

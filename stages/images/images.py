@@ -12,7 +12,7 @@ import math
 import struct
 import threading
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, cast
@@ -78,18 +78,23 @@ def inspect(data: memoryview, limits: Limits) -> Header:
 def _is_deep(name: str, data: memoryview) -> bool:
     """Whether a picture needs samples.py: gray with more than 8 bits, much of TIFF, and a PNG of which the lower bits say what
     is white or transparent. Or scans.py: a JPEG with long rows of zeros."""
-    if name == "JPEG":
-        return find_zeros(data) is not None
-    if name == "TIFF":
-        return find_picture(data).is_deep
-    if name == "PPM":
-        return (found := DEEP_PNM.match(data[:HEAD])) is not None and int(found[1]) > 255
-    if name == "BMP":
-        return bool(bmp_masks(data))
-    if name != "PNG" or data[24] != 16:
-        return False
+    return name in DEEP and DEEP[name](data)
+
+
+def _is_deep_png(data: memoryview) -> bool:
     kind = data[25]
-    return kind == 0 or png_significant_bits(data) < 16 or (kind == 2 and b"tRNS" in png_properties(data))
+    if data[24] < 16 or kind == 0:
+        return data[24] == 16
+    return png_significant_bits(data) < 16 or (kind == 2 and b"tRNS" in png_properties(data))
+
+
+DEEP: dict[str, Callable[[memoryview], bool]] = {
+    "JPEG": lambda data: find_zeros(data) is not None,
+    "PNG": _is_deep_png,
+    "TIFF": lambda data: find_picture(data).is_deep,
+    "BMP": lambda data: bool(bmp_masks(data)),
+    "PPM": lambda data: (found := DEEP_PNM.match(data[:HEAD])) is not None and int(found[1]) > 255,
+}
 
 
 def _check_size(width: int, height: int, file_bytes: int, limits: Limits) -> None:
@@ -160,14 +165,7 @@ def decode(
     answers: dict[int, torch.Tensor | ImageError] = {}
     with device_errors():
         if device.type == "cuda":
-            plain = [index for index, entry in enumerate(entries) if _suits_device(entry)]
-            # A call ends with its slowest image, so images of one size share one.
-            plain.sort(key=lambda index: _pixels_of(entries[index]), reverse=True)
-            for index, pixels in zip(
-                plain, _decode_on_own_stream([entries[i] for i in plain], device), strict=True
-            ):
-                if pixels is not None:
-                    answers[index] = pixels
+            answers.update(_decode_on_own_stream(entries, device))
         left = [index for index in range(len(entries)) if index not in answers]
         for index, answer in zip(left, decoders.decode_all([entries[i] for i in left]), strict=True):
             answers[index] = answer if isinstance(answer, ImageError) else _to_device(answer, device)
@@ -185,21 +183,23 @@ def _suits_device(entry: Encoded) -> bool:
     return True
 
 
-def _decode_on_own_stream(entries: Sequence[Encoded], device: torch.device) -> list[torch.Tensor | None]:
-    """_decode_on_device on a separate stream, one call at a time. nvJPEG does not wait for earlier
-    work on the device, so it may only get memory that no kernel of another thread still has to read."""
+def _decode_on_own_stream(entries: Sequence[Encoded], device: torch.device) -> dict[int, torch.Tensor]:
+    """Those that the device can decode, by their place: on a separate stream, one call at a time. nvJPEG does not wait for
+    earlier work on the device, so it may only get memory that no kernel of another thread still has to read."""
     import torch
 
+    places = [place for place, entry in enumerate(entries) if _suits_device(entry)]
+    # A call ends with its slowest image, so images of one size share one.
+    places.sort(key=lambda place: _pixels_of(entries[place]), reverse=True)
     stream, lock = _decoding_stream(device)
     user = torch.cuda.current_stream(device)
     with lock, torch.cuda.stream(stream):
-        pixels = list(_decode_on_device(entries, device))
+        pixels = list(_decode_on_device([entries[place] for place in places], device))
     user.wait_stream(stream)
-    for tensor in pixels:
-        if tensor is not None:
-            # Its memory is reused only when the user's stream has finished with it.
-            tensor.record_stream(user)
-    return pixels
+    decoded = {place: tensor for place, tensor in zip(places, pixels, strict=True) if tensor is not None}
+    for tensor in decoded.values():
+        tensor.record_stream(user)  # its memory is reused only when the user's stream has finished with it
+    return decoded
 
 
 @functools.cache
@@ -216,11 +216,15 @@ def _decode_on_device(entries: Sequence[Encoded], device: torch.device) -> Itera
         if pixels is None:  # one bad file makes the whole call fail
             pixels = [tensor for entry in group for tensor in _try_jpegs([entry], device) or [None]]
         for tensor, (data, header) in zip(pixels, group, strict=True):
-            if tensor is not None and (conversion := read_conversion(jpeg_profile(data))):
-                apply(conversion, tensor)
-            upright = None if tensor is None else _turn(tensor, header.orientation)
-            fits = upright is not None and upright.shape == (3, header.height, header.width)
-            yield upright if fits else None
+            yield None if tensor is None else _finish(tensor, data, header)
+
+
+def _finish(pixels: torch.Tensor, data: memoryview, header: Header) -> torch.Tensor | None:
+    """In sRGB and upright; None if the size is not that of the header."""
+    if conversion := read_conversion(jpeg_profile(data)):
+        apply(conversion, pixels)
+    upright = _turn(pixels, header.orientation)
+    return upright if upright.shape == (3, header.height, header.width) else None
 
 
 def _pixels_of(entry: Encoded) -> int:

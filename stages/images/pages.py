@@ -13,22 +13,16 @@ from itertools import islice
 from typing import TYPE_CHECKING
 
 from stages.contract.base import ImageError
-from stages.images.headers import CHUNKS, find_sequence, png_chunks
-from stages.images.tiff import MOST, PARTS, walk
+from stages.images.headers import find_gif_pictures, find_sequence, png_properties, webp_chunks
+from stages.images.tiff import MOST, walk
 
 if TYPE_CHECKING:
     from PIL import Image
 
 BLANK_FRAMES = 100  # most frames of an animation that are skipped because they have one color
 BLANK_PIXELS = 200_000_000  # most pixels of these together
-BROKEN = (
-    EOFError,
-    OSError,
-    SyntaxError,
-    ValueError,
-    MemoryError,
-    ImageError,
-)  # what a bad later frame raises
+# What a bad later frame raises
+BROKEN = (EOFError, OSError, SyntaxError, ValueError, MemoryError, ImageError)
 
 
 def count_pages(name: str, data: memoryview) -> int:
@@ -42,68 +36,27 @@ def count_pages(name: str, data: memoryview) -> int:
     return max(count, 1)
 
 
-def _walk_tiff(data: memoryview) -> Iterator[None]:
-    for page in walk(data):
-        if not page.is_copy:
-            yield
+def _walk_webp(data: memoryview) -> Iterator[bytes]:
+    if bytes(data[12:16]) != b"VP8X" or not data[20] & 0x02:
+        return iter(())
+    return (kind for kind, _ in webp_chunks(data) if kind == b"ANMF")
 
 
-def _walk_gif(data: memoryview) -> Iterator[None]:
-    at = 13 + _palette_bytes(data[10])
-    in_blocks = False  # inside the blocks of an extension or a picture, which an empty block ends
-    for _ in range(PARTS):
-        block = data[at]
-        if in_blocks:
-            in_blocks = block > 0
-            at += block + 1
-        elif block == 0x2C:
-            yield
-            at += 11 + _palette_bytes(data[at + 9])  # includes the byte with the code size
-            in_blocks = True
-        elif block == 0x21:
-            at += 2
-            in_blocks = True
-        elif block == 0x3B:
-            return
-        else:
-            at += 1
-
-
-def _palette_bytes(flags: int) -> int:
-    return 3 << (flags & 7) + 1 if flags & 0x80 else 0
-
-
-def _walk_webp(data: memoryview) -> Iterator[None]:
-    at = 12
-    if bytes(data[at : at + 4]) != b"VP8X" or not data[20] & 0x02:
-        return
-    for _ in range(PARTS):
-        kind, length = struct.unpack_from("<4sI", data, at)
-        if kind == b"ANMF":
-            yield
-        at += 8 + length + (length & 1)
-
-
-def _walk_png(data: memoryview) -> Iterator[None]:
+def _walk_png(data: memoryview) -> Iterator[object]:
     """An animated PNG has the number of its frames before the first.
     Its default image may be an additional picture."""
-    for kind, start, _ in islice(png_chunks(data), CHUNKS):
-        if kind == b"IDAT":
-            return
-        if kind == b"acTL":
-            (frames,) = struct.unpack_from(">I", data, start)
-            yield from (None for _ in range(frames))
-            return
+    control = png_properties(data).get(b"acTL")
+    return iter(range(struct.unpack_from(">I", control)[0] if control else 1))
 
 
-def _walk_avif(data: memoryview) -> Iterator[None]:
+def _walk_avif(data: memoryview) -> Iterator[object]:
     sequence = find_sequence(data)
-    yield from (None for _ in range(sequence[2] if sequence else 1))
+    return iter(range(sequence[2] if sequence else 1))
 
 
-WALKERS: dict[str, Callable[[memoryview], Iterator[None]]] = {
-    "TIFF": _walk_tiff,
-    "GIF": _walk_gif,
+WALKERS: dict[str, Callable[[memoryview], Iterator[object]]] = {
+    "TIFF": lambda data: (page for page in walk(data) if not page.is_copy),
+    "GIF": find_gif_pictures,
     "WEBP": _walk_webp,
     "PNG": _walk_png,
     "AVIF": _walk_avif,

@@ -28,7 +28,13 @@ from PIL.WebPImagePlugin import WebPImageFile
 from stages.contract.base import Header, ImageError, Reason
 from stages.images.formats import bmp_masks
 from stages.images.grounds import choose_ground
-from stages.images.headers import find_avif_crop, png_chunks, png_significant_bits, read_jpeg_frame
+from stages.images.headers import (
+    find_crop,
+    png_chunks,
+    png_significant_bits,
+    primary_properties,
+    read_jpeg_frame,
+)
 from stages.images.pages import BROKEN, is_blank, skip_blank
 from stages.images.profiles import convert_to_srgb, find_profile
 from stages.images.scans import check_zeros
@@ -58,7 +64,6 @@ TRANSPOSITIONS = {
 }
 # An orientation → the axes of the picture that are mirrored; above 4 it is transposed before.
 MIRRORED: dict[int, tuple[int, ...]] = {2: (1,), 3: (0, 1), 4: (0,), 6: (1,), 7: (0, 1), 8: (0,)}
-TURNED_BY_PILLOW = frozenset(("TIFF",))
 FRAMES = (b"acTL", b"fcTL", b"fdAT")  # of an animated PNG
 PLAIN = ((8, 2, 0), (8, 6, 0))  # of a PNG: bits, color type (RGB, RGBA) and interlacing
 # of a WebP: a kind of header, and the bit in it that says that a profile follows
@@ -101,7 +106,7 @@ def write_rgb(data: memoryview, header: Header, out: memoryview) -> None:
     Raises ImageError: HEADER if the picture has another size than the header, TRUNCATED, DECODER;
     MemoryError.
     """
-    is_turned = header.format in TURNED_BY_PILLOW and not header.is_deep
+    is_turned = header.format == "TIFF" and not header.is_deep  # by Pillow
     orientation = 1 if is_turned else header.orientation
     size = (header.height, header.width) if orientation > 4 else (header.width, header.height)
     plain = read_plain(data, header, size)
@@ -109,25 +114,27 @@ def write_rgb(data: memoryview, header: Header, out: memoryview) -> None:
         return
     with _open(data, header) if plain is None else _picture_of(plain) as image:
         plain = None  # Pillow has copied RGB
-        if image.size != size and header.format != "AVIF":  # which may be cropped
-            raise _wrong_size(size, image.size)
+        if header.format != "AVIF":  # which may be cropped
+            _check_size(size, image.size)
         image.info.pop("xmp", None)  # Pillow would read an orientation from it that no other program applies
         _load(image, len(data))
-        correct = _correct(image, data, header)
-        profile = find_profile(data, header.format, image.info.get("icc_profile"), mode=correct.mode)
-        upright = convert_to_srgb(correct, profile)
+        correct = CORRECTIONS.get(header.format)
+        picture = correct(image, data, header) if correct else image
+        profile = find_profile(data, header.format, image.info.get("icc_profile"), mode=picture.mode)
+        upright = convert_to_srgb(picture, profile)
         if orientation in TRANSPOSITIONS:
             upright = upright.transpose(TRANSPOSITIONS[orientation])
-        if upright.size != (header.width, header.height):  # some plug-ins know the size only now
-            raise _wrong_size((header.width, header.height), upright.size)
+        _check_size((header.width, header.height), upright.size)  # some plug-ins know it only now
         _write_strips(upright, out)
 
 
-def _wrong_size(stated: tuple[int, int], found: tuple[int, int]) -> ImageError:
-    says, are = (f"{width}×{height}" for width, height in (stated, found))
-    return ImageError(
-        Reason.HEADER, f"the header says {says} pixels, but there are {are}: copy the file again"
-    )
+def _check_size(stated: tuple[int, int], found: tuple[int, int]) -> None:
+    """Raises ImageError."""
+    if stated != found:
+        says, are = (f"{width}×{height}" for width, height in (stated, found))
+        raise ImageError(
+            Reason.HEADER, f"the header says {says} pixels, but there are {are}: copy the file again"
+        )
 
 
 def read_plain(data: memoryview, header: Header, size: tuple[int, int]) -> np.ndarray | None:
@@ -135,17 +142,8 @@ def read_plain(data: memoryview, header: Header, size: tuple[int, int]) -> np.nd
     3 or 4]: libjpeg-turbo, libspng and libwebp write them where numpy wants them, in half of the time that Pillow takes. None
     for all others, for animations, and for those that they refuse: Pillow says what is wrong. size: as stored, width and
     height. Raises ImageError(TRUNCATED)."""
-    pixels = None
-    if header.format == "JPEG":
-        pixels = _read_jpeg(data, header)
-    elif header.format == "PNG" and header.pages == 1 and (data[24], data[25], data[28]) in PLAIN:
-        pixels = _read_png(keep_picture(data).getvalue())
-    elif (
-        header.format == "WEBP"
-        and header.pages == 1
-        and not (data[12:16] == EXTENDED and data[20] & PROFILED)
-    ):
-        pixels = _read_webp(data)
+    read = PLAIN_READERS.get(header.format)
+    pixels = read(data, header) if read else None
     # Pillow's way refuses what has another size than its header.
     return None if pixels is None or pixels.shape[1::-1] != size else pixels
 
@@ -163,9 +161,12 @@ def _read_jpeg(data: memoryview, header: Header) -> np.ndarray | None:
     return None
 
 
-def _read_png(picture: bytes) -> np.ndarray | None:
+def _read_png(data: memoryview, header: Header) -> np.ndarray | None:
     from imagecodecs import SpngError, spng_decode
 
+    if header.pages > 1 or (data[24], data[25], data[28]) not in PLAIN:
+        return None
+    picture = keep_picture(data).getvalue()
     if any(kind == b"tRNS" for kind, _, _ in png_chunks(memoryview(picture))):
         return None
     with contextlib.suppress(SpngError):
@@ -173,12 +174,17 @@ def _read_png(picture: bytes) -> np.ndarray | None:
     return None
 
 
-def _read_webp(data: memoryview) -> np.ndarray | None:
+def _read_webp(data: memoryview, header: Header) -> np.ndarray | None:
     from imagecodecs import WebpError, webp_decode
 
+    if header.pages > 1 or (data[12:16] == EXTENDED and data[20] & PROFILED):
+        return None
     with contextlib.suppress(WebpError):
         return webp_decode(bytes(data))
     return None
+
+
+PLAIN_READERS = {"JPEG": _read_jpeg, "PNG": _read_png, "WEBP": _read_webp}
 
 
 def _write_opaque(pixels: np.ndarray, orientation: int, profile: bytes, out: memoryview) -> bool:
@@ -240,25 +246,24 @@ def open_tiff(picture: Directory) -> Image.Image:
     return image
 
 
-def _correct(image: Image.Image, data: memoryview, header: Header) -> Image.Image:
-    """What Pillow leaves out, after it has read the pixels."""
-    correct = CORRECTIONS.get(header.format)
-    return correct(image, data, header) if correct else image
+def _skip_blank_frames(image: Image.Image, data: memoryview, frames: int) -> Image.Image:
+    if frames > 1 and is_blank(image):
+        with contextlib.suppress(*BROKEN):
+            return skip_blank(PngImageFile(keep_picture(data, FRAMES)), frames)
+    return image
 
 
 def _correct_png(image: Image.Image, data: memoryview, header: Header) -> Image.Image:
-    later = None
-    if header.pages > 1 and is_blank(image):
-        with contextlib.suppress(*BROKEN):
-            later = image = skip_blank(PngImageFile(keep_picture(data, FRAMES)), header.pages)
+    shown = _skip_blank_frames(image, data, header.pages)
     # Of the colors of a later frame Pillow has the upper bytes.
-    if header.is_deep and not (later and data[25]):
+    if header.is_deep and (shown is image or data[25] == 0):
         from stages.images import samples
 
         significant = png_significant_bits(data)
         if data[25] == 0:
-            return samples.reduce_depth(image, significant)
+            return samples.reduce_depth(shown, significant)
         return samples.reduce_colors(keep_picture(data).getvalue(), significant)
+    image = shown
     bits, clear = data[24], image.info.get("transparency")
     if (bits, data[25]) == (16, 4):  # gray and alpha, which Pillow reads as colors
         return image.convert("LA")
@@ -277,7 +282,7 @@ def _correct_ppm(image: Image.Image, data: memoryview, header: Header) -> Image.
 
 def _correct_avif(image: Image.Image, data: memoryview, header: Header) -> Image.Image:
     image = skip_blank(image, header.pages)
-    crop = find_avif_crop(data)
+    crop = find_crop(dict(primary_properties(data)))
     return image if crop == (0, 0, *image.size) else image.crop(crop)
 
 
@@ -293,23 +298,15 @@ def _correct_heif(image: Image.Image, data: memoryview, header: Header) -> Image
     return image.convert("I").point([level >> 8 for level in range(1 << 16)], "L")
 
 
-def _correct_animation(image: Image.Image, data: memoryview, header: Header) -> Image.Image:
-    return skip_blank(image, header.pages)
-
-
-def _correct_tiff(image: Image.Image, data: memoryview, header: Header) -> Image.Image:
-    return image.convert("LA") if image.mode == "La" else image
-
-
-CORRECTIONS = {
+# What Pillow leaves out, after it has read the pixels.
+CORRECTIONS: dict[str, Callable[[Image.Image, memoryview, Header], Image.Image]] = {
     "PNG": _correct_png,
     "PPM": _correct_ppm,
     "AVIF": _correct_avif,
     "HEIF": _correct_heif,
-    "GIF": _correct_animation,
-    "WEBP": _correct_animation,
+    **dict.fromkeys(("GIF", "WEBP"), lambda image, _, header: skip_blank(image, header.pages)),
     "BMP": _correct_bmp,
-    "TIFF": _correct_tiff,
+    "TIFF": lambda image, *_: image.convert("LA") if image.mode == "La" else image,
 }
 
 

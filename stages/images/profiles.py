@@ -13,8 +13,8 @@ from __future__ import annotations
 import functools
 import struct
 import zlib
-from itertools import chain, product, starmap
-from operator import mul
+from collections.abc import Iterable
+from itertools import chain, product
 from typing import TYPE_CHECKING, NamedTuple
 
 from stages.contract.base import ImageError
@@ -22,6 +22,8 @@ from stages.images.headers import jpeg_segments, png_properties, primary_propert
 
 if TYPE_CHECKING:
     import torch
+    from numpy import float64
+    from numpy.typing import NDArray
     from PIL import Image, ImageCms
 
 MOST_BYTES = 4 << 20  # of a profile; those of printing presses have two million
@@ -31,11 +33,8 @@ APP1, APP2, COMMENT = 0xE1, 0xE2, 0xFE
 ICC = b"ICC_PROFILE\0"
 GRAY = ("1", "L", "LA")  # modes of Pillow
 
-Row = tuple[float, float, float]
-Matrix = tuple[Row, Row, Row]
-
-D50: Row = (0.9642, 1.0, 0.8249)
-BRADFORD: Matrix = ((0.8951, 0.2664, -0.1614), (-0.7502, 1.7135, 0.0367), (0.0389, -0.0685, 1.0296))
+D50 = (0.9642, 1.0, 0.8249)
+BRADFORD = ((0.8951, 0.2664, -0.1614), (-0.7502, 1.7135, 0.0367), (0.0389, -0.0685, 1.0296))
 D65_POINT, CINEMA_POINT = (0.3127, 0.329), (0.314, 0.351)
 # H.273: x and y of red, green, blue and white; the exponent of the transfer. Those of television are shown as sRGB is.
 PRIMARIES = {
@@ -187,10 +186,10 @@ def _are_near(before: bytes, after: bytes) -> bool:
 
 
 class Conversion(NamedTuple):
-    """curves: 256 values of light, 0..1, for each channel. matrix: from these to sRGB's light."""
+    """curves: 256 values of light, 0..1, for each channel, [3, 256]. matrix: from these to sRGB's light, [3, 3]."""
 
-    curves: tuple[tuple[float, ...], ...]
-    matrix: Matrix
+    curves: NDArray[float64]
+    matrix: NDArray[float64]
 
 
 @functools.lru_cache(64)
@@ -204,14 +203,14 @@ def read_conversion(profile: bytes) -> Conversion | None:
     tags = _read_tags(profile)
     if not tags.keys() >= COLOR_TAGS or b"A2B0" in tags:
         raise ValueError("a profile of tables")
+    import numpy as np
+
     columns = [struct.unpack_from(">3i", tags[name], 8) for name in (b"rXYZ", b"gXYZ", b"bXYZ")]
-    to_d50 = _transpose(tuple(tuple(value / 65536 for value in column) for column in columns))  # type: ignore[arg-type]
     found = Conversion(
-        tuple(_read_curve(tags[name]) for name in (b"rTRC", b"gTRC", b"bTRC")),
-        _multiply(_invert(_to_d50(PRIMARIES[1])), to_d50),
+        np.array([_read_curve(tags[name]) for name in (b"rTRC", b"gTRC", b"bTRC")]),
+        np.linalg.inv(_to_d50(PRIMARIES[1])) @ np.transpose(columns) / 65536,
     )
-    before, after = chain(*PROBE), chain.from_iterable(_convert(color, found) for color in PROBE)
-    return None if _are_near(bytes(before), bytes(after)) else found
+    return None if _are_near(bytes(chain(*PROBE)), _convert_probe(found)) else found
 
 
 def _read_tags(profile: bytes) -> dict[bytes, bytes]:
@@ -258,30 +257,32 @@ def _all_parameters(kind: int, numbers: list[float]) -> list[float]:
 
 
 def _interpolate(table: tuple[int, ...]) -> list[float]:
-    curve, last = [], len(table) - 1
-    for x in LEVELS:
-        at = min(int(x * last), last - 1)
-        share = x * last - at
-        curve.append((table[at] * (1 - share) + table[at + 1] * share) / 65535)
-    return curve
+    import numpy as np
+
+    curve: list[float] = np.interp(LEVELS, np.linspace(0, 1, len(table)), table).tolist()
+    return [value / 65535 for value in curve]
 
 
-def _convert(color: tuple[int, ...], conversion: Conversion) -> list[int]:
-    light = [curve[level] for curve, level in zip(conversion.curves, color, strict=True)]
-    mixed = [min(max(sum(starmap(mul, zip(row, light, strict=True))), 0.0), 1.0) for row in conversion.matrix]
-    return [round(255 * (12.92 * x if x <= 0.0031308 else 1.055 * x ** (1 / 2.4) - 0.055)) for x in mixed]
+def _convert_probe(conversion: Conversion) -> bytes:
+    import numpy as np
+
+    light = [curve[levels] for curve, levels in zip(conversion.curves, np.transpose(PROBE), strict=True)]
+    mixed = (conversion.matrix @ light).clip(0.0, 1.0)
+    bright = np.where(mixed <= 0.0031308, 12.92 * mixed, 1.055 * mixed ** (1 / 2.4) - 0.055)
+    levels = (255 * bright).round().astype(np.uint8)
+    return bytes(levels.T.tobytes())
 
 
 def apply(conversion: Conversion, pixels: torch.Tensor) -> None:
     """Convert uint8 [3, h, w] in place, on its device."""
     import torch
 
-    curves = torch.tensor(conversion.curves, device=pixels.device)
+    curves = torch.tensor(conversion.curves, dtype=torch.float32, device=pixels.device)
     rows = max(1, STRIP_PIXELS // pixels.shape[2])
     for top in range(0, pixels.shape[1], rows):
         strip = pixels[:, top : top + rows]
         light = [curve[plane.int()] for curve, plane in zip(curves, strip, strict=True)]
-        for row, plane in zip(conversion.matrix, strip, strict=True):
+        for row, plane in zip(conversion.matrix.tolist(), strip, strict=True):
             mixed = (light[0] * row[0] + light[1] * row[1] + light[2] * row[2]).clamp_(0, 1)
             bright = 1.055 * mixed.pow(1 / 2.4) - 0.055
             plane.copy_(torch.where(mixed <= 0.0031308, 12.92 * mixed, bright).mul_(255).round_())
@@ -291,20 +292,19 @@ def apply(conversion: Conversion, pixels: torch.Tensor) -> None:
 # ------------------------------------------------------------------------------------------------
 
 
+@functools.lru_cache(64)
 def make_profile(points: tuple[float, ...], exponent: float, *, is_gray: bool = False) -> bytes:
     """A profile of curves and a matrix, or of gray. points: x and y of red, green, blue and white. exponent: SRGB_CURVE or a
     number."""
     numbers = [exponent] if exponent else [2.4, 1 / 1.055, 0.055 / 1.055, 1 / 12.92, 0.04045]
     kind = 0 if exponent else 3
-    curve = b"para" + struct.pack(
-        f">4xHxx{len(numbers)}i", kind, *(round(65536 * value) for value in numbers)
-    )
-    white = struct.pack(">3i", *(round(65536 * value) for value in D50))
+    curve = b"para" + struct.pack(">4xHxx", kind) + _pack_fixed(numbers)
+    white = _pack_fixed(D50)
     tags = {b"wtpt": b"XYZ " + bytes(4) + white, b"kTRC" if is_gray else b"rTRC": curve}
     if not is_gray:
         tags |= {b"gTRC": curve, b"bTRC": curve}
-        for name, row in zip((b"rXYZ", b"gXYZ", b"bXYZ"), _transpose(_to_d50(points)), strict=True):
-            tags[name] = b"XYZ " + struct.pack(">4x3i", *(round(65536 * value) for value in row))
+        for name, row in zip((b"rXYZ", b"gXYZ", b"bXYZ"), _to_d50(points).T, strict=True):
+            tags[name] = b"XYZ " + bytes(4) + _pack_fixed(row)
     table, body = b"", b""
     for name, tag in tags.items():
         table += struct.pack(">4sII", name, 132 + 12 * len(tags) + len(body), len(tag))
@@ -316,44 +316,18 @@ def make_profile(points: tuple[float, ...], exponent: float, *, is_gray: bool = 
     return header + struct.pack(">I", len(tags)) + table + body
 
 
-def _to_d50(points: tuple[float, ...]) -> Matrix:
-    """From a color space's light to XYZ, adapted from its white to D50 as ICC asks (Bradford)."""
+def _pack_fixed(numbers: Iterable[float]) -> bytes:
+    """As s15Fixed16."""
+    return b"".join(struct.pack(">i", round(65536 * number)) for number in numbers)
+
+
+def _to_d50(points: tuple[float, ...]) -> NDArray[float64]:
+    """From a color space's light to XYZ, [3, 3], adapted from its white to D50 as ICC asks (Bradford).
+    Raises ArithmeticError or ValueError for points that no color space has."""
+    import numpy as np
+
     corners = [(x / y, 1.0, (1 - x - y) / y) for x, y in zip(points[::2], points[1::2], strict=True)]
-    primaries = _transpose((corners[0], corners[1], corners[2]))
-    scale = _apply(_invert(primaries), corners[3])
-    matrix = _scale_columns(primaries, scale)
-    here, there = _apply(BRADFORD, corners[3]), _apply(BRADFORD, D50)
-    ratio = (there[0] / here[0], there[1] / here[1], there[2] / here[2])
-    adapt = _multiply(_scale_columns(_invert(BRADFORD), ratio), BRADFORD)
-    return _multiply(adapt, matrix)
-
-
-def _apply(matrix: Matrix, vector: Row) -> Row:
-    one, two, three = (sum(starmap(mul, zip(row, vector, strict=True))) for row in matrix)
-    return one, two, three
-
-
-def _transpose(matrix: Matrix) -> Matrix:
-    one, two, three = zip(*matrix, strict=True)
-    return one, two, three
-
-
-def _multiply(left: Matrix, right: Matrix) -> Matrix:
-    one, two, three = (_apply(left, column) for column in _transpose(right))
-    return _transpose((one, two, three))
-
-
-def _scale_columns(matrix: Matrix, by: Row) -> Matrix:
-    one, two, three = ((row[0] * by[0], row[1] * by[1], row[2] * by[2]) for row in matrix)
-    return one, two, three
-
-
-def _invert(matrix: Matrix) -> Matrix:
-    """Raises ZeroDivisionError."""
-    (a, b, c), (d, e, f), (g, h, i) = matrix
-    size = a * (e * i - f * h) - b * (d * i - f * g) + c * (d * h - e * g)
-    return (
-        ((e * i - f * h) / size, (c * h - b * i) / size, (b * f - c * e) / size),
-        ((f * g - d * i) / size, (a * i - c * g) / size, (c * d - a * f) / size),
-        ((d * h - e * g) / size, (b * g - a * h) / size, (a * e - b * d) / size),
-    )
+    primaries, white, adapt = np.transpose(corners[:3]), np.array(corners[3]), np.array(BRADFORD)
+    matrix = primaries * (np.linalg.inv(primaries) @ white)
+    adapted: NDArray[float64] = np.linalg.inv(adapt) * ((adapt @ D50) / (adapt @ white)) @ adapt @ matrix
+    return adapted

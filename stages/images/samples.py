@@ -109,21 +109,21 @@ def _guess_no_data(values: Array) -> float | None:
 def _find_range(
     values: Array, bits: int, no_data: float | None, *, is_plain_gray: bool
 ) -> tuple[float, float]:
-    """What becomes black, and what white.
-
-    Unsigned numbers: their whole range; of plain gray what is used of it if that is a small part, as 12-bit sensors do in
-    16 bits. Dark colors stay dark.
-    Signed numbers and floats: from the darkest to the brightest, without missing values and a few outliers; floats of
-    colors, or with alpha, from 0 to 1 if all are in between.
-    """
-    top = (1 << bits) - 1
-    if bits and not (bits > 8 and is_plain_gray):
-        return 0, top
-    low, high = _find_ends(values if bits and no_data is None else values[~_is_missing(values, no_data)])
+    """What becomes black, and what white. Of signed numbers and floats: from the darkest to the brightest, without missing
+    values and a few outliers; floats of colors, or with alpha, from 0 to 1 if all are in between."""
     if bits:
-        return (low, high) if LEAST_LEVELS <= high - low < top / SMALL_PART else (0, top)
+        is_gray = bits > 8 and is_plain_gray  # dark colors stay dark
+        return _find_used_part(values, bits, no_data) if is_gray else (0, (1 << bits) - 1)
+    low, high = _find_ends(values[~_is_missing(values, no_data)])
     is_usual = values.dtype.kind == "f" and not is_plain_gray and low >= 0 and 1 / SMALL_PART < high <= 1
     return (0, 1) if is_usual or low == high else (low, high)
+
+
+def _find_used_part(values: Array, bits: int, no_data: float | None) -> tuple[float, float]:
+    """What is used of the range of unsigned numbers, if that is a small part, as 12-bit sensors do in 16 bits; or all of it."""
+    top = (1 << bits) - 1
+    low, high = _find_ends(values if no_data is None else values[~_is_missing(values, no_data)])
+    return (low, high) if LEAST_LEVELS <= high - low < top / SMALL_PART else (0, top)
 
 
 def _find_ends(values: Array) -> tuple[float, float]:

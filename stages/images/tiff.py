@@ -348,19 +348,18 @@ def _tree(top: Directory) -> list[Directory]:
 def _refuse_raw(data: memoryview, parts: list[Directory]) -> None:
     """Camera raw is a TIFF with a small picture for lists, and what the sensor saw."""
     first = parts[0]
-    name = next((RAW_COMPRESSIONS[p.compression] for p in parts if p.compression in RAW_COMPRESSIONS), "")
-    if first.raw(DNG_VERSION):
-        name = "DNG"
-    elif bytes(data[8:10]) == b"CR":
-        name = "CR2"
-    elif bytes(data[8:12]) == b"IIII":
-        name = "IIQ"
-    elif not name and any(part.photometric in SENSORS for part in parts):
-        name = first.text(MAKE) or "TIFF"
-    if name:
+    signs = {
+        "DNG": first.raw(DNG_VERSION),
+        "CR2": bytes(data[8:10]) == b"CR",
+        "IIQ": bytes(data[8:12]) == b"IIII",
+    }
+    names = [name for name, is_there in signs.items() if is_there]
+    names += [RAW_COMPRESSIONS[part.compression] for part in parts if part.compression in RAW_COMPRESSIONS]
+    names += [first.text(MAKE) or "TIFF" for part in parts if part.photometric in SENSORS]
+    if names:
         raise ImageError(
             Reason.FORMAT,
-            f"camera raw ({ascii(name)[1:-1]}) is not supported: develop it, and save it as JPEG or TIFF",
+            f"camera raw ({ascii(names[0])[1:-1]}) is not supported: develop it, and save it as JPEG or TIFF",
         )
 
 

@@ -10,7 +10,6 @@ import msgspec
 from msgspec import Meta
 
 from stages.contract.descriptor import SMALL, Backend, Descriptor, KnownModel
-from stages.contract.manifest import PackError
 from stages.contract.options import Fraction, Side
 from stages.contract.recognition import make_backend
 from stages.ocr import files
@@ -137,14 +136,11 @@ class ReaderOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def bundled_weights() -> dict[str, str]:
-    """The PP-OCRv6 small weights in the rapidocr package. Raises PackError if it is not installed."""
+    """The PP-OCRv6 small weights in the rapidocr package. Raises WeightsError if it is not installed."""
     # It imports numpy, which most commands do not need.
-    from stages.ocr.onnxfile import WeightsError, weight_files
+    from stages.ocr.onnxfile import weight_files
 
-    try:
-        return {role: str(path) for role, path in weight_files().items()}
-    except WeightsError as error:
-        raise PackError(str(error)) from error
+    return {role: str(path) for role, path in weight_files().items()}
 
 
 @lru_cache(maxsize=4096)

@@ -126,10 +126,10 @@ def put_in_order(text: str) -> str:
     if "R" not in letters:
         return text
     directions, leftwards = resolve(kinds), goes_left(letters)
-    levels = [
-        find_level(direction, leftwards=leftwards)
-        for direction in fill_neutrals(directions, leftwards=leftwards)
-    ]
+    # The levels of UAX #9: even ones go right.
+    right = 2 if leftwards else 0
+    filled = fill_neutrals(directions, leftwards=leftwards)
+    levels = [1 if direction == "R" else right for direction in filled]
     return reverse_runs(text, levels)
 
 
@@ -188,13 +188,6 @@ def fill_neutrals(directions: Sequence[str], *, leftwards: bool) -> list[str]:
             for i in places:
                 filled[i] = before if before == after else line
     return filled
-
-
-def find_level(direction: str, *, leftwards: bool) -> int:
-    """The levels of UAX #9: even ones go right."""
-    if leftwards:
-        return 1 if direction == "R" else 2
-    return 1 if direction == "R" else 0
 
 
 def reverse_runs(text: str, levels: Sequence[int]) -> str:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from stages.contract import recognition
 from stages.contract.descriptor import Files, KnownModel
-from stages.contract.manifest import PackError
+from stages.contract.manifest import PackError, WeightsError
 
 PROCESSOR = ("image processor",)
 PLACES = ("det", "rec", ".", "ocr/det", "ocr/rec", "ocr")
@@ -96,23 +96,20 @@ def describe_damage(folder: Path) -> str:
 
 def find_in_file(file: Path) -> Iterator[tuple[str, str]]:
     """The role of an ONNX file; and the dictionary beside it, if it needs one."""
-    from stages.ocr.onnxfile import WeightsError, count_classes, read_dictionary, read_onnx
+    from stages.ocr.onnxfile import count_classes, read_dictionary, read_onnx
 
-    try:
-        opened = read_onnx(file)
-        role = opened.role
-        if role:
-            yield role, file.name
-        if role != "rec" or "character" in opened.metadata:
-            return
-        classes = count_classes(opened.graph)
-        for dictionary in sorted(file.parent.glob("*.txt")):
-            with suppress(WeightsError):  # another text, not in UTF-8
-                if len(read_dictionary(dictionary)) in (classes - 1, classes - 2):
-                    yield "dict", dictionary.name
-                    return
-    except WeightsError as error:
-        raise PackError(str(error)) from error
+    opened = read_onnx(file)
+    role = opened.role
+    if role:
+        yield role, file.name
+    if role != "rec" or "character" in opened.metadata:
+        return
+    classes = count_classes(opened.graph)
+    for dictionary in sorted(file.parent.glob("*.txt")):
+        with suppress(WeightsError):  # another text, not in UTF-8
+            if len(read_dictionary(dictionary)) in (classes - 1, classes - 2):
+                yield "dict", dictionary.name
+                return
 
 
 def check(files: Files, *, allow_pickle: bool) -> None:
@@ -147,13 +144,10 @@ def check_characters(model: KnownModel, folder: Path) -> None:
 
 
 def check_onnx(role: str, files: Files) -> None:
-    from stages.ocr.onnxfile import WeightsError, read_characters, read_onnx
+    from stages.ocr.onnxfile import read_characters, read_onnx
 
-    try:
-        file = read_onnx(files[role])
-        if file.role != role:
-            raise PackError(f"{files[role]} is not a {NAMES[role]} of PP-OCR.")
-        if role == "rec":
-            read_characters(file, files[role], files.get("dict"))
-    except WeightsError as error:
-        raise PackError(str(error)) from error
+    file = read_onnx(files[role])
+    if file.role != role:
+        raise PackError(f"{files[role]} is not a {NAMES[role]} of PP-OCR.")
+    if role == "rec":
+        read_characters(file, files[role], files.get("dict"))

@@ -178,9 +178,10 @@ class FusedRecognizer:
     def _run_svtr(self, pooled: Tensor, steps: Tensor, lengths: Tensor) -> Tensor:
         """pooled: [N, steps, channels]. steps: bool [N, steps], those of each line. lengths: int64 [N], their
         number. Returns the last hidden states, [N, steps, 120]."""
-        skip, reduce, _ = self.svtr.conv_block
+        skip, reduce, _ = self.svtr.conv_block  # two convolutions of 1×1, here as linear layers
         residual, hidden = (
-            F.silu(F.linear(pooled, linear_weight(part), part.convolution.bias)) for part in (skip, reduce)
+            F.silu(F.linear(pooled, part.convolution.weight[..., 0, 0], part.convolution.bias))
+            for part in (skip, reduce)
         )
         hidden = hidden * steps[..., None]
         filtered, _ = launch.depthwise_conv2d(self.local, hidden[:, None].contiguous())
@@ -197,12 +198,6 @@ class FusedRecognizer:
 
 def neck_excitation(module: Any) -> SqueezeExcitation:
     return SqueezeExcitation.of(module.conv1, module.conv2, NECK_SLOPE, residual=True)
-
-
-def linear_weight(part: Any) -> Tensor:
-    """The weight of a 1×1 convolution as that of a linear layer."""
-    weight: Tensor = part.convolution.weight[..., 0, 0]
-    return weight
 
 
 def size_of(pixels: Tensor) -> tuple[int, int]:

@@ -17,7 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from stages.ocr.onnxfile import WeightsError
+from stages.contract.manifest import WeightsError
 
 Operation = Callable[..., Any]
 
@@ -170,10 +170,6 @@ def pool_most(attributes: Mapping[str, Any], pixels: Tensor) -> Tensor:
     return F.max_pool2d(padded, kernel, attributes.get("strides", [1, 1]))
 
 
-def pool_mean(attributes: Mapping[str, Any], pixels: Tensor) -> Tensor:
-    return F.avg_pool2d(pixels, attributes["kernel_shape"], attributes.get("strides", [1, 1]))
-
-
 def normalize_batch(
     attributes: Mapping[str, Any],
     pixels: Tensor,
@@ -231,10 +227,6 @@ def unsqueeze(attributes: Mapping[str, Any], values: Tensor, axes: Tensor | None
     return values
 
 
-def multiply_matrices(attributes: Mapping[str, Any], left: Tensor, right: Tensor) -> Tensor:
-    return left.to(right.dtype) @ right
-
-
 def clip(attributes: Mapping[str, Any], values: Tensor, low: Any = None, high: Any = None) -> Tensor:
     low, high = (attributes.get(name, given) for name, given in (("min", low), ("max", high)))
     return values.clamp(low, high)
@@ -253,17 +245,15 @@ def take_mean(attributes: Mapping[str, Any], values: Tensor, axes: Tensor | None
     return values.mean(along, keepdim=bool(attributes.get("keepdims", 1)))
 
 
-def concatenate(attributes: Mapping[str, Any], *parts: Tensor) -> Tensor:
-    return torch.cat(parts, attributes["axis"])
-
-
 OPERATIONS: dict[str, Operation] = {
     "Add": lambda _, left, right: left + right,
-    "AveragePool": pool_mean,
+    "AveragePool": lambda attributes, pixels: F.avg_pool2d(
+        pixels, attributes["kernel_shape"], attributes.get("strides", [1, 1])
+    ),
     "BatchNormalization": normalize_batch,
     "Cast": cast,
     "Clip": clip,
-    "Concat": concatenate,
+    "Concat": lambda attributes, *parts: torch.cat(parts, attributes["axis"]),
     "Constant": lambda attributes: attributes["value"],
     "Conv": convolve,
     "ConvTranspose": deconvolve,
@@ -275,7 +265,7 @@ OPERATIONS: dict[str, Operation] = {
     ).clamp(0, 1),
     "HardSwish": lambda _, values: F.hardswish(values),
     "Identity": lambda _, values: values,
-    "MatMul": multiply_matrices,
+    "MatMul": lambda _, left, right: left.to(right.dtype) @ right,
     "MaxPool": pool_most,
     "Mul": lambda _, left, right: left * right,
     "Pow": lambda _, values, power: values.float() ** power,

@@ -13,10 +13,11 @@ from typing import Any
 import torch
 
 from stages.contract.base import StageUnusable
+from stages.contract.manifest import WeightsError
 from stages.ocr.files import MODELS
 from stages.ocr.generic import GenericDetector, GenericRecognizer, Levels
 from stages.ocr.graph import Graph
-from stages.ocr.onnxfile import WeightsError, read_characters, read_onnx
+from stages.ocr.onnxfile import read_characters, read_onnx
 from stages.ocr.ppocr import (
     LINE_HEIGHT,
     Detector,

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from stages.contract.base import StageUnusable
+from stages.contract.manifest import WeightsError
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -20,10 +20,6 @@ WHEEL = "rapidocr"
 # A recognizer has a class for each character. A classifier of lines, which is in the same folders, has 2 or 4.
 FEWEST_CLASSES = 10
 WHEEL_FILES = {"det": "PP-OCRv6_det_small.onnx", "rec": "PP-OCRv6_rec_small.onnx"}
-
-
-class WeightsError(StageUnusable):
-    """A file of weights is missing, or has the weights of another network."""
 
 
 def weight_files() -> dict[str, Path]:

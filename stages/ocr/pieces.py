@@ -8,7 +8,7 @@ image of its own.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import cv2
 import numpy as np
@@ -72,11 +72,8 @@ def plan_pieces(width: int, height: int, options: OcrOptions) -> list[PiecePlan]
     overlap = length // OVERLAP
     count = -(-(long - overlap) // (length - overlap))
     starts = [i * (long - length) // (count - 1) for i in range(count)]
-    if width > height:
-        piece = PiecePlan.fit(length, height, options)
-        return [PiecePlan(piece.image, piece.page, piece.padding, piece.map, (start, 0)) for start in starts]
-    piece = PiecePlan.fit(width, length, options)
-    return [PiecePlan(piece.image, piece.page, piece.padding, piece.map, (0, start)) for start in starts]
+    piece = PiecePlan.fit(*((length, height) if width > height else (width, length)), options)
+    return [replace(piece, origin=(start, 0) if width > height else (0, start)) for start in starts]
 
 
 def shrink(pieces: Sequence[PiecePlan], options: OcrOptions) -> float | None:

@@ -28,8 +28,9 @@ from transformers import (
     PPOCRV6SmallRecForTextRecognition,
 )
 
+from stages.contract.manifest import WeightsError
 from stages.ocr.generic import PLAIN, Levels, blank_right
-from stages.ocr.onnxfile import OnnxFile, WeightsError, read_characters, read_onnx
+from stages.ocr.onnxfile import OnnxFile
 
 # The published weights where they differ from transformers' defaults.
 DETECTOR_STEM = [3, 24, 48]
@@ -99,11 +100,13 @@ class Detector(nn.Module):
         yield from encoder_layers(self.encoder)
         for insert in reversed(self.neck.insert_conv):
             yield insert.in_conv
-            yield from excitation_layers(insert.squeeze_excitation_block)
+            excitation = insert.squeeze_excitation_block
+            yield from (excitation.conv1, excitation.conv2)
         for smooth in reversed(self.neck.input_conv):
             yield smooth.depthwise_convolution
             yield smooth.pointwise_convolution
-            yield from excitation_layers(smooth.squeeze_excitation_module)
+            excitation = smooth.squeeze_excitation_module
+            yield from (excitation.conv1, excitation.conv2)
         yield self.head.conv_down.convolution
         yield self.head.conv_up.convolution
         yield self.head.conv_final
@@ -292,28 +295,13 @@ def encoder_layers(encoder: Any) -> Iterator[nn.Module]:
         yield from (block.channel_conv1.convolution, block.channel_conv2.convolution)
 
 
-def excitation_layers(module: Any) -> Iterator[nn.Module]:
-    yield from (module.conv1, module.conv2)
-
-
-def load_detector(path: Path | str) -> Detector:
+def fill_detector(file: OnnxFile, path: Path | str) -> Detector:
     """The network with a file's weights, in float32 on the CPU.
     Raises WeightsError if they are not those of PP-OCRv6 small."""
-    return fill_detector(read_onnx(path), path)
-
-
-def fill_detector(file: OnnxFile, path: Path | str) -> Detector:
     with torch.device("meta"):
         network = Detector()
     fill(network, file, path)
     return network
-
-
-def load_recognizer(path: Path | str) -> tuple[Recognizer, list[str]]:
-    """The network with a file's weights, and the text of each of its classes. Raises WeightsError."""
-    file = read_onnx(path)
-    characters = read_characters(file, path)
-    return fill_recognizer(file, path, len(characters)), characters
 
 
 def fill_recognizer(file: OnnxFile, path: Path | str, classes: int) -> Recognizer:

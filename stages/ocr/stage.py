@@ -27,6 +27,7 @@ from torch import Tensor
 
 from stages.contract.base import FULL_BATCH, Image, ImageError, Result, Stage, StageSpec
 from stages.contract.binning import Thresholds, has_text
+from stages.contract.manifest import WeightsError
 from stages.contract.options import read_options
 from stages.images.devices import (
     dtype_of,
@@ -41,7 +42,7 @@ from stages.ocr.descriptor import Line, Ocr, OcrOptions, Point
 from stages.ocr.direction import guess_turns, is_sure, put_in_order, score_reading, turn_corners
 from stages.ocr.layout import order_lines
 from stages.ocr.networks import NetworkLoader, Networks
-from stages.ocr.onnxfile import WeightsError, weight_files
+from stages.ocr.onnxfile import weight_files
 from stages.ocr.pieces import (
     PiecePlan,
     has_large,

@@ -29,6 +29,11 @@ DETECTORS = tuple(
 )
 OPEN_VOCABULARY = (KnownModel("owlv2", "Owlv2ForObjectDetection", "OWLv2", has_size=True),)
 
+LeastScore = Annotated[Fraction, Meta(description="Objects with a lower score are not in the result.")]
+MostObjects = Annotated[
+    Count, Meta(description="Most objects of an image; those with the highest scores are kept.")
+]
+
 
 class Detection(msgspec.Struct, frozen=True):
     """One object."""
@@ -50,16 +55,14 @@ class Objects(msgspec.Struct, frozen=True):
 class YoloOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """As ultralytics' options of the same names."""
 
-    conf: Annotated[Fraction, Meta(description="Objects with a lower score are not in the result.")] = 0.25
+    conf: LeastScore = 0.25
     iou: Annotated[
         Fraction,
         Meta(
             description="If two boxes of a class overlap by more (intersection over union), the better one stays."
         ),
     ] = 0.7
-    max_det: Annotated[
-        Count, Meta(description="Most objects of an image; those with the highest scores are kept.")
-    ] = 300
+    max_det: MostObjects = 300
     imgsz: Annotated[
         Count | None,
         Meta(
@@ -77,10 +80,8 @@ class YoloOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class DetrOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Detectors without suppression."""
 
-    conf: Annotated[Fraction, Meta(description="Objects with a lower score are not in the result.")] = 0.5
-    max_det: Annotated[
-        Count, Meta(description="Most objects of an image; those with the highest scores are kept.")
-    ] = 300
+    conf: LeastScore = 0.5
+    max_det: MostObjects = 300
 
 
 class Owlv2Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -94,10 +95,8 @@ class Owlv2Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         str,
         Meta(pattern=r"\{\}", description="The text that stands for a label; {} is replaced by the label."),
     ] = "a photo of a {}"
-    conf: Annotated[Fraction, Meta(description="Objects with a lower score are not in the result.")] = 0.1
-    max_det: Annotated[
-        Count, Meta(description="Most objects of an image; those with the highest scores are kept.")
-    ] = 300
+    conf: LeastScore = 0.1
+    max_det: MostObjects = 300
 
 
 def find(path: Path) -> dict[str, str]:

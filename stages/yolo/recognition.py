@@ -12,11 +12,12 @@ from typing import Annotated, Any
 import msgspec
 from msgspec import Meta
 
-from stages.contract.manifest import PackError
+from stages.contract.manifest import PackError, WeightsError
 from stages.contract.recognition import read_config, read_header
 from stages.yolo.structure import has_library, list_layers, needs_library
 
 LONGEST_PICKLE = 64 << 20  # bytes that are searched; a model has about 100 kB
+NO_PICKLE = b"."  # the end
 TAKEN = "visiond takes YOLO detection models (DetectionModel with a Detect head)"
 CLASSES = {
     "PoseModel": "a YOLO pose model",
@@ -71,8 +72,7 @@ def check(files: Mapping[str, Path], *, allow_pickle: bool = True) -> None:
         )
     if weights.suffix == ".pt":
         check_checkpoint(weights)
-        if not allow_pickle:
-            raise PackError(explain_pickle(weights))
+        refuse_pickle(weights, allow_pickle=allow_pickle)
         check_library(weights)
         return
     read_header(weights)
@@ -113,29 +113,28 @@ def find_license(files: Mapping[str, Path]) -> str:
 
 
 def check_library(weights: str | Path, layers: Sequence[str] = ()) -> None:
-    """Raises PackError if ultralytics is not installed. weights, layers: as for explain_library."""
-    if not has_library():
-        raise PackError(explain_library(weights, layers))
-
-
-def explain_library(weights: str | Path, layers: Sequence[str] = ()) -> str:
-    """Why ultralytics is needed. layers: those that only it has."""
+    """Raises WeightsError if ultralytics is not installed. weights: what needs it. layers: those that only it has."""
+    if has_library():
+        return
     why = (
         f"has layers that only ultralytics has ({', '.join(layers)})"
         if layers
         else "can only be read by ultralytics"
     )
-    return (
+    raise WeightsError(
         f"{weights} {why}, which is not installed: pip install 'visiond[ultralytics]' (AGPL-3.0), then restart visiond; "
         "or choose a detector without it; `visiond models list --stage yolo` shows them."
     )
 
 
-def explain_pickle(weights: str | Path) -> str:
-    return (
-        f"{weights} is a pickle, which can run code when it is read. If you trust it, convert it to safetensors once with "
-        f"`visiond models make FOLDER --yolo {weights} --allow-pickle`, or set allow_pickle = true under [stages.yolo.options]."
-    )
+def refuse_pickle(weights: Path, *, allow_pickle: bool) -> None:
+    """Raises WeightsError unless it is allowed."""
+    if not allow_pickle:
+        raise WeightsError(
+            f"{weights} is a pickle, which can run code when it is read. If you trust it, convert it to safetensors once with "
+            f"`visiond models make FOLDER --yolo {weights} --allow-pickle`, or set allow_pickle = true under "
+            "[stages.yolo.options]."
+        )
 
 
 def check_checkpoint(file: Path) -> None:
@@ -160,23 +159,27 @@ def list_classes(file: Path) -> list[tuple[str, str]]:
     import zipfile
 
     try:
-        with file.open("rb") as opened:
-            if opened.read(2) != b"PK":
-                return []
-        with zipfile.ZipFile(file) as archive:
-            entry = next((entry for entry in archive.infolist() if entry.filename.endswith("data.pkl")), None)
-            if entry is None:
-                raise PackError(f"{file} is not a torch checkpoint; {TAKEN}.")
-            if entry.file_size > LONGEST_PICKLE:
-                return []
-            operations = pickletools.genops(archive.read(entry))
-            named = [
-                argument.split(" ", 1)
-                for code, argument, _ in operations
-                if code.name == "GLOBAL" and argument
-            ]
+        operations = pickletools.genops(read_pickle(file))
+        named = [
+            argument.split(" ", 1) for code, argument, _ in operations if code.name == "GLOBAL" and argument
+        ]
     except OSError as error:
         raise PackError(f"{file} cannot be read: {error.strerror or error}.") from error
     except (zipfile.BadZipFile, ValueError) as error:
         raise PackError(f"{file} is cut short or damaged: {error}. Copy it again.") from error
     return list(dict.fromkeys((module, name) for module, name in named))
+
+
+def read_pickle(file: Path) -> bytes:
+    """The pickle in a torch archive; of another file, or if it is too long, one that names nothing. Raises PackError,
+    OSError, zipfile.BadZipFile."""
+    import zipfile
+
+    with file.open("rb") as opened:
+        if opened.read(2) != b"PK":
+            return NO_PICKLE
+    with zipfile.ZipFile(file) as archive:
+        entry = next((entry for entry in archive.infolist() if entry.filename.endswith("data.pkl")), None)
+        if entry is None:
+            raise PackError(f"{file} is not a torch checkpoint; {TAKEN}.")
+        return NO_PICKLE if entry.file_size > LONGEST_PICKLE else archive.read(entry)

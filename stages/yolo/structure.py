@@ -76,9 +76,7 @@ def find_size(model: object) -> Size | None:
     if isinstance(model, str):
         named = re.fullmatch(r"yolov8([nsmlx]?)\.yaml", model)
         return SIZES[named[1] or "n"] if named else None
-    if not isinstance(model, Mapping) or not model.keys() <= KEYS | CONSTANTS.keys():
-        return None
-    if any(model.get(key, value) != value for key, value in CONSTANTS.items()):
+    if not isinstance(model, Mapping) or not has_known_keys(model):
         return None
     rows = [UPSAMPLE if row == [*UPSAMPLE[:3], [None, 2, "nearest"]] else row for row in list_rows(model)]
     limits = [limit for limit in LIMITS if rows == [*list_backbone(limit), *list_head(limit)]]
@@ -88,6 +86,11 @@ def find_size(model: object) -> Size | None:
         case [limit], [float() | int() as depth, float() | int() as width]:
             return Size(depth, width, limit)
     return None
+
+
+def has_known_keys(model: Mapping[str, Any]) -> bool:
+    are_known = model.keys() <= KEYS | CONSTANTS.keys()
+    return are_known and all(model.get(key, value) == value for key, value in CONSTANTS.items())
 
 
 def find_factors(model: Mapping[str, Any]) -> object:

@@ -8,7 +8,7 @@ weights by the same names, whether visiond or ultralytics builds the network.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -22,8 +22,8 @@ from stages.contract.manifest import PackError
 from stages.contract.recognition import read_config
 from stages.pretrained.soundness import check_shapes, refuse_nan
 from stages.yolo.network import YoloNetwork
-from stages.yolo.recognition import explain_library, explain_pickle
-from stages.yolo.structure import find_size, has_library, list_layers
+from stages.yolo.recognition import check_library, refuse_pickle
+from stages.yolo.structure import find_size, list_layers
 from stages.yolo.yolov8 import YoloV8
 
 
@@ -60,14 +60,13 @@ def read_weights(
     weights = Path(files["weights"])
     if weights.suffix != ".pt":
         return read_files(weights, Path(files["config"]))
-    if not allow_pickle:
-        raise StageUnusable(explain_pickle(weights))
+    refuse_pickle(weights, allow_pickle=allow_pickle)
     return read_checkpoint(weights)
 
 
 def read_checkpoint(checkpoint: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """As library.read_checkpoint. Raises StageUnusable, too, if ultralytics is not installed."""
-    require_library(checkpoint)
+    check_library(checkpoint)
     from stages.yolo import library
 
     return library.read_checkpoint(checkpoint)
@@ -87,16 +86,10 @@ def build_network(config: Mapping[str, Any], source: str = "the model") -> YoloN
     """The network in a config, with random weights, in eval mode. source: what has the config, for errors."""
     if size := find_size(config["model"]):
         return YoloV8(size, config["nc"])
-    require_library(source, list_layers(config["model"]))
+    check_library(source, list_layers(config["model"]))
     from stages.yolo import library
 
     return library.LibraryNetwork(library.check_class(library.build(config), source))
-
-
-def require_library(source: str | Path, layers: Sequence[str] = ()) -> None:
-    """source, layers: what needs it, as for explain_library. Raises StageUnusable if it is not installed."""
-    if not has_library():
-        raise StageUnusable(explain_library(source, layers))
 
 
 def save_network(state: Mapping[str, Tensor], config: Mapping[str, Any], folder: Path) -> None:

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from stages.pretrained import convolutions
 from stages.yolo.network import YoloNetwork
-from stages.yolo.structure import Size, list_backbone, list_head
+from stages.yolo.structure import Row, Size, list_backbone, list_head
 
 BINS = 16  # of the distribution of a box's side, in cells of the feature map
 EPS = 1e-3  # of the batch norms that weights were trained with
@@ -36,29 +36,12 @@ class YoloV8(YoloNetwork):
         super().__init__()
         self.model, self.sources = nn.ModuleList(), []
         shapes: list[LayerShape] = []  # of the layers' outputs
-        for sources, repeats, kind, arguments in [*list_backbone(), *list_head()]:
-            self.sources.append([sources] if isinstance(sources, int) else sources)
+        for row in [*list_backbone(), *list_head()]:
+            self.sources.append([row[0]] if isinstance(row[0], int) else row[0])
             inputs = [shapes[source] if shapes else LayerShape(3, 1) for source in self.sources[-1]]
-            (channels, stride), count = inputs[0], max(round(repeats * size.depth), 1)
-            out_channels = (
-                round_up(min(arguments[0], size.max_channels) * size.width) if kind in WIDENED else channels
-            )
-            layer: nn.Module
-            match kind:
-                case "Conv":
-                    layer, stride = Conv(channels, out_channels, kernel=3, stride=2), stride * 2
-                case "C2f":
-                    layer = C2f(channels, out_channels, count, shortcut=True in arguments)
-                case "SPPF":
-                    layer = SPPF(channels, out_channels)
-                case "nn.Upsample":
-                    layer, stride = nn.Upsample(scale_factor=2, mode="nearest"), stride // 2
-                case "Concat":
-                    layer, out_channels = Concat(), sum(shape.channels for shape in inputs)
-                case _:
-                    layer = Detect(inputs, classes)
+            layer, shape = make_layer(row, inputs, size, classes)
             self.model.append(layer)
-            shapes.append(LayerShape(out_channels, stride))
+            shapes.append(shape)
         self.stride = max(shape.stride for shape in shapes)
         self.eval()
 
@@ -73,8 +56,30 @@ class YoloV8(YoloNetwork):
         return outputs[-1]
 
 
-def round_up(channels: float) -> int:
-    return ceil(channels / 8) * 8
+def make_layer(
+    row: Row, inputs: Sequence[LayerShape], size: Size, classes: int
+) -> tuple[nn.Module, LayerShape]:
+    """The layer of a row, and the shape of its output."""
+    _, repeats, kind, arguments = row
+    channels, stride = inputs[0]
+    out_channels = (
+        ceil(min(arguments[0], size.max_channels) * size.width / 8) * 8 if kind in WIDENED else channels
+    )
+    match kind:
+        case "Conv":
+            return Conv(channels, out_channels, kernel=3, stride=2), LayerShape(out_channels, stride * 2)
+        case "C2f":
+            count = max(round(repeats * size.depth), 1)
+            block = C2f(channels, out_channels, count, shortcut=True in arguments)
+            return block, LayerShape(out_channels, stride)
+        case "SPPF":
+            return SPPF(channels, out_channels), LayerShape(out_channels, stride)
+        case "nn.Upsample":
+            return nn.Upsample(scale_factor=2, mode="nearest"), LayerShape(channels, stride // 2)
+        case "Concat":
+            return Concat(), LayerShape(sum(shape.channels for shape in inputs), stride)
+        case _:
+            return Detect(inputs, classes), inputs[0]
 
 
 class Conv(nn.Module):

@@ -15,6 +15,8 @@ def test_it_is_installed_beside_visiond_with_its_version_and_all_its_files(tmp_p
     options = ["--no-deps", "--no-build-isolation", "--offline", "--quiet", "--python", sys.executable]
     command = [Path(sys.executable).with_name("uv"), "pip", "install", *options, "--target", tmp_path, FOLDER]
     subprocess.run(command, check=True)
-    files = {path.name for path in (tmp_path / "visiond_mini").glob("*.py")}
-    assert files == {path.name for path in (FOLDER / "visiond_mini").glob("*.py")}
+    installed, here = (
+        {path.relative_to(root) for path in root.rglob("visiond_mini/**/*.py")} for root in (tmp_path, FOLDER)
+    )
+    assert installed == here
     assert (tmp_path / f"visiond_mini-{__version__}.dist-info").is_dir()

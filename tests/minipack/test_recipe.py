@@ -18,7 +18,6 @@ from stages.registry import registry
 from stages.scenes.composition import compose_crowded
 from stages.scenes.generator import TOTALS, choose_recipe
 from stages.scenes.truth import Truth
-from stages.training.trainer import LOG, Trainer, TrainerSettings
 from stages.weights import published
 from stages.weights.packs import Pack, open_pack, resolve_all, verify
 from stages.yolo.descriptor import Objects
@@ -40,6 +39,7 @@ from visiond_mini.recipe import (
     train_mini,
     watch,
 )
+from visiond_mini.training.trainer import LOG, Trainer, TrainerSettings
 
 COUNT = 12
 STAGES = ("yolo", "clip", "blip")

@@ -11,7 +11,6 @@ import io
 import os
 import secrets
 from collections.abc import Sequence
-from typing import Protocol
 
 import msgspec
 import numpy as np
@@ -40,13 +39,6 @@ class OtherDriver(VisiondError):
     """Another run has planned into the same OUTPUT meanwhile."""
 
     exit_status = os.EX_TEMPFAIL
-
-
-class Planned(Protocol):
-    @property
-    def name(self) -> str: ...
-    @property
-    def ids(self) -> Ids: ...
 
 
 def name_of(ids: Ids) -> str:
@@ -98,19 +90,7 @@ class Plans:
             raise OutputTaken(
                 f"{place.url} has results of an earlier run. --resume goes on with it; or name another OUTPUT."
             )
-        settings = describe_settings(config, shards, kept)
-        found = settings if place.write_whole(SETTINGS, settings) else place.read(SETTINGS)
-        if "kept" not in msgspec.json.decode(found):
-            raise OutputTaken(
-                f"{place.url} was begun by an older visiond, whose parts have fewer columns. Go on with that version, or name "
-                "another OUTPUT."
-            )
-        if found != settings:
-            raise OutputTaken(
-                f"{place.url} was made with other [models], [stages], [binning] or [pipeline] stages, mode or limits, "
-                "with other `unpack` or [unpacking], or with other --shards, --keep or --keep-all. Name another OUTPUT, or use "
-                "the settings that made this one."
-            )
+        check_settings(place, describe_settings(config, shards, kept))
         parts = {name for name in place.names("") if name.endswith(".parquet")}
         plans = [read_plan(place.read(f"{FOLDER}/{name}")) for name in names]
         return cls(place, plans, parts)
@@ -125,15 +105,15 @@ class Plans:
         )
         return found
 
-    def write(self, units: Sequence[Planned]) -> None:
-        """Write down new units; only then they may be handed out. Raises OtherDriver."""
+    def write(self, units: Sequence[Ids]) -> None:
+        """Write down new units, each by its inputs; only then they may be handed out. Raises OtherDriver."""
         if not units:
             return
         file = io.BytesIO()
         np.savez(
             file,
-            ids=np.concatenate([unit.ids for unit in units]),
-            ends=np.cumsum([len(u.ids) for u in units]),
+            ids=np.concatenate(units),
+            ends=np.cumsum(list(map(len, units))),
             # No other driver writes these bytes, so a store that has them has ours (places.py). Nobody reads them.
             driver=self._driver,
         )
@@ -147,6 +127,22 @@ class Plans:
 def read_plan(data: bytes) -> tuple[Ids, NDArray[np.int64]]:
     with np.load(io.BytesIO(data)) as plan:
         return plan["ids"], plan["ends"]
+
+
+def check_settings(place: ClusterPlace, settings: bytes) -> None:
+    """Write them, or compare them with those that OUTPUT was made with. Raises OutputTaken."""
+    found = settings if place.write_whole(SETTINGS, settings) else place.read(SETTINGS)
+    if "kept" not in msgspec.json.decode(found):
+        raise OutputTaken(
+            f"{place.url} was begun by an older visiond, whose parts have fewer columns. Go on with that version, or name "
+            "another OUTPUT."
+        )
+    if found != settings:
+        raise OutputTaken(
+            f"{place.url} was made with other [models], [stages], [binning] or [pipeline] stages, mode or limits, "
+            "with other `unpack` or [unpacking], or with other --shards, --keep or --keep-all. Name another OUTPUT, or use "
+            "the settings that made this one."
+        )
 
 
 def describe_settings(config: Config, shards: Shards, kept: Kept) -> bytes:

@@ -17,7 +17,6 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from functools import partial
 from importlib.util import find_spec
-from types import TracebackType
 from typing import Any
 
 import msgspec
@@ -98,9 +97,7 @@ class ActorPool:
             first = str(error).strip().splitlines()[0]
             raise ClusterAway(f"There is no Ray cluster at {self._job.address}: {first}") from error
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         if self._is_ours:
             self._ray.shutdown()
 

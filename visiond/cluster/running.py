@@ -100,7 +100,7 @@ def run(
             began = time.monotonic()
             ahead = _Ahead(itertools.chain([first], units))
             for wave in ahead.waves():
-                plans.write([unit for unit in wave if unit.fresh])
+                plans.write([unit.ids for unit in wave if unit.fresh])
                 for counts in _finish(pool, wave, result):
                     result.outcomes += counts
                     result.parts += 1

@@ -133,7 +133,7 @@ def units(place: Place, source: str, output: str) -> list[Any]:
     config = load(place.config)
     plans = Plans.open(open_place(output), config, resume=True)
     planned = [*Planner(plans, InputListing(source, config).inputs(), 10).units()]
-    plans.write([unit for unit in planned if unit.fresh])
+    plans.write([unit.ids for unit in planned if unit.fresh])
     return [to_table(unit) for unit in planned]
 
 

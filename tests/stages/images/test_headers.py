@@ -11,9 +11,9 @@ from PIL import Image, ImageOps
 
 from stages.contract.base import Header, ImageError, Limits, Reason
 from stages.images.headers import (
+    READERS,
     read_avif,
     read_heif,
-    read_jpeg,
     read_jpeg_frame,
 )
 from stages.images.images import inspect
@@ -63,7 +63,7 @@ def test_the_first_of_several_exif_blocks_counts() -> None:
     second[0x112] = 3
     block = second.tobytes()
     segment = b"\xff\xe1" + struct.pack(">H", len(block) + 2) + block
-    assert read_jpeg(memoryview(first.replace(b"\xff\xdb", segment + b"\xff\xdb", 1))) == (64, 96, 6)
+    assert READERS["JPEG"](memoryview(first.replace(b"\xff\xdb", segment + b"\xff\xdb", 1))) == (64, 96, 6)
 
 
 def test_plain_jpegs_are_recognized_by_their_frame() -> None:
@@ -75,14 +75,14 @@ def test_plain_jpegs_are_recognized_by_their_frame() -> None:
 
 def test_padding_and_junk_between_jpeg_segments_are_skipped() -> None:
     data = jpeg()
-    assert read_jpeg(memoryview(data[:2] + b"junk\xff\xff\xff" + data[2:])) == (96, 64, 1)
+    assert READERS["JPEG"](memoryview(data[:2] + b"junk\xff\xff\xff" + data[2:])) == (96, 64, 1)
 
 
 @pytest.mark.parametrize("filling", [b"\xff", b"\0", b"\xff\x00", b"\xff\xe0\0\2", b"\xff\xd0"])
 def test_a_long_jpeg_without_a_picture_is_refused_without_getting_slow(filling: bytes) -> None:
     started = time.process_time()
     with pytest.raises((ImageError, IndexError)):
-        read_jpeg(memoryview(b"\xff\xd8\xff" + filling * (1_000_000 // len(filling))))
+        READERS["JPEG"](memoryview(b"\xff\xd8\xff" + filling * (1_000_000 // len(filling))))
     assert time.process_time() - started < 5
 
 

@@ -82,10 +82,10 @@ from stages.ocr.descriptor import OcrOptions
 from stages.ocr.fused import FusedDetector, FusedRecognizer
 from stages.ocr.pieces import PiecePlan
 from stages.ocr.stage import find_files, plan_lines
-from stages.ocr.ppocr import load_detector, load_recognizer
+from stages.ocr.loading import open_detector, open_recognizer
 
 files = find_files(spec)
-detector, recognizer = FusedDetector(load_detector(files["det"])), FusedRecognizer(load_recognizer(files["rec"])[0])
+detector, recognizer = FusedDetector(open_detector(files["det"])), FusedRecognizer(open_recognizer(files["rec"])[0])
 for count, size in (1, (64, 64)), (3, (96, 320)), (2, (736, 64)):
     same(lambda: detector.infer(torch.zeros(count, *size, 3, dtype=torch.uint8)))
 for image in (50, 1), (5000, 100), (100, 5000), (30, 30), (8000, 8000):  # no map is flatter than those above
@@ -250,7 +250,7 @@ from stages.ocr.fused import FusedDetector, FusedRecognizer
 from stages.yolo.letterbox import Letterbox
 from stages.ocr.stage import plan_lines
 from stages.ocr.onnxfile import weight_files
-from stages.ocr.ppocr import load_detector, load_recognizer
+from stages.ocr.loading import open_detector, open_recognizer
 
 TYPES = {torch.float16: "*fp16", torch.bfloat16: "*bf16", torch.float32: "*fp32", torch.float64: "*fp64",
          torch.uint8: "*u8", torch.int32: "*i32", torch.int64: "*i64"}
@@ -287,9 +287,9 @@ for module, name in found:
     setattr(module, name, Compiling(getattr(module, name)))
 warp.has_kernels_for = lambda pixels: True
 files, lines = weight_files(), [[[30, 20], [230, 20], [230, 60], [30, 60]], [[30, 90], [230, 99], [229, 139], [29, 130]]]
-FusedDetector(load_detector(files["det"])).infer(torch.zeros(1, 64, 64, 3, dtype=torch.uint8))
+FusedDetector(open_detector(files["det"])).infer(torch.zeros(1, 64, 64, 3, dtype=torch.uint8))
 widths = torch.tensor([40, 64])
-FusedRecognizer(load_recognizer(files["rec"])[0]).infer(torch.zeros(2, 48, 64, 3, dtype=torch.uint8), widths, widths)
+FusedRecognizer(open_recognizer(files["rec"])[0]).infer(torch.zeros(2, 48, 64, 3, dtype=torch.uint8), widths, widths)
 page = warp.interleave(torch.zeros(3, 300, 400, dtype=torch.uint8))
 warp.mask_with_kernel(torch.zeros(1, 64, 64, dtype=torch.uint8), 0.3)
 warp.crop_with_kernel([page], plan_lines(0, torch.tensor(lines, dtype=torch.float32).numpy()), 48, 320)

@@ -9,8 +9,9 @@ import pytest
 import torch
 from onnx import helper, numpy_helper
 
+from stages.contract.manifest import WeightsError
 from stages.ocr.graph import OPERATIONS, Graph
-from stages.ocr.onnxfile import WeightsError, read_onnx, weight_files
+from stages.ocr.onnxfile import read_onnx, weight_files
 from tests.stages.ocr.runtime import run_onnx
 
 RANDOM = np.random.default_rng(0)

@@ -11,8 +11,10 @@ import onnx
 import pytest
 import torch
 
-from stages.ocr.onnxfile import WeightsError, read_onnx, weight_files
-from stages.ocr.ppocr import BLANK, Detector, Recognizer, group_depthwise, load_detector, load_recognizer
+from stages.contract.manifest import WeightsError
+from stages.ocr.loading import open_detector, open_recognizer
+from stages.ocr.onnxfile import read_characters, read_onnx, weight_files
+from stages.ocr.ppocr import BLANK, Detector, Recognizer, fill_detector, group_depthwise
 from tests.stages.ocr.runtime import run_onnx
 
 FILES = weight_files()
@@ -20,12 +22,12 @@ FILES = weight_files()
 
 @pytest.fixture(scope="module")
 def detector() -> Detector:
-    return load_detector(FILES["det"])
+    return open_detector(FILES["det"])
 
 
 @pytest.fixture(scope="module")
 def recognizer() -> Recognizer:
-    return load_recognizer(FILES["rec"])[0]
+    return open_recognizer(FILES["rec"])[0]
 
 
 def draw_noise(*shape: int, seed: int = 0) -> torch.Tensor:
@@ -50,7 +52,7 @@ def test_the_detector_is_the_onnx_file(
 
 
 def test_depthwise_convolutions_in_groups_find_the_same() -> None:
-    plain, grouped = load_detector(FILES["det"]), load_detector(FILES["det"])
+    plain, grouped = open_detector(FILES["det"]), open_detector(FILES["det"])
     group_depthwise(grouped)
     assert grouped.neck.input_conv[0].depthwise_convolution.groups == 3
     with torch.inference_mode():
@@ -87,17 +89,22 @@ def test_a_wider_tensor_changes_no_step_of_a_line(recognizer: Recognizer, width:
 
 
 def test_every_class_has_its_character() -> None:
-    _, characters = load_recognizer(FILES["rec"])
+    _, characters = open_recognizer(FILES["rec"])
     assert len(characters) == 18710
     assert (characters[BLANK], characters[-1]) == ("", " ")
     assert len(set(characters)) == len(characters)
 
 
 def test_swapped_files_are_refused() -> None:
-    with pytest.raises(WeightsError, match="does not hold the detector of PP-OCRv6 small"):
-        load_detector(FILES["rec"])
+    with pytest.raises(WeightsError, match="does not hold a text detector of PP-OCR"):
+        open_detector(str(FILES["rec"]))
+    with pytest.raises(WeightsError, match="does not hold a text recognizer of PP-OCR"):
+        open_recognizer(str(FILES["det"]))
+
+
+def test_a_recognizer_without_a_dictionary_is_refused() -> None:
     with pytest.raises(WeightsError, match="as rapidocr's text recognizers have"):
-        load_recognizer(FILES["det"])
+        read_characters(read_onnx(FILES["det"]), FILES["det"])
 
 
 def test_layers_of_another_shape_are_refused(tmp_path: Path) -> None:
@@ -106,7 +113,7 @@ def test_layers_of_another_shape_are_refused(tmp_path: Path) -> None:
     weight.CopyFrom(onnx.numpy_helper.from_array(np.zeros((24, 3, 5, 5), np.float32), weight.name))
     onnx.save(model, str(tmp_path / "det.onnx"))
     with pytest.raises(WeightsError, match="its layers are different"):
-        load_detector(tmp_path / "det.onnx")
+        fill_detector(read_onnx(tmp_path / "det.onnx"), tmp_path / "det.onnx")
 
 
 def test_a_file_that_is_not_onnx_is_named(tmp_path: Path) -> None:

@@ -24,7 +24,7 @@ from stages.ocr.fused import is_known
 from stages.ocr.generic import GenericDetector, GenericRecognizer
 from stages.ocr.loading import open_detector, open_recognizer
 from stages.ocr.onnxfile import weight_files
-from stages.ocr.ppocr import Detector, Recognizer, load_detector, load_recognizer
+from stages.ocr.ppocr import Detector, Recognizer
 from stages.ocr.stage import OcrStage, decode
 from tests.stages.ocr.test_stage import read
 from tests.stages.ocr.textnets import CHARACTERS, DETECTORS, RECOGNIZERS, TEXTNETS, TINY_DETECTOR, draw_noise
@@ -151,14 +151,14 @@ def test_the_structure_decides_which_code_runs_a_network(kind: str, plain: type,
 
 
 def test_the_kernels_know_the_networks_of_the_standard_job() -> None:
-    detector, (recognizer, _) = load_detector(weight_files()["det"]), load_recognizer(weight_files()["rec"])
+    detector, (recognizer, _) = open_detector(weight_files()["det"]), open_recognizer(weight_files()["rec"])
     assert is_known(detector)
     assert is_known(recognizer)
 
 
 def save_small(folder: Path) -> None:
     """PP-OCRv6 small's real weights, as a checkpoint of transformers with their dictionary."""
-    recognizer, characters = load_recognizer(weight_files()["rec"])
+    recognizer, characters = open_recognizer(weight_files()["rec"])
     config = transformers.PPOCRV6SmallRecConfig(
         backbone_config=transformers.PPLCNetV4Config(out_features=["stage4"]),
         head_out_channels=len(characters),
@@ -206,7 +206,7 @@ def test_transformers_finds_the_same_boxes() -> None:
     up to three pixels."""
     pixels = draw_half(4).pixels.permute(1, 2, 0)[None]
     with torch.inference_mode():
-        maps = load_detector(weight_files()["det"]).infer(pixels)
+        maps = open_detector(weight_files()["det"]).infer(pixels)
     height, width = maps.shape[1:]
     ours = find_boxes(maps.numpy(), mask_text(maps.numpy()), [(width, height)])[0]
     theirs = transformers.PPOCRV5ServerDetImageProcessor().post_process_object_detection(

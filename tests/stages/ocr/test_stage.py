@@ -21,8 +21,9 @@ from PIL import ImageDraw, ImageFont
 from daemon.workers import known_images
 from stages.contract.base import Image, Limits, StageSpec
 from stages.contract.binning import text_of
+from stages.contract.manifest import WeightsError
 from stages.ocr.descriptor import Line, Ocr, OcrOptions
-from stages.ocr.onnxfile import WeightsError, weight_files
+from stages.ocr.onnxfile import weight_files
 from stages.ocr.pieces import LONGEST_MAP, PiecePlan, plan_pieces
 from stages.ocr.stage import (
     LINES_IN_GROUP,

@@ -52,7 +52,7 @@ class Run:
         kept = choose_kept(listing, keep, COLUMNS, every=every)
         plans = Plans.open(ClusterFolder(str(self.rows)), config, resume=True, kept=kept)
         units = [*Planner(plans, listing.inputs(), size).units()]
-        plans.write([unit for unit in units if unit.fresh])
+        plans.write([unit.ids for unit in units if unit.fresh])
         settings = config.model_dump_json().encode()
         with closing(ActorChain(settings, str(self.rows), listing.root, kept=kept)) as chain:
             for unit in units:

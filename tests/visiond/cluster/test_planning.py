@@ -44,7 +44,7 @@ def plan(folder: Path, listed: Sequence[ClusterInput], size: int = 10) -> tuple[
     plans = open_plans(folder)
     planner = Planner(plans, listed, size)
     units = list(planner.units())
-    plans.write([unit for unit in units if unit.fresh])
+    plans.write([unit.ids for unit in units if unit.fresh])
     return planner, units
 
 
@@ -152,9 +152,9 @@ def test_a_second_driver_cannot_plan_into_the_same_output(tmp_path: Path) -> Non
     first, second = open_plans(tmp_path), open_plans(tmp_path)
     [unit] = Planner(first, inputs(range(3)), 10).units()
     [other] = Planner(second, inputs(range(1, 4)), 10).units()
-    first.write([unit])
+    first.write([unit.ids])
     with pytest.raises(OtherDriver, match="--resume"):
-        second.write([other])
+        second.write([other.ids])
 
 
 def test_a_plan_without_the_number_of_its_driver_is_read(tmp_path: Path) -> None:

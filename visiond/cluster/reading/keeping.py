@@ -49,15 +49,20 @@ def choose_kept(listing: InputListing, wanted: Sequence[str], columns: Iterable[
     if not asked and not every:
         return NOTHING
     offered = _columns_of(listing)
-    if unknown := next((name for name in asked if name not in offered), ""):
-        has = f"{_looked_at(listing)} {', '.join(offered) or 'nothing else'}"
-        raise WrongArgument(f'--keep: {listing.source} has no "{unknown}". {has}.')
+    _check_offered(listing, asked, offered)
     names = tuple(name for name, (_, is_whole) in offered.items() if name in asked or (every and is_whole))
     others = _name(names, asked, columns)
     fields = tuple((other, offered[name][0]) for name, other in zip(names, others, strict=True))
     if not listing.is_list:
         return Kept(names, fields)
     return Kept(names, fields, listing.source, version_of(listing.source))
+
+
+def _check_offered(listing: InputListing, asked: Iterable[str], offered: Offered) -> None:
+    """Raises WrongArgument."""
+    if unknown := next((name for name in asked if name not in offered), ""):
+        has = f"{_looked_at(listing)} {', '.join(offered) or 'nothing else'}"
+        raise WrongArgument(f'--keep: {listing.source} has no "{unknown}". {has}.')
 
 
 def _looked_at(listing: InputListing) -> str:

@@ -12,10 +12,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from stages.training.hardware import probe_batch
-from stages.training.log import read_log
-from stages.training.schedule import LearningRates
-from stages.training.trainer import (
+from visiond_mini.training.hardware import probe_batch
+from visiond_mini.training.log import read_log
+from visiond_mini.training.schedule import LearningRates
+from visiond_mini.training.trainer import (
     CHECKPOINTS,
     LOG,
     ResumeError,
@@ -130,7 +130,7 @@ def test_slow_steps_are_kept_sooner(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     settings = msgspec.structs.replace(SETTINGS, checkpoint_every=1000)
     Trainer(Dropped(), Values(), settings, tmp_path / "quick").run(stop_after=5)
     assert not (tmp_path / "quick" / "checkpoints").exists()
-    monkeypatch.setattr("stages.training.trainer.CHECKPOINT_SECONDS", 0.0)
+    monkeypatch.setattr("visiond_mini.training.trainer.CHECKPOINT_SECONDS", 0.0)
     Trainer(Dropped(), Values(), settings, tmp_path / "slow").run(stop_after=5)
     assert sorted(path.name for path in (tmp_path / "slow" / "checkpoints").iterdir())[-1] == "step-00000005"
 

@@ -28,9 +28,9 @@ from accelerate.utils import broadcast_object_list, set_seed
 from torch import Tensor, nn
 
 from stages.contract.folders import remove_folder, sync, sync_tree
-from stages.training.hardware import gather_with_gradient, make_accelerator, probe_batch
-from stages.training.log import ProgressBar, cut_log
-from stages.training.schedule import LearningRates
+from visiond_mini.training.hardware import gather_with_gradient, make_accelerator, probe_batch
+from visiond_mini.training.log import ProgressBar, cut_log
+from visiond_mini.training.schedule import LearningRates
 
 LOG, CHECKPOINTS, STATE = "log.jsonl", "checkpoints", "state.json"
 CHECKPOINTS_KEPT = 2
