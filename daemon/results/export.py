@@ -29,6 +29,7 @@ from daemon.results.columns import ExportColumns, line_of
 from daemon.results.datasets import keep_files, name_images, name_inboxes, write_folder
 from daemon.results.parquet import write_table
 
+UNREADABLE = "their files are gone, have changed since, or cannot be read"
 FILES = ("csv", "jsonl", "parquet")
 # The files of an export: the rows, the list of their models, records, Parquet.
 BEGINS = (
@@ -85,8 +86,7 @@ def export_records(
             force=force,
         )
         if left_out:
-            why = "their files are gone, have changed since, or cannot be read"
-            warn(f"{quantity(len(left_out), 'image')} left out, as {why}; the first is {left_out[0]}.")
+            warn(f"{quantity(len(left_out), 'image')} left out, as {UNREADABLE}; the first is {left_out[0]}.")
             written -= len(left_out)
     else:
         sizes = _embedding_sizes(reader, choice.bins, warn) if format == "parquet" else []
