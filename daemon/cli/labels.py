@@ -21,7 +21,7 @@ from daemon.terminal.progress import Progress
 
 if TYPE_CHECKING:
     from daemon.labels.matching import Matches
-    from daemon.labels.scoring import Figure, Score
+    from daemon.labels.scoring import Estimate, Score
 
 labels_app = typer.Typer(
     help="Keep what people say about images beside the answers of the models.\n\n"
@@ -256,7 +256,7 @@ def _rows(each: Score) -> list[tuple[object, ...]]:
     ]
 
 
-def _range(figure: Figure) -> str:
+def _range(figure: Estimate) -> str:
     return f"{_number(figure.low)} to {_number(figure.high)}"
 
 
@@ -265,7 +265,7 @@ def _number(value: float, sign: str = "") -> str:
 
 
 def _as_json(each: Score) -> dict[str, object]:
-    def plain(figures: dict[str, Figure]) -> dict[str, list[float | None]]:
+    def plain(figures: dict[str, Estimate]) -> dict[str, list[float | None]]:
         """A number that cannot be said is null."""
         return {
             name: [None if math.isnan(v) else round(v, 6) for v in figure] for name, figure in figures.items()

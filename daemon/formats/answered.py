@@ -24,7 +24,7 @@ LONGEST_STEM = 180  # bytes: a name of 255 has room for the number and several s
 
 
 @dataclass
-class Answers:
+class ImageAnswers:
     """What is known about an image. document: its sidecar, or as much of it as there is. size: width and height of the upright
     image, in pixels. labels: what people say; where they do, it takes the place of the answers, with a score of 1."""
 
@@ -99,7 +99,7 @@ class Answers:
         return max(0, x0), max(0, y0), min(width, x1), min(height, y1)
 
 
-class Answered(Answers):
+class Answered(ImageAnswers):
     """An image that is DONE.
 
     name: its path in the inbox, below the inbox's name if there are several. Images that were moved may have equal ones.

@@ -13,7 +13,7 @@ from xml.sax.saxutils import quoteattr
 
 from daemon.core.labels import Box
 from daemon.core.urls import is_url
-from daemon.formats.answered import CONTROLS, Answered, Answers
+from daemon.formats.answered import CONTROLS, Answered, ImageAnswers
 from daemon.formats.coco import JsonArray
 from stages.ocr.descriptor import bounds_of
 
@@ -61,8 +61,8 @@ def _task(image: Answered) -> dict[str, Any]:
     location = image.location
     address = location if is_url(location) else LOCAL + quote(os.fsencode(location.lstrip("/")))
     version = ", ".join(image.models.values())
-    answers = [*_results(Answers(image.document, image.size))]
-    said = [*_results(Answers({}, image.size, image.labels))]
+    answers = [*_results(ImageAnswers(image.document, image.size))]
+    said = [*_results(ImageAnswers({}, image.size, image.labels))]
     return {
         "data": {"image": address},
         "meta": {"visiond": {"id": image.record.id, "path": image.name}},
@@ -70,7 +70,7 @@ def _task(image: Answered) -> dict[str, Any]:
     } | ({"annotations": [{"result": said}]} if image.labels else {})
 
 
-def _results(image: Answers) -> Iterator[dict[str, Any]]:
+def _results(image: ImageAnswers) -> Iterator[dict[str, Any]]:
     """The regions and choices of one prediction."""
     numbers = itertools.count(1)
 
@@ -101,7 +101,7 @@ def _results(image: Answers) -> Iterator[dict[str, Any]]:
         yield result("choices", "tags", {"choices": [label for label, _ in image.tags]})
 
 
-def _percent(box: Box, image: Answers) -> dict[str, float]:
+def _percent(box: Box, image: ImageAnswers) -> dict[str, float]:
     (x0, y0, x1, y1), (width, height) = box, image.size
     return {
         "x": 100 * x0 / width,

@@ -12,7 +12,7 @@ from daemon.system.mounts import FolderAway
 from stages.contract.base import Reason
 
 
-class Seen(NamedTuple):
+class SkippedFile(NamedTuple):
     """A file as its row in the ledger has it. seen_at: Unix seconds. reason: why it was skipped."""
 
     id: int
@@ -25,17 +25,17 @@ class Seen(NamedTuple):
 class Missing(NamedTuple):
     """The files that are not there. hidden: how many of them may come back, and why this is so of the first."""
 
-    deleted: list[Seen]
+    deleted: list[SkippedFile]
     hidden: int = 0
     why: str = ""
 
 
-def find_ignored(folder: Folder, files: Sequence[Seen]) -> list[Seen]:
+def find_ignored(folder: Folder, files: Sequence[SkippedFile]) -> list[SkippedFile]:
     """Those that a scan would pass over. Touches no disk."""
     return [file for file in files if folder.ignored.hides(file.path)]
 
 
-def find_deleted(folder: Folder, files: Sequence[Seen]) -> Missing:
+def find_deleted(folder: Folder, files: Sequence[SkippedFile]) -> Missing:
     """Look for the files; a file that cannot be looked for is there. The inbox is compared with what it was before the look
     and after it, as it may be unmounted in between. Runs in a thread. Raises OSError if it is away."""
     unmounted = folder.find_unmounted()
@@ -47,7 +47,7 @@ def find_deleted(folder: Folder, files: Sequence[Seen]) -> Missing:
     return Missing(deleted, len(missing) - len(deleted), next(filter(None, why), ""))
 
 
-def _is_missing(folder: Folder, file: Seen) -> bool:
+def _is_missing(folder: Folder, file: SkippedFile) -> bool:
     if file.reason == Reason.UNPACKED and folder.settings.on_success != "keep":
         return False  # the daemon itself moved or deleted it
     try:

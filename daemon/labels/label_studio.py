@@ -49,13 +49,13 @@ class _Answer(msgspec.Struct):
     ground_truth: bool | None = None
 
 
-class Task(msgspec.Struct):
+class LabelTask(msgspec.Struct):
     data: dict[str, Any]
     annotations: list[_Answer] | None = None
     completions: list[_Answer] | None = None  # as they were called before version 1.0
 
 
-def read_label_studio(tasks: Sequence[Task], left_out: LeftOut) -> Iterator[Said]:
+def read_label_studio(tasks: Sequence[LabelTask], left_out: LeftOut) -> Iterator[Said]:
     """Of each task its last annotation that was not cancelled, or the one that is marked as ground truth. A kind of which some
     task has a label is labelled in all annotated tasks, but for captions: an image may have none of it. An image with a shape
     that has no box here, such as one of a brush, gets no label of objects."""
@@ -67,7 +67,7 @@ def read_label_studio(tasks: Sequence[Task], left_out: LeftOut) -> Iterator[Said
                 yield from say(_name_of(task), kind, value, (100.0, 100.0), _size_of(results))
 
 
-def _results_of(task: Task, left_out: LeftOut) -> list[_Result] | None:
+def _results_of(task: LabelTask, left_out: LeftOut) -> list[_Result] | None:
     """None: no person has annotated it."""
     whole = [each for each in task.annotations or task.completions or () if not each.was_cancelled]
     if best := [each for each in whole if each.ground_truth] or whole:
@@ -121,7 +121,7 @@ def _box_of(result: _Result) -> Box:
     return bounds(turned)
 
 
-def _name_of(task: Task) -> str:
+def _name_of(task: LabelTask) -> str:
     """Raises WrongArgument."""
     texts = [value for value in (task.data.get("image"), *task.data.values()) if isinstance(value, str)]
     named = [

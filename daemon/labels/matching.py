@@ -23,7 +23,7 @@ from stages.contract.files import open_file
 SHAPE = 0.02  # by how much width / height of an image may differ from that of a resized copy
 
 
-class Image(NamedTuple):
+class KnownImage(NamedTuple):
     """Width and height in pixels, upright."""
 
     digest: bytes
@@ -36,7 +36,7 @@ class Matches:
     """images: by name, as the file of labels has it. unknown: names of which the ledger has no result. ambiguous: names
     that several different images have, with the location of one. by_file_name: how many were found by nothing else."""
 
-    images: dict[str, Image] = field(default_factory=dict)
+    images: dict[str, KnownImage] = field(default_factory=dict)
     unknown: list[str] = field(default_factory=list)
     ambiguous: dict[str, str] = field(default_factory=dict)
     by_file_name: int = 0
@@ -72,10 +72,10 @@ def _digest_of(name: str, folder: Path) -> bytes:
         return b""
 
 
-def _sizes(reader: Reader, digests: set[bytes]) -> dict[bytes, Image]:
+def _sizes(reader: Reader, digests: set[bytes]) -> dict[bytes, KnownImage]:
     with reader.lend() as connection:
         contents = read_stored(connection, digests, reader.models).contents
-    return {digest: Image(digest, width, height) for digest, (_, width, height, _) in contents.items()}
+    return {digest: KnownImage(digest, width, height) for digest, (_, width, height, _) in contents.items()}
 
 
 def _find_by_path(
@@ -158,7 +158,7 @@ def _count_agreeing(one: Sequence[str], other: Sequence[str]) -> int:
     return next((n for n, (a, b) in enumerate(pairs) if a != b), min(len(one), len(other)))
 
 
-def in_pixels(said: Said, image: Image, left_out: Counter[str]) -> Value | None:
+def in_pixels(said: Said, image: KnownImage, left_out: Counter[str]) -> Value | None:
     """The value with boxes in pixels of the upright image, cut at its borders. None if they are of an image of another
     shape, or all outside. left_out: counts what is not taken, by why."""
     if said.kind is not Kind.OBJECTS:
@@ -177,7 +177,7 @@ def in_pixels(said: Said, image: Image, left_out: Counter[str]) -> Value | None:
     return taken if taken or not boxes else None
 
 
-def _cut(box: Box, factors: tuple[float, float], image: Image) -> Box:
+def _cut(box: Box, factors: tuple[float, float], image: KnownImage) -> Box:
     limits = (image.width, image.height, image.width, image.height)
     x0, y0, x1, y1 = (
         round(min(max(value * factors[n % 2], 0.0), limits[n]), 3) for n, value in enumerate(box)
@@ -186,7 +186,7 @@ def _cut(box: Box, factors: tuple[float, float], image: Image) -> Box:
 
 
 def keep_known(
-    said: Iterable[Said], images: Mapping[str, Image], left_out: Counter[str]
+    said: Iterable[Said], images: Mapping[str, KnownImage], left_out: Counter[str]
 ) -> dict[tuple[bytes, Kind], Value]:
     """By digest and kind. What a file says again under the same name is added. Equal files have one label: that of the first
     name."""

@@ -11,7 +11,7 @@ import msgspec
 from daemon.core.errors import WrongArgument
 from daemon.core.labels import LeftOut, Said
 from daemon.labels.coco import Coco, read_coco
-from daemon.labels.label_studio import Task, read_label_studio
+from daemon.labels.label_studio import LabelTask, read_label_studio
 from daemon.labels.table import read_csv
 from daemon.labels.yolo import CLASSES, read_yolo
 from daemon.results.datasets import MANIFEST
@@ -54,7 +54,9 @@ def _read_json(file: Path, left_out: LeftOut) -> Iterator[Said]:
     text = file.read_bytes().removeprefix(codecs.BOM_UTF8)
     try:
         if text.lstrip()[:1] == b"[":
-            yield from read_label_studio(msgspec.json.decode(text, type=list[Task], strict=False), left_out)
+            yield from read_label_studio(
+                msgspec.json.decode(text, type=list[LabelTask], strict=False), left_out
+            )
         else:
             yield from read_coco(msgspec.json.decode(text, type=Coco, strict=False), left_out)
     except (msgspec.MsgspecError, ValueError, RecursionError) as error:

@@ -11,7 +11,7 @@ import msgspec
 import numpy as np
 
 from daemon.core.labels import Kind, Value
-from daemon.formats.answered import Answers
+from daemon.formats.answered import ImageAnswers
 from daemon.labels import metrics
 from daemon.labels.metrics import Measure, ObjectMeasure
 from daemon.labels.store import LabelStore
@@ -25,7 +25,7 @@ from stages.registry.registry import STAGES
 CHUNK = 256
 STAGE_OF = {Kind.OBJECTS: "yolo", Kind.TAGS: "clip", Kind.CAPTION: "blip", Kind.TEXT: "ocr"}
 # What a measure compares with the label, and the measure.
-READ: Mapping[Kind, Callable[[Answers], Any]] = {
+READ: Mapping[Kind, Callable[[ImageAnswers], Any]] = {
     Kind.OBJECTS: lambda answers: answers.objects,
     Kind.TAGS: lambda answers: [label for label, _ in answers.tags],
     Kind.CAPTION: lambda answers: answers.caption,
@@ -39,7 +39,7 @@ MEASURES: Mapping[Kind, Callable[[Sequence[Any], Sequence[Any]], Measure]] = {
 }
 
 
-class Figure(NamedTuple):
+class Estimate(NamedTuple):
     """A value, and the range that holds 95 of 100 resamples of the images."""
 
     value: float
@@ -58,8 +58,8 @@ class Score:
     is_current: bool
     images: int
     labelled: int
-    figures: dict[str, Figure]
-    against: dict[str, Figure] = field(default_factory=dict)
+    figures: dict[str, Estimate]
+    against: dict[str, Estimate] = field(default_factory=dict)
     classes: dict[str, float] = field(default_factory=dict)
 
 
@@ -105,7 +105,7 @@ def _read_answers(reader: Reader, digests: Sequence[bytes], kind: Kind) -> dict[
         for number, output in outputs.items():
             if reader.models[number].stage == stage:
                 document = {STAGES[stage].key: msgspec.json.decode(output.payload)}
-                answers = Answers(document, (width, height))
+                answers = ImageAnswers(document, (width, height))
                 found.setdefault(number, {})[digest] = READ[kind](answers)
     return found
 
@@ -139,7 +139,7 @@ def _measure(
     return MEASURES[kind]([labels[each] for each in digests], [answers[each] for each in digests])
 
 
-def _figures(measure: Measure, images: int) -> dict[str, Figure]:
+def _figures(measure: Measure, images: int) -> dict[str, Estimate]:
     ranges = metrics.interval(measure, images)
     values = measure(np.ones(images))
-    return {name: Figure(value, *ranges[name]) for name, value in values.items()}
+    return {name: Estimate(value, *ranges[name]) for name, value in values.items()}

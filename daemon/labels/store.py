@@ -31,7 +31,7 @@ CREATE TABLE IF NOT EXISTS label (
 """
 
 
-class Tally(NamedTuple):
+class LabelCount(NamedTuple):
     """Labels of one kind and origin. empty: those that say that there is nothing. newest: Unix seconds."""
 
     kind: str
@@ -89,13 +89,13 @@ class LabelStore:
                 digest, _, label = self._decode(row)
                 yield digest, label.value
 
-    def tallies(self) -> list[Tally]:
+    def tallies(self) -> list[LabelCount]:
         with self._reading() as connection, self._named():
             rows = connection.execute(
                 "SELECT kind, origin, COUNT(*), SUM(value IN ('[]', '\"\"')), MAX(made_at) FROM label "
                 "GROUP BY kind, origin ORDER BY kind, origin"
             )
-            return [Tally(*row) for row in rows]
+            return [LabelCount(*row) for row in rows]
 
     def forget(self, origin: str) -> int:
         """Returns how many."""

@@ -53,7 +53,7 @@ class Picture(NamedTuple):
     bytes: int
 
 
-class Found(NamedTuple):
+class ImagePlace(NamedTuple):
     """Where an image is. width, height: in pixels; 0 if not known."""
 
     image: int
@@ -174,11 +174,11 @@ def read_pictures(
         asked["after"] = rows[-1][0]
 
 
-def find_places(connection: sqlite3.Connection, images: Sequence[int]) -> dict[int, Found]:
+def find_places(connection: sqlite3.Connection, images: Sequence[int]) -> dict[int, ImagePlace]:
     """By number, those images that are there."""
     rows = run_rows(connection, "places", [(image,) for image in images])
     return {
-        number: Found(number, location or os.path.join(inbox, path), width or 0, height or 0, size)
+        number: ImagePlace(number, location or os.path.join(inbox, path), width or 0, height or 0, size)
         for number, inbox, path, location, width, height, size in rows
     }
 

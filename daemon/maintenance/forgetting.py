@@ -22,7 +22,7 @@ from anyio import to_thread
 
 from daemon.core.hints import quantity
 from daemon.core.jobs import Change, JobStatus
-from daemon.inbox.deleted import Missing, Seen, find_deleted, find_ignored
+from daemon.inbox.deleted import Missing, SkippedFile, find_deleted, find_ignored
 from daemon.inbox.folder import Folder
 from daemon.ledger.ledger import Ledger
 from daemon.ledger.reading import Stop, Stopped
@@ -72,7 +72,7 @@ async def forget_skipped(ledger: Ledger, folders: Folders, counts: Counts, stop:
         began = time.monotonic()
         if stop():
             raise Stopped
-        for number, group in itertools.groupby(sorted(map(Seen._make, rows), key=_inbox), key=_inbox):
+        for number, group in itertools.groupby(sorted(map(SkippedFile._make, rows), key=_inbox), key=_inbox):
             await _forget_some(ledger, folders[number], list(group), counts, done)
         await anyio.sleep(REST * (time.monotonic() - began))
     return done
@@ -96,7 +96,7 @@ def _find_away(folders: Folders) -> dict[int, str]:
 
 
 async def _forget_some(
-    ledger: Ledger, folder: Folder, files: list[Seen], counts: Counts, done: Forgotten
+    ledger: Ledger, folder: Folder, files: list[SkippedFile], counts: Counts, done: Forgotten
 ) -> None:
     """Files of one inbox."""
     ignored = await to_thread.run_sync(find_ignored, folder, files)
@@ -116,13 +116,13 @@ async def _forget_some(
     done.hidden, done.why = done.hidden + missing.hidden, done.why or missing.why
 
 
-async def _look(folder: Folder, files: list[Seen]) -> Missing:
+async def _look(folder: Folder, files: list[SkippedFile]) -> Missing:
     """Raises OSError if the inbox is away; TimeoutError if it does not answer."""
     with anyio.fail_after(folder.origin.answer_seconds[1]):
         return await folder.in_thread(find_deleted, folder, files)
 
 
-async def _remove(ledger: Ledger, files: Sequence[Seen], why: str, counts: Counts) -> None:
+async def _remove(ledger: Ledger, files: Sequence[SkippedFile], why: str, counts: Counts) -> None:
     if not files:
         return
     removed: Removed = await ledger.run(partial(remove, ids=[file.id for file in files], why=why))

@@ -18,7 +18,7 @@ from daemon.ledger import publications
 from daemon.ledger.publications import Picture
 from daemon.ledger.records import Reader
 from daemon.search.covering import Cosines, Cover, Places
-from daemon.search.grouping import ONE_THREAD, State, Wish
+from daemon.search.grouping import ONE_THREAD, Grouping, GroupingState
 from daemon.search.index import Index, SearchUnusable
 from daemon.search.matrix import PARTS
 from daemon.search.tower import receive, send
@@ -30,7 +30,7 @@ SILENT_SECONDS = 900.0  # between two reports of the process; then it is killed
 Note = Callable[[int, int], object]
 
 
-class Near(NamedTuple):
+class NearBest(NamedTuple):
     """The best image of a group, and the cosine with it."""
 
     best: int
@@ -75,11 +75,11 @@ class Duplicates:
             for group in np.lexsort((leaders, -freed))
         ]
 
-    def better(self) -> dict[int, Near]:
+    def better(self) -> dict[int, NearBest]:
         """By image, the best one of its group; without the best ones."""
         others = self.others
         best, cosines = self.images[self.leaders[others]], self.cosines[others]
-        found = map(Near, best.tolist(), cosines.tolist())
+        found = map(NearBest, best.tolist(), cosines.tolist())
         return dict(zip(self.images[others].tolist(), found, strict=True))
 
 
@@ -106,7 +106,7 @@ def find_duplicates(
     pictures, rows = pictures[rows >= 0], rows[rows >= 0]
     order = np.lexsort((pictures["image"], -pictures["bytes"], -pictures["sharpness"], -pictures["pixels"]))
     threads = processes.count_cores()
-    wish = Wish(str(folder), count, dim, rows[order].astype(np.int64).tobytes(), near, threads)
+    wish = Grouping(str(folder), count, dim, rows[order].astype(np.int64).tobytes(), near, threads)
     cover = group_rows(wish, lambda done: note(done, len(order)))
     ordered = pictures[order]
     return Duplicates(near, model, ordered["image"], ordered["bytes"], cover.leaders, cover.cosines, without)
@@ -139,7 +139,7 @@ def _choose_model(index: Index, numbers: Places) -> tuple[str, Places, tuple[Pat
     return best[1:]
 
 
-def group_rows(wish: Wish, note: Callable[[int], object]) -> Cover:
+def group_rows(wish: Grouping, note: Callable[[int], object]) -> Cover:
     """Raises SearchUnusable."""
     child = subprocess.Popen(
         processes.python("-m", "daemon.search.grouping"),
@@ -170,7 +170,7 @@ def group_rows(wish: Wish, note: Callable[[int], object]) -> Cover:
     )
 
 
-def _listen(child: subprocess.Popen[bytes], wish: Wish) -> Iterator[State]:
+def _listen(child: subprocess.Popen[bytes], wish: Grouping) -> Iterator[GroupingState]:
     assert child.stdin
     assert child.stdout
     send(child.stdin, msgspec.msgpack.encode(wish))
@@ -181,4 +181,4 @@ def _listen(child: subprocess.Popen[bytes], wish: Wish) -> Iterator[State]:
             message = receive(child.stdout)
         finally:
             late.cancel()
-        yield msgspec.msgpack.decode(message, type=State)
+        yield msgspec.msgpack.decode(message, type=GroupingState)

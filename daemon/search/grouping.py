@@ -1,5 +1,6 @@
 """The process that groups near-duplicates: `python -m daemon.search.grouping`, started with one thread for BLAS, as each of
-its threads multiplies matrices of its own. It reads a Wish from standard input, and writes States until one is the last."""
+its threads multiplies matrices of its own. It reads a Grouping from standard input, and writes a GroupingState now and then,
+until one is the last."""
 
 from __future__ import annotations
 
@@ -19,7 +20,7 @@ NICE = 10  # images come first
 ONE_THREAD = dict.fromkeys(("OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "OMP_NUM_THREADS"), "1")
 
 
-class Wish(msgspec.Struct, frozen=True):
+class Grouping(msgspec.Struct, frozen=True):
     """folder, rows, dim: of the matrix. order: the rows to group, the best first, as int64. near: the least cosine."""
 
     folder: str
@@ -30,7 +31,7 @@ class Wish(msgspec.Struct, frozen=True):
     threads: int
 
 
-class State(msgspec.Struct, frozen=True):
+class GroupingState(msgspec.Struct, frozen=True):
     """done: how many images have their group. The last one has a problem, or is_last and what a Cover has, as int64 and
     float64."""
 
@@ -46,19 +47,21 @@ def main() -> None:
     os.nice(NICE)
     states = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # whatever a library prints goes to the log
-    wish = msgspec.msgpack.decode(receive(sys.stdin.buffer), type=Wish)
+    wish = msgspec.msgpack.decode(receive(sys.stdin.buffer), type=Grouping)
 
-    def report(state: State) -> None:
+    def report(state: GroupingState) -> None:
         send(states, msgspec.msgpack.encode(state))
 
     try:
         rows = open_rows(Path(wish.folder), wish.rows, wish.dim)
         order = np.frombuffer(wish.order, np.int64)
-        cover = find_cover(rows.exact, order, wish.near, wish.threads, lambda done: report(State(done)))
+        cover = find_cover(
+            rows.exact, order, wish.near, wish.threads, lambda done: report(GroupingState(done))
+        )
     except (OSError, ValueError, MemoryError) as error:
-        report(State(problem=str(error) or "there is too little memory"))
+        report(GroupingState(problem=str(error) or "there is too little memory"))
         return
-    report(State(len(order), True, cover.leaders.tobytes(), cover.cosines.tobytes()))
+    report(GroupingState(len(order), True, cover.leaders.tobytes(), cover.cosines.tobytes()))
 
 
 if __name__ == "__main__":

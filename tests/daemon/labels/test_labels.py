@@ -20,7 +20,7 @@ import pytest
 from daemon.config.state import LABELS
 from daemon.core.errors import LedgerDamaged
 from daemon.core.labels import Kind, ObjectLabel, Said
-from daemon.labels.matching import Image, in_pixels, keep_known
+from daemon.labels.matching import KnownImage, in_pixels, keep_known
 from daemon.labels.store import LabelStore
 from tests.daemon_process import Place, picture
 
@@ -187,7 +187,7 @@ def test_labels_of_no_known_image_are_an_error_that_names_one(labels: Place) -> 
 
 
 def test_boxes_fit_the_image_also_if_it_was_labelled_as_a_smaller_copy() -> None:
-    image, left_out = Image(ONE, 400, 300), Counter[str]()
+    image, left_out = KnownImage(ONE, 400, 300), Counter[str]()
     outside = ObjectLabel("cat", (41.0, 0.0, 50.0, 9.0))
     said = Said("a", Kind.OBJECTS, [ObjectLabel("dog", (1.0, 2.0, 41.0, 4.0)), outside], (40, 30), (40, 30))
     assert in_pixels(said, image, left_out) == [ObjectLabel("dog", (10, 20, 400, 40))]
@@ -197,7 +197,7 @@ def test_boxes_fit_the_image_also_if_it_was_labelled_as_a_smaller_copy() -> None
 
 
 def test_equal_files_have_the_labels_of_the_first_and_several_rows_of_one_name_are_added() -> None:
-    left_out, one = Counter[str](), Image(ONE, 40, 30)
+    left_out, one = Counter[str](), KnownImage(ONE, 40, 30)
     said = [Said(name, Kind.OBJECTS, [DOG]) for name in ("a", "b", "a")]
     said += [Said("a", Kind.TEXT, text) for text in ("x", "y")]
     kept = keep_known(said, {"a": one, "b": one}, left_out)

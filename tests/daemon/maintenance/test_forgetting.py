@@ -269,7 +269,7 @@ async def test_a_mount_that_goes_during_the_look_makes_no_file_deleted(
         await site.drop("disk/b.txt", "disk/c.txt")
         real = deleted._is_missing
 
-        def look(folder: Any, file: deleted.Seen) -> bool:
+        def look(folder: Any, file: deleted.SkippedFile) -> bool:
             if file.path == b"disk/b.txt":
                 going.enter_context(unmounted(disk))
                 os.utime(disk)
@@ -466,7 +466,7 @@ async def test_rows_that_come_meanwhile_are_for_the_next_time(
     admitted = iter(range(5))
     looked: list[bytes] = []
 
-    def look(folder: Any, files: Iterable[deleted.Seen]) -> deleted.Missing:
+    def look(folder: Any, files: Iterable[deleted.SkippedFile]) -> deleted.Missing:
         looked.extend(file.path for file in files)
         new = File(1, b"new-%d" % next(admitted), Version(9, 9, 9, 9), regular=False)
         anyio.from_thread.run(site.ledger.admit, [new])

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from daemon.search.duplicates import Duplicates, Near, find_duplicates
+from daemon.search.duplicates import Duplicates, NearBest, find_duplicates
 from daemon.search.index import SearchUnusable
 from stages.contract import processes
 from tests.daemon.search.place import Place
@@ -59,7 +59,7 @@ def test_the_best_image_of_a_group_has_most_pixels_then_most_bytes_then_is_the_o
     assert groups(place) == [[3, 1, 2, 4]]
     resize(place, 4, 4000, 3000)
     assert groups(place) == [[4, 3, 1, 2]]
-    assert find(place).better() == {image: Near(4, 1.0) for image in (1, 2, 3)}
+    assert find(place).better() == {image: NearBest(4, 1.0) for image in (1, 2, 3)}
 
 
 def test_of_equally_large_images_the_sharpest_by_a_plug_in_is_the_best(place: Place) -> None:

@@ -196,10 +196,15 @@ def test_it_goes_on_through_a_restart_and_ends_well_with_ctrl_c(tmp_path: Path) 
         wait_for(lambda: "No daemon is running since" in read_terminal(ours, seen), "that it is gone")
         gone_at = len(said.read_text())
         with Daemon(place):
-            wait_for(lambda: "images/s" in said.read_text()[gone_at:], "that it is back")
+            # A terminal that nobody reads is full after a while, and who draws on it waits.
+            wait_for(
+                lambda: read_terminal(ours, seen) and "images/s" in said.read_text()[gone_at:],
+                "that it is back",
+            )
             piped.send_signal(signal.SIGINT)
             shown.send_signal(signal.SIGTERM)
-            assert (piped.wait(PATIENCE), shown.wait(PATIENCE)) == (0, 0)
+            wait_for(lambda: read_terminal(ours, seen) and shown.poll() is not None, "that it ends")
+            assert (piped.wait(PATIENCE), shown.returncode) == (0, 0)
         drawing = read_terminal(ours, seen)
     assert "\x1b" not in said.read_text()
     assert all(re.match(r"\d\d:\d\d:\d\d ", each) for each in said.read_text().splitlines())
