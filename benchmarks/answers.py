@@ -101,7 +101,7 @@ def load(pack: str, dtype: str, batch_size: int, device: str) -> list[Stage]:
     opened = open_pack(pack, Path("models"))
     overrides = {
         name: {"dtype": choose_dtype(opened, name, dtype), "batch_size": batch_size}
-        for name in registry.STAGES
+        for name in registry.ORDER
     }
     return load_stages(opened, overrides, device)
 

@@ -92,8 +92,8 @@ def test_a_sidecar_contains_the_record() -> None:
     )
     assert document["timings"] == dict.fromkeys(registry.ORDER, 0.25)
     assert document["models"] == {"ocr": "ocr-1", "yolo": "yolo-1", "clip": "clip-1", "blip": "blip-1"}
-    for stage, kind in registry.STAGES.items():
-        assert registry.decode(stage, msgspec.json.encode(document[kind.key])) == registry.decode(
+    for stage in registry.ORDER:
+        assert registry.decode(stage, msgspec.json.encode(document[registry.KEYS[stage]])) == registry.decode(
             stage, make_outputs()[stage].payload
         )
 

@@ -203,7 +203,10 @@ def test_a_second_driver_cannot_plan_into_the_same_store_even_with_the_same_inpu
     source = put(bucket, f"{prefix}/in", {"a.ppm": picture(1), "b.ppm": picture(2)})
     output, config = f"s3://{BUCKET}/{prefix}/rows", parse({}, tmp_path)
     drivers = [Plans.open(open_place(output), config, resume=False) for _ in range(2)]
-    planned = [[*Planner(each, InputListing(source, config).inputs(), 10).units()] for each in drivers]
+    planned = [
+        [unit.ids for unit in Planner(each, InputListing(source, config).inputs(), 10).units()]
+        for each in drivers
+    ]
     drivers[0].write(planned[0])
     with pytest.raises(OtherDriver, match="--resume"):
         drivers[1].write(planned[1])
