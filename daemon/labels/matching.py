@@ -164,6 +164,7 @@ def in_pixels(said: Said, image: KnownImage, left_out: Counter[str]) -> Value | 
     if said.kind is not Kind.OBJECTS:
         return said.value
     if said.size and abs(said.size[0] / said.size[1] / (image.width / image.height) - 1) > SHAPE:
+        left_out["images that were labelled in another shape (turned, or cut)"] += 1
         return None
     scale = said.scale or (image.width, image.height)
     factors = (image.width / scale[0], image.height / scale[1])
@@ -173,8 +174,10 @@ def in_pixels(said: Said, image: KnownImage, left_out: Counter[str]) -> Value | 
         if isinstance(each, ObjectLabel)
     ]
     taken = [each for each in boxes if each.box[0] < each.box[2] and each.box[1] < each.box[3]]
-    left_out["boxes that are empty or outside their image"] += len(boxes) - len(taken)
-    return taken if taken or not boxes else None
+    if len(taken) == len(boxes):
+        return taken
+    left_out["images with boxes that are empty or outside them"] += 1
+    return None
 
 
 def _cut(box: Box, factors: tuple[float, float], image: KnownImage) -> Box:
@@ -198,9 +201,7 @@ def keep_known(
         key = (image.digest, each.kind)
         if names.setdefault(key, each.name) != each.name:
             left_out["labels of an image that has labels under another name too"] += 1
-        elif (value := in_pixels(each, image, left_out)) is None:
-            left_out["images whose labels do not fit their shape"] += 1
-        else:
+        elif (value := in_pixels(each, image, left_out)) is not None:
             kept[key] = _add(kept[key], value) if key in kept else value
     return kept
 

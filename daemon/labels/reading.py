@@ -5,6 +5,7 @@ from __future__ import annotations
 import codecs
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
@@ -22,10 +23,14 @@ READERS = {".csv": read_csv, ".tsv": read_csv, ".yaml": read_yolo, ".yml": read_
 def read_labels(path: Path, left_out: LeftOut) -> Iterator[Said]:
     """What a file says, or a folder of a data set. Raises WrongArgument."""
     read = _read_folder if path.is_dir() else READERS.get(path.suffix.lower(), _read_json)
-    if (path if path.is_dir() else path.parent).joinpath(MANIFEST).exists():
+    if _is_exported(path):
         raise WrongArgument(
             f"{path} has answers of models, as `visiond export` wrote them. If people have corrected them, delete {MANIFEST} "
             "there."
+        )
+    if path.suffix.lower() == ".txt" and path.name != CLASSES:
+        raise WrongArgument(
+            f"{path} is a part of a data set of YOLO. Name the folder with data.yaml or {CLASSES}."
         )
     try:
         yield from read(path, left_out)
@@ -33,6 +38,16 @@ def read_labels(path: Path, left_out: LeftOut) -> Iterator[Said]:
         raise WrongArgument(f"{error.filename or path} cannot be read: {error.strerror or error}.") from None
     except UnicodeDecodeError as error:
         raise WrongArgument(f"{path} is not UTF-8: {error}.") from None
+
+
+def _is_exported(path: Path) -> bool:
+    """Whether an export wrote this file or folder."""
+    folder = path if path.is_dir() else path.parent
+    try:
+        made = msgspec.json.decode((folder / MANIFEST).read_bytes(), type=dict[str, Any])["files"]
+    except (OSError, msgspec.DecodeError, KeyError):
+        return False
+    return path.is_dir() or path.name in made
 
 
 def _read_folder(folder: Path, left_out: LeftOut) -> Iterator[Said]:

@@ -33,6 +33,8 @@ def read_csv(file: Path, left_out: LeftOut) -> Iterator[Said]:
             rows.fieldnames = columns = [name.strip().lower() for name in rows.fieldnames or ()]
             key, kinds = _find_columns(file, columns)
             for row in rows:
+                if None in row:
+                    raise ValueError("it has more cells than the header; a cell with commas needs quotes")
                 name = as_typed(row[key] or "")
                 cells = ((kind, as_typed(row[kind] or "")) for kind in kinds)
                 yield from (Said(name, kind, _value_of(kind, cell)) for kind, cell in cells if cell)

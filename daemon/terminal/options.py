@@ -38,7 +38,9 @@ ConfigOption = Annotated[
         envvar=VARIABLE,
     ),
 ]
-ForceOption = Annotated[bool, flag("--force", help="Replace FILE if it is empty or this command made it.")]
+ForceOption = Annotated[
+    bool, flag("--force", help="Replace FILE if it is empty or looks like one that this command made.")
+]
 NEAR, LEAST_NEAR, MOST_NEAR = 0.95, 0.5, 0.999  # equal embeddings in half precision may have a cosine below 1
 JsonOption = Annotated[bool, flag("--json", help="Print JSON.")]
 

@@ -296,9 +296,11 @@ def test_csv_of_excel_and_of_pandas_is_read_too(tmp_path: Path, text: str, encod
         ("a.csv", 'path,caption\na.jpg,"never ends\n', "unexpected end of data"),
         (
             "visiond.json",
-            "{}",
-            "has answers of models, .* If people have corrected them, delete visiond.json there",
+            '{"files": ["visiond.json"]}',
+            "has answers of models, .* delete visiond.json there",
         ),
+        ("0-a.txt", "0 0.5 0.5 1 1", "is a part of a data set of YOLO"),
+        ("a.csv", "path,tags\na.jpg,car,moon\n", "line 2: it has more cells than the header"),
         ("missing.json", None, "cannot be read: No such file"),
         ("a.csv", "path,tags\n\udcff,x\n", "is not UTF-8"),
     ],
