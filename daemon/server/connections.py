@@ -52,8 +52,8 @@ NO_FORMS = "form-action 'none'"
 
 
 class Connection(H11Protocol):
-    """Is closed when the client takes too long to send a request or to take the answer, or
-    when too many connections wait and it has waited longest."""
+    """Is closed when the client takes too long to send a request or to take the answer, or when too many connections wait and
+    it has waited longest. One over the control socket does not make room for clients of the network."""
 
     waiting: ClassVar[dict[Connection, None]] = {}  # the longest first
     _deadline: asyncio.TimerHandle | None = None
@@ -103,7 +103,7 @@ class Connection(H11Protocol):
         self._wait_no_more()
 
     def _wait(self) -> None:
-        if not self._limit_time():
+        if not self._limit_time() or self.transport.get_extra_info("socket").family == socket.AF_UNIX:
             return
         self.waiting[self] = None
         if len(self.waiting) > MOST_WAITING:

@@ -200,6 +200,28 @@ async def test_the_client_that_waited_longest_is_disconnected_for_one_that_sends
             assert (await client.receive()).startswith(b"HTTP/1.1 204")
 
 
+async def test_clients_of_the_network_take_no_place_of_one_of_the_control_socket(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(connections, "MOST_WAITING", 2)
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(tmp_path / "control"))
+        async with (
+            running(Server(answer, listener)),
+            served() as port,
+            contextlib.AsyncExitStack() as stack,
+            await anyio.connect_unix(tmp_path / "control") as local,
+        ):
+            await local.send(REQUEST[:-2])
+            clients = []
+            for _ in range(3):
+                clients.append(await stack.enter_async_context(await anyio.connect_tcp("127.0.0.1", port)))
+                await clients[-1].send(REQUEST[:-2])
+            assert await is_closed(clients[0])
+            await local.send(REQUEST[-2:])
+            assert (await local.receive()).startswith(b"HTTP/1.1 204")
+
+
 async def test_if_descriptors_are_few_the_client_that_waited_longest_is_disconnected(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
