@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from daemon.cli.results import print_unwritten
+from daemon.cli.results import BinOption, print_unwritten
 from daemon.core.errors import ConfigError, VisiondError
 from daemon.core.hints import command, quantity
 from daemon.ledger import publications
@@ -161,10 +161,7 @@ def duplicates(
             help="Least nearness of an image to the best one of its group.",
         ),
     ] = NEAR,
-    bin: Annotated[
-        list[str] | None,
-        typer.Option("--bin", metavar="BIN", help="Only images of this bin. Several: of any of them."),
-    ] = None,
+    bin: BinOption = None,
     limit: Annotated[
         int, typer.Option("--limit", "-n", metavar="N", min=1, max=MOST, help="Show at most N groups.")
     ] = 20,

@@ -38,9 +38,8 @@ EARLIER = (  # the default ones before 0.2, which `ignore` replaced
 OWN = ".visiond-*"  # temporary and other files of the daemon
 _FOLDER = b"\0"  # stands behind the path of a folder, as no path contains it
 _LETTER = rb"[^/\0]"
-_HEAD = re.compile(
-    rb"\.\*(?:\\.|[a-z0-9])?", re.DOTALL
-)  # of an expression: a star, and the character behind it
+# Of an expression: a star, and the character behind it.
+_HEAD = re.compile(rb"\.\*(?:\\.|[a-z0-9])?", re.DOTALL)
 _CLASS = re.compile(rb"\[:([^]]*):]")
 _CLASSES = {  # as git has them
     b"alnum": string.ascii_letters + string.digits,

@@ -14,7 +14,7 @@ import msgspec
 from daemon.core.labels import NO_LABELS, Box, Kind, Label, ObjectLabel
 from daemon.core.sidecar import cut_name
 from daemon.ledger.record import Record
-from stages.contract.binning import has_text, likely_tags, text_of
+from stages.contract.binning import has_text, likely_tags, sure_text_of
 
 Write = Callable[[Path, Iterator["Answered"]], None]  # makes the files of a format in an empty folder
 
@@ -61,9 +61,7 @@ class ImageAnswers:
     @property
     def text(self) -> str:
         """All text that was not guessed, in reading order."""
-        ocr = self.document.get("ocr", {})
-        sure = [line for line in ocr.get("lines", ()) if not line.get("guessed")]
-        return text_of({**ocr, "lines": sure}) or "" if ocr else ""
+        return sure_text_of(self.document.get("ocr", {}))
 
     @property
     def is_unfamiliar(self) -> bool:

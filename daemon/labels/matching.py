@@ -17,7 +17,7 @@ from daemon.core.labels import Box, Kind, ObjectLabel, Said, Value
 from daemon.core.urls import is_url
 from daemon.labels.saying import has_image_suffix
 from daemon.ledger.records import Reader
-from daemon.ledger.rows import read_stored
+from daemon.ledger.rows import read_contents
 from stages.contract.files import open_file
 
 SHAPE = 0.02  # by how much width / height of an image may differ from that of a resized copy
@@ -74,7 +74,7 @@ def _digest_of(name: str, folder: Path) -> bytes:
 
 def _sizes(reader: Reader, digests: set[bytes]) -> dict[bytes, KnownImage]:
     with reader.lend() as connection:
-        contents = read_stored(connection, digests, reader.models).contents
+        contents, _ = read_contents(connection, [(digest,) for digest in digests])
     return {digest: KnownImage(digest, width, height) for digest, (_, width, height, _) in contents.items()}
 
 
@@ -84,8 +84,8 @@ def _find_by_path(
     """The digest of each, or nothing. One pass through the ledger."""
     wanted = defaultdict(list)
     for name in names:
-        last = _parts(name)[-1]
-        wanted[last, has_image_suffix(last)].append(name)
+        last = (own := _parts(name))[-1]
+        wanted[last, has_image_suffix(last)].append((name, own))
     # Of each name: by digest, how many parts of a path are as in the name, and a place of such a file.
     candidates: dict[str, dict[bytes, tuple[int, str]]] = defaultdict(dict)
     for looked, record in enumerate(reader.newest_done(with_results=False), 1):
@@ -93,8 +93,8 @@ def _find_by_path(
             step(looked)
         here = [os.fsdecode(record.location), os.fsdecode(os.path.join(record.inbox_path, record.path))]
         for parts, has_suffix in [each for path in here for each in _spellings(path)]:
-            for name in wanted.get((parts[-1], has_suffix), ()):
-                agreed = _count_agreeing(_parts(name), parts)
+            for name, own in wanted.get((parts[-1], has_suffix), ()):
+                agreed = _count_agreeing(own, parts)
                 if agreed > candidates[name].get(record.digest, (0,))[0]:
                     candidates[name][record.digest] = (agreed, here[0])
     chosen = {name: _choose(name, candidates[name], found, by_file_name=by_file_name) for name in names}

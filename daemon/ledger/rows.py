@@ -168,20 +168,28 @@ def read_stored(
 ) -> Stored:
     """Contents and results of these digests, without damaged ones. Bytes without content have no results."""
     wanted = [(digest,) for digest in digests]
-    contents: dict[bytes, tuple[str, int, int, int]] = {}
+    contents, damaged = read_contents(connection, wanted)
     results: dict[bytes, dict[int, Output]] = {}
-    damaged: set[Key] = set()
-    for row in run_rows(connection, "contents", wanted):
-        if _is_whole_content(row):
-            contents[row["digest"]] = (row["format"], row["width"], row["height"], row["pages"])
-        else:
-            damaged.add(Key(row["digest"], None))
     for row in run_rows(connection, "results", wanted) if contents or damaged else ():
         if _is_whole_result(row, models):
             results.setdefault(row["digest"], {})[row["model"]] = Output(row["payload"], row["seconds"])
         else:
             damaged.add(Key(row["digest"], row["model"]))
     return Stored(contents, results, damaged)
+
+
+def read_contents(
+    connection: sqlite3.Connection, wanted: Sequence[tuple[bytes]]
+) -> tuple[dict[bytes, tuple[str, int, int, int]], set[Key]]:
+    """As in Stored. wanted: the digests."""
+    contents: dict[bytes, tuple[str, int, int, int]] = {}
+    damaged: set[Key] = set()
+    for row in run_rows(connection, "contents", wanted):
+        if _is_whole_content(row):
+            contents[row["digest"]] = (row["format"], row["width"], row["height"], row["pages"])
+        else:
+            damaged.add(Key(row["digest"], None))
+    return contents, damaged
 
 
 def _is_whole_content(row: sqlite3.Row) -> bool:

@@ -12,7 +12,7 @@ from msgspec import inspect
 
 from daemon.core.labels import LookUp, describe, no_labels
 from daemon.ledger.record import Record
-from stages.contract.binning import text_of
+from stages.contract.binning import sure_text_of, text_of
 from stages.contract.descriptor import Descriptor
 from stages.registry.registry import BUILT_IN, find_stage
 
@@ -170,10 +170,9 @@ def _results_of(document: dict[str, Any]) -> dict[str, Any]:
 
 def _details_of(document: dict[str, Any]) -> dict[str, Any]:
     ocr, bin_ = document.get("ocr", {}), document.get("bin")
-    sure = {**ocr, "lines": [line for line in ocr.get("lines", ()) if not line.get("guessed")]}
     looks = document.get("second_looks")
     return {
-        "sure_text": text_of(sure) if ocr else None,
+        "sure_text": sure_text_of(ocr) if ocr else None,
         "text_cut": ocr.get("cut", False) if ocr else None,
         "criteria": msgspec.json.encode(bin_["criteria"]).decode() if bin_ else None,
         "stage_seconds": document.get("timings"),

@@ -106,8 +106,8 @@ def find_duplicates(
     pictures, rows = pictures[rows >= 0], rows[rows >= 0]
     order = np.lexsort((pictures["image"], -pictures["bytes"], -pictures["sharpness"], -pictures["pixels"]))
     threads = processes.count_cores()
-    wish = Grouping(str(folder), count, dim, rows[order].astype(np.int64).tobytes(), near, threads)
-    cover = group_rows(wish, lambda done: note(done, len(order)))
+    asked = Grouping(str(folder), count, dim, rows[order].astype(np.int64).tobytes(), near, threads)
+    cover = group_rows(asked, lambda done: note(done, len(order)))
     ordered = pictures[order]
     return Duplicates(near, model, ordered["image"], ordered["bytes"], cover.leaders, cover.cosines, without)
 
@@ -139,7 +139,7 @@ def _choose_model(index: Index, numbers: Places) -> tuple[str, Places, tuple[Pat
     return best[1:]
 
 
-def group_rows(wish: Grouping, note: Callable[[int], object]) -> Cover:
+def group_rows(asked: Grouping, note: Callable[[int], object]) -> Cover:
     """Raises SearchUnusable."""
     child = subprocess.Popen(
         processes.python("-m", "daemon.search.grouping"),
@@ -150,7 +150,7 @@ def group_rows(wish: Grouping, note: Callable[[int], object]) -> Cover:
     assert child.stdin
     assert child.stdout
     try:
-        for state in _listen(child, wish):
+        for state in _listen(child, asked):
             if state.problem:
                 raise SearchUnusable(f"images could not be compared: {state.problem}.")
             note(state.done)
@@ -170,10 +170,10 @@ def group_rows(wish: Grouping, note: Callable[[int], object]) -> Cover:
     )
 
 
-def _listen(child: subprocess.Popen[bytes], wish: Grouping) -> Iterator[GroupingState]:
+def _listen(child: subprocess.Popen[bytes], asked: Grouping) -> Iterator[GroupingState]:
     assert child.stdin
     assert child.stdout
-    send(child.stdin, msgspec.msgpack.encode(wish))
+    send(child.stdin, msgspec.msgpack.encode(asked))
     while True:
         late = threading.Timer(SILENT_SECONDS, child.kill)
         late.start()

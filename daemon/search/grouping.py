@@ -47,16 +47,16 @@ def main() -> None:
     os.nice(NICE)
     states = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # whatever a library prints goes to the log
-    wish = msgspec.msgpack.decode(receive(sys.stdin.buffer), type=Grouping)
+    asked = msgspec.msgpack.decode(receive(sys.stdin.buffer), type=Grouping)
 
     def report(state: GroupingState) -> None:
         send(states, msgspec.msgpack.encode(state))
 
     try:
-        rows = open_rows(Path(wish.folder), wish.rows, wish.dim)
-        order = np.frombuffer(wish.order, np.int64)
+        rows = open_rows(Path(asked.folder), asked.rows, asked.dim)
+        order = np.frombuffer(asked.order, np.int64)
         cover = find_cover(
-            rows.exact, order, wish.near, wish.threads, lambda done: report(GroupingState(done))
+            rows.exact, order, asked.near, asked.threads, lambda done: report(GroupingState(done))
         )
     except (OSError, ValueError, MemoryError) as error:
         report(GroupingState(problem=str(error) or "there is too little memory"))

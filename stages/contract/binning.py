@@ -227,6 +227,11 @@ def text_of(ocr: Mapping[str, Any]) -> str:
     return "\n".join(line["text"] for line in ocr.get("lines", ()) if has_text(line["text"], line["score"]))
 
 
+def sure_text_of(ocr: Mapping[str, Any]) -> str:
+    """As text_of, without lines that were guessed."""
+    return text_of({**ocr, "lines": [line for line in ocr.get("lines", ()) if not line.get("guessed")]})
+
+
 def likely_tags(tags: Iterable[tuple[str, float]]) -> list[str]:
     """Of labels and scores, the most probable first, the labels that count: the first one, and those whose score is not low."""
     return [label for place, (label, score) in enumerate(tags) if place == 0 or score >= LEAST_SCORE]

@@ -26,9 +26,8 @@ from stages.yolo.descriptor import YOLO
 
 BUILT_IN = (OCR, YOLO, CLIP, BLIP)  # those that run unless the configuration says otherwise
 STAGES, SOURCES, PROBLEMS = plugins.gather((*BUILT_IN, CLASSIFIER))
-ORDER = tuple(
-    name for name, stage in STAGES.items() if not stage.has_variants
-)  # those with variants run after these
+# Those with variants run after these.
+ORDER = tuple(name for name, stage in STAGES.items() if not stage.has_variants)
 FAKE = Backend(  # of every stage
     place="stages.registry.fake:FakeStage",
     options=FakeOptions,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import hashlib
 import json
@@ -12,6 +13,7 @@ import subprocess
 import sys
 from collections import Counter
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -237,23 +239,27 @@ def test_an_import_that_is_killed_leaves_all_or_nothing(tmp_path: Path) -> None:
     assert [each.origin for each in LabelStore(tmp_path).tallies()] == ["before"]
 
 
-def test_others_can_read_while_an_import_is_under_way(tmp_path: Path) -> None:
-    store = LabelStore(tmp_path)
+def test_others_can_read_while_an_import_is_under_way(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store, connect = LabelStore(tmp_path), sqlite3.connect
     store.keep([(ONE, Kind.TAGS, ["a"])], "x")
-    read_meanwhile: list[object] = []
+    read_meanwhile: list[tuple[int]] = []
 
-    def said() -> Iterator[tuple[bytes, Kind, list[str]]]:
-        for number in range(2000):
-            yield b"%32d" % number, Kind.TAGS, ["x" * 1000]
+    class Watched(sqlite3.Connection):
+        """Somebody reads when all rows are written, and the transaction is not at its end."""
 
-    with sqlite3.connect(tmp_path / LABELS) as writing:
-        writing.execute("PRAGMA cache_spill = OFF")
-        for digest, kind, value in said():
-            writing.execute("INSERT INTO label VALUES (?, ?, ?, 'y', 0)", (digest, kind, json.dumps(value)))
-        read_meanwhile += store.tallies()
-    writing.close()
-    assert len(read_meanwhile) == 1
-    assert sum(each.images for each in store.tallies()) == 2001
+        def executemany(self, statement: str, rows: Any, /) -> sqlite3.Cursor:
+            cursor = super().executemany(statement, rows)
+            with contextlib.closing(connect(tmp_path / LABELS, timeout=0)) as other:
+                read_meanwhile.append(other.execute("SELECT COUNT(*) FROM label").fetchone())
+            return cursor
+
+    monkeypatch.setattr(sqlite3, "connect", partial(connect, factory=Watched))
+    # More than SQLite keeps in memory by itself.
+    store.keep([(b"%32d" % number, Kind.TAGS, ["x" * 1000]) for number in range(5000)], "y")
+    assert read_meanwhile == [(1,)]
+    assert sum(each.images for each in store.tallies()) == 5001
 
 
 def test_a_damaged_file_of_labels_is_named(tmp_path: Path) -> None:
