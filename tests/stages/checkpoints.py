@@ -55,6 +55,20 @@ VIT = {
 }
 
 
+Make = Callable[[str], Path]
+
+
+def made_once(place: Path, save: Callable[[str, Path], object]) -> Make:
+    """A function that returns the folder of a small model by its type, below `place`. save: makes it, at the first call."""
+
+    def make(kind: str) -> Path:
+        if not (place / kind).exists():
+            save(kind, place / kind)
+        return place / kind
+
+    return make
+
+
 def make_model(kind: str, config: PreTrainedConfig) -> PreTrainedModel:
     """A model of a class of transformers, by its name."""
     with torch.random.fork_rng(devices=[]):

@@ -20,8 +20,7 @@ from stages.classifier.stage import ClassifierProcessor, ClassifierStage
 from stages.contract.base import Image, ImageError, StageUnusable
 from stages.weights.packs import open_pack, resolve
 from tests.stages import classifiers
-
-Make = Callable[[str], Path]
+from tests.stages.checkpoints import Make, made_once
 
 
 @pytest.fixture
@@ -32,15 +31,7 @@ def images(mixed_images: list[Image]) -> list[Image]:
 
 @pytest.fixture(scope="module")
 def make_folder(tmp_path_factory: pytest.TempPathFactory) -> Make:
-    """The folder of a small model by its type; made once."""
-    place = tmp_path_factory.mktemp("classifiers")
-
-    def make(kind: str) -> Path:
-        if not (place / kind).exists():
-            classifiers.save(kind, place / kind)
-        return place / kind
-
-    return make
+    return made_once(tmp_path_factory.mktemp("classifiers"), classifiers.save)
 
 
 def make_stage(folder: Path, models: Path, *, batch_size: int = 3, **options: Any) -> ClassifierStage:

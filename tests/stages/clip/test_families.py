@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import json
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -24,12 +23,11 @@ from stages.pretrained.checkpoints import load_known, load_tokenizer
 from stages.registry.registry import build
 from stages.weights.packs import fingerprint, open_pack, resolve
 from tests.stages import checkpoints
+from tests.stages.checkpoints import Make, made_once
 from tests.stages.pictures import draw_image
 
 TYPES = [model.type for backend in CLIP.backends.values() for model in backend.models]
 LABELS = ["red circle", "a very unusual thing", "tree", "two blue tree"]
-
-Make = Callable[[str], Path]
 
 
 @pytest.fixture
@@ -40,15 +38,7 @@ def images(mixed_images: list[Image]) -> list[Image]:
 
 @pytest.fixture(scope="module")
 def make_folder(tmp_path_factory: pytest.TempPathFactory) -> Make:
-    """The folder of a small model by its type; made once."""
-    place = tmp_path_factory.mktemp("towers")
-
-    def make(kind: str) -> Path:
-        if not (place / kind).exists():
-            checkpoints.TOWERS[kind](place / kind)
-        return place / kind
-
-    return make
+    return made_once(tmp_path_factory.mktemp("towers"), lambda kind, folder: checkpoints.TOWERS[kind](folder))
 
 
 def run(folder: Path, models: Path, images: list[Image], batch_size: int = 4, **options: Any) -> list[Clip]:

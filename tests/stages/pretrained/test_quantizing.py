@@ -6,7 +6,6 @@ import dataclasses
 import functools
 import json
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -28,9 +27,9 @@ from stages.registry import registry
 from stages.registry.registry import STAGES
 from stages.weights.packs import open_pack, resolve
 from tests.stages import captioners, checkpoints, readers
+from tests.stages.checkpoints import Make, made_once
 from tests.stages.pictures import draw_image
 
-Make = Callable[[str], Path]
 MAKERS = {**captioners.CAPTIONERS, **readers.READERS, **checkpoints.TOWERS}
 pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
 GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
@@ -49,15 +48,7 @@ def kinds(dtype: str, *stages: str) -> list[tuple[str, str]]:
 
 @pytest.fixture(scope="module")
 def make_folder(tmp_path_factory: pytest.TempPathFactory) -> Make:
-    """The folder of a small model by its type; made once."""
-    place = tmp_path_factory.mktemp("models")
-
-    def make(kind: str) -> Path:
-        if not (place / kind).exists():
-            MAKERS[kind](place / kind)
-        return place / kind
-
-    return make
+    return made_once(tmp_path_factory.mktemp("models"), lambda kind, folder: MAKERS[kind](folder))
 
 
 @pytest.fixture

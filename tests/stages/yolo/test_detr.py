@@ -19,9 +19,8 @@ from stages.weights.packs import open_pack, resolve
 from stages.yolo.descriptor import DETECTORS, Objects
 from stages.yolo.detr import WITH_MASKS, DetrStage
 from tests.stages import checkpoints
+from tests.stages.checkpoints import Make, made_once
 from tests.stages.pictures import draw_image
-
-Make = Callable[[str], Path]
 
 
 @pytest.fixture
@@ -32,15 +31,9 @@ def images(mixed_images: list[Image]) -> list[Image]:
 
 @pytest.fixture(scope="module")
 def make_folder(tmp_path_factory: pytest.TempPathFactory) -> Make:
-    """The folder of a small model by its type; made once."""
-    place = tmp_path_factory.mktemp("detectors")
-
-    def make(kind: str) -> Path:
-        if not (place / kind).exists():
-            checkpoints.DETECTORS[kind](place / kind)
-        return place / kind
-
-    return make
+    return made_once(
+        tmp_path_factory.mktemp("detectors"), lambda kind, folder: checkpoints.DETECTORS[kind](folder)
+    )
 
 
 def make_stage(
