@@ -77,7 +77,8 @@ def test_each_request_counts_once_by_what_it_asks_for_and_its_time_too(tmp_path:
                 status: wanted.count((kind, status)) for status in STATUSES
             }, kind
             assert time_of(kind) == sum(kind == one for one, _ in wanted)
-        assert 0.5 < time_of("other", "sum") < 60, "a wrong token waits for its answer"
+        # A timer of the event loop has milliseconds, and may be one of them early.
+        assert 0.49 < time_of("other", "sum") < 60, "a wrong token waits for its answer"
         assert daemon.stop() == 0
 
 

@@ -34,9 +34,17 @@ def make_folder(tmp_path_factory: pytest.TempPathFactory) -> Make:
     return made_once(tmp_path_factory.mktemp("classifiers"), classifiers.save)
 
 
-def make_stage(folder: Path, models: Path, *, batch_size: int = 3, **options: Any) -> ClassifierStage:
-    spec = resolve(open_pack(folder, models), "classifier", {"batch_size": batch_size, "options": options})
-    stage = ClassifierStage(spec, "cpu")
+def make_stage(
+    folder: Path,
+    models: Path,
+    *,
+    batch_size: int = 3,
+    device: str = "cpu",
+    dtype: str = "float32",
+    **options: Any,
+) -> ClassifierStage:
+    settings = {"batch_size": batch_size, "dtype": dtype, "options": options}
+    stage = ClassifierStage(resolve(open_pack(folder, models), "classifier", settings), device)
     stage.load()
     return stage
 
@@ -151,6 +159,35 @@ def test_pixels_are_those_of_transformers(
         assert (pixels - expected).abs().max() < 1e-5 * expected.abs().max()
 
 
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
+@pytest.mark.parametrize(("dtype", "most"), [("float32", 0.002), ("bfloat16", 0.03), ("float16", 0.005)])
+@pytest.mark.parametrize("kind", list(dict.fromkeys(model.type for model in CLASSIFIERS)))
+def test_a_gpu_scores_as_a_cpu_does(
+    kind: str, dtype: str, most: float, make_folder: Make, tmp_path: Path, images: list[Image]
+) -> None:
+    expected = run(make_stage(make_folder(kind), tmp_path), images)
+    for image in images:
+        assert image.pixels is not None
+        image.pixels = image.pixels.cuda()
+    found = run(make_stage(make_folder(kind), tmp_path, device="cuda:0", dtype=dtype), images)
+    for one, other in zip(expected, found, strict=True):
+        assert other.scores == pytest.approx(one.scores, abs=most)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
+def test_a_gpu_resizes_by_lanczos_as_a_cpu_does(images: list[Image]) -> None:
+    settings = transformers.ConvNextImageProcessor(size={"shortest_edge": 24}, crop_pct=0.95, resample=1)
+    pixels = [image.pixels for image in images if image.pixels is not None]
+    expected, found = (
+        ClassifierProcessor(settings, device, torch.float32)([one.to(device) for one in pixels])
+        for device in ("cpu", "cuda")
+    )
+    for one, other in zip(expected, found, strict=True):
+        assert (one - other.cpu()).abs().max() < 1e-5 * one.abs().max()
+
+
 def test_batch_mates_change_no_answer(make_folder: Make, tmp_path: Path, images: list[Image]) -> None:
     stage = make_stage(make_folder("resnet"), tmp_path)
     for image, together in zip(images, run(stage, images), strict=True):
@@ -192,9 +229,8 @@ def test_an_option_says_what_the_scores_are(make_folder: Make, tmp_path: Path, i
 def test_only_the_labels_with_the_highest_scores_are_kept(
     make_folder: Make, tmp_path: Path, images: list[Image]
 ) -> None:
-    [whole], [part] = (
-        run(make_stage(make_folder("vit"), tmp_path, **options), images[:1]) for options in ({}, {"top_k": 2})
-    )
+    [whole] = run(make_stage(make_folder("vit"), tmp_path), images[:1])
+    [part] = run(make_stage(make_folder("vit"), tmp_path, top_k=2), images[:1])
     assert [*part.scores.items()] == [*whole.scores.items()][:2]
 
 
