@@ -4,8 +4,8 @@
     python -m benchmarks.canary --good 200000          healthy daemons of all dtypes, over photographs
 
 On a GPU each fault is planted just after a look, which is the worst moment, while images arrive at a steady rate. (On a CPU
-looks are too rare for this.) Healthy workers look after every batch with more images than the known ones, and their number of
-looks is printed. The photographs are those that packages carry, or those in --photographs.
+looks are too rare for this.) Healthy workers look after every three hundred images. The photographs are those that packages
+carry, or those in --photographs.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ def change_worker(folder: str, fault: str) -> None:
     if fault:
         chain.Chain.load = load_and_plant  # type: ignore[method-assign, assignment]
     else:
-        canary.PAUSE_SECONDS, canary.SHARE = 0.0, 1
+        canary.PAUSE_SECONDS, canary.SHARE = 0.0, 100
 
 
 class Watched:
@@ -135,8 +135,8 @@ def main() -> None:
     options = read_options(
         __doc__,
         good=0,
-        together=10,
-        rate=60.0,
+        together=7,
+        rate=30.0,
         faults=list(FAULTS),
         dtypes=list(DTYPES),
         photographs="",

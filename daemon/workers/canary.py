@@ -26,6 +26,7 @@ from stages.contract.files import read_file
 
 PAUSE_SECONDS = 50.0  # at least, between two looks: so a fault is noticed within a minute
 SHARE = 1000  # images of work for each known image
+REST = 100  # seconds without work for each second that a look takes
 REPEATS = 16  # images in a row with the very same answer of a stage, which make it suspicious
 
 
@@ -48,27 +49,31 @@ class Canary:
         self._began_at = clock()  # the last look
         self._seconds = float("inf")  # that a look takes; not known yet
         self._images = 0  # since the last look
+        self._rested = 0.0  # seconds since then that threads had no work; of each thread
         self._patience = REPEATS
         self._looked = False  # once before
 
-    def is_due(self, images: int) -> bool:
-        """Whether the caller is to look now. images: of its last batch.
+    def is_due(self, images: int, rested: float = 0.0) -> bool:
+        """Whether the caller is to look now. images: of its last batch; rested: seconds that it waited for that batch.
 
         The pictures are no larger than usual images, so after a thousand images for each of them a look costs at most a
-        thousandth of the work. The same after a thousand times what the last look took: a worker with few images looks too. A
-        stage that repeats itself is looked at after the pause; if it is healthy (blank pages may have equal answers), it
-        must then repeat itself twice as often.
+        thousandth of the work. The same after a thousand times what the last look took: a worker with few images looks too;
+        and sooner if it has rested for a hundred times as long, as the rate then loses nothing. A stage that repeats itself is
+        looked at after the pause; if it is healthy (blank pages may have equal answers), it must then repeat itself twice as
+        often.
         """
         with self._lock:
             self._images += images
+            self._rested += rested
             passed, pictures = self._clock() - self._began_at, len(draw_known(self._chain.setup.limits))
             repeats = max(self._chain.repeats.values(), default=0)
             suspicious = repeats >= self._patience
-            paid = self._images >= SHARE * pictures or passed >= SHARE * self._seconds
+            unused = passed >= SHARE * self._seconds or self._rested >= REST * self._seconds
+            paid = unused or self._images >= SHARE * pictures
             if passed < PAUSE_SECONDS or not (paid or suspicious):
                 return False
             self._patience = REPEATS if paid else 2 * repeats
-            self._began_at, self._images = self._clock(), 0
+            self._began_at, self._images, self._rested = self._clock(), 0, 0.0
             return True
 
     def look(self) -> dict[str, str]:

@@ -138,10 +138,13 @@ def _work(
         if chain.setup.rehearse:
             _look(channel, canary)
         rehearsed.wait()
+        ended_at = time.monotonic()
         while (batch := batches.get()) is not None:
+            rested = time.monotonic() - ended_at
             channel.send(chain.run(batch))
-            if canary.is_due(len(batch.items)):
+            if canary.is_due(len(batch.items), rested):
                 _look(channel, canary)
+            ended_at = time.monotonic()
     except DeviceLost as error:
         _leave(channel, f"the device is lost: {error}", curable=True)
     except BaseException as error:  # noqa: BLE001 - a bug: a new process is better than one thread less

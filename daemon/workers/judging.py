@@ -42,7 +42,7 @@ FEW = 3  # scores that may be equal by chance
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """The answers of one stage. before: those of the reference, None where it has none."""
+    """The answers of one stage to the pictures that it can process. before: those of the reference, None where it has none."""
 
     spec: StageSpec
     now: list[Any]  # of the type that the stage's descriptor names
@@ -66,15 +66,15 @@ def find_faults(
     wrong = {}
     for spec in specs:
         had = [decode_known(spec.name, known) for known in before] or [None] * len(now)
-        missing = [place for place, known in enumerate(now) if spec.name not in known]
-        if lost := [place for place in missing if had[place] is not None]:
+        there = [place for place, known in enumerate(now) if spec.name in known]
+        if lost := [place for place, old in enumerate(had) if old is not None and place not in there]:
             why = errors[lost[0]] if errors else ""
             wrong[spec.name] = f"it cannot process an image that it could process before: {why}"
             break  # the stages after it did not get the image either
-        if not missing:
-            answers = [registry.decode(spec.name, known[spec.name]) for known in now]
-            if what := judge(Seen(spec, answers, had, sizes)):
-                wrong[spec.name] = what
+        answers = [registry.decode(spec.name, now[place][spec.name]) for place in there]
+        seen = Seen(spec, answers, [had[place] for place in there], [sizes[place] for place in there])
+        if there and (what := judge(seen)):
+            wrong[spec.name] = what
     return wrong
 
 
@@ -142,8 +142,8 @@ def is_no_embedding(seen: Seen) -> str:
 
 def is_one_embedding(seen: Seen) -> str:
     """Models with random weights have cosines up to 0.9 for these pictures."""
-    pairs = combinations(map(read_embedding, seen.now), 2)
-    constant = all(cosine(*pair) > SAME_COSINE for pair in pairs)
+    pairs = [*combinations(map(read_embedding, seen.now), 2)]
+    constant = bool(pairs) and all(cosine(*pair) > SAME_COSINE for pair in pairs)
     return "it gives the same embedding for different images" if constant else ""
 
 

@@ -95,7 +95,7 @@ def test_the_reference_outlives_the_daemon(tmp_path: Path) -> None:
 def test_results_that_were_wrong_are_made_again_although_the_models_are_the_same(tmp_path: Path) -> None:
     place, (file, environment) = Place(tmp_path), make_breakable(tmp_path)
     site = tmp_path / "site" / "sitecustomize.py"
-    site.write_text(site.read_text().replace("canary.PAUSE_SECONDS, canary.SHARE = 0, 1", ""))
+    site.write_text(site.read_text().replace("PAUSE_SECONDS, canary.SHARE = 0, 1", "PAUSE_SECONDS = 1e9"))
     with Daemon(place, **environment) as daemon:
         place.drop_many(range(6))
         daemon.wait_idle(6)

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from daemon.core.messages import Batch, Item, Setup
-from daemon.workers.canary import PAUSE_SECONDS, REPEATS, SHARE, Canary, read_reference
+from daemon.workers.canary import PAUSE_SECONDS, REPEATS, REST, SHARE, Canary, read_reference
 from daemon.workers.chain import Chain
 from daemon.workers.known_images import draw_known
 from stages.contract.base import Image, ImageError, Limits, OutOfMemory, Reason, StageSpec
@@ -179,6 +179,25 @@ def test_a_worker_with_little_to_do_looks_after_a_thousand_times_what_a_look_tak
     assert not canary.is_due(1)
     clock.now += 1
     assert canary.is_due(1)
+
+
+def test_a_worker_that_often_rests_looks_after_a_hundred_times_what_a_look_takes() -> None:
+    """In both threads together; and not more often than once in the pause."""
+    chain, canary, clock = open_fake()
+    run = chain.run
+
+    def run_slowly(*batch: Any, **how: Any) -> Any:
+        clock.now += 0.5
+        return run(*batch, **how)
+
+    chain.run = run_slowly  # type: ignore[method-assign]
+    canary.look()
+    assert not canary.is_due(1, rested=0.5 * REST)
+    clock.now += PAUSE_SECONDS
+    assert canary.is_due(1)
+    clock.now += PAUSE_SECONDS
+    assert not canary.is_due(1, rested=0.5 * REST - 1)
+    assert canary.is_due(1, rested=1)
 
 
 def test_a_stage_that_repeats_itself_is_looked_at_after_the_pause_and_then_half_as_often() -> None:

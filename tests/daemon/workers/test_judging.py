@@ -6,9 +6,12 @@ from collections.abc import Sequence
 
 import msgspec
 import pytest
+import torch
 
 from daemon.workers.judging import find_faults
 from stages.blip.descriptor import Caption
+from stages.clip.descriptor import Clip
+from stages.clip.embeddings import encode_embedding
 from stages.contract.base import Result, StageSpec
 from stages.ocr.descriptor import Line, Ocr
 from stages.yolo.descriptor import Detection, Objects
@@ -88,3 +91,24 @@ def test_an_object_is_sure_by_its_distance_from_the_lowest_score_of_the_options(
     once, now = [objects(("dog", 0.75, 0)), NOTHING], [NOTHING, NOTHING]
     assert judge("yolo", now, once) == "it finds 0 of 1 known things again"
     assert judge("yolo", now, once, conf=0.7) == ""
+
+
+def test_a_picture_that_a_stage_cannot_process_hides_no_fault_in_the_others() -> None:
+    """As a PNG where the library for it is missing."""
+    spec, sizes = StageSpec("yolo", "any"), [(SIDE, SIDE)] * 3
+
+    def say(*answers: Objects) -> list[dict[str, bytes]]:
+        return [{}, *({"yolo": msgspec.json.encode(answer)} for answer in answers)]
+
+    assert find_faults([spec], say(NOTHING, CLOCK), say(STOP, CLOCK), sizes) == {}
+    assert find_faults([spec], say(NOTHING, NOTHING), say(STOP, CLOCK), sizes) == {
+        "yolo": "it finds 0 of 2 known things again"
+    }
+    assert find_faults([spec], [{}] * 3, [{}] * 3, sizes) == {}
+
+
+def test_one_embedding_is_not_the_same_for_different_images() -> None:
+    spec, clip = StageSpec("clip", "any"), Clip(encode_embedding(torch.tensor([0.6, 0.8])), [])
+    now = [{"clip": msgspec.json.encode(clip)}]
+    assert find_faults([spec], now, [], [(SIDE, SIDE)]) == {}
+    assert find_faults([spec], now * 2, [], [(SIDE, SIDE)] * 2).keys() == {"clip"}

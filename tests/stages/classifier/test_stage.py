@@ -161,18 +161,28 @@ def test_pixels_are_those_of_transformers(
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
-@pytest.mark.parametrize(("dtype", "most"), [("float32", 0.002), ("bfloat16", 0.03), ("float16", 0.005)])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
 @pytest.mark.parametrize("kind", list(dict.fromkeys(model.type for model in CLASSIFIERS)))
-def test_a_gpu_scores_as_a_cpu_does(
-    kind: str, dtype: str, most: float, make_folder: Make, tmp_path: Path, images: list[Image]
+def test_a_gpu_is_as_near_to_a_cpu_as_with_transformers(
+    kind: str, dtype: str, make_folder: Make, tmp_path: Path, images: list[Image]
 ) -> None:
-    expected = run(make_stage(make_folder(kind), tmp_path), images)
+    """Random weights are sensitive to rounding."""
+    folder = make_folder(kind)
+    stock, processor = load_stock(folder)
+    rounded = AutoModelForImageClassification.from_pretrained(folder, dtype=getattr(torch, dtype)).cuda()
+    stage = make_stage(folder, tmp_path, device="cuda:0", dtype=dtype)
+    ours, theirs = [], []
     for image in images:
-        assert image.pixels is not None
-        image.pixels = image.pixels.cuda()
-    found = run(make_stage(make_folder(kind), tmp_path, device="cuda:0", dtype=dtype), images)
-    for one, other in zip(expected, found, strict=True):
-        assert other.scores == pytest.approx(one.scores, abs=most)
+        pixels = processor(images=[image.pixels], return_tensors="pt").pixel_values
+        with torch.inference_mode():
+            exact = softmax(stock(pixels).logits[0])
+            on_gpu = softmax(rounded(pixels.cuda().to(rounded.dtype)).logits[0].float()).cpu()
+        [answer] = run(stage, [Image(image.data, image.width, image.height, image.pixels.cuda())])
+        scores = torch.tensor([answer.scores[name] for name in stock.config.id2label.values()])
+        ours.append((scores - exact).abs().max().item())
+        theirs.append((on_gpu - exact).abs().max().item())
+    assert max(ours) <= 2 * max(theirs) + 0.002
+    assert sum(ours) <= 1.3 * sum(theirs) + 0.002 * len(images)
 
 
 @pytest.mark.gpu
