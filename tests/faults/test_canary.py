@@ -108,7 +108,7 @@ def test_results_that_were_wrong_are_made_again_although_the_models_are_the_same
         done = place.command("redo", "--since", began)
         assert (done.returncode, done.stdout) == (0, "6 images pending again\n"), done.stderr
         daemon.wait_idle(18)
-        assert "damaged" not in daemon.log_text()
+        assert " damaged" not in daemon.log_text()
     place.assert_kept(DONE=12)
 
 
