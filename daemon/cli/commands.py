@@ -20,7 +20,7 @@ from daemon import __version__
 from daemon.cli.bench import bench
 from daemon.cli.cluster import ray_app
 from daemon.cli.install import bundle, install, uninstall
-from daemon.cli.labels import labels_app, score
+from daemon.cli.labels import compare, labels_app, score
 from daemon.cli.looking import duplicates, follow, page, search, show
 from daemon.cli.models import models_app, train_app
 from daemon.cli.recovery import backup, prune, redo, repair, retry, verify
@@ -290,7 +290,7 @@ def demo(
 
 
 PANELS: dict[str, tuple[Callable[..., None], ...]] = {
-    "Process images": (run, reload, check, retry, redo),
+    "Process images": (run, reload, check, compare, retry, redo),
     "Look at results": (status, health, list_images, search, duplicates, page, follow, show, export, score),
     "Maintain the ledger": (backup, verify, repair, prune),
     "Models and GPUs": (setup, gpus, plan, tune, warm),

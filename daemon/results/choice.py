@@ -18,12 +18,15 @@ import msgspec
 
 from daemon.core.errors import LedgerDamaged, WrongArgument
 from daemon.core.hints import command, quantity
+from daemon.core.jobs import JobStatus
 from daemon.ledger.record import Model, Record
 from daemon.ledger.records import Reader
+from daemon.ledger.statements import run_rows
 from daemon.results.columns import ExportColumns
 from stages.contract.binning import BINS
 
 CHUNK = 1024  # images for which a condition is evaluated at once
+DRAWN = 256  # images that are looked up at once
 STEPS = 1_000_000  # of SQLite's virtual machine, between two looks for Ctrl-C
 LARGEST = 2**63 - 1  # whole number of SQLite
 _TEXT, _QUOTED = re.compile(r"'(?:[^']|'')*'"), re.compile(r'"([^"]*)"')
@@ -49,7 +52,7 @@ class ExportChoice:
     @property
     def looks_first(self) -> bool:
         """Whether all images are read once before it is known which are chosen."""
-        return bool(self.where or self.sample or self.unique or self.near)
+        return bool(self.where or self.unique or self.near)
 
 
 class Chosen:
@@ -77,7 +80,11 @@ class Chosen:
     def __iter__(self) -> Iterator[Record]:
         """Raises WrongArgument for a condition that fails on an image."""
         choice, found = self._choice, self._whole()
-        if choice.looks_first:
+        if choice.sample and not choice.looks_first:
+            numbers = draw(self._reader, choice.seed, choice.bins)
+            ids = array("q", sorted(itertools.islice(numbers, choice.sample)))
+            found, self.total = self._without_damaged(find_records(self._reader, ids)), len(ids)
+        elif choice.looks_first:
             ids = self._find()
             found, self.total = _merge(found, ids), len(ids)
         elif choice.ratio:
@@ -99,7 +106,10 @@ class Chosen:
             )
 
     def _whole(self) -> Iterator[Record]:
-        for record in self._reader.finished(self._choice.bins):
+        return self._without_damaged(self._reader.finished(self._choice.bins))
+
+    def _without_damaged(self, records: Iterable[Record]) -> Iterator[Record]:
+        for record in records:
             if record.damage:
                 self._damaged.add(record.id)
             else:
@@ -136,10 +146,41 @@ def _check(choice: ExportChoice) -> None:
     """Raises WrongArgument."""
     if choice.seed and not choice.sample:
         raise WrongArgument("--seed is for --sample; add --sample N.")
-    if choice.ratio and (choice.bins or choice.looks_first):
+    if choice.ratio and (choice.bins or choice.sample or choice.looks_first):
         raise WrongArgument(
             "--ratio mixes whole bins; it cannot be combined with --bin, --where, --sample, --unique or --near."
         )
+
+
+def draw(reader: Reader, seed: int, bins: Sequence[str] = ()) -> Iterator[int]:
+    """The numbers of all images that are DONE, in a random order: the first n are a sample of n. No more of the ledger is read
+    than the rows of those that were drawn. bins: only images of these."""
+    wanted = msgspec.json.encode(bins).decode()
+    numbers = _shuffle(reader.last_number(), seed)
+    while chunk := list(itertools.islice(numbers, DRAWN)):
+        with reader.lend() as connection:
+            rows = run_rows(connection, "drawn", [(number,) for number in chunk], wanted, wanted)
+        done = {number for (number,) in rows}
+        yield from (number for number in chunk if number in done)
+
+
+def _shuffle(last: int, seed: int) -> Iterator[int]:
+    """1 to `last` in a random order, without making a list as long as few are wanted."""
+    chance, drawn = random.Random(seed), set[int]()
+    while 2 * len(drawn) < last:
+        if (number := chance.randint(1, last)) not in drawn:
+            drawn.add(number)
+            yield number
+    rest = [number for number in range(1, last + 1) if number not in drawn]
+    chance.shuffle(rest)
+    yield from rest
+
+
+def find_records(reader: Reader, numbers: Iterable[int]) -> Iterator[Record]:
+    """Those that are still DONE, in this order, a few in memory at a time."""
+    left = iter(numbers)
+    while chunk := list(itertools.islice(left, DRAWN)):
+        yield from (record for record in reader.find_numbers(chunk) if record.status is JobStatus.DONE)
 
 
 def _merge(records: Iterable[Record], ids: array[int]) -> Iterator[Record]:
