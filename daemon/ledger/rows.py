@@ -242,6 +242,7 @@ class Generations:
     async def add(self, models: Iterable[Model]) -> Numbers:
         """The ledger knows these models from now on; returns their numbers."""
         added = list(models)
+        numbers: Numbers
         numbers, known = await self._ask(lambda c: (add_models(c, added), _read_models(c)))
         self.models.update(known)  # in place: others read this mapping too
         return numbers

@@ -10,12 +10,18 @@ from typing import Any
 
 import pytest
 
+from daemon.config.loading import load
+from daemon.core.errors import NotAnswering
 from daemon.core.labels import Kind, ObjectLabel
+from daemon.core.messages import Output
 from daemon.labels.store import LabelStore
 from daemon.ledger import statements
+from daemon.ledger.record import Model
 from daemon.ledger.records import Reader
+from daemon.maintenance.keeping import ModelAnswers
 from daemon.results import choice
 from daemon.results.choice import draw
+from daemon.terminal import control
 from tests.daemon_process import Daemon, Place, picture
 from tests.makers import admit, complete, done
 
@@ -61,11 +67,24 @@ def test_beside_a_running_daemon_the_same_and_it_goes_on_with_the_answers_that_i
         daemon.wait_ready()
         found = compare(place, "--sample", "15")
         assert found["kept"] == 15
-        place.drop("new.ppm", picture(1000))
+        compared = Path(found["most_changed"][0]["location"])
+        place.drop("copy.ppm", compared.read_bytes())
         daemon.wait_idle(1)
         assert not [*daemon.events("result damaged in the ledger; its model runs again")]
-        assert compare(place, "--sample", "15")["kept"] == 0
-    assert redo_with_the_new_settings(place, "yolo", IMAGES + 1) == IMAGES + 1 - 15
+        assert daemon.metric("visiond_stage_images_total", stage="yolo") == 0
+        kept = found["kept"] + compare(place, "--sample", "20", "--seed", "1")["kept"]
+    assert redo_with_the_new_settings(place, "yolo", IMAGES + 1) == IMAGES - kept
+
+
+def test_an_answer_that_nobody_could_read_is_refused(place: Place) -> None:
+    output = Output(b"no JSON", 0.1)
+    digest = place.rows("SELECT digest FROM image")[0][0]
+    groups = [ModelAnswers(Model("yolo", "sha256:0", ""), [(digest, output)])]
+    with Daemon(place) as daemon:
+        daemon.wait_ready()
+        with pytest.raises(NotAnswering, match="an answer of yolo cannot be kept"):
+            control.keep_answers(load(place.config), groups)
+    assert place.rows("SELECT 1 FROM model WHERE fingerprint = 'sha256:0'") == []
 
 
 def test_until_a_redo_every_image_keeps_its_result(place: Place) -> None:
