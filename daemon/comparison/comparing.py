@@ -3,6 +3,7 @@ which share would change, which images most, and what it would cost for all."""
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -25,7 +26,8 @@ from daemon.results.judge import Judge
 
 JOULES = 3.6e6  # of a kWh
 GROUP = 1024  # answers that are kept by one request
-SEARCHED = 50  # images that are looked at for each that is wanted, in a ledger with few answers of the stage
+CHUNK = 256  # images that are looked up at once
+MOST_LOOKED = 100_000  # numbers that are looked at, in a ledger with few answers of the stage
 
 
 @dataclass(frozen=True)
@@ -49,14 +51,13 @@ class Cost(NamedTuple):
 
 @dataclass(frozen=True)
 class Comparison:
-    """population: images that are DONE. missing: those that were drawn and have no answer of the stage. pairs: the sample,
-    those that change most first. models: that the stored answers are of, and how many. others: stages that a redo would run
-    too, as other models are configured than their answers are of, and for how many images of the sample. labelled: of each
-    image with labels, how much farther from them the new answer is than the stored one."""
+    """population: images that are DONE and have an answer of the stage, estimated from those that were drawn unless these are
+    all. pairs: the sample, those that change most first. models: that the stored answers are of, and how many. others: stages
+    that a redo would run too, as other models are configured than their answers are of, and for how many images of the sample.
+    labelled: of each image with labels, how much farther from them the new answer is than the stored one."""
 
     stage: str
     population: int
-    missing: int
     pairs: Sequence[Pair]
     models: Counter[Model]
     others: Counter[str]
@@ -69,17 +70,12 @@ class Comparison:
 
     def share(self, has: Callable[[Pair], bool]) -> Estimate:
         """Of all images with answers of the stage."""
-        return estimate_share(sum(map(has, self.pairs)), len(self.pairs), self.answered)
+        return estimate_share(sum(map(has, self.pairs)), len(self.pairs), self.population)
 
     @property
     def drawn(self) -> int:
         """Images with an answer of the stage."""
         return len(self.pairs) + sum(self.run.failures.values())
-
-    @property
-    def answered(self) -> int:
-        """How many images have answers of the stage, by those that were drawn."""
-        return max(self.drawn, round(self.population * self.drawn / (self.drawn + self.missing)))
 
     def shares(self) -> dict[str, Estimate]:
         return {
@@ -97,8 +93,8 @@ class Comparison:
         if not run.computed or not run.seconds:
             return Cost(None, None, None)
         rate = run.computed / run.seconds
-        kwh = None if run.joules is None else run.joules / run.computed * self.answered / JOULES
-        return Cost(rate, self.answered / rate / 3600, kwh)
+        kwh = None if run.joules is None else run.joules / run.computed * self.population / JOULES
+        return Cost(rate, self.population / rate / 3600, kwh)
 
     def answers(self) -> list[ModelAnswers]:
         """What a redo would compute again if it were not kept."""
@@ -125,8 +121,7 @@ def compare(
         raise WrongArgument(
             f"{stage} is not among the stages of [pipeline]: {', '.join(config.stage_names)}."
         )
-    population = sum(reader.bin_counts().values())
-    records, missing = _draw(reader, stage, sample, seed)
+    records, population = _draw(reader, stage, sample, seed)
     if not records:
         raise NothingFound(
             f"No image that is DONE has an answer of {stage}, so there is nothing to compare with."
@@ -153,21 +148,20 @@ def compare(
     pairs.sort(key=lambda pair: (pair.change, pair.record.id), reverse=True)
     with LabelStore(config.state.path).lookup() as find:
         labelled = [*_hold_against_labels(pairs, stage, find)]
-    return Comparison(stage, population, missing, pairs, stored, others, labelled, run)
+    return Comparison(stage, population, pairs, stored, others, labelled, run)
 
 
 def _draw(reader: Reader, stage: str, sample: int, seed: int) -> tuple[list[Record], int]:
-    """Images with an answer of the stage, and how many without one were drawn."""
+    """Images with an answer of the stage, and about how many there are."""
     found: list[Record] = []
-    missing = 0
-    for record in find_records(reader, draw(reader, seed)):
-        if stage in record.outputs and not record.damage:
-            found.append(record)
-        else:
-            missing += 1
-        if len(found) == sample or missing > SEARCHED * sample:
-            break
-    return found, missing
+    last, drawn = reader.last_number(), draw(reader, seed)
+    while chunk := dict(itertools.islice(drawn, CHUNK)):
+        for record in find_records(reader, chunk):
+            if stage in record.outputs and not record.damage:
+                found.append(record)
+            if len(found) == sample or chunk[record.id] > MOST_LOOKED:
+                return found, max(len(found), round(last * len(found) / chunk[record.id]))
+    return found, len(found)
 
 
 def _pair(record: Record, stage: str, run: Run, judge: Judge) -> Pair:

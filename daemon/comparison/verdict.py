@@ -45,7 +45,7 @@ def _describe_sample(found: Comparison, seed: int) -> Iterator[str]:
     )
     yield (
         f"{found.stage}: {found.model.provenance.describe()} against the stored answers of {before}. "
-        f"Compared: {len(found.pairs):,} of {found.answered:,} images with answers, drawn with --seed {seed}."
+        f"Compared: {len(found.pairs):,} of {found.population:,} images with answers, drawn with --seed {seed}."
     )
     for why, count in found.run.failures.most_common():
         yield f"Left out: {quantity(count, 'image')}: {why}."
@@ -77,7 +77,7 @@ def _describe_cost(found: Comparison, prices: Prices) -> Iterator[str]:
     priced = f", price {price:,.2f}" if price is not None else ""
     devices = ", ".join(found.run.devices)
     yield (
-        f"For all {found.answered:,}: {_hours(cost.hours)} at {cost.images_per_second:,.1f} images/s on {devices}, "
+        f"For all {found.population:,}: {_hours(cost.hours)} at {cost.images_per_second:,.1f} images/s on {devices}, "
         f"{energy}{priced}."
     )
     for stage, count in found.others.most_common():
@@ -105,7 +105,7 @@ def as_document(found: Comparison, prices: Prices) -> dict[str, Any]:
         "fingerprint": found.model.fingerprint,
         "model": found.model.provenance.describe(),
         "stored": {model.fingerprint: count for model, count in found.models.items()},
-        "images": found.answered,
+        "images": found.population,
         "compared": len(found.pairs),
         "left_out": found.run.failures,
         "measure": describe_measure(found.stage),

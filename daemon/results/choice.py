@@ -81,8 +81,8 @@ class Chosen:
         """Raises WrongArgument for a condition that fails on an image."""
         choice, found = self._choice, self._whole()
         if choice.sample and not choice.looks_first:
-            numbers = draw(self._reader, choice.seed, choice.bins)
-            ids = array("q", sorted(itertools.islice(numbers, choice.sample)))
+            drawn = itertools.islice(draw(self._reader, choice.seed, choice.bins), choice.sample)
+            ids = array("q", sorted(number for number, _ in drawn))
             found, self.total = self._without_damaged(find_records(self._reader, ids)), len(ids)
         elif choice.looks_first:
             ids = self._find()
@@ -152,16 +152,17 @@ def _check(choice: ExportChoice) -> None:
         )
 
 
-def draw(reader: Reader, seed: int, bins: Sequence[str] = ()) -> Iterator[int]:
-    """The numbers of all images that are DONE, in a random order: the first n are a sample of n. No more of the ledger is read
-    than the rows of those that were drawn. bins: only images of these."""
+def draw(reader: Reader, seed: int, bins: Sequence[str] = ()) -> Iterator[tuple[int, int]]:
+    """The numbers of all images that are DONE, in a random order: the first n are a sample of n. With each, how many numbers
+    were looked at until then. No more of the ledger is read. bins: only images of these."""
     wanted = msgspec.json.encode(bins).decode()
-    numbers = _shuffle(reader.last_number(), seed)
+    numbers, looked = _shuffle(reader.last_number(), seed), 0
     while chunk := list(itertools.islice(numbers, DRAWN)):
         with reader.lend() as connection:
             rows = run_rows(connection, "drawn", [(number,) for number in chunk], wanted, wanted)
         done = {number for (number,) in rows}
-        yield from (number for number in chunk if number in done)
+        yield from ((number, place) for place, number in enumerate(chunk, looked + 1) if number in done)
+        looked += len(chunk)
 
 
 def _shuffle(last: int, seed: int) -> Iterator[int]:
