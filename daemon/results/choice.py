@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import itertools
 import math
 import random
@@ -65,8 +66,8 @@ class Chosen:
     def __init__(self, reader: Reader, choice: ExportChoice, columns: ExportColumns) -> None:
         """Raises WrongArgument."""
         self._reader, self._choice, self._columns = reader, choice, columns
-        self._counts = reader.bin_counts()
-        refuse_unknown_bins({*choice.bins, *choice.ratio}, self._counts)
+        if named := {*choice.bins, *choice.ratio}:
+            refuse_unknown_bins(named, self._counts)
         _check(choice)
         for where in choice.where:
             with _condition(where, columns):
@@ -76,6 +77,11 @@ class Chosen:
         self.total = 0
         self.better: dict[int, tuple[int, float]] = {}
         self.columns = columns.with_near(self.better) if choice.near else columns
+
+    @functools.cached_property
+    def _counts(self) -> dict[str, int]:
+        """By bin, how many images there are: half a minute for ten million, so only if that matters."""
+        return self._reader.bin_counts()
 
     def __iter__(self) -> Iterator[Record]:
         """Raises WrongArgument for a condition that fails on an image."""
