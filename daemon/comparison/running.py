@@ -57,9 +57,9 @@ def run_stage(
         left = [record for record in records if record.id not in outputs]
         used = _find_used(stage, models)
         known = _find_earlier(stored, reader, used)
-        before, started = _count_joules(devices), time.monotonic()
+        before, started = count_joules(devices), time.monotonic()
         answered = annotator.records(_read(left, step), known=known)
-        seconds, after = time.monotonic() - started, _count_joules(devices)
+        seconds, after = time.monotonic() - started, count_joules(devices)
     failures: Counter[str] = Counter()
     computed = []
     for record, answer in zip(left, answered, strict=True):
@@ -137,7 +137,7 @@ def _read_source(record: Record) -> bytes | OSError:
         return error
 
 
-def _count_joules(devices: Sequence[str]) -> float | None:
+def count_joules(devices: Sequence[str]) -> float | None:
     """That these GPUs have used since their driver was loaded; None if one does not say it, or is a CPU."""
     members = {member for device in devices for member in members_of(device)}
     known = {gpu.device: gpu.sensors.joules for gpu in list_gpus() if gpu.device in members}

@@ -5,11 +5,15 @@ from __future__ import annotations
 import contextlib
 import json
 import re
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from daemon.comparison import running
+from daemon.comparison.comparing import Comparison
+from daemon.comparison.running import Run, count_joules
 from daemon.config.loading import load
 from daemon.core.errors import NotAnswering
 from daemon.core.labels import Kind, ObjectLabel
@@ -21,6 +25,7 @@ from daemon.ledger.records import Reader
 from daemon.maintenance.keeping import ModelAnswers
 from daemon.results import choice
 from daemon.results.choice import draw
+from daemon.system.gpus import Gpu, Sensors
 from daemon.terminal import control
 from tests.daemon_process import Daemon, Place, picture
 from tests.makers import admit, complete, done
@@ -255,3 +260,32 @@ async def test_a_sample_of_a_large_ledger_reads_only_the_rows_that_are_drawn(
         drawn = [next(numbers) for _ in range(100)]
         assert len(looked_up) <= 256
         assert sorted(number for number, _ in [*drawn, *numbers]) == list(range(1, 3001))
+
+
+def make_gpu(index: int, joules: float | None) -> Gpu:
+    return Gpu(index, f"GPU-{index}", "H200", 1, 1, 0, "9.0", None, (), sensors=Sensors(joules=joules))
+
+
+@pytest.mark.parametrize(
+    ("devices", "joules"),
+    [
+        (["cuda:0", "cuda:0"], 5.0),  # two workers of one GPU
+        (["cuda:0+cuda:1"], 12.0),
+        (["cuda:2"], None),
+        (["cuda:0", "cuda:2"], None),
+        (["cpu"], None),
+    ],
+)
+def test_energy_is_that_of_the_gpus_that_were_used_if_all_of_them_say_it(
+    devices: list[str], joules: float | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gpus = [make_gpu(0, 5.0), make_gpu(1, 7.0), make_gpu(2, None)]
+    monkeypatch.setattr(running, "list_gpus", lambda: gpus)
+    assert count_joules(devices) == joules
+
+
+def test_energy_of_all_images_follows_from_that_of_those_that_were_computed() -> None:
+    model = Model("yolo", "sha256:0", "")
+    run = Run({"yolo": model}, ["cuda:0"], {}, Counter(), 20, set(), 4.0, 3.6e6)
+    cost = Comparison("yolo", 1000, [], Counter(), Counter(), [], run).cost()
+    assert cost == (5.0, pytest.approx(1000 / 5 / 3600), pytest.approx(50.0))
