@@ -1,5 +1,4 @@
-"""The commands that hold answers against others: against labels of people (`visiond labels`, `visiond score`), and against
-those of another model (`visiond compare`)."""
+"""The commands for what people say about images: `visiond labels` and `visiond score`."""
 
 from __future__ import annotations
 
@@ -16,26 +15,13 @@ from daemon.core.errors import NothingFound
 from daemon.core.hints import command, quantity
 from daemon.core.labels import Kind
 from daemon.system.log import escape
-from daemon.terminal.display import console, errors, print_found, print_json, print_table, printable
-from daemon.terminal.options import (
-    ConfigOption,
-    ForceOption,
-    JsonOption,
-    find_config,
-    flag,
-    option,
-    read_changed,
-    read_changes,
-    read_config,
-)
-from daemon.terminal.progress import LATE_SECONDS, Progress
+from daemon.terminal.display import errors, print_json, print_table, printable
+from daemon.terminal.options import ConfigOption, JsonOption, flag, option, read_config
+from daemon.terminal.progress import Progress
 
 if TYPE_CHECKING:
     from daemon.labels.matching import Matches
     from daemon.labels.scoring import Estimate, Score
-
-LISTED = 10  # images that change most
-MOST_SAMPLE = 100_000  # images whose answers are in memory
 
 labels_app = typer.Typer(
     help="Keep what people say about images beside the answers of the models.\n\n"
@@ -296,93 +282,3 @@ def _as_json(each: Score) -> dict[str, object]:
         "compared_with_the_first": plain(each.against),
         "classes": each.classes,
     }
-
-
-StageOption = Annotated[
-    str, option("--stage", metavar="STAGE", help="The stage: ocr, yolo, clip, blip or another.")
-]
-ModelOption = Annotated[
-    str, option("--model", metavar="MODEL", help="The new model, as `model =` in daemon.toml names it.")
-]
-ChangesOption = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--set",
-        metavar="KEY=VALUE",
-        help="Another setting of the stage, such as dtype=float16 or options.conf=0.4.",
-    ),
-]
-SampleOption = Annotated[
-    int, typer.Option("--sample", metavar="N", min=1, max=MOST_SAMPLE, help="How many images, at random.")
-]
-SeedOption = Annotated[int, typer.Option("--seed", help="Another number, other images.")]
-PageOption = Annotated[
-    Path | None,
-    typer.Option("--page", metavar="FILE", help="Write a page (HTML) with the images that change most."),
-]
-KwhOption = Annotated[
-    float | None, option("--price-per-kwh", metavar="PRICE", min=0, help="Of energy, for the price of all.")
-]
-HourOption = Annotated[
-    float | None, option("--price-per-hour", metavar="PRICE", min=0, help="Of the machine, the same.")
-]
-
-
-def compare(
-    stage: StageOption,
-    model: ModelOption = "",
-    changes: ChangesOption = None,
-    sample: SampleOption = 2000,
-    seed: SeedOption = 0,
-    page: PageOption = None,
-    price_per_kwh: KwhOption = None,
-    price_per_hour: HourOption = None,
-    force: ForceOption = False,
-    config: ConfigOption = None,
-    as_json: JsonOption = False,
-) -> None:
-    """Try another model of a stage on a sample before a redo.
-
-    Runs the stage on a sample of the images that are DONE, and holds its
-    answers against the stored ones: the share that would change, with the
-    range that holds it 95 of 100 times, the images that change most, and
-    hours and energy for all images. Results stay as they are. The new
-    answers are kept: a later redo with this model does not compute them.
-
-    Examples:
-      visiond compare --stage yolo --model rf-detr-small
-      visiond compare --stage ocr --set dtype=float32 --sample 500
-      visiond compare --stage blip --model ./mine --page compared.html
-    """
-    from daemon.comparison import page as pages
-    from daemon.comparison.comparing import compare as compare_answers
-    from daemon.comparison.verdict import Prices, as_document, describe, say_what_next
-    from daemon.ledger.records import open_reader
-    from daemon.results.datasets import check_target
-    from daemon.terminal import control
-
-    now, named = read_config(config, needs_file=True), read_changes(model, changes or [])
-    settings = read_changed(config, stage, named)
-    if page:
-        check_target(settings, page, find_config(config))
-    with open_reader(settings) as reader, Progress("images", after=LATE_SECONDS) as progress:
-        found = compare_answers(settings, stage, reader, sample, seed, progress.begin, progress.step)
-        ledger = reader.path
-    kept = control.keep_answers(now, found.answers()) if settings.pipeline.reuse_results else 0
-    prices = Prices(price_per_kwh, price_per_hour)
-    lines = [*describe(found, prices, seed), *say_what_next(found, named)]
-    if page:
-        pages.write_page(page, settings, ledger, found, lines, force=force)
-    if as_json:
-        print_json(as_document(found, prices) | {"kept": kept})
-        return
-    changed = [pair for pair in found.pairs if pair.change.amount][:LISTED]
-    rows = ((p.record.id, os.fsdecode(p.record.location), f"{p.change.amount:.2f}") for p in changed)
-    print_found(("number", "those that change most", "change"), rows)
-    if kept:
-        again = "a redo with these settings does not compute them again"
-        lines.append(f"{quantity(kept, 'new answer')} kept: {again}.")
-    if page:
-        lines.append(f"Both answers side by side: {page}")
-    for line in lines:
-        console.print(printable(line))

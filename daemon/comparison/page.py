@@ -14,7 +14,8 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from daemon.comparison.comparing import Comparison, Pair
 from daemon.config.loading import Config
-from daemon.config.state import closed_to_others
+from daemon.config.state import LEDGER, closed_to_others
+from daemon.core.errors import NotWritable
 from daemon.ledger.files import written_whole
 from daemon.server.page.pictures import NoPicture, Pictures, draw_reason
 from daemon.server.page.views import draw, summarize, visible
@@ -24,24 +25,28 @@ SIDE = 480  # pixels of a picture
 BEGINS = (b'<!DOCTYPE html>\n<html lang="en">\n<meta charset="utf-8">\n<meta name="viewport"',)
 
 
-def write_page(
-    file: Path, config: Config, ledger: Path, found: Comparison, lines: Sequence[str], *, force: bool
-) -> int:
-    """Returns how many images it shows. lines: what was found, in sentences. ledger: its file. force: replace such a page.
-    Raises NotWritable."""
+def check_page(file: Path, *, force: bool) -> None:
+    """Before all that computing. Raises NotWritable if the page could not be written."""
+    if file.exists() and not force:
+        raise NotWritable(f"{file} already exists; name another file, or replace it with --force.")
+    if not file.absolute().parent.is_dir():
+        raise NotWritable(f"cannot create {file}: the folder of this file does not exist.")
+
+
+def write_page(file: Path, config: Config, found: Comparison, lines: Sequence[str], *, force: bool) -> None:
+    """lines: what was found, in sentences. force: replace such a page. Raises NotWritable."""
     templates = Environment(
         loader=PackageLoader("daemon.server.page"), autoescape=True, undefined=StrictUndefined
     )
-    shown = found.pairs[:MOST_IMAGES]
+    shown = [pair for pair in found.pairs if pair.change.amount][:MOST_IMAGES]
     with closed_to_others(), contextlib.closing(Pictures.of(config)) as pictures:
         text = templates.get_template("comparison.html").render(
             title=f"{found.stage}: the stored answers and {visible(found.model.provenance.title)}",
             lines=[visible(line) for line in lines],
             images=_describe(shown, pictures),
         )
-        with written_whole(file, ledger, force=force, begins=BEGINS) as partial:
+        with written_whole(file, config.state.path / LEDGER, force=force, begins=BEGINS) as partial:
             partial.write_text(text, "utf-8", errors="replace")
-    return len(shown)
 
 
 def _describe(pairs: Sequence[Pair], pictures: Pictures) -> Iterator[dict[str, Any]]:

@@ -77,7 +77,7 @@ def _describe_cost(found: Comparison, prices: Prices) -> Iterator[str]:
     priced = f", price {price:,.2f}" if price is not None else ""
     devices = ", ".join(found.run.devices)
     yield (
-        f"For all {found.population:,}: {_hours(cost.hours)} at {cost.images_per_second:,.1f} images/s on {devices}, "
+        f"For all {found.population:,}: {_say_time(cost.hours)} at {cost.images_per_second:,.1f} images/s on {devices}, "
         f"{energy}{priced}."
     )
     for stage, count in found.others.most_common():
@@ -145,8 +145,10 @@ def _as_toml(value: str) -> str:
     return value
 
 
-def _hours(hours: float) -> str:
-    return f"{hours:,.1f} hours" if hours >= 1 else f"{hours * 60:,.1f} minutes"
+def _say_time(hours: float) -> str:
+    if hours >= 1:
+        return f"{hours:,.1f} hours"
+    return f"{hours * 60:.1f} minutes" if hours * 60 >= 1 else f"{hours * 3600:.1f} seconds"
 
 
 def _round(kwh: float) -> str:

@@ -90,6 +90,7 @@ def read_changed(path: Path | None, stage: str, changes: Mapping[str, str]) -> C
     from daemon.config.variables import NESTING, PREFIX
     from daemon.core.errors import ConfigError
 
+    read_config(path, needs_file=True)  # whose problems are not those of the changes
     table = f"{PREFIX}STAGES{NESTING}{stage.upper()}{NESTING}"
     names = {f"{table}{key.upper().replace('.', NESTING)}": value for key, value in changes.items()}
     try:
