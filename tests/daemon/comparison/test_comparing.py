@@ -68,6 +68,8 @@ def test_a_redo_computes_only_the_images_that_were_not_compared(place: Place, st
     assert (found["compared"], found["kept"]) == (15, 15)
     assert redo_with_the_new_settings(place, stage, IMAGES) == IMAGES - 15
     assert place.rows("SELECT status, COUNT(*) FROM image GROUP BY status") == [(1, IMAGES)]
+    documents = [json.loads(path.read_bytes()) for path in place.site.results.iterdir()]
+    assert all(each["caption"]["similarity"] is not None for each in documents)  # clip's answers were there
     assert place.command("verify").returncode == 0
 
 
