@@ -85,12 +85,14 @@ def read_changes(model: str, changes: Sequence[str]) -> dict[str, str]:
 
 def read_changed(path: Path | None, stage: str, changes: Mapping[str, str]) -> Config:
     """The configuration as it would be with other settings of a stage. changes: values, by keys such as options.conf,
-    as variables of the environment would have them. Raises ConfigError."""
+    as variables of the environment would have them. Raises ConfigError, WrongArgument."""
     from daemon.config.loading import load
     from daemon.config.variables import NESTING, PREFIX
-    from daemon.core.errors import ConfigError
+    from daemon.core.errors import ConfigError, WrongArgument
 
-    read_config(path, needs_file=True)  # whose problems are not those of the changes
+    stages = read_config(path, needs_file=True).stage_names
+    if stage not in stages:
+        raise WrongArgument(f"{stage} is not among the stages of [pipeline]: {', '.join(stages)}.")
     table = f"{PREFIX}STAGES{NESTING}{stage.upper()}{NESTING}"
     names = {f"{table}{key.upper().replace('.', NESTING)}": value for key, value in changes.items()}
     try:

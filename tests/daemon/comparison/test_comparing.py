@@ -247,6 +247,7 @@ def test_a_page_shows_both_answers_and_refers_to_nothing_outside(place: Place) -
             "there is no key stages.yolo.dtyp; did you mean dtype?",
         ),
         (["--stage", "classifier", "--set", "backend=fake"], "classifier is not among the stages"),
+        (["--stage", "nope", "--set", "backend=fake"], "nope is not among the stages of [pipeline]: ocr,"),
     ],
 )
 def test_what_cannot_be_compared_is_refused_with_a_sentence(
