@@ -117,8 +117,8 @@ def compare(
     begin: Callable[[str, int], None],
     step: Callable[[int], None],
 ) -> Comparison:
-    """config: with the new settings of the stage, which is one of its stages. begin: called with what is counted from now on and
-    how many there are; step: with how many are done. Raises NothingFound, WrongArgument, MissingLibrary, and what loading
+    """config: with the new settings of the stage, which is one of its stages. begin: called with what is counted from now on
+    and how many there are; step: with how many are done. Raises NothingFound, WrongArgument, MissingLibrary, and what loading
     models raises."""
     records, population = _draw(reader, stage, sample, seed)
     if not records:

@@ -98,6 +98,21 @@ def test_an_answer_that_nobody_could_read_is_refused(place: Place) -> None:
     assert place.rows("SELECT 1 FROM model WHERE fingerprint = 'sha256:0'") == []
 
 
+@pytest.mark.parametrize(
+    "pipeline",
+    [
+        {"mode": "cascade"},
+        {"segment": [{"stages": each, "devices": ["cpu"]} for each in (["ocr", "yolo"], ["clip", "blip"])]},
+    ],
+)
+def test_a_cascade_and_a_placement_by_hand_change_nothing_about_the_answers(
+    place: Place, pipeline: dict[str, Any]
+) -> None:
+    place.configure({"pipeline": pipeline})
+    assert compare(place)["kept"] == IMAGES
+    assert redo_with_the_new_settings(place, "yolo", IMAGES) == 0
+
+
 def test_what_was_found_is_printed_also_if_the_answers_cannot_be_kept(place: Place) -> None:
     with lock_state(place.folder / "state"):  # as by a daemon that starts, and does not answer yet
         told = place.command("compare", "--stage", "yolo", "--set", "options.salt=1", "--json")
