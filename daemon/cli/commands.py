@@ -25,7 +25,7 @@ from daemon.cli.looking import duplicates, follow, page, search, show
 from daemon.cli.models import models_app, train_app
 from daemon.cli.recovery import backup, prune, redo, repair, retry, verify
 from daemon.cli.results import export, list_images, status
-from daemon.cli.run import run
+from daemon.cli.run import compare, run
 from daemon.cli.setup import setup
 from daemon.cli.tuning import plan, tune, warm
 from daemon.core.errors import ConfigError, NotRunning, VisiondError, exit_status_of, explain_passing
@@ -290,7 +290,7 @@ def demo(
 
 
 PANELS: dict[str, tuple[Callable[..., None], ...]] = {
-    "Process images": (run, reload, check, retry, redo),
+    "Process images": (run, reload, check, compare, retry, redo),
     "Look at results": (status, health, list_images, search, duplicates, page, follow, show, export, score),
     "Maintain the ledger": (backup, verify, repair, prune),
     "Models and GPUs": (setup, gpus, plan, tune, warm),

@@ -1,16 +1,45 @@
-"""`visiond run`: the daemon, or one pass over the images in the inboxes."""
+"""The commands that run models on images: `visiond run`, the daemon or one pass over the images in the inboxes; and `visiond
+compare`, another model on a sample of those that are done."""
 
 from __future__ import annotations
 
+import os
 from functools import partial
-from typing import Annotated
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from daemon.core.errors import Incomplete, Unfinished
+from daemon.core.errors import Incomplete, Unfinished, VisiondError
+from daemon.core.hints import quantity
 from daemon.core.jobs import JobStatus
-from daemon.terminal.display import print_outcomes, print_trial
-from daemon.terminal.options import ConfigOption, flag, read_config
+from daemon.terminal.display import (
+    console,
+    print_found,
+    print_json,
+    print_outcomes,
+    print_trial,
+    printable,
+)
+from daemon.terminal.options import (
+    ConfigOption,
+    ForceOption,
+    JsonOption,
+    find_config,
+    flag,
+    option,
+    read_changed,
+    read_changes,
+    read_config,
+)
+from daemon.terminal.progress import LATE_SECONDS, Progress
+
+if TYPE_CHECKING:
+    from daemon.comparison.comparing import Comparison
+    from daemon.config.loading import Config
+
+LISTED = 10  # images that change most
+MOST_SAMPLE = 100_000  # images whose answers are in memory
 
 
 def run(
@@ -45,7 +74,6 @@ def run(
       visiond run --config /etc/visiond/daemon.toml
     """
     from daemon.service.start import run as run_daemon
-    from daemon.terminal.progress import Progress
 
     if not once and (limit or allow_failed):
         raise typer.BadParameter("--limit and --allow-failed can only be used with --once")
@@ -69,3 +97,108 @@ def run(
         if shortfall:
             raise shortfall
         raise typer.Exit(1 if outcomes[JobStatus.FAILED] and not allow_failed else 0)
+
+
+StageOption = Annotated[
+    str, option("--stage", metavar="STAGE", help="The stage: ocr, yolo, clip, blip or another.")
+]
+ModelOption = Annotated[
+    str, option("--model", metavar="MODEL", help="The new model, as `model =` in daemon.toml names it.")
+]
+ChangesOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--set",
+        metavar="KEY=VALUE",
+        help="Another setting of the stage, such as dtype=float16 or options.conf=0.4.",
+    ),
+]
+SampleOption = Annotated[
+    int, typer.Option("--sample", metavar="N", min=1, max=MOST_SAMPLE, help="How many images, at random.")
+]
+SeedOption = Annotated[int, typer.Option("--seed", help="Another number, other images.")]
+PageOption = Annotated[
+    Path | None,
+    typer.Option("--page", metavar="FILE", help="Write a page (HTML) with the images that change most."),
+]
+KwhOption = Annotated[
+    float | None, option("--price-per-kwh", metavar="PRICE", min=0, help="Of energy, for the price of all.")
+]
+HourOption = Annotated[
+    float | None, option("--price-per-hour", metavar="PRICE", min=0, help="Of the machine, the same.")
+]
+
+
+def compare(
+    stage: StageOption,
+    model: ModelOption = "",
+    changes: ChangesOption = None,
+    sample: SampleOption = 2000,
+    seed: SeedOption = 0,
+    page: PageOption = None,
+    price_per_kwh: KwhOption = None,
+    price_per_hour: HourOption = None,
+    force: ForceOption = False,
+    config: ConfigOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Try another model of a stage on a sample before a redo.
+
+    Runs the stage on a sample of the images that are DONE, and holds its
+    answers against the stored ones: the share that would change, with the
+    range that holds it 95 of 100 times, the images that change most, and
+    hours and energy for all images. Results stay as they are. The new
+    answers are kept: a later redo with this model does not compute them.
+
+    Examples:
+      visiond compare --stage yolo --model rf-detr-small
+      visiond compare --stage ocr --set dtype=float32 --sample 500
+      visiond compare --stage blip --model ./mine --page compared.html
+    """
+    from daemon.comparison import page as pages
+    from daemon.comparison.comparing import compare as compare_answers
+    from daemon.comparison.verdict import Prices, as_document, describe, say_what_next
+    from daemon.ledger.records import open_reader
+    from daemon.results.datasets import check_target
+
+    named = read_changes(model, changes or [])
+    settings = read_changed(config, stage, named)
+    if page:
+        check_target(settings, page, find_config(config))
+        pages.check_page(page, force=force)
+    with open_reader(settings) as reader, Progress("images", after=LATE_SECONDS) as progress:
+        found = compare_answers(settings, stage, reader, sample, seed, progress.begin, progress.step)
+    prices = Prices(price_per_kwh, price_per_hour)
+    lines = [*describe(found, prices, seed), *say_what_next(found, named)]
+    if page:
+        pages.write_page(page, settings, found, lines, force=force)
+    kept, trouble = _keep(settings, found)
+    if as_json:
+        print_json(as_document(found, prices) | {"kept": kept})
+    else:
+        _print_comparison(found, lines, kept, page)
+    if trouble:
+        raise trouble
+
+
+def _keep(settings: Config, found: Comparison) -> tuple[int, VisiondError | None]:
+    """How many answers were kept, and why not all: what was found is printed first."""
+    from daemon.terminal import control
+
+    try:
+        return control.keep_answers(settings, found.answers()) if settings.pipeline.reuse_results else 0, None
+    except VisiondError as error:
+        return 0, error
+
+
+def _print_comparison(found: Comparison, lines: list[str], kept: int, page: Path | None) -> None:
+    changed = [pair for pair in found.pairs if pair.change.amount][:LISTED]
+    rows = ((p.record.id, os.fsdecode(p.record.location), f"{p.change.amount:.2f}") for p in changed)
+    print_found(("number", "those that change most", "change"), rows)
+    if kept:
+        again = "a redo with these settings does not compute them again"
+        lines.append(f"{quantity(kept, 'new answer')} kept: {again}.")
+    if page:
+        lines.append(f"Both answers side by side: {page}")
+    for line in lines:
+        console.print(printable(line))

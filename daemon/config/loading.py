@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -112,7 +112,9 @@ class Config(Section):
         return inbox.on_success == "keep" and self.output.bins != "move"
 
 
-def load(path: Path | None, *, warn: Callable[[str], None] | None = None) -> Config:
+def load(
+    path: Path | None, *, warn: Callable[[str], None] | None = None, environ: Mapping[str, str] = os.environ
+) -> Config:
     """Read and check a configuration, and what variables of the environment set. None: the defaults, in the current folder.
 
     warn: for commands that need no stages. If configured stages are missing, it gets a sentence;
@@ -123,7 +125,7 @@ def load(path: Path | None, *, warn: Callable[[str], None] | None = None) -> Con
     variables: dict[str, str] = {}
     try:
         document = parse_toml(read_text(path)) if path else {}
-        variables = apply_variables(document, Config)
+        variables = apply_variables(document, Config, environ)
         if warn and (missing := drop_missing_stages(document)):
             warn(f"{path}: {' '.join(map(explain_missing_stage, missing))}")
         config = parse(document, path.parent if path and descriptor_of(path) is None else Path.cwd())

@@ -26,6 +26,7 @@ Measure = Callable[[Weights], dict[str, float]]  # figures by name; NaN: it cann
 
 RESAMPLES = 500
 LEVEL = 0.95
+Z = 1.959963984540054  # of the normal distribution, for LEVEL
 GRAMS, SIGMA = 4, 6.0  # of CIDEr-D
 IOUS = np.linspace(0.5, 0.95, 10)
 RECALLS = np.linspace(0.0, 1.0, 101)
@@ -211,13 +212,9 @@ def _share(part: float, whole: float) -> float:
 def measure_text(labels: Sequence[str], answers: Sequence[str]) -> Measure:
     """CER and WER: insertions, deletions and replacements, of characters and of words, for each that the labels have. Runs of
     white space count as one space. Raises MissingLibrary."""
-    try:
-        from rapidfuzz.distance import Levenshtein
-    except ImportError:
-        raise MissingLibrary("A score of text needs rapidfuzz: pip install 'visiond[labels]'.") from None
-    pairs = [(_plain(given), _plain(said)) for given, said in zip(labels, answers, strict=True)]
-    letters = np.array([Levenshtein.distance(given, said) for given, said in pairs], float)
-    words = np.array([Levenshtein.distance(given.split(), said.split()) for given, said in pairs], float)
+    pairs = [(plain(given), plain(said)) for given, said in zip(labels, answers, strict=True)]
+    letters = np.array([count_edits(given, said) for given, said in pairs], float)
+    words = np.array([count_edits(given.split(), said.split()) for given, said in pairs], float)
     all_letters = np.array([len(given) for given, _ in pairs], float)
     all_words = np.array([len(given.split()) for given, _ in pairs], float)
 
@@ -230,7 +227,19 @@ def measure_text(labels: Sequence[str], answers: Sequence[str]) -> Measure:
     return measure
 
 
-def _plain(text: str) -> str:
+def count_edits(given: Sequence[str], said: Sequence[str]) -> int:
+    """The least number of insertions, deletions and replacements that make one of the other. Raises MissingLibrary."""
+    try:
+        from rapidfuzz.distance import Levenshtein
+    except ImportError:
+        raise MissingLibrary(
+            "A comparison of texts needs rapidfuzz: pip install 'visiond[labels]'."
+        ) from None
+    return int(Levenshtein.distance(given, said))
+
+
+def plain(text: str) -> str:
+    """With one form of each letter, and one space where there is any white space."""
     return " ".join(unicodedata.normalize("NFC", text).split())
 
 

@@ -111,6 +111,16 @@ class Layout:
         devices = [device for segment in placement.segments for device in segment.first_devices]
         return cls(config, gpus, specs, placement, Cores.of(gpus, devices, CORES_PER_WORKER, sharers))
 
+    def only(self, stage: str) -> Layout:
+        """Where this stage runs, without the others."""
+        found = [each for each in self.placement.segments if stage in each.stages]
+        segments = tuple(dataclasses.replace(each, stages=(stage,)) for each in found)
+        return dataclasses.replace(
+            self,
+            specs={stage: self.specs[stage]},
+            placement=dataclasses.replace(self.placement, segments=segments),
+        )
+
     def models(self) -> list[Model]:
         """The models of the stages, as the ledger stores them."""
         return [Model.of(spec) for spec in self.specs.values()]

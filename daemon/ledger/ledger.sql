@@ -658,6 +658,11 @@ WHERE (? IS NULL OR image.status = ?) AND :is_newest ORDER BY image.id DESC LIMI
 SELECT image.*, inbox.path AS inbox_path FROM image JOIN inbox ON inbox.id = image.inbox
 WHERE status = 1 AND image.id > ? AND (? = '[]' OR bin IN (SELECT value FROM json_each(?))) AND (location IS NOT NULL OR :is_newest) ORDER BY image.id LIMIT ?;
 
+-- name: drawn
+-- Of these numbers, those of images that `finished` returns.
+SELECT id FROM image WHERE status = 1 AND (? = '[]' OR bin IN (SELECT value FROM json_each(?)))
+AND (location IS NOT NULL OR :is_newest) AND id IN (:rows);
+
 -- name: finished_models
 SELECT DISTINCT models FROM image
 WHERE status = 1 AND (? = '[]' OR bin IN (SELECT value FROM json_each(?))) AND (location IS NOT NULL OR :is_newest);

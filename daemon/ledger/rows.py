@@ -239,12 +239,17 @@ class Generations:
         self.numbers = [numbers]
         self.models.update(_read_models(connection))
 
-    async def begin(self, models: Iterable[Model]) -> int:
-        """Some jobs get results of these models from now on; returns the number of the generation."""
+    async def add(self, models: Iterable[Model]) -> Numbers:
+        """The ledger knows these models from now on; returns their numbers."""
         added = list(models)
+        numbers: Numbers
         numbers, known = await self._ask(lambda c: (add_models(c, added), _read_models(c)))
         self.models.update(known)  # in place: others read this mapping too
-        self.numbers.append(numbers)
+        return numbers
+
+    async def begin(self, models: Iterable[Model]) -> int:
+        """Some jobs get results of these models from now on; returns the number of the generation."""
+        self.numbers.append(await self.add(models))
         return len(self.numbers) - 1
 
     async def make_current(self, generation: int) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import itertools
 import math
 import random
@@ -18,12 +19,15 @@ import msgspec
 
 from daemon.core.errors import LedgerDamaged, WrongArgument
 from daemon.core.hints import command, quantity
+from daemon.core.jobs import JobStatus
 from daemon.ledger.record import Model, Record
 from daemon.ledger.records import Reader
+from daemon.ledger.statements import run_rows
 from daemon.results.columns import ExportColumns
 from stages.contract.binning import BINS
 
 CHUNK = 1024  # images for which a condition is evaluated at once
+DRAWN = 256  # images that are looked up at once
 STEPS = 1_000_000  # of SQLite's virtual machine, between two looks for Ctrl-C
 LARGEST = 2**63 - 1  # whole number of SQLite
 _TEXT, _QUOTED = re.compile(r"'(?:[^']|'')*'"), re.compile(r'"([^"]*)"')
@@ -49,7 +53,7 @@ class ExportChoice:
     @property
     def looks_first(self) -> bool:
         """Whether all images are read once before it is known which are chosen."""
-        return bool(self.where or self.sample or self.unique or self.near)
+        return bool(self.where or self.unique or self.near)
 
 
 class Chosen:
@@ -62,8 +66,8 @@ class Chosen:
     def __init__(self, reader: Reader, choice: ExportChoice, columns: ExportColumns) -> None:
         """Raises WrongArgument."""
         self._reader, self._choice, self._columns = reader, choice, columns
-        self._counts = reader.bin_counts()
-        refuse_unknown_bins({*choice.bins, *choice.ratio}, self._counts)
+        if named := {*choice.bins, *choice.ratio}:
+            refuse_unknown_bins(named, self._counts)
         _check(choice)
         for where in choice.where:
             with _condition(where, columns):
@@ -74,10 +78,19 @@ class Chosen:
         self.better: dict[int, tuple[int, float]] = {}
         self.columns = columns.with_near(self.better) if choice.near else columns
 
+    @functools.cached_property
+    def _counts(self) -> dict[str, int]:
+        """By bin, how many images there are: half a minute for ten million, so only if that matters."""
+        return self._reader.bin_counts()
+
     def __iter__(self) -> Iterator[Record]:
         """Raises WrongArgument for a condition that fails on an image."""
         choice, found = self._choice, self._whole()
-        if choice.looks_first:
+        if choice.sample and not choice.looks_first:
+            drawn = itertools.islice(draw(self._reader, choice.seed, choice.bins), choice.sample)
+            ids = array("q", sorted(number for number, _ in drawn))
+            found, self.total = self._without_damaged(find_records(self._reader, ids)), len(ids)
+        elif choice.looks_first:
             ids = self._find()
             found, self.total = _merge(found, ids), len(ids)
         elif choice.ratio:
@@ -99,7 +112,10 @@ class Chosen:
             )
 
     def _whole(self) -> Iterator[Record]:
-        for record in self._reader.finished(self._choice.bins):
+        return self._without_damaged(self._reader.finished(self._choice.bins))
+
+    def _without_damaged(self, records: Iterable[Record]) -> Iterator[Record]:
+        for record in records:
             if record.damage:
                 self._damaged.add(record.id)
             else:
@@ -136,10 +152,42 @@ def _check(choice: ExportChoice) -> None:
     """Raises WrongArgument."""
     if choice.seed and not choice.sample:
         raise WrongArgument("--seed is for --sample; add --sample N.")
-    if choice.ratio and (choice.bins or choice.looks_first):
+    if choice.ratio and (choice.bins or choice.sample or choice.looks_first):
         raise WrongArgument(
             "--ratio mixes whole bins; it cannot be combined with --bin, --where, --sample, --unique or --near."
         )
+
+
+def draw(reader: Reader, seed: int, bins: Sequence[str] = ()) -> Iterator[tuple[int, int]]:
+    """The numbers of all images that are DONE, in a random order: the first n are a sample of n. With each, how many numbers
+    were looked at until then. No more of the ledger is read. bins: only images of these."""
+    wanted = msgspec.json.encode(bins).decode()
+    numbers, looked = _shuffle(reader.last_number(), seed), 0
+    while chunk := list(itertools.islice(numbers, DRAWN)):
+        with reader.lend() as connection:
+            rows = run_rows(connection, "drawn", [(number,) for number in chunk], wanted, wanted)
+        done = {number for (number,) in rows}
+        yield from ((number, place) for place, number in enumerate(chunk, looked + 1) if number in done)
+        looked += len(chunk)
+
+
+def _shuffle(last: int, seed: int) -> Iterator[int]:
+    """1 to `last` in a random order, without making a list as long as few are wanted."""
+    chance, drawn = random.Random(seed), set[int]()
+    while 2 * len(drawn) < last:
+        if (number := chance.randint(1, last)) not in drawn:
+            drawn.add(number)
+            yield number
+    rest = [number for number in range(1, last + 1) if number not in drawn]
+    chance.shuffle(rest)
+    yield from rest
+
+
+def find_records(reader: Reader, numbers: Iterable[int]) -> Iterator[Record]:
+    """Those that are still DONE, in this order, a few in memory at a time."""
+    left = iter(numbers)
+    while chunk := list(itertools.islice(left, DRAWN)):
+        yield from (record for record in reader.find_numbers(chunk) if record.status is JobStatus.DONE)
 
 
 def _merge(records: Iterable[Record], ids: array[int]) -> Iterator[Record]:

@@ -23,9 +23,10 @@ from starlette.routing import Route
 from daemon import __version__
 from daemon.config.loading import Config
 from daemon.config.state import CONTROL
-from daemon.core.errors import ConfigError
+from daemon.core.errors import ConfigError, WrongArgument
 from daemon.core.jobs import JobStatus
 from daemon.ledger.soundness import MOST
+from daemon.maintenance.keeping import ModelAnswers
 from daemon.monitoring.notices import list_notices
 from daemon.server.app import (
     answer_json,
@@ -47,6 +48,7 @@ log = structlog.get_logger()
 PUT_BACK = (JobStatus.FAILED.name, JobStatus.DONE.name)
 PUT_BACK_IMAGES = 10_000  # in one request
 PUT_BACK_BYTES = 20 * PUT_BACK_IMAGES
+ANSWERS_BYTES = 64 << 20
 Number = Annotated[int, msgspec.Meta(ge=1, le=MOST)]
 Numbers = Annotated[list[Number], msgspec.Meta(max_length=PUT_BACK_IMAGES)]
 
@@ -128,6 +130,7 @@ class Answers:
             Route("/api/status", self.status_with_names),
             Route("/put-back/{status}", self.put_back, methods=["POST"]),
             Route("/lost", self.note_lost, methods=["POST"]),
+            Route("/answers", self.keep_answers, methods=["POST"]),
             Route("/prune", self.prune, methods=["GET", "POST"]),
             Route("/reload", self.reload, methods=["POST"]),
         ]
@@ -186,6 +189,16 @@ class Answers:
     async def note_lost(self, request: Request) -> Response:
         """A redo could not read the files of these images."""
         return answer_json({"images": await self._status.note_lost(await _read_ids(request))})
+
+    async def keep_answers(self, request: Request) -> Response:
+        """Keep answers of models that are not in use yet. Anything else is refused with a sentence."""
+        most = f"the request has more than {ANSWERS_BYTES} bytes; send fewer answers at once"
+        body = await read_body(request, ANSWERS_BYTES, most)
+        try:
+            groups = msgspec.json.decode(body, type=list[ModelAnswers])
+            return answer_json({"images": await self._status.keep_answers(groups)})
+        except (msgspec.DecodeError, WrongArgument) as error:
+            raise HTTPException(400, f"expected answers of models: {error}") from error
 
     async def prune(self, request: Request) -> Response:
         """POST starts to prune what ended before the Unix time in its body.

@@ -20,6 +20,7 @@ from daemon.core.hints import quantity
 from daemon.core.jobs import JobStatus, Outdated
 from daemon.inbox.sources import WRITTEN
 from daemon.inbox.walk import SHOWN, count_unread
+from daemon.maintenance.keeping import ModelAnswers, keep_answers
 from daemon.maintenance.schedule import Upkeep
 from daemon.monitoring.counts import Hour, Pace, WaitingCount
 from daemon.monitoring.disks import Disks
@@ -235,6 +236,10 @@ class Status:
         images = await self._pipeline.ledger.note_lost(ids)
         self._count_again_at = 0.0
         return images
+
+    async def keep_answers(self, groups: Sequence[ModelAnswers]) -> int:
+        """As the function of this name. Raises WrongArgument."""
+        return await keep_answers(self._pipeline.ledger, groups)
 
     async def put_back(self, status: JobStatus, ids: list[int], *, distrust: bool = False) -> int:
         """Set images of this status to PENDING; returns how many have changed. distrust: as `Ledger.put_back`."""

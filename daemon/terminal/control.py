@@ -10,10 +10,10 @@ import http.client
 import os
 import socket
 import time
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 
@@ -39,8 +39,10 @@ from stages.contract.base import Reason
 
 if TYPE_CHECKING:
     from daemon.ledger.ledger import Ledger
+    from daemon.maintenance.keeping import ModelAnswers
     from daemon.maintenance.pruning import Amounts
 
+T = TypeVar("T")  # what is sent in one request
 POLL_SECONDS = 0.1  # while the daemon carries out a request
 PATIENCE_SECONDS = 30.0  # for an answer of the daemon
 HEALTH_SECONDS = 8.0  # the same for a health check, less than the time that a container gives it
@@ -212,7 +214,8 @@ def put_back(
     async def here(ledger: Ledger, chunk: list[int]) -> int:
         return await ledger.put_back(status, chunk, distrust=distrust)
 
-    return _change(config, f"/put-back/{status.name}{'?distrust=1' if distrust else ''}", ids, here, step)
+    path = f"/put-back/{status.name}{'?distrust=1' if distrust else ''}"
+    return _change(config, path, partial(_chunks, ids, step), here)
 
 
 def note_lost(config: Config, ids: list[int]) -> None:
@@ -221,26 +224,29 @@ def note_lost(config: Config, ids: list[int]) -> None:
     async def here(ledger: Ledger, chunk: list[int]) -> int:
         return await ledger.note_lost(chunk)
 
-    _change(config, "/lost", ids, here)
+    _change(config, "/lost", partial(_chunks, ids), here)
+
+
+def keep_answers(config: Config, groups: Sequence[ModelAnswers]) -> int:
+    """Keep what models say that are not in use yet: as `put_back`. Returns how many answers are new."""
+    from daemon.maintenance import keeping
+
+    return _change(config, "/answers", lambda: [[group] for group in groups], keeping.keep_answers)
+
+
+def _chunks(ids: list[int], step: Callable[[int], None] = lambda done: None) -> Iterator[list[int]]:
+    for start in range(0, len(ids), CHUNK):
+        yield ids[start : start + CHUNK]
+        step(min(start + CHUNK, len(ids)))
 
 
 def _change(
-    config: Config,
-    path: str,
-    ids: list[int],
-    here: Callable[[Ledger, list[int]], Awaitable[int]],
-    step: Callable[[int], None] = lambda done: None,
+    config: Config, path: str, bodies: Callable[[], Iterable[T]], here: Callable[[Ledger, T], Awaitable[int]]
 ) -> int:
-    """Send the numbers of images to the daemon; if none is running, call `here` with the ledger. Returns how many
-    images have changed."""
-
-    def chunks() -> Iterator[list[int]]:
-        for start in range(0, len(ids), CHUNK):
-            yield ids[start : start + CHUNK]
-            step(min(start + CHUNK, len(ids)))
-
+    """Send each of these to the daemon; if none is running, call `here` with the ledger and each. Returns how many images have
+    changed."""
     try:
-        return sum(ask(config.state.path / CONTROL, "POST", path, chunk)["images"] for chunk in chunks())
+        return sum(_count(ask(config.state.path / CONTROL, "POST", path, body)) for body in bodies())
     except NotAnswering:
         raise
     except NotRunning:
@@ -249,7 +255,13 @@ def _change(
         from daemon.ledger.ledger import Ledger
 
         with lock_state(config.state.path), contextlib.closing(Ledger(config.state.path / LEDGER)) as ledger:
-            return sum(anyio.run(here, ledger, chunk) for chunk in chunks())
+            return sum(anyio.run(here, ledger, body) for body in bodies())
+
+
+def _count(answer: dict[str, Any]) -> int:
+    if "images" not in answer:
+        raise NotAnswering(f"The daemon refuses the request: {answer.get('problem')}")
+    return int(answer["images"])
 
 
 def prune(

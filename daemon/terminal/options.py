@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import re
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -62,6 +64,45 @@ def read_config(path: Path | None, *, needs_stages: bool = True, needs_file: boo
         raise ConfigError([f"{path} {why}. Save the configuration as a file, and name that with --config."])
     keep_config(path)
     return load(find_config(path), warn=None if needs_stages else _warn)
+
+
+def read_changes(model: str, changes: Sequence[str]) -> dict[str, str]:
+    """Settings of a stage by their keys, from --model and --set. Raises WrongArgument."""
+    from daemon.core.errors import WrongArgument
+
+    pairs = [change.partition("=") for change in changes]
+    if wrong := [key for key, equals, _ in pairs if not key or not equals]:
+        raise WrongArgument(
+            f"--set {wrong[0]} has no value; write --set KEY=VALUE, for example --set dtype=float32."
+        )
+    named = {key.strip(): value.strip() for key, _, value in pairs}
+    if model:  # a path is seen from here, and not from the folder of the configuration
+        named["model"] = os.path.abspath(model) if "/" in model and os.path.exists(model) else model
+    if not named:
+        raise WrongArgument("Name what is new: --model MODEL, or --set KEY=VALUE.")
+    return named
+
+
+def read_changed(path: Path | None, stage: str, changes: Mapping[str, str]) -> Config:
+    """The configuration as it would be with other settings of a stage. changes: values, by keys such as options.conf,
+    as variables of the environment would have them. Raises ConfigError, WrongArgument."""
+    from daemon.config.loading import load
+    from daemon.config.variables import NESTING, PREFIX
+    from daemon.core.errors import ConfigError, WrongArgument
+
+    stages = read_config(path, needs_file=True).stage_names
+    if stage not in stages:
+        raise WrongArgument(f"{stage} is not among the stages of [pipeline]: {', '.join(stages)}.")
+    table = f"{PREFIX}STAGES{NESTING}{stage.upper()}{NESTING}"
+    names = {f"{table}{key.upper().replace('.', NESTING)}": value for key, value in changes.items()}
+    try:
+        return load(find_config(path), environ={**os.environ, **names})
+    except ConfigError as error:
+        plain = [
+            re.sub(rf"{table}(\w+)", lambda found: found[1].lower().replace(NESTING, "."), problem)
+            for problem in error.problems
+        ]
+        raise ConfigError(plain) from None
 
 
 def read_roughly(path: Path | None) -> tuple[Config, ConfigError | None]:

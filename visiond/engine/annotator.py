@@ -37,7 +37,7 @@ from daemon.pipeline.station import Station
 from daemon.system.children import END_SECONDS, Parent
 from daemon.system.log import set_up
 from daemon.workers.kernels import compile_for_workers
-from visiond.engine.calls import Calls, Image
+from visiond.engine.calls import NONE_KNOWN, Calls, Image, Known
 from visiond.engine.rows import ResultRows
 
 CLOSE_SECONDS = END_SECONDS + 5.0  # for the workers to end
@@ -53,14 +53,18 @@ class Annotator:
     config: a file like daemon.toml, or a configuration that was read; None: daemon.toml's defaults. Of its sections
     only [pipeline], [models], [stages], [binning] and the kernels in [state] path are used; second looks are not run.
     sharers: how many processes on this machine hold an Annotator, each for GPUs of its own. Each takes an equal share of
-    the cores and of the memory, or the memory that is free, if that is less.
+    the cores and of the memory, or the memory that is free, if that is less. only: a stage of the configuration, without
+    the others; "": all. layout: models and devices of all, once they are loaded.
     """
 
-    def __init__(self, config: Config | str | os.PathLike[str] | None = None, *, sharers: int = 1) -> None:
+    def __init__(
+        self, config: Config | str | os.PathLike[str] | None = None, *, sharers: int = 1, only: str = ""
+    ) -> None:
         """Raises ConfigError."""
         self.config = config if isinstance(config, Config) else load(Path(config) if config else None)
         self.rows = ResultRows(self.config.stage_names)
-        self._sharers = sharers
+        self.layout: Layout | None = None
+        self._sharers, self._only = sharers, only
         self._thread: Parent | None = None
         self._process = 0
         self._calls: Calls | None = None
@@ -96,10 +100,13 @@ class Annotator:
         """
         return [self.rows.row_of(record) for record in self.records(images, root)]
 
-    def records(self, images: Iterable[Image], root: str | bytes = "") -> list[Record]:
-        """As `annotate`, with the daemon's record of each image."""
+    def records(
+        self, images: Iterable[Image], root: str | bytes = "", known: Known = NONE_KNOWN
+    ) -> list[Record]:
+        """As `annotate`, with the daemon's record of each image. known: what stages have answered before: they do not run
+        again for these bytes."""
         calls = self._check()
-        return calls.answer(images, os.fsencode(root))
+        return calls.answer(images, os.fsencode(root), known)
 
     def close(self) -> None:
         """End the workers, and wait for that. Images that other threads still wait for are given up."""
@@ -120,7 +127,7 @@ class Annotator:
 
     def __reduce__(self) -> tuple[Callable[..., Annotator], tuple[Config]]:
         """A copy in another process has to load its own workers."""
-        return partial(Annotator, sharers=self._sharers), (self.config,)
+        return partial(Annotator, sharers=self._sharers, only=self._only), (self.config,)
 
     def _check(self) -> Calls:
         if self._calls is None or not self._thread:
@@ -146,6 +153,9 @@ class Annotator:
         layout = Layout.of(config, sharers=self._sharers)
         slab = open_slab(config, layout.gpus)
         calls = Calls(layout.models(), slab.size)
+        self.layout = layout
+        if self._only:
+            layout = layout.only(self._only)
         metrics = Metrics()
         judge = judge_of(config, calls.roots)
         lanes = layout.open_lanes(slab, metrics)

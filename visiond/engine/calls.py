@@ -17,6 +17,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
+from types import MappingProxyType
 
 from msgspec.structs import replace
 
@@ -31,6 +32,8 @@ from stages.contract.base import Reason
 FEED = 64  # jobs handed out together
 NOTHING = Publication([], {}, set(), [])
 
+Known = Mapping[bytes, Content]  # what is known about bytes, by their digests
+NONE_KNOWN: Known = MappingProxyType({})
 # The name, and one of: the bytes, the error of reading them, or the reason why there is no result.
 Image = tuple[str | bytes, bytes | OSError | Failure]
 
@@ -42,8 +45,8 @@ def _size_of(data: bytes | OSError | Failure) -> int:
 class Call:
     """The images of one call. Only `Calls` uses it; `wait` is for the thread that called."""
 
-    def __init__(self, root: bytes) -> None:
-        self.root = root
+    def __init__(self, root: bytes, known: Known) -> None:
+        self.root, self.known = root, known
         self.endings: dict[int, Ending] = {}  # by the place of the image in the call
         self.left = 0  # images that are not finished
 
@@ -72,10 +75,10 @@ class Calls:
 
     # The side of the threads that call.
 
-    def answer(self, images: Iterable[Image], root: bytes = b"") -> list[Record]:
+    def answer(self, images: Iterable[Image], root: bytes = b"", known: Known = NONE_KNOWN) -> list[Record]:
         """The records of these images, in their order. Blocks until all are finished.
         Raises the error of the workers."""
-        call = Call(root)
+        call = Call(root, known)
         inbox = self._number_of(root)
         count = 0
         try:
@@ -173,8 +176,11 @@ class Calls:
         return Read(hashlib.sha256(data).digest())
 
     async def note_read(self, read: Mapping[int, Read]) -> dict[int, Content]:
-        """No results are known from before."""
-        return {}
+        """As far as the call knows it from before."""
+        with self._changed:
+            calls = {job: self._places[job][0] for job in read if job in self._places}
+        found = {job: call.known.get(read[job].digest) for job, call in calls.items()}
+        return {job: content for job, content in found.items() if content}
 
     async def keep(self, known: Mapping[int, Content]) -> None:
         """Nothing is stored between segments."""

@@ -167,7 +167,7 @@ def view_of(record: Record, hit: Hit | None = None, terms: tuple[Term, ...] = ()
         text=_why(record) if record.status in WITHOUT_RESULT else " ".join(text_of(ocr).split("\n")),
         tags=[(tag["label"], tag["score"]) for tag in clip.get("tags", ())],
         objects=[(label, labels.count(label)) for label in dict.fromkeys(labels)],
-        shapes=[*_texts(ocr.get("lines", ())), *_objects(objects.get("detections", ()))],
+        shapes=[*draw(ocr), *draw(objects)],
     )
 
 
@@ -270,6 +270,12 @@ def suggest(views: Sequence[View]) -> dict[str, list[str]]:
     """The tags and objects of these images, which the page's filters suggest."""
     tags = {label for view in views for label in likely_tags(view.tags)}
     return {"tag": sorted(tags), "object": sorted({label for view in views for label, _ in view.objects})}
+
+
+def draw(result: Mapping[str, Any]) -> Iterator[Polygon]:
+    """What a stage's result draws over the picture."""
+    yield from _texts(result.get("lines", ()))
+    yield from _objects(result.get("detections", ()))
 
 
 def _texts(lines: Sequence[dict[str, Any]]) -> Iterator[Polygon]:

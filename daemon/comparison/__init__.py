@@ -1,0 +1,1 @@
+"""A look before a redo: what another model would answer, held against what is stored."""

@@ -1,0 +1,186 @@
+"""Holds what a stage would answer with other settings against what the ledger has, on a sample of the images that are DONE:
+which share would change, which images most, and what it would cost for all. The share of other answers is the churn of
+Milani Fard and others: Launch and Iterate: Reducing Prediction Churn (NIPS 2016). It needs no labels, and says nothing about
+which answers are better."""
+
+from __future__ import annotations
+
+import itertools
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from daemon.comparison.changes import LARGE, Change, estimate_share, measure_change, measure_error
+from daemon.comparison.running import Run, run_stage
+from daemon.config.loading import Config
+from daemon.core.errors import NothingFound, WrongArgument
+from daemon.core.labels import LookUp
+from daemon.labels.scoring import STAGE_OF, Estimate
+from daemon.labels.store import LabelStore
+from daemon.layout.layout import judge_of
+from daemon.ledger.record import Model, Record
+from daemon.ledger.records import Reader
+from daemon.maintenance.keeping import ModelAnswers
+from daemon.maintenance.redo import attempt_of
+from daemon.results.choice import draw, find_records
+from daemon.results.judge import Judge
+
+JOULES = 3.6e6  # of a kWh
+GROUP = 1024  # answers that are kept by one request
+CHUNK = 256  # images that are looked up at once
+MOST_LOOKED = 100_000  # numbers that are looked at, in a ledger with few answers of the stage
+
+
+@dataclass(frozen=True)
+class Pair:
+    """Both answers to an image. bins: that it has with each of them, by the rule of now; "": none."""
+
+    record: Record
+    before: bytes
+    after: bytes
+    change: Change
+    bins: tuple[str, str]
+
+
+class Cost(NamedTuple):
+    """For all images. None: not known."""
+
+    images_per_second: float | None
+    hours: float | None
+    kwh: float | None
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """population: images that are DONE and have an answer of the stage, estimated from those that were drawn unless these are
+    all. pairs: the sample, those that change most first. models: that the stored answers are of, and how many. others: stages
+    that a redo would run too, as other models are configured than their answers are of, and for how many images of the sample.
+    labelled: of each image with labels, how much farther from them the new answer is than the stored one."""
+
+    stage: str
+    population: int
+    pairs: Sequence[Pair]
+    models: Counter[Model]
+    others: Counter[str]
+    labelled: Sequence[float]
+    run: Run
+
+    @property
+    def model(self) -> Model:
+        return self.run.models[self.stage]
+
+    def share(self, has: Callable[[Pair], bool]) -> Estimate:
+        """Of all images with answers of the stage."""
+        return estimate_share(sum(map(has, self.pairs)), len(self.pairs), self.population)
+
+    @property
+    def drawn(self) -> int:
+        """Images with an answer of the stage."""
+        return len(self.pairs) + sum(self.run.failures.values())
+
+    def shares(self) -> dict[str, Estimate]:
+        return {
+            "changed": self.share(lambda pair: pair.change.is_other),
+            "changed_much": self.share(lambda pair: pair.change.amount >= LARGE),
+            "other_bin": self.share(lambda pair: pair.bins[0] != pair.bins[1]),
+        }
+
+    def moves(self) -> Counter[tuple[str, str]]:
+        """From which bin to which one, in the sample."""
+        return Counter(pair.bins for pair in self.pairs if pair.bins[0] != pair.bins[1])
+
+    def cost(self) -> Cost:
+        run = self.run
+        if not run.computed or not run.seconds:
+            return Cost(None, None, None)
+        rate = run.computed / run.seconds
+        kwh = None if run.joules is None else run.joules / run.computed * self.population / JOULES
+        return Cost(rate, self.population / rate / 3600, kwh)
+
+    def answers(self) -> list[ModelAnswers]:
+        """What a redo would compute again if it were not kept."""
+        found = [
+            (pair.record.digest, self.run.outputs[pair.record.id])
+            for pair in self.pairs
+            if pair.record.id in self.run.kept
+        ]
+        return [ModelAnswers(self.model, found[at : at + GROUP]) for at in range(0, len(found), GROUP)]
+
+
+def compare(
+    config: Config,
+    stage: str,
+    reader: Reader,
+    sample: int,
+    seed: int,
+    begin: Callable[[str, int], None],
+    step: Callable[[int], None],
+) -> Comparison:
+    """config: with the new settings of the stage, which is one of its stages. begin: called with what is counted from now on
+    and how many there are; step: with how many are done. Raises NothingFound, WrongArgument, MissingLibrary, and what loading
+    models raises."""
+    records, population = _draw(reader, stage, sample, seed)
+    if not records:
+        raise NothingFound(
+            f"No image that is DONE has an answer of {stage}, so there is nothing to compare with."
+        )
+    first = records[0].outputs[stage].payload
+    measure_change(stage, (1, 1), first, first)  # raises before all that computing if a library is missing
+    begin("images", len(records))
+    run = run_stage(config, stage, records, reader, step)
+    stored = Counter(model for record in records for model in record.models if model.stage == stage)
+    if {model.fingerprint for model in stored} == {run.models[stage].fingerprint}:
+        raise WrongArgument(
+            f"The answers of {stage} in the ledger are of this model and these settings already: nothing would change. Name "
+            f"another model, or other settings with --set."
+        )
+    judge = judge_of(config, reader.inboxes())
+    pairs = [_pair(record, stage, run, judge) for record in records if record.id in run.outputs]
+    if not pairs:
+        why = ", ".join(run.failures)
+        raise NothingFound(f"None of {len(records)} images could be compared: {why}.")
+    others = Counter(
+        model.stage
+        for record in records
+        for model in record.models
+        if model.stage != stage and run.models.get(model.stage, model).fingerprint != model.fingerprint
+    )
+    pairs.sort(key=lambda pair: (pair.change, pair.record.id), reverse=True)
+    with LabelStore(config.state.path).lookup() as find:
+        labelled = [*_hold_against_labels(pairs, stage, find)]
+    return Comparison(stage, population, pairs, stored, others, labelled, run)
+
+
+def _draw(reader: Reader, stage: str, sample: int, seed: int) -> tuple[list[Record], int]:
+    """Images with an answer of the stage, and about how many there are."""
+    found: list[Record] = []
+    last, drawn = reader.last_number(), draw(reader, seed)
+    while chunk := dict(itertools.islice(drawn, CHUNK)):
+        for record in find_records(reader, chunk):
+            if stage in record.outputs and not record.damage:
+                found.append(record)
+            if len(found) == sample or chunk[record.id] > MOST_LOOKED:
+                return found, max(len(found), round(last * len(found) / chunk[record.id]))
+    return found, len(found)
+
+
+def _pair(record: Record, stage: str, run: Run, judge: Judge) -> Pair:
+    """Raises MissingLibrary."""
+    before, output = record.outputs[stage].payload, run.outputs[record.id]
+    change = measure_change(stage, (record.width, record.height), before, output.payload)
+    now = attempt_of(record)
+    then = attempt_of(record)
+    then.content = then.content.with_outputs(record.outputs | {stage: output})
+    first, second = (ending.bin for ending in judge.endings([now, then]))
+    return Pair(record, before, output.payload, change, (first, second))
+
+
+def _hold_against_labels(pairs: Sequence[Pair], stage: str, find: LookUp) -> Iterator[float]:
+    """Of each image with labels that say what the stage says, how much farther from them the new answer is."""
+    kind = next((kind for kind, name in STAGE_OF.items() if name == stage), None)
+    for pair in pairs:
+        if kind and (label := find(pair.record.digest).get(kind)):
+            size = (pair.record.width, pair.record.height)
+            before, after = (measure_error(kind, size, label, each) for each in (pair.before, pair.after))
+            yield after - before

@@ -1,0 +1,331 @@
+"""`visiond compare` as a user types it, with fake stages whose answers an option changes."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import json
+import os
+import re
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from daemon.comparison import running
+from daemon.comparison.changes import estimate_share
+from daemon.comparison.comparing import Comparison
+from daemon.comparison.running import Run, count_joules
+from daemon.config.loading import load
+from daemon.config.state import lock_state
+from daemon.core.errors import NotAnswering
+from daemon.core.labels import Kind, ObjectLabel
+from daemon.core.messages import Output
+from daemon.labels.store import LabelStore
+from daemon.ledger import statements
+from daemon.ledger.record import Model
+from daemon.ledger.records import Reader
+from daemon.maintenance.keeping import ModelAnswers
+from daemon.results import choice
+from daemon.results.choice import draw
+from daemon.system.gpus import Gpu, Sensors
+from daemon.terminal import control
+from tests.daemon_process import Daemon, Place, picture
+from tests.makers import admit, complete, done
+
+IMAGES = 40
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Place:
+    """A folder with images that are DONE."""
+    place = Place(tmp_path, {"http": {"listen": "127.0.0.1:0"}})
+    place.drop_many(range(IMAGES))
+    assert place.run_once().returncode == 0
+    return place
+
+
+def compare(place: Place, *arguments: str, stage: str = "yolo", salt: int = 1) -> dict[str, Any]:
+    told = place.command("compare", "--stage", stage, "--set", f"options.salt={salt}", "--json", *arguments)
+    assert told.returncode == 0, told.stderr
+    found: dict[str, Any] = json.loads(told.stdout)
+    return found
+
+
+def redo_with_the_new_settings(place: Place, stage: str, images: int) -> float:
+    """Of how many images the stage runs."""
+    place.configure({"stages": {stage: {"options": {"salt": 1}}}})
+    assert place.command("redo", "--stale").returncode == 0
+    with Daemon(place) as daemon:
+        daemon.wait_idle(images)
+        return daemon.metric("visiond_stage_images_total", stage=stage)
+
+
+@pytest.mark.parametrize("stage", ["yolo", "blip"])
+def test_a_redo_computes_only_the_images_that_were_not_compared(place: Place, stage: str) -> None:
+    found = compare(place, "--sample", "15", stage=stage)
+    assert (found["compared"], found["kept"]) == (15, 15)
+    assert redo_with_the_new_settings(place, stage, IMAGES) == IMAGES - 15
+    assert place.rows("SELECT status, COUNT(*) FROM image GROUP BY status") == [(1, IMAGES)]
+    documents = [json.loads(path.read_bytes()) for path in place.site.results.iterdir()]
+    assert all(each["caption"]["similarity"] is not None for each in documents)  # clip's answers were there
+    assert place.command("verify").returncode == 0
+
+
+def test_beside_a_running_daemon_the_same_and_it_goes_on_with_the_answers_that_it_has(place: Place) -> None:
+    with Daemon(place) as daemon:
+        daemon.wait_ready()
+        found = compare(place, "--sample", "15")
+        assert found["kept"] == 15
+        compared = Path(found["most_changed"][0]["location"])
+        place.drop("copy.ppm", compared.read_bytes())
+        daemon.wait_idle(1)
+        assert not [*daemon.events("result damaged in the ledger; its model runs again")]
+        assert daemon.metric("visiond_stage_images_total", stage="yolo") == 0
+        kept = found["kept"] + compare(place, "--sample", "20", "--seed", "1")["kept"]
+    assert redo_with_the_new_settings(place, "yolo", IMAGES + 1) == IMAGES - kept
+
+
+def test_an_answer_that_nobody_could_read_is_refused(place: Place) -> None:
+    output = Output(b"no JSON", 0.1)
+    digest = place.rows("SELECT digest FROM image")[0][0]
+    groups = [ModelAnswers(Model("yolo", "sha256:0", ""), [(digest, output)])]
+    with Daemon(place) as daemon:
+        daemon.wait_ready()
+        with pytest.raises(NotAnswering, match="an answer of yolo cannot be kept"):
+            control.keep_answers(load(place.config), groups)
+    assert place.rows("SELECT 1 FROM model WHERE fingerprint = 'sha256:0'") == []
+
+
+@pytest.mark.parametrize(
+    "pipeline",
+    [
+        {"mode": "cascade"},
+        {"segment": [{"stages": each, "devices": ["cpu"]} for each in (["ocr", "yolo"], ["clip", "blip"])]},
+    ],
+)
+def test_a_cascade_and_a_placement_by_hand_change_nothing_about_the_answers(
+    place: Place, pipeline: dict[str, Any]
+) -> None:
+    place.configure({"pipeline": pipeline})
+    assert compare(place)["kept"] == IMAGES
+    assert redo_with_the_new_settings(place, "yolo", IMAGES) == 0
+
+
+def test_what_was_found_is_printed_also_if_the_answers_cannot_be_kept(place: Place) -> None:
+    with lock_state(place.folder / "state"):  # as by a daemon that starts, and does not answer yet
+        told = place.command("compare", "--stage", "yolo", "--set", "options.salt=1", "--json")
+    assert told.returncode == os.EX_TEMPFAIL
+    assert json.loads(told.stdout)["compared"] == IMAGES
+    assert json.loads(told.stdout)["kept"] == 0
+
+
+def test_until_a_redo_every_image_keeps_its_result(place: Place) -> None:
+    before = {path.name: path.read_bytes() for path in place.site.results.iterdir()}
+    results = place.rows("SELECT models FROM image ORDER BY id")
+    compare(place)
+    assert {path.name: path.read_bytes() for path in place.site.results.iterdir()} == before
+    assert place.rows("SELECT models FROM image ORDER BY id") == results
+    assert place.command("verify").returncode == 0
+
+
+def test_answers_that_a_stage_gave_with_other_answers_beside_it_are_not_kept(place: Place) -> None:
+    """A redo would run clip first, whose answers blip uses."""
+    place.configure({"stages": {"clip": {"options": {"salt": 1}}}})
+    found = compare(place, stage="blip")
+    assert (found["compared"], found["kept"]) == (IMAGES, 0)
+    assert found["other_stages"] == {"clip": IMAGES}
+
+
+def test_the_answers_are_those_that_a_redo_gives(place: Place) -> None:
+    found = compare(place)
+    before = {path.name: json.loads(path.read_bytes()) for path in place.site.results.iterdir()}
+    place.configure({"stages": {"yolo": {"options": {"salt": 1}}}})
+    assert place.command("redo", "--stale").returncode == 0
+    assert place.run_once().returncode == 0
+    after = {path.name: json.loads(path.read_bytes()) for path in place.site.results.iterdir()}
+    moved = {
+        (before[name]["id"], before[name]["bin"]["name"], after[name]["bin"]["name"])
+        for name in after
+        if before[name]["bin"]["name"] != after[name]["bin"]["name"]
+    }
+    assert {after[name]["models"]["yolo"] for name in after} == {found["fingerprint"]}
+    assert {
+        (each["id"], *each["bins"]) for each in found["most_changed"] if len({*each["bins"]}) > 1
+    } == moved
+    assert found["shares"]["other_bin"]["value"] == pytest.approx(len(moved) / IMAGES)
+    labels = [
+        [[each["label"] for each in document[name]["objects"]["detections"]] for name in sorted(after)]
+        for document in (before, after)
+    ]
+    assert (
+        found["shares"]["changed"]["value"] >= sum(a != b for a, b in zip(*labels, strict=True)) / IMAGES > 0
+    )
+
+
+def test_a_sample_says_what_the_whole_ledger_says_within_its_interval(place: Place) -> None:
+    sampled = compare(place, "--sample", "25", "--seed", "4")["shares"]
+    whole = compare(place)["shares"]
+    for name, share in sampled.items():
+        assert share["low"] <= whole[name]["value"] <= share["high"]
+        assert whole[name]["low"] == whole[name]["high"]
+    assert sampled["changed"]["low"] < sampled["changed"]["high"]
+
+
+def test_images_without_an_answer_of_the_stage_are_no_part_of_what_is_estimated(place: Place) -> None:
+    place.drop_many(range(IMAGES, 2 * IMAGES))
+    place.configure({"pipeline": {"stages": ["ocr"]}})
+    assert place.run_once().returncode == 0
+    place.configure({"pipeline": {"stages": ["ocr", "yolo", "clip", "blip"]}})
+    assert compare(place)["images"] == compare(place)["compared"] == IMAGES
+    about = compare(place, "--sample", "30")
+    assert about["compared"] == 30
+    assert about["images"] == pytest.approx(IMAGES, rel=0.25)
+
+
+def test_a_file_that_is_gone_or_was_changed_is_left_out_and_named(place: Place) -> None:
+    (place.inbox() / "00003.ppm").unlink()
+    (place.inbox() / "00004.ppm").write_bytes(picture(4, b"more"))
+    found = compare(place)
+    assert (found["compared"], found["images"]) == (IMAGES - 2, IMAGES)
+    assert found["left_out"] == {"No such file or directory": 1, "the file has changed since": 1}
+
+
+def test_labels_of_people_say_which_answers_are_nearer(place: Place) -> None:
+    rows = place.rows("SELECT id, digest FROM image ORDER BY id")
+    new = {each["id"]: each for each in compare(place)["most_changed"]}
+    changed = [(image, digest) for image, digest in rows if new[image]["change"] == 1.0][:3]
+    documents = {
+        json.loads(path.read_bytes())["id"]: json.loads(path.read_bytes())
+        for path in place.site.results.iterdir()
+    }
+    stored = {
+        digest: [
+            ObjectLabel(each["label"], tuple(each["box"]))
+            for each in documents[image]["objects"]["detections"]
+        ]
+        for image, digest in changed
+    }
+    LabelStore(place.folder / "state").keep(
+        [(digest, Kind.OBJECTS, boxes) for digest, boxes in stored.items()], "file"
+    )
+    found = compare(place)
+    assert (found["labelled"], found["nearer_to_labels"], found["farther_from_labels"]) == (3, 0, 3)
+
+
+def test_the_cost_of_all_follows_from_the_rate_and_the_prices(place: Place) -> None:
+    cost = compare(place, "--sample", "15", "--price-per-hour", "3", "--price-per-kwh", "2")["cost"]
+    assert cost["hours"] == pytest.approx(IMAGES / cost["images_per_second"] / 3600)
+    assert cost["price"] == pytest.approx(3 * cost["hours"])
+    assert cost["kwh"] is None  # of a CPU nobody knows it
+
+
+def test_people_are_told_what_would_change_and_what_to_type(place: Place) -> None:
+    told = place.command("compare", "--stage", "yolo", "--set", "options.salt=1", "--sample", "15")
+    assert told.returncode == 0, told.stderr
+    assert re.search(
+        r"Another answer: [\d.]+% \([\d.]+% to [\d.]+%, 95 of 100 times\) of the images\.", told.stdout
+    )
+    assert "energy not known" in told.stdout
+    assert "write `options.salt = 1` under [stages.yolo] in daemon.toml" in told.stdout
+    assert "redo --stale`" in told.stdout
+    assert "15 new answers kept" in told.stdout
+
+
+def test_a_page_shows_both_answers_and_refers_to_nothing_outside(place: Place) -> None:
+    file = place.folder / "both.html"
+    place.drop("<script>alert(1)<.ppm", picture(77))
+    assert place.run_once().returncode == 0
+    found = compare(place, "--page", str(file))
+    changed = sum(each["change"] > 0 for each in found["most_changed"])
+    page = file.read_text()
+    sources = re.findall(r'(?:src|href)="([^"]*)"', page)
+    assert len(sources) == 2 * changed > IMAGES
+    assert all(each.startswith("data:image/webp;base64,") for each in sources)
+    assert "<script" not in page
+    assert "url(" not in page
+    assert [page.count(f"<figcaption>{name}</figcaption>") for name in ("stored", "new")] == [changed] * 2
+    again = place.command("compare", "--stage", "yolo", "--set", "options.salt=1", "--page", file)
+    assert "already exists" in again.stderr
+    compare(place, "--page", str(file), "--force")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["--stage", "yolo"], "Name what is new: --model MODEL, or --set KEY=VALUE."),
+        (["--stage", "yolo", "--set", "dtype"], "--set dtype has no value"),
+        (["--stage", "yolo", "--set", "backend=fake"], "are of this model and these settings already"),
+        (
+            ["--stage", "yolo", "--set", "dtyp=float32"],
+            "there is no key stages.yolo.dtyp; did you mean dtype?",
+        ),
+        (["--stage", "classifier", "--set", "backend=fake"], "classifier is not among the stages"),
+        (["--stage", "nope", "--set", "backend=fake"], "nope is not among the stages of [pipeline]: ocr,"),
+    ],
+)
+def test_what_cannot_be_compared_is_refused_with_a_sentence(
+    place: Place, arguments: list[str], sentence: str
+) -> None:
+    told = place.command("compare", *arguments)
+    assert told.returncode != 0
+    assert sentence in told.stderr
+
+
+@pytest.mark.anyio
+async def test_a_sample_reads_only_the_rows_that_are_drawn_and_its_interval_holds_in_93_of_100_trials(
+    tmp_path: Path, ledger: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    jobs = await admit(ledger, *(b"%d.jpg" % number for number in range(3000)))
+    await complete(ledger, *(done(job, data=b"%d" % job.id) for job in jobs))
+    looked_up: list[int] = []
+
+    def run_rows(connection: Any, name: str, rows: Any, *before: Any) -> Any:
+        looked_up.extend(number for (number,) in rows)
+        return statements.run_rows(connection, name, rows, *before)
+
+    monkeypatch.setattr(choice, "run_rows", run_rows)
+    with contextlib.closing(Reader(ledger.path)) as reader:
+        numbers = draw(reader, seed=3)
+        drawn = [next(numbers) for _ in range(100)]
+        assert len(looked_up) <= 256
+        assert sorted(number for number, _ in [*drawn, *numbers]) == list(range(1, 3001))
+        held = [is_held(reader, seed) for seed in range(100)]
+    assert sum(held) >= 93
+
+
+def is_held(reader: Reader, seed: int) -> bool:
+    """Whether the interval of a sample holds the share of those images whose number can be divided by 5."""
+    numbers = [number for number, _ in itertools.islice(draw(reader, seed), 200)]
+    _, low, high = estimate_share(sum(number % 5 == 0 for number in numbers), 200, 3000)
+    return low <= 0.2 <= high
+
+
+def make_gpu(index: int, joules: float | None) -> Gpu:
+    return Gpu(index, f"GPU-{index}", "H200", 1, 1, 0, "9.0", None, (), sensors=Sensors(joules=joules))
+
+
+@pytest.mark.parametrize(
+    ("devices", "joules"),
+    [
+        (["cuda:0", "cuda:0"], 5.0),  # two workers of one GPU
+        (["cuda:0+cuda:1"], 12.0),
+        (["cuda:2"], None),
+        (["cuda:0", "cuda:2"], None),
+        (["cpu"], None),
+    ],
+)
+def test_energy_is_that_of_the_gpus_that_were_used_if_all_of_them_say_it(
+    devices: list[str], joules: float | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gpus = [make_gpu(0, 5.0), make_gpu(1, 7.0), make_gpu(2, None)]
+    monkeypatch.setattr(running, "list_gpus", lambda: gpus)
+    assert count_joules(devices) == joules
+
+
+def test_energy_of_all_images_follows_from_that_of_those_that_were_computed() -> None:
+    model = Model("yolo", "sha256:0", "")
+    run = Run({"yolo": model}, ["cuda:0"], {}, Counter(), 20, set(), 4.0, 3.6e6)
+    cost = Comparison("yolo", 1000, [], Counter(), Counter(), [], run).cost()
+    assert cost == (5.0, pytest.approx(1000 / 5 / 3600), pytest.approx(50.0))
