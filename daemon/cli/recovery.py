@@ -130,7 +130,10 @@ def redo(
     """
     from daemon.ledger.records import open_reader
     from daemon.maintenance.redo import choose, choose_newer, choose_stale
+    from daemon.system import log
     from daemon.terminal import control
+
+    log.set_up("critical", "console")  # what a rule raises is said below, in one line
 
     settings = read_config(config)
     if bool(images) + every + stale + bool(since) != 1:

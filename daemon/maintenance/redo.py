@@ -61,8 +61,8 @@ def choose_stale(
     config: Config,
     track: Callable[[Iterable[Record]], Iterable[Record]] = lambda records: records,
 ) -> Choice:
-    """Choose the images whose models, bin or criteria would differ now. track: gets all images, and returns the same ones.
-    Raises ModelsUnusable, ConfigError."""
+    """Choose the images whose models, bin or criteria would differ now; those for which a rule of the user raises an error
+    stay. track: gets all images, and returns the same ones. Raises ModelsUnusable, ConfigError."""
     gpus = list_gpus()
     # The daemon's own workers may use the memory of its GPUs by now.
     selected = select_devices(config, gpus, by_memory=False)
@@ -73,8 +73,10 @@ def choose_stale(
     )
     judge = judge_of(config, reader.inboxes())
     records = track(reader.newest_done(with_results=True))
-    stale = (record for record in records if _is_stale(record, wanted, judge, reader))
-    return replace(choose(stale, config), settings_digest=digest_settings(config, specs))
+    refused: Counter[str] = Counter()
+    stale = (record for record in records if _is_stale(record, wanted, judge, reader, refused))
+    choice = choose(stale, config)
+    return replace(choice, left=choice.left + refused, settings_digest=digest_settings(config, specs))
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +87,10 @@ class CurrentModels:
     looks: dict[str, str]
 
 
-def _is_stale(record: Record, wanted: CurrentModels, judge: Judge, reader: Reader) -> bool:
+def _is_stale(
+    record: Record, wanted: CurrentModels, judge: Judge, reader: Reader, refused: Counter[str]
+) -> bool:
+    """refused: gets why an image cannot be judged."""
     fingerprints = wanted.stages
     used = {model.stage: model.fingerprint for model in record.models}
     if record.damage or not used.items() <= fingerprints.items():
@@ -95,6 +100,9 @@ def _is_stale(record: Record, wanted: CurrentModels, judge: Judge, reader: Reade
     if used != fingerprints and not judge.is_decided(attempt.content):
         return True
     (ending,) = judge.endings([attempt])
+    if failure := ending.failure:
+        refused[f"it would fail: {failure.reason}: {failure.detail}"] += 1
+        return False
     if (ending.bin, ending.criteria) != (record.bin, record.criteria):
         return True
     had = {name: look.model.fingerprint for name, look in record.looks.items()}

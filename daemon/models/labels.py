@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import msgspec
@@ -68,7 +68,7 @@ class WatchedScores(dict[str, float]):
         self._stage, self._labels = stage, labels
         self.problem = ""  # the first one
 
-    def _ask(self, label: object) -> None:
+    def ask(self, label: object) -> None:
         names = self._labels.names
         if self.problem or not isinstance(label, str) or label in names:
             return
@@ -78,7 +78,7 @@ class WatchedScores(dict[str, float]):
         self.problem = f'it reads the label "{label}", which the model of {self._stage} does not have; {hint}'
 
     def __getitem__(self, label: str) -> float:
-        self._ask(label)
+        self.ask(label)
         if not self.problem and len(self._labels.names) > self._labels.most:
             self.problem = (
                 f'it reads scores["{label}"], which fails for an image where the label is not among the {self._labels.most} '
@@ -87,18 +87,40 @@ class WatchedScores(dict[str, float]):
         return super().__getitem__(label)
 
     def __contains__(self, label: object) -> bool:
-        self._ask(label)
+        self.ask(label)
         return super().__contains__(label)
 
     def get(self, label: str, default: Any = None) -> Any:
-        self._ask(label)
+        self.ask(label)
         return super().get(label, default)
 
 
+class WatchedLabel(str):
+    """The label of a record. Its scores note it if a rule compares it with a label that the model does not have."""
+
+    __slots__ = ("_ask",)
+    _ask: Callable[[object], None]
+    __hash__ = str.__hash__
+
+    def __new__(cls, label: str, ask: Callable[[object], None]) -> WatchedLabel:
+        watched = super().__new__(cls, label)
+        watched._ask = ask
+        return watched
+
+    def __eq__(self, other: object) -> bool:
+        self._ask(other)
+        return str.__eq__(self, other)
+
+    def __ne__(self, other: object) -> bool:
+        return not self == other
+
+
 def watch_scores(record: dict[str, Any], labels: Mapping[str, Labels]) -> list[WatchedScores]:
-    """Watch the scores of classifiers in a record. labels: by stage."""
+    """Watch the scores and the label of classifiers in a record. labels: by stage."""
     watched = []
     for stage in labels.keys() & record.keys():
-        scores = record[stage]["scores"] = WatchedScores(stage, record[stage]["scores"], labels[stage])
+        answer = record[stage]
+        scores = answer["scores"] = WatchedScores(stage, answer["scores"], labels[stage])
+        answer["label"] = WatchedLabel(answer["label"], scores.ask)
         watched.append(scores)
     return watched

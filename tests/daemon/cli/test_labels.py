@@ -13,7 +13,7 @@ from daemon.config.loading import Config, parse
 from tests.stages import classifiers
 
 RULE = """def choose(record):
-    scores = record["classifier_safety"]["scores"]
+    scores, label = (record["classifier_safety"][key] for key in ("scores", "label"))
     return "a" if EXPRESSION else "b"
 """
 
@@ -41,14 +41,29 @@ def configure(tmp_path: Path, model: Path, monkeypatch: pytest.MonkeyPatch) -> A
 
 
 @pytest.mark.parametrize(
-    "expression", ["scores['nsfw'] > 0.7", "scores.get('nsfw', 0) < 0.3", "'safe' in scores"]
+    "expression",
+    [
+        "scores['nsfw'] > 0.7",
+        "scores.get('nsfw', 0) < 0.3",
+        "'safe' in scores",
+        "label == 'nsfw'",
+        "label in {'safe', 'cat'}",
+    ],
 )
 def test_a_rule_that_reads_labels_of_the_model_is_tried_on_a_sample(expression: str, configure: Any) -> None:
     assert "a sample record into bin" in try_rule(configure(expression))
 
 
 @pytest.mark.parametrize(
-    "expression", ["scores['nfsw'] > 0.7", "scores.get('nfsw', 0) > 0.7", "'nfsw' in scores"]
+    "expression",
+    [
+        "scores['nfsw'] > 0.7",
+        "scores.get('nfsw', 0) > 0.7",
+        "'nfsw' in scores",
+        "label == 'nfsw'",
+        "label != 'nfsw'",
+        "label in ('nfsw', 'safe')",
+    ],
 )
 def test_a_label_that_the_model_does_not_have_is_named_with_the_nearest_one(
     expression: str, configure: Any

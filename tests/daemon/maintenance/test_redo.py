@@ -305,6 +305,19 @@ def test_with_a_rebuilt_ledger_images_are_processed_again_where_they_are(tmp_pat
     place.assert_kept(DONE=2)
 
 
+def test_images_that_a_new_rule_fails_stay_and_the_reason_is_one_line(tmp_path: Path) -> None:
+    place = annotated(tmp_path, 3)
+    (tmp_path / "rules.py").write_text("def choose(record):\n    return record['no such key']\n")
+    place.configure({"binning": {"rules": "rules:choose"}})
+    done = place.command("redo", "--stale", prefix=["env", f"PYTHONPATH={tmp_path}"])
+    assert (done.returncode, done.stdout) == (0, "0 images pending again\n")
+    assert done.stderr.startswith(
+        "3 images not queued: it would fail: rule: KeyError: 'no such key' (rules.py, line 2)"
+    )
+    assert done.stderr.count("\n") == 1
+    place.assert_kept(DONE=3)
+
+
 @pytest.mark.parametrize(
     ("arguments", "status", "word"),
     [
