@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 
 from stages.contract.manifest import MANIFEST, read_manifest, write_manifest
-from visiond_mini.training.log import read_log
+from visiond.training.log import read_log
 
 TARGETS = (
     ("map50", "YOLO mAP50", 0.90),

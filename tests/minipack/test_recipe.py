@@ -22,6 +22,7 @@ from stages.weights import published
 from stages.weights.packs import Pack, open_pack, resolve_all, verify
 from stages.yolo.descriptor import Objects
 from tests.minipack.test_learners import NAMES, TINY
+from visiond.training.trainer import LOG, Trainer, TrainerSettings
 from visiond_mini import mini
 from visiond_mini.cache import LESSON_TOTALS, CachePlan, draw, fit_square, tell_example, write_cache
 from visiond_mini.card import Card, Training, draw_curves, read_card, read_training, write_card
@@ -39,7 +40,6 @@ from visiond_mini.recipe import (
     train_mini,
     watch,
 )
-from visiond_mini.training.trainer import LOG, Trainer, TrainerSettings
 
 COUNT = 12
 STAGES = ("yolo", "clip", "blip")

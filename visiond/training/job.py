@@ -1,0 +1,58 @@
+"""One training: its base, its data and its options, as the command writes them for its processes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Literal
+
+import msgspec
+
+from daemon.core.labels import Kind
+from visiond.training.data import Data
+from visiond.training.trainer import TrainerSettings
+
+Task = Literal["detector", "tags", "captions"]
+KINDS: dict[Task, Kind] = {"detector": Kind.OBJECTS, "tags": Kind.TAGS, "captions": Kind.CAPTION}
+STAGES: dict[Task, str] = {"detector": "yolo", "tags": "clip", "captions": "blip"}  # that take the result
+DEFAULTS: dict[Task, TrainerSettings] = {
+    "detector": TrainerSettings(batch_size=16, epochs=12, learning_rate=1e-4, clip_norm=0.1, log_every=10),
+    "tags": TrainerSettings(batch_size=64, epochs=6, learning_rate=1e-5, log_every=10),
+    "captions": TrainerSettings(batch_size=32, epochs=6, learning_rate=2e-5, log_every=10),
+}
+JOB, DATA = "job.json", "data.json"  # in the folder of the work
+FINAL = "final"  # the trained model, there
+RANGES = "ranges.json"  # of the last scores
+
+
+class Job(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """base: the folder with the model to begin with. base_name: what people call it. work: the folder for data, log and
+    checkpoints. head_only, gradient_checkpointing, flip: as the options of the command."""
+
+    task: Task
+    base: str
+    base_name: str
+    work: str
+    settings: TrainerSettings
+    head_only: bool = False
+    gradient_checkpointing: bool = False
+    flip: bool = False
+    resume: bool = False
+
+
+def write_job(job: Job, data: Data) -> Path:
+    """Returns the job's file."""
+    folder = Path(job.work)
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / DATA).write_bytes(msgspec.json.encode(data))
+    return rewrite_job(job)
+
+
+def rewrite_job(job: Job) -> Path:
+    file = Path(job.work) / JOB
+    file.write_bytes(msgspec.json.format(msgspec.json.encode(job), indent=1))
+    return file
+
+
+def read_job(file: Path) -> tuple[Job, Data]:
+    job = msgspec.json.decode(file.read_bytes(), type=Job)
+    return job, msgspec.json.decode((Path(job.work) / DATA).read_bytes(), type=Data)
