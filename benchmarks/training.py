@@ -73,6 +73,7 @@ def measure(
         task="detector",
         base=str(base),
         base_name=options.model,
+        out=str(work / "out"),
         work=str(work),
         settings=settings,
         gradient_checkpointing=options.gradient_checkpointing,

@@ -10,14 +10,14 @@ import typer
 from daemon.core.errors import MissingLibrary, VisiondError
 from daemon.terminal.display import print_error
 from daemon.terminal.options import ConfigOption, ForceOption, flag, option, read_config
+from visiond.training.command import train_app
+
+__all__ = ["models_app", "train_app"]
 
 models_app = typer.Typer(
     help="List, download, make and verify packs of model weights.\n\n"
     "Examples:\n  visiond models list\n  visiond models pull siglip2-b16-224\n  visiond models verify",
     no_args_is_help=True,
-)
-train_app = typer.Typer(
-    help="Train a pack of models.\n\nExamples:\n  visiond train mini --out my-pack", no_args_is_help=True
 )
 
 

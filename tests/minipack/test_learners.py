@@ -10,10 +10,10 @@ import msgspec
 import numpy as np
 import pytest
 import torch
-from tests.minipack.test_trainer import SETTINGS, read_losses
 from torch import Tensor, nn
 
 from stages.weights.published import Vocabulary
+from tests.visiond.training.test_trainer import SETTINGS, read_losses
 from visiond.training.trainer import Trainer
 from visiond_mini import mini
 from visiond_mini.cache import draw, share_tags, tell_example

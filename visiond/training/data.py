@@ -59,8 +59,9 @@ class Data(msgspec.Struct, frozen=True):
         return hashlib.sha256(msgspec.json.encode((self.kind, self.learnt, self.held_out))).hexdigest()
 
 
-def read_file(path: Path, images: Path, kind: Kind) -> Data:
-    """From a file that `visiond labels import` reads. images: the folder that its names start from. Raises WrongArgument."""
+def read_file(path: Path, images: Path, kind: Kind, share: float) -> Data:
+    """From a file that `visiond labels import` reads. images: the folder that its names start from. share: as of `split`.
+    Raises WrongArgument."""
     left_out: Counter[str] = Counter()
     said = [each for each in read_labels(path, lambda why: left_out.update([why])) if each.kind is kind]
     found = dict(_find_files(said, images, left_out))
@@ -69,10 +70,10 @@ def read_file(path: Path, images: Path, kind: Kind) -> Data:
     kept = {digest: value for (digest, _), value in keep_known(said, known, left_out).items()}
     images_of = {image.digest: image for image in known.values()}
     samples = [_sample(files[digest], images_of[digest], value) for digest, value in kept.items()]
-    return split(kind, samples, left_out)
+    return split(kind, samples, left_out, share)
 
 
-def read_store(store: LabelStore, reader: Reader, kind: Kind) -> Data:
+def read_store(store: LabelStore, reader: Reader, kind: Kind, share: float) -> Data:
     """From the labels that were imported, of images whose files are on this machine."""
     left_out: Counter[str] = Counter()
     labels = dict(store.of_kind(kind))
@@ -85,16 +86,13 @@ def read_store(store: LabelStore, reader: Reader, kind: Kind) -> Data:
                 found[record.digest] = _sample(file, image, labels[record.digest])
     if gone := len(labels) - len(found):
         left_out["labels of images whose files are not on this machine"] += gone
-    return split(kind, list(found.values()), left_out)
+    return split(kind, list(found.values()), left_out, share)
 
 
-def split(
-    kind: Kind, samples: Sequence[Sample], left_out: Counter[str] | None = None, share: float = 0.1
-) -> Data:
+def split(kind: Kind, samples: Sequence[Sample], left_out: Counter[str], share: float) -> Data:
     """share: of the images that are held out. Which ones follows from their digests alone, so that an image stays on its side
     when labels are added. Without any caption or tag, an image teaches nothing and is left out; without objects, that is
     what it teaches."""
-    left_out = left_out if left_out is not None else Counter()
     order = sorted(samples, key=lambda each: each.digest)
     useful = [each for each in order if kind is Kind.OBJECTS or each.words]
     if empty := len(order) - len(useful):

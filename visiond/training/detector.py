@@ -14,6 +14,7 @@ from torch import Tensor
 from daemon.core.labels import Kind
 from daemon.labels.metrics import Measure, ObjectMeasure
 from stages.contract.base import Image, StageSpec
+from stages.images.devices import pixels_of
 from stages.yolo.descriptor import DETECTORS, DetrOptions
 from stages.yolo.detr import DetrStage
 from visiond.training.data import Sample
@@ -26,7 +27,6 @@ HEADS = ("class_embed", "bbox_embed", "enc_score_head", "enc_bbox_head", "enc_ou
 class DetectorLearner(Learner):
     """RF-DETR, D-FINE and the others of transformers that the stage YOLO takes. The loss is the model's own."""
 
-    stage = "yolo"
     kind: ClassVar[Kind] = Kind.OBJECTS
     heads = HEADS
     skips_weights = True  # those that learn from objects, where a batch has none
@@ -35,7 +35,7 @@ class DetectorLearner(Learner):
         """names: of the classes. The head stays if it has just these, and is a new one otherwise."""
         super().__init__()
         spec = StageSpec("yolo", "transformers", {"model": str(base)}, options={"conf": LEAST_SCORE})
-        self.detr = [DetrStage(spec, str(device))]  # in a list: it is no part of the module
+        self.detr = stage = DetrStage(spec, str(device))
         model = load_to_train(DETECTORS, base)
         if {str(each) for each in model.config.id2label.values()} != {*names}:
             numbered = dict(enumerate(names))
@@ -43,7 +43,6 @@ class DetectorLearner(Learner):
                 DETECTORS, base, id2label=numbered, label2id={name: n for n, name in numbered.items()}
             )
         self.model = model.to(device)
-        stage = self.detr[0]
         stage.options = DetrOptions(conf=LEAST_SCORE)
         stage.prepare = stage.load_processor(spec, str(device))
         stage.take_model(self.model)
@@ -55,10 +54,11 @@ class DetectorLearner(Learner):
     @torch.no_grad()
     def answer(self, images: Sequence[Image]) -> list[Any]:
         """Label, score and box of each object, of each image."""
-        pixels = [image.pixels for image in images if image.pixels is not None]
-        stage, found = self.detr[0], list[Any]()
-        for image, scores, numbers, corners in zip(images, *self.detr[0].forward(pixels), strict=True):
-            objects = stage.choose(scores, numbers, corners, image).detections
+        found = list[Any]()
+        for image, scores, numbers, corners in zip(
+            images, *self.detr.forward(pixels_of(images)), strict=True
+        ):
+            objects = self.detr.choose(scores, numbers, corners, image).detections
             found.append([(each.label, each.score, each.box) for each in objects])
         return found
 
@@ -86,16 +86,14 @@ class ObjectBatches:
             for place, image, turned in zip(places, images, mirrored, strict=True)
         ]
         pixels = [
-            image.pixels.flip(2) if turned else image.pixels
-            for image, turned in zip(images, mirrored, strict=True)
-            if image.pixels is not None
+            each.flip(2) if turned else each for each, turned in zip(pixels_of(images), mirrored, strict=True)
         ]
-        return {**self.learner.detr[0].inputs(pixels), "labels": labels}
+        return {**self.learner.detr.inputs(pixels), "labels": labels}
 
     def _targets(self, sample: Sample, image: Image, *, mirrored: bool) -> dict[str, Tensor]:
         """Centers and sizes as shares of the input. Crowds are no single objects."""
         objects = [each for each in sample.objects if not each.crowd]
-        down, across = self.learner.detr[0].filled(image)
+        down, across = self.learner.detr.filled(image)
         corners = torch.tensor([each.box for each in objects], dtype=torch.float32).reshape(-1, 2, 2)
         corners = corners / torch.tensor([image.width, image.height])
         if mirrored:

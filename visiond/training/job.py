@@ -7,7 +7,12 @@ from typing import Literal
 
 import msgspec
 
+from daemon.config.loading import Config
+from daemon.core.errors import WrongArgument
 from daemon.core.labels import Kind
+from daemon.layout.layout import pack_errors
+from stages.contract.manifest import Manifest
+from stages.weights.packs import Pack, resolve
 from visiond.training.data import Data
 from visiond.training.trainer import TrainerSettings
 
@@ -25,18 +30,35 @@ RANGES = "ranges.json"  # of the last scores
 
 
 class Job(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """base: the folder with the model to begin with. base_name: what people call it. work: the folder for data, log and
-    checkpoints. head_only, gradient_checkpointing, flip: as the options of the command."""
+    """base: the folder with the model to begin with. base_name: what people call it. out: the folder of the result. work: the
+    folder for data, log and checkpoints. head_only, gradient_checkpointing, flip: as the options of the command."""
 
     task: Task
     base: str
     base_name: str
+    out: str
     work: str
     settings: TrainerSettings
     head_only: bool = False
     gradient_checkpointing: bool = False
     flip: bool = False
     resume: bool = False
+
+
+def find_base(task: Task, name: str, config: Config) -> tuple[str, str]:
+    """The folder of a model, and what people call it. Raises ModelsUnusable, WrongArgument."""
+    if not name:
+        raise WrongArgument("--base says which model to begin with, such as --base rf-detr-small.")
+    stage = STAGES[task]
+    with pack_errors():
+        folder = config.models.folder
+        nothing = Pack(folder, Manifest(name="none"), folder, folder, base=Path.cwd())
+        spec = resolve(nothing, stage, {"model": name})
+    if spec.backend != "transformers":
+        raise WrongArgument(
+            f"{name} cannot be trained: it is of the backend {spec.backend}. docs/training.md lists what can be."
+        )
+    return spec.files["model"], spec.provenance.title or name
 
 
 def write_job(job: Job, data: Data) -> Path:

@@ -24,6 +24,7 @@ from visiond.training.trainer import CHECKPOINTS, LOG
 
 POLL_SECONDS = 0.5
 LAST_CHARACTERS = 3000
+COMMAND = python("-m", "visiond.training.run")
 
 Say = Callable[[str], None]
 
@@ -39,14 +40,15 @@ class TrainingFailed(VisiondError):
     """A process of a training ended with an error."""
 
 
-def train(job: Job, places: Sequence[Place], say: Say) -> None:
-    """Run a training that `write_job` has written, in as many processes as there are places. Raises TrainingFailed, InUse."""
+def train(job: Job, places: Sequence[Place], say: Say, command: Sequence[str] = COMMAND) -> None:
+    """Run a training that `write_job` has written, in as many processes as there are places. command: of a process, which gets
+    the job's file. Raises TrainingFailed, InUse."""
     work = Path(job.work)
     with locked(work) as lock, stopped_in_order():
         if not job.resume:
             forget(work)
         while True:
-            ended = _run_once(job, places, say, lock)
+            ended = _run_once(job, places, say, (*command, str(work / JOB)), lock)
             if not any(ended):
                 return
             short = [place for place, status in zip(places, ended, strict=True) if status == TOO_SMALL]
@@ -70,12 +72,11 @@ def forget(work: Path) -> None:
     (work / LOG).unlink(missing_ok=True)
 
 
-def _run_once(job: Job, places: Sequence[Place], say: Say, lock: int) -> list[int]:
+def _run_once(job: Job, places: Sequence[Place], say: Say, command: Sequence[str], lock: int) -> list[int]:
     """How each process ended; 0 for those that were stopped because of another."""
     children: list[Child] = []
     try:
         port = _free_port()
-        command = python("-m", "visiond.training.run", str(Path(job.work) / JOB))
         for rank in range(len(places)):
             variables = environment(_variables(rank, port, places))
             children.append(start_child(command, _output(Path(job.work), rank), variables, lock))

@@ -22,6 +22,7 @@ from stages.contract.base import Image, ImageError, Limits
 from stages.contract.descriptor import KnownModel
 from stages.contract.recognition import MODEL_PARTS
 from stages.images.decoder import Decoders
+from stages.images.devices import pixels_of
 from stages.images.images import read_images
 from stages.pretrained.checkpoints import find_kind
 from visiond.training.data import Sample
@@ -67,11 +68,17 @@ class Pictures:
                 f"an image of {files[0]} to {files[-1]} cannot be read: {error}. Remove its labels, or restore it."
             ) from error
 
+    def mirror(self, images: Sequence[Image], rng: np.random.Generator, *, flip: bool) -> list[Tensor]:
+        """The pixels; with flip, of half of the images mirrored."""
+        turned = (rng.random(len(images)) < 0.5) & flip
+        return [
+            pixels.flip(2) if turn else pixels for pixels, turn in zip(pixels_of(images), turned, strict=True)
+        ]
+
 
 class Learner(nn.Module):
     """A model that learns from batches. heads: parts of the names of the weights that alone are trained with --head-only."""
 
-    stage: ClassVar[str]  # that takes the result
     kind: ClassVar[Kind]  # of labels
     heads: ClassVar[tuple[str, ...]]
     skips_weights = False

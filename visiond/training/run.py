@@ -22,13 +22,20 @@ from stages.contract.folders import remove_folder
 from stages.contract.processes import count_cores, die_with
 from stages.images.decoder import Decoders
 from stages.images.devices import split_batches
+from visiond.training.captioner import CaptionLearner
+from visiond.training.card import publish
 from visiond.training.detector import DetectorLearner
 from visiond.training.hardware import join_processes, measure_batch
 from visiond.training.job import FINAL, RANGES, Job, Task, read_job
 from visiond.training.learning import Learner, Pictures
+from visiond.training.tagger import TagLearner
 from visiond.training.trainer import Trainer
 
-LEARNERS: Mapping[Task, Any] = {"detector": DetectorLearner}
+LEARNERS: Mapping[Task, Any] = {
+    "detector": DetectorLearner,
+    "tags": TagLearner,
+    "captions": CaptionLearner,
+}
 SCORED_AT_ONCE = 16  # images
 # How a process ends when memory is short, so that the command can do something about it.
 TOO_SMALL, OUT_OF_MEMORY = 71, 72
@@ -79,6 +86,7 @@ def run(job: Path, say: Callable[[str], None]) -> None:
             learner.save(Path(order.base), Path(order.work) / FINAL)
             ranges = interval(last[0], len(held_out)) if last else {}
             (Path(order.work) / RANGES).write_bytes(msgspec.json.encode(ranges))
+            publish(order, data)
     if dist.is_initialized():
         dist.destroy_process_group()
 
