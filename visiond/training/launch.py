@@ -20,7 +20,7 @@ from visiond.training.children import Child, end_children, locked, start_child, 
 from visiond.training.job import JOB, Job, rewrite_job
 from visiond.training.log import read_log
 from visiond.training.run import BATCH, OUT_OF_MEMORY, TOO_SMALL
-from visiond.training.trainer import CHECKPOINTS, LOG
+from visiond.training.trainer import CHECKPOINTS, LOG, find_checkpoint
 
 POLL_SECONDS = 0.5
 LAST_CHARACTERS = 3000
@@ -102,7 +102,7 @@ def _variables(rank: int, port: int, places: Sequence[Place]) -> Mapping[str, st
 
 
 def _watch(job: Job, children: Sequence[Child], say: Say) -> list[int]:
-    told, printed = len(read_log(Path(job.work) / LOG)) if job.resume else 0, 0
+    told, printed = _count_kept(Path(job.work)) if job.resume else 0, 0
     while True:
         told = _tell(Path(job.work) / LOG, told, say)
         printed = _repeat(_output(Path(job.work), 0), printed, say)
@@ -116,6 +116,13 @@ def _watch(job: Job, children: Sequence[Child], say: Say) -> list[int]:
             return [0] * len(children)
         with contextlib.suppress(subprocess.TimeoutExpired):
             alive[0].wait(POLL_SECONDS)
+
+
+def _count_kept(work: Path) -> int:
+    """The lines of the log up to the last checkpoint."""
+    checkpoint = find_checkpoint(work)
+    last = int(checkpoint.name.partition("-")[2]) if checkpoint else 0
+    return sum(entry["step"] <= last for entry in read_log(work / LOG))
 
 
 def _tell(log: Path, told: int, say: Say) -> int:

@@ -52,6 +52,8 @@ def run(job: Path, say: Callable[[str], None]) -> None:
     torch.backends.cuda.matmul.allow_tf32 = True
     cuda = torch.cuda.is_available()
     device = torch.device(f"cuda:{os.environ.get('LOCAL_RANK', '0')}" if cuda else "cpu")
+    if cuda:
+        torch.cuda.set_device(device)
     with closing(Decoders(cores, Limits())) as decoders:
         torch.manual_seed(order.settings.seed)  # a new head is the same in all processes
         learner: Learner = LEARNERS[order.task](Path(order.base), data.names, device)
@@ -69,15 +71,20 @@ def run(job: Path, say: Callable[[str], None]) -> None:
         join_processes(say if rank == 0 else _ignore)
         trainer = Trainer(learner, batches, settings, Path(order.work))
         held_out = Pictures(data.held_out, device, decoders)
-        last: list[Measure] = []
+        last, scored = list[Measure](), False
 
         def score() -> dict[str, float]:
+            nonlocal scored
+            scored = True
             answers = answer_all(learner, held_out, rank, processes)
             last[:] = [learner.measure(data.held_out, answers)] if rank == 0 else []
             return last[0](np.ones(len(answers))) if last else {}
 
         try:
             trainer.run(resume=order.resume, score=score if data.held_out else None)
+            if data.held_out and not scored:  # a training that was killed after its last step
+                learner.eval()
+                score()
         except torch.OutOfMemoryError:
             (Path(order.work) / BATCH).write_text(str(trainer.micro_batch))
             raise

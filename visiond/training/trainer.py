@@ -124,7 +124,10 @@ class Trainer:
         began, self.marked = time.monotonic() - self.elapsed, (self.schedule.step, time.monotonic())
         self.clock = self.saved_at = self.elapsed
         shown = self.accelerator.is_main_process and sys.stderr.isatty()
-        with ProgressBar(self.folder.name, shown) as bar, ThreadPoolExecutor(1) as reader:
+        with (
+            ProgressBar(self.folder.name, shown) as bar,
+            ThreadPoolExecutor(1, initializer=self._use_device) as reader,
+        ):
             upcoming = reader.submit(self._read, self.schedule.step)
             while not self.schedule.done and not (stop_after and self.schedule.step >= stop_after):
                 upcoming = self._take_step(upcoming, reader)
@@ -140,6 +143,11 @@ class Trainer:
         if self.schedule.done:
             self._save()
             self.accelerator.end_training()
+
+    def _use_device(self) -> None:
+        """Kernels of a thread run on its current device."""
+        if self.device.type == "cuda":
+            torch.cuda.set_device(self.device)
 
     # Setting up.
 
