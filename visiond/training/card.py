@@ -26,7 +26,7 @@ base_model: {base}
 
 # {title}
 
-Trained by visiond {version} (`visiond train {task}`) from {base}, whose licence holds for this model too. To use it:
+Trained by visiond {version} (`visiond train {task}`) from {base}, whose license holds for this model too. To use it:
 
     [stages.{stage}]
     model = "{out}"
@@ -112,7 +112,8 @@ def _options(job: Job, entries: Sequence[Mapping[str, Any]]) -> Iterator[tuple[s
     yield "precision, seed", f"{settings.precision}, {settings.seed}"
     yield "processes", f"{last['processes']}, each with {last['micro_batch']} images at once"
     yield "mirrored", "half of the images" if job.flip else "none"
-    yield "time", f"{last['elapsed'] / 60:.1f} minutes, {last['memory_bytes'] / 2**30:.1f} GiB of a GPU"
+    memory = f"{last['memory_bytes'] / 2**30:.1f} GiB of each GPU" if last["memory_bytes"] else "on a CPU"
+    yield "time, memory", f"{last['elapsed'] / 60:.1f} minutes, {memory}"
 
 
 def _scores(entries: Sequence[Mapping[str, Any]], ranges: Mapping[str, tuple[float, float]]) -> Iterator[str]:

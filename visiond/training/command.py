@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -209,7 +210,14 @@ def train_own(
             f"Training needs more libraries ({error}). Install them: pip install 'visiond[train]'."
         ) from error
     check_out(options.out, force=force or options.resume)
-    if options.resume and (options.work / JOB).is_file():
+    for name in options.trackers:
+        if find_spec(name) is None:
+            raise MissingLibrary(f"--{name} needs {name}: pip install {name}")
+    if options.resume:
+        if not (options.work / JOB).is_file():
+            raise WrongArgument(
+                f"there is no training to resume in {options.work}; start it without --resume."
+            )
         job, data = read_job(options.work / JOB)
         job = msgspec.structs.replace(job, resume=True)
     else:

@@ -118,7 +118,8 @@ def _find_files(
         file = folder / name
         if not has_image_suffix(name):  # in YOLO, where the images are elsewhere
             without_suffix = without_suffix or _list_stems(folder)
-            file = without_suffix.get(name, file)
+            below = name.removeprefix("images/")  # that folder may be FOLDER itself
+            file = without_suffix.get(name) or without_suffix.get(below, file)
         try:
             with open_file(file) as opened:
                 data = opened.read()

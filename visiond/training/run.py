@@ -29,7 +29,7 @@ from visiond.training.hardware import join_processes, measure_batch
 from visiond.training.job import FINAL, RANGES, Job, Task, read_job
 from visiond.training.learning import Learner, Pictures
 from visiond.training.tagger import TagLearner
-from visiond.training.trainer import Trainer
+from visiond.training.trainer import ResumeError, Trainer
 
 LEARNERS: Mapping[Task, Any] = {
     "detector": DetectorLearner,
@@ -130,7 +130,7 @@ def main() -> None:
         die_with(os.getppid())
     try:
         run(Path(sys.argv[1]), lambda text: print(text, flush=True))
-    except VisiondError as error:
+    except (VisiondError, ResumeError, ValueError) as error:  # sentences for people
         print(error, file=sys.stderr, flush=True)
         _leave(1)
     except torch.OutOfMemoryError as error:

@@ -8,6 +8,7 @@ import signal
 import subprocess
 from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -171,6 +172,42 @@ def test_a_killed_training_that_is_resumed_ends_with_the_same_weights(
     assert whole.keys() == again.keys()
     assert all(np.array_equal(whole[name], again[name]) for name in whole)
     assert losses_of(tmp_path / "killed") == losses_of(tmp_path / "whole")
+
+
+def test_the_head_alone_learns_and_the_rest_stays(base: Make, data: Data, tmp_path: Path) -> None:
+    job = make_job(base("rf_detr"), tmp_path / "work", learning_rate=1e-2)
+    after = train_now(msgspec.structs.replace(job, head_only=True), data)
+    before = load_file(base("rf_detr") / "model.safetensors")
+    shared = [name for name in after if name in before and after[name].shape == before[name].shape]
+    changed = [name for name in shared if not np.array_equal(after[name], before[name])]
+    assert changed
+    assert all("bbox" in name or "class" in name for name in changed)
+
+
+def test_gradient_checkpointing_computes_layers_again_for_the_same_gradient(base: Make, data: Data) -> None:
+    device, gradients, calls = torch.device("cpu"), list[torch.Tensor](), list[int]()
+    for saving in (False, True):
+        torch.manual_seed(1)
+        learner = DetectorLearner(base("d_fine"), data.names, device).train()
+        layer = learner.model.model.decoder.layers[0]
+        calls.append(0)
+
+        def count(*given: Any, forward: Any = layer.forward, **named: Any) -> Any:
+            calls[-1] += 1
+            return forward(*given, **named)
+
+        layer.forward = count
+        if saving:
+            learner.save_memory()
+        with closing(Decoders(1, Limits())) as decoders:
+            batches = learner.batches(Pictures(data.learnt, device, decoders), flip=False)
+            batch = batches.take(np.arange(2), np.random.default_rng(1))
+        torch.manual_seed(1)
+        learner(batch)["loss"].backward()
+        linear = next(part for part in layer.modules() if isinstance(part, torch.nn.Linear))
+        gradients.append(linear.weight.grad)
+    assert calls == [1, 2]
+    assert torch.allclose(*gradients, rtol=1e-4)
 
 
 def test_two_processes_learn_what_one_does(base: Make, data: Data, tmp_path: Path) -> None:
