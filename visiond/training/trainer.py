@@ -382,7 +382,9 @@ def divide(share: int, most: int) -> int:
 def flatten(settings: TrainerSettings) -> dict[str, Any]:
     """As TensorBoard takes them."""
     values = msgspec.to_builtins(settings)
-    return {name: ", ".join(value) if isinstance(value, list | tuple) else value for name, value in values.items()}
+    return {
+        name: ", ".join(value) if isinstance(value, list | tuple) else value for name, value in values.items()
+    }
 
 
 def list_checkpoints(folder: Path) -> list[Path]:
