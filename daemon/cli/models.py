@@ -10,14 +10,14 @@ import typer
 from daemon.core.errors import MissingLibrary, VisiondError
 from daemon.terminal.display import print_error
 from daemon.terminal.options import ConfigOption, ForceOption, flag, option, read_config
+from visiond.training.command import train_app
+
+__all__ = ["models_app", "train_app"]
 
 models_app = typer.Typer(
     help="List, download, make and verify packs of model weights.\n\n"
     "Examples:\n  visiond models list\n  visiond models pull siglip2-b16-224\n  visiond models verify",
     no_args_is_help=True,
-)
-train_app = typer.Typer(
-    help="Train a pack of models.\n\nExamples:\n  visiond train mini --out my-pack", no_args_is_help=True
 )
 
 
@@ -36,7 +36,8 @@ def train_mini(context: typer.Context) -> None:
     from daemon.layout.layout import pack_errors
 
     try:
-        from visiond_mini import children, options, recipe
+        from visiond.training.children import InUse
+        from visiond_mini import options, recipe
     except ImportError as error:
         if error.name == "visiond_mini":
             raise MissingLibrary(
@@ -44,14 +45,14 @@ def train_mini(context: typer.Context) -> None:
                 "repository, type: pip install --no-deps ./minipack"
             ) from error
         raise MissingLibrary(
-            f"Training needs more libraries ({error}). Install them: pip install 'visiond[train]'."
+            f"Training needs more libraries ({error}). Install them: pip install 'visiond[train,ultralytics]'."
         ) from error
     try:
         with pack_errors():
             recipe.train_mini(
                 options.parse_options(recipe.__doc__, context.args), lambda text: print(text, flush=True)
             )
-    except (recipe.TrainingFailed, children.InUse) as error:
+    except (recipe.TrainingFailed, InUse) as error:
         raise VisiondError(str(error)) from error
 
 

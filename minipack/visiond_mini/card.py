@@ -1,4 +1,4 @@
-"""The model card of the mini pack, and a plot of its training.
+"""The model card of the mini pack.
 
 The card's content is stored in the pack's manifest, so that a pack
 of which one model is trained again keeps the facts about the others.
@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 
 from stages.contract.manifest import MANIFEST, read_manifest, write_manifest
-from visiond_mini.training.log import read_log
+from visiond.training.log import read_log
 
 TARGETS = (
     ("map50", "YOLO mAP50", 0.90),
@@ -201,21 +201,3 @@ def list_scores(scores: Mapping[str, Any]) -> list[str]:
         for name, text, target in TARGETS
         if scores.get(name) is not None
     ]
-
-
-def draw_curves(logs: Mapping[str, Path], picture: Path) -> None:
-    """Plot each training's losses over its seconds, side by side, as a PNG. Needs matplotlib,
-    which ultralytics installs."""
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(5 * len(logs), 4), layout="tight")
-    for axes, (model, log) in zip(figure.subplots(1, len(logs), squeeze=False)[0], logs.items(), strict=True):
-        entries = read_log(log)
-        for name in entries[0]:
-            if name in ("loss", "caption", "tag", "grounding") or name.startswith("train/"):
-                axes.plot(
-                    [entry["elapsed"] for entry in entries], [entry[name] for entry in entries], label=name
-                )
-        axes.set(title=model, xlabel="seconds", yscale="log")
-        axes.legend()
-    figure.savefig(picture)

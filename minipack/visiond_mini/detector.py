@@ -27,11 +27,11 @@ from stages.weights.published import Vocabulary, make_yolo
 # Before ultralytics: it stops ultralytics from using the network and changing the process.
 from stages.yolo import library
 from stages.yolo.weights import read_weights
+from visiond.training.log import cut_log
+from visiond.training.trainer import LOG
 from visiond_mini.cache import label_line, open_dataset, read_upright
 from visiond_mini.job import WEIGHTS, DetectorJob, forget_training
 from visiond_mini.mini import Sizes
-from visiond_mini.training.log import cut_log
-from visiond_mini.training.trainer import LOG
 
 # isort: split
 from ultralytics.models.yolo.detect import DetectionTrainer, DetectionValidator

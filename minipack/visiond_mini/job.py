@@ -17,17 +17,17 @@ import torch
 from stages.contract.folders import remove_folder
 from stages.contract.processes import die_with
 from stages.weights.published import Models, Vocabulary
-from visiond_mini import mini
-from visiond_mini.cache import COLOR_NAMES
-from visiond_mini.dataset import Examples
-from visiond_mini.learners import BlipBatches, BlipLearner, ClipBatches, ClipLearner, Learner
-from visiond_mini.training.hardware import make_accelerator, make_deterministic
-from visiond_mini.training.trainer import (
+from visiond.training.hardware import make_accelerator, make_deterministic
+from visiond.training.trainer import (
     CHECKPOINTS,
     Trainer,
     TrainerSettings,
     TrainingBatches,
 )
+from visiond_mini import mini
+from visiond_mini.cache import COLOR_NAMES
+from visiond_mini.dataset import Examples
+from visiond_mini.learners import BlipBatches, BlipLearner, ClipBatches, ClipLearner, Learner
 
 FINAL = "final"  # the trained weights in a job's folder
 WEIGHTS = "weights"  # the detector's weights from ultralytics
@@ -76,7 +76,7 @@ def run_job(job: TrainingJob) -> None:
     if job.settings.deterministic:
         make_deterministic()
     torch.backends.cuda.matmul.allow_tf32 = True
-    accelerator = make_accelerator(job.settings.precision, wandb=bool(job.settings.wandb))
+    accelerator = make_accelerator(job.settings.precision, job.settings.trackers, Path(job.folder))
     if not job.resume and accelerator.is_main_process:
         forget_training(Path(job.folder))
     torch.manual_seed(job.settings.seed)

@@ -25,13 +25,13 @@ from stages.contract.folders import replace_folder, restore_folder
 from stages.contract.manifest import Manifest, PackError
 from stages.contract.processes import environment, python
 from stages.yolo.structure import has_library
+from visiond.training.children import Child, InUse, end_children, locked, start_child, stopped_in_order
+from visiond.training.log import draw_curves, read_log
+from visiond.training.trainer import LOG, TrainerSettings
 from visiond_mini.cache import CachePlan, write_cache
-from visiond_mini.card import Card, draw_curves, read_card, read_training, write_card
-from visiond_mini.children import Child, InUse, end_children, locked, start_child, stopped_in_order
+from visiond_mini.card import Card, read_card, read_training, write_card
 from visiond_mini.job import FINAL, DetectorJob, TrainingJob, forget_training
 from visiond_mini.options import KINDS, Options, check_place, parse_options
-from visiond_mini.training.log import read_log
-from visiond_mini.training.trainer import LOG, TrainerSettings
 
 NOTICE = "mini pack: a demonstration that knows only the toy scenes of `visiond samples`"
 DESCRIPTION = "Small models trained on synthetic scenes by `visiond train mini`."
@@ -60,7 +60,7 @@ def make_pack(options: Options, say: Say, lock: int) -> dict[str, Any]:
     from visiond_mini.familiarity import COUNT, add_familiarity
 
     if not has_library():
-        raise PackError("training and scoring use ultralytics: pip install 'visiond[train]'.")
+        raise PackError("training and scoring use ultralytics: pip install 'visiond[train,ultralytics]'.")
     started = time.monotonic()
     restore_folder(options.out)
     known = read_card(options.out).trainings if set(options.only) != set(KINDS) else {}

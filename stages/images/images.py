@@ -127,17 +127,20 @@ def _how_to_allow(pixels: int, limits: Limits) -> str:
 
 
 def read_batches(paths: Sequence[Path], size: int, device: str) -> Iterator[list[Image]]:
-    """Batches of at most `size` images from files, decoded as in a worker. Raises ImageError for the first that cannot be."""
+    """Batches of at most `size` images. Raises ImageError."""
     from stages.images.decoder import Decoders
     from stages.images.devices import split_batches
 
     limits = Limits()
     with closing(Decoders(count_cores(), limits)) as decoders:
         for batch in split_batches(paths, size):
-            yield _read_images(batch, device, decoders, limits)
+            yield read_images(batch, device, decoders, limits)
 
 
-def _read_images(paths: Sequence[Path], device: str, decoders: Decoders, limits: Limits) -> list[Image]:
+def read_images(
+    paths: Sequence[Path], device: str | torch.device, decoders: Decoders, limits: Limits
+) -> list[Image]:
+    """Images from files, decoded as in a worker. Raises ImageError for the first that cannot be."""
     data = [memoryview(path.read_bytes()) for path in paths]
     entries = [(part, inspect(part, limits)) for part in data]
     images = []

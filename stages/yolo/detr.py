@@ -8,6 +8,7 @@ processor and model.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -30,28 +31,32 @@ class DetrStage(CandidateStage):
 
     def load(self) -> None:
         self.options = read_options(self.spec, DetrOptions)
-        self.model = self.load_vision_model()
-        self.masks = self.model.config.model_type in WITH_MASKS and isinstance(
-            self.prepare.geometry, BoxGeometry
-        )
+        self.take_model(self.load_vision_model())
         fold_norms(self.model)
         self.model.to(memory_format=torch.channels_last)  # the order that tensor cores read
-        labels = self.model.config.id2label.items()
-        self.labels = {number: "" if label is None else str(label) for number, label in labels}
         with hold_device(self.lock):
             self.warm_up()
 
+    def take_model(self, model: Any) -> None:
+        """self.prepare is its preprocessing."""
+        self.model = model
+        self.masks = model.config.model_type in WITH_MASKS and isinstance(self.prepare.geometry, BoxGeometry)
+        labels = model.config.id2label.items()
+        self.labels = {number: "" if label is None else str(label) for number, label in labels}
+
     def forward(self, pixels: Sequence[Tensor]) -> Candidates:
         """The best candidates, the highest score first. Corners are shares of the image's sides."""
-        prepared = self.prepare(pixels).contiguous(memory_format=torch.channels_last)
-        output = self.model(
-            pixel_values=prepared, **({"pixel_mask": self.mask(pixels)} if self.masks else {})
-        )
+        output = self.model(**self.inputs(pixels))
         scores = output.logits.float().sigmoid()
         _, queries, classes = scores.shape
         best, places = scores.flatten(1).topk(queries)
         boxes = corners_of(output.pred_boxes).gather(1, (places // classes)[..., None].expand(-1, -1, 4))
         return best.cpu(), (places % classes).cpu(), boxes.cpu()
+
+    def inputs(self, pixels: Sequence[Tensor]) -> dict[str, Tensor]:
+        """What the model gets of images."""
+        prepared = self.prepare(pixels).contiguous(memory_format=torch.channels_last)
+        return {"pixel_values": prepared} | ({"pixel_mask": self.mask(pixels)} if self.masks else {})
 
     def mask(self, pixels: Sequence[Tensor]) -> Tensor:
         """Where each image is in its box: int64 [images, height, width], 1 for a pixel of the image and 0 for padding."""
@@ -66,11 +71,18 @@ class DetrStage(CandidateStage):
         count = int((scores > self.options.conf).sum())
         labels = [self.labels.get(number, "") for number in numbers[:count].tolist()]
         kept = [place for place, label in enumerate(labels) if has_name(label)][: self.options.max_det]
-        geometry = self.prepare.geometry
-        resized = geometry.place(image.height, image.width).resized
-        # Boxes are shares of the whole input, with the padding below and to the right of the image where its processor asks
-        # for that: so are those that transformers trains with, also for models that leave padding out.
-        down, across = (whole / part for whole, part in zip(geometry.kept, resized, strict=True))
-        shares = (corners[kept] * torch.tensor([across, down] * 2)).clamp(0, 1)
+        down, across = self.filled(image)
+        shares = (corners[kept] / torch.tensor([across, down] * 2)).clamp(0, 1)
         boxes = shares * torch.tensor([image.width, image.height] * 2)
         return describe([labels[place] for place in kept], scores[kept].tolist(), boxes.tolist(), image)
+
+    def filled(self, image: Image) -> tuple[float, float]:
+        """The shares of the input's height and width that the image fills.
+
+        Boxes are shares of the whole input, with the padding below and to the right of the image where its processor asks
+        for that: so are those that transformers trains with, also for models that leave padding out.
+        """
+        geometry = self.prepare.geometry
+        resized = geometry.place(image.height, image.width).resized
+        down, across = (part / whole for whole, part in zip(geometry.kept, resized, strict=True))
+        return down, across

@@ -9,11 +9,11 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from visiond.training.trainer import LOG
 from visiond_mini import detector, mini
 from visiond_mini.cache import CachePlan, write_cache
 from visiond_mini.detector import LAST, train_detector
 from visiond_mini.job import DetectorJob
-from visiond_mini.training.trainer import LOG
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # ultralytics' own
 

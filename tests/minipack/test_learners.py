@@ -13,13 +13,13 @@ import torch
 from torch import Tensor, nn
 
 from stages.weights.published import Vocabulary
-from tests.minipack.test_trainer import SETTINGS, read_losses
+from tests.visiond.training.test_trainer import SETTINGS, read_losses
+from visiond.training.trainer import Trainer
 from visiond_mini import mini
 from visiond_mini.cache import draw, share_tags, tell_example
 from visiond_mini.dataset import MOST_SPOTS, NO_SPOT, Examples, change, pack_spots
 from visiond_mini.examples import Example, Spot, write_examples
 from visiond_mini.learners import BlipBatches, BlipLearner, ClipBatches, ClipLearner, Grounding
-from visiond_mini.training.trainer import Trainer
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*pin_memory.*:UserWarning")
 

@@ -22,9 +22,11 @@ from stages.weights import published
 from stages.weights.packs import Pack, open_pack, resolve_all, verify
 from stages.yolo.descriptor import Objects
 from tests.minipack.test_learners import NAMES, TINY
+from visiond.training.log import draw_curves
+from visiond.training.trainer import LOG, Trainer, TrainerSettings
 from visiond_mini import mini
 from visiond_mini.cache import LESSON_TOTALS, CachePlan, draw, fit_square, tell_example, write_cache
-from visiond_mini.card import Card, Training, draw_curves, read_card, read_training, write_card
+from visiond_mini.card import Card, Training, read_card, read_training, write_card
 from visiond_mini.dataset import Examples
 from visiond_mini.examples import EXAMPLES, Example, write_examples, write_lines
 from visiond_mini.job import FINAL
@@ -39,7 +41,6 @@ from visiond_mini.recipe import (
     train_mini,
     watch,
 )
-from visiond_mini.training.trainer import LOG, Trainer, TrainerSettings
 
 COUNT = 12
 STAGES = ("yolo", "clip", "blip")

@@ -735,7 +735,7 @@ def test_training_without_its_libraries_names_what_to_install(place: Place, tmp_
     told = place.command("train", "mini", "--out", "pack", prefix=["env", f"PYTHONPATH={tmp_path}"])
     assert told.returncode == os.EX_UNAVAILABLE
     assert "torch" in told.stderr
-    assert "pip install 'visiond[train]'" in told.stderr
+    assert "pip install 'visiond[train,ultralytics]'" in told.stderr
 
 
 def test_training_without_its_distribution_names_what_to_type(place: Place, tmp_path: Path) -> None:

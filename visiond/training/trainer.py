@@ -16,28 +16,29 @@ import os
 import shutil
 import sys
 import time
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 import msgspec
 import numpy as np
 import numpy.typing as npt
 import torch
+import torch.distributed as dist
 from accelerate.utils import broadcast_object_list, set_seed
 from torch import Tensor, nn
 
 from stages.contract.folders import remove_folder, sync, sync_tree
-from visiond_mini.training.hardware import gather_with_gradient, make_accelerator, probe_batch
-from visiond_mini.training.log import ProgressBar, cut_log
-from visiond_mini.training.schedule import LearningRates
+from visiond.training.hardware import gather_with_gradient, make_accelerator, measure_batch
+from visiond.training.log import ProgressBar, cut_log
+from visiond.training.schedule import LearningRates
 
+Score = Callable[[], dict[str, float]]  # figures by name
 LOG, CHECKPOINTS, STATE = "log.jsonl", "checkpoints", "state.json"
 CHECKPOINTS_KEPT = 2
 # Most seconds of work that can be lost if steps are slow, in addition to one log_every.
 CHECKPOINT_SECONDS = 120.0
-MEMORY_SHARE = 0.92  # of the device, that a batch may use when its size is probed
-PROBE_STEPS = 2  # the second one runs with the memory as the first left it
 
 
 class TrainerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -61,7 +62,8 @@ class TrainerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     log_every: int = 20  # steps
     checkpoint_every: int = 500  # steps, or sooner if they are slow; 0: only at the end
     probe_from: int = 8  # examples
-    wandb: str = ""  # project
+    trackers: tuple[str, ...] = ()  # of hardware.TRACKERS
+    project: str = "visiond"  # the trackers' name for it
 
 
 class TrainingState(msgspec.Struct, kw_only=True):
@@ -94,18 +96,24 @@ class Trainer:
         """module: its forward computes named losses from a batch; "loss" is minimized.
         folder: for log and checkpoints."""
         self.settings, self.folder, self.batches = settings, folder, batches
-        self.accelerator = make_accelerator(settings.precision, wandb=bool(settings.wandb))
+        self.accelerator = make_accelerator(
+            settings.precision,
+            settings.trackers,
+            folder,
+            skips_weights=bool(getattr(module, "skips_weights", False)),
+        )
         set_seed(settings.seed, device_specific=True)
         self.device, self.processes = self.accelerator.device, self.accelerator.num_processes
         self.bare = module.to(self.device).train()
         self.elapsed, self.losses = 0.0, list[dict[str, Tensor]]()
         self.order: tuple[int, npt.NDArray[np.int64]] | None = None
 
-    def run(self, *, resume: bool = False, stop_after: int = 0) -> None:
+    def run(self, *, resume: bool = False, stop_after: int = 0, score: Score | None = None) -> None:
         """Train to the end, or until step `stop_after`.
 
         resume: continue from the last checkpoint if there is one. Without it,
-        existing checkpoints are removed.
+        existing checkpoints are removed. score: called after each epoch, in all processes; the
+        figures of the first one go into the log.
         """
         last = find_checkpoint(self.folder) if resume else None
         if not resume and self.accelerator.is_main_process:
@@ -116,7 +124,10 @@ class Trainer:
         began, self.marked = time.monotonic() - self.elapsed, (self.schedule.step, time.monotonic())
         self.clock = self.saved_at = self.elapsed
         shown = self.accelerator.is_main_process and sys.stderr.isatty()
-        with ProgressBar(self.folder.name, shown) as bar, ThreadPoolExecutor(1) as reader:
+        with (
+            ProgressBar(self.folder.name, shown) as bar,
+            ThreadPoolExecutor(1, initializer=self._use_device) as reader,
+        ):
             upcoming = reader.submit(self._read, self.schedule.step)
             while not self.schedule.done and not (stop_after and self.schedule.step >= stop_after):
                 upcoming = self._take_step(upcoming, reader)
@@ -125,11 +136,18 @@ class Trainer:
                 if self.schedule.step % self.settings.log_every == 0 or self.schedule.done:
                     self._keep_time()
                     self._write_log()
+                if score and (self.schedule.step % self.steps_per_epoch == 0 or self.schedule.done):
+                    self._score(score)
                 if self._is_due():
                     self._save()
         if self.schedule.done:
             self._save()
             self.accelerator.end_training()
+
+    def _use_device(self) -> None:
+        """Kernels of a thread run on its current device."""
+        if self.device.type == "cuda":
+            torch.cuda.set_device(self.device)
 
     # Setting up.
 
@@ -138,11 +156,9 @@ class Trainer:
         if checkpoint:
             state = msgspec.json.decode((checkpoint / STATE).read_bytes(), type=TrainingState)
             self._check_state(state, checkpoint)
-            self.batch_size, self.micro_batch, self.elapsed = (
-                state.batch_size,
-                state.micro_batch,
-                state.elapsed,
-            )
+            self.batch_size, self.elapsed = state.batch_size, state.elapsed
+            asked = self.settings.micro_batch or state.micro_batch  # less than before, if memory ran out
+            self.micro_batch = divide(state.batch_size // self.processes, min(asked, state.micro_batch))
         else:
             self._choose_sizes()
         self.accumulation = self.batch_size // (self.micro_batch * self.processes)
@@ -183,34 +199,20 @@ class Trainer:
         most = share or max(1, len(self.batches) // self.processes)
         micro = self.settings.micro_batch
         if not micro:
-            cuda = self.device.type == "cuda"
-            micro = (
-                probe_batch(self._fits, min(self.settings.probe_from, most), most) if cuda else min(most, 64)
-            )
-            micro = int(self.accelerator.gather(torch.tensor([micro], device=self.device)).min())
-        if share:
-            parts = next(parts for parts in range(-(-share // micro), share + 1) if share % parts == 0)
-            micro = share // parts
-        self.micro_batch = micro
+            micro = self._measure(most) if self.device.type == "cuda" else min(most, 64)
+        if self.processes > 1:
+            smallest = torch.tensor([micro], device=self.device)
+            dist.all_reduce(smallest, dist.ReduceOp.MIN)
+            micro = int(smallest)
+        self.micro_batch = divide(share, micro) if share else micro
         self.batch_size = (share or micro) * self.processes
 
-    def _fits(self, count: int) -> bool:
-        """Whether forward and backward passes of this many examples leave some of the device's memory free."""
-        torch.cuda.empty_cache()
-        torch.cuda.reset_peak_memory_stats(self.device)
-        free, total = torch.cuda.mem_get_info(self.device)
-        room = MEMORY_SHARE * total - (total - free - torch.cuda.memory_reserved(self.device))
-        try:
-            for _ in range(PROBE_STEPS):
-                batch = self.batches.take(np.arange(count) % len(self.batches), np.random.default_rng(0))
-                with self.accelerator.autocast():
-                    loss = self.bare(batch)["loss"]
-                loss.backward()
-        except torch.OutOfMemoryError:
-            return False
-        finally:
-            self.bare.zero_grad(set_to_none=True)
-        return torch.cuda.max_memory_reserved(self.device) <= room
+    def _measure(self, most: int) -> int:
+        def take(count: int) -> dict[str, Tensor]:
+            return self.batches.take(np.arange(count) % len(self.batches), np.random.default_rng(0))
+
+        settings = self.settings
+        return measure_batch(self.bare, take, self.device, settings.precision, settings.probe_from, most)
 
     def _make_optimizer(self) -> torch.optim.Optimizer:
         """AdamW without weight decay for norms, biases and scales."""
@@ -286,8 +288,8 @@ class Trainer:
             return
         self.folder.mkdir(parents=True, exist_ok=True)
         cut_log(self.folder / LOG, self.schedule.step if keep else 0)
-        if self.settings.wandb:
-            self.accelerator.init_trackers(self.settings.wandb, msgspec.to_builtins(self.settings))
+        if self.settings.trackers:
+            self.accelerator.init_trackers(self.settings.project, flatten(self.settings))
 
     def _write_log(self) -> None:
         """The mean losses since the last line, of all processes."""
@@ -301,7 +303,7 @@ class Trainer:
         memory = torch.cuda.max_memory_reserved(self.device) if self.device.type == "cuda" else 0
         entry = {
             "step": self.schedule.step,
-            "epoch": round(self.schedule.step / self.steps_per_epoch, 3),
+            "epoch": self._epoch,
             "progress": round(self.schedule.progress, 6),
             **dict(zip(means, reduced, strict=True)),
             "learning_rate": self.settings.learning_rate * self.schedule.factor,
@@ -312,11 +314,29 @@ class Trainer:
             "micro_batch": self.micro_batch,
             "processes": self.processes,
         }
+        self._append(entry)
+
+    def _score(self, score: Score) -> None:
+        self.module.eval()
+        with torch.no_grad(), self.accelerator.autocast():
+            figures = score()
+        self.module.train()
+        self.marked = (self.schedule.step, time.monotonic())  # scoring is no training
+        self._append({"step": self.schedule.step, "epoch": self._epoch, "scores": figures})
+
+    def _append(self, entry: dict[str, Any]) -> None:
+        """Write a line of the log."""
         if self.accelerator.is_main_process:
             with (self.folder / LOG).open("ab") as file:
                 file.write(msgspec.json.encode(entry) + b"\n")
-        if self.settings.wandb:
-            self.accelerator.log(entry, step=self.schedule.step)
+        if self.settings.trackers:
+            figures = {**entry, **entry.get("scores", {})}
+            figures.pop("scores", None)
+            self.accelerator.log(figures, step=self.schedule.step)
+
+    @property
+    def _epoch(self) -> float:
+        return round(self.schedule.step / self.steps_per_epoch, 3)
 
     # Checkpoints.
 
@@ -351,6 +371,20 @@ class Trainer:
             for old in list_checkpoints(self.folder)[:-CHECKPOINTS_KEPT]:
                 shutil.rmtree(old)
         self.accelerator.wait_for_everyone()
+
+
+def divide(share: int, most: int) -> int:
+    """The largest part of a share, at most `most`, of which a whole number makes the share."""
+    parts = next(parts for parts in range(-(-share // most), share + 1) if share % parts == 0)
+    return share // parts
+
+
+def flatten(settings: TrainerSettings) -> dict[str, Any]:
+    """As TensorBoard takes them."""
+    values = msgspec.to_builtins(settings)
+    return {
+        name: ", ".join(value) if isinstance(value, list | tuple) else value for name, value in values.items()
+    }
 
 
 def list_checkpoints(folder: Path) -> list[Path]:

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.daemon_process import wait_for
-from visiond_mini.children import InUse, end_children, locked, start_child
+from visiond.training.children import InUse, end_children, locked, start_child
 
 # A process that ignores SIGTERM, and another one of its group.
 STUBBORN = ["sh", "-c", "trap '' TERM; sleep 600 & echo $! $$; while true; do sleep 600; done"]
@@ -19,7 +19,7 @@ STUBBORN = ["sh", "-c", "trap '' TERM; sleep 600 & echo $! $$; while true; do sl
 RECIPE = """
 import os, sys
 from pathlib import Path
-from visiond_mini.children import *
+from visiond.training.children import *
 with locked(Path("work")) as lock, stopped_in_order():
     child = start_child(["sh", "-c", "echo $$; exec sleep 600"], Path("pids"), os.environ, lock)
     try:
@@ -45,7 +45,7 @@ def lives(pid: int) -> bool:
 def test_a_training_ends_with_all_that_it_has_started(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("visiond_mini.children.GRACE_SECONDS", 0.5)
+    monkeypatch.setattr("visiond.training.children.GRACE_SECONDS", 0.5)
     with locked(tmp_path) as lock:
         child = start_child(STUBBORN, tmp_path / "pids", os.environ, lock)
         pids = read_pids(tmp_path / "pids")

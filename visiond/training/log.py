@@ -1,8 +1,8 @@
-"""The progress of a training: a log with a JSON line for every few steps, and a bar on a terminal."""
+"""The progress of a training: a log with a JSON line for every few steps, curves, and a bar on a terminal."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +26,23 @@ def cut_log(log: Path, step: int) -> None:
     """Remove the lines after this step; all lines for 0."""
     kept = [entry for entry in read_log(log) if entry["step"] <= step]
     log.write_bytes(b"".join(msgspec.json.encode(entry) + b"\n" for entry in kept))
+
+
+def draw_curves(logs: Mapping[str, Path], picture: Path) -> None:
+    """Plot each training's losses over its seconds, side by side, as a PNG."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(5 * len(logs), 4), layout="tight")
+    for axes, (model, log) in zip(figure.subplots(1, len(logs), squeeze=False)[0], logs.items(), strict=True):
+        entries = [entry for entry in read_log(log) if "scores" not in entry]
+        for name in entries[0]:
+            if name in ("loss", "caption", "tag", "grounding") or name.startswith("train/"):
+                axes.plot(
+                    [entry["elapsed"] for entry in entries], [entry[name] for entry in entries], label=name
+                )
+        axes.set(title=model, xlabel="seconds", yscale="log")
+        axes.legend()
+    figure.savefig(picture)
 
 
 class ProgressBar:

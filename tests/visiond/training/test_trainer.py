@@ -12,10 +12,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from visiond_mini.training.hardware import probe_batch
-from visiond_mini.training.log import read_log
-from visiond_mini.training.schedule import LearningRates
-from visiond_mini.training.trainer import (
+from visiond.training.hardware import measure_batch, probe_batch
+from visiond.training.log import read_log
+from visiond.training.schedule import LearningRates
+from visiond.training.trainer import (
     CHECKPOINTS,
     LOG,
     ResumeError,
@@ -130,7 +130,7 @@ def test_slow_steps_are_kept_sooner(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     settings = msgspec.structs.replace(SETTINGS, checkpoint_every=1000)
     Trainer(Dropped(), Values(), settings, tmp_path / "quick").run(stop_after=5)
     assert not (tmp_path / "quick" / "checkpoints").exists()
-    monkeypatch.setattr("visiond_mini.training.trainer.CHECKPOINT_SECONDS", 0.0)
+    monkeypatch.setattr("visiond.training.trainer.CHECKPOINT_SECONDS", 0.0)
     Trainer(Dropped(), Values(), settings, tmp_path / "slow").run(stop_after=5)
     assert sorted(path.name for path in (tmp_path / "slow" / "checkpoints").iterdir())[-1] == "step-00000005"
 
@@ -180,19 +180,20 @@ def test_the_probe_says_when_nothing_fits() -> None:
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
-def test_a_batch_too_large_for_the_gpu_does_not_fit(tmp_path: Path) -> None:
+def test_a_batch_that_fills_the_gpu_does_not_fit() -> None:
+    most = torch.cuda.mem_get_info()[1] >> 33
+
     class Greedy(Dropped):
         def forward(self, batch: dict[str, Tensor]) -> dict[str, Tensor]:
             torch.empty(len(batch["values"]) << 33, dtype=torch.uint8, device=self.weight.device)
             return super().forward(batch)
 
-    class OnGpu(Values):
-        def take(self, places: np.ndarray, rng: np.random.Generator) -> dict[str, Tensor]:
-            return {name: tensor.cuda() for name, tensor in super().take(places, rng).items()}
+    def take(count: int) -> dict[str, Tensor]:
+        return {"values": torch.zeros(count, 4).cuda()}
 
-    trainer = Trainer(Greedy(), OnGpu(), SETTINGS, tmp_path)
-    assert trainer._fits(1)
-    assert not trainer._fits(1000)
+    device = torch.device("cuda:0")
+    found = measure_batch(Greedy().to(device), take, device, "no", 1, 10 * most)
+    assert 1 <= found < most
 
 
 # The schedule.

@@ -1,0 +1,124 @@
+"""The rate of `visiond train detector` on one GPU and on several, with models of published sizes and random weights.
+
+    python -m benchmarks.training --gpus 1 2 --model rf-detr-small    on GPUs
+    python -m benchmarks.training --gpus 1 2 --tiny --images 48 --batch 2 --steps 6     two processes on a CPU
+
+Trains on drawn scenes, whose truth is their label, with the same batch for each GPU; nothing is held out. The images are read,
+decoded and resized as in any training. The rate is the median of the log's lines after the first fifth of the steps.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import statistics
+from argparse import Namespace
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from benchmarks.harness import TEMPORARY, read_options, work_folder
+from daemon.core.labels import Kind, ObjectLabel
+from daemon.system.gpus import list_gpus
+from stages.scenes.generator import write_samples
+from stages.scenes.truth import TRUTH, read_truth
+from visiond.training.data import Data, Sample, split
+from visiond.training.job import DEFAULTS, Job, write_job
+from visiond.training.launch import Place, train
+from visiond.training.log import read_log
+from visiond.training.trainer import LOG
+
+GIB = 1 << 30
+TINY = "rf_detr"  # of the tests
+
+
+def label_scenes(folder: Path, count: int) -> Data:
+    write_samples(folder, count, seed=1)
+    samples = []
+    for truth in read_truth(folder / TRUTH):
+        file = folder / truth.file
+        objects = [ObjectLabel(each.label, tuple(map(float, each.box))) for each in truth.objects]  # type: ignore[arg-type]
+        digest = hashlib.sha256(file.read_bytes()).hexdigest()
+        samples.append(Sample(str(file), digest, truth.width, truth.height, objects))
+    return split(Kind.OBJECTS, samples, Counter(), share=0)
+
+
+def make_base(options: Namespace, folder: Path) -> None:
+    if options.tiny:
+        from tests.stages.checkpoints import DETECTORS
+
+        DETECTORS[TINY](folder)
+        return
+    from benchmarks.architectures import ARCHITECTURES
+
+    ARCHITECTURES["yolo"][options.model](folder)
+
+
+def measure(
+    options: Namespace, data: Data, base: Path, work: Path, places: Sequence[Place]
+) -> dict[str, Any]:
+    """Of one training: images/s, memory of a GPU in bytes, and the examples at once."""
+    settings = msgspec.structs.replace(
+        DEFAULTS["detector"],
+        batch_size=options.batch * len(places),
+        steps=options.steps,
+        epochs=0,
+        log_every=max(options.steps // 20, 1),
+        checkpoint_every=0,
+        precision=options.precision,
+    )
+    job = Job(
+        task="detector",
+        base=str(base),
+        base_name=options.model,
+        out=str(work / "out"),
+        work=str(work),
+        settings=settings,
+        gradient_checkpointing=options.gradient_checkpointing,
+    )
+    write_job(job, data)
+    train(job, places, lambda text: print(f"  {text}", flush=True))
+    entries = [entry for entry in read_log(work / LOG) if entry["step"] > options.steps / 5]
+    return {
+        "rate": statistics.median(entry["images_per_second"] for entry in entries),
+        "memory": max(entry["memory_bytes"] for entry in entries),
+        "micro_batch": entries[-1]["micro_batch"],
+    }
+
+
+def main() -> None:
+    options = read_options(
+        __doc__,
+        gpus=[1, 2],
+        model="rf-detr-small",
+        tiny=False,
+        images=1024,
+        batch=16,
+        steps=100,
+        precision="auto",
+        gradient_checkpointing=False,
+        temporary=str(TEMPORARY),
+    )
+    gpus = [Place(gpu.uuid, f"GPU {gpu.number} ({gpu.name})") for gpu in list_gpus()]
+    if gpus and max(options.gpus) > len(gpus):
+        raise SystemExit(f"there are {len(gpus)} GPUs here: --gpus {max(options.gpus)} needs more.")
+    with work_folder(Path(options.temporary)) as folder:
+        data = label_scenes(folder / "images", options.images)
+        make_base(options, folder / "base")
+        rates: dict[int, float] = {}
+        for count in options.gpus:
+            places = gpus[:count] or [Place("", "CPU")] * count
+            print(f"{count} × {places[0].name}, {options.batch} images each", flush=True)
+            found = measure(options, data, folder / "base", folder / f"work-{count}", places)
+            rates[count] = found["rate"]
+            print(
+                f"{count} × {places[0].name}: {found['rate']:.1f} images/s, {found['memory'] / GIB:.1f} GiB each, "
+                f"{found['micro_batch']} at once, {found['rate'] / rates[options.gpus[0]]:.2f} × the first",
+                flush=True,
+            )
+
+
+if __name__ == "__main__":
+    main()

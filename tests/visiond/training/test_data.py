@@ -1,0 +1,86 @@
+"""Labels become images to learn from, and others that are held out."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from daemon.config.loading import load
+from daemon.core.errors import WrongArgument
+from daemon.core.labels import Kind, ObjectLabel
+from daemon.labels.store import LabelStore
+from daemon.ledger.records import open_reader
+from tests.daemon_process import Place, picture
+from visiond.training.command import choose_places
+from visiond.training.data import Sample, check, read_file, read_store, split
+
+
+def make_samples(count: int) -> list[Sample]:
+    digests = [hashlib.sha256(str(number).encode()).hexdigest() for number in range(count)]
+    return [Sample(f"{n}.jpg", digest, 10, 10, words=["a"]) for n, digest in enumerate(digests)]
+
+
+def test_an_image_stays_on_its_side_when_labels_are_added() -> None:
+    few, many = (split(Kind.TAGS, make_samples(count), Counter(), 0.2) for count in (200, 400))
+    assert {each.file for each in few.held_out} < {each.file for each in many.held_out}
+    assert {each.file for each in few.learnt} < {each.file for each in many.learnt}
+    assert 50 < len(many.held_out) < 110
+    assert few.digest != many.digest
+
+
+def test_one_of_a_few_images_is_held_out() -> None:
+    data = split(Kind.TAGS, make_samples(3), Counter(), 0.01)
+    assert (len(data.learnt), len(data.held_out)) == (2, 1)
+    assert not split(Kind.TAGS, make_samples(3), Counter(), 0).held_out
+
+
+def test_an_image_without_a_tag_teaches_nothing_but_one_without_an_object_does() -> None:
+    empty = Sample("a.jpg", "00" * 32, 10, 10)
+    tags = split(Kind.TAGS, [empty], Counter(), 0)
+    assert (tags.learnt, tags.left_out) == ([], {"images without a tag or caption": 1})
+    assert split(Kind.OBJECTS, [empty], Counter(), 0).learnt == [empty]
+    with pytest.raises(WrongArgument, match=r"no labels of the kind tags .* without a tag or caption \(1\)"):
+        check(tags)
+
+
+def test_labels_that_were_imported_are_those_of_files_that_are_here(tmp_path: Path) -> None:
+    place = Place(tmp_path)
+    for number in range(4):
+        place.drop(f"{number}.ppm", picture(number))
+    assert place.run_once().returncode == 0
+    boxes = [{"image_id": number, "category_id": 7, "bbox": [1, 1, 2, 2]} for number in range(3)]
+    images = [{"id": number, "file_name": f"{number}.ppm"} for number in range(3)]
+    said = {"images": images, "annotations": boxes, "categories": [{"id": 7, "name": "dog"}]}
+    (tmp_path / "said.json").write_text(json.dumps(said))
+    assert place.command("labels", "import", tmp_path / "said.json").returncode == 0
+    (place.inbox() / "1.ppm").unlink()
+    config = load(place.config)
+    with open_reader(config) as reader:
+        data = read_store(LabelStore(config.state.path), reader, Kind.OBJECTS, 0)
+    assert sorted(Path(each.file).name for each in data.learnt) == ["0.ppm", "2.ppm"]
+    assert {each.objects[0] for each in data.learnt} == {ObjectLabel("dog", (1.0, 1.0, 3.0, 3.0))}
+    assert data.left_out == {"labels of images whose files are not on this machine": 1}
+    assert data.names == ["dog"]
+
+
+def test_names_of_yolo_without_a_suffix_find_their_images(tmp_path: Path) -> None:
+    (tmp_path / "said" / "labels").mkdir(parents=True)
+    (tmp_path / "photos").mkdir()
+    (tmp_path / "said" / "data.yaml").write_text("names: [dog]")
+    (tmp_path / "said" / "labels" / "a.txt").write_text("0 0.5 0.5 0.5 0.5")
+    (tmp_path / "said" / "labels" / "gone.txt").write_text("0 0.5 0.5 0.5 0.5")
+    (tmp_path / "photos" / "a.ppm").write_bytes(picture(1))
+    data = read_file(tmp_path / "said", tmp_path / "photos", Kind.OBJECTS, 0)
+    [sample] = data.learnt
+    assert sample.file == str(tmp_path / "photos" / "a.ppm")
+    assert data.left_out == {f"images that are not in {tmp_path / 'photos'}": 1}
+
+
+def test_a_gpu_that_is_not_there_is_refused_by_its_number() -> None:
+    assert choose_places([], "", 2) == [("", "the CPU")] * 2
+    with pytest.raises(WrongArgument, match=r"no GPU has the number 3\. There is no GPU here"):
+        choose_places([], "3", 1)

@@ -1,0 +1,283 @@
+"""Training on one's own labels, with small models on the CPU: from a file of labels to a folder that a stage takes."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import signal
+import subprocess
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+import torch
+from safetensors.numpy import load_file, save_file
+
+from daemon.core.labels import Kind
+from stages.contract.base import Limits
+from stages.contract.processes import environment, python
+from stages.images.decoder import Decoders
+from stages.images.images import read_batches
+from stages.yolo.candidates import corners_of
+from tests.daemon_process import wait_for
+from tests.stages.captioners import make_blip
+from tests.stages.checkpoints import DETECTORS, TOWERS, Make, made_once
+from tests.visiond.training.labelled import (
+    CAPTIONS,
+    COLORS,
+    END,
+    ONE,
+    PATIENCE,
+    draw_labelled,
+    load_stage,
+    make_job,
+    train_now,
+)
+from visiond.training.data import Data, read_file
+from visiond.training.detector import DetectorLearner
+from visiond.training.job import read_job, write_job
+from visiond.training.launch import Place, TrainingFailed, train
+from visiond.training.learning import Pictures
+from visiond.training.log import read_log
+from visiond.training.trainer import CHECKPOINTS, LOG
+
+SMALL = DETECTORS | TOWERS | {"blip": make_blip}
+
+
+def losses_of(work: Path) -> list[float]:
+    return [entry["loss"] for entry in read_log(work / LOG) if "loss" in entry]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return draw_labelled(tmp_path_factory.mktemp("labelled"))
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory: pytest.TempPathFactory) -> Make:
+    return made_once(tmp_path_factory.mktemp("bases"), lambda kind, at: SMALL[kind](at))
+
+
+@pytest.fixture
+def data(folder: Path) -> Data:
+    return read_file(folder / "coco.json", folder, Kind.OBJECTS, 0.1)
+
+
+@pytest.mark.parametrize("kind", ["rf_detr", "d_fine"])
+def test_a_detector_learns_labels_and_the_stage_takes_the_result(
+    folder: Path, base: Make, tmp_path: Path, kind: str
+) -> None:
+    options = ["--epochs", "1", "--batch", "8", "--learning-rate", "0.001", "--labels", folder / "coco.json"]
+    told = subprocess.run(
+        [*python("-m", "daemon", "train", "detector"), "--base", base(kind), "--out", "mine", *options],
+        cwd=tmp_path,
+        env=environment(),
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE,
+    )
+    assert told.returncode == 0, told.stderr + told.stdout
+    assert "on held-out images mAP" in told.stdout
+    out = tmp_path / "mine"
+    assert json.loads((out / "config.json").read_text())["id2label"] == {"0": "circle", "1": "tree"}
+    card = (out / "README.md").read_text()
+    assert f'model = "{out}"' in card
+    assert "| epoch | mAP | AP50 |" in card
+    stage = load_stage(out, "detector", conf=0.0)
+    [[image]] = read_batches([folder / "0.png"], 1, "cpu")
+    [found] = stage.run([image])
+    assert {each.label for each in found.detections} == set(COLORS)
+
+
+@pytest.mark.parametrize("kind", ["clip", "siglip"])
+def test_a_model_learns_tags_and_the_stage_gives_them(
+    folder: Path, base: Make, tmp_path: Path, kind: str
+) -> None:
+    data = read_file(folder / "tags.csv", folder, Kind.TAGS, 0.1)
+    train_now(
+        make_job(base(kind), tmp_path / "work", "tags", batch_size=8, steps=30, learning_rate=3e-3), data
+    )
+    stage = load_stage(tmp_path / "work-out", "tags")
+    [images] = read_batches([folder / "0.png", folder / "1.png"], 2, "cpu")
+    assert [result.tags[0].label for result in stage.run(images)] == ["circle", "tree"]
+    scores = [entry["scores"] for entry in read_log(tmp_path / "work" / LOG) if "scores" in entry]
+    assert scores[-1]["recall"] == 1.0
+
+
+def test_a_model_learns_captions_and_the_stage_writes_them(folder: Path, base: Make, tmp_path: Path) -> None:
+    data = read_file(folder / "captions.csv", folder, Kind.CAPTION, 0.1)
+    train_now(
+        make_job(base("blip"), tmp_path / "work", "captions", batch_size=8, steps=40, learning_rate=3e-3),
+        data,
+    )
+    stage = load_stage(tmp_path / "work-out", "captions")
+    [images] = read_batches([folder / "0.png", folder / "1.png"], 2, "cpu")
+    assert [result.text.removesuffix(END) for result in stage.run(images)] == [*CAPTIONS.values()]
+
+
+def test_what_a_detector_is_shown_of_a_box_is_what_it_answers_with(
+    folder: Path, base: Make, data: Data, tmp_path: Path
+) -> None:
+    """Also in a processor that pads, and of an image that is mirrored or was stored turned."""
+    padded = Path(shutil.copytree(base("rf_detr"), tmp_path / "base"))
+    settings = json.loads((padded / "preprocessor_config.json").read_text())
+    pad = {
+        "size": {"max_height": 112, "max_width": 112},
+        "do_pad": True,
+        "pad_size": {"height": 112, "width": 112},
+    }
+    (padded / "preprocessor_config.json").write_text(json.dumps(settings | pad))
+    learner = DetectorLearner(padded, data.names, torch.device("cpu"))
+    with closing(Decoders(1, Limits())) as decoders:
+        batches = learner.batches(Pictures(data.learnt, torch.device("cpu"), decoders), flip=True)
+        batch = batches.take(np.arange(len(batches)), np.random.default_rng(1))
+        images = batches.pictures.read(range(len(batches)))
+    assert "pixel_mask" in batch
+    mirrored = 0
+    for target, sample, image in zip(batch["labels"], data.learnt, images, strict=True):
+        corners, [truth] = corners_of(target["boxes"]), sample.objects
+        [found] = learner.detr.choose(torch.ones(1), target["class_labels"], corners, image).detections
+        assert found.label == truth.label
+        x0, y0, x1, y1 = truth.box
+        turned = (image.width - x1, y0, image.width - x0, y1)
+        assert found.box == pytest.approx(truth.box, abs=0.01) or found.box == pytest.approx(turned, abs=0.01)
+        mirrored += found.box != pytest.approx(truth.box, abs=0.01)
+        down, across = learner.detr.filled(image)
+        assert (down < 1, across) == (True, 1.0)
+    assert 0 < mirrored < len(images)
+
+
+def test_a_killed_training_that_is_resumed_ends_with_the_same_weights(
+    base: Make, data: Data, tmp_path: Path
+) -> None:
+    whole = train_now(make_job(base("d_fine"), tmp_path / "whole"), data)
+    job = make_job(base("d_fine"), tmp_path / "killed")
+    file = write_job(job, data)
+    with (tmp_path / "output").open("w") as output:
+        process = subprocess.Popen(
+            python("-m", "visiond.training.run", str(file)),
+            env=environment({"OMP_NUM_THREADS": "2", "ACCELERATE_USE_CPU": "true"}),
+            stdout=output,
+            stderr=output,
+        )
+        checkpoints = tmp_path / "killed" / CHECKPOINTS
+        wait_for(lambda: len([*checkpoints.glob("step-*")]) > 1, "checkpoints", PATIENCE)
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+    assert not Path(job.out).exists()
+    # It begins with what is in the checkpoint, whatever its base would now say.
+    other = Path(shutil.copytree(base("d_fine"), tmp_path / "other"))
+    weights = load_file(other / "model.safetensors")
+    save_file(
+        {name: np.asarray(weight * 0) for name, weight in weights.items()},
+        other / "model.safetensors",
+        {"format": "pt"},
+    )
+    again = train_now(msgspec.structs.replace(job, resume=True, base=str(other)), data)
+    assert whole.keys() == again.keys()
+    assert all(np.array_equal(whole[name], again[name]) for name in whole)
+    assert losses_of(tmp_path / "killed") == losses_of(tmp_path / "whole")
+
+
+def test_the_head_alone_learns_and_the_rest_stays(base: Make, data: Data, tmp_path: Path) -> None:
+    job = make_job(base("rf_detr"), tmp_path / "work", learning_rate=1e-2)
+    after = train_now(msgspec.structs.replace(job, head_only=True), data)
+    before = load_file(base("rf_detr") / "model.safetensors")
+    shared = [name for name in after if name in before and after[name].shape == before[name].shape]
+    changed = [name for name in shared if not np.array_equal(after[name], before[name])]
+    assert changed
+    assert all("bbox" in name or "class" in name for name in changed)
+
+
+def test_gradient_checkpointing_computes_layers_again_for_the_same_gradient(base: Make, data: Data) -> None:
+    device, gradients, calls = torch.device("cpu"), list[torch.Tensor](), list[int]()
+    for saving in (False, True):
+        torch.manual_seed(1)
+        learner = DetectorLearner(base("d_fine"), data.names, device).train()
+        layer = learner.model.model.decoder.layers[0]
+        calls.append(0)
+
+        def count(*given: Any, forward: Any = layer.forward, **named: Any) -> Any:
+            calls[-1] += 1
+            return forward(*given, **named)
+
+        layer.forward = count
+        if saving:
+            learner.save_memory()
+        with closing(Decoders(1, Limits())) as decoders:
+            batches = learner.batches(Pictures(data.learnt, device, decoders), flip=False)
+            batch = batches.take(np.arange(2), np.random.default_rng(1))
+        torch.manual_seed(1)
+        learner(batch)["loss"].backward()
+        linear = next(part for part in layer.modules() if isinstance(part, torch.nn.Linear))
+        gradients.append(linear.weight.grad)
+    assert calls == [1, 2]
+    assert torch.allclose(*gradients, rtol=1e-4)
+
+
+def test_two_processes_learn_what_one_does(base: Make, data: Data, tmp_path: Path) -> None:
+    sober = Path(shutil.copytree(base("rf_detr"), tmp_path / "base"))  # processes draw dropouts of their own
+    config = json.loads((sober / "config.json").read_text())
+    (sober / "config.json").write_text(json.dumps(config | {"dropout": 0.0}))
+    one = train_now(make_job(sober, tmp_path / "one"), data)
+    two = train_now(make_job(sober, tmp_path / "two"), data, ONE * 2)
+    # Adam makes noise of gradients that are nearly nothing as large as others, so all weights together are compared.
+    began = load_file(sober / "model.safetensors")
+    shared = [name for name in one if name in began and one[name].shape == began[name].shape]
+    moved = sum(float(np.abs(one[name] - began[name]).sum()) for name in shared)
+    apart = sum(float(np.abs(one[name] - two[name]).sum()) for name in shared)
+    assert apart < 0.1 * moved
+    assert losses_of(tmp_path / "two") == pytest.approx(losses_of(tmp_path / "one"), rel=1e-3)
+    entries = read_log(tmp_path / "two" / LOG)
+    assert [each["processes"] for each in entries if "loss" in each] == [2] * 4
+
+
+# The processes of a training, with programs in their place.
+
+
+def test_memory_that_runs_out_halves_the_batch_and_resumes(data: Data, tmp_path: Path) -> None:
+    job, said = make_job(tmp_path, tmp_path / "work"), list[str]()
+    write_job(job, data)
+    program = """
+import json, pathlib, sys
+job = json.loads(pathlib.Path(sys.argv[1]).read_text())
+micro = job["settings"]["micro_batch"]
+if not micro or micro > 3:
+    assert job["resume"] == bool(micro)
+    pathlib.Path(job["work"], "micro_batch").write_text(str(micro or 12))
+    sys.exit(72)
+"""
+    train(job, ONE, said.append, python("-c", program))
+    assert [line for line in said if "Memory ran out" in line] == [
+        "Memory ran out with 12 images at once: the training goes on with 6.",
+        "Memory ran out with 6 images at once: the training goes on with 3.",
+    ]
+    changed, _ = read_job(tmp_path / "work" / "job.json")
+    assert (changed.settings.micro_batch, changed.resume) == (3, True)
+
+
+def test_a_gpu_that_is_too_small_is_left_out_by_its_name(data: Data, tmp_path: Path) -> None:
+    job, said = make_job(tmp_path, tmp_path / "work"), list[str]()
+    write_job(job, data)
+    program = """
+import os, pathlib, sys, time
+if os.environ["CUDA_VISIBLE_DEVICES"].split(",")[int(os.environ.get("LOCAL_RANK", 0))] == "small":
+    sys.exit(71)
+if "WORLD_SIZE" in os.environ:
+    time.sleep(60)
+pathlib.Path(sys.argv[1]).with_name("seen").write_text(os.environ["CUDA_VISIBLE_DEVICES"])
+"""
+    places = [Place("large", "GPU 0 (H200)"), Place("small", "GPU 1 (T4)")]
+    train(job, places, said.append, python("-c", program))
+    assert said == ["GPU 1 (T4) is left out: its memory is too small for a batch of one."]
+    assert (tmp_path / "work" / "seen").read_text() == "large"
+
+
+def test_a_process_that_fails_ends_the_training_with_its_words(data: Data, tmp_path: Path) -> None:
+    job = make_job(tmp_path, tmp_path / "work")
+    write_job(job, data)
+    with pytest.raises(TrainingFailed, match="no such thing"):
+        train(job, ONE, lambda _: None, python("-c", "raise SystemExit('no such thing')"))

@@ -1,0 +1,94 @@
+"""The training of BLIP on captions: the language modeling loss of Li et al., 2022, by transformers' own model."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from daemon.core.labels import Kind
+from daemon.labels.metrics import Measure, measure_captions
+from stages.blip.descriptor import MODELS, BlipOptions
+from stages.blip.stage import BlipStage
+from stages.contract.base import Image, StageSpec
+from stages.images.devices import pixels_of
+from stages.pretrained.checkpoints import load_tokenizer
+from visiond.training.data import Sample
+from visiond.training.learning import Learner, Pictures, load_to_train
+
+LEFT_OUT = -100  # a label of which transformers' losses take no notice
+
+
+class CaptionLearner(Learner):
+    kind: ClassVar[Kind] = Kind.CAPTION
+    heads = ("text_decoder",)
+
+    def __init__(self, base: Path, names: Sequence[str], device: torch.device) -> None:
+        super().__init__()
+        self.model = load_to_train(MODELS, base).to(device)
+        self.prepare = BlipStage.load_processor(
+            StageSpec("blip", "transformers", {"model": str(base)}), str(device)
+        )
+        self.tokenizer = load_tokenizer(str(base))
+
+    def forward(self, batch: dict[str, Any]) -> dict[str, Tensor]:
+        return {"loss": self.model(**batch).loss}
+
+    @torch.no_grad()
+    def answer(self, images: Sequence[Image]) -> list[Any]:
+        """The caption of each image."""
+        tokens = self.model.generate(
+            pixel_values=self.prepare(pixels_of(images)),
+            max_new_tokens=BlipOptions().max_new_tokens,
+            do_sample=False,
+            num_beams=1,
+        )
+        return [text.strip() for text in self.tokenizer.batch_decode(tokens, skip_special_tokens=True)]
+
+    def measure(self, samples: Sequence[Sample], answers: Sequence[Any]) -> Measure:
+        return measure_captions([each.words for each in samples], answers)
+
+    def batches(self, pictures: Pictures, *, flip: bool) -> CaptionBatches:
+        return CaptionBatches(self, pictures, flip=flip)
+
+
+class CaptionBatches:
+    """Images, each with one of its captions, chosen again every time."""
+
+    def __init__(self, learner: CaptionLearner, pictures: Pictures, *, flip: bool) -> None:
+        self.learner, self.pictures, self.flip = learner, pictures, flip
+
+    def __len__(self) -> int:
+        return len(self.pictures)
+
+    def take(self, places: npt.NDArray[np.int64], rng: np.random.Generator) -> dict[str, Tensor]:
+        learner = self.learner
+        captions = [self.pictures.samples[place].words for place in places]
+        ids, mask = self._encode([each[rng.integers(len(each))] for each in captions])
+        pixels = self.pictures.mirror(self.pictures.read(places), rng, flip=self.flip)
+        device = self.pictures.device
+        return {
+            "pixel_values": learner.prepare(pixels),
+            "input_ids": ids.to(device),
+            "attention_mask": mask.to(device),
+            "labels": ids.masked_fill(mask == 0, LEFT_OUT).to(device),
+        }
+
+    def _encode(self, captions: Sequence[str]) -> tuple[Tensor, Tensor]:
+        """Token ids [captions, tokens], from the token that BLIP begins a caption with, [DEC], to the one that ends it; and 1
+        where they are no padding."""
+        config = self.learner.model.config.text_config
+        most = config.max_position_embeddings - 2
+        read = self.learner.tokenizer(list(captions), add_special_tokens=False)["input_ids"]
+        rows = [[config.bos_token_id, *row[:most], config.sep_token_id] for row in read]
+        ids = torch.full((len(rows), max(map(len, rows))), config.pad_token_id)
+        mask = torch.zeros_like(ids)
+        for row, tokens in enumerate(rows):
+            ids[row, : len(tokens)] = torch.tensor(tokens)
+            mask[row, : len(tokens)] = 1
+        return ids, mask

@@ -1,0 +1,301 @@
+"""The commands `visiond train detector`, `tags` and `captions`."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import msgspec
+import typer
+
+from daemon.core.errors import MissingLibrary, NotWritable, WrongArgument
+from daemon.core.hints import quantity
+from daemon.system.gpus import Gpu, list_gpus
+from daemon.terminal.display import errors, printable
+from daemon.terminal.options import ConfigOption, flag, option, read_config
+
+if TYPE_CHECKING:
+    from daemon.config.loading import Config
+    from visiond.training.data import Data
+    from visiond.training.job import Job, Task
+
+train_app = typer.Typer(
+    help="Train models on your own labels, or the demonstration pack.\n\n"
+    "Examples:\n  visiond train detector --base rf-detr-small --out my-detector",
+    no_args_is_help=True,
+)
+ABOUT = """{first}
+
+The labels are those of `visiond labels import`, or with --labels those
+of a file that it reads: COCO, YOLO, Label Studio or CSV. A tenth of the
+images, chosen by digest, is held out, and the model is scored on it after
+each epoch. All GPUs are used. After a kill or a power failure, --resume
+continues as if nothing had happened. The work is in the folder DIR-work.
+
+Examples:
+  visiond train {task} --base {base} --out my-model
+  visiond train {task} --out my-model --resume
+  visiond train {task} --base {base} --labels {labels} --out mine"""
+TEXTS = {
+    "detector": (
+        "Train a detector for the stage YOLO on boxes: RF-DETR, D-FINE and others.",
+        "rf-detr-small",
+        "coco.json",
+    ),
+    "tags": (
+        "Train CLIP or SigLIP for the stage CLIP to give images your tags.",
+        "siglip2-b16-224",
+        "tags.csv",
+    ),
+    "captions": (
+        "Train BLIP for the stage BLIP to caption images as people did.",
+        "blip-base",
+        "captions.csv",
+    ),
+}
+Precision = Literal["auto", "bf16", "fp16", "fp32"]
+
+
+class Options(msgspec.Struct, frozen=True, kw_only=True):
+    """As typed; None: by default."""
+
+    base: str
+    out: Path
+    labels: Path | None
+    images: Path | None
+    head_only: bool
+    flip: bool
+    epochs: float | None
+    batch: int | None
+    learning_rate: float | None
+    held_out: float
+    precision: str
+    gradient_checkpointing: bool
+    seed: int
+    trackers: tuple[str, ...]
+    resume: bool
+
+    @property
+    def work(self) -> Path:
+        return self.out.with_name(f"{self.out.name}-work")
+
+
+OutOption = Annotated[Path, option("--out", metavar="DIR", help="The folder of the trained model.")]
+BaseOption = Annotated[
+    str,
+    option("--base", metavar="MODEL", help="A name of `visiond models list`, or a folder, to begin with."),
+]
+LabelsOption = Annotated[
+    Path | None, option("--labels", metavar="FILE", help="Labels that were not imported.")
+]
+ImagesOption = Annotated[
+    Path | None,
+    option("--images", metavar="FOLDER", help="Where the names in FILE start from. Default: its folder."),
+]
+HeadOption = Annotated[bool, flag("--head-only", help="Leave the rest of the model as it is.")]
+FlipOption = Annotated[
+    bool, flag("--flip", help="Mirror half of the images: not where left and right differ.")
+]
+EpochsOption = Annotated[
+    float | None, option("--epochs", metavar="N", help="How often all images are seen.", min=0)
+]
+BatchOption = Annotated[
+    int | None, option("--batch", metavar="N", help="Images of a step, on all GPUs together.", min=1)
+]
+RateOption = Annotated[
+    float | None, option("--learning-rate", metavar="X", help="The highest one; it rises and falls.", min=0)
+]
+HeldOutOption = Annotated[
+    float, option("--held-out", metavar="SHARE", help="Of the images, for the scores.", min=0)
+]
+GpusOption = Annotated[str, option("--gpus", metavar="LIST", help="Such as 0,2. Default: all.")]
+ProcessesOption = Annotated[int, option("--processes", metavar="N", help="On a machine without GPUs.", min=1)]
+PrecisionOption = Annotated[
+    Precision, option("--precision", metavar="TYPE", help="bf16, fp16, fp32 or auto.")
+]
+SavingOption = Annotated[bool, flag("--gradient-checkpointing", help="Need less memory and more time.")]
+SeedOption = Annotated[int, option("--seed", metavar="N", help="Of all random choices.")]
+BoardOption = Annotated[bool, flag("--tensorboard", help="Also write its files, into DIR-work.")]
+WandbOption = Annotated[bool, flag("--wandb", help="Also send the curves to Weights & Biases.")]
+ResumeOption = Annotated[bool, flag("--resume", help="Continue, with the same labels and options.")]
+ForceOption = Annotated[bool, flag("--force", help="Replace DIR if a training made it.")]
+PrepareOption = Annotated[
+    bool, flag("--prepare", help="Only write DIR-work/job.json, for torchrun on several hosts.")
+]
+
+
+def _make_command(task: Task) -> Callable[..., None]:
+    def command(
+        out: OutOption,
+        base: BaseOption = "",
+        labels: LabelsOption = None,
+        images: ImagesOption = None,
+        head_only: HeadOption = False,
+        flip: FlipOption = False,
+        epochs: EpochsOption = None,
+        batch: BatchOption = None,
+        learning_rate: RateOption = None,
+        held_out: HeldOutOption = 0.1,
+        gpus: GpusOption = "",
+        processes: ProcessesOption = 1,
+        precision: PrecisionOption = "auto",
+        gradient_checkpointing: SavingOption = False,
+        seed: SeedOption = 1,
+        tensorboard: BoardOption = False,
+        wandb: WandbOption = False,
+        resume: ResumeOption = False,
+        force: ForceOption = False,
+        prepare: PrepareOption = False,
+        config: ConfigOption = None,
+    ) -> None:
+        options = Options(
+            base=base,
+            out=Path(os.path.abspath(out)),
+            labels=labels,
+            images=images,
+            head_only=head_only,
+            flip=flip,
+            epochs=epochs,
+            batch=batch,
+            learning_rate=learning_rate,
+            held_out=held_out,
+            precision={"fp32": "no"}.get(precision, precision),
+            gradient_checkpointing=gradient_checkpointing,
+            seed=seed,
+            trackers=("tensorboard",) * tensorboard + ("wandb",) * wandb,
+            resume=resume,
+        )
+        places = choose_places(list_gpus(), gpus, processes)
+        settings = read_config(config, needs_stages=False)
+        train_own(task, options, settings, places, force=force, prepare=prepare)
+
+    first, base, labels = TEXTS[task]
+    command.__doc__ = ABOUT.format(first=first, task=task, base=base, labels=labels)
+    return command
+
+
+for _task in TEXTS:
+    train_app.command(_task)(_make_command(_task))  # type: ignore[arg-type]
+
+
+def choose_places(gpus: Sequence[Gpu], wanted: str, processes: int) -> list[tuple[str, str]]:
+    """UUID and name of each GPU; without GPUs, of the CPU. Raises WrongArgument."""
+    named = {gpu.number: (gpu.uuid, f"GPU {gpu.number} ({gpu.name})") for gpu in gpus}
+    numbers = [number.strip() for number in wanted.split(",") if number.strip()]
+    if unknown := [number for number in numbers if number not in named]:
+        there = f"There are {', '.join(named)}." if named else "There is no GPU here."
+        raise WrongArgument(f"--gpus {wanted}: no GPU has the number {unknown[0]}. {there}")
+    return [named[number] for number in numbers or named] or [("", "the CPU")] * processes
+
+
+def train_own(
+    task: Task,
+    options: Options,
+    config: Config,
+    places: Sequence[tuple[str, str]],
+    *,
+    force: bool,
+    prepare: bool,
+) -> None:
+    """Raises VisiondError."""
+    try:
+        from visiond.training.children import InUse
+        from visiond.training.job import JOB, STAGES, read_job, write_job
+        from visiond.training.launch import Place, train
+    except ImportError as error:
+        raise MissingLibrary(
+            f"Training needs more libraries ({error}). Install them: pip install 'visiond[train]'."
+        ) from error
+    check_out(options.out, force=force or options.resume)
+    for name in options.trackers:
+        if find_spec(name) is None:
+            raise MissingLibrary(f"--{name} needs {name}: pip install {name}")
+    if options.resume:
+        if not (options.work / JOB).is_file():
+            raise WrongArgument(
+                f"there is no training to resume in {options.work}; start it without --resume."
+            )
+        job, data = read_job(options.work / JOB)
+        job = msgspec.structs.replace(job, resume=True)
+    else:
+        data = find_data(task, options, config)
+        job = make_job(task, options, config, data, len(places))
+    _say(f"{quantity(len(data.learnt), 'image')} to learn from, {len(data.held_out):,} held out.")
+    file = write_job(job, data)
+    if prepare:
+        _say(f"{file} is ready. docs/training.md says how torchrun trains with it on several hosts.")
+        return
+    _say(f"Training on {', '.join(name for _, name in places)}; work in {job.work}.")
+    try:
+        train(job, [Place(*place) for place in places], _say)
+    except InUse as error:
+        raise WrongArgument(str(error)) from error
+    _say(f"\n{options.out} has the model. To use it, write into daemon.toml:\n\n    [stages.{STAGES[task]}]")
+    _say(f'    model = "{options.out}"')
+
+
+def check_out(out: Path, *, force: bool) -> None:
+    """Raises NotWritable if the result would replace something."""
+    from visiond.training.card import is_made_by_training
+
+    if not out.exists() or (out.is_dir() and not any(out.iterdir())):
+        return
+    if not is_made_by_training(out):
+        raise NotWritable(f"{out} exists and is not of a training; name a new folder.")
+    if not force:
+        raise NotWritable(f"{out} already exists; name another folder, or replace it with --force.")
+
+
+def find_data(task: Task, options: Options, config: Config) -> Data:
+    """Raises WrongArgument if there is nothing to learn."""
+    from daemon.labels.store import LabelStore
+    from daemon.ledger.records import open_reader
+    from visiond.training.data import check, read_file, read_store
+    from visiond.training.job import KINDS
+
+    if options.labels:
+        folder = options.images or (options.labels if options.labels.is_dir() else options.labels.parent)
+        data = read_file(options.labels, folder, KINDS[task], options.held_out)
+    else:
+        with open_reader(config) as reader:
+            data = read_store(LabelStore(config.state.path), reader, KINDS[task], options.held_out)
+    for why, number in data.left_out.items():
+        errors.print(f"[yellow]{printable(f'Left out: {why} ({number:,}).')}[/yellow]")
+    check(data)
+    return data
+
+
+def make_job(task: Task, options: Options, config: Config, data: Data, processes: int) -> Job:
+    """Raises ModelsUnusable, WrongArgument."""
+    from visiond.training.job import DEFAULTS, Job, find_base
+
+    folder, name = find_base(task, options.base, config)
+    default = DEFAULTS[task]
+    changes: dict[str, Any] = {"epochs": options.epochs, "learning_rate": options.learning_rate}
+    settings = msgspec.structs.replace(
+        default,
+        batch_size=min(options.batch or default.batch_size * processes, len(data.learnt)),
+        precision=options.precision,
+        seed=options.seed,
+        trackers=options.trackers,
+        project=options.out.name,
+        **{key: value for key, value in changes.items() if value},
+    )
+    return Job(
+        task=task,
+        base=folder,
+        base_name=name,
+        out=str(options.out),
+        work=str(options.work),
+        settings=settings,
+        head_only=options.head_only,
+        gradient_checkpointing=options.gradient_checkpointing,
+        flip=options.flip,
+    )
+
+
+def _say(text: str) -> None:
+    print(text, flush=True)

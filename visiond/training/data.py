@@ -1,0 +1,144 @@
+"""What a training learns from: images with what people say about them, some of which are held out for the scores."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+
+import msgspec
+
+from daemon.core.errors import WrongArgument
+from daemon.core.labels import Kind, ObjectLabel, Said, Value
+from daemon.core.urls import is_url
+from daemon.labels.matching import KnownImage, keep_known
+from daemon.labels.reading import read_labels
+from daemon.labels.saying import has_image_suffix
+from daemon.labels.store import LabelStore
+from daemon.ledger.records import Reader
+from stages.contract.base import ImageError, Limits
+from stages.contract.files import open_file
+from stages.images.images import inspect
+
+
+class Sample(msgspec.Struct, frozen=True, omit_defaults=True):
+    """One image. Width and height are of the upright image, in pixels. objects, or words: its tags or captions."""
+
+    file: str
+    digest: str
+    width: int
+    height: int
+    objects: list[ObjectLabel] = []
+    words: list[str] = []
+
+    @property
+    def value(self) -> Value:
+        return self.objects or self.words
+
+
+class Data(msgspec.Struct, frozen=True):
+    """learnt, held_out: of the same kind. left_out: how many labels are not used, by why."""
+
+    kind: Kind
+    learnt: list[Sample]
+    held_out: list[Sample]
+    left_out: dict[str, int] = {}
+
+    @property
+    def names(self) -> list[str]:
+        """The labels of all objects, or all tags."""
+        samples = (*self.learnt, *self.held_out)
+        found = {each.label for sample in samples for each in sample.objects if not each.crowd}
+        return sorted(found | {word for sample in samples for word in sample.words})
+
+    @property
+    def digest(self) -> str:
+        """Of which images there are, what is said about them, and which are held out."""
+        return hashlib.sha256(msgspec.json.encode((self.kind, self.learnt, self.held_out))).hexdigest()
+
+
+def read_file(path: Path, images: Path, kind: Kind, share: float) -> Data:
+    """From a file that `visiond labels import` reads. images: the folder that its names start from. share: as of `split`.
+    Raises WrongArgument."""
+    left_out: Counter[str] = Counter()
+    said = [each for each in read_labels(path, lambda why: left_out.update([why])) if each.kind is kind]
+    found = dict(_find_files(said, images, left_out))
+    known = {name: image for name, (_, image) in found.items()}
+    files = {image.digest: str(file) for file, image in reversed(found.values())}
+    kept = {digest: value for (digest, _), value in keep_known(said, known, left_out).items()}
+    images_of = {image.digest: image for image in known.values()}
+    samples = [_sample(files[digest], images_of[digest], value) for digest, value in kept.items()]
+    return split(kind, samples, left_out, share)
+
+
+def read_store(store: LabelStore, reader: Reader, kind: Kind, share: float) -> Data:
+    """From the labels that were imported, of images whose files are on this machine."""
+    left_out: Counter[str] = Counter()
+    labels = dict(store.of_kind(kind))
+    found: dict[bytes, Sample] = {}
+    for record in reader.newest_done(with_results=False):
+        if record.digest in labels and record.digest not in found:
+            file = os.fsdecode(record.location)
+            if not is_url(file) and Path(file).is_file():
+                image = KnownImage(record.digest, record.width, record.height)
+                found[record.digest] = _sample(file, image, labels[record.digest])
+    if gone := len(labels) - len(found):
+        left_out["labels of images whose files are not on this machine"] += gone
+    return split(kind, list(found.values()), left_out, share)
+
+
+def split(kind: Kind, samples: Sequence[Sample], left_out: Counter[str], share: float) -> Data:
+    """share: of the images that are held out. Which ones follows from their digests alone, so that an image stays on its side
+    when labels are added. Without any caption or tag, an image teaches nothing and is left out; without objects, that is
+    what it teaches."""
+    order = sorted(samples, key=lambda each: each.digest)
+    useful = [each for each in order if kind is Kind.OBJECTS or each.words]
+    if empty := len(order) - len(useful):
+        left_out["images without a tag or caption"] += empty
+    held = sum(int(each.digest[:8], 16) < share * 16**8 for each in useful)
+    if not held and share and len(useful) > 1:
+        held = 1  # of a few images none may have such a digest
+    return Data(kind, useful[held:], useful[:held], dict(left_out))
+
+
+def _sample(file: str, image: KnownImage, value: Value) -> Sample:
+    objects = [each for each in value if isinstance(each, ObjectLabel)]
+    words = [] if isinstance(value, str) else [each for each in value if isinstance(each, str)]
+    return Sample(file, image.digest.hex(), image.width, image.height, objects, words)
+
+
+def _find_files(
+    said: Iterable[Said], folder: Path, left_out: Counter[str]
+) -> Iterator[tuple[str, tuple[Path, KnownImage]]]:
+    """By the name in the file of labels."""
+    without_suffix = None
+    for name in dict.fromkeys(each.name for each in said):
+        file = folder / name
+        if not has_image_suffix(name):  # in YOLO, where the images are elsewhere
+            without_suffix = without_suffix or _list_stems(folder)
+            below = name.removeprefix("images/")  # that folder may be FOLDER itself
+            file = without_suffix.get(name) or without_suffix.get(below, file)
+        try:
+            with open_file(file) as opened:
+                data = opened.read()
+            header = inspect(memoryview(data), Limits())
+        except OSError:
+            left_out[f"images that are not in {folder}"] += 1
+        except ImageError as error:
+            left_out[f"files that are no image that can be read ({error.reason})"] += 1
+        else:
+            yield name, (file, KnownImage(hashlib.sha256(data).digest(), header.width, header.height))
+
+
+def _list_stems(folder: Path) -> dict[str, Path]:
+    files = (file for file in folder.rglob("*") if has_image_suffix(file.name))
+    return {str(file.relative_to(folder).with_suffix("")): file for file in files}
+
+
+def check(data: Data) -> None:
+    """Raises WrongArgument if there is nothing to learn."""
+    if not data.learnt:
+        why = "".join(f" Left out: {reason} ({number:,})." for reason, number in data.left_out.items())
+        raise WrongArgument(f"There are no labels of the kind {data.kind} to learn from.{why}")

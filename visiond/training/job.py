@@ -1,0 +1,80 @@
+"""One training: its base, its data and its options, as the command writes them for its processes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Literal
+
+import msgspec
+
+from daemon.config.loading import Config
+from daemon.core.errors import WrongArgument
+from daemon.core.labels import Kind
+from daemon.layout.layout import pack_errors
+from stages.contract.manifest import Manifest
+from stages.weights.packs import Pack, resolve
+from visiond.training.data import Data
+from visiond.training.trainer import TrainerSettings
+
+Task = Literal["detector", "tags", "captions"]
+KINDS: dict[Task, Kind] = {"detector": Kind.OBJECTS, "tags": Kind.TAGS, "captions": Kind.CAPTION}
+STAGES: dict[Task, str] = {"detector": "yolo", "tags": "clip", "captions": "blip"}  # that take the result
+DEFAULTS: dict[Task, TrainerSettings] = {
+    "detector": TrainerSettings(batch_size=16, epochs=12, learning_rate=1e-4, clip_norm=0.1, log_every=10),
+    "tags": TrainerSettings(batch_size=64, epochs=6, learning_rate=1e-5, log_every=10),
+    "captions": TrainerSettings(batch_size=32, epochs=6, learning_rate=2e-5, log_every=10),
+}
+JOB, DATA = "job.json", "data.json"  # in the folder of the work
+FINAL = "final"  # the trained model, there
+RANGES = "ranges.json"  # of the last scores
+
+
+class Job(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """base: the folder with the model to begin with. base_name: what people call it. out: the folder of the result. work: the
+    folder for data, log and checkpoints. head_only, gradient_checkpointing, flip: as the options of the command."""
+
+    task: Task
+    base: str
+    base_name: str
+    out: str
+    work: str
+    settings: TrainerSettings
+    head_only: bool = False
+    gradient_checkpointing: bool = False
+    flip: bool = False
+    resume: bool = False
+
+
+def find_base(task: Task, name: str, config: Config) -> tuple[str, str]:
+    """The folder of a model, and what people call it. Raises ModelsUnusable, WrongArgument."""
+    if not name:
+        raise WrongArgument("--base says which model to begin with, such as --base rf-detr-small.")
+    stage = STAGES[task]
+    with pack_errors():
+        folder = config.models.folder
+        nothing = Pack(folder, Manifest(name="none"), folder, folder, base=Path.cwd())
+        spec = resolve(nothing, stage, {"model": name})
+    if spec.backend != "transformers":
+        raise WrongArgument(
+            f"{name} cannot be trained: it is of the backend {spec.backend}. docs/training.md lists what can be."
+        )
+    return spec.files["model"], spec.provenance.title or name
+
+
+def write_job(job: Job, data: Data) -> Path:
+    """Returns the job's file."""
+    folder = Path(job.work)
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / DATA).write_bytes(msgspec.json.encode(data))
+    return rewrite_job(job)
+
+
+def rewrite_job(job: Job) -> Path:
+    file = Path(job.work) / JOB
+    file.write_bytes(msgspec.json.format(msgspec.json.encode(job), indent=1))
+    return file
+
+
+def read_job(file: Path) -> tuple[Job, Data]:
+    job = msgspec.json.decode(file.read_bytes(), type=Job)
+    return job, msgspec.json.decode((Path(job.work) / DATA).read_bytes(), type=Data)

@@ -1,0 +1,177 @@
+"""Starts a process for each GPU of a training, and starts them again with less where memory is short."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import socket
+import subprocess
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import msgspec
+
+from daemon.core.errors import VisiondError
+from stages.contract.processes import count_cores, environment, python
+from visiond.training.children import Child, end_children, locked, start_child, stopped_in_order
+from visiond.training.job import JOB, Job, rewrite_job
+from visiond.training.log import read_log
+from visiond.training.run import BATCH, OUT_OF_MEMORY, TOO_SMALL
+from visiond.training.trainer import CHECKPOINTS, LOG, find_checkpoint
+
+POLL_SECONDS = 0.5
+LAST_CHARACTERS = 3000
+COMMAND = python("-m", "visiond.training.run")
+
+Say = Callable[[str], None]
+
+
+class Place(NamedTuple):
+    """Where a process runs. uuid: of a GPU; empty: on the CPU. name: what people call it."""
+
+    uuid: str
+    name: str
+
+
+class TrainingFailed(VisiondError):
+    """A process of a training ended with an error."""
+
+
+def train(job: Job, places: Sequence[Place], say: Say, command: Sequence[str] = COMMAND) -> None:
+    """Run a training that `write_job` has written, in as many processes as there are places. command: of a process, which gets
+    the job's file. Raises TrainingFailed, InUse."""
+    work = Path(job.work)
+    with locked(work) as lock, stopped_in_order():
+        if not job.resume:
+            forget(work)
+        while True:
+            ended = _run_once(job, places, say, (*command, str(work / JOB)), lock)
+            if not any(ended):
+                return
+            short = [place for place, status in zip(places, ended, strict=True) if status == TOO_SMALL]
+            if short and len(short) < len(places):
+                for place in short:
+                    say(f"{place.name} is left out: its memory is too small for a batch of one.")
+                places = [place for place in places if place not in short]
+            elif OUT_OF_MEMORY in ended and (had := _read_batch(work)) > 1:
+                say(f"Memory ran out with {had} images at once: the training goes on with {had // 2}.")
+                settings = msgspec.structs.replace(job.settings, micro_batch=had // 2)
+                job = msgspec.structs.replace(job, settings=settings, resume=True)
+                rewrite_job(job)
+            else:
+                failed = next(rank for rank, status in enumerate(ended) if status)
+                raise TrainingFailed(_describe_failure(_output(work, failed)))
+
+
+def forget(work: Path) -> None:
+    """Remove the log and the checkpoints of an earlier training."""
+    shutil.rmtree(work / CHECKPOINTS, ignore_errors=True)
+    (work / LOG).unlink(missing_ok=True)
+
+
+def _run_once(job: Job, places: Sequence[Place], say: Say, command: Sequence[str], lock: int) -> list[int]:
+    """How each process ended; 0 for those that were stopped because of another."""
+    children: list[Child] = []
+    try:
+        port = _free_port()
+        for rank in range(len(places)):
+            variables = environment(_variables(rank, port, places))
+            children.append(start_child(command, _output(Path(job.work), rank), variables, lock))
+        return _watch(job, children, say)
+    finally:
+        end_children(children)
+
+
+def _variables(rank: int, port: int, places: Sequence[Place]) -> Mapping[str, str]:
+    """As torchrun sets them, if there are several processes."""
+    gpus, count = [place.uuid for place in places], len(places)
+    ranks = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": count, "LOCAL_WORLD_SIZE": count}
+    address = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+    threads = max(count_cores() // count, 1)
+    return {
+        **({name: str(value) for name, value in (ranks | address).items()} if count > 1 else {}),
+        "CUDA_VISIBLE_DEVICES": ",".join(gpus) if all(gpus) else "",
+        "ACCELERATE_USE_CPU": "false" if all(gpus) else "true",
+        "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", str(threads)),
+        "TOKENIZERS_PARALLELISM": "true",
+        "HF_HUB_OFFLINE": "1",
+    }
+
+
+def _watch(job: Job, children: Sequence[Child], say: Say) -> list[int]:
+    told, printed = _count_kept(Path(job.work)) if job.resume else 0, 0
+    while True:
+        told = _tell(Path(job.work) / LOG, told, say)
+        printed = _repeat(_output(Path(job.work), 0), printed, say)
+        ended = [child.poll() for child in children]
+        if any(ended):
+            time.sleep(POLL_SECONDS)  # others may end by themselves, and for the same reason
+            return [child.poll() or 0 for child in children]
+        alive = [child for child in children if child.returncode is None]
+        if not alive:
+            _tell(Path(job.work) / LOG, told, say)
+            return [0] * len(children)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            alive[0].wait(POLL_SECONDS)
+
+
+def _count_kept(work: Path) -> int:
+    """The lines of the log up to the last checkpoint."""
+    checkpoint = find_checkpoint(work)
+    last = int(checkpoint.name.partition("-")[2]) if checkpoint else 0
+    return sum(entry["step"] <= last for entry in read_log(work / LOG))
+
+
+def _tell(log: Path, told: int, say: Say) -> int:
+    """Say what was logged since. Returns how many lines were."""
+    entries = read_log(log)
+    for entry in entries[told:]:
+        say(describe(entry))
+    return max(told, len(entries))
+
+
+def _repeat(output: Path, printed: int, say: Say) -> int:
+    """Say what a process has printed for people since: sentences about its start. Returns up to where."""
+    text = output.read_text(errors="replace") if output.is_file() else ""
+    for line in text[printed:].splitlines():
+        if line.startswith("NCCL does not work"):
+            say(line)
+    return len(text)
+
+
+def describe(entry: Mapping[str, Any]) -> str:
+    """A line of the log, for people."""
+    if scores := entry.get("scores"):
+        figures = ", ".join(f"{name} {value:.3f}" for name, value in scores.items() if value is not None)
+        return f"epoch {entry['epoch']:.2f}: on held-out images {figures}"
+    memory = f", {entry['memory_bytes'] / 2**30:.1f} GiB" if entry["memory_bytes"] else ""
+    return (
+        f"{min(entry['progress'], 1):4.0%}  epoch {entry['epoch']:.2f}  loss {entry['loss']:.4f}  "
+        f"{entry['images_per_second']:.1f} images/s{memory}"
+    )
+
+
+def _read_batch(work: Path) -> int:
+    try:
+        return int((work / BATCH).read_text())
+    except (OSError, ValueError):
+        return 0
+
+
+def _output(work: Path, rank: int) -> Path:
+    return work / f"output-{rank}.txt"
+
+
+def _describe_failure(output: Path) -> str:
+    end = output.read_text(errors="replace")[-LAST_CHARACTERS:].strip()
+    return f"the training failed; {output} ends with:\n{end}"
+
+
+def _free_port() -> int:
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        port: int = found.getsockname()[1]
+        return port
