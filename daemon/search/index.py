@@ -22,7 +22,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from daemon.core.errors import VisiondError
+from daemon.core.errors import LedgerDamaged, LedgerUnusable, VisiondError
+from daemon.labels.store import LabelStore
 from daemon.ledger import identity, publications
 from daemon.ledger.records import Reader
 from daemon.ledger.schema import WITH_NUMBERS, read_version
@@ -31,15 +32,17 @@ from daemon.ledger.statements import SQL as LEDGER_SQL
 from daemon.ledger.statements import read_statements
 from daemon.search import matrix
 from daemon.search.entries import FIELDS, Document, make_entry
+from daemon.search.evidence import Columns, Gathering
 from daemon.search.query import Query
 from daemon.system.ownership import hand_over, make_folder
 
-VERSION = 3  # of the entries and their tables; an index of another version is made again
+VERSION = 4  # of the entries and their tables; an index of another version is made again
 CHUNK = 512  # images in one transaction
 RANKED = 10_000  # most matches that are ranked; beyond these, the newest come first
 BUSY_SECONDS = 30.0  # wait for another process that writes
 LOOK_SECONDS = 600.0  # between two counts of entries that are no longer shown
 MOST_IDLE = 8  # connections
+UNREAD = "-"  # the state of labels that could not be read
 MOST_STALE = 1000  # entries that are no longer shown and stay, besides as many as are shown
 
 SQL = read_statements("daemon.search", "search.sql")
@@ -59,6 +62,7 @@ class About(NamedTuple):
     token: str
     place: int
     entries: int
+    labels: str
 
 
 class Index:
@@ -68,6 +72,8 @@ class Index:
         """folder: of the index; made if there is none. Raises SearchUnusable."""
         self.folder = folder
         self._file = folder / "index.sqlite"
+        self.evidence = Gathering(LabelStore(folder.parent))
+        self.trouble = ""  # with the labels of people, when they were looked at last
         self._idle: list[tuple[int, sqlite3.Connection]] = []  # each with the inode of its file
         self._closed = False
         self._lock = threading.Lock()  # of the two above
@@ -92,8 +98,31 @@ class Index:
         while (some := self._add_some(reader)) is not None:
             added += some
             if not go_on(self.about().place):
-                break
+                return added
+        self._follow_labels(reader)
         return added
+
+    def _follow_labels(self, reader: Reader) -> None:
+        """Measure the images again whose labels have changed. Labels that cannot be read are left for the next time."""
+        self.trouble = ""
+        try:
+            state = self.evidence.labels.state()
+            if self.about().labels == state:
+                return
+            with self._lend() as connection:
+                changed = self.evidence.find_changed(connection)
+            for start in range(0, len(changed), CHUNK):
+                with self._lend() as connection, _transaction(connection):
+                    self.evidence.measure_again(connection, reader, changed[start : start + CHUNK])
+            with self._lend() as connection:
+                connection.execute(SQL["note_labels"], (state,))
+        except (LedgerUnusable, LedgerDamaged) as error:
+            self.trouble = str(error)
+
+    def evidence_in(self, names: Sequence[str]) -> Columns:
+        """names: of columns of `evidence`."""
+        with self._lend() as connection:
+            return Columns.read(connection, names)
 
     def about(self) -> About:
         with self._lend() as connection:
@@ -160,13 +189,16 @@ class Index:
             if not is_current:
                 about = self._begin_again(connection, present)
             found, place = reader.published_after(about.place, CHUNK)
-            entries = [make_entry(number, record) for number, record in found.items() if not record.damage]
+            whole = {number: record for number, record in found.items() if not record.damage}
+            entries = [make_entry(number, record) for number, record in whole.items()]
             connection.executemany(SQL["add"], [_row(entry) for entry in entries])
             self._add_embeddings(connection, entries)
+            labels = about.labels if self.evidence.add(connection, reader, whole) else UNREAD
             place = max(place, about.place) if place > about.place else max(last, about.place)
             seen = [start for start in starts if start.number <= place]
             start, token = (seen[-1].id, seen[-1].token) if seen else (about.start, about.token)
-            connection.execute(SQL["note"], (about.ledger, start, token, place, about.entries + len(entries)))
+            added = (place, about.entries + len(entries), labels)
+            connection.execute(SQL["note"], (about.ledger, start, token, *added))
         return len(entries)
 
     def _is_current(self, about: About, ledger: sqlite3.Connection) -> bool:
@@ -199,7 +231,8 @@ class Index:
     def _begin_again(self, connection: sqlite3.Connection, ledger: str) -> About:
         connection.execute("INSERT INTO entry (entry) VALUES ('delete-all')")
         connection.execute(SQL["drop_matrices"])
-        about = About(ledger, 0, "", 0, 0)
+        connection.execute(SQL["drop_evidence"])
+        about = About(ledger, 0, "", 0, 0, "")
         connection.execute(SQL["note"], about)
         return about
 

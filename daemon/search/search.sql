@@ -11,20 +11,30 @@ CREATE TABLE about (                      -- one row
     start INTEGER NOT NULL,               -- the last start of the daemon that the index has seen
     token TEXT NOT NULL,                  -- of that start
     place INTEGER NOT NULL,               -- the last publication that it has
-    entries INTEGER NOT NULL              -- how many it has, also those that are no longer shown
+    entries INTEGER NOT NULL,             -- how many it has, also those that are no longer shown
+    labels TEXT NOT NULL DEFAULT ''       -- the state of the labels of people that it has seen
 );
+CREATE TABLE evidence (                   -- how much answers disagree: see evidence.py
+    name TEXT,
+    block INTEGER,                        -- of publications
+    part BLOB NOT NULL,
+    PRIMARY KEY (name, block)
+) WITHOUT ROWID;
 CREATE TABLE matrix (                     -- the embeddings of one model, in files of a folder
     maker TEXT PRIMARY KEY,               -- the model's fingerprint
     dim INTEGER NOT NULL,
     rows INTEGER NOT NULL                 -- that are complete; what the files have behind them is not valid
 ) WITHOUT ROWID;
-INSERT INTO about VALUES ('', 0, '', 0, 0);
+INSERT INTO about VALUES ('', 0, '', 0, 0, '');
 
 -- name: about
-SELECT ledger, start, token, place, entries FROM about;
+SELECT ledger, start, token, place, entries, labels FROM about;
 
 -- name: note
-UPDATE about SET ledger = ?, start = ?, token = ?, place = ?, entries = ?;
+UPDATE about SET ledger = ?, start = ?, token = ?, place = ?, entries = ?, labels = ?;
+
+-- name: note_labels
+UPDATE about SET labels = ?;
 
 -- name: add
 INSERT INTO entry (rowid, text, caption, tags, objects, name, marks) VALUES (?, ?, ?, ?, ?, ?, ?);
@@ -56,3 +66,6 @@ ON CONFLICT DO UPDATE SET dim = excluded.dim, rows = excluded.rows;
 
 -- name: drop_matrices
 DELETE FROM matrix;
+
+-- name: drop_evidence
+DELETE FROM evidence;

@@ -137,7 +137,7 @@ class Images:
     def _beside(self, asked: Asked, image: int) -> tuple[int, int]:
         try:
             self._searcher.catch_up()
-            return self._searcher.beside(asked.query(), image, asked.ranking)
+            return self._searcher.beside(asked.query(), image, asked.ranking, asked.by)
         except SearchUnusable:  # the gallery says why
             return 0, 0
 

@@ -234,7 +234,7 @@ def test_whoever_is_logged_out_elsewhere_is_led_to_the_login(browser: Browser, t
 def test_nothing_is_wider_than_a_phone(browser: Browser, site: Site) -> None:
     with closing(browser.new_context(base_url=site.origin, viewport=NARROW)) as context:  # type: ignore[arg-type]
         tab = context.new_page()
-        for path in ("/", "/images/1", "/state", "/settings", "/login"):
+        for path in ("/", "/?by=disagreement", "/images/1", "/state", "/settings", "/login"):
             tab.goto(path)
             for scheme in ("light", "dark"):
                 tab.emulate_media(color_scheme=scheme)  # type: ignore[arg-type]
@@ -248,7 +248,15 @@ def test_axe_finds_nothing_that_shuts_people_out(tab: Tab, site: Site) -> None:
     tab.goto("/login")
     tab.get_by_label("Token").fill((site.place.state / "page.token").read_text().strip())
     tab.get_by_role("button", name="Log in").click()
-    for path in ("/login", "/?q=number7", "/?state=failed", "/images/1", "/state", "/settings"):
+    for path in (
+        "/login",
+        "/?q=number7",
+        "/?by=disagreement&q=number7",
+        "/?state=failed",
+        "/images/1",
+        "/state",
+        "/settings",
+    ):
         tab.goto(path)
         expect(tab.locator(".live")).to_contain_text("waiting")
         for box in tab.get_by_label("Tick ").all()[:1]:

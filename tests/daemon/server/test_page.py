@@ -81,6 +81,21 @@ def test_a_card_says_why_its_image_was_found_and_marks_the_words(site: Site) -> 
     assert "Has the words" not in site.read("/?bin=A")
 
 
+def test_what_disagrees_most_comes_first_with_what_it_is_and_its_neighbors_follow(site: Site) -> None:
+    for number, similarity in enumerate((0.99, 0.05)):
+        answer = {"text": "a dog", "similarity": similarity}
+        site.place.add(f"doubtful{number}.jpg", "doubtful", blip=answer)
+    order = "q=doubtful&by=disagreement:scores:blip"
+    content = site.read(f"/?{order}")
+    first, second = re.findall(r'<h2 class="name"><a href="/images/(\d+)"', content)
+    assert int(first) == int(second) + 1, "the newer one is less sure"
+    assert "Low scores: caption, 0.95." in content
+    assert "what disagrees most first" in content
+    assert f'/images/{second}?q=doubtful&amp;by=disagreement%3Ascores%3Ablip" rel="next"' in site.read(
+        f"/images/{first}?{order}"
+    )
+
+
 def test_the_bins_of_a_large_ledger_are_not_listed_for_each_request(tmp_path: Path) -> None:
     class SlowReader:
         lists = 0
