@@ -20,7 +20,7 @@ from benchmarks.harness import TEMPORARY, read_options, work_folder
 from daemon.search import matrix
 from daemon.search.covering import Cover, Places
 from daemon.search.duplicates import group_rows
-from daemon.search.grouping import Wish
+from daemon.search.grouping import Grouping
 from stages.contract.processes import count_cores
 
 DIM, CLUSTER = 512, 500  # values; images of a cluster
@@ -39,9 +39,11 @@ def main() -> None:
             numbers = range(start, min(start + CHUNK, len(exact)))
             matrix.append(folder / "matrix", start, numbers, exact[numbers.start : numbers.stop])
         order = np.random.default_rng(1).permutation(len(exact))
-        wish = Wish(str(folder / "matrix"), len(exact), DIM, order.tobytes(), options.near, options.threads)
+        asked = Grouping(
+            str(folder / "matrix"), len(exact), DIM, order.tobytes(), options.near, options.threads
+        )
         before, began = cpu_seconds(), time.monotonic()
-        cover = group_rows(wish, lambda done: None)
+        cover = group_rows(asked, lambda done: None)
         seconds, cpu = time.monotonic() - began, cpu_seconds() - before
     others = np.flatnonzero(cover.leaders != np.arange(len(order)))
     groups = len(np.unique(cover.leaders[others]))

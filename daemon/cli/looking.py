@@ -81,7 +81,7 @@ def search(
     "red car" in quotes are words one after another, invo* a beginning,
     -draft excludes a word. text:, caption:, tags:, objects: and name: look
     in one place. Filters: bin:A, tag:dog, object:car, state:failed,
-    inbox:/srv/in, after:2026-11-01, before:2026-12-01.
+    inbox:/srv/in, after:2026-11-01, before:2026-12-01, group:best.
 
     --by disagreement lists what a person should look at first. Signals:
     labels (people differ from the answers), looks (second looks do), models
@@ -191,7 +191,8 @@ def duplicates(
     are near each other. Nothing is deleted. A million images take about ten
     minutes on two cores, a hundred thousand some seconds.
 
-    Groups whose other files have most bytes come first. When piped: one line
+    Groups whose other files have most bytes come first. Without --bin they are
+    kept for the page, and for `visiond search group:best`. When piped: one line
     per image with group, nearness, number, width, height, bytes and file,
     separated by tabs; the best image of a group first.
 
@@ -201,7 +202,7 @@ def duplicates(
     """
     from daemon.ledger.records import open_reader
     from daemon.results.choice import refuse_unknown_bins
-    from daemon.search.duplicates import find_duplicates
+    from daemon.search.duplicates import find_duplicates, keep_groups
     from daemon.search.opening import open_index
     from daemon.terminal.progress import Progress
 
@@ -211,6 +212,8 @@ def duplicates(
         with Progress("images") as progress, open_index(settings, reader, progress.step) as index:
             progress.begin("images")
             found = find_duplicates(reader, index, near, bins=bin or (), note=progress.step)
+            if not bin:
+                keep_groups(index, found)
         groups = found.groups()
         with reader.lend() as ledger:
             shown = [list(_describe(found, group, ledger)) for group in groups[:limit]]

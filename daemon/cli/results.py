@@ -296,7 +296,7 @@ def export(
       visiond export --ratio A=0.4,B=0.4,C=0.2 results.parquet
       visiond export --format yolo --where "object_count > 0" dataset
       visiond export --unique --near 0.95 results.csv
-      visiond export --format label-studio --order disagreement --limit 500 tasks
+      visiond export -f label-studio --order disagreement --limit 500 tasks
     """
     from daemon.labels.store import LabelStore
     from daemon.ledger.records import open_reader

@@ -5,8 +5,11 @@ from __future__ import annotations
 import contextlib
 import subprocess
 import threading
+import time
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
+from itertools import groupby
+from operator import itemgetter
 from pathlib import Path
 from typing import NamedTuple
 
@@ -19,7 +22,7 @@ from daemon.ledger.publications import Picture
 from daemon.ledger.records import Reader
 from daemon.search.covering import Cosines, Cover, Places
 from daemon.search.grouping import ONE_THREAD, Grouping, GroupingState
-from daemon.search.index import Index, SearchUnusable
+from daemon.search.index import SQL, Index, SearchUnusable, transaction
 from daemon.search.matrix import PARTS
 from daemon.search.tower import receive, send
 from stages.contract import processes
@@ -31,7 +34,7 @@ Note = Callable[[int, int], object]
 
 
 class NearBest(NamedTuple):
-    """The best image of a group, and the cosine with it."""
+    """An image of a group, mostly the best one, and the cosine with that."""
 
     best: int
     cosine: float
@@ -110,6 +113,64 @@ def find_duplicates(
     cover = group_rows(asked, lambda done: note(done, len(order)))
     ordered = pictures[order]
     return Duplicates(near, model, ordered["image"], ordered["bytes"], cover.leaders, cover.cosines, without)
+
+
+class KeptGroups(NamedTuple):
+    """What is known of the groups that were kept. last: the last publication by then. made_at: Unix seconds. groups: how many
+    there are. others: images that are near a better one."""
+
+    near: float
+    images: int
+    last: int
+    made_at: float
+    groups: int
+    others: int
+
+
+def keep_groups(index: Index, found: Duplicates) -> None:
+    """For the page and the search, instead of those that were kept before. Raises SearchUnusable."""
+    about = index.about()
+    rows = [
+        (*row, float(found.cosines[place]))
+        for number, group in enumerate(found.groups())
+        for at, place in enumerate(group)
+        for row in [(int(found.images[place]), number, at)]
+    ]
+    with index.lend() as connection, transaction(connection):
+        connection.execute(SQL["drop_duplicates"])
+        connection.execute(SQL["drop_grouping"])
+        connection.executemany(SQL["add_duplicate"], rows)
+        connection.execute(SQL["note_grouping"], (found.near, len(found.images), about.place, time.time()))
+
+
+def about_groups(index: Index) -> KeptGroups | None:
+    """None if none were ever kept. Raises SearchUnusable."""
+    with index.lend() as connection:
+        row = connection.execute(SQL["grouping"]).fetchone()
+    return KeptGroups(*row) if row else None
+
+
+def read_groups(index: Index, first: int, count: int) -> list[list[NearBest]]:
+    """Of these groups the images, the best first: each with its number, and the cosine with the best one. Raises
+    SearchUnusable."""
+    with index.lend() as connection:
+        rows = connection.execute(SQL["groups"], (first, first + count)).fetchall()
+    return [[NearBest(*row[1:]) for row in group] for _, group in groupby(rows, itemgetter(0))]
+
+
+def read_group_of(index: Index, image: int) -> list[int]:
+    """The images of its group, the best first; none if it has no group. Raises SearchUnusable."""
+    with index.lend() as connection:
+        return [row[0] for row in connection.execute(SQL["group_of"], (image,))]
+
+
+def read_others(reader: Reader, index: Index) -> frozenset[int]:
+    """The images that are near a better one that is still shown. Raises SearchUnusable."""
+    with index.lend() as connection:
+        rows = connection.execute(SQL["others"]).fetchall()
+    with reader.lend() as ledger:
+        shown = publications.read_shown_images(ledger, [*{best for _, best in rows}])
+    return frozenset(image for image, best in rows if best in shown)
 
 
 def _plug_ins(reader: Reader) -> list[int]:

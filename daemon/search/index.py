@@ -79,7 +79,7 @@ class Index:
         self._lock = threading.Lock()  # of the two above
         # when entries that are no longer shown were counted, in monotonic seconds
         self._looked_at = -LOOK_SECONDS
-        with self._lend():
+        with self.lend():
             pass
 
     def close(self) -> None:
@@ -109,23 +109,23 @@ class Index:
             state = self.evidence.labels.state()
             if self.about().labels == state:
                 return
-            with self._lend() as connection:
+            with self.lend() as connection:
                 changed = self.evidence.find_changed(connection)
             for start in range(0, len(changed), CHUNK):
-                with self._lend() as connection, _transaction(connection):
+                with self.lend() as connection, transaction(connection):
                     self.evidence.measure_again(connection, reader, changed[start : start + CHUNK])
-            with self._lend() as connection:
+            with self.lend() as connection:
                 connection.execute(SQL["note_labels"], (state,))
         except (LedgerUnusable, LedgerDamaged) as error:
             self.trouble = str(error)
 
     def evidence_in(self, names: Sequence[str]) -> Columns:
         """names: of columns of `evidence`."""
-        with self._lend() as connection:
+        with self.lend() as connection:
             return Columns.read(connection, names)
 
     def about(self) -> About:
-        with self._lend() as connection:
+        with self.lend() as connection:
             return _about(connection)
 
     def newest(self, query: Query, before: int, limit: int) -> list[int]:
@@ -148,7 +148,7 @@ class Index:
 
     def matching(self, expression: str, after: int) -> tuple[About, NDArray[np.int64]]:
         """All entries with a higher number than `after` that fit, and how far the index had come then."""
-        with self._lend() as connection:
+        with self.lend() as connection:
             connection.execute("BEGIN")  # both from one state of the index
             try:
                 about = _about(connection)
@@ -160,18 +160,18 @@ class Index:
 
     def matrix(self, maker: str) -> tuple[Path, int, int] | None:
         """The folder, rows and dim of a model's embeddings; None if there are none."""
-        with self._lend() as connection:
+        with self.lend() as connection:
             row = connection.execute(SQL["matrix"], (maker,)).fetchone()
         return (matrix.folder_of(self.folder, maker), row[1], row[0]) if row else None
 
     def matrices(self) -> dict[str, tuple[Path, int, int]]:
         """The same of every model that has embeddings."""
-        with self._lend() as connection:
+        with self.lend() as connection:
             rows = connection.execute(SQL["matrices"]).fetchall()
         return {maker: (matrix.folder_of(self.folder, maker), count, dim) for maker, dim, count in rows}
 
     def _numbers(self, statement: str, *parameters: object) -> list[int]:
-        with self._lend() as connection:
+        with self.lend() as connection:
             return [row[0] for row in connection.execute(SQL[statement], parameters)]
 
     def _add_some(self, reader: Reader) -> int | None:
@@ -180,7 +180,7 @@ class Index:
         with reader.lend() as ledger:  # nothing of the index in it: each names the trouble of its own file
             if self._is_current(about, ledger) and about.place >= publications.read_last(ledger):
                 return None
-        with self._lend() as connection, _transaction(connection):
+        with self.lend() as connection, transaction(connection):
             about = _about(connection)  # another process may have been faster
             with reader.lend() as ledger:
                 last, present = publications.read_last(ledger), identity.identity_of(ledger).ledger
@@ -225,13 +225,15 @@ class Index:
             with reader.lend() as ledger:
                 shown = ledger.execute(LEDGER_SQL["count_publications"]).fetchone()[0]
             if about.entries > 2 * shown + MOST_STALE:
-                with self._lend() as connection, _transaction(connection):
+                with self.lend() as connection, transaction(connection):
                     self._begin_again(connection, about.ledger)
 
     def _begin_again(self, connection: sqlite3.Connection, ledger: str) -> About:
         connection.execute("INSERT INTO entry (entry) VALUES ('delete-all')")
         connection.execute(SQL["drop_matrices"])
         connection.execute(SQL["drop_evidence"])
+        connection.execute(SQL["drop_duplicates"])
+        connection.execute(SQL["drop_grouping"])
         about = About(ledger, 0, "", 0, 0, "")
         connection.execute(SQL["note"], about)
         return about
@@ -251,7 +253,7 @@ class Index:
             connection.execute(SQL["note_matrix"], (maker, dim, rows + len(mine)))
 
     @contextlib.contextmanager
-    def _lend(self) -> Iterator[sqlite3.Connection]:
+    def lend(self) -> Iterator[sqlite3.Connection]:
         """A connection for this thread only. A file that is damaged is removed, to be made again. Raises SearchUnusable:
         errors of SQLite and of the disk, with the folder's name."""
         try:
@@ -327,7 +329,7 @@ class Index:
             if version not in (0, VERSION):
                 raise sqlite3.DatabaseError("it is of another version")
             if not version:
-                with _transaction(connection):
+                with transaction(connection):
                     if not connection.execute("PRAGMA user_version").fetchone()[0]:
                         for statement in _statements(SQL["schema"]):
                             connection.execute(statement)
@@ -372,7 +374,7 @@ def _row(entry: Document) -> tuple[object, ...]:
 
 
 @contextlib.contextmanager
-def _transaction(connection: sqlite3.Connection) -> Iterator[None]:
+def transaction(connection: sqlite3.Connection) -> Iterator[None]:
     connection.execute("BEGIN IMMEDIATE")
     try:
         yield

@@ -25,6 +25,19 @@ CREATE TABLE matrix (                     -- the embeddings of one model, in fil
     dim INTEGER NOT NULL,
     rows INTEGER NOT NULL                 -- that are complete; what the files have behind them is not valid
 ) WITHOUT ROWID;
+CREATE TABLE duplicate (                  -- the groups of near-duplicates that `visiond duplicates` found last
+    image INTEGER PRIMARY KEY,
+    number INTEGER NOT NULL,              -- of the group
+    place INTEGER NOT NULL,               -- in it; 0 is the best image
+    cosine REAL NOT NULL                  -- with the best one
+);
+CREATE INDEX by_group ON duplicate (number, place);
+CREATE TABLE grouping (                   -- at most one row
+    near REAL NOT NULL,
+    images INTEGER NOT NULL,              -- that were compared
+    last INTEGER NOT NULL,                -- publication by then
+    made_at REAL NOT NULL                 -- Unix seconds
+);
 INSERT INTO about VALUES ('', 0, '', 0, 0, '');
 
 -- name: about
@@ -69,3 +82,29 @@ DELETE FROM matrix;
 
 -- name: drop_evidence
 DELETE FROM evidence;
+
+-- name: drop_duplicates
+DELETE FROM duplicate;
+
+-- name: drop_grouping
+DELETE FROM grouping;
+
+-- name: add_duplicate
+INSERT INTO duplicate (image, number, place, cosine) VALUES (?, ?, ?, ?);
+
+-- name: note_grouping
+INSERT INTO grouping (near, images, last, made_at) VALUES (?, ?, ?, ?);
+
+-- name: grouping
+SELECT near, images, last, made_at, (SELECT COUNT(*) FROM duplicate WHERE place = 0), (SELECT COUNT(*) FROM duplicate WHERE place > 0)
+FROM grouping;
+
+-- name: groups
+SELECT number, image, cosine FROM duplicate WHERE number >= ? AND number < ? ORDER BY number, place;
+
+-- name: group_of
+SELECT image FROM duplicate WHERE number = (SELECT number FROM duplicate WHERE image = ?) ORDER BY place;
+
+-- name: others
+SELECT image, (SELECT best.image FROM duplicate AS best WHERE best.number = duplicate.number AND best.place = 0)
+FROM duplicate WHERE place > 0;

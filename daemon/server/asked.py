@@ -18,7 +18,7 @@ from daemon.ledger.records import Reader
 from daemon.ledger.soundness import MOST
 from daemon.results.choice import refuse_unknown_bins
 from daemon.search.evidence import parse_order
-from daemon.search.query import DATES, UNPUBLISHED, Query, QueryError, parse, read_day
+from daemon.search.query import DATES, UNPUBLISHED, Query, QueryError, parse, read_day, read_group
 from daemon.search.searcher import NEWEST, By, Found, Searcher
 
 SHOWN = 48  # images at once
@@ -37,6 +37,7 @@ class Asked(msgspec.Struct, frozen=True):
     object: str = ""
     after: str = ""
     before: str = ""
+    group: str = ""
     cursor: Annotated[int, msgspec.Meta(ge=0, le=MOST)] = 0
 
     @classmethod
@@ -92,7 +93,8 @@ class Asked(msgspec.Struct, frozen=True):
         after, before = (
             read_day(name, getattr(self, name)) if getattr(self, name) else None for name in DATES
         )
-        return replace(query, after=after or query.after, before=before or query.before)
+        group = read_group(self.group) if self.group else query.group
+        return replace(query, after=after or query.after, before=before or query.before, group=group)
 
     @property
     def title(self) -> str:

@@ -207,6 +207,12 @@ def _search_parameters() -> list[Schema]:
             _parameter(name, "A day.", type="string", format="date", pattern=DAY)
             for name in ("after", "before")
         ),
+        _parameter(
+            "group",
+            "Of near-duplicates: only the best ones, all others, or those of the image with this number.",
+            type="string",
+            pattern="^(best|others|[0-9]{1,18})$",
+        ),
     ]
 
 

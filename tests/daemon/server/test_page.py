@@ -20,6 +20,7 @@ from daemon.core.jobs import JobStatus
 from daemon.server.guard import WRONG_TOKEN_SECONDS
 from daemon.server.page.images import Images
 from daemon.server.page.rendering import Renderer
+from tests.daemon.search.test_duplicates import at, keep
 from tests.daemon.server.site import Site
 from tests.daemon_process import SLACK_SECONDS, wait_for
 from tests.faults.load import slow_clients
@@ -94,6 +95,25 @@ def test_what_disagrees_most_comes_first_with_what_it_is_and_its_neighbors_follo
     assert f'/images/{second}?q=doubtful&amp;by=disagreement%3Ascores%3Ablip" rel="next"' in site.read(
         f"/images/{first}?{order}"
     )
+
+
+def test_groups_of_near_duplicates_are_side_by_side_the_best_first(tmp_path: Path) -> None:
+    with closing(Site(tmp_path, settings='[page]\nroot_path = "/below"\n')) as site:
+        assert "No groups are kept yet." in site.read("/duplicates")
+        for number, degrees in enumerate((0, 1, 90, 91, 45)):
+            site.place.add(f"{number}.jpg", f"word{number}", size=9 - number, clip=at(degrees))
+        keep(site.place)
+        site.place.add("new.jpg", "word", clip=at(45))
+        content = site.read("/duplicates")
+        assert re.findall(r'href="/below/images/(\d)"', content)[::2] == ["1", "2", "3", "4"]
+        assert "2 groups: of 5 images 2 are near a better one" in content
+        assert "1 image came or changed since" in content
+        assert content.count("Nearness 1.00") == 2, "only the others have one"
+        assert content.count('<article class="card">') == 4
+        assert site.read("/?group=others").count('<article class="card">') == 2
+        assert "write group:best" in site.read("/?group=all")
+        assert '/below/?q=group%3A1">2 near-duplicates, with this one' in site.read("/images/1")
+        assert "near-duplicates, with" not in site.read("/images/5")
 
 
 def test_the_bins_of_a_large_ledger_are_not_listed_for_each_request(tmp_path: Path) -> None:
