@@ -231,9 +231,8 @@ class Index:
     def _begin_again(self, connection: sqlite3.Connection, ledger: str) -> About:
         connection.execute("INSERT INTO entry (entry) VALUES ('delete-all')")
         connection.execute(SQL["drop_matrices"])
-        connection.execute(SQL["drop_evidence"])
-        connection.execute(SQL["drop_duplicates"])
-        connection.execute(SQL["drop_grouping"])
+        for made in ("drop_evidence", "drop_duplicates", "drop_grouping", "drop_leaders"):
+            connection.execute(SQL[made])
         about = About(ledger, 0, "", 0, 0, "")
         connection.execute(SQL["note"], about)
         return about

@@ -35,9 +35,13 @@ CREATE INDEX by_group ON duplicate (number, place);
 CREATE TABLE grouping (                   -- at most one row
     near REAL NOT NULL,
     images INTEGER NOT NULL,              -- that were compared
-    last INTEGER NOT NULL,                -- publication by then
-    made_at REAL NOT NULL                 -- Unix seconds
+    last INTEGER NOT NULL,                -- publication of these
+    made_at REAL NOT NULL,                -- Unix seconds, without images that were added
+    model TEXT NOT NULL,                  -- whose embeddings were compared
+    folder TEXT NOT NULL,                 -- with the files of the leaders
+    leaders INTEGER NOT NULL              -- how many there are, also of groups of one
 );
+CREATE TABLE leader (image INTEGER PRIMARY KEY);
 INSERT INTO about VALUES ('', 0, '', 0, 0, '');
 
 -- name: about
@@ -93,10 +97,31 @@ DELETE FROM grouping;
 INSERT INTO duplicate (image, number, place, cosine) VALUES (?, ?, ?, ?);
 
 -- name: note_grouping
-INSERT INTO grouping (near, images, last, made_at) VALUES (?, ?, ?, ?);
+INSERT INTO grouping (near, images, last, made_at, model, folder, leaders) VALUES (?, ?, ?, ?, ?, ?, ?);
+
+-- name: extend_grouping
+UPDATE grouping SET images = images + ?, last = ?, leaders = leaders + ?;
+
+-- name: drop_leaders
+DELETE FROM leader;
+
+-- name: add_leader
+INSERT OR IGNORE INTO leader (image) VALUES (?);
+
+-- name: is_grouped
+SELECT 1 FROM leader WHERE image = :image UNION ALL SELECT 1 FROM duplicate WHERE image = :image;
+
+-- name: begin_group
+-- Of a leader, if it has none.
+INSERT OR IGNORE INTO duplicate SELECT ?, COALESCE(MAX(number), -1) + 1, 0, 1.0 FROM duplicate;
+
+-- name: join_group
+INSERT INTO duplicate SELECT :image, number, (SELECT MAX(place) + 1 FROM duplicate AS other WHERE other.number = best.number), :cosine
+FROM duplicate AS best WHERE image = :leader;
 
 -- name: grouping
-SELECT near, images, last, made_at, (SELECT COUNT(*) FROM duplicate WHERE place = 0), (SELECT COUNT(*) FROM duplicate WHERE place > 0)
+SELECT near, images, last, made_at, model, folder, leaders, (SELECT COUNT(*) FROM duplicate WHERE place = 0),
+    (SELECT COUNT(*) FROM duplicate WHERE place > 0)
 FROM grouping;
 
 -- name: groups

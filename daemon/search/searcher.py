@@ -18,7 +18,7 @@ from daemon.config.state import SEARCH
 from daemon.core.jobs import JobStatus
 from daemon.ledger import publications
 from daemon.ledger.records import Reader
-from daemon.search.duplicates import read_group_of, read_others
+from daemon.search.duplicates import extend_groups, read_group_of, read_others
 from daemon.search.evidence import Columns, Evidence, Ranking, parse_order
 from daemon.search.index import Index, SearchUnusable
 from daemon.search.masks import Bits, Masks, make_bits
@@ -154,6 +154,7 @@ class Searcher:
         return Found(hits, before)
 
     def _newest_of_group(self, query: Query, before: int, limit: int) -> Found:
+        extend_groups(self._reader, self.index)
         with self._reader.lend() as ledger:
             shown = publications.read_shown_images(ledger, read_group_of(self.index, int(query.group)))
         fitting = {*np.flatnonzero(np.unpackbits(self._masks.of(query), bitorder="little")).tolist()}
@@ -165,6 +166,8 @@ class Searcher:
         """Whether an image is in the group of near-duplicates that the query asks for."""
         if query.group.isdecimal():
             return {*read_group_of(self.index, int(query.group))}.__contains__
+        if query.group:
+            extend_groups(self._reader, self.index)
         others = read_others(self._reader, self.index) if query.group else ()
         return others.__contains__ if query.group == "others" else lambda image: image not in others
 

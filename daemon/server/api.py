@@ -36,6 +36,7 @@ from daemon.server.openapi import (
     IMAGES,
     LONGEST_WAIT_SECONDS,
     MOST_IMAGES,
+    NEAR_DUPLICATES,
     ORDERS,
     list_parameters,
     make_document,
@@ -139,6 +140,8 @@ class Api:
             for name in DATES:
                 if not re.fullmatch(DAY, request.query_params.get(name, ANY_DAY)):
                     raise HTTPException(400, f"{name} must be a day, for example 2026-11-23.")
+            if not re.fullmatch(NEAR_DUPLICATES, request.query_params.get("group", "best")):
+                raise HTTPException(400, "group must be best, others, or the number of an image.")
             most, with_record = _most_in(request), _wants_records(request)
             found = await run_sync(find_images, self._searcher, asked, most, True)
         except QueryError as error:

@@ -19,6 +19,7 @@ IMAGES, MOST_IMAGES = 100, 256  # in one answer: by default, and at most
 LONGEST_WAIT_SECONDS = 60.0
 DAY = "^2[01][0-9]{2}-(0[1-9]|1[0-2])-(0[1-9]|[12][0-9]|3[01])$"
 ORDERS = ("both", "words", "meaning", "newest", *list_orders())
+NEAR_DUPLICATES = "^(best|others|[0-9]{1,18})$"
 Schema = dict[str, Any]
 Natural = Annotated[int, msgspec.Meta(ge=0)]
 
@@ -211,7 +212,7 @@ def _search_parameters() -> list[Schema]:
             "group",
             "Of near-duplicates: only the best ones, all others, or those of the image with this number.",
             type="string",
-            pattern="^(best|others|[0-9]{1,18})$",
+            pattern=NEAR_DUPLICATES,
         ),
     ]
 

@@ -122,7 +122,7 @@ def test_what_cannot_be_answered_is_a_problem_as_json(client: Client, address: s
 
 
 def test_a_parameter_that_is_misspelled_is_refused_with_the_names_that_there_are(client: Client) -> None:
-    names = "q, by, bin, inbox, tag, object, state, after, before, cursor, limit, records"
+    names = "q, by, bin, inbox, tag, object, state, after, before, group, cursor, limit, records"
     assert client.ask("GET", "/api/search?stat=FAILED").content == {
         "problem": f"/api/search has no parameter stat: those that it takes are {names}."
     }
