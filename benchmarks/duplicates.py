@@ -6,7 +6,9 @@ hundred is pure noise, and a tenth are copies of others with more or less noise.
 
     python -m benchmarks.duplicates --images 200000
     python -m benchmarks.duplicates --images 20000 --check
-    OPENBLAS_NUM_THREADS=1 python -m benchmarks.duplicates --images 1000000 --new 2048   # images that come later; all others lead groups
+    OPENBLAS_NUM_THREADS=1 python -m benchmarks.duplicates --images 1000000 --new 2048
+
+--new: images that come later, when all others lead groups.
 """
 
 from __future__ import annotations
