@@ -6,11 +6,15 @@ hundred is pure noise, and a tenth are copies of others with more or less noise.
 
     python -m benchmarks.duplicates --images 200000
     python -m benchmarks.duplicates --images 20000 --check
+    OPENBLAS_NUM_THREADS=1 python -m benchmarks.duplicates --images 1000000 --new 2048
+
+--new: images that come later, when all others lead groups.
 """
 
 from __future__ import annotations
 
 import resource
+import statistics
 import time
 
 import numpy as np
@@ -18,30 +22,35 @@ from numpy.typing import NDArray
 
 from benchmarks.harness import TEMPORARY, read_options, work_folder
 from daemon.search import matrix
-from daemon.search.covering import Cover, Places
-from daemon.search.duplicates import group_rows
-from daemon.search.grouping import Wish
+from daemon.search.covering import Cover, Leaders, Places, extend_cover, find_axes, shorten
+from daemon.search.duplicates import BATCH, group_rows
+from daemon.search.grouping import Grouping
 from stages.contract.processes import count_cores
 
 DIM, CLUSTER = 512, 500  # values; images of a cluster
 CONE, CENTER, OWN = 0.45, 0.33, 0.22  # parts of an image's length: of all, of its cluster, and its own
 NOISE, COPIES, MOST = 0.01, 0.1, 0.45  # shares of images; the length of the noise of a copy
-CHUNK, BLOCK = 50_000, 256
+CHUNK, BLOCK, ROUNDS = 50_000, 256, 8
 
 
 def main() -> None:
     options = read_options(
-        __doc__, images=200_000, near=0.95, threads=count_cores(), folder=TEMPORARY, check=False
+        __doc__, images=200_000, near=0.95, threads=count_cores(), folder=TEMPORARY, check=False, new=0
     )
+    if options.new:
+        extend(options.images, options.near, options.new)
+        return
     with work_folder(options.folder) as folder:
         exact = make_embeddings(options.images)
         for start in range(0, len(exact), CHUNK):
             numbers = range(start, min(start + CHUNK, len(exact)))
             matrix.append(folder / "matrix", start, numbers, exact[numbers.start : numbers.stop])
         order = np.random.default_rng(1).permutation(len(exact))
-        wish = Wish(str(folder / "matrix"), len(exact), DIM, order.tobytes(), options.near, options.threads)
+        asked = Grouping(
+            str(folder / "matrix"), len(exact), DIM, order.tobytes(), options.near, options.threads
+        )
         before, began = cpu_seconds(), time.monotonic()
-        cover = group_rows(wish, lambda done: None)
+        cover = group_rows(asked, lambda done: None)
         seconds, cpu = time.monotonic() - began, cpu_seconds() - before
     others = np.flatnonzero(cover.leaders != np.arange(len(order)))
     groups = len(np.unique(cover.leaders[others]))
@@ -52,6 +61,24 @@ def main() -> None:
     if options.check:
         differing = count_differing(cover, exact[order].astype(np.float64), options.near)
         print(f"images in another group than by a comparison of all pairs: {differing}")
+
+
+def extend(images: int, near: float, new: int) -> None:
+    """How long images take that come when there are leaders already."""
+    exact = make_embeddings(images + new)
+    rows = np.arange(images)
+    axes = find_axes(exact, rows, near)
+    leaders = Leaders(rows, shorten(exact, rows, axes), axes)
+    for batch in (1, 64, BATCH):
+        times = []
+        for start in range(images, images + new, batch)[:ROUNDS]:
+            began = time.monotonic()
+            extend_cover(exact, leaders, np.arange(start, start + batch), near)
+            times.append(1000 * (time.monotonic() - began) / batch)
+        print(
+            f"{images:,} leaders, {axes.shape[1]} coordinates, {batch:3} images at once: median "
+            f"{statistics.median(times):.2f} ms each, best {min(times):.2f} ms"
+        )
 
 
 def cpu_seconds() -> float:

@@ -21,10 +21,10 @@ from daemon.cli.bench import bench
 from daemon.cli.cluster import ray_app
 from daemon.cli.install import bundle, install, uninstall
 from daemon.cli.labels import labels_app, score
-from daemon.cli.looking import duplicates, follow, page, search, show
+from daemon.cli.looking import duplicates, follow, page, search
 from daemon.cli.models import models_app, train_app
 from daemon.cli.recovery import backup, prune, redo, repair, retry, verify
-from daemon.cli.results import export, list_images, status
+from daemon.cli.results import export, list_images, show, status
 from daemon.cli.run import compare, run
 from daemon.cli.setup import setup
 from daemon.cli.tuning import plan, tune, warm

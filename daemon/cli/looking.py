@@ -7,11 +7,11 @@ import os
 import sys
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from daemon.cli.results import BinOption, print_unwritten
 from daemon.core.errors import ConfigError, VisiondError
 from daemon.core.hints import command, quantity
 from daemon.ledger import publications
@@ -24,20 +24,17 @@ from daemon.terminal.display import (
     print_listing,
     print_notices,
     printable,
-    show_labels,
-    show_record,
 )
 from daemon.terminal.options import (
-    IMAGE_HELP,
     LEAST_NEAR,
     MOST_NEAR,
     NEAR,
+    BinOption,
     ConfigOption,
     JsonOption,
     flag,
     option,
     read_config,
-    read_config_to_look,
 )
 
 if TYPE_CHECKING:
@@ -47,7 +44,8 @@ if TYPE_CHECKING:
     from daemon.ledger.record import Record
     from daemon.search.covering import Places
     from daemon.search.duplicates import Duplicates
-    from daemon.search.searcher import Hit
+    from daemon.search.query import Query
+    from daemon.search.searcher import Found, Hit, Searcher
 
 ANY_PORT = "127.0.0.1:0"
 FOLLOW_SECONDS = 0.5
@@ -58,7 +56,9 @@ def search(
         list[str] | None,
         typer.Argument(metavar="WORDS", help="What to look for; see below.", show_default=False),
     ] = None,
-    by: Annotated[str, option("--by", metavar="WAY", help="words, meaning, or both.")] = "both",
+    by: Annotated[
+        str, option("--by", metavar="WAY", help="words, meaning, both, or disagreement; see below.")
+    ] = "both",
     bin: Annotated[str, option("--bin", metavar="BIN", help="Only images of this bin.")] = "",
     newest: Annotated[bool, flag("--newest", help="The newest first, not the best. Only by words.")] = False,
     limit: Annotated[
@@ -81,38 +81,42 @@ def search(
     "red car" in quotes are words one after another, invo* a beginning,
     -draft excludes a word. text:, caption:, tags:, objects: and name: look
     in one place. Filters: bin:A, tag:dog, object:car, state:failed,
-    inbox:/srv/in, after:2026-11-01, before:2026-12-01.
+    inbox:/srv/in, after:2026-11-01, before:2026-12-01, group:best.
+
+    --by disagreement lists what a person should look at first. Signals:
+    labels (people differ from the answers), looks (second looks do), models
+    (former models do), scores (a score is low). disagreement:labels looks at
+    one signal, :yolo at one stage, disagreement:labels:yolo at both.
 
     Examples:
       visiond search two red cars
       visiond search "two red cars" --bin B --json
       visiond search 'invoice -draft after:2026-11-01' --by words
+      visiond search bin:C --by disagreement:looks
     """
     from daemon.ledger.records import open_reader
     from daemon.results.choice import refuse_unknown_bins
+    from daemon.search.evidence import list_orders, parse_order
     from daemon.search.opening import open_searcher
     from daemon.search.query import parse
-    from daemon.search.searcher import NEWEST, UNCUT, By
+    from daemon.search.searcher import UNCUT, By
     from daemon.terminal.progress import Progress
 
-    try:
-        way = By(by)
-    except ValueError:
-        raise typer.BadParameter("it is words, meaning or both.", param_hint="--by") from None
+    if not (by in (By.words, By.meaning, By.both) or parse_order(by)):
+        orders = ", ".join(list_orders())
+        raise typer.BadParameter(f"it is words, meaning, both, or one of {orders}.", param_hint="--by")
     query = parse(" ".join(words or [])).narrowed(bin=[bin] if bin else [])
     settings = read_config(config, needs_stages=False)
     with open_reader(settings) as reader:
         if bin:
             refuse_unknown_bins([bin], reader.bin_counts())
         with Progress("images") as progress, open_searcher(settings, reader, progress.step) as searcher:
-            if newest or not query.sentence:
-                found = searcher.newest(query, NEWEST, limit + 1)  # one more, to know whether there are more
-            else:
-                found = searcher.best(query, way, limit=limit + 1)
+            way = "newest" if newest and not parse_order(by) else by
+            found = _find(searcher, query, way, limit + 1)  # one more, to know whether there are more
         hits = {hit.image: hit for hit in found.hits[:limit]}
         records = reader.find_numbers(list(hits))
     if found.problem:
-        errors.print(f"[yellow]By words only: {printable(found.problem)}[/yellow]")
+        errors.print(f"[yellow]{printable(found.problem)}[/yellow]")
     if found.is_uncut and not as_json:
         errors.print(UNCUT)
     _print([(record, hits[record.id]) for record in records], as_json=as_json)
@@ -121,13 +125,23 @@ def search(
         errors.print(f"Only the first {images} shown; --limit N shows more.")
 
 
+def _find(searcher: Searcher, query: Query, by: str, limit: int) -> Found:
+    from daemon.search.evidence import parse_order
+    from daemon.search.searcher import NEWEST, By
+
+    if parse_order(by):
+        return searcher.disagreeing(query, by, 0, limit)
+    if by == "newest" or not query.sentence:
+        return searcher.newest(query, NEWEST, limit)
+    found = searcher.best(query, By(by), limit=limit)
+    return replace(found, problem=f"By words only: {found.problem}" if found.problem else "")
+
+
 def _print(found: list[tuple[Record, Hit]], *, as_json: bool) -> None:
     if as_json:
         print_json(
             [
-                {"score": hit.score, "probability": hit.probability, "found_by": hit.by}
-                | record.document()
-                | {"location": record.location.decode(errors="replace")}
+                hit.document() | record.document() | {"location": record.location.decode(errors="replace")}
                 for record, hit in found
             ]
         )
@@ -140,7 +154,7 @@ def _print(found: list[tuple[Record, Hit]], *, as_json: bool) -> None:
                 "-" if hit.score is None else f"{hit.score:.3f}",
                 os.fsdecode(r.location),
                 r.summary,
-                hit.by or "-",
+                (hit.evidence and hit.evidence.sentence) or hit.by or "-",
             )
             for r, hit in found
         ),
@@ -177,7 +191,8 @@ def duplicates(
     are near each other. Nothing is deleted. A million images take about ten
     minutes on two cores, a hundred thousand some seconds.
 
-    Groups whose other files have most bytes come first. When piped: one line
+    Groups whose other files have most bytes come first. Without --bin they are
+    kept for the page, and for `visiond search group:best`. When piped: one line
     per image with group, nearness, number, width, height, bytes and file,
     separated by tabs; the best image of a group first.
 
@@ -187,7 +202,7 @@ def duplicates(
     """
     from daemon.ledger.records import open_reader
     from daemon.results.choice import refuse_unknown_bins
-    from daemon.search.duplicates import find_duplicates
+    from daemon.search.duplicates import find_duplicates, keep_groups
     from daemon.search.opening import open_index
     from daemon.terminal.progress import Progress
 
@@ -197,6 +212,8 @@ def duplicates(
         with Progress("images") as progress, open_index(settings, reader, progress.step) as index:
             progress.begin("images")
             found = find_duplicates(reader, index, near, bins=bin or (), note=progress.step)
+            if not bin:
+                keep_groups(index, found)
         groups = found.groups()
         with reader.lend() as ledger:
             shown = [list(_describe(found, group, ledger)) for group in groups[:limit]]
@@ -254,37 +271,6 @@ def _print_summary(found: Duplicates, groups: int, limit: int) -> None:
             f"{first}{', …' if len(found.without) > 3 else ''}. `{printable(command('redo', '--stale'))}` makes those of the "
             "present model; --json lists all.[/yellow]"
         )
-
-
-def show(
-    image: Annotated[str, typer.Argument(metavar="IMAGE", help=IMAGE_HELP)],
-    config: ConfigOption = None,
-    as_json: JsonOption = False,
-) -> None:
-    """Show everything known about one image.
-
-    That is: texts, objects, tags and caption, the criteria of its bin, and
-    the time of each stage; for a failed image the reason. --json prints the
-    sidecar.
-
-    Examples:
-      visiond show inbox/a.jpg
-      visiond show 17 --json
-    """
-    from daemon.labels.store import LabelStore
-    from daemon.ledger.records import open_reader
-    from daemon.terminal import control
-
-    settings = read_config_to_look(config)
-    with open_reader(settings) as reader:
-        record = control.find_whole(reader, image)
-        print_unwritten(reader, record.id)
-    if as_json:
-        sys.stdout.buffer.write(record.sidecar)
-        return
-    show_record(record)
-    with LabelStore(settings.state.path).lookup() as lookup:
-        show_labels(lookup(record.digest))
 
 
 def page(
@@ -369,7 +355,6 @@ def follow(
       visiond follow
       visiond follow --after 0 --full > everything.jsonl
     """
-    import sys
 
     from daemon.ledger.records import open_reader
     from daemon.search.following import encode_events, read_last

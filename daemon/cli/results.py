@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Mapping, Sequence
+import sys
+from collections.abc import Collection, Mapping, Sequence
 from enum import StrEnum
 from functools import partial
 from pathlib import Path
@@ -30,13 +31,27 @@ from daemon.terminal.display import (
     print_unread,
     print_workers,
     printable,
+    show_labels,
+    show_record,
 )
 from daemon.terminal.options import (
-    LEAST_NEAR,
-    MOST_NEAR,
+    IMAGE_HELP,
+    BinOption,
+    BomOption,
     ConfigOption,
+    Float16Option,
     ForceOption,
     JsonOption,
+    LabelsOption,
+    LimitOption,
+    ModelsOption,
+    NearOption,
+    OrderOption,
+    RatioOption,
+    SampleOption,
+    SeedOption,
+    UniqueOption,
+    WhereOption,
     find_config,
     flag,
     read_config,
@@ -47,6 +62,7 @@ if TYPE_CHECKING:
     from daemon.config.loading import Config
     from daemon.ledger.records import Reader
     from daemon.monitoring.snapshot import Snapshot
+    from daemon.results.choice import FindFirst
     from daemon.terminal.progress import Progress
 
 WATCH_PATIENCE_SECONDS = 3.0  # for an answer of the daemon, before `status --watch` says that there is none
@@ -208,74 +224,35 @@ def list_images(
         errors.print(f"{are}: `{printable(command('status'))}` counts versions, and this list has files.")
 
 
-ModelsOption = Annotated[
-    bool,
-    flag(
-        "--models",
-        help="A column for each stage with the fingerprint of its model; beside CSV a second file, NAME.models.csv, says what "
-        "each model is. Parquet says it in its metadata.",
-    ),
-]
-Float16Option = Annotated[
-    bool, flag("--float16", help="Embeddings of Parquet in half precision, as the ledger has them.")
-]
-BomOption = Annotated[
-    bool, flag("--bom", help="Begin CSV with a byte order mark, without which Excel misreads letters.")
-]
-WhereOption = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--where",
-        metavar="CONDITION",
-        help='Only images for which this condition of SQL on the columns is true, for example "object_count > 2". Several '
-        "must all be true.",
-    ),
-]
-SampleOption = Annotated[
-    int | None,
-    typer.Option("--sample", metavar="N", min=1, help="Only N images, evenly at random.", show_default=False),
-]
-SeedOption = Annotated[int, typer.Option("--seed", help="Of --sample: another number, other images.")]
-BinOption = Annotated[
-    list[str] | None,
-    typer.Option("--bin", metavar="BIN", help="Only images of this bin. Several: of any of them."),
-]
-RatioOption = Annotated[
-    str,
-    typer.Option(
-        "--ratio",
-        metavar="SHARES",
-        help="Share of each bin, for example A=0.4,B=0.4,C=0.2. Exports as many images as these shares allow.",
-    ),
-]
-UniqueOption = Annotated[
-    bool,
-    flag(
-        "--unique",
-        help="Of files with equal bytes only the oldest; with --near, of near-duplicates only the best.",
-    ),
-]
-NearOption = Annotated[
-    float | None,
-    typer.Option(
-        "--near",
-        metavar="NEARNESS",
-        min=LEAST_NEAR,
-        max=MOST_NEAR,
-        help="Two columns: the best of the chosen images that each one is so near to (0.95, for example), and how near; "
-        "see `visiond duplicates`.",
-        show_default=False,
-    ),
-]
+def show(
+    image: Annotated[str, typer.Argument(metavar="IMAGE", help=IMAGE_HELP)],
+    config: ConfigOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Show everything known about one image.
 
+    That is: texts, objects, tags and caption, the criteria of its bin, and
+    the time of each stage; for a failed image the reason. --json prints the
+    sidecar.
 
-LabelsOption = Annotated[
-    bool,
-    flag(
-        "--labels",
-        help="What people say too (`visiond labels`): a column or a key labels; in data sets in the place of the answers.",
-    ),
-]
+    Examples:
+      visiond show inbox/a.jpg
+      visiond show 17 --json
+    """
+    from daemon.labels.store import LabelStore
+    from daemon.ledger.records import open_reader
+    from daemon.terminal import control
+
+    settings = read_config_to_look(config)
+    with open_reader(settings) as reader:
+        record = control.find_whole(reader, image)
+        print_unwritten(reader, record.id)
+    if as_json:
+        sys.stdout.buffer.write(record.sidecar)
+        return
+    show_record(record)
+    with LabelStore(settings.state.path).lookup() as lookup:
+        show_labels(lookup(record.digest))
 
 
 def export(
@@ -295,6 +272,8 @@ def export(
     seed: SeedOption = 0,
     unique: UniqueOption = False,
     near: NearOption = None,
+    order: OrderOption = "",
+    limit: LimitOption = None,
     bom: BomOption = False,
     models: ModelsOption = False,
     float16: Float16Option = False,
@@ -317,6 +296,7 @@ def export(
       visiond export --ratio A=0.4,B=0.4,C=0.2 results.parquet
       visiond export --format yolo --where "object_count > 0" dataset
       visiond export --unique --near 0.95 results.csv
+      visiond export -f label-studio --order disagreement --limit 500 tasks
     """
     from daemon.labels.store import LabelStore
     from daemon.ledger.records import open_reader
@@ -332,7 +312,10 @@ def export(
     known = LabelStore(settings.state.path).lookup() if labels else contextlib.nullcontext(no_labels)
     with open_reader(settings) as reader, known as said, Progress("rows") as progress:
         find = partial(_find_near, settings, reader, near, progress) if near else None
-        choice = ExportChoice(bin or (), parse_ratio(ratio), where or (), sample or 0, seed, unique, find)
+        first = _choose_first(settings, reader, order, limit, progress)
+        choice = ExportChoice(
+            bin or (), parse_ratio(ratio), where or (), sample or 0, seed, unique, find, first
+        )
         written = export_records(
             reader,
             file,
@@ -356,6 +339,41 @@ def _print_written(file: Path, written: int, left_out: int, *, is_mixed: bool) -
         print(f"{quantity(written, 'image')} in {file}")
     if is_mixed:
         errors.print(f"{quantity(left_out, 'image')} left out to keep the shares.")
+
+
+def _choose_first(
+    config: Config, reader: Reader, order: str, limit: int | None, progress: Progress
+) -> FindFirst | None:
+    from daemon.search.evidence import list_orders, parse_order
+
+    if order and not parse_order(order):
+        raise typer.BadParameter(f"it is one of {', '.join(list_orders())}.", param_hint="--order")
+    if limit and not order:
+        raise typer.BadParameter("it is for --order; --sample N takes N at random.", param_hint="--limit")
+    return partial(_find_first, config, reader, order, limit, progress) if order else None
+
+
+def _find_first(
+    config: Config,
+    reader: Reader,
+    order: str,
+    limit: int | None,
+    progress: Progress,
+    bins: Sequence[str],
+    among: Collection[int] | None,
+) -> list[int]:
+    """The images of these bins, or among these, in which something disagrees, what disagrees most first."""
+    from daemon.search.opening import make_searcher
+    from daemon.search.query import Query
+
+    progress.begin("images")
+    with contextlib.closing(make_searcher(config, reader, by_meaning=False)) as searcher:
+        searcher.catch_up(progress.step)
+        found = searcher.disagreeing(Query().narrowed(bin=bins), order, 0, limit or MOST, among)
+    progress.begin("rows")
+    if found.problem:
+        errors.print(f"[yellow]{printable(found.problem)}[/yellow]")
+    return [hit.image for hit in found.hits]
 
 
 def _find_near(

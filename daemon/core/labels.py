@@ -20,6 +20,10 @@ class Kind(StrEnum):
     TEXT = "text"
 
 
+# The stage whose answers are compared with labels of a kind.
+STAGE_OF = {Kind.OBJECTS: "yolo", Kind.TAGS: "clip", Kind.CAPTION: "blip", Kind.TEXT: "ocr"}
+
+
 class ObjectLabel(msgspec.Struct, frozen=True, omit_defaults=True):
     """box: pixels of the upright image. crowd: several that cannot be told apart, as COCO's iscrowd; a score leaves it out."""
 

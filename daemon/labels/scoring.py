@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import msgspec
 import numpy as np
 
-from daemon.core.labels import Kind, Value
+from daemon.core.labels import STAGE_OF, Kind, Value
 from daemon.formats.answered import ImageAnswers
 from daemon.labels import metrics
 from daemon.labels.metrics import Measure, ObjectMeasure
@@ -23,7 +23,6 @@ from daemon.ledger.statements import SQL
 from stages.registry.registry import STAGES
 
 CHUNK = 256
-STAGE_OF = {Kind.OBJECTS: "yolo", Kind.TAGS: "clip", Kind.CAPTION: "blip", Kind.TEXT: "ocr"}
 # What a measure compares with the label, and the measure.
 READ: Mapping[Kind, Callable[[ImageAnswers], Any]] = {
     Kind.OBJECTS: lambda answers: answers.objects,

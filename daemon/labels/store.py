@@ -4,9 +4,11 @@ repair or new version of a file touches it."""
 from __future__ import annotations
 
 import contextlib
+import os
 import sqlite3
 import time
-from collections.abc import Iterable, Iterator
+import zlib
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
@@ -29,6 +31,18 @@ CREATE TABLE IF NOT EXISTS label (
     PRIMARY KEY (digest, kind)
 ) WITHOUT ROWID;
 """
+
+
+def stamp_of(labels: Mapping[Kind, Label]) -> int:
+    """Of what people say about an image; 0 if they say nothing."""
+    found = 0
+    for kind in sorted(labels):
+        found = _stamp(found, kind, labels[kind].made_at)
+    return found
+
+
+def _stamp(before: int, kind: str, made_at: float) -> int:
+    return zlib.crc32(f"{kind} {made_at!r}".encode(), before) or 1
 
 
 class LabelCount(NamedTuple):
@@ -88,6 +102,26 @@ class LabelStore:
             for row in rows:
                 digest, _, label = self._decode(row)
                 yield digest, label.value
+
+    def state(self) -> str:
+        """Another one after every change. Empty without labels."""
+        try:
+            with self.path.open("rb") as file:
+                return f"{os.fstat(file.fileno()).st_ino} {file.read(28)[24:].hex()}"  # SQLite's file change counter
+        except FileNotFoundError:
+            return ""
+        except OSError as error:
+            raise LedgerUnusable(f"{self.path} cannot be used: {error}") from error
+
+    def stamps(self) -> dict[bytes, int]:
+        """Of each labelled digest a number that changes with its labels, as `stamp_of` has it."""
+        found: dict[bytes, int] = {}
+        with self._reading() as connection, self._named():
+            for digest, kind, made_at in connection.execute(
+                "SELECT digest, kind, made_at FROM label ORDER BY digest, kind"
+            ):
+                found[digest] = _stamp(found.get(digest, 0), kind, made_at)
+        return found
 
     def tallies(self) -> list[LabelCount]:
         with self._reading() as connection, self._named():

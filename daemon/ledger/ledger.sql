@@ -483,6 +483,12 @@ SELECT publication.number, publication.image FROM publication JOIN image ON imag
 WHERE publication.number IN (:rows) AND (image.status IN (1, 2) OR image.status = 0 AND image.finished_at IS NOT NULL)
 AND (image.location IS NOT NULL OR :is_newest);
 
+-- name: shown_images
+-- The same of these images.
+SELECT image.id, publication.number FROM image JOIN publication ON publication.image = image.id
+WHERE image.id IN (:rows) AND (image.status IN (1, 2) OR image.status = 0 AND image.finished_at IS NOT NULL)
+AND (image.location IS NOT NULL OR :is_newest);
+
 -- name: shown_before
 -- The same of all, newest first.
 SELECT publication.number, publication.image FROM publication CROSS JOIN image ON image.id = publication.image

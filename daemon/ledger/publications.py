@@ -153,6 +153,11 @@ def read_shown(connection: sqlite3.Connection, numbers: Sequence[int]) -> dict[i
     return dict(map(tuple, run_rows(connection, "shown", [(number,) for number in numbers])))
 
 
+def read_shown_images(connection: sqlite3.Connection, images: Sequence[int]) -> dict[int, int]:
+    """Those of these images that are shown, with the numbers of their publications."""
+    return dict(map(tuple, run_rows(connection, "shown_images", [(image,) for image in images])))
+
+
 def read_shown_before(connection: sqlite3.Connection, number: int, limit: int) -> dict[int, int]:
     """The same for the last publications before a number, newest first."""
     return dict(map(tuple, connection.execute(SQL["shown_before"], (number, limit)).fetchall()))

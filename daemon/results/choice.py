@@ -11,7 +11,7 @@ import re
 import secrets
 import sqlite3
 from array import array
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -33,6 +33,8 @@ LARGEST = 2**63 - 1  # whole number of SQLite
 _TEXT, _QUOTED = re.compile(r"'(?:[^']|'')*'"), re.compile(r'"([^"]*)"')
 # From numbers of images to the best image of the group of each that is near a better one, and the nearness of the two.
 FindNear = Callable[[Sequence[int]], Mapping[int, tuple[int, float]]]
+# From bins, and numbers of images or None for all, to those of them that a person should look at, in that order.
+FindFirst = Callable[[Sequence[str], Collection[int] | None], Sequence[int]]
 SEED = 0  # so that a mix leaves out the same images each time
 
 
@@ -40,7 +42,8 @@ SEED = 0  # so that a mix leaves out the same images each time
 class ExportChoice:
     """bins: none for all. ratio: the share of each bin. where: conditions of SQL on the columns of an export, all of which must
     be true. sample: how many images, evenly at random by the seed; 0 for all. unique: of files with equal bytes, the oldest
-    one. near: finds near-duplicates; with `unique` too, only the best of them."""
+    one. near: finds near-duplicates; with `unique` too, only the best of them. first: finds which come first, and leaves out
+    others; without it the oldest come first."""
 
     bins: Sequence[str] = ()
     ratio: Mapping[str, float] = field(default_factory=dict)
@@ -49,6 +52,7 @@ class ExportChoice:
     seed: int = SEED
     unique: bool = False
     near: FindNear | None = None
+    first: FindFirst | None = None
 
     @property
     def looks_first(self) -> bool:
@@ -86,7 +90,11 @@ class Chosen:
     def __iter__(self) -> Iterator[Record]:
         """Raises WrongArgument for a condition that fails on an image."""
         choice, found = self._choice, self._whole()
-        if choice.sample and not choice.looks_first:
+        if choice.first:
+            chosen = {*self._find()} if choice.looks_first or choice.sample else None
+            ids = choice.first(choice.bins, chosen)
+            found, self.total = self._in_order(ids), len(ids)
+        elif choice.sample and not choice.looks_first:
             drawn = itertools.islice(draw(self._reader, choice.seed, choice.bins), choice.sample)
             ids = array("q", sorted(number for number, _ in drawn))
             found, self.total = self._without_damaged(find_records(self._reader, ids)), len(ids)
@@ -121,6 +129,14 @@ class Chosen:
             else:
                 yield record
 
+    def _in_order(self, ids: Sequence[int]) -> Iterator[Record]:
+        for start in range(0, len(ids), CHUNK):
+            for record in self._reader.find_numbers(ids[start : start + CHUNK]):
+                if record.damage:
+                    self._damaged.add(record.id)
+                elif record.status is JobStatus.DONE:
+                    yield record
+
     def _find(self) -> array[int]:
         """The numbers of the images, in order."""
         choice, found = self._choice, self._whole()
@@ -152,9 +168,9 @@ def _check(choice: ExportChoice) -> None:
     """Raises WrongArgument."""
     if choice.seed and not choice.sample:
         raise WrongArgument("--seed is for --sample; add --sample N.")
-    if choice.ratio and (choice.bins or choice.sample or choice.looks_first):
+    if choice.ratio and (choice.bins or choice.sample or choice.looks_first or choice.first):
         raise WrongArgument(
-            "--ratio mixes whole bins; it cannot be combined with --bin, --where, --sample, --unique or --near."
+            "--ratio mixes whole bins; it cannot be combined with --bin, --where, --sample, --unique, --near or --order."
         )
 
 

@@ -187,14 +187,57 @@ class _Covering:
 def reduce(exact: NDArray[np.float16], order: Places, least: float) -> NDArray[np.float32]:
     """Rows whose products are never less than the cosines of these embeddings, but for rounding to float32, [images, width].
     least: only pairs with greater products matter."""
+    return shorten(exact, order, find_axes(exact, order, least))
+
+
+def find_axes(exact: NDArray[np.float16], order: Places, least: float) -> NDArray[np.float64]:
+    """The coordinates that are kept, [dim, width]."""
     sample = _read(exact, order[:: -(-len(order) // SAMPLE) or 1])
     _, axes = np.linalg.eigh(sample.T @ sample)
     axes = np.ascontiguousarray(axes[:, ::-1])
     width = _choose_width(sample[:: -(-len(sample) // PAIRED) or 1], axes, least, len(order))
-    kept = np.empty((len(order), width + 1), np.float32)
+    return np.ascontiguousarray(axes[:, :width])
+
+
+def shorten(exact: NDArray[np.float16], order: Places, axes: NDArray[np.float64]) -> NDArray[np.float32]:
+    kept = np.empty((len(order), axes.shape[1] + 1), np.float32)
     for part in divide(len(order)):
-        kept[part] = _shorten(_read(exact, order[part]), axes[:, :width])
+        kept[part] = _shorten(_read(exact, order[part]), axes)
     return kept
+
+
+class Leaders(NamedTuple):
+    """Those of a cover, in their order. rows: of their embeddings. kept: of `shorten` with these axes."""
+
+    rows: Places
+    kept: NDArray[np.float32]
+    axes: NDArray[np.float64]
+
+
+def extend_cover(exact: NDArray[np.float16], leaders: Leaders, new: Places, near: float) -> Cover:
+    """What `find_cover` finds for rows that come behind all others in the order. new: these rows; some hundred are compared
+    in hardly more time than one. Returns for each the place of its leader: among the leaders, or behind them that of a new row,
+    which may be itself."""
+    count, error = len(leaders.rows), exact.shape[1] * 2.0**-23
+    fresh = _read(exact, new)
+    short = shorten(exact, new, leaders.axes)
+    found, cosines = np.arange(count, count + len(new)), np.ones(len(new))
+    for start in range(0, count, STRIP):
+        passed = short @ leaders.kept[start : start + STRIP].T >= np.float32(near - error)
+        rows = np.flatnonzero(passed.any(axis=1) & (found >= count))
+        right, left = np.nonzero(passed[rows])
+        right = rows[right]
+        for part in reversed([*divide(len(left))]):  # of one row the first place is written last
+            places, some = left[part] + start, right[part]
+            exactly = np.einsum("ij,ij->i", _read(exact, leaders.rows[places]), fresh[some])
+            near_ones = np.flatnonzero(exactly >= near)[::-1]
+            found[some[near_ones]], cosines[some[near_ones]] = places[near_ones], exactly[near_ones]
+    among = fresh @ fresh.T
+    for at in np.flatnonzero(found >= count):
+        better = np.flatnonzero((among[at, :at] >= near) & (found[:at] == np.arange(count, count + at)))
+        if len(better):
+            found[at], cosines[at] = count + better[0], among[at, better[0]]
+    return Cover(found, cosines)
 
 
 def _read(exact: NDArray[np.float16], rows: Places, dtype: type[Any] = np.float64) -> NDArray[Any]:

@@ -3,10 +3,18 @@
 from __future__ import annotations
 
 import contextlib
+import math
+import os
+import secrets
+import shutil
+import sqlite3
 import subprocess
 import threading
+import time
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
+from itertools import groupby
+from operator import itemgetter
 from pathlib import Path
 from typing import NamedTuple
 
@@ -17,21 +25,27 @@ from numpy.typing import NDArray
 from daemon.ledger import publications
 from daemon.ledger.publications import Picture
 from daemon.ledger.records import Reader
-from daemon.search.covering import Cosines, Cover, Places
+from daemon.search.covering import Cosines, Cover, Leaders, Places, extend_cover, find_axes, shorten
 from daemon.search.grouping import ONE_THREAD, Grouping, GroupingState
-from daemon.search.index import Index, SearchUnusable
-from daemon.search.matrix import PARTS
+from daemon.search.index import SQL, Index, SearchUnusable, transaction
+from daemon.search.matrix import PARTS, Rows, open_rows
 from daemon.search.tower import receive, send
+from daemon.system.ownership import hand_over, make_folder
 from stages.contract import processes
 from stages.registry.registry import BUILT_IN
 
+BATCH = 256  # images that are added to groups at once
+EXTEND_SECONDS = 1.0  # for which images are added while somebody waits
+GROUPS = "groups"  # the folder of the leaders, in that of the index
+AXES = "axes.npy"
+FLAGS = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
 SILENT_SECONDS = 900.0  # between two reports of the process; then it is killed
 
 Note = Callable[[int, int], object]
 
 
 class NearBest(NamedTuple):
-    """The best image of a group, and the cosine with it."""
+    """An image of a group, mostly the best one, and the cosine with that."""
 
     best: int
     cosine: float
@@ -40,7 +54,8 @@ class NearBest(NamedTuple):
 @dataclass(frozen=True, slots=True)
 class Duplicates:
     """images: their numbers, the best first. bytes: the sizes of their files. leaders: for each the place of the best image of
-    its group, perhaps its own. without: images that have no embedding of the model, oldest first. model: its fingerprint."""
+    its group, perhaps its own. rows: of their embeddings. without: images that have no embedding of the model, oldest first.
+    model: its fingerprint."""
 
     near: float
     model: str
@@ -48,6 +63,7 @@ class Duplicates:
     bytes: NDArray[np.int64]
     leaders: Places
     cosines: Cosines
+    rows: Places
     without: list[int]
 
     @property
@@ -109,7 +125,168 @@ def find_duplicates(
     asked = Grouping(str(folder), count, dim, rows[order].astype(np.int64).tobytes(), near, threads)
     cover = group_rows(asked, lambda done: note(done, len(order)))
     ordered = pictures[order]
-    return Duplicates(near, model, ordered["image"], ordered["bytes"], cover.leaders, cover.cosines, without)
+    return Duplicates(near, model, ordered["image"], ordered["bytes"], *cover, rows[order], without)
+
+
+class KeptGroups(NamedTuple):
+    """What is known of the groups that were kept. last: the last publication of these images. made_at: Unix seconds, when the
+    best ones were found. model, folder, leaders: as in the index. groups: how many there are, of at least two. others: images
+    that are near a better one."""
+
+    near: float
+    images: int
+    last: int
+    made_at: float
+    model: str
+    folder: str
+    leaders: int
+    groups: int
+    others: int
+
+
+def keep_groups(index: Index, found: Duplicates) -> None:
+    """For the page and the search, instead of those that were kept before. Raises SearchUnusable."""
+    last = index.about().place
+    rows = [
+        (*row, float(found.cosines[place]))
+        for number, group in enumerate(found.groups())
+        for at, place in enumerate(group)
+        for row in [(int(found.images[place]), number, at)]
+    ]
+    leading = np.flatnonzero(found.leaders == np.arange(len(found.leaders)))
+    images = found.images[leading]
+    with index.lend() as connection, transaction(connection):
+        exact = _open(index, found.model).exact
+        folder = index.folder / GROUPS / secrets.token_hex(8)
+        make_folder(folder.parent)
+        make_folder(folder)
+        axes = find_axes(exact, found.rows[leading], found.near)
+        np.save(folder / AXES, axes)
+        hand_over(folder / AXES)
+        _append(folder, 0, images, found.rows[leading], shorten(exact, found.rows[leading], axes))
+        for made in ("drop_duplicates", "drop_grouping", "drop_leaders"):
+            connection.execute(SQL[made])
+        connection.executemany(SQL["add_duplicate"], rows)
+        connection.executemany(SQL["add_leader"], zip(images.tolist(), strict=True))
+        about = (found.near, len(found.images), last, time.time(), found.model, folder.name, len(images))
+        connection.execute(SQL["note_grouping"], about)
+    for other in folder.parent.iterdir():
+        if other != folder:
+            shutil.rmtree(other, ignore_errors=True)
+
+
+def extend_groups(reader: Reader, index: Index, seconds: float = EXTEND_SECONDS) -> None:
+    """Add the images that were published since, some hundred at a time, as if they had been the last of the order.
+    seconds: after which no more are begun. Raises SearchUnusable."""
+    ends = time.monotonic() + seconds
+    while _extend_some(reader, index) and time.monotonic() < ends:
+        pass
+
+
+def _extend_some(reader: Reader, index: Index) -> bool:
+    """Whether there may be more."""
+    place = index.about().place
+    if (kept := about_groups(index)) is None or kept.last >= place:
+        return False
+    with index.lend() as connection, transaction(connection):
+        kept = KeptGroups(
+            *connection.execute(SQL["grouping"]).fetchone()
+        )  # another process may have been faster
+        matrix = _open(index, kept.model)
+        start = int(np.searchsorted(matrix.numbers, kept.last, "right"))
+        numbers = matrix.numbers[start : start + BATCH].tolist()
+        with reader.lend() as ledger:
+            shown = publications.read_shown(ledger, numbers)
+        new = [
+            (start + at, shown[number])
+            for at, number in enumerate(numbers)
+            if number in shown
+            and not connection.execute(SQL["is_grouped"], {"image": shown[number]}).fetchone()
+        ]
+        rows, images = (np.array([each[part] for each in new], np.int64) for part in (0, 1))
+        leading = _add(connection, index.folder / GROUPS / kept.folder, kept, matrix.exact, rows, images)
+        last = place if len(numbers) < BATCH else numbers[-1]
+        connection.execute(SQL["extend_grouping"], (len(new), last, leading))
+    return len(numbers) == BATCH
+
+
+def _add(
+    connection: sqlite3.Connection,
+    folder: Path,
+    kept: KeptGroups,
+    exact: NDArray[np.float16],
+    rows: Places,
+    images: NDArray[np.int64],
+) -> int:
+    """Returns how many of these images lead a group."""
+    if not len(rows):
+        return 0
+    count, axes = kept.leaders, np.load(folder / AXES)
+    known, leaders = (np.fromfile(folder / name, np.int64, count) for name in ("images", "rows"))
+    shape = (count, axes.shape[1] + 1)
+    short = np.memmap(folder / "kept", np.float32, "r", shape=shape) if count else np.empty(shape, np.float32)
+    found = extend_cover(exact, Leaders(leaders, short, axes), rows, kept.near)
+    is_leading = found.leaders == count + np.arange(len(rows))
+    everyone = np.concatenate([known, images])
+    for at in np.flatnonzero(~is_leading).tolist():
+        leader = int(everyone[found.leaders[at]])
+        connection.execute(SQL["begin_group"], (leader,))
+        joining = {"image": int(images[at]), "leader": leader, "cosine": float(found.cosines[at])}
+        connection.execute(SQL["join_group"], joining)
+    connection.executemany(SQL["add_leader"], zip(images[is_leading].tolist(), strict=True))
+    _append(folder, count, images[is_leading], rows[is_leading], shorten(exact, rows[is_leading], axes))
+    return int(np.count_nonzero(is_leading))
+
+
+def _append(
+    folder: Path, count: int, images: NDArray[np.int64], rows: Places, kept: NDArray[np.float32]
+) -> None:
+    """Write leaders behind the first `count`, durably. Raises OSError."""
+    for name, part in (("images", images), ("rows", rows), ("kept", kept)):
+        with os.fdopen(os.open(folder / name, FLAGS, 0o600), "r+b") as file:
+            hand_over(folder / name)
+            file.seek(count * part.itemsize * math.prod(part.shape[1:]))
+            file.write(part.tobytes())
+            file.flush()
+            os.fdatasync(file.fileno())
+
+
+def _open(index: Index, model: str) -> Rows:
+    """Raises SearchUnusable."""
+    try:
+        return open_rows(*index.matrices()[model])
+    except (KeyError, ValueError, OSError) as error:
+        raise SearchUnusable(f"the embeddings in the search index cannot be read: {error}.") from error
+
+
+def about_groups(index: Index) -> KeptGroups | None:
+    """None if none were ever kept. Raises SearchUnusable."""
+    with index.lend() as connection:
+        row = connection.execute(SQL["grouping"]).fetchone()
+    return KeptGroups(*row) if row else None
+
+
+def read_groups(index: Index, first: int, count: int) -> list[list[NearBest]]:
+    """Of these groups the images, the best first: each with its number, and the cosine with the best one. Raises
+    SearchUnusable."""
+    with index.lend() as connection:
+        rows = connection.execute(SQL["groups"], (first, first + count)).fetchall()
+    return [[NearBest(*row[1:]) for row in group] for _, group in groupby(rows, itemgetter(0))]
+
+
+def read_group_of(index: Index, image: int) -> list[int]:
+    """The images of its group, the best first; none if it has no group. Raises SearchUnusable."""
+    with index.lend() as connection:
+        return [row[0] for row in connection.execute(SQL["group_of"], (image,))]
+
+
+def read_others(reader: Reader, index: Index) -> frozenset[int]:
+    """The images that are near a better one that is still shown. Raises SearchUnusable."""
+    with index.lend() as connection:
+        rows = connection.execute(SQL["others"]).fetchall()
+    with reader.lend() as ledger:
+        shown = publications.read_shown_images(ledger, [*{best for _, best in rows}])
+    return frozenset(image for image, best in rows if best in shown)
 
 
 def _plug_ins(reader: Reader) -> list[int]:

@@ -22,7 +22,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from daemon.core.errors import VisiondError
+from daemon.core.errors import LedgerDamaged, LedgerUnusable, VisiondError
+from daemon.labels.store import LabelStore
 from daemon.ledger import identity, publications
 from daemon.ledger.records import Reader
 from daemon.ledger.schema import WITH_NUMBERS, read_version
@@ -31,15 +32,17 @@ from daemon.ledger.statements import SQL as LEDGER_SQL
 from daemon.ledger.statements import read_statements
 from daemon.search import matrix
 from daemon.search.entries import FIELDS, Document, make_entry
+from daemon.search.evidence import Columns, Gathering
 from daemon.search.query import Query
 from daemon.system.ownership import hand_over, make_folder
 
-VERSION = 3  # of the entries and their tables; an index of another version is made again
+VERSION = 4  # of the entries and their tables; an index of another version is made again
 CHUNK = 512  # images in one transaction
 RANKED = 10_000  # most matches that are ranked; beyond these, the newest come first
 BUSY_SECONDS = 30.0  # wait for another process that writes
 LOOK_SECONDS = 600.0  # between two counts of entries that are no longer shown
 MOST_IDLE = 8  # connections
+UNREAD = "-"  # the state of labels that could not be read
 MOST_STALE = 1000  # entries that are no longer shown and stay, besides as many as are shown
 
 SQL = read_statements("daemon.search", "search.sql")
@@ -59,6 +62,7 @@ class About(NamedTuple):
     token: str
     place: int
     entries: int
+    labels: str
 
 
 class Index:
@@ -68,12 +72,14 @@ class Index:
         """folder: of the index; made if there is none. Raises SearchUnusable."""
         self.folder = folder
         self._file = folder / "index.sqlite"
+        self.evidence = Gathering(LabelStore(folder.parent))
+        self.trouble = ""  # with the labels of people, when they were looked at last
         self._idle: list[tuple[int, sqlite3.Connection]] = []  # each with the inode of its file
         self._closed = False
         self._lock = threading.Lock()  # of the two above
         # when entries that are no longer shown were counted, in monotonic seconds
         self._looked_at = -LOOK_SECONDS
-        with self._lend():
+        with self.lend():
             pass
 
     def close(self) -> None:
@@ -92,11 +98,34 @@ class Index:
         while (some := self._add_some(reader)) is not None:
             added += some
             if not go_on(self.about().place):
-                break
+                return added
+        self._follow_labels(reader)
         return added
 
+    def _follow_labels(self, reader: Reader) -> None:
+        """Measure the images again whose labels have changed. Labels that cannot be read are left for the next time."""
+        self.trouble = ""
+        try:
+            state = self.evidence.labels.state()
+            if self.about().labels == state:
+                return
+            with self.lend() as connection:
+                changed = self.evidence.find_changed(connection)
+            for start in range(0, len(changed), CHUNK):
+                with self.lend() as connection, transaction(connection):
+                    self.evidence.measure_again(connection, reader, changed[start : start + CHUNK])
+            with self.lend() as connection:
+                connection.execute(SQL["note_labels"], (state,))
+        except (LedgerUnusable, LedgerDamaged) as error:
+            self.trouble = str(error)
+
+    def evidence_in(self, names: Sequence[str]) -> Columns:
+        """names: of columns of `evidence`."""
+        with self.lend() as connection:
+            return Columns.read(connection, names)
+
     def about(self) -> About:
-        with self._lend() as connection:
+        with self.lend() as connection:
             return _about(connection)
 
     def newest(self, query: Query, before: int, limit: int) -> list[int]:
@@ -119,7 +148,7 @@ class Index:
 
     def matching(self, expression: str, after: int) -> tuple[About, NDArray[np.int64]]:
         """All entries with a higher number than `after` that fit, and how far the index had come then."""
-        with self._lend() as connection:
+        with self.lend() as connection:
             connection.execute("BEGIN")  # both from one state of the index
             try:
                 about = _about(connection)
@@ -131,18 +160,18 @@ class Index:
 
     def matrix(self, maker: str) -> tuple[Path, int, int] | None:
         """The folder, rows and dim of a model's embeddings; None if there are none."""
-        with self._lend() as connection:
+        with self.lend() as connection:
             row = connection.execute(SQL["matrix"], (maker,)).fetchone()
         return (matrix.folder_of(self.folder, maker), row[1], row[0]) if row else None
 
     def matrices(self) -> dict[str, tuple[Path, int, int]]:
         """The same of every model that has embeddings."""
-        with self._lend() as connection:
+        with self.lend() as connection:
             rows = connection.execute(SQL["matrices"]).fetchall()
         return {maker: (matrix.folder_of(self.folder, maker), count, dim) for maker, dim, count in rows}
 
     def _numbers(self, statement: str, *parameters: object) -> list[int]:
-        with self._lend() as connection:
+        with self.lend() as connection:
             return [row[0] for row in connection.execute(SQL[statement], parameters)]
 
     def _add_some(self, reader: Reader) -> int | None:
@@ -151,7 +180,7 @@ class Index:
         with reader.lend() as ledger:  # nothing of the index in it: each names the trouble of its own file
             if self._is_current(about, ledger) and about.place >= publications.read_last(ledger):
                 return None
-        with self._lend() as connection, _transaction(connection):
+        with self.lend() as connection, transaction(connection):
             about = _about(connection)  # another process may have been faster
             with reader.lend() as ledger:
                 last, present = publications.read_last(ledger), identity.identity_of(ledger).ledger
@@ -160,13 +189,16 @@ class Index:
             if not is_current:
                 about = self._begin_again(connection, present)
             found, place = reader.published_after(about.place, CHUNK)
-            entries = [make_entry(number, record) for number, record in found.items() if not record.damage]
+            whole = {number: record for number, record in found.items() if not record.damage}
+            entries = [make_entry(number, record) for number, record in whole.items()]
             connection.executemany(SQL["add"], [_row(entry) for entry in entries])
             self._add_embeddings(connection, entries)
+            labels = about.labels if self.evidence.add(connection, reader, whole) else UNREAD
             place = max(place, about.place) if place > about.place else max(last, about.place)
             seen = [start for start in starts if start.number <= place]
             start, token = (seen[-1].id, seen[-1].token) if seen else (about.start, about.token)
-            connection.execute(SQL["note"], (about.ledger, start, token, place, about.entries + len(entries)))
+            added = (place, about.entries + len(entries), labels)
+            connection.execute(SQL["note"], (about.ledger, start, token, *added))
         return len(entries)
 
     def _is_current(self, about: About, ledger: sqlite3.Connection) -> bool:
@@ -193,13 +225,15 @@ class Index:
             with reader.lend() as ledger:
                 shown = ledger.execute(LEDGER_SQL["count_publications"]).fetchone()[0]
             if about.entries > 2 * shown + MOST_STALE:
-                with self._lend() as connection, _transaction(connection):
+                with self.lend() as connection, transaction(connection):
                     self._begin_again(connection, about.ledger)
 
     def _begin_again(self, connection: sqlite3.Connection, ledger: str) -> About:
         connection.execute("INSERT INTO entry (entry) VALUES ('delete-all')")
         connection.execute(SQL["drop_matrices"])
-        about = About(ledger, 0, "", 0, 0)
+        for made in ("drop_evidence", "drop_duplicates", "drop_grouping", "drop_leaders"):
+            connection.execute(SQL[made])
+        about = About(ledger, 0, "", 0, 0, "")
         connection.execute(SQL["note"], about)
         return about
 
@@ -218,7 +252,7 @@ class Index:
             connection.execute(SQL["note_matrix"], (maker, dim, rows + len(mine)))
 
     @contextlib.contextmanager
-    def _lend(self) -> Iterator[sqlite3.Connection]:
+    def lend(self) -> Iterator[sqlite3.Connection]:
         """A connection for this thread only. A file that is damaged is removed, to be made again. Raises SearchUnusable:
         errors of SQLite and of the disk, with the folder's name."""
         try:
@@ -294,7 +328,7 @@ class Index:
             if version not in (0, VERSION):
                 raise sqlite3.DatabaseError("it is of another version")
             if not version:
-                with _transaction(connection):
+                with transaction(connection):
                     if not connection.execute("PRAGMA user_version").fetchone()[0]:
                         for statement in _statements(SQL["schema"]):
                             connection.execute(statement)
@@ -339,7 +373,7 @@ def _row(entry: Document) -> tuple[object, ...]:
 
 
 @contextlib.contextmanager
-def _transaction(connection: sqlite3.Connection) -> Iterator[None]:
+def transaction(connection: sqlite3.Connection) -> Iterator[None]:
     connection.execute("BEGIN IMMEDIATE")
     try:
         yield

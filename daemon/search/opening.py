@@ -43,10 +43,11 @@ def open_index(
         yield searcher.index
 
 
-def make_searcher(config: Config, reader: Reader) -> Searcher:
+def make_searcher(config: Config, reader: Reader, *, by_meaning: bool = True) -> Searcher:
     """Its index is as it was left. Raises SearchUnusable."""
     check_ledger(reader)
-    return Searcher(config.state.path, reader, find_embedder(config), config.search.probability_threshold)
+    spec = find_embedder(config) if by_meaning else None
+    return Searcher(config.state.path, reader, spec, config.search.probability_threshold)
 
 
 async def keep_up_to_date(searcher: Searcher) -> None:

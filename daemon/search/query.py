@@ -6,6 +6,7 @@ invo*                 words that begin so
 -draft                images without this word
 text:total            in one field: text, caption, tags, objects or name
 bin:A state:failed    a filter: bin, tag, object, inbox, state, reason
+group:17 group:best   of the near-duplicates of image 17; of each group only the best; group:others: all but the best
 after:2026-11-01      finished on that day (UTC) or later; before: is the day after the last one
 """
 
@@ -23,6 +24,7 @@ from daemon.search.entries import FIELDS, mark, separate
 
 FILTERS = ("bin", "tag", "object", "inbox", "state", "reason")
 DATES = ("after", "before")
+GROUP, GROUPS = "group", ("best", "others")
 STATES = ("done", "failed")
 UNPUBLISHED = ("pending", "skipped")  # that the index does not have
 MOST_TERMS = 64
@@ -55,12 +57,14 @@ class Term:
 
 @dataclass(frozen=True, slots=True)
 class Query:
-    """filters: each a kind, and values of which an image has at least one. after, before: days, the second not included."""
+    """filters: each a kind, and values of which an image has at least one. after, before: days, the second not included.
+    group: of near-duplicates, one of GROUPS or the number of an image; it is no part of the expression."""
 
     terms: tuple[Term, ...] = ()
     filters: tuple[tuple[str, tuple[str, ...]], ...] = ()
     after: date | None = None
     before: date | None = None
+    group: str = ""
 
     @property
     def sentence(self) -> str:
@@ -69,7 +73,7 @@ class Query:
 
     @property
     def is_empty(self) -> bool:
-        return not (self.terms or self.filters or self.after or self.before)
+        return not (self.terms or self.filters or self.after or self.before or self.group)
 
     def narrowed(self, **filters: Iterable[str]) -> Query:
         """With these filters too."""
@@ -86,7 +90,7 @@ class Query:
         filters = dict(self.filters)
         inboxes, state = filters.pop("inbox", ()), filters.pop("state", ("",))[0]
         terms = [term for term in self.terms if not term.excluded and term.field in ("", "name")]
-        if filters or self.after or self.before or len(terms) < len(self.terms):
+        if filters or self.after or self.before or self.group or len(terms) < len(self.terms):
             raise QueryError(
                 f"files that are {state} have no result: only words of their names and the inbox narrow them."
             )
@@ -100,7 +104,7 @@ class Query:
         if self.after or self.before:
             parts.append(_one_of(_spans(self.after or FIRST_DAY, self.before or _tomorrow())))
         excluded = [term.expression() for term in self.terms if term.excluded]
-        if excluded and not parts:
+        if (excluded or self.group) and not parts:
             parts = [_one_of(mark("state", state) for state in STATES)]
         return parts, excluded
 
@@ -116,15 +120,18 @@ def parse(text: str) -> Query:
     terms: list[Term] = []
     filters: dict[str, tuple[str, ...]] = {}
     days: dict[str, date] = {}
+    group = ""
     has_signs = False
     for minus, name, phrase, word in TERM.findall(text.replace("\0", " ")):
         value = phrase or word
-        if minus and name in (*FILTERS, *DATES):
+        if minus and name in (*FILTERS, *DATES, GROUP):
             raise QueryError(f"-{name}: cannot be excluded; only words can, for example -draft.")
         if name in FILTERS:
             filters[name] = (*filters.get(name, ()), read_state(value) if name == "state" else value)
         elif name in DATES:
             days[name] = read_day(name, value)
+        elif name == GROUP:
+            group = read_group(value)
         elif term := read_term(value, name, is_word=not phrase, excluded=bool(minus)):
             terms.append(term)
         else:
@@ -134,13 +141,13 @@ def parse(text: str) -> Query:
     # nothing has these signs, as far as the index knows
     if has_signs and all(term.excluded for term in terms):
         filters["state"] = ("none",)
-    return Query(tuple(terms), tuple(filters.items()), days.get("after"), days.get("before"))
+    return Query(tuple(terms), tuple(filters.items()), days.get("after"), days.get("before"), group)
 
 
 def read_term(value: str, name: str, *, is_word: bool, excluded: bool) -> Term | None:
     """None if it is only punctuation, which is not in the index. Raises QueryError."""
     if name and name not in FIELDS:
-        near = difflib.get_close_matches(name, (*FIELDS, *FILTERS, *DATES), n=1, cutoff=0.5)
+        near = difflib.get_close_matches(name, (*FIELDS, *FILTERS, *DATES, GROUP), n=1, cutoff=0.5)
         raise QueryError(
             f"there is no {name}:. {f'Do you mean {near[0]}:? ' if near else ''}"
             f'To search for the words themselves, quote them: "{name}:{value}".'
@@ -161,6 +168,15 @@ def read_state(value: str) -> str:
     if state not in STATES:
         raise QueryError(f"state:{state} cannot be searched for; only state:done and state:failed are.")
     return state
+
+
+def read_group(value: str) -> str:
+    """Raises QueryError."""
+    if value.lower() in GROUPS or (value.isdecimal() and len(value) < 19):
+        return value.lower()
+    raise QueryError(
+        f"group:{value} is no group; write group:best, group:others or the number of an image, group:17."
+    )
 
 
 def read_day(name: str, value: str) -> date:

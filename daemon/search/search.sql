@@ -11,20 +11,47 @@ CREATE TABLE about (                      -- one row
     start INTEGER NOT NULL,               -- the last start of the daemon that the index has seen
     token TEXT NOT NULL,                  -- of that start
     place INTEGER NOT NULL,               -- the last publication that it has
-    entries INTEGER NOT NULL              -- how many it has, also those that are no longer shown
+    entries INTEGER NOT NULL,             -- how many it has, also those that are no longer shown
+    labels TEXT NOT NULL DEFAULT ''       -- the state of the labels of people that it has seen
 );
+CREATE TABLE evidence (                   -- how much answers disagree: see evidence.py
+    name TEXT,
+    block INTEGER,                        -- of publications
+    part BLOB NOT NULL,
+    PRIMARY KEY (name, block)
+) WITHOUT ROWID;
 CREATE TABLE matrix (                     -- the embeddings of one model, in files of a folder
     maker TEXT PRIMARY KEY,               -- the model's fingerprint
     dim INTEGER NOT NULL,
     rows INTEGER NOT NULL                 -- that are complete; what the files have behind them is not valid
 ) WITHOUT ROWID;
-INSERT INTO about VALUES ('', 0, '', 0, 0);
+CREATE TABLE duplicate (                  -- the groups of near-duplicates that `visiond duplicates` found last
+    image INTEGER PRIMARY KEY,
+    number INTEGER NOT NULL,              -- of the group
+    place INTEGER NOT NULL,               -- in it; 0 is the best image
+    cosine REAL NOT NULL                  -- with the best one
+);
+CREATE INDEX by_group ON duplicate (number, place);
+CREATE TABLE grouping (                   -- at most one row
+    near REAL NOT NULL,
+    images INTEGER NOT NULL,              -- that were compared
+    last INTEGER NOT NULL,                -- publication of these
+    made_at REAL NOT NULL,                -- Unix seconds, without images that were added
+    model TEXT NOT NULL,                  -- whose embeddings were compared
+    folder TEXT NOT NULL,                 -- with the files of the leaders
+    leaders INTEGER NOT NULL              -- how many there are, also of groups of one
+);
+CREATE TABLE leader (image INTEGER PRIMARY KEY);
+INSERT INTO about VALUES ('', 0, '', 0, 0, '');
 
 -- name: about
-SELECT ledger, start, token, place, entries FROM about;
+SELECT ledger, start, token, place, entries, labels FROM about;
 
 -- name: note
-UPDATE about SET ledger = ?, start = ?, token = ?, place = ?, entries = ?;
+UPDATE about SET ledger = ?, start = ?, token = ?, place = ?, entries = ?, labels = ?;
+
+-- name: note_labels
+UPDATE about SET labels = ?;
 
 -- name: add
 INSERT INTO entry (rowid, text, caption, tags, objects, name, marks) VALUES (?, ?, ?, ?, ?, ?, ?);
@@ -56,3 +83,53 @@ ON CONFLICT DO UPDATE SET dim = excluded.dim, rows = excluded.rows;
 
 -- name: drop_matrices
 DELETE FROM matrix;
+
+-- name: drop_evidence
+DELETE FROM evidence;
+
+-- name: drop_duplicates
+DELETE FROM duplicate;
+
+-- name: drop_grouping
+DELETE FROM grouping;
+
+-- name: add_duplicate
+INSERT INTO duplicate (image, number, place, cosine) VALUES (?, ?, ?, ?);
+
+-- name: note_grouping
+INSERT INTO grouping (near, images, last, made_at, model, folder, leaders) VALUES (?, ?, ?, ?, ?, ?, ?);
+
+-- name: extend_grouping
+UPDATE grouping SET images = images + ?, last = ?, leaders = leaders + ?;
+
+-- name: drop_leaders
+DELETE FROM leader;
+
+-- name: add_leader
+INSERT OR IGNORE INTO leader (image) VALUES (?);
+
+-- name: is_grouped
+SELECT 1 FROM leader WHERE image = :image UNION ALL SELECT 1 FROM duplicate WHERE image = :image;
+
+-- name: begin_group
+-- Of a leader, if it has none.
+INSERT OR IGNORE INTO duplicate SELECT ?, COALESCE(MAX(number), -1) + 1, 0, 1.0 FROM duplicate;
+
+-- name: join_group
+INSERT INTO duplicate SELECT :image, number, (SELECT MAX(place) + 1 FROM duplicate AS other WHERE other.number = best.number), :cosine
+FROM duplicate AS best WHERE image = :leader;
+
+-- name: grouping
+SELECT near, images, last, made_at, model, folder, leaders, (SELECT COUNT(*) FROM duplicate WHERE place = 0),
+    (SELECT COUNT(*) FROM duplicate WHERE place > 0)
+FROM grouping;
+
+-- name: groups
+SELECT number, image, cosine FROM duplicate WHERE number >= ? AND number < ? ORDER BY number, place;
+
+-- name: group_of
+SELECT image FROM duplicate WHERE number = (SELECT number FROM duplicate WHERE image = ?) ORDER BY place;
+
+-- name: others
+SELECT image, (SELECT best.image FROM duplicate AS best WHERE best.number = duplicate.number AND best.place = 0)
+FROM duplicate WHERE place > 0;

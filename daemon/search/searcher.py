@@ -10,12 +10,16 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
+
+import numpy as np
 
 from daemon.config.state import SEARCH
 from daemon.core.jobs import JobStatus
 from daemon.ledger import publications
 from daemon.ledger.records import Reader
+from daemon.search.duplicates import extend_groups, read_group_of, read_others
+from daemon.search.evidence import Columns, Evidence, Ranking, parse_order
 from daemon.search.index import Index, SearchUnusable
 from daemon.search.masks import Bits, Masks, make_bits
 from daemon.search.query import Query, parse
@@ -35,6 +39,7 @@ class By(StrEnum):
     words = "words"
     meaning = "meaning"
     both = "both"
+    disagreement = "disagreement"  # not how images are found, but which of them come first
 
 
 class Near(NamedTuple):
@@ -47,13 +52,20 @@ class Near(NamedTuple):
 @dataclass(frozen=True, slots=True)
 class Hit:
     """number: of the publication. score: the cosine, if it was found by its meaning. by: how it was found; None: it was not
-    looked for, as with filters alone. probability: that it matches the words, if the model gives one."""
+    looked for, as with filters alone. probability: that it matches the words, if the model gives one. evidence: what disagrees,
+    if that orders the images."""
 
     number: int
     image: int
     score: float | None = None
     by: By | None = None
     probability: float | None = None
+    evidence: Evidence | None = None
+
+    def document(self) -> dict[str, Any]:
+        """As in JSON, beside what the image has."""
+        found = {"score": self.score, "probability": self.probability, "found_by": self.by}
+        return found | {"disagreement": self.evidence and self.evidence._asdict()}
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +94,7 @@ class Searcher:
         self._reader = reader
         self._least = least
         self._tower = Tower(spec) if spec else None
+        self._ranked: tuple[object, Ranking] = (None, Ranking(Columns.none()))
         self._catching_up = threading.Lock()
         self._closing = threading.Event()
 
@@ -119,6 +132,9 @@ class Searcher:
     def newest(self, query: Query, before: int = NEWEST, limit: int = 50) -> Found:
         """Images that fit all of the query, newest first. before: the cursor of an earlier answer."""
         hits: list[Hit] = []
+        if query.group.isdecimal():
+            return self._newest_of_group(query, before, limit)
+        passes = self._passing(query)
         while len(hits) < limit:
             wanted = limit - len(hits)
             if query.is_empty:
@@ -127,7 +143,8 @@ class Searcher:
                 hits += [Hit(*each) for each in shown.items()]
                 return Found(hits, min(shown) if len(shown) == wanted else 0)
             numbers = self.index.newest(query, before, max(wanted, LEAST_READ))
-            present = self._shown(numbers, words=set(numbers) if query.terms else ())
+            words = set(numbers) if query.terms else ()
+            present = [hit for hit in self._shown(numbers, words=words) if passes(hit.image)]
             hits += present[:wanted]
             if len(present) > wanted:
                 return Found(hits, hits[-1].number)
@@ -135,6 +152,24 @@ class Searcher:
                 return Found(hits)
             before = numbers[-1]
         return Found(hits, before)
+
+    def _newest_of_group(self, query: Query, before: int, limit: int) -> Found:
+        extend_groups(self._reader, self.index)
+        with self._reader.lend() as ledger:
+            shown = publications.read_shown_images(ledger, read_group_of(self.index, int(query.group)))
+        fitting = {*np.flatnonzero(np.unpackbits(self._masks.of(query), bitorder="little")).tolist()}
+        found = sorted(((number, image) for image, number in shown.items() if number < before), reverse=True)
+        hits = [Hit(*each) for each in found if each[0] in fitting]
+        return Found(hits[:limit], hits[limit - 1].number if len(hits) > limit else 0)
+
+    def _passing(self, query: Query) -> Callable[[int], bool]:
+        """Whether an image is in the group of near-duplicates that the query asks for."""
+        if query.group.isdecimal():
+            return {*read_group_of(self.index, int(query.group))}.__contains__
+        if query.group:
+            extend_groups(self._reader, self.index)
+        others = read_others(self._reader, self.index) if query.group else ()
+        return others.__contains__ if query.group == "others" else lambda image: image not in others
 
     def unpublished(self, query: Query, state: str, before: int = NEWEST, limit: int = 50) -> Found:
         """Files that are pending or skipped, newest first: the ledger has them, and no index their words. before: the cursor
@@ -162,10 +197,46 @@ class Searcher:
             words = beside.submit(ask) if by is not By.meaning else None
             near, problem, is_warming = self._look_for_meaning(query, by, wait=wait)
         ranked = words.result() if words else []
-        hits = self._shown(_merge(ranked, list(near)), near, set(ranked))[:BEST]
+        passes = self._passing(query)
+        found = self._shown(_merge(ranked, list(near)), near, set(ranked))
+        hits = [hit for hit in found if passes(hit.image)][:BEST]
         following = skip + limit if skip + limit < len(hits) else 0
         is_uncut = not self._least or any(each.probability is None for each in near.values())
         return Found(hits[skip : skip + limit], following, problem, is_warming, bool(near) and is_uncut)
+
+    def disagreeing(
+        self,
+        query: Query,
+        order: str = By.disagreement,
+        skip: int = 0,
+        limit: int = 50,
+        among: Collection[int] | None = None,
+    ) -> Found:
+        """Images that fit all of the query, those first whose answers disagree most. order: as `parse_order` reads it.
+        among: only these images. Raises SearchUnusable."""
+        allowed = None if query.is_empty else self._masks.of(query)
+        ranking, passes = self._ranking(parse_order(order) or ()), self._passing(query)
+        wanted, hits, count = skip + limit + 1, list[Hit](), skip + limit + LEAST_READ
+        while len(hits) < wanted:
+            found = ranking.first(count, allowed)
+            with self._reader.lend() as ledger:
+                shown = publications.read_shown(ledger, [*found])
+            present = [Hit(n, shown[n], evidence=e) for n, e in found.items() if n in shown]
+            hits = [hit for hit in present if (among is None or hit.image in among) and passes(hit.image)]
+            if len(found) < count:
+                break
+            count *= 4
+        following = skip + limit if len(hits) >= wanted else 0
+        return Found(hits[skip : skip + limit], following, self.index.trouble)
+
+    def _ranking(self, names: tuple[str, ...]) -> Ranking:
+        """Of these columns; the last one is kept until the index changes."""
+        key = (self.index.about(), names)
+        known, ranking = self._ranked
+        if known != key:
+            ranking = Ranking(self.index.evidence_in(names))
+            self._ranked = key, ranking
+        return ranking
 
     def _look_for_meaning(self, query: Query, by: By, *, wait: bool) -> tuple[dict[int, Near], str, bool]:
         """Returns the publications that were found, the nearest first; a sentence that says why there are none, or ""; and
@@ -203,11 +274,17 @@ class Searcher:
         self._tower.warm_up()
         return True
 
-    def beside(self, query: Query, image: int, by: By | None = None) -> tuple[int, int]:
-        """The images before and after this one in the list that `newest` gives or, with `by`, `best`; 0: there is none.
-        An image that does not fit the query has neighbors only by time. Raises SearchUnusable."""
+    def beside(self, query: Query, image: int, by: By | None = None, order: str = "") -> tuple[int, int]:
+        """The images before and after this one in the list that `newest` gives or, with `by`, `best`, or `disagreeing` with
+        `order`; 0: there is none. An image that does not fit the query has neighbors only by time. Raises SearchUnusable."""
         if by:
-            images = [0, *(hit.image for hit in self.best(query, by, limit=BEST, wait=False).hits), 0]
+            is_ranked = by is not By.disagreement
+            found = (
+                self.best(query, by, limit=BEST, wait=False)
+                if is_ranked
+                else self.disagreeing(query, order, 0, BEST)
+            )
+            images = [0, *(hit.image for hit in found.hits), 0]
             place = images.index(image) if image in images else 0
             return (images[place - 1], images[place + 1]) if place else (0, 0)
         with self._reader.lend() as ledger:
@@ -222,10 +299,11 @@ class Searcher:
         if query.is_empty:
             with self._reader.lend() as ledger:
                 return next(iter(publications.read_shown_after(ledger, number, 1).values()), 0)
+        passes = self._passing(query)
         while numbers := self.index.oldest(query, number, LEAST_READ):
             with self._reader.lend() as ledger:
                 shown = publications.read_shown(ledger, numbers)
-            if found := next((shown[each] for each in numbers if each in shown), 0):
+            if found := next((shown[each] for each in numbers if each in shown and passes(shown[each])), 0):
                 return found
             number = numbers[-1]
         return 0

@@ -28,7 +28,7 @@ from daemon.results.webhook import describe
 from daemon.search.following import read_last
 from daemon.search.index import SearchUnusable
 from daemon.search.query import DATES, QueryError
-from daemon.search.searcher import By, Searcher
+from daemon.search.searcher import Searcher
 from daemon.server.app import answer_json
 from daemon.server.asked import Asked, find_images, number_in, refuse_others, refuse_unknown_bin
 from daemon.server.openapi import (
@@ -36,6 +36,8 @@ from daemon.server.openapi import (
     IMAGES,
     LONGEST_WAIT_SECONDS,
     MOST_IMAGES,
+    NEAR_DUPLICATES,
+    ORDERS,
     list_parameters,
     make_document,
 )
@@ -133,11 +135,13 @@ class Api:
         """As the page searches."""
         try:
             asked = Asked.of(request)
-            _one_of(request, "by", (*By, "newest"))
+            _one_of(request, "by", ORDERS)
             _one_of(request, "state", ("done", "failed"))
             for name in DATES:
                 if not re.fullmatch(DAY, request.query_params.get(name, ANY_DAY)):
                     raise HTTPException(400, f"{name} must be a day, for example 2026-11-23.")
+            if not re.fullmatch(NEAR_DUPLICATES, request.query_params.get("group", "best")):
+                raise HTTPException(400, "group must be best, others, or the number of an image.")
             most, with_record = _most_in(request), _wants_records(request)
             found = await run_sync(find_images, self._searcher, asked, most, True)
         except QueryError as error:
@@ -149,8 +153,7 @@ class Api:
         records = await run_sync(self._reader.find_numbers, [hit.image for hit in found.hits])
         hits = {hit.image: hit for hit in found.hits}
         images = [
-            {"score": hit.score, "probability": hit.probability, "found_by": hit.by}
-            | self._image_of(record, with_record=with_record)
+            hit.document() | self._image_of(record, with_record=with_record)
             for record in records
             for hit in [hits[record.id]]
         ]

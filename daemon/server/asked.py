@@ -17,7 +17,8 @@ from daemon.core.errors import WrongArgument
 from daemon.ledger.records import Reader
 from daemon.ledger.soundness import MOST
 from daemon.results.choice import refuse_unknown_bins
-from daemon.search.query import DATES, UNPUBLISHED, Query, QueryError, parse, read_day
+from daemon.search.evidence import parse_order
+from daemon.search.query import DATES, UNPUBLISHED, Query, QueryError, parse, read_day, read_group
 from daemon.search.searcher import NEWEST, By, Found, Searcher
 
 SHOWN = 48  # images at once
@@ -36,6 +37,7 @@ class Asked(msgspec.Struct, frozen=True):
     object: str = ""
     after: str = ""
     before: str = ""
+    group: str = ""
     cursor: Annotated[int, msgspec.Meta(ge=0, le=MOST)] = 0
 
     @classmethod
@@ -54,7 +56,8 @@ class Asked(msgspec.Struct, frozen=True):
             raise QueryError(f"the address has a value that cannot be used: {error}") from error
         if asked.state in UNPUBLISHED:
             return msgspec.structs.replace(asked, by="newest")
-        return asked if asked.by in (*By, "newest") else msgspec.structs.replace(asked, by="both")
+        is_order = asked.by in (*By, "newest") or parse_order(asked.by)
+        return asked if is_order else msgspec.structs.replace(asked, by="both")
 
     @classmethod
     def of_list(cls, request: Request, gallery: str) -> Asked:
@@ -73,7 +76,15 @@ class Asked(msgspec.Struct, frozen=True):
     @property
     def ranking(self) -> By | None:
         """What orders the images; None: they come newest first."""
+        if parse_order(self.by):
+            return By.disagreement
         return By(self.by) if self.by != "newest" and self.query().sentence else None
+
+    @property
+    def order_words(self) -> str:
+        if self.ranking is By.disagreement:
+            return "what disagrees most first"
+        return "best first" if self.ranking else "newest first"
 
     def query(self) -> Query:
         """Raises QueryError."""
@@ -82,7 +93,8 @@ class Asked(msgspec.Struct, frozen=True):
         after, before = (
             read_day(name, getattr(self, name)) if getattr(self, name) else None for name in DATES
         )
-        return replace(query, after=after or query.after, before=before or query.before)
+        group = read_group(self.group) if self.group else query.group
+        return replace(query, after=after or query.after, before=before or query.before, group=group)
 
     @property
     def title(self) -> str:
@@ -116,6 +128,8 @@ def find_images(searcher: Searcher, asked: Asked, most: int, wait: bool = False)
     if asked.state in UNPUBLISHED:
         return searcher.unpublished(query, asked.state, asked.cursor or NEWEST, most)
     searcher.catch_up()
+    if asked.ranking is By.disagreement:
+        return searcher.disagreeing(query, asked.by, asked.cursor, most)
     if asked.ranking:
         return searcher.best(query, asked.ranking, asked.cursor, most, wait=wait)
     return searcher.newest(query, asked.cursor or NEWEST, most)

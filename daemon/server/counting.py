@@ -15,7 +15,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from daemon.monitoring.samples import read_samples
 from daemon.monitoring.series import PageKind, Series
-from daemon.search.query import DATES
+from daemon.search.query import DATES, GROUP
 from daemon.server.asked import CHOICES
 
 REPORT_SECONDS = 1.0  # at least, between two reports of what was counted
@@ -31,7 +31,7 @@ KINDS = tuple(
         (r"\w+ /(static/|images/\d+/(original|result)|images/(originals|results)\.)", PageKind.FILE),
     )
 )
-LOOKED_FOR = ("q", *CHOICES, *DATES)  # what makes the gallery a search
+LOOKED_FOR = ("q", GROUP, *CHOICES, *DATES)  # what makes the gallery a search
 
 
 class Counting:

@@ -12,10 +12,14 @@ from daemon import __version__
 from daemon.core.sidecar import json_schema
 from daemon.ledger.soundness import MOST
 from daemon.monitoring.snapshot import Snapshot
+from daemon.search.disagreement import SIGNALS, STAGES
+from daemon.search.evidence import list_orders
 
 IMAGES, MOST_IMAGES = 100, 256  # in one answer: by default, and at most
 LONGEST_WAIT_SECONDS = 60.0
 DAY = "^2[01][0-9]{2}-(0[1-9]|1[0-2])-(0[1-9]|[12][0-9]|3[01])$"
+ORDERS = ("both", "words", "meaning", "newest", *list_orders())
+NEAR_DUPLICATES = "^(best|others|[0-9]{1,18})$"
 Schema = dict[str, Any]
 Natural = Annotated[int, msgspec.Meta(ge=0)]
 
@@ -24,7 +28,7 @@ class Image(msgspec.Struct, kw_only=True, omit_defaults=True):
     """One version of one file. result: the address at which it can be asked for. record: all that its sidecar has; null until
     it is DONE, absent if not asked for. number: of its publication. score: the cosine, if it was found by its
     meaning. probability: that it matches the words; null if the model gives none, so that all images are ranked by their
-    score, also those that do not fit. found_by: null if only filters were asked for."""
+    score, also those that do not fit. found_by: null if only filters were asked for. disagreement: null without that order."""
 
     id: int | None
     status: Literal["PENDING", "DONE", "FAILED", "SKIPPED", "GONE"]
@@ -42,6 +46,15 @@ class Image(msgspec.Struct, kw_only=True, omit_defaults=True):
     score: float | None = None
     probability: float | None = None
     found_by: Literal["words", "meaning", "both"] | None = None
+    disagreement: Disagreement | None = None
+
+
+class Disagreement(msgspec.Struct):
+    """What disagrees most, of the signals that were asked for: from 0 to 1."""
+
+    signal: Literal[SIGNALS]  # type: ignore[valid-type]
+    stage: Literal[STAGES]  # type: ignore[valid-type]
+    score: float
 
 
 class Sidecar(msgspec.Struct):
@@ -185,9 +198,7 @@ def _upload(wait: Schema) -> Schema:
 def _search_parameters() -> list[Schema]:
     return [
         _parameter("q", "Words, a sentence, and filters such as bin:A.", type="string"),
-        _parameter(
-            "by", "What is compared; letters may be capital.", enum=["both", "words", "meaning", "newest"]
-        ),
+        _parameter("by", "What is compared, or what comes first; letters may be capital.", enum=[*ORDERS]),
         *(
             _parameter(name, f"Only this {name}.", type="string")
             for name in ("bin", "inbox", "tag", "object")
@@ -196,6 +207,12 @@ def _search_parameters() -> list[Schema]:
         *(
             _parameter(name, "A day.", type="string", format="date", pattern=DAY)
             for name in ("after", "before")
+        ),
+        _parameter(
+            "group",
+            "Of near-duplicates: only the best ones, all others, or those of the image with this number.",
+            type="string",
+            pattern=NEAR_DUPLICATES,
         ),
     ]
 

@@ -46,6 +46,90 @@ ForceOption = Annotated[
 NEAR, LEAST_NEAR, MOST_NEAR = 0.95, 0.5, 0.999  # equal embeddings in half precision may have a cosine below 1
 JsonOption = Annotated[bool, flag("--json", help="Print JSON.")]
 
+# Of `visiond export`
+
+ModelsOption = Annotated[
+    bool,
+    flag(
+        "--models",
+        help="A column for each stage with the fingerprint of its model; beside CSV a second file, NAME.models.csv, says what "
+        "each model is. Parquet says it in its metadata.",
+    ),
+]
+Float16Option = Annotated[
+    bool, flag("--float16", help="Embeddings of Parquet in half precision, as the ledger has them.")
+]
+BomOption = Annotated[
+    bool, flag("--bom", help="Begin CSV with a byte order mark, without which Excel misreads letters.")
+]
+WhereOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--where",
+        metavar="CONDITION",
+        help='Only images for which this condition of SQL on the columns is true, for example "object_count > 2". Several '
+        "must all be true.",
+    ),
+]
+SampleOption = Annotated[
+    int | None,
+    typer.Option("--sample", metavar="N", min=1, help="Only N images, evenly at random.", show_default=False),
+]
+SeedOption = Annotated[int, typer.Option("--seed", help="Of --sample: another number, other images.")]
+BinOption = Annotated[
+    list[str] | None,
+    typer.Option("--bin", metavar="BIN", help="Only images of this bin. Several: of any of them."),
+]
+RatioOption = Annotated[
+    str,
+    typer.Option(
+        "--ratio",
+        metavar="SHARES",
+        help="Share of each bin, for example A=0.4,B=0.4,C=0.2. Exports as many images as these shares allow.",
+    ),
+]
+UniqueOption = Annotated[
+    bool,
+    flag(
+        "--unique",
+        help="Of files with equal bytes only the oldest; with --near, of near-duplicates only the best.",
+    ),
+]
+NearOption = Annotated[
+    float | None,
+    typer.Option(
+        "--near",
+        metavar="NEARNESS",
+        min=LEAST_NEAR,
+        max=MOST_NEAR,
+        help="Two columns: the best of the chosen images that each one is so near to (0.95, for example), and how near; "
+        "see `visiond duplicates`.",
+        show_default=False,
+    ),
+]
+LabelsOption = Annotated[
+    bool,
+    flag(
+        "--labels",
+        help="What people say too (`visiond labels`): a column or a key labels; in data sets in the place of the answers.",
+    ),
+]
+OrderOption = Annotated[
+    str,
+    option(
+        "--order",
+        metavar="ORDER",
+        help="disagreement: what a person should look at first comes first; also disagreement:labels:yolo and the like, see "
+        "`visiond search`. Images in which nothing disagrees are left out.",
+    ),
+]
+LimitOption = Annotated[
+    int | None,
+    typer.Option(
+        "--limit", "-n", metavar="N", min=1, help="With --order: only the first N.", show_default=False
+    ),
+]
+
 
 def find_config(path: Path | None) -> Path | None:
     """The file to read; None if there is none, so that every key has its default."""

@@ -18,6 +18,7 @@ from daemon.config.loading import Config
 from daemon.core.errors import VisiondError
 from daemon.core.jobs import JobStatus
 from daemon.monitoring.notices import list_notices
+from daemon.search.duplicates import read_group_of
 from daemon.search.index import SearchUnusable
 from daemon.search.query import UNPUBLISHED, Query, QueryError
 from daemon.search.searcher import UNCUT, Found, Searcher
@@ -128,16 +129,23 @@ class Images:
         newer, older = await run_sync(self._beside, asked, record.id)
         values = describe_one(record) | {
             "origin": asked,
+            "group": await run_sync(self._count_group, record.id),
             "before": newer and self._address(f"/images/{newer}", **asked.values()),
             "after": older and self._address(f"/images/{older}", **asked.values()),
             "notices": list_notices((model.stage, model.notice) for model in record.models),
         }
         return self._show(request, "image.html", values)
 
+    def _count_group(self, image: int) -> int:
+        """Near-duplicates, with itself; 0 without any."""
+        with contextlib.suppress(SearchUnusable):  # the gallery says why
+            return len(read_group_of(self._searcher.index, image))
+        return 0
+
     def _beside(self, asked: Asked, image: int) -> tuple[int, int]:
         try:
             self._searcher.catch_up()
-            return self._searcher.beside(asked.query(), image, asked.ranking)
+            return self._searcher.beside(asked.query(), image, asked.ranking, asked.by)
         except SearchUnusable:  # the gallery says why
             return 0, 0
 

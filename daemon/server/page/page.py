@@ -15,6 +15,7 @@ from daemon.core.errors import VisiondError
 from daemon.ledger.records import Reader
 from daemon.search.searcher import Searcher
 from daemon.server.events import Events
+from daemon.server.page.groups import Groups
 from daemon.server.page.images import Images
 from daemon.server.page.login import Login
 from daemon.server.page.pictures import Pictures
@@ -32,6 +33,7 @@ class Page:
         self._renderer = Renderer(config)
         self._parts = (
             Images(config, reader, searcher, pictures, self._renderer),
+            Groups(config, reader, searcher, self._renderer),
             Ticked(config, reader),
             StatePage(config, searcher, self._renderer),
             Login(config, self._renderer),

@@ -95,6 +95,8 @@ class View:
     @property
     def why(self) -> str:
         """How it was found, as a sentence goes on after its name; empty if nothing was looked for."""
+        if self.hit and self.hit.evidence:
+            return self.hit.evidence.sentence
         if not (self.hit and self.hit.by):
             return ""
         found = []

@@ -87,6 +87,34 @@ def test_what_is_exported_comes_back_and_agrees_with_the_answers(labels: Place) 
     assert "average precision" in table
 
 
+def test_what_differs_from_labels_is_exported_and_found_first(labels: Place) -> None:
+    """The fake captioner says how many things there are."""
+    rows = [*csv.DictReader(labels.command("export", "-").stdout.splitlines())]
+    right = {row["path"]: row["caption"] for row in rows if row["path"] != "copy.ppm"}
+    wrong = ["sub/3.ppm", "8.ppm"]
+    said = [
+        {"path": path, "caption": "nobody is here" if path in wrong else text} for path, text in right.items()
+    ]
+    with (labels.folder / "said.csv").open("w") as file:
+        table = csv.DictWriter(file, ["path", "caption"])
+        table.writeheader()
+        table.writerows(said)
+    assert labels.command("labels", "import", labels.folder / "said.csv").returncode == 0
+
+    found = json.loads(labels.command("search", "--by", "disagreement:labels", "--json").stdout)
+    assert {each["source"]["path"] for each in found} == {*wrong}
+    assert {each["disagreement"]["signal"] for each in found} == {"labels"}
+    tasks = labels.folder / "first"
+    options = ("--order", "disagreement", "--limit", 2, "--format", "label-studio")
+    assert labels.command("export", *options, tasks).returncode == 0
+    told = [task["meta"]["visiond"]["path"] for task in json.loads((tasks / "tasks.json").read_text())]
+    assert told == [each["source"]["path"] for each in found], "in the order of the list"
+    narrowed = ("--order", "disagreement:labels", "--where", "path = '8.ppm'", "--format", "jsonl", "-")
+    assert labels.command("export", *narrowed).stdout.count("\n") == 1
+    for refused in (("--order", "doubt"), ("--limit", 3), ("--order", "disagreement", "--ratio", "A=1")):
+        assert labels.command("export", *refused, "-").returncode == os.EX_USAGE
+
+
 def test_a_folder_of_yolo_comes_back_by_the_bytes_of_its_images(labels: Place) -> None:
     labels.command("export", "--format", "yolo", labels.folder / "yolo")
     (labels.folder / "yolo" / "visiond.json").unlink()

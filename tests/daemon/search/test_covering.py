@@ -10,7 +10,7 @@ import pytest
 from numpy.typing import NDArray
 
 from daemon.search import covering
-from daemon.search.covering import find_cover
+from daemon.search.covering import Leaders, extend_cover, find_axes, find_cover, shorten
 
 NEAR = 0.95
 DIM = 48
@@ -162,3 +162,22 @@ def test_how_many_images_have_their_group_is_noted() -> None:
     find_cover(collection("noise", np.random.default_rng(0)), np.arange(500), NEAR, note=done.append)
     assert done == sorted(done)
     assert done[-1] == 500
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_rows_that_come_later_are_grouped_as_if_they_had_been_the_last_of_the_order(seed: int) -> None:
+    chance = np.random.default_rng(seed)
+    exact = unit(with_copies(chance, cone(chance, 400, 0.5)))
+    exact[350] = np.nan
+    order = chance.permutation(400)
+    before, whole = find_cover(exact, order[:250], NEAR), find_cover(exact, order, NEAR)
+    leading = np.flatnonzero(before.leaders == np.arange(250))
+    axes = find_axes(exact, order[:250], NEAR)
+    leaders, expected = order[leading], whole.leaders[250:]
+    for start in range(250, 400, 50):
+        new = order[start : start + 50]
+        found = extend_cover(exact, Leaders(leaders, shorten(exact, leaders, axes), axes), new, NEAR)
+        places = np.concatenate([leaders, new])[found.leaders]
+        assert np.array_equal(places, order[expected[start - 250 : start - 200]])
+        assert found.cosines == pytest.approx(whole.cosines[start : start + 50], abs=1e-6)
+        leaders = np.concatenate([leaders, new[found.leaders == len(leaders) + np.arange(50)]])

@@ -14,8 +14,19 @@ from typing import Any
 import numpy as np
 import pytest
 
-from daemon.search.duplicates import Duplicates, NearBest, find_duplicates
+from daemon.search import duplicates
+from daemon.search.duplicates import (
+    Duplicates,
+    NearBest,
+    about_groups,
+    extend_groups,
+    find_duplicates,
+    keep_groups,
+    read_groups,
+)
 from daemon.search.index import SearchUnusable
+from daemon.search.query import QueryError, parse
+from daemon.search.searcher import By
 from stages.contract import processes
 from tests.daemon.search.place import Place
 
@@ -155,3 +166,108 @@ def test_progress_ends_with_all_images(place: Place) -> None:
     find(place, note=lambda *step: steps.append(step))
     assert steps[-1] == (3, 3)
     assert all(one <= other for one, other in itertools.pairwise(steps))
+
+
+def keep(place: Place) -> None:
+    keep_groups(place.search.index, find(place))
+
+
+def test_the_groups_that_were_kept_are_those_that_were_found_and_replace_former_ones(place: Place) -> None:
+    assert about_groups(place.search.index) is None
+    for number, degrees in enumerate((0, 1, 90, 91, 45)):
+        place.add(f"{number}.jpg", "x", size=9 - number, clip=at(degrees))
+    for _ in range(2):
+        keep(place)
+        kept = about_groups(place.search.index)
+        assert kept
+        assert (kept.near, kept.images, kept.last, kept.groups, kept.others) == (0.95, 5, 5, 2, 2)
+        groups = read_groups(place.search.index, 0, 9)
+        assert [[each.best for each in group] for group in groups] == [[1, 2], [3, 4]]
+        assert groups[0][0].cosine == 1.0
+        assert read_groups(place.search.index, 1, 1) == groups[1:]
+
+
+def test_a_search_has_only_the_best_only_others_or_one_group(place: Place) -> None:
+    for number, degrees in enumerate((0, 1, 2, 45)):
+        place.add(f"{number}.jpg", "odd" if number % 2 else "even", size=9 - number, clip=at(degrees))
+    keep(place)
+    assert place.find("group:best") == [4, 1]
+    assert place.find("group:others") == [3, 2]
+    assert place.find("group:2") == [3, 2, 1]
+    assert place.find("group:4") == []
+    assert place.find("even group:2") == [3, 1]
+    assert place.find("group:2", limit=2) == [3, 2]
+    first = place.search.newest(parse("group:2"), limit=2)
+    assert [hit.image for hit in place.search.newest(parse("group:2"), first.following).hits] == [1]
+    assert [hit.image for hit in place.search.best(parse("odd group:best"), By.words).hits] == [4]
+    assert [hit.image for hit in place.search.disagreeing(parse("group:others")).hits] == [3, 2]
+    assert place.search.beside(parse("group:others"), 2) == (3, 0)
+    with pytest.raises(QueryError, match="group:17"):
+        parse("group:all")
+
+
+def test_an_image_whose_better_one_is_gone_is_no_copy_any_more(place: Place) -> None:
+    """Whoever keeps only the best ones loses no image without keeping one that is near it."""
+    for number in range(3):
+        place.add(f"{number}.jpg", "x", size=9 - number, clip=at(0))
+    keep(place)
+    assert place.find("group:best") == [1]
+    place.add("0.jpg", "x", size=20, clip=at(90))
+    assert place.find("group:best") == [4, 3, 2]
+    assert place.find("group:2") == [3, 2]
+    keep(place)
+    assert place.find("group:best") == [4, 2]
+
+
+def grouped(place: Place) -> list[list[int]]:
+    place.search.catch_up()
+    extend_groups(place.reader, place.search.index)
+    return [[each.best for each in group] for group in read_groups(place.search.index, 0, 99)]
+
+
+def test_images_that_come_later_join_the_kept_groups_or_begin_new_ones(place: Place) -> None:
+    for number, degrees in enumerate((0, 1, 45)):
+        place.add(f"{number}.jpg", "x", size=9 - number, clip=at(degrees))
+    keep(place)
+    assert grouped(place) == [[1, 2]]
+    place.add("larger.jpg", "x", size=99, clip=at(2))  # it is better, but came later
+    place.add("single.jpg", "x", clip=at(44))
+    place.add("new.jpg", "x", clip=at(120))
+    place.add("bad.jpg")
+    assert grouped(place) == [[1, 2, 4], [3, 5]]
+    place.add("copy.jpg", "x", clip=at(121))
+    assert grouped(place) == [[1, 2, 4], [3, 5], [6, 8]]
+    kept = about_groups(place.search.index)
+    assert kept
+    assert (kept.images, kept.leaders, kept.groups, kept.others, kept.last) == (7, 3, 3, 4, 8)
+    assert place.find("group:best") == [7, 6, 3, 1]
+    keep(place)
+    assert grouped(place) == [[4, 1, 2], [3, 5], [6, 8]], "the best ones are found anew"
+
+
+def test_an_image_that_is_published_again_stays_where_it_was(place: Place) -> None:
+    for number, degrees in enumerate((0, 1, 90)):
+        place.add(f"{number}.jpg", "x", size=9 - number, clip=at(degrees))
+    keep(place)
+    for image in (1, 3):
+        place.put_back(image)
+        place.annotate("x", clip=at(0))
+    assert grouped(place) == [[1, 2]]
+    kept = about_groups(place.search.index)
+    assert kept
+    assert (kept.images, kept.leaders) == (3, 2)
+
+
+def test_kept_groups_are_those_of_the_whole_order_also_when_many_images_come(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(duplicates, "BATCH", 4)
+    chance = np.random.default_rng(3)
+    directions = chance.uniform(0, 360, 40).tolist()
+    for number, degrees in enumerate(directions):
+        place.add(f"{number}.jpg", "x", size=200 - number, clip=at(degrees))
+        if number == 9:
+            keep(place)
+    found = {frozenset(group) for group in grouped(place)}
+    assert found == {frozenset(group) for group in groups(place)}
+    assert len(list((place.state / "search" / duplicates.GROUPS).iterdir())) == 1

@@ -75,6 +75,15 @@ def test_a_search_finds_what_the_page_finds_and_names_what_follows(client: Clien
     assert client.get("/api/search?q=name:bad.jpg")["images"] == [bad | {"found_by": "words"}]
 
 
+def test_what_disagrees_is_with_each_image_in_that_order(client: Client) -> None:
+    images = client.get("/api/search?by=disagreement:scores:ocr&limit=2")["images"]
+    assert [{**each["disagreement"], "score": 0} for each in images] == [
+        {"signal": "scores", "stage": "ocr", "score": 0}
+    ] * 2
+    assert images[0]["disagreement"]["score"] >= images[1]["disagreement"]["score"] > 0
+    assert client.get("/api/search?limit=1")["images"][0]["disagreement"] is None
+
+
 def test_the_status_names_no_files(client: Client) -> None:
     status = client.get("/api/status")
     assert status["running"]
@@ -101,6 +110,7 @@ def test_the_status_names_no_files(client: Client) -> None:
         ("/api/images/by-path/x?wait=nan", 400),
         ("/api/search?q=foo:bar", 400),
         ("/api/search?cursor=x", 400),
+        ("/api/search?by=disagreement:dogs", 400),
         (f"/api/search?q={'w+' * 99}", 400),
         ("/api/nothing", 404),
         ("/api", 404),
@@ -112,7 +122,7 @@ def test_what_cannot_be_answered_is_a_problem_as_json(client: Client, address: s
 
 
 def test_a_parameter_that_is_misspelled_is_refused_with_the_names_that_there_are(client: Client) -> None:
-    names = "q, by, bin, inbox, tag, object, state, after, before, cursor, limit, records"
+    names = "q, by, bin, inbox, tag, object, state, after, before, group, cursor, limit, records"
     assert client.ask("GET", "/api/search?stat=FAILED").content == {
         "problem": f"/api/search has no parameter stat: those that it takes are {names}."
     }

@@ -11,6 +11,7 @@ from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import Browser, expect
 from playwright.sync_api import Page as Tab
 
+from tests.daemon.search.test_duplicates import at, keep
 from tests.daemon.server.browser import needs_chromium, opened
 from tests.daemon.server.site import Site
 from tests.daemon_process import wait_for
@@ -232,9 +233,12 @@ def test_whoever_is_logged_out_elsewhere_is_led_to_the_login(browser: Browser, t
 
 
 def test_nothing_is_wider_than_a_phone(browser: Browser, site: Site) -> None:
+    for number in (1, 2):
+        site.place.add(f"same{number}.jpg", "same", clip=at(number))
+    keep(site.place)
     with closing(browser.new_context(base_url=site.origin, viewport=NARROW)) as context:  # type: ignore[arg-type]
         tab = context.new_page()
-        for path in ("/", "/images/1", "/state", "/settings", "/login"):
+        for path in ("/", "/?by=disagreement", "/duplicates", "/images/1", "/state", "/settings", "/login"):
             tab.goto(path)
             for scheme in ("light", "dark"):
                 tab.emulate_media(color_scheme=scheme)  # type: ignore[arg-type]
@@ -248,7 +252,16 @@ def test_axe_finds_nothing_that_shuts_people_out(tab: Tab, site: Site) -> None:
     tab.goto("/login")
     tab.get_by_label("Token").fill((site.place.state / "page.token").read_text().strip())
     tab.get_by_role("button", name="Log in").click()
-    for path in ("/login", "/?q=number7", "/?state=failed", "/images/1", "/state", "/settings"):
+    for path in (
+        "/login",
+        "/?q=number7",
+        "/?by=disagreement&q=number7",
+        "/duplicates",
+        "/?state=failed",
+        "/images/1",
+        "/state",
+        "/settings",
+    ):
         tab.goto(path)
         expect(tab.locator(".live")).to_contain_text("waiting")
         for box in tab.get_by_label("Tick ").all()[:1]:

@@ -20,6 +20,7 @@ from daemon.core.jobs import JobStatus
 from daemon.server.guard import WRONG_TOKEN_SECONDS
 from daemon.server.page.images import Images
 from daemon.server.page.rendering import Renderer
+from tests.daemon.search.test_duplicates import at, keep
 from tests.daemon.server.site import Site
 from tests.daemon_process import SLACK_SECONDS, wait_for
 from tests.faults.load import slow_clients
@@ -79,6 +80,41 @@ def test_a_card_says_why_its_image_was_found_and_marks_the_words(site: Site) -> 
     assert '>in </span><bdi dir="ltr"><mark>litter</mark></bdi>' in site.read("/?q=litter")
     assert "Has the words in its reason." in site.read("/?q=truncated&state=failed&by=words")
     assert "Has the words" not in site.read("/?bin=A")
+
+
+def test_what_disagrees_most_comes_first_with_what_it_is_and_its_neighbors_follow(site: Site) -> None:
+    for number, similarity in enumerate((0.99, 0.05)):
+        answer = {"text": "a dog", "similarity": similarity}
+        site.place.add(f"doubtful{number}.jpg", "doubtful", blip=answer)
+    order = "q=doubtful&by=disagreement:scores:blip"
+    content = site.read(f"/?{order}")
+    first, second = re.findall(r'<h2 class="name"><a href="/images/(\d+)"', content)
+    assert int(first) == int(second) + 1, "the newer one is less sure"
+    assert "Low scores: caption, 0.95." in content
+    assert "what disagrees most first" in content
+    assert f'/images/{second}?q=doubtful&amp;by=disagreement%3Ascores%3Ablip" rel="next"' in site.read(
+        f"/images/{first}?{order}"
+    )
+
+
+def test_groups_of_near_duplicates_are_side_by_side_the_best_first(tmp_path: Path) -> None:
+    with closing(Site(tmp_path, settings='[page]\nroot_path = "/below"\n')) as site:
+        assert "No groups are kept yet." in site.read("/duplicates")
+        for number, degrees in enumerate((0, 1, 90, 91, 45)):
+            site.place.add(f"{number}.jpg", f"word{number}", size=9 - number, clip=at(degrees))
+        keep(site.place)
+        content = site.read("/duplicates")
+        assert re.findall(r'href="/below/images/(\d)"', content)[::2] == ["1", "2", "3", "4"]
+        assert "2 groups: of 5 images 2 are near a better one" in content
+        assert content.count("Nearness 1.00") == 2, "only the others have one"
+        assert content.count('<article class="card">') == 4
+        site.place.add("new.jpg", "word", clip=at(45))
+        assert "3 groups: of 6 images 3 are near a better one" in site.read("/duplicates")
+        assert site.read("/?group=others").count('<article class="card">') == 3
+        assert "write group:best" in site.read("/?group=all")
+        assert '/below/?q=group%3A1">2 near-duplicates, with this one' in site.read("/images/1")
+        site.place.add("other.jpg", "word", clip=at(180))
+        assert "near-duplicates, with" not in site.read("/images/7")
 
 
 def test_the_bins_of_a_large_ledger_are_not_listed_for_each_request(tmp_path: Path) -> None:
