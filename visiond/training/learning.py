@@ -18,8 +18,9 @@ from torch.utils.checkpoint import checkpoint
 from daemon.core.errors import WrongArgument
 from daemon.core.labels import Kind
 from daemon.labels.metrics import Measure
-from stages.contract.base import Image, ImageError, Limits
+from stages.contract.base import Image, ImageError, Limits, OutOfMemory
 from stages.contract.descriptor import KnownModel
+from stages.contract.folders import remove_folder
 from stages.contract.recognition import MODEL_PARTS
 from stages.images.decoder import Decoders
 from stages.images.devices import pixels_of
@@ -63,6 +64,8 @@ class Pictures:
         files = [Path(self.samples[place].file) for place in places]
         try:
             return read_images(files, self.device, self.decoders, Limits())
+        except OutOfMemory as error:  # the stages' name for it
+            raise torch.OutOfMemoryError(str(error)) from error
         except (OSError, ImageError) as error:
             raise WrongArgument(
                 f"an image of {files[0]} to {files[-1]} cannot be read: {error}. Remove its labels, or restore it."
@@ -108,7 +111,8 @@ class Learner(nn.Module):
             layer.forward = partial(checkpoint, layer.forward, use_reentrant=False)
 
     def save(self, base: Path, folder: Path) -> None:
-        """The whole folder that `model =` takes."""
+        """The whole folder that `model =` takes, in the place of an earlier one."""
+        remove_folder(folder)
         self.model.save_pretrained(folder)
         for file in base.iterdir():
             if file.name in KEPT and not (folder / file.name).exists():

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -18,12 +18,12 @@ import torch.distributed as dist
 from daemon.core.errors import VisiondError
 from daemon.labels.metrics import Measure, interval
 from stages.contract.base import Limits
-from stages.contract.folders import remove_folder
 from stages.contract.processes import count_cores, die_with
 from stages.images.decoder import Decoders
 from stages.images.devices import split_batches
 from visiond.training.captioner import CaptionLearner
 from visiond.training.card import publish
+from visiond.training.data import Data
 from visiond.training.detector import DetectorLearner
 from visiond.training.hardware import join_processes, measure_batch
 from visiond.training.job import FINAL, RANGES, Job, Task, read_job
@@ -55,12 +55,7 @@ def run(job: Path, say: Callable[[str], None]) -> None:
     if cuda:
         torch.cuda.set_device(device)
     with closing(Decoders(cores, Limits())) as decoders:
-        torch.manual_seed(order.settings.seed)  # a new head is the same in all processes
-        learner: Learner = LEARNERS[order.task](Path(order.base), data.names, device)
-        if order.head_only:
-            learner.freeze_body()
-        if order.gradient_checkpointing:
-            learner.save_memory()
+        learner = _make_learner(order, data, device)
         batches = learner.batches(Pictures(data.learnt, device, decoders), flip=order.flip)
         settings = order.settings
         if cuda and not settings.micro_batch:
@@ -89,13 +84,27 @@ def run(job: Path, say: Callable[[str], None]) -> None:
             (Path(order.work) / BATCH).write_text(str(trainer.micro_batch))
             raise
         if rank == 0:
-            remove_folder(Path(order.work) / FINAL)
-            learner.save(Path(order.base), Path(order.work) / FINAL)
-            ranges = interval(last[0], len(held_out)) if last else {}
-            (Path(order.work) / RANGES).write_bytes(msgspec.json.encode(ranges))
-            publish(order, data)
+            _finish(order, data, learner, last)
     if dist.is_initialized():
         dist.destroy_process_group()
+
+
+def _make_learner(job: Job, data: Data, device: torch.device) -> Learner:
+    torch.manual_seed(job.settings.seed)  # a new head is the same in all processes
+    learner: Learner = LEARNERS[job.task](Path(job.base), data.names, device)
+    if job.head_only:
+        learner.freeze_body()
+    if job.gradient_checkpointing:
+        learner.save_memory()
+    return learner
+
+
+def _finish(job: Job, data: Data, learner: Learner, measures: Sequence[Measure]) -> None:
+    """Save the model, and put it into the place of the result. measures: the last one, if there is one."""
+    learner.save(Path(job.base), Path(job.work) / FINAL)
+    ranges = [interval(measure, len(data.held_out)) for measure in measures]
+    (Path(job.work) / RANGES).write_bytes(msgspec.json.encode(ranges[0] if ranges else {}))
+    publish(job, data)
 
 
 def _measure(learner: Learner, batches: Any, device: torch.device, job: Job) -> int:
