@@ -53,6 +53,13 @@ def choose_precision(wanted: str) -> str:
     return "bf16" if torch.cuda.is_bf16_supported(including_emulation=False) else "fp16"
 
 
+def number_device(device: torch.device) -> torch.device:
+    """A GPU with its number: without one it is the current GPU, of which each thread has its own."""
+    if device.type == "cuda" and device.index is None:
+        return torch.device("cuda", torch.cuda.current_device())
+    return device
+
+
 def join_processes(say: Callable[[str], None]) -> None:
     """Connect the processes that torchrun's variables name: by NCCL, or by Gloo on CPUs and where NCCL does not work in one of
     them. Does nothing for a single process."""

@@ -30,7 +30,7 @@ from accelerate.utils import broadcast_object_list, set_seed
 from torch import Tensor, nn
 
 from stages.contract.folders import remove_folder, sync, sync_tree
-from visiond.training.hardware import gather_with_gradient, make_accelerator, measure_batch
+from visiond.training.hardware import gather_with_gradient, make_accelerator, measure_batch, number_device
 from visiond.training.log import ProgressBar, cut_log
 from visiond.training.schedule import LearningRates
 
@@ -103,7 +103,7 @@ class Trainer:
             skips_weights=bool(getattr(module, "skips_weights", False)),
         )
         set_seed(settings.seed, device_specific=True)
-        self.device, self.processes = self.accelerator.device, self.accelerator.num_processes
+        self.device, self.processes = number_device(self.accelerator.device), self.accelerator.num_processes
         self.bare = module.to(self.device).train()
         self.elapsed, self.losses = 0.0, list[dict[str, Tensor]]()
         self.order: tuple[int, npt.NDArray[np.int64]] | None = None

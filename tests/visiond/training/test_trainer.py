@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from visiond.training.hardware import measure_batch, probe_batch
+from visiond.training.hardware import measure_batch, number_device, probe_batch
 from visiond.training.log import read_log
 from visiond.training.schedule import LearningRates
 from visiond.training.trainer import (
@@ -194,6 +194,26 @@ def test_a_batch_that_fills_the_gpu_does_not_fit() -> None:
     device = torch.device("cuda:0")
     found = measure_batch(Greedy().to(device), take, device, "no", 1, 10 * most)
     assert 1 <= found < most
+
+
+def test_a_gpu_without_a_number_is_the_current_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 3)
+    asked = [torch.device(name) for name in ("cuda", "cuda:1", "cpu")]
+    assert [str(number_device(each)) for each in asked] == ["cuda:3", "cuda:1", "cpu"]
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
+def test_a_training_of_one_process_runs_on_the_gpu(tmp_path: Path) -> None:
+    @dataclass
+    class OnGpu(Values):
+        def take(self, places: np.ndarray, rng: np.random.Generator) -> dict[str, Tensor]:
+            return {name: values.cuda() for name, values in super().take(places, rng).items()}
+
+    trainer = Trainer(Dropped(), OnGpu(), SETTINGS, tmp_path)
+    trainer.run()
+    assert trainer.device == torch.device("cuda:0")
+    assert len(read_losses(tmp_path)) == SETTINGS.steps
 
 
 # The schedule.
