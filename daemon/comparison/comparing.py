@@ -15,8 +15,8 @@ from daemon.comparison.changes import LARGE, Change, estimate_share, measure_cha
 from daemon.comparison.running import Run, run_stage
 from daemon.config.loading import Config
 from daemon.core.errors import NothingFound, WrongArgument
-from daemon.core.labels import LookUp
-from daemon.labels.scoring import STAGE_OF, Estimate
+from daemon.core.labels import STAGE_OF, LookUp
+from daemon.labels.scoring import Estimate
 from daemon.labels.store import LabelStore
 from daemon.layout.layout import judge_of
 from daemon.ledger.record import Model, Record

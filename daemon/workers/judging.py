@@ -66,14 +66,16 @@ def find_faults(
     wrong = {}
     for spec in specs:
         had = [decode_known(spec.name, known) for known in before] or [None] * len(now)
-        there = [place for place, known in enumerate(now) if spec.name in known]
-        if lost := [place for place, old in enumerate(had) if old is not None and place not in there]:
+        answers = {
+            place: registry.decode(spec.name, known[spec.name])
+            for place, known in enumerate(now)
+            if spec.name in known
+        }
+        if lost := [place for place, old in enumerate(had) if old is not None and place not in answers]:
             why = errors[lost[0]] if errors else ""
             wrong[spec.name] = f"it cannot process an image that it could process before: {why}"
             break  # the stages after it did not get the image either
-        answers = [registry.decode(spec.name, now[place][spec.name]) for place in there]
-        seen = Seen(spec, answers, [had[place] for place in there], [sizes[place] for place in there])
-        if there and (what := judge(seen)):
+        if what := judge_some(spec, answers, had, sizes):
             wrong[spec.name] = what
     return wrong
 
@@ -84,6 +86,14 @@ def decode_known(stage: str, known: Payloads) -> Result | None:
         return registry.decode(stage, known[stage]) if stage in known else None
     except msgspec.DecodeError:
         return None
+
+
+def judge_some(
+    spec: StageSpec, answers: Mapping[int, Any], had: Sequence[Any], sizes: Sequence[tuple[int, int]]
+) -> str:
+    """Judge the answers that there are. answers: by the place of the picture."""
+    before, of_sizes = [had[place] for place in answers], [sizes[place] for place in answers]
+    return judge(Seen(spec, [*answers.values()], before, of_sizes)) if answers else ""
 
 
 def judge(seen: Seen) -> str:

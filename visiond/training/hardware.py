@@ -55,7 +55,7 @@ def choose_precision(wanted: str) -> str:
 
 def number_device(device: torch.device) -> torch.device:
     """A GPU with its number: without one it is the current GPU, of which each thread has its own."""
-    if device.type == "cuda" and device.index is None:
+    if str(device) == "cuda":
         return torch.device("cuda", torch.cuda.current_device())
     return device
 
