@@ -27,6 +27,9 @@ from stages.contract.processes import describe_end
 log = structlog.get_logger()
 
 MODULE = "daemon.server.page.process"
+ONE_THREAD = {
+    "OPENBLAS_NUM_THREADS": "1"
+}  # near-duplicates are added to their groups beside workers that need the cores
 PAUSE_SECONDS, LONGEST_PAUSE_SECONDS = 1.0, 60.0  # before it is started again
 LASTING_SECONDS = 60.0  # a process that ran so long was not broken from the start
 SOUND_SECONDS = 5.0  # … and one that ran so long serves the page
@@ -126,7 +129,7 @@ class Keeper:
     async def _run(self, listener: int) -> int | None:
         """One process, from its start to its end, or until the configuration has changed; returns its status."""
         try:
-            child = await children.start(MODULE, Relayed("page", "process"), listener)
+            child = await children.start(MODULE, Relayed("page", "process"), listener, environment=ONE_THREAD)
         except OSError as error:
             log.error("the page's process cannot be started", why=str(error))
             return None
