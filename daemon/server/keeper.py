@@ -27,9 +27,8 @@ from stages.contract.processes import describe_end
 log = structlog.get_logger()
 
 MODULE = "daemon.server.page.process"
-ONE_THREAD = {
-    "OPENBLAS_NUM_THREADS": "1"
-}  # near-duplicates are added to their groups beside workers that need the cores
+# It adds near-duplicates to their groups, beside workers that need the cores.
+ONE_THREAD = {"OPENBLAS_NUM_THREADS": "1"}
 PAUSE_SECONDS, LONGEST_PAUSE_SECONDS = 1.0, 60.0  # before it is started again
 LASTING_SECONDS = 60.0  # a process that ran so long was not broken from the start
 SOUND_SECONDS = 5.0  # … and one that ran so long serves the page
