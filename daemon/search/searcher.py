@@ -31,6 +31,10 @@ LEAST_READ = 256  # entries of the index at once, as many may be stale
 MOST_REASONS = 5_000  # failures whose reasons are counted
 MOST_ASKED = 50_000  # answers, of which some may be stale
 RANK = 60  # of Cormack, Clarke and Büttcher, "Reciprocal Rank Fusion", 2009
+FEW, FEW_SECONDS = (
+    256,
+    5.0,
+)  # images that another thread will have added in a moment, and how long that may take at most
 NEWEST = 1 << 62
 UNCUT = "By meaning all images are ranked, the nearest first: those further down may not fit."
 
@@ -106,10 +110,12 @@ class Searcher:
         self.index.close()
 
     def catch_up(self, note: Callable[[int, int], object] = lambda place, last: None) -> int:
-        """Add what was published since; returns how many images. If another thread does that already, returns at
-        once. note: called with how far it is and with the last number. Raises SearchUnusable."""
+        """Add what was published since; returns how many images. If another thread does that already, waits for it only where
+        few are missing. note: called with how far it is and with the last number. Raises SearchUnusable."""
         if not self._catching_up.acquire(blocking=False):
-            return 0
+            few = self.behind() <= FEW
+            if not few or not self._catching_up.acquire(timeout=FEW_SECONDS):
+                return 0
         try:
             last = self._last()
 

@@ -5,7 +5,9 @@ from __future__ import annotations
 import os
 import shutil
 import sqlite3
+import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import closing
 from pathlib import Path
 
@@ -80,6 +82,30 @@ def test_a_page_goes_on_where_the_last_one_ended_although_images_came_since(plac
         rest = place.search.newest(parse(text), first.following, 9)
         assert [hit.image for hit in (*first.hits, *rest.hits)][-4:] == [4, 3, 2, 1]
         assert rest.following == 0
+
+
+def test_who_searches_waits_for_another_that_adds_a_few_images_and_not_for_one_that_adds_many(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place.add("a.jpg", "word")
+    begun, go_on = threading.Event(), threading.Event()
+
+    def note(_place: int, _last: int) -> None:
+        begun.set()
+        assert go_on.wait(60)
+
+    with ThreadPoolExecutor(2) as pool:
+        adding = pool.submit(place.search.catch_up, note)
+        assert begun.wait(60)
+        place.add("b.jpg", "word")
+        with monkeypatch.context() as many:
+            many.setattr(searcher, "FEW", 0)
+            assert place.find("word") == [1]
+        searching = pool.submit(place.find, "word")
+        assert not wait([searching], timeout=0.2).done
+        go_on.set()
+        assert searching.result() == [2, 1]
+        assert adding.result() == 2
 
 
 def test_the_index_is_made_again_after_a_backup_was_restored(place: Place, tmp_path: Path) -> None:
