@@ -55,10 +55,11 @@ class NearBest(NamedTuple):
 class Duplicates:
     """images: their numbers, the best first. bytes: the sizes of their files. leaders: for each the place of the best image of
     its group, perhaps its own. rows: of their embeddings. without: images that have no embedding of the model, oldest first.
-    model: its fingerprint."""
+    model: its fingerprint. last: the last publication that was looked at."""
 
     near: float
     model: str
+    last: int
     images: NDArray[np.int64]
     bytes: NDArray[np.int64]
     leaders: Places
@@ -111,10 +112,10 @@ def find_duplicates(
     """Group the images that are in the index, which is up to date. Takes minutes for a million. near: the least cosine, at
     most 0.999. bins, among: only images of these bins, and of these numbers. note: called with how many images have their
     group, and with all. Raises SearchUnusable."""
-    plug_ins = _plug_ins(reader)
+    plug_ins, last = _plug_ins(reader), index.about().place
     kinds = np.dtype([(name, "f8" if name == "sharpness" else "i8") for name in Picture._fields])
     with reader.lend() as ledger:
-        pictures = np.fromiter(publications.read_pictures(ledger, index.about().place, bins, plug_ins), kinds)
+        pictures = np.fromiter(publications.read_pictures(ledger, last, bins, plug_ins), kinds)
     if among is not None:
         pictures = pictures[np.isin(pictures["image"], among)]
     model, rows, (folder, count, dim) = _choose_model(index, pictures["number"])
@@ -125,7 +126,7 @@ def find_duplicates(
     asked = Grouping(str(folder), count, dim, rows[order].astype(np.int64).tobytes(), near, threads)
     cover = group_rows(asked, lambda done: note(done, len(order)))
     ordered = pictures[order]
-    return Duplicates(near, model, ordered["image"], ordered["bytes"], *cover, rows[order], without)
+    return Duplicates(near, model, last, ordered["image"], ordered["bytes"], *cover, rows[order], without)
 
 
 class KeptGroups(NamedTuple):
@@ -146,7 +147,6 @@ class KeptGroups(NamedTuple):
 
 def keep_groups(index: Index, found: Duplicates) -> None:
     """For the page and the search, instead of those that were kept before. Raises SearchUnusable."""
-    last = index.about().place
     rows = [
         (*row, float(found.cosines[place]))
         for number, group in enumerate(found.groups())
@@ -168,7 +168,7 @@ def keep_groups(index: Index, found: Duplicates) -> None:
             connection.execute(SQL[made])
         connection.executemany(SQL["add_duplicate"], rows)
         connection.executemany(SQL["add_leader"], zip(images.tolist(), strict=True))
-        about = (found.near, len(found.images), last, time.time(), found.model, folder.name, len(images))
+        about = (found.near, len(found.images), found.last, time.time(), found.model, folder.name, len(images))
         connection.execute(SQL["note_grouping"], about)
     for other in folder.parent.iterdir():
         if other != folder:

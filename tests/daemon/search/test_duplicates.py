@@ -245,6 +245,16 @@ def test_images_that_come_later_join_the_kept_groups_or_begin_new_ones(place: Pl
     assert grouped(place) == [[4, 1, 2], [3, 5], [6, 8]], "the best ones are found anew"
 
 
+def test_images_that_come_while_others_are_compared_are_compared_later(place: Place) -> None:
+    for number, degrees in enumerate((0, 1)):
+        place.add(f"{number}.jpg", "x", size=9 - number, clip=at(degrees))
+    found = find(place)
+    place.add("meanwhile.jpg", "x", clip=at(0))
+    place.search.catch_up()
+    keep_groups(place.search.index, found)
+    assert grouped(place) == [[1, 2, 3]]
+
+
 def test_an_image_that_is_published_again_stays_where_it_was(place: Place) -> None:
     for number, degrees in enumerate((0, 1, 90)):
         place.add(f"{number}.jpg", "x", size=9 - number, clip=at(degrees))
