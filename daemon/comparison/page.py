@@ -16,7 +16,7 @@ from daemon.comparison.comparing import Comparison, Pair
 from daemon.config.loading import Config
 from daemon.config.state import LEDGER, closed_to_others
 from daemon.core.errors import NotWritable
-from daemon.ledger.files import written_whole
+from daemon.ledger.files import check_free, written_whole
 from daemon.server.page.pictures import NoPicture, Pictures, draw_reason
 from daemon.server.page.views import draw, summarize, visible
 
@@ -25,12 +25,14 @@ SIDE = 480  # pixels of a picture
 BEGINS = (b'<!DOCTYPE html>\n<html lang="en">\n<meta charset="utf-8">\n<meta name="viewport"',)
 
 
-def check_page(file: Path, *, force: bool) -> None:
-    """Before all that computing. Raises NotWritable if the page could not be written."""
-    if file.exists() and not force:
-        raise NotWritable(f"{file} already exists; name another file, or replace it with --force.")
-    if not file.absolute().parent.is_dir():
+def check_page(file: Path, config: Config, *, force: bool) -> None:
+    """Before all that computing. Raises NotWritable, WrongArgument if the page could not be written."""
+    folder = file.absolute().parent
+    if not folder.is_dir():
         raise NotWritable(f"cannot create {file}: the folder of this file does not exist.")
+    if not os.access(folder, os.W_OK):
+        raise NotWritable(f"cannot create {file}: you may not write into the folder of this file.")
+    check_free(file, config.state.path / LEDGER, force=force, begins=BEGINS)
 
 
 def write_page(file: Path, config: Config, found: Comparison, lines: Sequence[str], *, force: bool) -> None:

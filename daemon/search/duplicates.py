@@ -168,7 +168,15 @@ def keep_groups(index: Index, found: Duplicates) -> None:
             connection.execute(SQL[made])
         connection.executemany(SQL["add_duplicate"], rows)
         connection.executemany(SQL["add_leader"], zip(images.tolist(), strict=True))
-        about = (found.near, len(found.images), found.last, time.time(), found.model, folder.name, len(images))
+        about = (
+            found.near,
+            len(found.images),
+            found.last,
+            time.time(),
+            found.model,
+            folder.name,
+            len(images),
+        )
         connection.execute(SQL["note_grouping"], about)
     for other in folder.parent.iterdir():
         if other != folder:

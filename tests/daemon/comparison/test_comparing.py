@@ -251,6 +251,23 @@ def test_a_page_shows_both_answers_and_refers_to_nothing_outside(place: Place) -
     compare(place, "--page", str(file), "--force")
 
 
+def test_a_page_that_could_not_be_written_is_refused_before_anything_is_computed(place: Place) -> None:
+    photograph = place.folder / "photograph.ppm"
+    photograph.write_bytes(picture(0))
+    same = ("--stage", "yolo", "--set", "backend=fake")  # refused too, but after the models were loaded
+    told = place.command("compare", *same, "--page", photograph, "--force")
+    assert told.returncode == os.EX_CANTCREAT
+    assert "is no file of this command" in told.stderr
+
+
+def test_a_page_that_cannot_be_written_in_the_end_costs_no_answer(place: Place) -> None:
+    page = place.folder / "both.html"
+    (place.folder / ".both.html.partial").mkdir()
+    told = place.command("compare", "--stage", "yolo", "--set", "options.salt=1", "--json", "--page", page)
+    assert told.returncode == os.EX_CANTCREAT
+    assert json.loads(told.stdout)["kept"] == IMAGES
+
+
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
