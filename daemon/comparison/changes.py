@@ -10,10 +10,10 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from daemon.core.labels import Box, Kind, Label
+from daemon.core.labels import STAGE_OF, Box, Kind, Label
 from daemon.formats.answered import ImageAnswers
 from daemon.labels.metrics import Z, count_edits, plain
-from daemon.labels.scoring import STAGE_OF, Estimate
+from daemon.labels.scoring import Estimate
 from stages.registry.registry import find_stage, kind_of
 
 IOU = 0.5  # from which on two boxes of one label are the same object, as in AP50

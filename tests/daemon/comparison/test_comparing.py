@@ -11,11 +11,12 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from daemon.comparison import running
-from daemon.comparison.changes import estimate_share
-from daemon.comparison.comparing import Comparison
+from daemon.comparison.changes import Change, estimate_share
+from daemon.comparison.comparing import Comparison, Pair
 from daemon.comparison.running import Run, count_joules
 from daemon.config.loading import load
 from daemon.config.state import lock_state
@@ -29,10 +30,11 @@ from daemon.ledger.records import Reader
 from daemon.maintenance.keeping import ModelAnswers
 from daemon.results import choice
 from daemon.results.choice import draw
+from daemon.server.answers import ANSWERS_BYTES
 from daemon.system.gpus import Gpu, Sensors
 from daemon.terminal import control
 from tests.daemon_process import Daemon, Place, picture
-from tests.makers import admit, complete, done
+from tests.makers import admit, complete, done, make_record
 
 IMAGES = 40
 
@@ -346,3 +348,16 @@ def test_energy_of_all_images_follows_from_that_of_those_that_were_computed() ->
     run = Run({"yolo": model}, ["cuda:0"], {}, Counter(), 20, set(), 4.0, 3.6e6)
     cost = Comparison("yolo", 1000, [], Counter(), Counter(), [], run).cost()
     assert cost == (5.0, pytest.approx(1000 / 5 / 3600), pytest.approx(50.0))
+
+
+def test_answers_are_kept_in_requests_that_a_daemon_takes_without_a_pause(tmp_path: Path) -> None:
+    """Those of OCR may have 100 KB each."""
+    model = Model("ocr", "sha256:0", "")
+    outputs = {number: Output(b"%d" % number + b" " * 100_000, 0.1) for number in range(1, 2001)}
+    run = Run({"ocr": model}, ["cpu"], outputs, Counter(), 2000, {*outputs}, 4.0, None)
+    records = [make_record(tmp_path, id=number) for number in outputs]
+    pairs = [Pair(each, b"", b"", Change(0.0, False), ("", "")) for each in records]
+    groups = Comparison("ocr", 2000, pairs, Counter(), Counter(), [], run).answers()
+    sizes = [len(msgspec.json.encode([group])) for group in groups]
+    assert max(sizes) < 8 << 20 < ANSWERS_BYTES < sum(sizes)
+    assert [output for group in groups for _, output in group.answers] == [*outputs.values()]
