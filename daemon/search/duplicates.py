@@ -297,6 +297,20 @@ def read_others(reader: Reader, index: Index) -> frozenset[int]:
     return frozenset(image for image, best in rows if best in shown)
 
 
+def read_grouped(reader: Reader, index: Index, group: str) -> Collection[int]:
+    """The images of a group that a query names, or all that are near a better one. Raises SearchUnusable."""
+    if group.isdecimal():
+        return {*read_group_of(index, int(group))}
+    return read_others(reader, index) if group else ()
+
+
+def number_grouped(reader: Reader, index: Index, group: str) -> Collection[int]:
+    """The publications of `read_grouped`. Raises SearchUnusable."""
+    grouped = read_grouped(reader, index, group)
+    with reader.lend() as ledger:
+        return publications.read_shown_images(ledger, [*grouped]).values()
+
+
 def _plug_ins(reader: Reader) -> list[int]:
     """The models of plug-ins, which may measure how sharp an image is."""
     names = {stage.name for stage in BUILT_IN}

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from daemon.search import duplicates
+from daemon.search import duplicates, searcher
 from daemon.search.duplicates import (
     Duplicates,
     NearBest,
@@ -204,6 +204,17 @@ def test_a_search_has_only_the_best_only_others_or_one_group(place: Place) -> No
     assert place.search.beside(parse("group:others"), 2) == (3, 0)
     with pytest.raises(QueryError, match="group:17"):
         parse("group:all")
+
+
+def test_near_duplicates_are_found_however_many_images_fit_better(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(searcher, "BEST", 1)
+    for number, text in enumerate(("dog", "dog and more", "dog and much more")):
+        place.add(f"{number}.jpg", text, size=9 - number, clip=at(0 if number else 90))
+    keep(place)
+    for query, images in (("dog group:2", [2]), ("dog group:others", [3]), ("more group:best", [2])):
+        assert [hit.image for hit in place.search.best(parse(query), By.words).hits] == images
 
 
 def test_an_image_whose_better_one_is_gone_is_no_copy_any_more(place: Place) -> None:
