@@ -18,6 +18,7 @@ from daemon.comparison import running
 from daemon.comparison.changes import Change, estimate_share
 from daemon.comparison.comparing import Comparison, Pair
 from daemon.comparison.running import Run, count_joules
+from daemon.comparison.verdict import say_what_next
 from daemon.config.loading import load
 from daemon.config.state import lock_state
 from daemon.core.errors import NotAnswering
@@ -361,3 +362,15 @@ def test_answers_are_kept_in_requests_that_a_daemon_takes_without_a_pause(tmp_pa
     sizes = [len(msgspec.json.encode([group])) for group in groups]
     assert max(sizes) < 8 << 20 < ANSWERS_BYTES < sum(sizes)
     assert [output for group in groups for _, output in group.answers] == [*outputs.values()]
+
+
+@pytest.mark.parametrize(("amount", "is_said"), [(0.0, True), (0.4, False)])
+def test_that_nothing_would_change_is_said_only_if_scores_stay_too(
+    amount: float, is_said: bool, tmp_path: Path
+) -> None:
+    pair = Pair(make_record(tmp_path), b"", b"", Change(amount, False), ("A", "A"))
+    run = Run({"clip": Model("clip", "sha256:0", "")}, ["cpu"], {}, Counter(), 1, set(), 4.0, None)
+    [said] = say_what_next(
+        Comparison("clip", 1, [pair], Counter(), Counter(), [], run), {"model": "siglip2-base"}
+    )
+    assert ("Nothing would change" in said) is is_said
