@@ -23,6 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from daemon.ledger import publications
+from daemon.ledger.files import sync_file
 from daemon.ledger.publications import Picture
 from daemon.ledger.records import Reader
 from daemon.search.covering import Cosines, Cover, Leaders, Places, extend_cover, find_axes, shorten
@@ -163,6 +164,7 @@ def keep_groups(index: Index, found: Duplicates) -> None:
         axes = find_axes(exact, found.rows[leading], found.near)
         np.save(folder / AXES, axes)
         hand_over(folder / AXES)
+        sync_file(folder / AXES)
         _append(folder, 0, images, found.rows[leading], shorten(exact, found.rows[leading], axes))
         for made in ("drop_duplicates", "drop_grouping", "drop_leaders"):
             connection.execute(SQL[made])
@@ -197,9 +199,9 @@ def _extend_some(reader: Reader, index: Index) -> bool:
     if (kept := about_groups(index)) is None or kept.last >= place:
         return False
     with index.lend() as connection, transaction(connection):
-        kept = KeptGroups(
-            *connection.execute(SQL["grouping"]).fetchone()
-        )  # another process may have been faster
+        if not (row := connection.execute(SQL["grouping"]).fetchone()):  # another process has begun again
+            return False
+        kept = KeptGroups(*row)  # another process may have been faster
         matrix = _open(index, kept.model)
         start = int(np.searchsorted(matrix.numbers, kept.last, "right"))
         numbers = matrix.numbers[start : start + BATCH].tolist()
@@ -229,10 +231,17 @@ def _add(
     """Returns how many of these images lead a group."""
     if not len(rows):
         return 0
-    count, axes = kept.leaders, np.load(folder / AXES)
-    known, leaders = (np.fromfile(folder / name, np.int64, count) for name in ("images", "rows"))
-    shape = (count, axes.shape[1] + 1)
-    short = np.memmap(folder / "kept", np.float32, "r", shape=shape) if count else np.empty(shape, np.float32)
+    count = kept.leaders
+    try:
+        axes = np.load(folder / AXES)
+        shape = (count, axes.shape[1] + 1)
+        known, leaders = (np.fromfile(folder / name, np.int64, count) for name in ("images", "rows"))
+        kept_rows = np.memmap(folder / "kept", np.float32, "r", shape=shape) if count else None
+    except (OSError, ValueError, EOFError) as error:  # of a power failure, say
+        raise SearchUnusable(
+            f"the kept groups cannot be read: {error}. `visiond duplicates` makes them again."
+        ) from error
+    short = np.empty(shape, np.float32) if kept_rows is None else kept_rows
     found = extend_cover(exact, Leaders(leaders, short, axes), rows, kept.near)
     is_leading = found.leaders == count + np.arange(len(rows))
     everyone = np.concatenate([known, images])

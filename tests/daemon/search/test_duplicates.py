@@ -266,6 +266,19 @@ def test_images_that_come_while_others_are_compared_are_compared_later(place: Pl
     assert grouped(place) == [[1, 2, 3]]
 
 
+@pytest.mark.parametrize("name", ["axes.npy", "kept"])
+def test_kept_groups_that_cannot_be_read_are_named_and_made_again(place: Place, name: str) -> None:
+    place.add("0.jpg", "x", clip=at(0))
+    keep(place)
+    [file] = (place.state / "search" / "groups").glob(f"*/{name}")
+    os.truncate(file, 0)
+    place.add("1.jpg", "x", clip=at(0))
+    with pytest.raises(SearchUnusable, match="`visiond duplicates` makes them again"):
+        grouped(place)
+    keep(place)
+    assert grouped(place) == [[1, 2]]
+
+
 def test_an_image_that_is_published_again_stays_where_it_was(place: Place) -> None:
     for number, degrees in enumerate((0, 1, 90)):
         place.add(f"{number}.jpg", "x", size=9 - number, clip=at(degrees))
