@@ -165,14 +165,17 @@ def compare(
     settings = read_changed(config, stage, named)
     if page:
         check_target(settings, page, find_config(config))
-        pages.check_page(page, force=force)
+        pages.check_page(page, settings, force=force)
     with open_reader(settings) as reader, Progress("images", after=LATE_SECONDS) as progress:
         found = compare_answers(settings, stage, reader, sample, seed, progress.begin, progress.step)
     prices = Prices(price_per_kwh, price_per_hour)
     lines = [*describe(found, prices, seed), *say_what_next(found, named)]
-    if page:
-        pages.write_page(page, settings, found, lines, force=force)
     kept, trouble = _keep(settings, found)
+    try:
+        if page:
+            pages.write_page(page, settings, found, lines, force=force)
+    except VisiondError as error:
+        trouble, page = trouble or error, None
     if as_json:
         print_json(as_document(found, prices) | {"kept": kept})
     else:

@@ -28,6 +28,7 @@ from daemon.results.judge import Judge
 
 JOULES = 3.6e6  # of a kWh
 GROUP = 1024  # answers that are kept by one request
+GROUP_BYTES = 4 << 20  # of these; a daemon that runs does nothing else while it reads them
 CHUNK = 256  # images that are looked up at once
 MOST_LOOKED = 100_000  # numbers that are looked at, in a ledger with few answers of the stage
 
@@ -100,12 +101,15 @@ class Comparison:
 
     def answers(self) -> list[ModelAnswers]:
         """What a redo would compute again if it were not kept."""
-        found = [
-            (pair.record.digest, self.run.outputs[pair.record.id])
-            for pair in self.pairs
-            if pair.record.id in self.run.kept
-        ]
-        return [ModelAnswers(self.model, found[at : at + GROUP]) for at in range(0, len(found), GROUP)]
+        groups, size = list[ModelAnswers](), 0
+        for record in (pair.record for pair in self.pairs if pair.record.id in self.run.kept):
+            output = self.run.outputs[record.id]
+            if not groups or len(groups[-1].answers) == GROUP or size + len(output.payload) > GROUP_BYTES:
+                groups.append(ModelAnswers(self.model, []))
+                size = 0
+            groups[-1].answers.append((record.digest, output))
+            size += len(output.payload)
+        return groups
 
 
 def compare(

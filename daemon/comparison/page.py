@@ -12,25 +12,29 @@ from typing import Any
 import msgspec
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
+from daemon.comparison.changes import MEASURES
 from daemon.comparison.comparing import Comparison, Pair
 from daemon.config.loading import Config
 from daemon.config.state import LEDGER, closed_to_others
 from daemon.core.errors import NotWritable
-from daemon.ledger.files import written_whole
+from daemon.ledger.files import check_free, written_whole
 from daemon.server.page.pictures import NoPicture, Pictures, draw_reason
 from daemon.server.page.views import draw, summarize, visible
+from stages.registry.registry import kind_of
 
 MOST_IMAGES = 50
 SIDE = 480  # pixels of a picture
 BEGINS = (b'<!DOCTYPE html>\n<html lang="en">\n<meta charset="utf-8">\n<meta name="viewport"',)
 
 
-def check_page(file: Path, *, force: bool) -> None:
-    """Before all that computing. Raises NotWritable if the page could not be written."""
-    if file.exists() and not force:
-        raise NotWritable(f"{file} already exists; name another file, or replace it with --force.")
-    if not file.absolute().parent.is_dir():
+def check_page(file: Path, config: Config, *, force: bool) -> None:
+    """Before all that computing. Raises NotWritable, WrongArgument if the page could not be written."""
+    folder = file.absolute().parent
+    if not folder.is_dir():
         raise NotWritable(f"cannot create {file}: the folder of this file does not exist.")
+    if not os.access(folder, os.W_OK):
+        raise NotWritable(f"cannot create {file}: you may not write into the folder of this file.")
+    check_free(file, config.state.path / LEDGER, force=force, begins=BEGINS)
 
 
 def write_page(file: Path, config: Config, found: Comparison, lines: Sequence[str], *, force: bool) -> None:
@@ -43,13 +47,13 @@ def write_page(file: Path, config: Config, found: Comparison, lines: Sequence[st
         text = templates.get_template("comparison.html").render(
             title=f"{found.stage}: the stored answers and {visible(found.model.provenance.title)}",
             lines=[visible(line) for line in lines],
-            images=_describe(shown, pictures),
+            images=_describe(found.stage, shown, pictures),
         )
         with written_whole(file, config.state.path / LEDGER, force=force, begins=BEGINS) as partial:
             partial.write_text(text, "utf-8", errors="replace")
 
 
-def _describe(pairs: Sequence[Pair], pictures: Pictures) -> Iterator[dict[str, Any]]:
+def _describe(stage: str, pairs: Sequence[Pair], pictures: Pictures) -> Iterator[dict[str, Any]]:
     for pair in pairs:
         record = pair.record
         yield {
@@ -60,11 +64,17 @@ def _describe(pairs: Sequence[Pair], pictures: Pictures) -> Iterator[dict[str, A
             "change": pair.change.amount,
             "bins": pair.bins,
             "picture": _find_picture(pair, pictures),
-            "answers": [("stored", _read(pair.before)), ("new", _read(pair.after))],
+            "answers": [
+                ("stored", describe_answer(stage, pair.before)),
+                ("new", describe_answer(stage, pair.after)),
+            ],
         }
 
 
-def _read(payload: bytes) -> dict[str, Any]:
+def describe_answer(stage: str, payload: bytes) -> dict[str, Any]:
+    """In words, and what is drawn over the picture. Of a plug-in, whose keys may mean anything, the JSON."""
+    if kind_of(stage) not in MEASURES:
+        return {"text": payload.decode(errors="replace"), "shapes": []}
     result = msgspec.json.decode(payload)
     return {"text": summarize(result), "shapes": [*draw(result)]}
 

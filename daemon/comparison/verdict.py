@@ -89,7 +89,8 @@ def _describe_cost(found: Comparison, prices: Prices) -> Iterator[str]:
 
 def say_what_next(found: Comparison, changes: Mapping[str, str]) -> list[str]:
     """changes: other settings of the stage, as `read_changed` takes them."""
-    if found.shares()["changed"].high == 0 and found.shares()["other_bin"].high == 0:
+    is_same = not any(pair.change.amount for pair in found.pairs)  # also of scores
+    if is_same and found.shares()["changed"].high == 0 and found.shares()["other_bin"].high == 0:
         return [f"Nothing would change, so there is no reason for a redo of {found.stage}."]
     keys = " and ".join(f"`{key} = {_as_toml(value)}`" for key, value in changes.items())
     return [

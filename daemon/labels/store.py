@@ -4,7 +4,6 @@ repair or new version of a file touches it."""
 from __future__ import annotations
 
 import contextlib
-import os
 import sqlite3
 import time
 import zlib
@@ -104,10 +103,11 @@ class LabelStore:
                 yield digest, label.value
 
     def state(self) -> str:
-        """Another one after every change. Empty without labels."""
+        """Another one after every change. Empty without labels. The file is not opened for that: closing it would release the
+        locks by which other threads read it."""
         try:
-            with self.path.open("rb") as file:
-                return f"{os.fstat(file.fileno()).st_ino} {file.read(28)[24:].hex()}"  # SQLite's file change counter
+            status = self.path.stat()
+            return f"{status.st_ino} {status.st_size} {status.st_ctime_ns}"
         except FileNotFoundError:
             return ""
         except OSError as error:

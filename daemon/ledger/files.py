@@ -40,16 +40,7 @@ def written_whole(
     files: a daemon would continue to write to the replaced one.
     """
     file = file.resolve()
-    if file in [Path(f"{ledger.resolve()}{suffix}") for suffix in DATABASE]:
-        raise WrongArgument(f"{file} is the ledger itself; name another file.")
-    if file.exists() and not file.is_file():
-        raise NotWritable(f"{file} is not a regular file, so it cannot be replaced. Name a file.")
-    if file.exists() and not force:
-        raise NotWritable(f"{file} already exists; name another file, or replace it with --force.")
-    if begins and file.exists() and not _is_replaceable(file, begins):
-        raise NotWritable(
-            f"{file} is no file of this command, so --force does not replace it. Name another file, or delete it first."
-        )
+    check_free(file, ledger, force=force, begins=begins)
     partial = file.with_name(f".{file.name}.partial")
     try:
         partial.unlink(missing_ok=True)
@@ -62,6 +53,21 @@ def written_whole(
     finally:
         with contextlib.suppress(OSError):
             partial.unlink(missing_ok=True)
+
+
+def check_free(file: Path, ledger: Path, *, force: bool, begins: tuple[bytes, ...]) -> None:
+    """Raises what `written_whole` does if a file of this name may not be made, or not be replaced."""
+    file = file.resolve()
+    if file in [Path(f"{ledger.resolve()}{suffix}") for suffix in DATABASE]:
+        raise WrongArgument(f"{file} is the ledger itself; name another file.")
+    if file.exists() and not file.is_file():
+        raise NotWritable(f"{file} is not a regular file, so it cannot be replaced. Name a file.")
+    if file.exists() and not force:
+        raise NotWritable(f"{file} already exists; name another file, or replace it with --force.")
+    if begins and file.exists() and not _is_replaceable(file, begins):
+        raise NotWritable(
+            f"{file} is no file of this command, so --force does not replace it. Name another file, or delete it first."
+        )
 
 
 def _is_replaceable(file: Path, begins: tuple[bytes, ...]) -> bool:

@@ -23,6 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from daemon.ledger import publications
+from daemon.ledger.files import sync_file
 from daemon.ledger.publications import Picture
 from daemon.ledger.records import Reader
 from daemon.search.covering import Cosines, Cover, Leaders, Places, extend_cover, find_axes, shorten
@@ -55,10 +56,11 @@ class NearBest(NamedTuple):
 class Duplicates:
     """images: their numbers, the best first. bytes: the sizes of their files. leaders: for each the place of the best image of
     its group, perhaps its own. rows: of their embeddings. without: images that have no embedding of the model, oldest first.
-    model: its fingerprint."""
+    model: its fingerprint. last: the last publication that was looked at."""
 
     near: float
     model: str
+    last: int
     images: NDArray[np.int64]
     bytes: NDArray[np.int64]
     leaders: Places
@@ -111,10 +113,10 @@ def find_duplicates(
     """Group the images that are in the index, which is up to date. Takes minutes for a million. near: the least cosine, at
     most 0.999. bins, among: only images of these bins, and of these numbers. note: called with how many images have their
     group, and with all. Raises SearchUnusable."""
-    plug_ins = _plug_ins(reader)
+    plug_ins, last = _plug_ins(reader), index.about().place
     kinds = np.dtype([(name, "f8" if name == "sharpness" else "i8") for name in Picture._fields])
     with reader.lend() as ledger:
-        pictures = np.fromiter(publications.read_pictures(ledger, index.about().place, bins, plug_ins), kinds)
+        pictures = np.fromiter(publications.read_pictures(ledger, last, bins, plug_ins), kinds)
     if among is not None:
         pictures = pictures[np.isin(pictures["image"], among)]
     model, rows, (folder, count, dim) = _choose_model(index, pictures["number"])
@@ -125,7 +127,7 @@ def find_duplicates(
     asked = Grouping(str(folder), count, dim, rows[order].astype(np.int64).tobytes(), near, threads)
     cover = group_rows(asked, lambda done: note(done, len(order)))
     ordered = pictures[order]
-    return Duplicates(near, model, ordered["image"], ordered["bytes"], *cover, rows[order], without)
+    return Duplicates(near, model, last, ordered["image"], ordered["bytes"], *cover, rows[order], without)
 
 
 class KeptGroups(NamedTuple):
@@ -146,7 +148,6 @@ class KeptGroups(NamedTuple):
 
 def keep_groups(index: Index, found: Duplicates) -> None:
     """For the page and the search, instead of those that were kept before. Raises SearchUnusable."""
-    last = index.about().place
     rows = [
         (*row, float(found.cosines[place]))
         for number, group in enumerate(found.groups())
@@ -163,12 +164,21 @@ def keep_groups(index: Index, found: Duplicates) -> None:
         axes = find_axes(exact, found.rows[leading], found.near)
         np.save(folder / AXES, axes)
         hand_over(folder / AXES)
+        sync_file(folder / AXES)
         _append(folder, 0, images, found.rows[leading], shorten(exact, found.rows[leading], axes))
         for made in ("drop_duplicates", "drop_grouping", "drop_leaders"):
             connection.execute(SQL[made])
         connection.executemany(SQL["add_duplicate"], rows)
         connection.executemany(SQL["add_leader"], zip(images.tolist(), strict=True))
-        about = (found.near, len(found.images), last, time.time(), found.model, folder.name, len(images))
+        about = (
+            found.near,
+            len(found.images),
+            found.last,
+            time.time(),
+            found.model,
+            folder.name,
+            len(images),
+        )
         connection.execute(SQL["note_grouping"], about)
     for other in folder.parent.iterdir():
         if other != folder:
@@ -189,9 +199,9 @@ def _extend_some(reader: Reader, index: Index) -> bool:
     if (kept := about_groups(index)) is None or kept.last >= place:
         return False
     with index.lend() as connection, transaction(connection):
-        kept = KeptGroups(
-            *connection.execute(SQL["grouping"]).fetchone()
-        )  # another process may have been faster
+        if not (row := connection.execute(SQL["grouping"]).fetchone()):  # another process has begun again
+            return False
+        kept = KeptGroups(*row)  # another process may have been faster
         matrix = _open(index, kept.model)
         start = int(np.searchsorted(matrix.numbers, kept.last, "right"))
         numbers = matrix.numbers[start : start + BATCH].tolist()
@@ -221,10 +231,17 @@ def _add(
     """Returns how many of these images lead a group."""
     if not len(rows):
         return 0
-    count, axes = kept.leaders, np.load(folder / AXES)
-    known, leaders = (np.fromfile(folder / name, np.int64, count) for name in ("images", "rows"))
-    shape = (count, axes.shape[1] + 1)
-    short = np.memmap(folder / "kept", np.float32, "r", shape=shape) if count else np.empty(shape, np.float32)
+    count = kept.leaders
+    try:
+        axes = np.load(folder / AXES)
+        shape = (count, axes.shape[1] + 1)
+        known, leaders = (np.fromfile(folder / name, np.int64, count) for name in ("images", "rows"))
+        kept_rows = np.memmap(folder / "kept", np.float32, "r", shape=shape) if count else None
+    except (OSError, ValueError, EOFError) as error:  # of a power failure, say
+        raise SearchUnusable(
+            f"the kept groups cannot be read: {error}. `visiond duplicates` makes them again."
+        ) from error
+    short = np.empty(shape, np.float32) if kept_rows is None else kept_rows
     found = extend_cover(exact, Leaders(leaders, short, axes), rows, kept.near)
     is_leading = found.leaders == count + np.arange(len(rows))
     everyone = np.concatenate([known, images])
@@ -287,6 +304,20 @@ def read_others(reader: Reader, index: Index) -> frozenset[int]:
     with reader.lend() as ledger:
         shown = publications.read_shown_images(ledger, [*{best for _, best in rows}])
     return frozenset(image for image, best in rows if best in shown)
+
+
+def read_grouped(reader: Reader, index: Index, group: str) -> Collection[int]:
+    """The images of a group that a query names, or all that are near a better one. Raises SearchUnusable."""
+    if group.isdecimal():
+        return {*read_group_of(index, int(group))}
+    return read_others(reader, index) if group else ()
+
+
+def number_grouped(reader: Reader, index: Index, group: str) -> Collection[int]:
+    """The publications of `read_grouped`. Raises SearchUnusable."""
+    grouped = read_grouped(reader, index, group)
+    with reader.lend() as ledger:
+        return publications.read_shown_images(ledger, [*grouped]).values()
 
 
 def _plug_ins(reader: Reader) -> list[int]:

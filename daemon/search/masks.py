@@ -79,5 +79,12 @@ def make_bits(numbers: Iterable[int] | NDArray[np.int64], last: int) -> Bits:
     return np.packbits(found, bitorder="little")
 
 
+def narrow(bits: Bits, numbers: Iterable[int], *, without: bool) -> Bits:
+    """Only these of the entries, or all without these."""
+    last = 8 * len(bits) - 1
+    some = make_bits([number for number in numbers if number <= last], last)
+    return bits & (~some if without else some)
+
+
 def _resize(bits: Bits, size: int) -> Bits:
     return bits if len(bits) == size else np.pad(bits[:size], (0, max(0, size - len(bits))))

@@ -18,11 +18,11 @@ from daemon.config.state import SEARCH
 from daemon.core.jobs import JobStatus
 from daemon.ledger import publications
 from daemon.ledger.records import Reader
-from daemon.search.duplicates import extend_groups, read_group_of, read_others
+from daemon.search.duplicates import extend_groups, number_grouped, read_group_of, read_grouped
 from daemon.search.evidence import Columns, Evidence, Ranking, parse_order
 from daemon.search.index import Index, SearchUnusable
-from daemon.search.masks import Bits, Masks, make_bits
-from daemon.search.query import Query, parse
+from daemon.search.masks import Bits, Masks, make_bits, narrow
+from daemon.search.query import GROUPS, Query, parse
 from daemon.search.tower import Ask, Tower
 from stages.contract.base import StageSpec
 
@@ -37,6 +37,8 @@ FEW, FEW_SECONDS = (
 )  # images that another thread will have added in a moment, and how long that may take at most
 NEWEST = 1 << 62
 UNCUT = "By meaning all images are ranked, the nearest first: those further down may not fit."
+
+Passes = Callable[[int], bool]  # whether an image, by its number, is wanted
 
 
 class By(StrEnum):
@@ -168,14 +170,12 @@ class Searcher:
         hits = [Hit(*each) for each in found if each[0] in fitting]
         return Found(hits[:limit], hits[limit - 1].number if len(hits) > limit else 0)
 
-    def _passing(self, query: Query) -> Callable[[int], bool]:
-        """Whether an image is in the group of near-duplicates that the query asks for."""
-        if query.group.isdecimal():
-            return {*read_group_of(self.index, int(query.group))}.__contains__
-        if query.group:
+    def _passing(self, query: Query) -> Passes:
+        """Whether an image is among the near-duplicates that the query asks for."""
+        if query.group in GROUPS:
             extend_groups(self._reader, self.index)
-        others = read_others(self._reader, self.index) if query.group else ()
-        return others.__contains__ if query.group == "others" else lambda image: image not in others
+        grouped = read_grouped(self._reader, self.index, query.group)
+        return grouped.__contains__ if query.group not in ("", "best") else lambda image: image not in grouped
 
     def unpublished(self, query: Query, state: str, before: int = NEWEST, limit: int = 50) -> Found:
         """Files that are pending or skipped, newest first: the ledger has them, and no index their words. before: the cursor
@@ -198,14 +198,13 @@ class Searcher:
     ) -> Found:
         """Images that fit best, best first. skip: the cursor of an earlier answer. wait: for the model to be loaded,
         some seconds; otherwise the words alone answer until then. Raises SearchUnusable."""
+        passes = self._passing(query)
         with ThreadPoolExecutor(1) as beside:  # the words, while a child process looks for the meaning
-            ask = partial(self._enough, partial(self.index.best, query), BEST)
+            ask = partial(self._enough, partial(self.index.best, query), BEST, passes)
             words = beside.submit(ask) if by is not By.meaning else None
             near, problem, is_warming = self._look_for_meaning(query, by, wait=wait)
         ranked = words.result() if words else []
-        passes = self._passing(query)
-        found = self._shown(_merge(ranked, list(near)), near, set(ranked))
-        hits = [hit for hit in found if passes(hit.image)][:BEST]
+        hits = self._shown(_merge(ranked, list(near)), near, set(ranked))[:BEST]
         following = skip + limit if skip + limit < len(hits) else 0
         is_uncut = not self._least or any(each.probability is None for each in near.values())
         return Found(hits[skip : skip + limit], following, problem, is_warming, bool(near) and is_uncut)
@@ -261,14 +260,15 @@ class Searcher:
                 problem = str(error)
         return near, problem, is_warming
 
-    def _enough(self, ask: Callable[[int], Sequence[int]], wanted: int) -> list[int]:
+    def _enough(self, ask: Callable[[int], Sequence[int]], wanted: int, passes: Passes = bool) -> list[int]:
         """The first answers that the ledger still shows. ask: for a number of answers; after a redo of all images most
-        may be stale."""
+        may be stale. passes: only images for which this is true."""
         count = wanted
         while True:
             found = ask(count)
             with self._reader.lend() as ledger:
                 shown = publications.read_shown(ledger, found)
+            shown = {number: image for number, image in shown.items() if passes(image)}
             if len(shown) >= wanted or len(found) < count or count >= MOST_ASKED:
                 return [number for number in found if number in shown][:wanted]
             count *= 4
@@ -325,9 +325,11 @@ class Searcher:
     def _mean(self, query: Query) -> dict[int, Near]:
         """By publication, how near it is to the query's words; the nearest first."""
         rest = query.without_words()
-        return self._nearest(
-            BEST, text=query.sentence, allowed=None if rest.is_empty else self._masks.of(rest)
-        )
+        allowed = None if rest.is_empty else self._masks.of(rest)
+        if allowed is not None and query.group:
+            numbers = number_grouped(self._reader, self.index, query.group)
+            allowed = narrow(allowed, numbers, without=query.group == "best")
+        return self._nearest(BEST, text=query.sentence, allowed=allowed)
 
     def _nearest(
         self, wanted: int, text: str = "", like: int = 0, allowed: Bits | None = None

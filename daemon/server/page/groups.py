@@ -53,7 +53,7 @@ class Groups:
         if not (kept := about_groups(index)):
             return {}
         groups = [
-            (first + at, self._views(each)) for at, each in enumerate(read_groups(index, first, SHOWN), 1)
+            (first + at, *self._views(each)) for at, each in enumerate(read_groups(index, first, SHOWN), 1)
         ]
         with self._reader.lend() as ledger:
             since = publications.read_last(ledger) - kept.last
@@ -61,16 +61,17 @@ class Groups:
             "kept": kept,
             "made_at": timestamp(kept.made_at),
             "since": since,
-            "groups": [(number, views) for number, views in groups if len(views) > 1],
+            "groups": [(*numbers, views) for *numbers, views in groups if len(views) > 1],
             "before": first and self._address("/duplicates", cursor=max(0, first - SHOWN)),
             "after": first + SHOWN < kept.groups and self._address("/duplicates", cursor=first + SHOWN),
         }
 
-    def _views(self, group: Sequence[NearBest]) -> list[View]:
-        """Those of its images that are still there."""
+    def _views(self, group: Sequence[NearBest]) -> tuple[int, list[View]]:
+        """How many of its images are still there, and the first of these."""
         cosines = {each.best: each.cosine for each in group}
         with self._reader.lend() as ledger:
             shown = publications.read_shown_images(ledger, [*cosines])
         records = self._reader.find_numbers([image for image in cosines if image in shown][:MOST_IMAGES])
         best = records[0].id if records else 0
-        return [view_of(r, Hit(0, r.id, None if r.id == best else cosines[r.id])) for r in records]
+        views = [view_of(r, Hit(0, r.id, None if r.id == best else cosines[r.id])) for r in records]
+        return len(shown), views

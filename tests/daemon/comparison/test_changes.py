@@ -24,6 +24,7 @@ from daemon.comparison.changes import (
     measure_change,
     measure_error,
 )
+from daemon.comparison.page import describe_answer
 from daemon.core.labels import Kind, Label, ObjectLabel
 
 Objects = list[tuple[str, float, tuple[float, float, float, float]]]
@@ -174,3 +175,10 @@ def test_an_interval_holds_the_share_of_its_population_95_of_100_times(share: fl
 def test_a_share_of_all_images_is_exact_and_of_none_it_may_be_anything() -> None:
     assert estimate_share(3, 24, 24) == (0.125, 0.125, 0.125)
     assert estimate_share(0, 0, 24)[1:] == (0.0, 1.0)
+
+
+def test_a_page_shows_the_answer_of_a_plug_in_as_it_is_whatever_its_keys_mean() -> None:
+    for answer in (b'{"lines":7}', b'{"detections":[{"name":"a"}]}', b'["a"]'):
+        assert describe_answer("plugin", answer) == {"text": answer.decode(), "shapes": []}
+    shown = describe_answer("yolo", b'{"detections":[{"label":"dog","score":0.9,"box":[0,0,1,1]}]}')
+    assert (shown["text"], len(shown["shapes"])) == ("1 × dog", 1)

@@ -11,12 +11,14 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from daemon.comparison import running
-from daemon.comparison.changes import estimate_share
-from daemon.comparison.comparing import Comparison
+from daemon.comparison.changes import Change, estimate_share
+from daemon.comparison.comparing import Comparison, Pair
 from daemon.comparison.running import Run, count_joules
+from daemon.comparison.verdict import say_what_next
 from daemon.config.loading import load
 from daemon.config.state import lock_state
 from daemon.core.errors import NotAnswering
@@ -29,10 +31,11 @@ from daemon.ledger.records import Reader
 from daemon.maintenance.keeping import ModelAnswers
 from daemon.results import choice
 from daemon.results.choice import draw
+from daemon.server.answers import ANSWERS_BYTES
 from daemon.system.gpus import Gpu, Sensors
 from daemon.terminal import control
 from tests.daemon_process import Daemon, Place, picture
-from tests.makers import admit, complete, done
+from tests.makers import admit, complete, done, make_record
 
 IMAGES = 40
 
@@ -251,6 +254,23 @@ def test_a_page_shows_both_answers_and_refers_to_nothing_outside(place: Place) -
     compare(place, "--page", str(file), "--force")
 
 
+def test_a_page_that_could_not_be_written_is_refused_before_anything_is_computed(place: Place) -> None:
+    photograph = place.folder / "photograph.ppm"
+    photograph.write_bytes(picture(0))
+    same = ("--stage", "yolo", "--set", "backend=fake")  # refused too, but after the models were loaded
+    told = place.command("compare", *same, "--page", photograph, "--force")
+    assert told.returncode == os.EX_CANTCREAT
+    assert "is no file of this command" in told.stderr
+
+
+def test_a_page_that_cannot_be_written_in_the_end_costs_no_answer(place: Place) -> None:
+    page = place.folder / "both.html"
+    (place.folder / ".both.html.partial").mkdir()
+    told = place.command("compare", "--stage", "yolo", "--set", "options.salt=1", "--json", "--page", page)
+    assert told.returncode == os.EX_CANTCREAT
+    assert json.loads(told.stdout)["kept"] == IMAGES
+
+
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
@@ -329,3 +349,28 @@ def test_energy_of_all_images_follows_from_that_of_those_that_were_computed() ->
     run = Run({"yolo": model}, ["cuda:0"], {}, Counter(), 20, set(), 4.0, 3.6e6)
     cost = Comparison("yolo", 1000, [], Counter(), Counter(), [], run).cost()
     assert cost == (5.0, pytest.approx(1000 / 5 / 3600), pytest.approx(50.0))
+
+
+def test_answers_are_kept_in_requests_that_a_daemon_takes_without_a_pause(tmp_path: Path) -> None:
+    """Those of OCR may have 100 KB each."""
+    model = Model("ocr", "sha256:0", "")
+    outputs = {number: Output(b"%d" % number + b" " * 100_000, 0.1) for number in range(1, 2001)}
+    run = Run({"ocr": model}, ["cpu"], outputs, Counter(), 2000, {*outputs}, 4.0, None)
+    records = [make_record(tmp_path, id=number) for number in outputs]
+    pairs = [Pair(each, b"", b"", Change(0.0, False), ("", "")) for each in records]
+    groups = Comparison("ocr", 2000, pairs, Counter(), Counter(), [], run).answers()
+    sizes = [len(msgspec.json.encode([group])) for group in groups]
+    assert max(sizes) < 8 << 20 < ANSWERS_BYTES < sum(sizes)
+    assert [output for group in groups for _, output in group.answers] == [*outputs.values()]
+
+
+@pytest.mark.parametrize(("amount", "is_said"), [(0.0, True), (0.4, False)])
+def test_that_nothing_would_change_is_said_only_if_scores_stay_too(
+    amount: float, is_said: bool, tmp_path: Path
+) -> None:
+    pair = Pair(make_record(tmp_path), b"", b"", Change(amount, False), ("A", "A"))
+    run = Run({"clip": Model("clip", "sha256:0", "")}, ["cpu"], {}, Counter(), 1, set(), 4.0, None)
+    [said] = say_what_next(
+        Comparison("clip", 1, [pair], Counter(), Counter(), [], run), {"model": "siglip2-base"}
+    )
+    assert ("Nothing would change" in said) is is_said

@@ -290,6 +290,20 @@ def test_others_can_read_while_an_import_is_under_way(
     assert sum(each.images for each in store.tallies()) == 5001
 
 
+def test_who_asks_whether_labels_have_changed_leaves_the_locks_of_those_who_read(tmp_path: Path) -> None:
+    store = LabelStore(tmp_path)
+    store.keep([(b"%32d" % number, Kind.TAGS, ["x"]) for number in range(3)], "x")
+    before, reading = store.state(), store.of_kind(Kind.TAGS)
+    next(reading)
+    assert store.state() == before
+    write = "import sqlite3, sys; sqlite3.connect(sys.argv[1], timeout=0).execute('BEGIN EXCLUSIVE')"
+    told = subprocess.run([sys.executable, "-c", write, tmp_path / LABELS], capture_output=True, text=True)
+    assert "database is locked" in told.stderr
+    assert len([*reading]) == 2
+    store.forget("x")
+    assert store.state() != before
+
+
 def test_a_damaged_file_of_labels_is_named(tmp_path: Path) -> None:
     (tmp_path / LABELS).write_text("this is no database" * 100)
     with pytest.raises(LedgerDamaged, match=f"{LABELS} is damaged: file is not a database"):

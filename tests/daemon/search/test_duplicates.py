@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from daemon.search import duplicates
+from daemon.search import duplicates, searcher
 from daemon.search.duplicates import (
     Duplicates,
     NearBest,
@@ -206,6 +206,17 @@ def test_a_search_has_only_the_best_only_others_or_one_group(place: Place) -> No
         parse("group:all")
 
 
+def test_near_duplicates_are_found_however_many_images_fit_better(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(searcher, "BEST", 1)
+    for number, text in enumerate(("dog", "dog and more", "dog and much more")):
+        place.add(f"{number}.jpg", text, size=9 - number, clip=at(0 if number else 90))
+    keep(place)
+    for query, images in (("dog group:2", [2]), ("dog group:others", [3]), ("more group:best", [2])):
+        assert [hit.image for hit in place.search.best(parse(query), By.words).hits] == images
+
+
 def test_an_image_whose_better_one_is_gone_is_no_copy_any_more(place: Place) -> None:
     """Whoever keeps only the best ones loses no image without keeping one that is near it."""
     for number in range(3):
@@ -243,6 +254,29 @@ def test_images_that_come_later_join_the_kept_groups_or_begin_new_ones(place: Pl
     assert place.find("group:best") == [7, 6, 3, 1]
     keep(place)
     assert grouped(place) == [[4, 1, 2], [3, 5], [6, 8]], "the best ones are found anew"
+
+
+def test_images_that_come_while_others_are_compared_are_compared_later(place: Place) -> None:
+    for number, degrees in enumerate((0, 1)):
+        place.add(f"{number}.jpg", "x", size=9 - number, clip=at(degrees))
+    found = find(place)
+    place.add("meanwhile.jpg", "x", clip=at(0))
+    place.search.catch_up()
+    keep_groups(place.search.index, found)
+    assert grouped(place) == [[1, 2, 3]]
+
+
+@pytest.mark.parametrize("name", ["axes.npy", "kept"])
+def test_kept_groups_that_cannot_be_read_are_named_and_made_again(place: Place, name: str) -> None:
+    place.add("0.jpg", "x", clip=at(0))
+    keep(place)
+    [file] = (place.state / "search" / "groups").glob(f"*/{name}")
+    os.truncate(file, 0)
+    place.add("1.jpg", "x", clip=at(0))
+    with pytest.raises(SearchUnusable, match="`visiond duplicates` makes them again"):
+        grouped(place)
+    keep(place)
+    assert grouped(place) == [[1, 2]]
 
 
 def test_an_image_that_is_published_again_stays_where_it_was(place: Place) -> None:

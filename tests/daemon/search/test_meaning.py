@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from daemon.search import searcher
-from daemon.search.index import SearchUnusable
+from daemon.search.index import SQL, SearchUnusable
 from daemon.search.query import parse
 from daemon.search.searcher import By, Hit
 from daemon.search.tower import Tower
@@ -81,6 +81,22 @@ def test_a_model_that_is_away_is_named_and_used_once_it_is_back(place: Place, mo
         place.search.best(parse("a circle"), By.meaning)
     away.rename(model)
     assert place.search.best(parse("a circle"), By.meaning).hits
+
+
+def test_near_duplicates_are_found_by_meaning_however_many_images_are_nearer(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(searcher, "BEST", 1)
+    with place.search.index.lend() as connection:
+        for image, at in ((2, 0), (3, 1)):
+            connection.execute(SQL["add_duplicate"], (image, 0, at, 1.0))
+    try:
+        for query, images in (("group:2", [2]), ("group:others", [3]), ("group:best", [1])):
+            found = place.search.best(parse(f"a red circle {query}"), By.meaning)
+            assert [hit.image for hit in found.hits] == images
+    finally:
+        with place.search.index.lend() as connection:
+            connection.execute(SQL["drop_duplicates"])
 
 
 def test_that_no_image_has_a_result_is_said_rather_than_that_results_are_stale(

@@ -117,6 +117,18 @@ def test_groups_of_near_duplicates_are_side_by_side_the_best_first(tmp_path: Pat
         assert "near-duplicates, with" not in site.read("/images/7")
 
 
+def test_a_large_group_says_how_many_images_it_has_and_leads_to_all_of_them(tmp_path: Path) -> None:
+    with closing(Site(tmp_path)) as site:
+        for number in range(25):
+            site.place.add(f"{number}.jpg", "word", size=99 - number, clip=at(0))
+        keep(site.place)
+        content = site.read("/duplicates")
+        assert "Group 1: 25 images, the best first" in content
+        all_of_them = re.search(r'Only the first 24 are shown here: <a href="(.*)">all of them', content)
+        assert all_of_them
+        assert site.read(all_of_them[1]).count('<article class="card">') == 25
+
+
 def test_the_bins_of_a_large_ledger_are_not_listed_for_each_request(tmp_path: Path) -> None:
     class SlowReader:
         lists = 0
