@@ -12,7 +12,8 @@ import pytest
 from pycocotools.coco import COCO
 from pycocotools.cocoeval import COCOeval
 
-from daemon.core.labels import Box, ObjectLabel
+from daemon.cli.labels import explain_nothing
+from daemon.core.labels import Box, Kind, ObjectLabel
 from daemon.labels.metrics import (
     ObjectMeasure,
     difference,
@@ -21,6 +22,9 @@ from daemon.labels.metrics import (
     measure_tags,
     measure_text,
 )
+from daemon.labels.scoring import Estimate, Score
+from daemon.ledger.record import Model
+from stages.contract.base import Provenance
 
 WORDS = "a the dog cat man woman rides holds red blue car street on in beach ball with small large two"
 
@@ -155,3 +159,21 @@ def test_two_models_are_compared_on_the_same_images() -> None:
     low, high = interval(difference(*measures), 100)["recall"]
     assert 0 < low < 0.1 < high < 0.2
     assert interval(measures[0], 100)["recall"][1] > interval(measures[1], 100)["recall"][0]
+
+
+def test_a_score_of_nothing_says_why() -> None:
+    model = Model("yolo", "sha256:1", "", Provenance(name="mine"))
+
+    def explain(kind: Kind, answered: set[str]) -> str:
+        figures = {"mAP": Estimate(0.0, 0.0, 0.0)}
+        found = Score(
+            kind, model, True, 1, 1, figures, given=frozenset({"car", "dog"}), answered=frozenset(answered)
+        )
+        return " ".join(explain_nothing(found))
+
+    assert "mine found no object" in explain(Kind.OBJECTS, set())
+    assert "`conf` under [stages.yolo.options]" in explain(Kind.OBJECTS, set())
+    assert "names that people gave (car, dog), but a, b, c and 1 more;" in explain(
+        Kind.OBJECTS, {"a", "b", "c", "d"}
+    )
+    assert explain(Kind.OBJECTS, {"dog"}) == explain(Kind.TAGS, {"dog"}) == ""
