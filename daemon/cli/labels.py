@@ -6,7 +6,7 @@ import math
 import os
 import time
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -23,6 +23,7 @@ from daemon.terminal.progress import Progress
 if TYPE_CHECKING:
     from daemon.labels.matching import Matches
     from daemon.labels.scoring import Estimate, Score
+    from daemon.ledger.record import Model
 
 NAMED = 3  # of several names, in a sentence
 
@@ -230,7 +231,8 @@ def score(
         raise NothingFound(
             f"There are no labels of images with answers; `{command('labels', 'import')}` reads some in."
         )
-    rows = [row for each in scores for row in _rows(each)]
+    named = name_apart(scores)
+    rows = [row for each, name in zip(scores, named, strict=True) for row in _rows(each, name)]
     print_table(
         ("kind", "model", "images", "figure", "score", "95 % of resamples", "compared with the first"), rows
     )
@@ -266,10 +268,26 @@ def _some(names: Iterable[str]) -> str:
     return ", ".join(first[:NAMED]) + (f" and {more:,} more" if more > 0 else "")
 
 
-def _rows(each: Score) -> list[tuple[object, ...]]:
+def name_apart(scores: list[Score]) -> list[str]:
+    """Of each its model: by its title, and where others of its kind have the same one, also by its options and fingerprint."""
+    ways: tuple[Callable[[Model], str], ...] = (
+        lambda model: model.provenance.title or model.fingerprint,
+        lambda model: model.provenance.describe(),
+        lambda model: f"{model.provenance.describe()} {model.fingerprint}",
+    )
+
+    def name(each: Score) -> str:
+        others = [other.model for other in scores if other.kind == each.kind and other is not each]
+        alone = (way for way in ways if way(each.model) not in map(way, others))
+        return next(alone, ways[-1])(each.model)
+
+    return [name(each) for each in scores]
+
+
+def _rows(each: Score, model: str) -> list[tuple[object, ...]]:
     named = (
         each.kind,
-        each.model.provenance.title or each.model.fingerprint,
+        model,
         f"{each.images:,} of {each.labelled:,}",
     )
     return [

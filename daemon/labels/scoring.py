@@ -50,7 +50,7 @@ class Estimate(NamedTuple):
 class Score:
     """How one model agrees with the labels. images: how many it has answered for, of those with labels. against: figures minus
     those of the first model of its kind, on the images that both have answered for; none for the first. classes: the average
-    precision of each label. given, answered: the names of objects or tags that people gave, and that the model did, in lower case."""
+    precision of each label. given, answered: the names of objects or tags that people and the model gave, in lower case."""
 
     kind: Kind
     model: Model

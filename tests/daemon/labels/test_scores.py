@@ -12,7 +12,7 @@ import pytest
 from pycocotools.coco import COCO
 from pycocotools.cocoeval import COCOeval
 
-from daemon.cli.labels import explain_nothing
+from daemon.cli.labels import explain_nothing, name_apart
 from daemon.core.labels import Box, Kind, ObjectLabel
 from daemon.labels.metrics import (
     ObjectMeasure,
@@ -177,3 +177,18 @@ def test_a_score_of_nothing_says_why() -> None:
         Kind.OBJECTS, {"a", "b", "c", "d"}
     )
     assert explain(Kind.OBJECTS, {"dog"}) == explain(Kind.TAGS, {"dog"}) == ""
+
+
+def test_two_models_of_one_title_have_different_names_in_the_table() -> None:
+    def score_of(fingerprint: str, title: str, **options: float) -> Score:
+        model = Model("yolo", fingerprint, "", Provenance(name=title, options=options))
+        return Score(Kind.OBJECTS, model, True, 1, 1, {})
+
+    one, other, again = (
+        score_of("1", "mine"),
+        score_of("2", "mine", conf=0.1),
+        score_of("3", "mine", conf=0.1),
+    )
+    assert name_apart([score_of("0", "mini"), one]) == ["mini", "mine"]
+    assert name_apart([score_of("0", "mini"), one, other]) == ["mini", "mine", "mine (conf = 0.1)"]
+    assert len({*name_apart([one, other, again])}) == 3
