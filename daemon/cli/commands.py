@@ -249,7 +249,8 @@ def samples(
     """Write synthetic images to try visiond on.
 
     What each image shows is in FOLDER/.truth.jsonl, a hidden file that an
-    inbox ignores.
+    inbox ignores. Its boxes are left, top, right and bottom, in pixels of the
+    upright image.
 
     Examples:
       visiond samples inbox

@@ -6,6 +6,7 @@ import math
 import os
 import time
 from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -13,7 +14,7 @@ import typer
 
 from daemon.core.errors import NothingFound
 from daemon.core.hints import command, quantity
-from daemon.core.labels import Kind
+from daemon.core.labels import STAGE_OF, Kind
 from daemon.system.log import escape
 from daemon.terminal.display import errors, print_json, print_table, printable
 from daemon.terminal.options import ConfigOption, JsonOption, flag, option, read_config
@@ -22,6 +23,9 @@ from daemon.terminal.progress import Progress
 if TYPE_CHECKING:
     from daemon.labels.matching import Matches
     from daemon.labels.scoring import Estimate, Score
+    from daemon.ledger.record import Model
+
+NAMED = 3  # of several names, in a sentence
 
 labels_app = typer.Typer(
     help="Keep what people say about images beside the answers of the models.\n\n"
@@ -227,10 +231,13 @@ def score(
         raise NothingFound(
             f"There are no labels of images with answers; `{command('labels', 'import')}` reads some in."
         )
-    rows = [row for each in scores for row in _rows(each)]
+    named = name_apart(scores)
+    rows = [row for each, name in zip(scores, named, strict=True) for row in _rows(each, name)]
     print_table(
         ("kind", "model", "images", "figure", "score", "95 % of resamples", "compared with the first"), rows
     )
+    for note in dict.fromkeys(note for each in scores for note in explain_nothing(each)):
+        errors.print(f"[yellow]Note: {printable(note)}[/yellow]")
     for each in scores if by_label else ():
         classes = sorted(each.classes.items(), key=lambda item: -item[1])
         if classes:
@@ -238,10 +245,49 @@ def score(
             print_table(("label", "AP"), ((name, f"{value:.3f}") for name, value in classes), title)
 
 
-def _rows(each: Score) -> list[tuple[object, ...]]:
+def explain_nothing(each: Score) -> Iterator[str]:
+    """Why a score can only be 0."""
+    model = each.model.provenance.title or each.model.fingerprint
+    if not each.given or each.given & each.answered:
+        return
+    if each.answered:
+        yield (
+            f"{model} used none of the names that people gave ({_some(each.given)}), but {_some(each.answered)}; "
+            "only equal names are compared."
+        )
+    elif each.kind is Kind.OBJECTS:
+        yield (
+            f"{model} found no object in these images. Objects with a lower score than `conf` under "
+            f"[stages.{STAGE_OF[each.kind]}.options] are not in its answers."
+        )
+
+
+def _some(names: Iterable[str]) -> str:
+    first = sorted(names)
+    more = len(first) - NAMED
+    return ", ".join(first[:NAMED]) + (f" and {more:,} more" if more > 0 else "")
+
+
+def name_apart(scores: list[Score]) -> list[str]:
+    """Of each its model: by its title, and where others of its kind have the same one, also by its options and fingerprint."""
+    ways: tuple[Callable[[Model], str], ...] = (
+        lambda model: model.provenance.title or model.fingerprint,
+        lambda model: model.provenance.describe(),
+        lambda model: f"{model.provenance.describe()} {model.fingerprint}",
+    )
+
+    def name(each: Score) -> str:
+        others = [other.model for other in scores if other.kind == each.kind and other is not each]
+        alone = (way for way in ways if way(each.model) not in map(way, others))
+        return next(alone, ways[-1])(each.model)
+
+    return [name(each) for each in scores]
+
+
+def _rows(each: Score, model: str) -> list[tuple[object, ...]]:
     named = (
         each.kind,
-        each.model.provenance.title or each.model.fingerprint,
+        model,
         f"{each.images:,} of {each.labelled:,}",
     )
     return [

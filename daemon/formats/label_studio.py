@@ -44,8 +44,9 @@ def write_label_studio(folder: Path, images: Iterator[Answered]) -> None:
         tasks = JsonArray(out)
         for image in images:
             tasks.add(_task(image))
-            objects.update(dict.fromkeys(label for label, _, _ in image.objects))
-            tags.update(dict.fromkeys(label for label, _ in image.tags))
+            for each in (image, _answers(image)):  # those of people, then those of predictions
+                objects.update(dict.fromkeys(label for label, _, _ in each.objects))
+                tags.update(dict.fromkeys(label for label, _ in each.tags))
         out.write(b"]\n")
     config = CONFIG.format(objects=_list(OBJECTS, "Label", objects), tags=_list(TAGS, "Choice", tags))
     (folder / "config.xml").write_text(config, encoding="utf-8", newline="\n")
@@ -57,11 +58,16 @@ def _list(control: str, element: str, labels: Iterable[str]) -> str:
     return control.format(labels="\n".join(rows)) if rows else ""
 
 
+def _answers(image: Answered) -> ImageAnswers:
+    """Those of the models, also of an image with labels of people."""
+    return ImageAnswers(image.document, image.size)
+
+
 def _task(image: Answered) -> dict[str, Any]:
     location = image.location
     address = location if is_url(location) else LOCAL + quote(os.fsencode(location.lstrip("/")))
     version = ", ".join(image.models.values())
-    answers = [*_results(ImageAnswers(image.document, image.size))]
+    answers = [*_results(_answers(image))]
     said = [*_results(ImageAnswers({}, image.size, image.labels))]
     return {
         "data": {"image": address},

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
 
-from daemon.core.labels import STAGE_OF, Kind, Value
+from daemon.core.labels import STAGE_OF, Kind, ObjectLabel, Value
 from daemon.formats.answered import ImageAnswers
 from daemon.labels import metrics
 from daemon.labels.metrics import Measure, ObjectMeasure
@@ -50,7 +50,7 @@ class Estimate(NamedTuple):
 class Score:
     """How one model agrees with the labels. images: how many it has answered for, of those with labels. against: figures minus
     those of the first model of its kind, on the images that both have answered for; none for the first. classes: the average
-    precision of each label."""
+    precision of each label. given, answered: the names of objects or tags that people and the model gave, in lower case."""
 
     kind: Kind
     model: Model
@@ -60,6 +60,8 @@ class Score:
     figures: dict[str, Estimate]
     against: dict[str, Estimate] = field(default_factory=dict)
     classes: dict[str, float] = field(default_factory=dict)
+    given: frozenset[str] = frozenset()
+    answered: frozenset[str] = frozenset()
 
 
 def score(
@@ -128,8 +130,30 @@ def _score(
         against = _figures(metrics.difference(*measures), len(both))
     classes = measure.by_class() if isinstance(measure, ObjectMeasure) else {}
     return Score(
-        kind, model, is_current, len(digests), len(labels), _figures(measure, len(digests)), against, classes
+        kind,
+        model,
+        is_current,
+        len(digests),
+        len(labels),
+        _figures(measure, len(digests)),
+        against,
+        classes,
+        given=_names(kind, [labels[each] for each in digests]),
+        answered=_names(kind, answers.values()),
     )
+
+
+def _names(kind: Kind, images: Iterable[Any]) -> frozenset[str]:
+    """Of the objects or tags in labels, or in what is compared with them, as a score compares them."""
+    if kind is Kind.OBJECTS:
+        found = (
+            each.label if isinstance(each, ObjectLabel) else each[0] for image in images for each in image
+        )
+    elif kind is Kind.TAGS:
+        found = (name for image in images for name in image)
+    else:
+        return frozenset()
+    return frozenset(name.casefold() for name in found)
 
 
 def _measure(

@@ -12,7 +12,7 @@ import msgspec
 from daemon import __version__
 from stages.contract.folders import replace_folder
 from visiond.training.data import Data
-from visiond.training.job import FINAL, RANGES, STAGES, Job
+from visiond.training.job import FINAL, RANGES, STAGES, Job, Task
 from visiond.training.log import draw_curves, read_log
 from visiond.training.trainer import LOG
 
@@ -88,7 +88,7 @@ def write_card(job: Job, data: Data, entries: Sequence[Mapping[str, Any]]) -> st
         left_out="".join(f"Left out: {why} ({number:,}). " for why, number in data.left_out.items()),
         names=f"\nNames: {shown}." if names else "",
         options="\n".join(f"| {name} | {value} |" for name, value in _options(job, entries)),
-        scores="\n".join(_scores(entries, ranges)),
+        scores="\n".join(_scores(job.task, entries, ranges)),
     )
 
 
@@ -116,7 +116,9 @@ def _options(job: Job, entries: Sequence[Mapping[str, Any]]) -> Iterator[tuple[s
     yield "time, memory", f"{last['elapsed'] / 60:.1f} minutes, {memory}"
 
 
-def _scores(entries: Sequence[Mapping[str, Any]], ranges: Mapping[str, tuple[float, float]]) -> Iterator[str]:
+def _scores(
+    task: Task, entries: Sequence[Mapping[str, Any]], ranges: Mapping[str, tuple[float, float]]
+) -> Iterator[str]:
     """A table by epochs; of the last one with the range that holds 95 of 100 resamples of the images."""
     scored = [entry for entry in entries if "scores" in entry]
     if not scored:
@@ -124,6 +126,8 @@ def _scores(entries: Sequence[Mapping[str, Any]], ranges: Mapping[str, tuple[flo
         return
     names = list(scored[0]["scores"])
     yield "On the held-out images, as `visiond score` defines them. The last line has the range that holds 95 of 100 resamples."
+    if task == "detector":
+        yield "Objects with a lower score than `conf` under `[stages.yolo.options]` count here, but not in `visiond score`."
     yield ""
     yield "| epoch | " + " | ".join(names) + " |"
     yield "|---|" + "---|" * len(names)

@@ -21,6 +21,7 @@ import yaml
 from PIL import Image
 
 from daemon.cli.results import Format
+from daemon.core.labels import Kind, Label, ObjectLabel
 from daemon.core.messages import Output
 from daemon.formats.answered import Answered
 from daemon.formats.formats import FOLDERS
@@ -516,6 +517,18 @@ for format in {[*WITH_FILES]}:
     made = [sys.executable, "-W", "ignore", "-c", program, str(tmp_path), str(tmp_path / "images")]
     subprocess.run(made, check=True, env=environment)
     assert "Total: 12,50 €" in (tmp_path / "hocr" / "images" / "b c.jpg.hocr").read_text("utf-8")
+
+
+def test_label_studio_offers_the_names_of_people_and_of_predictions(tmp_path: Path) -> None:
+    given = {Kind.OBJECTS: Label([ObjectLabel("my car", (1.0, 2.0, 3.0, 4.0))], "coco.json", 0.0)}
+    image = Answered(make_record(tmp_path), "a.jpg", [], given)
+    folder = write(tmp_path / "t", "label-studio", [image])
+    offered = {each.get("value") for each in ElementTree.parse(folder / "config.xml").iter("Label")}
+    (task,) = json.loads((folder / "tasks.json").read_text())
+    regions = [region for part in ("predictions", "annotations") for region in task[part][0]["result"]]
+    used = {name for region in regions for name in region["value"].get("rectanglelabels", ())}
+    assert len(used) > 1
+    assert offered == used
 
 
 def test_without_labels_label_studio_gets_no_empty_control(tmp_path: Path) -> None:

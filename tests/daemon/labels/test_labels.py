@@ -158,6 +158,20 @@ def test_a_file_beside_the_labels_is_known_by_its_bytes_whatever_it_is_called(la
     assert "tags by people (said.json)  seen" in labels.command("show", "5.ppm").stdout
 
 
+def test_a_score_says_when_no_name_of_people_is_one_of_the_model(labels: Place) -> None:
+    exported = labels.folder / "names"
+    assert labels.command("export", "--format", "coco", exported).returncode == 0
+    document = json.loads((exported / "instances.json").read_text())
+
+    def score_with(prefix: str) -> str:
+        named = [{**each, "name": prefix + each["name"].upper()} for each in document["categories"]]
+        assert say(labels, document | {"categories": named}).returncode == 0
+        return labels.command("score", "--only", "objects").stderr
+
+    assert "used none of the names that people gave (my " in score_with("my ")
+    assert "Note" not in score_with("")
+
+
 def test_labels_stay_when_the_models_run_again(labels: Place) -> None:
     say(labels, tags_of("0.ppm"))
     assert labels.command("redo", "--all").returncode == 0

@@ -12,7 +12,8 @@ import pytest
 from pycocotools.coco import COCO
 from pycocotools.cocoeval import COCOeval
 
-from daemon.core.labels import Box, ObjectLabel
+from daemon.cli.labels import explain_nothing, name_apart
+from daemon.core.labels import Box, Kind, ObjectLabel
 from daemon.labels.metrics import (
     ObjectMeasure,
     difference,
@@ -21,6 +22,9 @@ from daemon.labels.metrics import (
     measure_tags,
     measure_text,
 )
+from daemon.labels.scoring import Estimate, Score
+from daemon.ledger.record import Model
+from stages.contract.base import Provenance
 
 WORDS = "a the dog cat man woman rides holds red blue car street on in beach ball with small large two"
 
@@ -155,3 +159,36 @@ def test_two_models_are_compared_on_the_same_images() -> None:
     low, high = interval(difference(*measures), 100)["recall"]
     assert 0 < low < 0.1 < high < 0.2
     assert interval(measures[0], 100)["recall"][1] > interval(measures[1], 100)["recall"][0]
+
+
+def test_a_score_of_nothing_says_why() -> None:
+    model = Model("yolo", "sha256:1", "", Provenance(name="mine"))
+
+    def explain(kind: Kind, answered: set[str]) -> str:
+        figures = {"mAP": Estimate(0.0, 0.0, 0.0)}
+        found = Score(
+            kind, model, True, 1, 1, figures, given=frozenset({"car", "dog"}), answered=frozenset(answered)
+        )
+        return " ".join(explain_nothing(found))
+
+    assert "mine found no object" in explain(Kind.OBJECTS, set())
+    assert "`conf` under [stages.yolo.options]" in explain(Kind.OBJECTS, set())
+    assert "names that people gave (car, dog), but a, b, c and 1 more;" in explain(
+        Kind.OBJECTS, {"a", "b", "c", "d"}
+    )
+    assert explain(Kind.OBJECTS, {"dog"}) == explain(Kind.TAGS, {"dog"}) == ""
+
+
+def test_two_models_of_one_title_have_different_names_in_the_table() -> None:
+    def score_of(fingerprint: str, title: str, **options: float) -> Score:
+        model = Model("yolo", fingerprint, "", Provenance(name=title, options=options))
+        return Score(Kind.OBJECTS, model, True, 1, 1, {})
+
+    one, other, again = (
+        score_of("1", "mine"),
+        score_of("2", "mine", conf=0.1),
+        score_of("3", "mine", conf=0.1),
+    )
+    assert name_apart([score_of("0", "mini"), one]) == ["mini", "mine"]
+    assert name_apart([score_of("0", "mini"), one, other]) == ["mini", "mine", "mine (conf = 0.1)"]
+    assert len({*name_apart([one, other, again])}) == 3

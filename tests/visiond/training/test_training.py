@@ -86,6 +86,7 @@ def test_a_detector_learns_labels_and_the_stage_takes_the_result(
     card = (out / "README.md").read_text()
     assert f'model = "{out}"' in card
     assert "| epoch | mAP | AP50 |" in card
+    assert "but not in `visiond score`" in card
     stage = load_stage(out, "detector", conf=0.0)
     [[image]] = read_batches([folder / "0.png"], 1, "cpu")
     [found] = stage.run([image])
