@@ -24,9 +24,9 @@ from daemon.core.labels import Kind, ObjectLabel
 from daemon.system.gpus import list_gpus
 from stages.scenes.generator import write_samples
 from stages.scenes.truth import TRUTH, read_truth
-from visiond.training.data import Data, Sample, split
-from visiond.training.job import DEFAULTS, Job, write_job
-from visiond.training.launch import Place, train
+from visiond.training.data import Data, LabelledImage, split
+from visiond.training.job import DEFAULTS, TrainingJob, write_job
+from visiond.training.launch import TrainingPlace, train
 from visiond.training.log import read_log
 from visiond.training.trainer import LOG
 
@@ -41,7 +41,7 @@ def label_scenes(folder: Path, count: int) -> Data:
         file = folder / truth.file
         objects = [ObjectLabel(each.label, tuple(map(float, each.box))) for each in truth.objects]  # type: ignore[arg-type]
         digest = hashlib.sha256(file.read_bytes()).hexdigest()
-        samples.append(Sample(str(file), digest, truth.width, truth.height, objects))
+        samples.append(LabelledImage(str(file), digest, truth.width, truth.height, objects))
     return split(Kind.OBJECTS, samples, Counter(), share=0)
 
 
@@ -57,7 +57,7 @@ def make_base(options: Namespace, folder: Path) -> None:
 
 
 def measure(
-    options: Namespace, data: Data, base: Path, work: Path, places: Sequence[Place]
+    options: Namespace, data: Data, base: Path, work: Path, places: Sequence[TrainingPlace]
 ) -> dict[str, Any]:
     """Of one training: images/s, memory of a GPU in bytes, and the examples at once."""
     settings = msgspec.structs.replace(
@@ -69,7 +69,7 @@ def measure(
         checkpoint_every=0,
         precision=options.precision,
     )
-    job = Job(
+    job = TrainingJob(
         task="detector",
         base=str(base),
         base_name=options.model,
@@ -101,7 +101,7 @@ def main() -> None:
         gradient_checkpointing=False,
         temporary=str(TEMPORARY),
     )
-    gpus = [Place(gpu.uuid, f"GPU {gpu.number} ({gpu.name})") for gpu in list_gpus()]
+    gpus = [TrainingPlace(gpu.uuid, f"GPU {gpu.number} ({gpu.name})") for gpu in list_gpus()]
     if gpus and max(options.gpus) > len(gpus):
         raise SystemExit(f"there are {len(gpus)} GPUs here: --gpus {max(options.gpus)} needs more.")
     with work_folder(Path(options.temporary)) as folder:
@@ -109,7 +109,7 @@ def main() -> None:
         make_base(options, folder / "base")
         rates: dict[int, float] = {}
         for count in options.gpus:
-            places = gpus[:count] or [Place("", "CPU")] * count
+            places = gpus[:count] or [TrainingPlace("", "CPU")] * count
             print(f"{count} × {places[0].name}, {options.batch} images each", flush=True)
             found = measure(options, data, folder / "base", folder / f"work-{count}", places)
             rates[count] = found["rate"]

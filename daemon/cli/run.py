@@ -35,7 +35,7 @@ from daemon.terminal.options import (
 from daemon.terminal.progress import LATE_SECONDS, Progress
 
 if TYPE_CHECKING:
-    from daemon.comparison.comparing import Comparison
+    from daemon.comparison.comparing import ModelComparison
     from daemon.config.loading import Config
 
 LISTED = 10  # images that change most
@@ -184,7 +184,7 @@ def compare(
         raise trouble
 
 
-def _keep(settings: Config, found: Comparison) -> tuple[int, VisiondError | None]:
+def _keep(settings: Config, found: ModelComparison) -> tuple[int, VisiondError | None]:
     """How many answers were kept, and why not all: what was found is printed first."""
     from daemon.terminal import control
 
@@ -194,7 +194,7 @@ def _keep(settings: Config, found: Comparison) -> tuple[int, VisiondError | None
         return 0, error
 
 
-def _print_comparison(found: Comparison, lines: list[str], kept: int, page: Path | None) -> None:
+def _print_comparison(found: ModelComparison, lines: list[str], kept: int, page: Path | None) -> None:
     changed = [pair for pair in found.pairs if pair.change.amount][:LISTED]
     rows = ((p.record.id, os.fsdecode(p.record.location), f"{p.change.amount:.2f}") for p in changed)
     print_found(("number", "those that change most", "change"), rows)

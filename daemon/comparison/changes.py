@@ -22,18 +22,18 @@ Objects = Sequence[tuple[str, float, Box]]  # label, score and box
 Scores = Mapping[str, float]  # by label
 
 
-class Change(NamedTuple):
+class AnswerChange(NamedTuple):
     """amount: 0 to 1. is_other: whether it is another answer, and not the same one with other scores."""
 
     amount: float
     is_other: bool
 
     @classmethod
-    def of(cls, amount: float) -> Change:
+    def of(cls, amount: float) -> AnswerChange:
         return cls(amount, amount > 0)
 
 
-def compare_objects(before: Objects, after: Objects) -> Change:
+def compare_objects(before: Objects, after: Objects) -> AnswerChange:
     """1 - F1 of the boxes: each of `after`, the surest first, is the object of `before` with the same label that it overlaps
     most, from IOU on, and that no surer one is. So does COCO's evaluation at one IoU."""
     matched = sum(
@@ -44,7 +44,7 @@ def compare_objects(before: Objects, after: Objects) -> Change:
         for label in {name.casefold() for name, _, _ in after}
     )
     every = len(before) + len(after)
-    return Change.of(1 - 2 * matched / every if every else 0.0)
+    return AnswerChange.of(1 - 2 * matched / every if every else 0.0)
 
 
 def _count_matches(before: Sequence[Box], after: Sequence[Box]) -> int:
@@ -71,38 +71,38 @@ def _measure_overlaps(one: npt.NDArray[Any], other: npt.NDArray[Any]) -> npt.NDA
     return overlaps
 
 
-def compare_text(before: str, after: str) -> Change:
+def compare_text(before: str, after: str) -> AnswerChange:
     """The character error rate, with `before` as the reference, and at most 1. Raises MissingLibrary."""
     return _rate_edits(plain(before), plain(after))
 
 
-def compare_words(before: str, after: str) -> Change:
+def compare_words(before: str, after: str) -> AnswerChange:
     """As compare_text, by words. Upper and lower case count as one."""
     return _rate_edits(plain(before).casefold().split(), plain(after).casefold().split())
 
 
-def _rate_edits(before: Sequence[str], after: Sequence[str]) -> Change:
+def _rate_edits(before: Sequence[str], after: Sequence[str]) -> AnswerChange:
     edits = count_edits(before, after)
-    return Change.of(min(1.0, edits / len(before)) if before else float(edits > 0))
+    return AnswerChange.of(min(1.0, edits / len(before)) if before else float(edits > 0))
 
 
-def compare_scores(before: Scores, after: Scores) -> Change:
+def compare_scores(before: Scores, after: Scores) -> AnswerChange:
     """The sum of the differences for the sum of both: the total variation, where scores add up to 1. It is another answer if
     another label is the first."""
     labels = before.keys() | after.keys()
     apart = sum(abs(before.get(label, 0.0) - after.get(label, 0.0)) for label in labels)
     every = sum(abs(score) for scores in (before, after) for score in scores.values())
     firsts = [max(scores, key=scores.__getitem__, default=None) for scores in (before, after)]
-    return Change(apart / every if every else 0.0, firsts[0] != firsts[1])
+    return AnswerChange(apart / every if every else 0.0, firsts[0] != firsts[1])
 
 
-def compare_anything(before: Any, after: Any) -> Change:
+def compare_anything(before: Any, after: Any) -> AnswerChange:
     """For results of plug-ins, which may be anything."""
-    return Change.of(float(before != after))
+    return AnswerChange.of(float(before != after))
 
 
 # By stage: what is compared, in words, what of an answer is read for that, and the measure.
-Measure = tuple[str, Callable[[ImageAnswers, Any], Any], Callable[[Any, Any], Change]]
+Measure = tuple[str, Callable[[ImageAnswers, Any], Any], Callable[[Any, Any], AnswerChange]]
 MEASURES: Mapping[str, Measure] = {
     "ocr": ("character error rate of the text", lambda answers, _: answers.text, compare_text),
     "yolo": ("1 - F1 of the boxes at IoU 0.5", lambda answers, _: answers.objects, compare_objects),
@@ -126,7 +126,7 @@ def describe_measure(stage: str) -> str:
     return MEASURES.get(kind_of(stage), OTHERS)[0]
 
 
-def measure_change(stage: str, size: tuple[int, int], before: bytes, after: bytes) -> Change:
+def measure_change(stage: str, size: tuple[int, int], before: bytes, after: bytes) -> AnswerChange:
     """Of two answers to one image. size: its width and height in pixels. Raises MissingLibrary."""
     _, read, compare = MEASURES.get(kind_of(stage), OTHERS)
     key = find_stage(stage).key

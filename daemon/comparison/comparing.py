@@ -11,8 +11,8 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from daemon.comparison.changes import LARGE, Change, estimate_share, measure_change, measure_error
-from daemon.comparison.running import Run, run_stage
+from daemon.comparison.changes import LARGE, AnswerChange, estimate_share, measure_change, measure_error
+from daemon.comparison.running import SampleRun, run_stage
 from daemon.config.loading import Config
 from daemon.core.errors import NothingFound, WrongArgument
 from daemon.core.labels import STAGE_OF, LookUp
@@ -40,7 +40,7 @@ class Pair:
     record: Record
     before: bytes
     after: bytes
-    change: Change
+    change: AnswerChange
     bins: tuple[str, str]
 
 
@@ -53,7 +53,7 @@ class Cost(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Comparison:
+class ModelComparison:
     """population: images that are DONE and have an answer of the stage, estimated from those that were drawn unless these are
     all. pairs: the sample, those that change most first. models: that the stored answers are of, and how many. others: stages
     that a redo would run too, as other models are configured than their answers are of, and for how many images of the sample.
@@ -65,7 +65,7 @@ class Comparison:
     models: Counter[Model]
     others: Counter[str]
     labelled: Sequence[float]
-    run: Run
+    run: SampleRun
 
     @property
     def model(self) -> Model:
@@ -120,7 +120,7 @@ def compare(
     seed: int,
     begin: Callable[[str, int], None],
     step: Callable[[int], None],
-) -> Comparison:
+) -> ModelComparison:
     """config: with the new settings of the stage, which is one of its stages. begin: called with what is counted from now on
     and how many there are; step: with how many are done. Raises NothingFound, WrongArgument, MissingLibrary, and what loading
     models raises."""
@@ -153,7 +153,7 @@ def compare(
     pairs.sort(key=lambda pair: (pair.change, pair.record.id), reverse=True)
     with LabelStore(config.state.path).lookup() as find:
         labelled = [*_hold_against_labels(pairs, stage, find)]
-    return Comparison(stage, population, pairs, stored, others, labelled, run)
+    return ModelComparison(stage, population, pairs, stored, others, labelled, run)
 
 
 def _draw(reader: Reader, stage: str, sample: int, seed: int) -> tuple[list[Record], int]:
@@ -169,7 +169,7 @@ def _draw(reader: Reader, stage: str, sample: int, seed: int) -> tuple[list[Reco
     return found, len(found)
 
 
-def _pair(record: Record, stage: str, run: Run, judge: Judge) -> Pair:
+def _pair(record: Record, stage: str, run: SampleRun, judge: Judge) -> Pair:
     """Raises MissingLibrary."""
     before, output = record.outputs[stage].payload, run.outputs[record.id]
     change = measure_change(stage, (record.width, record.height), before, output.payload)

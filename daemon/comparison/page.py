@@ -13,7 +13,7 @@ import msgspec
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from daemon.comparison.changes import MEASURES
-from daemon.comparison.comparing import Comparison, Pair
+from daemon.comparison.comparing import ModelComparison, Pair
 from daemon.config.loading import Config
 from daemon.config.state import LEDGER, closed_to_others
 from daemon.core.errors import NotWritable
@@ -37,7 +37,9 @@ def check_page(file: Path, config: Config, *, force: bool) -> None:
     check_free(file, config.state.path / LEDGER, force=force, begins=BEGINS)
 
 
-def write_page(file: Path, config: Config, found: Comparison, lines: Sequence[str], *, force: bool) -> None:
+def write_page(
+    file: Path, config: Config, found: ModelComparison, lines: Sequence[str], *, force: bool
+) -> None:
     """lines: what was found, in sentences. force: replace such a page. Raises NotWritable."""
     templates = Environment(
         loader=PackageLoader("daemon.server.page"), autoescape=True, undefined=StrictUndefined

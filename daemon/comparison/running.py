@@ -27,7 +27,7 @@ READERS = 8  # threads
 
 
 @dataclass(frozen=True)
-class Run:
+class SampleRun:
     """models: of all stages, in this configuration. outputs: by image, what the stage says. failures: why it says nothing, and
     of how many images. computed: how many answers the ledger did not have. kept: images with such an answer that a redo would
     get too, as the answers that the stage uses are of the same models. seconds: that computing took, without loading. joules:
@@ -45,7 +45,7 @@ class Run:
 
 def run_stage(
     config: Config, stage: str, records: Sequence[Record], reader: Reader, step: Callable[[int], None]
-) -> Run:
+) -> SampleRun:
     """step: called with the number of images that were read. Raises what `Annotator.load` does."""
     with Annotator(_without_bins(config), only=stage) as annotator:
         assert annotator.layout
@@ -70,7 +70,7 @@ def run_stage(
             failures[_explain(answer)] += 1
     kept = {record.id for record in computed if len(known.get(record.digest, UNREAD).outputs) == len(used)}
     joules = None if before is None or after is None else after - before
-    return Run(models, devices, outputs, failures, len(computed), kept, seconds, joules)
+    return SampleRun(models, devices, outputs, failures, len(computed), kept, seconds, joules)
 
 
 def _find_used(stage: str, models: Mapping[str, Model]) -> list[Model]:

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from daemon.comparison.changes import LARGE, describe_measure
-from daemon.comparison.comparing import Comparison
+from daemon.comparison.comparing import ModelComparison
 from daemon.config.values import parse_toml
 from daemon.core.hints import command, quantity
 from daemon.labels.scoring import Estimate
@@ -25,7 +25,7 @@ class Prices(NamedTuple):
     hour: float | None = None
 
 
-def find_price(found: Comparison, prices: Prices) -> float | None:
+def find_price(found: ModelComparison, prices: Prices) -> float | None:
     """For all images: of what is known, if a price of that was given."""
     cost = found.cost()
     pairs = [(cost.kwh, prices.kwh), (cost.hours, prices.hour)]
@@ -33,12 +33,12 @@ def find_price(found: Comparison, prices: Prices) -> float | None:
     return sum(parts) if parts else None
 
 
-def describe(found: Comparison, prices: Prices, seed: int) -> list[str]:
+def describe(found: ModelComparison, prices: Prices, seed: int) -> list[str]:
     """In sentences."""
     return [*_describe_sample(found, seed), *_describe_changes(found), *_describe_cost(found, prices)]
 
 
-def _describe_sample(found: Comparison, seed: int) -> Iterator[str]:
+def _describe_sample(found: ModelComparison, seed: int) -> Iterator[str]:
     before = ", ".join(
         f"{model.provenance.title or model.fingerprint} ({count:,})"
         for model, count in found.models.most_common()
@@ -57,7 +57,7 @@ def _describe_sample(found: Comparison, seed: int) -> Iterator[str]:
         )
 
 
-def _describe_changes(found: Comparison) -> Iterator[str]:
+def _describe_changes(found: ModelComparison) -> Iterator[str]:
     shares = found.shares()
     yield f"Another answer: {_percent(shares['changed'])} of the images."
     yield f"A change of {LARGE:g} or more ({describe_measure(found.stage)}): {_percent(shares['changed_much'])}."
@@ -68,7 +68,7 @@ def _describe_changes(found: Comparison) -> Iterator[str]:
     yield f"Another bin: {_percent(shares['other_bin'])}{f' ({moves} of the sample)' if moves else ''}."
 
 
-def _describe_cost(found: Comparison, prices: Prices) -> Iterator[str]:
+def _describe_cost(found: ModelComparison, prices: Prices) -> Iterator[str]:
     cost, price = found.cost(), find_price(found, prices)
     if cost.hours is None:
         yield "What it would cost is not known: all these answers were in the ledger already."
@@ -87,7 +87,7 @@ def _describe_cost(found: Comparison, prices: Prices) -> Iterator[str]:
         )
 
 
-def say_what_next(found: Comparison, changes: Mapping[str, str]) -> list[str]:
+def say_what_next(found: ModelComparison, changes: Mapping[str, str]) -> list[str]:
     """changes: other settings of the stage, as `read_changed` takes them."""
     is_same = not any(pair.change.amount for pair in found.pairs)  # also of scores
     if is_same and found.shares()["changed"].high == 0 and found.shares()["other_bin"].high == 0:
@@ -99,7 +99,7 @@ def say_what_next(found: Comparison, changes: Mapping[str, str]) -> list[str]:
     ]
 
 
-def as_document(found: Comparison, prices: Prices) -> dict[str, Any]:
+def as_document(found: ModelComparison, prices: Prices) -> dict[str, Any]:
     """For programs."""
     return {
         "stage": found.stage,

@@ -31,10 +31,7 @@ LEAST_READ = 256  # entries of the index at once, as many may be stale
 MOST_REASONS = 5_000  # failures whose reasons are counted
 MOST_ASKED = 50_000  # answers, of which some may be stale
 RANK = 60  # of Cormack, Clarke and Büttcher, "Reciprocal Rank Fusion", 2009
-FEW, FEW_SECONDS = (
-    256,
-    5.0,
-)  # images that another thread will have added in a moment, and how long that may take at most
+FEW, MOMENT_SECONDS = 256, 5.0  # images that another thread adds in a moment, and its longest
 NEWEST = 1 << 62
 UNCUT = "By meaning all images are ranked, the nearest first: those further down may not fit."
 
@@ -114,20 +111,17 @@ class Searcher:
     def catch_up(self, note: Callable[[int, int], object] = lambda place, last: None) -> int:
         """Add what was published since; returns how many images. If another thread does that already, waits for it only where
         few are missing. note: called with how far it is and with the last number. Raises SearchUnusable."""
-        if not self._catching_up.acquire(blocking=False):
-            few = self.behind() <= FEW
-            if not few or not self._catching_up.acquire(timeout=FEW_SECONDS):
-                return 0
+        is_free = self._catching_up.acquire(blocking=False)
+        if not is_free and (self.behind() > FEW or not self._catching_up.acquire(timeout=MOMENT_SECONDS)):
+            return 0
         try:
-            last = self._last()
-
-            def go_on(place: int) -> bool:
-                note(place, last)
-                return not self._closing.is_set()
-
-            return self.index.catch_up(self._reader, go_on)
+            return self.index.catch_up(self._reader, partial(self._go_on, note, self._last()))
         finally:
             self._catching_up.release()
+
+    def _go_on(self, note: Callable[[int, int], object], last: int, place: int) -> bool:
+        note(place, last)
+        return not self._closing.is_set()
 
     def behind(self) -> int:
         """How many publications the index does not have yet, about."""

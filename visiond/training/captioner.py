@@ -18,8 +18,8 @@ from stages.blip.stage import BlipStage
 from stages.contract.base import Image, StageSpec
 from stages.images.devices import pixels_of
 from stages.pretrained.checkpoints import load_tokenizer
-from visiond.training.data import Sample
-from visiond.training.learning import Learner, Pictures, load_to_train
+from visiond.training.data import LabelledImage
+from visiond.training.learning import Learner, TrainingImages, load_to_train
 
 LEFT_OUT = -100  # a label of which transformers' losses take no notice
 
@@ -50,17 +50,17 @@ class CaptionLearner(Learner):
         )
         return [text.strip() for text in self.tokenizer.batch_decode(tokens, skip_special_tokens=True)]
 
-    def measure(self, samples: Sequence[Sample], answers: Sequence[Any]) -> Measure:
+    def measure(self, samples: Sequence[LabelledImage], answers: Sequence[Any]) -> Measure:
         return measure_captions([each.words for each in samples], answers)
 
-    def batches(self, pictures: Pictures, *, flip: bool) -> CaptionBatches:
+    def batches(self, pictures: TrainingImages, *, flip: bool) -> CaptionBatches:
         return CaptionBatches(self, pictures, flip=flip)
 
 
 class CaptionBatches:
     """Images, each with one of its captions, chosen again every time."""
 
-    def __init__(self, learner: CaptionLearner, pictures: Pictures, *, flip: bool) -> None:
+    def __init__(self, learner: CaptionLearner, pictures: TrainingImages, *, flip: bool) -> None:
         self.learner, self.pictures, self.flip = learner, pictures, flip
 
     def __len__(self) -> int:

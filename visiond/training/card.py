@@ -12,7 +12,7 @@ import msgspec
 from daemon import __version__
 from stages.contract.folders import replace_folder
 from visiond.training.data import Data
-from visiond.training.job import FINAL, RANGES, STAGES, Job, Task
+from visiond.training.job import FINAL, RANGES, STAGES, Task, TrainingJob
 from visiond.training.log import draw_curves, read_log
 from visiond.training.trainer import LOG
 
@@ -52,7 +52,7 @@ digests and labels: `{digest}`.
 """
 
 
-def publish(job: Job, data: Data) -> None:
+def publish(job: TrainingJob, data: Data) -> None:
     """Put the trained model, its card, log and curves into the place of the result."""
     work, out = Path(job.work), Path(job.out)
     new = work / FINAL
@@ -71,7 +71,7 @@ def is_made_by_training(folder: Path) -> bool:
     return (folder / MARK).is_file()
 
 
-def write_card(job: Job, data: Data, entries: Sequence[Mapping[str, Any]]) -> str:
+def write_card(job: TrainingJob, data: Data, entries: Sequence[Mapping[str, Any]]) -> str:
     names = data.names if job.task != "captions" else []
     shown = ", ".join(names[:MOST_NAMES]) + f" and {len(names) - MOST_NAMES} more" * (len(names) > MOST_NAMES)
     ranges = msgspec.json.decode((Path(job.work) / RANGES).read_bytes(), type=dict[str, tuple[float, float]])
@@ -92,7 +92,7 @@ def write_card(job: Job, data: Data, entries: Sequence[Mapping[str, Any]]) -> st
     )
 
 
-def _facts(job: Job, data: Data, entries: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+def _facts(job: TrainingJob, data: Data, entries: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     scores = [entry for entry in entries if "scores" in entry]
     return {
         "visiond": __version__,
@@ -104,7 +104,7 @@ def _facts(job: Job, data: Data, entries: Sequence[Mapping[str, Any]]) -> dict[s
     }
 
 
-def _options(job: Job, entries: Sequence[Mapping[str, Any]]) -> Iterator[tuple[str, str]]:
+def _options(job: TrainingJob, entries: Sequence[Mapping[str, Any]]) -> Iterator[tuple[str, str]]:
     last, settings = [entry for entry in entries if "loss" in entry][-1], job.settings
     yield "weights", "the head alone" if job.head_only else "all"
     yield "epochs", f"{last['epoch']:g} in {last['step']:,} steps of {last['batch_size']} images"

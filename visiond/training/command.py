@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import glob
 import os
 from collections.abc import Callable, Sequence
 from importlib.util import find_spec
@@ -20,7 +21,7 @@ from daemon.terminal.options import ConfigOption, flag, option, read_config
 if TYPE_CHECKING:
     from daemon.config.loading import Config
     from visiond.training.data import Data
-    from visiond.training.job import Job, Task
+    from visiond.training.job import Task, TrainingJob
 
 train_app = typer.Typer(
     help="Train models on your own labels, or the demonstration pack.\n\n"
@@ -204,7 +205,7 @@ def train_own(
     try:
         from visiond.training.children import InUse
         from visiond.training.job import JOB, STAGES, read_job, write_job
-        from visiond.training.launch import Place, train
+        from visiond.training.launch import TrainingPlace, train
     except ImportError as error:
         raise MissingLibrary(
             f"Training needs more libraries ({error}). Install them: pip install 'visiond[train]'."
@@ -230,11 +231,21 @@ def train_own(
         return
     _say(f"Training on {', '.join(name for _, name in places)}; work in {job.work}.")
     try:
-        train(job, [Place(*place) for place in places], _say)
+        train(job, [TrainingPlace(*place) for place in places], _say)
     except InUse as error:
         raise WrongArgument(str(error)) from error
+    forget(Path(job.out), config.models.folder)  # its files are others now, and that is right
     _say(f"\n{options.out} has the model. To use it, write into daemon.toml:\n\n    [stages.{STAGES[task]}]")
     _say(f'    model = "{options.out}"')
+
+
+def forget(path: Path, models_folder: Path) -> None:
+    """Remove the records of a folder without a manifest, after it was replaced on purpose. Raises OSError."""
+    from stages.weights.packs import lock_of
+
+    first = lock_of(path, models_folder)
+    for lock in first.parent.glob(f"{glob.escape(first.stem)}*.json"):
+        lock.unlink(missing_ok=True)
 
 
 def check_out(out: Path, *, force: bool) -> None:
@@ -268,9 +279,9 @@ def find_data(task: Task, options: Options, config: Config) -> Data:
     return data
 
 
-def make_job(task: Task, options: Options, config: Config, data: Data, processes: int) -> Job:
+def make_job(task: Task, options: Options, config: Config, data: Data, processes: int) -> TrainingJob:
     """Raises ModelsUnusable, WrongArgument."""
-    from visiond.training.job import DEFAULTS, Job, find_base
+    from visiond.training.job import DEFAULTS, TrainingJob, find_base
 
     folder, name = find_base(task, options.base, config)
     default = DEFAULTS[task]
@@ -284,7 +295,7 @@ def make_job(task: Task, options: Options, config: Config, data: Data, processes
         project=options.out.name,
         **{key: value for key, value in changes.items() if value},
     )
-    return Job(
+    return TrainingJob(
         task=task,
         base=folder,
         base_name=name,

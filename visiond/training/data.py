@@ -23,7 +23,7 @@ from stages.contract.files import open_file
 from stages.images.images import inspect
 
 
-class Sample(msgspec.Struct, frozen=True, omit_defaults=True):
+class LabelledImage(msgspec.Struct, frozen=True, omit_defaults=True):
     """One image. Width and height are of the upright image, in pixels. objects, or words: its tags or captions."""
 
     file: str
@@ -42,8 +42,8 @@ class Data(msgspec.Struct, frozen=True):
     """learnt, held_out: of the same kind. left_out: how many labels are not used, by why."""
 
     kind: Kind
-    learnt: list[Sample]
-    held_out: list[Sample]
+    learnt: list[LabelledImage]
+    held_out: list[LabelledImage]
     left_out: dict[str, int] = {}
 
     @property
@@ -77,7 +77,7 @@ def read_store(store: LabelStore, reader: Reader, kind: Kind, share: float) -> D
     """From the labels that were imported, of images whose files are on this machine."""
     left_out: Counter[str] = Counter()
     labels = dict(store.of_kind(kind))
-    found: dict[bytes, Sample] = {}
+    found: dict[bytes, LabelledImage] = {}
     for record in reader.newest_done(with_results=False):
         if record.digest in labels and record.digest not in found:
             file = os.fsdecode(record.location)
@@ -89,7 +89,7 @@ def read_store(store: LabelStore, reader: Reader, kind: Kind, share: float) -> D
     return split(kind, list(found.values()), left_out, share)
 
 
-def split(kind: Kind, samples: Sequence[Sample], left_out: Counter[str], share: float) -> Data:
+def split(kind: Kind, samples: Sequence[LabelledImage], left_out: Counter[str], share: float) -> Data:
     """share: of the images that are held out. Which ones follows from their digests alone, so that an image stays on its side
     when labels are added. Without any caption or tag, an image teaches nothing and is left out; without objects, that is
     what it teaches."""
@@ -103,10 +103,10 @@ def split(kind: Kind, samples: Sequence[Sample], left_out: Counter[str], share: 
     return Data(kind, useful[held:], useful[:held], dict(left_out))
 
 
-def _sample(file: str, image: KnownImage, value: Value) -> Sample:
+def _sample(file: str, image: KnownImage, value: Value) -> LabelledImage:
     objects = [each for each in value if isinstance(each, ObjectLabel)]
     words = [] if isinstance(value, str) else [each for each in value if isinstance(each, str)]
-    return Sample(file, image.digest.hex(), image.width, image.height, objects, words)
+    return LabelledImage(file, image.digest.hex(), image.width, image.height, objects, words)
 
 
 def _find_files(

@@ -17,8 +17,8 @@ from stages.contract.base import Image, StageSpec
 from stages.images.devices import pixels_of
 from stages.yolo.descriptor import DETECTORS, DetrOptions
 from stages.yolo.detr import DetrStage
-from visiond.training.data import Sample
-from visiond.training.learning import Learner, Pictures, load_to_train
+from visiond.training.data import LabelledImage
+from visiond.training.learning import Learner, TrainingImages, load_to_train
 
 LEAST_SCORE = 0.01  # of answers that count for the scores
 HEADS = ("class_embed", "bbox_embed", "enc_score_head", "enc_bbox_head", "enc_out_class", "enc_out_bbox")
@@ -62,17 +62,17 @@ class DetectorLearner(Learner):
             found.append([(each.label, each.score, each.box) for each in objects])
         return found
 
-    def measure(self, samples: Sequence[Sample], answers: Sequence[Any]) -> Measure:
+    def measure(self, samples: Sequence[LabelledImage], answers: Sequence[Any]) -> Measure:
         return ObjectMeasure([each.objects for each in samples], answers)
 
-    def batches(self, pictures: Pictures, *, flip: bool) -> ObjectBatches:
+    def batches(self, pictures: TrainingImages, *, flip: bool) -> ObjectBatches:
         return ObjectBatches(self, pictures, flip=flip)
 
 
 class ObjectBatches:
     """Images and the objects in them, as transformers' detectors take them. flip: mirror half of the images."""
 
-    def __init__(self, learner: DetectorLearner, pictures: Pictures, *, flip: bool) -> None:
+    def __init__(self, learner: DetectorLearner, pictures: TrainingImages, *, flip: bool) -> None:
         self.learner, self.pictures, self.flip = learner, pictures, flip
 
     def __len__(self) -> int:
@@ -90,7 +90,7 @@ class ObjectBatches:
         ]
         return {**self.learner.detr.inputs(pixels), "labels": labels}
 
-    def _targets(self, sample: Sample, image: Image, *, mirrored: bool) -> dict[str, Tensor]:
+    def _targets(self, sample: LabelledImage, image: Image, *, mirrored: bool) -> dict[str, Tensor]:
         """Centers and sizes as shares of the input. Crowds are no single objects."""
         objects = [each for each in sample.objects if not each.crowd]
         down, across = self.learner.detr.filled(image)

@@ -29,7 +29,7 @@ FINAL = "final"  # the trained model, there
 RANGES = "ranges.json"  # of the last scores
 
 
-class Job(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class TrainingJob(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """base: the folder with the model to begin with. base_name: what people call it. out: the folder of the result. work: the
     folder for data, log and checkpoints. head_only, gradient_checkpointing, flip: as the options of the command."""
 
@@ -61,7 +61,7 @@ def find_base(task: Task, name: str, config: Config) -> tuple[str, str]:
     return spec.files["model"], spec.provenance.title or name
 
 
-def write_job(job: Job, data: Data) -> Path:
+def write_job(job: TrainingJob, data: Data) -> Path:
     """Returns the job's file."""
     folder = Path(job.work)
     folder.mkdir(parents=True, exist_ok=True)
@@ -69,12 +69,12 @@ def write_job(job: Job, data: Data) -> Path:
     return rewrite_job(job)
 
 
-def rewrite_job(job: Job) -> Path:
+def rewrite_job(job: TrainingJob) -> Path:
     file = Path(job.work) / JOB
     file.write_bytes(msgspec.json.format(msgspec.json.encode(job), indent=1))
     return file
 
 
-def read_job(file: Path) -> tuple[Job, Data]:
-    job = msgspec.json.decode(file.read_bytes(), type=Job)
+def read_job(file: Path) -> tuple[TrainingJob, Data]:
+    job = msgspec.json.decode(file.read_bytes(), type=TrainingJob)
     return job, msgspec.json.decode((Path(job.work) / DATA).read_bytes(), type=Data)

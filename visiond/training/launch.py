@@ -17,7 +17,7 @@ import msgspec
 from daemon.core.errors import VisiondError
 from stages.contract.processes import count_cores, environment, python
 from visiond.training.children import Child, end_children, locked, start_child, stopped_in_order
-from visiond.training.job import JOB, Job, rewrite_job
+from visiond.training.job import JOB, TrainingJob, rewrite_job
 from visiond.training.log import read_log
 from visiond.training.run import BATCH, OUT_OF_MEMORY, TOO_SMALL
 from visiond.training.trainer import CHECKPOINTS, LOG, find_checkpoint
@@ -29,7 +29,7 @@ COMMAND = python("-m", "visiond.training.run")
 Say = Callable[[str], None]
 
 
-class Place(NamedTuple):
+class TrainingPlace(NamedTuple):
     """Where a process runs. uuid: of a GPU; empty: on the CPU. name: what people call it."""
 
     uuid: str
@@ -40,7 +40,9 @@ class TrainingFailed(VisiondError):
     """A process of a training ended with an error."""
 
 
-def train(job: Job, places: Sequence[Place], say: Say, command: Sequence[str] = COMMAND) -> None:
+def train(
+    job: TrainingJob, places: Sequence[TrainingPlace], say: Say, command: Sequence[str] = COMMAND
+) -> None:
     """Run a training that `write_job` has written, in as many processes as there are places. command: of a process, which gets
     the job's file. Raises TrainingFailed, InUse."""
     work = Path(job.work)
@@ -72,7 +74,9 @@ def forget(work: Path) -> None:
     (work / LOG).unlink(missing_ok=True)
 
 
-def _run_once(job: Job, places: Sequence[Place], say: Say, command: Sequence[str], lock: int) -> list[int]:
+def _run_once(
+    job: TrainingJob, places: Sequence[TrainingPlace], say: Say, command: Sequence[str], lock: int
+) -> list[int]:
     """How each process ended; 0 for those that were stopped because of another."""
     children: list[Child] = []
     try:
@@ -85,7 +89,7 @@ def _run_once(job: Job, places: Sequence[Place], say: Say, command: Sequence[str
         end_children(children)
 
 
-def _variables(rank: int, port: int, places: Sequence[Place]) -> Mapping[str, str]:
+def _variables(rank: int, port: int, places: Sequence[TrainingPlace]) -> Mapping[str, str]:
     """As torchrun sets them, if there are several processes."""
     gpus, count = [place.uuid for place in places], len(places)
     ranks = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": count, "LOCAL_WORLD_SIZE": count}
@@ -101,7 +105,7 @@ def _variables(rank: int, port: int, places: Sequence[Place]) -> Mapping[str, st
     }
 
 
-def _watch(job: Job, children: Sequence[Child], say: Say) -> list[int]:
+def _watch(job: TrainingJob, children: Sequence[Child], say: Say) -> list[int]:
     told, printed = _count_kept(Path(job.work)) if job.resume else 0, 0
     while True:
         told = _tell(Path(job.work) / LOG, told, say)

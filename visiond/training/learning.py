@@ -26,7 +26,7 @@ from stages.images.decoder import Decoders
 from stages.images.devices import pixels_of
 from stages.images.images import read_images
 from stages.pretrained.checkpoints import find_kind
-from visiond.training.data import Sample
+from visiond.training.data import LabelledImage
 from visiond.training.trainer import TrainingBatches
 
 KEPT = {  # files of the base that the result has too
@@ -50,10 +50,10 @@ def load_to_train(models: Sequence[KnownModel], base: Path, **changes: Any) -> A
     )
 
 
-class Pictures:
+class TrainingImages:
     """Reads the images of samples as a worker does: upright, RGB, in the full size."""
 
-    def __init__(self, samples: Sequence[Sample], device: torch.device, decoders: Decoders) -> None:
+    def __init__(self, samples: Sequence[LabelledImage], device: torch.device, decoders: Decoders) -> None:
         self.samples, self.device, self.decoders = samples, device, decoders
 
     def __len__(self) -> int:
@@ -96,10 +96,10 @@ class Learner(nn.Module):
         """Of each image, what is compared with its label."""
 
     @abstractmethod
-    def measure(self, samples: Sequence[Sample], answers: Sequence[Any]) -> Measure: ...
+    def measure(self, samples: Sequence[LabelledImage], answers: Sequence[Any]) -> Measure: ...
 
     @abstractmethod
-    def batches(self, pictures: Pictures, *, flip: bool) -> TrainingBatches: ...
+    def batches(self, pictures: TrainingImages, *, flip: bool) -> TrainingBatches: ...
 
     def freeze_body(self) -> None:
         for name, weight in self.model.named_parameters():

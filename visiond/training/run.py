@@ -26,8 +26,8 @@ from visiond.training.card import publish
 from visiond.training.data import Data
 from visiond.training.detector import DetectorLearner
 from visiond.training.hardware import join_processes, measure_batch
-from visiond.training.job import FINAL, RANGES, Job, Task, read_job
-from visiond.training.learning import Learner, Pictures
+from visiond.training.job import FINAL, RANGES, Task, TrainingJob, read_job
+from visiond.training.learning import Learner, TrainingImages
 from visiond.training.tagger import TagLearner
 from visiond.training.trainer import ResumeError, Trainer
 
@@ -56,7 +56,7 @@ def run(job: Path, say: Callable[[str], None]) -> None:
         torch.cuda.set_device(device)
     with closing(Decoders(cores, Limits())) as decoders:
         learner = _make_learner(order, data, device)
-        batches = learner.batches(Pictures(data.learnt, device, decoders), flip=order.flip)
+        batches = learner.batches(TrainingImages(data.learnt, device, decoders), flip=order.flip)
         settings = order.settings
         if cuda and not settings.micro_batch:
             # Before the processes are connected: the losses of some models exchange something.
@@ -65,7 +65,7 @@ def run(job: Path, say: Callable[[str], None]) -> None:
             )
         join_processes(say if rank == 0 else _ignore)
         trainer = Trainer(learner, batches, settings, Path(order.work))
-        held_out = Pictures(data.held_out, device, decoders)
+        held_out = TrainingImages(data.held_out, device, decoders)
         last, scored = list[Measure](), False
 
         def score() -> dict[str, float]:
@@ -89,7 +89,7 @@ def run(job: Path, say: Callable[[str], None]) -> None:
         dist.destroy_process_group()
 
 
-def _make_learner(job: Job, data: Data, device: torch.device) -> Learner:
+def _make_learner(job: TrainingJob, data: Data, device: torch.device) -> Learner:
     torch.manual_seed(job.settings.seed)  # a new head is the same in all processes
     learner: Learner = LEARNERS[job.task](Path(job.base), data.names, device)
     if job.head_only:
@@ -99,7 +99,7 @@ def _make_learner(job: Job, data: Data, device: torch.device) -> Learner:
     return learner
 
 
-def _finish(job: Job, data: Data, learner: Learner, measures: Sequence[Measure]) -> None:
+def _finish(job: TrainingJob, data: Data, learner: Learner, measures: Sequence[Measure]) -> None:
     """Save the model, and put it into the place of the result. measures: the last one, if there is one."""
     learner.save(Path(job.base), Path(job.work) / FINAL)
     ranges = [interval(measure, len(data.held_out)) for measure in measures]
@@ -107,7 +107,7 @@ def _finish(job: Job, data: Data, learner: Learner, measures: Sequence[Measure])
     publish(job, data)
 
 
-def _measure(learner: Learner, batches: Any, device: torch.device, job: Job) -> int:
+def _measure(learner: Learner, batches: Any, device: torch.device, job: TrainingJob) -> int:
     def take(count: int) -> Any:
         return batches.take(np.arange(count) % len(batches), np.random.default_rng(0))
 
@@ -116,7 +116,7 @@ def _measure(learner: Learner, batches: Any, device: torch.device, job: Job) -> 
     return measure_batch(learner, take, device, job.settings.precision, job.settings.probe_from, most)
 
 
-def answer_all(learner: Learner, pictures: Pictures, rank: int, processes: int) -> list[Any]:
+def answer_all(learner: Learner, pictures: TrainingImages, rank: int, processes: int) -> list[Any]:
     """The answers for all images, of which each process has its share. In all processes."""
     own = range(rank, len(pictures), processes)
     parts = (learner.answer(pictures.read(places)) for places in split_batches(own, SCORED_AT_ONCE))

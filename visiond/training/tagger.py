@@ -20,8 +20,8 @@ from stages.clip.stage import SIGMOID_TEMPLATE, TEMPLATE, ClipStage
 from stages.contract.base import Image, StageSpec
 from stages.contract.binning import likely_tags
 from stages.images.devices import pixels_of
-from visiond.training.data import Sample
-from visiond.training.learning import Learner, Pictures, load_to_train
+from visiond.training.data import LabelledImage
+from visiond.training.learning import Learner, TrainingImages, load_to_train
 
 LARGEST_SCALE = 100.0  # of CLIP's logits, as in its paper
 
@@ -82,10 +82,10 @@ class TagLearner(Learner):
             for row, column in zip(places.tolist(), scores.tolist(), strict=True)
         ]
 
-    def measure(self, samples: Sequence[Sample], answers: Sequence[Any]) -> Measure:
+    def measure(self, samples: Sequence[LabelledImage], answers: Sequence[Any]) -> Measure:
         return measure_tags([each.words for each in samples], answers)
 
-    def batches(self, pictures: Pictures, *, flip: bool) -> TagBatches:
+    def batches(self, pictures: TrainingImages, *, flip: bool) -> TagBatches:
         return TagBatches(self, pictures, flip=flip)
 
     def save(self, base: Path, folder: Path) -> None:
@@ -94,7 +94,7 @@ class TagLearner(Learner):
 
 
 class TagBatches:
-    def __init__(self, learner: TagLearner, pictures: Pictures, *, flip: bool) -> None:
+    def __init__(self, learner: TagLearner, pictures: TrainingImages, *, flip: bool) -> None:
         self.learner, self.pictures, self.flip = learner, pictures, flip
         self.columns = {name: column for column, name in enumerate(learner.names)}
 

@@ -15,7 +15,7 @@ from pycocotools.cocoeval import COCOeval
 from rapidfuzz.distance import Levenshtein
 
 from daemon.comparison.changes import (
-    Change,
+    AnswerChange,
     compare_objects,
     compare_scores,
     compare_text,
@@ -88,10 +88,10 @@ def test_a_change_of_objects_is_that_of_pycocotools_matching(seed: int) -> None:
 
 def test_objects_change_by_their_labels_and_not_by_their_scores_or_the_case_of_a_label() -> None:
     box = (0.0, 0.0, 10.0, 10.0)
-    assert compare_objects([("dog", 0.9, box)], [("Dog", 0.1, box)]) == Change(0.0, False)
-    assert compare_objects([("dog", 0.9, box)], [("cat", 0.9, box)]) == Change(1.0, True)
-    assert compare_objects([], []) == Change(0.0, False)
-    assert compare_objects([], [("dog", 0.9, box)]) == Change(1.0, True)
+    assert compare_objects([("dog", 0.9, box)], [("Dog", 0.1, box)]) == AnswerChange(0.0, False)
+    assert compare_objects([("dog", 0.9, box)], [("cat", 0.9, box)]) == AnswerChange(1.0, True)
+    assert compare_objects([], []) == AnswerChange(0.0, False)
+    assert compare_objects([], [("dog", 0.9, box)]) == AnswerChange(1.0, True)
 
 
 def edits_by_table(one: str, other: str) -> int:
@@ -116,34 +116,34 @@ def test_a_change_of_text_is_its_character_error_rate(seed: int) -> None:
 
 
 def test_white_space_is_no_change_of_text_and_text_that_was_not_there_is_a_whole_one() -> None:
-    assert compare_text("one  two\n", "one two") == Change(0.0, False)
-    assert compare_text("", "one") == Change(1.0, True)
-    assert compare_text("", "") == Change(0.0, False)
+    assert compare_text("one  two\n", "one two") == AnswerChange(0.0, False)
+    assert compare_text("", "one") == AnswerChange(1.0, True)
+    assert compare_text("", "") == AnswerChange(0.0, False)
 
 
 def test_a_caption_changes_by_its_words() -> None:
-    assert compare_words("A dog on a beach", "a cat on a beach") == Change(0.2, True)
+    assert compare_words("A dog on a beach", "a cat on a beach") == AnswerChange(0.2, True)
 
 
 def test_scores_that_add_up_to_1_change_by_their_total_variation_and_the_first_label_decides() -> None:
     before, after = {"cat": 0.75, "dog": 0.25}, {"dog": 0.5, "cup": 0.5}
-    assert compare_scores(before, after) == Change(0.75, True)
-    assert compare_scores(before, {"cat": 0.5, "dog": 0.5}) == Change(0.25, False)
-    assert compare_scores({"rating": 4.0}, {"rating": 6.0}) == Change(0.2, False)
-    assert compare_scores({}, {}) == Change(0.0, False)
+    assert compare_scores(before, after) == AnswerChange(0.75, True)
+    assert compare_scores(before, {"cat": 0.5, "dog": 0.5}) == AnswerChange(0.25, False)
+    assert compare_scores({"rating": 4.0}, {"rating": 6.0}) == AnswerChange(0.2, False)
+    assert compare_scores({}, {}) == AnswerChange(0.0, False)
 
 
 def test_each_stage_has_a_measure_and_a_plugin_is_compared_as_a_whole() -> None:
-    def measure(stage: str, before: Any, after: Any) -> Change:
+    def measure(stage: str, before: Any, after: Any) -> AnswerChange:
         return measure_change(stage, (100, 100), msgspec.json.encode(before), msgspec.json.encode(after))
 
     assert (
         measure("blip", {"text": "a b", "similarity": 0.1}, {"text": "a c", "similarity": 0.9}).amount == 0.5
     )
     tags = [[{"label": label, "score": 1.0}] for label in LABELS]
-    assert measure("clip", {"tags": tags[0]}, {"tags": tags[1]}) == Change(1.0, True)
+    assert measure("clip", {"tags": tags[0]}, {"tags": tags[1]}) == AnswerChange(1.0, True)
     classes = [{"label": each, "score": 1.0, "scores": {each: 1.0}} for each in LABELS]
-    assert measure("classifier_safety", *classes) == Change(1.0, True)
+    assert measure("classifier_safety", *classes) == AnswerChange(1.0, True)
 
 
 def test_an_answer_that_is_nearer_to_the_labels_has_a_smaller_error() -> None:

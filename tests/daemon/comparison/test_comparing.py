@@ -15,9 +15,9 @@ import msgspec
 import pytest
 
 from daemon.comparison import running
-from daemon.comparison.changes import Change, estimate_share
-from daemon.comparison.comparing import Comparison, Pair
-from daemon.comparison.running import Run, count_joules
+from daemon.comparison.changes import AnswerChange, estimate_share
+from daemon.comparison.comparing import ModelComparison, Pair
+from daemon.comparison.running import SampleRun, count_joules
 from daemon.comparison.verdict import say_what_next
 from daemon.config.loading import load
 from daemon.config.state import lock_state
@@ -346,8 +346,8 @@ def test_energy_is_that_of_the_gpus_that_were_used_if_all_of_them_say_it(
 
 def test_energy_of_all_images_follows_from_that_of_those_that_were_computed() -> None:
     model = Model("yolo", "sha256:0", "")
-    run = Run({"yolo": model}, ["cuda:0"], {}, Counter(), 20, set(), 4.0, 3.6e6)
-    cost = Comparison("yolo", 1000, [], Counter(), Counter(), [], run).cost()
+    run = SampleRun({"yolo": model}, ["cuda:0"], {}, Counter(), 20, set(), 4.0, 3.6e6)
+    cost = ModelComparison("yolo", 1000, [], Counter(), Counter(), [], run).cost()
     assert cost == (5.0, pytest.approx(1000 / 5 / 3600), pytest.approx(50.0))
 
 
@@ -355,10 +355,10 @@ def test_answers_are_kept_in_requests_that_a_daemon_takes_without_a_pause(tmp_pa
     """Those of OCR may have 100 KB each."""
     model = Model("ocr", "sha256:0", "")
     outputs = {number: Output(b"%d" % number + b" " * 100_000, 0.1) for number in range(1, 2001)}
-    run = Run({"ocr": model}, ["cpu"], outputs, Counter(), 2000, {*outputs}, 4.0, None)
+    run = SampleRun({"ocr": model}, ["cpu"], outputs, Counter(), 2000, {*outputs}, 4.0, None)
     records = [make_record(tmp_path, id=number) for number in outputs]
-    pairs = [Pair(each, b"", b"", Change(0.0, False), ("", "")) for each in records]
-    groups = Comparison("ocr", 2000, pairs, Counter(), Counter(), [], run).answers()
+    pairs = [Pair(each, b"", b"", AnswerChange(0.0, False), ("", "")) for each in records]
+    groups = ModelComparison("ocr", 2000, pairs, Counter(), Counter(), [], run).answers()
     sizes = [len(msgspec.json.encode([group])) for group in groups]
     assert max(sizes) < 8 << 20 < ANSWERS_BYTES < sum(sizes)
     assert [output for group in groups for _, output in group.answers] == [*outputs.values()]
@@ -368,9 +368,9 @@ def test_answers_are_kept_in_requests_that_a_daemon_takes_without_a_pause(tmp_pa
 def test_that_nothing_would_change_is_said_only_if_scores_stay_too(
     amount: float, is_said: bool, tmp_path: Path
 ) -> None:
-    pair = Pair(make_record(tmp_path), b"", b"", Change(amount, False), ("A", "A"))
-    run = Run({"clip": Model("clip", "sha256:0", "")}, ["cpu"], {}, Counter(), 1, set(), 4.0, None)
+    pair = Pair(make_record(tmp_path), b"", b"", AnswerChange(amount, False), ("A", "A"))
+    run = SampleRun({"clip": Model("clip", "sha256:0", "")}, ["cpu"], {}, Counter(), 1, set(), 4.0, None)
     [said] = say_what_next(
-        Comparison("clip", 1, [pair], Counter(), Counter(), [], run), {"model": "siglip2-base"}
+        ModelComparison("clip", 1, [pair], Counter(), Counter(), [], run), {"model": "siglip2-base"}
     )
     assert ("Nothing would change" in said) is is_said

@@ -26,7 +26,16 @@ from stages.contract.options import FakeOptions
 from stages.ocr.descriptor import bundled_weights
 from stages.registry import registry
 from stages.registry.registry import ORDER, UnknownName
-from stages.weights.packs import MINI, Pack, list_packs, open_pack, open_plain, resolve, resolve_all, verify
+from stages.weights.packs import (
+    MINI,
+    Pack,
+    list_packs,
+    open_pack,
+    open_plain,
+    resolve,
+    resolve_all,
+    verify,
+)
 
 YOLO_JSON = json.dumps({"model": "yolov8n.yaml", "nc": 1, "names": ["cup"], "imgsz": 320})
 

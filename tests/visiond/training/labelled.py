@@ -16,15 +16,15 @@ from stages.contract.manifest import Manifest
 from stages.registry.registry import build
 from stages.weights.packs import Pack, resolve
 from visiond.training.data import Data
-from visiond.training.job import DEFAULTS, STAGES, Job, Task, write_job
-from visiond.training.launch import Place, train
+from visiond.training.job import DEFAULTS, STAGES, Task, TrainingJob, write_job
+from visiond.training.launch import TrainingPlace, train
 
 COLORS = {"circle": (220, 20, 40), "tree": (30, 180, 60)}  # words that the small models know
 CAPTIONS = {"circle": "w3 w4 w5", "tree": "w6 w7"}
 END = " w28"  # the word that the small BLIP ends a caption with
 IMAGES = 16
 PATIENCE = 200  # seconds, of a training of a few steps on a busy machine
-ONE = [Place("", "the CPU")]
+ONE = [TrainingPlace("", "the CPU")]
 
 
 def draw_labelled(place: Path) -> Path:
@@ -54,17 +54,17 @@ def draw_labelled(place: Path) -> Path:
     return place
 
 
-def make_job(base: Path, work: Path, task: Task = "detector", **changes: object) -> Job:
+def make_job(base: Path, work: Path, task: Task = "detector", **changes: object) -> TrainingJob:
     settings = msgspec.structs.replace(
         DEFAULTS[task],
         **{"batch_size": 4, "epochs": 0, "steps": 4, "log_every": 1, "checkpoint_every": 1, **changes},
     )
-    return Job(
+    return TrainingJob(
         task=task, base=str(base), base_name="small", out=f"{work}-out", work=str(work), settings=settings
     )
 
 
-def train_now(job: Job, data: Data, places: Sequence[Place] = ONE) -> dict[str, np.ndarray]:
+def train_now(job: TrainingJob, data: Data, places: Sequence[TrainingPlace] = ONE) -> dict[str, np.ndarray]:
     """The weights."""
     write_job(job, data)
     train(job, places, lambda _: None)

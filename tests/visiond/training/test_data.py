@@ -16,12 +16,12 @@ from daemon.labels.store import LabelStore
 from daemon.ledger.records import open_reader
 from tests.daemon_process import Place, picture
 from visiond.training.command import choose_places
-from visiond.training.data import Sample, check, read_file, read_store, split
+from visiond.training.data import LabelledImage, check, read_file, read_store, split
 
 
-def make_samples(count: int) -> list[Sample]:
+def make_samples(count: int) -> list[LabelledImage]:
     digests = [hashlib.sha256(str(number).encode()).hexdigest() for number in range(count)]
-    return [Sample(f"{n}.jpg", digest, 10, 10, words=["a"]) for n, digest in enumerate(digests)]
+    return [LabelledImage(f"{n}.jpg", digest, 10, 10, words=["a"]) for n, digest in enumerate(digests)]
 
 
 def test_an_image_stays_on_its_side_when_labels_are_added() -> None:
@@ -39,7 +39,7 @@ def test_one_of_a_few_images_is_held_out() -> None:
 
 
 def test_an_image_without_a_tag_teaches_nothing_but_one_without_an_object_does() -> None:
-    empty = Sample("a.jpg", "00" * 32, 10, 10)
+    empty = LabelledImage("a.jpg", "00" * 32, 10, 10)
     tags = split(Kind.TAGS, [empty], Counter(), 0)
     assert (tags.learnt, tags.left_out) == ([], {"images without a tag or caption": 1})
     assert split(Kind.OBJECTS, [empty], Counter(), 0).learnt == [empty]

@@ -18,9 +18,11 @@ from safetensors.numpy import load_file, save_file
 
 from daemon.core.labels import Kind
 from stages.contract.base import Limits
+from stages.contract.manifest import PackError
 from stages.contract.processes import environment, python
 from stages.images.decoder import Decoders
 from stages.images.images import read_batches
+from stages.weights.packs import open_pack, resolve
 from stages.yolo.candidates import corners_of
 from tests.daemon_process import wait_for
 from tests.stages.captioners import make_blip
@@ -36,11 +38,12 @@ from tests.visiond.training.labelled import (
     make_job,
     train_now,
 )
+from visiond.training.command import forget
 from visiond.training.data import Data, read_file
 from visiond.training.detector import DetectorLearner
 from visiond.training.job import read_job, write_job
-from visiond.training.launch import Place, TrainingFailed, train
-from visiond.training.learning import Pictures
+from visiond.training.launch import TrainingFailed, TrainingPlace, train
+from visiond.training.learning import TrainingImages
 from visiond.training.log import read_log
 from visiond.training.trainer import CHECKPOINTS, LOG
 
@@ -133,7 +136,7 @@ def test_what_a_detector_is_shown_of_a_box_is_what_it_answers_with(
     (padded / "preprocessor_config.json").write_text(json.dumps(settings | pad))
     learner = DetectorLearner(padded, data.names, torch.device("cpu"))
     with closing(Decoders(1, Limits())) as decoders:
-        batches = learner.batches(Pictures(data.learnt, torch.device("cpu"), decoders), flip=True)
+        batches = learner.batches(TrainingImages(data.learnt, torch.device("cpu"), decoders), flip=True)
         batch = batches.take(np.arange(len(batches)), np.random.default_rng(1))
         images = batches.pictures.read(range(len(batches)))
     assert "pixel_mask" in batch
@@ -209,7 +212,7 @@ def test_gradient_checkpointing_computes_layers_again_for_the_same_gradient(base
         if saving:
             learner.save_memory()
         with closing(Decoders(1, Limits())) as decoders:
-            batches = learner.batches(Pictures(data.learnt, device, decoders), flip=False)
+            batches = learner.batches(TrainingImages(data.learnt, device, decoders), flip=False)
             batch = batches.take(np.arange(2), np.random.default_rng(1))
         torch.manual_seed(1)
         learner(batch)["loss"].backward()
@@ -271,7 +274,7 @@ if "WORLD_SIZE" in os.environ:
     time.sleep(60)
 pathlib.Path(sys.argv[1]).with_name("seen").write_text(os.environ["CUDA_VISIBLE_DEVICES"])
 """
-    places = [Place("large", "GPU 0 (H200)"), Place("small", "GPU 1 (T4)")]
+    places = [TrainingPlace("large", "GPU 0 (H200)"), TrainingPlace("small", "GPU 1 (T4)")]
     train(job, places, said.append, python("-c", program))
     assert said == ["GPU 1 (T4) is left out: its memory is too small for a batch of one."]
     assert (tmp_path / "work" / "seen").read_text() == "large"
@@ -282,3 +285,18 @@ def test_a_process_that_fails_ends_the_training_with_its_words(data: Data, tmp_p
     write_job(job, data)
     with pytest.raises(TrainingFailed, match="no such thing"):
         train(job, ONE, lambda _: None, python("-c", "raise SystemExit('no such thing')"))
+
+
+def test_a_folder_that_a_training_has_replaced_is_not_called_altered(tmp_path: Path) -> None:
+    out, models = Path(shutil.copytree("stages/mini/clip", tmp_path / "mine")), tmp_path / "models"
+
+    def use() -> str:
+        return resolve(open_pack(out, models), "clip").fingerprint
+
+    before = use()
+    with (out / "config.json").open("a") as config:
+        config.write("\n")
+    with pytest.raises(PackError, match=r"config\.json is altered"):
+        use()
+    forget(out, models)
+    assert use() != before
