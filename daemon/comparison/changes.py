@@ -128,10 +128,20 @@ def describe_measure(stage: str) -> str:
 
 def measure_change(stage: str, size: tuple[int, int], before: bytes, after: bytes) -> AnswerChange:
     """Of two answers to one image. size: its width and height in pixels. Raises MissingLibrary."""
-    _, read, compare = MEASURES.get(kind_of(stage), OTHERS)
-    key = find_stage(stage).key
-    results = [msgspec.json.decode(each) for each in (before, after)]
-    return compare(*(read(ImageAnswers({key: each}, size), each) for each in results))
+    compare = MEASURES.get(kind_of(stage), OTHERS)[2]
+    return compare(*(_read(stage, size, each) for each in (before, after)))
+
+
+def is_empty(stage: str, size: tuple[int, int], answer: bytes) -> bool:
+    """Whether there is nothing that a change would be measured of: no text, no object, no caption."""
+    return not _read(stage, size, answer)
+
+
+def _read(stage: str, size: tuple[int, int], answer: bytes) -> Any:
+    result = msgspec.json.decode(answer)
+    return MEASURES.get(kind_of(stage), OTHERS)[1](
+        ImageAnswers({find_stage(stage).key: result}, size), result
+    )
 
 
 def measure_error(kind: Kind, size: tuple[int, int], label: Label, answer: bytes) -> float:

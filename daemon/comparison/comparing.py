@@ -7,11 +7,18 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from daemon.comparison.changes import LARGE, AnswerChange, estimate_share, measure_change, measure_error
+from daemon.comparison.changes import (
+    LARGE,
+    AnswerChange,
+    estimate_share,
+    is_empty,
+    measure_change,
+    measure_error,
+)
 from daemon.comparison.running import SampleRun, run_stage
 from daemon.config.loading import Config
 from daemon.core.errors import NothingFound, WrongArgument
@@ -90,6 +97,14 @@ class ModelComparison:
     def moves(self) -> Counter[tuple[str, str]]:
         """From which bin to which one, in the sample."""
         return Counter(pair.bins for pair in self.pairs if pair.bins[0] != pair.bins[1])
+
+    def empty(self) -> tuple[int, int]:
+        """How many images of the sample have an answer with nothing in it: before, and now."""
+
+        def count(answers: Iterable[tuple[Record, bytes]]) -> int:
+            return sum(is_empty(self.stage, (r.width, r.height), answer) for r, answer in answers)
+
+        return count((p.record, p.before) for p in self.pairs), count((p.record, p.after) for p in self.pairs)
 
     def cost(self) -> Cost:
         run = self.run

@@ -65,6 +65,8 @@ def _describe_changes(found: ModelComparison) -> Iterator[str]:
         f"{before or 'none'} → {after or 'none'} {count:,}"
         for (before, after), count in found.moves().most_common(MOST_MOVES)
     )
+    if any(empty := found.empty()):
+        yield f"Nothing is found in {empty[1]:,} images of the sample; it was in {empty[0]:,}."
     yield f"Another bin: {_percent(shares['other_bin'])}{f' ({moves} of the sample)' if moves else ''}."
 
 
@@ -111,6 +113,7 @@ def as_document(found: ModelComparison, prices: Prices) -> dict[str, Any]:
         "left_out": found.run.failures,
         "measure": describe_measure(found.stage),
         "shares": {name: each._asdict() for name, each in found.shares().items()},
+        "empty": dict(zip(("before", "now"), found.empty(), strict=True)),
         "bins": [{"from": a, "to": b, "images": count} for (a, b), count in found.moves().most_common()],
         "labelled": len(found.labelled),
         "nearer_to_labels": sum(each < 0 for each in found.labelled),

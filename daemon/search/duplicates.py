@@ -276,6 +276,12 @@ def _open(index: Index, model: str) -> Rows:
         raise SearchUnusable(f"the embeddings in the search index cannot be read: {error}.") from error
 
 
+def has_newer_model(index: Index, kept: KeptGroups) -> bool:
+    """Whether the newest embedding is of another model: its images are in no group. Raises SearchUnusable."""
+    newest = {model: int(_open(index, model).numbers[-1]) for model in index.matrices()}
+    return max(newest, key=newest.__getitem__, default=kept.model) != kept.model
+
+
 def about_groups(index: Index) -> KeptGroups | None:
     """None if none were ever kept. Raises SearchUnusable."""
     with index.lend() as connection:

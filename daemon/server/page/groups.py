@@ -14,7 +14,7 @@ from daemon.config.loading import Config
 from daemon.core.sidecar import timestamp
 from daemon.ledger import publications
 from daemon.ledger.records import Reader
-from daemon.search.duplicates import NearBest, about_groups, extend_groups, read_groups
+from daemon.search.duplicates import NearBest, about_groups, extend_groups, has_newer_model, read_groups
 from daemon.search.index import SearchUnusable
 from daemon.search.searcher import Hit, Searcher
 from daemon.server.asked import number_in
@@ -61,6 +61,7 @@ class Groups:
             "kept": kept,
             "made_at": timestamp(kept.made_at),
             "since": since,
+            "has_newer_model": has_newer_model(index, kept),
             "groups": [(*numbers, views) for *numbers, views in groups if len(views) > 1],
             "before": first and self._address("/duplicates", cursor=max(0, first - SHOWN)),
             "after": first + SHOWN < kept.groups and self._address("/duplicates", cursor=first + SHOWN),

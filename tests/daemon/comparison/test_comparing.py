@@ -18,7 +18,7 @@ from daemon.comparison import running
 from daemon.comparison.changes import AnswerChange, estimate_share
 from daemon.comparison.comparing import ModelComparison, Pair
 from daemon.comparison.running import SampleRun, count_joules
-from daemon.comparison.verdict import say_what_next
+from daemon.comparison.verdict import Prices, describe, say_what_next
 from daemon.config.loading import load
 from daemon.config.state import lock_state
 from daemon.core.errors import NotAnswering
@@ -374,3 +374,15 @@ def test_that_nothing_would_change_is_said_only_if_scores_stay_too(
         ModelComparison("clip", 1, [pair], Counter(), Counter(), [], run), {"model": "siglip2-base"}
     )
     assert ("Nothing would change" in said) is is_said
+
+
+def test_a_model_that_finds_nothing_is_said_to_find_nothing(tmp_path: Path) -> None:
+    dog = {"label": "dog", "score": 0.9, "box": [0, 0, 10, 10]}
+    [some, none] = [msgspec.json.encode({"detections": found}) for found in ([dog], [])]
+    answers = [(some, none), (some, none), (none, none), (some, some)]
+    change = AnswerChange(0.0, False)
+    pairs = [Pair(make_record(tmp_path), before, after, change, ("A", "A")) for before, after in answers]
+    run = SampleRun({"yolo": Model("yolo", "sha256:0", "")}, ["cpu"], {}, Counter(), 4, set(), 4.0, None)
+    found = ModelComparison("yolo", 4, pairs, Counter(), Counter(), [], run)
+    assert found.empty() == (1, 3)
+    assert "Nothing is found in 3 images of the sample; it was in 1." in describe(found, Prices(), 0)
