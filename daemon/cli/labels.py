@@ -198,6 +198,12 @@ def forget_labels(
 def score(
     only: KindsOption = None,
     by_label: Annotated[bool, flag("--by-label", help="Also the average precision of each label.")] = False,
+    held_out: Annotated[
+        float,
+        option(
+            "--held-out", metavar="SHARE", help="Only images that such a training did not learn from.", min=0
+        ),
+    ] = 1,
     config: ConfigOption = None,
     as_json: JsonOption = False,
 ) -> None:
@@ -216,6 +222,7 @@ def score(
     Examples:
       visiond score
       visiond score --only objects --by-label
+      visiond score --only objects --held-out 0.1
     """
     from daemon.labels.scoring import score as find_scores
     from daemon.labels.store import LabelStore
@@ -223,7 +230,9 @@ def score(
 
     settings = read_config(config, needs_stages=False)
     with open_reader(settings) as reader, Progress("images") as progress:
-        scores = [*find_scores(reader, LabelStore(settings.state.path), only or [*Kind], progress.step)]
+        scores = [
+            *find_scores(reader, LabelStore(settings.state.path), only or [*Kind], progress.step, held_out)
+        ]
     if as_json:
         print_json([_as_json(each) for each in scores])
         return

@@ -87,3 +87,9 @@ def decode(kind: Kind, text: bytes | str) -> Value:
     """Raises msgspec.MsgspecError."""
     value: Value = msgspec.json.decode(text, type=TYPES[kind])
     return value
+
+
+def is_held_out(digest: bytes, share: float) -> bool:
+    """Whether a training does not learn from the image with this digest, but is scored on it. share: of all images. The digest
+    alone decides, so that an image stays on its side when others are added."""
+    return int.from_bytes(digest[:4]) < share * 2**32

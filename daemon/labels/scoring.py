@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import msgspec
 import numpy as np
 
-from daemon.core.labels import STAGE_OF, Kind, ObjectLabel, Value
+from daemon.core.labels import STAGE_OF, Kind, ObjectLabel, Value, is_held_out
 from daemon.formats.answered import ImageAnswers
 from daemon.labels import metrics
 from daemon.labels.metrics import Measure, ObjectMeasure
@@ -65,13 +65,14 @@ class Score:
 
 
 def score(
-    reader: Reader, store: LabelStore, kinds: Sequence[Kind], step: Callable[[int], None]
+    reader: Reader, store: LabelStore, kinds: Sequence[Kind], step: Callable[[int], None], held_out: float = 1
 ) -> Iterator[Score]:
     """Of each kind, current models first, then those with the most images. step: called with the number of labelled images that
-    were read. Raises MissingLibrary."""
+    were read. held_out: only the images that a training with this share holds out. Raises MissingLibrary."""
     current, read = _current_models(reader), 0
     for kind in kinds:
-        labels, answers = dict(store.of_kind(kind)), defaultdict[int, dict[bytes, Any]](dict)
+        labels = {digest: said for digest, said in store.of_kind(kind) if is_held_out(digest, held_out)}
+        answers = defaultdict[int, dict[bytes, Any]](dict)
         digests = [*labels]
         for start in range(0, len(digests), CHUNK):
             chunk = digests[start : start + CHUNK]

@@ -11,7 +11,7 @@ from pathlib import Path
 import msgspec
 
 from daemon.core.errors import WrongArgument
-from daemon.core.labels import Kind, ObjectLabel, Said, Value
+from daemon.core.labels import Kind, ObjectLabel, Said, Value, is_held_out
 from daemon.core.urls import is_url
 from daemon.labels.matching import KnownImage, keep_known
 from daemon.labels.reading import read_labels
@@ -97,7 +97,7 @@ def split(kind: Kind, samples: Sequence[LabelledImage], left_out: Counter[str], 
     useful = [each for each in order if kind is Kind.OBJECTS or each.words]
     if empty := len(order) - len(useful):
         left_out["images without a tag or caption"] += empty
-    held = sum(int(each.digest[:8], 16) < share * 16**8 for each in useful)
+    held = sum(is_held_out(bytes.fromhex(each.digest), share) for each in useful)
     if not held and share and len(useful) > 1:
         held = 1  # of a few images none may have such a digest
     return Data(kind, useful[held:], useful[:held], dict(left_out))

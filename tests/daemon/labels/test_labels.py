@@ -21,7 +21,7 @@ import pytest
 
 from daemon.config.state import LABELS
 from daemon.core.errors import LedgerDamaged
-from daemon.core.labels import Kind, ObjectLabel, Said
+from daemon.core.labels import Kind, ObjectLabel, Said, is_held_out
 from daemon.labels.matching import KnownImage, in_pixels, keep_known
 from daemon.labels.store import LabelStore
 from tests.daemon_process import Place, picture
@@ -170,6 +170,21 @@ def test_a_score_says_when_no_name_of_people_is_one_of_the_model(labels: Place) 
 
     assert "used none of the names that people gave (my " in score_with("my ")
     assert "Note" not in score_with("")
+
+
+def test_a_score_on_held_out_images_leaves_out_those_that_a_training_learns_from(labels: Place) -> None:
+    names = [f"{'sub/' if number % 2 else ''}{number}.ppm" for number in range(IMAGES)]
+    assert say(labels, tags_of(*names)).returncode == 0
+    digests = [hashlib.sha256(picture(number)).digest() for number in range(IMAGES)]
+    held_out = sum(is_held_out(digest, 0.5) for digest in digests)
+    assert 0 < held_out < IMAGES
+
+    def count(*options: str) -> int:
+        told = labels.command("score", "--only", "tags", "--json", *options)
+        images: int = json.loads(told.stdout)[0]["images"]
+        return images
+
+    assert (count(), count("--held-out", "0.5")) == (IMAGES, held_out)
 
 
 def test_labels_stay_when_the_models_run_again(labels: Place) -> None:

@@ -11,7 +11,7 @@ import pytest
 
 from daemon.config.loading import load
 from daemon.core.errors import WrongArgument
-from daemon.core.labels import Kind, ObjectLabel
+from daemon.core.labels import Kind, ObjectLabel, is_held_out
 from daemon.labels.store import LabelStore
 from daemon.ledger.records import open_reader
 from tests.daemon_process import Place, picture
@@ -30,6 +30,8 @@ def test_an_image_stays_on_its_side_when_labels_are_added() -> None:
     assert {each.file for each in few.learnt} < {each.file for each in many.learnt}
     assert 50 < len(many.held_out) < 110
     assert few.digest != many.digest
+    assert all(is_held_out(bytes.fromhex(each.digest), 0.2) for each in many.held_out), "as scores ask"
+    assert not any(is_held_out(bytes.fromhex(each.digest), 0.2) for each in many.learnt)
 
 
 def test_one_of_a_few_images_is_held_out() -> None:
