@@ -731,7 +731,7 @@ def test_the_demo_names_the_address_of_its_page_and_keeps_serving_it(tmp_path: P
 def test_training_without_its_libraries_names_what_to_install(place: Place, tmp_path: Path) -> None:
     # as if not installed
     (tmp_path / "sitecustomize.py").write_text('import sys; sys.modules["torch"] = None')
-    assert "visiond train mini --out my-pack" in say(place, "train", "--help")
+    assert "visiond train detector --base rf-detr-small --out my-detector" in say(place, "train", "--help")
     told = place.command("train", "mini", "--out", "pack", prefix=["env", f"PYTHONPATH={tmp_path}"])
     assert told.returncode == os.EX_UNAVAILABLE
     assert "torch" in told.stderr
