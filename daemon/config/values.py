@@ -23,7 +23,7 @@ GROUP = "+"  # joins the devices of a group
 NUMBERED = r"cuda:(\d{1,6})(?::(\d{1,6}))?"  # a GPU, or a MIG device of it
 UUID = r"(?i:GPU|MIG)-[0-9A-Za-z/-]*"  # or the start of one
 # How addresses of the page begin.
-PAGE_PATHS = "api|events|images|live|login|logout|pictures|settings|state|static"
+PAGE_PATHS = "api|duplicates|events|images|live|login|logout|pictures|settings|state|static"
 OUT_OF_RANGE = "out_of_range"  # error type, for refusal.py
 MOST = {"_seconds": 10**8, "_bytes": 1 << 50, "": 10**12}  # largest value, by suffix of the key
 
