@@ -17,13 +17,8 @@ import torch
 from stages.contract.folders import remove_folder
 from stages.contract.processes import die_with
 from stages.weights.published import Models, Vocabulary
-from visiond.training.hardware import make_accelerator, make_deterministic
-from visiond.training.trainer import (
-    CHECKPOINTS,
-    Trainer,
-    TrainerSettings,
-    TrainingBatches,
-)
+from visiond.training.hardware import TrainingBatches, make_accelerator, make_deterministic
+from visiond.training.trainer import CHECKPOINTS, Trainer, TrainerSettings
 from visiond_mini import mini
 from visiond_mini.cache import COLOR_NAMES
 from visiond_mini.dataset import Examples

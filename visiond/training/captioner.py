@@ -70,7 +70,7 @@ class CaptionBatches:
         learner = self.learner
         captions = [self.pictures.samples[place].words for place in places]
         ids, mask = self._encode([each[rng.integers(len(each))] for each in captions])
-        pixels = self.pictures.mirror(self.pictures.read(places), rng, flip=self.flip)
+        pixels, _ = self.pictures.mirror(self.pictures.read(places), rng, flip=self.flip)
         device = self.pictures.device
         return {
             "pixel_values": learner.prepare(pixels),

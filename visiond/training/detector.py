@@ -80,13 +80,10 @@ class ObjectBatches:
 
     def take(self, places: npt.NDArray[np.int64], rng: np.random.Generator) -> dict[str, Any]:
         images = self.pictures.read(places)
-        mirrored = (rng.random(len(places)) < 0.5) & self.flip
+        pixels, mirrored = self.pictures.mirror(images, rng, flip=self.flip)
         labels = [
-            self._targets(self.pictures.samples[place], image, mirrored=bool(turned))
+            self._targets(self.pictures.samples[place], image, mirrored=turned)
             for place, image, turned in zip(places, images, mirrored, strict=True)
-        ]
-        pixels = [
-            each.flip(2) if turned else each for each, turned in zip(pixels_of(images), mirrored, strict=True)
         ]
         return {**self.learner.detr.inputs(pixels), "labels": labels}
 

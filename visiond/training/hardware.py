@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import importlib.util
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
+from typing import Protocol
 
 import accelerate
+import numpy as np
+import numpy.typing as npt
 import torch
 import torch.distributed as dist
 import torch.distributed.nn.functional as dist_functional
@@ -23,6 +25,15 @@ AUTOCAST = {"bf16": torch.bfloat16, "fp16": torch.float16}
 PROBE_STEPS = 2  # the second one runs with the memory as the first left it
 MEMORY_SHARE = 0.92  # of the device, that a batch may use when its size is probed
 NCCL_SECONDS = 120.0  # for the first exchange
+
+
+class TrainingBatches(Protocol):
+    """Examples in the form that a module takes."""
+
+    def __len__(self) -> int: ...
+
+    def take(self, places: npt.NDArray[np.int64], rng: np.random.Generator) -> dict[str, Tensor]:
+        """The examples at these indices, on the device. All random choices come from rng."""
 
 
 def make_accelerator(
@@ -100,25 +111,26 @@ def _try_nccl(store: Store, rank: int, count: int) -> str:
 
 def measure_batch(
     module: nn.Module,
-    take: Callable[[int], Mapping[str, Any]],
+    batches: TrainingBatches,
     device: torch.device,
     precision: str,
     start: int,
     most: int,
 ) -> int:
-    """The most examples of which forward and backward passes leave some of the device's memory free. take: a batch of so many.
-    Raises MemoryError if not even one fits."""
+    """The most examples of which forward and backward passes leave some of the device's memory free. Raises MemoryError if not
+    even one fits."""
 
     def fits(count: int) -> bool:
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats(device)
         free, total = torch.cuda.mem_get_info(device)
         room = MEMORY_SHARE * total - (total - free - torch.cuda.memory_reserved(device))
+        places = np.arange(count) % len(batches)
         dtype = AUTOCAST.get(choose_precision(precision))
         try:
             for _ in range(PROBE_STEPS):
                 with torch.autocast(device.type, dtype, enabled=dtype is not None):
-                    loss = module(take(count))["loss"]
+                    loss = module(batches.take(places, np.random.default_rng(0)))["loss"]
                 loss.backward()
         except torch.OutOfMemoryError:
             return False

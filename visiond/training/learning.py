@@ -27,7 +27,7 @@ from stages.images.devices import pixels_of
 from stages.images.images import read_images
 from stages.pretrained.checkpoints import find_kind
 from visiond.training.data import LabelledImage
-from visiond.training.trainer import TrainingBatches
+from visiond.training.hardware import TrainingBatches
 
 KEPT = {  # files of the base that the result has too
     *(name for names in MODEL_PARTS.values() for name in names),
@@ -71,12 +71,13 @@ class TrainingImages:
                 f"an image of {files[0]} to {files[-1]} cannot be read: {error}. Remove its labels, or restore it."
             ) from error
 
-    def mirror(self, images: Sequence[Image], rng: np.random.Generator, *, flip: bool) -> list[Tensor]:
-        """The pixels; with flip, of half of the images mirrored."""
-        turned = (rng.random(len(images)) < 0.5) & flip
-        return [
-            pixels.flip(2) if turn else pixels for pixels, turn in zip(pixels_of(images), turned, strict=True)
-        ]
+    def mirror(
+        self, images: Sequence[Image], rng: np.random.Generator, *, flip: bool
+    ) -> tuple[list[Tensor], list[bool]]:
+        """The pixels; with flip, of half of the images mirrored: of which ones."""
+        turned = ((rng.random(len(images)) < 0.5) & flip).tolist()
+        pixels = zip(pixels_of(images), turned, strict=True)
+        return [each.flip(2) if turn else each for each, turn in pixels], turned
 
 
 class Learner(nn.Module):

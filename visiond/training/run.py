@@ -60,9 +60,10 @@ def run(job: Path, say: Callable[[str], None]) -> None:
         settings = order.settings
         if cuda and not settings.micro_batch:
             # Before the processes are connected: the losses of some models exchange something.
-            settings = msgspec.structs.replace(
-                settings, micro_batch=_measure(learner, batches, device, order)
-            )
+            most = min(settings.batch_size or len(batches), len(batches))
+            learner.train()
+            micro = measure_batch(learner, batches, device, settings.precision, settings.probe_from, most)
+            settings = msgspec.structs.replace(settings, micro_batch=micro)
         join_processes(say if rank == 0 else _ignore)
         trainer = Trainer(learner, batches, settings, Path(order.work))
         held_out = TrainingImages(data.held_out, device, decoders)
@@ -105,15 +106,6 @@ def _finish(job: TrainingJob, data: Data, learner: Learner, measures: Sequence[M
     ranges = [interval(measure, len(data.held_out)) for measure in measures]
     (Path(job.work) / RANGES).write_bytes(msgspec.json.encode(ranges[0] if ranges else {}))
     publish(job, data)
-
-
-def _measure(learner: Learner, batches: Any, device: torch.device, job: TrainingJob) -> int:
-    def take(count: int) -> Any:
-        return batches.take(np.arange(count) % len(batches), np.random.default_rng(0))
-
-    most = min(job.settings.batch_size or len(batches), len(batches))
-    learner.train()
-    return measure_batch(learner, take, device, job.settings.precision, job.settings.probe_from, most)
 
 
 def answer_all(learner: Learner, pictures: TrainingImages, rank: int, processes: int) -> list[Any]:

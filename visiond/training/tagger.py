@@ -102,7 +102,7 @@ class TagBatches:
         return len(self.pictures)
 
     def take(self, places: npt.NDArray[np.int64], rng: np.random.Generator) -> dict[str, Tensor]:
-        pixels = self.pictures.mirror(self.pictures.read(places), rng, flip=self.flip)
+        pixels, _ = self.pictures.mirror(self.pictures.read(places), rng, flip=self.flip)
         tags = torch.zeros(len(places), len(self.columns))
         for row, place in enumerate(places):
             tags[row, [self.columns[word] for word in self.pictures.samples[place].words]] = 1

@@ -19,7 +19,7 @@ import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -30,7 +30,13 @@ from accelerate.utils import broadcast_object_list, set_seed
 from torch import Tensor, nn
 
 from stages.contract.folders import remove_folder, sync, sync_tree
-from visiond.training.hardware import gather_with_gradient, make_accelerator, measure_batch, number_device
+from visiond.training.hardware import (
+    TrainingBatches,
+    gather_with_gradient,
+    make_accelerator,
+    measure_batch,
+    number_device,
+)
 from visiond.training.log import ProgressBar, cut_log
 from visiond.training.schedule import LearningRates
 
@@ -74,15 +80,6 @@ class TrainingState(msgspec.Struct, kw_only=True):
     processes: int
     seed: int
     elapsed: float
-
-
-class TrainingBatches(Protocol):
-    """Examples in the form that a module takes."""
-
-    def __len__(self) -> int: ...
-
-    def take(self, places: npt.NDArray[np.int64], rng: np.random.Generator) -> dict[str, Tensor]:
-        """The examples at these indices, on the device. All random choices come from rng."""
 
 
 class ResumeError(Exception):
@@ -208,11 +205,10 @@ class Trainer:
         self.batch_size = (share or micro) * self.processes
 
     def _measure(self, most: int) -> int:
-        def take(count: int) -> dict[str, Tensor]:
-            return self.batches.take(np.arange(count) % len(self.batches), np.random.default_rng(0))
-
         settings = self.settings
-        return measure_batch(self.bare, take, self.device, settings.precision, settings.probe_from, most)
+        return measure_batch(
+            self.bare, self.batches, self.device, settings.precision, settings.probe_from, most
+        )
 
     def _make_optimizer(self) -> torch.optim.Optimizer:
         """AdamW without weight decay for norms, biases and scales."""

@@ -58,6 +58,11 @@ class Values:
         return {"values": torch.from_numpy(places[:, None] / 32 + rng.random((len(places), 4))).float()}
 
 
+class OnGpu(Values):
+    def take(self, places: np.ndarray, rng: np.random.Generator) -> dict[str, Tensor]:
+        return {name: values.cuda() for name, values in super().take(places, rng).items()}
+
+
 def test_torchs_random_numbers_are_resumed_too(tmp_path: Path) -> None:
     Trainer(Dropped(), Values(), SETTINGS, tmp_path / "whole").run()
     Trainer(Dropped(), Values(), SETTINGS, tmp_path / "killed").run(stop_after=4)
@@ -188,11 +193,8 @@ def test_a_batch_that_fills_the_gpu_does_not_fit() -> None:
             torch.empty(len(batch["values"]) << 33, dtype=torch.uint8, device=self.weight.device)
             return super().forward(batch)
 
-    def take(count: int) -> dict[str, Tensor]:
-        return {"values": torch.zeros(count, 4).cuda()}
-
     device = torch.device("cuda:0")
-    found = measure_batch(Greedy().to(device), take, device, "no", 1, 10 * most)
+    found = measure_batch(Greedy().to(device), OnGpu(), device, "no", 1, 10 * most)
     assert 1 <= found < most
 
 
@@ -205,11 +207,6 @@ def test_a_gpu_without_a_number_is_the_current_one(monkeypatch: pytest.MonkeyPat
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
 def test_a_training_of_one_process_runs_on_the_gpu(tmp_path: Path) -> None:
-    @dataclass
-    class OnGpu(Values):
-        def take(self, places: np.ndarray, rng: np.random.Generator) -> dict[str, Tensor]:
-            return {name: values.cuda() for name, values in super().take(places, rng).items()}
-
     trainer = Trainer(Dropped(), OnGpu(), SETTINGS, tmp_path)
     trainer.run()
     assert trainer.device == torch.device("cuda:0")
