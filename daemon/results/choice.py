@@ -93,7 +93,7 @@ class Chosen:
         if choice.first:
             chosen = {*self._find()} if choice.looks_first or choice.sample else None
             ids = choice.first(choice.bins, chosen)
-            found, self.total = self._in_order(ids), len(ids)
+            found, self.total = self._without_damaged(find_records(self._reader, ids)), len(ids)
         elif choice.sample and not choice.looks_first:
             drawn = itertools.islice(draw(self._reader, choice.seed, choice.bins), choice.sample)
             ids = array("q", sorted(number for number, _ in drawn))
@@ -128,14 +128,6 @@ class Chosen:
                 self._damaged.add(record.id)
             else:
                 yield record
-
-    def _in_order(self, ids: Sequence[int]) -> Iterator[Record]:
-        for start in range(0, len(ids), CHUNK):
-            for record in self._reader.find_numbers(ids[start : start + CHUNK]):
-                if record.damage:
-                    self._damaged.add(record.id)
-                elif record.status is JobStatus.DONE:
-                    yield record
 
     def _find(self) -> array[int]:
         """The numbers of the images, in order."""
