@@ -25,6 +25,7 @@ from daemon.terminal.options import (
     ConfigOption,
     ForceOption,
     JsonOption,
+    SeedOption,
     find_config,
     flag,
     option,
@@ -116,7 +117,6 @@ ChangesOption = Annotated[
 SampleOption = Annotated[
     int, typer.Option("--sample", metavar="N", min=1, max=MOST_SAMPLE, help="How many images, at random.")
 ]
-SeedOption = Annotated[int, typer.Option("--seed", help="Another number, other images.")]
 PageOption = Annotated[
     Path | None,
     typer.Option("--page", metavar="FILE", help="Write a page (HTML) with the images that change most."),

@@ -23,10 +23,13 @@ Scores = Mapping[str, float]  # by label
 
 
 class AnswerChange(NamedTuple):
-    """amount: 0 to 1. is_other: whether it is another answer, and not the same one with other scores."""
+    """amount: 0 to 1. is_other: whether it is another answer, and not the same one with other scores. was_empty, is_empty:
+    whether there is nothing in the answers that a change could be measured of: no text, no object, no caption."""
 
     amount: float
     is_other: bool
+    was_empty: bool = False
+    is_empty: bool = False
 
     @classmethod
     def of(cls, amount: float) -> AnswerChange:
@@ -128,20 +131,11 @@ def describe_measure(stage: str) -> str:
 
 def measure_change(stage: str, size: tuple[int, int], before: bytes, after: bytes) -> AnswerChange:
     """Of two answers to one image. size: its width and height in pixels. Raises MissingLibrary."""
-    compare = MEASURES.get(kind_of(stage), OTHERS)[2]
-    return compare(*(_read(stage, size, each) for each in (before, after)))
-
-
-def is_empty(stage: str, size: tuple[int, int], answer: bytes) -> bool:
-    """Whether there is nothing that a change would be measured of: no text, no object, no caption."""
-    return not _read(stage, size, answer)
-
-
-def _read(stage: str, size: tuple[int, int], answer: bytes) -> Any:
-    result = msgspec.json.decode(answer)
-    return MEASURES.get(kind_of(stage), OTHERS)[1](
-        ImageAnswers({find_stage(stage).key: result}, size), result
-    )
+    _, read, compare = MEASURES.get(kind_of(stage), OTHERS)
+    key = find_stage(stage).key
+    results = [msgspec.json.decode(each) for each in (before, after)]
+    old, new = (read(ImageAnswers({key: each}, size), each) for each in results)
+    return compare(old, new)._replace(was_empty=not old, is_empty=not new)
 
 
 def measure_error(kind: Kind, size: tuple[int, int], label: Label, answer: bytes) -> float:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -15,7 +15,6 @@ from daemon.comparison.changes import (
     LARGE,
     AnswerChange,
     estimate_share,
-    is_empty,
     measure_change,
     measure_error,
 )
@@ -100,11 +99,8 @@ class ModelComparison:
 
     def empty(self) -> tuple[int, int]:
         """How many images of the sample have an answer with nothing in it: before, and now."""
-
-        def count(answers: Iterable[tuple[Record, bytes]]) -> int:
-            return sum(is_empty(self.stage, (r.width, r.height), answer) for r, answer in answers)
-
-        return count((p.record, p.before) for p in self.pairs), count((p.record, p.after) for p in self.pairs)
+        changes = [pair.change for pair in self.pairs]
+        return sum(each.was_empty for each in changes), sum(each.is_empty for each in changes)
 
     def cost(self) -> Cost:
         run = self.run

@@ -15,7 +15,7 @@ import msgspec
 import pytest
 
 from daemon.comparison import running
-from daemon.comparison.changes import AnswerChange, estimate_share
+from daemon.comparison.changes import AnswerChange, estimate_share, measure_change
 from daemon.comparison.comparing import ModelComparison, Pair
 from daemon.comparison.running import SampleRun, count_joules
 from daemon.comparison.verdict import Prices, describe, say_what_next
@@ -380,8 +380,10 @@ def test_a_model_that_finds_nothing_is_said_to_find_nothing(tmp_path: Path) -> N
     dog = {"label": "dog", "score": 0.9, "box": [0, 0, 10, 10]}
     [some, none] = [msgspec.json.encode({"detections": found}) for found in ([dog], [])]
     answers = [(some, none), (some, none), (none, none), (some, some)]
-    change = AnswerChange(0.0, False)
-    pairs = [Pair(make_record(tmp_path), before, after, change, ("A", "A")) for before, after in answers]
+    pairs = [
+        Pair(make_record(tmp_path), *each, measure_change("yolo", (100, 100), *each), ("A", "A"))
+        for each in answers
+    ]
     run = SampleRun({"yolo": Model("yolo", "sha256:0", "")}, ["cpu"], {}, Counter(), 4, set(), 4.0, None)
     found = ModelComparison("yolo", 4, pairs, Counter(), Counter(), [], run)
     assert found.empty() == (1, 3)
