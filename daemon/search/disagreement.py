@@ -19,9 +19,10 @@ from daemon.ledger.record import Record
 from daemon.search.entries import separate
 from stages.contract.binning import has_text, likely_tags, sure_text_of
 from stages.registry.registry import kind_of
+from stages.yolo.descriptor import Box, overlap
 
 Answer = Mapping[str, Any]
-Boxes = Sequence[tuple[str, float, Sequence[float]]]  # label, weight, and x0, y0, x1, y1
+Boxes = Sequence[tuple[str, float, Box]]  # label, weight and box
 TEMPERATURE = 0.1  # of `pool`, as in cleanlab
 WORD = re.compile(r"\w+")
 
@@ -49,17 +50,7 @@ def boxes_differ(first: Boxes, second: Boxes) -> float:
 def _alone(some: Boxes, others: Boxes) -> Iterator[float]:
     for label, weight, box in some:
         same = [other for name, _, other in others if name.casefold() == label.casefold()]
-        yield weight * (1.0 - max((_overlap(box, other) for other in same), default=0.0))
-
-
-def _overlap(one: Sequence[float], other: Sequence[float]) -> float:
-    """Intersection over union."""
-    width = min(one[2], other[2]) - max(one[0], other[0])
-    height = min(one[3], other[3]) - max(one[1], other[1])
-    if width <= 0 or height <= 0:
-        return 0.0
-    areas = [(x1 - x0) * (y1 - y0) for x0, y0, x1, y1 in (one, other)]
-    return width * height / (sum(areas) - width * height)
+        yield weight * (1.0 - max((overlap(box, other) for other in same), default=0.0))
 
 
 def _pairs(text: str) -> list[str]:
@@ -142,7 +133,7 @@ def objects_are_others(answer: Answer, given: Sequence[ObjectLabel]) -> float:
     """Crowds are left out, and so is what is answered there."""
     crowds = [each.box for each in given if each.crowd]
     named = [(each.label, 1.0, each.box) for each in given if not each.crowd]
-    found = [each for each in _boxes(answer) if not any(_overlap(each[2], crowd) >= 0.5 for crowd in crowds)]
+    found = [each for each in _boxes(answer) if not any(overlap(each[2], crowd) >= 0.5 for crowd in crowds)]
     return boxes_differ(found, named)
 
 

@@ -23,10 +23,9 @@ from stages.clip.descriptor import Clip
 from stages.contract.base import Result, StageSpec
 from stages.ocr.descriptor import Ocr, bounds_of
 from stages.registry import registry
-from stages.yolo.descriptor import Objects
+from stages.yolo.descriptor import Box, Objects, overlap
 
 Payloads = Mapping[str, bytes]  # of one picture, by stage, as JSON
-Box = tuple[float, float, float, float]  # x0, y0, x1, y1
 
 LEAST_COSINE = 0.95  # of a picture's embedding and its embedding in the reference
 SAME_COSINE = 0.9999  # above it two embeddings are the same but for rounding
@@ -194,15 +193,6 @@ def list_things(answer: Result | None) -> list[Thing]:
     if isinstance(answer, Ocr):
         return [Thing(line.text, line.score, bounds_of(line.box)) for line in answer.lines]
     return []
-
-
-def overlap(one: Box, other: Box) -> float:
-    """Intersection over union."""
-    shared = max(0.0, min(one[2], other[2]) - max(one[0], other[0])) * max(
-        0.0, min(one[3], other[3]) - max(one[1], other[1])
-    )
-    areas = sum((box[2] - box[0]) * (box[3] - box[1]) for box in (one, other))
-    return shared / (areas - shared) if areas > shared else 0.0
 
 
 def is_out_of_range(seen: Seen) -> str:

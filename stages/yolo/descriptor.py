@@ -35,12 +35,24 @@ MostObjects = Annotated[
 ]
 
 
+Box = tuple[float, float, float, float]  # x0, y0, x1, y1
+
+
+def overlap(one: Box, other: Box) -> float:
+    """Intersection over union."""
+    shared = max(0.0, min(one[2], other[2]) - max(one[0], other[0])) * max(
+        0.0, min(one[3], other[3]) - max(one[1], other[1])
+    )
+    areas = sum((box[2] - box[0]) * (box[3] - box[1]) for box in (one, other))
+    return shared / (areas - shared) if areas > shared else 0.0
+
+
 class Detection(msgspec.Struct, frozen=True):
     """One object."""
 
     label: str
     score: float
-    box: tuple[float, float, float, float]  # x0, y0, x1, y1
+    box: Box
 
 
 class Objects(msgspec.Struct, frozen=True):

@@ -6,9 +6,6 @@ import base64
 import itertools
 import os
 import signal
-from collections.abc import Iterator
-from contextlib import closing
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -29,12 +26,6 @@ from daemon.search.query import QueryError, parse
 from daemon.search.searcher import By
 from stages.contract import processes
 from tests.daemon.search.place import Place
-
-
-@pytest.fixture
-def place(tmp_path: Path) -> Iterator[Place]:
-    with closing(Place(tmp_path)) as opened:
-        yield opened
 
 
 def at(degrees: float) -> dict[str, Any]:

@@ -6,7 +6,7 @@ import hashlib
 import random
 import shutil
 import sqlite3
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
@@ -36,12 +36,6 @@ from daemon.search.searcher import Found
 from tests.daemon.search.place import Place
 from tests.daemon.search.test_disagreement import objects, tags
 from tests.makers import make_record
-
-
-@pytest.fixture
-def place(tmp_path: Path) -> Iterator[Place]:
-    with closing(Place(tmp_path)) as opened:
-        yield opened
 
 
 def look(place: Place, order: str = "disagreement", query: str = "", **options: Any) -> Found:

@@ -6,7 +6,6 @@ import os
 import shutil
 import sqlite3
 import threading
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import closing
 from pathlib import Path
@@ -19,12 +18,6 @@ from daemon.search.index import Index, SearchUnusable, check_ledger
 from daemon.search.query import parse
 from daemon.search.searcher import By, Searcher
 from tests.daemon.search.place import Place
-
-
-@pytest.fixture
-def place(tmp_path: Path) -> Iterator[Place]:
-    with closing(Place(tmp_path)) as opened:
-        yield opened
 
 
 def test_images_are_found_by_all_words_on_them_newest_first(place: Place) -> None:

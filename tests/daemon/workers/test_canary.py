@@ -145,6 +145,17 @@ def open_fake(*stages: str, **settings: Any) -> tuple[Chain, Canary, Clock]:
     return chain, Canary(chain, clock), clock
 
 
+def slow_down(chain: Chain, clock: Clock, seconds: float) -> None:
+    """So long each batch takes."""
+    run = chain.run
+
+    def run_slowly(*batch: Any, **how: Any) -> Any:
+        clock.now += seconds
+        return run(*batch, **how)
+
+    chain.run = run_slowly  # type: ignore[method-assign]
+
+
 def work(chain: Chain, images: int, *, different: bool = True) -> None:
     """Images of the user."""
     data = b"".join(picture(number if different else 0) for number in range(images))
@@ -167,13 +178,7 @@ def test_it_looks_after_a_thousand_images_for_each_picture_and_not_more_often_th
 
 def test_a_worker_with_little_to_do_looks_after_a_thousand_times_what_a_look_takes() -> None:
     chain, canary, clock = open_fake()
-    run = chain.run
-
-    def run_slowly(*batch: Any, **how: Any) -> Any:
-        clock.now += 0.2
-        return run(*batch, **how)
-
-    chain.run = run_slowly  # type: ignore[method-assign]
+    slow_down(chain, clock, 0.2)
     canary.look()
     clock.now = 0.2 * SHARE - 1
     assert not canary.is_due(1)
@@ -184,13 +189,7 @@ def test_a_worker_with_little_to_do_looks_after_a_thousand_times_what_a_look_tak
 def test_a_worker_that_often_rests_looks_after_a_hundred_times_what_a_look_takes() -> None:
     """In both threads together; and not more often than once in the pause."""
     chain, canary, clock = open_fake()
-    run = chain.run
-
-    def run_slowly(*batch: Any, **how: Any) -> Any:
-        clock.now += 0.5
-        return run(*batch, **how)
-
-    chain.run = run_slowly  # type: ignore[method-assign]
+    slow_down(chain, clock, 0.5)
     canary.look()
     assert not canary.is_due(1, rested=0.5 * REST)
     clock.now += PAUSE_SECONDS
