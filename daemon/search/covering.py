@@ -10,6 +10,9 @@ most of the length (principal components, not centered). Of each embedding the f
 the rest as one more. The product of two such rows is never less than the cosine, as by Cauchy and Schwarz the rests cannot
 add more than the product of their lengths. Pairs that pass are compared in full. Only leaders are compared with what
 follows: a million copies of one image are a million comparisons, not half a million million.
+
+A GPU compares all pairs in full, in float16, and again without rounding what may be near: there the products cost less
+than to find out which ones are needed.
 """
 
 from __future__ import annotations
@@ -34,6 +37,8 @@ MOST_BYTES = 768 << 20  # of the kept coordinates; with more images fewer are ke
 READ = 4096  # embeddings in memory at once, for each thread
 DENSE = 64  # entries of a product of matrices cost as much as one comparison of two rows from anywhere
 STALE = 8  # rows are moved together when one of so many belongs to a group
+GPU_PART = 1 << 19  # images that a block is compared with at once on a GPU: products and marks take 1.5 GiB
+GPU_PAIRS = 1 << 17  # compared in float64 at once there
 
 Note = Callable[[int], object]
 Places = NDArray[np.int64]
@@ -66,16 +71,25 @@ def find_cover(
     near: float,
     threads: int = 1,
     note: Note = lambda done: None,
+    device: str = "",
 ) -> Cover:
     """exact: embeddings of about unit length, [rows, dim]; may be memory-mapped. order: the rows of the images, the best
     first. near: the least cosine of a member and its leader, below 1. threads: each makes products of its own, so BLAS
-    should use one. note: called with how many images have their group. A row with values that are not finite is near no
-    other one."""
-    with ThreadPoolExecutor(threads) as pool:
-        return _Covering(exact, order, near, pool).run(note)
+    should use one. note: called with how many images have their group. device: of torch, such as "cuda", which then
+    compares instead of the threads. A row with values that are not finite is near no other one. Raises RuntimeError if the
+    device cannot be used."""
+    with ThreadPoolExecutor(1 if device else threads) as pool:
+        covering = (
+            _CoveringByTorch(exact, order, near, pool, device)
+            if device
+            else _Covering(exact, order, near, pool)
+        )
+        return covering.run(note)
 
 
 class _Covering:
+    part = STRIP * STRIPS  # images that a block is compared with by one thread at once
+
     def __init__(
         self, exact: NDArray[np.float16], order: Places, near: float, pool: ThreadPoolExecutor
     ) -> None:
@@ -86,7 +100,11 @@ class _Covering:
         self._cosines = np.ones(len(order))
         self._is_taken = np.zeros(len(order), np.bool_)  # by place: it is in the group of another image
         self._places = np.arange(len(order))  # of the rows of `_kept`
-        self._kept = reduce(exact, order, near - self._error)
+        self._stale = 0  # about how many rows of `_kept` belong to a group
+        self._kept = self._keep()
+
+    def _keep(self) -> Any:
+        return reduce(self._exact, self._order, self._near - self._error)
 
     def run(self, note: Note) -> Cover:
         first = 0  # row of `_kept`: those before it have their groups
@@ -118,11 +136,11 @@ class _Covering:
         right, firsts = np.unique(pairs.right, return_index=True)
         self._leaders[right], self._cosines[right] = pairs.left[firsts], pairs.cosines[firsts]
         self._is_taken[right] = True
+        self._stale += len(right)
 
     def _parts(self, start: int) -> Iterator[slice]:
-        size = STRIP * STRIPS
-        for begin in range(start, len(self._places), size):
-            yield slice(begin, min(begin + size, len(self._places)))
+        for begin in range(start, len(self._places), self.part):
+            yield slice(begin, min(begin + self.part, len(self._places)))
 
     def _compare(self, leading: Places, part: slice) -> _Pairs:
         """All near pairs of these rows and the rows of a part, without images that are in a group already."""
@@ -172,16 +190,61 @@ class _Covering:
 
     def _move_together(self, first: int) -> int:
         """Drop rows that need not be looked at again, if there are many. Returns where the rows from `first` on are now."""
-        stays = ~self._is_taken[self._places[first:]]
-        count = int(np.count_nonzero(stays))
-        if count > len(stays) - len(stays) // STALE and first < len(stays):
+        if self._stale < (len(self._places) - first) // STALE and first < len(self._places) - first:
             return first
-        rows = np.flatnonzero(stays) + first
+        rows = np.flatnonzero(~self._is_taken[self._places[first:]]) + first
+        count, self._stale = len(rows), 0
         self._places = self._places[rows]
         for part in divide(count):
             self._kept[part] = self._kept[rows[part]]
         self._kept = self._kept[:count]
         return 0
+
+
+class _CoveringByTorch(_Covering):
+    part = GPU_PART
+
+    def __init__(
+        self,
+        exact: NDArray[np.float16],
+        order: Places,
+        near: float,
+        pool: ThreadPoolExecutor,
+        device: str,
+    ) -> None:
+        import torch
+
+        self._torch, self._device = torch, device
+        torch.backends.cuda.matmul.allow_fp16_reduced_precision_reduction = False
+        super().__init__(exact, order, near, pool)
+        # A product is below 2, and rounded to float16 by at most 2**-11.
+        self._least = near - self._error - 2.0**-11
+
+    def _keep(self) -> Any:
+        by_row = np.argsort(
+            self._order
+        )  # embeddings are read from their file in the order in which they lie there
+        kept = self._torch.empty(
+            (len(by_row), self._exact.shape[1]), dtype=self._torch.float16, device=self._device
+        )
+        for part in divide(len(by_row)):
+            rows = _read(self._exact, self._order[by_row[part]], np.float16)
+            kept[by_row[part]] = self._torch.from_numpy(rows).to(self._device)
+        return kept
+
+    def _compare(self, leading: Places, part: slice) -> _Pairs:
+        better, other = self._kept[leading], self._kept[part]
+        lefts, rights = self._torch.nonzero(better @ other.T >= self._least, as_tuple=True)
+        found = [(_NONE, _NONE, np.empty(0))]
+        for left, right in zip(
+            *(self._torch.split(each, GPU_PAIRS) for each in (lefts, rights)), strict=True
+        ):
+            cosines = (better[left].double() * other[right].double()).sum(dim=1)  # exact, as in `_judge`
+            near = cosines >= self._near
+            found.append(tuple(each[near].cpu().numpy() for each in (left, right, cosines)))
+        left, right, cosines = map(np.concatenate, zip(*found, strict=True))
+        whole = _Pairs(self._places[leading[left]], self._places[right + part.start], cosines)
+        return whole.choose(~self._is_taken[whole.right])
 
 
 def reduce(exact: NDArray[np.float16], order: Places, least: float) -> NDArray[np.float32]:

@@ -14,6 +14,7 @@ from daemon.search.covering import Leaders, extend_cover, find_axes, find_cover,
 
 NEAR = 0.95
 DIM = 48
+DEVICES = ("", "cpu", pytest.param("cuda", marks=pytest.mark.gpu))  # "": without torch
 
 
 @pytest.fixture(autouse=True)
@@ -22,14 +23,16 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
     sizes = {
         "BLOCK": 64,
         "STRIP": 32,
-        "STRIPS": 2,
         "READ": 16,
+        "GPU_PAIRS": 50,
         "SAMPLE": 300,
         "PAIRED": 100,
         "WIDTHS": (2, 6, 24),
     }
     for name, size in sizes.items():
         monkeypatch.setattr(covering, name, size)
+    monkeypatch.setattr(covering._Covering, "part", 64)
+    monkeypatch.setattr(covering._CoveringByTorch, "part", 100)
 
 
 def unit(vectors: NDArray[Any]) -> NDArray[np.float16]:
@@ -88,15 +91,16 @@ def compare_all(exact: NDArray[np.float16], near: float) -> tuple[list[int], lis
     ]
 
 
+@pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("near", [0.6, NEAR, 0.99])
 @pytest.mark.parametrize("kind", KINDS)
-def test_the_groups_are_those_of_a_comparison_of_all_pairs(kind: str, near: float) -> None:
+def test_the_groups_are_those_of_a_comparison_of_all_pairs(kind: str, near: float, device: str) -> None:
     for seed in range(4):
         chance = np.random.default_rng(seed)
         exact = collection(kind, chance)
         order = chance.permutation(len(exact))
         leaders, cosines = compare_all(exact[order], near)
-        found = find_cover(exact, order, near, threads=3)
+        found = find_cover(exact, order, near, threads=3, device=device)
         assert found.leaders.tolist() == leaders
         assert found.cosines == pytest.approx(cosines, abs=1e-5)
 
@@ -124,20 +128,23 @@ def test_the_first_of_an_order_leads() -> None:
     )
 
 
-def test_rounding_does_not_decide_at_the_least_cosine() -> None:
+@pytest.mark.parametrize("device", DEVICES)
+def test_rounding_does_not_decide_at_the_least_cosine(device: str) -> None:
     for seed in range(20):
         chance = np.random.default_rng(seed)
         one = chance.standard_normal(DIM)
         pair = unit(np.stack([one, one + 0.2 * chance.standard_normal(DIM)]))
         cosine = float(np.prod(pair.astype(np.float64), axis=0).sum())
-        assert find_cover(pair, np.arange(2), cosine).leaders.tolist() == [0, 0]
-        assert find_cover(pair, np.arange(2), np.nextafter(cosine, 1)).leaders.tolist() == [0, 1]
+        assert find_cover(pair, np.arange(2), cosine, device=device).leaders.tolist() == [0, 0]
+        above = np.nextafter(cosine, 1)
+        assert find_cover(pair, np.arange(2), above, device=device).leaders.tolist() == [0, 1]
 
 
-def test_an_embedding_that_is_not_finite_is_near_no_other() -> None:
+@pytest.mark.parametrize("device", DEVICES)
+def test_an_embedding_that_is_not_finite_is_near_no_other(device: str) -> None:
     exact = unit(np.ones((100, DIM)))
     exact[[3, 70], 5] = np.nan, np.inf
-    leaders = find_cover(exact, np.arange(100), NEAR).leaders.tolist()
+    leaders = find_cover(exact, np.arange(100), NEAR, device=device).leaders.tolist()
     assert leaders == [{3: 3, 70: 70}.get(place, 0) for place in range(100)]
 
 
