@@ -155,21 +155,25 @@ async def test_a_pool_that_is_stopped_waits_for_no_worker_that_is_not_ready(
 
 
 class FakeWorker:
-    """Notes how long each batch may take."""
+    """Notes how long each batch may take, and has a clock of its own."""
 
     def __init__(self) -> None:
-        self.seconds, self.limits = 0.0, list[float]()
+        self.seconds, self.limits, self.now = 0.0, list[float](), 0.0
+
+    def monotonic(self) -> float:
+        return self.now
 
     async def run(self, items: list[Item], limit: float) -> Reply:
         self.limits.append(limit)
-        await anyio.sleep(self.seconds)
+        self.now += self.seconds
         return Reply(0, [], [])
 
 
-async def test_a_batch_may_take_longer_on_a_machine_that_is_slow_and_no_longer_when_it_is_fast_again() -> (
-    None
-):
+async def test_a_batch_may_take_longer_on_a_machine_that_is_slow_and_no_longer_when_it_is_fast_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     worker = FakeWorker()
+    monkeypatch.setattr(pool, "time", worker)
     workers = Pool("w", [], 0, PipelineSection(batch_timeout_seconds=0.1), Metrics())
     many, few = [Item(0, 1, {})] * 8, [Item(0, 1, {})]
     for seconds, items in ((0.05, many), *([(0.0, few)] * 9), *([(0.0, many)] * 9)):

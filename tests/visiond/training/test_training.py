@@ -47,6 +47,7 @@ from visiond.training.learning import TrainingImages
 from visiond.training.log import read_log
 from visiond.training.trainer import CHECKPOINTS, LOG
 
+pytestmark = pytest.mark.timeout(3 * PATIENCE)  # up to three trainings, each in processes of its own
 SMALL = DETECTORS | TOWERS | {"blip": make_blip}
 
 
