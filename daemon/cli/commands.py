@@ -146,17 +146,23 @@ def gpus(as_json: JsonOption = False) -> None:
     """List the GPUs with memory, compute capability, load, processes and UUID.
 
     [pipeline] devices in daemon.toml takes the device, the UUID or part of the
-    name. Of a GPU that is divided by MIG, its MIG devices are listed.
+    name. Of a GPU that is divided by MIG, its MIG devices are listed. --json
+    also has sensors, multiprocessors, and what a block of threads may have.
 
     Examples:
       visiond gpus
       visiond gpus --json
     """
-    from daemon.system.gpus import list_gpus
+    import msgspec
+
+    from daemon.system.gpus import list_gpus, read_attributes
 
     found = list_gpus()
     if as_json:
-        print_json(found)
+        attributes = read_attributes()
+        print_json(
+            [msgspec.to_builtins(gpu) | attributes.get(gpu.uuid.partition("-")[2], {}) for gpu in found]
+        )
     elif not found:
         print("No NVIDIA GPU is visible; stages run on the CPU.")
     else:

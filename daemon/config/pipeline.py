@@ -59,6 +59,12 @@ class PipelineSection(Section):
         description="Worker processes on each device. 0: the number that `visiond tune` found; without a profile, one on a "
         "CPU, and on a GPU as many as its memory, the host's memory (4 GB for each worker) and the cores allow.",
     )
+    spread: Literal["memory-aware", "round-robin", "fill-first"] = Field(
+        "memory-aware",
+        description="Workers of unequal or partly used GPUs, while workers_per_device is 0. memory-aware: on each as many as "
+        "its own free memory allows. round-robin: on all as many as on the one with the least. fill-first: as many as with "
+        "memory-aware together, but the first GPU is filled before the next, so that the last ones may stay free.",
+    )
     mps: bool = Field(
         True,
         description="Whether the workers of a GPU share it by NVIDIA's Multi-Process Service (MPS), if "

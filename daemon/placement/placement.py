@@ -96,22 +96,23 @@ class Placement:
 
 
 def choose_batches(gpus: Sequence[Gpu]) -> Batches:
-    """Those with which the GPU with the least free memory is fastest. Without GPUs they are for a CPU."""
+    """Those with which the GPUs together are fastest, of those for which each has the memory. Without GPUs they are for a
+    CPU."""
     if not gpus:
         return Batches(CPU_BATCH, CPU_BATCH)
-    free = min(gpu.free_bytes for gpu in gpus)
 
-    def count_workers(batches: Batches) -> int:
-        return min(free // (MODELS_BYTES + working_bytes(batches)), GPU_WORKERS)
+    def count_workers(batches: Batches) -> list[int]:
+        need = MODELS_BYTES + working_bytes(batches)
+        return [min(gpu.free_bytes // need, GPU_WORKERS) for gpu in gpus]
 
     rates = {
-        batches: rate * RATE_BY_WORKERS[workers - 1]
+        batches: rate * sum(RATE_BY_WORKERS[workers - 1] for workers in counts)
         for batches, rate in RATE_BY_BATCHES.items()
-        if (workers := count_workers(batches))
+        if all(counts := count_workers(batches))
     }
     if rates:
         return max(rates, key=lambda batches: rates[batches])
-    return next(filter(count_workers, SMALL_BATCHES), SMALL_BATCHES[-1])
+    return next((batches for batches in SMALL_BATCHES if all(count_workers(batches))), SMALL_BATCHES[-1])
 
 
 def working_bytes(batches: Batches) -> int:
@@ -151,26 +152,22 @@ def plan(
     devices = config.pipeline.devices or [gpu.device for gpu in gpus] or ["cpu"]
     used = [gpu for gpu in gpus if gpu.device in devices]
     mode, why = _choose(config.pipeline.placement, devices, used, need)
+    asked, spread = config.pipeline.workers_per_device, config.pipeline.spread
     if mode == "pipelined":
         scarce = config.pipeline.placement == "auto"  # which spreads only for want of memory
         runs = _spread(stages, devices, costs, scarce=scarce)
-        if workers := config.pipeline.workers_per_device:
-            return Placement(tuple(_staff(run, workers) for run in runs), why, costs=costs)
-        of_runs = [_bounds_of_run(run, devices, used, weights, host, batches) for run in runs]
-        staffed = tuple(_staff(run, _fewest(bound)) for run, bound in zip(runs, of_runs, strict=True))
-        return Placement(staffed, why, _limit(min(of_runs, key=_fewest)), costs)
-    bounds = _bounds(len(devices), used, need, host)
-    return _replicate(stages, devices, why, bounds, config.pipeline.workers_per_device)
-
-
-def _replicate(
-    stages: tuple[str, ...], devices: Sequence[str], why: str, bounds: Mapping[str, int], workers: int
-) -> Placement:
-    """All stages on each device. workers: on each; 0: as many as a GPU may have, and one on a CPU, whose models use all
-    cores."""
-    held = _repeat(devices, workers or _fewest(bounds), workers or 1)
-    counts = ", ".join(f"{count} on {device}" for device, count in Counter(held).items())
-    return Placement((Segment(stages, held),), f"{why}; workers: {counts}", "" if workers else _limit(bounds))
+    else:
+        runs = (Segment(stages, tuple(devices)),)
+    if asked:
+        staffed, limit = tuple(_staff(run, dict.fromkeys(run.devices, asked)) for run in runs), ""
+    else:
+        rooms = {run: _find_room(run, len(devices), used, weights, host, batches) for run in runs}
+        staffed = tuple(_staff(run, _count_workers(rooms[run], spread)) for run in runs)
+        limit = min((each for run in runs for each in rooms[run].values()), key=_Room.workers).limit()
+    if mode == "replicated":
+        counts = ", ".join(f"{count} on {device}" for device, count in Counter(staffed[0].devices).items())
+        why += f"; workers: {counts}" + (f', by spread = "{spread}"' if spread != "memory-aware" else "")
+    return Placement(staffed, why, limit, costs if mode == "pipelined" else {})
 
 
 def share_out(placement: Placement, stations: int) -> list[list[list[int]]]:
@@ -248,57 +245,69 @@ def _choose(mode: str, devices: Sequence[str], used: Sequence[Gpu], need: int) -
     return "replicated", f"every {'GPU' if 'cpu' in devices else 'device'} has memory for all stages"
 
 
-def _repeat(devices: Sequence[str], on_gpu: int, on_cpu: int) -> tuple[str, ...]:
-    """Each device once for each of its workers, in turns."""
-    rounds = range(max(on_gpu, on_cpu))
-    return tuple(
-        device for number in rounds for device in devices if number < (on_cpu if device == "cpu" else on_gpu)
-    )
+class _Room(NamedTuple):
+    """How many workers a device may have, by the reason for each bound: its own, and its share of the host."""
+
+    own: dict[str, int]
+    share: dict[str, int]
+
+    def workers(self) -> int:
+        return max(1, min((self.own | self.share).values()))
+
+    def limit(self) -> str:
+        """What allows the fewest workers."""
+        bounds = self.own | self.share
+        return min(bounds, key=bounds.__getitem__)
 
 
-def _fewest(bounds: Mapping[str, int]) -> int:
-    """The number of processes on a GPU that its memory and its share of the host allow; at least one."""
-    return max(1, min(bounds.values()))
-
-
-def _limit(bounds: Mapping[str, int]) -> str:
-    """What allows the fewest workers."""
-    return min(bounds, key=lambda name: bounds[name])
-
-
-def _bounds(devices: int, used: Sequence[Gpu], need: int, host: Host) -> dict[str, int]:
-    """How many workers a GPU may have, by the reason for each bound.
-
-    devices: how many share the host; used: the GPUs of these workers; need: GPU memory of a worker, in bytes.
-    """
-    if not used:
-        return {"one worker's models use all cores of the CPU": 1}
-    return {
-        f"more than {GPU_WORKERS} workers gained nothing on an H200": GPU_WORKERS,
-        f"each worker needs {need >> 20:,} MiB of GPU memory": min(gpu.free_bytes for gpu in used) // need,
-        f"each worker needs {WORKER_BYTES >> 30} GiB of the host's memory": host.free_bytes
-        // (WORKER_BYTES * devices),
-        f"each worker needs {CORES_PER_WORKER} cores": host.cores // (CORES_PER_WORKER * devices),
-    }
-
-
-def _bounds_of_run(
+def _find_room(
     run: Segment,
-    devices: Sequence[str],
+    sharing: int,
     used: Sequence[Gpu],
     weights: Mapping[str, int],
     host: Host,
     batches: Batches,
-) -> dict[str, int]:
-    """The bounds of a run of stages on its own devices; each device has an equal share of the host."""
+) -> dict[str, _Room]:
+    """Of each device of a run. sharing: how many devices share the host; used: the GPUs among these."""
     need = sum(weights[stage] for stage in run.stages) + working_bytes(batches)
-    own = [gpu for gpu in used if gpu.device in run.devices]
-    return _bounds(len(devices), own if len(own) == len(run.devices) else [], need, host)
+    share = {
+        f"each worker needs {WORKER_BYTES >> 30} GiB of the host's memory": host.free_bytes
+        // (WORKER_BYTES * sharing),
+        f"each worker needs {CORES_PER_WORKER} cores": host.cores // (CORES_PER_WORKER * sharing),
+    }
+    on_cpu = _Room({"one worker's models use all cores of the CPU": 1}, {})
+    rooms = {gpu.device: _Room(_bounds(gpu, need), share) for gpu in used}
+    return {device: rooms.get(device, on_cpu) for device in run.devices}
 
 
-def _staff(run: Segment, workers: int) -> Segment:
-    """The run with this number of workers on each of its devices, in turns."""
-    return Segment(run.stages, run.devices * workers)
+def _bounds(gpu: Gpu, need: int) -> dict[str, int]:
+    return {
+        f"more than {GPU_WORKERS} workers gained nothing on an H200": GPU_WORKERS,
+        f"each worker needs {need >> 20:,} MiB of GPU memory": gpu.free_bytes // need,
+    }
+
+
+def _count_workers(rooms: Mapping[str, _Room], spread: str) -> dict[str, int]:
+    """Of each device: see `spread` of PipelineSection. A CPU has one in any case."""
+    counts = {device: room.workers() for device, room in rooms.items()}
+    gpus = [device for device, room in rooms.items() if room.share]
+    if spread == "round-robin" and gpus:
+        counts |= dict.fromkeys(gpus, min(counts[device] for device in gpus))
+    if spread == "fill-first":
+        left = sum(counts[device] for device in gpus)
+        for device in gpus:
+            counts[device] = min(left, max(1, min(rooms[device].own.values())))
+            left -= counts[device]
+    return counts
+
+
+def _staff(run: Segment, workers: Mapping[str, int]) -> Segment:
+    """The run with these workers on its devices, in turns."""
+    rounds = range(max(workers.values()))
+    return Segment(
+        run.stages,
+        tuple(device for number in rounds for device in run.devices if number < workers.get(device, 0)),
+    )
 
 
 def _spread(

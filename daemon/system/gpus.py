@@ -7,11 +7,22 @@ import contextlib
 import ctypes
 import os
 import sys
+import uuid
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-LIBRARY = "libnvidia-ml.so.1"  # of the driver
+LIBRARY, CUDA_LIBRARY = "libnvidia-ml.so.1", "libcuda.so.1"  # of the driver
+# Numbers of CUdevice_attribute in the driver's API.
+ATTRIBUTES = {
+    "multiprocessors": 16,
+    "threads_per_multiprocessor": 39,
+    "threads_per_block": 1,
+    "shared_memory_per_block_bytes": 8,
+    "shared_memory_per_block_optin_bytes": 97,  # what a kernel may ask for
+    "registers_per_block": 12,
+    "warp_size": 10,
+}
 # Why a GPU runs below its clocks: bits of nvmlDeviceGetCurrentClocksEventReasons. The others are idleness and settings.
 SLOWED_BY = {"power": 0x4 | 0x80, "heat": 0x20 | 0x40, "hardware": 0x8}
 
@@ -88,6 +99,27 @@ def list_gpus() -> list[Gpu]:
             described += found
             index += bool(found) or parts is not None
         return described
+
+
+def read_attributes() -> dict[str, dict[str, int]]:
+    """Of each GPU that CUDA shows to this process, by UUID, what ATTRIBUTES names. Makes no context. Empty without a driver."""
+    try:
+        cuda = ctypes.CDLL(CUDA_LIBRARY)
+    except OSError:
+        return {}
+    count, device, value, identity = (ctypes.c_int(), ctypes.c_int(), ctypes.c_int(), (ctypes.c_ubyte * 16)())
+    if cuda.cuInit(0) or cuda.cuDeviceGetCount(ctypes.byref(count)):
+        return {}
+    found = {}
+    for number in range(count.value):
+        if cuda.cuDeviceGet(ctypes.byref(device), number) or cuda.cuDeviceGetUuid_v2(identity, device):
+            continue
+        found[str(uuid.UUID(bytes=bytes(identity)))] = {
+            name: value.value
+            for name, attribute in ATTRIBUTES.items()
+            if not cuda.cuDeviceGetAttribute(ctypes.byref(value), attribute, device)
+        }
+    return found
 
 
 def driver_errors() -> tuple[type[Exception], ...]:

@@ -142,11 +142,16 @@ def test_a_card_with_little_memory_has_the_workers_that_were_measured(mebibytes:
         (2, Batches(8, 8)),
     ],
 )
-def test_batches_leave_room_for_workers_where_the_least_memory_is_free(
-    gibibytes: float, batches: Batches
-) -> None:
+def test_batches_leave_room_for_workers(gibibytes: float, batches: Batches) -> None:
+    assert choose_batches(make_gpus(int(gibibytes * 2**30))) == batches
+
+
+def test_a_gpu_with_little_memory_does_not_make_batches_smaller_than_it_must() -> None:
     """Others may use most of a large GPU."""
-    assert choose_batches(make_gpus(200 << 30, int(gibibytes * 2**30))) == batches
+    large = 200 << 30
+    assert choose_batches(make_gpus(large, int(9.5 * 2**30))) == Batches(64, 64)
+    assert choose_batches(make_gpus(large, 5 << 30)) == Batches(64, 32)
+    assert choose_batches(make_gpus(large, 2 << 30)) == Batches(8, 8)
 
 
 def spec(name: str, batch_size: int) -> StageSpec:
@@ -213,10 +218,40 @@ def test_more_pixels_are_decoded_at_once_where_the_memory_of_all_threads_allows_
     assert size_groups([large, small], 10) == size_groups([small], 10) == size_groups([], 1) == 200_000_000
 
 
-def test_the_smallest_gpu_and_the_share_of_cores_and_memory_count_for_all() -> None:
-    assert len(place(*make_gpus(LARGE, 2 * NEED)).segments[0].devices) == 2 * 2
+def count_by(spread: str, *gpus: Gpu, **host: int) -> dict[str, int]:
+    return Counter(place(*gpus, spread=spread, **host).segments[0].devices)
+
+
+def test_each_gpu_has_the_workers_that_its_own_memory_allows_and_its_share_of_the_host() -> None:
+    unequal = make_gpus(LARGE, 2 * NEED, NEED)
+    assert count_by("memory-aware", *unequal) == {"cuda:0": GPU_WORKERS, "cuda:1": 2, "cuda:2": 1}
+    assert place(*unequal).why.endswith(f"workers: {GPU_WORKERS} on cuda:0, 2 on cuda:1, 1 on cuda:2")
+    assert place(*unequal).limit == f"each worker needs {NEED >> 20:,} MiB of GPU memory"
     assert len(place(*make_gpus(LARGE, LARGE), memory=4 * WORKER_BYTES).segments[0].devices) == 2 * 2
     assert len(place(*make_gpus(LARGE, LARGE), cores=4 * CORES_PER_WORKER).segments[0].devices) == 2 * 2
+
+
+def test_round_robin_starts_as_many_workers_on_each_gpu() -> None:
+    assert count_by("round-robin", *make_gpus(LARGE, 2 * NEED)) == {"cuda:0": 2, "cuda:1": 2}
+    assert place(*make_gpus(LARGE, 2 * NEED), spread="round-robin").why.endswith(
+        '2 on cuda:0, 2 on cuda:1, by spread = "round-robin"'
+    )
+
+
+def test_fill_first_fills_one_gpu_before_the_next_and_leaves_the_last_ones_free() -> None:
+    gpus = make_gpus(3 * NEED, LARGE, LARGE, LARGE)
+    assert count_by("fill-first", *gpus, cores=4 * 2 * CORES_PER_WORKER) == {"cuda:0": 3, "cuda:1": 5}
+    assert count_by("fill-first", *gpus) == {"cuda:0": 3} | dict.fromkeys(
+        ["cuda:1", "cuda:2", "cuda:3"], GPU_WORKERS
+    )
+    held = place(*gpus, spread="fill-first", cores=4 * CORES_PER_WORKER, devices=["cuda", "cpu"])
+    assert Counter(held.segments[0].devices)["cpu"] == 1
+
+
+def test_a_number_of_workers_that_is_set_is_that_of_each_gpu_however_they_are_spread() -> None:
+    for spread in ("memory-aware", "round-robin", "fill-first"):
+        [segment] = place(*make_gpus(LARGE, NEED), spread=spread, workers_per_device=2).segments
+        assert segment.devices == ("cuda:0", "cuda:1") * 2
 
 
 def test_auto_replicates_where_the_memory_suffices() -> None:

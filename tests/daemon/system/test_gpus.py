@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from daemon.system import gpus
-from daemon.system.gpus import Sensors, list_gpus
+from daemon.system.gpus import ATTRIBUTES, Sensors, list_gpus, read_attributes
 
 GIB = 1 << 30
 
@@ -197,3 +197,21 @@ def test_only_what_cuda_visible_devices_names_is_listed(
 ) -> None:
     found = listed(monkeypatch, DIVIDED, visible)
     assert [f"{gpu.device} {gpu.uuid}" for gpu in found] == devices
+
+
+@pytest.mark.gpu
+def test_the_driver_says_what_a_gpu_has_as_torch_does() -> None:
+    import torch
+
+    found = read_attributes()
+    for number in range(torch.cuda.device_count()):
+        torchs = torch.cuda.get_device_properties(number)
+        assert found[str(torchs.uuid)].keys() == ATTRIBUTES.keys()
+        assert found[str(torchs.uuid)]["multiprocessors"] == torchs.multi_processor_count
+        assert found[str(torchs.uuid)]["shared_memory_per_block_bytes"] == torchs.shared_memory_per_block
+    assert {gpu.uuid.partition("-")[2] for gpu in list_gpus()} == found.keys()
+
+
+def test_without_a_driver_nothing_is_said_of_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gpus, "CUDA_LIBRARY", "libnothing.so")
+    assert read_attributes() == {}
