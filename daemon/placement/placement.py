@@ -8,7 +8,6 @@ The rest of the code does not know which of them it is.
 from __future__ import annotations
 
 import itertools
-from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
@@ -152,22 +151,25 @@ def plan(
     devices = config.pipeline.devices or [gpu.device for gpu in gpus] or ["cpu"]
     used = [gpu for gpu in gpus if gpu.device in devices]
     mode, why = _choose(config.pipeline.placement, devices, used, need)
-    asked, spread = config.pipeline.workers_per_device, config.pipeline.spread
-    if mode == "pipelined":
-        scarce = config.pipeline.placement == "auto"  # which spreads only for want of memory
-        runs = _spread(stages, devices, costs, scarce=scarce)
-    else:
-        runs = (Segment(stages, tuple(devices)),)
-    if asked:
-        staffed, limit = tuple(_staff(run, dict.fromkeys(run.devices, asked)) for run in runs), ""
-    else:
-        rooms = {run: _find_room(run, len(devices), used, weights, host, batches) for run in runs}
-        staffed = tuple(_staff(run, _count_workers(rooms[run], spread)) for run in runs)
-        limit = min((each for run in runs for each in rooms[run].values()), key=_Room.workers).limit()
-    if mode == "replicated":
-        counts = ", ".join(f"{count} on {device}" for device, count in Counter(staffed[0].devices).items())
-        why += f"; workers: {counts}" + (f', by spread = "{spread}"' if spread != "memory-aware" else "")
-    return Placement(staffed, why, limit, costs if mode == "pipelined" else {})
+    whole = mode == "replicated"
+    runs: tuple[Segment, ...] = (Segment(stages, tuple(devices)),)
+    if not whole:  # auto spreads only for want of memory
+        runs = _spread(stages, devices, costs, scarce=config.pipeline.placement == "auto")
+    rooms = [_find_room(run, len(devices), used, weights, host, batches) for run in runs]
+    asked = config.pipeline.workers_per_device
+    spread = "" if asked else config.pipeline.spread
+    counts = [dict.fromkeys(room, asked) if asked else _count_workers(room, spread) for room in rooms]
+    return Placement(
+        tuple(map(_staff, runs, counts)),
+        f"{why}; workers: {_describe(counts[0], spread)}" if whole else why,
+        "" if asked else _limit(rooms),
+        {} if whole else costs,
+    )
+
+
+def _describe(counts: Mapping[str, int], spread: str) -> str:
+    said = ", ".join(f"{count} on {device}" for device, count in counts.items() if count)
+    return said if spread in ("", "memory-aware") else f'{said}, by spread = "{spread}"'
 
 
 def share_out(placement: Placement, stations: int) -> list[list[list[int]]]:
@@ -254,11 +256,6 @@ class _Room(NamedTuple):
     def workers(self) -> int:
         return max(1, min((self.own | self.share).values()))
 
-    def limit(self) -> str:
-        """What allows the fewest workers."""
-        bounds = self.own | self.share
-        return min(bounds, key=bounds.__getitem__)
-
 
 def _find_room(
     run: Segment,
@@ -278,6 +275,13 @@ def _find_room(
     on_cpu = _Room({"one worker's models use all cores of the CPU": 1}, {})
     rooms = {gpu.device: _Room(_bounds(gpu, need), share) for gpu in used}
     return {device: rooms.get(device, on_cpu) for device in run.devices}
+
+
+def _limit(rooms: Sequence[Mapping[str, _Room]]) -> str:
+    """What allows the fewest workers, on the device with the fewest."""
+    least = min((room for each in rooms for room in each.values()), key=_Room.workers)
+    bounds = least.own | least.share
+    return min(bounds, key=bounds.__getitem__)
 
 
 def _bounds(gpu: Gpu, need: int) -> dict[str, int]:
