@@ -23,8 +23,8 @@ from numpy.typing import NDArray
 from benchmarks.harness import TEMPORARY, read_options, work_folder
 from daemon.search import matrix
 from daemon.search.covering import Cover, Leaders, Places, extend_cover, find_axes, shorten
-from daemon.search.duplicates import BATCH, group_rows
-from daemon.search.grouping import Grouping
+from daemon.search.duplicates import BATCH
+from daemon.search.grouping import Grouping, group_rows
 from stages.contract.processes import count_cores
 
 DIM, CLUSTER = 512, 500  # values; images of a cluster
