@@ -244,7 +244,7 @@ def _extend_some(reader: Reader, index: Index) -> bool:
 def _read_leaders(folder: Path, count: int) -> tuple[NDArray[np.int64], Leaders]:
     """The images that lead a group, also one of their own. Raises OSError, ValueError, EOFError."""
     axes = np.load(folder / AXES)
-    shape = (count, axes.shape[1] + 1)
+    shape = (count, axes.shape[1] + 2)
     images, rows = (np.fromfile(folder / name, np.int64, count) for name in ("images", "rows"))
     if len(images) < count or len(rows) < count:
         raise EOFError(f"{folder} does not have all of its {count:,} leaders")
