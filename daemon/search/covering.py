@@ -250,7 +250,7 @@ class _CoveringByTorch(_Covering):
 def reduce(exact: NDArray[np.float16], order: Places, least: float) -> NDArray[np.float32]:
     """Rows whose products are never less than the cosines of these embeddings, but for rounding to float32, [images, width].
     least: only pairs with greater products matter."""
-    return shorten(exact, order, find_axes(exact, order, least))
+    return shorten(exact, order, find_axes(exact, order, least))[:, 1:]
 
 
 def find_axes(exact: NDArray[np.float16], order: Places, least: float) -> NDArray[np.float64]:
@@ -263,7 +263,9 @@ def find_axes(exact: NDArray[np.float16], order: Places, least: float) -> NDArra
 
 
 def shorten(exact: NDArray[np.float16], order: Places, axes: NDArray[np.float64]) -> NDArray[np.float32]:
-    kept = np.empty((len(order), axes.shape[1] + 1), np.float32)
+    """Of each row: the length without the first half of these coordinates, the coordinates, and the length of the rest,
+    [rows, width + 2]. So it has two bounds: the columns to that half, and all but the first."""
+    kept = np.empty((len(order), axes.shape[1] + 2), np.float32)
     for part in divide(len(order)):
         kept[part] = _shorten(_read(exact, order[part]), axes)
     return kept
@@ -282,16 +284,21 @@ def extend_cover(exact: NDArray[np.float16], leaders: Leaders, new: Places, near
     in hardly more time than one. Returns for each the place of its leader: among the leaders, or behind them that of a new row,
     which may be itself."""
     count, error = len(leaders.rows), exact.shape[1] * 2.0**-23
-    fresh = _read(exact, new)
-    short = shorten(exact, new, leaders.axes)
+    fresh, short = _read(exact, new), shorten(exact, new, leaders.axes)
+    first = np.ascontiguousarray(short[:, : leaders.axes.shape[1] // 2 + 1].T)
+    least = np.float32(near - error)
     found, cosines = np.arange(count, count + len(new)), np.ones(len(new))
-    for start in range(0, count, STRIP):
-        passed = short @ leaders.kept[start : start + STRIP].T >= np.float32(near - error)
-        rows = np.flatnonzero(passed.any(axis=1) & (found >= count))
-        right, left = np.nonzero(passed[rows])
-        right = rows[right]
-        for part in reversed([*divide(len(left))]):  # of one row the first place is written last
-            places, some = left[part] + start, right[part]
+    for begin in range(0, count, STRIP * STRIPS):
+        passed = []
+        for start in range(begin, min(begin + STRIP * STRIPS, count), STRIP):
+            bounds = leaders.kept[start : start + STRIP, : len(first)] @ first
+            passed.append(np.flatnonzero(bounds >= least) + start * len(new))
+        left, right = np.divmod(np.concatenate(passed), len(new))
+        undecided = np.flatnonzero(found[right] >= count)
+        for part in reversed([*divide(len(undecided))]):  # of one row the first place is written last
+            places, some = left[undecided[part]], right[undecided[part]]
+            bounds = np.einsum("ij,ij->i", leaders.kept[places][:, 1:], short[some][:, 1:])
+            places, some = places[bounds >= least], some[bounds >= least]
             exactly = np.einsum("ij,ij->i", _read(exact, leaders.rows[places]), fresh[some])
             near_ones = np.flatnonzero(exactly >= near)[::-1]
             found[some[near_ones]], cosines[some[near_ones]] = places[near_ones], exactly[near_ones]
@@ -311,19 +318,22 @@ def _read(exact: NDArray[np.float16], rows: Places, dtype: type[Any] = np.float6
 
 
 def _shorten(embeddings: NDArray[np.float64], axes: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Coordinates on these axes, and the length of the rest."""
     kept = embeddings @ axes
-    rest = np.einsum("ij,ij->i", embeddings, embeddings) - np.einsum("ij,ij->i", kept, kept)
-    return np.column_stack([kept, np.sqrt(np.maximum(rest, 0.0))])
+    lengths = np.einsum("ij,ij->i", embeddings, embeddings)
+    first, rest = (
+        np.sqrt(np.maximum(lengths - np.einsum("ij,ij->i", some, some), 0.0))
+        for some in (kept[:, : axes.shape[1] // 2], kept)
+    )
+    return np.column_stack([first, kept, rest])
 
 
 def _choose_width(sample: NDArray[np.float64], axes: NDArray[np.float64], least: float, images: int) -> int:
     """How many coordinates are kept: with more, each product takes longer, and fewer pairs are compared in full."""
     dim = len(axes)
-    most = max(WIDTHS[1], MOST_BYTES // (4 * max(1, images)) - 1)
+    most = max(WIDTHS[1], MOST_BYTES // (4 * max(1, images)) - 2)
     costs = {}
     for width in (*(each for each in WIDTHS if each < dim), dim):
-        rows = _shorten(sample, axes[:, :width]).astype(np.float32)
+        rows = _shorten(sample, axes[:, :width])[:, 1:].astype(np.float32)
         passing = (np.count_nonzero(rows @ rows.T >= least) - len(rows)) / max(1, len(rows) * (len(rows) - 1))
         costs[width] = width + COMPARISON * passing
     return min((width for width in costs if width <= most), key=costs.__getitem__, default=dim)

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
 import math
 import os
 import secrets
 import shutil
-import sqlite3
-import subprocess
-import threading
 import time
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from itertools import groupby
 from operator import itemgetter
@@ -26,11 +22,10 @@ from daemon.ledger import publications
 from daemon.ledger.files import sync_file
 from daemon.ledger.publications import Picture
 from daemon.ledger.records import Reader
-from daemon.search.covering import Cosines, Cover, Leaders, Places, extend_cover, find_axes, shorten
-from daemon.search.grouping import ONE_THREAD, Grouping, GroupingState
+from daemon.search.covering import Cosines, Leaders, Places, extend_cover, find_axes, shorten
+from daemon.search.grouping import Grouping, group_rows
 from daemon.search.index import SQL, Index, SearchUnusable, transaction
 from daemon.search.matrix import PARTS, Rows, open_rows
-from daemon.search.tower import receive, send
 from daemon.system.ownership import hand_over, make_folder
 from stages.contract import processes
 from stages.registry.registry import BUILT_IN
@@ -39,8 +34,8 @@ BATCH = 256  # images that are added to groups at once
 EXTEND_SECONDS = 1.0  # for which images are added while somebody waits
 GROUPS = "groups"  # the folder of the leaders, in that of the index
 AXES = "axes.npy"
+AGAIN = "the search index or its groups were made again meanwhile: run `visiond duplicates` again."
 FLAGS = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
-SILENT_SECONDS = 900.0  # between two reports of the process; then it is killed
 
 Note = Callable[[int, int], object]
 
@@ -54,14 +49,15 @@ class NearBest(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Duplicates:
-    """images: their numbers, the best first. bytes: the sizes of their files. leaders: for each the place of the best image of
-    its group, perhaps its own. rows: of their embeddings. without: images that have no embedding of the model, oldest first.
-    model: its fingerprint. last: the last publication that was looked at."""
+    """images: their numbers, the best first. numbers: of their publications. bytes: the sizes of their files. leaders: for each
+    the place of the best image of its group, perhaps its own. rows: of their embeddings. without: images that have no embedding
+    of the model, oldest first. model: its fingerprint. last: the last publication that was looked at."""
 
     near: float
     model: str
     last: int
     images: NDArray[np.int64]
+    numbers: NDArray[np.int64]
     bytes: NDArray[np.int64]
     leaders: Places
     cosines: Cosines
@@ -127,7 +123,8 @@ def find_duplicates(
     asked = Grouping(str(folder), count, dim, rows[order].astype(np.int64).tobytes(), near, threads)
     cover = group_rows(asked, lambda done: note(done, len(order)))
     ordered = pictures[order]
-    return Duplicates(near, model, last, ordered["image"], ordered["bytes"], *cover, rows[order], without)
+    images, numbers, sizes = (ordered[name] for name in ("image", "number", "bytes"))
+    return Duplicates(near, model, last, images, numbers, sizes, *cover, rows[order], without)
 
 
 class KeptGroups(NamedTuple):
@@ -147,47 +144,54 @@ class KeptGroups(NamedTuple):
 
 
 def keep_groups(index: Index, found: Duplicates) -> None:
-    """For the page and the search, instead of those that were kept before. Raises SearchUnusable."""
+    """For the page and the search, instead of those that were kept before. The index can be written while its leaders are
+    read. Raises SearchUnusable."""
     rows = [
-        (*row, float(found.cosines[place]))
+        (int(found.images[place]), int(found.numbers[place]), number, at, float(found.cosines[place]))
         for number, group in enumerate(found.groups())
         for at, place in enumerate(group)
-        for row in [(int(found.images[place]), number, at)]
     ]
     leading = np.flatnonzero(found.leaders == np.arange(len(found.leaders)))
-    images = found.images[leading]
-    with index.lend() as connection, transaction(connection):
-        exact = _open(index, found.model).exact
-        folder = index.folder / GROUPS / secrets.token_hex(8)
+    folder = index.folder / GROUPS / secrets.token_hex(8)
+    about = (found.near, len(found.images), found.last, time.time(), found.model, folder.name, len(leading))
+    with index.lend() as connection:
+        exact = _open_same(index, found).exact
         make_folder(folder.parent)
         make_folder(folder)
         axes = find_axes(exact, found.rows[leading], found.near)
         np.save(folder / AXES, axes)
         hand_over(folder / AXES)
         sync_file(folder / AXES)
-        _append(folder, 0, images, found.rows[leading], shorten(exact, found.rows[leading], axes))
-        for made in ("drop_duplicates", "drop_grouping", "drop_leaders"):
-            connection.execute(SQL[made])
-        connection.executemany(SQL["add_duplicate"], rows)
-        connection.executemany(SQL["add_leader"], zip(images.tolist(), strict=True))
-        about = (
-            found.near,
-            len(found.images),
-            found.last,
-            time.time(),
-            found.model,
-            folder.name,
-            len(images),
-        )
-        connection.execute(SQL["note_grouping"], about)
-    for other in folder.parent.iterdir():
-        if other != folder:
-            shutil.rmtree(other, ignore_errors=True)
+        kept = shorten(exact, found.rows[leading], axes)
+        _append(folder, 0, found.images[leading], found.rows[leading], kept)
+        with transaction(connection):
+            _open_same(index, found)
+            if not folder.exists():  # another process has kept groups
+                raise SearchUnusable(AGAIN)
+            for made in ("drop_duplicates", "drop_grouping"):
+                connection.execute(SQL[made])
+            connection.executemany(SQL["add_duplicate"], rows)
+            connection.execute(SQL["note_grouping"], about)
+        with transaction(
+            connection
+        ):  # a folder of another process is complete before it gets the lock, or is lost
+            [current] = connection.execute(SQL["groups_folder"]).fetchone() or ("",)
+            for other in folder.parent.iterdir():
+                if other.name != current:
+                    shutil.rmtree(other, ignore_errors=True)
+
+
+def _open_same(index: Index, found: Duplicates) -> Rows:
+    """Raises SearchUnusable, also if the rows are not those any more that were compared."""
+    matrix = _open(index, found.model)
+    if not np.array_equal(_rows_of(matrix.numbers, found.numbers), found.rows):
+        raise SearchUnusable(AGAIN)
+    return matrix
 
 
 def extend_groups(reader: Reader, index: Index, seconds: float = EXTEND_SECONDS) -> None:
-    """Add the images that were published since, some hundred at a time, as if they had been the last of the order.
-    seconds: after which no more are begun. Raises SearchUnusable."""
+    """Add the images that were published since, some hundred at a time, as if they had been the last of the order. The index
+    can be written while they are compared. seconds: after which no more are begun. Raises SearchUnusable."""
     ends = time.monotonic() + seconds
     while _extend_some(reader, index) and time.monotonic() < ends:
         pass
@@ -198,61 +202,54 @@ def _extend_some(reader: Reader, index: Index) -> bool:
     place = index.about().place
     if (kept := about_groups(index)) is None or kept.last >= place:
         return False
-    with index.lend() as connection, transaction(connection):
-        if not (row := connection.execute(SQL["grouping"]).fetchone()):  # another process has begun again
-            return False
-        kept = KeptGroups(*row)  # another process may have been faster
-        matrix = _open(index, kept.model)
-        start = int(np.searchsorted(matrix.numbers, kept.last, "right"))
-        numbers = matrix.numbers[start : start + BATCH].tolist()
-        with reader.lend() as ledger:
-            shown = publications.read_shown(ledger, numbers)
-        new = [
-            (start + at, shown[number])
-            for at, number in enumerate(numbers)
-            if number in shown
-            and not connection.execute(SQL["is_grouped"], {"image": shown[number]}).fetchone()
-        ]
-        rows, images = (np.array([each[part] for each in new], np.int64) for part in (0, 1))
-        leading = _add(connection, index.folder / GROUPS / kept.folder, kept, matrix.exact, rows, images)
-        last = place if len(numbers) < BATCH else numbers[-1]
-        connection.execute(SQL["extend_grouping"], (len(new), last, leading))
+    folder = index.folder / GROUPS / kept.folder
+    with reader.lend() as ledger:
+        shown = publications.read_shown_after(ledger, kept.last, BATCH)
+    shown = {number: image for number, image in shown.items() if number <= place}
+    numbers, images = np.array([*shown], np.int64), np.array([*shown.values()], np.int64)
+    matrix = _open(index, kept.model)
+    rows = _rows_of(matrix.numbers, numbers)
+    with index.lend() as connection:
+        try:
+            known, leaders = _read_leaders(folder, kept.leaders)
+        except (OSError, ValueError, EOFError) as error:  # of a power failure, say
+            if about_groups(index) != kept:
+                return True
+            raise SearchUnusable(
+                f"the kept groups cannot be read: {error}. `visiond duplicates` makes them again."
+            ) from error
+        grouped = [row[0] for row in connection.execute(SQL["grouped"], (_json(images),))]
+        new = np.flatnonzero((rows >= 0) & ~np.isin(images, known) & ~np.isin(images, grouped))
+        found = extend_cover(matrix.exact, leaders, rows[new], kept.near)
+        leading = new[found.leaders == len(known) + np.arange(len(new))]
+        short = shorten(matrix.exact, rows[leading], leaders.axes)
+        best = np.concatenate([known, images[new]])[found.leaders]
+        with transaction(connection):
+            if connection.execute(SQL["grouping"]).fetchone() != kept:
+                return True  # another process was faster
+            connection.executemany(
+                SQL["note_publication"], zip(numbers.tolist(), images.tolist(), strict=True)
+            )
+            for at, leader, cosine in zip(new.tolist(), best.tolist(), found.cosines.tolist(), strict=True):
+                if images[at] != leader:
+                    connection.execute(SQL["begin_group"], (leader,))
+                    joining = {"image": int(images[at]), "publication": int(numbers[at])}
+                    connection.execute(SQL["join_group"], joining | {"leader": leader, "cosine": cosine})
+            _append(folder, len(known), images[leading], rows[leading], short)
+            last = int(numbers[-1]) if len(numbers) == BATCH else place
+            connection.execute(SQL["extend_grouping"], (len(new), last, len(leading)))
     return len(numbers) == BATCH
 
 
-def _add(
-    connection: sqlite3.Connection,
-    folder: Path,
-    kept: KeptGroups,
-    exact: NDArray[np.float16],
-    rows: Places,
-    images: NDArray[np.int64],
-) -> int:
-    """Returns how many of these images lead a group."""
-    if not len(rows):
-        return 0
-    count = kept.leaders
-    try:
-        axes = np.load(folder / AXES)
-        shape = (count, axes.shape[1] + 1)
-        known, leaders = (np.fromfile(folder / name, np.int64, count) for name in ("images", "rows"))
-        kept_rows = np.memmap(folder / "kept", np.float32, "r", shape=shape) if count else None
-    except (OSError, ValueError, EOFError) as error:  # of a power failure, say
-        raise SearchUnusable(
-            f"the kept groups cannot be read: {error}. `visiond duplicates` makes them again."
-        ) from error
-    short = np.empty(shape, np.float32) if kept_rows is None else kept_rows
-    found = extend_cover(exact, Leaders(leaders, short, axes), rows, kept.near)
-    is_leading = found.leaders == count + np.arange(len(rows))
-    everyone = np.concatenate([known, images])
-    for at in np.flatnonzero(~is_leading).tolist():
-        leader = int(everyone[found.leaders[at]])
-        connection.execute(SQL["begin_group"], (leader,))
-        joining = {"image": int(images[at]), "leader": leader, "cosine": float(found.cosines[at])}
-        connection.execute(SQL["join_group"], joining)
-    connection.executemany(SQL["add_leader"], zip(images[is_leading].tolist(), strict=True))
-    _append(folder, count, images[is_leading], rows[is_leading], shorten(exact, rows[is_leading], axes))
-    return int(np.count_nonzero(is_leading))
+def _read_leaders(folder: Path, count: int) -> tuple[NDArray[np.int64], Leaders]:
+    """The images that lead a group, also one of their own. Raises OSError, ValueError, EOFError."""
+    axes = np.load(folder / AXES)
+    shape = (count, axes.shape[1] + 2)
+    images, rows = (np.fromfile(folder / name, np.int64, count) for name in ("images", "rows"))
+    if len(images) < count or len(rows) < count:
+        raise EOFError(f"{folder} does not have all of its {count:,} leaders")
+    kept = np.memmap(folder / "kept", np.float32, "r", shape=shape) if count else np.empty(shape, np.float32)
+    return images, Leaders(rows, kept, axes)
 
 
 def _append(
@@ -303,27 +300,34 @@ def read_group_of(index: Index, image: int) -> list[int]:
         return [row[0] for row in connection.execute(SQL["group_of"], (image,))]
 
 
-def read_others(reader: Reader, index: Index) -> frozenset[int]:
-    """The images that are near a better one that is still shown. Raises SearchUnusable."""
-    with index.lend() as connection:
-        rows = connection.execute(SQL["others"]).fetchall()
-    with reader.lend() as ledger:
-        shown = publications.read_shown_images(ledger, [*{best for _, best in rows}])
-    return frozenset(image for image, best in rows if best in shown)
-
-
-def read_grouped(reader: Reader, index: Index, group: str) -> Collection[int]:
-    """The images of a group that a query names, or all that are near a better one. Raises SearchUnusable."""
+def choose_grouped(reader: Reader, index: Index, group: str, images: Collection[int]) -> Collection[int]:
+    """Those of these images that a query's group has: others are those that are near a better one that is still shown.
+    Raises SearchUnusable."""
+    if not group:
+        return images
     if group.isdecimal():
-        return {*read_group_of(index, int(group))}
-    return read_others(reader, index) if group else ()
-
-
-def number_grouped(reader: Reader, index: Index, group: str) -> Collection[int]:
-    """The publications of `read_grouped`. Raises SearchUnusable."""
-    grouped = read_grouped(reader, index, group)
+        return {*images}.intersection(read_group_of(index, int(group)))
+    with index.lend() as connection:
+        better = dict(connection.execute(SQL["better"], (_json(images),)).fetchall())
     with reader.lend() as ledger:
-        return publications.read_shown_images(ledger, [*grouped]).values()
+        shown = publications.read_shown_images(ledger, [*{*better.values()}])
+    others = {image for image, best in better.items() if best in shown}
+    return others if group == "others" else {*images} - others
+
+
+def number_grouped(reader: Reader, index: Index, group: str) -> NDArray[np.int64]:
+    """All publications that `choose_grouped` may choose for a group that is not "best". Raises SearchUnusable."""
+    if group.isdecimal():
+        with reader.lend() as ledger:
+            shown = publications.read_shown_images(ledger, read_group_of(index, int(group)))
+        return np.array([*shown.values()], np.int64)
+    with index.lend() as connection:
+        [found] = connection.execute(SQL["others"]).fetchone()
+    return np.fromstring(found or "", np.int64, sep=",")
+
+
+def _json(numbers: Collection[int] | NDArray[np.int64]) -> str:
+    return msgspec.json.encode(numbers.tolist() if isinstance(numbers, np.ndarray) else [*numbers]).decode()
 
 
 def _plug_ins(reader: Reader) -> list[int]:
@@ -341,8 +345,7 @@ def _choose_model(index: Index, numbers: Places) -> tuple[str, Places, tuple[Pat
             known = np.fromfile(folder / "numbers", PARTS["numbers"], count)
         except OSError as error:
             raise SearchUnusable(f"the embeddings in the search index cannot be read: {error}.") from error
-        places = np.minimum(np.searchsorted(known, numbers), max(0, len(known) - 1))
-        rows = np.where(known[places] == numbers, places, -1) if len(known) else np.full(len(numbers), -1)
+        rows = _rows_of(known, numbers)
         having = int(np.count_nonzero(rows >= 0))
         if best is None or having > best[0]:
             best = having, maker, rows, (folder, count, dim)
@@ -353,46 +356,7 @@ def _choose_model(index: Index, numbers: Places) -> tuple[str, Places, tuple[Pat
     return best[1:]
 
 
-def group_rows(asked: Grouping, note: Callable[[int], object]) -> Cover:
-    """Raises SearchUnusable."""
-    child = subprocess.Popen(
-        processes.python("-m", "daemon.search.grouping"),
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        env=processes.environment(ONE_THREAD),
-    )
-    assert child.stdin
-    assert child.stdout
-    try:
-        for state in _listen(child, asked):
-            if state.problem:
-                raise SearchUnusable(f"images could not be compared: {state.problem}.")
-            note(state.done)
-            if state.is_last:
-                return Cover(np.frombuffer(state.leaders, np.int64), np.frombuffer(state.cosines, np.float64))
-    except (OSError, EOFError, msgspec.DecodeError):
-        pass  # it was killed, perhaps as memory was short
-    finally:
-        child.kill()
-        status = child.wait()
-        for pipe in (child.stdin, child.stdout):
-            with contextlib.suppress(BrokenPipeError):  # of what it has not read
-                pipe.close()
-    raise SearchUnusable(
-        f"the process that compares images {processes.describe_end(status)}; it needs about 1 KiB of memory for "
-        "each image, and its output is above."
-    )
-
-
-def _listen(child: subprocess.Popen[bytes], asked: Grouping) -> Iterator[GroupingState]:
-    assert child.stdin
-    assert child.stdout
-    send(child.stdin, msgspec.msgpack.encode(asked))
-    while True:
-        late = threading.Timer(SILENT_SECONDS, child.kill)
-        late.start()
-        try:
-            message = receive(child.stdout)
-        finally:
-            late.cancel()
-        yield msgspec.msgpack.decode(message, type=GroupingState)
+def _rows_of(known: NDArray[np.int64], numbers: NDArray[np.int64]) -> Places:
+    """Where these numbers are; -1: nowhere. known: ascending."""
+    places = np.minimum(np.searchsorted(known, numbers), max(0, len(known) - 1))
+    return np.where(known[places] == numbers, places, -1) if len(known) else np.full(len(numbers), -1)

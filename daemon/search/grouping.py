@@ -4,19 +4,26 @@ until one is the last."""
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
+import subprocess
 import sys
+import threading
+from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
 import numpy as np
 
 from daemon.search.covering import Cover, Note, find_cover
+from daemon.search.index import SearchUnusable
 from daemon.search.matrix import open_rows
 from daemon.search.tower import receive, send
 from daemon.system.gpus import list_gpus
+from stages.contract import processes
 
+SILENT_SECONDS = 900.0  # between two reports of the process; then it is killed
 NICE = 10  # images come first
 GPU_FROM = 200_000  # images; fewer are compared by the CPU before a GPU has begun
 GPU_BYTES = 4 << 30  # of its memory, besides the embeddings: for torch and what it compares at once
@@ -43,6 +50,51 @@ class GroupingState(msgspec.Struct, frozen=True):
     leaders: bytes = b""
     cosines: bytes = b""
     problem: str = ""
+
+
+def group_rows(asked: Grouping, note: Note) -> Cover:
+    """Raises SearchUnusable."""
+    child = subprocess.Popen(
+        processes.python("-m", "daemon.search.grouping"),
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        env=processes.environment(ONE_THREAD),
+    )
+    assert child.stdin
+    assert child.stdout
+    try:
+        for state in _listen(child, asked):
+            if state.problem:
+                raise SearchUnusable(f"images could not be compared: {state.problem}.")
+            note(state.done)
+            if state.is_last:
+                return Cover(np.frombuffer(state.leaders, np.int64), np.frombuffer(state.cosines, np.float64))
+    except (OSError, EOFError, msgspec.DecodeError):
+        pass  # it was killed, perhaps as memory was short
+    finally:
+        child.kill()
+        status = child.wait()
+        for pipe in (child.stdin, child.stdout):
+            with contextlib.suppress(BrokenPipeError):  # of what it has not read
+                pipe.close()
+    raise SearchUnusable(
+        f"the process that compares images {processes.describe_end(status)}; it needs about 1 KiB of memory for "
+        "each image, and its output is above."
+    )
+
+
+def _listen(child: subprocess.Popen[bytes], asked: Grouping) -> Iterator[GroupingState]:
+    assert child.stdin
+    assert child.stdout
+    send(child.stdin, msgspec.msgpack.encode(asked))
+    while True:
+        late = threading.Timer(SILENT_SECONDS, child.kill)
+        late.start()
+        try:
+            message = receive(child.stdout)
+        finally:
+            late.cancel()
+        yield msgspec.msgpack.decode(message, type=GroupingState)
 
 
 def main() -> None:

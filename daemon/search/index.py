@@ -36,7 +36,7 @@ from daemon.search.evidence import Columns, Gathering
 from daemon.search.query import Query
 from daemon.system.ownership import hand_over, make_folder
 
-VERSION = 4  # of the entries and their tables; an index of another version is made again
+VERSION = 5  # of the entries and their tables; an index of another version is made again
 CHUNK = 512  # images in one transaction
 RANKED = 10_000  # most matches that are ranked; beyond these, the newest come first
 BUSY_SECONDS = 30.0  # wait for another process that writes
@@ -231,7 +231,7 @@ class Index:
     def _begin_again(self, connection: sqlite3.Connection, ledger: str) -> About:
         connection.execute("INSERT INTO entry (entry) VALUES ('delete-all')")
         connection.execute(SQL["drop_matrices"])
-        for made in ("drop_evidence", "drop_duplicates", "drop_grouping", "drop_leaders"):
+        for made in ("drop_evidence", "drop_duplicates", "drop_grouping"):
             connection.execute(SQL[made])
         about = About(ledger, 0, "", 0, 0, "")
         connection.execute(SQL["note"], about)

@@ -6,6 +6,7 @@ meaning with a filter that fits most images about as fast as one without."""
 from __future__ import annotations
 
 import threading
+from bisect import bisect_left, bisect_right
 from collections import OrderedDict
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -14,7 +15,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
+from daemon.search.duplicates import number_grouped
+
 if TYPE_CHECKING:
+    from daemon.ledger.records import Reader
     from daemon.search.index import Index
     from daemon.search.query import Query
 
@@ -34,13 +38,14 @@ class _Mask:
 class Masks:
     """The masks that were asked for last. Any thread may use it."""
 
-    def __init__(self, index: Index) -> None:
-        self._index = index
+    def __init__(self, index: Index, reader: Reader) -> None:
+        self._index, self._reader = index, reader
         self._kept: OrderedDict[str, _Mask] = OrderedDict()  # by expression of FTS5, the last used at the end
         self._lock = threading.Lock()
 
     def of(self, query: Query) -> Bits:
-        """The entries that fit all of the query, which is not empty. Raises SearchUnusable."""
+        """The entries that fit all of the query, which is not empty; of a group of near-duplicates those that `choose_grouped`
+        may choose. Raises SearchUnusable."""
         wanted, excluded = query.parts()
         with self._lock:
             parts = [self._bits(part) for part in wanted]
@@ -51,6 +56,27 @@ class Masks:
             found &= _resize(part, size)
         for part in absent:
             found &= ~_resize(part, size)
+        if not query.has_few:
+            return found
+        numbers = number_grouped(self._reader, self._index, query.group)
+        return found & make_bits(numbers[numbers < 8 * size], 8 * size - 1)
+
+    def older(self, query: Query, before: int, count: int) -> list[int]:
+        """Entries with a lower number, as of `of`, the newest first."""
+        if not query.has_few:
+            return self._index.newest(query, before, count)
+        numbers = self._numbers(query)
+        return numbers[: bisect_left(numbers, before)][: -count - 1 : -1]
+
+    def newer(self, query: Query, after: int, count: int) -> list[int]:
+        """The same with a higher number, the oldest first."""
+        if not query.has_few:
+            return self._index.oldest(query, after, count)
+        numbers = self._numbers(query)
+        return numbers[bisect_right(numbers, after) :][:count]
+
+    def _numbers(self, query: Query) -> list[int]:
+        found: list[int] = np.flatnonzero(np.unpackbits(self.of(query), bitorder="little")).tolist()
         return found
 
     def _bits(self, expression: str) -> Bits:
@@ -77,13 +103,6 @@ def make_bits(numbers: Iterable[int] | NDArray[np.int64], last: int) -> Bits:
     found = np.zeros(8 * (last // 8 + 1), np.bool_)
     found[numbers if isinstance(numbers, np.ndarray) else list(numbers)] = True
     return np.packbits(found, bitorder="little")
-
-
-def narrow(bits: Bits, numbers: Iterable[int], *, without: bool) -> Bits:
-    """Only these of the entries, or all without these."""
-    last = 8 * len(bits) - 1
-    some = make_bits([number for number in numbers if number <= last], last)
-    return bits & (~some if without else some)
 
 
 def _resize(bits: Bits, size: int) -> Bits:

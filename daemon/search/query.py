@@ -75,6 +75,11 @@ class Query:
     def is_empty(self) -> bool:
         return not (self.terms or self.filters or self.after or self.before or self.group)
 
+    @property
+    def has_few(self) -> bool:
+        """Whether it asks for one group, or for images that are near a better one, which few are."""
+        return self.group not in ("", "best")
+
     def narrowed(self, **filters: Iterable[str]) -> Query:
         """With these filters too."""
         wanted = [(kind, found) for kind, values in filters.items() if (found := tuple(values))]

@@ -27,6 +27,7 @@ CREATE TABLE matrix (                     -- the embeddings of one model, in fil
 ) WITHOUT ROWID;
 CREATE TABLE duplicate (                  -- the groups of near-duplicates that `visiond duplicates` found last
     image INTEGER PRIMARY KEY,
+    publication INTEGER,                  -- its last one, as far as the groups have come; NULL: not known, of some best images
     number INTEGER NOT NULL,              -- of the group
     place INTEGER NOT NULL,               -- in it; 0 is the best image
     cosine REAL NOT NULL                  -- with the best one
@@ -41,7 +42,6 @@ CREATE TABLE grouping (                   -- at most one row
     folder TEXT NOT NULL,                 -- with the files of the leaders
     leaders INTEGER NOT NULL              -- how many there are, also of groups of one
 );
-CREATE TABLE leader (image INTEGER PRIMARY KEY);
 INSERT INTO about VALUES ('', 0, '', 0, 0, '');
 
 -- name: about
@@ -94,7 +94,7 @@ DELETE FROM duplicate;
 DELETE FROM grouping;
 
 -- name: add_duplicate
-INSERT INTO duplicate (image, number, place, cosine) VALUES (?, ?, ?, ?);
+INSERT INTO duplicate (image, publication, number, place, cosine) VALUES (?, ?, ?, ?, ?);
 
 -- name: note_grouping
 INSERT INTO grouping (near, images, last, made_at, model, folder, leaders) VALUES (?, ?, ?, ?, ?, ?, ?);
@@ -102,21 +102,22 @@ INSERT INTO grouping (near, images, last, made_at, model, folder, leaders) VALUE
 -- name: extend_grouping
 UPDATE grouping SET images = images + ?, last = ?, leaders = leaders + ?;
 
--- name: drop_leaders
-DELETE FROM leader;
+-- name: groups_folder
+SELECT folder FROM grouping;
 
--- name: add_leader
-INSERT OR IGNORE INTO leader (image) VALUES (?);
+-- name: grouped
+SELECT image FROM duplicate WHERE image IN (SELECT value FROM json_each(?));
 
--- name: is_grouped
-SELECT 1 FROM leader WHERE image = :image UNION ALL SELECT 1 FROM duplicate WHERE image = :image;
+-- name: note_publication
+UPDATE duplicate SET publication = ? WHERE image = ?;
 
 -- name: begin_group
 -- Of a leader, if it has none.
-INSERT OR IGNORE INTO duplicate SELECT ?, COALESCE(MAX(number), -1) + 1, 0, 1.0 FROM duplicate;
+INSERT OR IGNORE INTO duplicate SELECT ?, NULL, COALESCE(MAX(number), -1) + 1, 0, 1.0 FROM duplicate;
 
 -- name: join_group
-INSERT INTO duplicate SELECT :image, number, (SELECT MAX(place) + 1 FROM duplicate AS other WHERE other.number = best.number), :cosine
+INSERT INTO duplicate SELECT :image, :publication, number,
+    (SELECT MAX(place) + 1 FROM duplicate AS other WHERE other.number = best.number), :cosine
 FROM duplicate AS best WHERE image = :leader;
 
 -- name: grouping
@@ -131,5 +132,9 @@ SELECT number, image, cosine FROM duplicate WHERE number >= ? AND number < ? ORD
 SELECT image FROM duplicate WHERE number = (SELECT number FROM duplicate WHERE image = ?) ORDER BY place;
 
 -- name: others
+SELECT group_concat(publication) FROM duplicate WHERE place > 0;
+
+-- name: better
+-- Of these images, the best one of each that is not the best one of its group.
 SELECT image, (SELECT best.image FROM duplicate AS best WHERE best.number = duplicate.number AND best.place = 0)
-FROM duplicate WHERE place > 0;
+FROM duplicate WHERE place > 0 AND image IN (SELECT value FROM json_each(?));

@@ -12,17 +12,15 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import numpy as np
-
 from daemon.config.state import SEARCH
 from daemon.core.jobs import JobStatus
 from daemon.ledger import publications
 from daemon.ledger.records import Reader
-from daemon.search.duplicates import extend_groups, number_grouped, read_group_of, read_grouped
+from daemon.search.duplicates import choose_grouped, extend_groups
 from daemon.search.evidence import Columns, Evidence, Ranking, parse_order
 from daemon.search.index import Index, SearchUnusable
-from daemon.search.masks import Bits, Masks, make_bits, narrow
-from daemon.search.query import GROUPS, Query, parse
+from daemon.search.masks import Bits, Masks, make_bits
+from daemon.search.query import Query, parse
 from daemon.search.tower import Ask, Tower
 from stages.contract.base import StageSpec
 
@@ -35,7 +33,7 @@ FEW, MOMENT_SECONDS = 256, 5.0  # images that another thread adds in a moment, a
 NEWEST = 1 << 62
 UNCUT = "By meaning all images are ranked, the nearest first: those further down may not fit."
 
-Passes = Callable[[int], bool]  # whether an image, by its number, is wanted
+Passes = Callable[[Collection[int]], Collection[int]]  # those of these images that are wanted
 
 
 class By(StrEnum):
@@ -93,12 +91,12 @@ class Searcher:
         text tower is here. least: probability with which an image has to match a sentence, if the model gives one; 0: any.
         Raises SearchUnusable."""
         self.index = Index(state / SEARCH)
-        self._masks = Masks(self.index)
+        self._masks = Masks(self.index, reader)
         self._reader = reader
         self._least = least
         self._tower = Tower(spec) if spec else None
         self._ranked: tuple[object, Ranking] = (None, Ranking(Columns.none()))
-        self._catching_up = threading.Lock()
+        self._catching_up, self._extending = threading.Lock(), threading.Lock()
         self._closing = threading.Event()
 
     def close(self) -> None:
@@ -134,8 +132,6 @@ class Searcher:
     def newest(self, query: Query, before: int = NEWEST, limit: int = 50) -> Found:
         """Images that fit all of the query, newest first. before: the cursor of an earlier answer."""
         hits: list[Hit] = []
-        if query.group.isdecimal():
-            return self._newest_of_group(query, before, limit)
         passes = self._passing(query)
         while len(hits) < limit:
             wanted = limit - len(hits)
@@ -144,9 +140,9 @@ class Searcher:
                     shown = publications.read_shown_before(ledger, before, wanted)
                 hits += [Hit(*each) for each in shown.items()]
                 return Found(hits, min(shown) if len(shown) == wanted else 0)
-            numbers = self.index.newest(query, before, max(wanted, LEAST_READ))
+            numbers = self._masks.older(query, before, max(wanted, LEAST_READ))
             words = set(numbers) if query.terms else ()
-            present = [hit for hit in self._shown(numbers, words=words) if passes(hit.image)]
+            present = _choose(self._shown(numbers, words=words), passes)
             hits += present[:wanted]
             if len(present) > wanted:
                 return Found(hits, hits[-1].number)
@@ -155,21 +151,16 @@ class Searcher:
             before = numbers[-1]
         return Found(hits, before)
 
-    def _newest_of_group(self, query: Query, before: int, limit: int) -> Found:
-        extend_groups(self._reader, self.index)
-        with self._reader.lend() as ledger:
-            shown = publications.read_shown_images(ledger, read_group_of(self.index, int(query.group)))
-        fitting = {*np.flatnonzero(np.unpackbits(self._masks.of(query), bitorder="little")).tolist()}
-        found = sorted(((number, image) for image, number in shown.items() if number < before), reverse=True)
-        hits = [Hit(*each) for each in found if each[0] in fitting]
-        return Found(hits[:limit], hits[limit - 1].number if len(hits) > limit else 0)
+    def extend_groups(self) -> None:
+        """Add the images to the groups of near-duplicates that were published since. Raises SearchUnusable."""
+        with self._extending:
+            extend_groups(self._reader, self.index)
 
     def _passing(self, query: Query) -> Passes:
-        """Whether an image is among the near-duplicates that the query asks for."""
-        if query.group in GROUPS:
-            extend_groups(self._reader, self.index)
-        grouped = read_grouped(self._reader, self.index, query.group)
-        return grouped.__contains__ if query.group not in ("", "best") else lambda image: image not in grouped
+        """Which images are among the near-duplicates that the query asks for."""
+        if query.group:
+            self.extend_groups()
+        return partial(choose_grouped, self._reader, self.index, query.group)
 
     def unpublished(self, query: Query, state: str, before: int = NEWEST, limit: int = 50) -> Found:
         """Files that are pending or skipped, newest first: the ledger has them, and no index their words. before: the cursor
@@ -196,7 +187,7 @@ class Searcher:
         with ThreadPoolExecutor(1) as beside:  # the words, while a child process looks for the meaning
             ask = partial(self._enough, partial(self.index.best, query), BEST, passes)
             words = beside.submit(ask) if by is not By.meaning else None
-            near, problem, is_warming = self._look_for_meaning(query, by, wait=wait)
+            near, problem, is_warming = self._look_for_meaning(query, by, passes, wait=wait)
         ranked = words.result() if words else []
         hits = self._shown(_merge(ranked, list(near)), near, set(ranked))[:BEST]
         following = skip + limit if skip + limit < len(hits) else 0
@@ -213,15 +204,15 @@ class Searcher:
     ) -> Found:
         """Images that fit all of the query, those first whose answers disagree most. order: as `parse_order` reads it.
         among: only these images. Raises SearchUnusable."""
-        allowed = None if query.is_empty else self._masks.of(query)
         ranking, passes = self._ranking(parse_order(order) or ()), self._passing(query)
+        allowed = None if query.is_empty else self._masks.of(query)
         wanted, hits, count = skip + limit + 1, list[Hit](), skip + limit + LEAST_READ
         while len(hits) < wanted:
             found = ranking.first(count, allowed)
             with self._reader.lend() as ledger:
                 shown = publications.read_shown(ledger, [*found])
             present = [Hit(n, shown[n], evidence=e) for n, e in found.items() if n in shown]
-            hits = [hit for hit in present if (among is None or hit.image in among) and passes(hit.image)]
+            hits = _choose([hit for hit in present if among is None or hit.image in among], passes)
             if len(found) < count:
                 break
             count *= 4
@@ -237,7 +228,9 @@ class Searcher:
             self._ranked = key, ranking
         return ranking
 
-    def _look_for_meaning(self, query: Query, by: By, *, wait: bool) -> tuple[dict[int, Near], str, bool]:
+    def _look_for_meaning(
+        self, query: Query, by: By, passes: Passes, *, wait: bool
+    ) -> tuple[dict[int, Near], str, bool]:
         """Returns the publications that were found, the nearest first; a sentence that says why there are none, or ""; and
         whether this is because the model is still being loaded."""
         near: dict[int, Near] = {}
@@ -247,22 +240,23 @@ class Searcher:
             problem += " Until then, words alone are looked for." if by is By.both else ""
         elif by is not By.words and query.sentence:
             try:
-                near = self._mean(query)
+                near = self._mean(query, passes)
             except SearchUnusable as error:
                 if by is By.meaning:
                     raise
                 problem = str(error)
         return near, problem, is_warming
 
-    def _enough(self, ask: Callable[[int], Sequence[int]], wanted: int, passes: Passes = bool) -> list[int]:
+    def _enough(self, ask: Callable[[int], Sequence[int]], wanted: int, passes: Passes) -> list[int]:
         """The first answers that the ledger still shows. ask: for a number of answers; after a redo of all images most
-        may be stale. passes: only images for which this is true."""
+        may be stale. passes: only images that this chooses."""
         count = wanted
         while True:
             found = ask(count)
             with self._reader.lend() as ledger:
                 shown = publications.read_shown(ledger, found)
-            shown = {number: image for number, image in shown.items() if passes(image)}
+            passing = passes(shown.values())
+            shown = {number: image for number, image in shown.items() if image in passing}
             if len(shown) >= wanted or len(found) < count or count >= MOST_ASKED:
                 return [number for number in found if number in shown][:wanted]
             count *= 4
@@ -300,11 +294,9 @@ class Searcher:
             with self._reader.lend() as ledger:
                 return next(iter(publications.read_shown_after(ledger, number, 1).values()), 0)
         passes = self._passing(query)
-        while numbers := self.index.oldest(query, number, LEAST_READ):
-            with self._reader.lend() as ledger:
-                shown = publications.read_shown(ledger, numbers)
-            if found := next((shown[each] for each in numbers if each in shown and passes(shown[each])), 0):
-                return found
+        while numbers := self._masks.newer(query, number, LEAST_READ):
+            if found := _choose(self._shown(numbers), passes):
+                return found[0].image
             number = numbers[-1]
         return 0
 
@@ -312,21 +304,18 @@ class Searcher:
         """The images that are nearest to this one, without itself. Raises SearchUnusable."""
         with self._reader.lend() as ledger:
             number = publications.number_of(ledger, image)
-        near = self._nearest(limit + 1, like=number)
+        near = self._nearest(limit + 1, self._passing(Query()), like=number)
         near.pop(number, None)
         return Found(self._shown(list(near), near)[:limit])
 
-    def _mean(self, query: Query) -> dict[int, Near]:
+    def _mean(self, query: Query, passes: Passes) -> dict[int, Near]:
         """By publication, how near it is to the query's words; the nearest first."""
         rest = query.without_words()
         allowed = None if rest.is_empty else self._masks.of(rest)
-        if allowed is not None and query.group:
-            numbers = number_grouped(self._reader, self.index, query.group)
-            allowed = narrow(allowed, numbers, without=query.group == "best")
-        return self._nearest(BEST, text=query.sentence, allowed=allowed)
+        return self._nearest(BEST, passes, text=query.sentence, allowed=allowed)
 
     def _nearest(
-        self, wanted: int, text: str = "", like: int = 0, allowed: Bits | None = None
+        self, wanted: int, passes: Passes, text: str = "", like: int = 0, allowed: Bits | None = None
     ) -> dict[int, Near]:
         """The publications that are nearest and still shown. allowed: only these."""
         folder, rows, dim = self._matrix()
@@ -341,16 +330,19 @@ class Searcher:
             near.update(zip(answer.numbers, found, strict=True))
             return answer.numbers
 
-        found = self._enough(ask, wanted)
-        if len(found) < wanted and len(near) >= MOST_ASKED:  # nearly all that are near are stale
-            allowed = self._still_shown(allowed)
-            found = self._enough(ask, wanted)
+        found = self._enough(ask, wanted, passes)
+        if len(found) < wanted and len(near) >= MOST_ASKED:
+            # nearly all that are near are stale, or do not pass
+            allowed = self._still_shown(allowed, passes)
+            found = self._enough(ask, wanted, passes)
         return {number: near[number] for number in found}
 
-    def _still_shown(self, allowed: Bits | None) -> Bits:
-        """The allowed publications that the ledger shows. Slow, as it reads all of them."""
+    def _still_shown(self, allowed: Bits | None, passes: Passes) -> Bits:
+        """The allowed publications that the ledger shows, and that pass. Slow, as it reads all of them."""
         with self._reader.lend() as ledger:
-            shown = publications.read_shown_before(ledger, NEWEST, -1)
+            all_shown = publications.read_shown_before(ledger, NEWEST, -1)
+        passing = passes(all_shown.values())
+        shown = [number for number, image in all_shown.items() if image in passing]
         bits = make_bits(shown, max(shown, default=0))
         if allowed is None:
             return bits
@@ -389,6 +381,11 @@ class Searcher:
             if number in shown
             for score, probability in [known.get(number, none)]
         ]
+
+
+def _choose(hits: Sequence[Hit], passes: Passes) -> list[Hit]:
+    passing = passes({hit.image for hit in hits})
+    return [hit for hit in hits if hit.image in passing]
 
 
 def _merge(*rankings: Iterable[int]) -> list[int]:

@@ -14,7 +14,7 @@ from daemon.config.loading import Config
 from daemon.core.sidecar import timestamp
 from daemon.ledger import publications
 from daemon.ledger.records import Reader
-from daemon.search.duplicates import NearBest, about_groups, extend_groups, has_newer_model, read_groups
+from daemon.search.duplicates import NearBest, about_groups, has_newer_model, read_groups
 from daemon.search.index import SearchUnusable
 from daemon.search.searcher import Hit, Searcher
 from daemon.server.asked import number_in
@@ -48,8 +48,8 @@ class Groups:
     def _find(self, first: int) -> dict[str, Any]:
         """first: of the groups to show, whose others have most bytes if it is 0. Raises SearchUnusable."""
         self._searcher.catch_up()
+        self._searcher.extend_groups()
         index = self._searcher.index
-        extend_groups(self._reader, index)
         if not (kept := about_groups(index)):
             return {}
         groups = [

@@ -5,7 +5,11 @@ from __future__ import annotations
 import base64
 import itertools
 import os
+import shutil
 import signal
+import sqlite3
+from collections.abc import Callable
+from contextlib import closing
 from typing import Any
 
 import numpy as np
@@ -281,6 +285,70 @@ def test_an_image_that_is_published_again_stays_where_it_was(place: Place) -> No
     kept = about_groups(place.search.index)
     assert kept
     assert (kept.images, kept.leaders) == (3, 2)
+    place.put_back(2)
+    place.annotate("x", clip=at(0))
+    assert place.find("group:others") == [2]
+    assert place.find("group:2") == [2, 1]
+
+
+def meanwhile(monkeypatch: pytest.MonkeyPatch, name: str, act: Callable[[], object]) -> list[str]:
+    """Let something happen once, while groups are computed. Returns where it happened, when it has."""
+    work, done = getattr(duplicates, name), list[str]()
+
+    def interrupted(*given: Any) -> Any:
+        if not done:
+            done.append(name)
+            act()
+        return work(*given)
+
+    monkeypatch.setattr(duplicates, name, interrupted)
+    return done
+
+
+@pytest.mark.parametrize("name", ["find_axes", "shorten", "extend_cover"])
+def test_the_index_can_be_written_while_groups_are_computed(
+    place: Place, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    def write() -> None:
+        with closing(sqlite3.connect(place.state / "search" / "index.sqlite", timeout=0)) as connection:
+            connection.execute("BEGIN IMMEDIATE")
+
+    done = meanwhile(monkeypatch, name, write)
+    place.add("0.jpg", "x", clip=at(0))
+    keep(place)
+    place.add("1.jpg", "x", clip=at(0))
+    assert grouped(place) == [[1, 2]]
+    assert done == [name]
+
+
+@pytest.mark.parametrize("act", [grouped, keep])
+def test_images_that_another_process_has_grouped_meanwhile_are_grouped_once(
+    place: Place, monkeypatch: pytest.MonkeyPatch, act: Callable[[Place], object]
+) -> None:
+    place.add("0.jpg", "x", size=9, clip=at(0))
+    place.add("1.jpg", "x", size=8, clip=at(90))
+    keep(place)
+    done = meanwhile(monkeypatch, "extend_cover", lambda: act(place))
+    for number, degrees in enumerate((1, 45, 46), 2):
+        place.add(f"{number}.jpg", "x", size=9 - number, clip=at(degrees))
+    assert grouped(place) == [[1, 3], [4, 5]]
+    kept = about_groups(place.search.index)
+    assert kept
+    assert (done, kept.images, kept.leaders) == (["extend_cover"], 5, 3)
+
+
+def test_groups_of_an_index_that_was_made_again_meanwhile_are_not_kept(place: Place) -> None:
+    for number in range(2):
+        place.add(f"{number}.jpg", "x", size=9 - number, clip=at(0))
+    place.search.catch_up()
+    place.put_back(1)
+    place.annotate("x", clip=at(0))
+    found = find(place)  # of an index that also has the former entry of image 1
+    shutil.rmtree(place.state / "search")
+    place.search.catch_up()
+    with pytest.raises(SearchUnusable, match="run `visiond duplicates` again"):
+        keep_groups(place.search.index, found)
+    assert about_groups(place.search.index) is None
 
 
 def test_kept_groups_are_those_of_the_whole_order_also_when_many_images_come(

@@ -89,7 +89,7 @@ def test_near_duplicates_are_found_by_meaning_however_many_images_are_nearer(
     monkeypatch.setattr(searcher, "BEST", 1)
     with place.search.index.lend() as connection:
         for image, at in ((2, 0), (3, 1)):
-            connection.execute(SQL["add_duplicate"], (image, 0, at, 1.0))
+            connection.execute(SQL["add_duplicate"], (image, image, 0, at, 1.0))
     try:
         for query, images in (("group:2", [2]), ("group:others", [3]), ("group:best", [1])):
             found = place.search.best(parse(f"a red circle {query}"), By.meaning)
