@@ -16,6 +16,7 @@ from typing import NamedTuple
 import msgspec
 
 from daemon.config.loading import Config
+from daemon.config.pipeline import PipelineSection
 from daemon.config.values import members_of
 from daemon.core.messages import LEAST_GROUP_PIXELS
 from daemon.system.gpus import Gpu
@@ -156,20 +157,19 @@ def plan(
     if not whole:  # auto spreads only for want of memory
         runs = _spread(stages, devices, costs, scarce=config.pipeline.placement == "auto")
     rooms = [_find_room(run, len(devices), used, weights, host, batches) for run in runs]
-    asked = config.pipeline.workers_per_device
-    spread = "" if asked else config.pipeline.spread
-    counts = [dict.fromkeys(room, asked) if asked else _count_workers(room, spread) for room in rooms]
+    counts = [_count_workers(room, config.pipeline) for room in rooms]
     return Placement(
         tuple(map(_staff, runs, counts)),
-        f"{why}; workers: {_describe(counts[0], spread)}" if whole else why,
-        "" if asked else _limit(rooms),
+        f"{why}; workers: {_describe(counts[0], config.pipeline)}" if whole else why,
+        "" if config.pipeline.workers_per_device else _limit(rooms),
         {} if whole else costs,
     )
 
 
-def _describe(counts: Mapping[str, int], spread: str) -> str:
+def _describe(counts: Mapping[str, int], section: PipelineSection) -> str:
     said = ", ".join(f"{count} on {device}" for device, count in counts.items() if count)
-    return said if spread in ("", "memory-aware") else f'{said}, by spread = "{spread}"'
+    is_usual = section.workers_per_device or section.spread == "memory-aware"
+    return said if is_usual else f'{said}, by spread = "{section.spread}"'
 
 
 def share_out(placement: Placement, stations: int) -> list[list[list[int]]]:
@@ -291,13 +291,15 @@ def _bounds(gpu: Gpu, need: int) -> dict[str, int]:
     }
 
 
-def _count_workers(rooms: Mapping[str, _Room], spread: str) -> dict[str, int]:
-    """Of each device: see `spread` of PipelineSection. A CPU has one in any case."""
+def _count_workers(rooms: Mapping[str, _Room], section: PipelineSection) -> dict[str, int]:
+    """Of each device. A CPU has one unless a number is set."""
+    if section.workers_per_device:
+        return dict.fromkeys(rooms, section.workers_per_device)
     counts = {device: room.workers() for device, room in rooms.items()}
     gpus = [device for device, room in rooms.items() if room.share]
-    if spread == "round-robin" and gpus:
+    if section.spread == "round-robin" and gpus:
         counts |= dict.fromkeys(gpus, min(counts[device] for device in gpus))
-    if spread == "fill-first":
+    if section.spread == "fill-first":
         left = sum(counts[device] for device in gpus)
         for device in gpus:
             counts[device] = min(left, max(1, min(rooms[device].own.values())))
