@@ -217,8 +217,8 @@ class _CoveringByTorch(_Covering):
         self._torch, self._device = torch, device
         torch.backends.cuda.matmul.allow_fp16_reduced_precision_reduction = False
         super().__init__(exact, order, near, pool)
-        # A product is below 2, and rounded to float16 by at most 2**-11.
-        self._least = near - self._error - 2.0**-11
+        # A product below 2, and what it is compared with, are each rounded to float16 by at most 2**-11.
+        self._least = near - self._error - 2.0**-10
 
     def _keep(self) -> Any:
         by_row = np.argsort(

@@ -11,10 +11,12 @@ from numpy.typing import NDArray
 
 from daemon.search import covering
 from daemon.search.covering import Leaders, extend_cover, find_axes, find_cover, shorten
+from daemon.system.gpus import list_gpus
 
 NEAR = 0.95
 DIM = 48
-DEVICES = ("", "cpu", pytest.param("cuda", marks=pytest.mark.gpu))  # "": without torch
+CUDA = (pytest.mark.gpu, pytest.mark.skipif(not list_gpus(), reason="needs CUDA"))
+DEVICES = ("", "cpu", pytest.param("cuda", marks=CUDA))  # "": without torch
 
 
 @pytest.fixture(autouse=True)

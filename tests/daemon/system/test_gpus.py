@@ -200,6 +200,7 @@ def test_only_what_cuda_visible_devices_names_is_listed(
 
 
 @pytest.mark.gpu
+@pytest.mark.skipif(not list_gpus(), reason="needs CUDA")
 def test_the_driver_says_what_a_gpu_has_as_torch_does() -> None:
     import torch
 
