@@ -26,14 +26,13 @@ from daemon.terminal.display import (
     printable,
 )
 from daemon.terminal.options import (
-    LEAST_NEAR,
-    MOST_NEAR,
     NEAR,
     BinOption,
     ConfigOption,
     JsonOption,
     flag,
     option,
+    parse_near,
     read_config,
 )
 
@@ -166,15 +165,13 @@ def _print(found: list[tuple[Record, Hit]], *, as_json: bool) -> None:
 
 def duplicates(
     near: Annotated[
-        float,
-        typer.Option(
+        str,
+        option(
             "--near",
             metavar="NEARNESS",
-            min=LEAST_NEAR,
-            max=MOST_NEAR,
-            help="Least nearness of an image to the best one of its group.",
+            help="Least nearness of an image to the best one of its group; hash, or hash:0.9: of their hashes.",
         ),
-    ] = NEAR,
+    ] = str(NEAR["clip"]),
     bin: BinOption = None,
     limit: Annotated[
         int, typer.Option("--limit", "-n", metavar="N", min=1, max=MOST, help="Show at most N groups.")
@@ -185,7 +182,9 @@ def duplicates(
     """Find images that are nearly the same, and the best of each group.
 
     Images are compared by the embeddings that CLIP gave them; nearness is the
-    cosine of two. The best image has most pixels; of equally large ones the
+    cosine of two. With --near hash they are compared by the perceptual hashes
+    of the stage hash; nearness is 1 - d/32 if d of the 64 bits differ, at least
+    0.8 if you write no number. The best image has most pixels; of equally large ones the
     sharpest, if a plug-in measures sharpness; then the largest file; then the
     oldest. Every image of a group is near its best one, and no two best ones
     are near each other. Nothing is deleted. A million images take about ten
@@ -199,6 +198,7 @@ def duplicates(
     Examples:
       visiond duplicates
       visiond duplicates --near 0.98 --bin C --limit 1000 --json
+      visiond duplicates --near hash:0.9
     """
     from daemon.ledger.records import open_reader
     from daemon.results.choice import refuse_unknown_bins
@@ -206,12 +206,13 @@ def duplicates(
     from daemon.search.opening import open_index
     from daemon.terminal.progress import Progress
 
+    stage, least = parse_near(near)
     settings = read_config(config, needs_stages=False)
     with open_reader(settings) as reader:
         refuse_unknown_bins(bin or [], reader.bin_counts())
         with Progress("images") as progress, open_index(settings, reader, progress.step) as index:
             progress.begin("images")
-            found = find_duplicates(reader, index, near, bins=bin or (), note=progress.step)
+            found = find_duplicates(reader, index, least, by=stage, bins=bin or (), note=progress.step)
             if not bin:
                 keep_groups(index, found)
         groups = found.groups()
@@ -220,7 +221,8 @@ def duplicates(
     if as_json:
         print_json(
             {
-                "near": near,
+                "near": least,
+                "by": stage,
                 "model": found.model,
                 "images": len(found.images),
                 "near_duplicates": len(found.others),
@@ -236,7 +238,7 @@ def duplicates(
             for i in group
         ),
     )
-    _print_summary(found, len(groups), limit)
+    _print_summary(found, stage, len(groups), limit)
 
 
 def _describe(found: Duplicates, group: Places, ledger: sqlite3.Connection) -> Iterator[dict[str, Any]]:
@@ -255,7 +257,7 @@ def _describe(found: Duplicates, group: Places, ledger: sqlite3.Connection) -> I
             }
 
 
-def _print_summary(found: Duplicates, groups: int, limit: int) -> None:
+def _print_summary(found: Duplicates, stage: str, groups: int, limit: int) -> None:
     others = len(found.others)
     is_near = "is near a better one" if others == 1 else "are near better ones"
     errors.print(
@@ -267,9 +269,9 @@ def _print_summary(found: Duplicates, groups: int, limit: int) -> None:
     if found.without:
         first = ", ".join(map(str, found.without[:3]))
         errors.print(
-            f"[yellow]{quantity(len(found.without), 'image')} could not be compared, without an embedding of the same model: "
-            f"{first}{', …' if len(found.without) > 3 else ''}. `{printable(command('redo', '--stale'))}` makes those of the "
-            "present model; --json lists all.[/yellow]"
+            f"[yellow]{quantity(len(found.without), 'image')} could not be compared, without a result of the same model of the "
+            f"stage {stage}: {first}{', …' if len(found.without) > 3 else ''}. "
+            f"`{printable(command('redo', '--stale'))}` makes those of the present model; --json lists all.[/yellow]"
         )
 
 

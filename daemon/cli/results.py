@@ -54,6 +54,7 @@ from daemon.terminal.options import (
     WhereOption,
     find_config,
     flag,
+    parse_near,
     read_config,
     read_config_to_look,
 )
@@ -271,7 +272,7 @@ def export(
     sample: SampleOption = None,
     seed: SeedOption = 0,
     unique: UniqueOption = False,
-    near: NearOption = None,
+    near: NearOption = "",
     order: OrderOption = "",
     limit: LimitOption = None,
     bom: BomOption = False,
@@ -311,7 +312,7 @@ def export(
     check_target(settings, file, find_config(config))
     known = LabelStore(settings.state.path).lookup() if labels else contextlib.nullcontext(no_labels)
     with open_reader(settings) as reader, known as said, Progress("rows") as progress:
-        find = partial(_find_near, settings, reader, near, progress) if near else None
+        find = partial(_find_near, settings, reader, *parse_near(near), progress) if near else None
         first = _choose_first(settings, reader, order, limit, progress)
         choice = ExportChoice(
             bin or (), parse_ratio(ratio), where or (), sample or 0, seed, unique, find, first
@@ -377,7 +378,7 @@ def _find_first(
 
 
 def _find_near(
-    config: Config, reader: Reader, near: float, progress: Progress, images: Sequence[int]
+    config: Config, reader: Reader, stage: str, near: float, progress: Progress, images: Sequence[int]
 ) -> Mapping[int, tuple[int, float]]:
     """Of these images, those that are near a better one of them: with its number, and how near."""
     import numpy as np
@@ -389,11 +390,11 @@ def _find_near(
     with open_index(config, reader, progress.step) as index:
         progress.begin("images compared")
         among = np.array(images, np.int64)
-        found = find_duplicates(reader, index, near, among=among, note=progress.step)
+        found = find_duplicates(reader, index, near, by=stage, among=among, note=progress.step)
     progress.begin("rows")
     if found.without:
         count = quantity(len(found.without), "image")
         errors.print(
-            f"[yellow]{count} without an embedding could not be compared: `{command('duplicates')}` says more.[/yellow]"
+            f"[yellow]{count} without a result of {stage} could not be compared: `{command('duplicates')}` says more.[/yellow]"
         )
     return found.better()

@@ -26,7 +26,7 @@ class PipelineSection(Section):
         [stage.name for stage in BUILT_IN],
         min_length=1,
         description="Stages to run. Their order is always ocr, yolo, clip, blip, then those of plug-ins, "
-        "then classifiers: classifier, or several with names of your own such as classifier_safety.",
+        "then hash and classifiers: classifier, or several with names of your own such as classifier_safety.",
     )
     mode: Literal["full", "cascade"] = Field(
         "full",

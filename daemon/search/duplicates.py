@@ -102,12 +102,14 @@ def find_duplicates(
     index: Index,
     near: float,
     *,
+    by: str = "clip",
     bins: Collection[str] = (),
     among: NDArray[np.int64] | None = None,
     note: Note = lambda done, total: None,
 ) -> Duplicates:
     """Group the images that are in the index, which is up to date. Takes minutes for a million. near: the least cosine, at
-    most 0.999. bins, among: only images of these bins, and of these numbers. note: called with how many images have their
+    most 0.999. by: the stage whose results are compared, clip or hash. bins, among: only images of these bins, and of these
+    numbers. note: called with how many images have their
     group, and with all. Raises SearchUnusable."""
     plug_ins, last = _plug_ins(reader), index.about().place
     kinds = np.dtype([(name, "f8" if name == "sharpness" else "i8") for name in Picture._fields])
@@ -115,7 +117,7 @@ def find_duplicates(
         pictures = np.fromiter(publications.read_pictures(ledger, last, bins, plug_ins), kinds)
     if among is not None:
         pictures = pictures[np.isin(pictures["image"], among)]
-    model, rows, (folder, count, dim) = _choose_model(index, pictures["number"])
+    model, rows, (folder, count, dim) = _choose_model(reader, index, by, pictures["number"])
     without = pictures["image"][rows < 0].tolist()
     pictures, rows = pictures[rows >= 0], rows[rows >= 0]
     order = np.lexsort((pictures["image"], -pictures["bytes"], -pictures["sharpness"], -pictures["pixels"]))
@@ -273,9 +275,21 @@ def _open(index: Index, model: str) -> Rows:
         raise SearchUnusable(f"the embeddings in the search index cannot be read: {error}.") from error
 
 
-def has_newer_model(index: Index, kept: KeptGroups) -> bool:
-    """Whether the newest embedding is of another model: its images are in no group. Raises SearchUnusable."""
-    newest = {model: int(_open(index, model).numbers[-1]) for model in index.matrices()}
+def stage_of(reader: Reader, kept: KeptGroups) -> str:
+    """The stage whose results were compared."""
+    return next((model.stage for model in reader.models.values() if model.fingerprint == kept.model), "clip")
+
+
+def _matrices(reader: Reader, index: Index, stage: str) -> dict[str, tuple[Path, int, int]]:
+    """Of the models of a stage. Raises SearchUnusable."""
+    makers = {model.fingerprint for model in reader.models.values() if model.stage == stage}
+    return {maker: about for maker, about in index.matrices().items() if maker in makers}
+
+
+def has_newer_model(reader: Reader, index: Index, kept: KeptGroups) -> bool:
+    """Whether the newest result of the stage is of another model: its images are in no group. Raises SearchUnusable."""
+    makers = _matrices(reader, index, stage_of(reader, kept))
+    newest = {model: int(_open(index, model).numbers[-1]) for model in makers}
     return max(newest, key=newest.__getitem__, default=kept.model) != kept.model
 
 
@@ -336,11 +350,13 @@ def _plug_ins(reader: Reader) -> list[int]:
     return [number for number, model in reader.models.items() if model.stage not in names]
 
 
-def _choose_model(index: Index, numbers: Places) -> tuple[str, Places, tuple[Path, int, int]]:
-    """The model that has embedded most of these publications, the row of each or -1, and its matrix. Embeddings of two models
-    cannot be compared. Raises SearchUnusable."""
+def _choose_model(
+    reader: Reader, index: Index, by: str, numbers: Places
+) -> tuple[str, Places, tuple[Path, int, int]]:
+    """The model of this stage that most of these publications have results of, the row of each or -1, and its matrix. Results
+    of two models cannot be compared. Raises SearchUnusable."""
     best: tuple[int, str, Places, tuple[Path, int, int]] | None = None
-    for maker, (folder, count, dim) in sorted(index.matrices().items()):
+    for maker, (folder, count, dim) in sorted(_matrices(reader, index, by).items()):
         try:
             known = np.fromfile(folder / "numbers", PARTS["numbers"], count)
         except OSError as error:
@@ -351,7 +367,8 @@ def _choose_model(index: Index, numbers: Places) -> tuple[str, Places, tuple[Pat
             best = having, maker, rows, (folder, count, dim)
     if best is None or (len(numbers) and not best[0]):
         raise SearchUnusable(
-            "no image has an embedding, by which images are compared: the stage clip makes them; see [stages]."
+            f"no image has a result of the stage {by}, by which images are compared. Name it in [pipeline] stages; "
+            "`visiond redo --stale` then gives one to the images that have been processed."
         )
     return best[1:]
 

@@ -9,7 +9,7 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
@@ -31,14 +31,19 @@ UNSPACED = re.compile(
 
 @dataclass
 class Document:
-    """One image. fields: its words. marks: what filters ask for, as in `mark`. embedding: of unit length, or None.
-    maker: the fingerprint of the model that made the embedding."""
+    """One image. fields: its words. marks: what filters ask for, as in `mark`. embeddings: by stage."""
 
     number: int
     fields: dict[str, str] = field(default_factory=lambda: dict.fromkeys(FIELDS, ""))
     marks: set[str] = field(default_factory=set)
-    embedding: NDArray[np.float16] | None = None
-    maker: str = ""
+    embeddings: dict[str, Embedding] = field(default_factory=dict)
+
+
+class Embedding(NamedTuple):
+    """maker: the fingerprint of its model. values: of unit length."""
+
+    maker: str
+    values: NDArray[np.float16]
 
 
 def make_entry(number: int, record: Record) -> Document:
@@ -57,11 +62,14 @@ def make_entry(number: int, record: Record) -> Document:
     for model, output in record.answers():
         read = READERS.get(kind_of(model.stage), _read_other)
         try:
-            read(entry, msgspec.json.decode(output.payload))
+            read(entry, answer := msgspec.json.decode(output.payload))
+            if (
+                model.stage in EMBEDDED and model.stage not in entry.embeddings
+            ):  # that of a second look is of another model
+                embedding = EMBEDDED[model.stage](answer)
+                entry.embeddings[model.stage] = Embedding(model.fingerprint, embedding)
         except (msgspec.DecodeError, ValueError, TypeError, KeyError, AttributeError):
             continue  # of an older version of a plug-in, say: the rest of the image can be found
-        if model.stage == "clip":
-            entry.maker = entry.maker or model.fingerprint
     entry.fields |= {name: separate(entry.fields[name][:MOST_WORDS]) for name in FIELDS if name != "name"}
     return entry
 
@@ -80,9 +88,6 @@ def _read_clip(entry: Document, answer: Mapping[str, Any]) -> None:
     labels = {*likely_tags((tag["label"], tag["score"]) for tag in answer["tags"])}
     _add(entry, "tags", "\n".join(sorted(labels)))
     entry.marks |= {mark("tag", label) for label in labels}
-    if entry.embedding is None:  # that of a second look is of another model
-        raw, dtype = base64.b64decode(answer["embedding"]["base64"]), answer["embedding"]["dtype"]
-        entry.embedding = np.frombuffer(raw, dtype="<f2" if dtype == "float16" else "<f4").astype(np.float16)
 
 
 def _read_blip(entry: Document, answer: Mapping[str, Any]) -> None:
@@ -99,12 +104,29 @@ def _read_classes(entry: Document, answer: Mapping[str, Any]) -> None:
     entry.marks.add(mark("tag", answer["label"]))
 
 
+def _read_nothing(entry: Document, answer: Mapping[str, Any]) -> None:
+    """A hash is no word."""
+
+
+def _embedding_of(answer: Mapping[str, Any]) -> NDArray[np.float16]:
+    raw, dtype = base64.b64decode(answer["embedding"]["base64"]), answer["embedding"]["dtype"]
+    return np.frombuffer(raw, dtype="<f2" if dtype == "float16" else "<f4").astype(np.float16)
+
+
+def _signs_of(answer: Mapping[str, Any]) -> NDArray[np.float16]:
+    """A hash as an embedding, so that the cosine of two is 1 - d / 32 if d of the 64 bits differ."""
+    bits = np.unpackbits(np.frombuffer(bytes.fromhex(answer["phash"]), np.uint8))
+    return (2.0 * bits - 1.0).astype(np.float16) / np.float16(len(bits) ** 0.5)
+
+
+EMBEDDED = {"clip": _embedding_of, "hash": _signs_of}
 READERS = {
     "ocr": _read_ocr,
     "yolo": _read_yolo,
     "clip": _read_clip,
     "blip": _read_blip,
     "classifier": _read_classes,
+    "hash": _read_nothing,
 }
 
 

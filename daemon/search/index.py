@@ -16,6 +16,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import groupby
+from operator import itemgetter
 from pathlib import Path
 from typing import NamedTuple
 
@@ -238,18 +239,18 @@ class Index:
         return about
 
     def _add_embeddings(self, connection: sqlite3.Connection, entries: Iterable[Document]) -> None:
-        def kind(entry: Document) -> tuple[str, int]:
-            return entry.maker, 0 if entry.embedding is None else len(entry.embedding)
-
-        for (maker, dim), some in groupby(sorted(entries, key=kind), kind):
+        made = [
+            (each.maker, len(each.values), e.number, each.values)
+            for e in entries
+            for each in e.embeddings.values()
+        ]
+        for (maker, dim), some in groupby(sorted(made, key=itemgetter(0, 1)), itemgetter(0, 1)):
             known = connection.execute(SQL["matrix"], (maker,)).fetchone()
             if not dim or (known and known[0] != dim):  # no model has two sizes
                 continue
-            rows, mine = known[1] if known else 0, list(some)
-            embeddings = np.stack([each.embedding for each in mine if each.embedding is not None])
-            numbers = [each.number for each in mine]
-            matrix.append(matrix.folder_of(self.folder, maker), rows, numbers, embeddings)
-            connection.execute(SQL["note_matrix"], (maker, dim, rows + len(mine)))
+            rows, (*_, numbers, embeddings) = known[1] if known else 0, zip(*some, strict=True)
+            matrix.append(matrix.folder_of(self.folder, maker), rows, numbers, np.stack(embeddings))
+            connection.execute(SQL["note_matrix"], (maker, dim, rows + len(numbers)))
 
     @contextlib.contextmanager
     def lend(self) -> Iterator[sqlite3.Connection]:

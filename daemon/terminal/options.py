@@ -43,7 +43,8 @@ ConfigOption = Annotated[
 ForceOption = Annotated[
     bool, flag("--force", help="Replace FILE if it is empty or looks like one that this command made.")
 ]
-NEAR, LEAST_NEAR, MOST_NEAR = 0.95, 0.5, 0.999  # equal embeddings in half precision may have a cosine below 1
+LEAST_NEAR, MOST_NEAR = 0.5, 0.999  # equal embeddings in half precision may have a cosine below 1
+NEAR = {"clip": 0.95, "hash": 0.8}  # by stage; hashes with at most 6 of 64 bits that differ
 JsonOption = Annotated[bool, flag("--json", help="Print JSON.")]
 
 # Of `visiond export`
@@ -96,15 +97,12 @@ UniqueOption = Annotated[
     ),
 ]
 NearOption = Annotated[
-    float | None,
-    typer.Option(
+    str,
+    option(
         "--near",
         metavar="NEARNESS",
-        min=LEAST_NEAR,
-        max=MOST_NEAR,
-        help="Two columns: the best of the chosen images that each one is so near to (0.95, for example), and how near; "
-        "see `visiond duplicates`.",
-        show_default=False,
+        help="Two columns: the best of the chosen images that each one is so near to (0.95 or hash:0.8, for example), and how "
+        "near; see `visiond duplicates`.",
     ),
 ]
 LabelsOption = Annotated[
@@ -225,3 +223,18 @@ def _warn(sentence: str) -> None:
 
     until_then = "Until then, commands that need it are refused, such as `run` and `redo`."
     errors.print(f"[yellow]Warning: {printable(sentence)} {until_then}[/yellow]")
+
+
+def parse_near(text: str) -> tuple[str, float]:
+    """The stage whose results are compared, and the least cosine. text: 0.95, hash:0.8 or hash. Raises typer.BadParameter."""
+    name, _, number = text.rpartition(":") if text not in NEAR else (text, "", str(NEAR[text]))
+    try:
+        stage, near = name or "clip", float(number)
+        if stage in NEAR and LEAST_NEAR <= near <= MOST_NEAR:
+            return stage, near
+    except ValueError:
+        pass
+    raise typer.BadParameter(
+        f"write a number from {LEAST_NEAR} to {MOST_NEAR}, such as 0.95; or hash, or hash:0.9, to compare hashes.",
+        param_hint="--near",
+    )

@@ -21,11 +21,12 @@ from stages.contract.base import Result, Stage, StageSpec
 from stages.contract.descriptor import Backend, Descriptor, Files
 from stages.contract.options import FakeOptions, read_options
 from stages.contract.processes import importing
+from stages.hash.descriptor import HASH
 from stages.ocr.descriptor import OCR
 from stages.yolo.descriptor import YOLO
 
 BUILT_IN = (OCR, YOLO, CLIP, BLIP)  # those that run unless the configuration says otherwise
-STAGES, SOURCES, PROBLEMS = plugins.gather((*BUILT_IN, CLASSIFIER))
+STAGES, SOURCES, PROBLEMS = plugins.gather((*BUILT_IN, CLASSIFIER, HASH))
 # Those with variants run after these.
 ORDER = tuple(name for name, stage in STAGES.items() if not stage.has_variants)
 FAKE = Backend(  # of every stage

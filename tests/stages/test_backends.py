@@ -13,6 +13,7 @@ from tests.stages import captioners, checkpoints, classifiers, readers
 from tests.stages.blip import test_captions
 from tests.stages.classifier import test_stage as test_classifier
 from tests.stages.clip import test_families
+from tests.stages.hash import test_stage as test_hash
 from tests.stages.ocr import test_sizes, textnets
 from tests.stages.reading import test_reading
 from tests.stages.yolo import test_detr, test_owlv2, test_stage
@@ -34,9 +35,10 @@ EQUAL: dict[str, Callable[..., None]] = {
     "ocr": test_reading.test_tokens_are_those_of_transformers,
     "ocr-ppocr": test_sizes.test_answers_are_those_of_transformers,
 }
-# Backends with a file format of their own instead of transformers' model types.
-OF_FILES: dict[str, Callable[..., None]] = {
-    "yolo-ultralytics": test_stage.test_answers_are_those_of_ultralytics
+# Backends with a file format of their own instead of transformers' model types, or without weights.
+OF_OTHERS: dict[str, Callable[..., None]] = {
+    "yolo-ultralytics": test_stage.test_answers_are_those_of_ultralytics,
+    "hash-phash": test_hash.test_hashes_are_those_of_imagehash,
 }
 
 
@@ -78,4 +80,4 @@ def test_each_backend_without_model_types_has_a_test_of_equal_answers_too() -> N
         for name, backend in stage.backends.items()
         if not backend.models
     }
-    assert others == OF_FILES.keys()
+    assert others == OF_OTHERS.keys()

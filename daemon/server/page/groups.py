@@ -14,7 +14,7 @@ from daemon.config.loading import Config
 from daemon.core.sidecar import timestamp
 from daemon.ledger import publications
 from daemon.ledger.records import Reader
-from daemon.search.duplicates import NearBest, about_groups, has_newer_model, read_groups
+from daemon.search.duplicates import NearBest, about_groups, has_newer_model, read_groups, stage_of
 from daemon.search.index import SearchUnusable
 from daemon.search.searcher import Hit, Searcher
 from daemon.server.asked import number_in
@@ -61,7 +61,8 @@ class Groups:
             "kept": kept,
             "made_at": timestamp(kept.made_at),
             "since": since,
-            "has_newer_model": has_newer_model(index, kept),
+            "stage": stage_of(self._reader, kept),
+            "has_newer_model": has_newer_model(self._reader, index, kept),
             "groups": [(*numbers, views) for *numbers, views in groups if len(views) > 1],
             "before": first and self._address("/duplicates", cursor=max(0, first - SHOWN)),
             "after": first + SHOWN < kept.groups and self._address("/duplicates", cursor=first + SHOWN),

@@ -259,7 +259,9 @@ def test_duplicates_are_images_with_near_embeddings_and_the_best_of_a_group_come
             rows = list(csv.DictReader(opened))
         assert len(rows) == written
     assert {row["near_duplicate_of"] for row in rows} == {""}
-    assert place.command("duplicates", "--near", 1).returncode == os.EX_USAGE
+    for wrong in (1, "hash:1", "sharpness", "hash:"):
+        assert place.command("duplicates", "--near", wrong).returncode == os.EX_USAGE
+    assert place.command("export", "--near", "hash:x", "--force", file).returncode == os.EX_USAGE
     assert place.command("duplicates", "--bin", "Z").returncode == os.EX_USAGE
 
 

@@ -70,7 +70,7 @@ class Place:
 
     def exchange(self, fingerprint: str, stage: str) -> None:
         """From now on, images get results of this model, while the daemon works."""
-        models = [Model(stage, fingerprint, "") if model.stage == stage else model for model in MODELS]
+        models = [*(model for model in MODELS if model.stage != stage), Model(stage, fingerprint, "")]
         self.generation = self._run(self.ledger.generations.begin(models))
 
     def put_back(self, image: int) -> None:

@@ -131,10 +131,49 @@ def test_embeddings_of_two_models_are_not_compared(place: Place) -> None:
     assert groups(place) == [[3, 4, 5]]
 
 
-def test_that_no_image_has_an_embedding_is_said(place: Place) -> None:
+@pytest.mark.parametrize("stage", ["clip", "hash"])
+def test_that_no_image_has_what_is_compared_is_said(place: Place, stage: str) -> None:
     place.add("a.jpg", "x", clip={"tags": []})
-    with pytest.raises(SearchUnusable, match="no image has an embedding"):
-        find(place)
+    with pytest.raises(SearchUnusable, match=f"no image has a result of the stage {stage}"):
+        find(place, by=stage)
+
+
+def hashed(bits: int) -> dict[str, Any]:
+    """The answers of an image, whose embedding no other image has, with a hash of so many ones at its end."""
+    return {"hash": {"phash": f"{(1 << bits) - 1:016x}"}, "clip": at(90 * bits)}
+
+
+def test_images_are_grouped_by_how_many_bits_of_their_hashes_differ(place: Place) -> None:
+    place.exchange("hash-1", "hash")
+    for number, bits in enumerate((0, 6, 7, 40, 34)):
+        place.add(f"{number}.jpg", "x", size=9 - number, **hashed(bits))
+    assert groups(place, near=0.8, by="hash") == [[1, 2], [4, 5]]
+    assert groups(place, near=0.95) == [[1, 4], [2, 5]], "by their embeddings"
+    found = find(place, near=0.5, by="hash")
+    assert found.better() == {
+        2: NearBest(1, 1 - 6 / 32),
+        3: NearBest(1, 1 - 7 / 32),
+        5: NearBest(4, 1 - 6 / 32),
+    }
+    assert place.find("000000000000003f") == [], "a hash is no word"
+
+
+def test_images_that_come_later_join_groups_by_hash(place: Place) -> None:
+    place.exchange("hash-1", "hash")
+    for number, bits in enumerate((0, 6, 40)):
+        place.add(f"{number}.jpg", "x", size=9 - number, **hashed(bits))
+    place.search.catch_up()
+    keep_groups(place.search.index, find(place, near=0.8, by="hash"))
+    place.add("3.jpg", "x", **hashed(43))
+    assert grouped(place) == [[1, 2], [3, 4]]
+    kept = about_groups(place.search.index)
+    assert kept
+    assert (duplicates.stage_of(place.reader, kept), kept.near) == ("hash", 0.8)
+    assert not duplicates.has_newer_model(place.reader, place.search.index, kept)
+    place.exchange("hash-2", "hash")
+    place.add("4.jpg", "x", **hashed(43))
+    place.search.catch_up()
+    assert duplicates.has_newer_model(place.reader, place.search.index, kept)
 
 
 def test_a_process_that_is_killed_is_named(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -25,7 +25,7 @@ def test_every_backend_named_is_there() -> None:
 
 def test_stages_run_in_the_order_of_the_pipeline() -> None:
     assert registry.ORDER == ("ocr", "yolo", "clip", "blip")
-    assert list(registry.KEYS.values()) == ["ocr", "objects", "clip", "caption", "classifier"]
+    assert list(registry.KEYS.values()) == ["ocr", "objects", "clip", "caption", "classifier", "hash"]
     assert registry.sort_stages(["gone", "blip", "also gone", "ocr"]) == ["ocr", "blip", "also gone", "gone"]
     assert registry.sort_stages(["classifier_b", "blip", "classifier_a", "classifier"]) == [
         *("blip", "classifier", "classifier_a", "classifier_b")
@@ -50,7 +50,7 @@ def test_a_plug_in_may_have_variants_too(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setitem(registry.STAGES, "quality", replace(CLASSIFIER, name="quality", key="quality"))
     assert registry.find_stage("quality_a").name == "quality_a"
     patterns = json.loads(json_schema())["$defs"]["Sidecar"]["patternProperties"]
-    assert [pattern.partition("_")[0] for pattern in patterns] == ["^classifier", "^quality"]
+    assert [pattern.partition("_")[0] for pattern in patterns] == ["^classifier", "^hash", "^quality"]
 
 
 @pytest.mark.parametrize(

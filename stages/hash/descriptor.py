@@ -1,0 +1,39 @@
+"""Describes the stage hash for the rest of the program. Imports no torch."""
+
+from __future__ import annotations
+
+import msgspec
+
+from stages.contract.descriptor import Backend, Descriptor
+
+BITS = 64
+
+
+class Hash(msgspec.Struct, frozen=True):
+    """The perceptual hash of an image."""
+
+    # 16 hexadecimal digits, as the package imagehash writes them; those of similar images differ in few of the 64 bits
+    phash: str
+
+
+class HashOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """None: hashes with other settings could not be compared."""
+
+
+def fake(variant: int, width: int, height: int, earlier: frozenset[str]) -> Hash:
+    return Hash(
+        f"{(2 * variant + 1) * 0x9E3779B97F4A7C15 % (1 << BITS):016x}"
+    )  # the halves of a variant's bits differ
+
+
+HASH = Descriptor(
+    name="hash",
+    key="hash",
+    result=Hash,
+    backends={
+        "phash": Backend(place="stages.hash.stage:HashStage", options=HashOptions, needs_weights=False)
+    },
+    cost=0.1,
+    has_variants=True,  # so nobody has metrics of it who does not run it
+    fake=fake,
+)
