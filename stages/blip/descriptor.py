@@ -162,5 +162,6 @@ BLIP = Descriptor(
     half="bfloat16",  # it does not overflow, and is precise enough for captions
     cost=0.29,
     takes_memory=True,
+    has_variants=True,
     fake=fake,
 )
