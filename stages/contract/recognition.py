@@ -22,6 +22,7 @@ import msgspec
 from stages.contract.descriptor import Backend, Files, KnownModel
 from stages.contract.files import open_file
 from stages.contract.manifest import PackError, leads_outside
+from stages.contract.timm import describe_missing
 
 LONGEST_HEADER = 100_000_000  # bytes; the limit of the format
 PICKLE = "pytorch_model.bin"
@@ -156,8 +157,8 @@ def check_config(models: Sequence[KnownModel], folder: Path) -> KnownModel:
         what = f"a {found}{known}" if found else "no model of a class that visiond knows"
         raise PackError(f'by its config.json, {folder} holds {what} (model_type "{model_type}"); {taken}')
     config = read_config(folder / "config.json")
-    if quantized := describe_quantized(folder, config):
-        raise PackError(quantized)
+    if problem := describe_quantized(folder, config) or describe_missing(folder, config):
+        raise PackError(problem)
     vision = config.get("vision_config")
     if other := model.foreign.get(str(vision.get("model_type")) if isinstance(vision, dict) else ""):
         raise PackError(f"by its config.json, {folder} holds {other}; {taken}")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 Size = tuple[int, int]  # height, width
 
@@ -37,7 +37,7 @@ class Geometry:
     shortest: int = 0
 
     @classmethod
-    def of(cls, settings: Any) -> Geometry | BoxGeometry:
+    def of(cls, settings: Any) -> AnyGeometry:
         """settings: an image processor of transformers. Raises ValueError if it asks for anything else."""
         if own := OWN_GEOMETRIES.get(type(settings).__name__):
             return own(settings)
@@ -102,18 +102,54 @@ class BoxGeometry:
         return CropPlace(resized, (0, 0), resized)
 
     def _resize(self, height: int, width: int) -> Size:
-        """Rounded as in transformers' get_size_with_aspect_ratio and get_image_size_for_max_height_width."""
+        """Rounded as in transformers' get_image_size_for_max_height_width."""
         if self.size.shortest_edge:
-            short, long = sorted((height, width))
-            edge = float(self.size.shortest_edge)
-            if long / short * edge > self.size.longest_edge:
-                edge = self.size.longest_edge * short / long
-            sides = round(edge), int(edge * long / short)
-            return sides if height < width else sides[::-1]
+            rows, columns = (
+                EdgeGeometry(self.size.shortest_edge, self.size.longest_edge).place(height, width).kept
+            )
+            return min(rows, self.kept[0]), min(columns, self.kept[1])
         if self.size.max_height:
             scale = min(self.size.max_height / height, self.size.max_width / width)
             return max(int(height * scale), 1), max(int(width * scale), 1)
         return self.size.height, self.size.width
+
+
+@dataclass(frozen=True, slots=True)
+class EdgeGeometry:
+    """From images of any size to whole images of their shape: the shorter side gets the length `shortest`, or less where the
+    longer one would get more than `longest`.
+
+    step: both sides are rounded down to a multiple.
+    """
+
+    shortest: int
+    longest: int
+    step: int = 1
+    kept: ClassVar[None] = None  # no size that all inputs have
+
+    @classmethod
+    def of(cls, settings: Any) -> AnyGeometry:
+        """That of an image processor which asks for it, otherwise as Geometry.of."""
+        size, pads = settings.size, read_step(settings, "do_pad", "pad_size")
+        if not settings.do_resize or pads or not (size.shortest_edge and size.longest_edge):
+            return Geometry.of(settings)
+        return cls(size.shortest_edge, size.longest_edge, STEPS.get(type(settings).__name__, 1))
+
+    def place(self, height: int, width: int) -> CropPlace:
+        """Rounded as in transformers' get_size_with_aspect_ratio, and that of YOLOS; but no side is empty."""
+        short, long = sorted((height, width))
+        edge: float = self.shortest
+        if long / short * edge > self.longest:
+            edge = self.longest * short / long
+        if short != round(edge) or (self.step > 1 and width < height):
+            short, long = round(edge), int(edge * long / short)
+        short, long = (max(side - side % self.step, self.step) for side in (short, long))
+        resized = (short, long) if height <= width else (long, short)
+        return CropPlace(resized, (0, 0), resized)
+
+
+AnyGeometry = Geometry | BoxGeometry | EdgeGeometry
+STEPS = {"YolosImageProcessor": 16}
 
 
 class _Sizes(NamedTuple):

@@ -227,8 +227,8 @@ def test_only_the_files_that_are_needed_are_downloaded(hub: FolderHub, models: P
     ("config", "message"),
     [
         (
-            {"model_type": "detr", "architectures": ["DetrForObjectDetection"]},
-            r'me/x holds DetrForObjectDetection \(model_type "detr".*no backend takes; the nearest .* RF-DETR, for example rf',
+            {"model_type": "other_detr", "architectures": ["OtherForObjectDetection"]},
+            r'holds OtherForObjectDetection \(model_type "other_detr".*no backend takes; the nearest .*DETR, for example r',
         ),
         (
             {"model_type": "align", "architectures": ["AlignModel"]},
@@ -282,7 +282,7 @@ def test_a_model_that_no_backend_takes_is_refused_before_its_weights_are_downloa
         ({"resample": 4}, r"me/finder cannot be used: .* resample = 4, which is not supported"),
         (
             {"size": {"shortest_edge": 64, "longest_edge": 99}, "do_pad": True},
-            "me/finder cannot be used: .*or pad to",
+            "the model in me/finder takes images of one size, .* Write a height and a width there",
         ),
     ],
 )
