@@ -40,7 +40,7 @@ FLORENCE = (
     ),
 )
 CHAT = tuple(
-    KnownModel(kind, f"{name}ForConditionalGeneration", description)
+    KnownModel(kind, f"{name}ForConditionalGeneration", description, embeds=False)
     for kind, name, description in (
         ("smolvlm", "SmolVLM", "SmolVLM2"),
         ("idefics3", "Idefics3", "SmolVLM, Idefics3"),

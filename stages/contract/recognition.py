@@ -105,12 +105,12 @@ def make_backend(
 def find_model(path: Path, models: Sequence[KnownModel], stage: str = "") -> str | None:
     """The folder of one of these transformers models, by its config.json: a subfolder with the name of a type or
     of the stage, or the folder itself."""
-    types = [model.type for model in models]
     names = {model.name for model in models}
-    for folder in dict.fromkeys([*types, stage or ".", "."]):
+    for folder in dict.fromkeys([*(model.type for model in models), stage or ".", "."]):
         if (path / folder / "config.json").is_file():
-            kind, name = name_model(path / folder)
-            if kind in types and (name in names or not is_classifier(name)):
+            (kind, name), files = name_model(path / folder), names_in(path / folder)
+            is_taken = any(model.fits(kind, files) for model in models)
+            if is_taken and (name in names or not is_classifier(name)):
                 return folder
     return None
 

@@ -27,6 +27,7 @@ from stages.weights.packs import (
     resolve_all,
     verify,
 )
+from stages.weights.pulling import recognize
 from stages.weights.standard import pull_model, pull_standard
 from stages.yolo import structure
 from tests.stages import checkpoints, readers
@@ -274,6 +275,14 @@ def test_a_model_that_no_backend_takes_is_refused_before_its_weights_are_downloa
         pull("me/x", models, hub)
     assert hub.downloads == ["config.json"]
     assert not models.exists()
+
+
+def test_a_repository_with_a_list_of_modules_is_of_an_embedding_model(tmp_path: Path) -> None:
+    """As its config.json is that of the model that it was made of."""
+    config = {"model_type": "qwen3_vl", "architectures": ["Qwen3VLForConditionalGeneration"]}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    for files, stage in ((["modules.json"], "clip"), ([], "blip")):
+        assert recognize("me/x", tmp_path, files)[:2] == (stage, "chat")
 
 
 @pytest.mark.parametrize(
