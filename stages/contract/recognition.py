@@ -22,7 +22,7 @@ import msgspec
 from stages.contract.descriptor import Backend, Files, KnownModel
 from stages.contract.files import open_file
 from stages.contract.manifest import PackError, leads_outside
-from stages.contract.timm import describe_missing
+from stages.contract.timm import WRAPPER, describe_missing, is_of_timm
 
 LONGEST_HEADER = 100_000_000  # bytes; the limit of the format
 PICKLE = "pytorch_model.bin"
@@ -225,6 +225,8 @@ def describe_taken(models: Sequence[KnownModel]) -> str:
 def name_model(folder: Path) -> tuple[str, str]:
     """The model_type and the class in a folder's config.json; empty if they are missing."""
     config = read_config(folder / "config.json")
+    if is_of_timm(config):
+        return WRAPPER
     classes = config.get("architectures")
     name = str(classes[0]) if isinstance(classes, list) and classes else ""
     return str(config.get("model_type") or ""), name

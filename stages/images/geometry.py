@@ -30,11 +30,13 @@ class Geometry:
 
     kept: the size of every input, the middle of the resized image.
     fixed: the size to which every image is resized; None: its shorter side gets the length `shortest`.
+    rounds: whether the middle is rounded, as by torchvision; otherwise it is rounded down.
     """
 
     kept: Size
     fixed: Size | None
     shortest: int = 0
+    rounds: bool = False
 
     @classmethod
     def of(cls, settings: Any) -> AnyGeometry:
@@ -72,7 +74,12 @@ class Geometry:
             resized = self.shortest, int(self.shortest * width / height)
         else:
             resized = int(self.shortest * height / width), self.shortest
-        corner = (resized[0] - self.kept[0]) // 2, (resized[1] - self.kept[1]) // 2
+        margins = resized[0] - self.kept[0], resized[1] - self.kept[1]
+        corner = (
+            (round(margins[0] / 2), round(margins[1] / 2))
+            if self.rounds
+            else (margins[0] // 2, margins[1] // 2)
+        )
         return CropPlace(resized, corner, self.kept)
 
 
@@ -186,11 +193,24 @@ def of_poolformer(settings: Any) -> Geometry | BoxGeometry:
     return Geometry.usual(settings, _Sizes(int(size.height / share), int(size.width / share)))
 
 
+def of_timm(settings: Any) -> Geometry | BoxGeometry:
+    """timm: of the resized image, crop_pct is the given size; its shorter side, or with "squash" both."""
+    asked = settings.data_config
+    (colors, height, width), mode = asked["input_size"], asked["crop_mode"]
+    if colors != 3 or not (mode == "squash" or (mode == "center" and height == width)):
+        raise unsupported(
+            'timm\'s crop_mode must be "squash", or "center" of a square, and the image have three colors'
+        )
+    resized = math.floor(height / asked["crop_pct"]), math.floor(width / asked["crop_pct"])
+    return Geometry((height, width), resized if mode == "squash" else None, resized[0], rounds=True)
+
+
 # Image processors of transformers with a resize of their own.
 OWN_GEOMETRIES = {
     "ConvNextImageProcessor": of_convnext,
     "LevitImageProcessor": of_levit,
     "PoolFormerImageProcessor": of_poolformer,
+    "TimmWrapperImageProcessor": of_timm,
 }
 
 
